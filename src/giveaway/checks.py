@@ -1,0 +1,122 @@
+"""Input checks shared by every entry point, in one wording: argument, expected, got, what to do."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+
+ROWS_PER_CHECK = 16_384
+
+
+class InputError(ValueError):
+    """Something the user handed over cannot be used; the message is one line and says what to do."""
+
+
+def fail(argument: str, expected: str, got: str, remedy: str) -> InputError:
+    """The error for `argument`, worded as everywhere in giveaway (raise what this returns)."""
+    return InputError(f"{argument}: expected {expected}, got {got}; {remedy}")
+
+
+def nearest(name: str, choices: Iterable[str]) -> str:
+    """'did you mean a or b?' for a misspelt name, else the names to choose from."""
+    known = list(choices)
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    if near:
+        return "did you mean " + " or ".join(near) + "?"
+    return "choose from " + ", ".join(known[:12]) + (", …" if len(known) > 12 else "")
+
+
+def as_tensor(argument: str, value: Any) -> torch.Tensor:
+    """`value` as a CPU or device tensor, sharing its memory where possible (NumPy, memory maps, torch)."""
+    if isinstance(value, torch.Tensor):
+        return value.detach()
+    array = np.asarray(value)
+    if array.dtype.kind not in "fiub":
+        raise fail(argument, "an array of numbers", f"dtype {array.dtype}", "convert it to float or integer")
+    if array.dtype in (np.uint16, np.uint32, np.uint64):
+        array = array.astype(np.int64)
+    elif array.dtype == np.longdouble or not array.dtype.isnative:
+        array = array.astype(np.float64 if array.dtype.kind == "f" else np.int64)
+    if any(step < 0 for step in array.strides):
+        array = np.ascontiguousarray(array)
+    with warnings.catch_warnings():
+        # torch warns that a read-only buffer (a memory map) could be written to; nothing here writes to it.
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writ")
+        return torch.from_numpy(array)
+
+
+def check_finite(argument: str, tensor: torch.Tensor) -> None:
+    """Refuse NaN and infinity, naming the first bad row; reads in blocks so that a memory map stays one."""
+    if not tensor.is_floating_point():
+        return
+    for start in range(0, len(tensor), ROWS_PER_CHECK):
+        block = tensor[start : start + ROWS_PER_CHECK]
+        if bool(torch.isfinite(block.sum(dtype=torch.float64))):
+            continue
+        bad = ~torch.isfinite(block).reshape(len(block), -1).all(dim=1)
+        if bool(bad.any()):
+            row = start + int(bad.nonzero()[0])
+            count = int(bad.sum())
+            raise fail(
+                argument,
+                "finite numbers",
+                f"NaN or infinity first in row {row} ({count} such rows in its block of {len(block)})",
+                "repair or drop those records",
+            )
+
+
+def check_shape(argument: str, tensor: torch.Tensor, expected: tuple[int | None, ...], meaning: str) -> None:
+    """Refuse a shape that does not match `expected` (None matches any size)."""
+    ok = tensor.ndim == len(expected) and all(e is None or e == s for e, s in zip(expected, tensor.shape, strict=True))
+    if not ok:
+        raise fail(argument, f"shape {meaning}", f"shape {tuple(tensor.shape)}", "align it with the other arrays")
+
+
+def check_number(argument: str, value: Any, *, minimum: float, remedy: str) -> float:
+    """A finite number not below `minimum`."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number) or number < minimum:
+        raise fail(argument, f"a finite number of at least {minimum:g}", repr(value), remedy)
+    return number
+
+
+def check_choice(argument: str, value: str, choices: Iterable[str]) -> str:
+    """One of `choices`, else an error that suggests the near ones."""
+    known = list(choices)
+    if value not in known:
+        raise fail(argument, "a known name", repr(value), nearest(str(value), known))
+    return value
+
+
+def check_names(argument: str, value: Any, n: int, *, unique: bool) -> np.ndarray:
+    """`value` as an array of n integer or string names (ids or groups)."""
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu().numpy()
+    names = np.asarray(value)
+    if names.dtype.kind == "O" and all(isinstance(name, str) for name in names.ravel()):
+        names = names.astype(str)
+    if names.ndim != 1 or len(names) != n:
+        raise fail(argument, f"one name a record, {n} in all", f"shape {names.shape}", "align it with the features")
+    if names.dtype.kind not in "iuU":
+        raise fail(argument, "integers or strings", f"dtype {names.dtype}", "convert the names to str or int")
+    if unique:
+        _, first, counts = np.unique(names, return_index=True, return_counts=True)
+        if len(first) < n:
+            repeated = int((counts > 1).sum())
+            row = int(first[counts > 1].min())
+            raise fail(
+                argument,
+                "a different id for every record",
+                f"{repeated} repeated ids, the first at row {row}",
+                "make ids unique, and pass groups= to say which records belong to one person",
+            )
+    return names

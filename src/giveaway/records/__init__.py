@@ -1,0 +1,6 @@
+"""The records that flow between stages: frozen, checked once, each saves and loads itself."""
+
+from giveaway.records.head import Head, infer_loss
+from giveaway.records.score_table import ScoreTable
+
+__all__ = ["Head", "ScoreTable", "infer_loss"]

@@ -1,0 +1,274 @@
+"""Head: the last linear layer of a trained model and what it saw, one row a training record."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from giveaway.checks import (
+    ROWS_PER_CHECK,
+    as_tensor,
+    check_choice,
+    check_finite,
+    check_names,
+    check_number,
+    check_shape,
+    fail,
+)
+from giveaway.files import write_atomically
+
+LOSSES = ("squared", "cross_entropy", "binary_cross_entropy")
+AGREEMENT = 1e-2  # of the outputs' spread; features stored in half precision still pass
+
+
+def infer_loss(targets: Any, outputs: Any) -> str:
+    """The loss that `loss="auto"` stands for, from the targets' type; ambiguous targets are refused."""
+    y, f = as_tensor("targets", targets), as_tensor("outputs", outputs)
+    width = f.shape[1] if f.ndim == 2 else 1
+    column = y.reshape(len(y)) if y.ndim == 2 and y.shape[1] == 1 else y
+    whole = not column.is_floating_point()
+    if column.ndim == 1 and whole and (width > 1 or bool(((column == 0) | (column == 1)).all())):
+        return "cross_entropy"
+    if column.ndim == 2 and width == column.shape[1]:
+        rows = column.to(torch.float64)
+        inside = bool(((rows >= 0) & (rows <= 1)).all())
+        if inside and bool(torch.allclose(rows.sum(1), torch.ones(len(rows), dtype=torch.float64), atol=1e-4)):
+            return "cross_entropy"
+    if not whole and not bool(((column == 0) | (column == 1)).all()):
+        return "squared"
+    kind = f"{str(y.dtype).removeprefix('torch.')} targets of shape {tuple(y.shape)} with {width} outputs"
+    raise fail(
+        "loss",
+        "targets that tell the loss (integer labels, float values, or rows of probabilities)",
+        kind,
+        "say which: loss='squared', 'cross_entropy' or 'binary_cross_entropy'",
+    )
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Head:
+    """A linear head and the records it was trained on.
+
+    Parameters
+    ----------
+    features : (n, d) inputs of the head, without the bias column; NumPy, torch or memory-mapped.
+    outputs : (n, m) raw logits or predictions.
+    targets : class indices (n,), soft labels (n, m), 0/1 labels, or values (n,) or (n, m).
+    loss : "squared", "cross_entropy" (also one logit with 0/1 targets) or "binary_cross_entropy" (multi-label).
+    l2 : penalty in summed-loss units; see docs/notation.md for what your trainer's setting amounts to.
+    intercept, penalize_intercept : whether the head has a bias, and whether l2 acts on it.
+    weight, bias : (m, d) and (m,); needed by `newton` with converged=False and by refit, checked against outputs.
+    sample_weight : (n,) non-negative weights of the records in the training loss.
+    ids : a unique name a record (row numbers by default). groups : the person each record belongs to.
+    """
+
+    features: torch.Tensor
+    outputs: torch.Tensor
+    targets: torch.Tensor
+    loss: str
+    l2: float = 0.0
+    intercept: bool = True
+    penalize_intercept: bool = True
+    weight: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+    sample_weight: torch.Tensor | None = None
+    ids: np.ndarray = None  # type: ignore[assignment]
+    groups: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        set_field = object.__setattr__
+        features = as_tensor("features", self.features)
+        check_shape("features", features, (None, None), "(records, features)")
+        n, d = features.shape
+        if n < 2:
+            raise fail("features", "at least 2 records", f"{n}", "pass the training set, one row a record")
+        if d == 0 and not self.intercept:
+            raise fail("features", "at least one feature", "0 features", "pass the inputs of the head")
+        outputs = as_tensor("outputs", self.outputs)
+        if outputs.ndim == 1:
+            outputs = outputs.unsqueeze(1)
+        check_shape("outputs", outputs, (n, None), f"({n}, outputs), one row a record as in features")
+        if not features.is_floating_point():
+            features = features.to(torch.float64)
+        if not outputs.is_floating_point():
+            outputs = outputs.to(torch.float64)
+        check_finite("features", features)
+        check_finite("outputs", outputs)
+        set_field(self, "features", features)
+        set_field(self, "outputs", outputs)
+        check_choice("loss", self.loss, LOSSES)
+        set_field(self, "targets", _check_targets(as_tensor("targets", self.targets), outputs, self.loss))
+        set_field(self, "l2", check_number("l2", self.l2, minimum=0.0, remedy="give the penalty in summed-loss units"))
+        if self.sample_weight is not None:
+            set_field(self, "sample_weight", _check_sample_weight(self.sample_weight, n))
+        self._check_parameters()
+        set_field(self, "ids", np.arange(n) if self.ids is None else check_names("ids", self.ids, n, unique=True))
+        if self.groups is not None:
+            set_field(self, "groups", check_names("groups", self.groups, n, unique=False))
+
+    @property
+    def n(self) -> int:
+        """Records."""
+        return self.features.shape[0]
+
+    @property
+    def m(self) -> int:
+        """Outputs of the head."""
+        return self.outputs.shape[1]
+
+    @property
+    def width(self) -> int:
+        """Columns of the design matrix: the features, and the bias column if the head has one."""
+        return self.features.shape[1] + int(self.intercept)
+
+    def rows(self, start: int, stop: int) -> torch.Tensor:
+        """Design-matrix rows start:stop in float64, the bias column last."""
+        block = self.features[start:stop].to(torch.float64)
+        if not self.intercept:
+            return block
+        return torch.cat([block, block.new_ones(len(block), 1)], dim=1)
+
+    def parameters(self) -> torch.Tensor:
+        """θ as (width, m) in float64; an error where the head was built without its weights."""
+        if self.weight is None:
+            raise fail("weight", "the head's weights (m, d) and bias (m)", "none", "pass weight= and bias= to Head")
+        theta = self.weight.to(torch.float64).T
+        if not self.intercept:
+            return theta
+        assert self.bias is not None
+        return torch.cat([theta, self.bias.to(torch.float64).unsqueeze(0)])
+
+    def with_parameters(self, theta: torch.Tensor) -> Head:
+        """The same records under other parameters θ (width, m); outputs are computed from them."""
+        outputs = torch.cat([self.rows(i, i + ROWS_PER_CHECK) @ theta for i in range(0, self.n, ROWS_PER_CHECK)])
+        d = self.features.shape[1]
+        bias = theta[d] if self.intercept else None
+        return replace(self, outputs=outputs, weight=theta[:d].T.contiguous(), bias=bias)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write an .npz that `Head.load` and `giveaway audit --features` read; no pickle."""
+        arrays = {"features": self.features, "outputs": self.outputs, "targets": self.targets}
+        arrays |= {k: v for k in ("weight", "bias", "sample_weight") if (v := getattr(self, k)) is not None}
+        saved: dict[str, np.ndarray] = {name: value.cpu().numpy() for name, value in arrays.items()}
+        saved["ids"] = self.ids
+        if self.groups is not None:
+            saved["groups"] = self.groups
+        options = {k: getattr(self, k) for k in ("loss", "l2", "intercept", "penalize_intercept")}
+        saved["options"] = np.array(json.dumps(options))
+        write_atomically(path, lambda stream: np.savez(stream, allow_pickle=False, **saved))  # type: ignore[arg-type]
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Head:
+        """Read what `save` wrote."""
+        with np.load(path, allow_pickle=False) as stored:
+            fields: dict[str, Any] = {name: stored[name] for name in stored.files}
+        options = json.loads(str(fields.pop("options")))
+        return cls(**fields, **options)
+
+    def __repr__(self) -> str:
+        people = "" if self.groups is None else f", people={len(np.unique(self.groups))}"
+        return f"Head(n={self.n}, d={self.features.shape[1]}, m={self.m}, loss={self.loss!r}, l2={self.l2:g}{people})"
+
+    def _check_parameters(self) -> None:
+        if self.weight is None:
+            if self.bias is not None:
+                raise fail("bias", "weight together with bias", "bias alone", "pass weight= as well")
+            return
+        m, d = self.m, self.features.shape[1]
+        weight = as_tensor("weight", self.weight)
+        if weight.ndim == 1:
+            weight = weight.unsqueeze(0)
+        check_shape("weight", weight, (m, d), f"({m}, {d}), outputs by features")
+        check_finite("weight", weight)
+        object.__setattr__(self, "weight", weight)
+        if self.intercept:
+            bias = weight.new_zeros(m) if self.bias is None else as_tensor("bias", self.bias).reshape(-1)
+            check_shape("bias", bias, (m,), f"({m},), one number an output")
+            check_finite("bias", bias)
+            object.__setattr__(self, "bias", bias)
+        elif self.bias is not None:
+            raise fail("bias", "no bias where intercept=False", "a bias", "drop bias= or set intercept=True")
+        self._check_agreement()
+
+    def _check_agreement(self) -> None:
+        theta = self.parameters()
+        worst, row, low, high = 0.0, 0, float("inf"), float("-inf")
+        for start in range(0, self.n, ROWS_PER_CHECK):
+            given = self.outputs[start : start + ROWS_PER_CHECK].to(torch.float64)
+            gap = (self.rows(start, start + ROWS_PER_CHECK) @ theta - given).abs().amax(dim=1)
+            low, high = min(low, float(given.min())), max(high, float(given.max()))
+            if float(gap.max()) > worst:
+                worst, row = float(gap.max()), start + int(gap.argmax())
+        spread = max(high - low, abs(high), abs(low), 1e-12)
+        if worst > AGREEMENT * spread:
+            raise fail(
+                "outputs",
+                "features @ weight.T + bias",
+                f"a difference of {worst:.3g} in row {row} where outputs span {spread:.3g}",
+                "pass the inputs of the head and its raw outputs, before softmax, in the same record order",
+            )
+
+
+def _check_sample_weight(value: Any, n: int) -> torch.Tensor:
+    weight = as_tensor("sample_weight", value).to(torch.float64)
+    check_shape("sample_weight", weight, (n,), f"({n},), one weight a record")
+    check_finite("sample_weight", weight)
+    if bool((weight < 0).any()) or not bool((weight > 0).any()):
+        raise fail("sample_weight", "non-negative weights, not all zero", "others", "pass the training weights")
+    return weight
+
+
+def _check_targets(y: torch.Tensor, outputs: torch.Tensor, loss: str) -> torch.Tensor:
+    """Targets in one form a loss: class indices (n,) int64, or floats (n, m)."""
+    n, m = outputs.shape
+    if y.ndim == 0 or len(y) != n:
+        raise fail("targets", f"{n} rows, one a record", f"shape {tuple(y.shape)}", "align them with the features")
+    check_finite("targets", y)
+    if loss == "squared":
+        y = y.unsqueeze(1) if y.ndim == 1 else y
+        check_shape("targets", y, (n, m), f"({n}, {m}), one value an output")
+        return y.to(torch.float64)
+    if y.ndim == 2 and y.shape[1] == 1:
+        y = y.squeeze(1)
+    if loss == "binary_cross_entropy":
+        y = y.unsqueeze(1) if y.ndim == 1 else y
+        check_shape("targets", y, (n, m), f"({n}, {m}), one 0/1 label an output")
+        return _check_probabilities(y)
+    if y.ndim == 2:
+        if m == 1:
+            raise fail("targets", "0/1 labels (n,) for one logit", f"shape {tuple(y.shape)}", "pass class indices")
+        check_shape("targets", y, (n, m), f"({n},) class indices or ({n}, {m}) probabilities")
+        y = _check_probabilities(y)
+        worst = float((y.sum(1) - 1).abs().max())
+        if worst > 1e-4:
+            raise fail("targets", "probability rows that sum to 1", f"a row off by {worst:.3g}", "normalize them")
+        return y / y.sum(1, keepdim=True)
+    if y.is_floating_point():
+        if bool((y != y.round()).any()) or m > 1:
+            raise fail("targets", "integer class labels", f"{y.dtype} labels", "cast them to int, or set loss='squared'")
+    y = y.to(torch.int64)
+    classes = max(m, 2)
+    if int(y.min()) < 0 or int(y.max()) >= classes:
+        bad = int(((y < 0) | (y >= classes)).nonzero()[0])
+        raise fail(
+            "targets",
+            f"class labels from 0 to {classes - 1}",
+            f"label {int(y[bad])} in row {bad}",
+            "number the classes from 0 in the order of the outputs",
+        )
+    if bool((y == y[0]).all()):
+        raise fail("targets", "at least two classes", f"class {int(y[0])} only", "pass the whole training set")
+    return y
+
+
+def _check_probabilities(y: torch.Tensor) -> torch.Tensor:
+    y = y.to(torch.float64)
+    if bool(((y < 0) | (y > 1)).any()):
+        bad = int(((y < 0) | (y > 1)).any(dim=1).nonzero()[0])
+        raise fail("targets", "labels between 0 and 1", f"another value in row {bad}", "pass 0/1 or probabilities")
+    return y
