@@ -1,0 +1,51 @@
+"""Find the training records whose presence your model gives away."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from giveaway import evaluation
+    from giveaway.audit.run import audit
+    from giveaway.checks import InputError
+    from giveaway.extract import from_sklearn, from_torch
+    from giveaway.records import Head, ScoreTable
+    from giveaway.report.html import report
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Head": "giveaway.records",
+    "InputError": "giveaway.checks",
+    "ScoreTable": "giveaway.records",
+    "audit": "giveaway.audit.run",
+    "evaluation": "giveaway.evaluation",
+    "from_sklearn": "giveaway.extract",
+    "from_torch": "giveaway.extract",
+    "report": "giveaway.report.html",
+}
+
+__all__ = [
+    "Head",
+    "InputError",
+    "ScoreTable",
+    "audit",
+    "evaluation",
+    "from_sklearn",
+    "from_torch",
+    "report",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'giveaway' has no attribute {name!r}")
+    home = importlib.import_module(_HOMES[name])
+    value = home if _HOMES[name] == f"giveaway.{name}" else getattr(home, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

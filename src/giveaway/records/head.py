@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -126,9 +127,14 @@ class Head:
         """Columns of the design matrix: the features, and the bias column if the head has one."""
         return self.features.shape[1] + int(self.intercept)
 
-    def rows(self, start: int, stop: int) -> torch.Tensor:
-        """Design-matrix rows start:stop in float64, the bias column last."""
-        block = self.features[start:stop].to(torch.float64)
+    def slices(self, size: int) -> Iterator[slice]:
+        """The records in consecutive slices of at most `size`."""
+        for start in range(0, self.n, size):
+            yield slice(start, min(start + size, self.n))
+
+    def rows(self, which: slice | torch.Tensor) -> torch.Tensor:
+        """Rows of the design matrix in float64, the bias column last."""
+        block = self.features[which].to(torch.float64)
         if not self.intercept:
             return block
         return torch.cat([block, block.new_ones(len(block), 1)], dim=1)
@@ -145,7 +151,7 @@ class Head:
 
     def with_parameters(self, theta: torch.Tensor) -> Head:
         """The same records under other parameters θ (width, m); outputs are computed from them."""
-        outputs = torch.cat([self.rows(i, i + ROWS_PER_CHECK) @ theta for i in range(0, self.n, ROWS_PER_CHECK)])
+        outputs = torch.cat([self.rows(part) @ theta for part in self.slices(ROWS_PER_CHECK)])
         d = self.features.shape[1]
         bias = theta[d] if self.intercept else None
         return replace(self, outputs=outputs, weight=theta[:d].T.contiguous(), bias=bias)
@@ -198,12 +204,12 @@ class Head:
     def _check_agreement(self) -> None:
         theta = self.parameters()
         worst, row, low, high = 0.0, 0, float("inf"), float("-inf")
-        for start in range(0, self.n, ROWS_PER_CHECK):
-            given = self.outputs[start : start + ROWS_PER_CHECK].to(torch.float64)
-            gap = (self.rows(start, start + ROWS_PER_CHECK) @ theta - given).abs().amax(dim=1)
+        for part in self.slices(ROWS_PER_CHECK):
+            given = self.outputs[part].to(torch.float64)
+            gap = (self.rows(part) @ theta - given).abs().amax(dim=1)
             low, high = min(low, float(given.min())), max(high, float(given.max()))
             if float(gap.max()) > worst:
-                worst, row = float(gap.max()), start + int(gap.argmax())
+                worst, row = float(gap.max()), part.start + int(gap.argmax())
         spread = max(high - low, abs(high), abs(low), 1e-12)
         if worst > AGREEMENT * spread:
             raise fail(

@@ -1,0 +1,1 @@
+"""The audit: plan it, run it, keep it in a folder."""

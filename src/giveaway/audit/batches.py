@@ -1,0 +1,103 @@
+"""Walk over a head's records, or over its people, in batches whose leverage blocks fit in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from giveaway.checks import fail
+from giveaway.heads.dense import DenseCurvature
+from giveaway.heads.losses import Softmax, loss_of, targets_of
+from giveaway.records import Head
+from giveaway.scores.batch import Batch
+
+WINDOW = 1_024
+BLOCK_BYTES = 6_000_000  # one array of a batch's blocks; about eight are alive at a time
+LARGEST_GROUP_BYTES = 800_000_000
+
+
+def record_batches(
+    head: Head, curvature: DenseCurvature | None, drift: torch.Tensor | None = None
+) -> Iterator[tuple[slice, Batch]]:
+    """Every record in order, with its row numbers."""
+    size = max(1, BLOCK_BYTES // _block_bytes(head, 1))
+    for window in head.slices(max(WINDOW, size)):
+        rows = torch.arange(window.start, window.stop, device=head.features.device)
+        quadratics = None if curvature is None else curvature.quadratics(head.rows(window).unsqueeze(1))
+        for start in range(0, len(rows), size):
+            chosen = rows[start : start + size].unsqueeze(1)
+            part = None if quadratics is None else quadratics[start : start + size]
+            where = slice(int(chosen[0]), int(chosen[-1]) + 1)
+            yield where, _batch(head, chosen, curvature, part, drift)
+
+
+def person_batches(
+    head: Head, curvature: DenseCurvature | None, drift: torch.Tensor | None = None
+) -> Iterator[tuple[np.ndarray, Batch]]:
+    """Every person, those with equally many records together, with their places in np.unique(groups)."""
+    assert head.groups is not None
+    _, person, counts = np.unique(head.groups, return_inverse=True, return_counts=True)
+    by_person = torch.from_numpy(np.argsort(person, kind="stable")).to(head.features.device)
+    first = np.cumsum(counts) - counts
+    for s in np.unique(counts).tolist():
+        needed = _block_bytes(head, s)
+        if curvature is not None and needed > LARGEST_GROUP_BYTES:
+            raise fail(
+                "groups",
+                f"people whose joint leverage block stays below {LARGEST_GROUP_BYTES / 1e9:.1f} GB",
+                f"a person with {s} records, which needs {needed / 1e9:.1f} GB",
+                "audit by='record', or split that group",
+            )
+        crossing = 0 if curvature is None or s == 1 else 8 * s * head.width * _coupled(head) ** 2
+        people = np.flatnonzero(counts == s)
+        size = max(1, BLOCK_BYTES // max(needed, crossing))
+        for start in range(0, len(people), size):
+            where = people[start : start + size]
+            places = torch.from_numpy(first[where][:, None] + np.arange(s)).to(by_person.device)
+            rows = by_person[places]
+            quadratics = None
+            if curvature is not None:
+                quadratics = curvature.quadratics(head.rows(rows.view(-1)).view(len(where), s, -1))
+            yield where, _batch(head, rows, curvature, quadratics, drift)
+
+
+def _batch(
+    head: Head,
+    rows: torch.Tensor,
+    curvature: DenseCurvature | None,
+    quadratics: torch.Tensor | None,
+    drift: torch.Tensor | None,
+) -> Batch:
+    flat = rows.reshape(-1)
+    n, s = rows.shape
+    outputs = head.outputs[flat].to(torch.float64).view(n, s, -1)
+    targets = targets_of(head, flat)
+    if head.sample_weight is None:
+        weight = outputs.new_ones(n, s)
+    else:
+        weight = head.sample_weight[flat].view(n, s)
+
+    def make_blocks():  # type: ignore[no-untyped-def]
+        assert curvature is not None and quadratics is not None
+        return curvature.blocks(quadratics, outputs, weight)
+
+    return Batch(
+        x=head.rows(flat).view(n, s, -1),
+        outputs=outputs,
+        targets=targets.view(n, s, *targets.shape[1:]),
+        sample_weight=weight,
+        loss=loss_of(head),
+        make_blocks=make_blocks,
+        drift=drift,
+    )
+
+
+def _coupled(head: Head) -> int:
+    """Outputs that share one block."""
+    return head.m if isinstance(loss_of(head), Softmax) else 1
+
+
+def _block_bytes(head: Head, s: int) -> int:
+    return 8 * s * s * head.m * _coupled(head)

@@ -1,0 +1,70 @@
+"""Count records that stand in the data more than once, exactly or nearly: their own scores understate their person's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from giveaway.records import Head
+
+NEAR = 1e-2  # of the typical distance from the mean record
+PROJECTIONS = 16
+NEIGHBOURS = 8
+SORTS = 4
+ROWS = 16_384
+
+
+def count_duplicates(head: Head, *, seed: int = 0) -> dict[str, Any]:
+    """Records with an exact copy, and with a near one (at least: found by sorting along random directions).
+
+    Near means a distance in feature space below 1 % of the root-mean-square distance from the mean record. Every
+    record is compared with its neighbours along a few random directions, so a near copy can be missed, never invented.
+    """
+    sketch, spread = _sketch(head, seed)
+    near = np.zeros(head.n, dtype=bool)
+    exact = np.zeros(head.n, dtype=bool)
+    radius = NEAR * spread
+    for k in range(SORTS):
+        order = torch.argsort(sketch[:, k])
+        ordered = sketch[order]
+        for shift in range(1, min(NEIGHBOURS, head.n - 1) + 1):
+            # a random projection of unit variance has the distance as its expectation; 3 leaves out next to nothing
+            close = (ordered[shift:] - ordered[:-shift]).norm(dim=1) <= 3.0 * radius
+            pairs = torch.stack([order[:-shift][close], order[shift:][close]])
+            for start in range(0, pairs.shape[1], ROWS):
+                _mark(head, pairs[:, start : start + ROWS], radius, exact, near)
+    return {
+        "exact": int(exact.sum()),
+        "near": int((near & ~exact).sum()),
+        "near_means": f"within {NEAR:g} of the root-mean-square distance from the mean; a lower bound",
+    }
+
+
+def _sketch(head: Head, seed: int) -> tuple[torch.Tensor, float]:
+    device = head.features.device
+    generator = torch.Generator().manual_seed(seed)
+    directions = torch.randn(head.features.shape[1], PROJECTIONS, generator=generator, dtype=torch.float64).to(device)
+    total = torch.zeros(head.features.shape[1], dtype=torch.float64, device=device)
+    squares = 0.0
+    parts = []
+    for part in head.slices(ROWS):
+        x = head.features[part].to(torch.float64)
+        parts.append(x @ directions / PROJECTIONS**0.5)
+        total += x.sum(0)
+        squares += float(x.square().sum())
+    variance = squares / head.n - float((total / head.n).square().sum())
+    return torch.cat(parts), max(variance, 0.0) ** 0.5
+
+
+def _mark(head: Head, pairs: torch.Tensor, radius: float, exact: np.ndarray, near: np.ndarray) -> None:
+    first, second = (head.features[rows].to(torch.float64) for rows in pairs)
+    distance = (first - second).norm(dim=1)
+    same_target = head.targets[pairs[0]] == head.targets[pairs[1]]
+    if same_target.ndim == 2:
+        same_target = same_target.all(dim=1)
+    rows = pairs.cpu().numpy()
+    copies = rows[:, ((distance == 0) & same_target).cpu().numpy()]
+    exact[copies.ravel()] = True
+    near[rows[:, (distance <= radius).cpu().numpy()].ravel()] = True

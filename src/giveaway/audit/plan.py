@@ -1,0 +1,60 @@
+"""The plan of an audit: every option resolved before any work, so that a mistake costs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from giveaway.checks import InputError, check_choice, fail
+from giveaway.records import Head
+from giveaway.scores.catalogue import CATALOGUE
+
+SENSITIVITY_UP_TO = 2_000
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will be computed for whom."""
+
+    scores: tuple[str, ...]
+    unit: str
+    converged: bool
+    refit: bool
+    l2_sensitivity: bool
+
+    def options(self) -> dict[str, Any]:
+        """As JSON."""
+        return {**asdict(self), "scores": list(self.scores)}
+
+
+def plan(
+    head: Head,
+    *,
+    scores: Sequence[str] | None,
+    by: str,
+    converged: bool,
+    refit: bool,
+    l2_sensitivity: bool | None,
+) -> Plan:
+    """Resolve the options of an audit of `head`, or say what cannot be had."""
+    check_choice("by", by, ("auto", "person", "record"))
+    if by == "person" and head.groups is None:
+        raise fail("by", "a head with groups", "none", "pass groups= to Head, one person's name a record")
+    classes = head.loss != "squared"
+    names = tuple(scores) if scores is not None else tuple(n for n, s in CATALOGUE.items() if classes or not s.classes)
+    if not names:
+        raise fail("scores", "at least one score", "none", "leave scores out for all of them")
+    for name in names:
+        check_choice("scores", name, CATALOGUE)
+        if CATALOGUE[name].classes and not classes:
+            raise fail("scores", "scores that exist for squared loss", name, "leave it out: it needs classes")
+    if not converged and head.weight is None:
+        raise InputError(
+            "converged: expected a head with its weights when converged=False, got none; pass weight= and bias= to Head"
+        )
+    degrees = head.m - 1 if head.loss == "cross_entropy" and head.m > 1 else head.m
+    if l2_sensitivity is None:
+        l2_sensitivity = head.width * degrees <= SENSITIVITY_UP_TO and "newton" in names
+    unit = "person" if by == "person" or (by == "auto" and head.groups is not None) else "record"
+    return Plan(tuple(dict.fromkeys(names)), unit, converged, refit, l2_sensitivity)

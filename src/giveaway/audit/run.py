@@ -1,0 +1,151 @@
+"""Run an audit: a head in, a ScoreTable out."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from giveaway.audit.batches import person_batches, record_batches
+from giveaway.audit.duplicates import count_duplicates
+from giveaway.audit.plan import Plan, plan
+from giveaway.evaluation.ranking import spearman
+from giveaway.heads.dense import DenseCurvature
+from giveaway.heads.optimum import gradient_sum
+from giveaway.heads.optimum import refit as refit_head
+from giveaway.records import Head, ScoreTable
+from giveaway.scores.catalogue import CATALOGUE
+
+OnRows = Callable[[int], Any]
+
+
+def audit(
+    head: Head,
+    *,
+    scores: Sequence[str] | None = None,
+    by: str = "auto",
+    converged: bool = True,
+    refit: bool = False,
+    l2_sensitivity: bool | None = None,
+    progress: bool = False,
+) -> ScoreTable:
+    """Every record's (or person's) exposure through the head.
+
+    Parameters
+    ----------
+    scores : names of the columns wanted; all that exist for the loss by default.
+    by : "person" scores each of the head's groups when all of its records are left out together, "record" each record;
+        "auto" is by person where the head has groups.
+    converged : False subtracts what leaving a record out has in common with training on, for a head that was stopped
+        before its optimum; needs the head's weights.
+    refit : bring the head to the optimum of its objective first.
+    l2_sensitivity : put the rank correlation of newton at l2/10 and 10·l2 with that at l2 into the metadata; by default
+        where the head has up to 2,000 parameters.
+    progress : show a progress bar on stderr.
+
+    Examples
+    --------
+    >>> import numpy as np, giveaway as ga
+    >>> x = np.array([[0.0], [1.0], [2.0], [10.0]])
+    >>> head = ga.Head(x, outputs=x, targets=x[:, 0] + [0.1, -0.1, 0.1, 0.1], loss="squared")
+    >>> int(ga.audit(head).top(1, by="leverage").ids[0])
+    3
+    """
+    began = time.perf_counter()
+    resolved = plan(head, scores=scores, by=by, converged=converged, refit=refit, l2_sensitivity=l2_sensitivity)
+    if resolved.refit:
+        head = refit_head(head)
+    curved = any(CATALOGUE[name].curvature for name in resolved.scores)
+    compared = resolved.l2_sensitivity and head.l2 > 0
+    with _progress(head.n * (1 + int(curved) + 2 * int(compared)), enabled=progress) as bar:
+        curvature = DenseCurvature(head, bar.update) if curved else None
+        drift = None
+        if curvature is not None and not resolved.converged:
+            drift = curvature.solve(gradient_sum(head).total)
+        columns, attributes = _score(head, resolved, curvature, drift, bar.update)
+        sensitivity = None
+        if curvature is not None and compared:
+            sensitivity = _l2_sensitivity(head, resolved, curvature, drift, columns["newton"], bar.update)
+    meta = {
+        "unit": resolved.unit,
+        "rows": len(next(iter(columns.values()))),
+        "records": head.n,
+        "outputs": head.m,
+        "loss": head.loss,
+        "l2": head.l2,
+        "intercept": head.intercept,
+        "penalize_intercept": head.penalize_intercept,
+        "options": resolved.options(),
+        "curvature": curvature.report if curvature is not None else None,
+        "optimum": _optimum(head),
+        "l2_sensitivity": sensitivity,
+        "repeats": count_duplicates(head) if resolved.unit == "record" else None,
+        "newton_capped": int(attributes["newton_capped"].sum()) if "newton_capped" in attributes else None,
+        "seconds": round(time.perf_counter() - began, 3),
+    }
+    ids = np.unique(head.groups) if resolved.unit == "person" else head.ids
+    return ScoreTable(scores=columns, ids=ids, meta=meta, attributes=attributes)
+
+
+def _score(
+    head: Head, resolved: Plan, curvature: DenseCurvature | None, drift: torch.Tensor | None, on_rows: OnRows
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """The columns asked for, and the attributes of the same rows."""
+    by_person = resolved.unit == "person"
+    count = len(np.unique(head.groups)) if by_person else head.n
+    columns = {name: np.empty(count) for name in resolved.scores}
+    residual, capped, records = np.empty(count), np.zeros(count, dtype=bool), np.ones(count, dtype=np.int64)
+    stepped = bool({"newton", "loo_gap"} & set(resolved.scores))
+    walk = person_batches if by_person else record_batches
+    for where, batch in walk(head, curvature, drift):
+        for name in resolved.scores:
+            columns[name][where] = CATALOGUE[name].function(batch).cpu().numpy()
+        residual[where] = batch.loss.residual(batch.outputs, batch.targets).amax(1).cpu().numpy()
+        if stepped:
+            capped[where] = batch.left_out[1].cpu().numpy()
+        records[where] = batch.x.shape[1]
+        on_rows(batch.x.shape[0] * batch.x.shape[1])
+    attributes: dict[str, np.ndarray] = {}
+    if by_person:
+        attributes["records"] = records
+    elif head.loss == "cross_entropy" and head.targets.ndim == 1:
+        attributes["class"] = head.targets.cpu().numpy()
+    attributes["residual"] = residual
+    if stepped:
+        attributes["newton_capped"] = capped
+    return columns, attributes
+
+
+def _l2_sensitivity(
+    head: Head,
+    resolved: Plan,
+    curvature: DenseCurvature,
+    drift: torch.Tensor | None,
+    newton: np.ndarray,
+    on_rows: OnRows,
+) -> dict[str, float]:
+    """Spearman of newton at other penalties with newton at the head's own."""
+    only = Plan(("newton",), resolved.unit, resolved.converged, resolved.refit, False)
+    result = {}
+    for factor in (0.1, 10.0):
+        other, _ = _score(head, only, curvature.with_l2(factor * head.l2), drift, on_rows)
+        result[f"spearman_at_{factor:g}_l2"] = round(spearman(newton, other["newton"]), 6)
+    return result
+
+
+def _optimum(head: Head) -> dict[str, Any]:
+    """How far the head is from the optimum of its objective, as far as its weights tell."""
+    if head.weight is None and head.l2 > 0:
+        return {"relative_gradient": None, "note": "unknown: the head's weights were not given"}
+    relative = gradient_sum(head).relative
+    note = "at its optimum" if relative < 1e-4 else "not at its optimum: consider converged=False or refit=True"
+    return {"relative_gradient": relative, "note": note}
+
+
+def _progress(total: int, *, enabled: bool) -> tqdm:
+    return tqdm(total=total, unit="rec", desc="audit", disable=not enabled, file=sys.stderr, delay=1.0, leave=False)

@@ -1,0 +1,150 @@
+"""from_file: a Head from an .npz or .safetensors file of arrays."""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from giveaway.checks import InputError, as_tensor, fail
+from giveaway.extract.linear_outputs import linear_outputs
+from giveaway.records.head import Head, infer_loss
+
+ARRAYS = ("features", "outputs", "targets", "weight", "bias", "sample_weight", "ids", "groups")
+SETTINGS = ("l2", "options")
+CONTENTS = "the keys features, targets, and weight with bias, or outputs"
+
+
+def from_file(
+    path: str | os.PathLike[str],
+    *,
+    loss: str = "auto",
+    l2: float | None = None,
+    intercept: bool | None = None,
+    penalize_intercept: bool | None = None,
+) -> tuple[Head, list[str]]:
+    """The Head stored in `path`, and notes on what was ignored, overridden or assumed.
+
+    The file holds `features` (n, d), `targets`, and `weight` (m, d) with `bias` (m), or `outputs` (n, m), or both;
+    optionally `ids`, `groups`, `sample_weight` and `l2`. Files of `Head.save` hold their options as well. What is
+    given here goes before what the file says. No pickle is ever read.
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> path = os.path.join(tempfile.mkdtemp(), "head.npz")
+    >>> np.savez(path, features=np.eye(3), outputs=np.eye(3), targets=np.arange(3), epoch=7)
+    >>> from_file(path, l2=0.5)
+    (Head(n=3, d=3, m=3, loss='cross_entropy', l2=0.5), ['ignored keys: epoch'])
+    """
+    file = Path(path)
+    stored, ignored = _read(file)
+    notes = [f"ignored keys: {', '.join(ignored)}"] if ignored else []
+    for key in ("features", "targets"):
+        if key not in stored:
+            raise fail(key, f"{CONTENTS} in {file.name}", _listing(stored, ignored), f"add the array {key}")
+    if "outputs" not in stored and "weight" not in stored:
+        raise fail("outputs", f"{CONTENTS} in {file.name}", _listing(stored, ignored), "add outputs or weight")
+    settings = _options(file, stored.pop("options", None))
+    if "l2" in stored:
+        settings["l2"] = _single_number("l2", stored.pop("l2"))
+    given = {"l2": l2, "intercept": intercept, "penalize_intercept": penalize_intercept}
+    given["loss"] = None if loss == "auto" else loss  # type: ignore[assignment]
+    for name, value in given.items():
+        if value is not None:
+            if name in settings and settings[name] != value:
+                notes.append(f"{name}={value} as given, not the {settings[name]} of the file")
+            settings[name] = value
+
+    has_bias = "bias" in stored
+    if "intercept" not in settings:
+        settings["intercept"] = has_bias or "weight" not in stored
+        if not settings["intercept"]:
+            notes.append("no bias in the file: the head is taken to have no intercept")
+    numeric = ("features", "outputs", "targets", "weight", "bias")
+    arrays: dict[str, Any] = {name: as_tensor(name, stored[name]) for name in numeric if name in stored}
+    if "weight" in arrays and arrays["weight"].ndim == 1:
+        arrays["weight"] = arrays["weight"].unsqueeze(0)
+    if "bias" in arrays:
+        arrays["bias"] = arrays["bias"].reshape(-1)
+    if "outputs" not in arrays:
+        arrays["outputs"] = linear_outputs(arrays["features"], arrays["weight"], arrays.get("bias"))
+    if "loss" not in settings:
+        settings["loss"] = infer_loss(arrays["targets"], arrays["outputs"])
+    names = {name: stored[name] for name in ("sample_weight", "ids", "groups") if name in stored}
+    return Head(**arrays, **names, **settings), notes
+
+
+def _read(file: Path) -> tuple[dict[str, Any], list[str]]:
+    """The known arrays of `file`, and the names of the others, which are not read."""
+    readers = {".npz": _read_npz, ".safetensors": _read_safetensors}
+    if file.suffix not in readers:
+        raise fail("file", "an .npz or .safetensors file", file.name, "save the arrays with numpy.savez")
+    if not file.is_file():
+        raise fail("file", "a file that exists", str(file), "check the path")
+    try:
+        return readers[file.suffix](file)
+    except InputError:
+        raise
+    except PermissionError as error:
+        raise fail("file", "a file that can be read", str(file), "check its permissions") from error
+    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+        if "pickle" in str(error):
+            remedy = "save plain numbers and strings (no object arrays) with numpy.savez"
+            raise fail("file", "arrays that need no pickle", f"{file.name}, which needs it", remedy) from error
+        got = f"{file.name}, truncated or not of that format"
+        raise fail("file", f"a whole {file.suffix} file", got, "write the file again") from error
+
+
+def _read_npz(file: Path) -> tuple[dict[str, Any], list[str]]:
+    with np.load(file, allow_pickle=False) as stored:
+        if not isinstance(stored, np.lib.npyio.NpzFile):
+            raise ValueError("a single array")
+        known, ignored = _sorted_out(stored.files)
+        return {name: stored[name] for name in known}, ignored
+
+
+def _read_safetensors(file: Path) -> tuple[dict[str, Any], list[str]]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="pt") as stored:
+            known, ignored = _sorted_out(stored.keys())
+            arrays = {name: stored.get_tensor(name) for name in known}
+    except SafetensorError as error:
+        raise ValueError(str(error)) from error
+    # NumPy, and so Head.save, has no bfloat16.
+    return {k: v.to(torch.float32) if v.dtype == torch.bfloat16 else v for k, v in arrays.items()}, ignored
+
+
+def _sorted_out(keys: list[str]) -> tuple[list[str], list[str]]:
+    known = [key for key in keys if key in ARRAYS + SETTINGS]
+    return known, sorted(key for key in keys if key not in known)
+
+
+def _listing(stored: dict[str, Any], ignored: list[str]) -> str:
+    keys = sorted([*stored, *ignored])
+    return "keys " + ", ".join(keys) if keys else "no keys"
+
+
+def _options(file: Path, value: Any) -> dict[str, Any]:
+    if value is None:
+        return {}
+    try:
+        options = json.loads(str(value))
+        return {name: options[name] for name in ("loss", "l2", "intercept", "penalize_intercept")}
+    except (ValueError, TypeError, KeyError) as error:
+        raise fail("options", f"what Head.save writes in {file.name}", "another text", "save the head again") from error
+
+
+def _single_number(argument: str, value: Any) -> float:
+    number = as_tensor(argument, value)
+    if number.numel() != 1:
+        raise fail(argument, "one number", f"shape {tuple(number.shape)}", "one penalty holds for the whole head")
+    return float(number)

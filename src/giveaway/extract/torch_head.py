@@ -1,0 +1,214 @@
+"""from_torch: the linear head of a torch model, read off while the model runs over its training data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from giveaway.checks import check_choice, fail
+from giveaway.extract.batches import BatchKeys, take_apart
+from giveaway.extract.linear_layer import (
+    REDUCTIONS,
+    check_is_model_output,
+    check_not_tied,
+    linear_layers,
+    named_layer,
+    one_row_a_record,
+    watch,
+)
+from giveaway.extract.row_identity import (
+    RowTrail,
+    check_count,
+    check_nothing_dropped,
+    expected_rows,
+    order_error,
+    why_order_is_unknown,
+)
+from giveaway.extract.untouched import untouched
+from giveaway.records.head import Head, infer_loss
+
+
+def from_torch(
+    model: nn.Module,
+    data: Any,
+    *,
+    layer: str | None = None,
+    loss: str = "auto",
+    l2: float = 0.0,
+    penalize_intercept: bool = True,
+    reduction: str | None = None,
+    batch_size: int = 256,
+    input_key: str | int | None = None,
+    target_key: str | int | None = None,
+    id_key: str | int | None = None,
+    device: torch.device | str | None = None,
+    autocast: torch.dtype | None = None,
+    sample_weight: Any = None,
+    ids: Any = None,
+    groups: Any = None,
+) -> Head:
+    """The linear head of `model` and what it sees of each record in `data`, in the loader's order.
+
+    The model runs once over `data` in evaluation mode and is left exactly as it was. The data are read twice:
+    rows are records only if both passes agree, so shuffling, dropping and random augmentation are refused,
+    unless (for shuffling) the batches carry ids.
+
+    Parameters
+    ----------
+    data : a DataLoader, or a Dataset (read in order, `batch_size` records at a time). Batches are (inputs, targets),
+        (inputs, targets, ids) with id_key=2, or dicts: targets under labels, label, targets, target or y, ids under
+        ids or id, the rest given to the model by keyword. A tuple or dict of inputs is unpacked.
+    layer : name of the nn.Linear to take; by default the last to run, which must give the model's output.
+    loss, l2, penalize_intercept : as in `Head`. Weight decay wd on a mean cross-entropy is l2 = n * wd.
+    reduction : "mean", "first" or "last" token, for a layer that sees (batch, tokens, features); padding counts.
+    input_key, target_key, id_key : where the batch keeps its parts, if not in the usual place.
+    device : where inputs go (default: where the model's parameters are). autocast : torch.bfloat16 or torch.float16.
+    sample_weight, ids, groups : one a record in dataset order, or (weights, groups) a dict from id to value.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torch.utils.data import TensorDataset
+    >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+    >>> records = TensorDataset(torch.eye(3).repeat(2, 1), torch.tensor([0, 1, 0, 1, 0, 1]))
+    >>> from_torch(model, records, l2=0.1)
+    Head(n=6, d=4, m=2, loss='cross_entropy', l2=0.1)
+    """
+    module = _unwrapped(model)
+    loader = _as_loader(data, batch_size)
+    if reduction is not None:
+        check_choice("reduction", reduction, REDUCTIONS)
+    if autocast not in (None, torch.bfloat16, torch.float16):
+        raise fail("autocast", "None, torch.bfloat16 or torch.float16", str(autocast), "choose one of these")
+    candidates = linear_layers(module) if layer is None else named_layer(module, layer)
+    where = _device_of(module) if device is None else torch.device(device)
+    keys = BatchKeys(input_key, target_key, id_key)
+    check_nothing_dropped(loader)
+    unknown_order, total = why_order_is_unknown(loader), expected_rows(loader)
+
+    trail = RowTrail()
+    features, outputs, targets = (_Rows(name, total) for name in ("features", "outputs", "targets"))
+    with untouched(module, loader, where):
+        for raw in loader:
+            batch = take_apart(raw, keys)
+            if unknown_order and batch.ids is None:
+                raise order_error(unknown_order)
+            trail.add(batch)
+            if total is not None and trail.rows > total:
+                check_count(trail.rows, total)
+            arguments, keywords = batch.inputs_on(where)
+            precision = nullcontext() if autocast is None else torch.autocast(where.type, dtype=autocast)
+            with precision:
+                result, seen = watch(candidates, lambda a=arguments, k=keywords: module(*a, **k))  # type: ignore[misc]
+            if layer is None:
+                seen = check_is_model_output(result, seen, reduction)
+                candidates = {seen.name: candidates[seen.name]}
+            elif seen is None:
+                raise fail("layer", "a layer that runs", f"{layer!r}, which the forward leaves out", "name another")
+            x, f = one_row_a_record(seen, len(batch.targets), reduction)
+            features.add(x)
+            outputs.add(f)
+            targets.add(batch.targets)
+        if trail.rows == 0:
+            raise fail("data", "at least 2 records", "0", "pass the training set")
+        check_count(trail.rows, total)
+        batch_ids = trail.ids
+        _read_again(loader, keys, trail)
+        (name, linear), *_ = candidates.items()
+        check_not_tied(module, name, linear)
+        # Read inside: a parametrized weight (spectral norm) may change when it is read in training mode.
+        weight = linear.weight.detach().cpu().clone()
+        bias = None if linear.bias is None else linear.bias.detach().cpu().clone()
+
+    if batch_ids is not None and ids is not None:
+        raise fail("ids", "ids in the batches or ids=, not both", "both", "drop ids=")
+    names = ids if batch_ids is None else batch_ids
+    y, f = targets.joined(), outputs.joined()
+    return Head(
+        features=features.joined(),
+        outputs=f,
+        targets=y,
+        loss=infer_loss(y, f) if loss == "auto" else loss,
+        l2=l2,
+        intercept=bias is not None,
+        penalize_intercept=penalize_intercept,
+        weight=weight,
+        bias=bias,
+        sample_weight=_in_row_order("sample_weight", sample_weight, names, unknown_order),
+        ids=names,
+        groups=_in_row_order("groups", groups, names, unknown_order),
+    )
+
+
+class _Rows:
+    """Blocks of rows joined into one tensor, written in place where the number of rows is known beforehand."""
+
+    def __init__(self, name: str, total: int | None) -> None:
+        self._name, self._total, self._filled = name, total, 0
+        self._blocks: list[torch.Tensor] = []
+
+    def add(self, block: torch.Tensor) -> None:
+        if self._blocks and block.shape[1:] != self._blocks[0].shape[1:]:
+            expected = f"rows of shape {tuple(self._blocks[0].shape[1:])} in every batch"
+            raise fail(self._name, expected, f"rows of shape {tuple(block.shape[1:])}", "make all records alike")
+        if self._total is None:
+            self._blocks.append(block)
+            return
+        if not self._blocks:
+            self._blocks.append(block.new_empty(self._total, *block.shape[1:]))
+        self._blocks[0][self._filled : self._filled + len(block)] = block
+        self._filled += len(block)
+
+    def joined(self) -> torch.Tensor:
+        return self._blocks[0] if len(self._blocks) == 1 else torch.cat(self._blocks)
+
+
+def _read_again(loader: DataLoader[Any], keys: BatchKeys, first: RowTrail) -> None:
+    second = RowTrail()
+    for raw in loader:
+        second.add(take_apart(raw, keys))
+    first.check_repeated_by(second)
+
+
+def _in_row_order(argument: str, value: Any, names: Any, unknown_order: str | None) -> Any:
+    if isinstance(value, Mapping):
+        if names is None:
+            raise fail(argument, "one value a record", "a dict without ids", "pass ids=, or ids in the batches")
+        rows = names.tolist() if isinstance(names, np.ndarray | torch.Tensor) else list(names)
+        missing = sum(name not in value for name in rows)
+        if missing:
+            raise fail(argument, "a value for every id", f"none for {missing} of {len(rows)}", "add the missing ids")
+        return np.array([value[name] for name in rows])
+    if value is not None and unknown_order:
+        got = f"an array, with rows in the order of {unknown_order}"
+        raise fail(argument, "a dict from id to value", got, "key the values by id, or use a loader without shuffling")
+    return value
+
+
+def _as_loader(data: Any, batch_size: int) -> DataLoader[Any]:
+    if isinstance(data, DataLoader):
+        return data
+    indexable = hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, Mapping | str)
+    if isinstance(data, Dataset) or (indexable and not isinstance(data, torch.Tensor | np.ndarray)):
+        return DataLoader(data, batch_size=batch_size, shuffle=False)
+    raise fail("data", "a DataLoader or a Dataset", type(data).__name__, "wrap arrays in a TensorDataset")
+
+
+def _unwrapped(model: Any) -> nn.Module:
+    """The module under torch.compile and the parallel wrappers, whose copies our hooks would not reach."""
+    if not isinstance(model, nn.Module):
+        raise fail("model", "a torch.nn.Module", type(model).__name__, "for scikit-learn use from_sklearn")
+    inner = getattr(model, "_orig_mod", None)
+    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        inner = model.module
+    return _unwrapped(inner) if isinstance(inner, nn.Module) else model
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))

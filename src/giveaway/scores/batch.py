@@ -1,0 +1,56 @@
+"""Batch: some records, or groups of records, with everything a score may look at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from giveaway.heads.blocks import Blocks
+from giveaway.heads.losses import Loss
+
+
+@dataclass(frozen=True)
+class Batch:
+    """N groups of s records: design rows x (N, s, d), outputs (N, s, m), targets, sample weights (N, s).
+
+    `make_blocks` gives the leverage blocks when a score first asks for them. `drift` (d, m) is H⁻¹G, the step that the
+    whole head still has to take; None where the head is taken as converged.
+    """
+
+    x: torch.Tensor
+    outputs: torch.Tensor
+    targets: torch.Tensor
+    sample_weight: torch.Tensor
+    loss: Loss
+    make_blocks: Callable[[], Blocks]
+    drift: torch.Tensor | None = None
+
+    @cached_property
+    def blocks(self) -> Blocks:
+        return self.make_blocks()
+
+    @cached_property
+    def gradient(self) -> torch.Tensor:
+        """g (N, s, m)."""
+        return self.loss.gradient(self.outputs, self.targets)
+
+    @cached_property
+    def image(self) -> torch.Tensor:
+        """B·(s g) (N, s, m): the first-order change of the outputs when the group is left out."""
+        return self.blocks.image(self.sample_weight.unsqueeze(-1) * self.gradient)
+
+    @cached_property
+    def left_out(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The Newton-step change of the outputs when the group is left out, and which groups were capped."""
+        if self.drift is None:
+            return self.blocks.leave_out(self.image)
+        shared = self.x @ self.drift
+        step, capped = self.blocks.leave_out(self.image - shared)
+        return step + shared, capped
+
+    def per_group(self, values: torch.Tensor) -> torch.Tensor:
+        """Numbers of the Q matrices as (N, matrices a group)."""
+        return values.view(len(self.x), -1)

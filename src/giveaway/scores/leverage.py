@@ -1,0 +1,52 @@
+"""Leverage and the generalized leverage score: how far a record's own target pulls its own prediction."""
+
+from __future__ import annotations
+
+import torch
+
+from giveaway.linalg.spectral import top_eigenvalue, top_singular_value
+from giveaway.scores.batch import Batch
+
+
+def leverage(batch: Batch) -> torch.Tensor:
+    """trace(W B)/r, in [0, 1] for one record; a group's is summed over its records."""
+    return gls_trace(batch) / batch.loss.degrees
+
+
+def gls_trace(batch: Batch) -> torch.Tensor:
+    """trace(W B)."""
+    return _trace(batch, batch.blocks.spread)
+
+
+def gls_frobenius(batch: Batch) -> torch.Tensor:
+    """‖W B‖_F."""
+    return _frobenius(batch, batch.blocks.sensitivity)
+
+
+def gls_spectral(batch: Batch) -> torch.Tensor:
+    """‖W B‖₂."""
+    return batch.per_group(top_singular_value(batch.blocks.sensitivity)).amax(1)
+
+
+def gls_trace_logit(batch: Batch) -> torch.Tensor:
+    """trace of ∂f/∂y."""
+    return _trace(batch, batch.blocks.logit_sensitivity)
+
+
+def gls_frobenius_logit(batch: Batch) -> torch.Tensor:
+    """‖∂f/∂y‖_F."""
+    return _frobenius(batch, batch.blocks.logit_sensitivity)
+
+
+def gls_spectral_logit(batch: Batch) -> torch.Tensor:
+    """‖∂f/∂y‖₂."""
+    largest = top_singular_value if batch.blocks.lopsided else top_eigenvalue
+    return batch.per_group(largest(batch.blocks.logit_sensitivity)).amax(1)
+
+
+def _trace(batch: Batch, matrices: torch.Tensor) -> torch.Tensor:
+    return batch.per_group(matrices.diagonal(dim1=1, dim2=2).sum(1)).sum(1)
+
+
+def _frobenius(batch: Batch, matrices: torch.Tensor) -> torch.Tensor:
+    return batch.per_group(matrices.square().sum(dim=(1, 2))).sum(1).sqrt()

@@ -1,0 +1,346 @@
+"""The penalty is right exactly when the fitted coefficients are stationary in the Head's own objective."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from scipy import sparse
+from sklearn.compose import TransformedTargetRegressor
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.linear_model import LinearRegression, LogisticRegression, LogisticRegressionCV, Ridge, RidgeClassifier
+from sklearn.model_selection import GridSearchCV
+from sklearn.neural_network import MLPClassifier, MLPRegressor
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+import giveaway.extract.sklearn_head as sklearn_head
+from giveaway.checks import InputError
+from giveaway.extract import from_sklearn
+
+N, D = 90, 5
+EXACT = {"tol": 1e-10, "max_iter": 20_000}
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(3)
+
+
+@pytest.fixture
+def X(rng):
+    return rng.normal(size=(N, D)) * [1, 2, 0.5, 3, 1] + [0, 1, -2, 0, 4]
+
+
+@pytest.fixture
+def values(rng, X):
+    return X @ rng.normal(size=(D, 2)) + 3 + rng.normal(size=(N, 2))
+
+
+@pytest.fixture
+def labels(rng, X):
+    centred = X - X.mean(0)
+    scores = centred @ rng.normal(size=(D, 3)) + 2 * rng.gumbel(size=(N, 3))
+    return np.array(["ant", "bee", "cat"])[scores.argmax(1)]
+
+
+def objective_gradient(head, l2=None):
+    """Gradient of Σ w_i ℓ_i + l2/2·‖θ‖² at the head's parameters, by autograd, from the definitions alone."""
+    theta = head.parameters().clone().requires_grad_()
+    design = torch.cat([head.features.double(), torch.ones(head.n, int(head.intercept)).double()], dim=1)
+    f = design @ theta
+    y = head.targets
+    if head.loss == "squared":
+        losses = ((f - y) ** 2).sum(1)
+    elif head.loss == "binary_cross_entropy":
+        losses = torch.nn.functional.binary_cross_entropy_with_logits(f, y, reduction="none").sum(1)
+    elif head.m == 1:
+        losses = torch.nn.functional.binary_cross_entropy_with_logits(f[:, 0], y.double(), reduction="none")
+    else:
+        losses = torch.nn.functional.cross_entropy(f, y, reduction="none")
+    if head.sample_weight is not None:
+        losses = losses * head.sample_weight
+    penalized = theta if head.penalize_intercept or not head.intercept else theta[:-1]
+    total = losses.sum() + (head.l2 if l2 is None else l2) / 2 * (penalized**2).sum()
+    return torch.autograd.grad(total, theta)[0]
+
+
+def off_optimum(head, l2=None):
+    """Gradient left over, against the pull of the penalty: a penalty wrong by a factor 2 leaves 0.5 or 1."""
+    pull = head.l2 * head.weight.double().norm() if head.l2 else objective_gradient(head, l2=1e6).norm() / 1e6
+    return float(objective_gradient(head, l2).norm() / pull)
+
+
+def test_linear_regression_is_stationary_without_penalty(X, values):
+    head = from_sklearn(LinearRegression().fit(X, values), X, values)
+    assert (head.loss, head.l2, head.intercept) == ("squared", 0.0, True)
+    assert off_optimum(head) < 1e-9
+
+
+@pytest.mark.parametrize("fit_intercept", [True, False])
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_ridge_penalty_is_twice_alpha_and_spares_the_intercept(X, values, outputs, fit_intercept):
+    y = values[:, 0] if outputs == 1 else values
+    weights = np.linspace(0.5, 2, N)
+    ridge = Ridge(alpha=7.0, fit_intercept=fit_intercept).fit(X, y, sample_weight=weights)
+    head = from_sklearn(ridge, X, y, sample_weight=weights)
+    assert head.l2 == 14.0
+    assert head.intercept is fit_intercept
+    assert off_optimum(head) < 1e-9
+    assert off_optimum(head, l2=7.0) > 0.4
+    np.testing.assert_allclose(head.outputs.numpy().squeeze(), ridge.predict(X))
+
+
+def test_logistic_regression_with_two_classes_is_one_logit(X, labels):
+    y = np.where(labels == "ant", "zebra", "ape")
+    model = LogisticRegression(C=0.2, **EXACT).fit(X, y)
+    head = from_sklearn(model, X, y)
+    assert (head.m, head.l2, head.penalize_intercept) == (1, 5.0, False)
+    assert off_optimum(head) < 1e-4
+    np.testing.assert_array_equal(head.targets.numpy(), (y == "zebra").astype(int))
+    np.testing.assert_allclose(head.outputs.numpy()[:, 0], model.decision_function(X))
+
+
+@pytest.mark.parametrize("fit_intercept", [True, False])
+def test_multinomial_logistic_regression(X, labels, fit_intercept):
+    model = LogisticRegression(C=0.5, fit_intercept=fit_intercept, **EXACT).fit(X, labels)
+    head = from_sklearn(model, X, labels)
+    assert (head.m, head.l2, head.loss) == (3, 2.0, "cross_entropy")
+    assert off_optimum(head) < 1e-4
+    np.testing.assert_array_equal(model.classes_[head.targets.numpy()], labels)
+
+
+@pytest.mark.parametrize("scaling", [1.0, 5.0])
+def test_liblinear_penalizes_the_intercept_as_its_scaling_says(X, labels, scaling):
+    y = (labels == "bee").astype(int)
+    model = LogisticRegression(C=0.3, solver="liblinear", intercept_scaling=scaling, **EXACT).fit(X, y)
+    head = from_sklearn(model, X, y)
+    assert off_optimum(head) < 1e-4
+    assert head.penalize_intercept
+    np.testing.assert_allclose(head.outputs.numpy()[:, 0], model.decision_function(X))
+
+
+def one_vs_rest(X, labels, **options):
+    """What scikit-learn before 1.8 stored for liblinear on several classes: one binary fit a class."""
+    classes = np.unique(labels)
+    fits = [LogisticRegression(solver="liblinear", **options, **EXACT).fit(X, labels == c) for c in classes]
+    model = fits[0]
+    model.coef_ = np.vstack([fit.coef_ for fit in fits])
+    model.intercept_ = np.hstack([fit.intercept_ for fit in fits])
+    model.classes_ = classes
+    return model
+
+
+def test_one_vs_rest_is_independent_binary_heads(X, labels):
+    head = from_sklearn(one_vs_rest(X, labels, C=0.3), X, labels)
+    assert (head.m, head.loss) == (3, "binary_cross_entropy")
+    assert off_optimum(head) < 1e-4
+
+
+def test_one_vs_rest_with_class_weight_is_refused(X, labels):
+    model = one_vs_rest(X, labels)
+    model.class_weight = "balanced"
+    with pytest.raises(InputError, match="one weight a record, got class_weight with one-vs-rest"):
+        from_sklearn(model, X, labels)
+
+
+def test_old_two_class_softmax_is_refused(X, labels):
+    model = LogisticRegression().fit(X, labels == "ant")
+    model.multi_class = "multinomial"
+    with pytest.raises(InputError, match="multi_class='multinomial' with two classes"):
+        from_sklearn(model, X, labels == "ant")
+
+
+@pytest.mark.parametrize("settings", [{"C": np.inf}, {"penalty": None}])
+def test_logistic_regression_without_penalty(X, labels, settings):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        warnings.simplefilter("ignore", UserWarning)
+        model = LogisticRegression(**settings, **EXACT).fit(X, labels)
+        head = from_sklearn(model, X, labels)
+    assert head.l2 == 0.0
+    assert off_optimum(head) < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [({"l1_ratio": 1.0}, "penalty l1"), ({"l1_ratio": 0.5}, "penalty elasticnet"), ({"penalty": "l1"}, "penalty l1")],
+)
+def test_other_penalties_are_refused(X, labels, settings, named):
+    model = LogisticRegression().fit(X, labels)
+    model.set_params(**settings)
+    with pytest.raises(
+        InputError, match=rf"estimator: expected an l2 penalty or none, got {named}; fit with l1_ratio=0"
+    ):
+        from_sklearn(model, X, labels)
+
+
+@pytest.mark.parametrize("class_weight", ["balanced", {"ant": 3.0, "bee": 1.0, "cat": 0.5}])
+@pytest.mark.parametrize("kind", [LogisticRegression, RidgeClassifier])
+def test_class_weights_become_sample_weights(X, labels, kind, class_weight):
+    model = kind(class_weight=class_weight, **EXACT).fit(X, labels)
+    head = from_sklearn(model, X, labels)
+    assert head.sample_weight is not None
+    assert off_optimum(head) < 1e-4
+
+
+def test_class_weights_multiply_sample_weights(X, labels):
+    weights = np.linspace(0.2, 3, N)
+    model = LogisticRegression(class_weight={"ant": 3.0}, **EXACT).fit(X, labels, sample_weight=weights)
+    assert off_optimum(from_sklearn(model, X, labels, sample_weight=weights)) < 1e-4
+    model.class_weight = "balanced"
+    with pytest.raises(InputError, match="one source of weights, got class_weight='balanced' with sample_weight"):
+        from_sklearn(model, X, labels, sample_weight=weights)
+
+
+def test_ridge_classifier_is_least_squares_on_signs(X, labels):
+    head = from_sklearn(RidgeClassifier(alpha=4.0).fit(X, labels), X, labels)
+    assert (head.loss, head.m, head.l2) == ("squared", 3, 8.0)
+    assert off_optimum(head) < 1e-9
+    np.testing.assert_array_equal(head.targets.numpy().argmax(1), np.unique(labels, return_inverse=True)[1])
+    binary = from_sklearn(RidgeClassifier(alpha=4.0).fit(X, labels == "bee"), X, labels == "bee")
+    assert binary.m == 1
+    assert off_optimum(binary) < 1e-9
+
+
+def test_multi_label_ridge_classifier(X, values):
+    y = (values > values.mean(0)).astype(int)
+    assert off_optimum(from_sklearn(RidgeClassifier(alpha=4.0).fit(X, y), X, y)) < 1e-9
+
+
+MLP = {"solver": "lbfgs", "alpha": 2.0, "tol": 1e-12, "max_iter": 20_000, "random_state": 0, "max_fun": 200_000}
+
+
+@pytest.mark.parametrize("activation", ["relu", "tanh", "logistic", "identity"])
+def test_mlp_classifier_last_layer(X, labels, activation):
+    model = MLPClassifier(hidden_layer_sizes=(6, 4), activation=activation, **MLP).fit(X, labels)
+    head = from_sklearn(model, X, labels)
+    assert (head.features.shape[1], head.m, head.l2) == (4, 3, 2.0)
+    np.testing.assert_allclose(head.outputs.softmax(1).numpy(), model.predict_proba(X), atol=1e-12)
+    if activation != "relu":  # lbfgs stops at a kink
+        assert off_optimum(head) < 1e-3
+
+
+def test_mlp_classifier_with_one_logit_and_with_several_labels(X, values, labels):
+    binary = labels == "bee"
+    model = MLPClassifier(hidden_layer_sizes=(4,), activation="tanh", **MLP).fit(X, binary)
+    head = from_sklearn(model, X, binary)
+    assert (head.m, head.loss) == (1, "cross_entropy")
+    assert off_optimum(head) < 1e-3
+    several = (values > values.mean(0)).astype(int)
+    head = from_sklearn(MLPClassifier(hidden_layer_sizes=(4,), activation="tanh", **MLP).fit(X, several), X, several)
+    assert head.loss == "binary_cross_entropy"
+    assert off_optimum(head) < 1e-3
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_mlp_regressor_penalty_is_two_alpha_for_each_output(X, values, outputs):
+    y = values[:, 0] if outputs == 1 else values
+    model = MLPRegressor(hidden_layer_sizes=(4,), activation="tanh", **MLP).fit(X, y)
+    head = from_sklearn(model, X, y)
+    assert head.l2 == 2 * outputs * 2.0
+    assert off_optimum(head) < 1e-3
+    np.testing.assert_allclose(head.outputs.numpy().squeeze(), model.predict(X))
+
+
+def test_mlp_trained_in_batches_is_penalized_once_a_batch(X, labels):
+    model = MLPClassifier(
+        hidden_layer_sizes=(), solver="sgd", alpha=1.0, batch_size=20, learning_rate_init=2e-3, max_iter=3000, tol=0
+    )
+    model.set_params(n_iter_no_change=5000, random_state=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.fit(X - X.mean(0), labels)
+    head = from_sklearn(model, X - X.mean(0), labels)
+    assert head.l2 == pytest.approx(N * (4 / 20 + 1 / 10) / 5)
+    assert off_optimum(head) < 0.1
+    assert off_optimum(head, l2=1.0) > 0.6
+
+
+def test_mlp_refusals(X, labels, values):
+    model = MLPClassifier(hidden_layer_sizes=(4,), max_iter=2, early_stopping=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.fit(X, labels)
+        poisson = MLPRegressor(hidden_layer_sizes=(4,), loss="poisson", max_iter=2).fit(X, np.abs(values[:, 0]))
+    with pytest.raises(InputError, match="early_stopping=True, which kept some of these records out of training"):
+        from_sklearn(model, X, labels)
+    with pytest.raises(InputError, match="expected loss='squared_error', got loss='poisson'"):
+        from_sklearn(poisson, X, np.abs(values[:, 0]))
+
+
+def test_pipeline_hands_transformed_inputs_to_its_last_step(X, labels):
+    pipeline = make_pipeline(StandardScaler(), make_pipeline(LogisticRegression(C=0.5, **EXACT))).fit(X, labels)
+    head = from_sklearn(pipeline, X, labels, ids=np.arange(N) + 100, groups=np.arange(N) // 2)
+    np.testing.assert_allclose(head.features.numpy(), StandardScaler().fit_transform(X))
+    assert off_optimum(head) < 1e-4
+    assert head.ids[0] == 100
+    assert head.groups[3] == 1
+    with pytest.raises(InputError, match="X: expected inputs the pipeline accepts, got X has 4 features"):
+        from_sklearn(pipeline, X[:, :4], labels)
+    with pytest.raises(InputError, match="an unfitted Pipeline; fit it first"):
+        from_sklearn(make_pipeline(StandardScaler(), Ridge()), X, labels)
+
+
+def test_features_keep_their_precision(X, values):
+    small = X.astype(np.float32)
+    head = from_sklearn(Ridge().fit(small, values), small, values)
+    assert head.features.dtype == torch.float32
+    assert head.features.data_ptr() == small.ctypes.data
+
+
+def test_sparse_inputs_become_dense_up_to_a_limit(X, labels, monkeypatch):
+    X = np.where(X > 2, X, 0)
+    model = LogisticRegression(**EXACT).fit(sparse.csc_matrix(X), labels)
+    head = from_sklearn(model, sparse.csc_matrix(X), labels)
+    np.testing.assert_array_equal(head.features.numpy(), X)
+    mlp = MLPClassifier(hidden_layer_sizes=(4,), **MLP).fit(sparse.csr_array(X), labels)
+    monkeypatch.setattr(sklearn_head, "DENSE_BYTES", X.nbytes - 1)
+    np.testing.assert_allclose(
+        from_sklearn(mlp, sparse.csr_array(X), labels).outputs.softmax(1).numpy(), mlp.predict_proba(X), atol=1e-12
+    )
+    with pytest.raises(
+        InputError, match=rf"got a sparse {N} by {D} matrix, .* dense; reduce its columns \(TruncatedSVD"
+    ):
+        from_sklearn(model, sparse.csr_array(X), labels)
+
+
+@pytest.mark.parametrize(
+    "estimator", [RandomForestClassifier(), LogisticRegressionCV(), TransformedTargetRegressor(Ridge())]
+)
+def test_unsupported_estimators_name_the_supported(X, labels, estimator):
+    words = (
+        f"expected one of LinearRegression, Ridge, .*MLPRegressor, or a Pipeline .*, got {type(estimator).__name__};"
+    )
+    with pytest.raises(InputError, match=words + " for another model build Head"):
+        from_sklearn(estimator, X, labels)
+
+
+def test_grid_search_points_to_its_best_estimator(X, labels):
+    search = GridSearchCV(LogisticRegression(), {"C": [0.1, 1.0]}).fit(X, labels)
+    with pytest.raises(InputError, match="got GridSearchCV; pass its best_estimator_"):
+        from_sklearn(search, X, labels)
+
+
+def test_bad_inputs(X, values, labels):
+    fitted = LogisticRegression().fit(X, labels)
+    with pytest.raises(InputError, match="expected a fitted estimator, got an unfitted Ridge; fit it first"):
+        from_sklearn(Ridge(), X, values)
+    with pytest.raises(InputError, match=r"y: expected 90 rows, one a row of X, got shape \(89,\)"):
+        from_sklearn(fitted, X, labels[:-1])
+    with pytest.raises(InputError, match="X: expected 5 columns, as the estimator was fitted with, got 3 columns"):
+        from_sklearn(fitted, X[:, :3], labels)
+    with pytest.raises(InputError, match=r"X: expected shape \(records, features\), got shape \(90,\)"):
+        from_sklearn(fitted, X[:, 0], labels)
+    with pytest.raises(InputError, match="y: expected labels the estimator was fitted with, got another .* in row 2"):
+        from_sklearn(fitted, X, np.array([*labels[:2], "dog", *labels[3:]]))
+    with pytest.raises(InputError, match="y: expected one label a record"):
+        from_sklearn(fitted, X, values)
+    with pytest.raises(InputError, match="X: expected an array of numbers, got dtype <U1"):
+        from_sklearn(fitted, np.full((N, D), "a"), labels)
+    with pytest.raises(InputError, match="features: expected finite numbers, got NaN or infinity first in row 4"):
+        from_sklearn(fitted, np.where(np.arange(N)[:, None] == 4, np.nan, X), labels)
+    with pytest.raises(InputError, match="unconstrained coefficients, got positive=True"):
+        from_sklearn(LinearRegression(positive=True).fit(X, values), X, values)
+    with pytest.raises(InputError, match="one alpha for all outputs, got 2 alphas"):
+        from_sklearn(Ridge(alpha=[1.0, 2.0]).fit(X, values), X, values)
