@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from tqdm import tqdm
 
 from giveaway.audit.batches import person_batches, record_batches
@@ -64,13 +63,10 @@ def audit(
     compared = resolved.l2_sensitivity and head.l2 > 0
     with _progress(head.n * (1 + int(curved) + 2 * int(compared)), enabled=progress) as bar:
         curvature = DenseCurvature(head, bar.update) if curved else None
-        drift = None
-        if curvature is not None and not resolved.converged:
-            drift = curvature.solve(gradient_sum(head).total)
-        columns, attributes = _score(head, resolved, curvature, drift, bar.update)
+        columns, attributes = _score(head, resolved, curvature, bar.update)
         sensitivity = None
         if curvature is not None and compared:
-            sensitivity = _l2_sensitivity(head, resolved, curvature, drift, columns["newton"], bar.update)
+            sensitivity = _l2_sensitivity(head, resolved, curvature, columns["newton"], bar.update)
     meta = {
         "unit": resolved.unit,
         "rows": len(next(iter(columns.values()))),
@@ -93,7 +89,7 @@ def audit(
 
 
 def _score(
-    head: Head, resolved: Plan, curvature: DenseCurvature | None, drift: torch.Tensor | None, on_rows: OnRows
+    head: Head, resolved: Plan, curvature: DenseCurvature | None, on_rows: OnRows
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """The columns asked for, and the attributes of the same rows."""
     by_person = resolved.unit == "person"
@@ -101,6 +97,9 @@ def _score(
     columns = {name: np.empty(count) for name in resolved.scores}
     residual, capped, records = np.empty(count), np.zeros(count, dtype=bool), np.ones(count, dtype=np.int64)
     stepped = bool({"newton", "loo_gap"} & set(resolved.scores))
+    drift = None
+    if curvature is not None and not resolved.converged:
+        drift = curvature.solve(gradient_sum(head).total)
     walk = person_batches if by_person else record_batches
     for where, batch in walk(head, curvature, drift):
         for name in resolved.scores:
@@ -122,18 +121,13 @@ def _score(
 
 
 def _l2_sensitivity(
-    head: Head,
-    resolved: Plan,
-    curvature: DenseCurvature,
-    drift: torch.Tensor | None,
-    newton: np.ndarray,
-    on_rows: OnRows,
+    head: Head, resolved: Plan, curvature: DenseCurvature, newton: np.ndarray, on_rows: OnRows
 ) -> dict[str, float]:
     """Spearman of newton at other penalties with newton at the head's own."""
     only = Plan(("newton",), resolved.unit, resolved.converged, resolved.refit, False)
     result = {}
     for factor in (0.1, 10.0):
-        other, _ = _score(head, only, curvature.with_l2(factor * head.l2), drift, on_rows)
+        other, _ = _score(head, only, curvature.with_l2(factor * head.l2), on_rows)
         result[f"spearman_at_{factor:g}_l2"] = round(spearman(newton, other["newton"]), 6)
     return result
 

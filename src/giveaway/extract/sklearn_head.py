@@ -33,8 +33,8 @@ def from_sklearn(
     """The head of a fitted linear model, of the last layer of an MLP, or of a Pipeline that ends in one.
 
     `X`, `y` and `sample_weight` are what the estimator was fitted with, in any fixed order; `l2` follows from the
-    estimator: 2·alpha for Ridge and RidgeClassifier, 1/C for LogisticRegression, alpha (times 2·outputs for
-    regression, and records over batch size unless solver="lbfgs") for an MLP. Only liblinear penalizes the intercept.
+    estimator: 2·alpha for Ridge and RidgeClassifier, 1/C for LogisticRegression, alpha (2·alpha for regression) for
+    an MLP, times records over batch size unless solver="lbfgs". Only liblinear penalizes the intercept.
     Class weights become sample weights. A sparse X is made dense where that takes at most 1 GiB, else refused.
 
     Examples
@@ -196,7 +196,8 @@ def _mlp(estimator: Any, X: Any, y: np.ndarray, sample_weight: Any) -> dict[str,
     if isinstance(estimator, MLPRegressor):
         if getattr(estimator, "loss", "squared_error") != "squared_error":
             raise fail("estimator", "loss='squared_error'", f"loss={estimator.loss!r}", "fit with the squared loss")
-        loss, targets, factor = "squared", y, 2.0 * len(weight)
+        # Not 2·alpha·outputs: the loss MLPRegressor reports is a mean over outputs, the gradient it follows a sum.
+        loss, targets, factor = "squared", y, 2.0
     else:
         multi_label = y.ndim == 2
         loss, factor = "binary_cross_entropy" if multi_label else "cross_entropy", 1.0

@@ -1,0 +1,3 @@
+from giveaway.cli import main
+
+main()

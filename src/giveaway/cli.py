@@ -1,0 +1,255 @@
+"""The command line. Heavy imports wait inside the commands, so that --help answers at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from giveaway import __version__
+
+if TYPE_CHECKING:
+    from giveaway.records import Head, ScoreTable
+
+RANKING_ONLY = (
+    "Ranking only: no attack was measured, so no number exposed is stated; a low rank is not evidence of safety."
+)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="giveaway")
+def cli() -> None:
+    """Find the training records whose presence your model gives away."""
+
+
+@cli.command()
+@click.option("--out", default="giveaway-demo", show_default=True, help="Folder for the audit.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result for machines.")
+def demo(out: str, as_json: bool) -> None:
+    """Train a small network on scikit-learn's digits and audit it."""
+    from giveaway.demo import WEIGHT_DECAY, digits_dataset, train_digits_network
+    from giveaway.extract import from_torch
+
+    dataset = digits_dataset()
+    click.echo(f"Training a small network on {len(dataset)} digits ...", err=True)
+    model = train_digits_network(dataset)
+    head = from_torch(model, dataset, l2=WEIGHT_DECAY * len(dataset))
+    _audit_into(out, head, {"demo": "digits"}, {}, top=10, as_json=as_json)
+
+
+@cli.command()
+@click.option("--features", help="FILE.npz or .safetensors: features, targets, and weight with bias, or outputs.")
+@click.option("--model", help="module:function of yours that makes the torch model (your code runs).")
+@click.option("--weights", help="File of weights for --model: safetensors or a plain state dict.")
+@click.option("--data", help="module:function of yours that makes the Dataset or DataLoader (your code runs).")
+@click.option("--layer", help="Name of the linear layer to audit; default the last one that runs.")
+@click.option("--reduction", help="For a layer that sees tokens: mean, first or last.")
+@click.option("--loss", help="squared, cross_entropy or binary_cross_entropy; default auto, from the targets.")
+@click.option("--l2", type=float, help="L2 penalty in summed-loss units (weight decay of a mean loss times n).")
+@click.option("--penalize-intercept/--free-intercept", default=None, help="Whether l2 acts on the bias.")
+@click.option("--groups", help="File with one person's name a record (.npy, or a line each); scores are by person then.")
+@click.option("--by", type=click.Choice(["auto", "person", "record"]), help="Rank people or records.")
+@click.option("--scores", help="Comma-separated names of columns; default all.")
+@click.option("--converged/--not-converged", default=None, help="Is the head at its optimum?")
+@click.option("--refit", is_flag=True, default=None, help="Bring the head to its optimum first.")
+@click.option("--l2-sensitivity/--no-l2-sensitivity", default=None, help="How much the ranking depends on l2.")
+@click.option("--device", help="Where the model runs, such as cuda; default where its weights are.")
+@click.option("--batch-size", type=int, help="Records at a time through the model.")
+@click.option("--allow-pickle", is_flag=True, default=None, help="Trust pickled weights: they can run any code.")
+@click.option("--config", help="TOML file with any of these options; flags go before it.")
+@click.option("--top", type=int, help="Rows to print (default 10).")
+@click.option("--out", help="Folder for the audit (default giveaway-audit).")
+@click.option("--json", "as_json", is_flag=True, help="Print the result for machines.")
+def audit(config: str | None, as_json: bool, **flags: Any) -> None:
+    """Rank a trained model's records by how exposed they are to membership inference."""
+    from giveaway.config import read_config
+
+    options = read_config(config, flags) if config else {}
+    options |= {name: value for name, value in flags.items() if value is not None}
+    top, out = int(options.pop("top", 10)), str(options.pop("out", "giveaway-audit"))
+    head = _head(options)
+    scores = options.get("scores")
+    arguments = {
+        "scores": [name.strip() for name in scores.split(",")] if isinstance(scores, str) else scores,
+        **{name: options[name] for name in ("by", "converged", "refit", "l2_sensitivity") if name in options},
+    }
+    _audit_into(out, head, options, arguments, top=top, as_json=as_json)
+
+
+@cli.command()
+@click.argument("folder")
+def report(folder: str) -> None:
+    """Rebuild the report of an audit FOLDER."""
+    from giveaway.files import write_text
+    from giveaway.report.html import render
+
+    page = Path(folder) / "report.html"
+    write_text(page, render(_main_table(folder)))
+    click.echo(f"Wrote {page}")
+
+
+@cli.command()
+@click.argument("folder")
+def purge(folder: str) -> None:
+    """Remove every file that an audit wrote into FOLDER."""
+    from giveaway.audit.store import purge as remove
+
+    click.echo(f"Removed {remove(folder)} files")
+
+
+def main() -> None:
+    """Run, with every expected failure as one line on stderr: exit 2 for bad input, 130 for Ctrl-C."""
+    try:
+        cli.main(standalone_mode=False)
+    except click.exceptions.Exit as stop:
+        sys.exit(stop.exit_code)
+    except click.ClickException as error:
+        _stop(f"{error.format_message()} (giveaway --help lists commands and options)", 2)
+    except (KeyboardInterrupt, click.Abort):
+        _stop("interrupted; nothing was half-written", 130)
+    except ValueError as error:
+        if type(error).__name__ != "InputError":
+            raise
+        _stop(str(error), 2)
+
+
+def _stop(message: str, code: int) -> None:
+    click.echo("giveaway: " + " ".join(message.split()), err=True)
+    sys.exit(code)
+
+
+def _head(options: dict[str, Any]) -> Head:
+    import dataclasses
+
+    from giveaway.checks import InputError
+    from giveaway.extract import from_file, from_torch
+    from giveaway.extract.user_code import call_factory, load_weights
+
+    loss = options.get("loss", "auto")
+    if ("features" in options) == ("model" in options):
+        raise InputError("audit: expected --features FILE, or --model with --data; got both or neither; give one of them")
+    if "features" in options:
+        head, notes = from_file(
+            options["features"],
+            loss=loss,
+            l2=options.get("l2"),
+            penalize_intercept=options.get("penalize_intercept"),
+        )
+        for note in notes:
+            click.echo(f"note: {note}", err=True)
+    else:
+        if "data" not in options:
+            raise InputError("data: expected --data module:function beside --model, got none; name your data set")
+        click.echo(f"Running your code: {options['model']} and {options['data']}", err=True)
+        model = call_factory("model", options["model"])
+        if "weights" in options:
+            model = load_weights(model, options["weights"], allow_pickle=bool(options.get("allow_pickle")))
+        head = from_torch(
+            model,
+            call_factory("data", options["data"]),
+            layer=options.get("layer"),
+            loss=loss,
+            l2=options.get("l2", 0.0),
+            penalize_intercept=options.get("penalize_intercept", True),
+            reduction=options.get("reduction"),
+            batch_size=options.get("batch_size", 256),
+            device=options.get("device"),
+        )
+    if "groups" in options:
+        head = dataclasses.replace(head, groups=_read_names(options["groups"]))
+    return head
+
+
+def _read_names(path: str) -> Any:
+    import numpy as np
+
+    from giveaway.checks import fail
+
+    try:
+        if path.endswith(".npy"):
+            return np.load(path, allow_pickle=False)
+        return np.array(Path(path).read_text(encoding="utf-8").splitlines())
+    except (OSError, ValueError) as error:
+        raise fail("groups", "a .npy of names, or a text file with one a line", path, "check the file") from error
+
+
+def _audit_into(
+    out: str, head: Head, config: dict[str, Any], arguments: dict[str, Any], *, top: int, as_json: bool
+) -> None:
+    import dataclasses
+
+    from giveaway.audit.run import audit as run_audit
+    from giveaway.audit.store import check_folder, provenance, save_audit
+    from giveaway.config import to_toml
+    from giveaway.report.html import notes, render
+
+    origin = provenance(head, config)
+    existed = os.path.isdir(out)
+    folder = check_folder(out, origin)
+    try:
+        table = run_audit(head, progress=True, **arguments)
+        table = dataclasses.replace(table, meta={**table.meta, "provenance": origin})
+        tables = {"scores": table}
+        if table.meta["unit"] == "person":
+            rows = run_audit(head, progress=True, **{**arguments, "by": "record", "l2_sensitivity": False})
+            tables = {"people": table, "scores": rows}
+        save_audit(folder, tables, {"report.html": render(table)}, to_toml(config))
+    except BaseException:
+        if not existed and not any(folder.iterdir()):
+            folder.rmdir()
+        raise
+    if as_json:
+        click.echo(json.dumps(_summary(table, folder, top)))
+        return
+    _print_top(table, top)
+    for note in notes(table):
+        click.echo(f"note: {note}")
+    click.echo(f"\n{RANKING_ONLY}")
+    click.echo(f"Wrote {folder / 'report.html'}, scores.csv, scores.npz and audit.json (restricted: they name records)")
+
+
+def _main_table(folder: str) -> ScoreTable:
+    from giveaway.records import ScoreTable
+
+    name = "people" if (Path(folder) / "people.npz").is_file() else "scores"
+    return ScoreTable.load(folder, name)
+
+
+def _print_top(table: ScoreTable, top: int) -> None:
+    from giveaway.audit.why import why
+
+    by = table.ranking()
+    rows = table.order(by)[:top]
+    unit = "people" if table.meta["unit"] == "person" else "records"
+    click.echo(f"The {len(rows)} most exposed of {len(table)} {unit}, by {by}\n")
+    shown = [name for name in ("class", "records", "residual") if name in table.attributes]
+    shown = [by, *(name for name in ("leverage",) if name in table.scores and name != by), *shown]
+    widths = [max(9, len(name)) for name in shown]
+    click.echo("rank    row  " + "  ".join(n.rjust(w) for n, w in zip(shown, widths, strict=True)) + "  why")
+    for place, (row, reason) in enumerate(zip(rows, why(table, rows), strict=True), start=1):
+        cells = [table[name][row] for name in shown]
+        texts = [(f"{c:.3g}" if isinstance(c, float) else str(c)).rjust(w) for c, w in zip(cells, widths, strict=True)]
+        click.echo(f"{place:4d}  {row:5d}  " + "  ".join(texts) + f"  {reason}")
+    click.echo()
+
+
+def _summary(table: ScoreTable, folder: Path, top: int) -> dict[str, Any]:
+    by = table.ranking()
+    rows = table.order(by)[:top]
+    return {
+        "folder": str(folder),
+        "unit": table.meta["unit"],
+        "rows": len(table),
+        "ranked_by": by,
+        "top": [{"row": int(row), by: float(table[by][row])} for row in rows],
+        "statement": RANKING_ONLY,
+        "optimum": table.meta["optimum"],
+        "curvature": table.meta["curvature"],
+        "l2_sensitivity": table.meta["l2_sensitivity"],
+        "repeats": table.meta["repeats"],
+        "seconds": table.meta["seconds"],
+    }

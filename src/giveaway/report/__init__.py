@@ -1,0 +1,1 @@
+"""The page an audit ends in."""
