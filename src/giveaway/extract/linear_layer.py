@@ -91,14 +91,28 @@ def check_is_model_output(result: Any, seen: Seen | None, reduction: str | None)
     expected = "a linear layer whose output is the model's output"
     if seen is None:
         raise fail("model", expected, "a model whose head is not linear (no nn.Linear ran)", remedy)
+    check_reduction(seen, reduction)
     final = _main_output(result)
-    candidates = [seen.outputs]
-    if reduction is not None and seen.outputs.ndim > 2:
-        candidates.append(reduced(seen.outputs, reduction))
+    candidates = [seen.outputs] if reduction is None else [seen.outputs, reduced(seen.outputs, reduction)]
     if final is None or not any(_same_values(final, candidate) for candidate in candidates):
         got = f"a model whose head is not linear (its last nn.Linear is {seen.name!r}, its output is another)"
         raise fail("model", expected, got, remedy)
     return seen
+
+
+def check_reduction(seen: Seen, reduction: str | None) -> None:
+    """Refuse tokens without a reduction, and a reduction without tokens."""
+    shape = tuple(seen.features.shape)
+    if len(shape) > 2 and reduction is None:
+        raise fail(
+            "reduction",
+            f"{' or '.join(map(repr, REDUCTIONS))}, since layer {seen.name!r} sees (batch, tokens, features)",
+            f"None with shape {shape}",
+            "name how a record's tokens become one row, or pool them before the head",
+        )
+    if len(shape) <= 2 and reduction is not None:
+        expected = f"None, since layer {seen.name!r} sees one row a record"
+        raise fail("reduction", expected, f"{reduction!r} with shape {shape}", "drop reduction=")
 
 
 def reduced(tokens: torch.Tensor, reduction: str) -> torch.Tensor:
@@ -108,19 +122,10 @@ def reduced(tokens: torch.Tensor, reduction: str) -> torch.Tensor:
 
 def one_row_a_record(seen: Seen, rows: int, reduction: str | None) -> tuple[torch.Tensor, torch.Tensor]:
     """Features and outputs as (rows, width) on the CPU; tokens are reduced only as the caller named it."""
+    check_reduction(seen, reduction)
     features, outputs = seen.features, seen.outputs
-    if features.ndim > 2:
-        if reduction is None:
-            raise fail(
-                "reduction",
-                f"{' or '.join(map(repr, REDUCTIONS))}, since layer {seen.name!r} sees (batch, tokens, features)",
-                f"None with shape {tuple(features.shape)}",
-                "name how a record's tokens become one row, or pool them before the head",
-            )
+    if reduction is not None:
         features, outputs = reduced(features, reduction), reduced(outputs, reduction)
-    elif reduction is not None:
-        got = f"{reduction!r} with shape {tuple(features.shape)}"
-        raise fail("reduction", f"None, since layer {seen.name!r} sees one row a record", got, "drop reduction=")
     if features.ndim != 2 or len(features) != rows:
         got = f"shape {tuple(features.shape)} for {rows} targets"
         raise fail("layer", f"one row of features a record in layer {seen.name!r}", got, "name another with layer=")

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from giveaway import Head
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder with measured truth, given by GIVEAWAY_SHARED or found beside the checkout."""
+    folder = Path(os.environ.get("GIVEAWAY_SHARED", Path(__file__).parents[2] / "shared"))
+    if not (folder / "truth").is_dir():
+        pytest.skip(f"no measured truth at {folder}: set GIVEAWAY_SHARED to the folder that holds truth/")
+    return folder
+
+
+KINDS = {
+    "squared": ("squared", 1),
+    "squared_many": ("squared", 3),
+    "one_logit": ("cross_entropy", 1),
+    "two_classes": ("cross_entropy", 2),
+    "classes": ("cross_entropy", 5),
+    "many_classes": ("cross_entropy", 27),
+    "soft_labels": ("cross_entropy", 4),
+    "multi_label": ("binary_cross_entropy", 3),
+}
+
+
+def made_arrays(kind: str, *, n: int = 60, d: int = 4, seed: int = 0) -> dict:
+    """Arrays of a head of one kind: some records far out, some confident, some wrong."""
+    rng = np.random.default_rng(seed)
+    loss, m = KINDS[kind]
+    features = rng.normal(size=(n, d))
+    features[: max(1, n // 15)] *= 5.0
+    outputs = features @ rng.normal(size=(d, m)) + rng.normal(size=(n, m))
+    if loss == "squared":
+        targets = outputs + rng.standard_t(3, size=(n, m))
+    elif kind == "soft_labels":
+        targets = rng.dirichlet(np.full(m, 0.5), n)
+    elif kind == "multi_label":
+        targets = (rng.random((n, m)) < 0.5).astype(int)
+    else:
+        classes = max(m, 2)
+        targets = np.where(rng.random(n) < 0.7, outputs.argmax(1) if m > 1 else outputs[:, 0] > 0, 0).astype(int)
+        targets[:classes] = np.arange(classes)[: len(targets[:classes])]
+    return {"features": features, "outputs": outputs, "targets": targets, "loss": loss}
+
+
+def made_head(kind: str, **options) -> Head:
+    shape = {key: options.pop(key) for key in ("n", "d", "seed") if key in options}
+    return Head(**made_arrays(kind, **shape), **options)
