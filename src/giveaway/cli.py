@@ -15,6 +15,7 @@ from giveaway import __version__
 if TYPE_CHECKING:
     from giveaway.records import Head, ScoreTable
 
+FOR_MODELS = ("weights", "data", "layer", "reduction", "device", "batch_size", "allow_pickle")
 RANKING_ONLY = (
     "Ranking only: no attack was measured, so no number exposed is stated; a low rank is not evidence of safety."
 )
@@ -51,7 +52,7 @@ def demo(out: str, as_json: bool) -> None:
 @click.option("--loss", help="squared, cross_entropy or binary_cross_entropy; default auto, from the targets.")
 @click.option("--l2", type=float, help="L2 penalty in summed-loss units (weight decay of a mean loss times n).")
 @click.option("--penalize-intercept/--free-intercept", default=None, help="Whether l2 acts on the bias.")
-@click.option("--groups", help="File with one person's name a record (.npy, or a line each); scores are by person then.")
+@click.option("--groups", help="File with one person's name a record (.npy, or a line each): scores by person.")
 @click.option("--by", type=click.Choice(["auto", "person", "record"]), help="Rank people or records.")
 @click.option("--scores", help="Comma-separated names of columns; default all.")
 @click.option("--converged/--not-converged", default=None, help="Is the head at its optimum?")
@@ -66,17 +67,19 @@ def demo(out: str, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the result for machines.")
 def audit(config: str | None, as_json: bool, **flags: Any) -> None:
     """Rank a trained model's records by how exposed they are to membership inference."""
+    from giveaway.checks import check_number
     from giveaway.config import read_config
 
-    options = read_config(config, flags) if config else {}
+    options: dict[str, Any] = read_config(config, _kinds(flags)) if config else {}
     options |= {name: value for name, value in flags.items() if value is not None}
-    top, out = int(options.pop("top", 10)), str(options.pop("out", "giveaway-audit"))
+    for name in {"top", "batch_size"} & options.keys():
+        check_number(name, options[name], minimum=1, remedy="give a count")
+    top, out = options.pop("top", 10), options.pop("out", "giveaway-audit")
     head = _head(options)
-    scores = options.get("scores")
-    arguments = {
-        "scores": [name.strip() for name in scores.split(",")] if isinstance(scores, str) else scores,
-        **{name: options[name] for name in ("by", "converged", "refit", "l2_sensitivity") if name in options},
-    }
+    wanted = ("by", "converged", "refit", "l2_sensitivity")
+    arguments: dict[str, Any] = {name: options[name] for name in wanted if name in options}
+    if "scores" in options:
+        arguments["scores"] = [name.strip() for name in options["scores"].split(",")]
     _audit_into(out, head, options, arguments, top=top, as_json=as_json)
 
 
@@ -84,12 +87,10 @@ def audit(config: str | None, as_json: bool, **flags: Any) -> None:
 @click.argument("folder")
 def report(folder: str) -> None:
     """Rebuild the report of an audit FOLDER."""
-    from giveaway.files import write_text
+    from giveaway.audit.store import save_page
     from giveaway.report.html import render
 
-    page = Path(folder) / "report.html"
-    write_text(page, render(_main_table(folder)))
-    click.echo(f"Wrote {page}")
+    click.echo(f"Wrote {save_page(folder, 'report.html', render(_main_table(folder)))}")
 
 
 @cli.command()
@@ -108,6 +109,9 @@ def main() -> None:
     except click.exceptions.Exit as stop:
         sys.exit(stop.exit_code)
     except click.ClickException as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # unknown to click 8.1
+            click.echo(error.format_message(), err=True)
+            sys.exit(2)
         _stop(f"{error.format_message()} (giveaway --help lists commands and options)", 2)
     except (KeyboardInterrupt, click.Abort):
         _stop("interrupted; nothing was half-written", 130)
@@ -122,17 +126,27 @@ def _stop(message: str, code: int) -> None:
     sys.exit(code)
 
 
+def _kinds(flags: dict[str, Any]) -> dict[str, type]:
+    """What a config file may hold for each of the command's options."""
+    kinds = {"boolean": bool, "integer": int, "float": float}
+    parameters = {parameter.name: parameter for parameter in audit.params}
+    return {name: kinds.get(parameters[name].type.name, str) for name in flags}
+
+
 def _head(options: dict[str, Any]) -> Head:
     import dataclasses
 
-    from giveaway.checks import InputError
+    from giveaway.checks import InputError, fail
     from giveaway.extract import from_file, from_torch
     from giveaway.extract.user_code import call_factory, load_weights
 
     loss = options.get("loss", "auto")
     if ("features" in options) == ("model" in options):
-        raise InputError("audit: expected --features FILE, or --model with --data; got both or neither; give one of them")
+        raise InputError("audit: expected --features FILE, or --model with --data, got both or neither; give one")
     if "features" in options:
+        for name in FOR_MODELS:
+            if name in options:
+                raise fail(name, "--model beside it", "--features", f"drop --{name.replace('_', '-')}")
         head, notes = from_file(
             options["features"],
             loss=loss,
@@ -144,6 +158,7 @@ def _head(options: dict[str, Any]) -> Head:
     else:
         if "data" not in options:
             raise InputError("data: expected --data module:function beside --model, got none; name your data set")
+        _check_device(options.get("device"))
         click.echo(f"Running your code: {options['model']} and {options['data']}", err=True)
         model = call_factory("model", options["model"])
         if "weights" in options:
@@ -164,6 +179,17 @@ def _head(options: dict[str, Any]) -> Head:
     return head
 
 
+def _check_device(device: str | None) -> None:
+    import torch
+
+    from giveaway.checks import fail
+
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise fail("device", "a device that torch can use here", repr(device), "leave it out, or say cpu") from error
+
+
 def _read_names(path: str) -> Any:
     import numpy as np
 
@@ -173,7 +199,7 @@ def _read_names(path: str) -> Any:
         if path.endswith(".npy"):
             return np.load(path, allow_pickle=False)
         return np.array(Path(path).read_text(encoding="utf-8").splitlines())
-    except (OSError, ValueError) as error:
+    except (OSError, EOFError, ValueError) as error:
         raise fail("groups", "a .npy of names, or a text file with one a line", path, "check the file") from error
 
 

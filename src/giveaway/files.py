@@ -1,22 +1,28 @@
-"""Private, atomic files: a killed run leaves the old file or the new one, never half of one."""
+"""Private, atomic files: a killed run leaves the old file or the new one, never half of one. No pickle is read."""
 
 from __future__ import annotations
 
 import json
 import os
 import tempfile
+import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
+
+import numpy as np
 
 from giveaway.checks import fail
 
 
 def private_folder(folder: str | os.PathLike[str]) -> Path:
-    """Make `folder` readable by its owner only, or say why it cannot be written."""
+    """Make `folder`, readable by its owner only unless it is in use already, or say why it cannot be written."""
     path = Path(folder)
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not any(path.iterdir()):
+            path.chmod(0o700)
         with tempfile.NamedTemporaryFile(dir=path, prefix=".writable-"):
             pass
     except OSError as error:
@@ -50,3 +56,14 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
     """Write `value` as indented JSON, atomically; NaN is refused."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_arrays(argument: str, path: str | os.PathLike[str], writer: str) -> dict[str, np.ndarray]:
+    """Every array of the .npz that `writer` wrote to `path`, or an error on `argument` where it is none or is cut."""
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            return {key: stored[key] for key in stored.files}
+    except (OSError, EOFError, ValueError, AttributeError, TypeError, zipfile.BadZipFile, zlib.error) as error:
+        missing = isinstance(error, FileNotFoundError)
+        got = f"{path}, which does not exist" if missing else f"{path}, truncated or another file"
+        raise fail(argument, f"a file written by {writer}", got, "check the path, or write it again") from error

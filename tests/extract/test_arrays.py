@@ -81,6 +81,11 @@ def test_ignored_keys_are_not_read(tmp_path, arrays):
     assert from_file(path)[1] == ["ignored keys: notebook"]
 
 
+def test_many_ignored_keys_are_not_all_listed(tmp_path, arrays):
+    _, notes = from_file(written(tmp_path, arrays | {f"key{i:02d}": np.zeros(1) for i in range(40)}))
+    assert notes == ["ignored keys: " + ", ".join(f"key{i:02d}" for i in range(12)) + ", …"]
+
+
 def test_string_ids(tmp_path, arrays):
     names = np.array([f"p{i}" for i in range(N)])
     head, _ = from_file(written(tmp_path, arrays | {"ids": names, "groups": names}))
@@ -150,6 +155,8 @@ def test_missing_keys_are_named(tmp_path, arrays, suffix):
             InputError, match=rf"{key}: expected the keys features, .* got keys .*junk.*; add the array {key}"
         ):
             from_file(written(tmp_path, rest, suffix))
+    with pytest.raises(InputError, match=r"features: expected the keys .*, got keys junk; add the array features"):
+        from_file(written(tmp_path, {"junk": np.arange(2)}, suffix))
     del arrays["weight"]
     with pytest.raises(InputError, match="got keys bias, features, targets; add outputs or weight"):
         from_file(written(tmp_path, arrays, suffix))
@@ -212,6 +219,21 @@ def test_truncated_files_are_refused_wherever_they_end(tmp_path, arrays, suffix)
             InputError, match=rf"file: expected a whole {suffix} file, got cut{suffix}, truncated or not"
         ):
             from_file(cut)
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+def test_damaged_files_fail_in_one_line_whatever_the_damage(tmp_path, arrays, suffix):
+    path = written(tmp_path, arrays, suffix)
+    whole = path.read_bytes()
+    errors = []
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :])
+        try:
+            from_file(path)  # a changed number may pass, anything else but an InputError fails the test
+        except InputError as error:
+            errors.append(str(error))
+    assert len(errors) > 100
+    assert not any("\n" in error or "pickle" in error for error in errors)
 
 
 def test_a_damaged_member_is_refused(tmp_path, arrays):

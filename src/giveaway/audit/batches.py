@@ -8,13 +8,14 @@ import numpy as np
 import torch
 
 from giveaway.checks import fail
+from giveaway.heads.blocks import Blocks
 from giveaway.heads.dense import DenseCurvature
 from giveaway.heads.losses import Softmax, loss_of, targets_of
 from giveaway.records import Head
 from giveaway.scores.batch import Batch
 
 WINDOW = 1_024
-BLOCK_BYTES = 6_000_000  # one array of a batch's blocks; about eight are alive at a time
+BLOCK_BYTES = 2_000_000  # one array of a batch's blocks; about eight are alive at a time
 LARGEST_GROUP_BYTES = 800_000_000
 
 
@@ -24,13 +25,13 @@ def record_batches(
     """Every record in order, with its row numbers."""
     size = max(1, BLOCK_BYTES // _block_bytes(head, 1))
     for window in head.slices(max(WINDOW, size)):
-        rows = torch.arange(window.start, window.stop, device=head.features.device)
-        quadratics = None if curvature is None else curvature.quadratics(head.rows(window).unsqueeze(1))
-        for start in range(0, len(rows), size):
-            chosen = rows[start : start + size].unsqueeze(1)
-            part = None if quadratics is None else quadratics[start : start + size]
-            where = slice(int(chosen[0]), int(chosen[-1]) + 1)
-            yield where, _batch(head, chosen, curvature, part, drift)
+        quadratics = None if curvature is None else curvature.quadratics(head.columns(window))
+        for start in range(window.start, window.stop, size):
+            where = slice(start, min(start + size, window.stop))
+            part = None
+            if quadratics is not None:
+                part = quadratics[:, start - window.start : where.stop - window.start]
+            yield where, _batch(head, where, 1, curvature, part, drift)
 
 
 def person_batches(
@@ -60,35 +61,35 @@ def person_batches(
             quadratics = None
             if curvature is not None:
                 quadratics = curvature.quadratics(head.rows(rows.view(-1)).view(len(where), s, -1))
-            yield where, _batch(head, rows, curvature, quadratics, drift)
+            yield where, _batch(head, rows.view(-1), s, curvature, quadratics, drift)
 
 
 def _batch(
     head: Head,
-    rows: torch.Tensor,
+    rows: slice | torch.Tensor,
+    s: int,
     curvature: DenseCurvature | None,
     quadratics: torch.Tensor | None,
     drift: torch.Tensor | None,
 ) -> Batch:
-    flat = rows.reshape(-1)
-    n, s = rows.shape
-    outputs = head.outputs[flat].to(torch.float64).view(n, s, -1)
-    targets = targets_of(head, flat)
-    if head.sample_weight is None:
-        weight = outputs.new_ones(n, s)
-    else:
-        weight = head.sample_weight[flat].view(n, s)
+    """The groups of s consecutive `rows` each."""
+    outputs = head.outputs[rows].to(torch.float64).view(-1, s, head.m)
+    targets = targets_of(head, rows)
+    n = len(outputs)
+    weight = outputs.new_ones(n, s) if head.sample_weight is None else head.sample_weight[rows].view(n, s)
 
-    def make_blocks():  # type: ignore[no-untyped-def]
-        assert curvature is not None and quadratics is not None
+    def make_blocks() -> Blocks:
+        assert curvature is not None
+        assert quadratics is not None
         return curvature.blocks(quadratics, outputs, weight)
 
     return Batch(
-        x=head.rows(flat).view(n, s, -1),
         outputs=outputs,
         targets=targets.view(n, s, *targets.shape[1:]),
         sample_weight=weight,
         loss=loss_of(head),
+        row_norms=head.row_norms(rows).view(n, s),
+        make_x=lambda: head.rows(rows).view(n, s, -1),
         make_blocks=make_blocks,
         drift=drift,
     )

@@ -1,4 +1,4 @@
-"""Count records that stand in the data more than once, exactly or nearly: their own scores understate their person's."""
+"""Count records that are in the data more than once, exactly or nearly: their scores understate their person's."""
 
 from __future__ import annotations
 
@@ -47,10 +47,11 @@ def _sketch(head: Head, seed: int) -> tuple[torch.Tensor, float]:
     generator = torch.Generator().manual_seed(seed)
     directions = torch.randn(head.features.shape[1], PROJECTIONS, generator=generator, dtype=torch.float64).to(device)
     total = torch.zeros(head.features.shape[1], dtype=torch.float64, device=device)
+    origin = head.features[0].to(torch.float64)  # any record: a mean far from zero would swallow the variance
     squares = 0.0
     parts = []
     for part in head.slices(ROWS):
-        x = head.features[part].to(torch.float64)
+        x = head.features[part].to(torch.float64) - origin
         parts.append(x @ directions / PROJECTIONS**0.5)
         total += x.sum(0)
         squares += float(x.square().sum())

@@ -42,7 +42,10 @@ def plan(
     if by == "person" and head.groups is None:
         raise fail("by", "a head with groups", "none", "pass groups= to Head, one person's name a record")
     classes = head.loss != "squared"
-    names = tuple(scores) if scores is not None else tuple(n for n, s in CATALOGUE.items() if classes or not s.classes)
+    if scores is None:
+        names = tuple(name for name, score in CATALOGUE.items() if classes or not score.classes)
+    else:
+        names = (scores,) if isinstance(scores, str) else tuple(scores)
     if not names:
         raise fail("scores", "at least one score", "none", "leave scores out for all of them")
     for name in names:
@@ -56,5 +59,7 @@ def plan(
     degrees = head.m - 1 if head.loss == "cross_entropy" and head.m > 1 else head.m
     if l2_sensitivity is None:
         l2_sensitivity = head.width * degrees <= SENSITIVITY_UP_TO and "newton" in names
+    elif l2_sensitivity and "newton" not in names:
+        raise fail("l2_sensitivity", "newton among the scores", ", ".join(names), "add newton: it is what is compared")
     unit = "person" if by == "person" or (by == "auto" and head.groups is not None) else "record"
     return Plan(tuple(dict.fromkeys(names)), unit, converged, refit, l2_sensitivity)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from giveaway.audit.batches import person_batches, record_batches
 from giveaway.audit.duplicates import count_duplicates
@@ -21,6 +21,7 @@ from giveaway.records import Head, ScoreTable
 from giveaway.scores.catalogue import CATALOGUE
 
 OnRows = Callable[[int], Any]
+SECONDS_BETWEEN_LINES = 10.0
 
 
 def audit(
@@ -45,7 +46,7 @@ def audit(
     refit : bring the head to the optimum of its objective first.
     l2_sensitivity : put the rank correlation of newton at l2/10 and 10·l2 with that at l2 into the metadata; by default
         where the head has up to 2,000 parameters.
-    progress : show a progress bar on stderr.
+    progress : show a progress bar on stderr, or lines where it is no terminal.
 
     Examples
     --------
@@ -61,12 +62,12 @@ def audit(
         head = refit_head(head)
     curved = any(CATALOGUE[name].curvature for name in resolved.scores)
     compared = resolved.l2_sensitivity and head.l2 > 0
-    with _progress(head.n * (1 + int(curved) + 2 * int(compared)), enabled=progress) as bar:
-        curvature = DenseCurvature(head, bar.update) if curved else None
-        columns, attributes = _score(head, resolved, curvature, bar.update)
+    with _progress(head.n * (1 + int(curved) + 2 * int(compared)), enabled=progress) as on_rows:
+        curvature = DenseCurvature(head, on_rows) if curved else None
+        columns, attributes = _score(head, resolved, curvature, on_rows)
         sensitivity = None
         if curvature is not None and compared:
-            sensitivity = _l2_sensitivity(head, resolved, curvature, columns["newton"], bar.update)
+            sensitivity = _l2_sensitivity(head, resolved, curvature, columns["newton"], on_rows)
     meta = {
         "unit": resolved.unit,
         "rows": len(next(iter(columns.values()))),
@@ -84,7 +85,7 @@ def audit(
         "newton_capped": int(attributes["newton_capped"].sum()) if "newton_capped" in attributes else None,
         "seconds": round(time.perf_counter() - began, 3),
     }
-    ids = np.unique(head.groups) if resolved.unit == "person" else head.ids
+    ids = head.ids if resolved.unit == "record" else np.unique(head.groups)  # type: ignore[arg-type]
     return ScoreTable(scores=columns, ids=ids, meta=meta, attributes=attributes)
 
 
@@ -93,7 +94,7 @@ def _score(
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """The columns asked for, and the attributes of the same rows."""
     by_person = resolved.unit == "person"
-    count = len(np.unique(head.groups)) if by_person else head.n
+    count = len(np.unique(head.groups)) if by_person else head.n  # type: ignore[arg-type]
     columns = {name: np.empty(count) for name in resolved.scores}
     residual, capped, records = np.empty(count), np.zeros(count, dtype=bool), np.ones(count, dtype=np.int64)
     stepped = bool({"newton", "loo_gap"} & set(resolved.scores))
@@ -107,8 +108,9 @@ def _score(
         residual[where] = batch.loss.residual(batch.outputs, batch.targets).amax(1).cpu().numpy()
         if stepped:
             capped[where] = batch.left_out[1].cpu().numpy()
-        records[where] = batch.x.shape[1]
-        on_rows(batch.x.shape[0] * batch.x.shape[1])
+        count, size = batch.sample_weight.shape
+        records[where] = size
+        on_rows(count * size)
     attributes: dict[str, np.ndarray] = {}
     if by_person:
         attributes["records"] = records
@@ -141,5 +143,28 @@ def _optimum(head: Head) -> dict[str, Any]:
     return {"relative_gradient": relative, "note": note}
 
 
-def _progress(total: int, *, enabled: bool) -> tqdm:
-    return tqdm(total=total, unit="rec", desc="audit", disable=not enabled, file=sys.stderr, delay=1.0, leave=False)
+@contextmanager
+def _progress(total: int, *, enabled: bool) -> Iterator[OnRows]:
+    """What to call with the number of rows just done."""
+    if not enabled:
+        yield lambda rows: None
+    elif not sys.stderr.isatty():
+        yield _lines(total)
+    else:
+        from tqdm import tqdm  # audits run where only torch, NumPy, SciPy and scikit-learn are installed
+
+        with tqdm(total=total, unit="rec", desc="audit", file=sys.stderr, delay=1.0, leave=False) as bar:
+            yield bar.update
+
+
+def _lines(total: int) -> OnRows:
+    done, said = 0, time.monotonic()
+
+    def on_rows(rows: int) -> None:
+        nonlocal done, said
+        done += rows
+        if time.monotonic() - said >= SECONDS_BETWEEN_LINES:
+            said = time.monotonic()
+            print(f"audit: {100 * done // total} %", file=sys.stderr)
+
+    return on_rows

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from giveaway import __version__
 from giveaway.checks import ROWS_PER_CHECK, fail
 from giveaway.files import private_folder, write_json, write_text
 from giveaway.records import Head, ScoreTable
-
-MARKER = "audit.json"
+from giveaway.records.score_table import MARKER
 
 
 def fingerprint(head: Head) -> str:
@@ -40,7 +40,7 @@ def fingerprint(head: Head) -> str:
 
 def provenance(head: Head, config: dict[str, Any]) -> dict[str, Any]:
     """What the folder's result came from: inputs, options, versions."""
-    versions = {name: metadata.version(name) for name in ("giveaway", "torch", "numpy", "scipy")}
+    versions = {"giveaway": __version__, **{name: metadata.version(name) for name in ("torch", "numpy", "scipy")}}
     return {
         "inputs_sha256": fingerprint(head),
         "config": config,
@@ -53,11 +53,7 @@ def check_folder(folder: str | Path, expected: dict[str, Any]) -> Path:
     path = Path(folder)
     marker = path / MARKER
     if marker.is_file():
-        try:
-            found = json.loads(marker.read_text(encoding="utf-8")).get("provenance", {})
-        except (OSError, ValueError) as error:
-            raise fail("out", f"a readable {MARKER}", f"{marker} ({error})", "choose another folder") from error
-        different = _differences(found, expected)
+        different = _differences(_read_marker("out", path).get("provenance", {}), expected)
         if different:
             raise fail("out", "an audit of the same inputs and options", "; ".join(different), "choose another folder")
     elif path.is_dir() and any(path.iterdir()):
@@ -66,32 +62,65 @@ def check_folder(folder: str | Path, expected: dict[str, Any]) -> Path:
 
 
 def save_audit(folder: Path, tables: dict[str, ScoreTable], pages: dict[str, str], config_toml: str) -> None:
-    """Write every file of the folder; audit.json comes last and lists them."""
-    for name, table in tables.items():
-        table.save(folder, name)
-    for name, text in {**pages, "config.toml": config_toml}.items():
-        write_text(folder / name, text)
+    """Write every file of the folder; an interrupted call takes away again what it added.
+
+    audit.json is there first, so that a killed run can be purged or run again, and gets the metadata last.
+    """
     files = [f"{name}.{kind}" for name in tables for kind in ("npz", "csv")] + [*pages, "config.toml", MARKER]
     main = next(iter(tables.values()))
-    write_json(folder / MARKER, {**main.meta, "files": files})
+    new = [folder / name for name in files if not (folder / name).exists()]
+    try:
+        if folder / MARKER in new:
+            provisional = {"complete": False, "provenance": main.meta.get("provenance", {}), "files": files}
+            write_json(folder / MARKER, provisional)
+        for name, table in tables.items():
+            table.save_columns(folder, name)
+        for name, text in {**pages, "config.toml": config_toml}.items():
+            write_text(folder / name, text)
+        write_json(folder / MARKER, {**main.meta, "files": files})
+    except BaseException:
+        for path in new:
+            path.unlink(missing_ok=True)
+        raise
+
+
+def save_page(folder: str | Path, name: str, text: str) -> Path:
+    """Write one more page into an audit folder and list it in audit.json."""
+    path = Path(folder)
+    found = _read_marker("folder", path)
+    write_text(path / name, text)
+    if name not in found.get("files", []):
+        write_json(path / MARKER, {**found, "files": [*found.get("files", [MARKER]), name]})
+    return path / name
 
 
 def purge(folder: str | Path) -> int:
     """Remove the files that the folder's audit.json lists, and the folder if nothing else is in it."""
     path = Path(folder)
-    marker = path / MARKER
-    if not marker.is_file():
-        raise fail("folder", f"an audit folder with {MARKER}", str(path), "name the folder given to --out")
-    listed = json.loads(marker.read_text(encoding="utf-8")).get("files", [MARKER])
+    listed = [Path(name).name for name in _read_marker("folder", path).get("files", [])]
     removed = 0
-    for name in listed:
-        target = path / Path(name).name
-        if target.is_file():
-            target.unlink()
-            removed += 1
+    for name in [*(name for name in listed if name != MARKER), MARKER]:  # last, so that a killed purge can be repeated
+        unfinished = (file for file in path.iterdir() if file.name.startswith(f".{name}-") and file.suffix == ".part")
+        for target in (path / name, *unfinished):
+            if target.is_file():
+                target.unlink()
+                removed += 1
     if not any(path.iterdir()):
         path.rmdir()
     return removed
+
+
+def _read_marker(argument: str, folder: Path) -> dict[str, Any]:
+    marker = folder / MARKER
+    if not marker.is_file():
+        raise fail(argument, f"an audit folder with {MARKER}", str(folder), "name the folder given to --out")
+    try:
+        found = json.loads(marker.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        found = None
+    if not isinstance(found, dict):
+        raise fail(argument, f"a readable {MARKER}", str(marker), "choose another folder")
+    return found
 
 
 def _differences(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:

@@ -9,7 +9,7 @@ from giveaway.records import ScoreTable
 
 def why(table: ScoreTable, rows: np.ndarray) -> list[str]:
     """One phrase a row, from how its leverage and its residual stand among all rows."""
-    parts = []
+    parts = [[""] * len(rows)]
     for name, words in (("leverage", "pulls the head"), ("residual", "fitted badly")):
         if name in table.scores or name in table.attributes:
             values = table[name]

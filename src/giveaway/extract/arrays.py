@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import zipfile
-import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from giveaway.checks import InputError, as_tensor, fail
+from giveaway.checks import as_tensor, fail
 from giveaway.extract.linear_outputs import linear_outputs
+from giveaway.extract.reading import reading
 from giveaway.records.head import Head, infer_loss
 
 ARRAYS = ("features", "outputs", "targets", "weight", "bias", "sample_weight", "ids", "groups")
@@ -45,28 +44,28 @@ def from_file(
     """
     file = Path(path)
     stored, ignored = _read(file)
-    notes = [f"ignored keys: {', '.join(ignored)}"] if ignored else []
-    for key in ("features", "targets"):
-        if key not in stored:
-            raise fail(key, f"{CONTENTS} in {file.name}", _listing(stored, ignored), f"add the array {key}")
-    if "outputs" not in stored and "weight" not in stored:
-        raise fail("outputs", f"{CONTENTS} in {file.name}", _listing(stored, ignored), "add outputs or weight")
+    notes = [f"ignored keys: {_listed(ignored)}"] if ignored else []
+    lacking = [(key, f"add the array {key}") for key in ("features", "targets") if key not in stored]
+    if not {"outputs", "weight"} & stored.keys():
+        lacking.append(("outputs", "add outputs or weight"))
+    for key, remedy in lacking:
+        got = f"keys {_listed(sorted([*stored, *ignored]))}" if stored or ignored else "no keys"
+        raise fail(key, f"{CONTENTS} in {file.name}", got, remedy)
     settings = _options(file, stored.pop("options", None))
     if "l2" in stored:
         settings["l2"] = _single_number("l2", stored.pop("l2"))
-    given = {"l2": l2, "intercept": intercept, "penalize_intercept": penalize_intercept}
-    given["loss"] = None if loss == "auto" else loss  # type: ignore[assignment]
+    given: dict[str, Any] = {"l2": l2, "intercept": intercept, "penalize_intercept": penalize_intercept}
+    given["loss"] = None if loss == "auto" else loss
     for name, value in given.items():
         if value is not None:
-            if name in settings and settings[name] != value:
+            if settings.get(name, value) != value:
                 notes.append(f"{name}={value} as given, not the {settings[name]} of the file")
             settings[name] = value
-
-    has_bias = "bias" in stored
     if "intercept" not in settings:
-        settings["intercept"] = has_bias or "weight" not in stored
+        settings["intercept"] = "bias" in stored or "weight" not in stored
         if not settings["intercept"]:
             notes.append("no bias in the file: the head is taken to have no intercept")
+
     numeric = ("features", "outputs", "targets", "weight", "bias")
     arrays: dict[str, Any] = {name: as_tensor(name, stored[name]) for name in numeric if name in stored}
     if "weight" in arrays and arrays["weight"].ndim == 1:
@@ -81,45 +80,34 @@ def from_file(
     return Head(**arrays, **names, **settings), notes
 
 
-def _read(file: Path) -> tuple[dict[str, Any], list[str]]:
-    """The known arrays of `file`, and the names of the others, which are not read."""
+def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], list[str]]:
+    """The known arrays of a file, and the names of the others, which are not read."""
     readers = {".npz": _read_npz, ".safetensors": _read_safetensors}
-    if file.suffix not in readers:
-        raise fail("file", "an .npz or .safetensors file", file.name, "save the arrays with numpy.savez")
-    if not file.is_file():
-        raise fail("file", "a file that exists", str(file), "check the path")
-    try:
-        return readers[file.suffix](file)
-    except InputError:
-        raise
-    except PermissionError as error:
-        raise fail("file", "a file that can be read", str(file), "check its permissions") from error
-    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error) as error:
-        if "pickle" in str(error):
-            remedy = "save plain numbers and strings (no object arrays) with numpy.savez"
-            raise fail("file", "arrays that need no pickle", f"{file.name}, which needs it", remedy) from error
-        got = f"{file.name}, truncated or not of that format"
-        raise fail("file", f"a whole {file.suffix} file", got, "write the file again") from error
+    name, suffix = Path(path).name, Path(path).suffix
+    if suffix not in readers:
+        raise fail("file", "an .npz or .safetensors file", name, "save the arrays with numpy.savez")
+    with reading("file", path, f"{suffix} file") as file:
+        return readers[suffix](file)
 
 
 def _read_npz(file: Path) -> tuple[dict[str, Any], list[str]]:
-    # np.load takes anything that is neither .npz nor .npy for a pickle, and would blame a cut file on that.
-    if not zipfile.is_zipfile(file):
-        raise zipfile.BadZipFile
     with np.load(file, allow_pickle=False) as stored:
         known, ignored = _sorted_out(stored.files)
-        return {name: stored[name] for name in known}, ignored
+        try:
+            return {name: stored[name] for name in known}, ignored
+        except ValueError as error:
+            if "Object arrays" not in str(error):
+                raise
+            remedy = "save plain numbers and strings (no object arrays) with numpy.savez"
+            raise fail("file", "arrays that need no pickle", f"{file.name}, which needs it", remedy) from error
 
 
 def _read_safetensors(file: Path) -> tuple[dict[str, Any], list[str]]:
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
-    try:
-        with safe_open(file, framework="pt") as stored:
-            known, ignored = _sorted_out(stored.keys())
-            arrays = {name: stored.get_tensor(name) for name in known}
-    except SafetensorError as error:
-        raise ValueError(str(error)) from error
+    with safe_open(file, framework="pt") as stored:
+        known, ignored = _sorted_out(stored.keys())
+        arrays = {name: stored.get_tensor(name) for name in known}
     # NumPy, and so Head.save, has no bfloat16.
     return {k: v.to(torch.float32) if v.dtype == torch.bfloat16 else v for k, v in arrays.items()}, ignored
 
@@ -129,9 +117,8 @@ def _sorted_out(keys: list[str]) -> tuple[list[str], list[str]]:
     return known, sorted(key for key in keys if key not in known)
 
 
-def _listing(stored: dict[str, Any], ignored: list[str]) -> str:
-    keys = sorted([*stored, *ignored])
-    return "keys " + ", ".join(keys) if keys else "no keys"
+def _listed(keys: list[str]) -> str:
+    return ", ".join(keys[:12]) + (", …" if len(keys) > 12 else "")
 
 
 def _options(file: Path, value: Any) -> dict[str, Any]:

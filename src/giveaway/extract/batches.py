@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +40,11 @@ class Batch:
     def leaves(self) -> Iterator[Any]:
         """Tensors, arrays, lists of plain values and single values in the inputs and targets, nesting undone."""
         return _leaves((self.arguments, self.keywords, self.targets))
+
+
+def batches(loader: Iterable[Any], keys: BatchKeys) -> Iterator[Batch]:
+    """One pass over `loader`."""
+    return (take_apart(batch, keys) for batch in loader)
 
 
 def take_apart(batch: Any, keys: BatchKeys) -> Batch:

@@ -46,8 +46,10 @@ def named_layer(model: nn.Module, name: str) -> dict[str, nn.Linear]:
     return {name: module}
 
 
-def watch(layers: Mapping[str, nn.Linear], forward: Callable[[], Any]) -> tuple[Any, Seen | None]:
-    """Run `forward` and return its result with what the last of `layers` to run saw; None if none ran."""
+def watch(
+    layers: Mapping[str, nn.Linear], model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]
+) -> tuple[Any, Seen | None]:
+    """Run `model` and return its result with what the last of `layers` to run saw; None if none ran."""
     runs: Counter[str] = Counter()
     last: list[Seen] = []
 
@@ -62,7 +64,7 @@ def watch(layers: Mapping[str, nn.Linear], forward: Callable[[], Any]) -> tuple[
 
     handles = [layer.register_forward_hook(keep(name), with_kwargs=True) for name, layer in layers.items()]
     try:
-        result = forward()
+        result = model(*arguments, **keywords)
     finally:
         for handle in handles:
             handle.remove()

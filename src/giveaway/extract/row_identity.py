@@ -56,27 +56,30 @@ def expected_rows(loader: DataLoader[Any]) -> int | None:
     return len(loader.dataset) if sized and hasattr(loader.dataset, "__len__") else None
 
 
-def check_count(seen: int, expected: int | None) -> None:
-    """Refuse a pass that gave other than one row a record."""
-    if expected is not None and seen != expected:
-        got = f"{'more than ' if seen > expected else ''}{min(seen, expected)} rows for {expected} records"
-        raise fail("data", ORDERED, got, "use a sampler and collate_fn that give each record once")
-
-
 class RowTrail:
-    """A fingerprint of the inputs and target of each row, with its id, in the order the rows came."""
+    """A fingerprint of the inputs and target of each row of one pass, with its id, in the order the rows came."""
 
-    def __init__(self) -> None:
+    def __init__(self, expected: int | None) -> None:
+        self._expected = expected
         self._fingerprints: list[np.ndarray] = []
         self._ids: list[np.ndarray] = []
         self.rows = 0
 
     def add(self, batch: Batch) -> None:
-        """Append the rows of `batch`."""
+        """Append the rows of `batch`; more than expected are refused."""
         self._fingerprints.append(fingerprints(batch))
         if batch.ids is not None:
             self._ids.append(batch.ids)
         self.rows += len(batch.targets)
+        if self._expected is not None and self.rows > self._expected:
+            raise self._count_error(f"more than {self._expected}")
+
+    def check_complete(self) -> None:
+        """Refuse a pass that gave fewer than one row a record, or none."""
+        if self.rows == 0:
+            raise fail("data", "at least 2 records", "0", "pass the training set")
+        if self._expected is not None and self.rows < self._expected:
+            raise self._count_error(str(self.rows))
 
     @property
     def ids(self) -> np.ndarray | None:
@@ -105,6 +108,10 @@ class RowTrail:
                 f"{len(changed)} of {self.rows} that differ between two passes, the first in row {changed.min()}",
                 "turn off random augmentation and shuffling, and pad to a fixed length",
             )
+
+    def _count_error(self, rows: str) -> InputError:
+        got = f"{rows} rows for {self._expected} records"
+        return fail("data", ORDERED, got, "use a sampler and collate_fn that give each record once")
 
 
 def fingerprints(batch: Batch) -> np.ndarray:

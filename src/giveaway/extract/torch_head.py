@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from giveaway.checks import check_choice, fail
-from giveaway.extract.batches import BatchKeys, take_apart
+from giveaway.extract.batches import BatchKeys, batches
 from giveaway.extract.linear_layer import (
     REDUCTIONS,
     check_is_model_output,
@@ -24,7 +24,6 @@ from giveaway.extract.linear_layer import (
 )
 from giveaway.extract.row_identity import (
     RowTrail,
-    check_count,
     check_nothing_dropped,
     expected_rows,
     order_error,
@@ -68,7 +67,8 @@ def from_torch(
     loss, l2, penalize_intercept : as in `Head`. Weight decay wd on a mean cross-entropy is l2 = n * wd.
     reduction : "mean", "first" or "last" token, for a layer that sees (batch, tokens, features); padding counts.
     input_key, target_key, id_key : where the batch keeps its parts, if not in the usual place.
-    device : where inputs go (default: where the model's parameters are). autocast : torch.bfloat16 or torch.float16.
+    device : which of the model's devices takes the inputs (default: that of its first parameter).
+    autocast : torch.bfloat16 or torch.float16, to run the model in mixed precision.
     sample_weight, ids, groups : one a record in dataset order, or (weights, groups) a dict from id to value.
 
     Examples
@@ -86,42 +86,38 @@ def from_torch(
         check_choice("reduction", reduction, REDUCTIONS)
     if autocast not in (None, torch.bfloat16, torch.float16):
         raise fail("autocast", "None, torch.bfloat16 or torch.float16", str(autocast), "choose one of these")
-    candidates = linear_layers(module) if layer is None else named_layer(module, layer)
-    where = _device_of(module) if device is None else torch.device(device)
+    layers = linear_layers(module) if layer is None else named_layer(module, layer)
+    where = _device_of(module, device)
     keys = BatchKeys(input_key, target_key, id_key)
     check_nothing_dropped(loader)
     unknown_order, total = why_order_is_unknown(loader), expected_rows(loader)
 
-    trail = RowTrail()
+    first, second = RowTrail(total), RowTrail(total)
     features, outputs, targets = (_Rows(name, total) for name in ("features", "outputs", "targets"))
     with untouched(module, loader, where):
-        for raw in loader:
-            batch = take_apart(raw, keys)
+        for number, batch in enumerate(batches(loader, keys)):
             if unknown_order and batch.ids is None:
                 raise order_error(unknown_order)
-            trail.add(batch)
-            if total is not None and trail.rows > total:
-                check_count(trail.rows, total)
-            arguments, keywords = batch.inputs_on(where)
-            precision = nullcontext() if autocast is None else torch.autocast(where.type, dtype=autocast)
-            with precision:
-                result, seen = watch(candidates, lambda a=arguments, k=keywords: module(*a, **k))  # type: ignore[misc]
+            first.add(batch)
+            with nullcontext() if autocast is None else torch.autocast(where.type, dtype=autocast):
+                result, seen = watch(layers, module, *batch.inputs_on(where))
             if layer is None:
                 seen = check_is_model_output(result, seen, reduction)
-                candidates = {seen.name: candidates[seen.name]}
+                layers = {seen.name: layers[seen.name]}
             elif seen is None:
                 raise fail("layer", "a layer that runs", f"{layer!r}, which the forward leaves out", "name another")
+            if number == 0:
+                check_not_tied(module, seen.name, layers[seen.name])
             x, f = one_row_a_record(seen, len(batch.targets), reduction)
             features.add(x)
             outputs.add(f)
             targets.add(batch.targets)
-        if trail.rows == 0:
-            raise fail("data", "at least 2 records", "0", "pass the training set")
-        check_count(trail.rows, total)
-        batch_ids = trail.ids
-        _read_again(loader, keys, trail)
-        (name, linear), *_ = candidates.items()
-        check_not_tied(module, name, linear)
+        first.check_complete()
+        batch_ids = first.ids
+        for batch in batches(loader, keys):
+            second.add(batch)
+        first.check_repeated_by(second)
+        (linear,) = layers.values()
         # Read inside: a parametrized weight (spectral norm) may change when it is read in training mode.
         weight = linear.weight.detach().cpu().clone()
         bias = None if linear.bias is None else linear.bias.detach().cpu().clone()
@@ -169,13 +165,6 @@ class _Rows:
         return self._blocks[0] if len(self._blocks) == 1 else torch.cat(self._blocks)
 
 
-def _read_again(loader: DataLoader[Any], keys: BatchKeys, first: RowTrail) -> None:
-    second = RowTrail()
-    for raw in loader:
-        second.add(take_apart(raw, keys))
-    first.check_repeated_by(second)
-
-
 def _in_row_order(argument: str, value: Any, names: Any, unknown_order: str | None) -> Any:
     if isinstance(value, Mapping):
         if names is None:
@@ -196,6 +185,8 @@ def _as_loader(data: Any, batch_size: int) -> DataLoader[Any]:
         return data
     indexable = hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, Mapping | str)
     if isinstance(data, Dataset) or (indexable and not isinstance(data, torch.Tensor | np.ndarray)):
+        if not isinstance(batch_size, int) or batch_size < 1:
+            raise fail("batch_size", "a whole number of at least 1", repr(batch_size), "256 suits most models")
         return DataLoader(data, batch_size=batch_size, shuffle=False)
     raise fail("data", "a DataLoader or a Dataset", type(data).__name__, "wrap arrays in a TensorDataset")
 
@@ -210,5 +201,17 @@ def _unwrapped(model: Any) -> nn.Module:
     return _unwrapped(inner) if isinstance(inner, nn.Module) else model
 
 
-def _device_of(model: nn.Module) -> torch.device:
-    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+def _device_of(model: nn.Module, asked: torch.device | str | None) -> torch.device:
+    """Where the model's inputs go: as asked, if some of its parameters are there, else to its first parameter."""
+    present = list(dict.fromkeys(parameter.device for parameter in model.parameters())) or [torch.device("cpu")]
+    if asked is None:
+        return present[0]
+    try:
+        wanted = torch.device(asked)
+    except RuntimeError as error:
+        raise fail("device", "a torch device, as cpu or cuda:1", repr(asked), "check its spelling") from error
+    match = next((d for d in present if d.type == wanted.type and wanted.index in (None, d.index)), None)
+    if match is None:
+        got = f"{wanted} for a model on {' and '.join(map(str, present))}"
+        raise fail("device", "where the model is", got, "move it first with model.to(device)")
+    return match

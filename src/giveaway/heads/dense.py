@@ -1,8 +1,8 @@
 """Exact dense curvature of a head in float64: H = Σ_j s_j x_j x_jᵀ ⊗ W_j + λI, inverted once, used for every record.
 
-Sums and forms run over pairs of features times the numbers of W (linalg.accumulate). Features are divided by their
-root mean square first, which makes the numerical rank independent of their units, and features that are zero
-throughout are left out: both leave every score as it is.
+Sums and forms run over pairs of features times the numbers of W (linalg.accumulate). In between, the matrix that is
+inverted has its features divided by their root mean square, which makes the numerical rank independent of their units,
+and a one on the diagonal for features that are zero throughout: both leave every score as it is.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
 
 from giveaway.checks import fail
 from giveaway.heads.blocks import Blocks, SeparateBlocks, SoftmaxBlocks
@@ -29,16 +30,20 @@ class DenseCurvature:
 
     def __init__(self, head: Head, on_rows: Callable[[int], Any] = lambda rows: None) -> None:
         self.loss = loss_of(head)
-        self.scale, self.alive = _feature_scale(head)
-        _check_memory(int(self.alive.sum()) * self.parameters_per_feature)
-        self.sums = PairTiles(int(self.alive.sum()), self._pairs(), head.features.device)
+        _check_memory(head.width * self.parameters_per_feature)
+        device = head.features.device
+        self.sums = PairTiles(head.width, self._pairs(), device)
+        squares = torch.zeros(head.width, dtype=torch.float64, device=device)
         for part in head.slices(ROWS):
-            v = self.loss.pair_weights(head.outputs[part].to(torch.float64))
+            x, v = head.columns(part), self.loss.pair_weights(head.outputs[part].to(torch.float64))
             if head.sample_weight is not None:
-                v = v * head.sample_weight[part, None]
-            self.sums.add(self._scaled(head.rows(part)), v)
-            on_rows(len(v))
-        self.penalized = torch.ones(head.width, dtype=torch.float64, device=head.features.device)
+                v = v * head.sample_weight[part]
+            self.sums.add(x, v)
+            squares += x.norm(dim=1).square()
+            on_rows(x.shape[1])
+        self.alive = squares > 0
+        self.scale = torch.where(self.alive, (squares / head.n).sqrt(), 1.0)
+        self.penalized = torch.ones_like(squares)
         if head.intercept and not head.penalize_intercept:
             self.penalized[-1] = 0.0
         self._factor(head.l2)
@@ -58,55 +63,54 @@ class DenseCurvature:
     @property
     def size(self) -> int:
         """P, the parameters of the head in the directions that matter."""
-        return len(self.alive) * self.loss.degrees
+        return self.sums.d * self.loss.degrees
 
     @property
     def report(self) -> dict[str, Any]:
         """What the metadata says of this curvature."""
         shared = self.loss.m if isinstance(self.loss, Squared) else 1
+        dead = int((~self.alive).sum())
         return {
             "curvature": "dense",
             "parameters": self.size,
-            "rank": shared * sum(inverse.rank for inverse in self.inverses),
+            "rank": shared * sum(inverse.rank for inverse in self.inverses) - dead * self.loss.degrees,
             "rank_relative_cut": self.inverses[0].relative_cut,
             "inverse": "/".join(sorted({inverse.method for inverse in self.inverses})),
-            "dead_features": int((~self.alive).sum()),
+            "dead_features": dead,
             "features_scaled_by_rms": True,
             "l2": self.l2,
         }
 
     def quadratics(self, x: torch.Tensor) -> torch.Tensor:
-        """The numbers of B for groups x (N, s, d), as `blocks` takes them; best asked for many groups at once."""
-        n, s, _ = x.shape
-        scaled = self._scaled(x.reshape(n * s, -1))
-        return self.forms.forms(scaled) if s == 1 else self._cross(scaled.view(n, s, -1))
+        """The numbers of B for records x (d, N), or for groups x (N, s, d), as `blocks` takes them."""
+        return self.forms.forms(x) if x.ndim == 2 else self._cross(x / self.scale)
 
     def blocks(self, quadratics: torch.Tensor, outputs: torch.Tensor, sample_weight: torch.Tensor) -> Blocks:
         """Leverage blocks of groups with these quadratics, outputs (N, s, m) and sample weights (N, s)."""
-        n, s, _ = outputs.shape
+        n, _, m = outputs.shape
         if isinstance(self.loss, Softmax):
-            r = self.loss.degrees
-            if s == 1:
-                quadratics = quadratics[:, _unpacking(r, outputs.device)]
-            return SoftmaxBlocks(quadratics.view(n, s, r, s, r), torch.softmax(outputs, -1), sample_weight)
+            if quadratics.ndim == 2:
+                places = pad(_unpacking(m - 1, outputs.device), (0, 1, 0, 1), value=len(quadratics))
+                block = torch.cat([quadratics, quadratics.new_zeros(1, n)])[places].view(1, m, 1, m, n)
+            else:
+                block = pad(quadratics, (0, 1, 0, 0, 0, 1)).permute(1, 2, 3, 4, 0).contiguous()
+            return SoftmaxBlocks(block, torch.softmax(outputs, -1), sample_weight)
         assert isinstance(self.loss, (Squared, Logistic))
-        separate = quadratics.view(n, -1, s, s)
+        separate = quadratics.view(1, 1, -1, n) if quadratics.ndim == 2 else quadratics.permute(2, 3, 1, 0)
         return SeparateBlocks(separate, self.loss.weights(outputs), sample_weight, self.loss.sensitivity)
 
     def solve(self, v: torch.Tensor) -> torch.Tensor:
         """H⁻¹ v for v (d, m): a gradient of the summed loss with respect to θ; softmax needs rows that sum to zero."""
-        scaled = (v / self.scale.unsqueeze(1))[self.alive]
-        basis = self._basis()
-        reduced = scaled if basis is None else scaled @ basis
-        if basis is not None:
+        scaled = v / self.scale.unsqueeze(1)
+        if isinstance(self.loss, Softmax):
+            basis = self._basis()
+            reduced = scaled @ basis
             solved = (self.inverses[0].full() @ reduced.reshape(-1)).view_as(reduced) @ basis.T
         elif len(self.inverses) == 1:
-            solved = self.inverses[0].full() @ reduced
+            solved = self.inverses[0].full() @ scaled
         else:
-            solved = torch.stack([inverse.full() @ reduced[:, k] for k, inverse in enumerate(self.inverses)], 1)
-        out = torch.zeros_like(v)
-        out[self.alive] = solved
-        return out / self.scale.unsqueeze(1)
+            solved = torch.stack([inverse.full() @ scaled[:, k] for k, inverse in enumerate(self.inverses)], 1)
+        return solved / self.scale.unsqueeze(1)
 
     def _pairs(self) -> int:
         r = self.loss.degrees
@@ -114,13 +118,10 @@ class DenseCurvature:
             return r * (r + 1) // 2
         return 1 if isinstance(self.loss, Squared) else r
 
-    def _scaled(self, x: torch.Tensor) -> torch.Tensor:
-        x = x / self.scale
-        return x if bool(self.alive.all()) else x[:, self.alive]
-
     def _factor(self, l2: float) -> None:
         self.l2 = l2
-        self.ridge = (l2 * self.penalized / self.scale.square())[self.alive]
+        ridge = l2 * self.penalized / self.scale.square()
+        self.ridge = torch.where(self.alive | (ridge > 0), ridge, 1.0)
         self.inverses: list[Inverse] = []
         self.forms = PairTiles(self.sums.d, self.sums.p, self.ridge.device)
         if isinstance(self.loss, Softmax):
@@ -131,11 +132,15 @@ class DenseCurvature:
                 self.inverses.append(invert(lambda k=k: self._assemble_separate(k)))  # type: ignore[misc]
                 self._read_separate(k, self.inverses[k].upper)
 
+    def _rescaling(self, s: int, e: int) -> torch.Tensor:
+        """1/(scale_b scale_a) for the pairs of tile (s, e)."""
+        return 1.0 / torch.outer(self.scale[s:], self.scale[s:e])
+
     def _assemble_separate(self, k: int) -> torch.Tensor:
         d = self.sums.d
         matrix = self.ridge.new_empty(d, d)
         for s, e, tile in self.sums:
-            matrix[s:e, s:] = tile[:, :, k].T
+            matrix[s:e, s:] = (tile[:, :, k] * self._rescaling(s, e)).T
         matrix.diagonal().add_(self.ridge)
         return matrix
 
@@ -143,7 +148,7 @@ class DenseCurvature:
         for s, e, tile in self.forms:
             part = upper[s:e, s:].triu()
             part.diagonal().mul_(0.5)
-            tile[:, :, k] = 2.0 * part.T
+            tile[:, :, k] = 2.0 * part.T * self._rescaling(s, e)
 
     def _assemble_softmax(self) -> torch.Tensor:
         d, r = self.sums.d, self.loss.degrees
@@ -151,7 +156,8 @@ class DenseCurvature:
         unpack = _unpacking(r, self.ridge.device)
         matrix = self.ridge.new_empty(d * r, d * r)
         for s, e, tile in self.sums:
-            squares = contrast.T @ tile[:, :, unpack].view(d - s, e - s, r, r) @ contrast
+            scaled = tile * self._rescaling(s, e).unsqueeze(2)
+            squares = contrast.T @ (scaled[:, :, unpack] @ contrast)
             matrix.view(d, r, d, r)[s:e, :, s:] = squares.permute(1, 2, 0, 3)
         matrix.diagonal().add_(self.ridge.repeat_interleave(r))
         return matrix
@@ -164,18 +170,16 @@ class DenseCurvature:
             part = upper[s * r : e * r, s * r :].triu()
             part.diagonal().mul_(0.5)
             folded = part.view(e - s, r, d - s, r).permute(2, 0, 1, 3)
-            squares = contrast @ folded @ contrast.T
-            tile[:] = (squares + squares.mT)[:, :, rows, columns]
+            squares = contrast @ (folded @ contrast.T)
+            packed = squares[:, :, rows, columns] + squares[:, :, columns, rows]
+            torch.mul(packed, self._rescaling(s, e).unsqueeze(2), out=tile)
 
-    def _basis(self) -> torch.Tensor | None:
-        if not isinstance(self.loss, Softmax):
-            return None
+    def _basis(self) -> torch.Tensor:
         return helmert(self.loss.m).to(self.ridge.device)
 
     def _contrast(self) -> torch.Tensor:
         """T with (f_k − f_m)_k = T·(Helmert coordinates of f)."""
         basis = self._basis()
-        assert basis is not None
         return basis[:-1] - basis[-1]
 
     def _cross(self, x: torch.Tensor) -> torch.Tensor:
@@ -206,16 +210,7 @@ def _unpacking(r: int, device: torch.device) -> torch.Tensor:
     rows, columns = triangle(r, device)
     place = torch.empty(r, r, dtype=torch.int64, device=device)
     place[rows, columns] = place[columns, rows] = torch.arange(len(rows), device=device)
-    return place.view(-1)
-
-
-def _feature_scale(head: Head) -> tuple[torch.Tensor, torch.Tensor]:
-    """Root mean square of every column of the design matrix (1 where it is zero throughout), and which are not."""
-    total = torch.zeros(head.width, dtype=torch.float64, device=head.features.device)
-    for part in head.slices(ROWS):
-        total += head.rows(part).square().sum(0)
-    alive = total > 0
-    return torch.where(alive, (total / head.n).sqrt(), 1.0), alive
+    return place
 
 
 def _check_memory(size: int) -> None:

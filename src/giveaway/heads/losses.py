@@ -44,7 +44,7 @@ class Loss(ABC):
 
     @abstractmethod
     def pair_weights(self, f: torch.Tensor) -> torch.Tensor:
-        """(c, p) numbers of W for outputs (c, m)."""
+        """(p, c) numbers of W for outputs (c, m)."""
 
 
 class Squared(Loss):
@@ -68,7 +68,7 @@ class Squared(Loss):
         return (f - y).norm(dim=-1)
 
     def pair_weights(self, f: torch.Tensor) -> torch.Tensor:
-        return f.new_full((len(f), 1), 2.0)
+        return f.new_full((1, len(f)), 2.0)
 
     def weights(self, f: torch.Tensor) -> torch.Tensor:
         """The diagonal of W."""
@@ -97,7 +97,7 @@ class Logistic(Loss):
         return self.gradient(f, y).abs().amax(-1)
 
     def pair_weights(self, f: torch.Tensor) -> torch.Tensor:
-        return self.weights(f)
+        return self.weights(f).T
 
     def weights(self, f: torch.Tensor) -> torch.Tensor:
         """The diagonal of W."""
@@ -152,10 +152,11 @@ class Softmax(Loss):
 
     def pair_weights(self, f: torch.Tensor) -> torch.Tensor:
         p = torch.softmax(f, -1)
+        curvature = (p * self.complement(p)).T
+        p = p.T.contiguous()
         rows, columns = triangle(self.degrees, f.device)
-        packed = p[:, rows] * p[:, columns]
-        packed.neg_()
-        packed[:, rows == columns] = (p * self.complement(p))[:, :-1]
+        packed = p[rows].mul_(p[columns]).neg_()
+        packed[rows == columns] = curvature[:-1]
         return packed
 
     def entropy(self, f: torch.Tensor) -> torch.Tensor:

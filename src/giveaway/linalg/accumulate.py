@@ -1,9 +1,10 @@
 """Sums of weighted feature products, and quadratic forms back from them, using both symmetries.
 
-For features x (c, d) and weights v (c, p) the sums are G[a, b, p] = Σ_j x_ja x_jb v_jp. Only b ≥ a is kept, cut into
-tiles of a few a's: tile (s, e) holds [b − s, a − s, p] for a in s:e and b in s:d. The forms are the transpose
-operation, q[j, p] = Σ_{a, b} x_ja x_jb M[b, a, p]. Each is one matrix product a tile; which factor is expanded before
-the product (weights or feature pairs) is a matter of which is the smaller.
+For features x (d, c) and weights v (p, c) of c records the sums are G[a, b, p] = Σ_j x_aj x_bj v_pj. Only b ≥ a is
+kept, cut into tiles of a few a's: tile (s, e) holds [b − s, a − s, p] for a in s:e and b in s:d. The forms are the
+transpose operation, q[p, j] = Σ_{a, b} x_aj x_bj M[b, a, p]. Each is one matrix product a tile; which factor is
+expanded before the product (weights or feature pairs) is a matter of which is the smaller. Records come last in every
+array, so that the expansion runs along memory.
 """
 
 from __future__ import annotations
@@ -12,16 +13,19 @@ from collections.abc import Iterator
 
 import torch
 
-TILE = 16
-ROWS = 512
+EXPANDED_BYTES = 1_200_000  # of one expanded block: it should stay in the cache until the product has read it
+EXPANDED_COLUMNS = 720  # of one product, at most: enough for the product to run at full speed
 
 
 class PairTiles:
     """Tiles over the upper triangle of feature pairs, each pair carrying p numbers."""
 
     def __init__(self, d: int, p: int, device: torch.device | None = None) -> None:
-        count = max(1, d // TILE)
         self.d, self.p = d, p
+        self.expand_weights = 2 * p <= d
+        # a tile of a's also holds its own lower triangle: few a's waste little, many make the product efficient
+        width = min(d // 8, -(-EXPANDED_COLUMNS // p)) if self.expand_weights else d // 16
+        count = d // max(4, width) or 1
         self.edges = [(d * i // count, d * (i + 1) // count) for i in range(count)]
         self.tiles = [torch.zeros(d - s, e - s, p, dtype=torch.float64, device=device) for s, e in self.edges]
 
@@ -29,41 +33,57 @@ class PairTiles:
         for (start, end), tile in zip(self.edges, self.tiles, strict=True):
             yield start, end, tile
 
-    @property
-    def expand_weights(self) -> bool:
-        return 2 * self.p <= self.d
-
     def add(self, x: torch.Tensor, v: torch.Tensor) -> None:
-        """Add the rows x (c, d), v (c, p) to the sums, `ROWS` at a time."""
-        for i in range(0, len(x), ROWS):
-            self._add_block(x[i : i + ROWS], v[i : i + ROWS])
+        """Add the records x (d, c), v (p, c) to the sums."""
+        rows, space = self._workspace(x)
+        for i in range(0, x.shape[1], rows):
+            part, weights = x[:, i : i + rows].contiguous(), v[:, i : i + rows].contiguous()
+            for s, e, tile in self:
+                if self.expand_weights:
+                    expanded = _expand(part[s:e], weights, space)
+                    tile.view(self.d - s, -1).addmm_(part[s:], expanded.T)
+                else:
+                    tile.view(-1, self.p).addmm_(_expand(part[s:], part[s:e], space), weights.T)
 
     def merge(self, other: PairTiles) -> None:
-        """Add the sums of other rows."""
+        """Add the sums of other records."""
         for tile, more in zip(self.tiles, other.tiles, strict=True):
             tile += more
 
     def forms(self, x: torch.Tensor) -> torch.Tensor:
-        """q (c, p), with this object's tiles as M."""
-        out = x.new_zeros(len(x), self.p)
-        for i in range(0, len(x), ROWS):
-            self._forms_block(x[i : i + ROWS], out[i : i + ROWS])
+        """q (p, c), with this object's tiles as M."""
+        out = x.new_zeros(self.p, x.shape[1])
+        rows, space = self._workspace(x)
+        for i in range(0, x.shape[1], rows):
+            part, target = x[:, i : i + rows], out[:, i : i + rows]
+            if self.expand_weights:
+                target.copy_(self._contracted(part.T.contiguous(), space).T)
+                continue
+            part = part.contiguous()
+            for s, e, tile in self:
+                target.addmm_(tile.view(-1, self.p).T, _expand(part[s:], part[s:e], space))
         return out
 
-    def _add_block(self, x: torch.Tensor, v: torch.Tensor) -> None:
+    def _contracted(self, x: torch.Tensor, space: torch.Tensor) -> torch.Tensor:
+        """Σ_a x_a (Σ_b x_b M[b, a]) of records x (c, d), as (c, p)."""
+        out = x.new_zeros(len(x), 1, self.p)
         for s, e, tile in self:
-            if self.expand_weights:
-                weighted = x[:, s:e, None] * v[:, None, :]
-                tile.view(self.d - s, -1).addmm_(x[:, s:].T, weighted.view(len(x), -1))
-            else:
-                products = x[:, s:, None] * x[:, None, s:e]
-                tile.view(-1, self.p).addmm_(products.view(len(x), -1).T, v)
+            half = space[: len(x) * (e - s) * self.p].view(len(x), -1)
+            torch.mm(x[:, s:], tile.view(self.d - s, -1), out=half)
+            out.baddbmm_(x[:, None, s:e], half.view(len(x), e - s, self.p))
+        return out.squeeze(1)
 
-    def _forms_block(self, x: torch.Tensor, out: torch.Tensor) -> None:
-        for s, e, tile in self:
-            if self.expand_weights:
-                partial = x[:, s:] @ tile.view(self.d - s, -1)
-                out.unsqueeze(1).baddbmm_(x[:, None, s:e], partial.view(len(x), e - s, self.p))
-            else:
-                products = x[:, s:, None] * x[:, None, s:e]
-                out.addmm_(products.view(len(x), -1), tile.view(-1, self.p))
+    def _workspace(self, x: torch.Tensor) -> tuple[int, torch.Tensor]:
+        """How many records to expand at a time, and room for them."""
+        widest = max(e - s for s, e in self.edges) * (self.p if self.expand_weights else self.d)
+        rows = EXPANDED_BYTES // (8 * widest) // 64 * 64 if self.expand_weights else 1024
+        rows = min(max(rows, 128), 1024, x.shape[1])
+        return rows, x.new_empty(widest * rows)
+
+
+def _expand(left: torch.Tensor, right: torch.Tensor, space: torch.Tensor) -> torch.Tensor:
+    """(left × right, c) products of every row of left with every row of right."""
+    size = len(left), len(right), left.shape[1]
+    expanded = space[: size[0] * size[1] * size[2]].view(size)
+    torch.mul(left.unsqueeze(1), right.unsqueeze(0), out=expanded)
+    return expanded.view(-1, size[2])

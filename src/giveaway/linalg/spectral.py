@@ -1,6 +1,6 @@
 """Largest eigen- and singular values of many small matrices at once, by iteration instead of a batched SVD.
 
-Small matrices are squared repeatedly: A^(2^k) soon has its top eigenvector in every column. Larger ones get Lanczos
+Small matrices are squared repeatedly: A^(2^k) soon maps every vector onto the top eigenvector. Larger ones get Lanczos
 steps, restarted from their Ritz vector. Both stop a matrix on its residual ‖Av − ρv‖ ≤ TOLERANCE·ρ; the error of ρ is
 of the square of that. What has not converged (a cluster at the top) is decomposed exactly.
 """
@@ -11,59 +11,61 @@ import torch
 
 TOLERANCE = 1e-7
 SQUARED_UP_TO = 24
-SQUARINGS = 12
+SQUARINGS = (6, 2, 2, 2)  # between one look at the residuals and the next
 LANCZOS_STEPS = 12
 RESTARTS = 12
 TINY = torch.finfo(torch.float64).tiny
 
 
 def top_eigenvalue(matrices: torch.Tensor) -> torch.Tensor:
-    """λ_max of symmetric positive semi-definite matrices (Q, R, R) → (Q,)."""
-    if matrices.shape[-1] == 1:
-        return matrices[:, 0, 0].clone()
-    if matrices.shape[-1] <= SQUARED_UP_TO:
-        return _by_squaring(matrices)
-    return _by_lanczos(matrices, symmetric=True)
+    """λ_max of symmetric positive semi-definite matrices (R, R, Q) → (Q,)."""
+    if len(matrices) == 1:
+        return matrices[0, 0].clone()
+    batch = matrices.permute(2, 0, 1).contiguous()
+    return _by_squaring(batch) if len(matrices) <= SQUARED_UP_TO else _by_lanczos(batch, symmetric=True)
 
 
 def top_singular_value(matrices: torch.Tensor) -> torch.Tensor:
-    """σ_max of square matrices (Q, R, R) → (Q,)."""
-    if matrices.shape[-1] == 1:
-        return matrices[:, 0, 0].abs()
-    if matrices.shape[-1] <= SQUARED_UP_TO:
-        return _by_squaring(torch.bmm(matrices.mT, matrices)).sqrt()
-    return _by_lanczos(matrices, symmetric=False).sqrt()
+    """σ_max of square matrices (R, R, Q) → (Q,)."""
+    if len(matrices) == 1:
+        return matrices[0, 0].abs()
+    batch = matrices.permute(2, 0, 1).contiguous()
+    if len(matrices) <= SQUARED_UP_TO:
+        return _by_squaring(torch.bmm(batch.mT, batch)).sqrt()
+    return _by_lanczos(batch, symmetric=False).sqrt()
 
 
 def _by_squaring(matrices: torch.Tensor) -> torch.Tensor:
-    power = matrices
+    start = _start(matrices)
     value = matrices.new_zeros(len(matrices))
-    open_rows = torch.arange(len(matrices), device=matrices.device)
-    for squaring in range(1, SQUARINGS + 1):
-        scale = power.diagonal(dim1=1, dim2=2).sum(1).clamp_min(TINY)
-        power = power / scale[:, None, None]
-        power = torch.bmm(power, power)
-        if squaring < 5 or squaring % 2 == 0:
-            continue
-        column = power.diagonal(dim1=1, dim2=2).argmax(1)
-        v = power.gather(2, column[:, None, None].expand(-1, power.shape[1], 1))
+    open_rows, remaining, power = torch.arange(len(matrices), device=matrices.device), matrices, matrices
+    for squarings in SQUARINGS:
+        # the trace lies between λ_max and R·λ_max: a few squarings can neither overflow nor vanish
+        power = power / power.diagonal(dim1=1, dim2=2).sum(1).clamp_min(TINY)[:, None, None]
+        for _ in range(squarings):
+            power = torch.bmm(power, power)
+        v = torch.matmul(power, start)
         v = v / v.norm(dim=1, keepdim=True).clamp_min(TINY)
-        image = torch.bmm(matrices[open_rows], v)
-        ritz = (v * image).sum(dim=(1, 2))
-        residual = (image - ritz[:, None, None] * v).norm(dim=(1, 2))
+        image = torch.bmm(remaining, v.unsqueeze(2)).squeeze(2)
+        ritz = (v * image).sum(1)
         value[open_rows] = ritz
-        still = residual > TOLERANCE * ritz
+        still = torch.addcmul(image, v, ritz.unsqueeze(1), value=-1).norm(dim=1) > TOLERANCE * ritz
         if not bool(still.any()):
             return value
-        open_rows, power = open_rows[still], power[still]
-    value[open_rows] = torch.linalg.eigvalsh(matrices[open_rows])[:, -1]
+        open_rows, remaining, power = open_rows[still], remaining[still], power[still]
+    value[open_rows] = torch.linalg.eigvalsh(remaining)[:, -1]
     return value
+
+
+def _start(matrices: torch.Tensor) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(matrices.shape[1], generator=generator, dtype=matrices.dtype).to(matrices.device)
 
 
 def _by_lanczos(matrices: torch.Tensor, *, symmetric: bool) -> torch.Tensor:
     """λ_max of A, or of AᵀA where A is not symmetric."""
     count, size = matrices.shape[:2]
-    start = torch.randn(size, generator=torch.Generator().manual_seed(0), dtype=matrices.dtype).to(matrices.device)
+    start = _start(matrices)
     v = start.expand(count, size) / start.norm()
     value = matrices.new_zeros(count)
     open_rows = torch.arange(count, device=matrices.device)

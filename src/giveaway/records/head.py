@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch
 
 from giveaway.checks import (
     ROWS_PER_CHECK,
+    InputError,
     as_tensor,
     check_choice,
     check_finite,
@@ -21,7 +22,7 @@ from giveaway.checks import (
     check_shape,
     fail,
 )
-from giveaway.files import write_atomically
+from giveaway.files import read_arrays, write_atomically
 
 LOSSES = ("squared", "cross_entropy", "binary_cross_entropy")
 AGREEMENT = 1e-2  # of the outputs' spread; features stored in half precision still pass
@@ -41,6 +42,8 @@ def infer_loss(targets: Any, outputs: Any) -> str:
         if inside and bool(torch.allclose(rows.sum(1), torch.ones(len(rows), dtype=torch.float64), atol=1e-4)):
             return "cross_entropy"
     if not whole and not bool(((column == 0) | (column == 1)).all()):
+        if column.ndim == 1 and width > 1:
+            raise _float_labels(column)
         return "squared"
     kind = f"{str(y.dtype).removeprefix('torch.')} targets of shape {tuple(y.shape)} with {width} outputs"
     raise fail(
@@ -139,6 +142,18 @@ class Head:
             return block
         return torch.cat([block, block.new_ones(len(block), 1)], dim=1)
 
+    def columns(self, which: slice) -> torch.Tensor:
+        """The same rows as the columns of a contiguous (width, records) matrix."""
+        block = self.features[which]
+        out = torch.ones(self.width, len(block), dtype=torch.float64, device=block.device)
+        out[: block.shape[1]] = block.T.contiguous()
+        return out
+
+    def row_norms(self, which: slice | torch.Tensor) -> torch.Tensor:
+        """‖x‖ of the rows of the design matrix."""
+        norms = torch.linalg.vector_norm(self.features[which].to(torch.float64), dim=1)
+        return torch.hypot(norms, torch.ones_like(norms)) if self.intercept else norms
+
     def parameters(self) -> torch.Tensor:
         """θ as (width, m) in float64; an error where the head was built without its weights."""
         if self.weight is None:
@@ -160,21 +175,24 @@ class Head:
         """Write an .npz that `Head.load` and `giveaway audit --features` read; no pickle."""
         arrays = {"features": self.features, "outputs": self.outputs, "targets": self.targets}
         arrays |= {k: v for k in ("weight", "bias", "sample_weight") if (v := getattr(self, k)) is not None}
-        saved: dict[str, np.ndarray] = {name: value.cpu().numpy() for name, value in arrays.items()}
+        saved: dict[str, np.ndarray] = {name: _to_numpy(value) for name, value in arrays.items()}
         saved["ids"] = self.ids
         if self.groups is not None:
             saved["groups"] = self.groups
         options = {k: getattr(self, k) for k in ("loss", "l2", "intercept", "penalize_intercept")}
         saved["options"] = np.array(json.dumps(options))
-        write_atomically(path, lambda stream: np.savez(stream, allow_pickle=False, **saved))  # type: ignore[arg-type]
+        write_atomically(path, lambda stream: np.savez(stream, allow_pickle=False, **saved))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Head:
         """Read what `save` wrote."""
-        with np.load(path, allow_pickle=False) as stored:
-            fields: dict[str, Any] = {name: stored[name] for name in stored.files}
-        options = json.loads(str(fields.pop("options")))
-        return cls(**fields, **options)
+        stored: dict[str, Any] = read_arrays("path", path, "Head.save")
+        if "options" not in stored:
+            remedy = "read other files with giveaway.extract.from_file"
+            raise fail("path", "a file written by Head.save", "another .npz", remedy)
+        options = json.loads(str(stored.pop("options")))
+        known = {field.name for field in fields(cls)}
+        return cls(**{name: value for name, value in stored.items() if name in known}, **options)
 
     def __repr__(self) -> str:
         people = "" if self.groups is None else f", people={len(np.unique(self.groups))}"
@@ -206,7 +224,7 @@ class Head:
         worst, row, low, high = 0.0, 0, float("inf"), float("-inf")
         for part in self.slices(ROWS_PER_CHECK):
             given = self.outputs[part].to(torch.float64)
-            gap = (self.rows(part) @ theta - given).abs().amax(dim=1)
+            gap = (self.rows(part) @ theta - given).abs().amax(dim=1).nan_to_num(nan=torch.inf)
             low, high = min(low, float(given.min())), max(high, float(given.max()))
             if float(gap.max()) > worst:
                 worst, row = float(gap.max()), part.start + int(gap.argmax())
@@ -244,7 +262,10 @@ def _check_targets(y: torch.Tensor, outputs: torch.Tensor, loss: str) -> torch.T
     if loss == "binary_cross_entropy":
         y = y.unsqueeze(1) if y.ndim == 1 else y
         check_shape("targets", y, (n, m), f"({n}, {m}), one 0/1 label an output")
-        return _check_probabilities(y)
+        y = _check_probabilities(y)
+        if m == 1:
+            _check_two_classes(y)
+        return y
     if y.ndim == 2:
         if m == 1:
             raise fail("targets", "0/1 labels (n,) for one logit", f"shape {tuple(y.shape)}", "pass class indices")
@@ -253,10 +274,10 @@ def _check_targets(y: torch.Tensor, outputs: torch.Tensor, loss: str) -> torch.T
         worst = float((y.sum(1) - 1).abs().max())
         if worst > 1e-4:
             raise fail("targets", "probability rows that sum to 1", f"a row off by {worst:.3g}", "normalize them")
+        _check_two_classes(y)
         return y / y.sum(1, keepdim=True)
-    if y.is_floating_point():
-        if bool((y != y.round()).any()) or m > 1:
-            raise fail("targets", "integer class labels", f"{y.dtype} labels", "cast them to int, or set loss='squared'")
+    if y.is_floating_point() and (m > 1 or bool((y != y.round()).any())):
+        raise _float_labels(y)
     y = y.to(torch.int64)
     classes = max(m, 2)
     if int(y.min()) < 0 or int(y.max()) >= classes:
@@ -264,12 +285,27 @@ def _check_targets(y: torch.Tensor, outputs: torch.Tensor, loss: str) -> torch.T
         raise fail(
             "targets",
             f"class labels from 0 to {classes - 1}",
-            f"label {int(y[bad])} in row {bad}",
+            f"another label in row {bad}",
             "number the classes from 0 in the order of the outputs",
         )
-    if bool((y == y[0]).all()):
-        raise fail("targets", "at least two classes", f"class {int(y[0])} only", "pass the whole training set")
+    _check_two_classes(y)
     return y
+
+
+def _check_two_classes(y: torch.Tensor) -> None:
+    """Refuse certain labels that are all the same."""
+    if bool((y == y[0]).all()) and bool((y[0] == y[0].round()).all()):
+        raise fail("targets", "at least two classes", "one class only", "pass the whole training set")
+
+
+def _float_labels(y: torch.Tensor) -> InputError:
+    kind = str(y.dtype).removeprefix("torch.")
+    return fail("targets", "integer class labels", f"{kind} labels", "cast them to int, or set loss='squared'")
+
+
+def _to_numpy(tensor: torch.Tensor) -> np.ndarray:
+    # NumPy has no bfloat16; float32 holds it exactly
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).cpu().numpy()
 
 
 def _check_probabilities(y: torch.Tensor) -> torch.Tensor:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import os
 from collections.abc import Mapping
@@ -15,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from giveaway.checks import InputError, check_names, check_number, fail, nearest
-from giveaway.files import private_folder, write_atomically, write_json, write_text
+from giveaway.files import private_folder, read_arrays, write_atomically, write_json, write_text
 
 DEFAULT_RANKING = ("fused", "newton")
-FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+MARKER = "audit.json"
+FORMULA_STARTS = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -32,6 +31,8 @@ class ScoreTable:
 
     def __post_init__(self) -> None:
         n = len(self.ids)
+        if not self.scores:
+            raise fail("scores", "at least one column", "none", "name the scores of the table")
         scores = {name: np.asarray(values, dtype=np.float64) for name, values in self.scores.items()}
         attributes = {name: np.asarray(values) for name, values in self.attributes.items()}
         for name, values in (scores | attributes).items():
@@ -44,6 +45,7 @@ class ScoreTable:
         object.__setattr__(self, "ids", check_names("ids", self.ids, n, unique=True))
         object.__setattr__(self, "scores", MappingProxyType(scores))
         object.__setattr__(self, "attributes", MappingProxyType(attributes))
+        object.__setattr__(self, "meta", MappingProxyType(dict(self.meta)))
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -99,23 +101,28 @@ class ScoreTable:
         return pandas.DataFrame(self._named_columns(), index=pandas.Index(self.ids, name="id"))
 
     def save(self, folder: str | os.PathLike[str], name: str = "scores") -> None:
-        """Write {name}.npz and {name}.csv and audit.json into a private folder, each file atomically."""
+        """Write {name}.npz, {name}.csv and audit.json, which lists them, into a private folder, each atomically."""
         path = private_folder(folder)
+        self.save_columns(path, name)
+        write_json(path / MARKER, {**self.meta, "files": [f"{name}.npz", f"{name}.csv", MARKER]})
+
+    def save_columns(self, folder: Path, name: str) -> None:
+        """Write {name}.npz, which `load` reads, and {name}.csv into a folder that exists."""
         arrays = {f"score:{k}": v for k, v in self.scores.items()}
         arrays |= {f"attribute:{k}": v for k, v in self.attributes.items()}
         arrays |= {"ids": self.ids, "meta": np.array(json.dumps(dict(self.meta), allow_nan=False))}
-        write_atomically(path / f"{name}.npz", lambda stream: np.savez(stream, allow_pickle=False, **arrays))
-        self.to_csv(path / f"{name}.csv")
-        write_json(path / "audit.json", dict(self.meta))
+        write_atomically(folder / f"{name}.npz", lambda stream: np.savez(stream, allow_pickle=False, **arrays))
+        self.to_csv(folder / f"{name}.csv")
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str], name: str = "scores") -> ScoreTable:
         """Read what `save` wrote."""
         path = Path(folder) / f"{name}.npz"
         if not path.is_file():
-            raise fail("folder", f"an audit folder with {name}.npz", str(folder), "run giveaway audit --out there first")
-        with np.load(path, allow_pickle=False) as stored:
-            arrays = {key: stored[key] for key in stored.files}
+            raise fail("folder", f"an audit folder with {name}.npz", str(folder), "run giveaway audit there first")
+        arrays = read_arrays("folder", path, "ScoreTable.save")
+        if not {"meta", "ids"} <= arrays.keys():
+            raise fail("folder", f"{name}.npz of an audit", "another .npz", "name the folder given to --out")
         meta = json.loads(str(arrays.pop("meta")))
         ids = arrays.pop("ids")
         split = {key: key.split(":", 1) for key in arrays}
@@ -148,19 +155,19 @@ class ScoreTable:
         return {**self.attributes, **self.scores}
 
     def _csv(self) -> str:
-        columns = self._named_columns()
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["id", *columns])
-        listed = [[_csv_text(value) for value in values.tolist()] for values in (self.ids, *columns.values())]
-        writer.writerows(zip(*listed, strict=True))
-        return text.getvalue()
+        columns = {"id": self.ids, **self._named_columns()}
+        listed = [[_csv_text(value) for value in values.tolist()] for values in columns.values()]
+        lines = [map(_csv_text, columns), *zip(*listed, strict=True)]
+        return "".join(",".join(line) + "\n" for line in lines)
 
 
 def _csv_text(value: Any) -> str:
-    if isinstance(value, str) and value.startswith(FORMULA_STARTS):
-        return "'" + value
-    return repr(value) if isinstance(value, float) else str(value)
+    if not isinstance(value, str):
+        return repr(value)
+    if value.lstrip().startswith(FORMULA_STARTS):
+        value = "'" + value
+    # not the csv module, which leaves a lone carriage return bare: what follows it would start a row of its own
+    return '"' + value.replace('"', '""') + '"' if any(mark in value for mark in ',"\r\n') else value
 
 
 def _cell(value: Any) -> str:

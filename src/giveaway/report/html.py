@@ -14,6 +14,7 @@ from giveaway.files import write_text
 from giveaway.records import ScoreTable
 
 SHOWN = ("leverage", "loss", "influence", "loo_gap")
+WITHOUT_DRIFT = "newton and loo_gap take it into account, as asked; influence does not."
 
 
 def report(table: ScoreTable, path: str | os.PathLike[str], *, top: int = 50) -> None:
@@ -62,9 +63,10 @@ def notes(table: ScoreTable) -> list[str]:
     if relative is None:
         said.append("How far the head is from its optimum is not known: its weights were not given.")
     elif relative >= 1e-4:
+        assumed = (meta.get("options") or {}).get("converged", True)
         said.append(
-            f"The head is not at the optimum of its training objective (relative gradient {relative:.2g}): scores "
-            "assume it is. converged=False or refit=True take it into account."
+            f"The head is not at the optimum of its training objective (relative gradient {relative:.2g}): "
+            + ("scores assume it is. converged=False or refit=True take it into account." if assumed else WITHOUT_DRIFT)
         )
     repeats = meta.get("repeats") or {}
     if repeats.get("exact") or repeats.get("near"):
@@ -75,7 +77,7 @@ def notes(table: ScoreTable) -> list[str]:
     if meta.get("newton_capped"):
         said.append(f"{meta['newton_capped']} rows are alone in some direction; their newton and loo_gap are capped.")
     curvature = meta.get("curvature") or {}
-    if curvature.get("inverse") == "eigenvectors":
+    if "eigenvectors" in curvature.get("inverse", ""):
         said.append("The curvature is singular; its pseudo-inverse was used (rank and cut below).")
     sensitivity = meta.get("l2_sensitivity")
     if sensitivity:

@@ -14,19 +14,26 @@ from giveaway.heads.losses import Loss
 
 @dataclass(frozen=True)
 class Batch:
-    """N groups of s records: design rows x (N, s, d), outputs (N, s, m), targets, sample weights (N, s).
+    """N groups of s records: outputs (N, s, m), targets, sample weights and norms of the design rows
+    (N, s).
 
-    `make_blocks` gives the leverage blocks when a score first asks for them. `drift` (d, m) is H⁻¹G, the step that the
-    whole head still has to take; None where the head is taken as converged.
+    `make_x` and `make_blocks` give the design rows and the leverage blocks when a score first asks for them. `drift`
+    (d, m) is H⁻¹G, the step that the whole head still has to take; None where the head is taken as converged.
     """
 
-    x: torch.Tensor
     outputs: torch.Tensor
     targets: torch.Tensor
     sample_weight: torch.Tensor
     loss: Loss
+    row_norms: torch.Tensor
+    make_x: Callable[[], torch.Tensor]
     make_blocks: Callable[[], Blocks]
     drift: torch.Tensor | None = None
+
+    @cached_property
+    def x(self) -> torch.Tensor:
+        """Design rows (N, s, d)."""
+        return self.make_x()
 
     @cached_property
     def blocks(self) -> Blocks:
@@ -52,5 +59,5 @@ class Batch:
         return step + shared, capped
 
     def per_group(self, values: torch.Tensor) -> torch.Tensor:
-        """Numbers of the Q matrices as (N, matrices a group)."""
-        return values.view(len(self.x), -1)
+        """Numbers of the Q matrices as (matrices a group, N)."""
+        return values.view(-1, len(self.outputs))

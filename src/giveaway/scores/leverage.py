@@ -25,7 +25,7 @@ def gls_frobenius(batch: Batch) -> torch.Tensor:
 
 def gls_spectral(batch: Batch) -> torch.Tensor:
     """‖W B‖₂."""
-    return batch.per_group(top_singular_value(batch.blocks.sensitivity)).amax(1)
+    return batch.per_group(top_singular_value(batch.blocks.sensitivity)).amax(0)
 
 
 def gls_trace_logit(batch: Batch) -> torch.Tensor:
@@ -41,12 +41,12 @@ def gls_frobenius_logit(batch: Batch) -> torch.Tensor:
 def gls_spectral_logit(batch: Batch) -> torch.Tensor:
     """‖∂f/∂y‖₂."""
     largest = top_singular_value if batch.blocks.lopsided else top_eigenvalue
-    return batch.per_group(largest(batch.blocks.logit_sensitivity)).amax(1)
+    return batch.per_group(largest(batch.blocks.logit_sensitivity)).amax(0)
 
 
 def _trace(batch: Batch, matrices: torch.Tensor) -> torch.Tensor:
-    return batch.per_group(matrices.diagonal(dim1=1, dim2=2).sum(1)).sum(1)
+    return batch.per_group(matrices.diagonal(dim1=0, dim2=1).sum(1)).sum(0)
 
 
 def _frobenius(batch: Batch, matrices: torch.Tensor) -> torch.Tensor:
-    return batch.per_group(matrices.square().sum(dim=(1, 2))).sum(1).sqrt()
+    return batch.per_group(matrices.square().sum(dim=(0, 1))).sum(0).sqrt()

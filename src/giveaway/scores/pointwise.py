@@ -15,8 +15,8 @@ def loss(batch: Batch) -> torch.Tensor:
 
 def gradient_norm(batch: Batch) -> torch.Tensor:
     """‖∇ℓ‖ with respect to the head's parameters, bias included: ‖x‖·‖g‖ for one record."""
-    if batch.x.shape[1] == 1:
-        return batch.x.norm(dim=(1, 2)) * batch.gradient.norm(dim=(1, 2))
+    if batch.outputs.shape[1] == 1:
+        return batch.row_norms[:, 0] * batch.gradient.norm(dim=(1, 2))
     return torch.bmm(batch.x.mT, batch.gradient).norm(dim=(1, 2))
 
 

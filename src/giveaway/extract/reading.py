@@ -1,0 +1,36 @@
+"""Files a user hands over: what goes wrong while one is read, in one line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from giveaway.checks import InputError, fail
+
+
+@contextmanager
+def reading(argument: str, path: str | os.PathLike[str], kind: str) -> Iterator[Path]:
+    """Read `path` inside, as the user's `argument`; any failure to read it as `kind` becomes an InputError."""
+    file = Path(path)
+    if not file.is_file():
+        raise fail(argument, "a file that exists", str(file), "check the path")
+    try:
+        yield file
+    except (InputError, MemoryError):
+        raise
+    except PermissionError as error:
+        raise fail(argument, "a file that can be read", str(file), "check its permissions") from error
+    except (ImportError, AttributeError) as error:
+        got = f"{file.name}, which needs more ({first_line(error)})"
+        remedy = "run from the folder that holds that code, or install it"
+        raise fail(argument, "a file whose code can be imported", got, remedy) from error
+    except Exception as error:  # damaged zips and pickles fail with nearly every exception there is
+        got = f"{file.name}, truncated or not of that format"
+        raise fail(argument, f"a whole {kind}", got, "write the file again") from error
+
+
+def first_line(error: Exception) -> str:
+    """The first line of what `error` says, or its type where it says nothing."""
+    return next(iter(str(error).splitlines()), "") or type(error).__name__

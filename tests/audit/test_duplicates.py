@@ -1,0 +1,85 @@
+"""Repeated records are counted, exactly and nearly, never invented."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from giveaway import Head, audit
+from giveaway.audit.duplicates import NEAR, count_duplicates
+
+
+def head_of(features: np.ndarray, targets: np.ndarray | None = None, **options) -> Head:
+    n = len(features)
+    targets = np.arange(n) % 3 if targets is None else targets
+    outputs = np.random.default_rng(9).normal(size=(n, 3))
+    return Head(features, outputs, targets, "cross_entropy", **options)
+
+
+def brute_force(features: np.ndarray, targets: np.ndarray) -> tuple[int, int]:
+    """Records with an exact copy of the same class, and records with another one near, from all pairs."""
+    features = features.astype(np.float64)
+    distance = np.linalg.norm(features[:, None] - features[None], axis=2)
+    np.fill_diagonal(distance, np.inf)
+    spread = np.sqrt(((features - features.mean(0)) ** 2).sum(1).mean())
+    exact = ((distance == 0) & (targets[:, None] == targets[None])).any(1)
+    near = (distance <= NEAR * spread).any(1)
+    return int(exact.sum()), int((near & ~exact).sum())
+
+
+def planted(offset: float, dtype: type) -> tuple[np.ndarray, np.ndarray]:
+    """300 records of which 20 have a copy, one of them thrice, 10 a near copy, and 5 a copy of another class."""
+    rng = np.random.default_rng(0)
+    base = rng.normal(size=(264, 8))
+    near = base[30:40] + 1e-4 * rng.normal(size=(10, 8))
+    features = np.concatenate([base, base[:20], base[:1], near, base[50:55]]) + offset
+    targets = np.arange(264) % 3
+    targets = np.concatenate([targets, targets[:20], targets[:1], targets[30:40], (targets[50:55] + 1) % 3])
+    order = rng.permutation(len(features))
+    return features[order].astype(dtype), targets[order]
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e5])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_planted_copies_are_counted(offset, dtype):
+    features, targets = planted(offset if dtype is np.float64 else 0.0, dtype)
+    counts = count_duplicates(head_of(features, targets))
+    assert (counts["exact"], counts["near"]) == (41, 30)
+    assert (counts["exact"], counts["near"]) == brute_force(features, targets)
+    assert "a lower bound" in counts["near_means"]
+
+
+def test_a_mean_far_from_zero_invents_nothing():
+    features, targets = planted(1e9, np.float64)
+    far_from_each_other = np.unique(features, axis=0)[::7]
+    counts = count_duplicates(head_of(far_from_each_other, targets[: len(far_from_each_other)]))
+    assert (counts["exact"], counts["near"]) == (0, 0)
+
+
+@settings(max_examples=30, deadline=None)
+@given(n=st.integers(3, 40), d=st.integers(1, 6), values=st.integers(2, 30), seed=st.integers(0, 999))
+def test_never_more_than_there_are(n, d, values, seed):
+    rng = np.random.default_rng(seed)
+    features = rng.integers(0, values, (n, d)).astype(float)
+    targets = np.arange(n) % 3
+    exact, near = brute_force(features, targets)
+    counts = count_duplicates(head_of(features, targets))
+    assert counts["exact"] <= exact
+    assert counts["exact"] + counts["near"] <= exact + near
+
+
+@pytest.mark.parametrize("soft", [False, True])
+def test_all_records_the_same(soft):
+    targets = np.full((12, 3), 1 / 3) if soft else np.arange(12) % 3
+    counts = count_duplicates(head_of(np.ones((12, 4)), targets))
+    assert counts["exact"] == 12
+
+
+def test_the_audit_says_so_unless_people_are_given():
+    features, targets = planted(0.0, np.float64)
+    assert audit(head_of(features, targets), scores=["loss"]).meta["repeats"]["exact"] == 41
+    by_person = head_of(features, targets, groups=np.arange(len(features)) // 2)
+    assert audit(by_person, scores=["loss"]).meta["repeats"] is None
+    assert audit(by_person, scores=["loss"], by="record").meta["repeats"]["exact"] == 41

@@ -1,0 +1,251 @@
+"""The audit folder: private, whole or not there, refused where it belongs to another audit, removable."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import stat
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from giveaway import Head, InputError, ScoreTable, audit
+from giveaway.audit.store import check_folder, fingerprint, provenance, purge, save_audit, save_page
+from tests.conftest import made_arrays, made_head
+
+FILES = {"scores.npz", "scores.csv", "report.html", "config.toml", "audit.json"}
+
+
+def audited(head: Head, config: dict) -> ScoreTable:
+    table = audit(head, scores=["loss", "newton"])
+    return dataclasses.replace(table, meta={**table.meta, "provenance": provenance(head, config)})
+
+
+def write_audit(folder: Path, head: Head, config: dict) -> ScoreTable:
+    table = audited(head, config)
+    path = check_folder(folder, table.meta["provenance"])
+    save_audit(path, {"scores": table}, {"report.html": "<html></html>"}, "l2 = 0.5\n")
+    return table
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+# ------------------------------------------------------------------------------------------------ what is in it
+
+
+def test_every_file_is_there_private_and_listed(tmp_path):
+    folder = tmp_path / "deep" / "audit"
+    table = write_audit(folder, made_head("classes"), {"l2": 0.5})
+    assert set(contents(folder)) == FILES
+    stored = json.loads((folder / "audit.json").read_text())
+    assert set(stored["files"]) == FILES
+    assert stored["options"] == table.meta["options"]
+    assert stored["curvature"]["rank"] == 20
+    assert stored["provenance"]["config"] == {"l2": 0.5}
+    assert set(stored["provenance"]["versions"]) == {"giveaway", "torch", "numpy", "scipy", "python"}
+    assert len(stored["provenance"]["inputs_sha256"]) == 64
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
+    np.testing.assert_array_equal(ScoreTable.load(folder)["newton"], table["newton"])
+
+
+def test_an_empty_folder_becomes_private(tmp_path):
+    folder = tmp_path / "audit"
+    folder.mkdir()
+    folder.chmod(0o755)
+    write_audit(folder, made_head("classes"), {})
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("kind", ["squared", "classes", "multi_label"])
+def test_fingerprint_sees_everything_a_score_can_depend_on(kind):
+    base = made_arrays(kind) | {"l2": 0.5, "sample_weight": np.ones(60), "groups": np.arange(60) // 2}
+    features = base["features"]
+    changed = features.copy()
+    changed[59, 3] = np.nextafter(changed[59, 3], 9)
+    variants = [
+        base,
+        base | {"features": changed},
+        base | {"features": features.astype(np.float32)},
+        base | {"outputs": base["outputs"] + 1e-12},
+        base | {"targets": base["targets"][::-1].copy()},
+        base | {"l2": 0.25},
+        base | {"penalize_intercept": False},
+        base | {"intercept": False},
+        base | {"sample_weight": np.r_[2.0, np.ones(59)]},
+        base | {"sample_weight": None},
+        base | {"groups": np.arange(60) // 3},
+        base | {"groups": None},
+        base | {"ids": np.arange(60) + 1},
+    ]
+    hashes = [fingerprint(Head(**arrays)) for arrays in variants]
+    assert len(set(hashes)) == len(variants)
+    assert fingerprint(Head(**base)) == hashes[0]
+
+
+# ------------------------------------------------------------------------------------------------ refusals
+
+
+def test_the_same_audit_again_is_taken(tmp_path):
+    folder = tmp_path / "audit"
+    write_audit(folder, made_head("classes"), {"l2": 0.5})
+    before = contents(folder)
+    write_audit(folder, made_head("classes"), {"l2": 0.5})
+    assert contents(folder).keys() == before.keys()
+    assert contents(folder)["scores.csv"] == before["scores.csv"]
+
+
+def test_other_inputs_or_options_are_refused_and_the_difference_named(tmp_path):
+    folder = tmp_path / "audit"
+    write_audit(folder, made_head("classes"), {"l2": 0.5, "features": "a.npz"})
+    before = contents(folder)
+    with pytest.raises(InputError) as caught:
+        write_audit(folder, made_head("classes", seed=1), {"l2": 0.25, "features": "a.npz", "by": "record"})
+    message = str(caught.value)
+    assert message.startswith("out: expected an audit of the same inputs and options, got ")
+    for difference in ("inputs differ", "l2 was 0.5, is 0.25", "by was None, is 'record'"):
+        assert difference in message
+    assert "a.npz" not in message
+    assert message.endswith("; choose another folder")
+    assert contents(folder) == before
+
+
+def test_folders_that_are_not_the_audit_s(tmp_path):
+    expected = provenance(made_head("classes"), {})
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "thesis.txt").write_text("mine")
+    with pytest.raises(
+        InputError, match=r"out: expected a new, empty or earlier audit folder, got .* with other files"
+    ):
+        check_folder(foreign, expected)
+    assert contents(foreign) == {"thesis.txt": b"mine"}
+    for text in ("{", "[]", "\udce9"):
+        (foreign / "audit.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+        with pytest.raises(InputError, match=r"out: expected a readable audit\.json"):
+            check_folder(foreign, expected)
+
+
+@pytest.mark.parametrize("below", ["file", "file/audit", "file/deep/audit"])
+def test_a_folder_that_cannot_be_written(tmp_path, below):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"out: expected a folder that can be written, got .*; choose another folder"):
+        check_folder(tmp_path / below, provenance(made_head("classes"), {}))
+
+
+# ------------------------------------------------------------------------------------------------ interruptions
+
+
+class Interrupted:
+    """Stands in for the rename that ends every write; raises at the k-th."""
+
+    def __init__(self, real, at: int, error: type[BaseException]) -> None:
+        self.real, self.at, self.error, self.calls = real, at, error, 0
+
+    def __call__(self, source, target):
+        self.calls += 1
+        if self.calls == self.at:
+            raise self.error
+        self.real(source, target)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError, MemoryError])
+@pytest.mark.parametrize("at", range(1, 7))
+def test_an_interruption_leaves_nothing(tmp_path, monkeypatch, at, error):
+    folder = tmp_path / "audit"
+    table = audited(made_head("classes"), {})
+    path = check_folder(folder, table.meta["provenance"])
+    rename = Interrupted(os.replace, at, error)
+    monkeypatch.setattr("os.replace", rename)
+    with pytest.raises(error):
+        save_audit(path, {"scores": table}, {"report.html": "<html></html>"}, "")
+    assert rename.calls == at
+    assert contents(folder) == {}
+
+
+@pytest.mark.parametrize("at", range(1, 6))
+def test_an_interruption_of_the_same_audit_keeps_the_old_files_whole(tmp_path, monkeypatch, at):
+    folder = tmp_path / "audit"
+    head = made_head("classes")
+    write_audit(folder, head, {})
+    before = contents(folder)
+    monkeypatch.setattr("os.replace", Interrupted(os.replace, at, KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        write_audit(folder, head, {})
+    assert contents(folder).keys() == before.keys()
+    np.testing.assert_array_equal(ScoreTable.load(folder)["newton"], audit(head)["newton"])
+    assert json.loads((folder / "audit.json").read_text())["provenance"] == provenance(head, {})
+
+
+def killed_after(folder: Path, monkeypatch, at: int) -> None:
+    """Leave `folder` as a process killed at its at-th rename would: no clean-up runs."""
+    with monkeypatch.context() as patch:
+        patch.setattr("os.replace", Interrupted(os.replace, at, KeyboardInterrupt))
+        patch.setattr(Path, "unlink", lambda *_, **__: None)
+        with pytest.raises(KeyboardInterrupt):
+            write_audit(folder, made_head("classes"), {})
+
+
+@pytest.mark.parametrize("at", [2, 4, 6])
+def test_a_killed_run_can_be_purged_or_run_again(tmp_path, monkeypatch, at):
+    for name in ("purged", "repeated"):
+        killed_after(tmp_path / name, monkeypatch, at)
+    left = contents(tmp_path / "purged")
+    assert json.loads(left["audit.json"])["complete"] is False
+    assert any(name.endswith(".part") for name in left)
+    assert purge(tmp_path / "purged") == len(left)
+    assert not (tmp_path / "purged").exists()
+    write_audit(tmp_path / "repeated", made_head("classes"), {})
+    assert contents(tmp_path / "repeated").keys() >= FILES
+    assert "complete" not in json.loads((tmp_path / "repeated" / "audit.json").read_text())
+
+
+# ------------------------------------------------------------------------------------------------ purge, pages
+
+
+def test_purge_removes_what_was_written_and_the_folder(tmp_path):
+    folder = tmp_path / "audit"
+    write_audit(folder, made_head("classes"), {})
+    assert purge(folder) == len(FILES)
+    assert not folder.exists()
+
+
+def test_purge_leaves_other_files_alone(tmp_path):
+    folder = tmp_path / "audit"
+    write_audit(folder, made_head("classes"), {})
+    (folder / "notes.txt").write_text("mine")
+    marker = json.loads((folder / "audit.json").read_text())
+    outside = tmp_path / "outside.txt"
+    outside.write_text("not the audit's")
+    (folder / "audit.json").write_text(json.dumps({**marker, "files": [*marker["files"], "../outside.txt", ".."]}))
+    purge(folder)
+    assert contents(folder) == {"notes.txt": b"mine"}
+    assert outside.exists()
+
+
+def test_purge_of_a_table_saved_from_python(tmp_path):
+    audit(made_head("classes"), scores=["loss"]).save(tmp_path / "audit")
+    assert purge(tmp_path / "audit") == 3
+    assert not (tmp_path / "audit").exists()
+
+
+def test_purge_of_what_is_no_audit(tmp_path):
+    with pytest.raises(InputError, match=r"folder: expected an audit folder with audit\.json"):
+        purge(tmp_path)
+    (tmp_path / "audit.json").write_text("{")
+    with pytest.raises(InputError, match=r"folder: expected a readable audit\.json"):
+        purge(tmp_path)
+
+
+def test_a_page_added_later_is_purged_too(tmp_path):
+    folder = tmp_path / "audit"
+    audit(made_head("classes"), scores=["loss"]).save(folder)
+    assert save_page(folder, "report.html", "first") == folder / "report.html"
+    save_page(folder, "report.html", "second")
+    assert (folder / "report.html").read_text() == "second"
+    assert json.loads((folder / "audit.json").read_text())["files"].count("report.html") == 1
+    assert purge(folder) == 4

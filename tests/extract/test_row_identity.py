@@ -1,0 +1,251 @@
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from giveaway import audit
+from giveaway.checks import InputError
+from giveaway.extract import from_torch
+from tests.extract.torch_examples import N, Records, Wrapped, assert_is_head_of, expected
+
+
+class Backwards(Sampler):
+    def __init__(self, n=N):
+        self.n = n
+
+    def __iter__(self):
+        return iter(range(self.n - 1, -1, -1))
+
+    def __len__(self):
+        return self.n
+
+
+SHUFFLED = {
+    "RandomSampler": lambda data: DataLoader(data, batch_size=4, shuffle=True),
+    "WeightedRandomSampler": lambda data: DataLoader(data, sampler=WeightedRandomSampler(torch.ones(N), N)),
+    "SubsetRandomSampler": lambda data: DataLoader(data, sampler=SubsetRandomSampler(range(N))),
+    "Backwards": lambda data: DataLoader(data, sampler=Backwards()),
+    "list": lambda data: DataLoader(data, batch_sampler=[[1, 0], list(range(2, N))]),
+}
+
+
+@pytest.mark.parametrize("sampler", SHUFFLED)
+def test_orders_that_are_not_the_datasets_are_refused(model, x, y, sampler):
+    loader = SHUFFLED[sampler](TensorDataset(x, y))
+    state = torch.get_rng_state()
+    words = (
+        rf"every record once, in dataset order, got a .*sampler {sampler}, and batches without ids; use shuffle=False"
+    )
+    with pytest.raises(InputError, match=words):
+        from_torch(model, loader)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sampler": range(N)},
+        {"batch_sampler": [[0, 1, 2], list(range(3, N))]},
+        {"batch_sampler": BatchSampler(SequentialSampler(range(N)), 4, False)},
+        {"batch_size": 1, "drop_last": True},
+        {"batch_size": 4, "num_workers": 1},
+    ],
+)
+def test_orders_that_are_plainly_the_datasets_are_taken(model, x, y, options):
+    assert_is_head_of(from_torch(model, DataLoader(TensorDataset(x, y), **options)), model, x)
+
+
+def test_workers_that_may_overtake_each_other_are_refused(model, x, y):
+    loader = DataLoader(TensorDataset(x, y), num_workers=1, in_order=False)
+    with pytest.raises(InputError, match="got in_order=False with several workers, and batches without ids"):
+        from_torch(model, loader)
+
+
+@pytest.mark.parametrize("sampler", ["RandomSampler", "SubsetRandomSampler", "Backwards", "list"])
+@pytest.mark.parametrize("named", [int, "r{}".format])
+def test_with_ids_any_order_gives_the_same_records(model, x, y, sampler, named):
+    data = Records(lambda i: (x[i], y[i], named(i)))
+    head = from_torch(
+        model,
+        SHUFFLED[sampler](data),
+        id_key=2,
+        groups={named(i): i // 2 for i in range(N)},
+        sample_weight={named(i): float(i) for i in range(N)},
+    )
+    features, outputs = expected(model, x)
+    row_of = {name: row for row, name in enumerate(head.ids.tolist())}
+    rows = [row_of[named(i)] for i in range(N)]
+    assert sorted(rows) == list(range(N)) != rows
+    torch.testing.assert_close(head.features[rows], features)
+    torch.testing.assert_close(head.outputs[rows], outputs)
+    assert torch.equal(head.targets[rows], y)
+    assert head.groups[rows].tolist() == [i // 2 for i in range(N)]
+    assert head.sample_weight[rows].tolist() == list(range(N))
+
+
+def test_with_ids_any_order_gives_the_same_scores(model, x, y):
+    model.double()  # in single precision an output depends on the batch it is computed in
+    data = TensorDataset(x.double(), y, torch.arange(N) + 100)
+    in_order = audit(from_torch(model, data, id_key=2, l2=0.1))
+    score_of = dict(zip(in_order.ids.tolist(), in_order["newton"], strict=True))
+    assert len(set(score_of.values())) == N
+    for loader in (SHUFFLED["RandomSampler"](data), SHUFFLED["Backwards"](data)):
+        table = audit(from_torch(model, loader, id_key=2, l2=0.1))
+        assert table.ids.tolist() != in_order.ids.tolist()
+        np.testing.assert_allclose(table["newton"], [score_of[name] for name in table.ids.tolist()], rtol=1e-9)
+
+
+def test_ids_must_come_once_each(model, x, y):
+    data = Records(lambda i: (x[i], y[i], i))
+    replaced = DataLoader(
+        data, sampler=WeightedRandomSampler(torch.ones(N), N, generator=torch.Generator().manual_seed(0))
+    )
+    with pytest.raises(
+        InputError, match=r"ids in the batches: expected a different id for every record, got .* repeated"
+    ):
+        from_torch(model, replaced, id_key=2)
+    for sampler in (RandomSampler(data, num_samples=N - 3), Backwards(N - 3)):
+        with pytest.raises(
+            InputError, match=r"got 20 rows for 23 records; use a sampler and collate_fn that give each"
+        ):
+            from_torch(model, DataLoader(data, sampler=sampler), id_key=2)
+    with pytest.raises(InputError, match="ids in the batches or ids=, not both"):
+        from_torch(model, data, id_key=2, ids=np.arange(N))
+
+
+def test_ids_groups_and_weights_beside_the_data(model, x, y):
+    names = [f"p{i}" for i in range(N)]
+    head = from_torch(model, TensorDataset(x, y), ids=names, groups={name: name[:2] for name in names})
+    assert head.ids.tolist() == names
+    assert head.groups[12] == "p1"
+    with pytest.raises(
+        InputError, match="groups: expected a value for every id, got none for 3 of 23; add the missing"
+    ):
+        from_torch(model, TensorDataset(x, y), ids=names, groups={name: 0 for name in names[3:]})
+    with pytest.raises(InputError, match="sample_weight: expected one value a record, got a dict without ids"):
+        from_torch(model, TensorDataset(x, y), sample_weight={0: 1.0})
+    shuffled = SHUFFLED["RandomSampler"](Records(lambda i: (x[i], y[i], i)))
+    with pytest.raises(
+        InputError, match="groups: expected a dict from id to value, got an array, with rows in the order"
+    ):
+        from_torch(model, shuffled, id_key=2, groups=np.arange(N))
+
+
+def test_dropped_records_are_refused(model, x, y):
+    words = "got drop_last=True, which leaves out 3 of 23; set drop_last=False"
+    for data, id_key in ((TensorDataset(x, y), None), (TensorDataset(x, y, torch.arange(N)), 2)):
+        with pytest.raises(InputError, match=words):
+            from_torch(model, DataLoader(data, batch_size=5, drop_last=True), id_key=id_key)
+
+
+@pytest.mark.parametrize(
+    ("keep", "words"), [(1, "got 12 rows for 23 records"), (3, "got more than 23 rows for 23 rec")]
+)
+def test_a_collate_function_that_drops_or_repeats_is_refused(model, x, y, keep, words):
+    def collate(rows):
+        rows = (rows + rows)[:keep]
+        return torch.stack([row[0] for row in rows]), torch.stack([row[1] for row in rows])
+
+    with pytest.raises(InputError, match=words):
+        from_torch(model, DataLoader(TensorDataset(x, y), batch_size=2, collate_fn=collate))
+
+
+class Stream(IterableDataset):
+    def __init__(self, make):
+        self.make = make
+
+    def __iter__(self):
+        return iter(self.make())
+
+
+def test_streams_need_ids(model, x, y):
+    with pytest.raises(
+        InputError, match="got an IterableDataset, whose records have no position, and batches without ids"
+    ):
+        from_torch(model, Stream(lambda: zip(x, y, strict=True)))
+    head = from_torch(model, Stream(lambda: zip(x, y, range(N), strict=True)), id_key=2, batch_size=4)
+    assert_is_head_of(head, model, x)
+    twice = DataLoader(Stream(lambda: zip(x, y, range(N), strict=True)), num_workers=2)
+    with pytest.raises(InputError, match="got 23 repeated ids"):
+        from_torch(model, twice, id_key=2)
+
+
+def test_a_stream_that_can_be_read_only_once_is_refused(model, x, y):
+    once = zip(x, y, range(N), strict=True)
+    with pytest.raises(
+        InputError, match="got 0 rows in a second pass after 23 in the first; pass a dataset that can be"
+    ):
+        from_torch(model, Stream(lambda: once), id_key=2)
+
+
+def numpy_noise(x):
+    return x + np.random.default_rng().normal(scale=1e-6)
+
+
+AUGMENT = {
+    "torch": lambda x: x + 1e-6 * torch.randn(6),
+    "python": lambda x: x * random.random(),
+    "numpy": numpy_noise,
+    "flip": lambda x: x.flip(0) if torch.rand(()) < 0.5 else x,
+}
+
+
+@pytest.mark.parametrize("augment", AUGMENT)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_random_augmentation_is_refused(model, x, y, augment, workers):
+    data = Records(lambda i: (AUGMENT[augment](x[i]).float(), y[i]))
+    words = (
+        r"same inputs and targets in every pass, got \d+ of 23 that differ between two passes, .* random augmentation"
+    )
+    with pytest.raises(InputError, match=words):
+        from_torch(model, DataLoader(data, batch_size=4, num_workers=workers))
+
+
+def test_one_changed_bit_one_changed_target_or_one_changed_id_is_refused(model, x, y):
+    reads = {"count": 0}
+
+    def second_pass(i):
+        reads["count"] += i == 0
+        return reads["count"] > 1 and i == 17
+
+    cases = {
+        "input": lambda i: (torch.nextafter(x[i], x[i] + second_pass(i)), y[i]),
+        "target": lambda i: (x[i], (y[i] + second_pass(i)) % 3),
+    }
+    for make in cases.values():
+        reads["count"] = 0
+        with pytest.raises(InputError, match="got 1 of 23 that differ between two passes, the first in row 17"):
+            from_torch(model, DataLoader(Records(make), batch_size=4))
+    reads["count"] = 0
+    with pytest.raises(InputError, match="the same ids in every pass, got others in a second pass"):
+        from_torch(model, Records(lambda i: (x[i], y[i], i + 100 * second_pass(i))), id_key=2)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [lambda i: f"text {i}", lambda i: torch.tensor(i % 2 == 0), lambda i: torch.zeros(0), lambda i: torch.eye(3) * i],
+    ids=["text", "bool", "empty", "matrix"],
+)
+def test_inputs_of_every_kind_can_be_compared(model, x, y, extra):
+    ignoring = Wrapped(model, lambda net, image, extra: net(image))
+    data = Records(lambda i: {"image": x[i], "extra": extra(i), "y": y[i]})
+    assert_is_head_of(from_torch(ignoring, data, batch_size=4), model, x)
+
+
+def test_text_that_changes_is_seen(model, x, y):
+    ignoring = Wrapped(model, lambda net, image, text: net(image))
+    data = Records(lambda i: {"image": x[i], "text": str(random.random()), "y": y[i]})
+    with pytest.raises(InputError, match="got 23 of 23 that differ"):
+        from_torch(ignoring, data)

@@ -1,0 +1,154 @@
+"""The penalty is right exactly when the fitted coefficients are stationary in the Head's own objective."""
+
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge, RidgeClassifier
+
+from giveaway.checks import InputError
+from giveaway.extract import from_sklearn
+from tests.extract.sklearn_examples import EXACT, N, off_optimum
+
+
+def test_linear_regression_is_stationary_without_penalty(X, values):
+    head = from_sklearn(LinearRegression().fit(X, values), X, values)
+    assert (head.loss, head.l2, head.intercept) == ("squared", 0.0, True)
+    assert off_optimum(head) < 1e-9
+
+
+@pytest.mark.parametrize("fit_intercept", [True, False])
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_ridge_penalty_is_twice_alpha_and_spares_the_intercept(X, values, outputs, fit_intercept):
+    y = values[:, 0] if outputs == 1 else values
+    weights = np.linspace(0.5, 2, N)
+    ridge = Ridge(alpha=7.0, fit_intercept=fit_intercept).fit(X, y, sample_weight=weights)
+    head = from_sklearn(ridge, X, y, sample_weight=weights)
+    assert head.l2 == 14.0
+    assert head.intercept is fit_intercept
+    assert off_optimum(head) < 1e-9
+    assert off_optimum(head, l2=7.0) > 0.4
+    np.testing.assert_allclose(head.outputs.numpy().squeeze(), ridge.predict(X))
+
+
+def test_logistic_regression_with_two_classes_is_one_logit(X, labels):
+    y = np.where(labels == "ant", "zebra", "ape")
+    model = LogisticRegression(C=0.2, **EXACT).fit(X, y)
+    head = from_sklearn(model, X, y)
+    assert (head.m, head.l2, head.penalize_intercept) == (1, 5.0, False)
+    assert off_optimum(head) < 1e-4
+    assert off_optimum(replace(head, penalize_intercept=True)) > 0.1
+    np.testing.assert_array_equal(head.targets.numpy(), (y == "zebra").astype(int))
+    np.testing.assert_allclose(head.outputs.numpy()[:, 0], model.decision_function(X))
+
+
+@pytest.mark.parametrize("fit_intercept", [True, False])
+def test_multinomial_logistic_regression(X, labels, fit_intercept):
+    model = LogisticRegression(C=0.5, fit_intercept=fit_intercept, **EXACT).fit(X, labels)
+    head = from_sklearn(model, X, labels)
+    assert (head.m, head.l2, head.loss) == (3, 2.0, "cross_entropy")
+    assert off_optimum(head) < 1e-4
+    np.testing.assert_array_equal(model.classes_[head.targets.numpy()], labels)
+
+
+@pytest.mark.parametrize("scaling", [1.0, 5.0])
+def test_liblinear_penalizes_the_intercept_as_its_scaling_says(X, labels, scaling):
+    y = (labels == "bee").astype(int)
+    model = LogisticRegression(C=0.3, solver="liblinear", intercept_scaling=scaling, **EXACT).fit(X, y)
+    head = from_sklearn(model, X, y)
+    assert off_optimum(head) < 1e-4
+    assert head.penalize_intercept
+    np.testing.assert_allclose(head.outputs.numpy()[:, 0], model.decision_function(X))
+
+
+def one_vs_rest(X, labels, **options):
+    """What scikit-learn before 1.8 stored for liblinear on several classes: one binary fit a class."""
+    classes = np.unique(labels)
+    fits = [LogisticRegression(solver="liblinear", **options, **EXACT).fit(X, labels == c) for c in classes]
+    model = fits[0]
+    model.coef_ = np.vstack([fit.coef_ for fit in fits])
+    model.intercept_ = np.hstack([fit.intercept_ for fit in fits])
+    model.classes_ = classes
+    return model
+
+
+def test_one_vs_rest_is_independent_binary_heads(X, labels):
+    head = from_sklearn(one_vs_rest(X, labels, C=0.3), X, labels)
+    assert (head.m, head.loss) == (3, "binary_cross_entropy")
+    assert off_optimum(head) < 1e-4
+
+
+def test_one_vs_rest_with_class_weight_is_refused(X, labels):
+    model = one_vs_rest(X, labels)
+    model.class_weight = "balanced"
+    with pytest.raises(InputError, match="one weight a record, got class_weight with one-vs-rest"):
+        from_sklearn(model, X, labels)
+
+
+def test_old_two_class_softmax_is_refused(X, labels):
+    model = LogisticRegression().fit(X, labels == "ant")
+    model.multi_class = "multinomial"
+    with pytest.raises(InputError, match="multi_class='multinomial' with two classes"):
+        from_sklearn(model, X, labels == "ant")
+
+
+@pytest.mark.parametrize("settings", [{"C": np.inf}, {"penalty": None}])
+def test_logistic_regression_without_penalty(X, labels, settings):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        warnings.simplefilter("ignore", UserWarning)
+        model = LogisticRegression(**settings, **EXACT).fit(X, labels)
+        head = from_sklearn(model, X, labels)
+    assert head.l2 == 0.0
+    assert off_optimum(head) < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [({"l1_ratio": 1.0}, "penalty l1"), ({"l1_ratio": 0.5}, "penalty elasticnet"), ({"penalty": "l1"}, "penalty l1")],
+)
+def test_other_penalties_are_refused(X, labels, settings, named):
+    model = LogisticRegression().fit(X, labels)
+    model.set_params(**settings)
+    with pytest.raises(
+        InputError, match=rf"estimator: expected an l2 penalty or none, got {named}; fit with l1_ratio=0"
+    ):
+        from_sklearn(model, X, labels)
+
+
+@pytest.mark.parametrize("class_weight", ["balanced", {"ant": 3.0, "bee": 1.0, "cat": 0.5}])
+@pytest.mark.parametrize("kind", [LogisticRegression, RidgeClassifier])
+def test_class_weights_become_sample_weights(X, labels, kind, class_weight):
+    model = kind(class_weight=class_weight, **EXACT).fit(X, labels)
+    head = from_sklearn(model, X, labels)
+    assert head.sample_weight is not None
+    assert off_optimum(head) < 1e-4
+
+
+def test_class_weights_multiply_sample_weights(X, labels):
+    weights = np.linspace(0.2, 3, N)
+    model = LogisticRegression(class_weight={"ant": 3.0}, **EXACT).fit(X, labels, sample_weight=weights)
+    assert off_optimum(from_sklearn(model, X, labels, sample_weight=weights)) < 1e-4
+    with pytest.raises(
+        InputError, match=r"sample_weight: expected shape \(90,\), one weight a record, got shape \(89,\)"
+    ):
+        from_sklearn(model, X, labels, sample_weight=weights[1:])
+    model.class_weight = "balanced"
+    with pytest.raises(InputError, match="one source of weights, got class_weight='balanced' with sample_weight"):
+        from_sklearn(model, X, labels, sample_weight=weights)
+
+
+def test_ridge_classifier_is_least_squares_on_signs(X, labels):
+    head = from_sklearn(RidgeClassifier(alpha=4.0).fit(X, labels), X, labels)
+    assert (head.loss, head.m, head.l2) == ("squared", 3, 8.0)
+    assert off_optimum(head) < 1e-9
+    np.testing.assert_array_equal(head.targets.numpy().argmax(1), np.unique(labels, return_inverse=True)[1])
+    binary = from_sklearn(RidgeClassifier(alpha=4.0).fit(X, labels == "bee"), X, labels == "bee")
+    assert binary.m == 1
+    assert off_optimum(binary) < 1e-9
+
+
+def test_multi_label_ridge_classifier(X, values):
+    y = (values > values.mean(0)).astype(int)
+    assert off_optimum(from_sklearn(RidgeClassifier(alpha=4.0).fit(X, y), X, y)) < 1e-9

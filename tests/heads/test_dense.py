@@ -1,0 +1,108 @@
+"""Dense curvature: its inverse applied to a gradient, under several penalties, against a P × P matrix."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from giveaway import Head
+from giveaway.heads.dense import DenseCurvature, helmert
+from giveaway.heads.losses import Softmax, loss_of
+from tests import oracles
+from tests.conftest import KINDS, made_arrays, made_head
+
+
+@settings(deadline=None)
+@given(st.integers(2, 30))
+def test_helmert_is_an_orthonormal_basis_of_vectors_that_sum_to_zero(m):
+    basis = helmert(m)
+    torch.testing.assert_close(basis.T @ basis, torch.eye(m - 1, dtype=torch.float64), rtol=0, atol=1e-14)
+    torch.testing.assert_close(basis.sum(0), torch.zeros(m - 1, dtype=torch.float64), rtol=0, atol=1e-14)
+
+
+def dense_inverse(head: Head, l2: float) -> np.ndarray:
+    """Pseudo-inverse of the curvature on all d·m parameters, by automatic differentiation."""
+    name = oracles.kind_of(head.loss, head.m)
+    y = oracles.target_matrix(head.targets.numpy(), head.loss, head.m)
+    x = head.rows(slice(0, head.n)).numpy()
+    _, W = oracles.derivatives(head.outputs.numpy(), y, name)
+    penalty = oracles.penalty_vector(head.width, head.m, l2, head.intercept, head.penalize_intercept)
+    weight = oracles.weights_or_ones(head.sample_weight, head.n)
+    return oracles.pseudo_inverse(oracles.curvature(x, W, weight, penalty))
+
+
+def gradient_like(head: Head, seed: int = 0) -> torch.Tensor:
+    """A (d, m) matrix in the range of the curvature: softmax gradients sum to zero over the classes."""
+    v = torch.randn(head.width, head.m, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return v - v.mean(1, keepdim=True) if isinstance(loss_of(head), Softmax) else v
+
+
+@pytest.mark.parametrize("options", [{}, {"intercept": False}, {"penalize_intercept": False}, {"sample_weight": True}])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "many_classes"])
+def test_solve_under_the_head_s_and_other_penalties(kind, options):
+    if "sample_weight" in options:
+        options = {"sample_weight": np.random.default_rng(3).random(60) + 0.1}
+    head = made_head(kind, l2=0.4, **options)
+    v = gradient_like(head)
+    curvature = DenseCurvature(head)
+    for l2, inverse in ((0.4, curvature), (0.04, curvature.with_l2(0.04)), (4.0, curvature.with_l2(4.0))):
+        expected = (dense_inverse(head, l2) @ v.numpy().ravel()).reshape(v.shape)
+        np.testing.assert_allclose(inverse.solve(v), expected, rtol=1e-9, atol=1e-11 * np.abs(expected).max())
+        assert inverse.report["l2"] == l2
+    again = curvature.solve(v)
+    torch.testing.assert_close(again, DenseCurvature(head).solve(v), rtol=1e-13, atol=0)
+
+
+@pytest.mark.parametrize("kind", ["squared", "one_logit", "classes"])
+def test_with_l2_equals_a_head_of_that_penalty(kind):
+    arrays = made_arrays(kind)
+    derived = DenseCurvature(Head(**arrays, l2=0.1)).with_l2(3.0)
+    direct = DenseCurvature(Head(**arrays, l2=3.0))
+    x = direct_rows = Head(**arrays).rows(slice(0, 60)).unsqueeze(1)
+    torch.testing.assert_close(derived.quadratics(x), direct.quadratics(direct_rows), rtol=1e-12, atol=1e-14)
+    assert derived.report == direct.report
+
+
+@pytest.mark.parametrize("kind", ["squared_many", "classes", "multi_label"])
+def test_units_of_the_features_do_not_change_rank_or_forms(kind):
+    arrays = made_arrays(kind)
+    units = np.array([1e-9, 1e6, 1.0, 1e3])
+    plain, scaled = Head(**arrays), Head(**arrays | {"features": arrays["features"] * units})
+    first, second = DenseCurvature(plain), DenseCurvature(scaled)
+    assert first.report["rank"] == second.report["rank"] == first.size
+    rows = slice(0, plain.n)
+    torch.testing.assert_close(
+        first.quadratics(plain.rows(rows).unsqueeze(1)),
+        second.quadratics(scaled.rows(rows).unsqueeze(1)),
+        rtol=1e-10,
+        atol=1e-13,
+    )
+
+
+@pytest.mark.parametrize("kind", ["squared", "squared_many", "one_logit", "classes", "multi_label"])
+def test_dead_and_repeated_features_lower_the_rank_and_nothing_else(kind):
+    arrays = made_arrays(kind)
+    features = arrays["features"]
+    wider = np.column_stack([features, np.zeros(len(features)), features[:, 0] - 2 * features[:, 1]])
+    plain, deficient = DenseCurvature(Head(**arrays)), DenseCurvature(Head(**arrays | {"features": wider}))
+    assert deficient.report["rank"] == plain.report["rank"] == plain.size
+    assert deficient.size == plain.size * 7 // 5
+    assert deficient.report["dead_features"] == 1
+    assert "eigenvectors" in deficient.report["inverse"]
+    assert plain.report["inverse"] == "cholesky"
+    rows = slice(0, len(features))
+    torch.testing.assert_close(
+        plain.quadratics(Head(**arrays).rows(rows).unsqueeze(1)),
+        deficient.quadratics(Head(**arrays | {"features": wider}).rows(rows).unsqueeze(1)),
+        rtol=1e-9,
+        atol=1e-12,
+    )
+
+
+def test_rows_are_reported_as_they_are_summed():
+    seen = []
+    DenseCurvature(made_head("classes", n=60), seen.append)
+    assert sum(seen) == 60

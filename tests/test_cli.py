@@ -1,0 +1,583 @@
+"""The command line as a user meets it: what it prints, where, with which exit code, and what it leaves on disk."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from giveaway import ScoreTable, audit
+from giveaway.cli import RANKING_ONLY, main
+from giveaway.extract import from_file
+
+N, D, M = 40, 4, 3
+SECRET = "patient"
+FILES = {"scores.npz", "scores.csv", "report.html", "config.toml", "audit.json"}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    """An empty working folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return tmp_path
+
+
+@pytest.fixture
+def arrays() -> dict:
+    rng = np.random.default_rng(0)
+    weight, bias = rng.normal(size=(M, D)), rng.normal(size=M)
+    features = rng.normal(size=(N, D))
+    return {"features": features, "weight": weight, "bias": bias, "targets": np.arange(N) % M}
+
+
+@pytest.fixture
+def file(folder, arrays) -> Path:
+    """features.npz in the working folder, with an id a record and a key that means nothing here."""
+    ids = np.array([f"{SECRET}-{i:03d}" for i in range(N)])
+    np.savez(folder / "features.npz", **arrays, ids=ids, epoch=np.array(3))
+    return folder / "features.npz"
+
+
+@pytest.fixture
+def giveaway(monkeypatch, capsys):
+    """Run the command line; gives (exit code, stdout, stderr)."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["giveaway", *map(str, arguments)])
+        capsys.readouterr()
+        code = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = stop.code
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+def one_line(result: tuple[int, str, str], *, code: int = 2) -> str:
+    """The only line that a failure prints."""
+    found, out, err = result
+    assert (found, out) == (code, ""), err
+    (line,) = [line for line in err.splitlines() if line and not line.startswith(("note:", "Running your code"))]
+    assert line.startswith("giveaway: ")
+    return line.removeprefix("giveaway: ")
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    with open(path, newline="", encoding="utf-8") as stream:
+        return list(csv.DictReader(stream))
+
+
+# ------------------------------------------------------------------------------------------------ audit
+
+
+def test_audit_writes_the_folder_and_prints_a_ranking(giveaway, file):
+    code, out, err = giveaway("audit", "--features", file, "--l2", 0.5, "--out", "result", "--top", 5)
+    assert code == 0, err
+    result = Path("result")
+    assert {path.name for path in result.iterdir()} == FILES
+    head, _ = from_file(file, l2=0.5)
+    expected = audit(head)
+    rows = read_csv(result / "scores.csv")
+    assert [row["id"] for row in rows] == head.ids.tolist()
+    assert [float(row["newton"]) for row in rows] == expected["newton"].tolist()
+    printed = re.findall(r"^ +(\d+) +(\d+) ", out, flags=re.MULTILINE)
+    assert [(int(rank), int(row)) for rank, row in printed] == list(enumerate(expected.order()[:5], start=1))
+    assert "The 5 most exposed of 40 records, by newton" in out
+    assert RANKING_ONLY in out
+    assert "note: ignored keys: epoch" in err
+    np.testing.assert_array_equal(ScoreTable.load(result)["newton"], expected["newton"])
+    assert stat.S_IMODE(result.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in result.iterdir()} == {0o600}
+
+
+def test_audit_goes_to_a_folder_of_its_own_by_default(giveaway, file):
+    assert giveaway("audit", "--features", file)[0] == 0
+    assert Path("giveaway-audit", "report.html").is_file()
+
+
+def test_ids_are_row_numbers_unless_given(giveaway, folder, arrays):
+    np.savez("plain.npz", **arrays)
+    assert giveaway("audit", "--features", "plain.npz", "--out", "result")[0] == 0
+    assert [row["id"] for row in read_csv(folder / "result" / "scores.csv")] == [str(i) for i in range(N)]
+
+
+def test_json_for_machines(giveaway, file):
+    code, out, _ = giveaway("audit", "--features", file, "--l2", 0.5, "--out", "result", "--top", 4, "--json")
+    assert code == 0
+    result = json.loads(out)
+    expected = audit(from_file(file, l2=0.5)[0])
+    assert [entry["row"] for entry in result["top"]] == expected.order()[:4].tolist()
+    assert [entry["newton"] for entry in result["top"]] == expected.top(4)["newton"].tolist()
+    assert (result["unit"], result["rows"], result["ranked_by"]) == ("record", N, "newton")
+    assert result["statement"] == RANKING_ONLY
+    assert result["folder"] == "result"
+    assert result["curvature"]["rank"] == 10
+    assert set(result["l2_sensitivity"]) == {"spearman_at_0.1_l2", "spearman_at_10_l2"}
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)])
+@pytest.mark.parametrize("grouped", [False, True])
+def test_stdout_and_stderr_carry_row_numbers_never_names(giveaway, file, grouped, options):
+    if grouped:
+        Path("people.txt").write_text("".join(f"{SECRET} {i // 2}\n" for i in range(N)))
+        options = (*options, "--groups", "people.txt")
+    code, out, err = giveaway("audit", "--features", file, "--out", "result", *options)
+    assert code == 0
+    assert SECRET not in out + err
+    assert SECRET in Path("result", "scores.csv").read_text()
+    for command in ("report", "purge"):
+        code, out, err = giveaway(command, "result")
+        assert code == 0
+        assert SECRET not in out + err
+
+
+def test_errors_carry_no_names_either(giveaway, folder, arrays):
+    ids = np.array([f"{SECRET}-{i // 2}" for i in range(N)])
+    np.savez("twice.npz", **arrays, ids=ids)
+    line = one_line(giveaway("audit", "--features", "twice.npz"))
+    assert "20 repeated ids, the first at row 0" in line
+    assert SECRET not in line
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".npy"])
+def test_people(giveaway, file, suffix):
+    names = np.array([f"p{i % 10}" for i in range(N)])
+    if suffix == ".txt":
+        Path("people.txt").write_text("\n".join(names))
+    else:
+        np.save("people.npy", names)
+    code, out, _ = giveaway("audit", "--features", file, "--groups", f"people{suffix}", "--out", "result")
+    assert code == 0
+    assert "The 10 most exposed of 10 people, by newton" in out
+    result = Path("result")
+    assert {path.name for path in result.iterdir()} == FILES | {"people.csv", "people.npz"}
+    assert [row["id"] for row in read_csv(result / "people.csv")] == sorted(set(names.tolist()))
+    assert len(read_csv(result / "scores.csv")) == N
+    assert "of 10 people" in (result / "report.html").read_text()
+    assert json.loads((result / "audit.json").read_text())["unit"] == "person"
+    assert giveaway("purge", "result")[1] == "Removed 7 files\n"
+
+
+def test_people_may_be_ranked_as_records(giveaway, file):
+    Path("people.txt").write_text("\n".join(str(i % 10) for i in range(N)))
+    code, out, _ = giveaway("audit", "--features", file, "--groups", "people.txt", "--by", "record", "--out", "result")
+    assert code == 0
+    assert "of 40 records" in out
+
+
+def test_scores_converged_refit_and_sensitivity_reach_the_audit(giveaway, file):
+    options = ("--scores", "newton, leverage", "--not-converged", "--refit", "--no-l2-sensitivity", "--l2", 0.5)
+    assert giveaway("audit", "--features", file, "--out", "result", *options)[0] == 0
+    meta = json.loads(Path("result", "audit.json").read_text())
+    assert meta["options"] == {
+        "scores": ["newton", "leverage"],
+        "unit": "record",
+        "converged": False,
+        "refit": True,
+        "l2_sensitivity": False,
+    }
+    assert meta["optimum"]["relative_gradient"] < 1e-9
+    assert list(read_csv(Path("result", "scores.csv"))[0])[-2:] == ["newton", "leverage"]
+
+
+@pytest.mark.parametrize(("flag", "penalized"), [("--penalize-intercept", True), ("--free-intercept", False)])
+def test_the_intercept_s_penalty(giveaway, file, flag, penalized):
+    assert giveaway("audit", "--features", file, "--l2", 1, flag, "--out", "result")[0] == 0
+    assert json.loads(Path("result", "audit.json").read_text())["penalize_intercept"] is penalized
+
+
+# ------------------------------------------------------------------------------------------------ the user's model
+
+
+@pytest.fixture
+def user_code(folder, request) -> str:
+    """A module of the user's in the working folder, under a name of its own."""
+    name = "users_" + re.sub(r"\W", "_", request.node.name)
+    (folder / f"{name}.py").write_text(
+        "import torch\n"
+        "from torch.utils.data import TensorDataset\n"
+        "def model():\n"
+        "    torch.manual_seed(1)\n"
+        "    return torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.ReLU(), torch.nn.Linear(5, 3))\n"
+        "def tree():\n"
+        "    return torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Softmax(1))\n"
+        "def dataset():\n"
+        "    x = torch.randn(30, 4, generator=torch.Generator().manual_seed(0))\n"
+        "    return TensorDataset(x, torch.arange(30) % 3)\n"
+        "VALUE = 3\n"
+    )
+    return name
+
+
+def test_a_model_its_weights_and_its_data(giveaway, user_code):
+    model = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.ReLU(), torch.nn.Linear(5, 3))
+    torch.save(model.state_dict(), "weights.pt")
+    options = ("--model", f"{user_code}:model", "--data", f"{user_code}:dataset", "--weights", "weights.pt")
+    code, out, err = giveaway("audit", *options, "--l2", 0.5, "--out", "result", "--layer", "2", "--batch-size", 7)
+    assert code == 0, err
+    assert f"Running your code: {user_code}:model and {user_code}:dataset" in err
+    assert "of 30 records" in out
+    x = torch.randn(30, 4, generator=torch.Generator().manual_seed(0))
+    losses = torch.nn.functional.cross_entropy(model(x), torch.arange(30) % 3, reduction="none")
+    stored = [float(row["loss"]) for row in read_csv(Path("result", "scores.csv"))]
+    np.testing.assert_allclose(stored, losses.detach().numpy(), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--model", "{m}:model"), "data: expected --data module:function beside --model, got none"),
+        (
+            ("--model", "nowhere_{m}:model", "--data", "{m}:dataset"),
+            "model: expected a module that can be imported, got",
+        ),
+        (
+            ("--model", "{m}:modle", "--data", "{m}:dataset"),
+            "model: expected a function of {m}, got 'modle'; did you mean model",
+        ),
+        (("--model", "{m}", "--data", "{m}:dataset"), "model: expected module:function, got '{m}'"),
+        (("--model", "{m}:VALUE", "--data", "{m}:dataset"), "model: expected a function of {m}, got 'VALUE'"),
+        (
+            ("--model", "{m}:model", "--data", "{m}:datset"),
+            "data: expected a function of {m}, got 'datset'; did you mean dataset",
+        ),
+        (("--model", "{m}:model", "--data", "{m}:model"), "data: expected a DataLoader or a Dataset, got Sequential"),
+        (("--model", "{m}:dataset", "--data", "{m}:dataset"), "model: expected a torch.nn.Module, got TensorDataset"),
+        (("--model", "{m}:model", "--data", "{m}:dataset", "--layer", "22"), "layer: expected"),
+        (("--model", "{m}:tree", "--data", "{m}:dataset"), "model: expected"),
+        (
+            ("--model", "{m}:model", "--data", "{m}:dataset", "--weights", "no.pt"),
+            "weights: expected a file, got no.pt",
+        ),
+        (
+            ("--model", "{m}:model", "--data", "{m}:dataset", "--device", "gpu"),
+            "device: expected a device that torch can use",
+        ),
+        (
+            ("--model", "{m}:model", "--data", "{m}:dataset", "--batch-size", "0"),
+            "batch_size: expected a finite number of at",
+        ),
+        (
+            ("--model", "{m}:model", "--data", "{m}:dataset", "--reduction", "max"),
+            "reduction: expected a known name, got 'max'",
+        ),
+    ],
+)
+def test_what_a_model_can_be_refused_for(giveaway, user_code, options, words):
+    filled = [option.format(m=user_code) for option in options]
+    line = one_line(giveaway("audit", *filled, "--out", "result"))
+    assert line.startswith(words.format(m=user_code))
+    assert "; " in line
+    assert not Path("result").exists()
+
+
+# ------------------------------------------------------------------------------------------------ bad input
+
+
+def broken_features(kind: str, arrays: dict, path: Path) -> None:
+    changed = {key: value.copy() for key, value in arrays.items()}
+    if kind == "truncated":
+        np.savez(path, **arrays)
+        path.write_bytes(path.read_bytes()[:-100])
+        return
+    if kind == "pickled":
+        np.savez(path, allow_pickle=True, **arrays | {"features": np.array([{}] * N, dtype=object)})
+        return
+    if kind == "nan":
+        changed["features"][3, 1] = np.nan
+    elif kind == "shapes":
+        changed["targets"] = changed["targets"][:-1]
+    elif kind == "labels":
+        changed["targets"][5] = 7
+    elif kind == "float labels":
+        changed["targets"] = changed["targets"].astype(float)
+    elif kind == "one class":
+        changed["targets"][:] = 1
+    elif kind == "no record":
+        changed |= {key: changed[key][:0] for key in ("features", "targets")}
+    elif kind == "one record":
+        changed |= {key: changed[key][:1] for key in ("features", "targets")}
+    elif kind == "disagreement":
+        changed["outputs"] = np.random.default_rng(1).normal(size=(N, M))
+    elif kind == "no targets":
+        del changed["targets"]
+    np.savez(path, **changed)
+
+
+BAD_FILES = {
+    "truncated": "file: expected a whole .npz file, got bad.npz, truncated",
+    "pickled": "file: expected arrays that need no pickle, got bad.npz",
+    "nan": "features: expected finite numbers, got NaN or infinity first in row 3",
+    "shapes": "targets: expected 40 rows, one a record, got shape (39,)",
+    "labels": "targets: expected class labels from 0 to 2, got another label in row 5",
+    "float labels": "targets: expected integer class labels, got float64 labels",
+    "one class": "targets: expected at least two classes, got one class only",
+    "no record": "features: expected at least 2 records, got 0",
+    "one record": "features: expected at least 2 records, got 1",
+    "disagreement": "outputs: expected features @ weight.T + bias, got a difference of",
+    "no targets": "targets: expected the keys features, targets,",
+}
+
+
+@pytest.mark.parametrize("kind", BAD_FILES)
+def test_bad_files_are_one_line_and_leave_nothing(giveaway, folder, arrays, kind):
+    broken_features(kind, arrays, folder / "bad.npz")
+    assert one_line(giveaway("audit", "--features", "bad.npz", "--out", "result")).startswith(BAD_FILES[kind])
+    assert not Path("result").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ((), "audit: expected --features FILE, or --model with --data, got both or neither"),
+        (("--features", "features.npz", "--model", "a:b"), "audit: expected --features FILE, or --model with --data"),
+        (("--features", "missing.npz"), "file: expected a file that exists, got missing.npz"),
+        (("--features", "features.npz", "--l2", "-1"), "l2: expected a finite number of at least 0, got -1.0"),
+        (("--features", "features.npz", "--l2", "inf"), "l2: expected a finite number of at least 0, got inf"),
+        (("--features", "features.npz", "--l2", "nan"), "l2: expected a finite number of at least 0, got nan"),
+        (("--features", "features.npz", "--l2", "much"), "Invalid value for '--l2': 'much' is not a valid float."),
+        (
+            ("--features", "features.npz", "--scores", "newtom"),
+            "scores: expected a known name, got 'newtom'; did you mean",
+        ),
+        (("--features", "features.npz", "--by", "person"), "by: expected a head with groups, got none"),
+        (("--features", "features.npz", "--by", "cat"), "Invalid value for '--by': 'cat' is not one of"),
+        (("--features", "features.npz", "--loss", "hinge"), "loss: expected a known name, got 'hinge'"),
+        (("--features", "features.npz", "--top", "0"), "top: expected a finite number of at least 1, got 0"),
+        (("--features", "features.npz", "--top", "-3"), "top: expected a finite number of at least 1, got -3"),
+        (("--features", "features.npz", "--layer", "head"), "layer: expected --model beside it, got --features"),
+        (("--features", "features.npz", "--allow-pickle"), "allow_pickle: expected --model beside it, got --features"),
+        (("--features", "features.npz", "--groups", "missing.txt"), "groups: expected a .npy of names, or a text file"),
+        (("--features", "features.npz", "--groups", "empty.npy"), "groups: expected a .npy of names, or a text file"),
+        (
+            ("--features", "features.npz", "--groups", "features.npz"),
+            "groups: expected a .npy of names, or a text file",
+        ),
+        (("--features", "features.npz", "--groups", "short.txt"), "groups: expected one name a record, 40 in all"),
+        (("--features", "features.npz", "--config", "missing.toml"), "config: expected a readable TOML file"),
+        (("--features", "features.npz", "--out", "features.npz/below"), "out: expected a folder that can be written"),
+        (("--features", "features.npz", "--out", "."), "out: expected a new, empty or earlier audit folder"),
+        (("--feature", "features.npz"), "No such option '--feature'"),
+    ],
+)
+def test_bad_usage_is_one_line_and_leaves_nothing(giveaway, file, options, words):
+    Path("short.txt").write_text("a\nb\n")
+    Path("empty.npy").write_bytes(b"")
+    before = sorted(os.listdir())
+    assert one_line(giveaway("audit", *options)).startswith(words)
+    assert sorted(os.listdir()) == before
+
+
+def test_separable_classes_without_penalty_cannot_be_refitted(giveaway, folder):
+    features = np.repeat(np.eye(3), 5, axis=0)
+    np.savez("easy.npz", features=features, outputs=features, targets=np.repeat(np.arange(3), 5))
+    line = one_line(giveaway("audit", "--features", "easy.npz", "--refit"))
+    assert line.startswith("refit: expected a head with a finite optimum")
+    assert line.endswith("give l2 above 0")
+
+
+def test_usage_of_the_command_itself(giveaway, folder):
+    code, out, err = giveaway("--help")
+    assert (code, err) == (0, "")
+    assert all(command in out for command in ("audit", "demo", "purge", "report"))
+    assert giveaway("--version")[:2] == (0, "giveaway, version 0.1.0\n")
+    assert giveaway("audit", "--help")[0] == 0
+    code, out, err = giveaway()
+    assert (code, out) == (2, "")
+    assert len(err.splitlines()) > 5
+    assert one_line(giveaway("audti")).startswith("No such command 'audti'")
+    assert one_line(giveaway("report")).startswith("Missing argument 'FOLDER'")
+
+
+# ------------------------------------------------------------------------------------------------ config, folders
+
+
+def test_flags_go_before_the_config_file_and_the_resolved_options_are_saved(giveaway, file):
+    Path("options.toml").write_text(
+        'features = "features.npz"\nl2 = 0.25\nscores = ["newton", "loss"]\npenalize-intercept = false\n'
+        'out = "from-config"\ntop = 3\n'
+    )
+    code, out, _ = giveaway("audit", "--config", "options.toml", "--l2", 0.5, "--out", "from-flag")
+    assert code == 0
+    assert "The 3 most exposed" in out
+    assert not Path("from-config").exists()
+    meta = json.loads(Path("from-flag", "audit.json").read_text())
+    assert (meta["l2"], meta["penalize_intercept"], meta["options"]["scores"]) == (0.5, False, ["newton", "loss"])
+    saved = tomllib.loads(Path("from-flag", "config.toml").read_text())
+    assert saved == {"features": "features.npz", "l2": 0.5, "scores": "newton,loss", "penalize_intercept": False}
+    assert meta["provenance"]["config"] == saved
+
+
+def test_the_saved_options_repeat_the_audit(giveaway, file):
+    assert giveaway("audit", "--features", "features.npz", "--l2", 0.5, "--free-intercept", "--out", "result")[0] == 0
+    before = Path("result", "scores.csv").read_bytes()
+    assert giveaway("audit", "--config", "result/config.toml", "--out", "result")[0] == 0
+    assert giveaway("audit", "--config", "result/config.toml", "--out", "again")[0] == 0
+    assert Path("result", "scores.csv").read_bytes() == Path("again", "scores.csv").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("lt = 2", "config: expected options of this command, got 'lt'"),
+        ("json = true", "config: expected options of this command, got 'json'"),
+        ("l2 = 'much'", "config: expected a number for l2, got 'much'"),
+        ("refit = 'no'", "config: expected true or false for refit, got 'no'"),
+        ("by = 'cat'", "by: expected a known name, got 'cat'"),
+        ("top = 0", "top: expected a finite number of at least 1, got 0"),
+    ],
+)
+def test_bad_options_in_the_config_file(giveaway, file, line, words):
+    Path("options.toml").write_text(line)
+    assert one_line(giveaway("audit", "--features", file, "--config", "options.toml")).startswith(words)
+
+
+def test_a_folder_of_another_audit_is_refused_and_the_difference_printed(giveaway, file, arrays):
+    assert giveaway("audit", "--features", "features.npz", "--l2", 0.5, "--out", "result")[0] == 0
+    before = {path.name: path.read_bytes() for path in Path("result").iterdir()}
+    line = one_line(giveaway("audit", "--features", "features.npz", "--l2", 0.25, "--out", "result"))
+    assert line.startswith("out: expected an audit of the same inputs and options, got ")
+    assert "l2 was 0.5, is 0.25" in line
+    np.savez("features.npz", **arrays | {"features": arrays["features"][::-1]})
+    line = one_line(giveaway("audit", "--features", "features.npz", "--l2", 0.5, "--out", "result"))
+    assert "inputs differ" in line
+    assert "l2 was" not in line
+    assert {path.name: path.read_bytes() for path in Path("result").iterdir()} == before
+
+
+def test_report_is_rebuilt_from_the_folder(giveaway, file):
+    assert giveaway("audit", "--features", file, "--out", "result")[0] == 0
+    page = Path("result", "report.html")
+    before = page.read_bytes()
+    page.unlink()
+    assert giveaway("report", "result")[:2] == (0, "Wrote result/report.html\n")
+    assert page.read_bytes() == before
+    assert stat.S_IMODE(page.stat().st_mode) == 0o600
+
+
+def test_report_and_purge_of_folders_without_an_audit(giveaway, folder):
+    assert one_line(giveaway("report", "nowhere")).startswith("folder: expected an audit folder with scores.npz")
+    assert one_line(giveaway("purge", "nowhere")).startswith("folder: expected an audit folder with audit.json")
+
+
+def test_report_of_a_damaged_folder(giveaway, file):
+    assert giveaway("audit", "--features", file, "--out", "result")[0] == 0
+    Path("result", "scores.npz").write_bytes(b"PK")
+    assert one_line(giveaway("report", "result")).startswith("folder: expected a file written by ScoreTable.save")
+
+
+def test_purge_removes_everything(giveaway, file):
+    assert giveaway("audit", "--features", file, "--out", "result")[0] == 0
+    assert giveaway("purge", "result")[:2] == (0, f"Removed {len(FILES)} files\n")
+    assert not Path("result").exists()
+
+
+# ------------------------------------------------------------------------------------------------ interruption
+
+
+@pytest.mark.parametrize(
+    "where",
+    ["giveaway.heads.dense.DenseCurvature.blocks", "giveaway.report.html.render", "giveaway.audit.store.write_text"],
+)
+@pytest.mark.parametrize("existed", [False, True])
+def test_ctrl_c_leaves_nothing_half_written(giveaway, file, monkeypatch, where, existed):
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    if existed:
+        Path("result").mkdir()
+    module, _, name = where.rpartition(".")
+    owner = sys.modules.get(module) or getattr(sys.modules[module.rpartition(".")[0]], module.rpartition(".")[2])
+    monkeypatch.setattr(owner, name, interrupt)
+    code, out, err = giveaway("audit", "--features", file, "--out", "result")
+    assert (code, out) == (130, "")
+    assert err.splitlines()[-1] == "giveaway: interrupted; nothing was half-written"
+    assert Path("result").exists() is existed
+    assert not existed or os.listdir("result") == []
+    monkeypatch.undo()
+
+
+def in_a_process(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "giveaway", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_a_real_ctrl_c_in_the_middle(folder):
+    (folder / "interrupted.py").write_text(
+        "import os, signal, torch\n"
+        "def model():\n"
+        "    return torch.nn.Linear(4, 3)\n"
+        "class Records(torch.utils.data.Dataset):\n"
+        "    def __len__(self):\n"
+        "        return 30\n"
+        "    def __getitem__(self, row):\n"
+        "        if row == 20:\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "        return torch.full((4,), float(row)), row % 3\n"
+    )
+    done = in_a_process(
+        "audit", "--model", "interrupted:model", "--data", "interrupted:Records", "--out", "result", folder=folder
+    )
+    assert done.returncode == 130
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1] == "giveaway: interrupted; nothing was half-written"
+    assert not (folder / "result").exists()
+
+
+def test_exit_codes_of_the_real_command(file):
+    fine = in_a_process("audit", "--features", "features.npz", "--json", folder=file.parent)
+    assert fine.returncode == 0
+    assert json.loads(fine.stdout)["rows"] == N
+    bad = in_a_process("audit", "--features", "features.npz", "--l2", "-1", folder=file.parent)
+    assert (bad.returncode, bad.stdout) == (2, "")
+    assert bad.stderr.splitlines()[-1].startswith("giveaway: l2: expected a finite number of at least 0")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["audit", "--help"], ["--version"], ["nothing"]])
+def test_help_loads_no_torch(arguments):
+    code = (
+        "import sys\n"
+        "from giveaway.cli import main\n"
+        f"sys.argv = {['giveaway', *arguments]!r}\n"
+        "try:\n"
+        "    main()\n"
+        "except SystemExit:\n"
+        "    pass\n"
+        "heavy = {'torch', 'numpy', 'scipy', 'sklearn', 'jinja2'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=120)
+
+
+# ------------------------------------------------------------------------------------------------ demo
+
+
+def test_the_demo_trains_audits_and_prints_ten_records(giveaway, folder):
+    state = torch.random.get_rng_state()
+    code, out, err = giveaway("demo", "--out", "demo")
+    assert code == 0, err
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert "The 10 most exposed of 898 records, by newton" in out
+    header, *rows = [line.split() for line in out.splitlines() if re.match(r"^rank|^ +\d+ ", line)]
+    assert header == ["rank", "row", "newton", "leverage", "class", "residual", "why"]
+    table = ScoreTable.load("demo")
+    assert [int(row[1]) for row in rows] == table.order()[:10].tolist()
+    assert [int(row[4]) for row in rows] == table.top(10)["class"].tolist()
+    assert {path.name for path in Path("demo").iterdir()} == FILES
+    code, out, _ = giveaway("demo", "--out", "demo", "--json")
+    assert code == 0
+    assert json.loads(out)["rows"] == 898

@@ -1,0 +1,72 @@
+"""Options from TOML and back."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from giveaway import InputError
+from giveaway.config import read_config, to_toml
+
+KINDS = {"features": str, "scores": str, "l2": float, "top": int, "refit": bool, "batch_size": int}
+
+
+def written(tmp_path, text: str):
+    path = tmp_path / "options.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_every_kind_and_both_spellings(tmp_path):
+    text = 'features = "a.npz"\nl2 = 2\ntop = 3\nrefit = false\nbatch-size = 8\nscores = ["newton", "loss"]\n'
+    assert read_config(written(tmp_path, text), KINDS) == {
+        "features": "a.npz",
+        "l2": 2,
+        "top": 3,
+        "refit": False,
+        "batch_size": 8,
+        "scores": "newton,loss",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("l3 = 1", r"config: expected options of this command, got 'l3'; did you mean l2"),
+        ("l2 = 'much'", r"config: expected a number for l2, got 'much'; correct it"),
+        ("l2 = true", r"config: expected a number for l2, got True"),
+        ("top = 2.5", r"config: expected a whole number for top, got 2\.5"),
+        ("refit = 'no'", r"config: expected true or false for refit, got 'no'"),
+        ("refit = 0", r"config: expected true or false for refit, got 0"),
+        ("features = 3", r"config: expected text for features, got 3"),
+        ("scores = [1]", r"config: expected text for scores, got \[1\]"),
+        ("[features]\nname = 'a'", r"config: expected text for features"),
+        ("l2 = ", r"config: expected a readable TOML file, got .*options\.toml"),
+    ],
+)
+def test_refused(tmp_path, text, words):
+    with pytest.raises(InputError, match=words):
+        read_config(written(tmp_path, text), KINDS)
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    with pytest.raises(InputError, match=r"config: expected a readable TOML file, got .*missing\.toml"):
+        read_config(tmp_path / "missing.toml", KINDS)
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(InputError, match="config: expected a readable TOML file"):
+        read_config(tmp_path / "bytes.toml", KINDS)
+
+
+@settings(deadline=None)
+@given(
+    features=st.text(st.characters(codec="utf-8")),
+    l2=st.floats(allow_nan=False, allow_infinity=False),
+    top=st.integers(-(2**60), 2**60),
+    refit=st.booleans(),
+)
+def test_what_is_written_comes_back(tmp_path_factory, features, l2, top, refit):
+    options = {"features": features, "l2": l2, "top": top, "refit": refit}
+    path = tmp_path_factory.mktemp("config") / "config.toml"
+    path.write_bytes(to_toml({**options, "scores": None}).encode())
+    assert read_config(path, KINDS) == options

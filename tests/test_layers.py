@@ -1,0 +1,144 @@
+"""Imports go one way: a file uses only what lies in the layers above it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import giveaway
+
+SOURCE = Path(giveaway.__file__).parent
+
+# names of one layer do not use each other; below checks.py, records/ is the package of its layer
+LAYERS = [
+    {"checks"},
+    {"files"},
+    {"records"},
+    {"linalg"},
+    {"extract", "heads"},
+    {"scores", "evaluation"},
+    {"audit"},
+    {"report"},
+    {"demo", "config"},
+    {"cli"},
+    {"__main__"},
+]
+DEPTH = {name: depth for depth, names in enumerate(LAYERS) for name in names}
+DOORS = ("__init__", "cli")  # where imports may wait inside a function
+
+
+def project_imports(tree: ast.AST, package: tuple[str, ...], inside: bool = False) -> Iterator[tuple[int, str, bool]]:
+    """Every import of the project as (line, dotted name without the root, whether it stands inside a function)."""
+    for node in ast.iter_child_nodes(tree):
+        deeper = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
+            module = ".".join(part for part in (above, node.module or "") if part)
+            names = [f"{module}.{alias.name}" for alias in node.names]
+        for name in names:
+            root, _, rest = name.partition(".")
+            if root == "giveaway":
+                yield node.lineno, rest, inside
+        yield from project_imports(node, package, deeper)
+
+
+def violations(source: Path) -> list[str]:
+    """What breaks the rule in a tree of files, as file:line and why."""
+    found = []
+    for path in sorted(source.rglob("*.py")):
+        where = path.relative_to(source)
+        own = where.parts[0].removesuffix(".py")
+        if own != "__init__" and own not in DEPTH:
+            found.append(f"{where}: in no layer")
+            continue
+        for line, name, inside in project_imports(
+            ast.parse(path.read_text(encoding="utf-8")), ("giveaway", *where.parts[:-1])
+        ):
+            other = name.split(".")[0]
+            place = f"{where}:{line}"
+            if inside and own not in DOORS:
+                found.append(f"{place}: imports {name} inside a function")
+            if own in ("__init__", other) or name == "__version__":
+                continue
+            if other not in DEPTH:
+                found.append(f"{place}: imports {name or 'the package'} through the package's door")
+            elif DEPTH[other] >= DEPTH[own]:
+                found.append(f"{place}: imports {name} from a layer that is not above {own}")
+    return found
+
+
+def test_the_source_keeps_the_layers():
+    assert violations(SOURCE) == []
+
+
+def test_every_layer_is_there():
+    present = {path.name.removesuffix(".py") for path in SOURCE.iterdir() if path.suffix == ".py" or path.is_dir()}
+    assert present - {"__init__", "__pycache__"} == set(DEPTH)
+
+
+@pytest.mark.parametrize(
+    ("file", "code", "why"),
+    [
+        (
+            "linalg/solve.py",
+            "from giveaway.heads.dense import helmert",
+            "heads.dense.helmert from a layer that is not above",
+        ),
+        ("records/head.py", "import giveaway.audit.run", "audit.run from a layer that is not above records"),
+        (
+            "heads/dense.py",
+            "from giveaway.extract import from_file",
+            "extract.from_file from a layer that is not above",
+        ),
+        ("scores/batch.py", "from giveaway import evaluation", "evaluation from a layer that is not above scores"),
+        ("heads/dense.py", "from ..audit import run", "audit.run from a layer that is not above heads"),
+        ("heads/dense.py", "from .. import cli", "cli from a layer that is not above heads"),
+        ("checks.py", "from .files import write_text", "files.write_text from a layer that is not above checks"),
+        ("audit/run.py", "from giveaway import Head", "imports Head through the package's door"),
+        ("audit/run.py", "import giveaway", "imports the package through the package's door"),
+        ("audit/run.py", "def f():\n    from giveaway.heads import losses", "imports heads.losses inside a function"),
+        (
+            "audit/run.py",
+            "class A:\n    def f(self):\n        import giveaway.checks",
+            "imports checks inside a function",
+        ),
+        (
+            "report/html.py",
+            "if True:\n    from giveaway.cli import main",
+            "cli.main from a layer that is not above report",
+        ),
+        ("utils/misc.py", "", "in no layer"),
+    ],
+)
+def test_a_planted_violation_is_found(tmp_path, file, code, why):
+    path = tmp_path / file
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(code)
+    (found,) = violations(tmp_path)
+    assert found.startswith(file)
+    assert why in found
+
+
+@pytest.mark.parametrize(
+    ("file", "code"),
+    [
+        (
+            "heads/dense.py",
+            "from giveaway.records import Head\nfrom giveaway.heads.losses import Loss\nfrom . import blocks",
+        ),
+        ("heads/dense.py", "def f():\n    import numpy"),
+        ("cli.py", "from giveaway import __version__\ndef f():\n    from giveaway.audit.run import audit"),
+        ("__init__.py", "def f():\n    from giveaway.cli import main"),
+    ],
+)
+def test_what_is_allowed(tmp_path, file, code):
+    path = tmp_path / file
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(code)
+    assert violations(tmp_path) == []
