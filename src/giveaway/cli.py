@@ -74,6 +74,7 @@ def audit(config: str | None, as_json: bool, **flags: Any) -> None:
     options |= {name: value for name, value in flags.items() if value is not None}
     for name in {"top", "batch_size"} & options.keys():
         check_number(name, options[name], minimum=1, remedy="give a count")
+    check_number("l2", options.get("l2", 0.0), minimum=0.0, remedy="give the penalty in summed-loss units")
     top, out = options.pop("top", 10), options.pop("out", "giveaway-audit")
     head = _head(options)
     wanted = ("by", "converged", "refit", "l2_sensitivity")

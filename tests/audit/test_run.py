@@ -254,12 +254,25 @@ def test_no_score_is_ever_nan(kind, unit, l2):
             assert table["leverage"].max() <= 1 + 1e-5, case
 
 
-@pytest.mark.xfail(strict=True, raises=IndexError, reason="a curvature without any live parameter cannot be inverted")
 @pytest.mark.parametrize("kind", ["squared", "classes"])
 def test_a_head_without_intercept_that_sees_only_zeros(kind):
     table = audit(Head(**made_arrays(kind) | {"features": np.zeros((60, 2))}, intercept=False))
     assert table["leverage"].tolist() == [0.0] * 60
     assert table.meta["curvature"]["rank"] == 0
+
+
+SUREST = pytest.param(400.0, marks=pytest.mark.xfail(strict=True, reason="squares of 1 / curvature leave float64"))
+
+
+@pytest.mark.parametrize("lead", [60.0, 200.0, SUREST, 1000.0])
+@pytest.mark.parametrize("kind", ["one_logit", "classes", "many_classes", "multi_label"])
+def test_heads_that_are_sure_of_every_record(kind, lead):
+    arrays = made_arrays(kind)
+    outputs = np.random.default_rng(8).normal(size=arrays["outputs"].shape)
+    truth = oracles.target_matrix(arrays["targets"], arrays["loss"], outputs.shape[1])
+    direction = truth if "classes" in kind else 2 * truth - 1
+    table = audit(Head(**arrays | {"outputs": outputs + lead * direction}))
+    assert table["gls_trace"].sum() == pytest.approx(table.meta["curvature"]["rank"], rel=1e-6)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -2,10 +2,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.utils.data import (
-    DataLoader,
-    TensorDataset,
-)
+from torch.utils.data import DataLoader, TensorDataset
 
 from giveaway.checks import InputError
 from giveaway.extract import from_torch
@@ -80,6 +77,12 @@ def test_batches_that_cannot_be_read(model, x, y):
         TensorDataset(x, y), 4, collate_fn=lambda rows: (x[: len(rows)], torch.zeros(len(rows), len(rows)))
     )
     with pytest.raises(
-        InputError, match=r"targets: expected rows of shape \(4,\) in every batch, got rows of shape \(3,"
+        InputError,
+        match=r"targets: expected rows of shape \(4,\) and type float32 in every batch, got rows of shape \(3,",
     ):
         from_torch(model, uneven)
+    mixed = Records(lambda i: (x[i], 1 if i < 8 else 1.5))
+    with pytest.raises(
+        InputError, match=r"targets: expected rows .* type int64 in every batch, got rows .* type float64"
+    ):
+        from_torch(model, mixed, batch_size=4)

@@ -1,9 +1,7 @@
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import (
-    TensorDataset,
-)
+from torch.utils.data import TensorDataset
 
 from giveaway.checks import InputError
 from giveaway.extract import from_torch

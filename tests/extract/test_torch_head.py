@@ -5,11 +5,9 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import (
-    DataLoader,
-    TensorDataset,
-)
+from torch.utils.data import DataLoader, TensorDataset
 
+from giveaway import Head
 from giveaway.checks import InputError
 from giveaway.extract import from_torch
 from tests.extract.torch_examples import N, Wrapped, assert_is_head_of, expected
@@ -75,11 +73,13 @@ def test_compiled_and_parallel_wrappers_are_looked_through(model, x, y):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
-def test_features_keep_their_precision_but_bfloat16_becomes_float32(model, x, y, dtype):
+def test_features_keep_their_precision_but_bfloat16_becomes_float32(model, x, y, dtype, tmp_path):
     net = model.to(dtype)
     head = from_torch(net, TensorDataset(x.to(dtype), y))
     assert head.features.dtype == head.outputs.dtype == (torch.float32 if dtype == torch.bfloat16 else dtype)
     torch.testing.assert_close(head.features.to(dtype), expected(net, x.to(dtype))[0])
+    head.save(tmp_path / "head.npz")
+    torch.testing.assert_close(Head.load(tmp_path / "head.npz").weight.to(dtype), net.fc.weight.detach())
 
 
 def test_autocast(model, x, y):

@@ -53,7 +53,7 @@ def test_entropy_and_margin(kind):
 def test_pair_weights_are_the_output_hessian(kind):
     loss, f, _, matrix, name = parts(kind)
     _, hessian = oracles.derivatives(f, matrix, name)
-    packed = loss.pair_weights(f)
+    packed = loss.pair_weights(f).T
     if isinstance(loss, Softmax):
         rows, columns = (numbers.numpy() for numbers in triangle(loss.degrees, f.device))
         np.testing.assert_allclose(packed, hessian[:, rows, columns], rtol=1e-10, atol=1e-14)
@@ -125,7 +125,7 @@ def test_confident_softmax_keeps_its_digits(lead, label):
     outputs, y = torch.tensor([f], dtype=torch.float64), torch.tensor([label])
     np.testing.assert_allclose(loss.value(outputs, y)[0], exact["value"], rtol=1e-13)
     np.testing.assert_allclose(loss.gradient(outputs, y)[0], exact["gradient"], rtol=1e-13)
-    np.testing.assert_allclose(loss.pair_weights(outputs)[0, [0, 2]], exact["diagonal"][:2], rtol=1e-13)
+    np.testing.assert_allclose(loss.pair_weights(outputs)[[0, 2], 0], exact["diagonal"][:2], rtol=1e-13)
     gap = loss.gap(outputs, y, torch.tensor([step], dtype=torch.float64))
     np.testing.assert_allclose(gap[0], exact["gap"], rtol=1e-12)
     np.testing.assert_allclose(loss.residual(outputs, y)[0], np.abs(exact["gradient"]).max(), rtol=1e-13)

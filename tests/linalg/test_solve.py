@@ -22,7 +22,7 @@ def inverted(matrix: np.ndarray) -> tuple[Inverse, np.ndarray]:
         return upper
 
     inverse = invert(assemble)
-    return inverse, inverse.full().numpy()
+    return inverse, inverse.full.numpy()
 
 
 def with_eigenvalues(values: np.ndarray, seed: int = 0) -> np.ndarray:

@@ -8,9 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from giveaway.linalg.spectral import SQUARED_UP_TO, TOLERANCE, top_eigenvalue, top_singular_value
+from giveaway.linalg.spectral import top_eigenvalue, top_singular_value
 
-SIZES = [1, 2, 5, SQUARED_UP_TO, SQUARED_UP_TO + 1, 60]
+SIZES = [1, 2, 5, 12, 24, 25, 60]
+
+
+def batch_last(matrices: np.ndarray | list[np.ndarray]) -> torch.Tensor:
+    return torch.from_numpy(np.moveaxis(np.array(matrices), 0, -1).copy())
 
 
 def orthogonal(size: int, rng: np.random.Generator) -> np.ndarray:
@@ -27,8 +31,8 @@ SPECTRA = {
     "a tight cluster": lambda size, rng: 1 - 1e-4 * rng.random(size),
     "zero": lambda size, rng: np.zeros(size),
 }
-# the iteration stops on its residual, which bounds the error itself where the gap below the top is no larger
-ALLOWED = [TOLERANCE if name in ("a near pair at the top", "a tight cluster") else 1e-11 for name in SPECTRA]
+# an iteration cannot tell eigenvalues apart that lie closer than it is run for
+ALLOWED = [1e-7 if name in ("a near pair at the top", "a tight cluster") else 1e-11 for name in SPECTRA]
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -39,7 +43,7 @@ def test_eigenvalues_of_every_spectrum_in_one_batch(size):
         values, vectors = make(size, rng), orthogonal(size, rng)
         matrices.append(vectors * values @ vectors.T)
         expected.append(values.max())
-    found = top_eigenvalue(torch.from_numpy(np.array(matrices)))
+    found = top_eigenvalue(batch_last(matrices))
     assert (np.abs(found.numpy() - expected) <= np.multiply(ALLOWED, expected)).all()
 
 
@@ -50,7 +54,7 @@ def test_singular_values_of_every_spectrum_in_one_batch(size):
     for make in SPECTRA.values():
         left, right = orthogonal(size, rng), orthogonal(size, rng)
         matrices.append(left * make(size, rng) @ right.T)
-    found = top_singular_value(torch.from_numpy(np.array(matrices)))
+    found = top_singular_value(batch_last(matrices))
     expected = np.linalg.svd(matrices, compute_uv=False)[:, 0]
     assert (np.abs(found.numpy() - expected) <= np.multiply(ALLOWED, expected)).all()
 
@@ -63,8 +67,8 @@ def beyond_the_square_root_of_float64(exponent: int) -> object:
 @pytest.mark.parametrize("size", [12, 40])
 @pytest.mark.parametrize("exponent", [-60, 60, *map(beyond_the_square_root_of_float64, (-170, 170))])
 def test_units_do_not_matter(size, exponent):
-    matrices = torch.randn(4, size, size, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    symmetric = matrices @ matrices.mT
+    general = np.random.default_rng(1).normal(size=(4, size, size))
+    matrices, symmetric = batch_last(general), batch_last(general @ general.transpose(0, 2, 1))
     scale = 10.0**exponent
     torch.testing.assert_close(
         top_singular_value(scale * matrices) / scale, top_singular_value(matrices), rtol=1e-6, atol=0
@@ -79,21 +83,21 @@ def test_generated(count, size, rank, seed):
     left, right = rng.normal(size=(2, count, size, min(rank, size)))
     general = left @ right.transpose(0, 2, 1)
     symmetric = left @ left.transpose(0, 2, 1)
-    singular = top_singular_value(torch.from_numpy(general)).numpy()
+    singular = top_singular_value(batch_last(general)).numpy()
     np.testing.assert_allclose(singular, np.linalg.svd(general, compute_uv=False)[:, 0], rtol=1e-11)
-    eigen = top_eigenvalue(torch.from_numpy(symmetric)).numpy()
+    eigen = top_eigenvalue(batch_last(symmetric)).numpy()
     np.testing.assert_allclose(eigen, np.linalg.eigvalsh(symmetric)[:, -1], rtol=1e-11)
 
 
 def test_sign_of_a_single_number():
-    numbers = torch.tensor([[[-3.0]], [[2.0]]], dtype=torch.float64)
+    numbers = torch.tensor([[[-3.0, 2.0]]], dtype=torch.float64)
     assert top_singular_value(numbers).tolist() == [3.0, 2.0]
 
 
 @pytest.mark.parametrize("size", [4, 40])
 def test_the_matrices_are_left_alone(size):
-    matrices = torch.randn(5, size, size, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    before = matrices.clone()
-    top_singular_value(matrices)
-    top_eigenvalue(matrices @ matrices.mT)
-    assert torch.equal(matrices, before)
+    general = np.random.default_rng(1).normal(size=(5, size, size))
+    for largest, matrices in ((top_singular_value, general), (top_eigenvalue, general @ general.transpose(0, 2, 1))):
+        given_over = batch_last(matrices)
+        largest(given_over)
+        assert torch.equal(given_over, batch_last(matrices))

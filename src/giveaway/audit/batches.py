@@ -1,4 +1,8 @@
-"""Walk over a head's records, or over its people, in batches whose leverage blocks fit in memory."""
+"""Walk over a head's records, or over its people, in batches whose leverage blocks fit in memory.
+
+Batches come in portions that share the work of one look at the curvature; a portion does that work in the thread that
+walks it.
+"""
 
 from __future__ import annotations
 
@@ -18,25 +22,21 @@ WINDOW = 1_024
 BLOCK_BYTES = 2_000_000  # one array of a batch's blocks; about eight are alive at a time
 LARGEST_GROUP_BYTES = 800_000_000
 
+Portion = Iterator[tuple[slice | np.ndarray, Batch]]
 
-def record_batches(
+
+def record_portions(
     head: Head, curvature: DenseCurvature | None, drift: torch.Tensor | None = None
-) -> Iterator[tuple[slice, Batch]]:
+) -> Iterator[Portion]:
     """Every record in order, with its row numbers."""
     size = max(1, BLOCK_BYTES // _block_bytes(head, 1))
     for window in head.slices(max(WINDOW, size)):
-        quadratics = None if curvature is None else curvature.quadratics(head.columns(window))
-        for start in range(window.start, window.stop, size):
-            where = slice(start, min(start + size, window.stop))
-            part = None
-            if quadratics is not None:
-                part = quadratics[:, start - window.start : where.stop - window.start]
-            yield where, _batch(head, where, 1, curvature, part, drift)
+        yield _record_batches(head, window, size, curvature, drift)
 
 
-def person_batches(
+def person_portions(
     head: Head, curvature: DenseCurvature | None, drift: torch.Tensor | None = None
-) -> Iterator[tuple[np.ndarray, Batch]]:
+) -> Iterator[Portion]:
     """Every person, those with equally many records together, with their places in np.unique(groups)."""
     assert head.groups is not None
     _, person, counts = np.unique(head.groups, return_inverse=True, return_counts=True)
@@ -51,17 +51,36 @@ def person_batches(
                 f"a person with {s} records, which needs {needed / 1e9:.1f} GB",
                 "audit by='record', or split that group",
             )
-        crossing = 0 if curvature is None or s == 1 else 8 * s * head.width * _coupled(head) ** 2
+        crossing = 0 if curvature is None else 8 * s * head.width * _coupled(head) ** 2
         people = np.flatnonzero(counts == s)
         size = max(1, BLOCK_BYTES // max(needed, crossing))
         for start in range(0, len(people), size):
             where = people[start : start + size]
             places = torch.from_numpy(first[where][:, None] + np.arange(s)).to(by_person.device)
-            rows = by_person[places]
-            quadratics = None
-            if curvature is not None:
-                quadratics = curvature.quadratics(head.rows(rows.view(-1)).view(len(where), s, -1))
-            yield where, _batch(head, rows.view(-1), s, curvature, quadratics, drift)
+            yield _person_batch(head, where, by_person[places], curvature, drift)
+
+
+def _record_batches(
+    head: Head, window: slice, size: int, curvature: DenseCurvature | None, drift: torch.Tensor | None
+) -> Portion:
+    quadratics = None if curvature is None else curvature.quadratics(head.columns(window))
+    for start in range(window.start, window.stop, size):
+        where = slice(start, min(start + size, window.stop))
+        part = None
+        if quadratics is not None:
+            part = quadratics[:, start - window.start : where.stop - window.start]
+        yield where, _batch(head, where, 1, curvature, part, drift)
+
+
+def _person_batch(
+    head: Head, where: np.ndarray, rows: torch.Tensor, curvature: DenseCurvature | None, drift: torch.Tensor | None
+) -> Portion:
+    people, s = rows.shape
+    flat = rows.view(-1)
+    quadratics = None
+    if curvature is not None:
+        quadratics = curvature.quadratics(head.rows(flat).view(people, s, -1))
+    yield where, _batch(head, flat, s, curvature, quadratics, drift)
 
 
 def _batch(

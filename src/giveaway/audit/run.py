@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from giveaway.audit.batches import person_batches, record_batches
+from giveaway.audit.batches import Portion, person_portions, record_portions
 from giveaway.audit.duplicates import count_duplicates
 from giveaway.audit.plan import Plan, plan
 from giveaway.evaluation.ranking import spearman
 from giveaway.heads.dense import DenseCurvature
 from giveaway.heads.optimum import gradient_sum
 from giveaway.heads.optimum import refit as refit_head
+from giveaway.linalg.threads import in_threads
 from giveaway.records import Head, ScoreTable
 from giveaway.scores.catalogue import CATALOGUE
 
@@ -101,16 +102,20 @@ def _score(
     drift = None
     if curvature is not None and not resolved.converged:
         drift = curvature.solve(gradient_sum(head).total)
-    walk = person_batches if by_person else record_batches
-    for where, batch in walk(head, curvature, drift):
-        for name in resolved.scores:
-            columns[name][where] = CATALOGUE[name].function(batch).cpu().numpy()
-        residual[where] = batch.loss.residual(batch.outputs, batch.targets).amax(1).cpu().numpy()
-        if stepped:
-            capped[where] = batch.left_out[1].cpu().numpy()
-        count, size = batch.sample_weight.shape
-        records[where] = size
-        on_rows(count * size)
+
+    def score(portion: Portion) -> None:
+        for where, batch in portion:
+            for name in resolved.scores:
+                columns[name][where] = CATALOGUE[name].function(batch).cpu().numpy()
+            residual[where] = batch.loss.residual(batch.outputs, batch.targets).amax(1).cpu().numpy()
+            if stepped:
+                capped[where] = batch.left_out[1].cpu().numpy()
+            count, size = batch.sample_weight.shape
+            records[where] = size
+            on_rows(count * size)
+
+    portions = person_portions if by_person else record_portions
+    in_threads(score, portions(head, curvature, drift), head.features.device)
     attributes: dict[str, np.ndarray] = {}
     if by_person:
         attributes["records"] = records

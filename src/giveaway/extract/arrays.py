@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from giveaway.checks import as_tensor, fail
+from giveaway.extract.linear_layer import storable
 from giveaway.extract.linear_outputs import linear_outputs
 from giveaway.extract.reading import reading
 from giveaway.records.head import Head, infer_loss
@@ -107,9 +107,7 @@ def _read_safetensors(file: Path) -> tuple[dict[str, Any], list[str]]:
 
     with safe_open(file, framework="pt") as stored:
         known, ignored = _sorted_out(stored.keys())
-        arrays = {name: stored.get_tensor(name) for name in known}
-    # NumPy, and so Head.save, has no bfloat16.
-    return {k: v.to(torch.float32) if v.dtype == torch.bfloat16 else v for k, v in arrays.items()}, ignored
+        return {name: storable(stored.get_tensor(name)) for name in known}, ignored
 
 
 def _sorted_out(keys: list[str]) -> tuple[list[str], list[str]]:

@@ -131,12 +131,12 @@ def one_row_a_record(seen: Seen, rows: int, reduction: str | None) -> tuple[torc
     if features.ndim != 2 or len(features) != rows:
         got = f"shape {tuple(features.shape)} for {rows} targets"
         raise fail("layer", f"one row of features a record in layer {seen.name!r}", got, "name another with layer=")
-    return _storable(features), _storable(outputs)
+    return storable(features), storable(outputs)
 
 
-def _storable(values: torch.Tensor) -> torch.Tensor:
-    # NumPy, and so every file, has no bfloat16.
-    return values.to("cpu", torch.float32 if values.dtype == torch.bfloat16 else values.dtype)
+def storable(values: torch.Tensor) -> torch.Tensor:
+    """`values` on the CPU, in float32 if in bfloat16, which NumPy (and so every file) does not have."""
+    return values.detach().to("cpu", torch.float32 if values.dtype == torch.bfloat16 else values.dtype)
 
 
 def _main_output(result: Any) -> torch.Tensor | None:

@@ -14,9 +14,9 @@ from giveaway.checks import InputError, fail
 def reading(argument: str, path: str | os.PathLike[str], kind: str) -> Iterator[Path]:
     """Read `path` inside, as the user's `argument`; any failure to read it as `kind` becomes an InputError."""
     file = Path(path)
-    if not file.is_file():
-        raise fail(argument, "a file that exists", str(file), "check the path")
     try:
+        if not file.is_file():
+            raise fail(argument, "a file that exists", str(file), "check the path")
         yield file
     except (InputError, MemoryError):
         raise

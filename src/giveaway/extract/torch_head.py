@@ -20,6 +20,7 @@ from giveaway.extract.linear_layer import (
     linear_layers,
     named_layer,
     one_row_a_record,
+    storable,
     watch,
 )
 from giveaway.extract.row_identity import (
@@ -98,6 +99,8 @@ def from_torch(
         for number, batch in enumerate(batches(loader, keys)):
             if unknown_order and batch.ids is None:
                 raise order_error(unknown_order)
+            if batch.ids is not None and ids is not None:
+                raise fail("ids", "ids in the batches or ids=, not both", "both", "drop ids=")
             first.add(batch)
             with nullcontext() if autocast is None else torch.autocast(where.type, dtype=autocast):
                 result, seen = watch(layers, module, *batch.inputs_on(where))
@@ -119,11 +122,9 @@ def from_torch(
         first.check_repeated_by(second)
         (linear,) = layers.values()
         # Read inside: a parametrized weight (spectral norm) may change when it is read in training mode.
-        weight = linear.weight.detach().cpu().clone()
-        bias = None if linear.bias is None else linear.bias.detach().cpu().clone()
+        weight = storable(linear.weight).clone()
+        bias = None if linear.bias is None else storable(linear.bias).clone()
 
-    if batch_ids is not None and ids is not None:
-        raise fail("ids", "ids in the batches or ids=, not both", "both", "drop ids=")
     names = ids if batch_ids is None else batch_ids
     y, f = targets.joined(), outputs.joined()
     return Head(
@@ -150,9 +151,8 @@ class _Rows:
         self._blocks: list[torch.Tensor] = []
 
     def add(self, block: torch.Tensor) -> None:
-        if self._blocks and block.shape[1:] != self._blocks[0].shape[1:]:
-            expected = f"rows of shape {tuple(self._blocks[0].shape[1:])} in every batch"
-            raise fail(self._name, expected, f"rows of shape {tuple(block.shape[1:])}", "make all records alike")
+        if self._blocks and (kind := _row_kind(block)) != (first := _row_kind(self._blocks[0])):
+            raise fail(self._name, f"rows of {first} in every batch", f"rows of {kind}", "make all records alike")
         if self._total is None:
             self._blocks.append(block)
             return
@@ -163,6 +163,10 @@ class _Rows:
 
     def joined(self) -> torch.Tensor:
         return self._blocks[0] if len(self._blocks) == 1 else torch.cat(self._blocks)
+
+
+def _row_kind(block: torch.Tensor) -> str:
+    return f"shape {tuple(block.shape[1:])} and type {str(block.dtype).removeprefix('torch.')}"
 
 
 def _in_row_order(argument: str, value: Any, names: Any, unknown_order: str | None) -> Any:

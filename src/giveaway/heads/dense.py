@@ -105,11 +105,11 @@ class DenseCurvature:
         if isinstance(self.loss, Softmax):
             basis = self._basis()
             reduced = scaled @ basis
-            solved = (self.inverses[0].full() @ reduced.reshape(-1)).view_as(reduced) @ basis.T
+            solved = (self.inverses[0].full @ reduced.reshape(-1)).view_as(reduced) @ basis.T
         elif len(self.inverses) == 1:
-            solved = self.inverses[0].full() @ scaled
+            solved = self.inverses[0].full @ scaled
         else:
-            solved = torch.stack([inverse.full() @ scaled[:, k] for k, inverse in enumerate(self.inverses)], 1)
+            solved = torch.stack([inverse.full @ scaled[:, k] for k, inverse in enumerate(self.inverses)], 1)
         return solved / self.scale.unsqueeze(1)
 
     def _pairs(self) -> int:
@@ -187,10 +187,10 @@ class DenseCurvature:
         n, s, d = x.shape
         flat = x.reshape(n * s, d)
         if not isinstance(self.loss, Softmax):
-            return torch.stack([(flat @ inverse.full()).view(n, s, d) @ x.mT for inverse in self.inverses], 1)
+            return torch.stack([(flat @ inverse.full).view(n, s, d) @ x.mT for inverse in self.inverses], 1)
         r = self.loss.degrees
         contrast = self._contrast()
-        half = (flat @ self.inverses[0].full().view(d, r * d * r)).view(n, s * r, d, r)
+        half = (flat @ self.inverses[0].full.view(d, r * d * r)).view(n, s * r, d, r)
         both = torch.einsum("nqbl,njb->nqjl", half, x).view(n, s, r, s, r)
         return torch.einsum("ku,niujv,lv->nikjl", contrast, both, contrast)
 

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 
 import torch
 
+from giveaway.linalg.threads import in_threads
+
 EXPANDED_BYTES = 1_200_000  # of one expanded block: it should stay in the cache until the product has read it
 EXPANDED_COLUMNS = 720  # of one product, at most: enough for the product to run at full speed
 
@@ -34,16 +36,23 @@ class PairTiles:
             yield start, end, tile
 
     def add(self, x: torch.Tensor, v: torch.Tensor) -> None:
-        """Add the records x (d, c), v (p, c) to the sums."""
-        rows, space = self._workspace(x)
-        for i in range(0, x.shape[1], rows):
-            part, weights = x[:, i : i + rows].contiguous(), v[:, i : i + rows].contiguous()
-            for s, e, tile in self:
+        """Add the records x (d, c), v (p, c) to the sums; threads share the tiles among them."""
+        rows = self._rows_at_a_time(x.shape[1])
+        parts = [
+            (x[:, i : i + rows].contiguous(), v[:, i : i + rows].contiguous()) for i in range(0, x.shape[1], rows)
+        ]
+
+        def add_to(piece: tuple[int, int, torch.Tensor]) -> None:
+            s, e, tile = piece
+            space = self._workspace(x, rows)
+            for features, weights in parts:
                 if self.expand_weights:
-                    expanded = _expand(part[s:e], weights, space)
-                    tile.view(self.d - s, -1).addmm_(part[s:], expanded.T)
+                    expanded = _expand(features[s:e], weights, space)
+                    tile.view(self.d - s, -1).addmm_(features[s:], expanded.T)
                 else:
-                    tile.view(-1, self.p).addmm_(_expand(part[s:], part[s:e], space), weights.T)
+                    tile.view(-1, self.p).addmm_(_expand(features[s:], features[s:e], space), weights.T)
+
+        in_threads(add_to, self, x.device)
 
     def merge(self, other: PairTiles) -> None:
         """Add the sums of other records."""
@@ -53,7 +62,8 @@ class PairTiles:
     def forms(self, x: torch.Tensor) -> torch.Tensor:
         """q (p, c), with this object's tiles as M."""
         out = x.new_zeros(self.p, x.shape[1])
-        rows, space = self._workspace(x)
+        rows = self._rows_at_a_time(x.shape[1])
+        space = self._workspace(x, rows)
         for i in range(0, x.shape[1], rows):
             part, target = x[:, i : i + rows], out[:, i : i + rows]
             if self.expand_weights:
@@ -73,12 +83,18 @@ class PairTiles:
             out.baddbmm_(x[:, None, s:e], half.view(len(x), e - s, self.p))
         return out.squeeze(1)
 
-    def _workspace(self, x: torch.Tensor) -> tuple[int, torch.Tensor]:
-        """How many records to expand at a time, and room for them."""
-        widest = max(e - s for s, e in self.edges) * (self.p if self.expand_weights else self.d)
-        rows = EXPANDED_BYTES // (8 * widest) // 64 * 64 if self.expand_weights else 1024
-        rows = min(max(rows, 128), 1024, x.shape[1])
-        return rows, x.new_empty(widest * rows)
+    def _rows_at_a_time(self, count: int) -> int:
+        """How many records to expand at a time."""
+        rows = EXPANDED_BYTES // (8 * self._expansion) // 64 * 64 if self.expand_weights else 1024
+        return min(max(rows, 128), 1024, count)
+
+    def _workspace(self, x: torch.Tensor, rows: int) -> torch.Tensor:
+        return x.new_empty(self._expansion * rows)
+
+    @property
+    def _expansion(self) -> int:
+        """Expanded numbers a record, in the widest tile."""
+        return max(e - s for s, e in self.edges) * (self.p if self.expand_weights else self.d)
 
 
 def _expand(left: torch.Tensor, right: torch.Tensor, space: torch.Tensor) -> torch.Tensor:

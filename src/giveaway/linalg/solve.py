@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from scipy.linalg import lapack
@@ -21,8 +22,9 @@ class Inverse:
     method: str
     relative_cut: float
 
+    @cached_property
     def full(self) -> torch.Tensor:
-        """Both triangles: the lower one is filled from the upper, in place."""
+        """Both triangles: the lower one is filled from the upper, in place (threads that race write the same)."""
         for i in range(0, len(self.upper), ROWS):
             corner = self.upper[i : i + ROWS, i : i + ROWS]
             corner.copy_(corner.triu() + corner.triu(1).T)

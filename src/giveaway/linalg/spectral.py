@@ -1,18 +1,20 @@
 """Largest eigen- and singular values of many small matrices at once, by iteration instead of a batched SVD.
 
 Small matrices are squared repeatedly: A^(2^k) soon maps every vector onto the top eigenvector. Larger ones get Lanczos
-steps, restarted from their Ritz vector. Both stop a matrix on its residual ‖Av − ρv‖ ≤ TOLERANCE·ρ; the error of ρ is
-of the square of that. What has not converged (a cluster at the top) is decomposed exactly.
+steps, restarted from their Ritz vector. A residual ‖Av − ρv‖ leaves an error of its square over the gap below ρ: small
+matrices stop where the residual is RESIDUAL·ρ, large ones where that estimate is ERROR·ρ. What has not converged (a
+cluster at the top) is decomposed exactly.
 """
 
 from __future__ import annotations
 
 import torch
 
-TOLERANCE = 1e-7
+RESIDUAL = 1e-7
+ERROR = 1e-12
 SQUARED_UP_TO = 24
 SQUARINGS = (6, 2, 2, 2)  # between one look at the residuals and the next
-LANCZOS_STEPS = 12
+LANCZOS_STEPS = 16
 RESTARTS = 12
 TINY = torch.finfo(torch.float64).tiny
 
@@ -21,8 +23,7 @@ def top_eigenvalue(matrices: torch.Tensor) -> torch.Tensor:
     """λ_max of symmetric positive semi-definite matrices (R, R, Q) → (Q,)."""
     if len(matrices) == 1:
         return matrices[0, 0].clone()
-    batch = matrices.permute(2, 0, 1).contiguous()
-    return _by_squaring(batch) if len(matrices) <= SQUARED_UP_TO else _by_lanczos(batch, symmetric=True)
+    return _top(matrices.permute(2, 0, 1).contiguous())
 
 
 def top_singular_value(matrices: torch.Tensor) -> torch.Tensor:
@@ -30,9 +31,11 @@ def top_singular_value(matrices: torch.Tensor) -> torch.Tensor:
     if len(matrices) == 1:
         return matrices[0, 0].abs()
     batch = matrices.permute(2, 0, 1).contiguous()
-    if len(matrices) <= SQUARED_UP_TO:
-        return _by_squaring(torch.bmm(batch.mT, batch)).sqrt()
-    return _by_lanczos(batch, symmetric=False).sqrt()
+    return _top(torch.bmm(batch, batch.mT)).sqrt()
+
+
+def _top(matrices: torch.Tensor) -> torch.Tensor:
+    return _by_squaring(matrices) if matrices.shape[1] <= SQUARED_UP_TO else _by_lanczos(matrices)
 
 
 def _by_squaring(matrices: torch.Tensor) -> torch.Tensor:
@@ -49,7 +52,7 @@ def _by_squaring(matrices: torch.Tensor) -> torch.Tensor:
         image = torch.bmm(remaining, v.unsqueeze(2)).squeeze(2)
         ritz = (v * image).sum(1)
         value[open_rows] = ritz
-        still = torch.addcmul(image, v, ritz.unsqueeze(1), value=-1).norm(dim=1) > TOLERANCE * ritz
+        still = torch.addcmul(image, v, ritz.unsqueeze(1), value=-1).norm(dim=1) > RESIDUAL * ritz
         if not bool(still.any()):
             return value
         open_rows, remaining, power = open_rows[still], remaining[still], power[still]
@@ -62,49 +65,45 @@ def _start(matrices: torch.Tensor) -> torch.Tensor:
     return torch.randn(matrices.shape[1], generator=generator, dtype=matrices.dtype).to(matrices.device)
 
 
-def _by_lanczos(matrices: torch.Tensor, *, symmetric: bool) -> torch.Tensor:
-    """λ_max of A, or of AᵀA where A is not symmetric."""
-    count, size = matrices.shape[:2]
+def _by_lanczos(matrices: torch.Tensor) -> torch.Tensor:
     start = _start(matrices)
-    v = start.expand(count, size) / start.norm()
-    value = matrices.new_zeros(count)
-    open_rows = torch.arange(count, device=matrices.device)
-    remaining = matrices
+    v = (start / start.norm()).expand(len(matrices), -1)
+    value = matrices.new_zeros(len(matrices))
+    open_rows, remaining = torch.arange(len(matrices), device=matrices.device), matrices
     for _ in range(RESTARTS):
-        ritz, residual, v = _lanczos_round(remaining, v, symmetric)
+        ritz, error, v = _lanczos_round(remaining, v)
         value[open_rows] = ritz
-        still = residual > TOLERANCE * ritz
+        still = error > ERROR * ritz
         if not bool(still.any()):
             return value
         open_rows, v, remaining = open_rows[still], v[still], remaining[still]
-    exact = torch.linalg.eigvalsh(remaining) if symmetric else torch.linalg.svdvals(remaining).square()
-    value[open_rows] = exact.amax(dim=1)
+    value[open_rows] = torch.linalg.eigvalsh(remaining)[:, -1]
     return value
 
 
-def _lanczos_round(
-    matrices: torch.Tensor, v: torch.Tensor, symmetric: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _lanczos_round(matrices: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Top Ritz value, an estimate of its error, and the Ritz vector, after LANCZOS_STEPS from v (Q, R).
+
+    Vectors are not kept orthogonal beyond the recurrence: what that loses shows as copies of converged Ritz values.
+    """
     basis = matrices.new_zeros(len(matrices), LANCZOS_STEPS, matrices.shape[1])
     small = matrices.new_zeros(len(matrices), LANCZOS_STEPS, LANCZOS_STEPS)
-    beta = matrices.new_zeros(len(matrices))
+    before, beta = torch.zeros_like(v), matrices.new_zeros(len(matrices))
     for step in range(LANCZOS_STEPS):
         basis[:, step] = v
-        w = torch.bmm(matrices, v.unsqueeze(2))
-        if not symmetric:
-            w = torch.bmm(w.mT, matrices).mT
-        small[:, step, step] = (w.squeeze(2) * v).sum(1)
-        known = basis[:, : step + 1]
-        for _ in range(2):
-            w = torch.baddbmm(w, known.mT, torch.bmm(known, w), alpha=-1)
-        beta = w.norm(dim=(1, 2))
+        w = torch.bmm(v.unsqueeze(1), matrices).squeeze(1)
+        alpha = torch.linalg.vecdot(w, v)
+        small[:, step, step] = alpha
+        w = torch.addcmul(w, alpha.unsqueeze(1), v, value=-1).addcmul_(beta.unsqueeze(1), before, value=-1)
+        beta = torch.linalg.vector_norm(w, dim=1)
         # an invariant subspace has been found: what follows would be rounding noise
-        beta = torch.where(beta > 1e-14 * small[:, 0, 0], beta, 0.0)
-        v = w.squeeze(2) / torch.where(beta > 0, beta, torch.inf)[:, None]
+        beta.masked_fill_(beta <= 1e-14 * small[:, 0, 0], 0.0)
+        before, v = v, w / beta.masked_fill(beta == 0, torch.inf).unsqueeze(1)
         if step + 1 < LANCZOS_STEPS:
             small[:, step, step + 1] = small[:, step + 1, step] = beta
     values, vectors = torch.linalg.eigh(small)
-    top = vectors[:, :, -1]
-    ritz_vector = torch.bmm(top.unsqueeze(1), basis).squeeze(1)
-    ritz_vector = ritz_vector / ritz_vector.norm(dim=1, keepdim=True).clamp_min(TINY)
-    return values[:, -1].clamp_min(0.0), beta * top[:, -1].abs(), ritz_vector
+    ritz, top = values[:, -1].clamp_min(0.0), vectors[:, :, -1]
+    residual = beta * top[:, -1].abs()
+    vector = torch.bmm(top.unsqueeze(1), basis).squeeze(1)
+    vector = vector / torch.linalg.vector_norm(vector, dim=1, keepdim=True).clamp_min(TINY)
+    return ritz, residual.square() / (ritz - values[:, -2]).clamp_min(TINY), vector

@@ -224,7 +224,7 @@ class Head:
         worst, row, low, high = 0.0, 0, float("inf"), float("-inf")
         for part in self.slices(ROWS_PER_CHECK):
             given = self.outputs[part].to(torch.float64)
-            gap = (self.rows(part) @ theta - given).abs().amax(dim=1).nan_to_num(nan=torch.inf)
+            gap = (self.rows(part) @ theta - given).abs().amax(dim=1)
             low, high = min(low, float(given.min())), max(high, float(given.max()))
             if float(gap.max()) > worst:
                 worst, row = float(gap.max()), part.start + int(gap.argmax())

@@ -1,0 +1,27 @@
+# `make demo` and `make test` each do the whole set-up in .venv first.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: demo test lint clean
+
+demo: $(READY)
+	$(BIN)/giveaway demo
+
+# one thread a process: pytest runs as many processes as there are cores
+test: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $(READY)
+
+clean:
+	rm -rf .venv giveaway-demo
