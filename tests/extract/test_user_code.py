@@ -152,6 +152,23 @@ def test_a_pickle_among_the_weights_is_refused_unread(tmp_path, fresh):
     assert not (tmp_path / "exploded").exists()
 
 
+def fail_in_its_own_way():
+    raise RuntimeError("GLOBAL state is missing")
+
+
+class Grumpy:
+    def __reduce__(self):
+        return fail_in_its_own_way, ()
+
+
+def test_trusted_weights_that_fail_are_not_to_be_trusted_again(tmp_path, fresh):
+    torch.save({"0.weight": Grumpy()}, tmp_path / "w.pt")
+    with pytest.raises(InputError, match=r"which needs pickle; .*--allow-pickle"):
+        load_weights(fresh, tmp_path / "w.pt")
+    with pytest.raises(InputError, match=r"expected a whole file of torch.save, got w.pt, truncated or not"):
+        load_weights(fresh, tmp_path / "w.pt", allow_pickle=True)
+
+
 class Bomb:
     def __init__(self, path):
         self.path = path

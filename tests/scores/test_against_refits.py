@@ -1,4 +1,4 @@
-"""Leave-one-out scores against models that were really trained without the record, the most influential ones included."""
+"""Leave-one-out scores against models really trained without the record, the most influential records included."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ NEAR = 1e-2  # of the typical distance from the mean record
 PROJECTIONS = 16
 NEIGHBOURS = 8
 SORTS = 4
-ROWS = 16_384
+ROWS = 1_024
 
 
 def count_duplicates(head: Head, *, seed: int = 0) -> dict[str, Any]:
@@ -27,12 +27,14 @@ def count_duplicates(head: Head, *, seed: int = 0) -> dict[str, Any]:
     exact = np.zeros(head.n, dtype=bool)
     radius = NEAR * spread
     for k in range(SORTS):
-        order = torch.argsort(sketch[:, k])
-        ordered = sketch[order]
+        order = torch.argsort(sketch[k])
+        one, two = sketch[k - 1][order], sketch[k - 2][order]
         for shift in range(1, min(NEIGHBOURS, head.n - 1) + 1):
             # a random projection of unit variance has the distance as its expectation; 3 leaves out next to nothing
-            close = (ordered[shift:] - ordered[:-shift]).norm(dim=1) <= 3.0 * radius
+            close = (one[shift:] - one[:-shift]).abs() <= 3.0 * radius
+            close &= (two[shift:] - two[:-shift]).abs() <= 3.0 * radius
             pairs = torch.stack([order[:-shift][close], order[shift:][close]])
+            pairs = pairs[:, (sketch[:, pairs[0]] - sketch[:, pairs[1]]).norm(dim=0) <= 3.0 * radius]
             for start in range(0, pairs.shape[1], ROWS):
                 _mark(head, pairs[:, start : start + ROWS], radius, exact, near)
     return {
@@ -56,7 +58,7 @@ def _sketch(head: Head, seed: int) -> tuple[torch.Tensor, float]:
         total += x.sum(0)
         squares += float(x.square().sum())
     variance = squares / head.n - float((total / head.n).square().sum())
-    return torch.cat(parts), max(variance, 0.0) ** 0.5
+    return torch.cat(parts).T.contiguous(), max(variance, 0.0) ** 0.5
 
 
 def _mark(head: Head, pairs: torch.Tensor, radius: float, exact: np.ndarray, near: np.ndarray) -> None:

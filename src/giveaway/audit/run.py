@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -154,12 +155,23 @@ def _progress(total: int, *, enabled: bool) -> Iterator[OnRows]:
     if not enabled:
         yield lambda rows: None
     elif not sys.stderr.isatty():
-        yield _lines(total)
+        yield _one_at_a_time(_lines(total))
     else:
         from tqdm import tqdm  # audits run where only torch, NumPy, SciPy and scikit-learn are installed
 
         with tqdm(total=total, unit="rec", desc="audit", file=sys.stderr, delay=1.0, leave=False) as bar:
-            yield bar.update
+            yield _one_at_a_time(bar.update)
+
+
+def _one_at_a_time(on_rows: OnRows) -> OnRows:
+    """Threads report their rows as they finish them."""
+    lock = threading.Lock()
+
+    def locked(rows: int) -> None:
+        with lock:
+            on_rows(rows)
+
+    return locked
 
 
 def _lines(total: int) -> OnRows:

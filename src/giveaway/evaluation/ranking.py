@@ -35,7 +35,9 @@ def recall_at(scores: ArrayLike, truth: ArrayLike, top: float, keep: float) -> f
 def _inside(values: np.ndarray, share: float, argument: str) -> np.ndarray:
     count = round(len(values) * share)
     if not 0 < count <= len(values):
-        raise fail(argument, f"a share that keeps 1 to {len(values)} records", f"{share}", "give a fraction such as 0.05")
+        raise fail(
+            argument, f"a share that keeps 1 to {len(values)} records", f"{share}", "give a fraction such as 0.05"
+        )
     boundary = np.partition(values, len(values) - count)[len(values) - count]
     above, tied = values > boundary, values == boundary
     return above + tied * (count - above.sum()) / tied.sum()

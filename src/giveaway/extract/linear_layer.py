@@ -83,7 +83,8 @@ def check_not_tied(model: nn.Module, name: str, layer: nn.Linear) -> None:
             continue
         for key, parameter in other.named_parameters(recurse=False):
             if any(_same_memory(parameter, mine) for mine in (layer.weight, layer.bias) if mine is not None):
-                got = f"layer {name!r}, whose weight is tied to {other_name + '.' + key!r}"
+                owner = f"{other_name}.{key}".lstrip(".")
+                got = f"layer {name!r}, whose weight is tied to {owner!r}"
                 raise fail("layer", "a linear layer with weights of its own", got, "untie them and train again")
 
 

@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 
 from giveaway.checks import fail
 from giveaway.heads.blocks import Blocks, SeparateBlocks, SoftmaxBlocks
-from giveaway.heads.losses import Logistic, Loss, Softmax, Squared, loss_of, triangle
+from giveaway.heads.losses import Logistic, Softmax, Squared, loss_of, triangle
 from giveaway.linalg.accumulate import PairTiles
 from giveaway.linalg.solve import Inverse, invert
 from giveaway.records import Head

@@ -15,7 +15,7 @@ import torch
 
 from giveaway.linalg.threads import in_threads
 
-EXPANDED_BYTES = 1_200_000  # of one expanded block: it should stay in the cache until the product has read it
+EXPANDED_BYTES = 800_000  # of one expanded block: it should stay in the cache until the product has read it
 EXPANDED_COLUMNS = 720  # of one product, at most: enough for the product to run at full speed
 
 
@@ -38,9 +38,7 @@ class PairTiles:
     def add(self, x: torch.Tensor, v: torch.Tensor) -> None:
         """Add the records x (d, c), v (p, c) to the sums; threads share the tiles among them."""
         rows = self._rows_at_a_time(x.shape[1])
-        parts = [
-            (x[:, i : i + rows].contiguous(), v[:, i : i + rows].contiguous()) for i in range(0, x.shape[1], rows)
-        ]
+        parts = [(x[:, i : i + rows].contiguous(), v[:, i : i + rows].contiguous()) for i in range(0, x.shape[1], rows)]
 
         def add_to(piece: tuple[int, int, torch.Tensor]) -> None:
             s, e, tile = piece

@@ -1,0 +1,151 @@
+"""How close all head columns of an audit come to the speed of a plain matrix product, and the memory they take.
+
+For each setting a fresh process builds a multinomial head, then audits it (every head column; without the comparison of
+penalties, which audits again) a few times, each time between two timings of a float64 matrix product. Printed and
+saved are CPU seconds of all threads, peak memory above what was resident after imports and loading, and
+F / CPU seconds relative to the rate of the product, with F = n·d(d+1)·r(r+1) + P³ as docs/notation.md counts it. One
+thread by default: CPU seconds are then work and not waiting.
+
+    python benchmarks/head_speed.py [--threads 1] [--repeats 5] [--only B] [--out benchmarks/results/head_speed.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+
+import torch
+from threadpoolctl import threadpool_limits
+
+import giveaway as ga
+
+SETTINGS = {  # records, features, classes
+    "A": (5_000, 64, 10),
+    "B": (5_000, 64, 100),
+    "C": (20_000, 512, 2),
+    "CIFAR-10": (25_000, 128, 10),
+}
+GEMM_SIZE = 2048
+
+
+def measure(setting: str, repeats: int, threads: int) -> dict:
+    """One setting, in this process."""
+    torch.set_num_threads(threads)
+    threadpool_limits(threads)
+    n, d, m = SETTINGS[setting]
+    head = made_head(n, d, m)
+    ga.audit(made_head(200, 8, m), l2_sensitivity=False)
+    resident = memory("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")
+    ga.audit(head, l2_sensitivity=False)
+    peak = memory("VmHWM") - resident
+    runs = []
+    for _ in range(repeats):
+        before = gemm_rate()
+        began = time.process_time()
+        ga.audit(head, l2_sensitivity=False)
+        seconds = time.process_time() - began
+        runs.append((seconds, (before + gemm_rate()) / 2))
+    width, r = d + 1, m - 1
+    size = width * r
+    operations = n * width * (width + 1) * r * (r + 1) + size**3
+    shares = [operations / seconds / rate for seconds, rate in runs]
+    return {
+        "setting": setting,
+        "records": n,
+        "features": d,
+        "classes": m,
+        "parameters": size,
+        "operations": operations,
+        "cpu_seconds": [round(seconds, 4) for seconds, _ in runs],
+        "gemm_gigaflops": [round(rate / 1e9, 1) for _, rate in runs],
+        "share_of_gemm_rate": [round(share, 3) for share in shares],
+        "median_share": round(statistics.median(shares), 3),
+        "best_share": round(max(shares), 3),
+        "peak_megabytes": round(peak / 1e6, 1),
+        "allowed_megabytes": round((2 * size**2 * 8 + 100e6) / 1e6, 1),
+    }
+
+
+def made_head(n: int, d: int, m: int) -> ga.Head:
+    """Features as after a ReLU, in float32, and labels drawn from the head's own softmax."""
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(n, d, generator=generator).relu()
+    outputs = features @ (torch.randn(d, m, generator=generator) * 2 / d**0.5)
+    noise = torch.empty(n, m).exponential_(generator=generator).log()
+    return ga.Head(features, outputs, (outputs - noise).argmax(1), "cross_entropy", l2=1.0)
+
+
+def gemm_rate() -> float:
+    """Operations a CPU second of a float64 product of square matrices."""
+    left, right = (torch.randn(GEMM_SIZE, GEMM_SIZE, dtype=torch.float64) for _ in range(2))
+    out = left @ right
+    began = time.process_time()
+    torch.mm(left, right, out=out)
+    torch.mm(left, right, out=out)
+    return 4 * GEMM_SIZE**3 / (time.process_time() - began)
+
+
+def memory(field: str) -> int:
+    """VmRSS or VmHWM of this process, in bytes."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+
+
+def environment(threads: int) -> dict:
+    model = next(
+        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
+        platform.processor(),
+    )
+    packages = {name: metadata.version(name) for name in ("giveaway", "torch", "numpy", "scipy")}
+    return {
+        "cpu": model,
+        "cores": os.cpu_count(),
+        "threads": threads,
+        "system": platform.system(),
+        "python": platform.python_version(),
+        **packages,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--only", choices=SETTINGS)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "head_speed.json")
+    parser.add_argument("--in-this-process", choices=SETTINGS, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.in_this_process:
+        print(json.dumps(measure(arguments.in_this_process, arguments.repeats, arguments.threads)))
+        return
+    results = []
+    print("setting    CPU s (median)   share of GEMM rate (median, best)   peak MB (allowed)")
+    for setting in [arguments.only] if arguments.only else SETTINGS:
+        command = [sys.executable, __file__, "--in-this-process", setting]
+        command += ["--repeats", str(arguments.repeats), "--threads", str(arguments.threads)]
+        environ = {**os.environ, "OMP_NUM_THREADS": str(arguments.threads)}
+        done = subprocess.run(command, check=True, capture_output=True, text=True, env=environ)
+        result = json.loads(done.stdout)
+        results.append(result)
+        print(
+            f"{setting:10s} {statistics.median(result['cpu_seconds']):14.2f}   {result['median_share']:18.2f} "
+            f"{result['best_share']:6.2f}  {result['peak_megabytes']:17.0f} ({result['allowed_megabytes']:.0f})",
+            flush=True,
+        )
+    if not arguments.only:
+        arguments.out.parent.mkdir(exist_ok=True)
+        text = json.dumps({"environment": environment(arguments.threads), "results": results}, indent=2)
+        arguments.out.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
