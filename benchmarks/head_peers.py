@@ -205,7 +205,7 @@ def pydvl_direct(problem: Problem) -> torch.Tensor:
 def captum_naive(problem: Problem, rank: int | None) -> torch.Tensor:
     from captum.influence import NaiveInfluenceFunction
 
-    model, loader = problem.model(), problem.loader(5000)
+    model, loader = problem.model(), problem.loader(1000 if problem.m == 100 else 5000)
     influence = NaiveInfluenceFunction(
         model,
         loader,

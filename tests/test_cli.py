@@ -13,13 +13,16 @@ import sys
 import tomllib
 from pathlib import Path
 
+import joblib
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_iris
+from sklearn.linear_model import LogisticRegression
 
 from giveaway import ScoreTable, audit
 from giveaway.cli import RANKING_ONLY, main
-from giveaway.extract import from_file
+from giveaway.extract import from_file, from_sklearn
 
 N, D, M = 40, 4, 3
 SECRET = "patient"
@@ -240,6 +243,43 @@ def test_a_model_its_weights_and_its_data(giveaway, user_code):
     np.testing.assert_allclose(stored, losses.detach().numpy(), rtol=1e-5)
 
 
+@pytest.fixture
+def estimator(folder) -> Path:
+    """A fitted estimator in estimator.skops, and its data in a module of the working folder."""
+    skops = pytest.importorskip("skops.io")
+    code = "from sklearn.datasets import load_iris\ndef data():\n    return load_iris(return_X_y=True)\n"
+    (folder / "iris_data.py").write_text(code + "def inputs():\n    return data()[0]\n")
+    model = LogisticRegression(C=0.5, max_iter=1000).fit(*load_iris(return_X_y=True))
+    skops.dump(model, folder / "estimator.skops")
+    joblib.dump(model, folder / "estimator.joblib")
+    return folder
+
+
+def test_an_estimator_and_its_data(giveaway, estimator):
+    code, out, err = giveaway("audit", "--estimator", "estimator.skops", "--data", "iris_data:data", "--json")
+    assert (code, "Running your code: iris_data:data" in err) == (0, True)
+    X, y = load_iris(return_X_y=True)
+    expected = audit(from_sklearn(LogisticRegression(C=0.5, max_iter=1000).fit(X, y), X, y))
+    assert [place["row"] for place in json.loads(out)["top"]] == expected.order("newton")[:10].tolist()
+    options = ("--estimator", "estimator.joblib", "--data", "iris_data:data", "--out", "pickled")
+    assert "which needs pickle" in one_line(giveaway("audit", *options))
+    assert giveaway("audit", *options, "--allow-pickle")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("estimator.skops",), "data: expected --data module:function beside --estimator, got none"),
+        (("estimator.skops", "--data", "iris_data:inputs"), "data: expected a function that returns (X, y)"),
+        (("estimator.skops", "--data", "iris_data:data", "--l2", "1"), "l2: expected --features or --model beside it"),
+        (("missing.skops", "--data", "iris_data:data"), "estimator: expected"),
+    ],
+)
+def test_what_an_estimator_can_be_refused_for(giveaway, estimator, options, words):
+    assert one_line(giveaway("audit", "--estimator", *options)).startswith(words)
+    assert not Path("giveaway-audit").exists()
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -346,8 +386,11 @@ def test_bad_files_are_one_line_and_leave_nothing(giveaway, folder, arrays, kind
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ((), "audit: expected --features FILE, or --model with --data, got both or neither"),
-        (("--features", "features.npz", "--model", "a:b"), "audit: expected --features FILE, or --model with --data"),
+        ((), "audit: expected one of --features, --model and --estimator, got none"),
+        (
+            ("--features", "features.npz", "--model", "a:b"),
+            "audit: expected one of --features, --model and --estimator, got --features and --model",
+        ),
         (("--features", "missing.npz"), "file: expected a file that exists, got missing.npz"),
         (("--features", "features.npz", "--l2", "-1"), "l2: expected a finite number of at least 0, got -1.0"),
         (("--features", "features.npz", "--l2", "inf"), "l2: expected a finite number of at least 0, got inf"),
@@ -363,7 +406,7 @@ def test_bad_files_are_one_line_and_leave_nothing(giveaway, folder, arrays, kind
         (("--features", "features.npz", "--top", "0"), "top: expected a finite number of at least 1, got 0"),
         (("--features", "features.npz", "--top", "-3"), "top: expected a finite number of at least 1, got -3"),
         (("--features", "features.npz", "--layer", "head"), "layer: expected --model beside it, got --features"),
-        (("--features", "features.npz", "--allow-pickle"), "allow_pickle: expected --model beside it, got --features"),
+        (("--features", "features.npz", "--allow-pickle"), "allow_pickle: expected --estimator or --model"),
         (("--features", "features.npz", "--groups", "missing.txt"), "groups: expected a .npy of names, or a text file"),
         (("--features", "features.npz", "--groups", "empty.npy"), "groups: expected a .npy of names, or a text file"),
         (
@@ -496,9 +539,9 @@ def test_purge_removes_everything(giveaway, file):
     ("module", "function"),
     [
         ("giveaway.heads.dense", "DenseCurvature"),
-        ("giveaway.report.html", "render"),
-        ("giveaway.audit.store", "write_text"),
-        ("giveaway.audit.run", "count_duplicates"),
+        ("giveaway.reporting.html", "render"),
+        ("giveaway.auditing.store", "write_text"),
+        ("giveaway.auditing.run", "count_duplicates"),
     ],
 )
 @pytest.mark.parametrize("existed", [False, True])
@@ -508,8 +551,8 @@ def test_ctrl_c_leaves_nothing_half_written(giveaway, file, monkeypatch, module,
 
     if existed:
         Path("result").mkdir()
-    importlib.import_module("giveaway.audit.run")
-    for owner in [importlib.import_module(module), sys.modules["giveaway.audit.run"]]:
+    importlib.import_module("giveaway.auditing.run")
+    for owner in [importlib.import_module(module), sys.modules["giveaway.auditing.run"]]:
         if hasattr(owner, function):
             monkeypatch.setattr(owner, function, interrupt)
     code, out, err = giveaway("audit", "--features", file, "--out", "result")

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from giveaway import evaluation
-    from giveaway.audit.run import audit
+    from giveaway.auditing.run import audit
     from giveaway.checks import InputError
     from giveaway.extract import from_sklearn, from_torch
     from giveaway.records import Head, ScoreTable
-    from giveaway.report.html import report
+    from giveaway.reporting.html import report
 
 __version__ = "0.1.0"
 
@@ -19,11 +19,11 @@ _HOMES = {
     "Head": "giveaway.records",
     "InputError": "giveaway.checks",
     "ScoreTable": "giveaway.records",
-    "audit": "giveaway.audit.run",
+    "audit": "giveaway.auditing.run",
     "evaluation": "giveaway.evaluation",
     "from_sklearn": "giveaway.extract",
     "from_torch": "giveaway.extract",
-    "report": "giveaway.report.html",
+    "report": "giveaway.reporting.html",
 }
 
 __all__ = [

@@ -15,7 +15,6 @@ from giveaway import __version__
 if TYPE_CHECKING:
     from giveaway.records import Head, ScoreTable
 
-FOR_MODELS = ("weights", "data", "layer", "reduction", "device", "batch_size", "allow_pickle")
 RANKING_ONLY = (
     "Ranking only: no attack was measured, so no number exposed is stated; a low rank is not evidence of safety."
 )
@@ -46,7 +45,8 @@ def demo(out: str, as_json: bool) -> None:
 @click.option("--features", help="FILE.npz or .safetensors: features, targets, and weight with bias, or outputs.")
 @click.option("--model", help="module:function of yours that makes the torch model (your code runs).")
 @click.option("--weights", help="File of weights for --model: safetensors or a plain state dict.")
-@click.option("--data", help="module:function of yours that makes the Dataset or DataLoader (your code runs).")
+@click.option("--estimator", help="scikit-learn estimator: FILE.skops, or a pickle with --allow-pickle.")
+@click.option("--data", help="module:function of yours for the Dataset, DataLoader or (X, y) (your code runs).")
 @click.option("--layer", help="Name of the linear layer to audit; default the last one that runs.")
 @click.option("--reduction", help="For a layer that sees tokens: mean, first or last.")
 @click.option("--loss", help="squared, cross_entropy or binary_cross_entropy; default auto, from the targets.")
@@ -60,7 +60,7 @@ def demo(out: str, as_json: bool) -> None:
 @click.option("--l2-sensitivity/--no-l2-sensitivity", default=None, help="How much the ranking depends on l2.")
 @click.option("--device", help="Where the model runs, such as cuda; default where its weights are.")
 @click.option("--batch-size", type=int, help="Records at a time through the model.")
-@click.option("--allow-pickle", is_flag=True, default=None, help="Trust pickled weights: they can run any code.")
+@click.option("--allow-pickle", is_flag=True, default=None, help="Trust pickled files: they can run any code.")
 @click.option("--config", help="TOML file with any of these options; flags go before it.")
 @click.option("--top", type=int, help="Rows to print (default 10).")
 @click.option("--out", help="Folder for the audit (default giveaway-audit).")
@@ -69,6 +69,7 @@ def audit(config: str | None, as_json: bool, **flags: Any) -> None:
     """Rank a trained model's records by how exposed they are to membership inference."""
     from giveaway.checks import check_number
     from giveaway.config import read_config
+    from giveaway.source import head_from
 
     options: dict[str, Any] = read_config(config, _kinds(flags)) if config else {}
     options |= {name: value for name, value in flags.items() if value is not None}
@@ -76,7 +77,7 @@ def audit(config: str | None, as_json: bool, **flags: Any) -> None:
         check_number(name, options[name], minimum=1, remedy="give a count")
     check_number("l2", options.get("l2", 0.0), minimum=0.0, remedy="give the penalty in summed-loss units")
     top, out = options.pop("top", 10), options.pop("out", "giveaway-audit")
-    head = _head(options)
+    head = head_from(options, lambda words: click.echo(words, err=True))
     wanted = ("by", "converged", "refit", "l2_sensitivity")
     arguments: dict[str, Any] = {name: options[name] for name in wanted if name in options}
     if "scores" in options:
@@ -88,8 +89,8 @@ def audit(config: str | None, as_json: bool, **flags: Any) -> None:
 @click.argument("folder")
 def report(folder: str) -> None:
     """Rebuild the report of an audit FOLDER."""
-    from giveaway.audit.store import save_page
-    from giveaway.report.html import render
+    from giveaway.auditing.store import save_page
+    from giveaway.reporting.html import render
 
     click.echo(f"Wrote {save_page(folder, 'report.html', render(_main_table(folder)))}")
 
@@ -98,7 +99,7 @@ def report(folder: str) -> None:
 @click.argument("folder")
 def purge(folder: str) -> None:
     """Remove every file that an audit wrote into FOLDER."""
-    from giveaway.audit.store import purge as remove
+    from giveaway.auditing.store import purge as remove
 
     click.echo(f"Removed {remove(folder)} files")
 
@@ -134,85 +135,15 @@ def _kinds(flags: dict[str, Any]) -> dict[str, type]:
     return {name: kinds.get(parameters[name].type.name, str) for name in flags}
 
 
-def _head(options: dict[str, Any]) -> Head:
-    import dataclasses
-
-    from giveaway.checks import InputError, fail
-    from giveaway.extract import from_file, from_torch
-    from giveaway.extract.user_code import call_factory, load_weights
-
-    loss = options.get("loss", "auto")
-    if ("features" in options) == ("model" in options):
-        raise InputError("audit: expected --features FILE, or --model with --data, got both or neither; give one")
-    if "features" in options:
-        for name in FOR_MODELS:
-            if name in options:
-                raise fail(name, "--model beside it", "--features", f"drop --{name.replace('_', '-')}")
-        head, notes = from_file(
-            options["features"],
-            loss=loss,
-            l2=options.get("l2"),
-            penalize_intercept=options.get("penalize_intercept"),
-        )
-        for note in notes:
-            click.echo(f"note: {note}", err=True)
-    else:
-        if "data" not in options:
-            raise InputError("data: expected --data module:function beside --model, got none; name your data set")
-        _check_device(options.get("device"))
-        click.echo(f"Running your code: {options['model']} and {options['data']}", err=True)
-        model = call_factory("model", options["model"])
-        if "weights" in options:
-            model = load_weights(model, options["weights"], allow_pickle=bool(options.get("allow_pickle")))
-        head = from_torch(
-            model,
-            call_factory("data", options["data"]),
-            layer=options.get("layer"),
-            loss=loss,
-            l2=options.get("l2", 0.0),
-            penalize_intercept=options.get("penalize_intercept", True),
-            reduction=options.get("reduction"),
-            batch_size=options.get("batch_size", 256),
-            device=options.get("device"),
-        )
-    if "groups" in options:
-        head = dataclasses.replace(head, groups=_read_names(options["groups"]))
-    return head
-
-
-def _check_device(device: str | None) -> None:
-    import torch
-
-    from giveaway.checks import fail
-
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise fail("device", "a device that torch can use here", repr(device), "leave it out, or say cpu") from error
-
-
-def _read_names(path: str) -> Any:
-    import numpy as np
-
-    from giveaway.checks import fail
-
-    try:
-        if path.endswith(".npy"):
-            return np.load(path, allow_pickle=False)
-        return np.array(Path(path).read_text(encoding="utf-8").splitlines())
-    except (OSError, EOFError, ValueError) as error:
-        raise fail("groups", "a .npy of names, or a text file with one a line", path, "check the file") from error
-
-
 def _audit_into(
     out: str, head: Head, config: dict[str, Any], arguments: dict[str, Any], *, top: int, as_json: bool
 ) -> None:
     import dataclasses
 
-    from giveaway.audit.run import audit as run_audit
-    from giveaway.audit.store import check_folder, provenance, save_audit
+    from giveaway.auditing.run import audit as run_audit
+    from giveaway.auditing.store import check_folder, provenance, save_audit
     from giveaway.config import to_toml
-    from giveaway.report.html import notes, render
+    from giveaway.reporting.html import notes, render
 
     origin = provenance(head, config)
     existed = os.path.isdir(out)
@@ -247,7 +178,7 @@ def _main_table(folder: str) -> ScoreTable:
 
 
 def _print_top(table: ScoreTable, top: int) -> None:
-    from giveaway.audit.why import why
+    from giveaway.auditing.why import why
 
     by = table.ranking()
     rows = table.order(by)[:top]

@@ -76,7 +76,8 @@ def test_compiled_and_parallel_wrappers_are_looked_through(model, x, y):
 def test_features_keep_their_precision_but_bfloat16_becomes_float32(model, x, y, dtype, tmp_path):
     net = model.to(dtype)
     head = from_torch(net, TensorDataset(x.to(dtype), y))
-    assert head.features.dtype == head.outputs.dtype == (torch.float32 if dtype == torch.bfloat16 else dtype)
+    kept = torch.float32 if dtype == torch.bfloat16 else dtype
+    assert {head.features.dtype, head.outputs.dtype, head.weight.dtype, head.bias.dtype} == {kept}
     torch.testing.assert_close(head.features.to(dtype), expected(net, x.to(dtype))[0])
     head.save(tmp_path / "head.npz")
     torch.testing.assert_close(Head.load(tmp_path / "head.npz").weight.to(dtype), net.fc.weight.detach())

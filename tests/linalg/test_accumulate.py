@@ -71,7 +71,6 @@ def test_sums_of_parts_add_and_merge_to_the_whole(n, d, p, cut, seed):
     torch.testing.assert_close(forms, torch.einsum("aj,bj,abp->pj", x, x, expected), rtol=1e-10, atol=1e-8)
 
 
-@pytest.mark.xfail(strict=True, raises=ValueError, reason="blocks of zero records")
 @pytest.mark.parametrize("p", [1, 9])
 def test_no_records_add_nothing(p):
     tiles = PairTiles(3, p)

@@ -59,13 +59,8 @@ def test_singular_values_of_every_spectrum_in_one_batch(size):
     assert (np.abs(found.numpy() - expected) <= np.multiply(ALLOWED, expected)).all()
 
 
-def beyond_the_square_root_of_float64(exponent: int) -> object:
-    reason = "squares of entries beyond 1e±77 leave float64"
-    return pytest.param(exponent, marks=pytest.mark.xfail(strict=True, reason=reason))
-
-
 @pytest.mark.parametrize("size", [12, 40])
-@pytest.mark.parametrize("exponent", [-60, 60, *map(beyond_the_square_root_of_float64, (-170, 170))])
+@pytest.mark.parametrize("exponent", [-170, -60, 60, 170])
 def test_units_do_not_matter(size, exponent):
     general = np.random.default_rng(1).normal(size=(4, size, size))
     matrices, symmetric = batch_last(general), batch_last(general @ general.transpose(0, 2, 1))

@@ -1,8 +1,8 @@
 """Exact dense curvature of a head in float64: H = Σ_j s_j x_j x_jᵀ ⊗ W_j + λI, inverted once, used for every record.
 
 Sums and forms run over pairs of features times the numbers of W (linalg.accumulate). In between, the matrix that is
-inverted has its features divided by their root mean square, which makes the numerical rank independent of their units,
-and a one on the diagonal for features that are zero throughout: both leave every score as it is.
+inverted is scaled to a unit diagonal, which makes the numerical rank independent of the features' units and of how
+sure the head is, and gets a one on the diagonal for features without any curvature: both leave every score as it is.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,17 +34,14 @@ class DenseCurvature:
         _check_memory(head.width * self.parameters_per_feature)
         device = head.features.device
         self.sums = PairTiles(head.width, self._pairs(), device)
-        squares = torch.zeros(head.width, dtype=torch.float64, device=device)
         for part in head.slices(ROWS):
             x, v = head.columns(part), self.loss.pair_weights(head.outputs[part].to(torch.float64))
             if head.sample_weight is not None:
                 v = v * head.sample_weight[part]
             self.sums.add(x, v)
-            squares += x.norm(dim=1).square()
             on_rows(x.shape[1])
-        self.alive = squares > 0
-        self.scale = torch.where(self.alive, (squares / head.n).sqrt(), 1.0)
-        self.penalized = torch.ones_like(squares)
+        self.diagonals = self._diagonals()
+        self.penalized = torch.ones(head.width, dtype=torch.float64, device=device)
         if head.intercept and not head.penalize_intercept:
             self.penalized[-1] = 0.0
         self._factor(head.l2)
@@ -51,7 +49,7 @@ class DenseCurvature:
     def with_l2(self, l2: float) -> DenseCurvature:
         """The same head, penalized by `l2`; the sums are shared."""
         other = object.__new__(DenseCurvature)
-        other.__dict__.update({k: self.__dict__[k] for k in ("loss", "scale", "alive", "sums", "penalized")})
+        other.__dict__.update({k: self.__dict__[k] for k in ("loss", "sums", "diagonals", "penalized")})
         other._factor(l2)
         return other
 
@@ -69,21 +67,19 @@ class DenseCurvature:
     def report(self) -> dict[str, Any]:
         """What the metadata says of this curvature."""
         shared = self.loss.m if isinstance(self.loss, Squared) else 1
-        dead = int((~self.alive).sum())
         return {
             "curvature": "dense",
             "parameters": self.size,
-            "rank": shared * sum(inverse.rank for inverse in self.inverses) - dead * self.loss.degrees,
+            "rank": shared * sum(inverse.rank for inverse in self.inverses) - self._placeholders(),
             "rank_relative_cut": self.inverses[0].relative_cut,
             "inverse": "/".join(sorted({inverse.method for inverse in self.inverses})),
-            "dead_features": dead,
-            "features_scaled_by_rms": True,
+            "dead_features": int((self.diagonals == 0).all(0).sum()),
             "l2": self.l2,
         }
 
     def quadratics(self, x: torch.Tensor) -> torch.Tensor:
         """The numbers of B for records x (d, N), or for groups x (N, s, d), as `blocks` takes them."""
-        return self.forms.forms(x) if x.ndim == 2 else self._cross(x / self.scale)
+        return self.forms.forms(x) if x.ndim == 2 else self._cross(x)
 
     def blocks(self, quadratics: torch.Tensor, outputs: torch.Tensor, sample_weight: torch.Tensor) -> Blocks:
         """Leverage blocks of groups with these quadratics, outputs (N, s, m) and sample weights (N, s)."""
@@ -101,16 +97,15 @@ class DenseCurvature:
 
     def solve(self, v: torch.Tensor) -> torch.Tensor:
         """H⁻¹ v for v (d, m): a gradient of the summed loss with respect to θ; softmax needs rows that sum to zero."""
-        scaled = v / self.scale.unsqueeze(1)
         if isinstance(self.loss, Softmax):
-            basis = self._basis()
-            reduced = scaled @ basis
-            solved = (self.inverses[0].full @ reduced.reshape(-1)).view_as(reduced) @ basis.T
-        elif len(self.inverses) == 1:
-            solved = self.inverses[0].full @ scaled
-        else:
-            solved = torch.stack([inverse.full @ scaled[:, k] for k, inverse in enumerate(self.inverses)], 1)
-        return solved / self.scale.unsqueeze(1)
+            basis, scale = self._basis(), self.scales[0].unsqueeze(1)
+            reduced = v / scale @ basis
+            return (self.inverses[0].full @ reduced.reshape(-1)).view_as(reduced) @ basis.T / scale
+        if len(self.inverses) == 1:
+            scale = self.scales[0].unsqueeze(1)
+            return self.inverses[0].full @ (v / scale) / scale
+        pairs = zip(self.inverses, self.scales, v.T, strict=True)
+        return torch.stack([inverse.full @ (column / scale) / scale for inverse, scale, column in pairs], 1)
 
     def _pairs(self) -> int:
         r = self.loss.degrees
@@ -118,12 +113,22 @@ class DenseCurvature:
             return r * (r + 1) // 2
         return 1 if isinstance(self.loss, Squared) else r
 
+    def _diagonals(self) -> torch.Tensor:
+        """Mean diagonal of the sums a feature, (inverted matrices, d)."""
+        packed = torch.cat([tile.diagonal(dim1=0, dim2=1) for _, _, tile in self.sums], dim=1)
+        if not bool(packed.isfinite().all()):
+            raise fail("features", "numbers whose squares are finite", "larger ones", "rescale the features")
+        if isinstance(self.loss, Softmax):
+            rows, columns = triangle(self.loss.degrees, packed.device)
+            return packed[rows == columns].mean(0, keepdim=True)
+        return packed
+
     def _factor(self, l2: float) -> None:
         self.l2 = l2
-        ridge = l2 * self.penalized / self.scale.square()
-        self.ridge = torch.where(self.alive | (ridge > 0), ridge, 1.0)
+        self.scales = (self.diagonals + l2 * self.penalized).sqrt()
+        self.scales[self.scales == 0] = torch.inf
         self.inverses: list[Inverse] = []
-        self.forms = PairTiles(self.sums.d, self.sums.p, self.ridge.device)
+        self.forms = PairTiles(self.sums.d, self.sums.p, self.scales.device)
         if isinstance(self.loss, Softmax):
             self.inverses.append(invert(self._assemble_softmax))
             self._read_softmax(self.inverses[0].upper)
@@ -132,34 +137,44 @@ class DenseCurvature:
                 self.inverses.append(invert(lambda k=k: self._assemble_separate(k)))  # type: ignore[misc]
                 self._read_separate(k, self.inverses[k].upper)
 
-    def _rescaling(self, s: int, e: int) -> torch.Tensor:
+    def _placeholders(self) -> int:
+        """Ones on the diagonal that stand for no curvature."""
+        return int(self.scales.isinf().sum()) * self.loss.degrees // len(self.scales)
+
+    def _ridge(self, k: int) -> torch.Tensor:
+        """What is added to the diagonal of matrix k, a feature."""
+        scale = self.scales[k]
+        return torch.where(scale.isinf(), 1.0, self.l2 * self.penalized / scale / scale)
+
+    def _rescaling(self, k: int, s: int, e: int) -> torch.Tensor:
         """1/(scale_b scale_a) for the pairs of tile (s, e)."""
-        return 1.0 / torch.outer(self.scale[s:], self.scale[s:e])
+        inverse = 1.0 / self.scales[k]
+        return torch.outer(inverse[s:], inverse[s:e])
 
     def _assemble_separate(self, k: int) -> torch.Tensor:
         d = self.sums.d
-        matrix = self.ridge.new_empty(d, d)
+        matrix = self.scales.new_empty(d, d)
         for s, e, tile in self.sums:
-            matrix[s:e, s:] = (tile[:, :, k] * self._rescaling(s, e)).T
-        matrix.diagonal().add_(self.ridge)
+            matrix[s:e, s:] = (tile[:, :, k] * self._rescaling(k, s, e)).T
+        matrix.diagonal().add_(self._ridge(k))
         return matrix
 
     def _read_separate(self, k: int, upper: torch.Tensor) -> None:
         for s, e, tile in self.forms:
             part = upper[s:e, s:].triu()
             part.diagonal().mul_(0.5)
-            tile[:, :, k] = 2.0 * part.T * self._rescaling(s, e)
+            tile[:, :, k] = 2.0 * part.T * self._rescaling(k, s, e)
 
     def _assemble_softmax(self) -> torch.Tensor:
         d, r = self.sums.d, self.loss.degrees
         contrast = self._contrast()
-        unpack = _unpacking(r, self.ridge.device)
-        matrix = self.ridge.new_empty(d * r, d * r)
+        unpack = _unpacking(r, self.scales.device)
+        matrix = self.scales.new_empty(d * r, d * r)
         for s, e, tile in self.sums:
-            scaled = tile * self._rescaling(s, e).unsqueeze(2)
+            scaled = tile * self._rescaling(0, s, e).unsqueeze(2)
             squares = contrast.T @ (scaled[:, :, unpack] @ contrast)
             matrix.view(d, r, d, r)[s:e, :, s:] = squares.permute(1, 2, 0, 3)
-        matrix.diagonal().add_(self.ridge.repeat_interleave(r))
+        matrix.diagonal().add_(self._ridge(0).repeat_interleave(r))
         return matrix
 
     def _read_softmax(self, upper: torch.Tensor) -> None:
@@ -172,10 +187,10 @@ class DenseCurvature:
             folded = part.view(e - s, r, d - s, r).permute(2, 0, 1, 3)
             squares = contrast @ (folded @ contrast.T)
             packed = squares[:, :, rows, columns] + squares[:, :, columns, rows]
-            torch.mul(packed, self._rescaling(s, e).unsqueeze(2), out=tile)
+            torch.mul(packed, self._rescaling(0, s, e).unsqueeze(2), out=tile)
 
     def _basis(self) -> torch.Tensor:
-        return helmert(self.loss.m).to(self.ridge.device)
+        return helmert(self.loss.m).to(self.scales.device)
 
     def _contrast(self) -> torch.Tensor:
         """T with (f_k − f_m)_k = T·(Helmert coordinates of f)."""
@@ -185,12 +200,13 @@ class DenseCurvature:
     def _cross(self, x: torch.Tensor) -> torch.Tensor:
         """B of whole groups x (N, s, d): softmax (N, s, r, s, r) in contrast to the last class, else (N, k, s, s)."""
         n, s, d = x.shape
-        flat = x.reshape(n * s, d)
         if not isinstance(self.loss, Softmax):
-            return torch.stack([(flat @ inverse.full).view(n, s, d) @ x.mT for inverse in self.inverses], 1)
+            scaled = [x / scale for scale in self.scales]
+            return torch.stack([y @ inverse.full @ y.mT for y, inverse in zip(scaled, self.inverses, strict=True)], 1)
         r = self.loss.degrees
         contrast = self._contrast()
-        half = (flat @ self.inverses[0].full.view(d, r * d * r)).view(n, s * r, d, r)
+        x = x / self.scales[0]
+        half = (x.view(n * s, d) @ self.inverses[0].full.view(d, r * d * r)).view(n, s * r, d, r)
         both = torch.einsum("nqbl,njb->nqjl", half, x).view(n, s, r, s, r)
         return torch.einsum("ku,niujv,lv->nikjl", contrast, both, contrast)
 
@@ -214,7 +230,7 @@ def _unpacking(r: int, device: torch.device) -> torch.Tensor:
 
 
 def _check_memory(size: int) -> None:
-    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    available = _available_memory()
     needed = 2 * size * size * 8
     if needed > available:
         raise fail(
@@ -223,3 +239,13 @@ def _check_memory(size: int) -> None:
             f"{size} coupled parameters, which need {needed / 1e9:.1f} GB",
             "audit on a machine with more memory, or a head with fewer features or classes",
         )
+
+
+def _available_memory() -> int:
+    """Bytes that can be had without swapping; the page cache counts as free where the system tells."""
+    information = Path("/proc/meminfo")
+    if information.is_file():
+        for line in information.read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

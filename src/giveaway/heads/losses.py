@@ -105,8 +105,7 @@ class Logistic(Loss):
 
     def entropy(self, f: torch.Tensor) -> torch.Tensor:
         """−Σ p log p, summed over labels."""
-        soft = torch.nn.functional.softplus
-        return (torch.sigmoid(f) * soft(-f) + torch.sigmoid(-f) * soft(f)).sum(-1)
+        return (torch.sigmoid(f) * _softplus(-f) + torch.sigmoid(-f) * _softplus(f)).sum(-1)
 
     def margin(self, f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """How far the other answer leads, for the worst label."""
@@ -114,7 +113,7 @@ class Logistic(Loss):
 
     @staticmethod
     def _each(f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return y * torch.nn.functional.softplus(-f) + (1 - y) * torch.nn.functional.softplus(f)
+        return y * _softplus(-f) + (1 - y) * _softplus(f)
 
 
 class Softmax(Loss):
@@ -133,7 +132,7 @@ class Softmax(Loss):
             return (torch.logsumexp(f, -1, keepdim=True) - f).mul(y).sum(-1)
         # log(1 + Σ_{c≠y} e^{f_c − f_y}) keeps the relative precision of confident records
         others = (f - self._own(f, y)).scatter(-1, y.unsqueeze(-1), -torch.inf)
-        return torch.nn.functional.softplus(torch.logsumexp(others, -1))
+        return _softplus(torch.logsumexp(others, -1))
 
     def gradient(self, f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         p = torch.softmax(f, -1)
@@ -180,6 +179,11 @@ class Softmax(Loss):
     @staticmethod
     def _own(f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return f.gather(-1, y.unsqueeze(-1))
+
+
+def _softplus(z: torch.Tensor) -> torch.Tensor:
+    """log(1 + e^z); torch by itself stops adding the logarithm above 20, where it is still 2e-9."""
+    return torch.nn.functional.softplus(z, threshold=40.0)
 
 
 def triangle(r: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

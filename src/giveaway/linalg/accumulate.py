@@ -84,7 +84,7 @@ class PairTiles:
     def _rows_at_a_time(self, count: int) -> int:
         """How many records to expand at a time."""
         rows = EXPANDED_BYTES // (8 * self._expansion) // 64 * 64 if self.expand_weights else 1024
-        return min(max(rows, 128), 1024, count)
+        return max(1, min(max(rows, 128), 1024, count))
 
     def _workspace(self, x: torch.Tensor, rows: int) -> torch.Tensor:
         return x.new_empty(self._expansion * rows)

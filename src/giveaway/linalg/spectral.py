@@ -23,15 +23,22 @@ def top_eigenvalue(matrices: torch.Tensor) -> torch.Tensor:
     """λ_max of symmetric positive semi-definite matrices (R, R, Q) → (Q,)."""
     if len(matrices) == 1:
         return matrices[0, 0].clone()
-    return _top(matrices.permute(2, 0, 1).contiguous())
+    scale, batch = _scaled(matrices)
+    return scale * _top(batch)
 
 
 def top_singular_value(matrices: torch.Tensor) -> torch.Tensor:
     """σ_max of square matrices (R, R, Q) → (Q,)."""
     if len(matrices) == 1:
         return matrices[0, 0].abs()
-    batch = matrices.permute(2, 0, 1).contiguous()
-    return _top(torch.bmm(batch, batch.mT)).sqrt()
+    scale, batch = _scaled(matrices)
+    return scale * _top(torch.bmm(batch, batch.mT)).sqrt()
+
+
+def _scaled(matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The largest entry of each matrix, and the matrices divided by it, as (Q, R, R)."""
+    scale = matrices.abs().amax(dim=(0, 1)).clamp_min(TINY)
+    return scale, (matrices / scale).permute(2, 0, 1).contiguous()
 
 
 def _top(matrices: torch.Tensor) -> torch.Tensor:

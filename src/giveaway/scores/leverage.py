@@ -7,10 +7,12 @@ import torch
 from giveaway.linalg.spectral import top_eigenvalue, top_singular_value
 from giveaway.scores.batch import Batch
 
+TINY = torch.finfo(torch.float64).tiny
+
 
 def leverage(batch: Batch) -> torch.Tensor:
-    """trace(W B)/r, in [0, 1] for one record; a group's is summed over its records."""
-    return gls_trace(batch) / batch.loss.degrees
+    """trace(W B)/r, in [0, 1] for one record; a group's is summed over its records, and lies in [0, records]."""
+    return (gls_trace(batch) / batch.loss.degrees).clamp(0.0, batch.outputs.shape[1])
 
 
 def gls_trace(batch: Batch) -> torch.Tensor:
@@ -49,4 +51,7 @@ def _trace(batch: Batch, matrices: torch.Tensor) -> torch.Tensor:
 
 
 def _frobenius(batch: Batch, matrices: torch.Tensor) -> torch.Tensor:
-    return batch.per_group(matrices.square().sum(dim=(0, 1))).sum(0).sqrt()
+    # scaled, because heads that are very sure of their records have blocks whose squares leave float64
+    scale = batch.per_group(matrices.abs().amax(dim=(0, 1))).amax(0).clamp_min(TINY)
+    scaled = matrices.view(*matrices.shape[:2], -1, len(scale)) / scale
+    return scale * scaled.square().sum(dim=(0, 1, 2)).sqrt()

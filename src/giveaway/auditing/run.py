@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from giveaway.audit.batches import Portion, person_portions, record_portions
-from giveaway.audit.duplicates import count_duplicates
-from giveaway.audit.plan import Plan, plan
+from giveaway.auditing.batches import Portion, person_portions, record_portions
+from giveaway.auditing.duplicates import count_duplicates
+from giveaway.auditing.plan import Plan, plan
 from giveaway.evaluation.ranking import spearman
 from giveaway.heads.dense import DenseCurvature
 from giveaway.heads.optimum import gradient_sum

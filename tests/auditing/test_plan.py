@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from giveaway import InputError, audit
-from giveaway.audit.plan import SENSITIVITY_UP_TO, plan
+from giveaway.auditing.plan import SENSITIVITY_UP_TO, plan
 from giveaway.scores.catalogue import CATALOGUE
 from tests.conftest import made_head
 

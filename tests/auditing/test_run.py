@@ -8,7 +8,7 @@ import torch
 from scipy.stats import spearmanr
 
 from giveaway import Head, audit
-from giveaway.audit import batches, run
+from giveaway.auditing import batches, run
 from giveaway.heads.optimum import refit
 from giveaway.scores.catalogue import CATALOGUE
 from tests import oracles
@@ -251,7 +251,7 @@ def test_no_score_is_ever_nan(kind, unit, l2):
             if name not in ("margin", "loo_gap") and case != "a record without weight":
                 assert (table[name] >= -1e-9 * np.abs(table[name]).max()).all(), (case, name)
         if unit == "record":
-            assert table["leverage"].max() <= 1 + 1e-5, case
+            assert table["leverage"].max() <= 1.0, case
 
 
 @pytest.mark.parametrize("kind", ["squared", "classes"])
@@ -261,10 +261,7 @@ def test_a_head_without_intercept_that_sees_only_zeros(kind):
     assert table.meta["curvature"]["rank"] == 0
 
 
-SUREST = pytest.param(400.0, marks=pytest.mark.xfail(strict=True, reason="squares of 1 / curvature leave float64"))
-
-
-@pytest.mark.parametrize("lead", [60.0, 200.0, SUREST, 1000.0])
+@pytest.mark.parametrize("lead", [60.0, 200.0, 400.0, 1000.0])
 @pytest.mark.parametrize("kind", ["one_logit", "classes", "many_classes", "multi_label"])
 def test_heads_that_are_sure_of_every_record(kind, lead):
     arrays = made_arrays(kind)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from giveaway import ScoreTable, audit
-from giveaway.audit.why import why
+from giveaway.auditing.why import why
 from tests.conftest import made_head
 
 

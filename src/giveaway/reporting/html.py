@@ -9,7 +9,7 @@ from typing import Any
 import jinja2
 import numpy as np
 
-from giveaway.audit.why import why
+from giveaway.auditing.why import why
 from giveaway.files import write_text
 from giveaway.records import ScoreTable
 
@@ -38,7 +38,7 @@ def render(table: ScoreTable, *, top: int = 50) -> str:
         }
         for place, row in enumerate(rows)
     ]
-    source = resources.files("giveaway.report").joinpath("template.html").read_text(encoding="utf-8")
+    source = resources.files("giveaway.reporting").joinpath("template.html").read_text(encoding="utf-8")
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(source).render(
         unit="people" if table.meta.get("unit") == "person" else "records",

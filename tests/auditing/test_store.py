@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from giveaway import Head, InputError, ScoreTable, audit
-from giveaway.audit.store import check_folder, fingerprint, provenance, purge, save_audit, save_page
+from giveaway.auditing.store import check_folder, fingerprint, provenance, purge, save_audit, save_page
 from tests.conftest import made_arrays, made_head
 
 FILES = {"scores.npz", "scores.csv", "report.html", "config.toml", "audit.json"}

@@ -1,0 +1,98 @@
+"""The head that the options of a command name: a file of arrays, a torch model, or a scikit-learn estimator."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from giveaway.checks import InputError, fail
+from giveaway.extract import from_file, from_sklearn, from_torch
+from giveaway.extract.user_code import call_factory, load_estimator, load_weights
+from giveaway.records import Head
+
+Options = dict[str, Any]
+Say = Callable[[str], Any]
+
+USES = {  # what each source takes, besides the options that all share
+    "features": {"loss", "l2", "penalize_intercept"},
+    "estimator": {"data", "allow_pickle"},
+    "model": {"weights", "data", "layer", "reduction", "loss", "l2", "penalize_intercept", "device", "batch_size"}
+    | {"allow_pickle"},
+}
+
+
+def head_from(options: Options, say: Say) -> Head:
+    """The head of the one source that `options` names; `say` is told what a user should know on the way."""
+    named = [name for name in USES if name in options]
+    if len(named) != 1:
+        given = " and ".join(f"--{name}" for name in named) or "none"
+        raise InputError(f"audit: expected one of --features, --model and --estimator, got {given}; give one of them")
+    (source,) = named
+    for name in sorted(set.union(*USES.values()) - USES[source]):
+        if name in options:
+            fit = " or ".join(f"--{other}" for other, taken in USES.items() if name in taken)
+            raise fail(name, f"{fit} beside it", f"--{source}", f"drop --{name.replace('_', '-')}")
+    if source != "features" and "data" not in options:
+        raise fail("data", f"--data module:function beside --{source}", "none", "name your data set")
+    head = {"features": _from_arrays, "estimator": _from_estimator, "model": _from_model}[source](options, say)
+    return dataclasses.replace(head, groups=_names(options["groups"])) if "groups" in options else head
+
+
+def _from_arrays(options: Options, say: Say) -> Head:
+    head, notes = from_file(
+        options["features"],
+        loss=options.get("loss", "auto"),
+        l2=options.get("l2"),
+        penalize_intercept=options.get("penalize_intercept"),
+    )
+    for note in notes:
+        say(f"note: {note}")
+    return head
+
+
+def _from_estimator(options: Options, say: Say) -> Head:
+    estimator = load_estimator(options["estimator"], allow_pickle=bool(options.get("allow_pickle")))
+    say(f"Running your code: {options['data']}")
+    data = call_factory("data", options["data"])
+    if not isinstance(data, tuple) or len(data) != 2:
+        raise fail("data", "a function that returns (X, y) beside --estimator", type(data).__name__, "return both")
+    return from_sklearn(estimator, *data)
+
+
+def _from_model(options: Options, say: Say) -> Head:
+    device = _device(options.get("device"))
+    say(f"Running your code: {options['model']} and {options['data']}")
+    model = call_factory("model", options["model"])
+    if "weights" in options:
+        model = load_weights(model, options["weights"], allow_pickle=bool(options.get("allow_pickle")))
+    return from_torch(
+        model if device is None or not isinstance(model, torch.nn.Module) else model.to(device),
+        call_factory("data", options["data"]),
+        layer=options.get("layer"),
+        loss=options.get("loss", "auto"),
+        l2=options.get("l2", 0.0),
+        penalize_intercept=options.get("penalize_intercept", True),
+        reduction=options.get("reduction"),
+        batch_size=options.get("batch_size", 256),
+    )
+
+
+def _device(name: str | None) -> torch.device | None:
+    try:
+        return None if name is None else torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        raise fail("device", "a device that torch can use here", repr(name), "leave it out, or say cpu") from error
+
+
+def _names(path: str) -> np.ndarray:
+    try:
+        if path.endswith(".npy"):
+            return np.load(path, allow_pickle=False)
+        return np.array(Path(path).read_text(encoding="utf-8").splitlines())
+    except (OSError, EOFError, ValueError) as error:
+        raise fail("groups", "a .npy of names, or a text file with one a line", path, "check the file") from error
