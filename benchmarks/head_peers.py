@@ -10,8 +10,8 @@ curvature of the summed loss plus l2 on all of them. giveaway is measured twice:
 - Spearman's correlation and the largest relative error against a dense reference. statsmodels knows no penalty, so
   its reference has none either.
 
-Repeats are interleaved over the contenders and the median is reported; one that takes long runs once. Each peer has
-the batch size that was fastest for it.
+Repeats are interleaved over the contenders and the median is reported; one that takes long runs once. Each exact
+peer has the batch size that was the fastest tried, where it fits in memory.
 
 The peers need an environment of their own: some pin NumPy 1, and those installed without their dependencies declare a
 torchvision that they do not import and that may replace torch.
@@ -205,7 +205,8 @@ def pydvl_direct(problem: Problem) -> torch.Tensor:
 def captum_naive(problem: Problem, rank: int | None) -> torch.Tensor:
     from captum.influence import NaiveInfluenceFunction
 
-    model, loader = problem.model(), problem.loader(1000 if problem.m == 100 else 5000)
+    model = problem.model()
+    loader = problem.loader(5000 if problem.m <= 10 else 1000)  # with more classes, 5000 run out of memory
     influence = NaiveInfluenceFunction(
         model,
         loader,

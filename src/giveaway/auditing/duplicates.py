@@ -45,18 +45,20 @@ def count_duplicates(head: Head, *, seed: int = 0) -> dict[str, Any]:
 
 
 def _sketch(head: Head, seed: int) -> tuple[torch.Tensor, float]:
-    device = head.features.device
+    """Random projections (PROJECTIONS, n) of the records, and the root-mean-square distance from their mean."""
+    device, d = head.features.device, head.features.shape[1]
+    kind = head.features.dtype if head.features.dtype in (torch.float32, torch.float64) else torch.float32
     generator = torch.Generator().manual_seed(seed)
-    directions = torch.randn(head.features.shape[1], PROJECTIONS, generator=generator, dtype=torch.float64).to(device)
-    total = torch.zeros(head.features.shape[1], dtype=torch.float64, device=device)
-    origin = head.features[0].to(torch.float64)  # any record: a mean far from zero would swallow the variance
+    directions = (torch.randn(d, PROJECTIONS, generator=generator) / PROJECTIONS**0.5).to(device, kind)
+    total = torch.zeros(d, dtype=torch.float64, device=device)
+    origin = head.features[0].to(kind)  # any record: a mean far from zero would swallow the variance
     squares = 0.0
     parts = []
     for part in head.slices(ROWS):
-        x = head.features[part].to(torch.float64) - origin
-        parts.append(x @ directions / PROJECTIONS**0.5)
+        x = head.features[part].to(kind) - origin
+        parts.append(x @ directions)
         total += x.sum(0)
-        squares += float(x.square().sum())
+        squares += float(x.norm()) ** 2
     variance = squares / head.n - float((total / head.n).square().sum())
     return torch.cat(parts).T.contiguous(), max(variance, 0.0) ** 0.5
 

@@ -61,26 +61,36 @@ class SoftmaxBlocks:
         self._shape = (s * m, s * m, n)
 
     @cached_property
-    def _left_centred(self) -> torch.Tensor:
-        return self.block - (self.block * self.p[:, :, None, None]).sum(1, keepdim=True)
+    def _expected(self) -> torch.Tensor:
+        """Σ_a p_ia B[ia, jb] as (s, s, m, N)."""
+        return (self.block * self.p[:, :, None, None]).sum(1)
+
+    @cached_property
+    def _average(self) -> torch.Tensor:
+        """The mean of B[ia, jb] over a, as (s, s, m, N)."""
+        return self.block.mean(1)
+
+    def _centred(self, left: torch.Tensor, right: torch.Tensor, right_of_left: torch.Tensor) -> torch.Tensor:
+        """B with a mean over each side's classes taken off: `left` over a and `right` over b (B is symmetric, so both
+        come as (s, s, m, N)); `right_of_left` (s, s, N) is what `right` is of `left`."""
+        other = right.permute(1, 2, 0, 3) - right_of_left.unsqueeze(1)
+        return (self.block - left.unsqueeze(1)).sub_(other.unsqueeze(3))
 
     @cached_property
     def spread(self) -> torch.Tensor:
-        weighted = self._left_centred * self.p
-        centred = self._left_centred - weighted.sum(3, keepdim=True)
+        centred = self._centred(self._expected, self._expected, (self._expected * self.p).sum(2))
         root = (self.p * self.weight.unsqueeze(1)).sqrt()
         return centred.mul_(root).mul_(root[:, :, None, None]).view(self._shape)
 
     @cached_property
     def sensitivity(self) -> torch.Tensor:
-        curved = self._left_centred * (self.p * self.weight.unsqueeze(1))[:, :, None, None]
-        return curved.sub_(curved.mean(3, keepdim=True)).view(self._shape)
+        centred = self._centred(self._expected, self._average, self._expected.mean(2))
+        return centred.mul_((self.p * self.weight.unsqueeze(1))[:, :, None, None]).view(self._shape)
 
     @cached_property
     def logit_sensitivity(self) -> torch.Tensor:
-        centred = self.block - self.block.mean(1, keepdim=True)
-        centred.sub_(centred.mean(3, keepdim=True)).mul_(self.weight[:, None, None, None])
-        return centred.view(self._shape)
+        centred = self._centred(self._average, self._average, self._average.mean(2))
+        return centred.mul_(self.weight[:, None, None, None]).view(self._shape)
 
     def image(self, v: torch.Tensor) -> torch.Tensor:
         return self._apply(v.permute(1, 2, 0)).permute(2, 0, 1)

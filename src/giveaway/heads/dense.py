@@ -23,7 +23,9 @@ from giveaway.linalg.accumulate import PairTiles
 from giveaway.linalg.solve import Inverse, invert
 from giveaway.records import Head
 
-ROWS = 4096
+MOST_ROWS = 4_096
+LEAST_ROWS = 1_024
+PART_BYTES = 8_000_000  # of the features and the numbers of W in one part of the sums
 
 
 class DenseCurvature:
@@ -34,7 +36,7 @@ class DenseCurvature:
         _check_memory(head.width * self.parameters_per_feature)
         device = head.features.device
         self.sums = PairTiles(head.width, self._pairs(), device)
-        for part in head.slices(ROWS):
+        for part in head.slices(_rows_at_a_time(head.width, self.sums.p)):
             x, v = head.columns(part), self.loss.pair_weights(head.outputs[part].to(torch.float64))
             if head.sample_weight is not None:
                 v = v * head.sample_weight[part]
@@ -209,6 +211,10 @@ class DenseCurvature:
         half = (x.view(n * s, d) @ self.inverses[0].full.view(d, r * d * r)).view(n, s * r, d, r)
         both = torch.einsum("nqbl,njb->nqjl", half, x).view(n, s, r, s, r)
         return torch.einsum("ku,niujv,lv->nikjl", contrast, both, contrast)
+
+
+def _rows_at_a_time(d: int, p: int) -> int:
+    return max(LEAST_ROWS, min(MOST_ROWS, PART_BYTES // (8 * (d + p))))
 
 
 def helmert(m: int) -> torch.Tensor:

@@ -154,7 +154,7 @@ class Softmax(Loss):
         curvature = (p * self.complement(p)).T
         p = p.T.contiguous()
         rows, columns = triangle(self.degrees, f.device)
-        packed = p[rows].mul_(p[columns]).neg_()
+        packed = p.neg()[rows].mul_(p[columns])
         packed[rows == columns] = curvature[:-1]
         return packed
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from giveaway.checks import InputError
-from giveaway.heads.dense import ROWS, DenseCurvature
+from giveaway.heads.dense import MOST_ROWS, DenseCurvature
 from giveaway.heads.losses import Softmax, loss_of, targets_of
 from giveaway.records import Head
 
@@ -30,7 +30,7 @@ def gradient_sum(head: Head) -> GradientSum:
     loss = loss_of(head)
     total = torch.zeros(head.width, head.m, dtype=torch.float64, device=head.features.device)
     size, objective = 0.0, 0.0
-    for part in head.slices(ROWS):
+    for part in head.slices(MOST_ROWS):
         x, f, y = head.rows(part), head.outputs[part].to(torch.float64), targets_of(head, part)
         g, value = loss.gradient(f, y), loss.value(f, y)
         if head.sample_weight is not None:

@@ -29,7 +29,10 @@ class PairTiles:
         width = min(d // 8, -(-EXPANDED_COLUMNS // p)) if self.expand_weights else d // 16
         count = d // max(4, width) or 1
         self.edges = [(d * i // count, d * (i + 1) // count) for i in range(count)]
-        self.tiles = [torch.zeros(d - s, e - s, p, dtype=torch.float64, device=device) for s, e in self.edges]
+        sizes = [(d - s) * (e - s) for s, e in self.edges]
+        self.pairs = torch.zeros(sum(sizes), p, dtype=torch.float64, device=device)
+        pieces = zip(self.edges, self.pairs.split(sizes), strict=True)
+        self.tiles = [piece.view(d - s, e - s, p) for (s, e), piece in pieces]
 
     def __iter__(self) -> Iterator[tuple[int, int, torch.Tensor]]:
         for (start, end), tile in zip(self.edges, self.tiles, strict=True):
@@ -42,7 +45,7 @@ class PairTiles:
 
         def add_to(piece: tuple[int, int, torch.Tensor]) -> None:
             s, e, tile = piece
-            space = self._workspace(x, rows)
+            space = x.new_empty(self._expansion * rows)
             for features, weights in parts:
                 if self.expand_weights:
                     expanded = _expand(features[s:e], weights, space)
@@ -54,23 +57,29 @@ class PairTiles:
 
     def merge(self, other: PairTiles) -> None:
         """Add the sums of other records."""
-        for tile, more in zip(self.tiles, other.tiles, strict=True):
-            tile += more
+        self.pairs += other.pairs
 
     def forms(self, x: torch.Tensor) -> torch.Tensor:
         """q (p, c), with this object's tiles as M."""
-        out = x.new_zeros(self.p, x.shape[1])
+        out = x.new_empty(self.p, x.shape[1])
         rows = self._rows_at_a_time(x.shape[1])
-        space = self._workspace(x, rows)
+        space = x.new_empty(rows * (self._expansion if self.expand_weights else len(self.pairs)))
         for i in range(0, x.shape[1], rows):
             part, target = x[:, i : i + rows], out[:, i : i + rows]
             if self.expand_weights:
                 target.copy_(self._contracted(part.T.contiguous(), space).T)
-                continue
-            part = part.contiguous()
-            for s, e, tile in self:
-                target.addmm_(tile.view(-1, self.p).T, _expand(part[s:], part[s:e], space))
+            else:
+                target.copy_(self.pairs.T @ self._all_pairs(part.contiguous(), space))
         return out
+
+    def _all_pairs(self, x: torch.Tensor, space: torch.Tensor) -> torch.Tensor:
+        """Products of features, (pairs, c), in the order of the tiles."""
+        products = space[: len(self.pairs) * x.shape[1]].view(-1, x.shape[1])
+        for (s, e), piece in zip(
+            self.edges, products.split([t.shape[0] * t.shape[1] for t in self.tiles]), strict=True
+        ):
+            _expand(x[s:], x[s:e], piece.view(-1))
+        return products
 
     def _contracted(self, x: torch.Tensor, space: torch.Tensor) -> torch.Tensor:
         """Σ_a x_a (Σ_b x_b M[b, a]) of records x (c, d), as (c, p)."""
@@ -85,9 +94,6 @@ class PairTiles:
         """How many records to expand at a time."""
         rows = EXPANDED_BYTES // (8 * self._expansion) // 64 * 64 if self.expand_weights else 1024
         return max(1, min(max(rows, 128), 1024, count))
-
-    def _workspace(self, x: torch.Tensor, rows: int) -> torch.Tensor:
-        return x.new_empty(self._expansion * rows)
 
     @property
     def _expansion(self) -> int:

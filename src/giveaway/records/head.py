@@ -145,14 +145,10 @@ class Head:
     def columns(self, which: slice) -> torch.Tensor:
         """The same rows as the columns of a contiguous (width, records) matrix."""
         block = self.features[which]
-        out = torch.ones(self.width, len(block), dtype=torch.float64, device=block.device)
-        out[: block.shape[1]] = block.T.contiguous()
+        out = torch.empty(self.width, len(block), dtype=torch.float64, device=block.device)
+        out[: block.shape[1]] = block.T.contiguous()  # converting while transposing would be slower
+        out[block.shape[1] :] = 1.0
         return out
-
-    def row_norms(self, which: slice | torch.Tensor) -> torch.Tensor:
-        """‖x‖ of the rows of the design matrix."""
-        norms = torch.linalg.vector_norm(self.features[which].to(torch.float64), dim=1)
-        return torch.hypot(norms, torch.ones_like(norms)) if self.intercept else norms
 
     def parameters(self) -> torch.Tensor:
         """θ as (width, m) in float64; an error where the head was built without its weights."""
