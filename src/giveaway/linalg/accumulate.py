@@ -15,7 +15,9 @@ import torch
 
 from giveaway.linalg.threads import in_threads
 
-EXPANDED_BYTES = 800_000  # of one expanded block: it should stay in the cache until the product has read it
+EXPANDED_BYTES = 1_100_000  # of one expanded tile: it should stay in the cache until the product has read it
+BATCHED_FROM = 8  # numbers a pair from which a batched product contracts faster
+AT_ONCE_FROM = 512  # numbers a pair from which adding tile by tile would mostly move the result
 EXPANDED_COLUMNS = 720  # of one product, at most: enough for the product to run at full speed
 
 
@@ -63,13 +65,16 @@ class PairTiles:
         """q (p, c), with this object's tiles as M."""
         out = x.new_empty(self.p, x.shape[1])
         rows = self._rows_at_a_time(x.shape[1])
-        space = x.new_empty(rows * (self._expansion if self.expand_weights else len(self.pairs)))
+        at_once = not self.expand_weights and self.p >= AT_ONCE_FROM
+        space = x.new_empty(rows * (len(self.pairs) if at_once else self._expansion))
         for i in range(0, x.shape[1], rows):
             part, target = x[:, i : i + rows], out[:, i : i + rows]
-            if self.expand_weights:
+            if at_once:
+                target.copy_(self.pairs.T @ self._all_pairs(part.contiguous(), space))
+            elif self.expand_weights and self.p >= BATCHED_FROM:
                 target.copy_(self._contracted(part.T.contiguous(), space).T)
             else:
-                target.copy_(self.pairs.T @ self._all_pairs(part.contiguous(), space))
+                self._contract(part.contiguous(), space, target)
         return out
 
     def _all_pairs(self, x: torch.Tensor, space: torch.Tensor) -> torch.Tensor:
@@ -81,8 +86,19 @@ class PairTiles:
             _expand(x[s:], x[s:e], piece.view(-1))
         return products
 
+    def _contract(self, x: torch.Tensor, space: torch.Tensor, target: torch.Tensor) -> None:
+        """target = Σ_a x_a (Σ_b x_b M[b, a]) of records x (d, c), as (p, c)."""
+        target.zero_()
+        for s, e, tile in self:
+            if not self.expand_weights:
+                target.addmm_(tile.view(-1, self.p).T, _expand(x[s:], x[s:e], space))
+                continue
+            half = space[: (e - s) * self.p * x.shape[1]].view(-1, x.shape[1])
+            torch.mm(tile.view(self.d - s, -1).T, x[s:], out=half)
+            target += half.view(e - s, self.p, -1).mul_(x[s:e].unsqueeze(1)).sum(0)
+
     def _contracted(self, x: torch.Tensor, space: torch.Tensor) -> torch.Tensor:
-        """Σ_a x_a (Σ_b x_b M[b, a]) of records x (c, d), as (c, p)."""
+        """The same of records x (c, d), as (c, p): a batched product, where p makes it worth while."""
         out = x.new_zeros(len(x), 1, self.p)
         for s, e, tile in self:
             half = space[: len(x) * (e - s) * self.p].view(len(x), -1)
@@ -92,8 +108,11 @@ class PairTiles:
 
     def _rows_at_a_time(self, count: int) -> int:
         """How many records to expand at a time."""
-        rows = EXPANDED_BYTES // (8 * self._expansion) // 64 * 64 if self.expand_weights else 1024
-        return max(1, min(max(rows, 128), 1024, count))
+        if self.expand_weights:
+            rows = EXPANDED_BYTES // (8 * self._expansion) // 64 * 64
+        else:
+            rows = 1024
+        return max(1, min(max(rows, 128), 2048, count))
 
     @property
     def _expansion(self) -> int:

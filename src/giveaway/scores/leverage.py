@@ -8,6 +8,7 @@ from giveaway.linalg.spectral import top_eigenvalue, top_singular_value
 from giveaway.scores.batch import Batch
 
 TINY = torch.finfo(torch.float64).tiny
+SMALLEST, LARGEST = 1e-145, 1e145
 
 
 def leverage(batch: Batch) -> torch.Tensor:
@@ -51,7 +52,15 @@ def _trace(batch: Batch, matrices: torch.Tensor) -> torch.Tensor:
 
 
 def _frobenius(batch: Batch, matrices: torch.Tensor) -> torch.Tensor:
-    # scaled, because heads that are very sure of their records have blocks whose squares leave float64
+    norms = _root_sum_of_squares(batch, matrices)
+    lost = (norms < SMALLEST) | (norms > LARGEST)
+    if not bool(lost.any()):
+        return norms
+    # heads that are very sure of their records have blocks whose squares leave float64
     scale = batch.per_group(matrices.abs().amax(dim=(0, 1))).amax(0).clamp_min(TINY)
-    scaled = matrices.view(*matrices.shape[:2], -1, len(scale)) / scale
-    return scale * scaled.square().sum(dim=(0, 1, 2)).sqrt()
+    scaled = matrices / scale.repeat(batch.blocks.per_group)
+    return torch.where(lost, scale * _root_sum_of_squares(batch, scaled), norms)
+
+
+def _root_sum_of_squares(batch: Batch, matrices: torch.Tensor) -> torch.Tensor:
+    return batch.per_group(matrices.square().sum(dim=(0, 1))).sum(0).sqrt()
