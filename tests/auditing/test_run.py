@@ -8,7 +8,7 @@ import torch
 from scipy.stats import spearmanr
 
 from giveaway import Head, audit
-from giveaway.auditing import batches, run
+from giveaway.auditing import batches, progress
 from giveaway.heads.optimum import refit
 from giveaway.scores.catalogue import CATALOGUE
 from tests import oracles
@@ -200,7 +200,7 @@ def test_a_person_with_too_many_records_is_refused(monkeypatch):
 
 @pytest.mark.parametrize("enabled", [True, False])
 def test_progress_is_plain_lines_where_stderr_is_no_terminal(monkeypatch, capsys, enabled):
-    monkeypatch.setattr(run, "SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
     audit(made_head("classes", l2=0.1), progress=enabled)
     captured = capsys.readouterr()
     lines = captured.err.splitlines()

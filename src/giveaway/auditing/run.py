@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +11,7 @@ import numpy as np
 from giveaway.auditing.batches import Portion, person_portions, record_portions
 from giveaway.auditing.duplicates import count_duplicates
 from giveaway.auditing.plan import Plan, plan
+from giveaway.auditing.progress import OnRows, progress_of
 from giveaway.evaluation.ranking import spearman
 from giveaway.heads.dense import DenseCurvature
 from giveaway.heads.optimum import gradient_sum
@@ -21,9 +19,6 @@ from giveaway.heads.optimum import refit as refit_head
 from giveaway.linalg.threads import in_threads
 from giveaway.records import Head, ScoreTable
 from giveaway.scores.catalogue import CATALOGUE
-
-OnRows = Callable[[int], Any]
-SECONDS_BETWEEN_LINES = 10.0
 
 
 def audit(
@@ -64,7 +59,7 @@ def audit(
         head = refit_head(head)
     curved = any(CATALOGUE[name].curvature for name in resolved.scores)
     compared = resolved.l2_sensitivity and head.l2 > 0
-    with _progress(head.n * (1 + int(curved) + 2 * int(compared)), enabled=progress) as on_rows:
+    with progress_of(head.n * (1 + int(curved) + 2 * int(compared)), enabled=progress) as on_rows:
         curvature = DenseCurvature(head, on_rows) if curved else None
         columns, attributes = _score(head, resolved, curvature, on_rows)
         sensitivity = None
@@ -147,41 +142,3 @@ def _optimum(head: Head) -> dict[str, Any]:
     relative = gradient_sum(head).relative
     note = "at its optimum" if relative < 1e-4 else "not at its optimum: consider converged=False or refit=True"
     return {"relative_gradient": relative, "note": note}
-
-
-@contextmanager
-def _progress(total: int, *, enabled: bool) -> Iterator[OnRows]:
-    """What to call with the number of rows just done."""
-    if not enabled:
-        yield lambda rows: None
-    elif not sys.stderr.isatty():
-        yield _one_at_a_time(_lines(total))
-    else:
-        from tqdm import tqdm  # audits run where only torch, NumPy, SciPy and scikit-learn are installed
-
-        with tqdm(total=total, unit="rec", desc="audit", file=sys.stderr, delay=1.0, leave=False) as bar:
-            yield _one_at_a_time(bar.update)
-
-
-def _one_at_a_time(on_rows: OnRows) -> OnRows:
-    """Threads report their rows as they finish them."""
-    lock = threading.Lock()
-
-    def locked(rows: int) -> None:
-        with lock:
-            on_rows(rows)
-
-    return locked
-
-
-def _lines(total: int) -> OnRows:
-    done, said = 0, time.monotonic()
-
-    def on_rows(rows: int) -> None:
-        nonlocal done, said
-        done += rows
-        if time.monotonic() - said >= SECONDS_BETWEEN_LINES:
-            said = time.monotonic()
-            print(f"audit: {100 * done // total} %", file=sys.stderr)
-
-    return on_rows

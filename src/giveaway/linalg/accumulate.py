@@ -108,10 +108,7 @@ class PairTiles:
 
     def _rows_at_a_time(self, count: int) -> int:
         """How many records to expand at a time."""
-        if self.expand_weights:
-            rows = EXPANDED_BYTES // (8 * self._expansion) // 64 * 64
-        else:
-            rows = 1024
+        rows = EXPANDED_BYTES // (8 * self._expansion) // 64 * 64 if self.expand_weights else 1024
         return max(1, min(max(rows, 128), 2048, count))
 
     @property

@@ -92,8 +92,8 @@ def _by_lanczos(matrices: torch.Tensor) -> torch.Tensor:
 def _lanczos_round(matrices: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Top Ritz value, an estimate of its error, and the Ritz vector, after LANCZOS_STEPS from v (Q, R).
 
-    Vectors are not kept orthogonal beyond the recurrence: what that loses shows as copies of converged Ritz values, which
-    close the gap but leave the residual small.
+    Vectors are not kept orthogonal beyond the recurrence: what that loses shows as copies of converged Ritz values,
+    which close the gap but leave the residual small.
     """
     basis = matrices.new_zeros(len(matrices), LANCZOS_STEPS, matrices.shape[1])
     small = matrices.new_zeros(len(matrices), LANCZOS_STEPS, LANCZOS_STEPS)

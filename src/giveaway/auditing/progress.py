@@ -1,0 +1,51 @@
+"""Progress of long work on stderr."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+OnRows = Callable[[int], Any]
+SECONDS_BETWEEN_LINES = 10.0
+
+
+@contextmanager
+def progress_of(total: int, *, enabled: bool) -> Iterator[OnRows]:
+    """What to call with the number of rows just done: a bar on a terminal, lines elsewhere, nothing unless enabled."""
+    if not enabled:
+        yield lambda rows: None
+    elif not sys.stderr.isatty():
+        yield _one_at_a_time(_lines(total))
+    else:
+        from tqdm import tqdm  # audits run where only torch, NumPy, SciPy and scikit-learn are installed
+
+        with tqdm(total=total, unit="rec", desc="audit", file=sys.stderr, delay=1.0, leave=False) as bar:
+            yield _one_at_a_time(bar.update)
+
+
+def _one_at_a_time(on_rows: OnRows) -> OnRows:
+    """Threads report their rows as they finish them."""
+    lock = threading.Lock()
+
+    def locked(rows: int) -> None:
+        with lock:
+            on_rows(rows)
+
+    return locked
+
+
+def _lines(total: int) -> OnRows:
+    done, said = 0, time.monotonic()
+
+    def on_rows(rows: int) -> None:
+        nonlocal done, said
+        done += rows
+        if time.monotonic() - said >= SECONDS_BETWEEN_LINES:
+            said = time.monotonic()
+            print(f"audit: {100 * done // total} %", file=sys.stderr)
+
+    return on_rows
