@@ -64,36 +64,36 @@ def person_portions(
 def _record_batches(
     head: Head, window: slice, size: int, curvature: DenseCurvature | None, drift: torch.Tensor | None
 ) -> Portion:
-    x = head.columns(window)
-    norms = torch.linalg.vector_norm(x, dim=0)
-    quadratics = None if curvature is None else curvature.quadratics(x)
+    quadratics = None if curvature is None else curvature.quadratics(head.columns(window))
     for start in range(window.start, window.stop, size):
         where = slice(start, min(start + size, window.stop))
         within = slice(start - window.start, where.stop - window.start)
         part = None if quadratics is None else quadratics[:, within]
-        yield where, _batch(head, where, norms[within].unsqueeze(1), curvature, part, drift)
+        yield where, _batch(head, where, 1, curvature, part, drift)
 
 
 def _person_batch(
     head: Head, where: np.ndarray, rows: torch.Tensor, curvature: DenseCurvature | None, drift: torch.Tensor | None
 ) -> Portion:
-    x = head.rows(rows.view(-1)).view(*rows.shape, -1)
-    quadratics = None if curvature is None else curvature.quadratics(x)
-    yield where, _batch(head, rows.view(-1), x.norm(dim=2), curvature, quadratics, drift)
+    flat = rows.view(-1)
+    quadratics = None
+    if curvature is not None:
+        quadratics = curvature.quadratics(head.rows(flat).view(*rows.shape, -1))
+    yield where, _batch(head, flat, rows.shape[1], curvature, quadratics, drift)
 
 
 def _batch(
     head: Head,
     rows: slice | torch.Tensor,
-    row_norms: torch.Tensor,
+    s: int,
     curvature: DenseCurvature | None,
     quadratics: torch.Tensor | None,
     drift: torch.Tensor | None,
 ) -> Batch:
-    """The groups of s consecutive `rows` each, with `row_norms` (N, s)."""
-    n, s = row_norms.shape
-    outputs = head.outputs[rows].to(torch.float64).view(n, s, head.m)
+    """The groups of s consecutive `rows` each."""
+    outputs = head.outputs[rows].to(torch.float64).view(-1, s, head.m)
     targets = targets_of(head, rows)
+    n = len(outputs)
     weight = outputs.new_ones(n, s) if head.sample_weight is None else head.sample_weight[rows].view(n, s)
 
     def make_blocks() -> Blocks:
@@ -106,7 +106,7 @@ def _batch(
         targets=targets.view(n, s, *targets.shape[1:]),
         sample_weight=weight,
         loss=loss_of(head),
-        row_norms=row_norms,
+        make_row_norms=lambda: head.row_norms(rows).view(n, s),
         make_x=lambda: head.rows(rows).view(n, s, -1),
         make_blocks=make_blocks,
         drift=drift,

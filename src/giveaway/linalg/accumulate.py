@@ -17,6 +17,7 @@ from giveaway.linalg.threads import in_threads
 
 EXPANDED_BYTES = 1_100_000  # of one expanded tile: it should stay in the cache until the product has read it
 BATCHED_FROM = 8  # numbers a pair from which a batched product contracts faster
+PAIRS_BYTES = 32_000_000  # of the expanded pairs of all tiles
 AT_ONCE_FROM = 512  # numbers a pair from which adding tile by tile would mostly move the result
 EXPANDED_COLUMNS = 720  # of one product, at most: enough for the product to run at full speed
 
@@ -65,11 +66,10 @@ class PairTiles:
         """q (p, c), with this object's tiles as M."""
         out = x.new_empty(self.p, x.shape[1])
         rows = self._rows_at_a_time(x.shape[1])
-        at_once = not self.expand_weights and self.p >= AT_ONCE_FROM
-        space = x.new_empty(rows * (len(self.pairs) if at_once else self._expansion))
+        space = x.new_empty(rows * (len(self.pairs) if self._at_once else self._expansion))
         for i in range(0, x.shape[1], rows):
             part, target = x[:, i : i + rows], out[:, i : i + rows]
-            if at_once:
+            if self._at_once:
                 target.copy_(self.pairs.T @ self._all_pairs(part.contiguous(), space))
             elif self.expand_weights and self.p >= BATCHED_FROM:
                 target.copy_(self._contracted(part.T.contiguous(), space).T)
@@ -80,9 +80,8 @@ class PairTiles:
     def _all_pairs(self, x: torch.Tensor, space: torch.Tensor) -> torch.Tensor:
         """Products of features, (pairs, c), in the order of the tiles."""
         products = space[: len(self.pairs) * x.shape[1]].view(-1, x.shape[1])
-        for (s, e), piece in zip(
-            self.edges, products.split([t.shape[0] * t.shape[1] for t in self.tiles]), strict=True
-        ):
+        sizes = [tile.shape[0] * tile.shape[1] for tile in self.tiles]
+        for (s, e), piece in zip(self.edges, products.split(sizes), strict=True):
             _expand(x[s:], x[s:e], piece.view(-1))
         return products
 
@@ -108,8 +107,16 @@ class PairTiles:
 
     def _rows_at_a_time(self, count: int) -> int:
         """How many records to expand at a time."""
-        rows = EXPANDED_BYTES // (8 * self._expansion) // 64 * 64 if self.expand_weights else 1024
-        return max(1, min(max(rows, 128), 2048, count))
+        rows = 1024
+        if self.expand_weights:
+            rows = min(2048, EXPANDED_BYTES // (8 * self._expansion) // 64 * 64)
+        elif self._at_once:
+            rows = min(1024, PAIRS_BYTES // (8 * len(self.pairs)) // 64 * 64)
+        return max(1, min(max(rows, 128), count))
+
+    @property
+    def _at_once(self) -> bool:
+        return not self.expand_weights and self.p >= AT_ONCE_FROM
 
     @property
     def _expansion(self) -> int:

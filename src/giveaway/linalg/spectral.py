@@ -23,23 +23,23 @@ def top_eigenvalue(matrices: torch.Tensor) -> torch.Tensor:
     """λ_max of symmetric positive semi-definite matrices (R, R, Q) → (Q,)."""
     if len(matrices) == 1:
         return matrices[0, 0].clone()
-    scale, batch = _scaled(matrices)
-    return scale * _top(batch)
+    # the largest entry stands on the diagonal
+    scale = matrices.diagonal(dim1=0, dim2=1).amax(1).clamp_min(TINY)
+    return scale * _top(_over(matrices, scale))
 
 
 def top_singular_value(matrices: torch.Tensor) -> torch.Tensor:
     """σ_max of square matrices (R, R, Q) → (Q,)."""
     if len(matrices) == 1:
         return matrices[0, 0].abs()
-    scale, batch = _scaled(matrices)
+    scale = torch.maximum(matrices.amax(dim=(0, 1)), -matrices.amin(dim=(0, 1))).clamp_min(TINY)
+    batch = _over(matrices, scale)
     return scale * _top(torch.bmm(batch, batch.mT)).sqrt()
 
 
-def _scaled(matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The largest entry of each matrix, and the matrices divided by it, as (Q, R, R)."""
-    batch = matrices.permute(2, 0, 1).clone(memory_format=torch.contiguous_format)
-    scale = torch.linalg.vector_norm(batch, ord=torch.inf, dim=(1, 2)).clamp_min(TINY)
-    return scale, batch.div_(scale[:, None, None])
+def _over(matrices: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """The matrices divided by `scale`, as (Q, R, R)."""
+    return (matrices / scale).permute(2, 0, 1).contiguous()
 
 
 def _top(matrices: torch.Tensor) -> torch.Tensor:

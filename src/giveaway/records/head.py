@@ -137,10 +137,11 @@ class Head:
 
     def rows(self, which: slice | torch.Tensor) -> torch.Tensor:
         """Rows of the design matrix in float64, the bias column last."""
-        block = self.features[which].to(torch.float64)
-        if not self.intercept:
-            return block
-        return torch.cat([block, block.new_ones(len(block), 1)], dim=1)
+        block = self.features[which]
+        out = torch.empty(len(block), self.width, dtype=torch.float64, device=block.device)
+        out[:, : block.shape[1]] = block
+        out[:, block.shape[1] :] = 1.0
+        return out
 
     def columns(self, which: slice) -> torch.Tensor:
         """The same rows as the columns of a contiguous (width, records) matrix."""
@@ -149,6 +150,11 @@ class Head:
         out[: block.shape[1]] = block.T.contiguous()  # converting while transposing would be slower
         out[block.shape[1] :] = 1.0
         return out
+
+    def row_norms(self, which: slice | torch.Tensor) -> torch.Tensor:
+        """‖x‖ of the rows of the design matrix."""
+        norms = torch.linalg.vector_norm(self.features[which].to(torch.float64), dim=1)
+        return torch.hypot(norms, torch.ones_like(norms)) if self.intercept else norms
 
     def parameters(self) -> torch.Tensor:
         """θ as (width, m) in float64; an error where the head was built without its weights."""

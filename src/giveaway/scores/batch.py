@@ -14,18 +14,18 @@ from giveaway.heads.losses import Loss
 
 @dataclass(frozen=True)
 class Batch:
-    """N groups of s records: outputs (N, s, m), targets, sample weights and norms of the design rows
-    (N, s).
+    """N groups of s records: outputs (N, s, m), targets, sample weights (N, s).
 
-    `make_x` and `make_blocks` give the design rows and the leverage blocks when a score first asks for them. `drift`
-    (d, m) is H⁻¹G, the step that the whole head still has to take; None where the head is taken as converged.
+    `make_x`, `make_row_norms` and `make_blocks` give the design rows, their norms and the leverage blocks when a score
+    first asks for them. `drift` (d, m) is H⁻¹G, the step that the whole head still has to take; None where the head is
+    taken as converged.
     """
 
     outputs: torch.Tensor
     targets: torch.Tensor
     sample_weight: torch.Tensor
     loss: Loss
-    row_norms: torch.Tensor
+    make_row_norms: Callable[[], torch.Tensor]
     make_x: Callable[[], torch.Tensor]
     make_blocks: Callable[[], Blocks]
     drift: torch.Tensor | None = None
@@ -34,6 +34,11 @@ class Batch:
     def x(self) -> torch.Tensor:
         """Design rows (N, s, d)."""
         return self.make_x()
+
+    @cached_property
+    def row_norms(self) -> torch.Tensor:
+        """Norms of the design rows (N, s)."""
+        return self.make_row_norms()
 
     @cached_property
     def blocks(self) -> Blocks:
