@@ -176,14 +176,20 @@ def test_one_score_alone_equals_that_score_among_all(kind):
         np.testing.assert_array_equal(audit(head, scores=[name])[name], together[name])
 
 
+@pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("grouped", [False, True])
-def test_scores_do_not_depend_on_how_records_are_batched(monkeypatch, grouped):
+def test_scores_do_not_depend_on_batches_and_threads(monkeypatch, grouped, threads):
     groups = np.random.default_rng(0).integers(0, 12, 60) if grouped else None
     head = made_head("classes", l2=0.1, groups=groups)
     whole = audit(head)
     monkeypatch.setattr(batches, "WINDOW", 7)
     monkeypatch.setattr(batches, "BLOCK_BYTES", 3 * 8 * 25)
-    parts = audit(head)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        parts = audit(head)
+    finally:
+        torch.set_num_threads(before)
     for name in whole.columns:
         np.testing.assert_allclose(parts[name], whole[name], rtol=1e-11)
 

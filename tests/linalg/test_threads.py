@@ -60,3 +60,9 @@ def test_items_are_made_as_they_are_needed(threads):
     in_threads(work, items(), CPU)
     assert waiting == 0
     assert most <= 2 * threads + 1
+
+
+def test_operations_inside_stay_on_one_thread(threads):
+    inside = set()
+    in_threads(lambda _: inside.add(torch.get_num_threads()), range(20), CPU)
+    assert inside == {1}
