@@ -3,7 +3,8 @@
 For each setting a fresh process builds a multinomial head, then audits it (every head column; without the comparison of
 penalties, which audits again) a few times, each time between two timings of a float64 matrix product. Printed and
 saved are CPU seconds of all threads, peak memory above what was resident after imports and loading, and
-F / CPU seconds relative to the rate of the product, with F = n·d(d+1)·r(r+1) + P³ as docs/notation.md counts it. One
+F / CPU seconds relative to the rate of the product, with F = n·d(d+1)·r(r+1) + P³ as docs/notation.md counts it. The
+same share is given of the two stages that hold most of F, the sums and the forms, which no other stage can raise. One
 thread by default: CPU seconds are then work and not waiting.
 
     python benchmarks/head_speed.py [--threads 1] [--repeats 5] [--only B] [--out benchmarks/results/head_speed.json]
@@ -26,6 +27,7 @@ import torch
 from threadpoolctl import threadpool_limits
 
 import giveaway as ga
+from giveaway.linalg.accumulate import PairTiles
 
 SETTINGS = {  # records, features, classes
     "A": (5_000, 64, 10),
@@ -34,6 +36,7 @@ SETTINGS = {  # records, features, classes
     "CIFAR-10": (25_000, 128, 10),
 }
 GEMM_SIZE = 2048
+ROWS = 2048
 
 
 def measure(setting: str, repeats: int, threads: int) -> dict:
@@ -70,9 +73,26 @@ def measure(setting: str, repeats: int, threads: int) -> dict:
         "share_of_gemm_rate": [round(share, 3) for share in shares],
         "median_share": round(statistics.median(shares), 3),
         "best_share": round(max(shares), 3),
+        **stage_shares(head, width, r * (r + 1) // 2),
         "peak_megabytes": round(peak / 1e6, 1),
         "allowed_megabytes": round((2 * size**2 * 8 + 100e6) / 1e6, 1),
     }
+
+
+def stage_shares(head: ga.Head, d: int, p: int) -> dict:
+    """The best share of the product's rate that the curvature sums and the quadratic forms reach by themselves."""
+    x = head.columns(slice(0, ROWS))
+    v = torch.rand(p, x.shape[1], dtype=torch.float64)
+    tiles = PairTiles(d, p)
+    operations = x.shape[1] * d * (d + 1) * p
+    shares: dict[str, list[float]] = {"sums_share": [], "forms_share": []}
+    for _ in range(5):
+        for name, stage in (("sums_share", lambda: tiles.add(x, v)), ("forms_share", lambda: tiles.forms(x))):
+            rate = gemm_rate()
+            began = time.process_time()
+            stage()
+            shares[name].append(operations / (time.process_time() - began) / rate)
+    return {name: round(max(values), 3) for name, values in shares.items()}
 
 
 def made_head(n: int, d: int, m: int) -> ga.Head:
@@ -128,7 +148,7 @@ def main() -> None:
         print(json.dumps(measure(arguments.in_this_process, arguments.repeats, arguments.threads)))
         return
     results = []
-    print("setting    CPU s (median)   share of GEMM rate (median, best)   peak MB (allowed)")
+    print("setting    CPU s (median)   share of GEMM rate (median, best; sums, forms)   peak MB (allowed)")
     for setting in [arguments.only] if arguments.only else SETTINGS:
         command = [sys.executable, __file__, "--in-this-process", setting]
         command += ["--repeats", str(arguments.repeats), "--threads", str(arguments.threads)]
@@ -138,7 +158,8 @@ def main() -> None:
         results.append(result)
         print(
             f"{setting:10s} {statistics.median(result['cpu_seconds']):14.2f}   {result['median_share']:18.2f} "
-            f"{result['best_share']:6.2f}  {result['peak_megabytes']:17.0f} ({result['allowed_megabytes']:.0f})",
+            f"{result['best_share']:6.2f} {result['sums_share']:7.2f} {result['forms_share']:6.2f} "
+            f"{result['peak_megabytes']:16.0f} ({result['allowed_megabytes']:.0f})",
             flush=True,
         )
     if not arguments.only:

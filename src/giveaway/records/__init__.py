@@ -2,5 +2,6 @@
 
 from giveaway.records.head import Head, infer_loss
 from giveaway.records.score_table import ScoreTable
+from giveaway.records.signals import Signals
 
-__all__ = ["Head", "ScoreTable", "infer_loss"]
+__all__ = ["Head", "ScoreTable", "Signals", "infer_loss"]

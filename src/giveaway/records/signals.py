@@ -1,0 +1,209 @@
+"""Signals: what many models say of the same records, and which of the records each was trained on."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.special import expit, log_softmax, logsumexp, softmax
+
+from giveaway.checks import check_choice, fail
+from giveaway.files import private_folder, write_atomically, write_json
+
+KINDS = ("logits", "probabilities", "phi", "squared_error")
+VECTORS = ("logits", "probabilities")
+ARRAYS = ("values", "members", "labels", "population", "population_labels")
+MARKER = "signals.json"
+BLOCK_NUMBERS = 4_000_000
+SMALLEST_ERROR = 1e-30  # below it a squared error's logarithm says nothing
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Signals:
+    """Signals of M models on N records.
+
+    Parameters
+    ----------
+    values : (M, N), or (M, N, Q) with Q queries a record; with a last axis of classes for "logits" and
+        "probabilities". float16 to float64, NumPy or memory-mapped; read a block of records at a time.
+    members : (M, N) of bool: was the record in the model's training set?
+    kind : "logits", "probabilities", "phi" (log p_y − log(1 − p_y) of the true label) or "squared_error".
+    labels : (N,) class indices; needed for logits and probabilities.
+    population : the same models' signals on Z other points, (M, Z) and so on; population_labels : (Z,).
+
+    Examples
+    --------
+    >>> phi = np.array([[2.0, -1.0], [0.5, 3.0]])
+    >>> Signals(phi, members=phi > 1, kind="phi")
+    Signals(models=2, records=2, queries=1, kind='phi')
+    """
+
+    values: np.ndarray
+    members: np.ndarray
+    kind: str
+    labels: np.ndarray | None = None
+    population: np.ndarray | None = None
+    population_labels: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("kind", self.kind, KINDS)
+        set_field = object.__setattr__
+        values = _checked_values("values", self.values, self.kind)
+        set_field(self, "values", values)
+        members = np.asarray(self.members)
+        if members.shape != values.shape[:2] or (members.dtype != bool and not np.isin(members, (0, 1)).all()):
+            expected = f"0/1 or bool of shape {values.shape[:2]}, (models, records)"
+            raise fail("members", expected, f"{members.dtype} of shape {members.shape}", "align it with values")
+        set_field(self, "members", members.astype(bool))
+        set_field(self, "labels", _checked_labels("labels", self.labels, values, self.kind))
+        if self.population is not None:
+            population = _checked_values("population", self.population, self.kind)
+            if population.shape[0] != values.shape[0] or population.shape[2:] != values.shape[2:]:
+                expected = f"shape ({values.shape[0]}, points, {', '.join(map(str, values.shape[2:]))})"
+                raise fail("population", expected, f"shape {population.shape}", "take it from the same models")
+            set_field(self, "population", population)
+            known = _checked_labels("population_labels", self.population_labels, population, self.kind)
+            set_field(self, "population_labels", known)
+
+    @property
+    def models(self) -> int:
+        """M."""
+        return self.values.shape[0]
+
+    @property
+    def records(self) -> int:
+        """N."""
+        return self.values.shape[1]
+
+    @property
+    def queries(self) -> int:
+        """Q."""
+        return self.values.shape[2]
+
+    def __repr__(self) -> str:
+        return f"Signals(models={self.models}, records={self.records}, queries={self.queries}, kind={self.kind!r})"
+
+    def blocks(self) -> Iterator[slice]:
+        """The records in slices whose float64 values stay in a few tens of MB."""
+        size = max(1, BLOCK_NUMBERS // max(1, self.values[:, :1].size))
+        for start in range(0, self.records, size):
+            yield slice(start, min(start + size, self.records))
+
+    def statistic(self, which: slice | np.ndarray = slice(None)) -> np.ndarray:
+        """What LiRA looks at, (M, n, Q) in float64, high for a member: φ, or minus the log of the squared error."""
+        values = np.asarray(self.values[:, which], dtype=np.float64)
+        if self.kind == "phi":
+            return values
+        if self.kind == "squared_error":
+            return -np.log(np.maximum(values, SMALLEST_ERROR))
+        assert self.labels is not None
+        logits = values if self.kind == "logits" else np.log(np.maximum(values, np.finfo(np.float64).tiny))
+        own, others = _own_and_others(logits, self.labels[which])
+        return own - logsumexp(others, axis=-1)
+
+    def confidence(
+        self, which: slice | np.ndarray = slice(None), *, temperature: float = 1.0, of_population: bool = False
+    ) -> np.ndarray:
+        """The probability of the true label, (M, n, Q) in float64; of the population's points if asked."""
+        stored = self.population if of_population else self.values
+        labels = self.population_labels if of_population else self.labels
+        if stored is None:
+            raise fail("population", "signals on population points", "none", "pass population= to Signals")
+        if temperature != 1.0 and self.kind != "logits":
+            raise fail("temperature", "1 unless signals are logits", f"{temperature} with {self.kind}", "store logits")
+        values = np.asarray(stored[:, which], dtype=np.float64)
+        if self.kind == "phi":
+            return expit(values)
+        if self.kind == "squared_error":
+            raise fail("signals", "signals of classes", "squared errors", "use an attack that takes them, as lira")
+        assert labels is not None
+        p = softmax(values / temperature, axis=-1) if self.kind == "logits" else values
+        return _at(p, labels[which])
+
+    def distribution(self, which: slice | np.ndarray = slice(None)) -> np.ndarray:
+        """Probabilities of all classes, (M, n, Q, C) in float64."""
+        if self.kind not in VECTORS:
+            raise fail("signals", "logits or probabilities", self.kind, "store the whole prediction")
+        values = np.asarray(self.values[:, which], dtype=np.float64)
+        return np.exp(log_softmax(values, axis=-1)) if self.kind == "logits" else values
+
+    def of_models(self, which: slice | np.ndarray) -> Signals:
+        """The same records seen by some of the models."""
+        population = None if self.population is None else self.population[which]
+        return replace(self, values=self.values[which], members=self.members[which], population=population)
+
+    def of_records(self, which: slice | np.ndarray) -> Signals:
+        """Some of the records, seen by the same models."""
+        labels = None if self.labels is None else self.labels[which]
+        return replace(self, values=self.values[:, which], members=self.members[:, which], labels=labels)
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write one .npy an array, which `load` maps into memory, and signals.json; no pickle."""
+        path = private_folder(folder)
+        stored = {name: getattr(self, name) for name in ARRAYS if getattr(self, name) is not None}
+        for name, array in stored.items():
+            write_atomically(path / f"{name}.npy", partial(np.save, arr=array, allow_pickle=False))
+        write_json(path / MARKER, {"kind": self.kind, "arrays": list(stored)})
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> Signals:
+        """What `save` wrote, memory-mapped."""
+        path = Path(folder)
+        try:
+            stored = json.loads((path / MARKER).read_text(encoding="utf-8"))
+            arrays: dict[str, Any] = {
+                name: np.load(path / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in stored["arrays"]
+            }
+            return cls(**arrays, kind=stored["kind"])
+        except (OSError, EOFError, KeyError, TypeError, json.JSONDecodeError) as error:
+            raise fail("signals", "a folder written by Signals.save", str(path), "check the path") from error
+
+
+def _checked_values(argument: str, array: np.ndarray, kind: str) -> np.ndarray:
+    values = array if isinstance(array, np.ndarray) else np.asarray(array)
+    scalar_axes = values.ndim - (kind in VECTORS)
+    if values.dtype.kind != "f":
+        raise fail(argument, "floating-point numbers", f"dtype {values.dtype}", "convert them")
+    if scalar_axes not in (2, 3):
+        shape = "(models, records) or (models, records, queries)" + (", then classes" if kind in VECTORS else "")
+        raise fail(argument, f"shape {shape}", f"shape {values.shape}", f"kind is {kind!r}")
+    if 0 in values.shape:
+        raise fail(argument, "at least one model, record and query", f"shape {values.shape}", "pass the signals")
+    for model in range(values.shape[0]):
+        if not np.isfinite(values[model].sum(dtype=np.float64)) and not np.isfinite(values[model]).all():
+            raise fail(argument, "finite numbers", f"NaN or infinity in model {model}", "drop or repair that model")
+    return values if scalar_axes == 3 else np.expand_dims(values, 2)
+
+
+def _checked_labels(argument: str, labels: Any, values: np.ndarray, kind: str) -> np.ndarray | None:
+    if labels is None:
+        if kind in VECTORS:
+            raise fail(argument, "a class index a record", "none", f"signals of kind {kind!r} need labels")
+        return None
+    known = np.asarray(labels)
+    if known.shape != (values.shape[1],) or known.dtype.kind not in "iu":
+        expected = f"{values.shape[1]} class indices"
+        raise fail(argument, expected, f"{known.dtype} of shape {known.shape}", "align them with the records")
+    known = known.astype(np.int64)
+    if kind in VECTORS and not ((known >= 0) & (known < values.shape[-1])).all():
+        raise fail(argument, f"classes 0 to {values.shape[-1] - 1}", "others", "number the classes from 0")
+    return known
+
+
+def _at(values: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """values[m, i, q, labels[i]]."""
+    index = np.broadcast_to(labels[None, :, None, None], (*values.shape[:3], 1))
+    return np.take_along_axis(values, index, axis=-1)[..., 0]
+
+
+def _own_and_others(values: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    own = _at(values, labels)
+    others = values.copy()
+    np.put_along_axis(others, np.broadcast_to(labels[None, :, None, None], (*values.shape[:3], 1)), -np.inf, axis=-1)
+    return own, others
