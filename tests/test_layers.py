@@ -18,7 +18,7 @@ LAYERS = [
     {"files"},
     {"records"},
     {"linalg"},
-    {"extract", "heads"},
+    {"extract", "heads", "attacks"},
     {"scores", "evaluation"},
     {"auditing"},
     {"reporting"},

@@ -6,11 +6,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from giveaway import evaluation
+    from giveaway import attacks, evaluation
     from giveaway.auditing.run import audit
     from giveaway.checks import InputError
     from giveaway.extract import from_sklearn, from_torch
-    from giveaway.records import Head, ScoreTable
+    from giveaway.records import Head, ScoreTable, Signals
     from giveaway.reporting.html import report
 
 __version__ = "0.1.0"
@@ -19,6 +19,8 @@ _HOMES = {
     "Head": "giveaway.records",
     "InputError": "giveaway.checks",
     "ScoreTable": "giveaway.records",
+    "Signals": "giveaway.records",
+    "attacks": "giveaway.attacks",
     "audit": "giveaway.auditing.run",
     "evaluation": "giveaway.evaluation",
     "from_sklearn": "giveaway.extract",
@@ -30,6 +32,8 @@ __all__ = [
     "Head",
     "InputError",
     "ScoreTable",
+    "Signals",
+    "attacks",
     "audit",
     "evaluation",
     "from_sklearn",

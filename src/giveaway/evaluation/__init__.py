@@ -1,5 +1,22 @@
-"""How well a ranking finds what a truth finds."""
+"""How well a ranking finds what a truth finds, and what an attack achieves."""
 
+from giveaway.evaluation.attack_success import EffectSizes, effect_sizes, success_at, success_rate
+from giveaway.evaluation.defensible_count import DefensibleCount, defensible_count
 from giveaway.evaluation.ranking import recall_at, spearman
+from giveaway.evaluation.roc import AttackSummary, summarize
+from giveaway.evaluation.worth import ShadowCurve, shadow_curve
 
-__all__ = ["recall_at", "spearman"]
+__all__ = [
+    "AttackSummary",
+    "DefensibleCount",
+    "EffectSizes",
+    "ShadowCurve",
+    "defensible_count",
+    "effect_sizes",
+    "recall_at",
+    "shadow_curve",
+    "spearman",
+    "success_at",
+    "success_rate",
+    "summarize",
+]

@@ -1,0 +1,184 @@
+"""LiRA, the likelihood-ratio attack (Carlini et al. 2022): is a model's φ on a record more like that of models trained
+with it, or without it?
+
+Variants carry names that say what they are. With μ and σ of the reference models' statistic, IN and OUT:
+
+mode      `online` log N(φ; μ_in, σ_in) − log N(φ; μ_out, σ_out), `offline_onesided` −log Pr[N(μ_out, σ_out) > φ],
+          `offline_twosided` −log N(φ; μ_out, σ_out)
+variance  `per_record` over each record's own references, `global_residual` pooled around every record's centre,
+          `global_total` pooled around the mean of all; IN and OUT each from their own data
+centre    `median` (the reference implementation) or `mean`
+
+Standard deviations divide by the count. Several queries: the mean of their scores.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import log_ndtr
+
+from giveaway.attacks.result import AttackScores, check_same_records
+from giveaway.checks import check_choice, fail
+from giveaway.records import Signals
+
+MODES = ("online", "offline_onesided", "offline_twosided")
+VARIANCES = ("per_record", "global_residual", "global_total")
+CENTRES = ("median", "mean")
+FLOOR = 1e-30  # added to every standard deviation, as in the reference implementation
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Of the models on one side of the split: their number (n, 1), mean and variance of the statistic (n, Q)."""
+
+    count: np.ndarray
+    mean: np.ndarray
+    variance: np.ndarray
+
+
+def lira(
+    targets: Signals,
+    references: Signals,
+    *,
+    mode: str = "online",
+    variance: str = "per_record",
+    centre: str = "median",
+) -> AttackScores:
+    """The attack on every record of every target model, from reference models that are none of the targets.
+
+    Scores of mode "online" are log-likelihood ratios: above 0 means that "member" is the likelier.
+
+    Examples
+    --------
+    >>> phi = np.array([[4.0], [5.0], [0.0], [1.0]])
+    >>> seen = Signals(phi, members=phi > 3, kind="phi")
+    >>> lira(Signals(np.array([[5.5]]), np.array([[True]]), kind="phi"), seen, centre="mean").scores
+    array([[48.]])
+    """
+    _check_options(mode, variance, centre)
+    check_same_records(targets, references)
+    _check_counts(references, both=mode == "online", least=2)
+    pooled = None if variance == "per_record" else _pooled_deviations(references, variance, centre)
+    scores = np.empty(targets.members.shape)
+    for part in targets.blocks():
+        phi = references.statistic(part)
+        sides = []
+        for side, mask in enumerate((references.members[:, part], ~references.members[:, part])):
+            middle = _centre(phi, mask, centre)
+            deviation = np.sqrt(moments(phi, mask).variance) if pooled is None else np.full_like(middle, pooled[side])
+            sides.append((middle, deviation + FLOOR))
+        scores[:, part] = _score(targets.statistic(part), sides[0], sides[1], mode).mean(axis=2)
+    return AttackScores("lira", scores, targets.members, {"mode": mode, "variance": variance, "centre": centre})
+
+
+def lira_within(
+    models: Signals,
+    *,
+    mode: str = "online",
+    variance: str = "per_record",
+    centre: str = "mean",
+    leave_out: bool = True,
+) -> AttackScores:
+    """The attack on each of the models with the others as its references.
+
+    leave_out=False keeps a model's own signals among its references, which flatters the attack; it is what a success
+    rate "over the reference models" usually means.
+    """
+    options = {"mode": mode, "variance": variance, "centre": centre, "leave_out": leave_out}
+    if not leave_out:
+        plain = lira(models, models, mode=mode, variance=variance, centre=centre)
+        return AttackScores("lira", plain.scores, models.members, options)
+    _check_options(mode, variance, centre)
+    _check_counts(models, both=mode == "online", least=3)
+    if variance == "per_record" and centre == "mean":
+        return AttackScores("lira", _within_by_moments(models, mode), models.members, options)
+    scores = np.empty(models.members.shape)
+    for model in range(models.models):
+        others = models.of_models(np.delete(np.arange(models.models), model))
+        own = models.of_models(slice(model, model + 1))
+        scores[model] = lira(own, others, mode=mode, variance=variance, centre=centre).scores[0]
+    return AttackScores("lira", scores, models.members, options)
+
+
+def moments(phi: np.ndarray, mask: np.ndarray) -> Moments:
+    """Moments of phi (M, n, Q) over the models in mask (M, n)."""
+    weight = mask[:, :, None].astype(np.float64)
+    count = weight.sum(0)
+    mean = (phi * weight).sum(0) / np.maximum(count, 1)
+    variance = ((phi - mean) ** 2 * weight).sum(0) / np.maximum(count, 1)
+    return Moments(count, mean, variance)
+
+
+def _within_by_moments(models: Signals, mode: str) -> np.ndarray:
+    """Each model against the moments of the others, which follow from those of all."""
+    scores = np.empty(models.members.shape)
+    for part in models.blocks():
+        phi, members = models.statistic(part), models.members[:, part]
+        sides = []
+        for mask in (members, ~members):
+            all_of_them = moments(phi, mask)
+            own = mask[:, :, None]
+            rest = all_of_them.count - own
+            away = phi - all_of_them.mean
+            mean = all_of_them.mean - own * away / rest
+            variance = all_of_them.count / rest * (all_of_them.variance - own * away**2 / rest)
+            deviation = np.sqrt(np.maximum(np.where(own, variance, all_of_them.variance), 0.0))
+            sides.append((mean, deviation + FLOOR))
+        scores[:, part] = _score(phi, sides[0], sides[1], mode).mean(axis=2)
+    return scores
+
+
+def _score(
+    phi: np.ndarray, inside: tuple[np.ndarray, np.ndarray], outside: tuple[np.ndarray, np.ndarray], mode: str
+) -> np.ndarray:
+    away = (phi - outside[0]) / outside[1]
+    if mode == "offline_onesided":
+        return -log_ndtr(-away)
+    unlike_outside = 0.5 * away**2 + np.log(outside[1])
+    if mode == "offline_twosided":
+        return unlike_outside + 0.5 * np.log(2 * np.pi)
+    return unlike_outside - 0.5 * ((phi - inside[0]) / inside[1]) ** 2 - np.log(inside[1])
+
+
+def _centre(phi: np.ndarray, mask: np.ndarray, centre: str) -> np.ndarray:
+    if centre == "mean":
+        return moments(phi, mask).mean
+    ordered = np.sort(np.where(mask[:, :, None], phi, np.inf), axis=0)
+    count = mask.sum(0)[None, :, None]
+    low, high = (np.take_along_axis(ordered, np.maximum(at, 0), axis=0)[0] for at in ((count - 1) // 2, count // 2))
+    return 0.5 * (low + high)
+
+
+def _pooled_deviations(references: Signals, variance: str, centre: str) -> tuple[float, float]:
+    """One standard deviation for all records: IN and OUT."""
+    squares, total, count = np.zeros(2), np.zeros(2), np.zeros(2)
+    for part in references.blocks():
+        phi = references.statistic(part)
+        for side, mask in enumerate((references.members[:, part], ~references.members[:, part])):
+            away = phi - _centre(phi, mask, centre) if variance == "global_residual" else phi
+            chosen = away[mask]
+            squares[side] += float((chosen**2).sum())
+            total[side] += float(chosen.sum())
+            count[side] += chosen.size
+    spread = squares / np.maximum(count, 1) - (total / np.maximum(count, 1)) ** 2
+    inside, outside = np.sqrt(np.maximum(spread, 0.0))
+    return float(inside), float(outside)
+
+
+def _check_options(mode: str, variance: str, centre: str) -> None:
+    check_choice("mode", mode, MODES)
+    check_choice("variance", variance, VARIANCES)
+    check_choice("centre", centre, CENTRES)
+
+
+def _check_counts(references: Signals, *, both: bool, least: int) -> None:
+    without = references.models - references.members.sum(0)
+    fewest = np.minimum(without, references.members.sum(0)) if both else without
+    if int(fewest.min()) < least:
+        row = int(fewest.argmin())
+        sides = "with and without" if both else "without"
+        raise fail(
+            "references", f"at least {least} models {sides} every record", f"{fewest[row]} at row {row}", "add models"
+        )

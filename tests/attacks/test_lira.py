@@ -1,0 +1,136 @@
+"""LiRA against the definition written out, and against known laws."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import norm
+
+from giveaway.attacks.lira import CENTRES, MODES, VARIANCES, lira, lira_within
+from giveaway.evaluation import success_rate
+from giveaway.records import Signals
+
+
+def made(models: int, records: int, queries: int, seed: int, leak: float = 1.0) -> Signals:
+    """Every record has at least three models on either side."""
+    rng = np.random.default_rng(seed)
+    half = np.arange(models) < models // 2
+    members = np.stack([rng.permutation(half) for _ in range(records)], axis=1)
+    difficulty = rng.normal(size=(1, records, 1))
+    phi = difficulty + leak * members[:, :, None] + rng.gamma(2.0, size=(models, records, queries))
+    return Signals(phi, members, "phi")
+
+
+def by_loops(targets: Signals, references: Signals, mode: str, variance: str, centre: str) -> np.ndarray:
+    """The definition, a record and a query at a time."""
+    middle = {"median": np.median, "mean": np.mean}[centre]
+    phi, members = references.values, references.members
+    entries: tuple[list, list] = ([], [])
+    residuals: tuple[list, list] = ([], [])
+    for i in range(references.records):
+        for q in range(references.queries):
+            for side in (0, 1):
+                own = phi[members[:, i] == (side == 0), i, q]
+                entries[side].extend(own)
+                residuals[side].extend(own - middle(own))
+    scores = np.zeros(targets.members.shape)
+    for t in range(targets.models):
+        for i in range(targets.records):
+            for q in range(targets.queries):
+                value = targets.values[t, i, q]
+                sides = []
+                for side in (0, 1):
+                    own = phi[members[:, i] == (side == 0), i, q]
+                    spread = {
+                        "per_record": np.std(own),
+                        "global_residual": np.std(residuals[side]),
+                        "global_total": np.std(entries[side]),
+                    }[variance]
+                    sides.append((middle(own), spread + 1e-30))
+                outside = norm.logpdf(value, *sides[1])
+                scores[t, i] += {
+                    "online": norm.logpdf(value, *sides[0]) - outside,
+                    "offline_onesided": -norm.logsf(value, *sides[1]),
+                    "offline_twosided": -outside,
+                }[mode] / targets.queries
+    return scores
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("variance", VARIANCES)
+@pytest.mark.parametrize("centre", CENTRES)
+@pytest.mark.parametrize("models", [8, 9])
+def test_every_variant_is_its_definition(mode, variance, centre, models, monkeypatch):
+    monkeypatch.setattr("giveaway.records.signals.BLOCK_NUMBERS", models * 2 * 3)
+    signals = made(models + 3, 7, 2, seed=models)
+    targets, references = signals.of_models(slice(0, 3)), signals.of_models(slice(3, None))
+    found = lira(targets, references, mode=mode, variance=variance, centre=centre)
+    expected = by_loops(targets, references, mode, variance, centre)
+    np.testing.assert_allclose(found.scores, expected, rtol=1e-9, atol=1e-9)
+    np.testing.assert_array_equal(found.members, targets.members)
+
+
+def test_a_case_worked_by_hand():
+    """IN {2, 4, 9}: median 4, σ = √(26/3); OUT {−1, 0, 4}: median 0, σ = √(14/3)."""
+    phi = np.array([[2.0], [4.0], [9.0], [-1.0], [0.0], [4.0]])
+    references = Signals(phi, np.arange(6)[:, None] < 3, "phi")
+    target = Signals(np.array([[3.0]]), np.array([[True]]), "phi")
+    expected = (-0.5 * 1 / (26 / 3) - 0.5 * np.log(26 / 3)) - (-0.5 * 9 / (14 / 3) - 0.5 * np.log(14 / 3))
+    np.testing.assert_allclose(lira(target, references).scores, [[expected]], rtol=1e-12)
+    assert expected == pytest.approx(0.5970738, abs=1e-7)
+
+
+@pytest.mark.parametrize("variance", VARIANCES)
+@pytest.mark.parametrize("centre", CENTRES)
+@pytest.mark.parametrize("mode", MODES)
+def test_leaving_a_model_out_of_its_own_statistics(mode, variance, centre):
+    signals = made(10, 6, 2, seed=1)
+    found = lira_within(signals, mode=mode, variance=variance, centre=centre)
+    for model in range(10):
+        others = signals.of_models(np.delete(np.arange(10), model))
+        own = signals.of_models(slice(model, model + 1))
+        expected = lira(own, others, mode=mode, variance=variance, centre=centre).scores[0]
+        np.testing.assert_allclose(found.scores[model], expected, rtol=1e-9, atol=1e-9)
+
+
+def test_success_follows_the_effect_size():
+    """φ normal with equal variances: the likelihood ratio is right with probability Φ(effect/2)."""
+    rng = np.random.default_rng(0)
+    members = np.stack([rng.permutation(np.arange(400) < 200) for _ in range(300)], axis=1)
+    for effect in (0.0, 1.0, 2.5):
+        phi = rng.normal(size=members.shape) + effect * members
+        rate = success_rate(lira_within(Signals(phi, members, "phi"))).mean()
+        assert rate == pytest.approx(norm.cdf(effect / 2), abs=0.006)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    models=st.integers(8, 12),
+    records=st.integers(1, 9),
+    queries=st.integers(1, 3),
+    seed=st.integers(0, 99),
+    mode=st.sampled_from(MODES),
+    dtype=st.sampled_from([np.float16, np.float32, np.float64]),
+)
+def test_permuting_models_or_records_permutes_the_result(models, records, queries, seed, mode, dtype):
+    rng = np.random.default_rng(seed)
+    made_ones = made(models, records, queries, seed)
+    signals = Signals(made_ones.values.astype(dtype), made_ones.members, "phi")
+    by_model, by_record = rng.permutation(models), rng.permutation(records)
+    whole = lira_within(signals, mode=mode).scores
+    permuted = lira_within(signals.of_models(by_model).of_records(by_record), mode=mode).scores
+    np.testing.assert_allclose(permuted, whole[by_model][:, by_record], rtol=1e-7, atol=1e-7)
+
+
+def test_what_is_refused():
+    signals = made(8, 3, 1, seed=0)
+    with pytest.raises(ValueError, match="mode: expected a known name, got 'offline'; did you mean"):
+        lira(signals, signals, mode="offline")
+    with pytest.raises(ValueError, match="references: expected signals on the records of"):
+        lira(signals, made(8, 4, 1, seed=0))
+    lone = Signals(signals.values, np.arange(8)[:, None] < np.array([[4, 1, 4]]), "phi")
+    with pytest.raises(ValueError, match="at least 2 models with and without every record, got 1 at row 1; add models"):
+        lira(lone, lone)
+    lira(lone, lone, mode="offline_onesided")

@@ -1,0 +1,176 @@
+"""Effect sizes, success rates, ROC figures and counts against direct computation, known laws and measured truth."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import nct
+from sklearn.metrics import roc_auc_score, roc_curve
+
+from giveaway.attacks.lira import lira_within
+from giveaway.attacks.result import AttackScores
+from giveaway.evaluation import defensible_count, effect_sizes, shadow_curve, success_at, success_rate, summarize
+from giveaway.evaluation.defensible_count import benjamini_hochberg
+from giveaway.evaluation.worth import ShadowCurve
+from giveaway.records import Signals
+
+SETS = {"bloodmnist": "bloodmnist_cnn_signals", "cifar10": "cifar10_cnn_signals_10k"}
+
+
+def measured(shared: Path, name: str) -> tuple[Signals, dict[str, np.ndarray]]:
+    """The 216 models of a set, and what is known of the same records."""
+    stored = np.load(shared / "truth" / f"{SETS[name]}.npz")
+    records = stored["phi"].shape[1]
+    members = np.unpackbits(stored["members"], axis=1)[:, :records].astype(bool)
+    truth = np.load(shared / "truth" / f"{name}_cnn_truth.npz")
+    return Signals(stored["phi"], members, "phi"), {key: truth[key][:records] for key in truth.files}
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_measured_truth_is_reproduced(shared, name):
+    signals, truth = measured(shared, name)
+    references = signals.of_models(slice(0, 200))
+    effect = effect_sizes(references)
+    rate = success_rate(lira_within(references, leave_out=False))
+    np.testing.assert_allclose(rate, truth["attack_success_rate"], atol=1e-3)
+    np.testing.assert_allclose(effect.effect_size, truth["effect_size"], atol=1e-3)
+    for ours, theirs in (("mean_in", "mu_in"), ("mean_out", "mu_out"), ("deviation_in", "sd_in")):
+        np.testing.assert_allclose(getattr(effect, ours), truth[theirs], atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "top", "expected"),
+    [
+        ("cifar10", 0.01, {2: 0.46, 4: 0.77, 8: 0.83, 16: 0.86, 32: 0.95, 100: 0.99}),
+        ("cifar10", 0.05, {2: 0.36, 4: 0.53, 8: 0.61, 32: 0.67, 100: 0.77}),
+        ("bloodmnist", 0.01, {2: 0.48, 4: 0.83, 8: 0.98, 16: 1.0, 32: 1.0, 100: 1.0}),
+        ("bloodmnist", 0.05, {2: 0.31, 4: 0.48, 8: 0.67, 16: 0.75, 32: 0.83, 100: 0.88}),
+    ],
+)
+@pytest.mark.parametrize("target", [200, 201])
+def test_worth_of_shadow_models_as_measured(shared, name, top, expected, target):
+    signals, _ = measured(shared, name)
+    own = signals.of_models(slice(0, 200)).of_records(np.flatnonzero(signals.members[target]))
+    curve = shadow_curve(own, sizes=tuple(expected), top=top, keep=0.05)
+    np.testing.assert_allclose(curve.recall, list(expected.values()), atol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("cifar10", {16: 28, 32: 36, 64: 42}), ("bloodmnist", {16: 3, 32: 6, 64: 8})]
+)
+def test_counts_as_measured_with_few_false_discoveries(shared, name, expected):
+    signals, _ = measured(shared, name)
+    for size, percent in expected.items():
+        shares, false = [], []
+        for draw in range(3):
+            order = np.random.default_rng(draw).permutation(200)
+            count = defensible_count(signals.of_models(order[:size]))
+            held_out = effect_sizes(signals.of_models(order[size:])).effect_size
+            shares.append(100 * count.at_least / count.records)
+            false.append((held_out[count.flagged] <= 1.04).mean())
+        assert np.mean(shares) == pytest.approx(percent, abs=2)
+        assert np.mean(false) < 0.02
+
+
+def test_shuffled_membership_is_next_to_never_flagged(shared):
+    signals, _ = measured(shared, "cifar10")
+    some = signals.of_models(slice(0, 32)).of_records(slice(0, 1000))
+    flagged = 0
+    for seed in range(40):
+        members = np.random.default_rng(seed).permuted(some.members, axis=0)
+        flagged += defensible_count(Signals(some.values[..., 0], members, "phi")).at_least > 0
+    assert flagged <= 2
+
+
+def simulated(effect: np.ndarray, models: int, seed: int) -> Signals:
+    rng = np.random.default_rng(seed)
+    members = np.stack([rng.permutation(np.arange(models) < models // 2) for _ in effect], axis=1)
+    return Signals(rng.normal(size=members.shape) + members * effect, members, "phi")
+
+
+def test_p_values_are_those_of_the_noncentral_t():
+    signals = simulated(np.full(4000, 1.04), 16, seed=0)
+    count = defensible_count(signals)
+    shares = [(count.p_values < level).mean() for level in (0.01, 0.05, 0.5)]
+    np.testing.assert_allclose(shares, [0.01, 0.05, 0.5], atol=0.02)
+    phi, members = signals.values[:, 0, 0], signals.members[:, 0]
+    inside, outside = phi[members], phi[~members]
+    pooled = np.sqrt((inside.var(ddof=1) + outside.var(ddof=1)) / 2)
+    t = (inside.mean() - outside.mean()) / (pooled * np.sqrt(2 / 8))
+    assert count.p_values[0] == pytest.approx(nct.sf(t, 14, 1.04 * 2), rel=1e-9)
+
+
+def test_false_discoveries_stay_below_their_rate_and_power_is_as_said():
+    effect = np.where(np.arange(3000) < 900, 2.08, 1.0)
+    counts = [defensible_count(simulated(effect, 40, seed), false_discovery=0.1) for seed in range(5)]
+    assert np.mean([count.flagged[900:].sum() / max(count.at_least, 1) for count in counts]) < 0.1
+    found = np.mean([count.flagged[:900].mean() for count in counts])
+    assert found == pytest.approx(np.mean([count.power for count in counts]), abs=0.05)
+    assert str(counts[0]).startswith(f"at least {counts[0].at_least} of 3000 records")
+
+
+def test_benjamini_hochberg_by_hand():
+    p = np.array([0.01, 0.04, 0.03, 0.005, 0.8])
+    assert benjamini_hochberg(p, 0.05).tolist() == [True, True, True, True, False]
+    assert benjamini_hochberg(p, 0.025).tolist() == [True, False, False, True, False]
+
+
+@pytest.mark.parametrize("digits", [1, 8])
+def test_roc_figures_equal_scikit_learn_s(digits):
+    rng = np.random.default_rng(0)
+    members = rng.random((3, 400)) < 0.4
+    scores = np.round(rng.normal(size=members.shape) + 0.8 * members, digits)
+    summary = summarize(AttackScores("made", scores, members), resamples=20)
+    assert summary.auc.value == pytest.approx(roc_auc_score(members.ravel(), scores.ravel()), rel=1e-12)
+    false, true, _ = roc_curve(members.ravel(), scores.ravel(), drop_intermediate=False)
+    for rate, interval in summary.true_positive_rate.items():
+        assert interval.value == true[false <= rate].max()
+        assert interval.low <= interval.value <= interval.high
+    assert summary.balanced_accuracy.value == pytest.approx((1 + (true - false).max()) / 2)
+    assert (summary.members, summary.nonmembers) == (members.sum(), (~members).sum())
+
+
+def test_intervals_cover_at_their_level():
+    rng = np.random.default_rng(1)
+    covered = 0
+    for repeat in range(1000):
+        members = rng.random((1, 200)) < 0.5
+        summary = summarize(
+            AttackScores("none", rng.normal(size=members.shape), members), resamples=100, confidence=0.9, seed=repeat
+        )
+        covered += summary.auc.low <= 0.5 <= summary.auc.high
+    assert covered / 1000 == pytest.approx(0.9, abs=0.03)
+
+
+def test_success_of_each_record_at_a_false_positive_rate():
+    members = np.array([[1], [1], [1], [0], [0], [0], [0]], dtype=bool)
+    scores = np.array([[5.0], [2.5], [1.0], [4.0], [2.0], [0.0], [-1.0]])
+    attack = AttackScores("made", scores, members)
+    assert success_at(attack, 0.0)[0] == pytest.approx(1 / 3)
+    assert success_at(attack, 0.25)[0] == pytest.approx(2 / 3)
+    assert success_at(attack, 0.5)[0] == pytest.approx(1.0)
+    assert success_rate(attack, threshold=2.2)[0] == pytest.approx(5 / 7)
+
+
+def test_worth_is_interpolated_in_the_logarithm():
+    curve = ShadowCurve((2, 4, 8), np.array([0.4, 0.6, 0.8]), np.zeros(3))
+    assert curve.worth(0.5) == pytest.approx(np.sqrt(8))
+    assert curve.worth(0.6) == 4
+    assert (curve.worth(0.3), curve.worth(0.9)) == (0.0, float("inf"))
+
+
+def test_what_is_refused():
+    signals = simulated(np.ones(20), 8, seed=0)
+    with pytest.raises(ValueError, match="sizes: expected at most 4 with 4 models for the truth, got 8"):
+        shadow_curve(signals, sizes=(2, 8), truth_models=4)
+    with pytest.raises(ValueError, match="models: expected at least 4 shadow models, got 3"):
+        defensible_count(signals.of_models(slice(0, 3)))
+    with pytest.raises(ValueError, match="false_discovery: expected a rate between 0 and 1, got 2"):
+        defensible_count(signals, false_discovery=2)
+    everyone = AttackScores("made", np.ones((2, 3)), np.ones((2, 3), dtype=bool))
+    with pytest.raises(ValueError, match="attack: expected members and non-members, got 6 and 0"):
+        summarize(everyone)
+    with pytest.raises(ValueError, match="attack: expected records in some of the models and not in others"):
+        success_at(everyone, 0.1)
