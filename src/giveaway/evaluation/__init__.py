@@ -1,5 +1,6 @@
 """How well a ranking finds what a truth finds, and what an attack achieves."""
 
+from giveaway.evaluation.agreement import Agreement, AgreementTable, agreement
 from giveaway.evaluation.attack_success import EffectSizes, effect_sizes, success_at, success_rate
 from giveaway.evaluation.defensible_count import DefensibleCount, defensible_count
 from giveaway.evaluation.ranking import recall_at, spearman
@@ -7,10 +8,13 @@ from giveaway.evaluation.roc import AttackSummary, summarize
 from giveaway.evaluation.worth import ShadowCurve, shadow_curve
 
 __all__ = [
+    "Agreement",
+    "AgreementTable",
     "AttackSummary",
     "DefensibleCount",
     "EffectSizes",
     "ShadowCurve",
+    "agreement",
     "defensible_count",
     "effect_sizes",
     "recall_at",
