@@ -633,3 +633,34 @@ def test_the_demo_trains_audits_and_prints_ten_records(giveaway, folder):
     code, out, _ = giveaway("demo", "--out", "demo", "--json")
     assert code == 0
     assert json.loads(out)["rows"] == 899
+
+
+def test_validate_compares_an_audit_with_shadow_models(giveaway, folder):
+    rng = np.random.default_rng(0)
+    n = 150
+    ids = np.array([f"{SECRET}-{i:03d}" for i in range(n)])
+    np.savez(
+        "large.npz",
+        features=rng.normal(size=(n, 3)),
+        outputs=rng.normal(size=(n, 2)),
+        targets=np.arange(n) % 2,
+        ids=ids,
+    )
+    members = np.stack([rng.permutation(np.arange(16) < 8) for _ in range(2 * n)], axis=1)
+    phi = rng.normal(size=members.shape) + members
+    np.savez("signals.npz", phi=phi, members=members)
+    np.save("rows.npy", np.arange(n) * 2)
+    assert giveaway("audit", "--features", "large.npz", "--loss", "cross_entropy", "--out", "result")[0] == 0
+    options = ("validate", "result", "--signals", "signals.npz")
+    assert one_line(giveaway(*options)).startswith(f"signals: expected signals on the table's {n} records")
+    code, out, _ = giveaway(*options, "--rows", "rows.npy", "--json")
+    assert code == 0
+    result = json.loads(out)
+    assert result["models"] == 16
+    assert set(result["agreement"]) == set(ScoreTable.load("result").columns)
+    code, out, _ = giveaway(*options, "--rows", "rows.npy")
+    assert out.startswith(result["conclusion"])
+    assert SECRET not in out
+    assert json.loads(Path("result/validation.json").read_text())["agreement"] == result["agreement"]
+    assert giveaway("purge", "result")[0] == 0
+    assert not Path("result").exists()

@@ -87,6 +87,33 @@ def audit(config: str | None, as_json: bool, **flags: Any) -> None:
 
 @cli.command()
 @click.argument("folder")
+@click.option("--signals", required=True, help="Shadow models' signals: a folder of Signals.save, or an .npz.")
+@click.option("--rows", help="FILE.npy: the signals' record for each row of the audit; default the same records.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the draws and intervals.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result for machines.")
+def validate(folder: str, signals: str, rows: str | None, seed: int, as_json: bool) -> None:
+    """Check an audit FOLDER against LiRA: how well do its scores find what the attack finds?"""
+    from giveaway.auditing.store import save_page
+    from giveaway.auditing.validate import validate as compare
+    from giveaway.extract.signals_file import row_numbers, signals_from
+    from giveaway.records import ScoreTable
+
+    table = ScoreTable.load(folder, "scores")
+    found = compare(table, signals_from(signals), rows=None if rows is None else row_numbers(rows), seed=seed)
+    pages = {
+        "validation.md": found.to_markdown(),
+        "validation.csv": found.table.to_csv(),
+        "validation.json": json.dumps(found.to_json(), indent=2) + "\n",
+    }
+    for name, text in pages.items():
+        save_page(folder, name, text)
+    click.echo(pages["validation.json"] if as_json else pages["validation.md"])
+    if not as_json:
+        click.echo(f"Wrote {', '.join(pages)} to {folder}")
+
+
+@cli.command()
+@click.argument("folder")
 def report(folder: str) -> None:
     """Rebuild the report of an audit FOLDER."""
     from giveaway.auditing.store import save_page
