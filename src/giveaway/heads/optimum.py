@@ -31,13 +31,15 @@ def gradient_sum(head: Head) -> GradientSum:
     total = torch.zeros(head.width, head.m, dtype=torch.float64, device=head.features.device)
     size, objective = 0.0, 0.0
     for part in head.slices(MOST_ROWS):
-        x, f, y = head.rows(part), head.outputs[part].to(torch.float64), targets_of(head, part)
+        f, y = head.outputs[part].to(torch.float64), targets_of(head, part)
         g, value = loss.gradient(f, y), loss.value(f, y)
         if head.sample_weight is not None:
             weight = head.sample_weight[part]
             g, value = g * weight.unsqueeze(1), value * weight
-        total += x.T @ g
-        size += float((x.norm(dim=1) * g.norm(dim=1)).sum())
+        d = head.features.shape[1]
+        total[:d] += head.features[part].to(torch.float64).T @ g
+        total[d:] += g.sum(0)
+        size += float((head.row_norms(part) * g.norm(dim=1)).sum())
         objective += float(value.sum())
     if head.l2 > 0:
         theta = _penalized(head, head.parameters())

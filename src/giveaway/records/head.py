@@ -147,7 +147,8 @@ class Head:
         """The same rows as the columns of a contiguous (width, records) matrix."""
         block = self.features[which]
         out = torch.empty(self.width, len(block), dtype=torch.float64, device=block.device)
-        out[: block.shape[1]] = block.T.contiguous()  # converting while transposing would be slower
+        # converting while transposing would be slower
+        out[: block.shape[1]] = block.T if block.dtype == torch.float64 else block.T.contiguous()
         out[block.shape[1] :] = 1.0
         return out
 
