@@ -130,6 +130,11 @@ def test_what_is_refused():
         lira(signals, signals, mode="offline")
     with pytest.raises(ValueError, match="references: expected signals on the records of"):
         lira(signals, made(8, 4, 1, seed=0))
+    labelled = [Signals(signals.values, signals.members, "phi", labels=labels) for labels in ([0, 1, 2], [0, 1, 1])]
+    with pytest.raises(
+        ValueError, match="references: expected the labels of the targets' records, got 1 others, first at"
+    ):
+        lira(*labelled)
     lone = Signals(signals.values, np.arange(8)[:, None] < np.array([[4, 1, 4]]), "phi")
     with pytest.raises(ValueError, match="at least 2 models with and without every record, got 1 at row 1; add models"):
         lira(lone, lone)

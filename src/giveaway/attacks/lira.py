@@ -62,7 +62,8 @@ def lira(
     _check_counts(references, both=mode == "online", least=2)
     pooled = None if variance == "per_record" else _pooled_deviations(references, variance, centre)
     scores = np.empty(targets.members.shape)
-    for part in targets.blocks():
+    larger = max(targets, references, key=lambda signals: signals.models)
+    for part in larger.blocks():
         phi = references.statistic(part)
         sides = []
         for side, mask in enumerate((references.members[:, part], ~references.members[:, part])):

@@ -24,5 +24,10 @@ class AttackScores:
 
 def check_same_records(targets: Signals, references: Signals) -> None:
     """Refuse references that saw other records than the targets."""
-    if (targets.records, targets.queries, targets.kind) != (references.records, references.queries, references.kind):
+    if targets.kind != references.kind or targets.values.shape[1:] != references.values.shape[1:]:
         raise fail("references", f"signals on the records of {targets!r}", repr(references), "align records and kind")
+    if targets.labels is not None and references.labels is not None:
+        other = np.flatnonzero(targets.labels != references.labels)
+        if len(other):
+            got = f"{len(other)} others, first at row {other[0]}"
+            raise fail("references", "the labels of the targets' records", got, "align the records")

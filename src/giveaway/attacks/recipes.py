@@ -1,0 +1,243 @@
+"""The small models of the papers, each with its usual training, ready for a shadow ensemble."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.optimize import minimize
+from scipy.special import log_softmax, logsumexp, softmax
+from torch import nn
+
+from giveaway.attacks.membership import balanced_membership
+from giveaway.attacks.shadow import OnModel, Outcome, collect_shadows
+from giveaway.attacks.shadow_store import ShadowPlan
+from giveaway.attacks.stacked import Training, seeded_model, train_stacked
+from giveaway.checks import as_tensor, check_choice, check_finite, fail
+from giveaway.records import Signals
+
+LARGEST_GRADIENT = 1e-8  # of the mean loss, where logistic regression stops
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to make one model: `build(input shape, outputs)` and how it is trained, or `solve` in one go.
+
+    `solve(inputs, targets, outputs, l2)` gives (weight with the bias in the last row, (d + 1, outputs)); l2 is the
+    λ of ½λ‖θ‖² beside the summed loss. `models_at_once` is how many the stacked engine takes unless told.
+    """
+
+    loss: str
+    build: Callable[[tuple[int, ...], int], nn.Module] | None = None
+    training: Training | None = None
+    models_at_once: int = 1
+    solve: Callable[[np.ndarray, np.ndarray, int, float], np.ndarray] | None = None
+    l2: float = 0.0
+    image: bool = False
+
+
+def train_recipe(
+    recipe: str | Recipe,
+    inputs: Any,
+    targets: Any,
+    *,
+    models: int,
+    folder: str | os.PathLike[str],
+    kind: str | None = None,
+    records: int | None = None,
+    seed: int = 0,
+    models_at_once: int | None = None,
+    device: str | torch.device = "cpu",
+    on_model: OnModel | None = None,
+) -> Signals:
+    """Signals of shadow models of a recipe (a name of RECIPES, or one of your own), stored as `train_shadows` does.
+
+    inputs : (N, …), targets (N,) classes, or values for squared loss. The first `records` rows (all unless given) are
+    trained on by half of the models each; the others are the population. kind : "logits" for classes and
+    "squared_error" for values unless given; "phi" and "probabilities" for classes too.
+    """
+    made = RECIPES[check_choice("recipe", recipe, RECIPES)] if isinstance(recipe, str) else recipe
+    x, y, outputs = _checked_data(inputs, targets, made)
+    classes = made.loss == "cross_entropy"
+    chosen = kind or ("logits" if classes else "squared_error")
+    if classes == (chosen == "squared_error"):
+        raise fail("kind", "a kind of the recipe's loss", chosen, f"its loss is {made.loss}")
+    count = len(x) if records is None else records
+    if not 2 <= count <= len(x):
+        raise fail("records", f"2 to {len(x)}", str(records), "give the number of rows to train on")
+    at_once = made.models_at_once if models_at_once is None else models_at_once
+    training = None if made.training is None else asdict(made.training)
+    fingerprint = {"inputs": x, "targets": y, "training": training, "l2": made.l2, "loss": made.loss}
+    if made.build is not None:
+        fingerprint["architecture"] = str(seeded_model(partial(made.build, x.shape[1:], outputs), seed=0))
+    else:
+        fingerprint["solver"] = getattr(made.solve, "__qualname__", "")
+    labels, others = (y[:count], y[count:]) if classes else (None, None)
+    plan = ShadowPlan(
+        count, models, chosen, fingerprint, seed, labels, len(x) - count, others if len(x) > count else None
+    )
+
+    def train_missing(missing: Sequence[int]) -> Iterator[Outcome]:
+        if made.solve is not None:
+            predictions = _solved(made, x, y, outputs, plan, missing)
+        else:
+            assert made.build is not None
+            assert made.training is not None
+            predictions = train_stacked(
+                partial(made.build, x.shape[1:], outputs),
+                x,
+                y,
+                balanced_membership(models, count, seed=seed),
+                made.training,
+                seeds=[plan.seed_of(number) for number in range(models)],
+                numbers=missing,
+                models_at_once=at_once,
+                device=device,
+            )
+        for number, predicted in predictions:
+            yield number, signals_of(predicted, y, chosen)
+
+    return collect_shadows(train_missing, plan, folder=folder, on_model=on_model)
+
+
+def signals_of(outputs: np.ndarray, targets: np.ndarray, kind: str) -> np.ndarray:
+    """Signals of one `kind` from a model's outputs (rows, classes or values), in the outputs' precision."""
+    if kind == "logits":
+        return outputs
+    if kind == "squared_error":
+        difference = outputs.reshape(len(targets), -1) - targets.reshape(len(targets), -1)
+        return (difference * difference).sum(axis=1)
+    if kind == "probabilities":
+        return softmax(outputs, axis=1)
+    wide = outputs.astype(np.float64)
+    own = np.arange(len(wide)), targets
+    chosen = wide[own]
+    wide[own] = -np.inf
+    return (chosen - logsumexp(wide, axis=1)).astype(outputs.dtype)
+
+
+def solve_ridge(inputs: np.ndarray, targets: np.ndarray, outputs: int, l2: float) -> np.ndarray:
+    """The minimum of Σ‖y − xᵀw − b‖² + ½ l2 ‖w‖², the bias not penalized."""
+    x, y = inputs.astype(np.float64), targets.reshape(len(targets), outputs).astype(np.float64)
+    centre, level = x.mean(axis=0), y.mean(axis=0)
+    gram = (x - centre).T @ (x - centre) + 0.5 * l2 * np.eye(x.shape[1])
+    weight = np.linalg.lstsq(gram, (x - centre).T @ (y - level), rcond=None)[0]
+    return np.vstack([weight, level - centre @ weight])
+
+
+def solve_logistic(inputs: np.ndarray, targets: np.ndarray, outputs: int, l2: float) -> np.ndarray:
+    """The minimum of the summed cross-entropy + ½ l2 ‖θ‖², the bias penalized so that an absent class has one."""
+    x = np.column_stack([inputs.astype(np.float64), np.ones(len(inputs))])
+    right = np.eye(outputs)[targets]
+
+    def mean_loss(flat: np.ndarray) -> tuple[float, np.ndarray]:
+        theta = flat.reshape(x.shape[1], outputs)
+        logs = log_softmax(x @ theta, axis=1)
+        value = -(right * logs).sum() + 0.5 * l2 * (theta * theta).sum()
+        gradient = x.T @ (np.exp(logs) - right) + l2 * theta
+        return value / len(x), gradient.ravel() / len(x)
+
+    options = {"gtol": LARGEST_GRADIENT, "ftol": 0.0, "maxiter": 10_000, "maxfun": 20_000}
+    start = np.zeros(x.shape[1] * outputs)
+    return minimize(mean_loss, start, jac=True, method="L-BFGS-B", options=options).x.reshape(x.shape[1], outputs)
+
+
+def _solved(
+    recipe: Recipe, x: np.ndarray, y: np.ndarray, outputs: int, plan: ShadowPlan, missing: Sequence[int]
+) -> Iterator[tuple[int, np.ndarray]]:
+    assert recipe.solve is not None
+    flat = x.reshape(len(x), -1)
+    for number in missing:
+        members = np.flatnonzero(plan.members(number))
+        theta = recipe.solve(flat[members], y[members], outputs, recipe.l2)
+        yield number, flat @ theta[:-1] + theta[-1]
+
+
+def _checked_data(inputs: Any, targets: Any, recipe: Recipe) -> tuple[np.ndarray, np.ndarray, int]:
+    x, y = as_tensor("inputs", inputs).cpu().numpy(), as_tensor("targets", targets).cpu().numpy()
+    if len(x) != len(y) or x.ndim < 2:
+        raise fail("inputs", f"{len(y)} rows, one a target", f"shape {x.shape}", "align inputs and targets")
+    if recipe.image and x.ndim != 4:
+        raise fail("inputs", "images (records, channels, height, width)", f"shape {x.shape}", "reshape them")
+    if x.dtype.kind != "f":
+        raise fail("inputs", "floating-point numbers", f"dtype {x.dtype}", "convert and scale them")
+    check_finite("inputs", torch.from_numpy(x))
+    if recipe.loss == "squared":
+        check_finite("targets", torch.from_numpy(y))
+        return x, y.astype(x.dtype), int(np.prod(y.shape[1:], dtype=int))
+    if y.ndim != 1 or y.dtype.kind not in "iu" or y.min() < 0:
+        raise fail("targets", "class indices from 0", f"{y.dtype} of shape {y.shape}", "number the classes")
+    return x, y.astype(np.int64), int(y.max()) + 1
+
+
+def build_mlp(shape: tuple[int, ...], outputs: int, hidden: Sequence[int] = (64, 64)) -> nn.Module:
+    """Fully connected layers with ReLU between them."""
+    widths = [int(np.prod(shape)), *hidden]
+    layers: list[nn.Module] = [nn.Flatten()]
+    for before, after in pairwise(widths):
+        layers += [nn.Linear(before, after), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(widths[-1], outputs))
+
+
+def build_cnn(shape: tuple[int, ...], outputs: int, channels: Sequence[int] = (64, 128, 256)) -> nn.Module:
+    """Blocks of 3 × 3 convolution, batch norm, ReLU and 2 × 2 pooling; a layer of 128 units; a linear head."""
+    shrunk = [size // 2 ** len(channels) for size in shape[1:]]
+    if 0 in shrunk:
+        smallest = 2 ** len(channels)
+        raise fail("inputs", f"images of {smallest} × {smallest} or more", f"shape {shape}", "use the mlp recipe")
+    layers: list[nn.Module] = []
+    for before, after in zip([shape[0], *channels[:-1]], channels, strict=True):
+        convolution = nn.Conv2d(before, after, 3, padding=1, bias=False)
+        layers += [convolution, nn.BatchNorm2d(after), nn.ReLU(), nn.MaxPool2d(2)]
+    flat = channels[-1] * shrunk[0] * shrunk[1]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(flat, 128), nn.ReLU(), nn.Linear(128, outputs))
+
+
+class ResidualBlock(nn.Module):
+    """Two 3 × 3 convolutions with batch norm beside a shortcut; a projection where the shape changes."""
+
+    def __init__(self, before: int, after: int, stride: int) -> None:
+        super().__init__()
+        self.path = nn.Sequential(
+            nn.Conv2d(before, after, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(after),
+            nn.ReLU(),
+            nn.Conv2d(after, after, 3, 1, 1, bias=False),
+            nn.BatchNorm2d(after),
+        )
+        self.shortcut: nn.Module = nn.Identity()
+        if before != after or stride != 1:
+            self.shortcut = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.relu(self.path(x) + self.shortcut(x))
+
+
+def build_resnet(shape: tuple[int, ...], outputs: int, widths: Sequence[int], blocks: int) -> nn.Module:
+    """The ResNet for small images: no first pooling; each stage after the first halves the image."""
+    first = widths[0]
+    layers: list[nn.Module] = [nn.Conv2d(shape[0], first, 3, 1, 1, bias=False), nn.BatchNorm2d(first), nn.ReLU()]
+    before = first
+    for stage, width in enumerate(widths):
+        for block in range(blocks):
+            layers.append(ResidualBlock(before, width, 2 if stage and not block else 1))
+            before = width
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, outputs))
+
+
+_SGD = Training(60, 128, "sgd", 0.1, weight_decay=5e-4, momentum=0.9, schedule="cosine")
+
+RECIPES: dict[str, Recipe] = {
+    "ridge": Recipe("squared", solve=solve_ridge, l2=2.0),
+    "logistic": Recipe("cross_entropy", solve=solve_logistic, l2=1.0),
+    "mlp": Recipe("cross_entropy", build_mlp, Training(60, 64, "adam", 1e-3), models_at_once=64),
+    "cnn": Recipe("cross_entropy", build_cnn, Training(25, 256, "adamw", 1e-3, weight_decay=0.01), image=True),
+    "resnet20": Recipe("cross_entropy", partial(build_resnet, widths=(16, 32, 64), blocks=3), _SGD, image=True),
+    "resnet18": Recipe("cross_entropy", partial(build_resnet, widths=(64, 128, 256, 512), blocks=2), _SGD, image=True),
+}

@@ -1,0 +1,242 @@
+"""The folder of a shadow ensemble: one file a finished model, then one array of all of them, as Signals saves it.
+
+A finished model is model-K.npy, written to a temporary name and renamed, until all the models asked for are there.
+Then the rows are copied, one at a time, into values.npy (population.npy), and the files of single models go away. At
+no moment is a finished model held in only half a file, so a killed run goes on where it was.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+
+from giveaway import __version__
+from giveaway.attacks.membership import model_membership, model_seed
+from giveaway.checks import ROWS_PER_CHECK, check_choice, fail
+from giveaway.files import private_folder, write_atomically, write_json
+from giveaway.records.signals import KINDS, MARKER, Signals
+
+PLAN, LOCK = "shadow.json", "lock"
+LONGEST_VALUE = 60
+
+
+@dataclass(frozen=True, eq=False)
+class ShadowPlan:
+    """What decides a shadow ensemble's signals besides its training function; `fingerprint` names the rest."""
+
+    records: int
+    models: int
+    kind: str
+    fingerprint: Mapping[str, Any]
+    seed: int = 0
+    labels: Any = None
+    population: int = 0
+    population_labels: Any = None
+
+    def __post_init__(self) -> None:
+        check_choice("kind", self.kind, KINDS)
+        if self.models < 2 or self.models % 2:
+            remedy = "half of them leave each record out: ask for pairs"
+            raise fail("models", "an even number of models", str(self.models), remedy)
+        if self.records < 2 or self.population < 0:
+            got = f"{self.records} records and {self.population} points of a population"
+            raise fail("records", "at least two records", got, "pass more records")
+        for name, rows in (("labels", self.records), ("population_labels", self.population)):
+            known = getattr(self, name)
+            if known is None:
+                if self.kind in ("logits", "probabilities") and rows:
+                    raise fail(name, "a class index a record", "none", f"signals of kind {self.kind!r} need labels")
+            elif np.shape(known) != (rows,):
+                raise fail(name, f"{rows} class indices", f"shape {np.shape(known)}", "align them with the records")
+
+    @property
+    def rows(self) -> int:
+        """Records and population points: what every model is asked about."""
+        return self.records + self.population
+
+    def members(self, number: int) -> np.ndarray:
+        """(records,) of bool: the training set of model `number`."""
+        return model_membership(number, self.records, seed=self.seed)
+
+    def seed_of(self, number: int) -> int:
+        """The seed that model `number` is trained with."""
+        return model_seed(number, seed=self.seed)
+
+    def provenance(self) -> dict[str, Any]:
+        """Everything that must stay the same when a run is resumed or more models are added."""
+        given = {
+            "giveaway": __version__,
+            "split": "complementary halves",
+            "records": self.records,
+            "population": self.population,
+            "kind": self.kind,
+            "seed": self.seed,
+            "labels": None if self.labels is None else np.asarray(self.labels),
+            "population_labels": None if self.population_labels is None else np.asarray(self.population_labels),
+        }
+        taken = sorted({*given} & {*self.fingerprint})
+        if taken:
+            raise fail("fingerprint", "names of its own", ", ".join(taken), "these are checked anyway: leave them out")
+        return {name: _summary(value) for name, value in {**given, **self.fingerprint}.items()}
+
+
+class ShadowStore:
+    """The finished models of one plan in one folder; made by `open_store`, which holds the folder's lock."""
+
+    def __init__(self, path: Path, plan: ShadowPlan) -> None:
+        self.path, self.plan = path, plan
+        self._form: tuple[np.dtype[Any], tuple[int, ...]] | None = None
+
+    def finished(self) -> set[int]:
+        """Numbers of the models whose signals are stored, asked for or not."""
+        alone = {int(file.stem.split("-")[1]) for file in self.path.glob("model-*.npy")}
+        return alone | set(range(self._assembled()))
+
+    def put(self, number: int, row: np.ndarray) -> None:
+        """Store the signals of a finished model."""
+        if self._form is None:
+            known = next((self._row(other) for other in self.finished()), row)
+            self._form = (known.dtype, known.shape)
+        if (row.dtype, row.shape) != self._form:
+            expected = f"{self._form[0]} of shape {self._form[1]} as from the other models"
+            raise fail("predict", expected, f"{row.dtype} of shape {row.shape}", "return the same from every model")
+        write_atomically(self._file(number), partial(np.save, arr=row, allow_pickle=False))
+
+    def signals(self) -> Signals:
+        """The signals of the plan's models, memory-mapped; every one of them must be finished."""
+        if not (self.path / MARKER).is_file() or self._assembled() < self.plan.models:
+            self._assemble()
+        return Signals.load(self.path).of_models(slice(self.plan.models))
+
+    def _assemble(self) -> None:
+        plan, count = self.plan, max(self.plan.models, self._assembled())
+        (self.path / MARKER).unlink(missing_ok=True)
+        parts = {"values": slice(plan.records)}
+        if plan.population:
+            parts["population"] = slice(plan.records, None)
+        for name, part in parts.items():
+            rows = (self._row(number)[part] for number in range(count))
+            self._write_rows(name, rows, count)
+        self._write_rows("members", (plan.members(number) for number in range(count)), count)
+        labels = {"labels": plan.labels, "population_labels": plan.population_labels if plan.population else None}
+        stored = {name: np.asarray(array) for name, array in labels.items() if array is not None}
+        for name, array in stored.items():
+            write_atomically(self.path / f"{name}.npy", partial(np.save, arr=array, allow_pickle=False))
+        write_json(self.path / MARKER, {"kind": plan.kind, "arrays": [*parts, "members", *stored]})
+        for number in range(count):
+            self._file(number).unlink(missing_ok=True)
+
+    def _write_rows(self, name: str, rows: Iterator[np.ndarray], count: int) -> None:
+        """One .npy of `count` rows without ever holding two of them."""
+
+        def write(stream: BinaryIO) -> None:
+            for number, row in enumerate(rows):
+                if number == 0:
+                    descr = np.lib.format.dtype_to_descr(row.dtype)
+                    header = {"descr": descr, "fortran_order": False, "shape": (count, *row.shape)}
+                    np.lib.format.write_array_header_1_0(stream, header)
+                stream.write(np.ascontiguousarray(row).data)
+
+        write_atomically(self.path / f"{name}.npy", write)
+
+    def _row(self, number: int) -> np.ndarray:
+        """The stored signals of a model on records and population points."""
+        if self._file(number).is_file():
+            return np.load(self._file(number), mmap_mode="r", allow_pickle=False)
+        parts = [self._array("values")[number]]
+        if self.plan.population:
+            parts.append(self._array("population")[number])
+        return np.concatenate(parts) if len(parts) > 1 else parts[0]
+
+    def _assembled(self) -> int:
+        names = ("values", "population") if self.plan.population else ("values",)
+        return min(len(self._array(name)) if (self.path / f"{name}.npy").is_file() else 0 for name in names)
+
+    def _array(self, name: str) -> np.ndarray:
+        return np.load(self.path / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+
+    def _file(self, number: int) -> Path:
+        return self.path / f"model-{number:06d}.npy"
+
+
+@contextmanager
+def open_store(folder: str | os.PathLike[str], plan: ShadowPlan) -> Iterator[ShadowStore]:
+    """The folder's store for as long as the block runs: refused to a second run, and to a plan that differs."""
+    path, marker = Path(folder), Path(folder) / PLAN
+    if path.is_dir() and not marker.is_file() and any(file.name != LOCK for file in path.iterdir()):
+        raise fail("folder", "a new, empty or earlier shadow folder", f"{path} with other files", "choose another")
+    path = private_folder(path)
+    lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            got = f"{path}, in use by another run"
+            raise fail("folder", "a folder of its own", got, "wait for that run, or choose another folder") from error
+        for unfinished in path.glob(".*.part"):  # what a killed run was writing
+            unfinished.unlink()
+        expected = plan.provenance()
+        if marker.is_file():
+            different = _differences(_stored_plan(marker), expected)
+            if different:
+                remedy = "train them in another folder"
+                raise fail("folder", "shadow models of the same plan", "; ".join(different), remedy)
+        else:
+            write_json(marker, expected)
+        yield ShadowStore(path, plan)
+    finally:
+        os.close(lock)
+
+
+def _stored_plan(marker: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(marker.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        found = None
+    if not isinstance(found, dict):
+        raise fail("folder", f"a readable {PLAN}", str(marker), "choose another folder")
+    return found
+
+
+def _differences(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
+    lines = []
+    for name in sorted({*found, *expected}):
+        was, now = found.get(name), expected.get(name)
+        if was == now:
+            continue
+        hashed = any(isinstance(value, str) and value.startswith("sha256 ") for value in (was, now))
+        lines.append(f"{name} differ" if hashed else f"{name} was {_short(was)}, is {_short(now)}")
+    return lines
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= LONGEST_VALUE else text[: LONGEST_VALUE - 1] + "…"
+
+
+def _summary(value: Any) -> Any:
+    """Arrays by their hash, block by block; anything else as JSON gives it back."""
+    if isinstance(value, np.ndarray | torch.Tensor) and value.ndim and value.dtype != object:
+        digest = hashlib.sha256(f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}".encode())
+        for start in range(0, len(value), ROWS_PER_CHECK):
+            block = value[start : start + ROWS_PER_CHECK]
+            if isinstance(block, torch.Tensor):
+                block = block.detach().cpu().contiguous().view(torch.uint8).numpy()
+            digest.update(block.tobytes())
+        return f"sha256 {digest.hexdigest()}"
+    try:
+        return json.loads(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        expected = "arrays, numbers, strings, or lists and mappings of them"
+        raise fail("fingerprint", expected, type(value).__name__, "name what the signals depend on") from error

@@ -1,0 +1,296 @@
+"""RMIA against a triple loop written from the definition alone, and against values worked by hand."""
+
+from __future__ import annotations
+
+import sys
+from math import exp, factorial
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import roc_auc_score
+
+from giveaway.attacks.rmia import rmia
+from giveaway.checks import InputError
+from giveaway.records import Signals
+
+TAYLOR = {"signal": "taylor_softmax"}
+
+
+def made(seed, *, targets=2, references=6, records=9, queries=1, points=0, classes=3, dtype="float64", leak=1.5):
+    """Targets and references in which every record is OUT of half of the references."""
+    rng = np.random.default_rng(seed)
+    models = targets + references
+    members = np.arange(models)[:, None] % 2 == rng.integers(2, size=records)
+    members[:targets] = rng.permuted(np.tile(np.arange(records) % 2 == 0, (targets, 1)), axis=1)
+    labels, point_labels = rng.integers(classes, size=records), rng.integers(classes, size=points)
+    values = rng.normal(size=(models, records, queries, classes)) + rng.normal(size=(records, queries, classes))
+    values += leak * (np.eye(classes)[labels] * members[:, :, None])[:, :, None]
+    population = rng.normal(size=(models, points, queries, classes)).astype(dtype) if points else None
+    known = point_labels if points else None
+    both = Signals(values.astype(dtype), members, "logits", labels, population, known)
+    return both.of_models(slice(targets)), both.of_models(slice(targets, models))
+
+
+def p_of(logits, label, *, temperature=2.0, signal="softmax", degree=4, margin=0.6):
+    scaled = [float(v) / temperature for v in logits]
+    if signal == "softmax":
+        return exp(scaled[label]) / sum(exp(v) for v in scaled)
+    scaled[label] -= margin
+    series = [sum(v**k / factorial(k) for k in range(degree + 1)) for v in scaled]
+    return series[label] / sum(series)
+
+
+def triple_loop(targets, references, *, mode="online", gamma=2.0, a=0.3, vote="mean", **how):
+    found = np.empty(targets.members.shape)
+    for t in range(targets.models):
+        for x in range(targets.records):
+            if targets.population is not None:
+                others = [("point", z) for z in range(targets.population.shape[1])]
+            else:
+                others = [("record", z) for z in range(targets.records) if z != x and not targets.members[t, z]]
+            wins = []
+            for where, z in others:
+                by_query = []
+                for q in range(targets.queries):
+                    y = targets.labels[x]
+                    p = [p_of(references.values[m, x, q], y, **how) for m in range(references.models)]
+                    p_out = [p[m] for m in range(references.models) if not references.members[m, x]]
+                    expected = np.mean(p) if mode == "online" else 0.5 * ((1 + a) * np.mean(p_out) + (1 - a))
+                    ratio_x = p_of(targets.values[t, x, q], y, **how) / expected
+                    if where == "point":
+                        y = targets.population_labels[z]
+                        p_z = [p_of(references.population[m, z, q], y, **how) for m in range(references.models)]
+                        ratio_z = p_of(targets.population[t, z, q], y, **how) / np.mean(p_z)
+                    else:
+                        y = targets.labels[z]
+                        without = [m for m in range(references.models) if not references.members[m, z]]
+                        p_z = [p_of(references.values[m, z, q], y, **how) for m in without]
+                        ratio_z = p_of(targets.values[t, z, q], y, **how) / np.mean(p_z)
+                    by_query.append(ratio_x / ratio_z > gamma)
+                share = np.mean(by_query)
+                wins.append(share if vote == "mean" else share > 0.5)
+            found[t, x] = np.mean(wins)
+    return found
+
+
+@pytest.mark.parametrize("mode", ["online", "offline"])
+@pytest.mark.parametrize(("queries", "vote"), [(1, "mean"), (3, "mean"), (3, "majority"), (4, "majority")])
+@pytest.mark.parametrize("points", [0, 8])
+@pytest.mark.parametrize("how", [{}, {"temperature": 1.0}, TAYLOR])
+def test_against_a_triple_loop(mode, queries, vote, points, how):
+    targets, references = made(1, records=13, queries=queries, points=points)
+    for gamma in (1.0, 1.3):
+        options = {"mode": mode, "vote": vote, "gamma": gamma, "a": 0.9, **how}
+        expected = triple_loop(targets, references, **options)
+        assert len(np.unique(expected)) >= 3
+        np.testing.assert_allclose(rmia(targets, references, **options).scores, expected, atol=1e-9)
+
+
+@pytest.mark.parametrize("a", [0.0, 0.33, 1.0])
+def test_the_offline_correction_against_the_loop(a):
+    targets, references = made(2, records=15)
+    options = {"mode": "offline", "a": a, "gamma": 1.1}
+    expected = triple_loop(targets, references, **options)
+    np.testing.assert_allclose(rmia(targets, references, **options).scores, expected, atol=1e-9)
+
+
+def by_hand(p, members, points=None):
+    values = np.stack([p, 1 - np.asarray(p)], -1)
+    extra = {} if points is None else {"population": np.stack([points, 1 - np.asarray(points)], -1)}
+    if points is not None:
+        extra["population_labels"] = np.zeros(np.shape(points)[1], dtype=int)
+    return Signals(values, members, "probabilities", np.zeros(np.shape(p)[1], dtype=int), **extra)
+
+
+def test_hand_worked_online_and_offline():
+    targets = by_hand([[0.9, 0.4, 0.3]], [[True, False, False]], points=[[0.2, 0.5, 0.1, 0.6]])
+    references = by_hand(
+        [[0.8, 0.5, 0.2], [0.2, 0.3, 0.4]],
+        [[True, True, False], [False, False, True]],
+        points=[[0.4, 0.2, 0.5, 0.7], [0.4, 0.2, 0.3, 0.5]],
+    )
+    # p(z) = 0.4, 0.2, 0.4, 0.6, so ratios 0.5, 2.5, 0.25, 1
+    # online p(x) = 0.5, 0.4, 0.3, so ratios 1.8, 1, 1: at γ = 1.5 they lie above 0.75, 3.75, 0.375, 1.5
+    online = rmia(targets, references, gamma=1.5)
+    np.testing.assert_allclose(online.scores, [[0.75, 0.5, 0.5]], atol=1e-9)
+    # offline p(x) = ½(1.3 p_out + 0.7) with p_out = 0.2, 0.3, 0.2: 0.48, 0.545, 0.48, so ratios 1.875, 0.734, 0.625
+    offline = rmia(targets, references, mode="offline", gamma=1.5)
+    np.testing.assert_allclose(offline.scores, [[0.75, 0.25, 0.25]], atol=1e-9)
+    # non-members are records 1 and 2 with p_out = 0.3, 0.2, so z ratios 4/3, 3/2; x ratios 1.8, 1, 1
+    among = rmia(targets, references, gamma=1.25, population="non_members")
+    np.testing.assert_allclose(among.scores, [[0.5, 0.0, 0.0]], atol=1e-9)
+    assert online.options["population"] == "points"
+    assert among.options["population"] == "non_members"
+    assert online.options["temperature"] == 1.0
+    assert "a" not in online.options
+    assert offline.options["a"] == 0.3
+
+
+def test_the_plain_mean_over_references_not_the_mean_of_two_means():
+    references = by_hand([[0.2, 0.5], [0.2, 0.5], [0.8, 0.5]], [[False] * 2, [False] * 2, [True, False]])
+    targets = by_hand([[0.45, 0.5]], [[True, False]], points=[[0.5]])
+    references = by_hand(references.values[:, :, 0, 0], references.members, points=[[0.5]] * 3)
+    # plain 0.4: ratio 1.125; the mean of IN and OUT means, 0.5, would make it 0.9
+    np.testing.assert_allclose(rmia(targets, references, gamma=1.0).scores, [[1.0, 0.0]], atol=1e-9)
+
+
+def test_a_ratio_of_exactly_gamma_does_not_count():
+    references = by_hand([[0.25]], [[False]], points=[[0.25, 0.25]])
+    targets = by_hand([[0.5]], [[True]], points=[[0.25, 0.125]])
+    assert rmia(targets, references, gamma=2.0).scores[0, 0] == 0.5
+    assert rmia(targets, references, gamma=1.999).scores[0, 0] == 1.0
+
+
+def test_the_majority_is_of_queries_for_each_point():
+    # ratios of x: 3, 3, 1 by query; of the two points: (1, 4, 4) and (1, 1, 4)
+    references = by_hand(np.full((1, 1, 3), 0.1), [[False]], points=np.full((1, 2, 3), 0.1))
+    targets = by_hand([[[0.3, 0.3, 0.1]]], [[True]], points=[[[0.1, 0.4, 0.4], [0.1, 0.1, 0.4]]])
+    assert rmia(targets, references, vote="majority").scores[0, 0] == 0.5
+    assert rmia(targets, references, vote="mean").scores[0, 0] == pytest.approx((1 / 3 + 2 / 3) / 2, abs=1e-9)
+
+
+def test_half_of_the_queries_is_no_majority():
+    references = by_hand(np.full((1, 1, 2), 0.1), [[False]], points=np.full((1, 1, 2), 0.1))
+    targets = by_hand([[[0.3, 0.1]]], [[True]], points=[[[0.1, 0.1]]])
+    assert rmia(targets, references, vote="majority").scores[0, 0] == 0.0
+
+
+def test_taylor_softmax_by_hand():
+    # T = 1, m = 0: e(1) = 65/24, e(0) = 1 at degree 4; e(1) = 8/3 at degree 3
+    target = Signals(np.array([[[1.0, 0.0]]]), [[True]], "logits", [0], np.array([[[0.0, 0.0]]]), [0])
+    reference = Signals(np.array([[[0.0, 0.0]]]), [[False]], "logits", [0], np.array([[[0.0, 0.0]]]), [0])
+    options = {"temperature": 1.0, "taylor_margin": 0.0, **TAYLOR}
+    for degree, ratio in ((4, 2 * 65 / 89), (3, 2 * 8 / 11)):
+        for gamma, score in ((ratio - 1e-9, 1.0), (ratio + 1e-9, 0.0)):
+            result = rmia(target, reference, gamma=gamma, taylor_degree=degree, **options)
+            assert result.scores[0, 0] == score
+            assert result.options["taylor_degree"] == degree
+
+
+def test_impossible_predictions_give_numbers():
+    logits = np.array([[[0.0, 9000.0], [9000.0, 0.0], [0.0, 1.0]]])
+    members = np.array([[True, False, False]])
+    target = Signals(logits, members, "logits", [0, 0, 0])
+    for other in (logits, -logits):
+        scores = rmia(target, Signals(other, ~members & False, "logits", [0, 0, 0])).scores
+        assert np.isfinite(scores).all()
+
+
+@given(
+    st.integers(1, 3),
+    st.integers(2, 5),
+    st.integers(4, 10),
+    st.integers(1, 3),
+    st.integers(0, 4),
+    st.sampled_from(["float16", "float32", "float64"]),
+    st.data(),
+)
+@settings(max_examples=60, deadline=None)
+def test_permuting_models_or_records_permutes_the_scores(models, references, records, queries, points, dtype, data):
+    options = {
+        "mode": data.draw(st.sampled_from(["online", "offline"])),
+        "vote": data.draw(st.sampled_from(["mean", "majority"])),
+        "signal": data.draw(st.sampled_from(["softmax", "taylor_softmax"])),
+        "gamma": 1.2,
+    }
+    sizes = {"targets": models, "references": references, "records": records, "queries": queries, "points": points}
+    seen, known = made(data.draw(st.integers(0, 20)), dtype=dtype, **sizes)
+    model_order = np.array(data.draw(st.permutations(range(models))))
+    reference_order = np.array(data.draw(st.permutations(range(references))))
+    order = np.array(data.draw(st.permutations(range(records))))
+    plain = rmia(seen, known, **options).scores
+    moved_targets = seen.of_models(model_order).of_records(order)
+    moved = rmia(moved_targets, known.of_models(reference_order).of_records(order), **options).scores
+    assert plain.shape == (models, records)
+    assert ((plain >= 0) & (plain <= 1)).all()
+    np.testing.assert_allclose(moved, plain[model_order][:, order], atol=1e-12)
+
+
+@pytest.mark.parametrize("mode", ["online", "offline"])
+@pytest.mark.parametrize("points", [0, 100])
+@pytest.mark.parametrize("how", [{}, TAYLOR, {"queries": 3, "vote": "majority"}])
+def test_members_score_high_where_models_leak_and_not_where_they_do_not(mode, points, how):
+    options = dict(how)
+    queries = options.pop("queries", 1)
+    for leak, low, high in ((2.0, 0.7, 1.0), (0.0, 0.46, 0.54)):
+        targets, references = made(3, targets=8, references=16, records=300, queries=queries, points=points, leak=leak)
+        result = rmia(targets, references, mode=mode, gamma=1.1, **options)
+        assert low < roc_auc_score(result.members.ravel(), result.scores.ravel()) < high
+
+
+@pytest.mark.parametrize("vote", ["mean", "majority"])
+@pytest.mark.parametrize("points", [0, 7])
+def test_blocks_do_not_change_the_scores(monkeypatch, vote, points):
+    targets, references = made(4, queries=3, points=points)
+    plain = rmia(targets, references, vote=vote, gamma=1.2).scores
+    monkeypatch.setattr("giveaway.records.signals.BLOCK_NUMBERS", 1)
+    monkeypatch.setattr(sys.modules["giveaway.attacks.rmia"], "PAIRS_AT_ONCE", 1)
+    np.testing.assert_array_equal(rmia(targets, references, vote=vote, gamma=1.2).scores, plain)
+
+
+def test_phi_signals_are_the_same_as_the_probabilities_they_stand_for():
+    targets, references = made(5, classes=2)
+
+    def phi(signals):
+        own = np.take_along_axis(signals.values, signals.labels[None, :, None, None], axis=-1)[..., 0]
+        return Signals(2 * own - signals.values.sum(-1), signals.members, "phi")
+
+    expected = rmia(targets, references, temperature=1.0, gamma=1.2).scores
+    np.testing.assert_array_equal(rmia(phi(targets), phi(references), gamma=1.2).scores, expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"mode": "onlin"}, "mode: expected a known name, got 'onlin'; did you mean online"),
+        ({"vote": "most"}, "vote: expected a known name, got 'most'"),
+        ({"signal": "logit"}, "signal: expected a known name, got 'logit'"),
+        ({"population": "people"}, "population: expected a known name"),
+        ({"population": "points"}, "targets: expected signals with a population, got none; pass population="),
+        ({"gamma": 0.5}, "gamma: expected a finite number of at least 1, got 0.5"),
+        ({"a": -0.1}, "a: expected a finite number of at least 0, got -0.1"),
+        ({"a": 1.1}, "a: expected a number of at most 1, got 1.1; choose it between 0 and 1"),
+        ({"temperature": 0.0}, "temperature: expected a finite number above 0, got 0.0"),
+        ({**TAYLOR, "taylor_degree": 2.5}, "taylor_degree: expected a whole number of at least 1, got 2.5"),
+        ({**TAYLOR, "taylor_degree": 1}, "taylor_degree: expected a series that stays positive, got degree 1"),
+    ],
+)
+def test_options_that_cannot_be(options, words):
+    targets, references = made(6)
+    with pytest.raises(InputError, match=words):
+        rmia(targets, references, **options)
+
+
+def test_signals_that_cannot_be():
+    targets, _ = made(7)
+    phi = Signals(np.ones((2, 3)), [[True, True, False]] * 2, "phi")
+    errors = Signals(np.ones((2, 3)), [[True, False, False]] * 2, "squared_error")
+    with pytest.raises(InputError, match=r"temperature: expected 1 unless signals are logits, got 2\.0 with phi"):
+        rmia(phi, Signals(phi.values, phi.members & False, "phi"), temperature=2.0)
+    with pytest.raises(InputError, match="signal: expected 'softmax' unless signals are logits"):
+        rmia(phi, phi, signal="taylor_softmax")
+    with pytest.raises(InputError, match="signals: expected signals of classes, got squared errors"):
+        rmia(errors, Signals(errors.values, ~errors.members & False, "squared_error"))
+    with pytest.raises(InputError, match="align records and kind"):
+        rmia(targets, phi)
+    with pytest.raises(
+        InputError, match="population: expected at least 2 non-members of every target, got 1 for target 0"
+    ):
+        rmia(phi, Signals(phi.values, ~phi.members & False, "phi"))
+    with pytest.raises(InputError, match=r"not trained on every record, got none at row 0 \(2 such rows\)"):
+        rmia(phi, phi, mode="offline")
+    all_in = Signals(phi.values, phi.members | True, "phi")
+    with pytest.raises(InputError, match=r"not trained on every record, got none at row 2 \(1 such rows\)"):
+        rmia(phi, all_in)
+    some, known = made(8, points=4)
+    fewer = Signals(
+        known.values, known.members, "logits", known.labels, known.population[:, :3], known.population_labels[:3]
+    )
+    with pytest.raises(
+        InputError, match="references: expected the 4 labelled points of the targets' population, got 3"
+    ):
+        rmia(some, fewer)
+    with pytest.raises(InputError, match="references: expected signals with a population, got none"):
+        rmia(some, Signals(known.values, known.members, "logits", known.labels))

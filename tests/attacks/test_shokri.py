@@ -1,0 +1,224 @@
+"""The attack-model attack against plain scikit-learn fits, one class at a time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.special import softmax
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
+from sklearn.neural_network import MLPClassifier
+from sklearn.svm import LinearSVC
+from sklearn.tree import DecisionTreeClassifier
+
+from giveaway.attacks.shokri import shokri
+from giveaway.checks import InputError
+from giveaway.records import Signals
+
+
+def made(seed, *, targets=2, references=4, records=24, queries=1, classes=3, dtype="float64", leak=2.0):
+    rng = np.random.default_rng(seed)
+    models = targets + references
+    members = np.arange(models)[:, None] % 2 == rng.integers(2, size=records)
+    labels = np.arange(records) % classes
+    values = rng.normal(size=(models, records, queries, classes))
+    values += (np.eye(classes)[labels] * (1 + leak * members[:, :, None]))[:, :, None]
+    both = Signals(values.astype(dtype), members, "logits", labels)
+    return both.of_models(slice(targets)), both.of_models(slice(targets, models))
+
+
+def rows_of(signals, i, arrange, one_hot):
+    """(model, query, features) of one record, by loops."""
+    found = []
+    for m in range(signals.models):
+        for q in range(signals.queries):
+            p = list(softmax(signals.values[m, i, q].astype(np.float64)))
+            p = sorted(p, reverse=True) if arrange else p
+            found.append((m, p + [float(c == signals.labels[i]) for c in range(len(p))] * one_hot))
+    return found
+
+
+def plain(targets, references, *, per_class=True, arrange=False):
+    scores = np.zeros(targets.members.shape)
+    groups = [np.flatnonzero(targets.labels == c) for c in set(targets.labels.tolist())]
+    for group in groups if per_class else [range(targets.records)]:
+        learned = [
+            (row, references.members[m, i]) for i in group for m, row in rows_of(references, i, arrange, not per_class)
+        ]
+        model = LogisticRegression(max_iter=1000).fit(
+            np.array([row for row, _ in learned]), np.array([member for _, member in learned])
+        )
+        for i in group:
+            for m, row in rows_of(targets, i, arrange, not per_class):
+                p = model.predict_proba([row])[0, list(model.classes_).index(True)]
+                scores[m, i] += np.log(p / (1 - p)) / targets.queries
+    return scores
+
+
+@pytest.mark.parametrize("per_class", [True, False])
+@pytest.mark.parametrize("features", ["probabilities", "sorted_probabilities"])
+@pytest.mark.parametrize("queries", [1, 2])
+def test_against_a_plain_fit(per_class, features, queries):
+    targets, references = made(1, queries=queries)
+    expected = plain(targets, references, per_class=per_class, arrange=features != "probabilities")
+    classifier = None if per_class else LogisticRegression(max_iter=1000)
+    result = shokri(targets, references, per_class=per_class, features=features, classifier=classifier)
+    np.testing.assert_allclose(result.scores, expected, atol=2e-3)
+    assert np.ptp(expected) > 0.1
+    assert result.options["classifier"] == "LogisticRegression(max_iter=1000)"
+
+
+def test_the_pooled_default_is_a_network_with_the_seed():
+    targets, references = made(2, records=60)
+    inputs, truth = [], []
+    for m in range(references.models):
+        for i in range(references.records):
+            inputs.append(rows_of(references, i, False, True)[m][1])
+            truth.append(references.members[m, i])
+    network = MLPClassifier((64,), max_iter=1000, random_state=5).fit(np.array(inputs), np.array(truth))
+    seen = np.array([[rows_of(targets, i, False, True)[m][1] for i in range(60)] for m in range(targets.models)])
+    p = network.predict_proba(seen.reshape(-1, 6))[:, 1].reshape(targets.members.shape)
+    result = shokri(targets, references, per_class=False, seed=5)
+    np.testing.assert_allclose(result.scores, np.log(p / (1 - p)), atol=1e-6)
+    assert result.options["classifier"] == "MLPClassifier(hidden_layer_sizes=(64,), max_iter=1000, random_state=5)"
+
+
+def test_a_network_as_the_attack_model():
+    targets, references = made(2)
+
+    def network():
+        return MLPClassifier((8,), max_iter=2000, random_state=3)
+
+    result = shokri(targets, references, classifier=network(), per_class=False)
+    again = shokri(targets, references, classifier=network(), per_class=False)
+    np.testing.assert_array_equal(result.scores, again.scores)
+    assert roc_auc_score(result.members.ravel(), result.scores.ravel()) > 0.6
+
+
+def test_certain_answers_of_the_attack_model_stay_finite():
+    _, references = made(3)
+    result = shokri(references, references, classifier=DecisionTreeClassifier(random_state=0))
+    assert np.isfinite(result.scores).all()
+    np.testing.assert_array_equal(result.scores > 0, references.members)
+
+
+def test_the_classifier_handed_over_is_left_as_it_was():
+    targets, references = made(4)
+    classifier = LogisticRegression()
+    shokri(targets, references, classifier=classifier)
+    assert not hasattr(classifier, "coef_")
+
+
+def test_against_the_pipeline_of_art():
+    words = "adversarial-robustness-toolbox is not installed: no comparison with its pipeline"
+    inference = pytest.importorskip("art.attacks.inference.membership_inference", reason=words)
+    estimators = pytest.importorskip("art.estimators.classification.scikitlearn", reason=words)
+
+    targets, references = made(5, records=60)
+    flat = references.distribution().reshape(-1, 3)
+    labels, inside = np.tile(references.labels, references.models), references.members.ravel()
+    host = estimators.SklearnClassifier(LogisticRegression().fit(flat, labels))
+    attack = inference.MembershipInferenceBlackBox(host, attack_model_type="lr", scaler_type=None)
+    attack.fit(flat[inside], labels[inside], flat[~inside], labels[~inside], pred=flat[inside], test_pred=flat[~inside])
+    seen = targets.distribution().reshape(-1, 3)
+    theirs = attack.infer(seen, np.tile(targets.labels, targets.models), pred=seen, probabilities=True)[:, -1]
+    ours = shokri(targets, references, per_class=False, classifier=LogisticRegression()).scores.ravel()
+    np.testing.assert_allclose(np.log(theirs / (1 - theirs)), ours, atol=2e-3)
+    assert np.ptp(ours) > 0.1
+
+
+@given(
+    st.integers(1, 3),
+    st.integers(2, 4),
+    st.integers(1, 2),
+    st.sampled_from(["float16", "float32", "float64"]),
+    st.data(),
+)
+@settings(max_examples=15, deadline=None)
+def test_permuting_models_or_records_permutes_the_scores(models, references, queries, dtype, data):
+    per_class = data.draw(st.booleans())
+    seen, known = made(6, targets=models, references=references, queries=queries, dtype=dtype)
+    model_order = np.array(data.draw(st.permutations(range(models))))
+    reference_order = np.array(data.draw(st.permutations(range(references))))
+    order = np.array(data.draw(st.permutations(range(24))))
+    options = {"per_class": per_class, "classifier": LogisticRegression(tol=1e-8, max_iter=1000)}
+    before = shokri(seen, known, **options).scores
+    moved_targets = seen.of_models(model_order).of_records(order)
+    after = shokri(moved_targets, known.of_models(reference_order).of_records(order), **options).scores
+    assert before.shape == (models, 24)
+    np.testing.assert_allclose(after, before[model_order][:, order], atol=1e-5)
+
+
+@pytest.mark.parametrize("per_class", [True, False])
+@pytest.mark.parametrize("features", ["probabilities", "sorted_probabilities"])
+def test_members_score_high_where_models_leak_and_not_where_they_do_not(per_class, features):
+    for leak, low, high in ((3.0, 0.7, 1.0), (0.0, 0.46, 0.54)):
+        targets, references = made(7, targets=8, references=10, records=240, leak=leak)
+        result = shokri(targets, references, per_class=per_class, features=features)
+        assert low < roc_auc_score(result.members.ravel(), result.scores.ravel()) < high
+
+
+@pytest.mark.parametrize("per_class", [True, False])
+def test_blocks_do_not_change_what_is_learned(monkeypatch, per_class):
+    targets, references = made(8, queries=2)
+    options = {"per_class": per_class, "classifier": LogisticRegression(tol=1e-8, max_iter=1000)}
+    whole = shokri(targets, references, **options).scores
+    monkeypatch.setattr("giveaway.records.signals.BLOCK_NUMBERS", 60)
+    np.testing.assert_allclose(shokri(targets, references, **options).scores, whole, atol=1e-5)
+
+
+def test_most_rows_draws_by_the_seed():
+    targets, references = made(9, references=6, records=90, queries=2)
+    few = {"most_rows": 120, "per_class": False}
+    one, same, other = (shokri(targets, references, seed=seed, **few).scores for seed in (0, 0, 1))
+    np.testing.assert_array_equal(one, same)
+    assert np.abs(one - other).max() > 1e-3
+    every = shokri(targets, references, most_rows=None).scores
+    np.testing.assert_array_equal(every, shokri(targets, references, most_rows=6 * 30 * 2).scores)
+    counted = []
+
+    class Counting(LogisticRegression):
+        def fit(self, X, y):
+            counted.append(len(y))
+            return super().fit(X, y)
+
+    shokri(targets, references, classifier=Counting(), **few)
+    assert counted == [120]
+
+
+def test_errors_say_what_to_do():
+    targets, references = made(10)
+    with pytest.raises(InputError, match="features: expected a known name, got 'sorted'; choose from prob"):
+        shokri(targets, references, features="sorted")
+    with pytest.raises(
+        InputError, match="classifier: expected a scikit-learn classifier with predict_proba, got LinearSVC"
+    ):
+        shokri(targets, references, classifier=LinearSVC())
+    with pytest.raises(InputError, match="most_rows: expected at least 2 or None, got 0"):
+        shokri(targets, references, most_rows=0)
+    one_sided = references.members.copy()
+    one_sided[:, references.labels == 1] = True
+    lacking = Signals(references.values, one_sided, "logits", references.labels)
+    with pytest.raises(
+        InputError, match="references: expected members and non-members in class 1, got only members; add"
+    ):
+        shokri(targets, lacking)
+    shokri(targets, lacking, per_class=False)
+    nothing = Signals(references.values, one_sided & False, "logits", references.labels)
+    with pytest.raises(InputError, match="members and non-members in every class together, got only non-members"):
+        shokri(targets, nothing, per_class=False)
+    phi = Signals(np.ones((2, 24)), np.ones((2, 24)), "phi")
+    with pytest.raises(
+        InputError, match="signals: expected logits or probabilities, got phi; store the whole prediction"
+    ):
+        shokri(phi, phi)
+    with pytest.raises(InputError, match="align records and kind"):
+        shokri(targets, phi)
+    _, wider = made(10, classes=4)
+    with pytest.raises(InputError, match="align records and kind"):
+        shokri(targets, wider)
+    other = Signals(references.values, references.members, "logits", references.labels[::-1])
+    with pytest.raises(InputError, match="references: expected the labels of the targets' records, got .* others"):
+        shokri(targets, other)
