@@ -220,5 +220,5 @@ def test_errors_say_what_to_do():
     with pytest.raises(InputError, match="align records and kind"):
         shokri(targets, wider)
     other = Signals(references.values, references.members, "logits", references.labels[::-1])
-    with pytest.raises(InputError, match="references: expected the labels of the targets' records, got .* others"):
+    with pytest.raises(InputError, match=r"references: expected the labels of the targets' records, got .* others"):
         shokri(targets, other)
