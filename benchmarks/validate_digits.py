@@ -1,0 +1,152 @@
+"""How well the scores of an audit find what LiRA finds on small models, and what the attack costs beside the audit.
+
+Digits: 200 shadow networks (two hidden layers of 64, 60 epochs) by the stacked engine, 16 targets by a plain loop that
+takes the same batches, each target audited. California Housing: 200 shadow and 16 target ridge regressions by closed
+form, where the folder GIVEAWAY_SHARED (or ../shared) holds data/california_housing.npz. Printed and saved: the mean
+over targets of each score's agreement with LiRA's effect size, wall-clock seconds of both sides, and the factor of the
+stacked engine over one model at a time.
+
+    python benchmarks/validate_digits.py [--models 200] [--targets 16] [--out benchmarks/results/validate_digits.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import tempfile
+import time
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+import torch
+from sklearn.datasets import load_digits
+from sklearn.linear_model import Ridge
+from sklearn.preprocessing import scale
+from torch.utils.data import TensorDataset
+
+import giveaway as ga
+from giveaway.attacks.membership import balanced_membership, model_seed
+from giveaway.attacks.recipes import RECIPES
+from giveaway.attacks.stacked import EpochBatches, Training, seeded_model
+
+SHARES = ((0.01, 0.05), (0.05, 0.05))
+FIRST_TARGET = 10_000  # seeds and halves that no shadow model has
+
+
+def digits(models: int, targets: int, folder: Path) -> dict:
+    data = load_digits()
+    x, y = (data.data / 16.0).astype(np.float32), data.target
+    recipe = RECIPES["mlp"]
+    began = time.perf_counter()
+    signals = ga.attacks.train_recipe("mlp", x, y, models=models, folder=folder, kind="phi")
+    stacked = time.perf_counter() - began
+    inputs, labels = torch.from_numpy(x), torch.from_numpy(y)
+    members = balanced_membership(targets, len(x), seed=0, first=FIRST_TARGET)
+    alone, audits, tables = 0.0, 0.0, []
+    for number, own in enumerate(members):
+        rows = np.flatnonzero(own)
+        began = time.perf_counter()
+        seed = model_seed(FIRST_TARGET + number, seed=0)
+        model = one_model(partial(recipe.build, x.shape[1:], 10), inputs, labels, rows, recipe.training, seed)
+        alone += time.perf_counter() - began
+        began = time.perf_counter()
+        table = ga.audit(ga.from_torch(model, TensorDataset(inputs[rows], labels[rows]), l2=0.01))
+        audits += time.perf_counter() - began
+        tables.append((table, rows))
+    return {
+        **agreement(tables, signals),
+        "seconds": {
+            "shadow_models_stacked": round(stacked, 1),
+            "one_audit": round(audits / targets, 3),
+            "one_model_alone": round(alone / targets, 2),
+            "factor_of_the_stacked_engine": round(alone / targets * models / stacked, 2),
+        },
+    }
+
+
+def one_model(make, x, y, rows: np.ndarray, training: Training, seed: int) -> torch.nn.Module:
+    """A plain training loop over the batches that the stacked engine would take."""
+    model = seeded_model(make, seed)
+    steps = -(-len(rows) // training.batch_size)
+    batches = EpochBatches([rows], steps, [seed])
+    optimizer = training.optimizer_of(list(model.parameters()))
+    weights = batches.weights[0].to(x.dtype)
+    for _ in range(training.epochs):
+        for which, weight in zip(batches.epoch()[0], weights, strict=True):
+            optimizer.zero_grad()
+            (training.losses(model(x[which]), y[which]) * weight).sum().backward()
+            optimizer.step()
+    return model
+
+
+def housing(file: Path, models: int, targets: int, folder: Path) -> dict:
+    stored = np.load(file)
+    x, y = scale(stored["X"]), scale(stored["y"])
+    began = time.perf_counter()
+    signals = ga.attacks.train_recipe("ridge", x, y, models=models, folder=folder)
+    shadows = time.perf_counter() - began
+    tables, audits = [], 0.0
+    for own in balanced_membership(targets, len(x), seed=0, first=FIRST_TARGET):
+        rows = np.flatnonzero(own)
+        model = Ridge(alpha=1.0).fit(x[rows], y[rows])
+        began = time.perf_counter()
+        tables.append((ga.audit(ga.from_sklearn(model, x[rows], y[rows])), rows))
+        audits += time.perf_counter() - began
+    seconds = {"shadow_models": round(shadows, 1), "one_audit": round(audits / targets, 3)}
+    return {**agreement(tables, signals), "seconds": seconds}
+
+
+def agreement(tables: list, signals: ga.Signals) -> dict:
+    """Mean over targets of recall and rank correlation, and their standard error."""
+    effect = ga.evaluation.effect_sizes(signals).effect_size
+    found: dict[str, list] = {name: [] for name in tables[0][0].columns}
+    for table, rows in tables:
+        for name in found:
+            recalls = [ga.evaluation.recall_at(table[name], effect[rows], top, keep) for top, keep in SHARES]
+            found[name].append([*recalls, ga.evaluation.spearman(table[name], effect[rows])])
+    mean = {name: np.mean(values, axis=0).round(3).tolist() for name, values in found.items()}
+    spread = {name: np.std(values, axis=0, ddof=1) / np.sqrt(len(values)) for name, values in found.items()}
+    worth = ga.evaluation.shadow_curve(
+        signals, sizes=[s for s in (2, 4, 8, 16, 32, 64) if s <= signals.models // 2], truth_models=signals.models // 2
+    )
+    return {
+        "columns": ["top 1% in 5%", "top 5% in 5%", "spearman"],
+        "mean_over_targets": mean,
+        "standard_error": {name: values.round(3).tolist() for name, values in spread.items()},
+        "lira_with_shadow_models": dict(zip(map(str, worth.sizes), worth.recall.round(3).tolist(), strict=True)),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", type=int, default=200)
+    parser.add_argument("--targets", type=int, default=16)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "validate_digits.json")
+    options = parser.parse_args()
+    shared = Path(os.environ.get("GIVEAWAY_SHARED", Path(__file__).parents[2] / "shared"))
+    file = shared / "data" / "california_housing.npz"
+    with tempfile.TemporaryDirectory() as folder:
+        report = {"digits": digits(options.models, options.targets, Path(folder) / "digits")}
+        if file.is_file():
+            report["california_housing"] = housing(file, options.models, options.targets, Path(folder) / "housing")
+        else:
+            print(f"no California Housing at {file}: set GIVEAWAY_SHARED to the folder that holds data/")
+    versions = {name: metadata.version(name) for name in ("giveaway", "torch", "numpy", "scikit-learn")}
+    environment = {"cores": os.cpu_count(), "threads": torch.get_num_threads(), "python": platform.python_version()}
+    report = {
+        "environment": {**environment, **versions},
+        "models": options.models,
+        "targets": options.targets,
+        **report,
+    }
+    options.out.parent.mkdir(exist_ok=True)
+    options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(report, indent=1))
+
+
+if __name__ == "__main__":
+    main()
