@@ -664,3 +664,41 @@ def test_validate_compares_an_audit_with_shadow_models(giveaway, folder):
     assert json.loads(Path("result/validation.json").read_text())["agreement"] == result["agreement"]
     assert giveaway("purge", "result")[0] == 0
     assert not Path("result").exists()
+
+
+def test_validate_trains_shadow_models_of_a_recipe(giveaway, folder):
+    code = (
+        "from sklearn.datasets import load_iris\n"
+        "def data():\n    X, y = load_iris(return_X_y=True)\n    return X[:, :2], y\n"
+        "def inputs():\n    return data()[0]\n"
+    )
+    (folder / "flowers.py").write_text(code)
+    X, y = load_iris(return_X_y=True)
+    model = LogisticRegression(C=1.0).fit(X[:, :2], y)
+    from_sklearn(model, X[:, :2], y).save("head.npz")
+    assert giveaway("audit", "--features", "head.npz", "--out", "result")[0] == 0
+    options = ("validate", "result", "--recipe", "logistic", "--data", "flowers:data", "--models", "16", "--json")
+    code, out, err = giveaway(*options)
+    assert (code, "Running your code: flowers:data" in err) == (0, True)
+    first = json.loads(out)
+    assert (first["models"], first["records"]) == (16, 150)
+    again = json.loads(giveaway(*options)[1])
+    assert again["agreement"] == first["agreement"]
+    more = json.loads(giveaway(*options, "--models", "32")[1])
+    assert more["models"] == 32
+    assert one_line(giveaway(*options, "--seed", "1")).startswith("folder: expected")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ((), "signals: expected a file that exists, got giveaway-signals"),
+        (("--models", "8"), "models: expected --recipe beside it, got none; drop --models, or name a recipe"),
+        (("--recipe", "mlp", "--models", "8"), "data: expected --data beside --recipe, got none"),
+        (("--recipe", "mlp", "--data", "nowhere:x"), "models: expected --models beside --recipe, got none"),
+        (("--recipe", "mpl", "--data", "math:gamma", "--models", "8"), "data"),
+    ],
+)
+def test_what_validate_refuses(giveaway, file, options, words):
+    assert giveaway("audit", "--features", file, "--out", "result")[0] == 0
+    assert one_line(giveaway("validate", "result", *options)).startswith(words)

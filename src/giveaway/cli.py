@@ -87,19 +87,29 @@ def audit(config: str | None, as_json: bool, **flags: Any) -> None:
 
 @cli.command()
 @click.argument("folder")
-@click.option("--signals", required=True, help="Shadow models' signals: a folder of Signals.save, or an .npz.")
+@click.option(
+    "--signals", default="giveaway-signals", show_default=True, help="Shadow models' signals: a folder or .npz."
+)
+@click.option("--recipe", help="Train the shadow models here: ridge, logistic, mlp, cnn, resnet20 or resnet18.")
+@click.option("--data", help="With --recipe: module:function of yours that returns (X, y) (your code runs).")
+@click.option("--models", type=int, help="With --recipe: how many shadow models; an even number.")
+@click.option("--device", help="With --recipe: where they train, such as cuda.")
 @click.option("--rows", help="FILE.npy: the signals' record for each row of the audit; default the same records.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the draws and intervals.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of training, draws and intervals.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result for machines.")
-def validate(folder: str, signals: str, rows: str | None, seed: int, as_json: bool) -> None:
+def validate(folder: str, rows: str | None, as_json: bool, **flags: Any) -> None:
     """Check an audit FOLDER against LiRA: how well do its scores find what the attack finds?"""
     from giveaway.auditing.store import save_page
     from giveaway.auditing.validate import validate as compare
-    from giveaway.extract.signals_file import row_numbers, signals_from
+    from giveaway.extract.signals_file import row_numbers
     from giveaway.records import ScoreTable
+    from giveaway.source import signals_named
 
     table = ScoreTable.load(folder, "scores")
-    found = compare(table, signals_from(signals), rows=None if rows is None else row_numbers(rows), seed=seed)
+    places = None if rows is None else row_numbers(rows)
+    named = {name: value for name, value in flags.items() if value is not None}
+    signals = signals_named(named, lambda words: click.echo(words, err=True))
+    found = compare(table, signals, rows=places, seed=flags["seed"])
     pages = {
         "validation.md": found.to_markdown(),
         "validation.csv": found.table.to_csv(),

@@ -1,4 +1,4 @@
-"""The head that the options of a command name: a file of arrays, a torch model, or a scikit-learn estimator."""
+"""What the options of a command name: a head (from arrays, a torch model, a scikit-learn estimator), or signals."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from giveaway.attacks.recipes import train_recipe
+from giveaway.auditing.progress import progress_of
 from giveaway.checks import InputError, fail
 from giveaway.extract import from_file, from_sklearn, from_torch
+from giveaway.extract.signals_file import signals_from
 from giveaway.extract.user_code import call_factory, load_estimator, load_weights
-from giveaway.records import Head
+from giveaway.records import Head, Signals
 
 Options = dict[str, Any]
 Say = Callable[[str], Any]
@@ -43,6 +46,39 @@ def head_from(options: Options, say: Say) -> Head:
     return dataclasses.replace(head, groups=_names(options["groups"])) if "groups" in options else head
 
 
+def signals_named(options: Options, say: Say) -> Signals:
+    """Stored signals, or those of shadow models of a recipe, trained here and kept in the folder `signals`."""
+    if "recipe" not in options:
+        for name in ("data", "models", "device"):
+            if name in options:
+                raise fail(name, "--recipe beside it", "none", f"drop --{name}, or name a recipe")
+        return signals_from(options["signals"])
+    for name in ("data", "models"):
+        if name not in options:
+            raise fail(name, f"--{name} beside --recipe", "none", "say what to train, and how many")
+    inputs, targets = _inputs_and_targets(options, say, "recipe")
+    device = _device(options.get("device")) or torch.device("cpu")
+    with progress_of(options["models"], enabled=True, work="shadow models", unit="model") as on_models:
+        return train_recipe(
+            options["recipe"],
+            inputs,
+            targets,
+            models=options["models"],
+            folder=options["signals"],
+            seed=options.get("seed", 0),
+            device=device,
+            on_model=lambda finished, models: on_models(1),
+        )
+
+
+def _inputs_and_targets(options: Options, say: Say, beside: str) -> tuple[Any, Any]:
+    say(f"Running your code: {options['data']}")
+    data = call_factory("data", options["data"])
+    if not isinstance(data, tuple) or len(data) != 2:
+        raise fail("data", f"a function that returns (X, y) beside --{beside}", type(data).__name__, "return both")
+    return data
+
+
 def _from_arrays(options: Options, say: Say) -> Head:
     head, notes = from_file(
         options["features"],
@@ -57,11 +93,7 @@ def _from_arrays(options: Options, say: Say) -> Head:
 
 def _from_estimator(options: Options, say: Say) -> Head:
     estimator = load_estimator(options["estimator"], allow_pickle=bool(options.get("allow_pickle")))
-    say(f"Running your code: {options['data']}")
-    data = call_factory("data", options["data"])
-    if not isinstance(data, tuple) or len(data) != 2:
-        raise fail("data", "a function that returns (X, y) beside --estimator", type(data).__name__, "return both")
-    return from_sklearn(estimator, *data)
+    return from_sklearn(estimator, *_inputs_and_targets(options, say, "estimator"))
 
 
 def _from_model(options: Options, say: Say) -> Head:

@@ -14,16 +14,16 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 @contextmanager
-def progress_of(total: int, *, enabled: bool) -> Iterator[OnRows]:
+def progress_of(total: int, *, enabled: bool, work: str = "audit", unit: str = "rec") -> Iterator[OnRows]:
     """What to call with the number of rows just done: a bar on a terminal, lines elsewhere, nothing unless enabled."""
     if not enabled:
         yield lambda rows: None
     elif not sys.stderr.isatty():
-        yield _one_at_a_time(_lines(total))
+        yield _one_at_a_time(_lines(total, work))
     else:
         from tqdm import tqdm  # audits run where only torch, NumPy, SciPy and scikit-learn are installed
 
-        with tqdm(total=total, unit="rec", desc="audit", file=sys.stderr, delay=1.0, leave=False) as bar:
+        with tqdm(total=total, unit=unit, desc=work, file=sys.stderr, delay=1.0, leave=False) as bar:
             yield _one_at_a_time(bar.update)
 
 
@@ -38,7 +38,7 @@ def _one_at_a_time(on_rows: OnRows) -> OnRows:
     return locked
 
 
-def _lines(total: int) -> OnRows:
+def _lines(total: int, work: str) -> OnRows:
     done, said = 0, time.monotonic()
 
     def on_rows(rows: int) -> None:
@@ -46,6 +46,6 @@ def _lines(total: int) -> OnRows:
         done += rows
         if time.monotonic() - said >= SECONDS_BETWEEN_LINES:
             said = time.monotonic()
-            print(f"audit: {100 * done // total} %", file=sys.stderr)
+            print(f"{work}: {100 * done // total} %", file=sys.stderr)
 
     return on_rows
