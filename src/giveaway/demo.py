@@ -12,7 +12,7 @@ EPOCHS = 60
 
 
 def digits_dataset() -> TensorDataset:
-    """Half of the digits, 898 images of 8 × 8 with their classes: the training set of the demo."""
+    """Half of the digits, 899 images of 8 × 8 with their classes: the training set of the demo."""
     digits = load_digits()
     images = torch.from_numpy(digits.data[::2]).to(torch.float32) / 16.0
     return TensorDataset(images, torch.from_numpy(digits.target[::2]))

@@ -254,3 +254,10 @@ def test_files_that_are_something_else(tmp_path, arrays):
         np.save(stream, arrays["features"])
     with pytest.raises(InputError, match=r"file: expected a whole .npz file, got single.npz"):
         from_file(tmp_path / "single.npz")
+
+
+@pytest.mark.parametrize("l2", [float("nan"), float("inf"), -1.0])
+def test_a_penalty_that_is_no_number(tmp_path, l2):
+    np.savez(tmp_path / "head.npz", features=np.eye(3), outputs=np.eye(3), targets=np.arange(3))
+    with pytest.raises(ValueError, match="l2: expected a finite number of at least 0"):
+        from_file(tmp_path / "head.npz", l2=l2)

@@ -58,7 +58,7 @@ def from_file(
     given["loss"] = None if loss == "auto" else loss
     for name, value in given.items():
         if value is not None:
-            if settings.get(name, value) != value:
+            if name in settings and settings[name] != value:
                 notes.append(f"{name}={value} as given, not the {settings[name]} of the file")
             settings[name] = value
     if "intercept" not in settings:
