@@ -11,7 +11,7 @@ from scipy.special import logsumexp
 from scipy.stats import rankdata
 
 from giveaway.attacks.membership import model_seed
-from giveaway.attacks.shadow import OnModel, Train, signals_from
+from giveaway.attacks.shadow import OnModel, Train, predicted_signals
 from giveaway.checks import check_choice, fail
 
 QUANTITIES = ("logits", "phi", "squared_error")
@@ -97,7 +97,7 @@ def retrain_without(
 
     def signals_at(indices: np.ndarray, model: int, rows: np.ndarray) -> np.ndarray:
         nonlocal done
-        predicted = signals_from(train(indices, seeds[model]), records)[rows]
+        predicted = predicted_signals(train(indices, seeds[model]), records)[rows]
         done += 1
         if on_model is not None:
             on_model(done, total)

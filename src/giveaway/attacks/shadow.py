@@ -134,7 +134,7 @@ def collect_shadows(
         return store.signals()
 
 
-def signals_from(predict: Callable[..., Any], rows: int) -> np.ndarray:
+def predicted_signals(predict: Callable[..., Any], rows: int) -> np.ndarray:
     """What `predict` says of rows 0 to rows − 1, handed over where it needs an argument."""
     try:
         parameters = inspect.signature(predict).parameters.values()
@@ -177,7 +177,7 @@ def _one_model(train: Train, number: int, indices: np.ndarray, seed: int, rows: 
     """Runs in a worker, which must not raise: the other models go on."""
     try:
         predict = train(indices, seed, **device)
-        return number, signals_from(predict, rows)
+        return number, predicted_signals(predict, rows)
     except Exception as error:
         text = " ".join(f"{type(error).__name__}: {error}".split())
         reason = text if len(text) <= LONGEST_REASON else text[: LONGEST_REASON - 1] + "…"

@@ -64,10 +64,10 @@ def _cholesky_inverse_in_place(matrix: torch.Tensor) -> bool:
 
 def _eigen_inverse(matrix: torch.Tensor, cut: float) -> Inverse:
     values, vectors = torch.linalg.eigh(matrix, UPLO="U")
-    kept = values > cut * values[-1].clamp_min(0.0)
-    rank = int(kept.sum())
-    vectors = vectors[:, kept]
-    torch.mm(vectors / values[kept], vectors.T, out=matrix)
+    rank = int((values > cut * values[-1].clamp_min(0.0)).sum())
+    largest = slice(len(values) - rank, None)  # eigenvalues ascend
+    vectors = vectors[:, largest].mul_(values[largest].rsqrt())
+    torch.mm(vectors, vectors.T, out=matrix)
     return Inverse(matrix, rank, "eigenvectors", cut)
 
 
