@@ -29,9 +29,11 @@ from sklearn.preprocessing import scale
 from torch.utils.data import TensorDataset
 
 import giveaway as ga
+from giveaway.attacks.epochs import EpochBatches
 from giveaway.attacks.membership import balanced_membership, model_seed
 from giveaway.attacks.recipes import RECIPES
-from giveaway.attacks.stacked import EpochBatches, Training, seeded_model
+from giveaway.attacks.stacked import seeded_model
+from giveaway.attacks.training import Training
 
 SHARES = ((0.01, 0.05), (0.05, 0.05))
 FIRST_TARGET = 10_000  # seeds and halves that no shadow model has

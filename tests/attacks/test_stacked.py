@@ -7,8 +7,10 @@ import pytest
 import torch
 from torch import nn
 
+from giveaway.attacks.epochs import EpochBatches
 from giveaway.attacks.membership import balanced_membership, model_seed
-from giveaway.attacks.stacked import EpochBatches, Training, train_stacked
+from giveaway.attacks.stacked import train_stacked
+from giveaway.attacks.training import Training
 from giveaway.checks import InputError
 
 RECORDS, EXTRA, MODELS = 37, 4, 6
@@ -30,20 +32,32 @@ def with_batch_norm():
     return nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3)).double()
 
 
+def mixed(word):
+    """SplitMix64's finalizer, in Python's own whole numbers."""
+    word = (word + 0x9E3779B97F4A7C15) % 2**64
+    word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    word = (word ^ (word >> 27)) * 0x94D049BB133111EB % 2**64
+    return word ^ (word >> 31)
+
+
+def shuffled(own, seed, epoch):
+    stream = mixed((mixed(seed) + epoch) % 2**64)
+    return own[sorted(range(len(own)), key=lambda place: mixed((stream + place) % 2**64) % 2**63)]
+
+
 def one_at_a_time(make_model, inputs, targets, number, training, loss):
     """The same batches, written out with torch's own modules and optimizers."""
     x, y = torch.from_numpy(inputs), torch.from_numpy(targets)
     torch.manual_seed(SEEDS[number])
     model = make_model()
-    generator = torch.Generator().manual_seed(SEEDS[number])
     own = torch.from_numpy(np.flatnonzero(MEMBERS[number]))
     steps = min(math.ceil(19 / training.batch_size), 18)
     options = {"momentum": training.momentum} if training.optimizer == "sgd" else {}
     kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[training.optimizer]
     optimizer = kind(model.parameters(), training.learning_rate, weight_decay=training.weight_decay, **options)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, training.epochs * steps)
-    for _ in range(training.epochs):
-        for batch in own[torch.randperm(len(own), generator=generator)].tensor_split(steps):
+    for epoch in range(training.epochs):
+        for batch in shuffled(own, SEEDS[number], epoch).tensor_split(steps):
             optimizer.zero_grad()
             loss(model(x[batch]), y[batch]).backward()
             optimizer.step()
@@ -63,14 +77,29 @@ def one_at_a_time(make_model, inputs, targets, number, training, loss):
         Training(3, 1000, "adam", 1e-2),
     ],
 )
-@pytest.mark.parametrize("at_once", [1, 4, 64])
-def test_every_model_is_as_trained_alone(training, at_once):
+@pytest.mark.parametrize(("at_once", "stack"), [(1, True), (4, True), (64, True), (4, False)])
+def test_every_model_is_as_trained_alone(training, at_once, stack):
     inputs, targets = data()
-    found = dict(train_stacked(mlp, inputs, targets, MEMBERS, training, seeds=SEEDS, models_at_once=at_once))
+    options = {"models_at_once": at_once, "stack": stack}
+    found = dict(train_stacked(mlp, inputs, targets, MEMBERS, training, seeds=SEEDS, **options))
     assert sorted(found) == list(range(MODELS))
     for number in range(MODELS):
         alone = one_at_a_time(mlp, inputs, targets, number, training, nn.functional.cross_entropy)
         np.testing.assert_allclose(found[number], alone, atol=1e-9)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+@pytest.mark.parametrize("stack", [True, False])
+@pytest.mark.parametrize("make", [mlp, with_batch_norm])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_a_gpu_trains_the_same_models(stack, make, optimizer):
+    inputs, targets = data((5,) if make is mlp else (2, 4, 4))
+    training = Training(3, 8, optimizer, 1e-2, weight_decay=1e-2, schedule="cosine")
+    options = {"seeds": SEEDS, "models_at_once": 4, "stack": stack}
+    here = dict(train_stacked(make, inputs, targets, MEMBERS, training, **options))
+    there = dict(train_stacked(make, inputs, targets, MEMBERS, training, device="cuda", **options))
+    for number in range(MODELS):
+        np.testing.assert_allclose(there[number], here[number], atol=1e-6)  # learning rates are float32 there
 
 
 def test_batch_norm_is_each_models_own():
@@ -82,11 +111,11 @@ def test_batch_norm_is_each_models_own():
         one = train_stacked(with_batch_norm, inputs, targets, members[[number]], training, seeds=[SEEDS[number]])
         np.testing.assert_allclose(found[number], next(iter(one))[1], atol=1e-9)
         torch.manual_seed(SEEDS[number])
-        model, generator = with_batch_norm(), torch.Generator().manual_seed(SEEDS[number])
+        model = with_batch_norm()
         optimizer = torch.optim.Adam(model.parameters(), 1e-2)
         own = torch.from_numpy(np.flatnonzero(members[number]))
-        for _ in range(3):
-            for batch in own[torch.randperm(18, generator=generator)].split(6):
+        for epoch in range(3):
+            for batch in shuffled(own, SEEDS[number], epoch).split(6):
                 optimizer.zero_grad()
                 outputs = model(torch.from_numpy(inputs)[batch])
                 nn.functional.cross_entropy(outputs, torch.from_numpy(targets)[batch]).backward()
@@ -125,6 +154,65 @@ def test_a_group_with_a_missing_model_comes_out_whole_and_bit_for_bit():
         np.testing.assert_array_equal(part[number], whole[number])
 
 
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_dropout_differs_between_models_and_repeats_with_the_seed(at_once):
+    inputs, targets = data()
+    members = np.repeat(MEMBERS[:1], 3, axis=0)
+    training = Training(5, 8, "sgd", 0.1)
+
+    def make():
+        return nn.Sequential(nn.Dropout(0.5), nn.Linear(5, 3)).double()
+
+    def trained(seeds):
+        found = train_stacked(make, inputs, targets, members, training, seeds=seeds, models_at_once=at_once)
+        return [outputs for _, outputs in found]
+
+    once, again, other = trained(SEEDS[:3]), trained(SEEDS[:3]), trained(SEEDS[3:])
+    np.testing.assert_array_equal(once, again)
+    assert not np.allclose(once, other)
+    plain = train_stacked(
+        lambda: nn.Sequential(nn.Dropout(0.0), nn.Linear(5, 3)).double(),
+        inputs,
+        targets,
+        members,
+        training,
+        seeds=SEEDS[:3],
+    )
+    assert not np.allclose(once, [outputs for _, outputs in plain])
+
+
+@pytest.mark.parametrize("at_once", [1, 64])
+def test_frozen_parameters_stay(at_once):
+    inputs, targets = data()
+
+    def make():
+        model = mlp()
+        model[0].requires_grad_(False)
+        model[2].weight.requires_grad_(False)
+        return model
+
+    torch.manual_seed(SEEDS[0])
+    first = make()(torch.from_numpy(inputs))
+    training = Training(4, 8, "adam", 0.1)
+    _, outputs = next(
+        iter(train_stacked(make, inputs, targets, MEMBERS, training, seeds=SEEDS, models_at_once=at_once))
+    )
+    moved = outputs - first.detach().numpy()
+    np.testing.assert_allclose(moved, np.broadcast_to(moved[0], moved.shape), atol=1e-12)  # the last bias alone
+    assert abs(moved[0]).max() > 0.1
+
+
+def test_bfloat16_products_train_about_the_same():
+    inputs, targets = data()
+    made = {}
+    for precision in ("float32", "bfloat16"):
+        training = Training(4, 8, "sgd", 0.1, precision=precision)
+        single = train_stacked(lambda: mlp().float(), inputs.astype("f4"), targets, MEMBERS, training, seeds=SEEDS)
+        made[precision] = np.stack([outputs for _, outputs in single])
+    gap = np.abs(made["bfloat16"] - made["float32"]).max()
+    assert 0 < gap < 0.05
+
+
 def test_batches_cover_the_members_once_an_epoch():
     members = [np.flatnonzero(row) for row in MEMBERS]
     batches = EpochBatches(members, 4, SEEDS)
@@ -150,6 +238,7 @@ def test_the_global_random_state_is_left_alone():
         (lambda: Training(1, 8, "lion"), "optimizer: expected a known name, got 'lion'"),
         (lambda: Training(0, 8), "epochs: expected a finite number of at least 1, got 0"),
         (lambda: Training(1, 8, momentum=0.9), "momentum: expected 0 unless the optimizer is sgd, got 0.9"),
+        (lambda: Training(1, 8, precision="half"), "precision: expected a known name, got 'half'"),
         (lambda: Training(1, 8, schedule="cos"), "schedule: expected a known name, got 'cos'; did you mean cosine"),
     ],
 )
@@ -161,7 +250,6 @@ def test_training_refusals(make_training, words):
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"make_model": lambda: nn.Sequential(nn.Linear(5, 3), nn.Dropout())}, "make_model: expected a model without"),
         ({"targets": np.zeros(3, dtype=int)}, "inputs: expected at least 37 rows, as many as targets, got 41 with 3"),
         ({"seeds": SEEDS[:2]}, "seeds: expected one a model, 6 in all, got 2"),
         ({"membership": np.zeros((6, RECORDS))}, "membership: expected .* got shape .* a model without records"),

@@ -15,12 +15,13 @@ if TYPE_CHECKING:
     from giveaway.attacks.recipes import RECIPES, train_recipe
     from giveaway.attacks.retrain import leave_one_out, retrain_without
     from giveaway.attacks.shadow import train_shadows
-    from giveaway.attacks.stacked import Training, train_stacked
+    from giveaway.attacks.stacked import train_stacked
+    from giveaway.attacks.training import Training
 
 # an audit must not wait for what trains models
 _HOMES = {
     "RECIPES": "recipes",
-    "Training": "stacked",
+    "Training": "training",
     "leave_one_out": "retrain",
     "retrain_without": "retrain",
     "train_recipe": "recipes",

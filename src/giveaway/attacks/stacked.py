@@ -1,9 +1,12 @@
 """Many small models trained at once: their parameters stacked, one forward and backward pass for all of them.
 
 Each model has its own half of the records, its own first parameters and its own order of records, all from its own
-seed; what a model becomes does not depend on its neighbours beyond rounding. The gradient of the summed losses with
-respect to stacked parameters is each model's own gradient, and the optimizers of torch work number by number, so that
-they serve stacked parameters as they are.
+seed; what a model without dropout becomes does not depend on its neighbours beyond rounding. The gradient of the summed
+losses with respect to stacked parameters is each model's own gradient, and the optimizers of torch work number by
+number, so that they serve stacked parameters as they are. On a GPU a whole step is one captured graph.
+
+Convolutions with stacked weights are slow. Such models can be trained side by side instead: unstacked, each on a stream
+of its own, all in one graph.
 """
 
 from __future__ import annotations
@@ -11,76 +14,19 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import nn
 from torch.func import functional_call, stack_module_state
 
-from giveaway.checks import as_tensor, check_choice, check_finite, check_number, fail
+from giveaway.attacks.cuda_graph import captured, side_by_side
+from giveaway.attacks.epochs import EpochBatches
+from giveaway.attacks.training import Training
+from giveaway.checks import as_tensor, check_finite, fail
 
-OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
-    "sgd": torch.optim.SGD,
-    "adam": torch.optim.Adam,
-    "adamw": torch.optim.AdamW,
-}
-SCHEDULES = ("constant", "cosine")
-LOSSES = ("cross_entropy", "squared")
-EVALUATED_AT_ONCE = 2**22  # numbers of input a pass, over all models
-
-Loss = str | Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
-
-@dataclass(frozen=True)
-class Training:
-    """How a model is trained.
-
-    An epoch is split into ⌈members / batch_size⌉ batches of sizes that differ by at most one (no small last batch).
-    The loss is the mean over a batch. "cosine" goes from learning_rate to 0 over all steps.
-    """
-
-    epochs: int
-    batch_size: int
-    optimizer: str = "adamw"
-    learning_rate: float = 1e-3
-    weight_decay: float = 0.0
-    momentum: float = 0.0
-    schedule: str = "constant"
-    loss: Loss = "cross_entropy"
-
-    def __post_init__(self) -> None:
-        check_choice("optimizer", self.optimizer, OPTIMIZERS)
-        check_choice("schedule", self.schedule, SCHEDULES)
-        if isinstance(self.loss, str):
-            check_choice("loss", self.loss, LOSSES)
-        check_number("epochs", self.epochs, minimum=1, remedy="train for at least one epoch")
-        check_number("batch_size", self.batch_size, minimum=1, remedy="a batch holds at least one record")
-        for name in ("learning_rate", "weight_decay", "momentum"):
-            check_number(name, getattr(self, name), minimum=0, remedy="give a number such as 0.001")
-        if self.momentum and self.optimizer != "sgd":
-            raise fail("momentum", "0 unless the optimizer is sgd", f"{self.momentum}", "drop it")
-
-    def optimizer_of(self, parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
-        """The optimizer, for the parameters of one model or of many."""
-        options: dict[str, Any] = {"lr": self.learning_rate, "weight_decay": self.weight_decay}
-        if self.optimizer == "sgd":
-            options["momentum"] = self.momentum
-        return OPTIMIZERS[self.optimizer](parameters, **options)
-
-    def rate(self, step: int, steps: int) -> float:
-        """The learning rate of a step, counted from 0."""
-        decay = 0.5 * (1.0 + math.cos(math.pi * step / steps)) if self.schedule == "cosine" else 1.0
-        return self.learning_rate * decay
-
-    def losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """The loss of every record, for outputs (records, outputs)."""
-        if callable(self.loss):
-            return self.loss(outputs, targets)
-        if self.loss == "squared":
-            return (outputs - targets.reshape(outputs.shape)).square().flatten(1).sum(1)
-        return nn.functional.cross_entropy(outputs, targets, reduction="none")
+EVALUATED_AT_ONCE = {"cpu": 2**22, "cuda": 2**26}  # numbers of input a pass, over all models
 
 
 def train_stacked(
@@ -93,6 +39,7 @@ def train_stacked(
     seeds: Sequence[int],
     numbers: Sequence[int] | None = None,
     models_at_once: int = 64,
+    stack: bool = True,
     device: str | torch.device = "cpu",
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Train one model a row of `membership` (M, N) and yield (row number, its outputs on all inputs).
@@ -100,8 +47,9 @@ def train_stacked(
     `make_model()` builds a model with torch's global random numbers, which are set from the model's seed for that call
     and put back. `inputs` may have more rows than `membership` has columns: those are predicted, never trained on.
     Models are trained in groups of `models_at_once` neighbouring rows; with `numbers`, only groups that hold one of
-    them are trained (and come out whole), so that a resumed run gives the bits of an uninterrupted one.
-    Batch norm is trained as usual, each model with its own running averages; dropout is refused.
+    them are trained (and come out whole), so that on a CPU a resumed run gives the bits of an uninterrupted one.
+    Batch norm is trained as usual, each model with its own running averages; dropout draws from the seed of the group's
+    first model. With `stack=False` the models of a group run side by side on a GPU, one after the other on a CPU.
     """
     x, y = as_tensor("inputs", inputs).to(device), as_tensor("targets", targets).to(device)
     check_finite("inputs", x)
@@ -116,81 +64,150 @@ def train_stacked(
         group = range(first, min(first + models_at_once, len(members)))
         if wanted.isdisjoint(group):
             continue
-        ensemble = _Ensemble(make_model, [seeds[number] for number in group], x.device)
-        batches = EpochBatches([np.flatnonzero(members[number]) for number in group], steps, [seeds[k] for k in group])
-        ensemble.fit(x, y, batches, training)
-        outputs = ensemble.outputs(x)
-        for row, number in enumerate(group):
-            yield number, outputs[row].numpy()
+        own_seeds = [seeds[number] for number in group]
+        models = [seeded_model(make_model, seed).to(x.device) for seed in own_seeds]
+        ensembles: list[_Ensemble] = [_Alone(model) for model in models]
+        if stack and len(models) > 1:
+            ensembles = [_Stacked(models)]
+        own = [np.flatnonzero(members[number]) for number in group]
+        parts = np.array_split(np.arange(len(group)), len(ensembles))
+        with torch.random.fork_rng(devices=[x.device] if x.device.type == "cuda" else []):
+            torch.manual_seed(own_seeds[0])
+            trainers = []
+            for ensemble, part in zip(ensembles, parts, strict=True):
+                batches = EpochBatches([own[k] for k in part], steps, [own_seeds[k] for k in part], x.device)
+                trainers.append(_Trainer(ensemble, x, y, batches, training))
+            _train(trainers, training.epochs)
+        for ensemble, part in zip(ensembles, parts, strict=True):
+            outputs = _outputs(ensemble, x)
+            for row, place in enumerate(part):
+                yield group[place], outputs[row].numpy()
 
 
-class EpochBatches:
-    """The batches of several models, all from their own seeds: record numbers and weights, (models, width) a step.
+class _Ensemble(Protocol):
+    """Models of one architecture that take (models, records, …) and give (models, records, outputs)."""
 
-    Every model takes the same number of steps. Rows that fill a batch up to the width have weight 0 (batch norm sees
-    them, and they are records of the model's own), the others 1 / size of the batch.
-    """
+    models: int
+    parameters: Sequence[torch.Tensor]
+    buffers: Sequence[torch.Tensor]
 
-    def __init__(self, members: Sequence[np.ndarray], steps: int, seeds: Sequence[int]) -> None:
-        self.steps = steps
-        self._members = [torch.from_numpy(own) for own in members]
-        self._generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-        width = math.ceil(max(len(own) for own in members) / steps)
-        places = [torch.tensor_split(torch.arange(len(own)), steps) for own in members]
-        self._places = torch.stack([torch.stack([_filled(part, width) for part in own]) for own in places])
-        sizes = torch.tensor([[len(part) for part in own] for own in places])
-        self.weights = (torch.arange(width) < sizes[..., None]).double() / sizes[..., None]
+    def train(self, mode: bool) -> None: ...
 
-    def epoch(self) -> torch.Tensor:
-        """(models, steps, width) record numbers of the next epoch."""
-        orders = []
-        for own, generator, places in zip(self._members, self._generators, self._places, strict=True):
-            orders.append(own[torch.randperm(len(own), generator=generator)][places])
-        return torch.stack(orders)
+    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
 
 
-class _Ensemble:
-    """Stacked parameters and buffers of models of one architecture."""
+class _Stacked:
+    """Stacked parameters and buffers, one pass for all models."""
 
-    def __init__(self, make_model: Callable[[], nn.Module], seeds: Sequence[int], device: torch.device) -> None:
-        models = [seeded_model(make_model, seed).to(device) for seed in seeds]
-        if any(isinstance(part, nn.modules.dropout._DropoutNd) for part in models[0].modules()):
-            raise fail("make_model", "a model without dropout", "one with it", "train such models one at a time")
+    def __init__(self, models: Sequence[nn.Module]) -> None:
+        self.models = len(models)
         self._skeleton = copy.deepcopy(models[0])
-        parameters, self._buffers = stack_module_state(models)
-        self.parameters = {name: value.detach().requires_grad_() for name, value in parameters.items()}
+        stacked, self._buffers = stack_module_state(list(models))
+        learned = {name for name, value in models[0].named_parameters() if value.requires_grad}
+        self._parameters = {name: value.detach().requires_grad_(name in learned) for name, value in stacked.items()}
+        self.parameters: Sequence[torch.Tensor] = [
+            self._parameters[name] for name in self._parameters if name in learned
+        ]
+        self.buffers: Sequence[torch.Tensor] = list(self._buffers.values())
+        self._forward = torch.vmap(self._one, randomness="different")
 
-    def _forward(self, parameters: Any, buffers: Any, x: torch.Tensor) -> torch.Tensor:
+    def _one(self, parameters: Any, buffers: Any, x: torch.Tensor) -> torch.Tensor:
         return functional_call(self._skeleton, (parameters, buffers), (x,))
 
-    def fit(self, x: torch.Tensor, y: torch.Tensor, batches: EpochBatches, training: Training) -> None:
-        self._skeleton.train()
-        parameters = list(self.parameters.values())
-        optimizer = training.optimizer_of(parameters)
-        forward, losses = torch.vmap(self._forward), torch.vmap(training.losses)
-        weights = batches.weights.to(x.device, parameters[0].dtype)
-        total = training.epochs * batches.steps
-        for epoch in range(training.epochs):
-            order = batches.epoch().to(x.device)
-            for step in range(batches.steps):
-                for group in optimizer.param_groups:
-                    group["lr"] = training.rate(epoch * batches.steps + step, total)
-                which = order[:, step]
-                per_record = losses(forward(self.parameters, self._buffers, x[which]), y[which])
-                gradients = torch.autograd.grad((per_record * weights[:, step]).sum(), parameters)
-                for parameter, gradient in zip(parameters, gradients, strict=True):
-                    parameter.grad = gradient
-                optimizer.step()
+    def train(self, mode: bool) -> None:
+        self._skeleton.train(mode)
 
-    @torch.no_grad()
-    def outputs(self, x: torch.Tensor) -> torch.Tensor:
-        """(models, rows, …) on the CPU."""
-        self._skeleton.eval()
-        forward = torch.vmap(self._forward, in_dims=(0, 0, None))
-        models = len(next(iter(self.parameters.values())))
-        block = max(1, EVALUATED_AT_ONCE // max(1, models * x[0].numel()))
-        parts = [forward(self.parameters, self._buffers, part).cpu() for part in x.split(block)]
-        return torch.cat(parts, dim=1)
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self._forward(self._parameters, self._buffers, x)
+
+
+class _Alone:
+    """One model as it is; images with their channels last where a GPU prefers that."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.models = 1
+        self._on_gpu = next(model.parameters()).is_cuda
+        self._model = model
+        if self._on_gpu:
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.parameters: Sequence[torch.Tensor] = [value for value in model.parameters() if value.requires_grad]
+        self.buffers: Sequence[torch.Tensor] = list(model.buffers())
+
+    def train(self, mode: bool) -> None:
+        self._model.train(mode)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        alone = x[0]
+        if self._on_gpu and alone.ndim == 4:
+            alone = alone.contiguous(memory_format=torch.channels_last)
+        return self._model(alone)[None]
+
+
+class _Trainer:
+    """Training of one ensemble, a step at a time, without a word from the host: all that changes is on the device."""
+
+    def __init__(
+        self, ensemble: _Ensemble, x: torch.Tensor, y: torch.Tensor, batches: EpochBatches, training: Training
+    ) -> None:
+        ensemble.train(True)
+        self._ensemble, self._x, self._y, self._batches, self._training = ensemble, x, y, batches, training
+        self.steps = batches.steps
+        read_as = torch.float32 if x.is_cuda else torch.float64  # what the optimizers' kernels read
+        self._rates = torch.tensor(training.rates(training.epochs * batches.steps), dtype=read_as, device=x.device)
+        self._rate = self._rates[0].clone()
+        self._optimizer = training.optimizer_of(ensemble.parameters, self._rate)
+        self._losses = torch.vmap(training.losses)
+        self._weights = batches.weights.to(ensemble.parameters[0].dtype)
+        self._order = batches.epoch()
+        self._step = torch.zeros(1, dtype=torch.long, device=x.device)
+
+    def shuffle(self) -> None:
+        self._order.copy_(self._batches.epoch())
+
+    def advance(self) -> None:
+        self._rate.copy_(self._rates[self._step % len(self._rates)][0])
+        now = self._step % self.steps
+        which, weight = (per_step.index_select(1, now)[:, 0] for per_step in (self._order, self._weights))
+        with self._training.autocast(self._x.device):
+            per_record = self._losses(self._ensemble(self._x[which]), self._y[which])
+        self._optimizer.zero_grad()
+        (per_record * weight).sum().backward()  # lays gradients out as the parameters, which fused optimizers rely on
+        self._optimizer.step()
+        self._step.add_(1)
+
+    def state(self) -> list[torch.Tensor]:
+        return [*self._ensemble.parameters, *self._ensemble.buffers, self._step]
+
+    def optimizer_state(self) -> list[torch.Tensor]:
+        states = self._optimizer.state.values()
+        return [value for state in states for value in state.values() if torch.is_tensor(value)]
+
+
+def _train(trainers: Sequence[_Trainer], epochs: int) -> None:
+    def advance() -> None:
+        for trainer in trainers:
+            trainer.advance()
+
+    run = advance
+    state = [tensor for trainer in trainers for tensor in trainer.state()]
+    if state[0].is_cuda:
+        together = side_by_side([trainer.advance for trainer in trainers])
+        run = captured(together, state, lambda: [made for trainer in trainers for made in trainer.optimizer_state()])
+    for epoch in range(epochs):
+        if epoch:
+            for trainer in trainers:
+                trainer.shuffle()
+        for _ in range(trainers[0].steps):
+            run()
+
+
+@torch.no_grad()
+def _outputs(ensemble: _Ensemble, x: torch.Tensor) -> torch.Tensor:
+    """(models, rows, …) on the CPU."""
+    ensemble.train(False)
+    block = max(1, EVALUATED_AT_ONCE[x.device.type] // max(1, ensemble.models * x[0].numel()))
+    parts = [ensemble(part.expand(ensemble.models, *part.shape)).cpu() for part in x.split(block)]
+    return torch.cat(parts, dim=1)
 
 
 def seeded_model(make_model: Callable[[], nn.Module], seed: int) -> nn.Module:
@@ -198,10 +215,6 @@ def seeded_model(make_model: Callable[[], nn.Module], seed: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return make_model()
-
-
-def _filled(part: torch.Tensor, width: int) -> torch.Tensor:
-    return torch.cat([part, part[:1].expand(width - len(part))])
 
 
 def _check_rows(x: torch.Tensor, y: torch.Tensor, members: np.ndarray, seeds: Sequence[int]) -> None:
