@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
 from giveaway import InputError
-from giveaway.evaluation import recall_at, spearman
+from giveaway.evaluation import recall_at, recall_curve, spearman
 
 few_values = st.lists(st.integers(0, 3), min_size=5, max_size=5)
 
@@ -61,6 +61,28 @@ def test_recall_without_ties_counts_the_overlap(scores, top, keep):
     assert recall_at(scores, truth, top=top / 20, keep=keep / 20) == len(best & kept) / top
 
 
+@settings(max_examples=60, deadline=None)
+@given(few_values, few_values, st.integers(1, 5))
+def test_the_curve_with_ties_is_recall_at_everywhere(scores, truth, top):
+    keeps, recalls = recall_curve(scores, truth, top / 5)
+    np.testing.assert_allclose(keeps, [0.2, 0.4, 0.6, 0.8, 1.0])
+    expected = [recall_at(scores, truth, top / 5, keep) for keep in keeps]
+    np.testing.assert_allclose(recalls, expected, rtol=0, atol=1e-14)
+
+
+def test_the_curve_without_ties_is_exactly_recall_at():
+    rng = np.random.default_rng(2)
+    scores, truth = rng.normal(size=(2, 3001))
+    keeps, recalls = recall_curve(scores, truth, 0.01)
+    assert recalls.tolist() == [recall_at(scores, truth, 0.01, keep) for keep in keeps]
+    assert (keeps[0], keeps[-1], recalls[-1]) == (1 / 3001, 1.0, 1.0)
+    assert 100 < len(keeps) <= 200
+    assert (np.diff(keeps) > 0).all()
+    own, some = recall_curve(scores, truth, 0.01, [0.5, 0.0305, 0.2])
+    assert own.tolist() == [0.5, 0.0305, 0.2]
+    assert some.tolist() == [recall_at(scores, truth, 0.01, keep) for keep in own]
+
+
 def test_recall_does_not_depend_on_the_order_of_the_rows():
     rng = np.random.default_rng(1)
     scores, truth = rng.integers(0, 10, 200), rng.integers(0, 10, 200)
@@ -84,6 +106,14 @@ def test_counts_are_rounded_shares():
         (
             lambda: recall_at([1, 2, 3], [1, 2, 3], top=0.5, keep=1.5),
             "keep: expected a share that keeps 1 to 3 records",
+        ),
+        (
+            lambda: recall_curve([1, 2, 3], [1, 2, 3], 0.5, [0.5, 0.1]),
+            "keeps: expected a share that keeps 1 to 3 records, got 0.1",
+        ),
+        (
+            lambda: recall_curve([1, 2, 3], [1, 2, 3], np.nan),
+            "top: expected a share that keeps 1 to 3 records, got nan",
         ),
         (lambda: recall_at([1, 2, 3], [1, 2], top=0.5, keep=0.5), "scores: expected two rankings of the same records"),
         (lambda: spearman([1], [1]), r"got shapes \(1,\) and \(1,\); align them"),

@@ -1,9 +1,9 @@
 """How well a ranking finds what a truth finds, and what an attack achieves."""
 
-from giveaway.evaluation.agreement import Agreement, AgreementTable, agreement
+from giveaway.evaluation.agreement import Agreement, AgreementTable, agreement, agreement_over_targets
 from giveaway.evaluation.attack_success import EffectSizes, effect_sizes, success_at, success_rate
 from giveaway.evaluation.defensible_count import DefensibleCount, defensible_count
-from giveaway.evaluation.ranking import recall_at, spearman
+from giveaway.evaluation.ranking import recall_at, recall_curve, spearman
 from giveaway.evaluation.roc import AttackSummary, summarize
 from giveaway.evaluation.worth import ShadowCurve, shadow_curve
 
@@ -15,9 +15,11 @@ __all__ = [
     "EffectSizes",
     "ShadowCurve",
     "agreement",
+    "agreement_over_targets",
     "defensible_count",
     "effect_sizes",
     "recall_at",
+    "recall_curve",
     "shadow_curve",
     "spearman",
     "success_at",
