@@ -661,9 +661,20 @@ def test_validate_compares_an_audit_with_shadow_models(giveaway, folder):
     code, out, _ = giveaway(*options, "--rows", "rows.npy")
     assert out.startswith(result["conclusion"])
     assert SECRET not in out
+    assert "Whether the audited model is one of the 16 is not known" in out
+    assert "training 16 models took an unknown time." in out
     assert json.loads(Path("result/validation.json").read_text())["agreement"] == result["agreement"]
-    assert giveaway("purge", "result")[0] == 0
+    without = json.loads(
+        giveaway(*options, "--rows", "rows.npy", "--target-model", 3, "--target-model", 5, "--json")[1]
+    )
+    assert (result["target"], without["target"], without["models"]) == (None, [3, 5], 14)
+    line = one_line(giveaway(*options, "--rows", "rows.npy", "--target-model", 16))
+    assert line.startswith("target: expected models of the signals, 0 to 15, got (16,); number the audited model")
+    code, out, _ = giveaway("purge", "result")
+    assert code == 0
+    assert out.splitlines()[1:] == [f"Kept: the signals it was validated with, in {folder / 'signals.npz'}"]
     assert not Path("result").exists()
+    assert Path("signals.npz").exists()
 
 
 def test_validate_trains_shadow_models_of_a_recipe(giveaway, folder):
@@ -687,6 +698,17 @@ def test_validate_trains_shadow_models_of_a_recipe(giveaway, folder):
     more = json.loads(giveaway(*options, "--models", "32")[1])
     assert more["models"] == 32
     assert one_line(giveaway(*options, "--seed", "1")).startswith("folder: expected")
+    assert first["target"] == []
+    assert 0 < first["seconds"]["training"] == again["seconds"]["training"] < more["seconds"]["training"]
+    stored = giveaway("validate", "result")[1]
+    assert "training 32 models took " in stored
+    assert "unknown time" not in stored
+    signals = folder / "giveaway-signals"
+    kept = f"Kept: the signals it was validated with, in {signals}; giveaway purge {signals} removes them"
+    assert giveaway("purge", "result")[1].splitlines()[1:] == [kept]
+    count = len(list(signals.iterdir()))
+    assert giveaway("purge", signals)[:2] == (0, f"Removed {count} files\n")
+    assert not signals.exists()
 
 
 @pytest.mark.parametrize(
@@ -697,6 +719,10 @@ def test_validate_trains_shadow_models_of_a_recipe(giveaway, folder):
         (("--recipe", "mlp", "--models", "8"), "data: expected --data beside --recipe, got none"),
         (("--recipe", "mlp", "--data", "nowhere:x"), "models: expected --models beside --recipe, got none"),
         (("--recipe", "mpl", "--data", "math:gamma", "--models", "8"), "data"),
+        (
+            ("--recipe", "mlp", "--target-model", "3"),
+            "target_model: expected signals that hold the audited model, got --recipe, which trains others; drop",
+        ),
     ],
 )
 def test_what_validate_refuses(giveaway, file, options, words):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from giveaway import attacks, evaluation
     from giveaway.auditing.run import audit
+    from giveaway.auditing.validate import compare, validate
     from giveaway.checks import InputError
     from giveaway.extract import from_sklearn, from_torch
     from giveaway.records import Head, ScoreTable, Signals
@@ -22,10 +23,12 @@ _HOMES = {
     "Signals": "giveaway.records",
     "attacks": "giveaway.attacks",
     "audit": "giveaway.auditing.run",
+    "compare": "giveaway.auditing.validate",
     "evaluation": "giveaway.evaluation",
     "from_sklearn": "giveaway.extract",
     "from_torch": "giveaway.extract",
     "report": "giveaway.reporting.html",
+    "validate": "giveaway.auditing.validate",
 }
 
 __all__ = [
@@ -35,10 +38,12 @@ __all__ = [
     "Signals",
     "attacks",
     "audit",
+    "compare",
     "evaluation",
     "from_sklearn",
     "from_torch",
     "report",
+    "validate",
 ]
 
 

@@ -94,29 +94,38 @@ def audit(config: str | None, as_json: bool, **flags: Any) -> None:
 @click.option("--data", help="With --recipe: module:function of yours that returns (X, y) (your code runs).")
 @click.option("--models", type=int, help="With --recipe: how many shadow models; an even number.")
 @click.option("--device", help="With --recipe: where they train, such as cuda.")
+@click.option(
+    "--target-model", type=int, multiple=True, help="The audited model's number among the signals: leave it out."
+)
 @click.option("--rows", help="FILE.npy: the signals' record for each row of the audit; default the same records.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of training, draws and intervals.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result for machines.")
 def validate(folder: str, rows: str | None, as_json: bool, **flags: Any) -> None:
     """Check an audit FOLDER against LiRA: how well do its scores find what the attack finds?"""
-    from giveaway.auditing.store import save_page
-    from giveaway.auditing.validate import validate as compare
+    from giveaway.attacks.shadow_store import stored_seconds
+    from giveaway.auditing.store import list_signals, save_page
+    from giveaway.auditing.validate import compare
     from giveaway.extract.signals_file import row_numbers
     from giveaway.records import ScoreTable
+    from giveaway.reporting.validation import validation_pages
     from giveaway.source import signals_named
 
     table = ScoreTable.load(folder, "scores")
     places = None if rows is None else row_numbers(rows)
-    named = {name: value for name, value in flags.items() if value is not None}
+    named = {name: value for name, value in flags.items() if value not in (None, ())}
     signals = signals_named(named, lambda words: click.echo(words, err=True))
-    found = compare(table, signals, rows=places, seed=flags["seed"])
-    pages = {
-        "validation.md": found.to_markdown(),
-        "validation.csv": found.table.to_csv(),
-        "validation.json": json.dumps(found.to_json(), indent=2) + "\n",
-    }
-    for name, text in pages.items():
-        save_page(folder, name, text)
+    list_signals(folder, named["signals"])
+    found = compare(
+        table,
+        signals,
+        rows=places,
+        target=() if "recipe" in named else named.get("target_model"),
+        training_seconds=stored_seconds(named["signals"], signals.models),
+        seed=flags["seed"],
+    )
+    pages = validation_pages(table, found)
+    for name, page in pages.items():
+        save_page(folder, name, page)
     click.echo(pages["validation.json"] if as_json else pages["validation.md"])
     if not as_json:
         click.echo(f"Wrote {', '.join(pages)} to {folder}")
@@ -135,10 +144,16 @@ def report(folder: str) -> None:
 @cli.command()
 @click.argument("folder")
 def purge(folder: str) -> None:
-    """Remove every file that an audit wrote into FOLDER."""
+    """Remove every file that an audit, or the training of shadow models, wrote into FOLDER."""
+    from giveaway.attacks.shadow_store import is_shadow_folder
+    from giveaway.auditing.store import listed_signals
     from giveaway.auditing.store import purge as remove
 
+    elsewhere = listed_signals(folder)
     click.echo(f"Removed {remove(folder)} files")
+    for place in elsewhere:
+        how = f"; giveaway purge {place} removes them" if is_shadow_folder(place) else ""
+        click.echo(f"Kept: the signals it was validated with, in {place}{how}")
 
 
 def main() -> None:

@@ -53,6 +53,9 @@ def signals_named(options: Options, say: Say) -> Signals:
             if name in options:
                 raise fail(name, "--recipe beside it", "none", f"drop --{name}, or name a recipe")
         return signals_from(options["signals"])
+    if "target_model" in options:
+        expected, got = "signals that hold the audited model", "--recipe, which trains others"
+        raise fail("target_model", expected, got, "drop --target-model, or --recipe")
     for name in ("data", "models"):
         if name not in options:
             raise fail(name, f"--{name} beside --recipe", "none", "say what to train, and how many")

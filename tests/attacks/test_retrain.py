@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 from sklearn.linear_model import Ridge
 
 from giveaway.attacks.membership import model_seed
 from giveaway.attacks.retrain import leave_one_out, retrain_without
+from giveaway.attacks.shadow_store import remove_shadows, stored_seconds
 from giveaway.checks import InputError
+from giveaway.records import Signals
 
 
 def test_phi_by_hand():
@@ -71,7 +75,7 @@ def test_training_sets_seeds_and_labels():
         train, [2], records=6, repeats=2, kind="logits", labels=np.array([1, 1, 0, 1, 1, 1]), members=[1, 2, 5], seed=3
     )
     seeds = [model_seed(number, seed=3) for number in range(2)]
-    assert calls == [([1, 2, 5], seeds[0]), ([1, 2, 5], seeds[1]), ([1, 5], seeds[0]), ([1, 5], seeds[1])]
+    assert calls == [([1, 2, 5], seeds[0]), ([1, 5], seeds[0]), ([1, 2, 5], seeds[1]), ([1, 5], seeds[1])]
     np.testing.assert_allclose(found.memorization, [1.0])
     np.testing.assert_array_equal(found.records, [2])
 
@@ -97,8 +101,128 @@ def test_refusals(options, words):
         ({"chosen": [7]}, "chosen: expected records of the training set"),
         ({"chosen": [0], "members": [1, 2]}, "chosen: expected records of the training set"),
         ({"repeats": 1}, "repeats: expected at least 2 models with and without, got 1"),
+        ({"chosen": [0, 3, 0]}, "chosen: expected different records, got 1 repeated; name each once"),
+        ({"kind": "probabilities"}, "kind: expected a known name, got 'probabilities'"),
+        ({"kind": "logits"}, "labels: expected 5 class indices, got none; logits need"),
+        ({"labels": [1, 2]}, r"labels: expected 5 class indices, got shape \(2,\)"),
+        ({"folder": "somewhere"}, "fingerprint: expected what the signals depend on beside folder, got none"),
+        ({"backend": "spark"}, "backend: expected a known name, got 'spark'"),
+        ({"workers": 0}, "workers: expected a count of at least 1, or -1"),
     ],
 )
 def test_driver_refusals(options, words):
     with pytest.raises(InputError, match=words):
         retrain_without(**{"train": None, "chosen": [0], "records": 5, "repeats": 2, "kind": "phi", **options})
+
+
+ROWS = 12
+OPTIONS = {"records": ROWS, "repeats": 3, "kind": "phi", "members": np.arange(10), "seed": 5}
+CHOSEN = [7, 0, 4]
+
+
+def noise_and_membership(indices, seed):
+    """A 'model' whose signals show its training set and its seed."""
+    return lambda: np.random.default_rng([seed, len(indices)]).normal(size=ROWS) + np.isin(np.arange(ROWS), indices)
+
+
+def naive():
+    """The same comparison by plain loops."""
+    seeds = [model_seed(number, seed=5) for number in range(3)]
+    everyone = np.arange(10)
+    inside = [[noise_and_membership(everyone, seed)()[record] for record in CHOSEN] for seed in seeds]
+    outside = [
+        [noise_and_membership(np.delete(everyone, record), seed)()[record] for record in CHOSEN] for seed in seeds
+    ]
+    return leave_one_out(inside, outside, kind="phi")
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [({}, False), ({}, True), ({"workers": 2}, True), ({"workers": 2, "backend": "threading"}, False)],
+)
+def test_every_way_to_run_equals_plain_loops(tmp_path, options, kept):
+    stored = {"folder": tmp_path / "run", "fingerprint": {}} if kept else {}
+    found = retrain_without(noise_and_membership, CHOSEN, **OPTIONS, **options, **stored)
+    expected = naive()
+    for name in ("loss_gap", "memorization", "auc"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+    np.testing.assert_array_equal(found.records, CHOSEN)
+
+
+def test_finished_models_are_stored_at_once_and_a_killed_run_goes_on(tmp_path):
+    left, folder = [5], tmp_path / "run"
+
+    def train(indices, seed):
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        time.sleep(0.01)
+        return noise_and_membership(indices, seed)
+
+    stored = {**OPTIONS, "folder": folder, "fingerprint": {"data": np.arange(3)}}
+    with pytest.raises(KeyboardInterrupt):
+        retrain_without(train, CHOSEN, **stored)
+    assert len(list(folder.glob("model-*.npy"))) == 5
+    left[0] = 3 * 4 - 5  # exactly the missing ones
+    np.testing.assert_array_equal(retrain_without(train, CHOSEN, **stored).loss_gap, naive().loss_gap)
+    assert stored_seconds(folder, 12) >= 0.12
+    signals = Signals.load(folder)
+    assert signals.values.shape[:2] == (12, 3)
+    np.testing.assert_array_equal(signals.members, np.tile(~np.eye(4, 3, -1, dtype=bool), (3, 1)))
+    left[0] = 4  # one more round, the earlier ones as they were
+    assert retrain_without(train, CHOSEN, **{**stored, "repeats": 4}).records.tolist() == CHOSEN
+    np.testing.assert_array_equal(Signals.load(folder).values[:12], signals.values)
+    for change, words in (
+        ({"fingerprint": {"data": np.arange(4)}}, "got data differ"),
+        ({"seed": 6}, "got seed was 5, is 6"),
+        ({"members": np.arange(11)}, "got members differ"),
+    ):
+        with pytest.raises(InputError, match=f"folder: expected shadow models of the same plan, {words}"):
+            retrain_without(train, CHOSEN, **{**stored, **change})
+    with pytest.raises(InputError, match="got chosen differ"):
+        retrain_without(train, CHOSEN[::-1], **stored)
+    remove_shadows(folder)
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_train_that_raises_names_record_model_and_seed_and_the_others_go_on(tmp_path, kept):
+    seeds, done = [model_seed(number, seed=5) for number in range(3)], []
+
+    def train(indices, seed):
+        if seed == seeds[1] and (4 not in indices or len(indices) == 10):
+            raise ZeroDivisionError("no such\nluck")
+        done.append(seed)
+        return noise_and_membership(indices, seed)
+
+    stored = {"folder": tmp_path / "run", "fingerprint": {}, "code": "1"} if kept else {}
+    with pytest.raises(InputError) as caught:
+        retrain_without(train, CHOSEN, **OPTIONS, **stored)
+    words = str(caught.value)
+    assert words.startswith(
+        f"train: expected signals from all 12 models, got 2 without: model 1 with all records (seed {seeds[1]}): "
+        f"ZeroDivisionError: no such luck; model 1 without record 4 (seed {seeds[1]}): ZeroDivisionError"
+    )
+    assert len(done) == 10
+    assert "\n" not in words
+    kept_words = f"10 finished models are kept in {tmp_path / 'run'}: repair train and run again"
+    assert words.endswith(kept_words if kept else "repair train, and pass folder= to keep finished models")
+    assert "in train" in caught.value.__notes__[0]
+    if kept:
+        found = retrain_without(noise_and_membership, CHOSEN, **OPTIONS, **stored)
+        np.testing.assert_array_equal(found.loss_gap, naive().loss_gap)
+
+
+def test_logits_and_wrong_signals():
+    labels = np.arange(ROWS) % 3
+
+    def train(indices, seed):
+        return lambda rows: np.eye(3)[labels[rows]] * np.isin(rows, indices)[:, None]
+
+    found = retrain_without(train, CHOSEN, **{**OPTIONS, "kind": "logits", "labels": labels})
+    np.testing.assert_allclose(found.loss_gap, np.log(3) - np.log((np.e + 2) / np.e))
+    np.testing.assert_array_equal(found.auc, 1.0)
+    with pytest.raises(InputError, match=r"predict gave float64 of shape \(3,\) where floats of 12 rows were expected"):
+        retrain_without(lambda indices, seed: lambda: np.zeros(3), CHOSEN, **OPTIONS)
+    with pytest.raises(InputError, match="predict: expected one query a record, got 2"):
+        retrain_without(lambda indices, seed: lambda: np.zeros((ROWS, 2)), CHOSEN, **OPTIONS)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +15,8 @@ import numpy as np
 import pytest
 
 from giveaway.attacks.membership import balanced_membership, model_seed
-from giveaway.attacks.shadow import train_shadows
+from giveaway.attacks.shadow import collect_shadows, train_shadows
+from giveaway.attacks.shadow_store import ShadowPlan, is_shadow_folder, remove_shadows, stored_seconds
 from giveaway.checks import InputError
 from giveaway.records import Signals
 
@@ -104,6 +106,7 @@ def test_an_interrupted_run_goes_on(tmp_path):
     assert sorted(file.name for file in tmp_path.iterdir()) == [
         "lock",
         "members.npy",
+        "seconds.csv",
         "shadow.json",
         "signals.json",
         "values.npy",
@@ -313,3 +316,174 @@ def test_a_killed_worker_is_said_in_a_line(tmp_path):
 
     with pytest.raises(InputError, match="workers: expected processes that live, got one that was killed"):
         run(tmp_path, train=train, workers=2)
+
+
+# ------------------------------------------------------------------------------------------------ seconds
+
+
+def sleeping(indices, seed):
+    time.sleep(0.02)
+    return noise_and_membership(indices, seed)
+
+
+@pytest.mark.parametrize("options", [{}, {"workers": 2, "backend": "threading"}])
+def test_the_seconds_of_training_are_summed_and_survive_a_resume(tmp_path, options):
+    left = [3]
+
+    def train(indices, seed):
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        return sleeping(indices, seed)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, train=train, code="1")
+    assert stored_seconds(tmp_path, 2) >= 0.04
+    assert stored_seconds(tmp_path, 6) is None
+    began = time.perf_counter()
+    run(tmp_path, train=sleeping, code="1", **options)
+    took = time.perf_counter() - began
+    first, every = stored_seconds(tmp_path, 2), stored_seconds(tmp_path, 6)
+    assert 0.12 <= every <= 2 * took + 0.5  # two workers at most
+    run(tmp_path, train=sleeping, code="1")
+    assert (stored_seconds(tmp_path, 2), stored_seconds(tmp_path, 6)) == (first, every)
+
+
+def test_seconds_of_models_trained_together_go_to_the_next_that_is_stored(tmp_path):
+    plan = ShadowPlan(RECORDS, 4, "phi", {})
+
+    def train_missing(missing):
+        time.sleep(0.05)
+        yield 9, np.zeros(RECORDS)  # not asked for
+        for number in missing:
+            yield number, np.zeros(RECORDS)
+
+    collect_shadows(train_missing, plan, folder=tmp_path, on_model=lambda *_: time.sleep(0.1))
+    lines = [line.split(",") for line in (tmp_path / "seconds.csv").read_text().splitlines()]
+    assert [int(number) for number, _ in lines] == [0, 1, 2, 3]
+    seconds = [float(value) for _, value in lines]
+    assert 0.05 <= seconds[0] < 0.1  # what is done with a model is no training
+    assert max(seconds[1:]) < 0.05
+    assert stored_seconds(tmp_path, 4) == pytest.approx(sum(seconds))
+
+
+def test_a_folder_without_seconds_is_read_and_they_are_unknown(tmp_path):
+    run(tmp_path, 2)
+    (tmp_path / "seconds.csv").unlink()
+    assert stored_seconds(tmp_path, 2) is None
+    assert run(tmp_path, 4).models == 4
+    assert stored_seconds(tmp_path, 4) is None
+    assert stored_seconds(tmp_path / "signals.npz", 4) is None
+
+
+def test_of_a_model_trained_twice_the_last_line_counts_and_half_a_line_does_not(tmp_path):
+    (tmp_path / "seconds.csv").write_text("0,1.000000\n1,2.000000\n0,4.000000\n2,8.0")
+    assert stored_seconds(tmp_path, 2) == 6.0
+    assert stored_seconds(tmp_path, 3) is None
+
+
+# ------------------------------------------------------------------------------------------------ removal
+
+
+def test_what_training_wrote_is_removed_and_nothing_else(tmp_path):
+    folder = tmp_path / "run"
+
+    def interrupt(done, models):
+        if done == 3:
+            raise KeyboardInterrupt
+
+    options = {"population": 1, "train": partial(noise_and_membership, rows=RECORDS + 1), "code": "1"}
+    run(folder, 2, **options)
+    with pytest.raises(KeyboardInterrupt):
+        run(folder, 6, **options, on_model=interrupt)
+    (folder / ".values.npy-abc.part").write_bytes(b"half")
+    mine = {"model-a.npy", "values.npy.bak", "notes.txt", ".notes.txt-abc.part"}
+    for name in mine:
+        (folder / name).write_text("mine")
+    written = {file.name for file in folder.iterdir()} - mine
+    assert {"model-000002.npy", "values.npy", "population.npy", "members.npy", "seconds.csv", "lock"} < written
+    assert is_shadow_folder(folder)
+    assert remove_shadows(folder) == len(written)
+    assert {file.name for file in folder.iterdir()} == mine
+    assert not is_shadow_folder(folder)
+    run(tmp_path / "alone", 2)
+    remove_shadows(tmp_path / "alone")
+    assert not (tmp_path / "alone").exists()
+
+
+def test_a_folder_in_use_is_not_removed(tmp_path):
+    run(tmp_path, 2)
+    before = sorted(file.name for file in tmp_path.iterdir())
+    with open(tmp_path / "lock") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(InputError, match=r"folder: expected a folder of its own, got .*, in use by another run"):
+            remove_shadows(tmp_path)
+    assert sorted(file.name for file in tmp_path.iterdir()) == before
+
+
+def test_an_interrupted_removal_can_be_repeated(tmp_path, monkeypatch):
+    run(tmp_path / "run", 2)
+    unlink, calls = Path.unlink, []
+
+    def interrupted(path, missing_ok=False):
+        calls.append(path)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        unlink(path, missing_ok=missing_ok)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            remove_shadows(tmp_path / "run")
+    assert is_shadow_folder(tmp_path / "run")
+    remove_shadows(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+# ------------------------------------------------------------------------------------------------ Dask, memory
+
+
+def test_a_dask_cluster_gives_the_same_signals(tmp_path):
+    distributed = pytest.importorskip("distributed", reason="no distributed: pip install giveaway[dask]")
+    here = run(tmp_path / "loky", workers=2)
+    options = {"n_workers": 1, "threads_per_worker": 2, "processes": False, "dashboard_address": None}
+    with distributed.LocalCluster(**options) as cluster, distributed.Client(cluster) as client:
+        where = []
+
+        def train(indices, seed):
+            where.append(distributed.get_worker().address)  # raises where no worker of the cluster runs it
+            return noise_and_membership(indices, seed)
+
+        there = run(tmp_path / "dask", train=train, workers=-1, backend="dask")
+        assert set(where) <= set(client.scheduler_info()["workers"])
+    assert there.values.tobytes() == here.values.tobytes()
+    np.testing.assert_array_equal(there.members, here.members)
+    with pytest.raises(InputError, match=r"backend: expected a running cluster, got 'dask' without one; make a dist"):
+        run(tmp_path / "none", backend="dask")
+
+
+def peak_of(folder, models, **options):
+    """The most memory that collecting takes, in bytes."""
+    rows = 4000
+
+    def train(indices, seed):
+        return lambda: np.random.default_rng(seed).normal(size=(rows, 10))
+
+    given = {"records": rows, "kind": "logits", "labels": np.zeros(rows, dtype=int), **options}
+    tracemalloc.start()
+    try:
+        signals = train_shadows(train, models=models, folder=folder, fingerprint={}, code="1", **given)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert signals.values.shape == (models, rows, 1, 10)
+    return peak
+
+
+@pytest.mark.parametrize("options", [{}, {"workers": 2, "backend": "threading"}])
+def test_memory_does_not_grow_with_the_models(tmp_path, monkeypatch, options):
+    one_model = 4000 * 10 * 8
+    monkeypatch.setattr("giveaway.attacks.shadow.WAITING_BYTES", 10 * one_model)
+    peak_of(tmp_path / "first", 2, **options)  # what is imported or cached once
+    few, many = (peak_of(tmp_path / str(models), models, **options) for models in (10, 100))
+    assert many - few < 0.2 * 90 * one_model, (few / one_model, many / one_model)

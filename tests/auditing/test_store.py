@@ -12,7 +12,17 @@ import numpy as np
 import pytest
 
 from giveaway import Head, InputError, ScoreTable, audit
-from giveaway.auditing.store import check_folder, fingerprint, provenance, purge, save_audit, save_page
+from giveaway.attacks import train_shadows
+from giveaway.auditing.store import (
+    check_folder,
+    fingerprint,
+    list_signals,
+    listed_signals,
+    provenance,
+    purge,
+    save_audit,
+    save_page,
+)
 from tests.conftest import made_arrays, made_head
 
 FILES = {"scores.npz", "scores.csv", "report.html", "config.toml", "audit.json"}
@@ -249,3 +259,65 @@ def test_a_page_added_later_is_purged_too(tmp_path):
     assert (folder / "report.html").read_text() == "second"
     assert json.loads((folder / "audit.json").read_text())["files"].count("report.html") == 1
     assert purge(folder) == 4
+
+
+def shadow_folder(folder: Path) -> Path:
+    train_shadows(lambda *_: lambda: np.zeros(4), records=4, models=2, folder=folder, kind="phi", fingerprint={})
+    return folder
+
+
+def test_a_folder_of_shadow_models_is_purged_by_its_own_manifest(tmp_path):
+    signals = shadow_folder(tmp_path / "signals")
+    (signals / "notes.txt").write_text("mine")
+    written = set(contents(signals)) - {"notes.txt"}
+    assert purge(signals) == len(written)
+    assert contents(signals) == {"notes.txt": b"mine"}
+    with pytest.raises(InputError, match=r"folder: expected an audit folder with audit\.json"):
+        purge(signals)
+
+
+def test_the_signals_of_a_validation_are_listed_and_stay(tmp_path, monkeypatch):
+    signals, folder = shadow_folder(tmp_path / "signals"), tmp_path / "audit"
+    head = made_head("classes")
+    write_audit(folder, head, {})
+    before = contents(signals)
+    assert listed_signals(folder) == []
+    monkeypatch.chdir(tmp_path)
+    for named in ("signals", signals, "gone"):
+        list_signals(folder, named)
+    assert json.loads((folder / "audit.json").read_text())["signals"] == [str(signals), str(tmp_path / "gone")]
+    assert listed_signals(folder) == [signals]
+    save_page(folder, "validation.md", "…")
+    write_audit(folder, head, {})  # the same audit once more
+    assert listed_signals(folder) == [signals]
+    assert purge(folder) == len(FILES) + 1
+    assert not folder.exists()
+    assert contents(signals) == before
+    assert listed_signals(folder) == listed_signals(signals) == []
+
+
+PICTURE = b"\x89PNG\r\n\x1a\n\x00\xff"
+
+
+def test_a_picture_is_a_private_page_that_is_purged(tmp_path):
+    folder = tmp_path / "audit"
+    audit(made_head("classes"), scores=["loss"]).save(folder)
+    path = save_page(folder, "recall.png", PICTURE)
+    assert path.read_bytes() == PICTURE
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert json.loads((folder / "audit.json").read_text())["files"].count("recall.png") == 1
+    assert purge(folder) == 4
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_a_page_killed_half_way_is_purged_too(tmp_path, monkeypatch, at):
+    folder = tmp_path / "audit"
+    audit(made_head("classes"), scores=["loss"]).save(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr("os.replace", Interrupted(os.replace, at, KeyboardInterrupt))
+        patch.setattr(Path, "unlink", lambda *_, **__: None)
+        with pytest.raises(KeyboardInterrupt):
+            save_page(folder, "recall.png", PICTURE)
+    purge(folder)
+    assert not folder.exists()

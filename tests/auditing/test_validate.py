@@ -6,9 +6,11 @@ import json
 
 import numpy as np
 import pytest
+from sklearn.datasets import load_digits
+from sklearn.linear_model import LogisticRegression
 
-from giveaway import ScoreTable, Signals
-from giveaway.auditing.validate import validate
+from giveaway import ScoreTable, Signals, audit, compare, from_sklearn, validate
+from giveaway.attacks import train_shadows
 from giveaway.evaluation import effect_sizes, recall_at
 
 
@@ -24,7 +26,7 @@ def simulated(records: int = 1000, models: int = 64, seed: int = 0) -> tuple[Sco
 
 def test_scores_are_compared_with_the_effect_size():
     table, signals = simulated()
-    found = validate(table, signals)
+    found = compare(table, signals)
     truth = effect_sizes(signals).effect_size
     for row in found.table.rows:
         assert row.recall[0.01, 0.05].value == recall_at(table[row.score], truth, 0.01, 0.05)
@@ -37,14 +39,14 @@ def test_rows_name_the_signals_record_of_each_row():
     table, signals = simulated()
     order = np.random.default_rng(1).permutation(signals.records)
     shuffled = signals.of_records(np.argsort(order))  # record i of the table stands at order[i]
-    direct, mapped = validate(table, signals), validate(table, shuffled, rows=order)
+    direct, mapped = compare(table, signals), compare(table, shuffled, rows=order)
     assert mapped.table.to_csv() == direct.table.to_csv()
     np.testing.assert_array_equal(mapped.success, direct.success)
 
 
 def test_words_and_json():
     table, signals = simulated()
-    found = validate(table, signals)
+    found = compare(table, signals)
     recall = found.table.rows[0].recall[0.01, 0.05]
     sentence = found.conclusion()
     assert sentence.startswith(f"The 5% of records that newton ranks highest hold {recall.value:.0%} (")
@@ -70,14 +72,148 @@ def test_words_and_json():
 )
 def test_rows_that_cannot_be_used(rows, words):
     with pytest.raises(ValueError, match=words):
-        validate(*simulated(), rows=rows)
+        compare(*simulated(), rows=rows)
 
 
 def test_signals_that_cannot_be_used():
     table, signals = simulated()
     with pytest.raises(ValueError, match="signals: expected signals on the table's 1000 records, got 999 records"):
-        validate(table, signals.of_records(slice(0, 999)))
+        compare(table, signals.of_records(slice(0, 999)))
     with pytest.raises(ValueError, match="signals: expected at least 8 models, got 6; train more shadow models"):
-        validate(table, signals.of_models(slice(0, 6)))
+        compare(table, signals.of_models(slice(0, 6)))
     with pytest.raises(ValueError, match="table: expected at least 100 records, got 60; validate a larger audit"):
-        validate(*simulated(records=60))
+        compare(*simulated(records=60))
+
+
+# ------------------------------------------------------------------------------------------------ the audited model
+
+
+@pytest.mark.parametrize(("target", "numbers"), [(3, (3,)), ([9, 3, 3], (3, 9)), (np.array([63]), (63,))])
+def test_the_truth_comes_from_the_models_that_are_not_the_audited_one(target, numbers):
+    table, signals = simulated(records=200)
+    changed = signals.values[..., 0].copy()
+    changed[list(numbers)] = 1e3
+    others = np.delete(np.arange(64), numbers)
+    found = compare(table, Signals(changed, signals.members, "phi"), target=target)
+    plain = compare(table, signals.of_models(others), target=())
+    assert found.table.to_csv() == plain.table.to_csv()
+    np.testing.assert_array_equal(found.effect_size, effect_sizes(signals.of_models(others)).effect_size)
+    np.testing.assert_array_equal(found.success, plain.success)
+    assert (found.worth, found.count.at_least, found.attack.auc) == (
+        plain.worth,
+        plain.count.at_least,
+        plain.attack.auc,
+    )
+    assert (found.target, found.models) == (numbers, 64 - len(numbers))
+    assert found.to_json()["target"] == list(numbers)
+
+
+def test_where_the_audited_model_stands_is_said():
+    table, signals = simulated(records=200)
+    unknown, none, third = (compare(table, signals, target=target) for target in (None, (), 3))
+    assert unknown.about_target().startswith("Whether the audited model is one of the 64 is not known; if it is, ")
+    assert none.about_target() == "The audited model is none of the 64."
+    assert third.about_target() == (
+        "The audited model (3 of the signals) is left out: the truth comes from the other 63."
+    )
+    assert (unknown.to_json()["target"], none.to_json()["target"]) == (None, [])
+    for found in (unknown, none, third):
+        assert found.about_target() in found.to_markdown()
+
+
+@pytest.mark.parametrize("target", [64, -1, 1.0, [[1]], "3"])
+def test_targets_that_are_no_model(target):
+    with pytest.raises(ValueError, match=r"target: expected models of the signals, 0 to 63, got .*; number the "):
+        compare(*simulated(records=200), target=target)
+
+
+def test_models_left_out_do_not_count():
+    table, signals = simulated(records=200, models=8)
+    with pytest.raises(ValueError, match="signals: expected at least 8 models, got 7"):
+        compare(table, signals, target=0)
+
+
+# ------------------------------------------------------------------------------------------------ what it took
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (None, "training 64 models took an unknown time."),
+        (0.25, "training 64 models took 0.25 s, summed over them."),
+        (99.6, "training 64 models took 100 s, summed over them."),
+        (7200.0, "training 64 models took 120 min, summed over them."),
+    ],
+)
+def test_the_cost_of_both_sides(seconds, words):
+    found = compare(*simulated(records=200), training_seconds=seconds, target=5)
+    assert found.cost().startswith("The audit took 0.5 s and the attack ")
+    assert found.cost().endswith(words)
+    assert found.cost() in found.to_markdown()
+    assert found.to_json()["seconds"]["training"] == seconds
+
+
+# ------------------------------------------------------------------------------------------------ from train to verdict
+
+DIGITS, CLASSES = (array[:300] for array in load_digits(return_X_y=True))
+
+
+def train_digits(indices, seed):
+    model = LogisticRegression(C=0.1, max_iter=500).fit(DIGITS[indices], CLASSES[indices])
+    return lambda: model.decision_function(DIGITS)
+
+
+def digits_table(rows=slice(None)) -> ScoreTable:
+    x, y = DIGITS[rows], CLASSES[rows]
+    return audit(from_sklearn(LogisticRegression(C=0.1, max_iter=500).fit(x, y), x, y), scores=["newton", "loss"])
+
+
+DATA = {"kind": "logits", "labels": CLASSES, "fingerprint": {"digits": DIGITS}, "models": 8}
+
+
+def test_one_call_trains_attacks_and_compares(tmp_path):
+    table, seen = digits_table(), []
+    found = validate(train_digits, table, folder=tmp_path / "a", seed=3, on_model=lambda *n: seen.append(n), **DATA)
+    signals = train_shadows(train_digits, records=300, folder=tmp_path / "b", seed=3, **DATA)
+    by_hand = compare(table, signals, target=(), seed=3)
+    assert found.table.to_csv() == by_hand.table.to_csv()
+    np.testing.assert_array_equal(found.effect_size, by_hand.effect_size)
+    assert seen == [(k, 8) for k in range(1, 9)]
+    assert (found.models, found.target) == (8, ())
+    assert found.training_seconds > 0
+    assert f"training 8 models took {found.training_seconds:.2g} s, summed over them." in found.to_markdown()
+    again = validate(train_digits, table, folder=tmp_path / "a", seed=3, on_model=lambda *n: seen.append(n), **DATA)
+    assert (again.training_seconds, len(seen)) == (found.training_seconds, 8)
+
+
+def test_a_table_of_some_of_the_records(tmp_path):
+    rows = np.arange(10, 210)
+    found = validate(train_digits, digits_table(rows), folder=tmp_path, rows=rows, records=300, **DATA)
+    signals = Signals.load(tmp_path)
+    np.testing.assert_array_equal(found.effect_size, effect_sizes(signals.of_records(rows)).effect_size)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"rows": np.arange(1000)}, "records: expected the number of records that train knows beside rows, got none"),
+        (
+            {"rows": np.arange(5), "records": 2000},
+            "rows: expected 1000 different row numbers of the signals, 0 to 19",
+        ),
+        ({"records": 2000}, "signals: expected signals on the table's 1000 records, got 2000 records; pass rows="),
+        ({"models": 6}, "signals: expected at least 8 models, got 6"),
+        ({"models": 9}, "models: expected an even number of models, got 9"),
+        ({"kind": "logit"}, "kind: expected a known name, got 'logit'; did you mean logits"),
+        ({"backend": "spark"}, "backend: expected a known name, got 'spark'"),
+    ],
+)
+def test_what_is_refused_before_a_model_is_trained(tmp_path, options, words):
+    def train(indices, seed):
+        raise AssertionError("trained")
+
+    table, _ = simulated()
+    given = {"kind": "phi", "fingerprint": {}, "models": 8, **options}
+    with pytest.raises(ValueError, match=words):
+        validate(train, table, folder=tmp_path / "signals", **given)
+    assert not (tmp_path / "signals").exists()

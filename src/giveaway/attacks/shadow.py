@@ -6,6 +6,7 @@ import hashlib
 import inspect
 import os
 import pickle
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,16 +14,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from joblib import Parallel, delayed, parallel_config
+from joblib import Parallel, delayed, effective_n_jobs, parallel_config
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 
-from giveaway.attacks.shadow_store import ShadowPlan, ShadowStore, open_store
+from giveaway.attacks.shadow_store import EnsemblePlan, ShadowPlan, ShadowStore, open_store
 from giveaway.checks import InputError, check_choice, fail
 from giveaway.records import Signals
 
 BACKENDS = ("loky", "threading", "dask")
 FAILURES_NAMED = 3
 LONGEST_REASON = 160
+LEAST_TASKS = 4  # a worker and wave
+WAITING_BYTES = 2**28  # of finished models that may wait to be stored
 
 Train = Callable[..., Callable[..., Any]]
 OnModel = Callable[[int, int], Any]
@@ -36,7 +39,15 @@ class Failure:
     trace: str = ""
 
 
-Outcome = tuple[int, np.ndarray | Failure]
+@dataclass(frozen=True, eq=False)
+class Timed:
+    """Signals of a model whose training was timed where it ran."""
+
+    signals: np.ndarray
+    seconds: float
+
+
+Outcome = tuple[int, np.ndarray | Timed | Failure]
 
 
 def train_shadows(
@@ -76,59 +87,80 @@ def train_shadows(
         workers=-1 for all of it).
     on_model : called with the count of finished models and of all, after every model.
     """
+    used = {**fingerprint, "code": source_of(train) if code is None else code}
+    plan = ShadowPlan(records, models, kind, used, seed, labels, population, population_labels)
+    one_by_one = one_model_at_a_time(train, plan, workers=workers, backend=backend, devices=devices)
+    return collect_shadows(one_by_one, plan, folder=folder, on_model=on_model)
+
+
+def one_model_at_a_time(
+    train: Train, plan: EnsemblePlan, *, workers: int, backend: str, devices: Sequence[str] = ()
+) -> Callable[[Sequence[int]], Iterator[Outcome]]:
+    """What `collect_shadows` asks for missing models: each a task of joblib's."""
     check_choice("backend", backend, BACKENDS)
     if not isinstance(workers, int) or workers < -1 or workers == 0:
         raise fail("workers", "a count of at least 1, or -1 for every core", repr(workers), "give a whole number")
     if devices and not _takes(train, "device"):
         raise fail("devices", "a train that takes device=", "one that does not", "add the parameter, or drop devices")
-    used = {**fingerprint, "code": _source(train) if code is None else code}
-    plan = ShadowPlan(records, models, kind, used, seed, labels, population, population_labels)
 
-    def one_by_one(missing: Sequence[int]) -> Iterator[Outcome]:
-        tasks = (
-            delayed(_one_model)(
-                train,
-                number,
-                np.flatnonzero(plan.members(number)),
-                plan.seed_of(number),
-                plan.rows,
-                {"device": devices[number % len(devices)]} if devices else {},
-            )
-            for number in missing
-        )
-        # batch_size 1: joblib would group quick models, and a group is stored only when the last of it is done
+    def train_missing(missing: Sequence[int]) -> Iterator[Outcome]:
         with _joblib(backend, workers):
-            yield from Parallel(return_as="generator_unordered", batch_size=1)(tasks)
+            least = LEAST_TASKS * effective_n_jobs(None)
+            start, wave = 0, least
+            # in waves: joblib hands out all the tasks it has, and quick models would pile up before the slow disk
+            while start < len(missing):
+                tasks = (
+                    delayed(_one_model)(
+                        train,
+                        number,
+                        plan.indices(number),
+                        plan.seed_of(number),
+                        plan.asked,
+                        plan.kept,
+                        {"device": devices[number % len(devices)]} if devices else {},
+                    )
+                    for number in missing[start : start + wave]
+                )
+                start += wave
+                # batch_size 1: joblib would group quick models, and a group is stored only when the last of it is done
+                for number, outcome in Parallel(return_as="generator_unordered", batch_size=1)(tasks):
+                    if isinstance(outcome, Timed):
+                        wave = max(least, WAITING_BYTES // max(1, outcome.signals.nbytes))
+                    yield number, outcome
 
-    return collect_shadows(one_by_one, plan, folder=folder, on_model=on_model)
+    return train_missing
 
 
 def collect_shadows(
     train_missing: Callable[[Sequence[int]], Iterable[Outcome]],
-    plan: ShadowPlan,
+    plan: EnsemblePlan,
     *,
-    folder: str | os.PathLike[str],
+    folder: str | os.PathLike[str] | None,
     on_model: OnModel | None = None,
 ) -> Signals:
     """Store what `train_missing(numbers)` gives, model by model, and return the signals of all models of the plan.
 
     It yields (number, signals) in any order, models that were not asked for too (they are left out), and
-    (number, Failure) for a model that could not be trained.
+    (number, Failure) for a model that could not be trained. Signals that are not Timed took as long as it took to
+    yield them. Without a folder nothing is kept.
     """
     with open_store(folder, plan) as store:
         finished = store.finished()
         missing = [number for number in range(plan.models) if number not in finished]
         failures: dict[int, Failure] = {}
         wanted = set(missing)
+        spent, began = 0.0, time.perf_counter()
         for number, outcome in train_missing(missing) if missing else ():
-            if number not in wanted:
-                continue
-            wanted.discard(number)
-            problem = outcome if isinstance(outcome, Failure) else _stored(store, number, outcome)
-            if problem is not None:
-                failures[number] = problem
-            elif on_model is not None:
-                on_model(plan.models - len(wanted) - len(failures), plan.models)
+            spent += time.perf_counter() - began
+            if number in wanted:
+                wanted.discard(number)
+                problem = outcome if isinstance(outcome, Failure) else _stored(store, number, outcome, spent)
+                spent = 0.0
+                if problem is not None:
+                    failures[number] = problem
+                elif on_model is not None:
+                    on_model(plan.models - len(wanted) - len(failures), plan.models)
+            began = time.perf_counter()
         if failures or wanted:
             raise _failed({**dict.fromkeys(wanted, Failure("no signals")), **failures}, plan, store)
         return store.signals()
@@ -145,39 +177,61 @@ def predicted_signals(predict: Callable[..., Any], rows: int) -> np.ndarray:
     return np.asarray(predict(np.arange(rows)) if asks else predict())
 
 
-def _stored(store: ShadowStore, number: int, row: np.ndarray) -> Failure | None:
-    problem = _unusable(row, store.plan.rows)
+def source_of(train: Any) -> str | None:
+    """The hash of the source of `train`, where Python can find it: its version unless the user names one."""
+    while hasattr(train, "func"):  # functools.partial
+        train = train.func
+    try:
+        return "sha256 " + hashlib.sha256(inspect.getsource(inspect.unwrap(train)).encode()).hexdigest()
+    except (OSError, TypeError):
+        return None
+
+
+def _stored(store: ShadowStore, number: int, outcome: np.ndarray | Timed, spent: float) -> Failure | None:
+    timed = outcome if isinstance(outcome, Timed) else Timed(outcome, spent)
+    problem = _unusable(timed.signals, store.plan.rows)
     if problem is not None:
         return Failure(problem)
     try:
-        store.put(number, row)
+        store.put(number, timed.signals, timed.seconds)
     except InputError as error:
         return Failure(str(error))
     return None
 
 
-def _failed(failures: dict[int, Failure], plan: ShadowPlan, store: ShadowStore) -> InputError:
+def _failed(failures: dict[int, Failure], plan: EnsemblePlan, store: ShadowStore) -> InputError:
     order = sorted(failures)
-    named = [f"model {number} (seed {plan.seed_of(number)}): {failures[number].reason}" for number in order]
+    named = [f"{plan.name_of(number)}: {failures[number].reason}" for number in order]
     more = [f"and {len(named) - FAILURES_NAMED} more"] if len(named) > FAILURES_NAMED else []
     kept = len(store.finished() & set(range(plan.models)))
+    finished = f"{kept} finished models are kept in {store.path}: repair train and run again"
     error = fail(
         "train",
         f"signals from all {plan.models} models",
         f"{len(failures)} without: " + "; ".join(named[:FAILURES_NAMED] + more),
-        f"{kept} finished models are kept in {store.path}: repair train and run again",
+        "repair train, and pass folder= to keep finished models" if store.temporary else finished,
     )
     for number in order[:FAILURES_NAMED]:
         if failures[number].trace:
-            error.add_note(f"model {number}: {failures[number].trace}")
+            error.add_note(f"{plan.name_of(number)}: {failures[number].trace}")
     return error
 
 
-def _one_model(train: Train, number: int, indices: np.ndarray, seed: int, rows: int, device: dict[str, str]) -> Outcome:
+def _one_model(
+    train: Train,
+    number: int,
+    indices: np.ndarray,
+    seed: int,
+    asked: int,
+    kept: slice | np.ndarray,
+    device: dict[str, str],
+) -> Outcome:
     """Runs in a worker, which must not raise: the other models go on."""
+    began = time.perf_counter()
     try:
-        predict = train(indices, seed, **device)
-        return number, predicted_signals(predict, rows)
+        signals = predicted_signals(train(indices, seed, **device), asked)
+        problem = _unusable(signals, asked)
+        return number, Timed(signals[kept], time.perf_counter() - began) if problem is None else Failure(problem)
     except Exception as error:
         text = " ".join(f"{type(error).__name__}: {error}".split())
         reason = text if len(text) <= LONGEST_REASON else text[: LONGEST_REASON - 1] + "…"
@@ -198,7 +252,8 @@ def _joblib(backend: str, workers: int) -> Iterator[None]:
     try:
         configured = parallel_config(backend=backend, n_jobs=workers)
     except (ImportError, ValueError) as error:
-        raise fail("backend", "a backend that is installed", repr(backend), "install dask and distributed") from error
+        remedy = 'make a distributed.Client first (pip install "giveaway[dask]" where there is none)'
+        raise fail("backend", "a running cluster", f"{backend!r} without one", remedy) from error
     try:
         with configured:
             yield
@@ -213,12 +268,3 @@ def _joblib(backend: str, workers: int) -> Iterator[None]:
 def _takes(function: Callable[..., Any], name: str) -> bool:
     parameters = inspect.signature(function).parameters.values()
     return any(p.name == name or p.kind is p.VAR_KEYWORD for p in parameters)
-
-
-def _source(train: Any) -> str | None:
-    while hasattr(train, "func"):  # functools.partial
-        train = train.func
-    try:
-        return "sha256 " + hashlib.sha256(inspect.getsource(inspect.unwrap(train)).encode()).hexdigest()
-    except (OSError, TypeError):
-        return None

@@ -2,7 +2,8 @@
 
 A finished model is model-K.npy, written to a temporary name and renamed, until all the models asked for are there.
 Then the rows are copied, one at a time, into values.npy (population.npy), and the files of single models go away. At
-no moment is a finished model held in only half a file, so a killed run goes on where it was.
+no moment is a finished model held in only half a file, so a killed run goes on where it was. seconds.csv has a line a
+finished model: its number, and how long it took.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import fcntl
 import hashlib
 import json
 import os
+import re
+import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 import torch
@@ -25,10 +28,61 @@ from giveaway import __version__
 from giveaway.attacks.membership import model_membership, model_seed
 from giveaway.checks import ROWS_PER_CHECK, check_choice, fail
 from giveaway.files import private_folder, write_atomically, write_json
-from giveaway.records.signals import KINDS, MARKER, Signals
+from giveaway.records.signals import ARRAYS, KINDS, MARKER, Signals
 
-PLAN, LOCK = "shadow.json", "lock"
+PLAN, LOCK, SECONDS = "shadow.json", "lock", "seconds.csv"
 LONGEST_VALUE = 60
+
+
+class EnsemblePlan(Protocol):
+    """Which models there are, what each is trained on, and what is kept of it: all that a store needs to know."""
+
+    @property
+    def records(self) -> int: ...
+    @property
+    def models(self) -> int: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def labels(self) -> Any: ...
+    @property
+    def population(self) -> int: ...
+    @property
+    def population_labels(self) -> Any: ...
+    @property
+    def rows(self) -> int:
+        """What is stored of a model: records and population points."""
+        ...
+
+    @property
+    def asked(self) -> int:
+        """The rows that a model is asked about."""
+        ...
+
+    @property
+    def kept(self) -> slice | np.ndarray:
+        """Which of the rows asked about are stored."""
+        ...
+
+    def members(self, number: int) -> np.ndarray:
+        """(records,) of bool: which of the records stored model `number` is trained on."""
+        ...
+
+    def indices(self, number: int) -> np.ndarray:
+        """Row numbers of the training set of model `number`."""
+        ...
+
+    def seed_of(self, number: int) -> int:
+        """The seed that model `number` is trained with."""
+        ...
+
+    def name_of(self, number: int) -> str:
+        """Model `number` in words."""
+        ...
+
+    def provenance(self) -> dict[str, Any]:
+        """Everything that must stay the same when a run is resumed or more models are added."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,18 +119,35 @@ class ShadowPlan:
         """Records and population points: what every model is asked about."""
         return self.records + self.population
 
+    @property
+    def asked(self) -> int:
+        """The same: all of them are stored."""
+        return self.rows
+
+    @property
+    def kept(self) -> slice:
+        """All rows."""
+        return slice(None)
+
     def members(self, number: int) -> np.ndarray:
         """(records,) of bool: the training set of model `number`."""
         return model_membership(number, self.records, seed=self.seed)
+
+    def indices(self, number: int) -> np.ndarray:
+        """Its row numbers."""
+        return np.flatnonzero(self.members(number))
 
     def seed_of(self, number: int) -> int:
         """The seed that model `number` is trained with."""
         return model_seed(number, seed=self.seed)
 
+    def name_of(self, number: int) -> str:
+        """Model and seed, in words."""
+        return f"model {number} (seed {self.seed_of(number)})"
+
     def provenance(self) -> dict[str, Any]:
         """Everything that must stay the same when a run is resumed or more models are added."""
         given = {
-            "giveaway": __version__,
             "split": "complementary halves",
             "records": self.records,
             "population": self.population,
@@ -85,17 +156,14 @@ class ShadowPlan:
             "labels": None if self.labels is None else np.asarray(self.labels),
             "population_labels": None if self.population_labels is None else np.asarray(self.population_labels),
         }
-        taken = sorted({*given} & {*self.fingerprint})
-        if taken:
-            raise fail("fingerprint", "names of its own", ", ".join(taken), "these are checked anyway: leave them out")
-        return {name: _summary(value) for name, value in {**given, **self.fingerprint}.items()}
+        return summaries(given, self.fingerprint)
 
 
 class ShadowStore:
     """The finished models of one plan in one folder; made by `open_store`, which holds the folder's lock."""
 
-    def __init__(self, path: Path, plan: ShadowPlan) -> None:
-        self.path, self.plan = path, plan
+    def __init__(self, path: Path, plan: EnsemblePlan, *, temporary: bool) -> None:
+        self.path, self.plan, self.temporary = path, plan, temporary
         self._form: tuple[np.dtype[Any], tuple[int, ...]] | None = None
 
     def finished(self) -> set[int]:
@@ -103,14 +171,17 @@ class ShadowStore:
         alone = {int(file.stem.split("-")[1]) for file in self.path.glob("model-*.npy")}
         return alone | set(range(self._assembled()))
 
-    def put(self, number: int, row: np.ndarray) -> None:
-        """Store the signals of a finished model."""
+    def put(self, number: int, row: np.ndarray, seconds: float) -> None:
+        """Store the signals of a finished model, and how long it took."""
         if self._form is None:
             known = next((self._row(other) for other in self.finished()), row)
             self._form = (known.dtype, known.shape)
         if (row.dtype, row.shape) != self._form:
             expected = f"{self._form[0]} of shape {self._form[1]} as from the other models"
             raise fail("predict", expected, f"{row.dtype} of shape {row.shape}", "return the same from every model")
+        # first the seconds: of a model trained again after a kill between the two, the last line counts
+        with open(os.open(self.path / SECONDS, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "w") as stream:
+            stream.write(f"{number},{seconds:.6f}\n")
         write_atomically(self._file(number), partial(np.save, arr=row, allow_pickle=False))
 
     def signals(self) -> Signals:
@@ -171,12 +242,71 @@ class ShadowStore:
 
 
 @contextmanager
-def open_store(folder: str | os.PathLike[str], plan: ShadowPlan) -> Iterator[ShadowStore]:
-    """The folder's store for as long as the block runs: refused to a second run, and to a plan that differs."""
-    path, marker = Path(folder), Path(folder) / PLAN
-    if path.is_dir() and not marker.is_file() and any(file.name != LOCK for file in path.iterdir()):
-        raise fail("folder", "a new, empty or earlier shadow folder", f"{path} with other files", "choose another")
-    path = private_folder(path)
+def open_store(folder: str | os.PathLike[str] | None, plan: EnsemblePlan) -> Iterator[ShadowStore]:
+    """The folder's store for as long as the block runs: refused to a second run, and to a plan that differs.
+
+    Without a folder it is a temporary one; signals that were read from it stay in their memory map.
+    """
+    with tempfile.TemporaryDirectory(prefix="giveaway-") if folder is None else nullcontext(folder) as place:
+        path, marker = Path(place), Path(place) / PLAN
+        if path.is_dir() and not marker.is_file() and any(file.name != LOCK for file in path.iterdir()):
+            raise fail("folder", "a new, empty or earlier shadow folder", f"{path} with other files", "choose another")
+        with _locked(private_folder(path)):
+            for unfinished in path.glob(".*.part"):  # what a killed run was writing
+                unfinished.unlink()
+            expected = plan.provenance()
+            if marker.is_file():
+                different = _differences(_stored_plan(marker), expected)
+                if different:
+                    remedy = "train them in another folder"
+                    raise fail("folder", "shadow models of the same plan", "; ".join(different), remedy)
+            else:
+                write_json(marker, expected)
+            yield ShadowStore(path, plan, temporary=folder is None)
+
+
+def stored_seconds(folder: str | os.PathLike[str], models: int) -> float | None:
+    """What training the first `models` models of a folder took, summed; None where it is not known of all of them."""
+    file = Path(folder) / SECONDS
+    if not file.is_file():  # trained elsewhere, or before the seconds were kept
+        return None
+    whole = re.findall(r"^(\d+),(\d+\.\d{6})$", file.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    known = {int(number): float(seconds) for number, seconds in whole}
+    return sum(known[number] for number in range(models)) if known.keys() >= set(range(models)) else None
+
+
+def is_shadow_folder(folder: str | os.PathLike[str]) -> bool:
+    """Whether giveaway trained models into this folder."""
+    return (Path(folder) / PLAN).is_file()
+
+
+def remove_shadows(folder: str | os.PathLike[str]) -> int:
+    """Remove the files that training wrote into the folder, and the folder if nothing else is in it; their number."""
+    path = Path(folder)
+    _stored_plan(path / PLAN)
+    written = {MARKER, SECONDS, LOCK, PLAN} | {f"{name}.npy" for name in ARRAYS}
+    names = "|".join(map(re.escape, sorted(written))) + r"|model-\d{6,}\.npy"
+    ours = re.compile(rf"({names})|\.({names})-\w+\.part")
+    with _locked(path):
+        found = [file for file in path.iterdir() if ours.fullmatch(file.name) and file.is_file()]
+        for file in sorted(found, key=lambda file: file.name == PLAN):  # last, so that a killed purge can be repeated
+            file.unlink()
+        if not any(path.iterdir()):
+            path.rmdir()
+    return len(found)
+
+
+def summaries(given: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> dict[str, Any]:
+    """Provenance from what a plan knows and what its user names, arrays by their hash."""
+    known = {"giveaway": __version__, **given}
+    taken = sorted({*known} & {*fingerprint})
+    if taken:
+        raise fail("fingerprint", "names of its own", ", ".join(taken), "these are checked anyway: leave them out")
+    return {name: _summary(value) for name, value in {**known, **fingerprint}.items()}
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
     lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         try:
@@ -184,17 +314,7 @@ def open_store(folder: str | os.PathLike[str], plan: ShadowPlan) -> Iterator[Sha
         except OSError as error:
             got = f"{path}, in use by another run"
             raise fail("folder", "a folder of its own", got, "wait for that run, or choose another folder") from error
-        for unfinished in path.glob(".*.part"):  # what a killed run was writing
-            unfinished.unlink()
-        expected = plan.provenance()
-        if marker.is_file():
-            different = _differences(_stored_plan(marker), expected)
-            if different:
-                remedy = "train them in another folder"
-                raise fail("folder", "shadow models of the same plan", "; ".join(different), remedy)
-        else:
-            write_json(marker, expected)
-        yield ShadowStore(path, plan)
+        yield
     finally:
         os.close(lock)
 

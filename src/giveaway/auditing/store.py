@@ -13,8 +13,9 @@ import numpy as np
 import torch
 
 from giveaway import __version__
+from giveaway.attacks.shadow_store import is_shadow_folder, remove_shadows
 from giveaway.checks import ROWS_PER_CHECK, fail
-from giveaway.files import private_folder, write_json, write_text
+from giveaway.files import private_folder, write_atomically, write_json, write_text
 from giveaway.records import Head, ScoreTable
 from giveaway.records.score_table import MARKER
 
@@ -67,6 +68,9 @@ def save_audit(folder: Path, tables: dict[str, ScoreTable], pages: dict[str, str
     audit.json is there first, so that a killed run can be purged or run again, and gets the metadata last.
     """
     files = [f"{name}.{kind}" for name in tables for kind in ("npz", "csv")] + [*pages, "config.toml", MARKER]
+    earlier = _read_marker("out", folder) if (folder / MARKER).is_file() else {}
+    files += [name for name in earlier.get("files", []) if name not in files]  # a validation's pages stay listed
+    signals = {name: earlier[name] for name in ("signals",) if name in earlier}
     main = next(iter(tables.values()))
     new = [folder / name for name in files if not (folder / name).exists()]
     try:
@@ -77,26 +81,49 @@ def save_audit(folder: Path, tables: dict[str, ScoreTable], pages: dict[str, str
             table.save_columns(folder, name)
         for name, text in {**pages, "config.toml": config_toml}.items():
             write_text(folder / name, text)
-        write_json(folder / MARKER, {**main.meta, "files": files})
+        write_json(folder / MARKER, {**main.meta, **signals, "files": files})
     except BaseException:
         for path in new:
             path.unlink(missing_ok=True)
         raise
 
 
-def save_page(folder: str | Path, name: str, text: str) -> Path:
-    """Write one more page into an audit folder and list it in audit.json."""
+def save_page(folder: str | Path, name: str, page: str | bytes) -> Path:
+    """Write one more page, text or a picture's bytes, into an audit folder and list it in audit.json."""
     path = Path(folder)
     found = _read_marker("folder", path)
-    write_text(path / name, text)
-    if name not in found.get("files", []):
+    content = page.encode("utf-8") if isinstance(page, str) else page
+    if name not in found.get("files", []):  # listed first, so that purge finds what a killed call leaves
         write_json(path / MARKER, {**found, "files": [*found.get("files", [MARKER]), name]})
+    write_atomically(path / name, lambda stream: stream.write(content))
     return path / name
 
 
-def purge(folder: str | Path) -> int:
-    """Remove the files that the folder's audit.json lists, and the folder if nothing else is in it."""
+def list_signals(folder: str | Path, signals: str | Path) -> None:
+    """Name in audit.json the signals that the audit was validated with."""
     path = Path(folder)
+    found = _read_marker("folder", path)
+    named = str(Path(signals).resolve())
+    if named not in found.get("signals", []):
+        write_json(path / MARKER, {**found, "signals": [*found.get("signals", []), named]})
+
+
+def listed_signals(folder: str | Path) -> list[Path]:
+    """The signals that an audit was validated with, as far as they are still there; none for any other folder."""
+    if not (Path(folder) / MARKER).is_file():
+        return []
+    return [Path(name) for name in _read_marker("folder", Path(folder)).get("signals", []) if Path(name).exists()]
+
+
+def purge(folder: str | Path) -> int:
+    """Remove the files that the folder's audit.json lists, and the folder if nothing else is in it.
+
+    A folder of shadow models is recognised by its own shadow.json, and what training wrote there is removed. Signals
+    that audit.json lists lie elsewhere and stay.
+    """
+    path = Path(folder)
+    if not (path / MARKER).is_file() and is_shadow_folder(path):
+        return remove_shadows(path)
     listed = [Path(name).name for name in _read_marker("folder", path).get("files", [])]
     removed = 0
     for name in [*(name for name in listed if name != MARKER), MARKER]:  # last, so that a killed purge can be repeated

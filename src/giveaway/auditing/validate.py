@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from giveaway.attacks.lira import lira_within
+from giveaway.attacks.shadow import OnModel, Train, train_shadows
+from giveaway.attacks.shadow_store import stored_seconds
 from giveaway.checks import fail
 from giveaway.evaluation.agreement import SHARES, AgreementTable, agreement
 from giveaway.evaluation.attack_success import effect_sizes, success_rate
@@ -23,7 +27,12 @@ LEAST_RECORDS = 100  # the top 1 % must hold a record
 
 @dataclass(frozen=True)
 class Validation:
-    """What the attack measured on the audited records, and how well each score finds it."""
+    """What the attack measured on the audited records, and how well each score finds it.
+
+    target : which of the signals' models are the audited one, and so none of the `models` that the truth comes from;
+        empty where it is known to be none of them, None where that is not known.
+    training_seconds : of all the signals' models, summed; None where it is not known.
+    """
 
     table: AgreementTable
     worth: dict[str, float]  # in shadow models, by the recall of the narrowest top
@@ -33,8 +42,10 @@ class Validation:
     effect_size: np.ndarray
     models: int
     ranked_by: str
+    target: tuple[int, ...] | None
     audit_seconds: float | None
     attack_seconds: float
+    training_seconds: float | None
 
     def conclusion(self) -> str:
         """One sentence for people."""
@@ -46,10 +57,30 @@ class Validation:
             f"exposed, which is worth {_models(self.worth[self.ranked_by])} shadow models; {self.count}."
         )
 
+    def about_target(self) -> str:
+        """Where the audited model stands among the models, in a sentence."""
+        if self.target is None:
+            return (
+                f"Whether the audited model is one of the {self.models} is not known; if it is, its own signals are "
+                "part of the truth that its scores are held against."
+            )
+        if not self.target:
+            return f"The audited model is none of the {self.models}."
+        named = ", ".join(map(str, self.target))
+        return f"The audited model ({named} of the signals) is left out: the truth comes from the other {self.models}."
+
+    def cost(self) -> str:
+        """What either side took, in a sentence."""
+        trained = self.models + len(self.target or ())
+        audit, attack, training = map(_duration, (self.audit_seconds, self.attack_seconds, self.training_seconds))
+        summed = "" if self.training_seconds is None else ", summed over them"
+        return f"The audit took {audit} and the attack {attack}; training {trained} models took {training}{summed}."
+
     def to_json(self) -> dict[str, Any]:
         """Everything but the records' own values."""
         return {
             "models": self.models,
+            "target": None if self.target is None else list(self.target),
             "records": self.table.records,
             "ranked_by": self.ranked_by,
             "conclusion": self.conclusion(),
@@ -73,7 +104,11 @@ class Validation:
                 "false_discovery_rate": self.count.false_discovery,
                 "power_at_twice_that": self.count.power,
             },
-            "seconds": {"audit": self.audit_seconds, "attack": round(self.attack_seconds, 3)},
+            "seconds": {
+                "audit": self.audit_seconds,
+                "attack": round(self.attack_seconds, 3),
+                "training": None if self.training_seconds is None else round(self.training_seconds, 3),
+            },
         }
 
     def to_markdown(self) -> str:
@@ -83,21 +118,96 @@ class Validation:
         rates = ", ".join(f"{cell.value:.3f} at {rate:g}" for rate, cell in self.attack.true_positive_rate.items())
         lines += ["", f"LiRA: AUC {self.attack.auc.value:.3f}; true-positive rate {rates} false positives "]
         lines[-1] += f"({self.attack.nonmembers} non-members)."
+        lines += ["", self.about_target(), "", self.cost()]
         return "\n".join(lines) + "\n"
 
 
-def validate(table: ScoreTable, models: Signals, *, rows: np.ndarray | None = None, seed: int = 0) -> Validation:
+def validate(
+    train: Train,
+    table: ScoreTable,
+    *,
+    kind: str,
+    fingerprint: Mapping[str, Any],
+    labels: Any = None,
+    records: int | None = None,
+    rows: np.ndarray | None = None,
+    models: int = 64,
+    folder: str | os.PathLike[str] = "giveaway-signals",
+    seed: int = 0,
+    code: str | None = None,
+    workers: int = 1,
+    backend: str = "loky",
+    devices: Sequence[str] = (),
+    on_model: OnModel | None = None,
+) -> Validation:
+    """Train shadow models with your own `train(indices, seed) -> predict`, and hold an audit's table against them.
+
+    `records` are those that `train` knows, as many as the table has rows unless `rows` says which of them each row of
+    the table is. The rest is as in `attacks.train_shadows`: the models are kept in `folder`, a killed run goes on where
+    it was, and `fingerprint` names what the signals depend on. `compare` does the same with signals that are there.
+
+    >>> import tempfile
+    >>> import giveaway as ga
+    >>> from sklearn.datasets import load_digits
+    >>> from sklearn.linear_model import LogisticRegression
+    >>> x, y = load_digits(return_X_y=True)
+    >>> x, y = x[:200] / 16, y[:200]
+    >>> def train(indices, seed):
+    ...     model = LogisticRegression().fit(x[indices], y[indices])
+    ...     return lambda: model.decision_function(x)
+    >>> table = ga.audit(ga.from_sklearn(LogisticRegression().fit(x, y), x, y))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     data = {"x": x, "y": y}
+    ...     found = ga.validate(train, table, kind="logits", labels=y, fingerprint=data, models=8, folder=folder)
+    >>> print(found.about_target())
+    The audited model is none of the 8.
+    """
+    if records is None and rows is not None:
+        raise fail("records", "the number of records that train knows beside rows", "none", "pass records=")
+    known = len(table) if records is None else records
+    _check_rows(table, known, rows)
+    _check_counts(len(table), models)
+    signals = train_shadows(
+        train,
+        records=known,
+        models=models,
+        folder=folder,
+        kind=kind,
+        fingerprint=fingerprint,
+        labels=labels,
+        seed=seed,
+        code=code,
+        workers=workers,
+        backend=backend,
+        devices=devices,
+        on_model=on_model,
+    )
+    return compare(table, signals, rows=rows, target=(), training_seconds=stored_seconds(folder, models), seed=seed)
+
+
+def compare(
+    table: ScoreTable,
+    models: Signals,
+    *,
+    rows: np.ndarray | None = None,
+    target: int | Sequence[int] | None = None,
+    training_seconds: float | None = None,
+    seed: int = 0,
+) -> Validation:
     """Compare every score of `table` with LiRA's effect size over `models`.
 
     `rows` says which record of the signals each row of the table is; by default they are the same records in the same
-    order. Each model is attacked with its own signals left out of the statistics.
+    order. `target` numbers the models that are the audited one: everything then comes from the others only; pass () if
+    it is none of them. Each model is attacked with its own signals left out of the statistics. `training_seconds` is
+    what training the models took, if you know it.
     """
     began = time.perf_counter()
-    own = _aligned(table, models, rows)
-    if own.models < LEAST_MODELS:
-        raise fail("signals", f"at least {LEAST_MODELS} models", f"{own.models}", "train more shadow models")
-    if own.records < LEAST_RECORDS:
-        raise fail("table", f"at least {LEAST_RECORDS} records", f"{own.records}", "validate a larger audit")
+    places = _check_rows(table, models.records, rows)
+    left_out = _check_target(target, models.models)
+    others = np.setdiff1d(np.arange(models.models), left_out or ())
+    _check_counts(len(table), len(others))
+    own = models if places is None else models.of_records(places)
+    own = own.of_models(others) if left_out else own
     effect = effect_sizes(own).effect_size
     scored = lira_within(own)
     truth_models = own.models // 2
@@ -114,23 +224,47 @@ def validate(table: ScoreTable, models: Signals, *, rows: np.ndarray | None = No
         effect_size=effect,
         models=own.models,
         ranked_by=table.ranking(),
+        target=left_out,
         audit_seconds=table.meta.get("seconds"),
         attack_seconds=time.perf_counter() - began,
+        training_seconds=training_seconds,
     )
 
 
-def _aligned(table: ScoreTable, models: Signals, rows: np.ndarray | None) -> Signals:
+def _check_rows(table: ScoreTable, records: int, rows: np.ndarray | None) -> np.ndarray | None:
     if rows is None:
-        if len(table) != models.records:
+        if len(table) != records:
             expected = f"signals on the table's {len(table)} records"
-            raise fail("signals", expected, f"{models.records} records", "pass rows=, a signal's record for each row")
-        return models
+            raise fail("signals", expected, f"{records} records", "pass rows=, a signal's record for each row")
+        return None
     places = np.asarray(rows)
     valid = places.shape == (len(table),) and places.dtype.kind in "iu"
-    if not valid or places.min() < 0 or places.max() >= models.records or len(np.unique(places)) < len(places):
-        expected = f"{len(table)} different row numbers of the signals, 0 to {models.records - 1}"
+    if not valid or places.min() < 0 or places.max() >= records or len(np.unique(places)) < len(places):
+        expected = f"{len(table)} different row numbers of the signals, 0 to {records - 1}"
         raise fail("rows", expected, f"{places.dtype} of shape {places.shape}", "give a record of the signals a row")
-    return models.of_records(places)
+    return places
+
+
+def _check_counts(records: int, models: int) -> None:
+    if models < LEAST_MODELS:
+        raise fail("signals", f"at least {LEAST_MODELS} models", f"{models}", "train more shadow models")
+    if records < LEAST_RECORDS:
+        raise fail("table", f"at least {LEAST_RECORDS} records", f"{records}", "validate a larger audit")
+
+
+def _check_target(target: int | Sequence[int] | None, models: int) -> tuple[int, ...] | None:
+    if target is None:
+        return None
+    numbers = np.atleast_1d(np.asarray(target, dtype=np.int64 if np.size(target) == 0 else None))
+    if numbers.ndim != 1 or numbers.dtype.kind not in "iu" or not np.isin(numbers, np.arange(models)).all():
+        raise fail("target", f"models of the signals, 0 to {models - 1}", repr(target), "number the audited model")
+    return tuple(np.unique(numbers).tolist())
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "an unknown time"
+    return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 def _models(worth: float) -> str:

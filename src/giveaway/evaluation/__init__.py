@@ -4,6 +4,7 @@ from giveaway.evaluation.agreement import Agreement, AgreementTable, agreement, 
 from giveaway.evaluation.attack_success import EffectSizes, effect_sizes, success_at, success_rate
 from giveaway.evaluation.defensible_count import DefensibleCount, defensible_count
 from giveaway.evaluation.ranking import recall_at, recall_curve, spearman
+from giveaway.evaluation.retraining import RetrainingTable, beside
 from giveaway.evaluation.roc import AttackSummary, summarize
 from giveaway.evaluation.worth import ShadowCurve, shadow_curve
 
@@ -13,9 +14,11 @@ __all__ = [
     "AttackSummary",
     "DefensibleCount",
     "EffectSizes",
+    "RetrainingTable",
     "ShadowCurve",
     "agreement",
     "agreement_over_targets",
+    "beside",
     "defensible_count",
     "effect_sizes",
     "recall_at",

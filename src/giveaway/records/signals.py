@@ -60,7 +60,7 @@ class Signals:
         if members.shape != values.shape[:2] or (members.dtype != bool and not np.isin(members, (0, 1)).all()):
             expected = f"0/1 or bool of shape {values.shape[:2]}, (models, records)"
             raise fail("members", expected, f"{members.dtype} of shape {members.shape}", "align it with values")
-        set_field(self, "members", members.astype(bool))
+        set_field(self, "members", members.astype(bool, copy=False))
         set_field(self, "labels", _checked_labels("labels", self.labels, values, self.kind))
         if self.population is not None:
             population = _checked_values("population", self.population, self.kind)
