@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from sklearn.linear_model import Ridge
 
+from giveaway.attacks.leave_one_out import leave_one_out
 from giveaway.attacks.membership import model_seed
-from giveaway.attacks.retrain import leave_one_out, retrain_without
+from giveaway.attacks.retrain import retrain_without
 from giveaway.attacks.shadow_store import remove_shadows, stored_seconds
 from giveaway.checks import InputError
 from giveaway.records import Signals

@@ -10,7 +10,7 @@ import pytest
 
 from giveaway import InputError, ScoreTable
 from giveaway.attacks import leave_one_out
-from giveaway.attacks.retrain import LeaveOneOut
+from giveaway.attacks.leave_one_out import LeaveOneOut
 from giveaway.evaluation import spearman
 from giveaway.evaluation.retraining import beside
 

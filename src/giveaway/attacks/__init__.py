@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from giveaway.attacks.leave_one_out import LeaveOneOut, leave_one_out
 from giveaway.attacks.lira import lira, lira_within
 from giveaway.attacks.result import AttackScores
 from giveaway.attacks.rmia import rmia
@@ -13,7 +14,7 @@ from giveaway.attacks.thresholds import threshold
 
 if TYPE_CHECKING:
     from giveaway.attacks.recipes import RECIPES, train_recipe
-    from giveaway.attacks.retrain import leave_one_out, retrain_without
+    from giveaway.attacks.retrain import retrain_without
     from giveaway.attacks.shadow import train_shadows
     from giveaway.attacks.stacked import train_stacked
     from giveaway.attacks.training import Training
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 _HOMES = {
     "RECIPES": "recipes",
     "Training": "training",
-    "leave_one_out": "retrain",
     "retrain_without": "retrain",
     "train_recipe": "recipes",
     "train_shadows": "shadow",
@@ -32,6 +32,7 @@ _HOMES = {
 __all__ = [
     "RECIPES",
     "AttackScores",
+    "LeaveOneOut",
     "Training",
     "leave_one_out",
     "lira",

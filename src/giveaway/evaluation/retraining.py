@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from giveaway.attacks.retrain import LeaveOneOut
+from giveaway.attacks.leave_one_out import LeaveOneOut
 from giveaway.checks import check_choice, fail
 from giveaway.evaluation.ranking import spearman
 from giveaway.records import ScoreTable
