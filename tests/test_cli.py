@@ -540,7 +540,7 @@ def test_purge_removes_everything(giveaway, file):
     [
         ("giveaway.heads.dense", "DenseCurvature"),
         ("giveaway.reporting.html", "render"),
-        ("giveaway.auditing.store", "write_text"),
+        ("giveaway.auditing.store", "write_atomically"),
         ("giveaway.auditing.run", "count_duplicates"),
     ],
 )

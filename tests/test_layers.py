@@ -18,11 +18,12 @@ LAYERS = [
     {"files"},
     {"records"},
     {"linalg"},
-    {"extract", "heads", "attacks"},
+    {"extract", "heads", "gp", "attacks"},
     {"scores", "evaluation"},
     {"auditing"},
     {"reporting"},
     {"demo", "config", "source"},
+    {"lood_command"},
     {"cli"},
     {"__main__"},
 ]

@@ -6,11 +6,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from giveaway import attacks, evaluation
+    from giveaway import attacks, evaluation, gp
     from giveaway.auditing.run import audit
     from giveaway.auditing.validate import compare, validate
     from giveaway.checks import InputError
     from giveaway.extract import from_sklearn, from_torch
+    from giveaway.gp.table import lood
     from giveaway.records import Head, ScoreTable, Signals
     from giveaway.reporting.html import report
 
@@ -27,6 +28,8 @@ _HOMES = {
     "evaluation": "giveaway.evaluation",
     "from_sklearn": "giveaway.extract",
     "from_torch": "giveaway.extract",
+    "gp": "giveaway.gp",
+    "lood": "giveaway.gp.table",
     "report": "giveaway.reporting.html",
     "validate": "giveaway.auditing.validate",
 }
@@ -42,6 +45,8 @@ __all__ = [
     "evaluation",
     "from_sklearn",
     "from_torch",
+    "gp",
+    "lood",
     "report",
     "validate",
 ]

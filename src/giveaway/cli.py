@@ -54,6 +54,9 @@ def demo(out: str, as_json: bool) -> None:
 @click.option("--penalize-intercept/--free-intercept", default=None, help="Whether l2 acts on the bias.")
 @click.option("--groups", help="File with one person's name a record (.npy, or a line each): scores by person.")
 @click.option("--by", type=click.Choice(["auto", "person", "record"]), help="Rank people or records.")
+@click.option("--inputs", help="FILE.npz with the key inputs, the records themselves: adds what a kernel says of them.")
+@click.option("--kernel", help="With --inputs: nngp, rbf, …; default by the kind of data (giveaway lood has options).")
+@click.option("--noise", type=float, help="With --inputs: variance of the targets around the kernel's functions.")
 @click.option("--scores", help="Comma-separated names of columns; default all.")
 @click.option("--converged/--not-converged", default=None, help="Is the head at its optimum?")
 @click.option("--refit", is_flag=True, default=None, help="Bring the head to its optimum first.")
@@ -67,8 +70,9 @@ def demo(out: str, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the result for machines.")
 def audit(config: str | None, as_json: bool, **flags: Any) -> None:
     """Rank a trained model's records by how exposed they are to membership inference."""
-    from giveaway.checks import check_number
+    from giveaway.checks import check_number, fail
     from giveaway.config import read_config
+    from giveaway.extract.inputs_file import inputs_from
     from giveaway.source import head_from
 
     options: dict[str, Any] = read_config(config, _kinds(flags)) if config else {}
@@ -78,8 +82,12 @@ def audit(config: str | None, as_json: bool, **flags: Any) -> None:
     check_number("l2", options.get("l2", 0.0), minimum=0.0, remedy="give the penalty in summed-loss units")
     top, out = options.pop("top", 10), options.pop("out", "giveaway-audit")
     head = head_from(options, lambda words: click.echo(words, err=True))
-    wanted = ("by", "converged", "refit", "l2_sensitivity")
+    wanted = ("by", "converged", "refit", "l2_sensitivity", "kernel", "noise")
     arguments: dict[str, Any] = {name: options[name] for name in wanted if name in options}
+    if "inputs" in options:
+        arguments["inputs"] = inputs_from(options["inputs"])[0]
+    elif {"kernel", "noise"} & options.keys():
+        raise fail("inputs", "--inputs beside --kernel and --noise", "none", "name the file of the records")
     if "scores" in options:
         arguments["scores"] = [name.strip() for name in options["scores"].split(",")]
     _audit_into(out, head, options, arguments, top=top, as_json=as_json)
@@ -129,6 +137,57 @@ def validate(folder: str, rows: str | None, as_json: bool, **flags: Any) -> None
     click.echo(pages["validation.json"] if as_json else pages["validation.md"])
     if not as_json:
         click.echo(f"Wrote {', '.join(pages)} to {folder}")
+
+
+@cli.command()
+@click.argument("inputs")
+@click.option(
+    "--kernel", default="nngp", show_default=True, help="rbf, laplace, linear, nngp, ntk, conv_nngp, conv_ntk."
+)
+@click.option("--noise", type=float, default=0.05, show_default=True, help="Variance of the targets.")
+@click.option("--length", type=float, help="Of rbf and laplace; default the median distance.")
+@click.option("--depth", type=int, help="Hidden layers of a network kernel; default 3.")
+@click.option("--activation", help="relu, leaky_relu, erf, gelu, elu, tanh or identity.")
+@click.option("--weight-variance", type=float, help="Of a network or linear kernel.")
+@click.option("--bias-variance", type=float, help="Of a network or linear kernel.")
+@click.option("--filter-size", type=int, help="Of a convolutional kernel; default 3.")
+@click.option("--stride", type=int, help="Of a convolutional kernel; default 1.")
+@click.option("--padding", help="Of a convolutional kernel: same or valid.")
+@click.option("--readout", help="Of a convolutional kernel: flatten or pool.")
+@click.option("--sphere", is_flag=True, help="Centre each record and put it on a sphere first.")
+@click.option("--groups", help="File with one person's name a record (.npy, or a line each): rows are people.")
+@click.option("--records", help="Rows to look at more closely, such as 3,17; default the ten most exposed.")
+@click.option("--queries", help="FILE.npz with the key queries: the distances there.")
+@click.option("--optimize", help="kl or mean: search the queries with the largest distance.")
+@click.option("--starts", type=int, default=8, show_default=True, help="With --optimize: from how many points.")
+@click.option("--method", default="lbfgs", show_default=True, help="With --optimize: lbfgs or adam.")
+@click.option("--steps", type=int, default=200, show_default=True, help="With --optimize: at most so many.")
+@click.option("--low", type=float, help="With --optimize: smallest number of a query, such as 0 for pixels.")
+@click.option("--high", type=float, help="With --optimize: largest number of a query, such as 1 for pixels.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the search.")
+@click.option("--device", help="Where to compute, such as cuda.")
+@click.option("--top", type=int, default=10, show_default=True, help="Rows to print.")
+@click.option("--out", default="giveaway-lood", show_default=True, help="Folder for the result.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result for machines.")
+def lood(inputs: str, out: str, top: int, as_json: bool, **flags: Any) -> None:
+    """How far a Gaussian process moves when a record is left out, for every record of INPUTS.npz (inputs, targets)."""
+    from giveaway.lood_command import run_lood
+
+    table, folder, pages = run_lood(inputs, out, {name: value for name, value in flags.items() if value is not None})
+    if as_json:
+        by = table.ranking()
+        rows = [{"row": int(row), by: float(table[by][row])} for row in table.order()[:top]]
+        click.echo(json.dumps({"folder": str(folder), **table.meta, "top": rows, "files": pages}))
+        return
+    unit = "people" if table.meta["unit"] == "person" else "records"
+    click.echo(
+        f"The {min(top, len(table))} most exposed of {len(table)} {unit}, by lood_kl under {table.meta['kernel']}\n"
+    )
+    click.echo("rank    row    lood_kl  lood_mean")
+    for place, row in enumerate(table.order()[:top], start=1):
+        click.echo(f"{place:4d}  {row:5d}  {table['lood_kl'][row]:9.4g}  {table['lood_mean'][row]:9.4g}")
+    click.echo(f"\n{RANKING_ONLY}")
+    click.echo(f"Wrote {', '.join(pages)} to {folder} (restricted: they name records)")
 
 
 @cli.command()
@@ -193,11 +252,11 @@ def _audit_into(
     import dataclasses
 
     from giveaway.auditing.run import audit as run_audit
-    from giveaway.auditing.store import check_folder, provenance, save_audit
+    from giveaway.auditing.store import check_folder, fingerprint, provenance, save_audit
     from giveaway.config import to_toml
     from giveaway.reporting.html import notes, render
 
-    origin = provenance(head, config)
+    origin = provenance(fingerprint(head, arguments.get("inputs")), config)
     existed = os.path.isdir(out)
     folder = check_folder(out, origin)
     try:

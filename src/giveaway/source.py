@@ -43,7 +43,7 @@ def head_from(options: Options, say: Say) -> Head:
     if source != "features" and "data" not in options:
         raise fail("data", f"--data module:function beside --{source}", "none", "name your data set")
     head = {"features": _from_arrays, "estimator": _from_estimator, "model": _from_model}[source](options, say)
-    return dataclasses.replace(head, groups=_names(options["groups"])) if "groups" in options else head
+    return dataclasses.replace(head, groups=names_in(options["groups"])) if "groups" in options else head
 
 
 def signals_named(options: Options, say: Say) -> Signals:
@@ -60,7 +60,7 @@ def signals_named(options: Options, say: Say) -> Signals:
         if name not in options:
             raise fail(name, f"--{name} beside --recipe", "none", "say what to train, and how many")
     inputs, targets = _inputs_and_targets(options, say, "recipe")
-    device = _device(options.get("device")) or torch.device("cpu")
+    device = device_named(options.get("device")) or torch.device("cpu")
     with progress_of(options["models"], enabled=True, work="shadow models", unit="model") as on_models:
         return train_recipe(
             options["recipe"],
@@ -100,7 +100,7 @@ def _from_estimator(options: Options, say: Say) -> Head:
 
 
 def _from_model(options: Options, say: Say) -> Head:
-    device = _device(options.get("device"))
+    device = device_named(options.get("device"))
     say(f"Running your code: {options['model']} and {options['data']}")
     model = call_factory("model", options["model"])
     if "weights" in options:
@@ -117,14 +117,16 @@ def _from_model(options: Options, say: Say) -> Head:
     )
 
 
-def _device(name: str | None) -> torch.device | None:
+def device_named(name: str | None) -> torch.device | None:
+    """The device that an option names; None where there is none."""
     try:
         return None if name is None else torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:
         raise fail("device", "a device that torch can use here", repr(name), "leave it out, or say cpu") from error
 
 
-def _names(path: str) -> np.ndarray:
+def names_in(path: str) -> np.ndarray:
+    """One name a record, from an .npy file or the lines of a text file."""
     try:
         if path.endswith(".npy"):
             return np.load(path, allow_pickle=False)

@@ -41,9 +41,11 @@ def test_refused_with_these_words(kind, options, words):
 
 
 def test_by_default_every_score_that_exists():
-    assert plan(made_head("classes"), **DEFAULTS).scores == tuple(CATALOGUE)
-    missing = set(CATALOGUE) - set(plan(made_head("squared"), **DEFAULTS).scores)
+    assert plan(made_head("classes"), **DEFAULTS, inputs=True).scores == tuple(CATALOGUE)
+    missing = set(CATALOGUE) - set(plan(made_head("squared"), **DEFAULTS, inputs=True).scores)
     assert missing == {"entropy", "margin"}
+    without = plan(made_head("classes"), **DEFAULTS)
+    assert set(CATALOGUE) - set(without.scores) == {"lood_kl", "lood_mean"} == set(CATALOGUE) - set(without.of_head)
 
 
 def test_names_are_taken_once_in_the_order_given():

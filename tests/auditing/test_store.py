@@ -30,7 +30,7 @@ FILES = {"scores.npz", "scores.csv", "report.html", "config.toml", "audit.json"}
 
 def audited(head: Head, config: dict) -> ScoreTable:
     table = audit(head, scores=["loss", "newton"])
-    return dataclasses.replace(table, meta={**table.meta, "provenance": provenance(head, config)})
+    return dataclasses.replace(table, meta={**table.meta, "provenance": provenance(fingerprint(head), config)})
 
 
 def write_audit(folder: Path, head: Head, config: dict) -> ScoreTable:
@@ -125,7 +125,7 @@ def test_other_inputs_or_options_are_refused_and_the_difference_named(tmp_path):
 
 
 def test_folders_that_are_not_the_audit_s(tmp_path):
-    expected = provenance(made_head("classes"), {})
+    expected = provenance(fingerprint(made_head("classes")), {})
     foreign = tmp_path / "foreign"
     foreign.mkdir()
     (foreign / "thesis.txt").write_text("mine")
@@ -144,7 +144,7 @@ def test_folders_that_are_not_the_audit_s(tmp_path):
 def test_a_folder_that_cannot_be_written(tmp_path, below):
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match=r"out: expected a folder that can be written, got .*; choose another folder"):
-        check_folder(tmp_path / below, provenance(made_head("classes"), {}))
+        check_folder(tmp_path / below, provenance(fingerprint(made_head("classes")), {}))
 
 
 # ------------------------------------------------------------------------------------------------ interruptions
@@ -188,7 +188,7 @@ def test_an_interruption_of_the_same_audit_keeps_the_old_files_whole(tmp_path, m
         write_audit(folder, head, {})
     assert contents(folder).keys() == before.keys()
     np.testing.assert_array_equal(ScoreTable.load(folder)["newton"], audit(head)["newton"])
-    assert json.loads((folder / "audit.json").read_text())["provenance"] == provenance(head, {})
+    assert json.loads((folder / "audit.json").read_text())["provenance"] == provenance(fingerprint(head), {})
 
 
 def killed_after(folder: Path, monkeypatch, at: int) -> None:

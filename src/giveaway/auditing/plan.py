@@ -23,6 +23,16 @@ class Plan:
     refit: bool
     l2_sensitivity: bool
 
+    @property
+    def of_head(self) -> tuple[str, ...]:
+        """The scores that see the head."""
+        return tuple(name for name in self.scores if not CATALOGUE[name].inputs)
+
+    @property
+    def of_inputs(self) -> tuple[str, ...]:
+        """The scores that see the records themselves."""
+        return tuple(name for name in self.scores if CATALOGUE[name].inputs)
+
     def options(self) -> dict[str, Any]:
         """As JSON."""
         return {**asdict(self), "scores": list(self.scores)}
@@ -36,6 +46,7 @@ def plan(
     converged: bool,
     refit: bool,
     l2_sensitivity: bool | None,
+    inputs: bool = False,
 ) -> Plan:
     """Resolve the options of an audit of `head`, or say what cannot be had."""
     check_choice("by", by, ("auto", "person", "record"))
@@ -43,7 +54,8 @@ def plan(
         raise fail("by", "a head with groups", "none", "pass groups= to Head, one person's name a record")
     classes = head.loss != "squared"
     if scores is None:
-        names = tuple(name for name, score in CATALOGUE.items() if classes or not score.classes)
+        there = [name for name, score in CATALOGUE.items() if inputs or not score.inputs]
+        names = tuple(name for name in there if classes or not CATALOGUE[name].classes)
     else:
         names = (scores,) if isinstance(scores, str) else tuple(scores)
     if not names:
@@ -52,6 +64,8 @@ def plan(
         check_choice("scores", name, CATALOGUE)
         if CATALOGUE[name].classes and not classes:
             raise fail("scores", "scores that exist for squared loss", name, "leave it out: it needs classes")
+        if CATALOGUE[name].inputs and not inputs:
+            raise fail("scores", "inputs beside a score that looks at the records", f"{name} alone", "pass inputs")
     if not converged and head.weight is None:
         raise InputError(
             "converged: expected a head with its weights when converged=False, got none; pass weight= and bias= to Head"

@@ -10,9 +10,11 @@ import numpy as np
 
 from giveaway.auditing.batches import Portion, person_portions, record_portions
 from giveaway.auditing.duplicates import count_duplicates
+from giveaway.auditing.kernel_view import NOISE, KernelView
 from giveaway.auditing.plan import Plan, plan
 from giveaway.auditing.progress import OnRows, progress_of
 from giveaway.evaluation.ranking import spearman
+from giveaway.gp.table import KernelGiven
 from giveaway.heads.dense import DenseCurvature
 from giveaway.heads.optimum import gradient_sum
 from giveaway.heads.optimum import refit as refit_head
@@ -29,6 +31,9 @@ def audit(
     converged: bool = True,
     refit: bool = False,
     l2_sensitivity: bool | None = None,
+    inputs: Any = None,
+    kernel: KernelGiven | None = None,
+    noise: float = NOISE,
     progress: bool = False,
 ) -> ScoreTable:
     """Every record's (or person's) exposure through the head.
@@ -43,6 +48,10 @@ def audit(
     refit : bring the head to the optimum of its objective first.
     l2_sensitivity : put the rank correlation of newton at l2/10 and 10·l2 with that at l2 into the metadata; by default
         where the head has up to 2,000 parameters.
+    inputs : (n, …) the records themselves, row by row those of the head (images with their channels first, or a matrix
+        of numbers): adds the scores of a Gaussian process that never saw the model.
+    kernel, noise : of that process; by default an NNGP of images on the sphere, or an RBF of standardized columns with
+        their median distance as length, and a variance of 0.05 around functions of variance 1.
     progress : show a progress bar on stderr, or lines where it is no terminal.
 
     Examples
@@ -54,7 +63,16 @@ def audit(
     3
     """
     began = time.perf_counter()
-    resolved = plan(head, scores=scores, by=by, converged=converged, refit=refit, l2_sensitivity=l2_sensitivity)
+    resolved = plan(
+        head,
+        scores=scores,
+        by=by,
+        converged=converged,
+        refit=refit,
+        l2_sensitivity=l2_sensitivity,
+        inputs=inputs is not None,
+    )
+    view = None if inputs is None else KernelView(head, inputs, kernel, noise)
     if resolved.refit:
         head = refit_head(head)
     curved = any(CATALOGUE[name].curvature for name in resolved.scores)
@@ -65,6 +83,9 @@ def audit(
         sensitivity = None
         if curvature is not None and compared:
             sensitivity = _l2_sensitivity(head, resolved, curvature, columns["newton"], on_rows)
+    if view is not None and resolved.of_inputs:
+        found = view.lood(resolved.unit)
+        columns |= {name: CATALOGUE[name].function(found).cpu().numpy() for name in resolved.of_inputs}
     meta = {
         "unit": resolved.unit,
         "rows": len(next(iter(columns.values()))),
@@ -77,6 +98,7 @@ def audit(
         "options": resolved.options(),
         "curvature": curvature.report if curvature is not None else None,
         "optimum": _optimum(head),
+        "kernel": None if view is None else view.report,
         "l2_sensitivity": sensitivity,
         "repeats": count_duplicates(head) if resolved.unit == "record" else None,
         "newton_capped": int(attributes["newton_capped"].sum()) if "newton_capped" in attributes else None,
@@ -92,7 +114,7 @@ def _score(
     """The columns asked for, and the attributes of the same rows."""
     by_person = resolved.unit == "person"
     count = len(np.unique(head.groups)) if by_person else head.n  # type: ignore[arg-type]
-    columns = {name: np.empty(count) for name in resolved.scores}
+    columns = {name: np.empty(count) for name in resolved.of_head}
     residual, capped, records = np.empty(count), np.zeros(count, dtype=bool), np.ones(count, dtype=np.int64)
     stepped = bool({"newton", "loo_gap"} & set(resolved.scores))
     drift = None
@@ -101,7 +123,7 @@ def _score(
 
     def score(portion: Portion) -> None:
         for where, batch in portion:
-            for name in resolved.scores:
+            for name in resolved.of_head:
                 columns[name][where] = CATALOGUE[name].function(batch).cpu().numpy()
             residual[where] = batch.loss.residual(batch.outputs, batch.targets).amax(1).cpu().numpy()
             if stepped:

@@ -15,35 +15,40 @@ import torch
 from giveaway import __version__
 from giveaway.attacks.shadow_store import is_shadow_folder, remove_shadows
 from giveaway.checks import ROWS_PER_CHECK, fail
-from giveaway.files import private_folder, write_atomically, write_json, write_text
+from giveaway.files import private_folder, write_atomically, write_json
 from giveaway.records import Head, ScoreTable
 from giveaway.records.score_table import MARKER
 
 
-def fingerprint(head: Head) -> str:
-    """SHA-256 of everything in a head that a score can depend on."""
-    digest = hashlib.sha256()
+def fingerprint(head: Head, inputs: np.ndarray | None = None) -> str:
+    """SHA-256 of everything in a head, and in the records themselves, that a score can depend on."""
+    names = ("features", "outputs", "targets", "weight", "bias", "sample_weight")
+    arrays = {name: getattr(head, name) for name in names} | {"inputs": inputs}
     options = (head.loss, head.l2, head.intercept, head.penalize_intercept)
-    digest.update(repr(options).encode())
-    for name in ("features", "outputs", "targets", "weight", "bias", "sample_weight"):
-        tensor: torch.Tensor | None = getattr(head, name)
-        if tensor is None:
+    return digest_of(arrays | {"ids": head.ids, "groups": head.groups}, options)
+
+
+def digest_of(arrays: dict[str, Any], options: tuple[Any, ...] = ()) -> str:
+    """SHA-256 of named tensors and arrays (None where there is none) and of options."""
+    digest = hashlib.sha256(repr(options).encode())
+    for name, value in arrays.items():
+        if value is None:
             continue
-        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
-        for start in range(0, len(tensor), ROWS_PER_CHECK):
-            block = tensor[start : start + ROWS_PER_CHECK].cpu().contiguous()
+        digest.update(f"{name}{tuple(value.shape)}{value.dtype}".encode())
+        if not isinstance(value, torch.Tensor):
+            digest.update(np.ascontiguousarray(value).tobytes())
+            continue
+        for start in range(0, len(value), ROWS_PER_CHECK):
+            block = value[start : start + ROWS_PER_CHECK].cpu().contiguous()
             digest.update(block.view(torch.uint8).numpy().tobytes() if block.numel() else b"")
-    for names in (head.ids, head.groups):
-        if names is not None:
-            digest.update(np.ascontiguousarray(names).tobytes())
     return digest.hexdigest()
 
 
-def provenance(head: Head, config: dict[str, Any]) -> dict[str, Any]:
-    """What the folder's result came from: inputs, options, versions."""
+def provenance(digest: str, config: dict[str, Any]) -> dict[str, Any]:
+    """What the folder's result came from: the digest of its inputs, options, versions."""
     versions = {"giveaway": __version__, **{name: metadata.version(name) for name in ("torch", "numpy", "scipy")}}
     return {
-        "inputs_sha256": fingerprint(head),
+        "inputs_sha256": digest,
         "config": config,
         "versions": {**versions, "python": platform.python_version()},
     }
@@ -62,7 +67,7 @@ def check_folder(folder: str | Path, expected: dict[str, Any]) -> Path:
     return private_folder(path)
 
 
-def save_audit(folder: Path, tables: dict[str, ScoreTable], pages: dict[str, str], config_toml: str) -> None:
+def save_audit(folder: Path, tables: dict[str, ScoreTable], pages: dict[str, str | bytes], config_toml: str) -> None:
     """Write every file of the folder; an interrupted call takes away again what it added.
 
     audit.json is there first, so that a killed run can be purged or run again, and gets the metadata last.
@@ -79,8 +84,8 @@ def save_audit(folder: Path, tables: dict[str, ScoreTable], pages: dict[str, str
             write_json(folder / MARKER, provisional)
         for name, table in tables.items():
             table.save_columns(folder, name)
-        for name, text in {**pages, "config.toml": config_toml}.items():
-            write_text(folder / name, text)
+        for name, page in {**pages, "config.toml": config_toml}.items():
+            _write(folder / name, page)
         write_json(folder / MARKER, {**main.meta, **signals, "files": files})
     except BaseException:
         for path in new:
@@ -92,10 +97,9 @@ def save_page(folder: str | Path, name: str, page: str | bytes) -> Path:
     """Write one more page, text or a picture's bytes, into an audit folder and list it in audit.json."""
     path = Path(folder)
     found = _read_marker("folder", path)
-    content = page.encode("utf-8") if isinstance(page, str) else page
     if name not in found.get("files", []):  # listed first, so that purge finds what a killed call leaves
         write_json(path / MARKER, {**found, "files": [*found.get("files", [MARKER]), name]})
-    write_atomically(path / name, lambda stream: stream.write(content))
+    _write(path / name, page)
     return path / name
 
 
@@ -135,6 +139,11 @@ def purge(folder: str | Path) -> int:
     if not any(path.iterdir()):
         path.rmdir()
     return removed
+
+
+def _write(path: Path, page: str | bytes) -> None:
+    content = page.encode("utf-8") if isinstance(page, str) else page
+    write_atomically(path, lambda stream: stream.write(content))
 
 
 def _read_marker(argument: str, folder: Path) -> dict[str, Any]:

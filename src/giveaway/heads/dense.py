@@ -8,9 +8,7 @@ sure the head is, and gets a one on the diagonal for features without any curvat
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +18,7 @@ from giveaway.checks import fail
 from giveaway.heads.blocks import Blocks, SeparateBlocks, SoftmaxBlocks
 from giveaway.heads.losses import Logistic, Softmax, Squared, loss_of, triangle
 from giveaway.linalg.accumulate import PairTiles
+from giveaway.linalg.memory import check_memory
 from giveaway.linalg.solve import Inverse, invert
 from giveaway.records import Head
 
@@ -33,7 +32,14 @@ class DenseCurvature:
 
     def __init__(self, head: Head, on_rows: Callable[[int], Any] = lambda rows: None) -> None:
         self.loss = loss_of(head)
-        _check_memory(head.width * self.parameters_per_feature)
+        size = head.width * self.parameters_per_feature
+        check_memory(
+            "head",
+            2 * size * size * 8,
+            what="a dense curvature",
+            got=f"{size} coupled parameters",
+            remedy="audit on a machine with more memory, or a head with fewer features or classes",
+        )
         device = head.features.device
         self.sums = PairTiles(head.width, self._pairs(), device)
         for part in head.slices(_rows_at_a_time(head.width, self.sums.p)):
@@ -233,25 +239,3 @@ def _unpacking(r: int, device: torch.device) -> torch.Tensor:
     place = torch.empty(r, r, dtype=torch.int64, device=device)
     place[rows, columns] = place[columns, rows] = torch.arange(len(rows), device=device)
     return place
-
-
-def _check_memory(size: int) -> None:
-    available = _available_memory()
-    needed = 2 * size * size * 8
-    if needed > available:
-        raise fail(
-            "head",
-            f"a dense curvature within the {available / 1e9:.1f} GB of free memory",
-            f"{size} coupled parameters, which need {needed / 1e9:.1f} GB",
-            "audit on a machine with more memory, or a head with fewer features or classes",
-        )
-
-
-def _available_memory() -> int:
-    """Bytes that can be had without swapping; the page cache counts as free where the system tells."""
-    information = Path("/proc/meminfo")
-    if information.is_file():
-        for line in information.read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

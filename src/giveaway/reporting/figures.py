@@ -51,7 +51,7 @@ def recall_curves(
     columns = {name: _finite(f"scores[{name!r}]", values) for name, values in scores.items()}
     curves = {name: recall_curve(values, known, top) for name, values in columns.items()}
     height = {name: float(recalls.mean()) for name, (_, recalls) in curves.items()}
-    figure, axes = _blank(
+    figure, axes = blank(
         f"What each score finds of the {_percent(top)} most exposed of {len(known):,} records", (7.2, 4.6)
     )
     kept = max(KEPT, 1 / len(known))
@@ -80,7 +80,7 @@ def roc_curves(attacks: Sequence[AttackSummary]) -> Figure:
         rates = log_spaced_counts(attack.nonmembers) / attack.nonmembers
         allowed = np.searchsorted(attack.false_positives, rates + 1e-12, side="right") - 1
         curves[attack.attack] = (rates, attack.true_positives[allowed])
-    figure, axes = _blank("What the attack finds at each rate of false alarms", (6.2, 5.4))
+    figure, axes = blank("What the attack finds at each rate of false alarms", (6.2, 5.4))
     labels = {a.attack: f"{a.attack}: AUC {a.auc.value:.3f} ({a.auc.low:.3f}–{a.auc.high:.3f})" for a in attacks}
     _draw(
         axes,
@@ -131,7 +131,7 @@ def loss_by_influence(
     hidden = int(((x <= 0) | (y <= 0)).sum())
     title += f"; {hidden:,} more are not positive" if hidden else ""
     rows = rows[np.argsort(rate[rows], kind="stable")]
-    figure, axes = _blank(f"Exposure by loss and influence: {title}", (7.0, 5.0))
+    figure, axes = blank(f"Exposure by loss and influence: {title}", (7.0, 5.0))
     points = axes.scatter(
         x[rows], y[rows], c=rate[rows], cmap="viridis_r", vmin=0.5, vmax=1, s=7, linewidths=0, rasterized=True
     )
@@ -169,7 +169,7 @@ def _finite(argument: str, values: ArrayLike) -> np.ndarray:
     return tensor.cpu().double().numpy()
 
 
-def _blank(title: str, size: tuple[float, float]) -> tuple[Figure, Axes]:
+def blank(title: str, size: tuple[float, float]) -> tuple[Figure, Axes]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

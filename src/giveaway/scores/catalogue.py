@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from giveaway.scores import influence, leave_one_out, leverage, pointwise
-from giveaway.scores.batch import Batch
+from giveaway.scores import influence, leave_one_out, leverage, lood, pointwise
 
 
 @dataclass(frozen=True)
 class Score:
-    """One column: how to get it from a batch, and what it needs."""
+    """One column: how to get it from a batch (from a kernel's Lood where it needs the inputs), and what it needs."""
 
     name: str
-    function: Callable[[Batch], torch.Tensor]
+    function: Callable[[Any], torch.Tensor]
     curvature: bool = True
     classes: bool = False  # exists for class targets only
+    inputs: bool = False  # looks at the records themselves
 
 
 _SCORES = [
@@ -36,6 +37,8 @@ _SCORES = [
     Score("influence", influence.influence),
     Score("newton", influence.newton),
     Score("loo_gap", leave_one_out.loo_gap),
+    Score("lood_kl", lood.lood_kl, curvature=False, inputs=True),
+    Score("lood_mean", lood.lood_mean, curvature=False, inputs=True),
 ]
 
 CATALOGUE = {score.name: score for score in _SCORES}

@@ -1,0 +1,77 @@
+"""What a Gaussian process says of a head's records: a second pair of eyes that never saw the trained model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from giveaway.checks import as_tensor, fail
+from giveaway.gp.divergence import Lood
+from giveaway.gp.divergence import lood as lood_of
+from giveaway.gp.named_kernels import KernelChoice
+from giveaway.gp.posterior import Posterior
+from giveaway.gp.table import KernelGiven, centred_targets, fitted, people
+from giveaway.records import Head
+
+NOISE = 0.05
+IMAGES, COLUMNS = KernelChoice("nngp", sphere=True), KernelChoice("rbf")
+
+
+class KernelView:
+    """The head's targets as seen from the records' own inputs; factored when first asked.
+
+    Classes become one-hot vectors and multi-label targets their probabilities, both minus an even guess; values are
+    centred and scaled to variance 1, so that one noise fits all of them. Columns of a matrix are standardized.
+    """
+
+    def __init__(self, head: Head, inputs: Any, kernel: KernelGiven | None, noise: float) -> None:
+        x = as_tensor("inputs", inputs)
+        if x.ndim < 2 or len(x) != head.n:
+            got = f"shape {tuple(x.shape)}"
+            raise fail("inputs", f"the head's {head.n} records, (n, …)", got, "align them with the features")
+        self._head, self._noise = head, noise
+        self._inputs = standardized(x) if x.ndim == 2 else x
+        self._kernel = kernel if kernel is not None else COLUMNS if x.ndim == 2 else IMAGES
+        self._posterior: Posterior | None = None
+
+    def lood(self, unit: str) -> Lood:
+        """Of every record, or of every person in the order of np.unique(groups)."""
+        if self._posterior is None:
+            self._posterior = fitted(self._kernel, self._inputs, targets_of_head(self._head), self._noise)
+        groups = None if unit == "record" else people(self._head.groups)[1]  # type: ignore[arg-type]
+        return lood_of(self._posterior, groups)
+
+    @property
+    def report(self) -> dict[str, Any] | None:
+        """For the metadata, once it has been asked."""
+        if self._posterior is None:
+            return None
+        return {
+            "kernel": repr(self._posterior.kernel),
+            "noise": self._posterior.noise,
+            "condition": self._posterior.condition,
+        }
+
+
+def targets_of_head(head: Head) -> torch.Tensor:
+    """Targets (n, C) around 0."""
+    y = head.targets
+    if head.loss == "squared":
+        values = y.to(torch.float64).reshape(head.n, -1)
+        centred = values - values.mean(0)
+        spread = centred.square().mean().sqrt()
+        return centred / spread if spread > 0 else centred
+    if head.loss == "cross_entropy" and head.m > 1:
+        if y.ndim == 1:
+            return torch.nn.functional.one_hot(y.long(), head.m).to(torch.float64) - 1.0 / head.m
+        return y.to(torch.float64) - 1.0 / head.m
+    return centred_targets(y.to(torch.float64).reshape(head.n, -1) - 0.5)
+
+
+def standardized(inputs: torch.Tensor) -> torch.Tensor:
+    """Columns with mean 0 and variance 1; constant ones become 0."""
+    x = inputs.to(torch.float64)
+    centred = x - x.mean(0)
+    spread = centred.square().mean(0).sqrt()
+    return torch.where(spread > 0, centred / torch.where(spread > 0, spread, 1.0), 0.0)

@@ -1,0 +1,319 @@
+"""Kernels: callables (X, Z) -> K (n, m) for records X (n, ...) and Z (m, ...), differentiable in both.
+
+Any callable of that form is a kernel. Those built here also know their `diagonal`, and can be added, multiplied and
+scaled. Records may have any shape; what a kernel does not need the shape for is flattened.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from numbers import Real
+from typing import Any
+
+import torch
+
+from giveaway.checks import as_tensor, check_number, fail
+
+KernelLike = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+BLOCK_ON_CPU = 512  # a block and its temporaries stay near the processor
+BLOCK_ON_DEVICE = 4096
+DIAGONAL_BLOCK = 16  # small: all but the diagonal of a block is thrown away
+MAP_ROWS = 1024
+NEAR = 1e-6  # squared distances below this share of the squared norms are recomputed from differences
+NEAR_ENTRIES = 2**22
+
+
+class Kernel(ABC):
+    """A kernel that knows its diagonal and can be combined with others."""
+
+    @abstractmethod
+    def __call__(self, X: torch.Tensor, Z: torch.Tensor) -> torch.Tensor:
+        """K (n, m)."""
+
+    @abstractmethod
+    def diagonal(self, X: torch.Tensor) -> torch.Tensor:
+        """K(x, x) for every record, (n,)."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__.lstrip('_')}({', '.join(f'{k}={_shown(v)}' for k, v in vars(self).items())})"
+
+    def __add__(self, other: KernelLike) -> Kernel:
+        return _Sum(self, other) if callable(other) else NotImplemented
+
+    def __radd__(self, other: KernelLike) -> Kernel:
+        return _Sum(other, self) if callable(other) else NotImplemented
+
+    def __mul__(self, other: KernelLike | float) -> Kernel:
+        if callable(other):
+            return _Product(self, other)
+        return _Scaled(self, other) if isinstance(other, Real) else NotImplemented
+
+    def __rmul__(self, other: KernelLike | float) -> Kernel:
+        if callable(other):
+            return _Product(other, self)
+        return _Scaled(self, other) if isinstance(other, Real) else NotImplemented
+
+
+class _Sum(Kernel):
+    def __init__(self, left: KernelLike, right: KernelLike) -> None:
+        self.left, self.right = left, right
+
+    def __call__(self, X: torch.Tensor, Z: torch.Tensor) -> torch.Tensor:
+        return self.left(X, Z) + self.right(X, Z)
+
+    def diagonal(self, X: torch.Tensor) -> torch.Tensor:
+        return diagonal_of(self.left, X) + diagonal_of(self.right, X)
+
+
+class _Product(Kernel):
+    def __init__(self, left: KernelLike, right: KernelLike) -> None:
+        self.left, self.right = left, right
+
+    def __call__(self, X: torch.Tensor, Z: torch.Tensor) -> torch.Tensor:
+        return self.left(X, Z) * self.right(X, Z)
+
+    def diagonal(self, X: torch.Tensor) -> torch.Tensor:
+        return diagonal_of(self.left, X) * diagonal_of(self.right, X)
+
+
+class _Scaled(Kernel):
+    def __init__(self, kernel: KernelLike, factor: float) -> None:
+        self.kernel = kernel
+        self.factor = check_number("factor", factor, minimum=0.0, remedy="a kernel may only be scaled up or down")
+
+    def __call__(self, X: torch.Tensor, Z: torch.Tensor) -> torch.Tensor:
+        return self.factor * self.kernel(X, Z)
+
+    def diagonal(self, X: torch.Tensor) -> torch.Tensor:
+        return self.factor * diagonal_of(self.kernel, X)
+
+
+class RBF(Kernel):
+    """exp(−‖x − z‖² / (2 length²))."""
+
+    def __init__(self, length: float = 1.0) -> None:
+        self.length = _check_length(length)
+
+    def __call__(self, X: torch.Tensor, Z: torch.Tensor) -> torch.Tensor:
+        return torch.exp(_squared_distances(X, Z) * (-0.5 / self.length**2))
+
+    def diagonal(self, X: torch.Tensor) -> torch.Tensor:
+        return X.new_ones(len(X))
+
+
+class Laplace(Kernel):
+    """exp(−‖x − z‖ / length) with the Euclidean distance; its gradient at x = z is given as 0."""
+
+    def __init__(self, length: float = 1.0) -> None:
+        self.length = _check_length(length)
+
+    def __call__(self, X: torch.Tensor, Z: torch.Tensor) -> torch.Tensor:
+        square = _squared_distances(X, Z)
+        apart = square > 0
+        distance = torch.where(apart, torch.where(apart, square, 1.0).sqrt(), 0.0)
+        return torch.exp(distance * (-1.0 / self.length))
+
+    def diagonal(self, X: torch.Tensor) -> torch.Tensor:
+        return X.new_ones(len(X))
+
+
+class Linear(Kernel):
+    """weight_variance·⟨x, z⟩ + bias_variance: a Bayesian linear model. Nothing is divided by the dimension."""
+
+    def __init__(self, weight_variance: float = 1.0, bias_variance: float = 0.0) -> None:
+        self.weight_variance, self.bias_variance = check_variances(weight_variance, bias_variance)
+
+    def __call__(self, X: torch.Tensor, Z: torch.Tensor) -> torch.Tensor:
+        x, z = flat_pair(X, Z)
+        return self.weight_variance * (x @ z.T) + self.bias_variance
+
+    def diagonal(self, X: torch.Tensor) -> torch.Tensor:
+        return self.weight_variance * X.flatten(1).square().sum(1) + self.bias_variance
+
+
+class Correlation(Kernel):
+    """K(x, z) / √(K(x, x) K(z, z)); 0 where a record has K(x, x) = 0."""
+
+    def __init__(self, kernel: KernelLike) -> None:
+        self.kernel = kernel
+
+    def __call__(self, X: torch.Tensor, Z: torch.Tensor) -> torch.Tensor:
+        return self.kernel(X, Z) * self._scale(X)[:, None] * self._scale(Z)
+
+    def diagonal(self, X: torch.Tensor) -> torch.Tensor:
+        return diagonal_of(self.kernel, X) * self._scale(X).square()
+
+    def _scale(self, X: torch.Tensor) -> torch.Tensor:
+        variance = diagonal_of(self.kernel, X)
+        there = variance > 0
+        return torch.where(there, torch.where(there, variance, 1.0).rsqrt(), 0.0)
+
+
+class Mapped(Kernel):
+    """kernel(map(X), map(Z)) for a map that treats every record by itself."""
+
+    kernel: KernelLike
+
+    @abstractmethod
+    def map(self, X: torch.Tensor) -> torch.Tensor:
+        """The records as the inner kernel sees them."""
+
+    def __call__(self, X: torch.Tensor, Z: torch.Tensor) -> torch.Tensor:
+        x = self.map(X)
+        return self.kernel(x, x if Z is X else self.map(Z))
+
+    def diagonal(self, X: torch.Tensor) -> torch.Tensor:
+        return diagonal_of(self.kernel, self.map(X))
+
+
+class Sphere(Mapped):
+    """The kernel of records put on the sphere ‖x‖² = d, with d the numbers of a record; they keep their shape.
+
+    `centre` subtracts each record's own mean first. A record of zeros (a constant one, when centred) stays zero.
+    """
+
+    def __init__(self, kernel: KernelLike, *, centre: bool = False) -> None:
+        self.kernel = kernel
+        self.centre = centre
+
+    def map(self, X: torch.Tensor) -> torch.Tensor:
+        x = X.flatten(1)
+        if self.centre:
+            x = x - x.mean(1, keepdim=True)
+        square = x.square().mean(1, keepdim=True)
+        there = square > 0
+        return (x * torch.where(there, torch.where(there, square, 1.0).rsqrt(), 0.0)).reshape(X.shape)
+
+
+class FeatureKernel(Mapped):
+    """kernel(features(X), features(Z)) for features X -> (n, p), e.g. a torch module in evaluation mode.
+
+    `features` is called as it is, in whatever mode it is in; `kernel_matrix` calls it once a record, in batches.
+    """
+
+    def __init__(self, features: Callable[[torch.Tensor], torch.Tensor], kernel: KernelLike | None = None) -> None:
+        self.features = features
+        self.kernel = Linear() if kernel is None else kernel
+
+    def map(self, X: torch.Tensor) -> torch.Tensor:
+        found = self.features(X)
+        if found.ndim != 2 or len(found) != len(X):
+            raise fail(
+                "features",
+                f"one row of features a record, shape ({len(X)}, p)",
+                f"shape {tuple(found.shape)}",
+                "flatten what the callable returns",
+            )
+        return found
+
+
+def diagonal_of(kernel: KernelLike, X: torch.Tensor) -> torch.Tensor:
+    """K(x, x) (n,) of any kernel: its own `diagonal`, else the diagonals of small blocks."""
+    own = getattr(kernel, "diagonal", None)
+    if callable(own):
+        result: torch.Tensor = own(X)
+        return result
+    if len(X) == 0:
+        return X.new_zeros(0)
+    return torch.cat([kernel(rows, rows).diagonal() for rows in X.split(DIAGONAL_BLOCK)])
+
+
+@torch.no_grad()
+def kernel_matrix(kernel: KernelLike, X: Any, Z: Any = None, *, block: int | None = None) -> torch.Tensor:
+    """K (n, m) evaluated block by block into one matrix, without gradients.
+
+    Without Z only the lower blocks of K(X, X) are evaluated and mirrored: the result is exactly symmetric. Integers
+    become float64. `block` rows and columns at a time (512 on a CPU, 4,096 elsewhere).
+    """
+    x = _records("X", X)
+    z = x if Z is None else _records("Z", Z)
+    if block is not None and block < 1:
+        raise fail("block", "at least 1 row", repr(block), "leave it out for the default")
+    while isinstance(kernel, Mapped):
+        mapped = _map_in_batches(kernel, x)
+        z = mapped if z is x else _map_in_batches(kernel, z)
+        x, kernel = mapped, kernel.kernel
+    size = block or (BLOCK_ON_CPU if x.device.type == "cpu" else BLOCK_ON_DEVICE)
+    matrix = x.new_empty(len(x), len(z))
+    for i, rows in _blocks(x, size):
+        for j, columns in _blocks(z, size):
+            if z is not x or j.start < i.start:
+                matrix[i, j] = kernel(rows, columns)
+                if z is x:
+                    matrix[j, i] = matrix[i, j].T
+            elif j.start == i.start:
+                lower = kernel(rows, rows).tril()
+                matrix[i, j] = lower + lower.tril(-1).T
+    if z is x and callable(getattr(kernel, "diagonal", None)):
+        matrix.diagonal().copy_(diagonal_of(kernel, x))
+    return matrix
+
+
+def flat_pair(X: torch.Tensor, Z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both sets of records as (n, d) and (m, d)."""
+    for name, records in (("X", X), ("Z", Z)):
+        if records.ndim < 2:
+            raise fail(name, "records as (n, ...)", f"shape {tuple(records.shape)}", "give a single record as x[None]")
+    x, z = X.flatten(1), Z.flatten(1)
+    if x.shape[1] != z.shape[1]:
+        raise fail(
+            "Z",
+            f"records of {x.shape[1]} numbers, as X has",
+            f"{z.shape[1]} numbers a record",
+            "give both the same preprocessing",
+        )
+    return x, x if Z is X else z
+
+
+def check_variances(weight_variance: float, bias_variance: float) -> tuple[float, float]:
+    """Variances of weights and biases, neither negative."""
+    return (
+        check_number("weight_variance", weight_variance, minimum=0.0, remedy="give a variance such as 1 or 2"),
+        check_number("bias_variance", bias_variance, minimum=0.0, remedy="give a variance, 0 for no biases"),
+    )
+
+
+def _check_length(length: float) -> float:
+    number = check_number("length", length, minimum=0.0, remedy="give a length such as the typical distance")
+    if number == 0.0:
+        raise fail("length", "a positive number", repr(length), "give a length such as the typical distance")
+    return number
+
+
+def _squared_distances(X: torch.Tensor, Z: torch.Tensor) -> torch.Tensor:
+    """‖x − z‖² (n, m) as one matrix product, with pairs so close that the product would cancel taken from x − z."""
+    x, z = flat_pair(X, Z)
+    origin = z.detach().mean(0) if len(z) else 0.0
+    x = x - origin
+    z = x if Z is X else z - origin
+    norms = x.square().sum(1)[:, None] + z.square().sum(1)
+    square = torch.addmm(norms, x, z.T, alpha=-2.0)
+    rows, columns = (square.detach() <= NEAR * norms.detach()).nonzero(as_tuple=True)
+    step = max(1, NEAR_ENTRIES // max(1, x.shape[1]))
+    for i, j in zip(rows.split(step), columns.split(step), strict=True):
+        square = square.index_put((i, j), (x[i] - z[j]).square().sum(1))
+    return square
+
+
+def _records(name: str, value: Any) -> torch.Tensor:
+    records = as_tensor(name, value)
+    return records if records.is_floating_point() else records.double()
+
+
+def _map_in_batches(kernel: Mapped, x: torch.Tensor) -> torch.Tensor:
+    return torch.cat([kernel.map(rows) for rows in x.split(MAP_ROWS)]) if len(x) else x
+
+
+def _blocks(x: torch.Tensor, size: int) -> Iterator[tuple[slice, torch.Tensor]]:
+    for start in range(0, len(x), size):
+        where = slice(start, min(start + size, len(x)))
+        yield where, x[where]
+
+
+def _shown(value: Any) -> str:
+    """A part of a kernel's repr: numbers short, plain callables by name."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    return getattr(value, "__name__", repr(value))

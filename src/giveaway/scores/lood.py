@@ -1,0 +1,17 @@
+"""Leave-one-out distinguishability under a kernel that has not seen the trained model."""
+
+from __future__ import annotations
+
+import torch
+
+from giveaway.gp.divergence import Lood
+
+
+def lood_kl(found: Lood) -> torch.Tensor:
+    """KL(f without ‖ f with) at the record's own input."""
+    return found.kl
+
+
+def lood_mean(found: Lood) -> torch.Tensor:
+    """½‖mean without − mean with‖², summed over outputs."""
+    return found.mean

@@ -1,0 +1,197 @@
+"""Distances between predictions without and with a record, against torch.distributions, refits and ridge algebra."""
+
+from __future__ import annotations
+
+import mpmath
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.distributions import MultivariateNormal, kl_divergence
+
+from giveaway.checks import InputError
+from giveaway.gp.divergence import gaussian_kl, lood, lood_at, mean_distance, x_minus_log1p
+from giveaway.gp.posterior import fit
+from giveaway.gp.removal import remove
+from tests.gp.test_leave_one_out import refit
+from tests.gp.test_posterior import draw, rbf
+
+
+def plain_kl(mean_change, without, with_):
+    """KL summed over the outputs by torch.distributions, for mean_change (q, C)."""
+    zero = torch.zeros(len(without), dtype=torch.float64)
+    return sum(
+        kl_divergence(MultivariateNormal(column, without), MultivariateNormal(zero, with_)) for column in mean_change.T
+    )
+
+
+@settings(max_examples=30, deadline=None)
+@given(q=st.integers(1, 5), outputs=st.integers(1, 3), seed=st.integers(0, 999))
+def test_gaussian_kl_is_that_of_torch_distributions(q, outputs, seed):
+    a, b = draw(2, q, q + 2, seed=seed)
+    without, with_ = a @ a.T + 0.1 * torch.eye(q), b @ b.T + 0.1 * torch.eye(q)
+    change = draw(q, outputs, seed=seed + 1)
+    torch.testing.assert_close(gaussian_kl(change, without, with_), plain_kl(change, without, with_))
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+@pytest.mark.parametrize("noise", [1e-3, 0.1])
+def test_all_records_against_n_separate_solves(noise, outputs):
+    n = 40
+    x = draw(n, 2)
+    x[:4] *= 4.0
+    posterior = fit(rbf, x, draw(n, outputs, seed=1), noise)
+    result = lood(posterior)
+    kl, mean = [], []
+    for i in range(n):
+        without, covariance = refit(posterior, [i])
+        change = without - posterior.mean(x[[i]])
+        mean.append(change.square().sum() / 2)
+        kl.append(plain_kl(change, covariance, posterior.covariance(x[[i]])))
+    top = torch.stack(kl).topk(n // 10).indices
+    assert torch.stack(kl)[top].min() > 2 * torch.stack(kl).median()
+    torch.testing.assert_close(result.kl, torch.stack(kl), rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(result.kl[top], torch.stack(kl)[top], rtol=1e-9, atol=0)
+    torch.testing.assert_close(result.mean, torch.stack(mean), rtol=1e-10, atol=1e-12)
+
+
+def test_groups_in_their_order_against_fitting_again():
+    posterior = fit(rbf, draw(14, 2), draw(14, 2, seed=1), 0.1)
+    groups = [[3, 9], [1], torch.arange(14), [0, 5, 2], [13, 4]]
+    result = lood(posterior, groups)
+    for g, rows in enumerate(torch.as_tensor(rows) for rows in groups):
+        without, covariance = refit(posterior, rows)
+        at = posterior.inputs[rows]
+        change = without - posterior.mean(at)
+        truth = plain_kl(change, covariance, posterior.covariance(at))
+        torch.testing.assert_close(result.kl[g], truth, rtol=1e-8, atol=0)
+        torch.testing.assert_close(result.mean[g], mean_distance(change), rtol=1e-9, atol=0)
+
+
+@settings(max_examples=20, deadline=None)
+@given(size=st.integers(1, 3), q=st.integers(1, 4), shared=st.booleans(), seed=st.integers(0, 99))
+def test_any_queries_against_fitting_again(size, q, shared, seed):
+    n, noise = 10, 0.1
+    x, y = draw(n, 2, seed=seed), draw(n, 2, seed=seed + 1)
+    rows = torch.stack([torch.randperm(n, generator=torch.Generator().manual_seed(seed + r))[:size] for r in range(3)])
+    posterior = fit(rbf, x, y, noise)
+    queries = 2.0 * draw(1 if shared else 3, q, 2, seed=seed + 2)
+    result = lood_at(remove(posterior, rows), queries)
+    for r in range(3):
+        at, keep = queries[0 if shared else r], torch.ones(n, dtype=torch.bool)
+        keep[rows[r]] = False
+        again = fit(rbf, x[keep], y[keep], noise)
+        change = again.mean(at) - posterior.mean(at)
+        truth = plain_kl(change, again.covariance(at), posterior.covariance(at))
+        torch.testing.assert_close(result.kl[r], truth, rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(result.mean[r], mean_distance(change), rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("outputs", [1, 4])
+def test_a_bayesian_last_layer_is_ridge_regression(outputs):
+    n, d, penalty, noise = 60, 5, 0.8, 0.3
+    features = torch.cat([draw(n, d), torch.ones(n, 1, dtype=torch.float64)], 1)
+    features[:6] *= 3.0
+    y = draw(n, outputs, seed=1)
+    # ridge: sum of squares + (penalty / 2)‖θ‖², all of it penalized
+    hessian = 2.0 * features.T @ features + penalty * torch.eye(d + 1)
+    h = 2.0 * (features @ torch.linalg.inv(hessian) * features).sum(1)
+    left_out = []
+    for i in range(n):
+        keep = torch.arange(n) != i
+        other = 2.0 * features[keep].T @ features[keep] + penalty * torch.eye(d + 1)
+        left_out.append(y[i] - features[i] @ torch.linalg.solve(other, 2.0 * features[keep].T @ y[keep]))
+    e2 = torch.stack(left_out).square().sum(1)
+    posterior = fit(lambda X, Z: 2.0 * noise / penalty * X @ Z.T, features, y, noise)
+    result = lood(posterior)
+    truth = (outputs * (torch.log(1 - h) + h / (1 - h)) + h * e2 / noise) / 2
+    torch.testing.assert_close(result.kl, truth, rtol=1e-8, atol=0)
+    torch.testing.assert_close(result.mean, h.square() * e2 / 2, rtol=1e-8, atol=0)
+
+
+def test_small_leverages_keep_the_digits_of_their_divergence():
+    n, noise = 8, 1.0
+    x, y = draw(n, 2), 1e-6 * draw(n, 1, seed=1)
+    scale = 1e-7
+    result = lood(fit(lambda X, Z: scale * rbf(X, Z), x, y, noise)).kl.tolist()
+    with mpmath.workdps(60):
+        inverse = (mpmath.matrix((scale * rbf(x, x)).tolist()) + mpmath.eye(n)) ** -1
+        weights = inverse * mpmath.matrix(y.tolist())
+        for i in range(n):
+            p = inverse[i, i]
+            h, e = 1 - p, weights[i] / p
+            truth = (mpmath.log(1 - h) + h / (1 - h) + h * e**2) / 2
+            assert result[i] == pytest.approx(float(truth), rel=1e-12)
+
+
+@pytest.mark.parametrize("x", [0.0, 1e-300, 1e-9, 1e-4, 0.3, 0.9999, 1.0, 1.5, 1e8, -1e-9, -0.3, -0.4999, -0.6, -0.99])
+def test_x_minus_log1p_to_full_precision(x):
+    with mpmath.workdps(400):
+        truth = float(mpmath.mpf(x) - mpmath.log1p(mpmath.mpf(x)))
+    at = torch.tensor(x, dtype=torch.float64, requires_grad=True)
+    value = x_minus_log1p(at)
+    (slope,) = torch.autograd.grad(value, at)
+    assert value.item() == pytest.approx(truth, rel=4e-15)
+    assert slope.item() == pytest.approx(x / (1 + x), rel=1e-14)
+
+
+def test_the_divergence_from_without_to_with_is_the_larger_one():
+    posterior = fit(rbf, 2.0 * draw(30, 2), draw(30, 2, seed=1), 0.1)
+    removal = remove(posterior, torch.arange(30))
+    at = posterior.inputs.unsqueeze(1)
+    without, with_ = removal.covariances(at)
+    change = removal.mean_change(at)
+    forward, backward = gaussian_kl(change, without, with_), gaussian_kl(-change, with_, without)
+    assert bool((forward >= backward).all())
+    torch.testing.assert_close(forward, lood(posterior).kl, rtol=1e-8, atol=1e-12)
+
+
+@settings(max_examples=20, deadline=None)
+@given(size=st.integers(1, 2), q=st.integers(1, 3), seed=st.integers(0, 999))
+def test_no_queries_tell_more_than_the_records_themselves(size, q, seed):
+    """f(S) is a sufficient statistic for whether S was seen, so this is the data-processing inequality."""
+    posterior = fit(rbf, draw(8, 2, seed=seed), draw(8, 2, seed=seed + 1), 0.05)
+    rows = torch.arange(8).view(-1, size)
+    own = lood(posterior, list(rows)).kl
+    queries = posterior.inputs[rows].mean(1, keepdim=True) + 0.5 * draw(len(rows), q, 2, seed=seed + 2)
+    assert bool((lood_at(remove(posterior, rows), queries).kl <= own * (1 + 1e-7)).all())
+
+
+def test_the_mean_distance_adds_up_over_queries_and_the_divergence_does_not():
+    removal = remove(fit(rbf, draw(12, 2), draw(12, seed=1), 0.1), torch.arange(12))
+    queries = draw(12, 2, 2, seed=2)
+    both = lood_at(removal, queries)
+    first, second = lood_at(removal, queries[:, :1]), lood_at(removal, queries[:, 1:])
+    torch.testing.assert_close(both.mean, first.mean + second.mean)
+    assert bool((both.kl < (first.kl + second.kl)).any())
+    assert not torch.allclose(both.kl, first.kl + second.kl, rtol=1e-2)
+    assert bool((both.kl >= torch.maximum(first.kl, second.kl) * (1 - 1e-9)).all())
+
+
+@pytest.mark.parametrize(("size", "q"), [(1, 1), (1, 2), (2, 1), (2, 3)])
+def test_the_gradient_reaches_the_queries(size, q):
+    removal = remove(fit(rbf, draw(6, 2), draw(6, 2, seed=1), 0.1), torch.arange(6).view(-1, size)[:2])
+    queries = draw(2, q, 2, seed=2).requires_grad_()
+    assert torch.autograd.gradcheck(lambda at: lood_at(removal, at).kl, (queries,))
+    assert torch.autograd.gradcheck(lambda at: lood_at(removal, at).mean, (queries,))
+
+
+def test_at_the_record_an_isotropic_kernel_is_stationary():
+    posterior = fit(rbf, draw(8, 2), draw(8, seed=1), 0.1)
+    at = posterior.inputs.unsqueeze(1).clone().requires_grad_()
+    (slope,) = torch.autograd.grad(lood_at(remove(posterior, torch.arange(8)), at).kl.sum(), at)
+    assert float(slope.abs().max()) < 1e-8
+
+
+def test_queries_that_repeat_are_refused():
+    removal = remove(fit(rbf, draw(6, 2), draw(6), 0.1), torch.arange(2))
+    words = "queries: expected positive definite predictive covariances, got one that is not, in place 1; drop queries"
+    queries = draw(2, 2, 2, seed=2)
+    queries[1, 1] = queries[1, 0]
+    with pytest.raises(InputError, match=words):
+        lood_at(removal, queries)
+    eye = torch.eye(2, dtype=torch.float64)
+    with pytest.raises(InputError, match="with_: expected positive definite"):
+        gaussian_kl(torch.zeros(2, 1), eye, -eye)
+    with pytest.raises(InputError, match="without: expected positive definite"):
+        gaussian_kl(torch.zeros(2, 1), -eye, eye)

@@ -1,0 +1,211 @@
+"""Fully connected kernels: against random wide networks, empirical tangents, exact identities, finite differences."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import norm
+
+from giveaway.checks import InputError
+from giveaway.gp.activations import ACTIVATIONS
+from giveaway.gp.kernels import Sphere, kernel_matrix
+from giveaway.gp.nngp import NNGP, NTK
+
+WEIGHT, BIAS = 1.6, 0.3
+
+
+def records(n=4, d=5, seed=0):
+    x = torch.randn(n, d, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    if n > 2:
+        x[1] = 0.95 * x[0] + 0.1 * x[1]  # a pair of high correlation
+        x[2] *= 3.0
+    return x
+
+
+class Network:
+    """One random network in the parametrization of nngp.py."""
+
+    def __init__(self, width, depth, d, generator):
+        sizes = [d, *[width] * depth]
+        self.weights = [
+            torch.randn(after, before, dtype=torch.float64, generator=generator)
+            for before, after in zip(sizes, [*sizes[1:], 1], strict=True)
+        ]
+        self.biases = [torch.randn(len(w), dtype=torch.float64, generator=generator) for w in self.weights]
+
+    def layer(self, number, x):
+        w, b = self.weights[number], self.biases[number]
+        return x @ w.T * math.sqrt(WEIGHT / w.shape[1]) + math.sqrt(BIAS) * b
+
+    def hidden(self, x, activation):
+        for number in range(len(self.weights) - 1):
+            x = activation(self.layer(number, x))
+        return x
+
+    def output(self, x, activation):
+        return self.layer(len(self.weights) - 1, self.hidden(x, activation))[:, 0]
+
+
+def output_covariance(network, x, activation):
+    """E over the read-out alone of f(x)f(z)."""
+    h = network.hidden(x, activation)
+    return BIAS + WEIGHT * h @ h.T / h.shape[1]
+
+
+def z_values(samples, expected):
+    """Of the mean of (r, n, n) samples, for the entries on and below the diagonal."""
+    rows, columns = torch.tril_indices(*expected.shape)
+    error = samples.mean(0) - expected
+    return (error / (samples.std(0) / math.sqrt(len(samples))))[rows, columns]
+
+
+def assert_standard_normal(z):
+    assert z.square().mean().sqrt() <= 1.2
+    assert z.abs().max() < norm.isf(0.005 / z.numel())
+
+
+def test_nngp_is_the_covariance_of_wide_networks():
+    x = records()
+    found = []
+    for seed, (name, activation) in enumerate(ACTIVATIONS.items()):
+        generator = torch.Generator().manual_seed(seed)
+        draws = [output_covariance(Network(512, 2, 5, generator), x, activation) for _ in range(48)]
+        kernel = NNGP(2, name, weight_variance=WEIGHT, bias_variance=BIAS)
+        found.append(z_values(torch.stack(draws), kernel(x, x)))
+        torch.testing.assert_close(kernel.diagonal(x), kernel(x, x).diagonal(), rtol=1e-12, atol=0)
+    assert_standard_normal(torch.cat(found))
+
+
+@pytest.mark.parametrize("name", ["relu", "gelu"])
+def test_one_networks_error_falls_with_the_root_of_its_width(name):
+    x = records()
+    kernel = NNGP(2, name, weight_variance=WEIGHT, bias_variance=BIAS)(x, x)
+    error = {}
+    for width in (32, 512):
+        generator = torch.Generator().manual_seed(width)
+        draws = [output_covariance(Network(width, 2, 5, generator), x, ACTIVATIONS[name]) for _ in range(60)]
+        error[width] = (torch.stack(draws) - kernel).square().mean(0).sqrt()
+    ratio = (error[32] / error[512]).mean()
+    assert 0.75 * 4 < ratio < 1.35 * 4
+
+
+def test_ntk_is_the_gram_matrix_of_parameter_gradients():
+    x = records(n=3)
+    found = []
+    for seed, (name, activation) in enumerate(ACTIVATIONS.items()):
+        generator = torch.Generator().manual_seed(100 + seed)
+        draws = []
+        for _ in range(24):
+            network = Network(256, 2, 5, generator)
+            parameters = [p.requires_grad_() for p in (*network.weights, *network.biases)]
+            outputs = network.output(x, activation)
+            gradients = [torch.autograd.grad(f, parameters, retain_graph=True) for f in outputs]
+            flat = torch.stack([torch.cat([part.flatten() for part in row]) for row in gradients])
+            draws.append(flat @ flat.T)
+        expected = NTK(2, name, weight_variance=WEIGHT, bias_variance=BIAS)(x, x)
+        found.append(z_values(torch.stack(draws), expected))
+    assert_standard_normal(torch.cat(found))
+
+
+@pytest.mark.parametrize("depth", [1, 3, 7])
+def test_linear_networks_exactly(depth):
+    x, z = records(4), records(3, seed=1)
+    product = x @ z.T / 5
+    growth = sum(1.3**power for power in range(depth + 1))
+    expected = 1.3 ** (depth + 1) * product + 0.2 * growth
+    torch.testing.assert_close(NNGP(depth, "identity", weight_variance=1.3, bias_variance=0.2)(x, z), expected)
+    # every layer's parameters contribute the same share of the weights, and of the biases those above them
+    tangent = (depth + 1) * 1.3 ** (depth + 1) * product
+    torch.testing.assert_close(NTK(depth, "identity", weight_variance=1.3)(x, z), tangent)
+
+
+def test_relu_is_homogeneous_and_keeps_the_norm():
+    x, z = records(4), records(3, seed=1)
+    for kernel, at_self in ((NNGP(6), 1.0), (NTK(6), 7.0)):
+        torch.testing.assert_close(kernel(3.0 * x, 0.5 * z), 1.5 * kernel(x, z), rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(kernel.diagonal(x), at_self * 2.0 * x.square().mean(1), rtol=1e-12, atol=0)
+
+
+def differentiable(function, inputs, **tolerance):
+    return torch.autograd.gradcheck(function, inputs.clone().requires_grad_(), fast_mode=True, **tolerance)
+
+
+@pytest.mark.parametrize(("name", "bias"), [*[(name, 0.3) for name in ACTIVATIONS], ("relu", 0.0), ("gelu", 0.0)])
+def test_gradients_in_the_query_also_at_a_record(name, bias):
+    z = records(3, d=3)
+    far = records(2, d=3, seed=5)
+    depth = 1 if name == "tanh" else 2  # tanh is slow on few numbers
+    kernel = NNGP(depth, name, bias_variance=bias)
+    for query in (far, z[:2], z[:2] + 1e-4, -z[:2]):
+        assert differentiable(lambda q: kernel(q, z), query, atol=3e-6, rtol=1e-4)
+    assert differentiable(kernel.diagonal, far)
+    tangent = NTK(depth, name, bias_variance=bias)
+    assert differentiable(lambda q: tangent(q, z), far)
+    # a kink of φ gives the tangent kernel one at a record
+    if "relu" not in name:
+        assert differentiable(lambda q: tangent(q, z), z[:2], atol=1e-4, rtol=1e-3)
+    at = z[:2].clone().requires_grad_()
+    assert torch.isfinite(torch.autograd.grad(tangent(at, z).sum(), at)[0]).all()
+
+
+@pytest.mark.parametrize("name", ["relu", "gelu", "erf"])
+def test_on_the_sphere_a_record_is_a_stationary_point(name):
+    x = records(3)
+    kernel = Sphere(NNGP(3, name))
+    query = x[:1].clone().requires_grad_()
+    gradient = torch.autograd.grad(kernel(query, x[:1]).sum(), query)[0]
+    torch.testing.assert_close(gradient, torch.zeros_like(gradient), atol=1e-12, rtol=0)
+
+
+def test_zero_records_have_a_kernel_and_a_finite_gradient():
+    x = torch.zeros(1, 4, dtype=torch.float64).requires_grad_()
+    z = records(3, d=4)
+    for name in ACTIVATIONS:
+        for kernel in (NNGP(2, name), NTK(2, name)):
+            value = kernel(x, z)
+            torch.testing.assert_close(value, torch.zeros_like(value), atol=1e-14, rtol=0)
+            assert torch.isfinite(torch.autograd.grad(value.sum(), x)[0]).all()
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    n=st.integers(1, 12),
+    d=st.integers(1, 6),
+    depth=st.integers(1, 5),
+    name=st.sampled_from(["relu", "leaky_relu", "erf", "gelu", "identity"]),
+    tangent=st.booleans(),
+    scale=st.sampled_from([1e-3, 1.0, 30.0]),
+    bias=st.sampled_from([0.0, 0.5]),
+    seed=st.integers(0, 1000),
+)
+def test_matrices_are_positive_semidefinite_and_match_the_diagonal(n, d, depth, name, tangent, scale, bias, seed):
+    x = scale * records(n, d, seed)
+    kernel = (NTK if tangent else NNGP)(depth, name, bias_variance=bias)
+    matrix = kernel_matrix(kernel, x, block=5)
+    assert torch.equal(matrix, matrix.T)
+    torch.testing.assert_close(matrix, kernel(x, x), rtol=1e-6, atol=1e-12)
+    torch.testing.assert_close(kernel(x, x.clone()).diagonal(), kernel.diagonal(x), rtol=1e-6, atol=1e-12)
+    assert torch.linalg.eigvalsh(matrix).min() > -1e-9 * matrix.diagonal().max()
+
+
+def test_images_are_flattened():
+    x = records(6, 12).reshape(6, 3, 2, 2)
+    torch.testing.assert_close(NNGP(2)(x, x[:2]), NNGP(2)(x.flatten(1), x.flatten(1)[:2]))
+
+
+def test_words_of_errors():
+    with pytest.raises(InputError, match="depth: expected a whole number of hidden layers, at least 1, got 0"):
+        NNGP(0)
+    with pytest.raises(InputError, match="weight_variance: expected a finite number of at least 0, got -1"):
+        NTK(1, weight_variance=-1)
+    with pytest.raises(InputError, match="activation: expected one of relu"):
+        NNGP(1, "swish")
+    with pytest.raises(InputError, match=r"X: expected records as \(n, \.\.\.\), got shape \(4,\)"):
+        NNGP(1)(torch.ones(4), torch.ones(2, 4))
+    with pytest.raises(InputError, match="Z: expected records of 4 numbers, as X has, got 3"):
+        NNGP(1)(torch.ones(1, 4), torch.ones(2, 3))
+    assert repr(NTK(3, "erf", weight_variance=1)) == "NTK(3, erf, weight_variance=1, bias_variance=0)"

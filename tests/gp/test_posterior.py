@@ -1,0 +1,132 @@
+"""The posterior against plain solves, and what it refuses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from giveaway.checks import InputError
+from giveaway.gp.posterior import fit
+
+
+def rbf(X, Z):
+    return torch.exp(-(X.unsqueeze(1) - Z.unsqueeze(0)).flatten(2).square().sum(2) / 2)
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    n=st.integers(1, 12),
+    shape=st.sampled_from([(), (3,), (2, 2)]),
+    outputs=st.integers(0, 3),
+    q=st.integers(1, 4),
+    noise=st.sampled_from([1e-3, 0.1, 50.0]),
+    seed=st.integers(0, 99),
+)
+def test_mean_and_covariance_are_those_of_the_conditional_gaussian(n, shape, outputs, q, noise, seed):
+    x, queries = draw(n, *shape, seed=seed), draw(q, *shape, seed=seed + 100)
+    kernel = (lambda X, Z: rbf(X.unsqueeze(1), Z.unsqueeze(1))) if shape == () else rbf
+    y = draw(n, seed=seed + 200) if outputs == 0 else draw(n, outputs, seed=seed + 200)
+    posterior = fit(kernel, x, y, noise)
+    joint = kernel(torch.cat([x, queries]), torch.cat([x, queries])).numpy()
+    m = joint[:n, :n] + noise * np.eye(n)
+    mean = joint[n:, :n] @ np.linalg.solve(m, y.reshape(n, -1).numpy())
+    covariance = joint[n:, n:] - joint[n:, :n] @ np.linalg.solve(m, joint[:n, n:])
+    np.testing.assert_allclose(posterior.mean(queries), mean, atol=1e-10)
+    np.testing.assert_allclose(posterior.covariance(queries), covariance, atol=1e-10)
+    np.testing.assert_allclose(posterior.variance(queries), np.diag(covariance), atol=1e-10)
+
+
+def test_a_matrix_that_is_given_is_used_and_left_alone():
+    x, y = draw(30, 2), draw(30)
+    k = 3.0 * rbf(x, x)
+    kept = k.clone()
+    posterior = fit(lambda X, Z: 3.0 * rbf(X, Z), x, y, 0.2, matrix=k)
+    assert torch.equal(k, kept)
+    torch.testing.assert_close(
+        posterior.weights[:, 0], torch.linalg.solve(k + 0.2 * torch.eye(30, dtype=torch.float64), y)
+    )
+    torch.testing.assert_close(posterior.diagonal, k.diagonal())
+
+
+def test_the_gradient_reaches_the_queries():
+    posterior = fit(rbf, draw(6, 2), draw(6, 2, seed=1), 0.1)
+    queries = draw(3, 2, seed=2).requires_grad_()
+    for method in (posterior.mean, posterior.variance, posterior.covariance):
+        assert torch.autograd.gradcheck(method, (queries,))
+
+
+@pytest.mark.parametrize("noise", [1e-6, 1e-2, 3.0])
+def test_the_condition_number_is_estimated(noise):
+    x = draw(60, 2)
+    posterior = fit(rbf, x, draw(60), noise)
+    truth = float(torch.linalg.cond(rbf(x, x) + noise * torch.eye(60, dtype=torch.float64)))
+    assert truth / 3 < posterior.condition < truth * 1.0001
+
+
+def test_inputs_all_alike_give_the_shrunken_mean():
+    posterior = fit(rbf, torch.ones(5, 2), torch.arange(5.0), 0.5)
+    mean = posterior.mean(torch.ones(1, 2))
+    torch.testing.assert_close(mean, torch.full_like(mean, 10.0 / 5.5))
+    torch.testing.assert_close(posterior.variance(torch.ones(1, 2)), torch.tensor([0.5 / 5.5], dtype=torch.float64))
+
+
+def test_a_diagonal_kernel_needs_no_noise_to_speak_of():
+    posterior = fit(lambda X, Z: (X == Z.T).to(torch.float64), torch.arange(4.0)[:, None], torch.ones(4), 1e-30)
+    assert posterior.condition == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("noise", [1e-30, 1e-16, 1e-15])
+def test_repeated_records_that_the_noise_does_not_separate_are_refused(noise):
+    x = draw(20, 2)
+    with pytest.raises(InputError, match=r"kernel: expected a positive definite K \+ noise·I, got .*raise noise"):
+        fit(rbf, torch.cat([x, x]), draw(40), noise)
+
+
+def test_repeated_records_with_small_noise_give_finite_answers():
+    x, y = draw(10, 2), draw(10)
+    twice = fit(rbf, torch.cat([x, x]), torch.cat([y, y]), 1e-8)
+    once = fit(rbf, x, y, 0.5e-8)
+    queries = draw(4, 2, seed=3)
+    torch.testing.assert_close(twice.mean(queries), once.mean(queries), rtol=1e-4, atol=1e-6)
+
+
+def test_a_kernel_that_is_not_positive_is_refused():
+    with pytest.raises(InputError, match="Cholesky factorization stops at record 1; raise noise, drop repeated"):
+        fit(lambda X, Z: -rbf(X, Z) + 1.5, draw(5, 2) * 3, torch.ones(5), 0.01)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"noise": 0.0}, "noise: expected a variance above 0, got 0"),
+        ({"noise": -1.0}, "noise: expected a finite number of at least 0, got -1.0"),
+        ({"noise": float("nan")}, "noise: expected a finite number"),
+        ({"inputs": torch.full((4, 2), float("nan"))}, "inputs: expected finite numbers, got NaN or infinity"),
+        ({"inputs": torch.zeros(0, 2)}, "inputs: expected at least one record"),
+        ({"targets": torch.full((4,), float("inf"))}, "targets: expected finite numbers"),
+        ({"targets": torch.zeros(3)}, r"targets: expected shape \(4,\) or \(4, outputs\), got shape \(3, 1\)"),
+        ({"targets": torch.zeros(4, 0)}, "targets: expected at least one output"),
+        ({"matrix": torch.eye(3)}, r"matrix: expected shape \(4, 4\), the kernel between all records, got shape \(3"),
+        ({"matrix": torch.eye(4).index_put((torch.tensor(0), torch.tensor(1)), torch.tensor(0.5))}, "mirror image"),
+        ({"matrix": torch.full((4, 4), float("nan"))}, "matrix: expected finite numbers"),
+        ({"kernel": lambda X, Z: rbf(X, Z) / 0.0}, "kernel: expected finite numbers"),
+    ],
+)
+def test_wrong_arguments_are_refused(change, words):
+    arguments = {"kernel": rbf, "inputs": draw(4, 2), "targets": draw(4), "noise": 0.1, "matrix": None, **change}
+    matrix = arguments.pop("matrix")
+    with pytest.raises(InputError, match=words):
+        fit(**arguments, matrix=matrix)
+
+
+def test_queries_of_another_shape_are_refused():
+    posterior = fit(rbf, draw(4, 2), draw(4), 0.1)
+    with pytest.raises(InputError, match=r"queries: expected shape \(q, 2\), got shape \(3,\); give one query a row"):
+        posterior.mean(torch.zeros(3))
