@@ -1,1 +1,45 @@
-"""Gaussian processes of wide networks and what a left-out record changes in them."""
+"""Gaussian processes: kernels of wide networks, leave-one-out from one factorization, and what it gives away."""
+
+from giveaway.gp.activation_study import activation_study
+from giveaway.gp.attack import query_attack, record_attack
+from giveaway.gp.bounds import distance_to_constant, leakage_bounds
+from giveaway.gp.conv_nngp import ConvNNGP, ConvNTK
+from giveaway.gp.divergence import lood_at
+from giveaway.gp.kernels import RBF, Correlation, FeatureKernel, Kernel, Laplace, Linear, Sphere, kernel_matrix
+from giveaway.gp.leave_one_out import leave_group_out, leave_one_out
+from giveaway.gp.named_kernels import KernelChoice
+from giveaway.gp.nngp import NNGP, NTK
+from giveaway.gp.posterior import Posterior, fit
+from giveaway.gp.query import optimal_queries
+from giveaway.gp.removal import Removal, remove
+from giveaway.gp.table import lood
+
+__all__ = [
+    "NNGP",
+    "NTK",
+    "RBF",
+    "ConvNNGP",
+    "ConvNTK",
+    "Correlation",
+    "FeatureKernel",
+    "Kernel",
+    "KernelChoice",
+    "Laplace",
+    "Linear",
+    "Posterior",
+    "Removal",
+    "Sphere",
+    "activation_study",
+    "distance_to_constant",
+    "fit",
+    "kernel_matrix",
+    "leakage_bounds",
+    "leave_group_out",
+    "leave_one_out",
+    "lood",
+    "lood_at",
+    "optimal_queries",
+    "query_attack",
+    "record_attack",
+    "remove",
+]
