@@ -17,7 +17,7 @@ LAYERS = [
     {"checks"},
     {"files"},
     {"records"},
-    {"linalg"},
+    {"linalg", "theory"},
     {"extract", "heads", "gp", "attacks"},
     {"scores", "evaluation"},
     {"auditing"},

@@ -51,16 +51,16 @@ def test_distances_against_normalizing_by_hand(shape, objective, q):
 
 def test_the_optimum_leaves_the_record_and_passes_it():
     """What cannot be under one kernel for both: there KL(Q) ≤ KL(S) for every Q."""
-    x, y = draw(15, 3), draw(15, seed=1)
-    x[:3] *= 3.0
+    x, y = draw(10, 3), draw(10, seed=1)
+    x[:3] *= 4.0
     options = {"starts": 6, "origin": "removed", "noise": 0.1, "seed": 0}
-    moved = optimal_queries(remove_normalized(RBF(), x, y, 0.05, torch.arange(3)), **options)
-    fixed = optimal_queries(remove(fit(RBF(), x, y, 0.05), torch.arange(3)), **options)
+    moved = optimal_queries(remove_normalized(RBF(4.0), x, y, 0.05, torch.arange(3)), **options)
+    fixed = optimal_queries(remove(fit(RBF(4.0), x, y, 0.05), torch.arange(3)), **options)
     assert bool((fixed.value <= fixed.own * (1 + 1e-9)).all())
-    assert bool((moved.value > moved.own * 1.005).all())
-    assert bool(((moved.queries[:, 0] - x[:3]).norm(dim=1) > 0.01).all())
+    assert bool((moved.value > moved.own * 1.01).all())
+    assert bool(((moved.queries[:, 0] - x[:3]).norm(dim=1) > 0.1).all())
     for r in range(3):
-        truth = by_hand(RBF(), x, y, 0.05, [r], moved.queries[r])["kl"]
+        truth = by_hand(RBF(4.0), x, y, 0.05, [r], moved.queries[r])["kl"]
         torch.testing.assert_close(moved.value[r], truth, rtol=1e-6, atol=0)
 
 

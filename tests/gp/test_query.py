@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from giveaway.checks import InputError
+from giveaway.gp.ascent import HISTORY, _History, maximize
 from giveaway.gp.divergence import lood_at
 from giveaway.gp.kernels import RBF, Linear, Sphere
 from giveaway.gp.nngp import NNGP
 from giveaway.gp.posterior import fit
-from giveaway.gp.query import maximize, optimal_queries
+from giveaway.gp.query import optimal_queries
 from giveaway.gp.removal import remove
 from tests.gp.test_posterior import draw
 
@@ -43,10 +44,10 @@ def test_the_best_of_many_starts_is_the_best_of_a_dense_grid(d, count, objective
     low, high = -4.0, 4.0
     best = grid_values(removal, low, high, count)[objective].amax(0)
     found = optimal_queries(
-        removal, objective=objective, starts=32, bounds=(low, high), method=method, seed=0, steps=150
+        removal, objective=objective, starts=24, bounds=(low, high), method=method, seed=0, steps=100
     )
     assert bool((found.value >= best * (1 - 1e-6)).all())
-    assert bool((found.value <= best * (1.001 if d == 1 else 1.05)).all())
+    assert bool((found.value <= best * (1.001 if d == 1 else 1.1)).all())
     again = lood_at(removal, found.queries)
     torch.testing.assert_close(found.value, getattr(again, objective), rtol=1e-6, atol=0)
     assert bool((found.values <= found.value[:, None]).all())
@@ -62,7 +63,7 @@ def test_an_optimum_at_the_border_of_the_box_is_that_of_the_grid_in_it(objective
         found = optimal_queries(removal, objective=objective, starts=12, bounds=(-0.7, 0.2), method=method, seed=3)
         assert bool(((found.ends >= -0.7) & (found.ends <= 0.2)).all())
         at_border = (found.queries == -0.7) | (found.queries == 0.2)
-        assert int(at_border.any(2).sum()) >= 4
+        assert int(at_border.any(2).sum()) >= 3
         # the border belongs to the grid, and what is left is one spacing of 0.01
         assert bool((found.value >= best * (1 - 1e-6)).all())
         assert bool((found.value <= best * 1.01).all())
@@ -112,7 +113,7 @@ def test_both_methods_come_to_the_same_maxima(objective):
     removal = removal_of()
     starts = removal.posterior.inputs[:3, None, None] + 0.15 * draw(3, 3, 1, 2, seed=1)
     newton = optimal_queries(removal, objective=objective, starts=starts, steps=200)
-    adam = optimal_queries(removal, objective=objective, starts=starts, method="adam", steps=400, learning_rate=0.02)
+    adam = optimal_queries(removal, objective=objective, starts=starts, method="adam", steps=250, learning_rate=0.03)
     assert bool(newton.converged.all())
     torch.testing.assert_close(newton.values, adam.values, rtol=1e-5, atol=0)
     torch.testing.assert_close(newton.ends, adam.ends, rtol=0, atol=2e-3)
@@ -135,8 +136,10 @@ def test_starts_far_off_climb_back():
     far = removal.posterior.inputs[:3, None, None] + torch.tensor([[[9.0, -9.0]]])
     found = optimal_queries(removal, starts=far, steps=150)
     assert bool(found.converged.all())
-    assert bool((found.value > 1e-6 * found.own).all())
-    assert bool((lood_at(removal, far[:, 0]).kl < 1e-25 * found.own).all())
+    there = lood_at(removal, far[:, 0]).kl
+    assert bool((there < 1e-25).all())
+    assert bool((found.value > 1e15 * there).all())
+    assert float((found.queries - removal.posterior.inputs.mean(0)).norm(dim=2).max()) < 4.0
 
 
 def test_the_scale_of_the_inputs_does_not_matter():
@@ -167,8 +170,9 @@ def test_starts_are_drawn_where_they_are_said_to_be():
     for origin in ("kept", "removed"):
         ends = optimal_queries(removal, origin=origin, **stay).ends[:, :, 0]
         for r, rows in enumerate(removal.rows.tolist()):
-            seen = {int(torch.cdist(end[None], x).argmin()) for end in ends[r]}
-            assert float(torch.cdist(ends[r], x).amin(1).max()) < 1e-12
+            distance = (ends[r].unsqueeze(1) - x).norm(dim=2)
+            seen = set(distance.argmin(1).tolist())
+            assert float(distance.amin(1).max()) < 1e-12
             assert seen == (set(rows) if origin == "removed" else set(range(8)) - set(rows))
     ends = optimal_queries(removal, bounds=(2.0, 3.0), **stay).ends
     assert 2.0 <= float(ends.min()) < 2.1
@@ -215,15 +219,50 @@ def test_a_curved_valley_in_a_box(method):
         return -((1 - z[:, 0]) ** 2) - 20 * (z[:, 1] - z[:, 0] ** 2) ** 2
 
     start = torch.tensor([[-1.2, 1.0], [0.0, -1.0]], dtype=torch.float64)
-    options = {"method": method, "steps": 1500, "tolerance": 1e-6, "learning_rate": 0.05, "together": 2}
+    options = {"method": method, "steps": 600, "tolerance": 1e-6, "learning_rate": 0.2, "together": 2}
     wide = torch.full((2,), 3.0, dtype=torch.float64)
     free = maximize(climb, start, -wide, wide, **options)
-    torch.testing.assert_close(free.points, torch.ones_like(start), rtol=0, atol=2e-3)
+    torch.testing.assert_close(free.points, torch.ones_like(start), rtol=0, atol=1e-4 if method == "lbfgs" else 2e-2)
     held = maximize(climb, start, -wide, torch.tensor([0.5, 3.0], dtype=torch.float64), **options)
     torch.testing.assert_close(held.points, torch.tensor([[0.5, 0.25]]).expand(2, 2).double(), rtol=0, atol=1e-3)
     if method == "lbfgs":
         assert bool(free.converged.all())
         assert bool(held.converged.all())
+
+
+@pytest.mark.parametrize("held", [[], [1, 4]])
+def test_the_direction_is_that_of_dense_bfgs_over_the_free_coordinates(held):
+    d, pairs, problems = 5, HISTORY + 3, 2
+    root = draw(problems, d, d)
+    curvature = root @ root.mT + torch.eye(d)
+    history, kept = _History(torch.zeros(problems, d, dtype=torch.float64)), []
+    for k in range(pairs):
+        step = draw(problems, d, seed=k + 1)
+        kept.append((step, (curvature @ step.unsqueeze(2))[..., 0]))
+        history.add(torch.arange(problems), *kept[-1])
+    inward = draw(problems, d, seed=99)
+    inward[:, held] = 0.0
+    found, known = history.direction(torch.arange(problems), inward)
+    free = [i for i in range(d) if i not in held]
+    for p in range(problems):
+        recent = [(s[p, free], y[p, free]) for s, y in kept[-HISTORY:] if float(s[p, free] @ y[p, free]) > 0]
+        s, y = recent[-1]
+        inverse = (s @ y) / (y @ y) * torch.eye(len(free), dtype=torch.float64)
+        for s, y in recent:
+            turn = torch.eye(len(free)) - torch.outer(s, y) / (s @ y)
+            inverse = turn @ inverse @ turn.T + torch.outer(s, s) / (s @ y)
+        torch.testing.assert_close(found[p, free], inverse @ inward[p, free])
+        assert bool((found[p, held] == 0).all())
+    assert bool(known.all())
+
+
+@pytest.mark.parametrize("method", ["lbfgs", "adam"])
+def test_starts_outside_the_box_are_put_into_it(method):
+    removal = removal_of()
+    starts = torch.tensor([[[5.0, 0.1]]], dtype=torch.float64)
+    found = optimal_queries(removal, starts=starts, bounds=(-1.0, 1.0), method=method, steps=1)
+    torch.testing.assert_close(found.queries, torch.tensor([[[1.0, 0.1]]]).double().expand(3, 1, 2))
+    torch.testing.assert_close(found.value, lood_at(removal, found.queries).kl)
 
 
 @pytest.mark.parametrize(
@@ -240,7 +279,7 @@ def test_a_curved_valley_in_a_box(method):
         ({"starts": torch.zeros(2, 4, 1, 2)}, r"starts: expected shape .*, got shape \(2, 4, 1, 2\)"),
         ({"starts": torch.full((1, 1, 2), torch.nan)}, "starts: expected finite numbers"),
         ({"seed": None}, "seed: expected an integer, for the starts are drawn, got None"),
-        ({"origin": "bounds"}, "bounds: expected a finite box to draw starts in, got None"),
+        ({"origin": "bounds"}, "bounds: expected a finite box to draw starts from, got None"),
         ({"origin": "keep"}, "origin: expected a known name, got 'keep'; did you mean kept"),
         ({"steps": 0}, "steps: expected a whole number of at least 1"),
         ({"learning_rate": 0.0}, "learning_rate: expected a positive number"),

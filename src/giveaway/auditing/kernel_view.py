@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from giveaway.checks import as_tensor, fail
+from giveaway.checks import as_tensor, check_finite, fail
 from giveaway.gp.divergence import Lood
 from giveaway.gp.divergence import lood as lood_of
 from giveaway.gp.named_kernels import KernelChoice
@@ -30,6 +30,9 @@ class KernelView:
         if x.ndim < 2 or len(x) != head.n:
             got = f"shape {tuple(x.shape)}"
             raise fail("inputs", f"the head's {head.n} records, (n, …)", got, "align them with the features")
+        check_finite("inputs", x)
+        if isinstance(kernel, str):
+            KernelChoice(kernel).options()
         self._head, self._noise = head, noise
         self._inputs = standardized(x) if x.ndim == 2 else x
         self._kernel = kernel if kernel is not None else COLUMNS if x.ndim == 2 else IMAGES
@@ -58,8 +61,7 @@ def targets_of_head(head: Head) -> torch.Tensor:
     """Targets (n, C) around 0."""
     y = head.targets
     if head.loss == "squared":
-        values = y.to(torch.float64).reshape(head.n, -1)
-        centred = values - values.mean(0)
+        centred = _centred(y.to(torch.float64).reshape(head.n, -1))
         spread = centred.square().mean().sqrt()
         return centred / spread if spread > 0 else centred
     if head.loss == "cross_entropy" and head.m > 1:
@@ -71,7 +73,11 @@ def targets_of_head(head: Head) -> torch.Tensor:
 
 def standardized(inputs: torch.Tensor) -> torch.Tensor:
     """Columns with mean 0 and variance 1; constant ones become 0."""
-    x = inputs.to(torch.float64)
-    centred = x - x.mean(0)
+    centred = _centred(inputs.to(torch.float64))
     spread = centred.square().mean(0).sqrt()
-    return torch.where(spread > 0, centred / torch.where(spread > 0, spread, 1.0), 0.0)
+    return centred / torch.where(spread > 0, spread, 1.0)
+
+
+def _centred(x: torch.Tensor) -> torch.Tensor:
+    """Columns minus their means; constant ones become exactly 0, whatever the rounding of the mean."""
+    return torch.where(x.amax(0) > x.amin(0), x - x.mean(0), 0.0)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from giveaway.checks import as_tensor, fail
+from giveaway.checks import as_tensor, check_finite, fail
 from giveaway.gp.attack import record_attack
-from giveaway.gp.divergence import lood_at
+from giveaway.gp.divergence import lood, lood_at
 from giveaway.gp.posterior import Posterior
 from giveaway.gp.query import Queries, optimal_queries
 from giveaway.gp.removal import Removal, remove
@@ -43,6 +44,9 @@ def study(
 ) -> LoodStudy:
     """The attack on each record at its own input, distances at given queries, and the queries that maximize one."""
     removal = remove(posterior, records)
+    if removal.rows.shape[1] != 1:
+        got = f"shape {tuple(removal.rows.shape)}"
+        raise fail("records", "single records, (R,)", got, "name each record by its row")
     rows = removal.rows[:, 0].cpu().numpy()
     pages = {"records.csv": _attack_page(posterior, removal)}
     if queries is not None:
@@ -65,7 +69,7 @@ def study(
 def _attack_page(posterior: Posterior, removal: Removal) -> str:
     found = record_attack(posterior, fpr=FPR)
     rows = removal.rows[:, 0]
-    own = lood_at(removal, posterior.inputs[removal.rows])
+    own = lood(posterior, list(removal.rows))
     columns = [rows, own.kl, own.mean, found.auc[rows], *found.tpr[rows].T]
     return _csv(["row", "lood_kl", "lood_mean", "attack_auc", *(f"attack_tpr_at_{rate:g}" for rate in FPR)], columns)
 
@@ -77,6 +81,7 @@ def _query_page(removal: Removal, queries: Any) -> str:
     if points.ndim != len(own) + 1 or tuple(points.shape[1:]) != own or not len(points):
         got = f"shape {tuple(points.shape)}"
         raise fail("queries", f"queries as (q, {', '.join(map(str, own))})", got, "shape them as the inputs")
+    check_finite("queries", points)
     lines = []
     parts = [*enumerate(points.split(1)), *([("all", points)] if len(points) > 1 else [])]
     for name, part in parts:
@@ -96,8 +101,14 @@ def _optimum_page(rows: np.ndarray, found: Queries) -> str:
 
 def _csv(names: list[str], columns: list[torch.Tensor]) -> str:
     values = [column.tolist() for column in columns]
-    cells = [[cell if isinstance(cell, int) else f"{cell:.10g}" for cell in line] for line in zip(*values, strict=True)]
-    return _text(names, cells)
+    return _text(names, [[_cell(value) for value in line] for line in zip(*values, strict=True)])
+
+
+def _cell(value: float) -> int | str:
+    """A number with ten digits, and nothing where there is none (no query told anything of the record)."""
+    if isinstance(value, int):
+        return value
+    return "" if math.isnan(value) else f"{value:.10g}"
 
 
 def _text(names: list[str], lines: list[list[Any]]) -> str:

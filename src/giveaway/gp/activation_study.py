@@ -34,7 +34,7 @@ from giveaway.gp.posterior import fit
 
 SETTINGS = ("sphere", "critical", "raw")
 REFERENCE = "relu"
-ROUNDING = 1e-12  # of a bias variance that should be 0
+ROUNDING = 1e-12  # of variances that should be 0 or 1
 
 
 @dataclass(frozen=True)
@@ -142,11 +142,20 @@ class _CriticalSphere(Sphere):
 
     def __init__(self, depth: int, activation: str | Activation) -> None:
         weight, bias = critical_variances(activation)
-        super().__init__(NNGP(depth, activation, weight_variance=weight, bias_variance=bias), centre=True)
+        super().__init__(_UnitNNGP(depth, activation, weight_variance=weight, bias_variance=bias), centre=True)
         self._radius = math.sqrt((1.0 - bias) / weight)
 
     def map(self, X: torch.Tensor) -> torch.Tensor:
         return self._radius * super().map(X)
+
+
+class _UnitNNGP(NNGP):
+    """Variances of 1 but for rounding are 1: where that fixed point is unstable, as GELU's is, rounding would grow."""
+
+    def _variances_after(self, qx: torch.Tensor, qz: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        after = super()._variances_after(qx, qz)
+        x, z = (torch.where((q - 1.0).abs() < ROUNDING, 1.0, q) for q in after)
+        return x, z
 
 
 def critical_variances(activation: str | Activation) -> tuple[float, float]:

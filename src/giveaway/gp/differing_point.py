@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from giveaway.checks import as_tensor, check_finite, fail
+from giveaway.gp.ascent import Method, maximize, whole
 from giveaway.gp.posterior import Posterior
-from giveaway.gp.query import KEPT_FOR_GRADIENT, Method, box, maximize, spread, whole
+from giveaway.gp.query import KEPT_FOR_GRADIENT, box, spread
 
 MEMORY = 2**30  # bytes for the points that move together
 

@@ -80,11 +80,11 @@ class KernelChoice:
 
 def median_distance(inputs: torch.Tensor) -> float:
     """The median distance between up to 1,000 evenly spaced records that are apart; 1 where none are."""
-    step = max(1, len(inputs) // SAMPLED)
-    chosen = inputs[::step][:SAMPLED].flatten(1).to(torch.float64)
+    step = -(-len(inputs) // SAMPLED)
+    chosen = inputs[::step].flatten(1).to(torch.float64)
     distances = torch.pdist(chosen)
     apart = distances[distances > 0]
-    return float(apart.median()) if len(apart) else 1.0
+    return float(apart.quantile(0.5)) if len(apart) else 1.0
 
 
 def _on_sphere(inputs: torch.Tensor) -> torch.Tensor:

@@ -100,6 +100,8 @@ def fitted(
             remedy="take a sample of them, or a machine with more memory",
         )
     choice = KernelChoice(kernel) if isinstance(kernel, str) else kernel
+    if not isinstance(choice, KernelChoice) and (isinstance(choice, type) or not callable(choice)):
+        raise fail("kernel", "a kernel's name, or a callable (X, Z) -> K", repr(choice), "give one such as 'rbf'")
     made = choice.kernel(x) if isinstance(choice, KernelChoice) else choice
     return fit(made, x, centred_targets(targets), noise)
 
@@ -107,7 +109,7 @@ def fitted(
 def centred_targets(targets: Any) -> torch.Tensor:
     """Values as float64; integer classes (n,) as one-hot vectors minus 1/classes: the prior is an even guess."""
     y = as_tensor("targets", targets)
-    if y.is_floating_point() or y.ndim != 1:
+    if y.is_floating_point() or y.ndim != 1 or len(y) == 0:
         return y.to(torch.float64)
     if int(y.min()) < 0:
         raise fail("targets", "classes numbered from 0", f"class {int(y.min())}", "number them, or give floats")
