@@ -55,11 +55,15 @@ def lood(posterior: Posterior, groups: Sequence[Any] | None = None) -> Lood:
 def lood_at(removal: Removal, queries: torch.Tensor) -> Lood:
     """Both distances (R,) of every removal at its queries (R, q, …) or (1, q, …); differentiable in the queries."""
     mean_change, excess, with_ = removal.change(queries)
+    return Lood(kl_of_change(mean_change, excess, with_), mean_distance(mean_change))
+
+
+def kl_of_change(mean_change: torch.Tensor, excess: torch.Tensor, with_: torch.Tensor) -> torch.Tensor:
+    """The divergence (…) of what `Removal.change` returns, without taking a difference of covariances."""
     shift, spread = whitened(mean_change, excess, with_)
     gram = spread.mT @ spread if spread.shape[-1] < spread.shape[-2] else spread @ spread.mT
     x = gram[..., 0] if gram.shape[-1] == 1 else torch.linalg.eigvalsh(gram).clamp_min(0.0)
-    kl = (mean_change.shape[-1] * x_minus_log1p(x).sum(-1) + shift.square().sum((-2, -1))) / 2
-    return Lood(kl, mean_distance(mean_change))
+    return (mean_change.shape[-1] * x_minus_log1p(x).sum(-1) + shift.square().sum((-2, -1))) / 2
 
 
 def gaussian_kl(mean_change: torch.Tensor, without: torch.Tensor, with_: torch.Tensor) -> torch.Tensor:

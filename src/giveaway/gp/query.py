@@ -15,7 +15,7 @@ import torch
 
 from giveaway.checks import as_tensor, check_choice, check_finite, check_number, fail
 from giveaway.gp.ascent import HISTORY, Method, maximize, whole
-from giveaway.gp.divergence import lood, mean_distance, whitened, x_minus_log1p
+from giveaway.gp.divergence import kl_of_change, lood, mean_distance
 from giveaway.gp.removal import Removal
 
 Objective = Literal["kl", "mean"]
@@ -157,10 +157,7 @@ def distance_at(removal: Removal, objective: Objective, owner: torch.Tensor, que
 def _kl(mean_change: torch.Tensor, excess: torch.Tensor, with_: torch.Tensor) -> torch.Tensor:
     repeated = near_singular(with_)[:, None, None]
     eye = torch.eye(with_.shape[-1], dtype=with_.dtype, device=with_.device)
-    shift, wide = whitened(mean_change, excess, torch.where(repeated, eye, with_))
-    gram = wide.mT @ wide if wide.shape[-1] < wide.shape[-2] else wide @ wide.mT
-    x = gram[..., 0] if gram.shape[-1] == 1 else torch.linalg.eigvalsh(gram).clamp_min(0.0)
-    kl = (mean_change.shape[-1] * x_minus_log1p(x).sum(-1) + shift.square().sum((-2, -1))) / 2
+    kl = kl_of_change(mean_change, excess, torch.where(repeated, eye, with_))
     return torch.where(repeated[:, 0, 0], math.nan, kl)
 
 
