@@ -171,13 +171,16 @@ def validate(folder: str, rows: str | None, as_json: bool, **flags: Any) -> None
 @click.option("--json", "as_json", is_flag=True, help="Print the result for machines.")
 def lood(inputs: str, out: str, top: int, as_json: bool, **flags: Any) -> None:
     """How far a Gaussian process moves when a record is left out, for every record of INPUTS.npz (inputs, targets)."""
+    from giveaway.checks import check_number
     from giveaway.lood_command import run_lood
 
+    check_number("top", top, minimum=1, remedy="give a count")
     table, folder, pages = run_lood(inputs, out, {name: value for name, value in flags.items() if value is not None})
     if as_json:
         by = table.ranking()
         rows = [{"row": int(row), by: float(table[by][row])} for row in table.order()[:top]]
-        click.echo(json.dumps({"folder": str(folder), **table.meta, "top": rows, "files": pages}))
+        told = {"ranked_by": by, "top": rows, "statement": RANKING_ONLY, "files": pages}
+        click.echo(json.dumps({"folder": str(folder), **table.meta, **told}))
         return
     unit = "people" if table.meta["unit"] == "person" else "records"
     click.echo(

@@ -12,7 +12,7 @@ import numpy as np
 
 from giveaway.auditing.lood_study import LoodStudy, study
 from giveaway.auditing.store import check_folder, digest_of, provenance, save_audit
-from giveaway.checks import fail
+from giveaway.checks import check_choice, check_number, fail
 from giveaway.config import to_toml
 from giveaway.extract.inputs_file import as_numbers, inputs_from
 from giveaway.extract.reading import reading
@@ -33,6 +33,10 @@ def run_lood(path: str, out: str, options: dict[str, Any]) -> tuple[ScoreTable, 
     choice = KernelChoice(options["kernel"], **{name: options[name] for name in named if name in options})
     choice.options()
     bounds = _bounds(options)
+    if "optimize" in options:
+        check_choice("optimize", options["optimize"], ("kl", "mean"))
+    check_choice("method", options.get("method", "lbfgs"), ("lbfgs", "adam"))
+    check_number("noise", options["noise"], minimum=0.0, remedy="give the variance of the targets")
     x, y = inputs_from(path, targets=True)
     queries = _queries(options["queries"]) if "queries" in options else None
     groups = names_in(options["groups"]) if "groups" in options else None
@@ -81,7 +85,7 @@ def _queries(path: str) -> np.ndarray:
     with reading("queries", path, ".npz file") as file, np.load(file, allow_pickle=False) as stored:
         if "queries" not in stored.files:
             raise fail("queries", f"the key queries in {file.name}", "keys " + ", ".join(stored.files), "add it")
-        return as_numbers(stored["queries"])
+        return as_numbers(stored["queries"], "queries")
 
 
 def _rows(text: str) -> np.ndarray:

@@ -327,3 +327,12 @@ def test_memory_is_counted_for_the_real_size(monkeypatch):
     monkeypatch.setattr(memory, "available_memory", lambda: 10**9)
     with pytest.raises(InputError, match=r"the 1\.0 GB of free memory, got 50000 records, which need 40\.0 GB"):
         table.fitted("rbf", np.zeros((50_000, 1)), np.zeros(50_000), 0.1)
+
+
+def test_whole_numbers_that_are_no_classes_do_not_fill_the_memory(monkeypatch):
+    monkeypatch.setattr(memory, "available_memory", lambda: 10**9)
+    prices = np.arange(25) * 100_000_000
+    words = r"one-hot classes within the 1\.0 GB .* got classes up to 2400000000, .*; number the classes from 0 without"
+    with pytest.raises(InputError, match=f"^targets: expected {words}"):
+        ga.lood("rbf", X, prices, 0.1)
+    agree(ga.lood("rbf", X, prices / 1e9, 0.1), brute_force(median_rbf(X), prices / 1e9, 0.1))

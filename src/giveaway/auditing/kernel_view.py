@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from giveaway.checks import as_tensor, check_finite, fail
+from giveaway.checks import as_tensor, check_finite, check_number, fail
 from giveaway.gp.divergence import Lood
 from giveaway.gp.divergence import lood as lood_of
 from giveaway.gp.named_kernels import KernelChoice
@@ -33,6 +33,8 @@ class KernelView:
         check_finite("inputs", x)
         if isinstance(kernel, str):
             KernelChoice(kernel).options()
+        if check_number("noise", noise, minimum=0.0, remedy="give the variance of the targets") == 0.0:
+            raise fail("noise", "a variance above 0", "0", "give the variance of the targets")
         self._head, self._noise = head, noise
         self._inputs = standardized(x) if x.ndim == 2 else x
         self._kernel = kernel if kernel is not None else COLUMNS if x.ndim == 2 else IMAGES

@@ -13,6 +13,7 @@ from giveaway.auditing.duplicates import count_duplicates
 from giveaway.auditing.kernel_view import NOISE, KernelView
 from giveaway.auditing.plan import Plan, plan
 from giveaway.auditing.progress import OnRows, progress_of
+from giveaway.checks import fail
 from giveaway.evaluation.ranking import spearman
 from giveaway.gp.table import KernelGiven
 from giveaway.heads.dense import DenseCurvature
@@ -33,7 +34,7 @@ def audit(
     l2_sensitivity: bool | None = None,
     inputs: Any = None,
     kernel: KernelGiven | None = None,
-    noise: float = NOISE,
+    noise: float | None = None,
     progress: bool = False,
 ) -> ScoreTable:
     """Every record's (or person's) exposure through the head.
@@ -72,7 +73,9 @@ def audit(
         l2_sensitivity=l2_sensitivity,
         inputs=inputs is not None,
     )
-    view = None if inputs is None else KernelView(head, inputs, kernel, noise)
+    if inputs is None and (kernel is not None or noise is not None):
+        raise fail("inputs", "inputs beside kernel and noise", "none", "pass the records themselves, or drop both")
+    view = None if inputs is None else KernelView(head, inputs, kernel, NOISE if noise is None else noise)
     if resolved.refit:
         head = refit_head(head)
     curved = any(CATALOGUE[name].curvature for name in resolved.scores)

@@ -22,11 +22,11 @@ def inputs_from(path: str | os.PathLike[str], *, targets: bool = False) -> tuple
         return as_numbers(stored["inputs"]), stored["targets"] if targets else None
 
 
-def as_numbers(inputs: np.ndarray) -> np.ndarray:
+def as_numbers(inputs: np.ndarray, argument: str = "inputs") -> np.ndarray:
     """Inputs as float64, images with their channels first."""
     if inputs.dtype.kind not in "fiub":
         raise fail(
-            "inputs", "images or a matrix of numbers", f"dtype {inputs.dtype}", "embed them, and pass the vectors"
+            argument, "images or a matrix of numbers", f"dtype {inputs.dtype}", "embed them, and pass the vectors"
         )
     if inputs.ndim == 4 and inputs.dtype == np.uint8:
         return np.ascontiguousarray(inputs.transpose(0, 3, 1, 2)) / 255.0

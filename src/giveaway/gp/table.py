@@ -114,6 +114,13 @@ def centred_targets(targets: Any) -> torch.Tensor:
     if int(y.min()) < 0:
         raise fail("targets", "classes numbered from 0", f"class {int(y.min())}", "number them, or give floats")
     classes = int(y.max()) + 1
+    check_memory(
+        "targets",
+        3 * 8 * len(y) * classes,
+        what="one-hot classes",
+        got=f"classes up to {classes - 1}",
+        remedy="number the classes from 0 without gaps, or give values as floats",
+    )
     return torch.nn.functional.one_hot(y.long(), classes).to(torch.float64) - 1.0 / classes
 
 

@@ -55,7 +55,7 @@ def query_pictures(records: np.ndarray, queries: np.ndarray, rows: np.ndarray, o
 
 
 def _as_picture(image: np.ndarray) -> np.ndarray:
-    """Channels last, from 0 to 1 over the image's own range where it leaves that."""
+    """Channels last, the first alone of one or two, from 0 to 1 over the image's own range where it leaves that."""
     low, high = min(0.0, float(image.min())), max(1.0, float(image.max()))
     scaled = (image - low) / (high - low)
-    return scaled[0] if len(scaled) == 1 else scaled[:3].transpose(1, 2, 0)
+    return scaled[0] if len(scaled) < 3 else scaled[:3].transpose(1, 2, 0)

@@ -1,0 +1,233 @@
+"""The closer look at chosen records: its pages against fitting again in NumPy, and against the best attack."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from giveaway.auditing.lood_study import FPR, study
+from giveaway.checks import InputError
+from giveaway.gp.attack import record_attack
+from giveaway.gp.divergence import lood
+from giveaway.gp.kernels import RBF, Linear
+from giveaway.gp.posterior import Posterior, fit
+from tests.gp.test_table import brute_force, data, rbf, without_and_with
+
+NOISE = 0.1
+DIGITS = 1e-9  # cells have ten of them
+
+
+def fitted(n: int = 20, outputs: int = 2, seed: int = 0) -> tuple[Posterior, np.ndarray, np.ndarray]:
+    x, y = data(n, 2, outputs, seed)
+    return fit(RBF(1.0), x, y, NOISE), x, y
+
+
+def page(found, name: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(found.pages[name])))
+
+
+def numbers(rows: list[dict[str, str]], name: str) -> np.ndarray:
+    return np.array([float(row[name]) for row in rows])
+
+
+# ------------------------------------------------------------------------------------------------ records
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_records_have_the_values_of_lood_and_of_the_best_attack(outputs):
+    posterior, x, y = fitted(outputs=outputs)
+    rows = np.array([17, 3, 8])
+    found = study(posterior, rows)
+    assert list(found.pages) == ["records.csv"]
+    assert found.optimum is None
+    np.testing.assert_array_equal(found.records, rows)
+    lines = page(found, "records.csv")
+    assert [int(line["row"]) for line in lines] == rows.tolist()
+    kl, mean = brute_force(rbf(x, 1.0), y, NOISE)
+    np.testing.assert_allclose(numbers(lines, "lood_kl"), kl[rows], rtol=1e-7)
+    np.testing.assert_allclose(numbers(lines, "lood_mean"), mean[rows], rtol=1e-7)
+    exact = lood(posterior)
+    np.testing.assert_allclose(numbers(lines, "lood_kl"), exact.kl[rows], rtol=DIGITS)
+    np.testing.assert_allclose(numbers(lines, "lood_mean"), exact.mean[rows], rtol=DIGITS)
+    attack = record_attack(posterior, fpr=FPR)
+    np.testing.assert_allclose(numbers(lines, "attack_auc"), attack.auc[rows], rtol=DIGITS)
+    for place, rate in enumerate((0.001, 0.01, 0.1)):
+        np.testing.assert_allclose(numbers(lines, f"attack_tpr_at_{rate:g}"), attack.tpr[rows, place], rtol=DIGITS)
+    assert list(lines[0]) == [
+        "row",
+        "lood_kl",
+        "lood_mean",
+        "attack_auc",
+        "attack_tpr_at_0.001",
+        "attack_tpr_at_0.01",
+        "attack_tpr_at_0.1",
+    ]
+
+
+def test_the_attack_s_numbers_are_those_of_drawn_predictions():
+    posterior, x, y = fitted(outputs=1, seed=4)
+    row = int(lood(posterior).kl.argmax())
+    K, everyone = rbf(x, 1.0), np.arange(20)
+    without, with_ = (
+        (
+            float(K[row, seen] @ np.linalg.solve(K[np.ix_(seen, seen)] + NOISE * np.eye(len(seen)), y[seen, 0])),
+            float(1 - K[row, seen] @ np.linalg.solve(K[np.ix_(seen, seen)] + NOISE * np.eye(len(seen)), K[seen, row])),
+        )
+        for seen in (np.delete(everyone, row), everyone)
+    )
+    rng = np.random.default_rng(0)
+
+    def ratios(law):
+        f = law[0] + np.sqrt(law[1]) * rng.normal(size=200_000)
+        return -((f - with_[0]) ** 2) / with_[1] + (f - without[0]) ** 2 / without[1]
+
+    out, member = np.sort(ratios(without)), ratios(with_)
+    (line,) = page(study(posterior, [row]), "records.csv")
+    assert float(line["attack_auc"]) == pytest.approx(np.searchsorted(out, member).mean() / len(out), abs=0.004)
+    threshold = np.quantile(out, 0.9)
+    assert float(line["attack_tpr_at_0.1"]) == pytest.approx((member > threshold).mean(), abs=0.006)
+
+
+def test_rows_may_repeat_and_come_in_any_type():
+    posterior, _, _ = fitted()
+    plain = study(posterior, [4, 2, 4]).pages["records.csv"]
+    assert plain.splitlines()[1] == plain.splitlines()[3]
+    for rows in (torch.tensor([4, 2, 4]), np.array([4, 2, 4], dtype=np.uint8)):
+        assert study(posterior, rows).pages["records.csv"] == plain
+
+
+def test_a_record_that_the_kernel_does_not_see_is_told_apart_by_nothing():
+    x, y = data()
+    x[4] = 0.0
+    found = study(fit(Linear(), x, y, NOISE), [4], optimize="mean")
+    assert found.pages["records.csv"].splitlines()[1] == "4,0,0,0.5,0.001,0.01,0.1"
+    assert found.pages["optimized.csv"].splitlines()[1] == "4,,0,,0"  # and no NaN
+
+
+# ------------------------------------------------------------------------------------------------ queries
+
+
+@settings(max_examples=15, deadline=None)
+@given(count=st.integers(1, 4), outputs=st.integers(1, 2), seed=st.integers(0, 99))
+def test_queries_one_by_one_and_all_together(count, outputs, seed):
+    posterior, x, y = fitted(12, outputs, seed)
+    queries = 2.0 * np.random.default_rng(seed + 1).normal(size=(count, 2))
+    rows = [5, 0, 11]
+    lines = page(study(posterior, rows, queries=queries), "queries.csv")
+    K = rbf(np.vstack([x, queries]), 1.0)
+    asked = {str(place): np.array([12 + place]) for place in range(count)}
+    asked |= {"all": np.arange(12, 12 + count)} if count > 1 else {}
+    assert [(line["query"], int(line["row"])) for line in lines] == [(name, row) for name in asked for row in rows]
+    for line in lines:
+        kl, mean = without_and_with(K, y, NOISE, [int(line["row"])], asked[line["query"]])
+        assert float(line["lood_kl"]) == pytest.approx(kl, rel=1e-5, abs=1e-8)
+        assert float(line["lood_mean"]) == pytest.approx(mean, rel=1e-6, abs=1e-10)
+
+
+def test_a_query_at_the_record_is_the_record_s_own_distance():
+    posterior, x, _ = fitted()
+    found = study(posterior, [6, 9], queries=x[[6, 9]])
+    own = {int(line["row"]): line for line in page(found, "records.csv")}
+    for line in page(found, "queries.csv"):
+        mine = own[int(line["row"])]
+        here = line["query"] != "all" and (6, 9)[int(line["query"])] == int(line["row"])
+        if here:
+            assert float(line["lood_kl"]) == pytest.approx(float(mine["lood_kl"]), rel=1e-7)
+            assert float(line["lood_mean"]) == pytest.approx(float(mine["lood_mean"]), rel=1e-7)
+        assert float(line["lood_kl"]) <= float(mine["lood_kl"]) * (1 + 1e-7)
+
+
+@pytest.mark.parametrize(
+    ("queries", "words"),
+    [
+        (np.zeros(2), "queries: expected queries as (q, 2), got shape (2,); shape them as the inputs"),
+        (np.zeros((3, 5)), "queries: expected queries as (q, 2), got shape (3, 5)"),
+        (np.zeros((0, 2)), "queries: expected queries as (q, 2), got shape (0, 2)"),
+        (np.zeros((1, 1, 2)), "queries: expected queries as (q, 2), got shape (1, 1, 2)"),
+        (np.array([[0.0, 1.0], [np.nan, 1.0]]), "queries: expected finite numbers, got NaN or infinity first in row 1"),
+        (np.array([["a", "b"]]), "queries: expected an array of numbers"),
+        (np.ones((2, 2)), "queries: expected positive definite predictive covariances"),
+    ],
+)
+def test_queries_that_are_refused(queries, words):
+    posterior, _, _ = fitted()
+    with pytest.raises(InputError) as error:
+        study(posterior, [0], queries=queries)
+    assert str(error.value).startswith(words)
+
+
+# ------------------------------------------------------------------------------------------------ the best queries
+
+
+@pytest.mark.parametrize("method", ["lbfgs", "adam"])
+def test_the_record_itself_is_the_best_query_of_the_divergence(method):
+    posterior, x, _ = fitted(outputs=1)
+    rows = lood(posterior).kl.argsort(descending=True)[:4]
+    found = study(posterior, rows, optimize="kl", method=method, starts=6, steps=400)
+    lines = page(found, "optimized.csv")
+    assert [int(line["row"]) for line in lines] == rows.tolist()
+    own = lood(posterior).kl[rows].numpy()
+    np.testing.assert_allclose(numbers(lines, "value_at_the_record"), own, rtol=DIGITS)
+    assert (numbers(lines, "value") <= own * (1 + 1e-9)).all()
+    assert (numbers(lines, "ratio") > 1 - 1e-3).all()
+    np.testing.assert_allclose(numbers(lines, "ratio"), numbers(lines, "value") / own, rtol=1e-8)
+    np.testing.assert_allclose(found.optimum.queries[:, 0], x[rows], atol=0.05)
+    assert all(0 <= int(line["starts_converged"]) <= 6 for line in lines)
+
+
+def test_the_mean_moves_more_elsewhere():
+    posterior, x, y = fitted(outputs=2)
+    rows = np.arange(20)
+    found = study(posterior, rows, optimize="mean", starts=10)
+    lines = page(found, "optimized.csv")
+    own = brute_force(rbf(x, 1.0), y, NOISE)[1]
+    np.testing.assert_allclose(numbers(lines, "value_at_the_record"), own, rtol=1e-7)
+    assert (numbers(lines, "value") >= own * (1 - 1e-9)).all()
+    assert numbers(lines, "ratio").max() > 1.02
+    # what is stated is the distance there, by fitting again
+    at = found.optimum.queries[:, 0].numpy()
+    K = rbf(np.vstack([x, at]), 1.0)
+    for row in rows:
+        _, mean = without_and_with(K, y, NOISE, [row], np.array([20 + row]))
+        assert float(lines[row]["value"]) == pytest.approx(mean, rel=1e-7)
+
+
+def test_the_search_keeps_to_its_bounds_and_follows_its_seed():
+    posterior, _, _ = fitted()
+    options = {"optimize": "mean", "bounds": (0.5, 0.9), "starts": 3, "steps": 30}
+    first, again, other = (study(posterior, [1, 2], seed=seed, **options) for seed in (1, 1, 2))
+    at = first.optimum.queries
+    assert 0.5 <= float(at.min()) <= float(at.max()) <= 0.9
+    assert first.pages["optimized.csv"] == again.pages["optimized.csv"]
+    assert not torch.equal(first.optimum.ends, other.optimum.ends)
+    assert first.optimum.ends.shape[1] == 3
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "words"),
+    [
+        ([20], {}, "rows: expected rows from 0 to 19, got row 20; count the records from 0"),
+        ([3, -1], {}, "rows: expected rows from 0 to 19, got row -1"),
+        ([1.5], {}, "rows: expected row numbers, got dtype torch.float64"),
+        ([True, False], {}, "rows: expected row numbers, got dtype torch.bool"),
+        (np.zeros(0, dtype=int), {}, "rows: expected shape (R, s) or (R,), not empty, got shape"),
+        (["a"], {}, "rows: expected an array of numbers"),
+        ([[1, 2]], {}, "records: expected single records, (R,), got shape (1, 2); name each record by its row"),
+        ([0], {"optimize": "median"}, "objective: expected a known name, got 'median'; did you mean mean"),
+        ([0], {"optimize": "kl", "method": "sgd"}, "method: expected a known name, got 'sgd'; choose from adam, lbfgs"),
+        ([0], {"optimize": "kl", "starts": 0}, "starts: expected a whole number of at least 1, got 0"),
+        ([0], {"optimize": "kl", "steps": 0}, "steps: expected a whole number of at least 1, got 0"),
+        ([0], {"optimize": "kl", "bounds": (1.0, 0.0)}, "bounds: expected low below high, got low 1 and high 0"),
+    ],
+)
+def test_what_is_refused(rows, options, words):
+    posterior, _, _ = fitted()
+    with pytest.raises(InputError) as error:
+        study(posterior, rows, **options)
+    assert str(error.value).startswith(words)

@@ -1,0 +1,115 @@
+"""Records from an .npz file: what becomes of images and numbers, and what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from giveaway.checks import InputError
+from giveaway.extract.inputs_file import as_numbers, inputs_from
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "records.npz"
+
+
+def refusal(path, **options) -> str:
+    with pytest.raises(InputError) as error:
+        inputs_from(path, **options)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@settings(max_examples=20, deadline=None)
+@given(shape=st.tuples(st.integers(0, 4), st.integers(1, 5), st.integers(1, 5), st.sampled_from([1, 3, 4])))
+def test_bytes_of_images_become_shares_with_channels_first(shape):
+    images = np.random.default_rng(0).integers(0, 256, shape).astype(np.uint8)
+    found = as_numbers(images)
+    n, h, w, c = shape
+    assert (found.shape, found.dtype) == ((n, c, h, w), np.float64)
+    assert found.flags.c_contiguous
+    for i, y, x, k in np.ndindex(shape):
+        assert found[i, k, y, x] == int(images[i, y, x, k]) / 255
+
+
+def test_images_in_a_file(path):
+    images = np.random.default_rng(0).integers(0, 256, (3, 5, 4, 3)).astype(np.uint8)
+    images[0, 0, 0] = 0, 255, 128
+    np.savez(path, inputs=images, targets=np.arange(3), other=1)
+    found, targets = inputs_from(path)
+    assert targets is None
+    np.testing.assert_array_equal(found[0, :, 0, 0], [0.0, 1.0, 128 / 255])
+    np.testing.assert_array_equal(found[2, 1], images[2, :, :, 1] / 255)
+    found, targets = inputs_from(str(path), targets=True)
+    np.testing.assert_array_equal(targets, [0, 1, 2])
+    assert found.shape == (3, 3, 5, 4)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.random.default_rng(1).normal(size=(4, 3)),
+        np.random.default_rng(1).normal(size=(4, 3, 6, 6)).astype(np.float32),
+        np.arange(12).reshape(4, 3),
+        np.arange(12, dtype=np.uint8).reshape(4, 3),  # a matrix of bytes is no image
+        np.arange(36, dtype=np.uint8).reshape(4, 3, 3),
+        np.arange(12).reshape(4, 3) > 5,
+        np.arange(4.0),
+    ],
+)
+def test_other_numbers_stay_as_they_are(path, values):
+    np.savez(path, inputs=values)
+    found, _ = inputs_from(path)
+    assert found.dtype == np.float64
+    np.testing.assert_array_equal(found, values)
+
+
+def test_the_array_handed_over_is_left_alone():
+    images = np.full((1, 2, 2, 3), 7, dtype=np.uint8)
+    as_numbers(images)[:] = 0.0
+    matrix = np.ones((2, 2))
+    as_numbers(matrix)[:] = 0.0
+    assert (images == 7).all()
+    assert (matrix == 1).all()
+
+
+def test_missing_keys_are_named(path):
+    np.savez(path, features=np.ones((2, 2)), labels=np.ones(2))
+    expected = "inputs: expected the key inputs in records.npz, got keys features, labels; add it"
+    assert refusal(path) == expected
+    assert refusal(path, targets=True) == expected
+    np.savez(path, inputs=np.ones((2, 2)))
+    inputs_from(path)
+    assert refusal(path, targets=True) == "targets: expected the key targets in records.npz, got keys inputs; add it"
+
+
+@pytest.mark.parametrize("values", [np.array(["a", "b"]), np.array([b"a"]), np.ones(2, dtype=complex)])
+def test_words_and_other_kinds_are_refused(path, values):
+    np.savez(path, inputs=values)
+    expected = f"inputs: expected images or a matrix of numbers, got dtype {values.dtype}; embed them, and pass the"
+    assert refusal(path).startswith(expected)
+
+
+def test_files_that_are_none(path, tmp_path):
+    assert refusal(path) == f"inputs: expected a file that exists, got {path}; check the path"
+    assert refusal(tmp_path).startswith("inputs: expected a file that exists, got")
+    np.savez(path, inputs=np.ones((200, 20)))
+    path.write_bytes(path.read_bytes()[:-300])
+    whole = "inputs: expected a whole .npz file, got records.npz, truncated or not of that format; write the file again"
+    assert refusal(path) == whole
+    path.write_text("inputs")
+    assert refusal(path) == whole
+    np.save(tmp_path / "matrix.npy", np.ones((2, 2)))
+    assert refusal(tmp_path / "matrix.npy").startswith("inputs: expected a whole .npz file, got matrix.npy")
+
+
+def test_pickles_are_not_opened(path):
+    class Trap:
+        def __reduce__(self):
+            return (pytest.fail, ("the pickle was opened",))
+
+    np.savez(path, allow_pickle=True, inputs=np.array([Trap()], dtype=object))
+    assert refusal(path).startswith("inputs: expected")

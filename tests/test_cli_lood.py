@@ -1,0 +1,513 @@
+"""`giveaway lood`, and the records beside an audit, as a user meets them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import giveaway as ga
+from giveaway.auditing.lood_study import study
+from giveaway.cli import RANKING_ONLY, main
+from giveaway.extract import from_file
+from giveaway.gp.named_kernels import KernelChoice
+from giveaway.gp.table import fitted
+from tests.gp.test_table import brute_force, median_rbf
+from tests.test_cli import one_line, read_csv
+
+N, D, M = 30, 3, 3
+SECRET = "patient"
+FILES = {"scores.npz", "scores.csv", "lood.png", "records.csv", "config.toml", "audit.json"}
+
+
+@pytest.fixture
+def pictures() -> None:
+    """For the tests that look at the pictures, which take longest to draw."""
+
+
+@pytest.fixture(autouse=True)
+def no_pictures(request, monkeypatch) -> None:
+    if "pictures" not in request.fixturenames:
+        monkeypatch.setattr("giveaway.lood_command.figure_bytes", lambda figure: b"a picture")
+
+
+@pytest.fixture
+def giveaway(monkeypatch, capsys):
+    """Run the command line; gives (exit code, stdout, stderr)."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["giveaway", *map(str, arguments)])
+        capsys.readouterr()
+        code = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = stop.code
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def arrays() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    inputs = rng.normal(size=(N, D))
+    inputs[:3] *= 3.0
+    return {"inputs": inputs, "targets": np.arange(N) * 5 % M}
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch, arrays) -> str:
+    """records.npz in an empty working folder."""
+    monkeypatch.chdir(tmp_path)
+    np.savez("records.npz", **arrays)
+    return "records.npz"
+
+
+@pytest.fixture
+def images(tmp_path, monkeypatch) -> np.ndarray:
+    """images.npz: bytes with channels last, and float targets."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(1)
+    pictures = rng.integers(0, 256, (12, 5, 4, 3)).astype(np.uint8)
+    np.savez("images.npz", inputs=pictures, targets=rng.normal(size=12))
+    return pictures
+
+
+def one_hot(targets: np.ndarray) -> np.ndarray:
+    return (targets[:, None] == np.arange(M)) - 1.0 / M
+
+
+def column(path: str, name: str) -> list[float]:
+    return [float(row[name]) for row in read_csv(Path(path))]
+
+
+# ------------------------------------------------------------------------------------------------ what it writes
+
+
+def test_it_writes_a_private_folder_and_prints_a_ranking(giveaway, pictures, file, arrays):
+    code, out, err = giveaway("lood", file, "--kernel", "rbf", "--noise", 0.2, "--out", "result", "--top", 4)
+    assert (code, err) == (0, "")
+    kl, mean = brute_force(median_rbf(arrays["inputs"]), one_hot(arrays["targets"]), 0.2)
+    np.testing.assert_allclose(column("result/scores.csv", "lood_kl"), kl, rtol=1e-8)
+    np.testing.assert_allclose(column("result/scores.csv", "lood_mean"), mean, rtol=1e-8)
+    order = np.argsort(-kl)
+    printed = re.findall(r"^ +(\d+) +(\d+) +(\S+) +(\S+)$", out, flags=re.MULTILINE)
+    assert [(int(rank), int(row)) for rank, row, _, _ in printed] == list(enumerate(order[:4], start=1))
+    assert [cells[2:] for cells in printed] == [(f"{kl[row]:.4g}", f"{mean[row]:.4g}") for row in order[:4]]
+    assert "The 4 most exposed of 30 records, by lood_kl under RBF(length=" in out
+    assert RANKING_ONLY in out
+
+    result = Path("result")
+    assert {path.name for path in result.iterdir()} == FILES
+    assert stat.S_IMODE(result.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in result.iterdir()} == {0o600}
+    meta = json.loads((result / "audit.json").read_text())
+    assert set(meta["files"]) == FILES
+    assert (meta["unit"], meta["rows"], meta["noise"], meta["outputs"]) == ("record", N, 0.2, M)
+    assert meta["provenance"]["config"]["kernel"] == "rbf"
+    config = tomllib.loads((result / "config.toml").read_text())
+    assert (config["inputs"], config["kernel"], config["noise"]) == (file, "rbf", 0.2)
+    assert (result / "lood.png").read_bytes().startswith(b"\x89PNG")
+    # the ten most exposed are looked at more closely
+    assert [int(row["row"]) for row in read_csv(result / "records.csv")] == order[:10].tolist()
+    np.testing.assert_allclose(column("result/records.csv", "lood_kl"), kl[order[:10]], rtol=1e-8)
+    np.testing.assert_array_equal(ga.ScoreTable.load(result)["lood_kl"], column("result/scores.csv", "lood_kl"))
+
+
+def test_the_default_is_a_network_of_depth_three(giveaway, file, arrays):
+    assert giveaway("lood", file)[0] == 0
+    expected = ga.lood(KernelChoice("nngp", depth=3), arrays["inputs"], arrays["targets"], 0.05)
+    np.testing.assert_allclose(column("giveaway-lood/scores.csv", "lood_kl"), expected["lood_kl"], rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("flags", "choice"),
+    [
+        (("--kernel", "rbf", "--length", 0.7), KernelChoice("rbf", length=0.7)),
+        (("--kernel", "laplace", "--sphere"), KernelChoice("laplace", sphere=True)),
+        (
+            ("--kernel", "linear", "--weight-variance", 0.5, "--bias-variance", 2),
+            KernelChoice("linear", weight_variance=0.5, bias_variance=2.0),
+        ),
+        (("--kernel", "ntk", "--depth", 2, "--activation", "erf"), KernelChoice("ntk", depth=2, activation="erf")),
+    ],
+)
+def test_options_reach_the_kernel(giveaway, file, arrays, flags, choice):
+    assert giveaway("lood", file, *flags, "--out", "result")[0] == 0
+    expected = ga.lood(choice, arrays["inputs"], arrays["targets"], 0.05)
+    np.testing.assert_allclose(column("result/scores.csv", "lood_kl"), expected["lood_kl"], rtol=1e-12)
+    np.testing.assert_allclose(column("result/scores.csv", "lood_mean"), expected["lood_mean"], rtol=1e-12)
+
+
+def test_convolutions_of_images_and_pictures_of_the_best_queries(giveaway, pictures, images):
+    flags = ("--kernel", "conv_nngp", "--depth", 1, "--filter-size", 2, "--stride", 2, "--padding", "valid")
+    search = ("--readout", "pool", "--optimize", "mean", "--low", 0, "--high", 1, "--starts", 2, "--steps", 6)
+    code, out, err = giveaway("lood", "images.npz", *flags, *search, "--records", "3,7", "--out", "result")
+    assert code == 0, err
+    pixels = images.transpose(0, 3, 1, 2) / 255.0
+    choice = KernelChoice("conv_nngp", depth=1, filter_size=2, stride=2, padding="valid", readout="pool")
+    expected = ga.lood(choice, pixels, np.load("images.npz")["targets"], 0.05)
+    np.testing.assert_allclose(column("result/scores.csv", "lood_kl"), expected["lood_kl"], rtol=1e-10)
+    assert {path.name for path in Path("result").iterdir()} == FILES | {
+        "optimized.csv",
+        "optimized.npz",
+        "optimized.png",
+    }
+    assert Path("result", "optimized.png").read_bytes().startswith(b"\x89PNG")
+    with np.load("result/optimized.npz") as stored:
+        np.testing.assert_array_equal(stored["row"], [3, 7])
+        assert stored["queries"].shape == (2, 3, 5, 4)
+        assert stored["queries"].min() >= 0.0
+        assert stored["queries"].max() <= 1.0
+    assert [int(row["row"]) for row in read_csv(Path("result", "optimized.csv"))] == [3, 7]
+    assert "optimized.png" in out
+    assert giveaway("purge", "result")[1] == "Removed 9 files\n"
+    assert not Path("result").exists()
+
+
+def test_queries_and_the_search_for_them(giveaway, file, arrays):
+    at = arrays["inputs"][:2] + 0.1
+    np.savez("queries.npz", queries=at)
+    flags = ("--kernel", "rbf", "--length", 1, "--records", "4,0", "--queries", "queries.npz", "--optimize", "kl")
+    assert giveaway("lood", file, *flags, "--out", "result")[0] == 0
+    posterior = fitted(KernelChoice("rbf", length=1.0), arrays["inputs"], arrays["targets"], 0.05)
+    expected = study(posterior, [4, 0], queries=at, optimize="kl")
+    for name in ("records.csv", "queries.csv", "optimized.csv"):
+        assert Path("result", name).read_text() == expected.pages[name]
+    assert [row["query"] for row in read_csv(Path("result", "queries.csv"))] == ["0", "0", "1", "1", "all", "all"]
+    own = column("result/records.csv", "lood_kl")
+    assert max(np.array(column("result/optimized.csv", "value")) / own) <= 1 + 1e-8
+    files = {path.name for path in Path("result").iterdir()}
+    assert files == FILES | {"queries.csv", "optimized.csv", "optimized.npz"}
+    assert set(json.loads(Path("result", "audit.json").read_text())["files"]) == files
+    assert {stat.S_IMODE(path.stat().st_mode) for path in Path("result").iterdir()} == {0o600}
+    assert giveaway("purge", "result")[:2] == (0, "Removed 9 files\n")
+    assert not Path("result").exists()
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".npy"])
+def test_people(giveaway, file, arrays, suffix):
+    names = np.array([f"{SECRET}{i % 7}" for i in range(N)])
+    if suffix == ".txt":
+        Path("people.txt").write_text("\n".join(names))
+    else:
+        np.save("people.npy", names)
+    code, out, err = giveaway("lood", file, "--kernel", "rbf", "--groups", f"people{suffix}", "--out", "result")
+    assert (code, err) == (0, "")
+    people = sorted(set(names.tolist()))
+    assert [row["id"] for row in read_csv(Path("result", "scores.csv"))] == people
+    rows = [np.flatnonzero(name == names) for name in people]
+    kl, mean = brute_force(median_rbf(arrays["inputs"]), one_hot(arrays["targets"]), 0.05, rows)
+    np.testing.assert_allclose(column("result/scores.csv", "lood_kl"), kl, rtol=1e-7)
+    np.testing.assert_allclose(column("result/scores.csv", "lood_mean"), mean, rtol=1e-7)
+    assert "The 7 most exposed of 7 people, by lood_kl" in out
+    assert SECRET not in out
+    assert {path.name for path in Path("result").iterdir()} == FILES - {"records.csv"}
+
+
+def test_json_for_machines(giveaway, file, arrays):
+    code, out, err = giveaway("lood", file, "--kernel", "rbf", "--out", "result", "--top", 3, "--json")
+    assert (code, err) == (0, "")
+    result = json.loads(out)
+    kl, _ = brute_force(median_rbf(arrays["inputs"]), one_hot(arrays["targets"]), 0.05)
+    order = np.argsort(-kl)[:3]
+    assert [entry["row"] for entry in result["top"]] == order.tolist()
+    assert [entry["lood_kl"] for entry in result["top"]] == pytest.approx(kl[order].tolist(), rel=1e-8)
+    assert (result["folder"], result["unit"], result["rows"], result["noise"]) == ("result", "record", N, 0.05)
+    assert all(Path("result", name).is_file() for name in result["files"])
+
+
+def test_nothing_depends_on_the_second_run(giveaway, file):
+    flags = ("lood", file, "--optimize", "mean", "--records", "1,2", "--starts", 3, "--steps", 20, "--out", "result")
+    assert giveaway(*flags)[0] == 0
+    first = {path.name: path.read_bytes() for path in Path("result").iterdir()}
+    assert giveaway(*flags)[0] == 0
+    second = {path.name: path.read_bytes() for path in Path("result").iterdir()}
+    assert first.keys() == second.keys()
+    timed = {"audit.json", "scores.npz"}
+    assert {k: v for k, v in first.items() if k not in timed} == {k: v for k, v in second.items() if k not in timed}
+    assert giveaway("purge", "result")[1] == "Removed 8 files\n"
+
+
+# ------------------------------------------------------------------------------------------------ folders
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--noise", 0.3), "noise was 0.05, is 0.3"),
+        (("--kernel", "rbf"), "kernel was 'nngp', is 'rbf'"),
+        (("--depth", 2), "depth was None, is 2"),
+        (("--sphere",), "sphere was False, is True"),
+        (("--records", "3"), "records was None, is '3'"),
+        (("--seed", 4), "seed was 0, is 4"),
+    ],
+)
+def test_a_folder_of_other_options_is_refused_and_stays_as_it_was(giveaway, file, flags, words):
+    assert giveaway("lood", file, "--out", "result")[0] == 0
+    before = {path.name: path.read_bytes() for path in Path("result").iterdir()}
+    line = one_line(giveaway("lood", file, *flags, "--out", "result"))
+    expected = f"out: expected an audit of the same inputs and options, got {words}; choose another folder"
+    assert line == expected
+    assert {path.name: path.read_bytes() for path in Path("result").iterdir()} == before
+
+
+@pytest.mark.parametrize("changed", ["inputs", "targets"])
+def test_a_folder_of_other_records_is_refused(giveaway, file, arrays, changed):
+    assert giveaway("lood", file, "--out", "result")[0] == 0
+    other = {name: values.copy() for name, values in arrays.items()}
+    other[changed][-1] = other[changed][0]
+    np.savez(file, **other)
+    assert "got inputs differ; choose another folder" in one_line(giveaway("lood", file, "--out", "result"))
+
+
+def test_the_content_of_queries_and_groups_counts_too(giveaway, file):
+    for option, write in (
+        ("--queries", lambda seed: np.savez("given.npz", queries=np.full((1, D), seed + 1.0))),
+        ("--groups", lambda seed: np.save("given.npy", (np.arange(N) + seed) // 2)),
+    ):
+        name = "given.npz" if option == "--queries" else "given.npy"
+        write(0)
+        assert giveaway("lood", file, option, name, "--out", f"result{option}")[0] == 0
+        write(1)
+        assert "inputs differ" in one_line(giveaway("lood", file, option, name, "--out", f"result{option}"))
+
+
+def test_top_is_only_what_is_printed(giveaway, file):
+    assert giveaway("lood", file, "--out", "result")[0] == 0
+    code, out, _ = giveaway("lood", file, "--out", "result", "--top", 99)
+    assert code == 0
+    assert "The 30 most exposed of 30 records" in out
+
+
+# ------------------------------------------------------------------------------------------------ bad input
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("missing.npz",), "inputs: expected a file that exists, got missing.npz; check the path"),
+        ((), "Missing argument 'INPUTS'"),
+        (("records.npz", "--kernel", "rbg"), "kernel: expected a known name, got 'rbg'; did you mean rbf?"),
+        (
+            ("records.npz", "--kernel", "rbf", "--depth", 2),
+            "depth: expected one of the kernels nngp, ntk, conv_nngp, conv_ntk, got rbf; drop depth",
+        ),
+        (("records.npz", "--length", 2), "length: expected one of the kernels rbf, laplace, got nngp"),
+        (("records.npz", "--activation", "swish"), "activation: expected one of relu"),
+        (("records.npz", "--noise", 0), "noise: expected a variance above 0, got 0"),
+        (("records.npz", "--noise", -1), "noise: expected a finite number of at least 0, got -1.0"),
+        (("records.npz", "--noise", "nan"), "noise: expected a finite number of at least 0, got nan"),
+        (("records.npz", "--noise", "much"), "Invalid value for '--noise': 'much' is not a valid float."),
+        (("records.npz", "--kernel", "conv_nngp"), "X: expected images"),
+        (("records.npz", "--records", "3;4"), "records: expected row numbers such as 3,17, got '3;4'; separate them"),
+        (("records.npz", "--records", ""), "records: expected row numbers such as 3,17, got ''"),
+        (("records.npz", "--records", "30"), "rows: expected rows from 0 to 29, got row 30"),
+        (("records.npz", "--records=-1"), "rows: expected rows from 0 to 29, got row -1"),
+        (("records.npz", "--queries", "missing.npz"), "queries: expected a file that exists, got missing.npz"),
+        (("records.npz", "--queries", "records.npz"), "queries: expected the key queries in records.npz, got keys"),
+        (("records.npz", "--queries", "wide.npz"), "queries: expected queries as (q, 3), got shape (2, 4)"),
+        (("records.npz", "--queries", "words.npz"), "queries: expected images or a matrix of numbers, got dtype"),
+        (("records.npz", "--optimize", "median"), "optimize: expected a known name, got 'median'; did you mean mean"),
+        (("records.npz", "--optimize", "kl", "--method", "sgd"), "method: expected a known name, got 'sgd'"),
+        (("records.npz", "--optimize", "kl", "--starts", 0), "starts: expected a whole number of at least 1, got 0"),
+        (("records.npz", "--optimize", "kl", "--steps", 0), "steps: expected a whole number of at least 1, got 0"),
+        (
+            ("records.npz", "--optimize", "kl", "--low", 0),
+            "low: expected --low and --high together, got --low alone; give both, or neither",
+        ),
+        (
+            ("records.npz", "--optimize", "kl", "--high", 0),
+            "low: expected --low and --high together, got --high alone; give both, or neither",
+        ),
+        (
+            ("records.npz", "--low", 0, "--high", 1),
+            "low: expected --optimize beside --low and --high, got none; name what to search for",
+        ),
+        (
+            ("records.npz", "--optimize", "kl", "--low", 1, "--high", 0),
+            "bounds: expected low below high, got low 1 and high 0",
+        ),
+        (("records.npz", "--groups", "missing.txt"), "groups: expected a .npy of names, or a text file"),
+        (("records.npz", "--groups", "short.txt"), "groups: expected one name a record, 30 in all, got shape (2,)"),
+        (
+            ("records.npz", "--groups", "short.txt", "--records", "1"),
+            "groups: expected no --records, --queries or --optimize beside --groups, got both",
+        ),
+        (("records.npz", "--device", "gpu"), "device: expected a device that torch can use here, got 'gpu'"),
+        (("records.npz", "--top", 0), "top: expected a finite number of at least 1, got 0; give a count"),
+        (("records.npz", "--top", -3), "top: expected a finite number of at least 1, got -3; give a count"),
+        (("records.npz", "--out", "."), "out: expected a new, empty or earlier audit folder"),
+        (("records.npz", "--kernal", "rbf"), "No such option '--kernal'"),
+    ],
+)
+def test_bad_usage_is_one_line_and_leaves_nothing(giveaway, file, flags, words):
+    Path("short.txt").write_text("a\nb\n")
+    np.savez("wide.npz", queries=np.zeros((2, 4)))
+    np.savez("words.npz", queries=np.array(["a"]))
+    before = sorted(os.listdir())
+    assert one_line(giveaway("lood", *flags)).startswith(words)
+    assert sorted(os.listdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"targets": None}, "targets: expected the key targets in records.npz, got keys inputs"),
+        ({"inputs": None}, "inputs: expected the key inputs in records.npz, got keys targets"),
+        ({"inputs": np.array([f"{SECRET} {i}" for i in range(N)])}, "inputs: expected images or a matrix of numbers"),
+        ({"inputs": np.zeros(N)}, "inputs: expected records as (n, …), got shape (30,)"),
+        ({"inputs": np.where(np.arange(N) == 6, np.nan, 1.0)[:, None]}, "inputs: expected finite numbers, got NaN"),
+        ({"targets": np.arange(N) - 1}, "targets: expected classes numbered from 0, got class -1"),
+        ({"targets": np.arange(9)}, "targets: expected shape (30,) or (30, outputs), got shape (9, 9)"),
+        ({"targets": np.zeros(0, dtype=int)}, "targets: expected shape (30,) or (30, outputs), got shape (0, 1)"),
+        ({"targets": np.array([SECRET] * N)}, "targets: expected an array of numbers, got dtype <U7"),
+    ],
+)
+def test_bad_files_are_one_line_and_leave_nothing(giveaway, file, arrays, changes, words):
+    np.savez(file, **{name: value for name, value in (arrays | changes).items() if value is not None})
+    line = one_line(giveaway("lood", file))
+    assert line.startswith(words)
+    assert SECRET not in line
+    assert os.listdir() == [file]
+
+
+def test_an_earlier_result_survives_a_failed_run(giveaway, file, monkeypatch):
+    assert giveaway("lood", file, "--out", "result")[0] == 0
+    before = {path.name: path.read_bytes() for path in Path("result").iterdir()}
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("giveaway.lood_command.lood_map", interrupted)
+    assert one_line(giveaway("lood", file, "--out", "result"), code=130).startswith("interrupted")
+    assert {path.name: path.read_bytes() for path in Path("result").iterdir()} == before
+    assert one_line(giveaway("lood", file, "--out", "new"), code=130).startswith("interrupted")
+    assert not Path("new").exists()
+
+
+# ------------------------------------------------------------------------------------------------ beside an audit
+
+
+@pytest.fixture
+def features(file, arrays) -> str:
+    """features.npz of a head over the same records."""
+    rng = np.random.default_rng(2)
+    weight, bias = rng.normal(size=(M, 4)), rng.normal(size=M)
+    np.savez("features.npz", features=rng.normal(size=(N, 4)), weight=weight, bias=bias, targets=arrays["targets"])
+    return "features.npz"
+
+
+def test_inputs_add_the_kernel_s_columns_to_an_audit(giveaway, features, file, arrays):
+    common = ("audit", "--features", features, "--l2", 0.5, "--out")
+    assert giveaway(*common, "plain")[0] == 0
+    code, out, err = giveaway(*common, "more", "--inputs", file)
+    assert code == 0, err
+    plain, more = read_csv(Path("plain/scores.csv")), read_csv(Path("more/scores.csv"))
+    assert [{k: v for k, v in row.items() if not k.startswith("lood")} for row in more] == plain
+    x = arrays["inputs"]
+    kl, mean = brute_force(median_rbf((x - x.mean(0)) / x.std(0)), one_hot(arrays["targets"]), 0.05)
+    np.testing.assert_allclose([float(row["lood_kl"]) for row in more], kl, rtol=1e-8)
+    np.testing.assert_allclose([float(row["lood_mean"]) for row in more], mean, rtol=1e-8)
+    assert "by newton" in out
+    meta = json.loads(Path("more/audit.json").read_text())
+    assert meta["kernel"]["noise"] == 0.05
+    assert meta["kernel"]["kernel"].startswith("RBF(length=")
+    assert json.loads(Path("plain/audit.json").read_text())["kernel"] is None
+
+
+def test_kernel_and_noise_reach_the_audit_also_from_a_config_file(giveaway, features, file, arrays):
+    Path("options.toml").write_text(f'features = "{features}"\ninputs = "{file}"\nkernel = "linear"\nnoise = 2\n')
+    assert giveaway("audit", "--config", "options.toml", "--out", "first", "--scores", "lood_kl,lood_mean")[0] == 0
+    x = arrays["inputs"]
+    z = (x - x.mean(0)) / x.std(0)
+    kl, mean = brute_force(z @ z.T, one_hot(arrays["targets"]), 2.0)
+    np.testing.assert_allclose(column("first/scores.csv", "lood_kl"), kl, rtol=1e-8)
+    np.testing.assert_allclose(column("first/scores.csv", "lood_mean"), mean, rtol=1e-8)
+    flags = ("--features", features, "--inputs", file, "--kernel", "linear", "--noise", 2, "--scores", "lood_kl")
+    assert giveaway("audit", *flags, "--out", "second")[0] == 0
+    assert column("second/scores.csv", "lood_kl") == column("first/scores.csv", "lood_kl")
+
+
+def test_people_and_their_records_both_have_the_columns(giveaway, features, file, arrays):
+    names = np.arange(N) // 3
+    np.save("people.npy", names)
+    flags = ("--features", features, "--inputs", file, "--groups", "people.npy", "--kernel", "linear")
+    assert giveaway("audit", *flags, "--out", "result")[0] == 0
+    x = arrays["inputs"]
+    z = (x - x.mean(0)) / x.std(0)
+    K, y = z @ z.T, one_hot(arrays["targets"])
+    np.testing.assert_allclose(column("result/scores.csv", "lood_kl"), brute_force(K, y, 0.05)[0], rtol=1e-8)
+    rows = [np.flatnonzero(names == name) for name in range(N // 3)]
+    assert len(rows) == 10
+    head = from_file(features)[0]
+    table = ga.audit(
+        ga.Head(head.features, head.outputs, head.targets, head.loss, groups=names), inputs=x, kernel="linear"
+    )
+    np.testing.assert_allclose(column("result/people.csv", "lood_kl"), table["lood_kl"], rtol=1e-10)
+    expected = brute_force(K + 1e-9 * np.eye(N), y, 0.05, rows)[1]  # three records of rank three
+    np.testing.assert_allclose(column("result/people.csv", "lood_mean"), expected, rtol=1e-5)
+
+
+def test_images_beside_an_audit_have_their_channels_moved_first(giveaway, features):
+    pictures = np.random.default_rng(3).integers(0, 256, (N, 4, 4, 3)).astype(np.uint8)
+    np.savez("pictures.npz", inputs=pictures)
+    flags = ("--kernel", "conv_nngp", "--scores", "lood_kl", "--out", "result")
+    assert giveaway("audit", "--features", features, "--inputs", "pictures.npz", *flags)[0] == 0
+    expected = ga.audit(
+        from_file(features)[0], inputs=pictures.transpose(0, 3, 1, 2) / 255.0, kernel="conv_nngp", scores=["lood_kl"]
+    )
+    np.testing.assert_allclose(column("result/scores.csv", "lood_kl"), expected["lood_kl"], rtol=1e-12)
+
+
+def test_other_inputs_make_another_audit(giveaway, features, file, arrays):
+    flags = ("audit", "--features", features, "--inputs", file, "--out", "result")
+    assert giveaway(*flags)[0] == 0
+    first = json.loads(Path("result/audit.json").read_text())["provenance"]["inputs_sha256"]
+    assert giveaway(*flags)[0] == 0
+    assert json.loads(Path("result/audit.json").read_text())["provenance"]["inputs_sha256"] == first
+    changed = arrays["inputs"].copy()
+    changed[4, 1] += 1e-9
+    np.savez(file, inputs=changed)
+    assert "got inputs differ; choose another folder" in one_line(giveaway(*flags))
+    assert giveaway(*flags[:-1], "other")[0] == 0
+    assert json.loads(Path("other/audit.json").read_text())["provenance"]["inputs_sha256"] != first
+    line = one_line(giveaway(*flags[:-1], "other", "--kernel", "linear"))
+    assert "kernel was None, is 'linear'" in line
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--kernel", "rbf"), "inputs: expected --inputs beside --kernel and --noise, got none; name the file"),
+        (("--noise", 1), "inputs: expected --inputs beside --kernel and --noise, got none; name the file"),
+        (
+            ("--scores", "lood_kl"),
+            "scores: expected inputs beside a score that looks at the records, got lood_kl alone",
+        ),
+        (("--inputs", "missing.npz"), "inputs: expected a file that exists, got missing.npz"),
+        (("--inputs", "features.npz"), "inputs: expected the key inputs in features.npz, got keys features"),
+        (("--inputs", "short.npz"), "inputs: expected the head's 30 records, (n, …), got shape (29, 3); align them"),
+        (("--inputs", "hole.npz"), "inputs: expected finite numbers, got NaN or infinity first in row 5"),
+        (("--inputs", "records.npz", "--kernel", "rfb"), "kernel: expected a known name, got 'rfb'; did you mean rbf"),
+        (("--inputs", "records.npz", "--noise", 0), "noise: expected a variance above 0, got 0"),
+    ],
+)
+def test_what_is_refused_beside_an_audit(giveaway, features, arrays, flags, words):
+    np.savez("short.npz", inputs=arrays["inputs"][:-1])
+    hole = arrays["inputs"].copy()
+    hole[5, 2] = np.nan
+    np.savez("hole.npz", inputs=hole)
+    before = sorted(os.listdir())
+    line = [row for row in giveaway("audit", "--features", features, *flags)[2].splitlines() if row][-1]
+    assert line.startswith(f"giveaway: {words}")
+    assert sorted(os.listdir()) == before
