@@ -23,12 +23,13 @@ LAYERS = [
     {"auditing"},
     {"reporting"},
     {"demo", "config", "source"},
-    {"lood_command"},
+    {"lood_command", "theory_command"},
+    {"cli_theory"},
     {"cli"},
     {"__main__"},
 ]
 DEPTH = {name: depth for depth, names in enumerate(LAYERS) for name in names}
-DOORS = ("__init__", "cli")  # where imports may wait inside a function
+DOORS = ("__init__", "cli", "cli_theory")  # where imports may wait inside a function
 
 
 def project_imports(tree: ast.AST, package: tuple[str, ...], inside: bool = False) -> Iterator[tuple[int, str, bool]]:

@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from giveaway import attacks, evaluation, gp
+    from giveaway import attacks, evaluation, gp, theory
     from giveaway.auditing.run import audit
     from giveaway.auditing.validate import compare, validate
     from giveaway.checks import InputError
@@ -31,6 +31,7 @@ _HOMES = {
     "gp": "giveaway.gp",
     "lood": "giveaway.gp.table",
     "report": "giveaway.reporting.html",
+    "theory": "giveaway.theory",
     "validate": "giveaway.auditing.validate",
 }
 
@@ -48,6 +49,7 @@ __all__ = [
     "gp",
     "lood",
     "report",
+    "theory",
     "validate",
 ]
 

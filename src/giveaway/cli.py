@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from giveaway import __version__
+from giveaway.cli_theory import theory
 
 if TYPE_CHECKING:
     from giveaway.records import Head, ScoreTable
@@ -24,6 +25,9 @@ RANKING_ONLY = (
 @click.version_option(__version__, prog_name="giveaway")
 def cli() -> None:
     """Find the training records whose presence your model gives away."""
+
+
+cli.add_command(theory)
 
 
 @cli.command()

@@ -9,6 +9,7 @@ from typing import Any
 from giveaway.checks import InputError, check_choice, fail
 from giveaway.records import Head
 from giveaway.scores.catalogue import CATALOGUE
+from giveaway.scores.predicted import exists_for
 
 SENSITIVITY_UP_TO = 2_000
 
@@ -26,7 +27,12 @@ class Plan:
     @property
     def of_head(self) -> tuple[str, ...]:
         """The scores that see the head."""
-        return tuple(name for name in self.scores if not CATALOGUE[name].inputs)
+        return tuple(name for name in self.scores if not CATALOGUE[name].inputs and not CATALOGUE[name].predicted)
+
+    @property
+    def of_theory(self) -> tuple[str, ...]:
+        """The scores that theory predicts."""
+        return tuple(name for name in self.scores if CATALOGUE[name].predicted)
 
     @property
     def of_inputs(self) -> tuple[str, ...]:
@@ -54,7 +60,7 @@ def plan(
         raise fail("by", "a head with groups", "none", "pass groups= to Head, one person's name a record")
     classes = head.loss != "squared"
     if scores is None:
-        there = [name for name, score in CATALOGUE.items() if inputs or not score.inputs]
+        there = [name for name, score in CATALOGUE.items() if (inputs or not score.inputs) and not score.predicted]
         names = tuple(name for name in there if classes or not CATALOGUE[name].classes)
     else:
         names = (scores,) if isinstance(scores, str) else tuple(scores)
@@ -66,6 +72,12 @@ def plan(
             raise fail("scores", "scores that exist for squared loss", name, "leave it out: it needs classes")
         if CATALOGUE[name].inputs and not inputs:
             raise fail("scores", "inputs beside a score that looks at the records", f"{name} alone", "pass inputs")
+    unit = "person" if by == "person" or (by == "auto" and head.groups is not None) else "record"
+    for name in names:
+        if CATALOGUE[name].predicted and (unit == "person" or not exists_for(head)):
+            expected = "records of equal weight with values or one class each"
+            got = f"{name} of people" if unit == "person" else f"{name} of other targets, or with sample weights"
+            raise fail("scores", expected, got, "leave it out" + (", or audit by='record'" if unit == "person" else ""))
     if not converged and head.weight is None:
         raise InputError(
             "converged: expected a head with its weights when converged=False, got none; pass weight= and bias= to Head"
@@ -75,5 +87,4 @@ def plan(
         l2_sensitivity = head.width * degrees <= SENSITIVITY_UP_TO and "newton" in names
     elif l2_sensitivity and "newton" not in names:
         raise fail("l2_sensitivity", "newton among the scores", ", ".join(names), "add newton: it is what is compared")
-    unit = "person" if by == "person" or (by == "auto" and head.groups is not None) else "record"
     return Plan(tuple(dict.fromkeys(names)), unit, converged, refit, l2_sensitivity)

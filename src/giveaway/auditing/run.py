@@ -22,6 +22,7 @@ from giveaway.heads.optimum import refit as refit_head
 from giveaway.linalg.threads import in_threads
 from giveaway.records import Head, ScoreTable
 from giveaway.scores.catalogue import CATALOGUE
+from giveaway.scores.predicted import ingredients, predict
 
 
 def audit(
@@ -41,7 +42,8 @@ def audit(
 
     Parameters
     ----------
-    scores : names of the columns wanted; all that exist for the loss by default.
+    scores : names of the columns wanted; by default all that exist for the loss, but for the predicted_* ones, which
+        are estimates of an attack's power and there when asked for.
     by : "person" scores each of the head's groups when all of its records are left out together, "record" each record;
         "auto" is by person where the head has groups.
     converged : False subtracts what leaving a record out has in common with training on, for a head that was stopped
@@ -89,6 +91,7 @@ def audit(
     if view is not None and resolved.of_inputs:
         found = view.lood(resolved.unit)
         columns |= {name: CATALOGUE[name].function(found).cpu().numpy() for name in resolved.of_inputs}
+    columns = {name: columns[name] for name in resolved.scores}
     meta = {
         "unit": resolved.unit,
         "rows": len(next(iter(columns.values()))),
@@ -118,6 +121,7 @@ def _score(
     by_person = resolved.unit == "person"
     count = len(np.unique(head.groups)) if by_person else head.n  # type: ignore[arg-type]
     columns = {name: np.empty(count) for name in resolved.of_head}
+    parts = np.empty((3, count)) if resolved.of_theory else None
     residual, capped, records = np.empty(count), np.zeros(count, dtype=bool), np.ones(count, dtype=np.int64)
     stepped = bool({"newton", "loo_gap"} & set(resolved.scores))
     drift = None
@@ -128,6 +132,8 @@ def _score(
         for where, batch in portion:
             for name in resolved.of_head:
                 columns[name][where] = CATALOGUE[name].function(batch).cpu().numpy()
+            if parts is not None:
+                parts[:, where] = ingredients(batch).cpu().numpy()
             residual[where] = batch.loss.residual(batch.outputs, batch.targets).amax(1).cpu().numpy()
             if stepped:
                 capped[where] = batch.left_out[1].cpu().numpy()
@@ -137,6 +143,9 @@ def _score(
 
     portions = person_portions if by_person else record_portions
     in_threads(score, portions(head, curvature, drift), head.features.device)
+    if parts is not None:
+        found = predict(head, parts)
+        columns |= {name: CATALOGUE[name].function(found) for name in resolved.of_theory}
     attributes: dict[str, np.ndarray] = {}
     if by_person:
         attributes["records"] = records

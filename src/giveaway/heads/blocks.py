@@ -11,6 +11,7 @@ with R the size of a matrix and Q = N times the matrices a group:
 `logit_sensitivity` (R, R, Q) ∂(outputs)/∂(targets): B, times 2 for squared loss; symmetric unless `lopsided`
 `image(v)`     B v for v (N, s, m)
 `leave_out(v)` (I − B W)^{-1} v, and which groups had an eigenvalue capped
+`curvature_form(v)` vᵀ W v (N,), summed over a group's records
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class Blocks(Protocol):
     def logit_sensitivity(self) -> torch.Tensor: ...
     def image(self, v: torch.Tensor) -> torch.Tensor: ...
     def leave_out(self, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: ...
+    def curvature_form(self, v: torch.Tensor) -> torch.Tensor: ...
 
 
 class SoftmaxBlocks:
@@ -104,6 +106,11 @@ class SoftmaxBlocks:
         outer = scale * (solved - self.p * solved.sum(1, keepdim=True))
         return (step + self._apply(outer)).permute(2, 0, 1), capped
 
+    def curvature_form(self, v: torch.Tensor) -> torch.Tensor:
+        u = v.permute(1, 2, 0)
+        centred = u - (self.p * u).sum(1, keepdim=True)
+        return (self.weight * (self.p * centred.square()).sum(1)).sum(0)
+
     def _apply(self, v: torch.Tensor) -> torch.Tensor:
         return (self.block.view(self._shape) * v.reshape(self._shape[1:])).sum(1).view_as(self.p)
 
@@ -144,6 +151,9 @@ class SeparateBlocks:
         solved, capped = solve_complement(self.spread, (root * step).reshape(self._shape[1:]))
         outer = root * solved.view_as(root)
         return (step + self._apply(outer)).permute(2, 0, 1), capped.view(self.per_group, -1).any(0)
+
+    def curvature_form(self, v: torch.Tensor) -> torch.Tensor:
+        return (self.curvature * v.permute(1, 2, 0).square()).sum((0, 1))
 
     def _apply(self, v: torch.Tensor) -> torch.Tensor:
         return (self.block * v).sum(1)

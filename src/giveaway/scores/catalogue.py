@@ -6,20 +6,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from giveaway.scores import influence, leave_one_out, leverage, lood, pointwise
+from giveaway.scores import influence, leave_one_out, leverage, lood, pointwise, predicted
 
 
 @dataclass(frozen=True)
 class Score:
-    """One column: how to get it from a batch (from a kernel's Lood where it needs the inputs), and what it needs."""
+    """One column: how to get it from a batch (from a kernel's Lood, or a Prediction), and what it needs."""
 
     name: str
-    function: Callable[[Any], torch.Tensor]
+    function: Callable[[Any], Any]
     curvature: bool = True
     classes: bool = False  # exists for class targets only
     inputs: bool = False  # looks at the records themselves
+    predicted: bool = False  # an attack's power as theory has it: there when asked for
 
 
 _SCORES = [
@@ -37,6 +36,10 @@ _SCORES = [
     Score("influence", influence.influence),
     Score("newton", influence.newton),
     Score("loo_gap", leave_one_out.loo_gap),
+    Score("predicted_success", predicted.predicted_success, predicted=True),
+    Score("predicted_auc", predicted.predicted_auc, predicted=True),
+    Score("predicted_tpr", predicted.predicted_tpr, predicted=True),
+    Score("predicted_tpr_low", predicted.predicted_tpr_low, predicted=True),
     Score("lood_kl", lood.lood_kl, curvature=False, inputs=True),
     Score("lood_mean", lood.lood_mean, curvature=False, inputs=True),
 ]

@@ -1,0 +1,97 @@
+"""The command `giveaway theory` and its three subcommands."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from giveaway.theory_command import Answer
+
+Command = Callable[..., None]
+
+
+@click.group()
+def theory() -> None:
+    """Trade-off curves, expected gaps and privacy figures from numbers alone."""
+
+
+def _record(command: Command) -> Command:
+    """The options that describe records of the random design; several values make several records."""
+    for option in (
+        click.option("--leverage", help="Population leverages h̄ = xᵀΣ⁻¹x, such as 1,5."),
+        click.option("--error", help="Errors ε = y − xᵀθ under the true model, such as 0.5,1."),
+        click.option("--freedom", type=float, help="n − p, records minus features."),
+        click.option("--variance", type=float, help="Noise variance of the targets; default 1."),
+        click.option("--outputs", type=int, help="Outputs; default 1."),
+        click.option("--json", "as_json", is_flag=True, help="Print the result for machines."),
+    ):
+        command = option(command)
+    return command
+
+
+def _curve(command: Command) -> Command:
+    """The options that choose the curve."""
+    for option in (
+        click.option("--h", help="Leverages of the fixed design, such as 0.1,0.5 (instead of --leverage)."),
+        click.option("--test", help="threshold, optimal (sees the loss) or signed (the residual); default signed."),
+        click.option("--integrate", is_flag=True, help="Average over the other records instead of taking their mean."),
+    ):
+        command = option(command)
+    return command
+
+
+@theory.command()
+@_record
+@_curve
+@click.option("--fpr", default="0.001,0.01,0.05,0.1", show_default=True, help="False-positive rates.")
+@click.option("--figure", help="Draw the curves into FILE.png, .svg or .pdf.")
+def tradeoff(figure: str | None, as_json: bool, **flags: Any) -> None:
+    """What the best attack on a record achieves."""
+    from giveaway.theory_command import tradeoff_answer
+
+    _print(tradeoff_answer(_given(flags), figure), as_json, figure)
+
+
+@theory.command()
+@_record
+@click.option("--draws", type=int, default=10_000, show_default=True, help="Of the simulation.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the simulation.")
+@click.option("--figure", help="Draw the gap over error and leverage into FILE.png, .svg or .pdf.")
+def gap(figure: str | None, as_json: bool, **flags: Any) -> None:
+    """How much lower a record's loss is, on average, for having been trained on."""
+    from giveaway.theory_command import gap_answer
+
+    _print(gap_answer(_given(flags), figure), as_json, figure)
+
+
+@theory.command()
+@_record
+@_curve
+@click.option("--delta", type=float, default=1e-5, show_default=True, help="δ at which ε is given.")
+@click.option("--true-positives", type=int, help="Of a measured attack: members it accused.")
+@click.option("--members", type=int, help="Of a measured attack: members tried.")
+@click.option("--false-positives", type=int, help="Of a measured attack: non-members it accused.")
+@click.option("--nonmembers", type=int, help="Of a measured attack: non-members tried.")
+@click.option("--confidence", type=float, default=0.95, show_default=True, help="Of the lower bound.")
+def privacy(as_json: bool, **flags: Any) -> None:
+    """The (ε, δ) and μ that a curve implies, or that a measured attack shows."""
+    from giveaway.theory_command import privacy_answer
+
+    _print(privacy_answer(_given(flags)), as_json, None)
+
+
+def _given(flags: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in flags.items() if value is not None and value is not False}
+
+
+def _print(answer: Answer, as_json: bool, figure: str | None) -> None:
+    if as_json:
+        click.echo(json.dumps(answer.to_json(), ensure_ascii=False))
+        return
+    click.echo(answer.to_text())
+    if figure is not None:
+        click.echo(f"Wrote {figure}")

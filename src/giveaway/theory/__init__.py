@@ -1,0 +1,29 @@
+"""The theory of both leverage papers as a tool: numbers in, trade-off curves, gaps and privacy figures out."""
+
+from giveaway.theory import fixed_design
+from giveaway.theory.gap import expected_gap, gap_expansion, simulated_gap
+from giveaway.theory.privacy import (
+    epsilon_lower_bound,
+    estimated_delta,
+    estimated_epsilon,
+    estimated_mu,
+    mu_lower_bound,
+)
+from giveaway.theory.random_design import RandomDesign, random_design
+from giveaway.theory.tradeoff import TradeOff, gaussian
+
+__all__ = [
+    "RandomDesign",
+    "TradeOff",
+    "epsilon_lower_bound",
+    "estimated_delta",
+    "estimated_epsilon",
+    "estimated_mu",
+    "expected_gap",
+    "fixed_design",
+    "gap_expansion",
+    "gaussian",
+    "mu_lower_bound",
+    "random_design",
+    "simulated_gap",
+]

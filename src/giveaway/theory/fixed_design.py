@@ -1,0 +1,98 @@
+"""Least squares with the design held fixed: members against the same points with fresh noise (GLS, section 3).
+
+The residual of a record with leverage h and m outputs is N(0, σ²(1 − h)I) for a member and N(0, σ²(1 + h)I) for a
+non-member, so the two differ in scale alone and h decides everything an attacker who sees the residual can do.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.special import betainc, gammainc, gammaincc, gammaincinv
+from scipy.stats import chi2, norm
+from scipy.stats.distributions import rv_frozen
+
+from giveaway.checks import fail
+from giveaway.theory.arguments import in_range, whole
+from giveaway.theory.tradeoff import TradeOff
+
+LEVERAGE = "leverage is a diagonal entry of the hat matrix"
+OUTPUTS = "give the number of outputs"
+VARIANCE = "give the noise variance σ²"
+
+
+def residual_law(h: ArrayLike, *, member: bool, variance: ArrayLike = 1.0) -> rv_frozen:
+    """N(0, σ²(1 ∓ h)), the law of each coordinate of the residual (a frozen scipy.stats law)."""
+    return norm(scale=np.sqrt(_spread(h, member, variance)))
+
+
+def loss_law(h: ArrayLike, *, member: bool, variance: ArrayLike = 1.0, m: ArrayLike = 1) -> rv_frozen:
+    """σ²(1 ∓ h)·χ²_m, the law of the squared norm of the residual (a frozen scipy.stats law)."""
+    return chi2(whole("m", m, 1, OUTPUTS), scale=_spread(h, member, variance))
+
+
+def statistic(residual: ArrayLike, h: ArrayLike, *, variance: ArrayLike = 1.0) -> np.ndarray:
+    """S = m/2·ln((1 + h)/(1 − h)) − h/(σ²(1 − h²))·‖r‖², the log-likelihood ratio of member to non-member.
+
+    The last axis of `residual` holds the m outputs; the other axes broadcast with h.
+    """
+    r = np.asarray(residual, dtype=np.float64)
+    if r.ndim == 0 or not np.isfinite(r).all():
+        raise fail("residual", "finite numbers with the outputs last", f"shape {r.shape}", "give an (…, m) array")
+    h = in_range("h", h, 0, np.nextafter(1, 0), LEVERAGE)
+    variance = in_range("variance", variance, 0, np.inf, VARIANCE, closed=False)
+    return r.shape[-1] * np.arctanh(h) - h / (variance * (1 - h) * (1 + h)) * (r * r).sum(axis=-1)
+
+
+def tradeoff(h: ArrayLike, *, m: ArrayLike = 1) -> TradeOff:
+    """β(α) = 1 − F_m((1 + h)/(1 − h)·F_m⁻¹(α)), F_m the χ²_m cdf: the curve of the test on S.
+
+    AUC = I_{(1+h)/2}(m/2, m/2), the chance that a member's residual is the shorter.
+
+    >>> curve = tradeoff(np.array([0.0, 0.5, 0.9]))
+    >>> curve.tpr(0.05).round(4)
+    array([0.05  , 0.0865, 0.2154])
+    >>> curve.auc().round(4)
+    array([0.5   , 0.6667, 0.8564])
+    """
+    h = in_range("h", h, 0, 1, LEVERAGE)
+    half = whole("m", m, 1, OUTPUTS) / 2
+    with np.errstate(divide="ignore"):
+        ratio = (1 + h) / (1 - h)
+
+    def errors(alpha: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        # inverted before h is broadcast in: few rates, many records
+        quantile = gammaincinv(half, alpha)
+        with np.errstate(invalid="ignore"):
+            at = quantile * ratio
+        # h = 1: members have no residual at all, and a non-member has one almost surely
+        at = np.where(np.isnan(at), np.inf, at)
+        return np.maximum(gammainc(half, at), alpha), np.minimum(gammaincc(half, at), 1 - alpha)
+
+    shape = np.broadcast_shapes(h.shape, half.shape)
+    return TradeOff(errors, shape, np.broadcast_to(betainc(half, half, (1 + h) / 2), shape))
+
+
+def leverage_for(tpr: ArrayLike, fpr: ArrayLike, *, m: ArrayLike = 1) -> np.ndarray:
+    """The leverage h at which the best attack reaches `tpr` at `fpr`: with quantiles a, b of χ²_m, (a − b)/(a + b).
+
+    >>> leverage_for(0.0865, 0.05).round(3)
+    np.float64(0.5)
+    """
+    high = in_range("tpr", tpr, 0, 1, "give a rate")
+    low = in_range("fpr", fpr, 0, 1, "give a rate strictly between 0 and 1", closed=False)
+    if (high < low).any():
+        raise fail(
+            "tpr", "rates of at least fpr", "smaller ones", "no leverage makes the best attack worse than chance"
+        )
+    half = whole("m", m, 1, OUTPUTS) / 2
+    a, b = gammaincinv(half, high), gammaincinv(half, low)
+    with np.errstate(invalid="ignore"):
+        h = (a - b) / (a + b)
+    return np.where(np.isinf(a), 1.0, h)[()]
+
+
+def _spread(h: ArrayLike, member: bool, variance: ArrayLike) -> np.ndarray:
+    h = in_range("h", h, 0, 1, LEVERAGE)
+    variance = in_range("variance", variance, 0, np.inf, VARIANCE, closed=False)
+    return variance * (1 - h if member else 1 + h)

@@ -1,0 +1,27 @@
+"""Real least-squares fits, many at once: the oracle of the theory's laws. No formula of the theory is used here."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def refits(x, error, *, n, runs, rng, sigma=1.0, covariance=None):
+    """(h, e_out, e_in) of `runs` fits around one fixed record (x, y = θᵀx + error): n − 1 fresh Gaussian records each.
+
+    error has shape (q,); e_out and e_in are (runs, q) residuals of the record without and with it in the training set.
+    """
+    x, error = np.asarray(x, float), np.asarray(error, float)
+    p, q = x.size, error.size
+    theta = rng.normal(size=(p, q))
+    root = np.linalg.cholesky(np.eye(p) if covariance is None else covariance)
+    y = x @ theta + error
+    h, out, inside = [], [], []
+    for _ in range(runs // 1000):
+        others = rng.normal(size=(1000, n - 1, p)) @ root.T
+        targets = others @ theta + sigma * rng.normal(size=(1000, n - 1, q))
+        gram, moment = others.swapaxes(1, 2) @ others, others.swapaxes(1, 2) @ targets
+        out.append(y - x @ np.linalg.solve(gram, moment))
+        gram, moment = gram + np.outer(x, x), moment + np.outer(x, y)
+        inside.append(y - x @ np.linalg.solve(gram, moment))
+        h.append(np.linalg.solve(gram, np.broadcast_to(x[:, None], (1000, p, 1)))[..., 0] @ x)
+    return np.concatenate(h), np.concatenate(out), np.concatenate(inside)

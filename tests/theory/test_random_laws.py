@@ -1,0 +1,191 @@
+"""Random design: the laws and the expected gap, against real least-squares fits and against scipy.stats."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from giveaway.checks import InputError
+from giveaway.theory import expected_gap, gap_expansion, random_design, simulated_gap
+from giveaway.theory.chi_square import chi_square_nodes
+from tests.theory.refits import refits
+
+N, P, SIGMA, RUNS = 16, 4, 1.3, 10_000
+COVARIANCE = np.array([[2.0, 0.5, 0, 0], [0.5, 1, 0.2, 0], [0, 0.2, 1, 0], [0, 0, 0, 0.5]])
+X = np.array([1.0, -1.5, 0.8, 0.4])
+LEVERAGE = X @ np.linalg.solve(COVARIANCE, X)
+ERRORS = {1: np.array([-1.6]), 3: np.array([1.0, -0.9, 0.4])}
+
+
+@pytest.fixture(scope="module", params=[1, 3])
+def fits(request):
+    q = request.param
+    rng = np.random.default_rng(q)
+    error = ERRORS[q]
+    h, out, inside = refits(X, error, n=N, runs=RUNS, rng=rng, sigma=SIGMA, covariance=COVARIANCE)
+    size = error[0] if q == 1 else np.linalg.norm(error)
+    design = random_design(LEVERAGE, size, N - P, variance=SIGMA**2, outputs=q, integrate=True)
+    return design, h, out, inside, error
+
+
+def test_every_law_of_real_fits(fits):
+    design, h, out, inside, error = fits
+    along = error / np.linalg.norm(error) if len(error) > 1 else np.ones(1)
+    pairs = [
+        (design.h, h),
+        (design.e_out, out @ along),
+        (design.e_in, inside @ along),
+        (design.loss_out, (out**2).sum(axis=1)),
+        (design.loss_in, (inside**2).sum(axis=1)),
+    ]
+    for law, drawn in pairs:
+        assert stats.kstest(drawn, law.cdf).pvalue > 1e-3
+        assert abs(drawn.mean() - law.mean()) < 4 * drawn.std() / np.sqrt(RUNS)
+        spread = (drawn - drawn.mean()) ** 2
+        assert abs(spread.mean() - law.var()) < 5 * spread.std() / np.sqrt(RUNS)
+
+
+def test_samples_follow_their_laws(fits):
+    design = fits[0]
+    rng = np.random.default_rng(0)
+    for law in (design.h, design.e_out, design.e_in, design.loss_out, design.loss_in):
+        assert stats.kstest(law.sample(rng, 5_000), law.cdf).pvalue > 1e-3
+
+
+def test_the_gap_of_real_fits(fits):
+    design, _, out, inside, _ = fits
+    gap = (out**2).sum(axis=1) - (inside**2).sum(axis=1)
+    error = gap.std() / np.sqrt(RUNS)
+    assert abs(gap.mean() - expected_gap(design)) < 3 * error
+    assert abs(gap_expansion(design) - expected_gap(design)) > 3 * error  # k is small: only the exact one is right
+
+
+@pytest.mark.parametrize("integrated", [True, False])
+@pytest.mark.parametrize("q", [1, 2, 7])
+def test_pdf_cdf_sf_and_ppf_agree(q, integrated):
+    design = random_design(np.array([0.5, 5.0]), np.array([0.3, 2.0]), 9, outputs=q, integrate=integrated)
+    p = np.array([1e-12, 1e-3, 0.3, 0.5, 0.9, 0.99999])[:, None]
+    laws = [design.e_out, design.e_in, design.loss_out, design.loss_in] + ([design.h] if integrated else [])
+    for law in laws:
+        x = law.ppf(p)
+        assert x.shape == (6, 2)
+        np.testing.assert_allclose(law.cdf(x), np.broadcast_to(p, x.shape), rtol=1e-9)
+        np.testing.assert_allclose(law.sf(x), 1 - law.cdf(x), atol=1e-12)
+        middle = x[1:5]
+        step = 1e-5 * np.abs(middle)
+        np.testing.assert_allclose(
+            (law.cdf(middle + step) - law.cdf(middle - step)) / (2 * step), law.pdf(middle), rtol=1e-5
+        )
+
+
+def test_closed_forms_where_scipy_has_them():
+    design = random_design(5.0, 0.7, 7, variance=2.0, integrate=True)
+    student = stats.t(7, loc=0.7, scale=np.sqrt(2.0 * 5.0 / 7))
+    x = np.array([-30.0, -3.0, 0.0, 0.7, 5.0, 40.0])
+    np.testing.assert_allclose(design.e_out.cdf(x), student.cdf(x), rtol=1e-8)
+    np.testing.assert_allclose(design.e_out.sf(x), student.sf(x), rtol=1e-8)
+    np.testing.assert_allclose(design.e_out.pdf(x), student.pdf(x), rtol=1e-8)
+    assert design.e_out.var() == pytest.approx(student.var())
+    fixed = random_design(5.0, 0.7, 7, variance=2.0, outputs=4)
+    c, tau = 7 / 12, np.sqrt(10 / 7)
+    law = stats.ncx2(4, (0.7 / tau) ** 2, scale=(c * tau) ** 2)
+    x = np.array([1e-3, 0.5, 3.0, 20.0])
+    np.testing.assert_allclose(fixed.loss_in.cdf(x), law.cdf(x), rtol=1e-12)
+    np.testing.assert_allclose(fixed.loss_in.pdf(x), law.pdf(x), rtol=1e-12)
+    assert fixed.loss_in.mean() == pytest.approx(law.mean())
+    assert fixed.loss_in.var() == pytest.approx(law.var())
+    assert fixed.h.mean() == pytest.approx(5 / 12)
+    assert fixed.h.cdf(5 / 12 + 1e-9) == 1
+    assert fixed.h.sf(5 / 12 - 1e-9) == 1
+
+
+@pytest.mark.parametrize("k", [1, 3, 40, 10_000])
+def test_the_quadrature(k):
+    nodes = chi_square_nodes(float(k))
+    law = stats.chi2(k)
+    for function in (lambda v: v, lambda v: v * v, lambda v: v / (v + 3), lambda v: np.exp(-v / k)):
+        exact = law.expect(function, epsrel=1e-10)
+        assert nodes.weights @ function(nodes.values) == pytest.approx(exact, rel=1e-7)
+    assert nodes.weights @ nodes.values == pytest.approx(k, rel=1e-12)
+    assert nodes.weights @ (nodes.values - k) ** 2 == pytest.approx(2 * k, rel=1e-11)
+
+
+def test_left_out_moments_are_infinite_where_they_are():
+    assert random_design(1.0, 1.0, 2, integrate=True).e_out.var() == np.inf
+    assert random_design(1.0, 1.0, 4, integrate=True).loss_out.var() == np.inf
+    assert np.isfinite(random_design(1.0, 1.0, 5, integrate=True).loss_out.var())
+    assert expected_gap(random_design(1.0, 1.0, 2)) == np.inf
+
+
+def test_a_record_without_leverage_leaves_no_trace():
+    design = random_design(0.0, 0.4, 50, integrate=True)
+    assert design.h.cdf(0.0) == 1
+    assert design.h.ppf(0.5) == 0
+    assert design.e_in.cdf(0.4) == pytest.approx(1, abs=1e-12)
+    assert design.e_out.cdf(0.3999) == 0
+    assert design.loss_in.cdf(0.17) == pytest.approx(1)
+    assert expected_gap(design) == 0
+
+
+@pytest.mark.parametrize("q", [1, 4])
+def test_the_expansion_is_off_by_the_third_power_of_k(q):
+    k = np.array([200, 400, 800, 1600, 3200])
+    off = []
+    for each in k:
+        design = random_design(np.array([3.0, 1.0, 8.0]), np.array([1.0, 2.0, 0.0]), each, variance=0.7, outputs=q)
+        off.append(np.abs(gap_expansion(design) - expected_gap(design)))
+    slopes = np.polyfit(np.log(k), np.log(off), 1)[0]
+    assert ((slopes > -3.1) & (slopes < -2.9)).all()
+    last = np.log2(np.divide(off[-2], off[-1]))
+    np.testing.assert_allclose(last, 3, atol=0.1)
+
+
+def test_the_simulated_gap():
+    design = random_design(np.array([1.0, 5.0]), np.array([[0.5], [2.0]]), 20, outputs=3)
+    mean, error = simulated_gap(design, np.random.default_rng(5), draws=40_000)
+    assert mean.shape == (2, 2)
+    assert (np.abs(mean - expected_gap(design)) < 4 * error).all()
+    again = simulated_gap(design, np.random.default_rng(5), draws=40_000)
+    assert (again.mean == mean).all()
+
+
+def test_the_gap_grows_with_leverage_and_error():
+    h, e = np.geomspace(1e-8, 1e4, 40), np.geomspace(1e-6, 1e6, 40)[:, None]
+    for k in (3, 100, 10_000):
+        gap = expected_gap(random_design(h, e, k))
+        assert np.isfinite(gap).all()
+        assert (np.diff(gap, axis=0) > 0).all()
+        assert (np.diff(gap, axis=1) > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"leverage": -1.0}, r"leverage: expected finite numbers in \[0, inf\), got -1; give xᵀΣ⁻¹x"),
+        ({"error": np.inf}, r"error: expected finite numbers in \(-inf, inf\), got inf"),
+        ({"freedom": 0}, r"freedom: expected finite numbers in \[1, inf\), got 0; give n − p"),
+        ({"variance": 0.0}, r"variance: expected finite numbers in \(0, inf\), got 0"),
+        ({"outputs": 1.5}, "outputs: expected whole numbers, got 1.5"),
+        ({"outputs": 2, "error": -1.0}, "error: expected norms of error vectors"),
+    ],
+)
+def test_out_of_range_arguments(arguments, words):
+    with pytest.raises(InputError, match=words):
+        random_design(**({"leverage": 1.0, "error": 1.0, "freedom": 10} | arguments))
+
+
+def test_wrong_calls():
+    design = random_design(1.0, 1.0, 10)
+    with pytest.raises(InputError, match="test: expected a known name, got 'optimum'; did you mean optimal"):
+        design.tradeoff("optimum")
+    with pytest.raises(InputError, match=r"p: expected finite numbers in \[0, 1\], got 2"):
+        design.e_in.ppf(2)
+    with pytest.raises(InputError, match="integrate: expected True for a density"):
+        design.h.pdf(0.1)
+    with pytest.raises(InputError, match="a loss is not negative"):
+        design.loss_in.pdf(-1.0)
+    with pytest.raises(InputError, match="draws: expected"):
+        simulated_gap(design, np.random.default_rng(0), draws=1)
+    with pytest.raises(InputError, match="the expected gap is infinite"):
+        simulated_gap(random_design(1.0, 1.0, 2), np.random.default_rng(0))
