@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.distributions import Normal, kl_divergence
@@ -9,6 +11,7 @@ from torch.distributions import Normal, kl_divergence
 from giveaway.checks import InputError
 from giveaway.gp.divergence import lood, lood_at
 from giveaway.gp.kernels import RBF
+from giveaway.gp.nngp import NNGP
 from giveaway.gp.posterior import fit
 from giveaway.gp.query import optimal_queries
 from giveaway.gp.reconstruct import reconstruct
@@ -72,6 +75,22 @@ def test_a_record_is_recovered_from_the_posteriors_alone():
     at = torch.arange(5)
     assert float(result.distance[at, closest].max()) < 1e-2
     assert float(result.prediction[at, closest].max()) < 1e-5
+
+
+def test_without_a_bias_only_the_direction_can_come_back():
+    x = draw(30, 6)
+    posterior = fit(NNGP(2), x, torch.sign(x[:, 0]), 0.02)
+    removal = remove(posterior, lood(posterior).kl.topk(4).indices)
+    found = optimal_queries(removal, starts=10, seed=0)
+    shrunk = replace(found, ends=1e-3 * found.ends)  # the same KL, by a network that has no bias
+    torch.testing.assert_close(lood_at(removal, shrunk.ends[:, 0]).kl, lood_at(removal, found.ends[:, 0]).kl)
+    there, here = (reconstruct(removal, some, scale_free=True) for some in (found, shrunk))
+    assert torch.equal(there.counts, here.counts)
+    assert int(there.unrecovered.sum()) == 0
+    torch.testing.assert_close(there.distance, here.distance)
+    ends, members = (points / points.norm(dim=-1, keepdim=True) for points in (found.ends[:, :, 0], x[removal.rows]))
+    torch.testing.assert_close(there.distance[:, :, 0], (ends[:, :, None] - members[:, None]).norm(dim=-1))
+    assert int(reconstruct(removal, shrunk).counts.sum()) < int(here.counts.sum())
 
 
 def test_the_member_that_shows_most_comes_back_most_often():

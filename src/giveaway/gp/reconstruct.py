@@ -27,7 +27,7 @@ class Reconstruction:
     strays       (R,): how many have a record that was kept as the nearest
     unrecovered  (R, s): the members that no query came to
     nearest      (R, starts, q): the member nearest to each query, from 0 to s − 1
-    distance     (R, starts, q, s): Euclidean distance to each member
+    distance     (R, starts, q, s): Euclidean distance to each member (of directions, where scale was left out)
     prediction   (R, starts, q, s): KL of the prediction at the member from that at the query, all records in: how
                  alike the model finds them (0 is the same)
     lood, own    (R, starts, q) and (R, s): KL-LOOD of each query and of each member asked alone
@@ -44,8 +44,12 @@ class Reconstruction:
 
 
 @torch.no_grad()
-def reconstruct(removal: Removal, found: Queries) -> Reconstruction:
-    """Compare the ends of every start in `found`, searched for this `removal`, with the records that were removed."""
+def reconstruct(removal: Removal, found: Queries, *, scale_free: bool = False) -> Reconstruction:
+    """Compare the ends of every start in `found`, searched for this `removal`, with the records that were removed.
+
+    `scale_free` compares directions x/‖x‖: under a homogeneous kernel without bias KL is blind to a query's length, and
+    the search leaves it anywhere.
+    """
     posterior, rows = removal.posterior, removal.rows
     ends = found.ends
     removals, starts, q = ends.shape[:3]
@@ -55,10 +59,13 @@ def reconstruct(removal: Removal, found: Queries) -> Reconstruction:
     size = rows.shape[1]
     members = posterior.inputs[rows]
     queries = ends.flatten(1, 2)
-    distance = torch.cdist(queries.flatten(2), members.flatten(2), compute_mode="donot_use_mm_for_euclid_dist")
+    seen = (_direction if scale_free else _flat)(posterior.inputs)
+    asked = (_direction if scale_free else _flat)(queries.flatten(0, 1))
+    pairs = asked.view(removals, starts * q, -1), seen[rows]
+    distance = torch.cdist(*pairs, compute_mode="donot_use_mm_for_euclid_dist")
     distance = distance.view(removals, starts, q, size)
     nearest = distance.argmin(3)
-    first = _nearest_record(posterior, queries.flatten(0, 1)).view(removals, starts, q)
+    first = _nearest_record(seen, asked).view(removals, starts, q)
     converged = found.converged.unsqueeze(2)
     hits = (first.unsqueeze(3) == rows[:, None, None, :]) & converged.unsqueeze(3)
     counts = hits.sum((1, 2))
@@ -76,11 +83,18 @@ def reconstruct(removal: Removal, found: Queries) -> Reconstruction:
     )
 
 
-def _nearest_record(posterior: Posterior, queries: torch.Tensor) -> torch.Tensor:
-    """The row of the record nearest to each of the queries (m, …)."""
-    records = posterior.inputs.reshape(len(posterior.inputs), -1)
+def _flat(points: torch.Tensor) -> torch.Tensor:
+    return points.reshape(len(points), -1)
+
+
+def _direction(points: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.normalize(_flat(points), dim=1)
+
+
+def _nearest_record(records: torch.Tensor, queries: torch.Tensor) -> torch.Tensor:
+    """The row of the record (n, d) nearest to each of the queries (m, d)."""
     step = max(1, TOGETHER // len(records))
-    return torch.cat([torch.cdist(part, records).argmin(1) for part in queries.reshape(len(queries), -1).split(step)])
+    return torch.cat([torch.cdist(part, records).argmin(1) for part in queries.split(step)])
 
 
 def _prediction_kl(posterior: Posterior, members: torch.Tensor, queries: torch.Tensor) -> torch.Tensor:
