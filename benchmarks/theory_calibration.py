@@ -145,8 +145,10 @@ def normal_records() -> tuple[np.ndarray, np.ndarray]:
 
 def true_tpr(x: np.ndarray, y: np.ndarray, record: np.ndarray) -> np.ndarray:
     """The prediction with h̄, ε and σ² as `normal_records` has them in place of plug-ins."""
-    features = x[record, :-1]
-    design = random_design((features**2).sum(1), y[record] - x[record].sum(1), SMALL - x.shape[1])
+    freedom = SMALL - x.shape[1]
+    # the others' mean, which the intercept estimates, is one more feature of population leverage 1
+    leverage = (x[record, :-1] ** 2).sum(1) + freedom / (SMALL - 1)
+    design = random_design(leverage, y[record] - x[record].sum(1), freedom)
     return design.tradeoff("signed").tpr(FPR)
 
 
@@ -187,7 +189,7 @@ def predicted_tpr(x: np.ndarray, y: np.ndarray, *, share: float) -> dict[str, np
     h, residual = table["leverage"], np.sqrt(table["loss"])
     freedom = head.n - h.sum()
     variance = residual @ residual / freedom
-    own = np.clip(h - 1 / head.n, 0, LARGEST_LEVERAGE)
+    own = np.clip(h, 0, LARGEST_LEVERAGE)
     population = (freedom - 2) * own / (1 - own)
     error = np.sqrt(np.maximum((residual / (1 - h)) ** 2 - variance * own / (1 - own), 0))
     curve = random_design(population, error, freedom, variance=variance).tradeoff("signed")

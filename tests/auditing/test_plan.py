@@ -11,6 +11,8 @@ from giveaway.scores.catalogue import CATALOGUE
 from tests.conftest import made_head
 
 DEFAULTS = {"scores": None, "by": "auto", "converged": True, "refit": False, "l2_sensitivity": None}
+PREDICTED = {"predicted_success", "predicted_auc", "predicted_tpr", "predicted_tpr_low"}
+HALVES, PAIRS = np.full(60, 0.5), np.arange(60) // 2
 
 
 @pytest.mark.parametrize(
@@ -40,12 +42,51 @@ def test_refused_with_these_words(kind, options, words):
     assert str(caught.value).startswith(words)
 
 
+@pytest.mark.parametrize("name", sorted(PREDICTED))
+@pytest.mark.parametrize(
+    ("kind", "of_head", "by", "got", "remedy"),
+    [
+        ("soft_labels", {}, "auto", "of other targets, or with sample weights", "leave it out"),
+        ("multi_label", {}, "record", "of other targets, or with sample weights", "leave it out"),
+        ("classes", {"sample_weight": HALVES}, "auto", "of other targets, or with sample weights", "leave it out"),
+        ("squared", {"sample_weight": HALVES}, "auto", "of other targets, or with sample weights", "leave it out"),
+        ("classes", {"groups": PAIRS}, "auto", "of people", "leave it out, or audit by='record'"),
+        ("squared", {"groups": PAIRS}, "person", "of people", "leave it out, or audit by='record'"),
+    ],
+)
+def test_predictions_are_refused_where_the_theory_has_none(name, kind, of_head, by, got, remedy):
+    with pytest.raises(InputError) as caught:
+        audit(made_head(kind, **of_head), scores=["newton", name], by=by)
+    expected = "records of equal weight with values or one class each"
+    assert str(caught.value) == f"scores: expected {expected}, got {name} {got}; {remedy}"
+
+
+@pytest.mark.parametrize("kind", ["squared", "squared_many", "one_logit", "two_classes", "classes"])
+def test_predictions_are_there_when_asked_for(kind):
+    head = made_head(kind, groups=PAIRS, l2=0.1)
+    names = ["predicted_tpr", "newton", "predicted_auc"]
+    resolved = plan(head, **DEFAULTS | {"scores": names, "by": "record"})
+    assert resolved.scores == tuple(names)
+    assert resolved.of_theory == ("predicted_tpr", "predicted_auc")
+    assert resolved.of_head == ("newton",)
+    table = audit(head, scores=names, by="record")
+    assert list(table.columns) == names
+    assert not set(audit(head).columns) & PREDICTED
+    assert not set(audit(head, by="record").columns) & PREDICTED
+    one = audit(head, scores="predicted_tpr", by="record")
+    np.testing.assert_array_equal(one["predicted_tpr"], table["predicted_tpr"])
+
+
 def test_by_default_every_score_that_exists():
-    assert plan(made_head("classes"), **DEFAULTS, inputs=True).scores == tuple(CATALOGUE)
-    missing = set(CATALOGUE) - set(plan(made_head("squared"), **DEFAULTS, inputs=True).scores)
+    every = set(CATALOGUE) - PREDICTED
+    assert {name for name, score in CATALOGUE.items() if score.predicted} == PREDICTED
+    with_inputs = plan(made_head("classes"), **DEFAULTS, inputs=True).scores
+    assert with_inputs == tuple(name for name in CATALOGUE if name not in PREDICTED)
+    missing = every - set(plan(made_head("squared"), **DEFAULTS, inputs=True).scores)
     assert missing == {"entropy", "margin"}
     without = plan(made_head("classes"), **DEFAULTS)
-    assert set(CATALOGUE) - set(without.scores) == {"lood_kl", "lood_mean"} == set(CATALOGUE) - set(without.of_head)
+    assert every - set(without.scores) == {"lood_kl", "lood_mean"} == every - set(without.of_head)
+    assert without.of_theory == ()
 
 
 def test_names_are_taken_once_in_the_order_given():

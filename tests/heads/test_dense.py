@@ -109,6 +109,37 @@ def test_repeated_features_lower_the_rank_and_nothing_else(kind):
     torch.testing.assert_close(forms(wider, deficient), forms(plain, regular), rtol=1e-9, atol=1e-12)
 
 
+@settings(max_examples=30, deadline=None)
+@given(
+    kind=st.sampled_from(sorted(KINDS)),
+    size=st.integers(1, 4),
+    weighted=st.booleans(),
+    lead=st.sampled_from([0.0, 3.0]),
+    seed=st.integers(0, 1000),
+)
+def test_curvature_form_of_groups_against_output_hessians(kind, size, weighted, lead, seed):
+    """vᵀWv with every record's W from automatic differentiation, its weight with it; softmax sees no constant in v."""
+    head = made_head(kind, n=36, seed=seed)
+    rng = np.random.default_rng(seed)
+    weight = rng.random(head.n) + 0.1 if weighted else np.ones(head.n)
+    outputs = head.outputs.numpy() + lead * rng.normal(size=(head.n, head.m))
+    y = oracles.target_matrix(head.targets.numpy(), head.loss, head.m)
+    _, W = oracles.derivatives(outputs, y, oracles.kind_of(head.loss, head.m))
+    v = rng.normal(size=(head.n, head.m))
+    expected = (weight * np.einsum("na,nab,nb->n", v, W, v))[: 36 // size * size].reshape(-1, size).sum(1)
+
+    def grouped(array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array[: 36 // size * size].reshape(-1, size, *array.shape[1:]))
+
+    curvature = DenseCurvature(head)
+    x = grouped(head.rows(slice(0, head.n)).numpy())
+    blocks = curvature.blocks(curvature.quadratics(x), grouped(outputs), grouped(weight))
+    np.testing.assert_allclose(blocks.curvature_form(grouped(v)), expected, rtol=1e-11, atol=1e-14)
+    if isinstance(curvature.loss, Softmax):
+        moved = v + 3.0 * rng.normal(size=(head.n, 1))
+        np.testing.assert_allclose(blocks.curvature_form(grouped(moved)), expected, rtol=1e-10, atol=1e-13)
+
+
 def test_rows_are_reported_as_they_are_summed():
     seen = []
     DenseCurvature(made_head("classes", n=60), seen.append)

@@ -109,7 +109,7 @@ class SoftmaxBlocks:
     def curvature_form(self, v: torch.Tensor) -> torch.Tensor:
         u = v.permute(1, 2, 0)
         centred = u - (self.p * u).sum(1, keepdim=True)
-        return (self.weight * (self.p * centred.square()).sum(1)).sum(0)
+        return (self.weight * (self.p.sqrt() * centred).square().sum(1)).sum(0)
 
     def _apply(self, v: torch.Tensor) -> torch.Tensor:
         return (self.block.view(self._shape) * v.reshape(self._shape[1:])).sum(1).view_as(self.p)
@@ -153,7 +153,7 @@ class SeparateBlocks:
         return (step + self._apply(outer)).permute(2, 0, 1), capped.view(self.per_group, -1).any(0)
 
     def curvature_form(self, v: torch.Tensor) -> torch.Tensor:
-        return (self.curvature * v.permute(1, 2, 0).square()).sum((0, 1))
+        return (self.curvature.sqrt() * v.permute(1, 2, 0)).square().sum((0, 1))
 
     def _apply(self, v: torch.Tensor) -> torch.Tensor:
         return (self.block * v).sum(1)

@@ -19,6 +19,7 @@ from giveaway.records import Head
 from giveaway.scores.batch import Batch
 from giveaway.scores.leverage import leverage
 from giveaway.theory.random_design import random_design
+from giveaway.theory.tradeoff import TradeOff
 from giveaway.theory.two_normals import best_success, dilated_success, two_normals
 
 FPR = (0.01, 0.001)
@@ -28,11 +29,10 @@ LEAST_SPREAD = 1e-150  # of φ, where float64 has lost it: such a record's own g
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """For every record: balanced success of the best test, its AUC, and its true-positive rates (n, 2) at FPR."""
+    """For every record: balanced success of the best test, and its curve, read where a column asks for it."""
 
     success: np.ndarray
-    auc: np.ndarray
-    tpr: np.ndarray
+    curve: TradeOff
 
 
 def predicted_success(found: Prediction) -> np.ndarray:
@@ -42,17 +42,17 @@ def predicted_success(found: Prediction) -> np.ndarray:
 
 def predicted_auc(found: Prediction) -> np.ndarray:
     """Its area under the ROC curve."""
-    return found.auc
+    return found.curve.auc()
 
 
 def predicted_tpr(found: Prediction) -> np.ndarray:
     """Its true-positive rate at 1 % false positives."""
-    return found.tpr[:, 0]
+    return found.curve.tpr(FPR[0])
 
 
 def predicted_tpr_low(found: Prediction) -> np.ndarray:
     """Its true-positive rate at 0.1 % false positives."""
-    return found.tpr[:, 1]
+    return found.curve.tpr(FPR[1])
 
 
 def exists_for(head: Head) -> bool:
@@ -78,26 +78,25 @@ def ingredients(batch: Batch) -> torch.Tensor:
 
 def predict(head: Head, parts: np.ndarray) -> Prediction:
     """The prediction from every record's `ingredients` (3, n)."""
-    rates = np.array(FPR)[:, None]
     if head.loss != "squared":
         gap, inside, outside = parts
         inside, outside = np.maximum(inside, LEAST_SPREAD), np.maximum(outside, LEAST_SPREAD)
-        curve = two_normals(gap, inside, outside)
-        return Prediction(best_success(gap, inside, outside), curve.auc(), curve.tpr(rates).T)
+        return Prediction(best_success(gap, inside, outside), two_normals(gap, inside, outside))
     h, residual, _ = parts
     used = float(h.sum())
     freedom = max(head.n - used, 1.0)
     variance = max(float(residual @ residual) / (head.m * freedom), np.finfo(np.float64).tiny)
-    own = np.clip(h - (1.0 / head.n if head.intercept else 0.0), 0.0, LARGEST_LEVERAGE)
-    population = max(freedom - 2.0, 1.0) * own / (1.0 - own)
-    left_out = residual / (1.0 - np.minimum(h, LARGEST_LEVERAGE))
-    error = np.sqrt(np.maximum(left_out**2 - head.m * variance * own / (1.0 - own), 0.0))
+    # h with the intercept's 1/n: the mean of the others is estimated too, and the record moves it as it moves the rest
+    own = np.clip(h, 0.0, LARGEST_LEVERAGE)
+    odds = own / (1.0 - own)
+    population = max(freedom - 2.0, 1.0) * odds
+    left_out = residual * (1.0 + odds)
+    error = np.sqrt(np.maximum(left_out**2 - head.m * variance * odds, 0.0))
     design = random_design(population, error, freedom, variance=variance, outputs=head.m)
-    curve = design.tradeoff("signed")
     c = freedom / (freedom + population)
     spread = np.sqrt(variance * population / freedom)
     delta = np.divide(error, spread, out=np.zeros_like(error), where=spread > 0)
-    return Prediction(dilated_success(delta, c, outputs=head.m), curve.auc(), curve.tpr(rates).T)
+    return Prediction(dilated_success(delta, c, outputs=head.m), design.tradeoff("signed"))
 
 
 def _phi(batch: Batch, outputs: torch.Tensor) -> torch.Tensor:
