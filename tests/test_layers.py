@@ -18,6 +18,7 @@ LAYERS = [
     {"files"},
     {"records"},
     {"linalg", "theory"},
+    {"views"},
     {"extract", "heads", "gp", "attacks"},
     {"scores", "evaluation"},
     {"auditing"},

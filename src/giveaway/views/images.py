@@ -1,0 +1,138 @@
+"""Random features of images: responses to whitened patches of the images themselves, pooled over a coarse grid.
+
+A patch p (c·k·k numbers) is normalized, p̂ = (p − mean)/√(var + noise), and whitened, W(p̂ − m), with m and the
+covariance of patches Σ + ridge·I = W⁻². A filter f is such a patch of unit length; the features are averages over the
+cells of a grid, of max(0, r − t) and max(0, −r − t), r = fᵀW(p̂ − m) at every place of the image.
+After Coates, Ng (2012), "Learning feature representations with k-means", with patches drawn in place of means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from giveaway.checks import as_tensor, check_finite, check_number, fail
+from giveaway.linalg.threads import in_threads
+from giveaway.views.blocks import Blocks
+
+PATCHES = 50_000  # that the covariance is taken from
+RIDGE = 0.01  # of the whitening, times the mean variance of a direction
+NOISE = 1e-3  # of the normalization, times the mean variance of a patch
+MAP_NUMBERS = 1 << 23  # of the responses held by one thread
+
+
+@dataclass(frozen=True, eq=False)
+class Patches:
+    """Filters W f (F, c·k·k) for normalized patches, their response to m (F,), and the noise of the normalization."""
+
+    filters: torch.Tensor
+    offset: torch.Tensor
+    noise: float
+    shape: tuple[int, int, int]
+
+
+def patch_features(
+    images: Any,
+    *,
+    filters: int = 512,
+    size: int = 6,
+    pool: int = 2,
+    threshold: float = 0.25,
+    seed: int = 0,
+    block: int = 1024,
+) -> Blocks:
+    """Features (rows, 2·filters·pool²) of images (n, c, h, w), float32, `block` rows at a time: a callable per pass.
+
+    (n, h, w) are images of one channel. A patch is at most as large as the image. Images may be uint8 or floats of any
+    range: the normalization takes brightness and contrast out. Ordered by sign, filter, grid row, grid column.
+    """
+    tensor = _images(images)
+    for name, value in (("filters", filters), ("size", size), ("pool", pool), ("block", block)):
+        check_number(name, value, minimum=1, remedy="give a positive whole number")
+    check_number("threshold", threshold, minimum=0.0, remedy="0 keeps every response")
+    size = min(size, tensor.shape[2], tensor.shape[3])
+    most = min(tensor.shape[2], tensor.shape[3]) - size + 1
+    patches = draw_patches(tensor, filters, size, seed)
+
+    def passes() -> Iterator[torch.Tensor]:
+        for start in range(0, len(tensor), block):
+            yield _features(tensor[start : start + block], patches, min(pool, most), threshold)
+
+    return passes
+
+
+def draw_patches(images: torch.Tensor, filters: int, size: int, seed: int) -> Patches:
+    """Whiten patches at random places of random images, and take the first as filters, at unit length."""
+    generator = torch.Generator().manual_seed(seed)
+    n, channels, height, width = images.shape
+    count = max(PATCHES, filters)
+    which = torch.randint(n, (count,), generator=generator)
+    top = torch.randint(height - size + 1, (count,), generator=generator)
+    left = torch.randint(width - size + 1, (count,), generator=generator)
+    raw = torch.empty(count, channels, size, size, dtype=torch.float64)
+    for i, (image, y, x) in enumerate(zip(which.tolist(), top.tolist(), left.tolist(), strict=True)):
+        raw[i] = images[image, :, y : y + size, x : x + size]
+    flat = raw.flatten(1)
+    centred = flat - flat.mean(1, keepdim=True)
+    variance = centred.square().mean(1)
+    noise = NOISE * float(variance.mean()) or 1.0
+    normal = centred / (variance + noise).sqrt().unsqueeze(1)
+    mean = normal.mean(0)
+    covariance = (normal - mean).T @ (normal - mean) / count
+    values, vectors = torch.linalg.eigh(covariance)
+    ridge = RIDGE * float(values.mean()) or 1.0
+    whiten = (vectors / (values.clamp_min(0.0) + ridge).sqrt()) @ vectors.T
+    # flat patches (a black border) would all be the same filter: the others first
+    order = torch.sort((variance <= noise).to(torch.int8), stable=True).indices[:filters]
+    chosen = (normal[order] - mean) @ whiten
+    chosen = chosen / chosen.norm(dim=1, keepdim=True).clamp_min(1e-12)
+    weights = chosen @ whiten
+    return Patches(weights.float(), (weights @ mean).float(), noise, (channels, size, size))
+
+
+def _features(images: torch.Tensor, patches: Patches, pool: int, threshold: float) -> torch.Tensor:
+    """(rows, 2·F·pool²): images in small batches, one a thread."""
+    count = len(patches.filters)
+    channels, size, _ = patches.shape
+    height, width = images.shape[2] - size + 1, images.shape[3] - size + 1
+    out = torch.empty(len(images), 2, count * pool * pool, dtype=torch.float32, device=images.device)
+    # of a normalized patch the response is ⟨f, p⟩/√(var(p) + noise) − offset, as Σf = 0: no patch is ever formed
+    kernel = patches.filters - patches.filters.mean(1, keepdim=True)  # rounding, which bright images would multiply
+    kernel = kernel.view(count, channels, size, size).to(images.device)
+    box = torch.full((1, channels, size, size), 1.0 / (channels * size * size), device=images.device)
+    offset = patches.offset.to(images.device).view(-1, 1, 1)
+    step = max(1, MAP_NUMBERS // (count * height * width))
+
+    def fill(start: int) -> None:
+        x = images[start : start + step].float()
+        x = x - x.mean((1, 2, 3), keepdim=True)
+        mean = functional.conv2d(x, box)
+        variance = (functional.conv2d(x.square(), box) - mean.square()).clamp_min_(0.0)
+        response = functional.conv2d(x, kernel).mul_((variance + patches.noise).rsqrt_()).sub_(offset)
+        for sign in (0, 1):
+            kept = (response if sign == 0 else -response).sub(threshold).relu_()
+            out[start : start + step, sign] = functional.adaptive_avg_pool2d(kept, pool).flatten(1)
+
+    in_threads(fill, range(0, len(images), step), images.device)
+    return out.flatten(1)
+
+
+def _images(images: Any) -> torch.Tensor:
+    tensor = as_tensor("images", images)
+    if tensor.ndim == 3:
+        tensor = tensor.unsqueeze(1)
+    if tensor.ndim != 4 or 0 in tensor.shape:
+        expected = "images of shape (n, channels, height, width) or (n, height, width)"
+        remedy = "give one image a record, none of them empty"
+        raise fail("images", expected, f"shape {tuple(tensor.shape)}", remedy)
+    if tensor.shape[3] <= 4 < min(tensor.shape[1], tensor.shape[2]):
+        expected = "channels before height and width"
+        raise fail(
+            "images", expected, f"shape {tuple(tensor.shape)}", "move the last axis: images.transpose(0, 3, 1, 2)"
+        )
+    check_finite("images", tensor)
+    return tensor

@@ -1,0 +1,98 @@
+"""Hashed n-grams of strings: a fixed number of columns for any vocabulary, with nothing to fit.
+
+Characters are taken three, four and five at a time from the lower-cased text, runs of white space being one space and
+one space added at both ends; words are runs of letters, digits and underscores. A term's 64-bit hash gives its column
+and its sign; a term that occurs k times counts 1 + log k; rows have unit length. The hash is made of fixed integer
+operations on code points and of CRC-32 for words: the same on every machine.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from giveaway.checks import check_number, fail
+from giveaway.views.blocks import Blocks
+
+CHARACTERS = (3, 4, 5)
+MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+WORD = re.compile(r"\w+")
+
+
+def text_features(strings: Any, *, dimensions: int = 4096, block: int = 1024) -> Blocks:
+    """(rows, dimensions) of signed, hashed character n-grams and words, float32, `block` rows at a time.
+
+    >>> row = next(text_features(["ab"], dimensions=8)())
+    >>> row.shape, round(float(row.norm()), 6)
+    (torch.Size([1, 8]), 1.0)
+    """
+    texts = as_strings(strings)
+    check_number("dimensions", dimensions, minimum=1, remedy="give a positive whole number")
+    check_number("block", block, minimum=1, remedy="give a positive whole number")
+
+    def passes() -> Iterator[torch.Tensor]:
+        for start in range(0, len(texts), block):
+            yield _hashed(texts[start : start + block], dimensions)
+
+    return passes
+
+
+def as_strings(strings: Any) -> Sequence[str]:
+    """A non-empty list or one-dimensional array of str."""
+    if isinstance(strings, str):
+        raise fail("strings", "a list of strings, one a record", "one string", "put it in a list")
+    texts = strings.tolist() if isinstance(strings, np.ndarray) else list(strings)
+    if not texts:
+        raise fail("strings", "at least one string", "none", "give one string a record")
+    for row, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise fail("strings", "strings", f"{type(text).__name__} in row {row}", "convert it to str")
+    return texts
+
+
+def term_hash(codes: np.ndarray, size: int) -> np.ndarray:
+    """The 64-bit hashes of all windows of `size` code points."""
+    count = max(0, len(codes) - size + 1)
+    value = np.full(count, size, dtype=np.uint64)
+    for k in range(size):
+        value = _mix((value ^ codes[k : k + count]) * MULTIPLIER)
+    return value
+
+
+def _mix(value: np.ndarray) -> np.ndarray:
+    """The finalizer of splitmix64 (Steele, Lea, Flood, 2014): every bit depends on every bit."""
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return value ^ (value >> np.uint64(31))
+
+
+def _terms(text: str) -> np.ndarray:
+    plain = text.lower()
+    words = WORD.findall(plain)
+    own = np.array([zlib.crc32(word.encode("utf-8", "surrogatepass")) for word in words], dtype=np.uint64)
+    spaced = " ".join(plain.split())
+    if not spaced:
+        return own
+    raw = f" {spaced} ".encode("utf-32-le", "surrogatepass")
+    codes = np.frombuffer(raw, dtype="<u4").astype(np.uint64)
+    return np.concatenate([_mix(own * MULTIPLIER), *(term_hash(codes, size) for size in CHARACTERS)])
+
+
+def _hashed(texts: Sequence[str], dimensions: int) -> torch.Tensor:
+    cells, weights = [], []
+    for row, text in enumerate(texts):
+        terms, counts = np.unique(_terms(text), return_counts=True)
+        sign = 1.0 - 2.0 * (terms >> np.uint64(63)).astype(np.float64)
+        column = (terms & np.uint64(0x7FFFFFFFFFFFFFFF)) % np.uint64(dimensions)
+        cells.append(column.astype(np.int64) + row * dimensions)
+        weights.append(sign * (1.0 + np.log(counts)))
+    flat = np.bincount(np.concatenate(cells), np.concatenate(weights), minlength=len(texts) * dimensions)
+    # NumPy counts in integers where there is no term at all
+    dense = torch.from_numpy(flat.astype(np.float64).reshape(len(texts), dimensions))
+    norm = dense.norm(dim=1, keepdim=True)
+    return (dense / torch.where(norm > 0, norm, 1.0)).float()

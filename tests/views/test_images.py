@@ -1,0 +1,162 @@
+"""Patch features against plain loops over every patch."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from giveaway.checks import InputError
+from giveaway.views import images as module
+from giveaway.views.images import draw_patches, patch_features
+
+
+@pytest.fixture(autouse=True)
+def few_patches(monkeypatch):
+    monkeypatch.setattr(module, "PATCHES", 300)
+
+
+def pictures(n, channels, height, width, seed=0, dtype=np.uint8):
+    generator = np.random.default_rng(seed)
+    smooth = generator.integers(0, 256, (n, channels, height, width))
+    return smooth.astype(dtype)
+
+
+def gather(blocks):
+    return torch.cat(list(blocks()))
+
+
+def by_loops(images, patches, pool, threshold):
+    """Normalize, respond, rectify and average, one patch at a time in float64."""
+    filters, offset = patches.filters.double().numpy(), patches.offset.double().numpy()
+    size = patches.shape[1]
+    n, _, height, width = images.shape
+    rows, columns = height - size + 1, width - size + 1
+    out = np.zeros((n, 2, len(filters), pool, pool))
+    for i in range(n):
+        maps = np.zeros((len(filters), rows, columns))
+        for y in range(rows):
+            for x in range(columns):
+                patch = images[i, :, y : y + size, x : x + size].astype(np.float64).ravel()
+                normal = (patch - patch.mean()) / np.sqrt(patch.var() + patches.noise)
+                maps[:, y, x] = filters @ normal - offset
+        for a in range(pool):
+            for b in range(pool):
+                y = slice(a * rows // pool, math.ceil((a + 1) * rows / pool))
+                x = slice(b * columns // pool, math.ceil((b + 1) * columns / pool))
+                cell = maps[:, y, x]
+                out[i, 0, :, a, b] = np.maximum(cell - threshold, 0).mean((1, 2))
+                out[i, 1, :, a, b] = np.maximum(-cell - threshold, 0).mean((1, 2))
+    return out.reshape(n, -1)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32, np.float64])
+@pytest.mark.parametrize(
+    ("channels", "height", "width", "size", "pool"), [(1, 6, 7, 3, 2), (3, 8, 5, 4, 1), (2, 7, 7, 2, 3)]
+)
+def test_features_are_those_of_plain_loops(channels, height, width, size, pool, dtype):
+    images = pictures(4, channels, height, width, dtype=dtype)
+    made = gather(patch_features(images, filters=5, size=size, pool=pool, threshold=0.3, seed=4))
+    patches = draw_patches(torch.from_numpy(images), 5, size, 4)
+    expected = by_loops(images, patches, pool, 0.3)
+    assert made.dtype == torch.float32
+    assert made.shape == (4, 2 * 5 * pool * pool)
+    np.testing.assert_allclose(made.numpy(), expected, rtol=1e-4, atol=1e-4)
+    assert (made > 0).any(0).float().mean() > 0.5
+
+
+def test_filters_are_whitened_patches_of_unit_length():
+    images = torch.from_numpy(pictures(40, 1, 9, 9).astype(np.float64).cumsum(3))  # neighbours alike
+    patches = draw_patches(images, 6, 3, 1)
+    every = images.unfold(2, 3, 1).unfold(3, 3, 1).reshape(-1, 9)
+    every = (every - every.mean(1, keepdim=True)) / (every.var(1, keepdim=True, correction=0) + patches.noise).sqrt()
+    # responses of unit filters to whitened patches have about unit variance and mean 0, however alike the pixels are
+    responses = every @ patches.filters.double().T - patches.offset.double()
+    assert responses.mean(0).abs().max() < 0.3
+    assert 0.3 < responses.std(0).min() <= responses.std(0).max() < 1.7
+
+
+def test_whitening_is_the_inverse_root_of_the_covariance():
+    images = torch.from_numpy(pictures(30, 2, 5, 5).astype(np.float64))
+    size, count = 2, 4
+    generator = torch.Generator().manual_seed(3)
+    which = torch.randint(30, (300,), generator=generator)
+    top = torch.randint(4, (300,), generator=generator)
+    left = torch.randint(4, (300,), generator=generator)
+    raw = np.stack(
+        [images[i, :, y : y + 2, x : x + 2].numpy().ravel() for i, y, x in zip(which, top, left, strict=True)]
+    )
+    patches = draw_patches(images, count, size, 3)
+    assert patches.noise == pytest.approx(1e-3 * raw.var(1).mean())
+    normal = (raw - raw.mean(1, keepdims=True)) / np.sqrt(raw.var(1, keepdims=True) + patches.noise)
+    covariance = np.cov(normal.T, bias=True)
+    ridged = covariance + 0.01 * np.trace(covariance) / 8 * np.eye(8)
+    values, vectors = np.linalg.eigh(ridged)
+    whiten = vectors @ np.diag(values**-0.5) @ vectors.T
+    unit = (normal[:count] - normal.mean(0)) @ whiten
+    unit /= np.linalg.norm(unit, axis=1, keepdims=True)
+    np.testing.assert_allclose(patches.filters.numpy(), unit @ whiten, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(patches.offset.numpy(), unit @ whiten @ normal.mean(0), rtol=1e-4, atol=1e-5)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    n=st.integers(1, 7),
+    channels=st.integers(1, 3),
+    height=st.integers(1, 9),
+    width=st.integers(5, 9),
+    pool=st.integers(1, 4),
+    block=st.integers(1, 8),
+)
+def test_any_shape_in_blocks_of_any_size(n, channels, height, width, pool, block):
+    images = pictures(n, channels, height, width)
+    whole = gather(patch_features(images, filters=3, pool=pool))
+    parts = patch_features(images, filters=3, pool=pool, block=block)
+    torch.testing.assert_close(gather(parts), whole, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(gather(parts), gather(parts), rtol=0, atol=0)
+    assert whole.isfinite().all()
+
+
+def test_the_seed_decides_the_features():
+    images = pictures(6, 3, 8, 8)
+    first, again, other = (gather(patch_features(images, filters=4, seed=seed)) for seed in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert not torch.allclose(first, other)
+
+
+def test_brightness_and_contrast_do_not_matter():
+    images = pictures(6, 1, 8, 8, dtype=np.float64)
+    plain, changed = (gather(patch_features(x, filters=4)) for x in (images, images * 0.01 - 7.0))
+    torch.testing.assert_close(plain, changed, rtol=1e-3, atol=1e-3)
+
+
+def test_one_channel_may_be_left_out_and_flat_images_are_zero_or_finite():
+    images = pictures(5, 1, 8, 8)
+    torch.testing.assert_close(
+        gather(patch_features(images[:, 0], filters=4)), gather(patch_features(images, filters=4)), rtol=0, atol=0
+    )
+    assert gather(patch_features(np.full((4, 1, 8, 8), 9, np.uint8), filters=4)).eq(0).all()
+    half = np.concatenate([images, np.zeros_like(images)])
+    filters = draw_patches(torch.from_numpy(half), 20, 6, 0).filters
+    assert len(torch.unique(filters, dim=0)) > 15  # black patches are not drawn while there are others
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"images": np.zeros((3, 4))}, r"images: expected images of shape \(n, channels, height, width\)"),
+        ({"images": np.zeros((0, 1, 4, 4))}, "images: expected images of shape"),
+        ({"images": np.zeros((2, 8, 8, 3))}, "channels before height and width.*transpose"),
+        ({"images": np.full((2, 1, 8, 8), np.nan)}, "images: expected finite numbers"),
+        ({"filters": 0}, "filters: expected a finite number of at least 1"),
+        ({"threshold": -1.0}, "threshold: expected a finite number of at least 0"),
+    ],
+)
+def test_errors_say_what_to_do(arguments, words):
+    call = {"images": np.ones((2, 1, 8, 8)), **arguments}
+    with pytest.raises(InputError, match=words):
+        patch_features(call.pop("images"), **call)
