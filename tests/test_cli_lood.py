@@ -511,3 +511,18 @@ def test_what_is_refused_beside_an_audit(giveaway, features, arrays, flags, word
     line = [row for row in giveaway("audit", "--features", features, *flags)[2].splitlines() if row][-1]
     assert line.startswith(f"giveaway: {words}")
     assert sorted(os.listdir()) == before
+
+
+def test_a_report_is_of_a_model_not_of_this(giveaway, file):
+    assert giveaway("lood", file, "--kernel", "rbf", "--out", "result")[0] == 0
+    code, _, err = giveaway("report", "result")
+    assert code == 2
+    assert err.startswith("giveaway: folder: expected an audit of a model, got result, which has none; see the tables")
+    assert err.count("\n") == 1
+
+
+def test_people_are_told_apart_from_row_numbers(giveaway, file):
+    Path("people.txt").write_text("\n".join(str(k % 7) for k in range(N)), encoding="utf-8")
+    code, out, _ = giveaway("lood", file, "--kernel", "rbf", "--groups", "people.txt", "--out", "result")
+    assert code == 0
+    assert "Rows are lines of scores.csv" in out

@@ -87,6 +87,11 @@ def test_privacy_of_counts_is_a_lower_bound(run):
     assert told["statement"].startswith("A lower bound")
 
 
+def test_close_numbers_stay_apart(run):
+    _, out, _ = run("tradeoff", "--h", "0.9999999, 0.99999999", "--json")
+    assert [row["record"] for row in rows(out)] == ["h=0.9999999", "h=0.99999999"]
+
+
 def test_an_infinite_number_is_null_in_json(run):
     code, out, _ = run("gap", "--leverage", "1", "--error", "1", "--freedom", "50", "--json")
     assert code == 0
@@ -115,6 +120,8 @@ def test_figures(run, tmp_path, kind):
         (("tradeoff", "--h", "2"), "h: expected finite numbers in [0, 1], got 2"),
         (("tradeoff", "--h", "0.5", "--leverage", "1"), "leverage: expected --leverage rather than --h, got both"),
         (("tradeoff", "--h", "0.5", "--fpr", "2"), "fpr: expected"),
+        (("tradeoff", "--h", "0.5", "--variance", "2"), "variance: expected --leverage rather than --h, got both"),
+        (("gap", "--seed", "-5"), "Invalid value for '--seed'"),
         (("privacy", "--members", "9"), "true_positives: expected all four counts of a measured attack, got some"),
         (("gap", "--leverage", "1", "--error", "1", "--freedom", "2"), "freedom: expected n − p above 2, got 2"),
         (

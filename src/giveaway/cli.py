@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 RANKING_ONLY = (
     "Ranking only: no attack was measured, so no number exposed is stated; a low rank is not evidence of safety."
 )
+ROWS_OF_PEOPLE = "Rows are lines of {}, the first after its heading being 0; who they are stands there alone."
+SEED = click.IntRange(0, 2**63 - 1)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -110,7 +112,7 @@ def audit(config: str | None, as_json: bool, **flags: Any) -> None:
     "--target-model", type=int, multiple=True, help="The audited model's number among the signals: leave it out."
 )
 @click.option("--rows", help="FILE.npy: the signals' record for each row of the audit; default the same records.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of training, draws and intervals.")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Of training, draws and intervals.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result for machines.")
 def validate(folder: str, rows: str | None, as_json: bool, **flags: Any) -> None:
     """Check an audit FOLDER against LiRA: how well do its scores find what the attack finds?"""
@@ -126,7 +128,6 @@ def validate(folder: str, rows: str | None, as_json: bool, **flags: Any) -> None
     places = None if rows is None else row_numbers(rows)
     named = {name: value for name, value in flags.items() if value not in (None, ())}
     signals = signals_named(named, lambda words: click.echo(words, err=True))
-    list_signals(folder, named["signals"])
     found = compare(
         table,
         signals,
@@ -135,6 +136,7 @@ def validate(folder: str, rows: str | None, as_json: bool, **flags: Any) -> None
         training_seconds=stored_seconds(named["signals"], signals.models),
         seed=flags["seed"],
     )
+    list_signals(folder, named["signals"])
     pages = validation_pages(table, found)
     for name, page in pages.items():
         save_page(folder, name, page)
@@ -148,7 +150,9 @@ def validate(folder: str, rows: str | None, as_json: bool, **flags: Any) -> None
 @click.option(
     "--kernel", default="nngp", show_default=True, help="rbf, laplace, linear, nngp, ntk, conv_nngp, conv_ntk."
 )
-@click.option("--noise", type=float, default=0.05, show_default=True, help="Variance of the targets.")
+@click.option(
+    "--noise", type=float, default=0.05, show_default=True, help="Variance of the targets around the function."
+)
 @click.option("--length", type=float, help="Of rbf and laplace; default the median distance.")
 @click.option("--depth", type=int, help="Hidden layers of a network kernel; default 3.")
 @click.option("--activation", help="relu, leaky_relu, erf, gelu, elu, tanh or identity.")
@@ -168,7 +172,7 @@ def validate(folder: str, rows: str | None, as_json: bool, **flags: Any) -> None
 @click.option("--steps", type=int, default=200, show_default=True, help="With --optimize: at most so many.")
 @click.option("--low", type=float, help="With --optimize: smallest number of a query, such as 0 for pixels.")
 @click.option("--high", type=float, help="With --optimize: largest number of a query, such as 1 for pixels.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the search.")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Of the search.")
 @click.option("--device", help="Where to compute, such as cuda.")
 @click.option("--top", type=int, default=10, show_default=True, help="Rows to print.")
 @click.option("--out", default="giveaway-lood", show_default=True, help="Folder for the result.")
@@ -193,6 +197,8 @@ def lood(inputs: str, out: str, top: int, as_json: bool, **flags: Any) -> None:
     click.echo("rank    row    lood_kl  lood_mean")
     for place, row in enumerate(table.order()[:top], start=1):
         click.echo(f"{place:4d}  {row:5d}  {table['lood_kl'][row]:9.4g}  {table['lood_mean'][row]:9.4g}")
+    if unit == "people":
+        click.echo(f"\n{ROWS_OF_PEOPLE.format('scores.csv')}")
     click.echo(f"\n{RANKING_ONLY}")
     click.echo(f"Wrote {', '.join(pages)} to {folder} (restricted: they name records)")
 
@@ -202,9 +208,13 @@ def lood(inputs: str, out: str, top: int, as_json: bool, **flags: Any) -> None:
 def report(folder: str) -> None:
     """Rebuild the report of an audit FOLDER."""
     from giveaway.auditing.store import save_page
+    from giveaway.checks import fail
     from giveaway.reporting.html import render
 
-    click.echo(f"Wrote {save_page(folder, 'report.html', render(_main_table(folder)))}")
+    table = _main_table(folder)
+    if "optimum" not in table.meta:
+        raise fail("folder", "an audit of a model", f"{folder}, which has none", "see the tables and pictures in it")
+    click.echo(f"Wrote {save_page(folder, 'report.html', render(table))}")
 
 
 @cli.command()
@@ -282,6 +292,8 @@ def _audit_into(
         click.echo(json.dumps(_summary(table, folder, top)))
         return
     _print_top(table, top)
+    if table.meta["unit"] == "person":
+        click.echo(ROWS_OF_PEOPLE.format("people.csv"))
     for note in notes(table):
         click.echo(f"note: {note}")
     click.echo(f"\n{RANKING_ONLY}")

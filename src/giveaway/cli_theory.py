@@ -58,8 +58,10 @@ def tradeoff(figure: str | None, as_json: bool, **flags: Any) -> None:
 
 @theory.command()
 @_record
-@click.option("--draws", type=int, default=10_000, show_default=True, help="Of the simulation.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the simulation.")
+@click.option(
+    "--draws", type=click.IntRange(2, 10_000_000), default=10_000, show_default=True, help="Of the simulation."
+)
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Of the simulation.")
 @click.option("--figure", help="Draw the gap over error and leverage into FILE.png, .svg or .pdf.")
 def gap(figure: str | None, as_json: bool, **flags: Any) -> None:
     """How much lower a record's loss is, on average, for having been trained on."""

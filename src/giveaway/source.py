@@ -12,6 +12,7 @@ import torch
 
 from giveaway.attacks.recipes import train_recipe
 from giveaway.auditing.progress import progress_of
+from giveaway.auditing.validate import LEAST_MODELS
 from giveaway.checks import InputError, fail
 from giveaway.extract import from_file, from_sklearn, from_torch
 from giveaway.extract.signals_file import signals_from
@@ -59,6 +60,9 @@ def signals_named(options: Options, say: Say) -> Signals:
     for name in ("data", "models"):
         if name not in options:
             raise fail(name, f"--{name} beside --recipe", "none", "say what to train, and how many")
+    if options["models"] < LEAST_MODELS:
+        got = str(options["models"])
+        raise fail("models", f"at least {LEAST_MODELS} shadow models", got, "ask for more: fewer show nothing")
     inputs, targets = _inputs_and_targets(options, say, "recipe")
     device = device_named(options.get("device")) or torch.device("cpu")
     with progress_of(options["models"], enabled=True, work="shadow models", unit="model") as on_models:
@@ -120,7 +124,10 @@ def _from_model(options: Options, say: Say) -> Head:
 def device_named(name: str | None) -> torch.device | None:
     """The device that an option names; None where there is none."""
     try:
-        return None if name is None else torch.empty(0, device=name).device
+        device = None if name is None else torch.empty(0, device=name).device
+        if device is not None and device.type not in ("cpu", "cuda"):
+            raise RuntimeError(name)
+        return device
     except (RuntimeError, AssertionError) as error:
         raise fail("device", "a device that torch can use here", repr(name), "leave it out, or say cpu") from error
 

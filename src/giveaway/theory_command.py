@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -80,8 +79,8 @@ def gap_answer(options: dict[str, Any], figure: str | None) -> Answer:
         exact, series = float(expected_gap(design)), float(gap_expansion(design))
         rows.append((label, exact, series, float(simulated.mean), float(simulated.standard_error)))
     if figure is not None:
-        freedom, variance = options["freedom"], options.get("variance", 1.0)
-        save_figure(gap_map(freedom, variance=variance), figure)
+        about = {"variance": options.get("variance", 1.0), "outputs": options.get("outputs", 1)}
+        save_figure(gap_map(options["freedom"], **about), figure)
     return Answer(("record", "exact", "expansion", "simulated", "standard error"), rows, ESTIMATE)
 
 
@@ -116,6 +115,11 @@ def numbers(argument: str, text: str) -> list[float]:
         raise fail(argument, "numbers such as 0.1,0.5", repr(text), "separate them by commas") from error
 
 
+def _typed(argument: str, text: str) -> list[tuple[str, float]]:
+    """Numbers with what the user typed for them: rounded labels would fall together."""
+    return list(zip((part.strip() for part in text.split(",")), numbers(argument, text), strict=True))
+
+
 def _check_figure(path: str | None) -> None:
     if path is not None and Path(path).suffix not in (".png", ".svg", ".pdf"):
         raise fail("figure", "a file name ending in .png, .svg or .pdf", path, "change its ending")
@@ -123,11 +127,11 @@ def _check_figure(path: str | None) -> None:
 
 def _curves(options: dict[str, Any]) -> dict[str, TradeOff]:
     if "h" in options:
-        for name in ("leverage", "error", "freedom", "test", "integrate"):
-            if options.get(name):
+        for name in ("leverage", "error", "freedom", "variance", "test", "integrate"):
+            if name in options:
                 raise fail(name, "--leverage rather than --h", "both", f"drop --{_flag(name)}: h is the fixed design's")
         outputs = options.get("outputs", 1)
-        return {f"h={h:g}": fixed_design.tradeoff(h, m=outputs) for h in numbers("h", options["h"])}
+        return {f"h={text}": fixed_design.tradeoff(h, m=outputs) for text, h in _typed("h", options["h"])}
     test = check_choice("test", options.get("test", "signed"), TESTS)
     return {label: design.tradeoff(test) for label, design in _designs(options).items()}
 
@@ -137,11 +141,9 @@ def _designs(options: dict[str, Any]) -> dict[str, RandomDesign]:
         if name not in options:
             remedy = "describe the record by --leverage, --error and --freedom"
             raise fail(name, f"--{name} of a record", "none", remedy + (", or by --h" if name == "leverage" else ""))
-    pairs: Sequence[tuple[float, float]] = list(
-        product(numbers("leverage", options["leverage"]), numbers("error", options["error"]))
-    )
+    pairs = product(_typed("leverage", options["leverage"]), _typed("error", options["error"]))
     return {
-        f"h̄={leverage:g} ε={error:g}": random_design(
+        f"h̄={typed} ε={also}": random_design(
             leverage,
             error,
             options["freedom"],
@@ -149,7 +151,7 @@ def _designs(options: dict[str, Any]) -> dict[str, RandomDesign]:
             outputs=options.get("outputs", 1),
             integrate=options.get("integrate", False),
         )
-        for leverage, error in pairs
+        for (typed, leverage), (also, error) in pairs
     }
 
 

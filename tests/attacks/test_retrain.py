@@ -99,7 +99,10 @@ def test_refusals(options, words):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"chosen": [7]}, "chosen: expected records of the training set"),
+        ({"chosen": [7]}, "chosen: expected row numbers from 0 to"),
+        ({"chosen": [1.5]}, "chosen: expected row numbers from 0 to"),
+        ({"chosen": [0], "members": [0, 50]}, "members: expected row numbers from 0 to"),
+        ({"chosen": [1], "members": [True] * 5}, "members: .* np.flatnonzero turns a mask into numbers"),
         ({"chosen": [0], "members": [1, 2]}, "chosen: expected records of the training set"),
         ({"repeats": 1}, "repeats: expected at least 2 models with and without, got 1"),
         ({"chosen": [0, 3, 0]}, "chosen: expected different records, got 1 repeated; name each once"),

@@ -232,6 +232,13 @@ def test_the_global_random_state_is_left_alone():
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
+@pytest.mark.parametrize("loss", [lambda f, y: f.sum(1).mean(), lambda f, y: f[:, :1]])
+def test_a_loss_that_is_not_one_number_a_record_is_refused(loss):
+    inputs, targets = data()
+    with pytest.raises(InputError, match=r"loss: expected one number a record, got shape .*; return the losses, not"):
+        list(train_stacked(mlp, inputs, targets, MEMBERS, Training(1, 8, loss=loss), seeds=SEEDS))
+
+
 @pytest.mark.parametrize(
     ("make_training", "words"),
     [

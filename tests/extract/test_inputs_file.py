@@ -55,7 +55,6 @@ def test_images_in_a_file(path):
         np.random.default_rng(1).normal(size=(4, 3, 6, 6)).astype(np.float32),
         np.arange(12).reshape(4, 3),
         np.arange(12, dtype=np.uint8).reshape(4, 3),  # a matrix of bytes is no image
-        np.arange(36, dtype=np.uint8).reshape(4, 3, 3),
         np.arange(12).reshape(4, 3) > 5,
         np.arange(4.0),
     ],
@@ -113,3 +112,12 @@ def test_pickles_are_not_opened(path):
 
     np.savez(path, allow_pickle=True, inputs=np.array([Trap()], dtype=object))
     assert refusal(path).startswith("inputs: expected")
+
+
+def test_images_are_known_by_their_channels(path):
+    images = np.random.default_rng(0).integers(0, 256, size=(2, 5, 6, 3), dtype=np.uint8)
+    last = as_numbers(images)
+    np.testing.assert_array_equal(as_numbers(images.transpose(0, 3, 1, 2)), last)
+    np.testing.assert_array_equal(as_numbers(images[..., 0]), last[:, :1])
+    with pytest.raises(InputError, match=r"inputs: expected images with 1, 3 or 4 channels, last or first, got shape"):
+        as_numbers(images[..., [0, 1]])

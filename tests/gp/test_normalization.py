@@ -88,3 +88,11 @@ def test_wrong_rows_are_refused(rows, words):
         remove_normalized(RBF(), draw(4, 2), draw(4), 0.1, rows)
     with pytest.raises(InputError, match="records: expected records as"):
         Normalized(RBF(), torch.zeros(3))
+
+
+@pytest.mark.parametrize("n", [7, 10])
+def test_a_channel_of_one_value_is_centred_only(n):
+    records = torch.full((n, 2, 3), 0.1, dtype=torch.float64)
+    records[:, 1] = torch.arange(n, dtype=torch.float64)[:, None]
+    mapped = Normalized(RBF(), records).map(torch.full((1, 2, 3), 0.2, dtype=torch.float64))
+    torch.testing.assert_close(mapped[0, 0], torch.full((3,), 0.1, dtype=torch.float64))

@@ -200,3 +200,11 @@ def test_every_note_is_on_the_page():
     text = Page(render(table)).text
     assert all(note in text for note in notes(table))
     assert len(notes(table)) == 2
+
+
+def test_predictions_are_called_that():
+    head = made_head("classes")
+    said = " ".join(notes(audit(head, scores=["newton", "predicted_success"])))
+    assert "predicted_* columns are estimates" in said
+    assert "not measured" in said
+    assert "predicted" not in " ".join(notes(audit(head)))

@@ -118,7 +118,7 @@ def test_more_evidence_raises_the_bound_and_more_thresholds_lower_it():
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: estimated_epsilon(gaussian(1), 0), r"delta: expected finite numbers in \(0, 1\), got 0"),
+        (lambda: estimated_epsilon(gaussian(1), 0), r"delta: expected finite numbers in \(1e-13, 1\), got 0"),
         (lambda: estimated_delta(gaussian(1), -1), "epsilon: expected"),
         (lambda: estimated_mu(gaussian(1), floor=0.6), "floor: expected"),
         (lambda: gaussian(-1), "mu: expected"),

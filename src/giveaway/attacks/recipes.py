@@ -167,6 +167,8 @@ def _checked_data(inputs: Any, targets: Any, recipe: Recipe) -> tuple[np.ndarray
     x, y = as_tensor("inputs", inputs).cpu().numpy(), as_tensor("targets", targets).cpu().numpy()
     if len(x) != len(y) or x.ndim < 2:
         raise fail("inputs", f"{len(y)} rows, one a target", f"shape {x.shape}", "align inputs and targets")
+    if not len(y):
+        raise fail("inputs", "at least one record", "none", "check what your data function returns")
     if recipe.image and x.ndim != 4:
         raise fail("inputs", "images (records, channels, height, width)", f"shape {x.shape}", "reshape them")
     if x.dtype.kind != "f":

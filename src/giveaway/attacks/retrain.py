@@ -111,8 +111,8 @@ def retrain_without(
     train only the new models; `fingerprint` then names what the signals depend on.
     """
     check_choice("kind", kind, QUANTITIES)
-    everyone = np.arange(records) if members is None else np.unique(np.asarray(members))
-    which = np.asarray(chosen, dtype=np.int64)
+    everyone = np.arange(records) if members is None else np.unique(_rows("members", members, records))
+    which = _rows("chosen", chosen, records)
     if not len(which) or not np.isin(which, everyone).all():
         raise fail("chosen", "records of the training set", f"{len(which)} with others among them", "choose members")
     if len(np.unique(which)) < len(which):
@@ -135,3 +135,11 @@ def retrain_without(
     by_round = signals.values[:, :, 0].reshape(repeats, 1 + len(which), len(which), *signals.values.shape[3:])
     places = np.arange(len(which))
     return leave_one_out(by_round[:, 0], by_round[:, 1 + places, places], kind=kind, labels=own, records=which)
+
+
+def _rows(argument: str, value: Any, records: int) -> np.ndarray:
+    rows = np.asarray(value)
+    if rows.ndim != 1 or (rows.size and (rows.dtype.kind not in "iu" or rows.min() < 0 or rows.max() >= records)):
+        expected, got = f"row numbers from 0 to {records - 1}", f"{rows.dtype} of shape {rows.shape}"
+        raise fail(argument, expected, got, "name records by number; np.flatnonzero turns a mask into numbers")
+    return rows.astype(np.int64)

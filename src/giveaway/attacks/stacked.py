@@ -1,7 +1,8 @@
 """Many small models trained at once: their parameters stacked, one forward and backward pass for all of them.
 
 Each model has its own half of the records, its own first parameters and its own order of records, all from its own
-seed; what a model without dropout becomes does not depend on its neighbours beyond rounding. The gradient of the summed
+seed; what a model without dropout becomes does not depend on its neighbours beyond rounding, as long as all are trained
+on equally many records (the largest sets the number of steps). The gradient of the summed
 losses with respect to stacked parameters is each model's own gradient, and the optimizers of torch work number by
 number, so that they serve stacked parameters as they are. On a GPU a whole step is one captured graph.
 
@@ -26,7 +27,7 @@ from giveaway.attacks.epochs import EpochBatches
 from giveaway.attacks.training import Training
 from giveaway.checks import as_tensor, check_finite, fail
 
-EVALUATED_AT_ONCE = {"cpu": 2**22, "cuda": 2**26}  # numbers of input a pass, over all models
+EVALUATED_AT_ONCE = {False: 2**22, True: 2**26}  # numbers of input a pass, over all models; on a GPU?
 
 
 def train_stacked(
@@ -170,6 +171,9 @@ class _Trainer:
         which, weight = (per_step.index_select(1, now)[:, 0] for per_step in (self._order, self._weights))
         with self._training.autocast(self._x.device):
             per_record = self._losses(self._ensemble(self._x[which]), self._y[which])
+        if per_record.shape != weight.shape:
+            got = f"shape {tuple(per_record.shape[1:])} for {weight.shape[1]} records"
+            raise fail("loss", "one number a record", got, "return the losses, not their mean")
         self._optimizer.zero_grad()
         (per_record * weight).sum().backward()  # lays gradients out as the parameters, which fused optimizers rely on
         self._optimizer.step()
@@ -205,14 +209,14 @@ def _train(trainers: Sequence[_Trainer], epochs: int) -> None:
 def _outputs(ensemble: _Ensemble, x: torch.Tensor) -> torch.Tensor:
     """(models, rows, …) on the CPU."""
     ensemble.train(False)
-    block = max(1, EVALUATED_AT_ONCE[x.device.type] // max(1, ensemble.models * x[0].numel()))
+    block = max(1, EVALUATED_AT_ONCE[x.is_cuda] // max(1, ensemble.models * x[0].numel()))
     parts = [ensemble(part.expand(ensemble.models, *part.shape)).cpu() for part in x.split(block)]
     return torch.cat(parts, dim=1)
 
 
 def seeded_model(make_model: Callable[[], nn.Module], seed: int) -> nn.Module:
     """`make_model()` with torch's global random numbers set from `seed`, and put back after it."""
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(seed)
         return make_model()
 

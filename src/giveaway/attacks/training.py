@@ -28,7 +28,8 @@ Loss = str | Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 class Training:
     """How a model is trained.
 
-    An epoch is split into ⌈members / batch_size⌉ batches of sizes that differ by at most one (no small last batch).
+    An epoch is split into ⌈members / batch_size⌉ batches of sizes that differ by at most one (no small last batch); of
+    models trained together the one with the most members counts.
     The loss is the mean over a batch. "cosine" goes from learning_rate to 0 over all steps. "bfloat16" multiplies in
     that precision (torch's autocast) and keeps parameters and sums in float32.
     """

@@ -36,7 +36,8 @@ class Normalized(Mapped):
         others = [axis for axis in range(records.ndim) if axis != 1]
         self.mean = records.mean(others, keepdim=True)
         deviation = (records - self.mean).square().mean(others, keepdim=True).sqrt()
-        self.deviation = torch.where(deviation > 0, deviation, 1.0)
+        varies = records.amax(others, keepdim=True) > records.amin(others, keepdim=True)  # rounding is no variation
+        self.deviation = torch.where(varies & (deviation > 0), deviation, 1.0)
 
     def map(self, X: torch.Tensor) -> torch.Tensor:
         return (X - self.mean) / self.deviation

@@ -94,8 +94,8 @@ def fitted(
     if x.device.type == "cpu":
         check_memory(
             "inputs",
-            2 * 8 * len(x) ** 2,
-            what="two matrices of records × records",
+            22 * len(x) ** 2,
+            what="matrices of records × records",
             got=f"{len(x)} records",
             remedy="take a sample of them, or a machine with more memory",
         )

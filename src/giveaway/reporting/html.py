@@ -14,6 +14,10 @@ from giveaway.files import write_text
 from giveaway.records import ScoreTable
 
 SHOWN = ("leverage", "loss", "influence", "loo_gap")
+PREDICTED = (
+    "predicted_* columns are estimates from theory in which only the last layer varies: not measured, no guarantee, "
+    "and far too low for networks."
+)
 WITHOUT_DRIFT = "newton and loo_gap take it into account, as asked; influence does not."
 
 
@@ -68,6 +72,8 @@ def notes(table: ScoreTable) -> list[str]:
             f"The head is not at the optimum of its training objective (relative gradient {relative:.2g}): "
             + ("scores assume it is. converged=False or refit=True take it into account." if assumed else WITHOUT_DRIFT)
         )
+    if any(name.startswith("predicted_") for name in table.columns):
+        said.append(PREDICTED)
     repeats = meta.get("repeats") or {}
     if repeats.get("exact") or repeats.get("near"):
         said.append(

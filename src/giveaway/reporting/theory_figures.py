@@ -33,11 +33,16 @@ def tradeoff_curves(curves: Mapping[str, TradeOff], *, title: str = "Errors of t
 
 
 def gap_map(
-    freedom: float, *, variance: float = 1.0, largest_error: float = 3.0, largest_leverage: float = 20.0
+    freedom: float,
+    *,
+    variance: float = 1.0,
+    outputs: int = 1,
+    largest_error: float = 3.0,
+    largest_leverage: float = 20.0,
 ) -> Figure:
     """Colours for E[loss left out − loss trained on] over ε² and h̄."""
     errors, leverages = np.linspace(0, largest_error, GRID), np.linspace(0, largest_leverage, GRID)
-    design = random_design(leverages[:, None], errors[None], freedom, variance=variance)
+    design = random_design(leverages[:, None], errors[None], freedom, variance=variance, outputs=outputs)
     figure, axes = blank(f"Expected loss gap, n − p = {freedom:g}", (5.8, 4.8))
     drawn = axes.pcolormesh(errors**2, leverages, expected_gap(design), cmap="viridis", shading="gouraud")
     figure.colorbar(drawn, ax=axes, label="mean of loss left out − loss trained on")

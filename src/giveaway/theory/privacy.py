@@ -67,10 +67,10 @@ def estimated_delta(curve: TradeOff, epsilon: ArrayLike) -> np.ndarray:
 def estimated_epsilon(curve: TradeOff, delta: ArrayLike) -> np.ndarray:
     """The least ε with δ(ε) ≤ δ: sup over α of log((1 − β − δ)/α) and log((1 − α − δ)/β); δ broadcasts over records.
 
-    δ must be above 0: without it the ε of a normal residual is infinite, for a large one shows a non-member for
+    δ must be above 1e-13: without it the ε of a normal residual is infinite, for a large one shows a non-member for
     certain. Infinite too where β at the best α is below the smallest double.
     """
-    slack = in_range("delta", delta, 0, 1, "give a δ such as 1e-5", closed=False)
+    slack = in_range("delta", delta, 1e-13, 1, "give a δ such as 1e-5", closed=False)  # below, 1 − α has no digits
 
     def loss(alpha: np.ndarray, power: np.ndarray, miss: np.ndarray) -> np.ndarray:
         with np.errstate(divide="ignore", invalid="ignore"):
