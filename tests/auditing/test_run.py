@@ -42,7 +42,7 @@ def test_metadata_of_a_plain_audit():
     }
     assert {key: meta[key] for key in expected} == expected
     assert meta["options"] == {
-        "scores": [name for name, score in CATALOGUE.items() if not score.inputs],
+        "scores": [name for name, score in CATALOGUE.items() if not score.inputs and not score.predicted],
         "unit": "record",
         "converged": True,
         "refit": False,
