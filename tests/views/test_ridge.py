@@ -96,6 +96,14 @@ def test_blocks_of_any_size_give_the_same_numbers(n, d, outputs, size, single, s
     assert whole.prediction.dtype == torch.float64
 
 
+@pytest.mark.parametrize("seed", [0, 438])
+def test_of_penalties_that_make_no_difference_the_strongest_is_taken(seed):
+    x, y = draw(2, 1, 1, seed)  # without one of two records the other is the prediction, whatever l2
+    view = leave_one_out_ridge(x, y, grid=GRID)
+    assert view.l2 == max(GRID)
+    torch.testing.assert_close(view.prediction, y.flip(0))
+
+
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(("n", "d"), [(25, 15), (15, 20)])
 def test_l2_is_the_best_of_the_grid_by_refits(n, d, seed):

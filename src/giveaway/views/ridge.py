@@ -25,6 +25,7 @@ CAP = 1e-10  # least 1 − h that is divided by
 KEPT_BYTES = 1 << 30  # of the left-out errors of all l2; beyond it the chosen l2 takes one more pass
 GATHERED = 1 << 27  # numbers of the rows of groups that are held at a time
 BATCH = 1 << 22  # numbers of the group blocks worked on at a time
+TIED = 1e-9  # relative difference of errors that may be rounding
 
 LeftOut = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -115,8 +116,9 @@ class _Table:
 
 
 def _least(errors: torch.Tensor, grid: torch.Tensor) -> int:
-    """The place of the least error; that of the strongest l2 where every error is infinite."""
-    return int(errors.argmin() if bool(errors.isfinite().any()) else grid.argmax())
+    """The place of the least error; of several that rounding alone tells apart, that of the strongest l2."""
+    alike = errors <= errors.min() * (1.0 + TIED)
+    return int(torch.where(alike, grid, -1.0).argmax())
 
 
 def _left_out(spectrum: Spectrum, grid: torch.Tensor, members: dict[int, torch.Tensor] | None) -> Iterator[LeftOut]:
