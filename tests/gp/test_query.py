@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -295,3 +296,13 @@ def test_no_records_kept_to_start_from():
     removal = remove(fit(Linear(), draw(2, 2), draw(2), 0.1), torch.tensor([[0, 1]]))
     with pytest.raises(InputError, match="origin: expected 'removed' or 'bounds', got 'kept', with every record"):
         optimal_queries(removal, seed=0)
+
+
+def test_numpy_counts_are_counts_and_a_vector_of_starts_is_refused():
+    removal = remove(fit(RBF(), draw(6, 2), draw(6, seed=1), 0.1), torch.arange(2))
+    one, other = (optimal_queries(removal, starts=count, seed=0, steps=3) for count in (4, np.int64(4)))
+    assert torch.equal(one.ends, other.ends)
+    with pytest.raises(
+        InputError, match=r"starts: expected shape \(starts, 1, 2\) or \(2, starts, 1, 2\), got shape \(3,\)"
+    ):
+        optimal_queries(removal, starts=torch.zeros(3))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any, Literal, Protocol
 
 import torch
@@ -208,12 +209,13 @@ def _starts(
     """(R, starts, q, …)."""
     inputs, rows = target.inputs, target.rows
     own = tuple(inputs.shape[1:])
-    if isinstance(starts, int):
-        return _drawn(target, (len(rows), whole("starts", starts, 1), queries), origin, noise, bounds, unit, seed)
+    if isinstance(starts, Integral):
+        return _drawn(target, (len(rows), whole("starts", int(starts), 1), queries), origin, noise, bounds, unit, seed)
     given = as_tensor("starts", starts).to(inputs)
     if given.ndim == inputs.ndim + 1:
         given = given.expand(len(rows), *given.shape)
-    if tuple(given.shape) != (len(rows), given.shape[1], queries, *own) or given.shape[1] == 0:
+    fits = given.ndim == inputs.ndim + 2 and (len(given), *given.shape[2:]) == (len(rows), queries, *own)
+    if not fits or given.shape[1] == 0:
         text = ", ".join(["starts", str(queries), *map(str, own)])
         got = f"shape {tuple(as_tensor('starts', starts).shape)}"
         raise fail("starts", f"shape ({text}) or ({len(rows)}, {text})", got, "give one point a query of each start")
