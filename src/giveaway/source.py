@@ -118,6 +118,7 @@ def _from_model(options: Options, say: Say) -> Head:
         penalize_intercept=options.get("penalize_intercept", True),
         reduction=options.get("reduction"),
         batch_size=options.get("batch_size", 256),
+        keep_inputs=False if "inputs" in options else None,
     )
 
 

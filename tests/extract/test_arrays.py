@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 from giveaway import Head
 from giveaway.checks import ROWS_PER_CHECK, InputError
 from giveaway.extract import from_file
+from giveaway.source import head_from
 
 N, D, M = 12, 4, 3
 
@@ -261,3 +262,77 @@ def test_a_penalty_that_is_no_number(tmp_path, l2):
     np.savez(tmp_path / "head.npz", features=np.eye(3), outputs=np.eye(3), targets=np.arange(3))
     with pytest.raises(ValueError, match="l2: expected a finite number of at least 0"):
         from_file(tmp_path / "head.npz", l2=l2)
+
+
+# ------------------------------------------------------------------------------------------------ black boxes, inputs
+
+NO_FEATURES = "no features: a black box, of which only outputs and inputs can be scored"
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+def test_outputs_without_features_are_a_black_box(tmp_path, arrays, suffix):
+    stored = {"outputs": linear(arrays), "targets": arrays["targets"], "ids": np.arange(N) + 7}
+    path = written(tmp_path, stored, suffix)
+    head, notes = from_file(path)
+    assert notes == [NO_FEATURES]
+    assert repr(head) == "Head(n=12, black box, m=3, loss='cross_entropy')"
+    np.testing.assert_array_equal(head.outputs.numpy(), stored["outputs"])
+    np.testing.assert_array_equal(head.ids, stored["ids"])
+    assert from_file(path, intercept=True)[0].linear is False
+    with pytest.raises(InputError, match=r"l2: expected no l2 for a black box \(features=None\), got 0.5; drop l2="):
+        from_file(path, l2=0.5)
+
+
+def test_the_command_line_reads_a_black_box(tmp_path, arrays):
+    path = written(tmp_path, {"outputs": linear(arrays), "targets": arrays["targets"]})
+    said = []
+    head = head_from({"features": str(path)}, said.append)
+    assert not head.linear
+    assert said == [f"note: {NO_FEATURES}"]
+    with pytest.raises(InputError, match="l2: expected no l2 for a black box"):
+        head_from({"features": str(path), "l2": 0.1}, said.append)
+
+
+def test_a_file_of_a_black_box_without_what_it_needs(tmp_path, arrays):
+    probabilities = np.full((N, M), 1 / M)
+    with pytest.raises(InputError, match=r"outputs: expected logits, got probabilities, .*; pass their logarithms"):
+        from_file(written(tmp_path, {"outputs": probabilities, "targets": arrays["targets"]}))
+    with pytest.raises(InputError, match=r"targets: expected the keys .*, got keys outputs; add the array targets"):
+        from_file(written(tmp_path, {"outputs": probabilities}))
+    for key in ("weight", "bias"):
+        stored = {"outputs": linear(arrays), "targets": arrays["targets"], key: arrays[key]}
+        with pytest.raises(InputError, match=r"features: expected the keys .*; add the array features"):
+            from_file(written(tmp_path, stored))
+
+
+def test_a_saved_black_box_comes_back(tmp_path, arrays):
+    head = Head(None, linear(arrays), np.eye(M)[arrays["targets"]], "squared", inputs=[f"t{i}" for i in range(N)])
+    head.save(tmp_path / "head.npz")
+    again, notes = from_file(tmp_path / "head.npz")
+    assert notes == [NO_FEATURES]
+    assert repr(again) == repr(head) == "Head(n=12, black box, m=3, loss='squared', inputs=text)"
+    assert again.inputs == head.inputs
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+def test_inputs_in_the_file_are_the_records(tmp_path, arrays, suffix):
+    images = np.random.default_rng(0).integers(0, 256, (N, 6, 5, 3)).astype(np.uint8)
+    head, notes = from_file(written(tmp_path, arrays | {"inputs": images}, suffix))
+    assert notes == []
+    assert head.inputs.dtype == np.uint8
+    np.testing.assert_array_equal(head.inputs, images.transpose(0, 3, 1, 2))
+    with pytest.raises(InputError, match="inputs: expected 12 rows, one a record, got 5 rows; align them with the"):
+        from_file(written(tmp_path, arrays | {"inputs": images[:5]}, suffix))
+
+
+def test_inputs_that_save_wrote_are_not_turned(tmp_path, arrays):
+    images = np.arange(N * 6 * 5 * 3, dtype=np.uint8).reshape(N, 6, 5, 3)
+    Head(arrays["features"], linear(arrays), arrays["targets"], "cross_entropy", inputs=images).save(tmp_path / "h.npz")
+    np.testing.assert_array_equal(from_file(tmp_path / "h.npz")[0].inputs, images)
+
+
+def test_text_inputs_in_the_file(tmp_path, arrays):
+    texts = [f"record {i}" for i in range(N)]
+    assert from_file(written(tmp_path, arrays | {"inputs": np.array(texts)}))[0].inputs == texts
+    with pytest.raises(InputError, match=r"inputs: expected images, numbers or strings, got dtype \|S8; convert"):
+        from_file(written(tmp_path, arrays | {"inputs": np.array(texts).astype("S8")}))

@@ -40,6 +40,7 @@ def test_what_follows_the_last_layer_is_refused(model, x, y, forward):
 
 def test_a_model_without_linear_layers_is_refused(x, y):
     words = r"a model whose head is not linear \(no nn.Linear ran\); return raw outputs \(no softmax\), name the layer"
+    words += r" with layer=, or build Head \(a black box: features=None\)$"
     with pytest.raises(InputError, match=words):
         from_torch(nn.Sequential(nn.Unflatten(1, (6, 1)), nn.Conv1d(6, 3, 1), nn.Flatten()), TensorDataset(x, y))
 

@@ -1,14 +1,21 @@
+import warnings
+
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from scipy import sparse
-from sklearn.compose import TransformedTargetRegressor
-from sklearn.ensemble import RandomForestClassifier
+from sklearn.cluster import KMeans
+from sklearn.compose import make_column_transformer
+from sklearn.feature_extraction.text import CountVectorizer
+from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LinearRegression, LogisticRegression, LogisticRegressionCV, Ridge
+from sklearn.mixture import GaussianMixture
 from sklearn.model_selection import GridSearchCV
 from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
+from sklearn.svm import SVC, LinearSVC
 
 import giveaway.extract.sklearn_inputs as sklearn_inputs
 from giveaway.checks import InputError
@@ -53,13 +60,24 @@ def test_sparse_inputs_become_dense_up_to_a_limit(X, labels, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "estimator", [RandomForestClassifier(), LogisticRegressionCV(), TransformedTargetRegressor(Ridge())]
+    "estimator",
+    [
+        LogisticRegressionCV(),
+        LinearSVC(),
+        SVC(kernel="rbf"),
+        KMeans(3, n_init=1),
+        GaussianMixture(2),
+    ],
+    ids=lambda estimator: type(estimator).__name__,
 )
 def test_unsupported_estimators_name_the_supported(X, labels, estimator):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        estimator.fit(X, labels)
     words = (
         f"expected one of LinearRegression, Ridge, .*MLPRegressor, or a Pipeline .*, got {type(estimator).__name__};"
     )
-    with pytest.raises(InputError, match=words + " for another model build Head"):
+    with pytest.raises(InputError, match=words + r" for another model build Head \(a black box: features=None\)$"):
         from_sklearn(estimator, X, labels)
 
 
@@ -93,3 +111,37 @@ def test_bad_inputs(X, values, labels):
         from_sklearn(LinearRegression(positive=True).fit(X, values), X, values)
     with pytest.raises(InputError, match="one alpha for all outputs, got 2 alphas"):
         from_sklearn(Ridge(alpha=[1.0, 2.0]).fit(X, values), X, values)
+
+
+# ------------------------------------------------------------------------------------------------ X as the inputs
+
+
+def test_the_inputs_are_x_before_the_pipeline(X, labels):
+    pipeline = make_pipeline(StandardScaler(), LogisticRegression()).fit(X, labels)
+    head = from_sklearn(pipeline, X, labels)
+    assert head.inputs is X
+    assert not np.allclose(head.features.numpy(), X)
+    assert repr(head).endswith(f"l2=1, inputs=({D},))")
+    whole = np.round(X).astype(int)
+    np.testing.assert_array_equal(from_sklearn(pipeline, whole.tolist(), labels).inputs, whole)
+
+
+def test_strings_and_tables_are_kept_as_they_were_given(X, labels):
+    texts = [f"word{row % 7} {label}" for row, label in enumerate(labels)]
+    pipeline = make_pipeline(CountVectorizer(), LogisticRegression()).fit(texts, labels)
+    for given in (texts, np.array(texts), np.array(texts, dtype=object), pd.Series(texts)):
+        assert from_sklearn(pipeline, given, labels).inputs == texts
+    frame = pd.DataFrame({"age": X[:, 0], "town": np.where(X[:, 1] > 0, "x", "y")})
+    encode = make_column_transformer((OneHotEncoder(), ["town"]), remainder="passthrough")
+    pipeline = make_pipeline(encode, LogisticRegression()).fit(frame, labels)
+    head = from_sklearn(pipeline, frame, labels)
+    assert head.inputs is frame
+    assert repr(head).endswith("inputs=(2,))")
+
+
+def test_sparse_inputs_and_numbers_with_gaps_are_not_kept(X, labels):
+    assert from_sklearn(LogisticRegression().fit(X, labels), sparse.csr_array(X), labels).inputs is None
+    gaps = np.where(np.arange(N)[:, None] == 4, np.nan, X)
+    head = from_sklearn(make_pipeline(SimpleImputer(), LogisticRegression()).fit(gaps, labels), gaps, labels)
+    assert head.inputs is None
+    assert head.n == N

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from giveaway.checks import as_tensor, fail
+from giveaway.extract.inputs_file import as_records
 from giveaway.extract.linear_layer import storable
 from giveaway.extract.linear_outputs import linear_outputs
 from giveaway.extract.reading import reading
 from giveaway.records.head import Head, infer_loss
 
-ARRAYS = ("features", "outputs", "targets", "weight", "bias", "sample_weight", "ids", "groups")
+ARRAYS = ("features", "outputs", "targets", "weight", "bias", "sample_weight", "ids", "groups", "inputs")
 SETTINGS = ("l2", "options")
 CONTENTS = "the keys features, targets, and weight with bias, or outputs"
 
@@ -31,8 +32,9 @@ def from_file(
     """The Head stored in `path`, and notes on what was ignored, overridden or assumed.
 
     The file holds `features` (n, d), `targets`, and `weight` (m, d) with `bias` (m), or `outputs` (n, m), or both;
-    optionally `ids`, `groups`, `sample_weight` and `l2`. Files of `Head.save` hold their options as well. What is
-    given here goes before what the file says. No pickle is ever read.
+    optionally `ids`, `groups`, `sample_weight`, `l2` and `inputs`, the records themselves. `outputs` and `targets`
+    without `features` are those of a black box. Files of `Head.save` hold their options as well. What is given here
+    goes before what the file says. No pickle is ever read.
 
     Examples
     --------
@@ -45,12 +47,17 @@ def from_file(
     file = Path(path)
     stored, ignored = _read(file)
     notes = [f"ignored keys: {_listed(ignored)}"] if ignored else []
-    lacking = [(key, f"add the array {key}") for key in ("features", "targets") if key not in stored]
+    black_box = "features" not in stored and "outputs" in stored and not {"weight", "bias"} & stored.keys()
+    if black_box:
+        notes.append("no features: a black box, of which only outputs and inputs can be scored")
+    needed = ("targets",) if black_box else ("features", "targets")
+    lacking = [(key, f"add the array {key}") for key in needed if key not in stored]
     if not {"outputs", "weight"} & stored.keys():
         lacking.append(("outputs", "add outputs or weight"))
     for key, remedy in lacking:
         got = f"keys {_listed(sorted([*stored, *ignored]))}" if stored or ignored else "no keys"
         raise fail(key, f"{CONTENTS} in {file.name}", got, remedy)
+    saved = "options" in stored
     settings = _options(file, stored.pop("options", None))
     if "l2" in stored:
         settings["l2"] = _single_number("l2", stored.pop("l2"))
@@ -61,6 +68,8 @@ def from_file(
             if name in settings and settings[name] != value:
                 notes.append(f"{name}={value} as given, not the {settings[name]} of the file")
             settings[name] = value
+    if black_box:
+        settings["intercept"] = False
     if "intercept" not in settings:
         settings["intercept"] = "bias" in stored or "weight" not in stored
         if not settings["intercept"]:
@@ -76,8 +85,10 @@ def from_file(
         arrays["outputs"] = linear_outputs(arrays["features"], arrays["weight"], arrays.get("bias"))
     if "loss" not in settings:
         settings["loss"] = infer_loss(arrays["targets"], arrays["outputs"])
-    names = {name: stored[name] for name in ("sample_weight", "ids", "groups") if name in stored}
-    return Head(**arrays, **names, **settings), notes
+    others = {name: stored[name] for name in ("sample_weight", "ids", "groups", "inputs") if name in stored}
+    if "inputs" in others and not saved:
+        others["inputs"] = as_records(np.asarray(others["inputs"]))
+    return Head(**{"features": None} | arrays, **others, **settings), notes
 
 
 def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], list[str]]:

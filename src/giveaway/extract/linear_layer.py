@@ -90,7 +90,7 @@ def check_not_tied(model: nn.Module, name: str, layer: nn.Linear) -> None:
 
 def check_is_model_output(result: Any, seen: Seen | None, reduction: str | None) -> Seen:
     """Refuse a model whose output is not what its last linear layer gave."""
-    remedy = "return raw outputs (no softmax), name the layer with layer=, or build Head from arrays"
+    remedy = "return raw outputs (no softmax), name the layer with layer=, or build Head (a black box: features=None)"
     expected = "a linear layer whose output is the model's output"
     if seen is None:
         raise fail("model", expected, "a model whose head is not linear (no nn.Linear ran)", remedy)

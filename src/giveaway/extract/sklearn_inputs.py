@@ -32,11 +32,9 @@ def last_step(estimator: Any, X: Any) -> tuple[Any, Any]:
 def checked_inputs(estimator: Any, X: Any, y: Any) -> tuple[Any, np.ndarray]:
     """X as numbers (sparse if it was) and y with one row a record, in the shapes `estimator` was fitted with."""
     X = X.tocsr() if hasattr(X, "tocsr") else np.asarray(X)
-    y = np.asarray(y)
     if X.ndim != 2:
         raise fail("X", "shape (records, features)", f"shape {X.shape}", "pass the X the estimator was fitted with")
-    if y.ndim == 0 or len(y) != X.shape[0]:
-        raise fail("y", f"{X.shape[0]} rows, one a row of X", f"shape {y.shape}", "pass the X and y of one data set")
+    y = checked_targets(y, X.shape[0])
     if X.shape[1] != estimator.n_features_in_:
         expected = f"{estimator.n_features_in_} columns, as the estimator was fitted with"
         raise fail("X", expected, f"{X.shape[1]} columns", "pass the X the estimator was fitted with")
@@ -46,7 +44,30 @@ def checked_inputs(estimator: Any, X: Any, y: Any) -> tuple[Any, np.ndarray]:
         except (TypeError, ValueError) as error:
             remedy = "encode the columns as numbers, or pass the whole Pipeline"
             raise fail("X", "an array of numbers", f"dtype {X.dtype}", remedy) from error
-    return X, y.ravel() if y.ndim == 2 and y.shape[1] == 1 else y
+    return X, y
+
+
+def checked_targets(y: Any, n: int) -> np.ndarray:
+    """y with one row a record, a single column as (n,)."""
+    y = np.asarray(y)
+    if y.ndim == 0 or len(y) != n:
+        raise fail("y", f"{n} rows, one a row of X", f"shape {y.shape}", "pass the X and y of one data set")
+    return y.ravel() if y.ndim == 2 and y.shape[1] == 1 else y
+
+
+def records_of(X: Any) -> Any:
+    """X as the records themselves; None for a sparse X, for other things, and for numbers with gaps."""
+    if hasattr(X, "tocsr"):
+        return None
+    if hasattr(X, "iloc") or (isinstance(X, list) and all(isinstance(row, str) for row in X)):
+        return X
+    try:
+        array = np.asarray(X)
+    except ValueError:  # rows of several lengths, which the estimator will refuse
+        return None
+    if array.dtype.kind not in "fiubUO" or (array.dtype.kind == "f" and not np.isfinite(array).all()):
+        return None
+    return array
 
 
 def dense(X: Any) -> np.ndarray:

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from giveaway.checks import check_choice, fail
 from giveaway.extract.batches import BatchKeys, batches
+from giveaway.extract.kept_inputs import KeptInputs
 from giveaway.extract.linear_layer import (
     REDUCTIONS,
     check_is_model_output,
@@ -30,6 +31,7 @@ from giveaway.extract.row_identity import (
     order_error,
     why_order_is_unknown,
 )
+from giveaway.extract.rows import Rows
 from giveaway.extract.untouched import untouched
 from giveaway.records.head import Head, infer_loss
 
@@ -52,6 +54,7 @@ def from_torch(
     sample_weight: Any = None,
     ids: Any = None,
     groups: Any = None,
+    keep_inputs: bool | None = None,
 ) -> Head:
     """The linear head of `model` and what it sees of each record in `data`, in the loader's order.
 
@@ -71,6 +74,9 @@ def from_torch(
     device : which of the model's devices takes the inputs (default: that of its first parameter).
     autocast : torch.bfloat16 or torch.float16, to run the model in mixed precision.
     sample_weight, ids, groups : one a record in dataset order, or (weights, groups) a dict from id to value.
+    keep_inputs : keep what the model is given of each record as `head.inputs`, on the CPU and up to 2 GiB. None keeps
+        images, tables (one tensor of floats or uint8 a batch) and strings, and nothing where that cannot be; True says
+        why not, False never keeps.
 
     Examples
     --------
@@ -79,7 +85,7 @@ def from_torch(
     >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
     >>> records = TensorDataset(torch.eye(3).repeat(2, 1), torch.tensor([0, 1, 0, 1, 0, 1]))
     >>> from_torch(model, records, l2=0.1)
-    Head(n=6, d=4, m=2, loss='cross_entropy', l2=0.1)
+    Head(n=6, d=4, m=2, loss='cross_entropy', l2=0.1, inputs=(3,))
     """
     module = _unwrapped(model)
     loader = _as_loader(data, batch_size)
@@ -94,7 +100,8 @@ def from_torch(
     unknown_order, total = why_order_is_unknown(loader), expected_rows(loader)
 
     first, second = RowTrail(total), RowTrail(total)
-    features, outputs, targets = (_Rows(name, total) for name in ("features", "outputs", "targets"))
+    features, outputs, targets = (Rows(name, total) for name in ("features", "outputs", "targets"))
+    inputs = KeptInputs(keep_inputs, total)
     with untouched(module, loader, where):
         for number, batch in enumerate(batches(loader, keys)):
             if unknown_order and batch.ids is None:
@@ -102,6 +109,7 @@ def from_torch(
             if batch.ids is not None and ids is not None:
                 raise fail("ids", "ids in the batches or ids=, not both", "both", "drop ids=")
             first.add(batch)
+            inputs.add(batch)  # before the model runs, which may change them in place
             with nullcontext() if autocast is None else torch.autocast(where.type, dtype=autocast):
                 result, seen = watch(layers, module, *batch.inputs_on(where))
             if layer is None:
@@ -140,33 +148,8 @@ def from_torch(
         sample_weight=_in_row_order("sample_weight", sample_weight, names, unknown_order),
         ids=names,
         groups=_in_row_order("groups", groups, names, unknown_order),
+        inputs=inputs.joined(),
     )
-
-
-class _Rows:
-    """Blocks of rows joined into one tensor, written in place where the number of rows is known beforehand."""
-
-    def __init__(self, name: str, total: int | None) -> None:
-        self._name, self._total, self._filled = name, total, 0
-        self._blocks: list[torch.Tensor] = []
-
-    def add(self, block: torch.Tensor) -> None:
-        if self._blocks and (kind := _row_kind(block)) != (first := _row_kind(self._blocks[0])):
-            raise fail(self._name, f"rows of {first} in every batch", f"rows of {kind}", "make all records alike")
-        if self._total is None:
-            self._blocks.append(block)
-            return
-        if not self._blocks:
-            self._blocks.append(block.new_empty(self._total, *block.shape[1:]))
-        self._blocks[0][self._filled : self._filled + len(block)] = block
-        self._filled += len(block)
-
-    def joined(self) -> torch.Tensor:
-        return self._blocks[0] if len(self._blocks) == 1 else torch.cat(self._blocks)
-
-
-def _row_kind(block: torch.Tensor) -> str:
-    return f"shape {tuple(block.shape[1:])} and type {str(block.dtype).removeprefix('torch.')}"
 
 
 def _in_row_order(argument: str, value: Any, names: Any, unknown_order: str | None) -> Any:

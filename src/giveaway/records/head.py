@@ -1,4 +1,4 @@
-"""Head: the last linear layer of a trained model and what it saw, one row a training record."""
+"""Head: what a trained model made of its training records, one row each: its last linear layer, or outputs alone."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ from giveaway.files import read_arrays, write_atomically
 
 LOSSES = ("squared", "cross_entropy", "binary_cross_entropy")
 AGREEMENT = 1e-2  # of the outputs' spread; features stored in half precision still pass
+TEXT_BYTES = 2**31  # strings are saved as wide as the longest of them, up to this size in all
+LOGARITHMS = "np.log(np.clip(p, 1e-12, None))"  # of probabilities p
 
 
 def infer_loss(targets: Any, outputs: Any) -> str:
@@ -56,12 +58,14 @@ def infer_loss(targets: Any, outputs: Any) -> str:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Head:
-    """A linear head and the records it was trained on.
+    """A linear head and the records it was trained on, or a black box: what any other model says of its records.
 
     Parameters
     ----------
-    features : (n, d) inputs of the head, without the bias column; NumPy, torch or memory-mapped.
-    outputs : (n, m) raw logits or predictions.
+    features : (n, d) inputs of the head, without the bias column; NumPy, torch or memory-mapped. None for a black box
+        (boosted trees, any model without a linear head), which has no l2, weight and bias either.
+    outputs : (n, m) raw logits or predictions. Of a black box that gives probabilities p, their logarithms:
+        np.log(np.clip(p, 1e-12, None)).
     targets : class indices (n,), soft labels (n, m), 0/1 labels, or values (n,) or (n, m).
     loss : "squared", "cross_entropy" (also one logit with 0/1 targets) or "binary_cross_entropy" (multi-label).
     l2 : penalty in summed-loss units; see docs/notation.md for what your trainer's setting amounts to.
@@ -69,6 +73,14 @@ class Head:
     weight, bias : (m, d) and (m,); needed by `newton` with converged=False and by refit, checked against outputs.
     sample_weight : (n,) non-negative weights of the records in the training loss.
     ids : a unique name a record (row numbers by default). groups : the person each record belongs to.
+    inputs : the records themselves, row by row: images (n, c, h, w) or (n, h, w), a table (n, p) of numbers, strings or
+        objects, a pandas DataFrame, or n strings, which become a list.
+
+    Examples
+    --------
+    >>> probabilities = np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]])
+    >>> Head(None, np.log(probabilities), [0, 1, 1], "cross_entropy", inputs=["a", "b", "c"])
+    Head(n=3, black box, m=2, loss='cross_entropy', inputs=text)
     """
 
     features: torch.Tensor
@@ -83,37 +95,56 @@ class Head:
     sample_weight: torch.Tensor | None = None
     ids: np.ndarray = None  # type: ignore[assignment]
     groups: np.ndarray | None = None
+    inputs: Any = None
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__
-        features = as_tensor("features", self.features)
-        check_shape("features", features, (None, None), "(records, features)")
-        n, d = features.shape
-        if n < 2:
-            raise fail("features", "at least 2 records", f"{n}", "pass the training set, one row a record")
-        if d == 0 and not self.intercept:
-            raise fail("features", "at least one feature", "0 features", "pass the inputs of the head")
         outputs = as_tensor("outputs", self.outputs)
         if outputs.ndim == 1:
             outputs = outputs.unsqueeze(1)
+        if not outputs.is_floating_point():
+            outputs = outputs.to(torch.float64)
+        if self.features is None:
+            check_shape("outputs", outputs, (None, None), "(records, outputs)")
+            features = torch.empty(len(outputs), 0, dtype=torch.float64, device=outputs.device)
+            set_field(self, "intercept", False)
+        else:
+            features = as_tensor("features", self.features)
+        check_shape("features", features, (None, None), "(records, features)")
+        n, d = features.shape
+        if n < 2:
+            argument = "outputs" if self.features is None else "features"
+            raise fail(argument, "at least 2 records", f"{n}", "pass the training set, one row a record")
+        # dataclasses.replace hands a black box its own empty features again
+        black_box = d == 0 and not self.intercept
+        if black_box and self.features is not None and not (self.weight is None and self.bias is None):
+            raise fail("features", "at least one feature", "0 features", "pass the inputs of the head")
         check_shape("outputs", outputs, (n, None), f"({n}, outputs), one row a record as in features")
         if not features.is_floating_point():
             features = features.to(torch.float64)
-        if not outputs.is_floating_point():
-            outputs = outputs.to(torch.float64)
         check_finite("features", features)
+        if black_box:
+            _check_logarithms(outputs, self.loss)
         check_finite("outputs", outputs)
         set_field(self, "features", features)
         set_field(self, "outputs", outputs)
         check_choice("loss", self.loss, LOSSES)
         set_field(self, "targets", _check_targets(as_tensor("targets", self.targets), outputs, self.loss))
         set_field(self, "l2", check_number("l2", self.l2, minimum=0.0, remedy="give the penalty in summed-loss units"))
+        if black_box:
+            for name in ("l2", "weight", "bias"):
+                if (value := getattr(self, name)) is not None and (name != "l2" or value > 0):
+                    got = f"{value:g}" if name == "l2" else f"a {name}"
+                    remedy = f"drop {name}=, or pass the features of a linear head"
+                    raise fail(name, f"no {name} for a black box (features=None)", got, remedy)
         if self.sample_weight is not None:
             set_field(self, "sample_weight", _check_sample_weight(self.sample_weight, n))
         self._check_parameters()
         set_field(self, "ids", np.arange(n) if self.ids is None else check_names("ids", self.ids, n, unique=True))
         if self.groups is not None:
             set_field(self, "groups", check_names("groups", self.groups, n, unique=False))
+        if self.inputs is not None:
+            set_field(self, "inputs", _check_inputs(self.inputs, n))
 
     @property
     def n(self) -> int:
@@ -129,6 +160,11 @@ class Head:
     def width(self) -> int:
         """Columns of the design matrix: the features, and the bias column if the head has one."""
         return self.features.shape[1] + int(self.intercept)
+
+    @property
+    def linear(self) -> bool:
+        """Whether there is a linear head; False for a black box."""
+        return self.width > 0
 
     def slices(self, size: int) -> Iterator[slice]:
         """The records in consecutive slices of at most `size`."""
@@ -159,6 +195,8 @@ class Head:
 
     def parameters(self) -> torch.Tensor:
         """θ as (width, m) in float64; an error where the head was built without its weights."""
+        if not self.linear:
+            raise fail("head", "a linear head", "a black box", "pass the features of a linear head to Head")
         if self.weight is None:
             raise fail("weight", "the head's weights (m, d) and bias (m)", "none", "pass weight= and bias= to Head")
         theta = self.weight.to(torch.float64).T
@@ -176,12 +214,15 @@ class Head:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write an .npz that `Head.load` and `giveaway audit --features` read; no pickle."""
-        arrays = {"features": self.features, "outputs": self.outputs, "targets": self.targets}
+        arrays = {"features": self.features} if self.linear else {}
+        arrays |= {"outputs": self.outputs, "targets": self.targets}
         arrays |= {k: v for k in ("weight", "bias", "sample_weight") if (v := getattr(self, k)) is not None}
         saved: dict[str, np.ndarray] = {name: _to_numpy(value) for name, value in arrays.items()}
         saved["ids"] = self.ids
         if self.groups is not None:
             saved["groups"] = self.groups
+        if self.inputs is not None:
+            saved["inputs"] = _saveable(self.inputs)
         options = {k: getattr(self, k) for k in ("loss", "l2", "intercept", "penalize_intercept")}
         saved["options"] = np.array(json.dumps(options))
         write_atomically(path, lambda stream: np.savez(stream, allow_pickle=False, **saved))
@@ -195,11 +236,17 @@ class Head:
             raise fail("path", "a file written by Head.save", "another .npz", remedy)
         options = json.loads(str(stored.pop("options")))
         known = {field.name for field in fields(cls)}
+        stored.setdefault("features", None)
         return cls(**{name: value for name, value in stored.items() if name in known}, **options)
 
     def __repr__(self) -> str:
-        people = "" if self.groups is None else f", people={len(np.unique(self.groups))}"
-        return f"Head(n={self.n}, d={self.features.shape[1]}, m={self.m}, loss={self.loss!r}, l2={self.l2:g}{people})"
+        parts = [f"n={self.n}", f"d={self.features.shape[1]}" if self.linear else "black box", f"m={self.m}"]
+        parts += [f"loss={self.loss!r}", *([f"l2={self.l2:g}"] if self.linear else [])]
+        if self.groups is not None:
+            parts.append(f"people={len(np.unique(self.groups))}")
+        if self.inputs is not None:
+            parts.append(f"inputs={'text' if isinstance(self.inputs, list) else tuple(self.inputs.shape[1:])}")
+        return f"Head({', '.join(parts)})"
 
     def _check_parameters(self) -> None:
         if self.weight is None:
@@ -239,6 +286,72 @@ class Head:
                 f"a difference of {worst:.3g} in row {row} where outputs span {spread:.3g}",
                 "pass the inputs of the head and its raw outputs, before softmax, in the same record order",
             )
+
+
+def _check_logarithms(outputs: torch.Tensor, loss: str) -> None:
+    """Refuse probabilities in place of logits, which is what most black boxes give, and logarithms of 0."""
+    if loss != "cross_entropy" or len(outputs) == 0:
+        return
+    if bool((lowest := outputs == -torch.inf).any()):
+        row = int(lowest.any(dim=1).nonzero()[0])
+        raise fail("outputs", "finite logits", f"minus infinity first in row {row}", f"clip them: {LOGARITHMS}")
+    inside = outputs.shape[1] > 1 and bool(((outputs >= 0) & (outputs <= 1)).all())
+    # 1e-3: probabilities in half precision
+    if inside and bool(((outputs.sum(1, dtype=torch.float64) - 1).abs() < 1e-3).all()):
+        raise fail("outputs", "logits", "probabilities, rows that sum to 1", f"pass their logarithms: {LOGARITHMS}")
+
+
+def _check_inputs(value: Any, n: int) -> Any:
+    """The records themselves, n rows: a tensor, an array, a DataFrame, or a list of strings."""
+    if isinstance(value, torch.Tensor):
+        value = value.detach()
+    elif isinstance(value, list | tuple):
+        value = list(value) if all(isinstance(row, str) for row in value) else _array_of_rows(value)
+    elif hasattr(value, "iloc"):
+        value = value.to_numpy() if value.ndim == 1 else value
+    elif not isinstance(value, np.ndarray):
+        if not hasattr(value, "__array__"):
+            remedy = "pass the records themselves, dense, in the order of the outputs"
+            raise fail("inputs", "an array, a DataFrame or a list of strings", f"a {type(value).__name__}", remedy)
+        value = np.asarray(value)
+    if isinstance(value, np.ndarray) and value.ndim == 1 and _holds_strings(value):
+        value = value.tolist()  # not an array, which is as wide as its longest string
+    rows = "shape ()" if getattr(value, "ndim", 1) == 0 else f"{len(value)} rows"
+    if rows != f"{n} rows":
+        raise fail("inputs", f"{n} rows, one a record", rows, "align them with the outputs")
+    if isinstance(value, torch.Tensor) or (isinstance(value, np.ndarray) and value.dtype.kind == "f"):
+        check_finite("inputs", as_tensor("inputs", value))
+    return value
+
+
+def _array_of_rows(rows: Any) -> np.ndarray:
+    try:
+        return np.asarray(rows)
+    except (ValueError, TypeError, RuntimeError) as error:
+        expected, got = "rows that make one array", "rows of several shapes or of other things"
+        raise fail("inputs", expected, got, "make all records alike, and pass an array") from error
+
+
+def _holds_strings(array: np.ndarray) -> bool:
+    return array.dtype.kind == "U" or (array.dtype.kind == "O" and all(isinstance(value, str) for value in array))
+
+
+def _saveable(inputs: Any) -> np.ndarray:
+    """As an array of numbers or strings that an .npz gives back as it was, without pickle."""
+    stored = _to_numpy(inputs) if isinstance(inputs, torch.Tensor) else inputs
+    if isinstance(inputs, list) and 4 * len(inputs) * max(map(len, inputs)) <= TEXT_BYTES:
+        stored = np.array(inputs)
+        if stored.tolist() != inputs:  # NumPy drops zeros at the end of a string
+            stored = inputs
+    if not isinstance(stored, np.ndarray) or stored.dtype.kind not in "fiubU":
+        kinds = {
+            list: "strings that are too long, or end in zeros",
+            np.ndarray: f"dtype {getattr(stored, 'dtype', '')}",
+        }
+        got = kinds.get(type(stored), f"a {type(stored).__name__}")
+        remedy = "save dataclasses.replace(head, inputs=None), and the records apart"
+        raise fail("inputs", "numbers or strings, which need no pickle", got, remedy)
+    return stored
 
 
 def _check_sample_weight(value: Any, n: int) -> torch.Tensor:

@@ -1,0 +1,36 @@
+"""Blocks of rows, joined into one tensor."""
+
+from __future__ import annotations
+
+import torch
+
+from giveaway.checks import fail
+
+
+class Rows:
+    """Blocks of rows joined into one tensor, written in place where the number of rows is known beforehand."""
+
+    def __init__(self, name: str, total: int | None) -> None:
+        self._name, self._total, self._filled = name, total, 0
+        self._blocks: list[torch.Tensor] = []
+
+    def add(self, block: torch.Tensor) -> None:
+        """Append the rows of `block`, which are like those before."""
+        if self._blocks and (kind := row_kind(block)) != (first := row_kind(self._blocks[0])):
+            raise fail(self._name, f"rows of {first} in every batch", f"rows of {kind}", "make all records alike")
+        if self._total is None:
+            self._blocks.append(block)
+            return
+        if not self._blocks:
+            self._blocks.append(block.new_empty(self._total, *block.shape[1:]))
+        self._blocks[0][self._filled : self._filled + len(block)] = block
+        self._filled += len(block)
+
+    def joined(self) -> torch.Tensor:
+        """All rows, in the order they came."""
+        return self._blocks[0] if len(self._blocks) == 1 else torch.cat(self._blocks)
+
+
+def row_kind(block: torch.Tensor) -> str:
+    """What a row of `block` is, in words."""
+    return f"shape {tuple(block.shape[1:])} and type {str(block.dtype).removeprefix('torch.')}"

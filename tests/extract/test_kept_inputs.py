@@ -1,0 +1,194 @@
+"""from_torch keeps the records themselves: which, in which order and type, up to which size."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+import giveaway.extract.kept_inputs as kept_inputs
+from giveaway.checks import InputError
+from giveaway.extract import from_torch
+from tests.extract.torch_examples import N, Records, Wrapped
+
+IMAGES = torch.arange(N * 3 * 4 * 4).reshape(N, 3, 4, 4)
+TEXTS = ["x" * (row % 5) for row in range(N)]
+
+
+class Stream(IterableDataset):
+    """Records without a length, that carry ids."""
+
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+
+    def __iter__(self):
+        return iter([{"x": x, "y": y, "id": i} for i, (x, y) in enumerate(zip(self.x, self.y, strict=True))])
+
+
+def flat(net, x):
+    return net(x.flatten(1).float())
+
+
+@pytest.fixture
+def images_model():
+    return Wrapped(nn.Linear(48, 3), flat)
+
+
+@pytest.fixture
+def text_model():
+    return Wrapped(nn.Linear(1, 3), lambda net, texts: net(torch.tensor([[float(len(t))] for t in texts])))
+
+
+@pytest.mark.parametrize("keep", [None, True])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.float32, torch.float64, torch.bfloat16])
+def test_images_are_kept_in_row_order_and_their_own_type(images_model, y, dtype, keep):
+    images = IMAGES.to(dtype)
+    head = from_torch(images_model, DataLoader(TensorDataset(images, y), batch_size=4), keep_inputs=keep)
+    assert head.inputs.dtype == dtype
+    assert torch.equal(head.inputs, images)
+    assert repr(head).endswith("inputs=(3, 4, 4))")
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    shape=st.lists(st.integers(1, 4), min_size=1, max_size=3),
+    n=st.integers(4, 12),
+    batch_size=st.integers(1, 13),
+    sized=st.booleans(),
+)
+def test_any_shape_and_batch_size(shape, n, batch_size, sized):
+    x = torch.randn(n, *shape, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(n) % 2
+    net = Wrapped(nn.Linear(x[0].numel(), 2), flat)
+    data = TensorDataset(x, y) if sized else Stream(x, y)
+    head = from_torch(net, DataLoader(data, batch_size=batch_size))
+    assert torch.equal(head.inputs, x)
+
+
+def test_rows_follow_a_shuffled_loader(model, x, y, generator):
+    records = Records(lambda i: {"x": x[i], "y": y[i], "id": i})
+    loader = DataLoader(records, batch_size=4, shuffle=True, generator=generator)
+    head = from_torch(model_by_keyword(model), loader)
+    assert not np.array_equal(head.ids, np.arange(N))
+    assert torch.equal(head.inputs, x[head.ids])
+
+
+def model_by_keyword(model):
+    return Wrapped(model, lambda net, x: net(x))
+
+
+def test_a_model_that_writes_into_its_inputs(model, x, y):
+    greedy = Wrapped(model, lambda net, x: net(x.zero_()))
+    blocks = [(x[i : i + 6].clone(), y[i : i + 6]) for i in range(0, N, 6)]
+    for data in (TensorDataset(x, y), Stream(x, y)):
+        head = from_torch(greedy, DataLoader(data, batch_size=6))
+        assert torch.equal(head.inputs, torch.cat([block for block, _ in blocks]))
+
+
+@pytest.mark.parametrize("keep", [None, True])
+def test_strings_are_kept(text_model, y, keep):
+    for texts in (TEXTS, [text + "é" for text in TEXTS]):
+        head = from_torch(text_model, Records(lambda i, texts=texts: (texts[i], y[i])), batch_size=5, keep_inputs=keep)
+        assert head.inputs == texts
+
+
+def test_arrays_are_kept_as_tensors(model, x, y):
+    def collate(rows):
+        return np.stack([row[0].numpy() for row in rows]), torch.stack([row[1] for row in rows])
+
+    net = Wrapped(model, lambda net, x: net(torch.from_numpy(x)))
+    head = from_torch(net, DataLoader(TensorDataset(x, y), batch_size=4, collate_fn=collate))
+    assert torch.equal(head.inputs, x)
+
+
+def test_integers_may_be_tokens_and_are_kept_when_asked(y):
+    tokens = torch.arange(N * 4).reshape(N, 4)
+    net = Wrapped(nn.Linear(4, 3), flat)
+    assert from_torch(net, TensorDataset(tokens, y)).inputs is None
+    assert torch.equal(from_torch(net, TensorDataset(tokens, y), keep_inputs=True).inputs, tokens)
+    single = Wrapped(nn.Linear(1, 3), lambda net, x: net(x.unsqueeze(1)))
+    values = torch.linspace(0, 1, N)
+    assert from_torch(single, TensorDataset(values, y)).inputs is None
+    assert torch.equal(from_torch(single, TensorDataset(values, y), keep_inputs=True).inputs, values)
+
+
+def test_false_never_keeps(model, x, y):
+    head = from_torch(model, TensorDataset(x, y), keep_inputs=False)
+    assert head.inputs is None
+    assert "inputs" not in repr(head)
+    with pytest.raises(InputError, match="keep_inputs: expected True, False or None, got 'yes'; leave it out"):
+        from_torch(model, TensorDataset(x, y), keep_inputs="yes")
+
+
+def quiet_and_loud(net, data, words):
+    """Nothing is kept by default, and keep_inputs=True says why."""
+    assert from_torch(net, data).inputs is None
+    with pytest.raises(InputError) as caught:
+        from_torch(net, data, keep_inputs=True)
+    assert str(caught.value).startswith(words)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_several_inputs_are_not_kept(model, x, y):
+    joins = Wrapped(model, lambda net, left, right: net(torch.cat([left, right], dim=1)))
+    words = (
+        "keep_inputs: expected a model of one input, a tensor or strings, got 2 inputs; give the records to audit as"
+    )
+    quiet_and_loud(joins, Records(lambda i: ((x[i, :2], x[i, 2:]), y[i])), words)
+    nested = Wrapped(model, lambda net, parts: net(parts["x"]))
+    words = "keep_inputs: expected a model of one input, a tensor or strings, got a dict; give the records to audit as"
+    quiet_and_loud(nested, Records(lambda i: {"parts": {"x": x[i]}, "y": y[i]}), words)
+
+
+def test_rows_that_differ_from_batch_to_batch_are_not_kept(y):
+    net = Wrapped(nn.Linear(1, 3), lambda net, x: net(x.mean(1, keepdim=True)))
+    loader = DataLoader(Records(lambda i: (torch.ones(2 if i < 4 else 3), y[i])), batch_size=4)
+    words = "keep_inputs: expected rows of shape (2,) and type float32 in every batch, got rows of shape (3,) and type"
+    quiet_and_loud(net, loader, words)
+
+
+def test_inputs_of_other_rows_are_not_kept(x, y):
+    def collate(rows):
+        return torch.cat([row[0] for row in rows]), torch.stack([row[1] for row in rows])
+
+    net = Wrapped(nn.Linear(6, 3), lambda net, x: net(x.reshape(-1, 6)))
+    loader = DataLoader(TensorDataset(x, y), batch_size=4, collate_fn=collate)
+    quiet_and_loud(net, loader, "keep_inputs: expected one row of input a record, got other rows for 4 targets; give")
+
+
+def test_numbers_that_are_not_finite_are_not_kept(model, x, y):
+    x[5, 2] = torch.nan
+    net = Wrapped(model, lambda net, x: net(x.nan_to_num()))
+    quiet_and_loud(net, TensorDataset(x, y), "inputs: expected finite numbers, got NaN or infinity first in row 5")
+
+
+@pytest.mark.parametrize("sized", [True, False])
+def test_more_than_the_limit_is_not_kept(model, x, y, sized, monkeypatch):
+    data = DataLoader(TensorDataset(x, y) if sized else Stream(x, y), batch_size=4)
+    monkeypatch.setattr(kept_inputs, "KEPT_BYTES", x.nbytes)
+    assert torch.equal(from_torch(model_by_keyword(model), data, keep_inputs=True).inputs, x)
+    monkeypatch.setattr(kept_inputs, "KEPT_BYTES", x.nbytes - 1)
+    message = quiet_and_loud(model_by_keyword(model), data, "keep_inputs: expected at most ")
+    size = f"{x.nbytes / 2**30:.3g} GiB"
+    assert f" of inputs, got {'' if sized else 'at least '}{size}; give the records to audit as inputs=, " in message
+    assert message.endswith("where a memory map will do")
+
+
+def test_a_known_size_is_refused_in_the_first_batch(model, x, y, monkeypatch):
+    monkeypatch.setattr(kept_inputs, "KEPT_BYTES", x.nbytes - 1)
+    read = []
+    records = Records(lambda i: (read.append(i), (x[i], y[i]))[1])
+    with pytest.raises(InputError, match="keep_inputs: expected at most"):
+        from_torch(model, DataLoader(records, batch_size=4), keep_inputs=True)
+    assert read == [0, 1, 2, 3]
+
+
+def test_strings_count_by_their_length(text_model, y, monkeypatch):
+    data = Records(lambda i: (TEXTS[i], y[i]))
+    monkeypatch.setattr(kept_inputs, "KEPT_BYTES", sum(map(len, TEXTS)))
+    assert from_torch(text_model, data, keep_inputs=True).inputs == TEXTS
+    monkeypatch.setattr(kept_inputs, "KEPT_BYTES", sum(map(len, TEXTS)) - 1)
+    quiet_and_loud(text_model, data, "keep_inputs: expected at most")
