@@ -204,6 +204,152 @@ def test_the_intercept_s_penalty(giveaway, file, flag, penalized):
     assert json.loads(Path("result", "audit.json").read_text())["penalize_intercept"] is penalized
 
 
+# ------------------------------------------------------------------------------------------------ the records
+
+
+def records_of_kind(kind: str) -> np.ndarray:
+    rng = np.random.default_rng(5)
+    if kind == "matrix":
+        return rng.normal(size=(N, 3))
+    if kind in ("images", "plain images"):
+        return rng.integers(0, 256, (N, 8, 8, 3) if kind == "images" else (N, 8, 8)).astype(np.uint8)
+    if kind == "strings":
+        return np.array([" ".join(rng.choice(["red", "blue", "cat", "dog"], 4)) for _ in range(N)])
+    return np.c_[rng.normal(size=N).round(3).astype(str), rng.choice(["x", "y"], N)]
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".npy"])
+@pytest.mark.parametrize(
+    ("kind", "view"),
+    [
+        ("matrix", "tabular"),
+        ("images", "images"),
+        ("plain images", "images"),
+        ("strings", "text"),
+        ("table", "tabular"),
+    ],
+)
+def test_inputs_of_every_kind(giveaway, file, kind, view, suffix):
+    given = records_of_kind(kind)
+    np.savez("inputs.npz", inputs=given)
+    np.save("inputs.npy", given)
+    options = ("--features", file, "--l2", 0.5, "--out", "result", "--top", 5)
+    code, out, err = giveaway("audit", *options, "--inputs", f"inputs{suffix}", "--show-records")
+    assert code == 0, err
+    assert "The 5 most exposed of 40 records, by fused" in out
+    assert "note: The other records predict a left-out one with" in out
+    assert SECRET not in out + err
+    first = given.transpose(0, 3, 1, 2) if kind == "images" else given
+    expected = audit(from_file(file, l2=0.5)[0], inputs=first)
+    rows = read_csv(Path("result", "scores.csv"))
+    assert [float(row["fused"]) for row in rows] == expected["fused"].tolist()
+    assert [row["nearest"] for row in rows] == expected["nearest"].tolist()
+    assert SECRET in rows[0]["nearest"]
+    meta = json.loads(Path("result", "audit.json").read_text())
+    assert (meta["view"]["view"], meta["no_view"]) == (view, None)
+    assert '<th class="text">nearest</th>' in Path("result", "report.html").read_text()
+
+
+def test_inputs_inside_the_file_of_features(giveaway, folder, arrays):
+    given = records_of_kind("matrix")
+    np.savez("with.npz", **arrays, inputs=given)
+    code, out, _ = giveaway("audit", "--features", "with.npz", "--json")
+    assert code == 0
+    told = json.loads(out)
+    assert (told["ranked_by"], told["no_view"], told["view"]["view"]) == ("fused", None, "tabular")
+    assert [place["row"] for place in told["top"]] == audit(from_file("with.npz")[0]).order()[:10].tolist()
+    code, out, _ = giveaway("audit", "--features", "with.npz", "--kernel", "rbf", "--out", "kernel")
+    assert code == 0
+    assert "lood_kl" in read_csv(Path("kernel", "scores.csv"))[0]
+    np.savez("other.npz", **arrays, inputs=given + 1e-9)
+    line = one_line(giveaway("audit", "--features", "other.npz"))
+    assert "inputs differ" in line
+
+
+def test_without_inputs_the_note_says_what_is_missing(giveaway, file):
+    words = "No fused score: the records themselves were not given (inputs)."
+    assert f"note: {words}" in giveaway("audit", "--features", file, "--out", "result")[1]
+    assert words in Path("result", "report.html").read_text()
+    told = json.loads(giveaway("audit", "--features", file, "--out", "result", "--json")[1])
+    assert (told["view"], told["no_view"], told["ranked_by"]) == (None, words, "newton")
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)])
+@pytest.mark.parametrize("inputs", [True, False])
+def test_a_black_box(giveaway, folder, arrays, inputs, options):
+    outputs = arrays["features"] @ arrays["weight"].T
+    given = {"inputs": records_of_kind("matrix")} if inputs else {}
+    np.savez("box.npz", outputs=outputs, targets=arrays["targets"], **given)
+    code, out, err = giveaway("audit", "--features", "box.npz", "--out", "result", *options)
+    assert code == 0, err
+    assert "note: no features: a black box, of which only outputs and inputs can be scored" in err
+    by = "fused" if inputs else "loss"
+    if options:
+        told = json.loads(out)
+        assert (told["ranked_by"], told["optimum"], told["curvature"], told["repeats"]) == (by, None, None, None)
+    else:
+        assert f"of 40 records, by {by}" in out
+        assert "note: A black box: nothing inside the model was looked at." in out
+        assert "optimum" not in out
+    rows = read_csv(Path("result", "scores.csv"))
+    scores = ["loss", "entropy", "margin", *(["left_out", "fused"] if inputs else [])]
+    assert list(rows[0])[-len(scores) :] == scores
+    assert giveaway("report", "result")[0] == 0
+    line = one_line(giveaway("audit", "--features", "box.npz", "--scores", "newton", "--out", "other"))
+    assert line.startswith("scores: expected scores that exist for a black box, got newton; leave it out")
+    assert not Path("other").exists()
+
+
+def test_values_stay_in_the_files(giveaway, folder):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(N, 3))
+    y = 7_000.0 + 1_000.0 * x[:, 0] ** 2
+    np.savez("values.npz", features=np.maximum(x, 0.0), outputs=y + rng.normal(size=N), targets=y, inputs=x)
+    code, out, err = giveaway("audit", "--features", "values.npz", "--out", "result")
+    assert code == 0, err
+    assert "the other records say otherwise (top " in out
+    assert not re.search(r"say \d", out)
+    assert re.search(r"the other records say [\d.e+]+, not [\d.e+]+", Path("result", "report.html").read_text())
+
+
+def test_people_and_their_records_seen_from_both_sides(giveaway, file):
+    Path("people.txt").write_text("\n".join(f"{SECRET} {i % 10}" for i in range(N)))
+    np.savez("inputs.npz", inputs=records_of_kind("matrix"))
+    options = ("--features", file, "--groups", "people.txt", "--inputs", "inputs.npz")
+    for folder, more in (("result", ()), ("shown", ("--show-records",))):
+        code, out, err = giveaway("audit", *options, *more, "--out", folder)
+        assert code == 0, err
+        assert "of 10 people, by fused" in out
+        assert SECRET not in out + err
+        people, rows = (read_csv(Path(folder, f"{name}.csv")) for name in ("people", "scores"))
+        assert ("fused" in people[0], "nearest" in people[0], "nearest" in rows[0]) == (True, False, bool(more))
+
+
+def test_neighbours_are_named_on_request_only(giveaway, file):
+    np.savez("inputs.npz", inputs=records_of_kind("matrix"))
+    code, out, err = giveaway("audit", "--features", file, "--inputs", "inputs.npz", "--out", "result")
+    assert code == 0, err
+    assert "nearest" not in out
+    for name in ("report.html", "scores.csv"):
+        assert "nearest" not in Path("result", name).read_text()
+    assert "attribute:nearest" not in np.load(Path("result", "scores.npz")).files
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({"inputs": np.zeros((N - 1, 2))}, "inputs: expected 40 rows, one a record, got 39 rows"),
+        ({"inputs": np.zeros((N, 2, 2))}, "inputs: expected images (n, c, h, w), strings, or a table (n, columns)"),
+        ({"records": np.zeros((N, 2))}, "inputs: expected the key inputs in bad.npz, got keys records; add it"),
+        ({"inputs": np.zeros((N, 2), dtype=complex)}, "inputs: expected images, numbers or strings, got dtype"),
+    ],
+)
+def test_inputs_that_are_refused(giveaway, file, content, words):
+    np.savez("bad.npz", **content)
+    assert one_line(giveaway("audit", "--features", file, "--inputs", "bad.npz", "--out", "result")).startswith(words)
+    assert not Path("result").exists()
+
+
 # ------------------------------------------------------------------------------------------------ the user's model
 
 
@@ -623,16 +769,22 @@ def test_the_demo_trains_audits_and_prints_ten_records(giveaway, folder):
     code, out, err = giveaway("demo", "--out", "demo")
     assert code == 0, err
     assert torch.equal(torch.random.get_rng_state(), state)
-    assert "The 10 most exposed of 899 records, by newton" in out
+    assert "The 10 most exposed of 899 records, by fused" in out
     header, *rows = [line.split() for line in out.splitlines() if re.match(r"^rank|^ +\d+ ", line)]
-    assert header == ["rank", "row", "newton", "leverage", "class", "residual", "why"]
+    assert header == ["rank", "row", "fused", "newton", "class", "residual", "why"]
     table = ScoreTable.load("demo")
     assert [int(row[1]) for row in rows] == table.order()[:10].tolist()
     assert [int(row[4]) for row in rows] == table.top(10)["class"].tolist()
+    assert "the other records say" in out
+    assert "nearest: " in out
+    assert re.search(r"note: The other records predict a left-out one with [\d.]+ % of the squared error", out)
     assert {path.name for path in Path("demo").iterdir()} == FILES
     code, out, _ = giveaway("demo", "--out", "demo", "--json")
     assert code == 0
-    assert json.loads(out)["rows"] == 899
+    told = json.loads(out)
+    assert (told["rows"], told["ranked_by"], told["no_view"]) == (899, "fused", None)
+    assert told["view"]["view"] == "tabular"
+    assert not told["view"]["head_is_exact"]
 
 
 def test_validate_compares_an_audit_with_shadow_models(giveaway, folder):

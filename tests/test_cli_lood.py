@@ -410,15 +410,16 @@ def features(file, arrays) -> str:
 def test_inputs_add_the_kernel_s_columns_to_an_audit(giveaway, features, file, arrays):
     common = ("audit", "--features", features, "--l2", 0.5, "--out")
     assert giveaway(*common, "plain")[0] == 0
-    code, out, err = giveaway(*common, "more", "--inputs", file)
+    code, out, err = giveaway(*common, "more", "--inputs", file, "--noise", 0.05)
     assert code == 0, err
     plain, more = read_csv(Path("plain/scores.csv")), read_csv(Path("more/scores.csv"))
-    assert [{k: v for k, v in row.items() if not k.startswith("lood")} for row in more] == plain
+    assert more[0].keys() - plain[0].keys() == {"left_out", "fused", "others_say", "nearest", "lood_kl", "lood_mean"}
+    assert [{k: row[k] for k in plain[0]} for row in more] == plain
     x = arrays["inputs"]
     kl, mean = brute_force(median_rbf((x - x.mean(0)) / x.std(0)), one_hot(arrays["targets"]), 0.05)
     np.testing.assert_allclose([float(row["lood_kl"]) for row in more], kl, rtol=1e-8)
     np.testing.assert_allclose([float(row["lood_mean"]) for row in more], mean, rtol=1e-8)
-    assert "by newton" in out
+    assert "by fused" in out
     meta = json.loads(Path("more/audit.json").read_text())
     assert meta["kernel"]["noise"] == 0.05
     assert meta["kernel"]["kernel"].startswith("RBF(length=")
@@ -496,7 +497,7 @@ def test_other_inputs_make_another_audit(giveaway, features, file, arrays):
         ),
         (("--inputs", "missing.npz"), "inputs: expected a file that exists, got missing.npz"),
         (("--inputs", "features.npz"), "inputs: expected the key inputs in features.npz, got keys features"),
-        (("--inputs", "short.npz"), "inputs: expected the head's 30 records, (n, …), got shape (29, 3); align them"),
+        (("--inputs", "short.npz"), "inputs: expected 30 rows, one a record, got 29 rows; align them"),
         (("--inputs", "hole.npz"), "inputs: expected finite numbers, got NaN or infinity first in row 5"),
         (("--inputs", "records.npz", "--kernel", "rfb"), "kernel: expected a known name, got 'rfb'; did you mean rbf"),
         (("--inputs", "records.npz", "--noise", 0), "noise: expected a variance above 0, got 0"),

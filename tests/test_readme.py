@@ -21,7 +21,11 @@ def test_python_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     table = runpy.run_path("example.py")["table"]
     assert len(table) == 569
     assert np.isfinite(table["newton"]).all()
-    assert "newton" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "newton" in printed
+    assert "fused" in printed
+    assert table.ranking() == "fused"
+    assert not table.meta["view"]["head_is_exact"]
     assert (tmp_path / "report.html").is_file()
 
 

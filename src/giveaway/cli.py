@@ -44,11 +44,14 @@ def demo(out: str, as_json: bool) -> None:
     click.echo(f"Training a small network on {len(dataset)} digits ...", err=True)
     model = train_digits_network(dataset)
     head = from_torch(model, dataset, l2=WEIGHT_DECAY * len(dataset))
-    _audit_into(out, head, {"demo": "digits"}, {}, top=10, as_json=as_json)
+    _audit_into(out, head, {"demo": "digits", "show_records": True}, {}, top=10, as_json=as_json)
 
 
 @cli.command()
-@click.option("--features", help="FILE.npz or .safetensors: features, targets, and weight with bias, or outputs.")
+@click.option(
+    "--features",
+    help="FILE.npz or .safetensors: features, targets, and weight with bias, or outputs (these alone: a black box).",
+)
 @click.option("--model", help="module:function of yours that makes the torch model (your code runs).")
 @click.option("--weights", help="File of weights for --model: safetensors or a plain state dict.")
 @click.option("--estimator", help="scikit-learn estimator: FILE.skops, or a pickle with --allow-pickle.")
@@ -60,10 +63,14 @@ def demo(out: str, as_json: bool) -> None:
 @click.option("--penalize-intercept/--free-intercept", default=None, help="Whether l2 acts on the bias.")
 @click.option("--groups", help="File with one person's name a record (.npy, or a line each): scores by person.")
 @click.option("--by", type=click.Choice(["auto", "person", "record"]), help="Rank people or records.")
-@click.option("--inputs", help="FILE.npz with the key inputs, the records themselves: adds what a kernel says of them.")
-@click.option("--kernel", help="With --inputs: nngp, rbf, …; default by the kind of data (giveaway lood has options).")
-@click.option("--noise", type=float, help="With --inputs: variance of the targets around the kernel's functions.")
-@click.option("--scores", help="Comma-separated names of columns; default all.")
+@click.option(
+    "--inputs",
+    help="The records themselves, for the score fused: FILE.npz with the key inputs, or FILE.npy; uint8 images, a "
+    "matrix of numbers, strings, or a table of strings. Default what the model was given, where it could be kept.",
+)
+@click.option("--kernel", help="Adds lood_kl and lood_mean, of a Gaussian process with this kernel: nngp, rbf, …")
+@click.option("--noise", type=float, help="Adds them too: variance of the targets around the process's functions.")
+@click.option("--scores", help="Comma-separated names of columns; default all but predicted_* and lood_*.")
 @click.option("--converged/--not-converged", default=None, help="Is the head at its optimum?")
 @click.option("--refit", is_flag=True, default=None, help="Bring the head to its optimum first.")
 @click.option("--l2-sensitivity/--no-l2-sensitivity", default=None, help="How much the ranking depends on l2.")
@@ -71,6 +78,7 @@ def demo(out: str, as_json: bool) -> None:
 @click.option("--batch-size", type=int, help="Records at a time through the model.")
 @click.option("--allow-pickle", is_flag=True, default=None, help="Trust pickled files: they can run any code.")
 @click.option("--config", help="TOML file with any of these options; flags go before it.")
+@click.option("--show-records", is_flag=True, default=None, help="Also name each exposed record's nearest records.")
 @click.option("--top", type=int, help="Rows to print (default 10).")
 @click.option("--out", help="Folder for the audit (default giveaway-audit).")
 @click.option("--json", "as_json", is_flag=True, help="Print the result for machines.")
@@ -78,7 +86,7 @@ def audit(config: str | None, as_json: bool, **flags: Any) -> None:
     """Rank a trained model's records by how exposed they are to membership inference."""
     from giveaway.checks import check_number, fail
     from giveaway.config import read_config
-    from giveaway.extract.inputs_file import inputs_from
+    from giveaway.extract.inputs_file import records_from
     from giveaway.source import head_from
 
     options: dict[str, Any] = read_config(config, _kinds(flags)) if config else {}
@@ -91,8 +99,8 @@ def audit(config: str | None, as_json: bool, **flags: Any) -> None:
     wanted = ("by", "converged", "refit", "l2_sensitivity", "kernel", "noise")
     arguments: dict[str, Any] = {name: options[name] for name in wanted if name in options}
     if "inputs" in options:
-        arguments["inputs"] = inputs_from(options["inputs"])[0]
-    elif {"kernel", "noise"} & options.keys():
+        arguments["inputs"] = records_from(options["inputs"])
+    elif head.inputs is None and {"kernel", "noise"} & options.keys():
         raise fail("inputs", "--inputs beside --kernel and --noise", "none", "name the file of the records")
     if "scores" in options:
         arguments["scores"] = [name.strip() for name in options["scores"].split(",")]
@@ -277,12 +285,12 @@ def _audit_into(
     existed = os.path.isdir(out)
     folder = check_folder(out, origin)
     try:
-        table = run_audit(head, progress=True, **arguments)
+        table = _shown(run_audit(head, progress=True, **arguments), config)
         table = dataclasses.replace(table, meta={**table.meta, "provenance": origin})
         tables = {"scores": table}
         if table.meta["unit"] == "person":
             rows = run_audit(head, progress=True, **{**arguments, "by": "record", "l2_sensitivity": False})
-            tables = {"people": table, "scores": rows}
+            tables = {"people": table, "scores": _shown(rows, config)}
         save_audit(folder, tables, {"report.html": render(table)}, to_toml(config))
     except BaseException:
         if not existed and not any(folder.iterdir()):
@@ -300,6 +308,15 @@ def _audit_into(
     click.echo(f"Wrote {folder / 'report.html'}, scores.csv, scores.npz and audit.json (restricted: they name records)")
 
 
+def _shown(table: ScoreTable, config: dict[str, Any]) -> ScoreTable:
+    """The table as it may be written: neighbours are named on request only."""
+    import dataclasses
+
+    if config.get("show_records"):
+        return table
+    return dataclasses.replace(table, attributes={k: v for k, v in table.attributes.items() if k != "nearest"})
+
+
 def _main_table(folder: str) -> ScoreTable:
     from giveaway.records import ScoreTable
 
@@ -308,6 +325,8 @@ def _main_table(folder: str) -> ScoreTable:
 
 
 def _print_top(table: ScoreTable, top: int) -> None:
+    import numpy as np
+
     from giveaway.auditing.why import why
 
     by = table.ranking()
@@ -315,10 +334,13 @@ def _print_top(table: ScoreTable, top: int) -> None:
     unit = "people" if table.meta["unit"] == "person" else "records"
     click.echo(f"The {len(rows)} most exposed of {len(table)} {unit}, by {by}\n")
     shown = [name for name in ("class", "records", "residual") if name in table.attributes]
-    shown = [by, *(name for name in ("leverage",) if name in table.scores and name != by), *shown]
+    beside = "newton" if by == "fused" else "leverage"
+    shown = [by, *([beside] if beside in table.scores and beside != by else []), *shown]
+    numbered = np.array_equal(table.ids, np.arange(len(table)))  # other ids, and values, stay in the files
+    reasons = why(table, rows, nearest=numbered, values=False)
     widths = [max(9, len(name)) for name in shown]
     click.echo("rank    row  " + "  ".join(n.rjust(w) for n, w in zip(shown, widths, strict=True)) + "  why")
-    for place, (row, reason) in enumerate(zip(rows, why(table, rows), strict=True), start=1):
+    for place, (row, reason) in enumerate(zip(rows, reasons, strict=True), start=1):
         cells = [table[name][row] for name in shown]
         texts = [(f"{c:.3g}" if isinstance(c, float) else str(c)).rjust(w) for c, w in zip(cells, widths, strict=True)]
         click.echo(f"{place:4d}  {row:5d}  " + "  ".join(texts) + f"  {reason}")
@@ -339,5 +361,7 @@ def _summary(table: ScoreTable, folder: Path, top: int) -> dict[str, Any]:
         "curvature": table.meta["curvature"],
         "l2_sensitivity": table.meta["l2_sensitivity"],
         "repeats": table.meta["repeats"],
+        "view": table.meta["view"],
+        "no_view": table.meta["no_view"],
         "seconds": table.meta["seconds"],
     }

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import giveaway as ga
 from giveaway import Head, audit
-from giveaway.auditing.kernel_view import KernelView, standardized, targets_of_head
+from giveaway.auditing.kernel_view import KernelView, numbers_of, standardized, targets_of_head
 from giveaway.checks import InputError
 from giveaway.gp.kernels import RBF, Linear
 from giveaway.gp.named_kernels import KernelChoice
@@ -20,6 +20,7 @@ from tests.gp.test_named_kernels import arc_cosine, on_sphere
 from tests.gp.test_table import brute_force, median_rbf
 
 N = 60
+LOOD = ["lood_kl", "lood_mean"]
 PEOPLE = np.array([f"p{i * 7 % 23:02d}" for i in range(N)])
 
 
@@ -60,7 +61,7 @@ def agree(found, expected: tuple[np.ndarray, np.ndarray], rtol: float = 1e-7) ->
 @pytest.mark.parametrize("kind", KINDS)
 def test_by_record_it_is_the_table_of_standardized_columns(kind):
     x, y = z_scores(records()), plain_targets(kind)
-    found = audit(made_head(kind, l2=0.5), inputs=records())
+    found = audit(made_head(kind, l2=0.5), inputs=records(), scores=LOOD)
     agree(found, brute_force(median_rbf(x), y, 0.05))
     table = ga.lood("rbf", x, y, 0.05)
     agree(found, (table["lood_kl"], table["lood_mean"]), rtol=1e-9)
@@ -87,23 +88,24 @@ def test_by_person_all_of_a_person_s_records_go(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_head_s_own_columns_do_not_change(kind, by):
     head = made_head(kind, l2=0.5, groups=PEOPLE)
-    plain, more = audit(head, by=by), audit(head, by=by, inputs=records())
-    assert more.columns == (*plain.columns, "lood_kl", "lood_mean")
-    assert plain.attributes.keys() == more.attributes.keys()
+    plain, more = audit(head, by=by), audit(head, by=by, inputs=records(), noise=0.05)
+    assert more.columns == (*plain.columns, "left_out", "fused", *LOOD)
+    told = {"others_say", "nearest", "target"} if by == "record" else set()
+    assert plain.attributes.keys() <= more.attributes.keys() <= plain.attributes.keys() | told
     for name in (*plain.columns, *plain.attributes):
         np.testing.assert_array_equal(plain[name], more[name])
-    ours = {"kernel", "options", "seconds"}
+    ours = {"kernel", "options", "seconds", "view", "no_view"}
     assert {k: v for k, v in plain.meta.items() if k not in ours} == {
         k: v for k, v in more.meta.items() if k not in ours
     }
     assert plain.meta["kernel"] is None
-    assert plain.ranking() == more.ranking()
+    assert (plain.ranking(), more.ranking()) == ("newton", "fused")
 
 
 def test_the_trained_model_has_no_say():
     head, x = made_head("classes", l2=0.5), records()
     other = Head(head.features * 2 + 1, head.outputs.flip(0), head.targets, "cross_entropy")
-    first, second = (audit(h, inputs=x, scores=["lood_kl", "lood_mean"]) for h in (head, other))
+    first, second = (audit(h, inputs=x, scores=LOOD) for h in (head, other))
     assert first.columns == ("lood_kl", "lood_mean")
     for name in first.columns:
         np.testing.assert_array_equal(first[name], second[name])
@@ -112,7 +114,8 @@ def test_the_trained_model_has_no_say():
 
 def test_refitting_the_head_leaves_the_kernel_s_columns():
     head = made_head("squared", l2=0.5)
-    plain, refitted = audit(head, inputs=records()), audit(head, inputs=records(), refit=True)
+    columns = {"inputs": records(), "scores": ["loss", "lood_kl"]}
+    plain, refitted = audit(head, **columns), audit(head, **columns, refit=True)
     assert not np.allclose(plain["loss"], refitted["loss"])
     np.testing.assert_array_equal(plain["lood_kl"], refitted["lood_kl"])
 
@@ -133,17 +136,28 @@ def test_classes_nobody_has_still_count():
 @pytest.mark.parametrize("shape", [(1, 4, 4), (3, 2, 3), (5, 5)])
 def test_images_meet_a_network_on_the_sphere(shape):
     images = np.random.default_rng(1).random((N, *shape))
-    found = audit(made_head("classes"), inputs=images, scores=["lood_kl", "lood_mean"])
+    found = audit(made_head("classes"), inputs=images, scores=LOOD)
     K = arc_cosine(on_sphere(images.reshape(N, -1)), 3)
     agree(found, brute_force(K, plain_targets("classes"), 0.05))
     assert found.meta["kernel"]["kernel"].startswith("Sphere(kernel=NNGP(3, relu")
+
+
+@pytest.mark.parametrize("shape", [(1, 5, 6), (3, 5, 6), (5, 6, 3), (5, 6), (3, 4, 4)])
+@pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy])
+def test_bytes_of_images_become_numbers_with_their_channels_first(shape, kind):
+    images = np.random.default_rng(1).integers(0, 256, (N, *shape)).astype(np.uint8)
+    first = images.transpose(0, 3, 1, 2) if shape == (5, 6, 3) else images[:, None] if len(shape) == 2 else images
+    found = numbers_of(kind(images))
+    np.testing.assert_array_equal(found.numpy(), first / 255.0)
+    table = audit(made_head("classes", inputs=images), scores=LOOD)
+    agree(table, brute_force(arc_cosine(on_sphere(first.reshape(N, -1) / 255.0), 3), plain_targets("classes"), 0.05))
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.int64, torch.float32])
 def test_any_kind_of_numbers(kind):
     x = np.round(100 * records())
     given = torch.from_numpy(x).to(kind) if isinstance(kind, torch.dtype) else x.astype(kind)
-    found = audit(made_head("squared"), inputs=given, scores=["lood_kl", "lood_mean"])
+    found = audit(made_head("squared"), inputs=given, scores=LOOD)
     agree(found, brute_force(median_rbf(z_scores(x)), plain_targets("squared"), 0.05), rtol=1e-6)
 
 
@@ -168,19 +182,19 @@ def test_a_constant_column_says_nothing():
 
 def test_units_of_the_columns_do_not_matter():
     x = records()
-    plain, other = (audit(made_head("classes"), inputs=i) for i in (x, 1e3 * x - 7.0))
+    plain, other = (audit(made_head("classes"), inputs=i, scores=LOOD) for i in (x, 1e3 * x - 7.0))
     agree(other, (plain["lood_kl"], plain["lood_mean"]), rtol=1e-6)
 
 
 def test_units_of_the_target_do_not_matter_and_constant_targets_are_0():
     arrays = made_arrays("squared_many")
-    plain = audit(Head(**arrays), inputs=records())
+    plain = audit(Head(**arrays), inputs=records(), scores=LOOD)
     scaled = Head(**(arrays | {"targets": 50.0 * arrays["targets"] + [1.0, 2.0, -9.0]}))
-    again = audit(scaled, inputs=records())
+    again = audit(scaled, inputs=records(), scores=LOOD)
     agree(again, (plain["lood_kl"], plain["lood_mean"]), rtol=1e-9)
     constant = Head(**(made_arrays("squared") | {"targets": np.full((N, 1), 0.1)}))
     assert targets_of_head(constant).abs().max() == 0.0
-    assert audit(constant, inputs=records())["lood_mean"].max() == 0.0
+    assert audit(constant, inputs=records(), scores=LOOD)["lood_mean"].max() == 0.0
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -205,7 +219,8 @@ def test_a_bayesian_last_layer_tells_what_the_head_s_leverage_tells(outputs, l2,
     theta = np.linalg.solve(design.T @ design + l2 / 2 * np.eye(5), design.T @ y)
     head = Head(features, design @ theta, y, "squared", l2=l2)
     # one row a record as (n, 1, d + 1): a matrix would be standardized, and the bias column lost
-    found = audit(head, inputs=design[:, None], kernel=Linear(2 * noise / l2), noise=noise)
+    names = ["leverage", "loo_gap", *LOOD]
+    found = audit(head, inputs=design[:, None], kernel=Linear(2 * noise / l2), noise=noise, scores=names)
     h, scale = found["leverage"], np.sqrt((y**2).mean())
     left_out = (found["residual"] / scale / (1 - h)) ** 2
     expected = 0.5 * (outputs * (np.log(1 - h) + h / (1 - h)) + h * left_out / noise)
@@ -227,7 +242,8 @@ def test_the_bayesian_last_layer_of_people():
     design = np.c_[features, np.ones(N)]
     hat = design @ np.linalg.solve(design.T @ design + l2 / 2 * np.eye(5), design.T)
     head = Head(features, hat @ y, y, "squared", l2=l2, groups=PEOPLE)
-    found = audit(head, inputs=design[:, None], kernel=Linear(2 * noise / l2), noise=noise)
+    names = ["leverage", "lood_kl"]
+    found = audit(head, inputs=design[:, None], kernel=Linear(2 * noise / l2), noise=noise, scores=names)
     for place, name in enumerate(found.ids):
         own = np.flatnonzero(name == PEOPLE)
         block = hat[np.ix_(own, own)]
@@ -253,7 +269,7 @@ def test_the_kernel_is_not_factored_unless_it_is_asked_for():
     assert table.meta["kernel"] is None
 
 
-@pytest.mark.parametrize("name", [name for name, score in CATALOGUE.items() if score.inputs])
+@pytest.mark.parametrize("name", [name for name, score in CATALOGUE.items() if score.view or score.lood])
 def test_asking_for_the_kernel_s_columns_takes_inputs(name):
     words = f"^scores: expected inputs beside a score that looks at the records, got {name} alone; pass inputs$"
     with pytest.raises(InputError, match=words):
@@ -263,9 +279,17 @@ def test_asking_for_the_kernel_s_columns_takes_inputs(name):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"inputs": records()[:-1]}, "inputs: expected the head's 60 records, (n, …), got shape (59, 3); align them"),
+        ({"inputs": records()[:-1]}, "inputs: expected 60 rows, one a record, got 59 rows; align them"),
         ({"inputs": records()[:, 0]}, "inputs: expected the head's 60 records, (n, …), got shape (60,); align them"),
-        ({"inputs": records().astype(str)}, "inputs: expected an array of numbers, got dtype <U"),
+        ({"inputs": records().astype(str)}, "inputs: expected images or a matrix of numbers, got dtype <U"),
+        (
+            {"inputs": ["a word"] * N},
+            "inputs: expected images or a matrix of numbers, got strings; embed them, and pass the vectors",
+        ),
+        (
+            {"inputs": np.array([["a", 1.0]] * N, dtype=object)},
+            "inputs: expected images or a matrix of numbers, got a ndarray of dtype object; encode its columns",
+        ),
         (
             {"inputs": np.where(np.arange(3 * N).reshape(N, 3) == 22, np.nan, records())},
             "inputs: expected finite numbers, got NaN or infinity first in row 7 (1 such rows",
@@ -284,7 +308,7 @@ def test_asking_for_the_kernel_s_columns_takes_inputs(name):
 )
 def test_what_is_refused(options, words):
     with pytest.raises(InputError) as error:
-        audit(made_head("classes"), **options)
+        audit(made_head("classes"), **options, scores=LOOD)
     assert str(error.value).startswith(words)
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from giveaway import InputError, audit
+from giveaway import Head, InputError, audit
 from giveaway.auditing.plan import SENSITIVITY_UP_TO, plan
 from giveaway.scores.catalogue import CATALOGUE
-from tests.conftest import made_head
+from tests.conftest import KINDS, made_arrays, made_head
 
 DEFAULTS = {"scores": None, "by": "auto", "converged": True, "refit": False, "l2_sensitivity": None}
 PREDICTED = {"predicted_success", "predicted_auc", "predicted_tpr", "predicted_tpr_low"}
@@ -80,13 +80,55 @@ def test_predictions_are_there_when_asked_for(kind):
 def test_by_default_every_score_that_exists():
     every = set(CATALOGUE) - PREDICTED
     assert {name for name, score in CATALOGUE.items() if score.predicted} == PREDICTED
-    with_inputs = plan(made_head("classes"), **DEFAULTS, inputs=True).scores
-    assert with_inputs == tuple(name for name in CATALOGUE if name not in PREDICTED)
-    missing = every - set(plan(made_head("squared"), **DEFAULTS, inputs=True).scores)
-    assert missing == {"entropy", "margin"}
+    both = {"inputs": True, "view": True, "lood": True}
+    with_kernel = plan(made_head("classes"), **DEFAULTS, **both)
+    assert with_kernel.scores == tuple(name for name in CATALOGUE if name not in PREDICTED)
+    assert (with_kernel.of_view, with_kernel.of_lood) == (("left_out", "fused"), ("lood_kl", "lood_mean"))
+    assert every - set(plan(made_head("squared"), **DEFAULTS, **both).scores) == {"entropy", "margin"}
+    with_view = plan(made_head("classes"), **DEFAULTS, inputs=True, view=True)
+    assert every - set(with_view.scores) == {"lood_kl", "lood_mean"}
     without = plan(made_head("classes"), **DEFAULTS)
-    assert every - set(without.scores) == {"lood_kl", "lood_mean"} == every - set(without.of_head)
-    assert without.of_theory == ()
+    others = {"left_out", "fused", "lood_kl", "lood_mean"}
+    assert every - set(without.scores) == others == every - set(without.of_head)
+    assert without.of_theory == without.of_view == without.of_lood == ()
+
+
+def black_box(kind: str, **options) -> Head:
+    arrays = made_arrays(kind)
+    return Head(**arrays | {"features": None}, **options)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_scores_of_a_black_box(kind):
+    head = black_box(kind)
+    of_classes = () if kind.startswith("squared") else ("entropy", "margin")
+    resolved = plan(head, **DEFAULTS, inputs=True, view=True)
+    assert resolved.scores == ("loss", *of_classes, "left_out", "fused")
+    assert (resolved.beside_view, resolved.l2_sensitivity) == ("loss", False)
+    assert plan(head, **DEFAULTS).scores == ("loss", *of_classes)
+
+
+@pytest.mark.parametrize("name", [name for name, score in CATALOGUE.items() if score.features])
+def test_scores_of_a_linear_head_are_refused_for_a_black_box(name):
+    with pytest.raises(InputError) as caught:
+        audit(black_box("classes"), scores=["loss", name])
+    expected = "scores: expected scores that exist for a black box, got {}; leave it out: it needs a linear head"
+    assert str(caught.value) == expected.format(name)
+
+
+@pytest.mark.parametrize(("option", "value"), [("refit", True), ("converged", False)])
+def test_options_of_a_linear_head_are_refused_for_a_black_box(option, value):
+    with pytest.raises(InputError) as caught:
+        audit(black_box("classes"), **{option: value})
+    assert str(caught.value) == f"{option}: expected a linear head beside it, got a black box; leave {option} out"
+
+
+@pytest.mark.parametrize(("names", "of_head"), [(["fused"], ("newton",)), (["loss", "left_out"], ("loss", "newton"))])
+def test_the_head_s_part_of_fused_is_worked_out_unasked(names, of_head):
+    resolved = plan(made_head("classes"), **DEFAULTS | {"scores": names}, inputs=True, view=True)
+    assert (resolved.of_head, resolved.of_view) == (of_head, (names[-1],))
+    assert resolved.options()["scores"] == names
+    assert not resolved.l2_sensitivity
 
 
 def test_names_are_taken_once_in_the_order_given():

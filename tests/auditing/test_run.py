@@ -42,12 +42,14 @@ def test_metadata_of_a_plain_audit():
     }
     assert {key: meta[key] for key in expected} == expected
     assert meta["options"] == {
-        "scores": [name for name, score in CATALOGUE.items() if not score.inputs and not score.predicted],
+        "scores": [name for name, score in CATALOGUE.items() if not (score.view or score.lood or score.predicted)],
         "unit": "record",
         "converged": True,
         "refit": False,
         "l2_sensitivity": True,
     }
+    assert meta["view"] is None
+    assert meta["no_view"] == "No fused score: the records themselves were not given (inputs)."
     curvature = meta["curvature"]
     assert (curvature["parameters"], curvature["rank"], curvature["l2"]) == (20, 20, 0.5)
     assert curvature["rank_relative_cut"] == 20 * EPS

@@ -9,10 +9,13 @@ import stat
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
+import torch
 
 from giveaway import Head, InputError, ScoreTable, audit
 from giveaway.attacks import train_shadows
+from giveaway.auditing import store
 from giveaway.auditing.store import (
     check_folder,
     fingerprint,
@@ -95,6 +98,59 @@ def test_fingerprint_sees_everything_a_score_can_depend_on(kind):
     hashes = [fingerprint(Head(**arrays)) for arrays in variants]
     assert len(set(hashes)) == len(variants)
     assert fingerprint(Head(**base)) == hashes[0]
+
+
+def test_fingerprint_sees_the_records_themselves(tmp_path):
+    numbers = np.arange(120.0).reshape(60, 2)
+    words = [f"text {i}" for i in range(60)]
+    frame = pd.DataFrame({"a": numbers[:, 0], "b": words})
+    images = np.zeros((60, 3, 4, 4), dtype=np.uint8)
+    variants = [
+        None,
+        numbers,
+        numbers.astype(np.float32),
+        numbers + np.eye(60)[:, 59:],
+        numbers.reshape(60, 1, 2),
+        words,
+        [*words[:-1], "other"],
+        ["text ", "0text 1", *words[2:]],
+        numbers.astype(str),
+        np.array([["a", 1.0]] * 60, dtype=object),
+        np.array([["a", 1]] * 60, dtype=object),
+        np.array([["a", None]] * 60, dtype=object),
+        frame,
+        frame.rename(columns={"a": "c"}),
+        frame.assign(b=words[::-1]),
+        frame.assign(a=frame["a"].astype(np.float32)),
+        frame.assign(b=pd.Categorical(words)).iloc[:, ::-1],
+        images,
+        np.concatenate([images[:-1], images[-1:] + 1]),
+    ]
+    arrays = made_arrays("classes")
+    hashes = [fingerprint(Head(**arrays, inputs=inputs)) for inputs in variants]
+    assert len(set(hashes)) == len(variants)
+    for inputs, found in zip(variants, hashes, strict=True):
+        assert fingerprint(Head(**arrays), inputs) == found
+        if inputs is not None:
+            assert fingerprint(Head(**arrays, inputs=words[::-1]), inputs) == found
+    np.save(tmp_path / "numbers.npy", numbers)
+    assert fingerprint(Head(**arrays), np.load(tmp_path / "numbers.npy", mmap_mode="r")) == hashes[1]
+    assert fingerprint(Head(**arrays), np.array(words, dtype=object).tolist()) == hashes[5]
+    strided = np.repeat(numbers, 2, axis=0)[::2]
+    assert fingerprint(Head(**arrays), strided) == hashes[1]
+    tensors = [torch.from_numpy(numbers), torch.from_numpy(numbers).T.contiguous().T, torch.from_numpy(numbers) + 1]
+    of_tensors = [fingerprint(Head(**arrays), tensor) for tensor in tensors]
+    assert of_tensors[0] == of_tensors[1] != of_tensors[2]
+
+
+@pytest.mark.parametrize("size", [1, 100, 10**9])
+def test_a_fingerprint_does_not_depend_on_its_blocks(monkeypatch, size):
+    base = made_arrays("classes") | {"groups": np.arange(60) // 2}
+    inputs = [np.arange(240).reshape(60, 4), [f"text {i}" for i in range(60)], torch.arange(60.0)[:, None]]
+    whole = [fingerprint(Head(**base, inputs=value)) for value in inputs]
+    monkeypatch.setattr(store, "BLOCK_BYTES", size)
+    monkeypatch.setattr(store, "ROWS_PER_CHECK", min(size, 7))
+    assert [fingerprint(Head(**base, inputs=value)) for value in inputs] == whole
 
 
 # ------------------------------------------------------------------------------------------------ refusals

@@ -199,7 +199,7 @@ def test_every_note_is_on_the_page():
     table = audit(made_head("classes", l2=0.5))
     text = Page(render(table)).text
     assert all(note in text for note in notes(table))
-    assert len(notes(table)) == 2
+    assert len(notes(table)) == 3
 
 
 def test_predictions_are_called_that():
@@ -208,3 +208,90 @@ def test_predictions_are_called_that():
     assert "predicted_* columns are estimates" in said
     assert "not measured" in said
     assert "predicted" not in " ".join(notes(audit(head)))
+
+
+# ------------------------------------------------------------------------------------------------ the second view
+
+
+def headings(page: str) -> list[str]:
+    return re.findall(r"<th[^>]*>(.*?)</th>", page.split("<thead>")[1].split("</thead>")[0])
+
+
+def viewed(kind: str = "classes", **options) -> ScoreTable:
+    head = made_head(kind, l2=0.5, **options)
+    return audit(head, inputs=np.maximum(head.features.numpy(), 0.0))
+
+
+def test_what_the_others_say_and_who_is_nearest():
+    table = viewed(ids=np.array([f"r{i:02d}" for i in range(60)]))
+    page = render(table, top=12)
+    shown = headings(page)
+    assert shown[-2:] == ["why", "nearest"]
+    assert shown.count("nearest") == shown.count("others_say") == 1
+    rows = rows_of(page)
+    order = table.order()[:12]
+    assert [row[-1] for row in rows] == table["nearest"][order].tolist()
+    assert [row[shown.index("others_say")] for row in rows] == [str(said) for said in table["others_say"][order]]
+    assert not any("nearest" in row[-2] for row in rows)
+    assert shown[shown.index("fused") :][:3] == ["fused", "newton", "left_out"]
+    text = Page(page).text
+    for words in (
+        "most exposed records, by fused",
+        "fused puts two views of a record together: newton, what the trained model did with it, and left_out",
+        "others_say is what the other records predict for this one, nearest are the records most like it",
+        "All but fused and left_out look at the last linear layer only.",
+        "view · view tabular",
+        "view · head_is_exact False",
+    ):
+        assert words in text
+
+
+@pytest.mark.parametrize("by", ["record", "person"])
+def test_no_empty_column_of_neighbours(by):
+    table = viewed(groups=np.arange(60) // 3) if by == "person" else audit(made_head("classes"))
+    assert "nearest" not in headings(render(table))
+    text = Page(render(table)).text
+    assert "others_say" not in text
+    assert ("fused puts two views of a person together" in text) is (by == "person")
+    assert ("Scores look at the last linear layer only." in text) is (by == "record")
+
+
+def test_a_black_box_has_a_page_of_its_own_words():
+    arrays = made_arrays("classes") | {"features": None}
+    table = audit(Head(**arrays), inputs=np.random.default_rng(0).normal(size=(60, 3)))
+    text = Page(render(table)).text
+    assert "A black box: nothing inside the model was looked at." in text
+    assert "two views of a record together: the loss, what the trained model did with it" in text
+    for word in ("newton", "leverage", "linear layer", "optimum", "its weights were not given"):
+        assert word not in text.split("Provenance")[0]
+    assert re.search(NEVER_SAID, text, flags=re.IGNORECASE) is None
+    assert len(rows_of(render(audit(Head(**arrays))))) == 50
+
+
+def test_notes_on_the_view():
+    table = viewed()
+    view = table.meta["view"]
+    said, blind = notes(table)[:2]
+    assert said == (
+        f"The other records predict a left-out one with {100 * view['left_out_error']:.3g} % of the squared error of a "
+        f"constant (columns of the table, rbf kernel, {view['method']}); training took away "
+        f"{100 * view['memorized']:.3g} % of that error. In fused the model's own view counts "
+        f"{view['head_weight']:.2g} and theirs 1."
+    )
+    assert ("no better than a constant here" in blind) is (view["left_out_error"] >= 1)
+    head = made_head("classes", l2=0.5)
+    exact = notes(audit(head, inputs=head.features))
+    assert exact[0].endswith("% of that error.")
+    assert exact[1] == (
+        "The features are a linear function of the inputs: nothing was learned before the head, "
+        "fused ranks as newton does."
+    )
+    assert notes(audit(head))[0] == "No fused score: the records themselves were not given (inputs)."
+    assert not any("fused" in note for note in notes(audit(head, scores=["newton"])))
+
+
+def test_names_of_neighbours_are_escaped():
+    names = np.array([f"<b>{i}</b>" for i in range(60)])
+    page = render(viewed(ids=names))
+    assert "&lt;b&gt;" in rows_of(page)[0][-1]
+    assert "<b>1</b>" not in page

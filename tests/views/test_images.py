@@ -121,6 +121,15 @@ def test_any_shape_in_blocks_of_any_size(n, channels, height, width, pool, block
     assert whole.isfinite().all()
 
 
+def test_rows_may_be_asked_for_in_any_order():
+    features = patch_features(pictures(9, 2, 7, 7), filters=3, size=3, block=4, device=torch.device("cpu"))
+    whole = gather(features)
+    assert features.n == len(whole) == 9
+    assert [len(part) for part in features()] == [4, 4, 1]
+    for rows in (torch.tensor([8, 0, 8]), slice(2, 5), torch.arange(9)):
+        torch.testing.assert_close(features.of(rows), whole[rows], rtol=1e-5, atol=1e-5)
+
+
 def test_the_seed_decides_the_features():
     images = pictures(6, 3, 8, 8)
     first, again, other = (gather(patch_features(images, filters=4, seed=seed)) for seed in (1, 1, 2))

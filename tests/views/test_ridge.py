@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from giveaway.checks import InputError
 from giveaway.views import ridge
-from giveaway.views.ridge import leave_one_out_ridge
+from giveaway.views.ridge import leave_one_out_ridge, rows_of_groups
 
 GRID = [1e-3, 0.1, 1.0, 30.0, 1e3]
 
@@ -142,6 +142,11 @@ def test_groups_of_one_are_records():
     torch.testing.assert_close(
         leave_one_out_ridge(x, y, l2=0.5, groups=names).prediction, leave_one_out_ridge(x, y, l2=0.5).prediction
     )
+
+
+def test_the_rows_of_groups_by_size():
+    rows = rows_of_groups(["b", "a", "c", "a", "b", "d"], 6)
+    assert {size: found.tolist() for size, found in rows.items()} == {1: [[2], [5]], 2: [[1, 3], [0, 4]]}
 
 
 def test_errors_that_are_not_kept_take_another_pass(monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
 from giveaway.checks import as_tensor, check_finite, check_number, fail
@@ -13,6 +14,7 @@ from giveaway.gp.named_kernels import KernelChoice
 from giveaway.gp.posterior import Posterior
 from giveaway.gp.table import KernelGiven, centred_targets, fitted, people
 from giveaway.records import Head
+from giveaway.records.inputs import CHANNELS, as_numbers
 
 NOISE = 0.05
 IMAGES, COLUMNS = KernelChoice("nngp", sphere=True), KernelChoice("rbf")
@@ -26,7 +28,7 @@ class KernelView:
     """
 
     def __init__(self, head: Head, inputs: Any, kernel: KernelGiven | None, noise: float) -> None:
-        x = as_tensor("inputs", inputs)
+        x = numbers_of(inputs)
         if x.ndim < 2 or len(x) != head.n:
             got = f"shape {tuple(x.shape)}"
             raise fail("inputs", f"the head's {head.n} records, (n, …)", got, "align them with the features")
@@ -59,13 +61,27 @@ class KernelView:
         }
 
 
+def numbers_of(inputs: Any) -> torch.Tensor:
+    """Inputs as a tensor of numbers, bytes of images from 0 to 1; their channels come first unless they cannot."""
+    if isinstance(inputs, list | tuple) and len(inputs) and isinstance(inputs[0], str):
+        raise fail("inputs", "images or a matrix of numbers", "strings", "embed them, and pass the vectors")
+    if isinstance(inputs, torch.Tensor) and inputs.dtype != torch.uint8:
+        return inputs.detach()
+    array = inputs.cpu().numpy() if isinstance(inputs, torch.Tensor) else np.asarray(inputs)
+    if array.dtype.kind == "O":
+        got = f"a {type(inputs).__name__} of dtype object"
+        raise fail("inputs", "images or a matrix of numbers", got, "encode its columns as numbers")
+    first = array.dtype == np.uint8 and array.ndim == 4 and array.shape[1] in CHANNELS
+    return as_tensor("inputs", np.ascontiguousarray(array) / 255.0 if first else as_numbers(array))
+
+
 def targets_of_head(head: Head) -> torch.Tensor:
     """Targets (n, C) around 0."""
     y = head.targets
     if head.loss == "squared":
-        centred = _centred(y.to(torch.float64).reshape(head.n, -1))
-        spread = centred.square().mean().sqrt()
-        return centred / spread if spread > 0 else centred
+        around_0 = centred(y.to(torch.float64).reshape(head.n, -1))
+        spread = around_0.square().mean().sqrt()
+        return around_0 / spread if spread > 0 else around_0
     if head.loss == "cross_entropy" and head.m > 1:
         if y.ndim == 1:
             return torch.nn.functional.one_hot(y.long(), head.m).to(torch.float64) - 1.0 / head.m
@@ -75,11 +91,11 @@ def targets_of_head(head: Head) -> torch.Tensor:
 
 def standardized(inputs: torch.Tensor) -> torch.Tensor:
     """Columns with mean 0 and variance 1; constant ones become 0."""
-    centred = _centred(inputs.to(torch.float64))
-    spread = centred.square().mean(0).sqrt()
-    return centred / torch.where(spread > 0, spread, 1.0)
+    around_0 = centred(inputs.to(torch.float64))
+    spread = around_0.square().mean(0).sqrt()
+    return around_0 / torch.where(spread > 0, spread, 1.0)
 
 
-def _centred(x: torch.Tensor) -> torch.Tensor:
+def centred(x: torch.Tensor) -> torch.Tensor:
     """Columns minus their means; constant ones become exactly 0, whatever the rounding of the mean."""
     return torch.where(x.amax(0) > x.amin(0), x - x.mean(0), 0.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from giveaway.auditing.duplicates import count_duplicates
 from giveaway.auditing.kernel_view import NOISE, KernelView
 from giveaway.auditing.plan import Plan, plan
 from giveaway.auditing.progress import OnRows, progress_of
+from giveaway.auditing.second_view import view_of
 from giveaway.checks import fail
 from giveaway.evaluation.ranking import spearman
 from giveaway.gp.table import KernelGiven
@@ -22,6 +24,7 @@ from giveaway.heads.optimum import refit as refit_head
 from giveaway.linalg.threads import in_threads
 from giveaway.records import Head, ScoreTable
 from giveaway.scores.catalogue import CATALOGUE
+from giveaway.scores.fused import fused
 from giveaway.scores.predicted import ingredients, predict
 
 
@@ -43,7 +46,7 @@ def audit(
     Parameters
     ----------
     scores : names of the columns wanted; by default all that exist for the loss, but for the predicted_* ones, which
-        are estimates of an attack's power and there when asked for.
+        are estimates of an attack's power, and the lood_* ones: those are there by name (lood_* with a kernel too).
     by : "person" scores each of the head's groups when all of its records are left out together, "record" each record;
         "auto" is by person where the head has groups.
     converged : False subtracts what leaving a record out has in common with training on, for a head that was stopped
@@ -51,10 +54,12 @@ def audit(
     refit : bring the head to the optimum of its objective first.
     l2_sensitivity : put the rank correlation of newton at l2/10 and 10·l2 with that at l2 into the metadata; by default
         where the head has up to 2,000 parameters.
-    inputs : (n, …) the records themselves, row by row those of the head (images with their channels first, or a matrix
-        of numbers): adds the scores of a Gaussian process that never saw the model.
-    kernel, noise : of that process; by default an NNGP of images on the sphere, or an RBF of standardized columns with
-        their median distance as length, and a variance of 0.05 around functions of variance 1.
+    inputs : the records themselves, row by row those of the head: images (n, c, h, w), a table (n, p) of numbers or
+        categories, or strings; by default those that the head holds. They add `fused`, the score to rank by, and
+        `left_out`, what it takes from a kernel that never saw the model. Without them the ranking is by newton.
+    kernel, noise : of the Gaussian process of the lood_* scores; by default an NNGP of images on the sphere, or an RBF
+        of standardized columns with their median distance as length, and a variance of 0.05 around functions of
+        variance 1.
     progress : show a progress bar on stderr, or lines where it is no terminal.
 
     Examples
@@ -66,21 +71,32 @@ def audit(
     3
     """
     began = time.perf_counter()
+    known = head if inputs is None else replace(head, inputs=inputs)
+    if known.inputs is None and (kernel is not None or noise is not None):
+        raise fail("inputs", "inputs beside kernel and noise", "none", "pass the records themselves, or drop both")
+    named = None if scores is None else (scores,) if isinstance(scores, str) else tuple(scores)
+    viewed = [n for n in named or () if n in CATALOGUE and CATALOGUE[n].view]
+    predicted = [n for n in named or () if n in CATALOGUE and CATALOGUE[n].predicted]
+    asked = named is None or bool(viewed) or (bool(predicted) and known.inputs is not None)
+    required = inputs is not None or bool(viewed)
+    view, note = view_of(known, required=required) if asked else (None, None)
     resolved = plan(
         head,
-        scores=scores,
+        scores=named,
         by=by,
         converged=converged,
         refit=refit,
         l2_sensitivity=l2_sensitivity,
-        inputs=inputs is not None,
+        view=view is not None,
+        lood=kernel is not None or noise is not None,
+        inputs=known.inputs is not None,
     )
-    if inputs is None and (kernel is not None or noise is not None):
-        raise fail("inputs", "inputs beside kernel and noise", "none", "pass the records themselves, or drop both")
-    view = None if inputs is None else KernelView(head, inputs, kernel, NOISE if noise is None else noise)
+    process = None
+    if resolved.of_lood or kernel is not None or noise is not None:
+        process = KernelView(head, known.inputs, kernel, NOISE if noise is None else noise)
     if resolved.refit:
         head = refit_head(head)
-    curved = any(CATALOGUE[name].curvature for name in resolved.scores)
+    curved = any(CATALOGUE[name].curvature for name in (*resolved.of_head, *resolved.of_theory))
     compared = resolved.l2_sensitivity and head.l2 > 0
     with progress_of(head.n * (1 + int(curved) + 2 * int(compared)), enabled=progress) as on_rows:
         curvature = DenseCurvature(head, on_rows) if curved else None
@@ -88,9 +104,21 @@ def audit(
         sensitivity = None
         if curvature is not None and compared:
             sensitivity = _l2_sensitivity(head, resolved, curvature, columns["newton"], on_rows)
-    if view is not None and resolved.of_inputs:
-        found = view.lood(resolved.unit)
-        columns |= {name: CATALOGUE[name].function(found).cpu().numpy() for name in resolved.of_inputs}
+    predicted_by = "theory of the head" if resolved.of_theory else None
+    if view is not None and (resolved.of_view or resolved.of_theory):
+        seen = view.look(resolved.unit, columns[resolved.beside_view], head.outputs)
+        columns |= {name: CATALOGUE[name].function(seen) for name in resolved.of_view}
+        exposure = fused(seen)
+        if resolved.unit == "record" and resolved.of_view:
+            ranked = exposure if "fused" in resolved.of_view else columns["left_out"]
+            attributes |= view.attributes(np.argsort(-ranked, kind="stable"))
+        prediction = view.predict(exposure) if resolved.of_theory else None
+        if prediction is not None:
+            predicted_by = "both views"
+            columns |= {name: CATALOGUE[name].function(prediction) for name in resolved.of_theory}
+    if process is not None and resolved.of_lood:
+        found = process.lood(resolved.unit)
+        columns |= {name: CATALOGUE[name].function(found).cpu().numpy() for name in resolved.of_lood}
     columns = {name: columns[name] for name in resolved.scores}
     meta = {
         "unit": resolved.unit,
@@ -103,10 +131,13 @@ def audit(
         "penalize_intercept": head.penalize_intercept,
         "options": resolved.options(),
         "curvature": curvature.report if curvature is not None else None,
-        "optimum": _optimum(head),
-        "kernel": None if view is None else view.report,
+        "optimum": _optimum(head) if head.linear else None,
+        "view": None if view is None else view.report,
+        "no_view": note,
+        "predicted_by": predicted_by,
+        "kernel": None if process is None else process.report,
         "l2_sensitivity": sensitivity,
-        "repeats": count_duplicates(head) if resolved.unit == "record" else None,
+        "repeats": count_duplicates(head) if resolved.unit == "record" and head.linear else None,
         "newton_capped": int(attributes["newton_capped"].sum()) if "newton_capped" in attributes else None,
         "seconds": round(time.perf_counter() - began, 3),
     }
@@ -123,7 +154,7 @@ def _score(
     columns = {name: np.empty(count) for name in resolved.of_head}
     parts = np.empty((3, count)) if resolved.of_theory else None
     residual, capped, records = np.empty(count), np.zeros(count, dtype=bool), np.ones(count, dtype=np.int64)
-    stepped = bool({"newton", "loo_gap"} & set(resolved.scores))
+    stepped = bool({"newton", "loo_gap"} & set(resolved.of_head))
     drift = None
     if curvature is not None and not resolved.converged:
         drift = curvature.solve(gradient_sum(head).total)

@@ -19,29 +19,57 @@ from giveaway.files import private_folder, write_atomically, write_json
 from giveaway.records import Head, ScoreTable
 from giveaway.records.score_table import MARKER
 
+BLOCK_BYTES = 1 << 24  # of an array at a time
 
-def fingerprint(head: Head, inputs: np.ndarray | None = None) -> str:
-    """SHA-256 of everything in a head, and in the records themselves, that a score can depend on."""
+
+def fingerprint(head: Head, inputs: Any = None) -> str:
+    """SHA-256 of everything in a head, and in the records themselves, that a score can depend on.
+
+    `inputs` go before those that the head holds.
+    """
     names = ("features", "outputs", "targets", "weight", "bias", "sample_weight")
-    arrays = {name: getattr(head, name) for name in names} | {"inputs": inputs}
+    arrays = {name: getattr(head, name) for name in names}
+    arrays |= {"inputs": head.inputs if inputs is None else inputs}
     options = (head.loss, head.l2, head.intercept, head.penalize_intercept)
     return digest_of(arrays | {"ids": head.ids, "groups": head.groups}, options)
 
 
 def digest_of(arrays: dict[str, Any], options: tuple[Any, ...] = ()) -> str:
-    """SHA-256 of named tensors and arrays (None where there is none) and of options."""
+    """SHA-256 of named tensors, arrays, lists of strings or tables (None where there is none) and of options."""
     digest = hashlib.sha256(repr(options).encode())
     for name, value in arrays.items():
-        if value is None:
-            continue
-        digest.update(f"{name}{tuple(value.shape)}{value.dtype}".encode())
-        if not isinstance(value, torch.Tensor):
-            digest.update(np.ascontiguousarray(value).tobytes())
-            continue
-        for start in range(0, len(value), ROWS_PER_CHECK):
-            block = value[start : start + ROWS_PER_CHECK].cpu().contiguous()
-            digest.update(block.view(torch.uint8).numpy().tobytes() if block.numel() else b"")
+        if hasattr(value, "iloc"):
+            digest.update(f"{name}{value.shape}".encode())
+            for place, column in enumerate(value.columns):
+                _add(digest, repr(column), np.asarray(value.iloc[:, place]))
+        elif value is not None:
+            _add(digest, name, value)
     return digest.hexdigest()
+
+
+def _add(digest: Any, name: str, value: Any) -> None:
+    """Name, shape, type and contents, the last in blocks of rows, so that a memory map stays one."""
+    if not isinstance(value, torch.Tensor | np.ndarray | list | tuple):
+        value = np.asarray(value)
+    shape = (len(value),) if isinstance(value, list | tuple) else tuple(value.shape)
+    digest.update(f"{name}{shape}{getattr(value, 'dtype', 'list')}".encode())
+    if shape == ():
+        digest.update(value.tobytes())
+        return
+    objects = isinstance(value, list | tuple) or value.dtype == object
+    rows = ROWS_PER_CHECK if objects else max(1, BLOCK_BYTES * len(value) // max(1, value.nbytes))
+    for start in range(0, len(value), rows):
+        digest.update(_bytes_of(value[start : start + rows]))
+
+
+def _bytes_of(block: Any) -> bytes:
+    if isinstance(block, torch.Tensor):
+        kept = block.detach().cpu().contiguous()
+        return kept.view(torch.uint8).numpy().tobytes() if kept.numel() else b""
+    if isinstance(block, np.ndarray) and block.dtype.kind != "O":
+        return np.ascontiguousarray(block).tobytes()
+    cells = block.ravel().tolist() if isinstance(block, np.ndarray) else block
+    return "".join(f"{type(cell).__name__}{len(text := str(cell))}:{text}" for cell in cells).encode()
 
 
 def provenance(digest: str, config: dict[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
@@ -13,11 +14,22 @@ from giveaway.auditing.why import why
 from giveaway.files import write_text
 from giveaway.records import ScoreTable
 
-SHOWN = ("leverage", "loss", "influence", "loo_gap")
-PREDICTED = (
-    "predicted_* columns are estimates from theory in which only the last layer varies: not measured, no guarantee, "
-    "and far too low for networks."
+SHOWN = ("newton", "left_out", "leverage", "loss", "influence", "loo_gap")
+PREDICTED = {
+    "theory of the head": (
+        "predicted_* columns are estimates from theory in which only the last layer varies: not measured, no "
+        "guarantee, and far too low for networks."
+    ),
+    "both views": (
+        "predicted_* columns are estimates from both views: not measured on an attack, no guarantee; docs/fused.md "
+        "says how far they were off."
+    ),
+}
+KINDS = {"images": "patches of the images", "tabular": "columns of the table", "text": "words and letters"}
+EXACT = (
+    "The features are a linear function of the inputs: nothing was learned before the head, fused ranks as newton does."
 )
+BLIND = "What the other records say is no better than a constant here: read fused with care, beside the other columns."
 WITHOUT_DRIFT = "newton and loo_gap take it into account, as asked; influence does not."
 
 
@@ -30,15 +42,18 @@ def render(table: ScoreTable, *, top: int = 50) -> str:
     """The page as a string."""
     by = table.ranking()
     rows = table.order(by)[:top]
-    attributes = [name for name in table.attributes if name != "newton_capped"]
+    said = [name for name in ("class", "target", "others_say") if name in table.attributes]
+    attributes = [*said, *(name for name in table.attributes if name not in ("newton_capped", "nearest", *said))]
     scores = [by, *(name for name in SHOWN if name in table.scores and name != by)]
-    reasons = why(table, rows)
+    reasons = why(table, rows, nearest=False)
+    near = table["nearest"][rows].tolist() if "nearest" in table.attributes else [""] * len(rows)
     body = [
         {
             "rank": place + 1,
             "id": str(table.ids[row]),
             "cells": [_cell(table[name][row]) for name in [*attributes, *scores]],
             "why": reasons[place],
+            "nearest": near[place],
         }
         for place, row in enumerate(rows)
     ]
@@ -52,6 +67,9 @@ def render(table: ScoreTable, *, top: int = 50) -> str:
         by=by,
         columns=[*attributes, *scores],
         body=body,
+        nearest=any(near),
+        scores=table.columns,
+        linear=table.meta.get("optimum") is not None or "newton" in table.scores,
         spread=_spread(table[by]),
         notes=notes(table),
         facts=_facts(table.meta),
@@ -61,10 +79,13 @@ def render(table: ScoreTable, *, top: int = 50) -> str:
 def notes(table: ScoreTable) -> list[str]:
     """What a reader must know of this table besides its numbers."""
     meta = table.meta
-    said = []
-    optimum = meta.get("optimum") or {}
-    relative = optimum.get("relative_gradient")
-    if relative is None:
+    said = [*_about_view(meta)]
+    optimum = meta.get("optimum")
+    relative = (optimum or {}).get("relative_gradient")
+    if optimum is None:
+        if "optimum" in meta:
+            said.append("A black box: nothing inside the model was looked at.")
+    elif relative is None:
         said.append("How far the head is from its optimum is not known: its weights were not given.")
     elif relative >= 1e-4:
         assumed = (meta.get("options") or {}).get("converged", True)
@@ -73,7 +94,7 @@ def notes(table: ScoreTable) -> list[str]:
             + ("scores assume it is. converged=False or refit=True take it into account." if assumed else WITHOUT_DRIFT)
         )
     if any(name.startswith("predicted_") for name in table.columns):
-        said.append(PREDICTED)
+        said.append(PREDICTED[meta.get("predicted_by") or "theory of the head"])
     repeats = meta.get("repeats") or {}
     if repeats.get("exact") or repeats.get("near"):
         said.append(
@@ -90,6 +111,23 @@ def notes(table: ScoreTable) -> list[str]:
         low, high = sensitivity["spearman_at_0.1_l2"], sensitivity["spearman_at_10_l2"]
         said.append(f"Rank correlation of newton with itself at a tenth of l2: {low:.3f}, at ten times: {high:.3f}.")
     return said
+
+
+def _about_view(meta: Mapping[str, Any]) -> list[str]:
+    """The second view in words, or why there is none."""
+    view = meta.get("view")
+    if not view:
+        return [meta["no_view"]] if meta.get("no_view") else []
+    error, kept = view["left_out_error"], view["memorized"]
+    said = [
+        f"The other records predict a left-out one with {100 * error:.3g} % of the squared error of a constant "
+        f"({KINDS.get(view['view'], view['view'])}, {view['kernel']} kernel, {view['method']}); training took away "
+        f"{100 * kept:.3g} % of that error."
+    ]
+    if view["head_is_exact"]:
+        return [*said, EXACT]
+    said[0] += f" In fused the model's own view counts {view['head_weight']:.2g} and theirs 1."
+    return [*said, BLIND] if error >= 1.0 else said
 
 
 def _spread(values: np.ndarray) -> list[tuple[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,6 +11,24 @@ import torch
 from giveaway.checks import as_tensor, fail
 
 Blocks = Callable[[], Iterator[torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class RecordFeatures:
+    """Features of n records, made when asked for: `of(rows)` for a slice or row numbers, a call for a pass over all.
+
+    `shares` are the columns of each part and its share of squared distances between records, once the columns are
+    standardized; without them every column counts alike.
+    """
+
+    n: int
+    of: Callable[[slice | torch.Tensor], torch.Tensor]
+    block: int
+    shares: tuple[tuple[int, float], ...] = ()
+
+    def __call__(self) -> Iterator[torch.Tensor]:
+        for start in range(0, self.n, self.block):
+            yield self.of(slice(start, min(start + self.block, self.n)))
 
 
 def as_blocks(features: Any) -> Blocks:

@@ -8,7 +8,6 @@ After Coates, Ng (2012), "Learning feature representations with k-means", with p
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +16,7 @@ from torch.nn import functional
 
 from giveaway.checks import as_tensor, check_finite, check_number, fail
 from giveaway.linalg.threads import in_threads
-from giveaway.views.blocks import Blocks
+from giveaway.views.blocks import RecordFeatures
 
 PATCHES = 50_000  # that the covariance is taken from
 RIDGE = 0.01  # of the whitening, times the mean variance of a direction
@@ -44,13 +43,15 @@ def patch_features(
     threshold: float = 0.25,
     seed: int = 0,
     block: int = 1024,
-) -> Blocks:
-    """Features (rows, 2·filters·pool²) of images (n, c, h, w), float32, `block` rows at a time: a callable per pass.
+    device: torch.device | str = "cpu",
+) -> RecordFeatures:
+    """Features (rows, 2·filters·pool²) of images (n, c, h, w), float32, `block` rows at a time.
 
     (n, h, w) are images of one channel. A patch is at most as large as the image. Images may be uint8 or floats of any
-    range: the normalization takes brightness and contrast out. Ordered by sign, filter, grid row, grid column.
+    range: the normalization takes brightness and contrast out. Ordered by sign, filter, grid row, grid column. They are
+    made on `device`, wherever the images are.
     """
-    tensor = _images(images)
+    tensor = as_images(images)
     for name, value in (("filters", filters), ("size", size), ("pool", pool), ("block", block)):
         check_number(name, value, minimum=1, remedy="give a positive whole number")
     check_number("threshold", threshold, minimum=0.0, remedy="0 keeps every response")
@@ -58,11 +59,10 @@ def patch_features(
     most = min(tensor.shape[2], tensor.shape[3]) - size + 1
     patches = draw_patches(tensor, filters, size, seed)
 
-    def passes() -> Iterator[torch.Tensor]:
-        for start in range(0, len(tensor), block):
-            yield _features(tensor[start : start + block], patches, min(pool, most), threshold)
+    def of(rows: slice | torch.Tensor) -> torch.Tensor:
+        return _features(tensor[rows].to(device), patches, min(pool, most), threshold)
 
-    return passes
+    return RecordFeatures(len(tensor), of, block)
 
 
 def draw_patches(images: torch.Tensor, filters: int, size: int, seed: int) -> Patches:
@@ -121,7 +121,7 @@ def _features(images: torch.Tensor, patches: Patches, pool: int, threshold: floa
     return out.flatten(1)
 
 
-def _images(images: Any) -> torch.Tensor:
+def as_images(images: Any) -> torch.Tensor:
     tensor = as_tensor("images", images)
     if tensor.ndim == 3:
         tensor = tensor.unsqueeze(1)

@@ -69,9 +69,9 @@ def leave_one_out_ridge(
     >>> view.prediction.squeeze(1).round(decimals=6).tolist()
     [1.0, 2.0, 3.0, 4.0]
     """
-    y = _targets(targets)
+    y = as_targets(targets)
     given = None if grid is None and l2 is None else _grid(l2, grid)
-    members = None if groups is None else _members(groups, len(y))
+    members = None if groups is None else rows_of_groups(groups, len(y))
     spectrum, trace, varying = decompose(as_blocks(features), y, standardize=standardize)
     values = given if given is not None else torch.tensor(RELATIVE, dtype=torch.float64) * (trace or 1.0)
     values = values.to(spectrum.b.device)
@@ -214,7 +214,7 @@ def _chunks(members: dict[int, torch.Tensor], most: int) -> Iterator[list[torch.
         yield chunk
 
 
-def _members(groups: Any, n: int) -> dict[int, torch.Tensor]:
+def rows_of_groups(groups: Any, n: int) -> dict[int, torch.Tensor]:
     """The rows of each group, (B, s) by size s."""
     _, inverse, counts = np.unique(
         check_names("groups", groups, n, unique=False), return_inverse=True, return_counts=True
@@ -229,7 +229,8 @@ def _members(groups: Any, n: int) -> dict[int, torch.Tensor]:
     }
 
 
-def _targets(targets: Any) -> torch.Tensor:
+def as_targets(targets: Any) -> torch.Tensor:
+    """(n, C) in float64 on the CPU, two records at least."""
     y = as_tensor("targets", targets).to("cpu", torch.float64)
     if y.ndim == 1:
         y = y.unsqueeze(1)

@@ -1,12 +1,8 @@
-"""Random Fourier features of a table: an RBF kernel on standardized columns and one-hot categories.
-
-k(x, x′) = exp(−‖x − x′‖²/(2·length²)) = E cos(ωᵀ(x − x′)), ω ~ N(0, I/length²): with F/2 draws of ω the features
-√(2/F)·(cos ωᵀx, sin ωᵀx) have k as their expected product (Rahimi and Recht, 2007).
-"""
+"""A table as numbers: standardized columns, and one column a level of each category."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +10,9 @@ import numpy as np
 import torch
 
 from giveaway.checks import as_tensor, check_finite, check_number, fail
-from giveaway.views.blocks import Blocks
+from giveaway.views.blocks import RecordFeatures
 from giveaway.views.moments import column_scale
 
-SAMPLE = 1000  # records whose distances give the length
 LEVELS = 256  # of a category that get a column; the rarer ones have none
 
 
@@ -41,50 +36,16 @@ class Columns:
         return torch.cat(parts, dim=1)
 
 
-def tabular_features(
-    matrix: Any,
-    *,
-    features: int = 1024,
-    categorical: Sequence[int] = (),
-    length: float | None = None,
-    seed: int = 0,
-    block: int = 8192,
-) -> Blocks:
-    """The columns (see Columns) and `features` Fourier features, float32, `block` rows at a time: a callable per pass.
+def tabular_features(matrix: Any, *, categorical: Sequence[int] = (), block: int = 8192) -> RecordFeatures:
+    """The columns (see Columns) in float32, `block` rows at a time.
 
-    `matrix` (n, p) holds numbers, or objects where the columns named in `categorical` hold strings. The length is the
-    median distance of 1,000 records unless given; features=0 gives the columns alone.
+    `matrix` (n, p) holds numbers, or objects where the columns named in `categorical` hold strings.
     """
-    check_number("features", features, minimum=0, remedy="0 gives the columns alone")
     check_number("block", block, minimum=1, remedy="give a positive whole number")
-    if features % 2:
-        raise fail("features", "an even number (cosines and sines)", str(features), f"use {features + 1}")
     columns = read_columns(matrix, categorical)
-    generator = torch.Generator().manual_seed(seed)
-    n = len(columns.numbers)
-    some = columns.rows(torch.randperm(n, generator=generator)[:SAMPLE])
-    if some.shape[1] == 0:
+    if columns.rows(slice(0, 1)).shape[1] == 0:
         raise fail("matrix", "at least one column that varies", "constant columns only", "supply features that differ")
-    if length is None:
-        length = median_distance(some)
-    elif check_number("length", length, minimum=0.0, remedy="leave it out for the median distance") == 0.0:
-        raise fail("length", "a positive number", "0", "leave it out for the median distance")
-    draws = torch.randn(some.shape[1], features // 2, dtype=torch.float64, generator=generator) / length
-
-    def passes() -> Iterator[torch.Tensor]:
-        for start in range(0, n, block):
-            x = columns.rows(slice(start, start + block))
-            angles = x @ draws
-            waves = [angles.cos(), angles.sin()]
-            yield torch.cat([x, *(wave.mul_((features // 2) ** -0.5) for wave in waves if features)], dim=1).float()
-
-    return passes
-
-
-def median_distance(rows: torch.Tensor) -> float:
-    """The median over pairs of different records; 1 where most are equal."""
-    distances = torch.nn.functional.pdist(rows)
-    return float(distances.median()) or 1.0 if len(distances) else 1.0
+    return RecordFeatures(len(columns.numbers), lambda rows: columns.rows(rows).float(), block)
 
 
 def read_columns(matrix: Any, categorical: Sequence[int]) -> Columns:

@@ -10,21 +10,21 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from giveaway.checks import check_number, fail
-from giveaway.views.blocks import Blocks
+from giveaway.views.blocks import RecordFeatures
 
 CHARACTERS = (3, 4, 5)
 MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 WORD = re.compile(r"\w+")
 
 
-def text_features(strings: Any, *, dimensions: int = 4096, block: int = 1024) -> Blocks:
+def text_features(strings: Any, *, dimensions: int = 4096, block: int = 1024) -> RecordFeatures:
     """(rows, dimensions) of signed, hashed character n-grams and words, float32, `block` rows at a time.
 
     >>> row = next(text_features(["ab"], dimensions=8)())
@@ -35,11 +35,11 @@ def text_features(strings: Any, *, dimensions: int = 4096, block: int = 1024) ->
     check_number("dimensions", dimensions, minimum=1, remedy="give a positive whole number")
     check_number("block", block, minimum=1, remedy="give a positive whole number")
 
-    def passes() -> Iterator[torch.Tensor]:
-        for start in range(0, len(texts), block):
-            yield _hashed(texts[start : start + block], dimensions)
+    def of(rows: slice | torch.Tensor) -> torch.Tensor:
+        chosen = texts[rows] if isinstance(rows, slice) else [texts[row] for row in rows.tolist()]
+        return _hashed(chosen, dimensions)
 
-    return passes
+    return RecordFeatures(len(texts), of, block)
 
 
 def as_strings(strings: Any) -> Sequence[str]:

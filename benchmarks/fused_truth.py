@@ -1,0 +1,131 @@
+"""How much of what LiRA finds the fused score finds, on sets whose attack truth was measured elsewhere.
+
+The rule of the score (docs/fused.md) was fixed on other sets (fused_own_truth.py) before this was first run. For every
+target: recall of the true top 1 % (by effect size) in the kept top 5 %, of the top 5 % in the top 5 %, Spearman's
+correlation; each view alone, other ways to join them, and what the recall is worth in shadow models. Seconds are those
+of one audit with both views.
+
+    python benchmarks/fused_truth.py --truth DIR --cifar10 cifar10.npz --bloodmnist bloodmnist_28_train.npz
+        [--sets bloodmnist_cnn cifar10_cnn] [--targets 200 201] [--device cuda] [--out FILE.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import giveaway as ga
+from giveaway.evaluation.agreement import agreement_over_targets
+from giveaway.evaluation.worth import shadow_curve
+from giveaway.extract import from_file
+from giveaway.extract.signals_file import signals_from
+from giveaway.scores.fused import normal_scores
+
+RESULTS = Path(__file__).parent / "results"
+IMAGES = {"cifar10_cnn": ("cifar10", "x_train"), "bloodmnist_cnn": ("bloodmnist", "images")}
+SIGNALS = {"cifar10_cnn": "cifar10_cnn_signals_10k.npz", "bloodmnist_cnn": "bloodmnist_cnn_signals.npz"}
+SCORES = ("loss", "gls_trace", "influence", "newton", "left_out", "fused")
+
+
+def audited(options: argparse.Namespace, name: str, target: int) -> tuple[dict[str, np.ndarray], np.ndarray, dict]:
+    """The columns of one target, others made of them, the truth of its records, and what the audit cost."""
+    path = options.truth / f"{name}_target_{target}.npz"
+    head, _ = from_file(path, l2=0.01)
+    head = on_device(head, options.device)
+    with np.load(path) as held:
+        index = held["index"]
+    with np.load(options.truth / f"{name}_truth.npz") as held:
+        effect = held["effect_size"][index]
+    argument, key = IMAGES[name]
+    with np.load(getattr(options, argument)) as held:
+        images = held[key][index].transpose(0, 3, 1, 2)
+    began, cpu = time.perf_counter(), time.process_time()
+    table = ga.audit(head, inputs=np.ascontiguousarray(images), scores=list(SCORES), l2_sensitivity=False)
+    cost = {"seconds": round(time.perf_counter() - began, 1), "cpu_seconds": round(time.process_time() - cpu, 1)}
+    columns = {score: table[score] for score in SCORES}
+    return columns | joined(columns), effect, {**cost, "records": len(table), "view": dict(table.meta["view"])}
+
+
+def joined(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Other ways to join a head's score and the left-out view."""
+    made = {}
+    for head in ("loss", "gls_trace", "newton"):
+        made[f"{head} + left_out, equal weights"] = normal_scores(columns[head]) + normal_scores(columns["left_out"])
+    places = {name: np.argsort(np.argsort(columns[name], kind="stable")) for name in ("newton", "left_out")}
+    n = len(columns["newton"])
+    made["newton + left_out, −log(1 − rank)"] = -sum(np.log1p(-(place + 0.5) / n) for place in places.values())
+    made["newton + left_out, z of log"] = _z(columns["newton"]) + _z(columns["left_out"])
+    made["gls_trace + newton, equal weights"] = normal_scores(columns["gls_trace"]) + normal_scores(columns["newton"])
+    return made
+
+
+def _z(values: np.ndarray) -> np.ndarray:
+    logs = np.log(np.maximum(values, 1e-300))
+    return (logs - logs.mean()) / logs.std()
+
+
+def on_device(head: ga.Head, device: str) -> ga.Head:
+    parts = {name: getattr(head, name) for name in ("features", "outputs", "targets", "weight", "bias")}
+    return replace(head, **{name: value.to(device) for name, value in parts.items() if value is not None})
+
+
+def measure(options: argparse.Namespace, name: str) -> dict[str, Any]:
+    found = [audited(options, name, target) for target in options.targets]
+    table = agreement_over_targets([(columns, truth) for columns, truth, _ in found])
+    signals = signals_from(options.truth / SIGNALS[name])
+    signals = signals.of_models(np.arange(200))
+    curves = {share: shadow_curve(signals, top=share[0], keep=share[1]) for share in ((0.01, 0.05), (0.05, 0.05))}
+    rows = {}
+    for row in table.rows:
+        recalls = {
+            f"top {top:.0%} in {keep:.0%}": [round(v, 4) for v in (r.value, r.low, r.high)]
+            for (top, keep), r in row.recall.items()
+        }
+        spearman = [round(v, 4) for v in (row.spearman.value, row.spearman.low, row.spearman.high)]
+        worth = {f"top {s[0]:.0%}": round(curve.worth(row.recall[s].value), 1) for s, curve in curves.items()}
+        rows[row.score] = {**recalls, "spearman": spearman, "worth in shadow models": worth}
+    each = [
+        {"target": target, **cost, "fused": [round(v, 4) for v in figures(columns["fused"], truth)]}
+        for target, (columns, truth, cost) in zip(options.targets, found, strict=True)
+    ]
+    return {"scores": rows, "resampled": table.resampled, "targets": each}
+
+
+def figures(score: np.ndarray, truth: np.ndarray) -> list[float]:
+    recalls = [ga.evaluation.recall_at(score, truth, top, 0.05) for top in (0.01, 0.05)]
+    return [*recalls, ga.evaluation.spearman(score, truth)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--truth", type=Path, required=True)
+    parser.add_argument("--cifar10", type=Path)
+    parser.add_argument("--bloodmnist", type=Path)
+    parser.add_argument("--sets", nargs="+", choices=IMAGES, default=list(IMAGES))
+    parser.add_argument("--targets", nargs="+", type=int, default=[200, 201])
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--out", type=Path, default=RESULTS / "fused_truth.json")
+    options = parser.parse_args()
+    device = torch.cuda.get_device_name() if options.device != "cpu" else f"{torch.get_num_threads()} CPU threads"
+    result = {"device": device, "python": platform.python_version(), "torch": torch.__version__}
+    for name in options.sets:
+        result[name] = measure(options, name)
+        print(name)
+        for score, row in result[name]["scores"].items():
+            shown = [f"{row[key][0]:.3f}" for key in row if isinstance(row[key], list)]
+            print(f"  {score:40s} {' · '.join(shown)}   worth {row['worth in shadow models']}")
+        for each in result[name]["targets"]:
+            print(f"  target {each['target']}: {each['fused']}, {each['seconds']} s", flush=True)
+    options.out.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    main()

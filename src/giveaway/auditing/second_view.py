@@ -1,0 +1,181 @@
+"""The second view of an audit: what the other records predict for each record, beside what the head did with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from giveaway.auditing.kernel_view import centred, targets_of_head
+from giveaway.checks import ROWS_PER_CHECK, InputError, as_tensor
+from giveaway.heads.losses import loss_of, targets_of
+from giveaway.records import Head
+from giveaway.scores.fused import Seen
+from giveaway.scores.predicted import Prediction
+from giveaway.scores.view_success import calibrated_phi, phi_of, predict_from_views
+from giveaway.views.choose import features_of
+from giveaway.views.left_out import LeftOut, left_out, left_out_smooth
+
+NEIGHBOURS = 3
+EXPLAINED = 100  # rows, the most exposed ones, whose nearest records are looked up
+SAME = 1e-5  # of a feature's variance that a linear function of the inputs may leave: half precision leaves less
+MOST_COLUMNS = 4_096  # of inputs that are tried for that
+TRIED = 64  # of the head's features, at random, that are tried for it
+TO_SPARE = 256  # rows at most beyond what a linear function could fit anyway
+RIDGE = 1e-9  # of a column's variance, in normal equations that may be singular; two corrections take it out again
+
+
+class SecondView:
+    """Left-out predictions for a head's records from the inputs it holds; computed at the first look."""
+
+    def __init__(self, head: Head) -> None:
+        self._head = head
+        self._described, self._features = features_of(head.inputs, device=head.features.device)
+        self._found: LeftOut | None = None
+        self._seen: Seen | None = None
+
+    def look(self, unit: str, score: np.ndarray, outputs: torch.Tensor | None = None) -> Seen:
+        """Both views of every record, or of every person in the order of np.unique(groups).
+
+        `score` is the head's, `outputs` what the model says where that is not the head's own (after a refit).
+        """
+        head = self._head
+        by_person = unit == "person"
+        targets = targets_of_head(head)
+        groups = head.groups if by_person else None
+        if self._described["view"] == "tabular":
+            self._found = left_out_smooth(self._features, targets, groups=groups)
+        else:
+            self._found = left_out(
+                self._features,
+                targets,
+                groups=groups,
+                standardize=self._described["view"] == "images",  # hashed texts have unit length
+                device=head.features.device,
+            )
+        inside = model_errors(head, outputs).square().sum(1).cpu().numpy()
+        outside = self._found.error.square().sum(1).numpy()
+        leverage = self._found.leverage.numpy()
+        if by_person:
+            assert head.groups is not None
+            _, person, counts = np.unique(head.groups, return_inverse=True, return_counts=True)
+            inside, outside = np.bincount(person, inside), np.bincount(person, outside)
+            leverage = np.bincount(person, leverage) / counts
+        variation = float((targets - targets.mean(0)).square().sum())
+        self._seen = Seen(score, inside, outside, leverage, variation, not_learned(head, self._numbers()))
+        return self._seen
+
+    def attributes(self, order: np.ndarray) -> dict[str, np.ndarray]:
+        """What the others predict for each record, and for the first of `order` who is nearest, by id.
+
+        Values have their target beside it. What is said of several outputs at once would be no single number: left out.
+        """
+        assert self._found is not None
+        head, found = self._head, self._found
+        told: dict[str, np.ndarray] = {}
+        if head.loss == "cross_entropy" and head.targets.ndim == 1:
+            prediction = targets_of_head(head).cpu() - found.error
+            guess = prediction.argmax(1) if head.m > 1 else (prediction[:, 0] > 0).long()
+            told["others_say"] = guess.numpy()
+        elif head.loss == "squared" and head.m == 1:
+            told["target"] = head.targets.cpu().numpy()[:, 0]
+            told["others_say"] = told["target"] - found.error[:, 0].numpy() * value_spread(head)
+        rows = order[:EXPLAINED]
+        near = found.nearest(rows.copy(), min(NEIGHBOURS, head.n - 1)).numpy()
+        names = np.full(head.n, "", dtype=object)
+        for row, others in zip(rows, near, strict=True):
+            names[row] = ", ".join(str(head.ids[other]) for other in others if other >= 0)
+        told["nearest"] = names.astype(str)
+        return told
+
+    def predict(self, exposure: np.ndarray) -> Prediction | None:
+        """Attack success from both views, in the order of `exposure`; None where the head's own theory is what holds.
+
+        That is so for values, and for a head whose features were not learned.
+        """
+        assert self._found is not None
+        assert self._seen is not None
+        head = self._head
+        if self._seen.head_is_exact or head.loss != "cross_entropy" or head.targets.ndim != 1:
+            return None
+        labels = head.targets.cpu().numpy()
+        scores = (targets_of_head(head).cpu() - self._found.error).numpy()
+        model = phi_of(head.outputs.to(torch.float64).cpu().numpy(), labels)
+        return predict_from_views(model, calibrated_phi(scores, labels), exposure)
+
+    @property
+    def report(self) -> dict[str, Any] | None:
+        """For the metadata, once it has been looked at."""
+        if self._found is None or self._seen is None:
+            return None
+        return {
+            **self._described,
+            **self._found.report,
+            "memorized": round(self._seen.memorized, 6),
+            "held_by_memory": round(self._seen.held, 6),
+            "head_weight": round(self._seen.head_weight, 6),
+            "head_is_exact": self._seen.head_is_exact,
+        }
+
+    def _numbers(self) -> Callable[[Any], torch.Tensor] | None:
+        """Rows of the inputs as numbers, those of an image being its pixels; None for texts."""
+        if self._described["view"] == "text":
+            return None
+        if self._described["view"] == "tabular":
+            return self._features.of
+        pixels = as_tensor("inputs", self._head.inputs).flatten(1)
+        return lambda rows: pixels[rows]
+
+
+def view_of(head: Head, *, required: bool) -> tuple[SecondView | None, str | None]:
+    """The view of the inputs that the head holds; None and why where there is none, an error where it is required."""
+    if head.inputs is None:
+        return None, "No fused score: the records themselves were not given (inputs)."
+    try:
+        return SecondView(head), None
+    except InputError as error:
+        if required:
+            raise
+        return None, f"No fused score: the inputs that the model was given make no view ({error})."
+
+
+def model_errors(head: Head, outputs: torch.Tensor | None = None) -> torch.Tensor:
+    """What the model says of its records minus their targets (n, C), in the units of `targets_of_head`."""
+    said = head.outputs if outputs is None else outputs
+    loss = loss_of(head)
+    parts = []
+    for part in head.slices(ROWS_PER_CHECK):
+        parts.append(loss.gradient(said[part].to(torch.float64), targets_of(head, part)) / loss.sensitivity)
+    errors = torch.cat(parts)
+    return errors / value_spread(head) if head.loss == "squared" else errors
+
+
+def value_spread(head: Head) -> float:
+    """What `targets_of_head` divides values by."""
+    return float(centred(head.targets.to(torch.float64).reshape(head.n, -1)).square().mean().sqrt()) or 1.0
+
+
+def not_learned(head: Head, numbers: Callable[[Any], torch.Tensor] | None) -> bool:
+    """Whether the head's features are a linear function of the inputs' numbers: then the head's view is exact."""
+    if numbers is None or not head.linear or head.features.shape[1] == 0:
+        return False
+    columns = numbers(slice(0, 1)).shape[1]
+    if columns > MOST_COLUMNS or head.n < 2 * (columns + 1):
+        return False
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randperm(head.n, generator=generator)[: columns + 1 + min(columns + 1, TO_SPARE)]
+    some = torch.randperm(head.features.shape[1], generator=generator)[:TRIED]
+    device = head.features.device
+    x = centred(numbers(rows).to(device, torch.float64))
+    z = centred(head.features[rows.to(device)][:, some.to(device)].to(torch.float64))
+    spread = x.square().mean(0).sqrt()
+    x = x / torch.where(spread > 0, spread, 1.0)
+    gram = x.T @ x
+    gram.diagonal().add_(RIDGE * len(x))
+    factor = torch.linalg.cholesky(gram)
+    rest = z
+    for _ in range(3):
+        rest = rest - x @ torch.cholesky_solve(x.T @ rest, factor)
+    return bool((rest.square().sum(0) <= SAME * z.square().sum(0)).all())

@@ -1,0 +1,71 @@
+"""Two views of one record: what the head did with it, and what the other records predict for it (docs/fused.md).
+
+Both are noisy, monotone measures of how much of a record the model holds. Training has removed the share
+M = 1 − Σ‖error with it‖² / Σ‖error without it‖² of the left-out error. Where M is near 0 the head's Newton step tells
+the gap and near 1 what is left of the error tells how hard a record was; in between a large error may be a hard record
+or one that was never learned, so that the head's view counts M² + (1 − M)², the chance that two records are of one
+kind. The more of the targets a model holds by memory, the more its features were bent toward the records: with
+G = (Σ‖error without it‖² − Σ‖error with it‖²) / Σ‖y − ȳ‖² the head's view counts 1 − G of that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import ndtri
+from scipy.stats import rankdata
+
+LEAST = 1e-300
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """Of every row: the head's score (newton, or the loss of a black box), squared errors with and without the row,
+    and its leverage on the view. `variation` is Σ‖y − ȳ‖² of the targets; `head_is_exact` where the head's features
+    were not learned: nothing to add to it."""
+
+    head: np.ndarray
+    error_with: np.ndarray
+    error_without: np.ndarray
+    leverage: np.ndarray
+    variation: float
+    head_is_exact: bool
+
+    @property
+    def memorized(self) -> float:
+        """M, the share of the left-out squared error that training has removed, from 0 to 1."""
+        without = self.error_without.sum()
+        return float(np.clip(1.0 - self.error_with.sum() / without, 0.0, 1.0)) if without > 0 else 0.0
+
+    @property
+    def held(self) -> float:
+        """G, the share of the targets' variation that the model holds by memory, from 0 to 1."""
+        gap = self.error_without.sum() - self.error_with.sum()
+        return float(np.clip(gap / self.variation, 0.0, 1.0)) if self.variation > 0 else 0.0
+
+    @property
+    def head_weight(self) -> float:
+        """What the head's view counts beside 1 for the other."""
+        m = self.memorized
+        return (1.0 - self.held) * (m * m + (1.0 - m) ** 2)
+
+
+def left_out(seen: Seen) -> np.ndarray:
+    """‖error without it‖² · leverage^(1 − M): the squared error that the record itself takes away.
+
+    All of it in a model that memorizes; the share h of it that a record takes away by itself in one that does not.
+    """
+    return seen.error_without * np.maximum(seen.leverage, LEAST) ** (1.0 - seen.memorized)
+
+
+def fused(seen: Seen) -> np.ndarray:
+    """Φ⁻¹ of the rank by left_out, plus the head's weight times Φ⁻¹ of the rank by the head's score."""
+    if seen.head_is_exact:
+        return normal_scores(seen.head)
+    return normal_scores(left_out(seen)) + seen.head_weight * normal_scores(seen.head)
+
+
+def normal_scores(values: np.ndarray) -> np.ndarray:
+    """Φ⁻¹((rank − ½)/n), equal values sharing their mean rank."""
+    return ndtri((rankdata(values) - 0.5) / len(values))

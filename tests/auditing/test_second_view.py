@@ -1,0 +1,561 @@
+"""What the other records say, from end to end: against refits by brute force, by hand, and word by word."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy.spatial.distance import cdist
+from scipy.special import expit, softmax
+from scipy.stats import norm, rankdata
+from sklearn.compose import make_column_transformer
+from sklearn.ensemble import GradientBoostingClassifier, GradientBoostingRegressor
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
+from torch.utils.data import TensorDataset
+
+import giveaway as ga
+from giveaway import Head, InputError, audit
+from giveaway.auditing import second_view
+from giveaway.auditing.kernel_view import targets_of_head
+from giveaway.auditing.second_view import SecondView, model_errors, not_learned, value_spread
+from giveaway.reporting.html import notes
+from giveaway.views.fourier import fourier_features
+from giveaway.views.tabular import tabular_features
+from giveaway.views.text import text_features
+from tests.conftest import KINDS, made_arrays, made_head
+
+N = 60
+PEOPLE = np.array([f"p{i * 7 % 23:02d}" for i in range(N)])
+WORDS = ["red", "blue", "green", "cat", "dog", "house", "tree", "sun", "moon", "star"]
+
+
+def records(seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(N, 3)) * [1.0, 1e3, 1e-4] + [5.0, -1e4, 0.0]
+
+
+def texts(seed: int = 0, n: int = N) -> list[str]:
+    rng = np.random.default_rng(seed)
+    return [" ".join(rng.choice(WORDS, 5)) for _ in range(n)]
+
+
+def black_box(kind: str, **options) -> Head:
+    return Head(**made_arrays(kind) | {"features": None}, **options)
+
+
+def looked(head: Head, unit: str = "record") -> tuple[SecondView, second_view.Seen]:
+    view = SecondView(head)
+    rows = head.n if unit == "record" else len(np.unique(head.groups))
+    return view, view.look(unit, np.arange(rows, dtype=float))
+
+
+# ------------------------------------------------------------------------------------------------ against refits
+
+
+def ridge_errors(x: np.ndarray, y: np.ndarray, l2: float, groups: list[np.ndarray]) -> np.ndarray:
+    """Errors of every record after a refit without its group, by scikit-learn, one refit a group."""
+    features = torch.cat(list(fourier_features(tabular_features(x))[0]())).double().numpy()
+    z = (features - features.mean(0)) / features.std(0)
+    errors = np.empty_like(y)
+    for own in groups:
+        others = np.setdiff1d(np.arange(len(y)), own)
+        errors[own] = y[own] - Ridge(alpha=l2).fit(z[others], y[others]).predict(z[own]).reshape(len(own), -1)
+    return errors
+
+
+def kernel_errors(x: np.ndarray, y: np.ndarray, noise: float, groups: list[np.ndarray]) -> np.ndarray:
+    """The same of kernel ridge regression with a free constant, one system of equations a group."""
+    apart = cdist(x, x)
+    K = np.exp(-apart * len(x) * (len(x) - 1) / apart.sum())
+    errors = np.empty_like(y)
+    for own in groups:
+        others = np.setdiff1d(np.arange(len(y)), own)
+        system = np.ones((len(others) + 1,) * 2)
+        system[:-1, :-1] = K[np.ix_(others, others)] + noise * np.eye(len(others))
+        system[-1, -1] = 0.0
+        solved = np.linalg.solve(system, np.r_[y[others], np.zeros((1, y.shape[1]))])
+        errors[own] = y[own] - np.c_[K[np.ix_(own, others)], np.ones(len(own))] @ solved
+    return errors
+
+
+def places(unit: str) -> list[np.ndarray]:
+    return [np.array([i]) for i in range(N)] if unit == "record" else [np.flatnonzero(p == PEOPLE) for p in set(PEOPLE)]
+
+
+def squares(errors: np.ndarray, unit: str) -> np.ndarray:
+    own = (errors**2).sum(1)
+    return own if unit == "record" else np.array([own[name == PEOPLE].sum() for name in np.unique(PEOPLE)])
+
+
+@pytest.mark.parametrize("unit", ["record", "person"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_table_s_errors_are_those_of_refits_without_the_record_or_the_person(kind, unit):
+    head = made_head(kind, inputs=records(), groups=PEOPLE)
+    view, seen = looked(head, unit)
+    y = targets_of_head(head).numpy()
+    errors = ridge_errors(records(), y, view.report["l2"], places(unit))
+    np.testing.assert_allclose(seen.error_without, squares(errors, unit), rtol=2e-4)
+    constant = ((y - y.mean(0)) ** 2).mean()
+    assert view.report["left_out_error"] == pytest.approx((errors**2).mean() / constant, rel=1e-4)
+    assert seen.variation == pytest.approx(constant * y.size, rel=1e-12)
+    said = model_errors(head).numpy()
+    held = np.clip(((errors**2).sum() - (said**2).sum()) / (constant * y.size), 0.0, 1.0)
+    assert view.report["held_by_memory"] == pytest.approx(held, abs=1e-4)
+
+
+@pytest.mark.parametrize("unit", ["record", "person"])
+def test_texts_errors_are_those_of_refits_too(unit):
+    head = made_head("classes", inputs=texts(), groups=PEOPLE)
+    view, seen = looked(head, unit)
+    features = torch.cat(list(text_features(texts())())).double().numpy()
+    errors = kernel_errors(features, targets_of_head(head).numpy(), view.report["noise"], places(unit))
+    np.testing.assert_allclose(seen.error_without, squares(errors, unit), rtol=2e-4)
+
+
+def test_a_person_s_leverage_is_the_mean_of_its_records_and_its_model_error_their_sum():
+    head = made_head("classes", inputs=records(), groups=PEOPLE)
+    _, of_people = looked(head, "person")
+    _, of_records = looked(head, "record")
+    inside = of_records.error_with
+    for place, name in enumerate(np.unique(PEOPLE)):
+        own = name == PEOPLE
+        assert of_people.error_with[place] == pytest.approx(inside[own].sum(), rel=1e-12)
+        assert 0.0 <= of_people.leverage[place] <= 1.0
+    assert len(of_people.leverage) == len(set(PEOPLE))
+
+
+def test_people_who_vouch_for_themselves_are_seen_through():
+    """Copies of an odd record hide it while they stay; left out together they do not."""
+    x = np.r_[np.random.default_rng(0).normal(size=(40, 2)), np.full((4, 2), 0.3)]
+    y = np.r_[x[:40].sum(1), np.full(4, 30.0)]
+    people = np.r_[np.arange(40), np.full(4, 40)]
+    head = Head(x, y, y, "squared", inputs=x, groups=people)
+    alone = audit(head, by="record", scores=["left_out"])["left_out"]
+    together = audit(head, by="person", scores=["left_out"])["left_out"]
+    assert together.argmax() == 40
+    assert together[40] / 4 > 1.5 * alone[40:].max()
+
+
+# ------------------------------------------------------------------------------------------------ the model's errors
+
+
+@pytest.mark.parametrize("make", [made_head, black_box])
+@pytest.mark.parametrize("kind", KINDS)
+def test_errors_of_the_model_are_what_it_says_minus_the_targets(kind, make):
+    arrays = made_arrays(kind)
+    f, y = arrays["outputs"], arrays["targets"]
+    if kind.startswith("squared"):
+        spread = np.sqrt(((y - y.mean(0)) ** 2).mean())
+        expected = (f - y) / spread
+        assert value_spread(make(kind)) == pytest.approx(spread, rel=1e-12)
+    elif kind in ("one_logit", "multi_label"):
+        expected = expit(f) - y.reshape(N, -1)
+    else:
+        expected = softmax(f, axis=1) - (y if kind == "soft_labels" else np.eye(f.shape[1])[y])
+    np.testing.assert_allclose(model_errors(make(kind)).numpy(), expected, rtol=1e-9, atol=1e-12)
+    doubled = model_errors(make(kind), 2.0 * torch.from_numpy(f)).numpy()
+    np.testing.assert_allclose(doubled, model_errors(Head(**arrays | {"outputs": 2.0 * f})).numpy(), rtol=1e-12)
+
+
+def test_values_that_are_all_the_same():
+    arrays = made_arrays("squared") | {"targets": np.full((N, 1), 0.1)}
+    head = Head(**arrays, inputs=records())
+    assert value_spread(head) == 1.0
+    table = audit(head)
+    np.testing.assert_array_equal(table["left_out"], 0.0)
+    assert table.meta["view"]["memorized"] == 0.0
+
+
+# ------------------------------------------------------------------------------------------------ was anything learned
+
+
+def exact(head: Head) -> bool:
+    return audit(head, scores=["fused"]).meta["view"]["head_is_exact"]
+
+
+def test_features_that_are_the_inputs_or_a_linear_function_of_them():
+    x = records()
+    z = (x - x.mean(0)) / x.std(0)
+    rng = np.random.default_rng(1)
+    y = rng.normal(size=N)
+    for features in (x, z @ rng.normal(size=(3, 7)) + 2.0, x[:, :1], (z @ rng.normal(size=(3, 2))).astype(np.float16)):
+        assert exact(Head(features, y, y, "squared", inputs=x))
+    assert exact(Head(np.c_[z, np.full(N, 0.1)], y, y, "squared", inputs=x))  # a constant feature tells nothing
+    assert exact(Head(z, y, y, "squared", inputs=np.c_[x, x[:, 0], np.full(N, 7.0)]))  # columns that repeat others
+
+
+def test_features_that_are_not():
+    x = records()
+    z = (x - x.mean(0)) / x.std(0)
+    y = np.random.default_rng(1).normal(size=N)
+    for features in (np.maximum(z, 0.0), np.c_[z, z[:, 0] ** 2], np.tanh(0.3 * z), z + 0.02 * np.sin(9 * z)):
+        assert not exact(Head(features, y, y, "squared", inputs=x))
+    assert not exact(Head(None, y, y, "squared", inputs=x))
+    assert not exact(Head(np.zeros((N, 0)), y, y, "squared", inputs=x))
+    assert not exact(Head(z, y, y, "squared", inputs=texts()))
+
+
+def test_with_few_records_it_cannot_be_told():
+    x = np.random.default_rng(0).normal(size=(20, 9))
+    assert not exact(Head(x[:19], x[:19, 0], x[:19, 1], "squared", inputs=x[:19]))
+    assert exact(Head(x, x[:, 0], x[:, 1], "squared", inputs=x))
+
+
+def test_images_are_compared_by_their_pixels(monkeypatch):
+    images = np.random.default_rng(0).integers(0, 256, (N, 1, 5, 5)).astype(np.uint8)
+    pixels, y = images.reshape(N, -1) / 255.0, np.arange(N) % 3
+    outputs = np.random.default_rng(1).normal(size=(N, 3))
+    assert exact(Head(pixels, outputs, y, "cross_entropy", inputs=images))
+    assert not exact(Head(np.maximum(pixels - 0.5, 0.0), outputs, y, "cross_entropy", inputs=images))
+    monkeypatch.setattr(second_view, "MOST_COLUMNS", 24)
+    assert not exact(Head(pixels, outputs, y, "cross_entropy", inputs=images))
+
+
+def test_some_of_many_features_are_tried(monkeypatch):
+    monkeypatch.setattr(second_view, "TRIED", 4)
+    x = torch.randn(N, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    wide = torch.relu(x @ torch.randn(3, 50, generator=torch.Generator().manual_seed(1), dtype=torch.float64))
+    y = torch.arange(N) % 2
+    assert not not_learned(Head(wide, wide[:, :2], y, "cross_entropy"), x.__getitem__)
+    assert not_learned(Head(x @ x[:3], wide[:, :2], y, "cross_entropy"), x.__getitem__)
+    assert not not_learned(Head(x, wide[:, :2], y, "cross_entropy"), None)
+
+
+# ------------------------------------------------------------------------------------------------ end to end
+
+
+def normal_scores(values: np.ndarray) -> np.ndarray:
+    return norm.ppf((rankdata(values) - 0.5) / len(values))
+
+
+def check_fusion(table: ga.ScoreTable, beside: str) -> None:
+    """fused follows from the columns of its own table and the metadata."""
+    view = table.meta["view"]
+    own = normal_scores(table[beside])
+    m, g = view["memorized"], view["held_by_memory"]
+    assert view["head_weight"] == pytest.approx((1 - g) * (m**2 + (1 - m) ** 2), abs=4e-6)
+    expected = own if view["head_is_exact"] else normal_scores(table["left_out"]) + view["head_weight"] * own
+    np.testing.assert_allclose(table["fused"], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("groups", [None, PEOPLE])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_of_a_linear_model_fused_ranks_as_newton_does(groups, scaled):
+    x = records()
+    y = np.random.default_rng(2).normal(size=N) + x[:, 0]
+    model = make_pipeline(StandardScaler(), Ridge(2.0)) if scaled else Ridge(2.0)
+    table = audit(ga.from_sklearn(model.fit(x, y), x, y, groups=groups))
+    assert table.ranking() == "fused"
+    np.testing.assert_array_equal(table.order("fused"), table.order("newton"))
+    assert table.meta["view"]["head_is_exact"]
+    check_fusion(table, "newton")
+    words = "nothing was learned before the head, fused ranks as newton does."
+    assert any(note.endswith(words) for note in notes(table))
+
+
+@pytest.fixture(scope="module")
+def network() -> Head:
+    """A small network that learns its 120 records, 6 of them mislabelled, by heart."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(120, 4, generator=generator)
+    y = (x[:, 0] > 0).long()
+    y[:6] = 1 - y[:6]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 64), torch.nn.ReLU(), torch.nn.Linear(64, 2))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    for _ in range(300):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return ga.from_torch(model, TensorDataset(x, y), l2=0.1)
+
+
+def test_a_network_and_its_mislabelled_records(network):
+    table = audit(network)
+    check_fusion(table, "newton")
+    assert (table.meta["view"]["view"], table.meta["view"]["head_is_exact"]) == ("tabular", False)
+    assert table.meta["view"]["memorized"] > 0.5
+    wrong = np.abs(network.inputs[:6, 0].numpy()) > 0.3  # those near the border are nobody's mistake
+    assert wrong.sum() >= 3
+    assert (table.rank()[:6][wrong] <= 25).all()
+    assert (table["others_say"][:6][wrong] != table["class"][:6][wrong]).all()
+    assert (table["others_say"] == table["class"]).mean() > 0.8
+
+
+def test_inputs_given_go_before_those_the_head_holds(network):
+    own = audit(network, scores=["left_out"])
+    same = audit(network, scores=["left_out"], inputs=network.inputs.numpy().copy())
+    other = audit(network, scores=["left_out"], inputs=network.inputs[:, 1:])
+    np.testing.assert_array_equal(own["left_out"], same["left_out"])
+    assert other.meta["view"]["columns"] == 3
+    assert other.meta["view"]["left_out_error"] > own.meta["view"]["left_out_error"]
+
+
+def test_after_a_refit_the_refitted_model_is_looked_at(network):
+    refitted = audit(network, refit=True)
+    plain = audit(network)
+    np.testing.assert_allclose(refitted.meta["view"]["left_out_error"], plain.meta["view"]["left_out_error"])
+    assert refitted.meta["view"]["memorized"] != plain.meta["view"]["memorized"]
+    check_fusion(refitted, "newton")
+
+
+@pytest.mark.parametrize("by", ["record", "person"])
+def test_a_black_box_of_classes(by):
+    x = records()
+    y = np.where(x[:, 0] > 5.0, "yes", "no")
+    model = GradientBoostingClassifier(n_estimators=5, random_state=0).fit(x, y)
+    table = audit(ga.from_sklearn(model, x, y, groups=PEOPLE), by=by)
+    assert table.columns == ("loss", "entropy", "margin", "left_out", "fused")
+    check_fusion(table, "loss")
+    assert {table.meta[name] for name in ("optimum", "curvature", "repeats", "newton_capped")} == {None}
+    assert "A black box: nothing inside the model was looked at." in notes(table)
+    if by == "record":
+        probability = model.predict_proba(x)[np.arange(N), (y == "yes").astype(int)]
+        np.testing.assert_allclose(table["loss"], -np.log(probability), rtol=1e-9)
+
+
+def test_a_black_box_of_values():
+    x = records()
+    y = x[:, 0] * 3
+    table = audit(ga.from_sklearn(GradientBoostingRegressor(n_estimators=5, random_state=0).fit(x, y), x, y))
+    assert table.columns == ("loss", "left_out", "fused")
+    check_fusion(table, "loss")
+    np.testing.assert_array_equal(table["target"], y)
+
+
+def test_a_black_box_without_inputs_is_ranked_by_its_loss():
+    table = audit(black_box("classes"))
+    assert table.columns == ("loss", "entropy", "margin")
+    assert table.ranking() == "loss"
+    assert notes(table)[0] == "No fused score: the records themselves were not given (inputs)."
+
+
+def test_texts():
+    y = np.arange(N) % 2
+    said = [f"{text} {'good' if label else 'bad'}" for text, label in zip(texts(), y, strict=True)]
+    arrays = made_arrays("two_classes") | {"targets": y}
+    for inputs in (said, tuple(said), np.array(said), np.array(said, dtype=object), pd.Series(said)):
+        table = audit(Head(**arrays), inputs=inputs, scores=["left_out", "fused"])
+        assert (table.meta["view"]["view"], table.meta["view"]["method"]) == ("text", "exact")
+    assert table.meta["view"]["left_out_error"] < 0.5
+    assert (table["others_say"] == y).mean() > 0.9
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_images(channels):
+    rng = np.random.default_rng(0)
+    y = np.arange(N) % 2
+    images = rng.integers(0, 60, (N, channels, 8, 8)) + 150 * y[:, None, None, None] * (np.arange(8) < 4)
+    table = audit(Head(**made_arrays("two_classes") | {"targets": y}), inputs=images.astype(np.uint8))
+    assert table.meta["view"]["view"] == "images"
+    assert (table["others_say"] == y).mean() > 0.9
+    check_fusion(table, "newton")
+
+
+def test_a_table_of_numbers_and_words():
+    rng = np.random.default_rng(0)
+    town = np.where(rng.random(N) > 0.5, "x", "y")
+    frame = pd.DataFrame({"age": rng.normal(size=N), "town": town, "pay": rng.normal(size=N)})
+    y = 5.0 * (town == "x") + frame["age"].to_numpy()
+    encode = make_column_transformer((OneHotEncoder(), ["town"]), (StandardScaler(), ["age", "pay"]))
+    table = audit(ga.from_sklearn(make_pipeline(encode, Ridge(0.1)).fit(frame, y), frame, y))
+    view = table.meta["view"]
+    assert (view["view"], view["columns"], view["categorical"], view["head_is_exact"]) == ("tabular", 3, 1, True)
+    assert view["left_out_error"] < 0.3
+    words = audit(made_head("classes"), inputs=frame.to_numpy().astype(str), scores=["fused"])
+    assert words.meta["view"]["categorical"] == 1
+    gaps = frame.assign(age=np.where(np.arange(N) == 3, np.nan, frame["age"]))
+    assert np.isfinite(audit(made_head("classes"), inputs=gaps)["fused"]).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("by", ["record", "person"])
+def test_every_kind_of_head(kind, by):
+    for head, beside in ((made_head(kind, groups=PEOPLE, l2=0.5), "newton"), (black_box(kind, groups=PEOPLE), "loss")):
+        table = audit(head, inputs=records(), by=by)
+        check_fusion(table, beside)
+        assert table.columns[-2:] == ("left_out", "fused")
+        assert table.ranking() == "fused"
+
+
+# ------------------------------------------------------------------------------------------------ what is told of a row
+
+
+def line(n: int = 30) -> tuple[np.ndarray, np.ndarray]:
+    """Records at 0, 1, … on a line; the first third has class 0, the rest class 1, and row 25 the wrong one."""
+    x, y = np.arange(n, dtype=float)[:, None], (np.arange(n) >= n // 3).astype(int)
+    y[25] = 0
+    return x, y
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_others_say_and_nearest_on_a_line(outputs):
+    x, y = line()
+    logits = np.zeros((30, outputs))
+    ids = np.array([f"r{i}" for i in range(30)])
+    table = audit(Head(x, logits, y, "cross_entropy", inputs=x, ids=ids))
+    assert table["others_say"][25] == 1
+    expected = y.copy()
+    expected[25] = 1
+    wrong = np.flatnonzero(table["others_say"] != expected)
+    assert set(wrong) <= {8, 9, 10, 11}  # at the border the others may be mistaken
+    assert set(table["nearest"][4].split(", ")) <= {"r2", "r3", "r5", "r6"}
+    assert {"r3", "r5"} < set(table["nearest"][4].split(", "))
+    assert table["nearest"][0] == "r1, r2, r3"
+    assert table["nearest"][29] == "r28, r27, r26"
+
+
+def test_values_have_their_target_beside_what_the_others_say():
+    x = np.linspace(0.0, 1.0, 40)[:, None]
+    y = 3.0 * x[:, 0] + 100.0
+    y[20] += 50.0
+    table = audit(Head(x, y, y, "squared", inputs=x))
+    np.testing.assert_array_equal(table["target"], y)
+    assert table["others_say"][20] == pytest.approx(101.5, abs=4.0)
+    np.testing.assert_allclose(np.delete(table["others_say"] - y, 20), 0.0, atol=12.0)
+
+
+@pytest.mark.parametrize("kind", ["squared_many", "soft_labels", "multi_label"])
+def test_of_several_outputs_only_the_nearest_are_told(kind):
+    table = audit(made_head(kind), inputs=records())
+    assert "nearest" in table.attributes
+    assert not {"others_say", "target"} & table.attributes.keys()
+
+
+def test_people_have_no_such_attributes():
+    table = audit(made_head("classes", groups=PEOPLE), inputs=records())
+    assert set(table.attributes) == {"records", "residual", "newton_capped"}
+
+
+def test_the_nearest_are_looked_up_for_the_most_exposed(monkeypatch):
+    monkeypatch.setattr(second_view, "EXPLAINED", 7)
+    table = audit(made_head("classes"), inputs=records())
+    told = np.flatnonzero(table["nearest"] != "")
+    assert sorted(told) == sorted(table.order()[:7])
+    by_left_out = audit(made_head("classes"), inputs=records(), scores=["left_out"])
+    assert sorted(np.flatnonzero(by_left_out["nearest"] != "")) == sorted(by_left_out.order()[:7])
+    other_order = audit(made_head("classes"), inputs=records(), scores=["fused", "left_out"])
+    assert other_order["nearest"].tolist() == table["nearest"].tolist()
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_few_records(n):
+    x = np.arange(n, dtype=float)[:, None]
+    table = audit(Head(x, x, x[:, 0] ** 2, "squared", inputs=x))
+    assert np.isfinite(table["fused"]).all()
+    assert [len(near.split(", ")) for near in table["nearest"]] == [min(3, n - 1)] * n
+
+
+def test_tables_with_a_view_are_saved_and_loaded(tmp_path):
+    table = audit(made_head("classes"), inputs=records())
+    table.save(tmp_path / "audit")
+    again = ga.ScoreTable.load(tmp_path / "audit")
+    assert again.meta["view"] == table.meta["view"]
+    assert again["nearest"].tolist() == table["nearest"].tolist()
+    np.testing.assert_array_equal(again["others_say"], table["others_say"])
+
+
+# ------------------------------------------------------------------------------------------------ when, and when not
+
+
+def test_no_view_is_computed_unless_it_is_asked_for(monkeypatch):
+    def never(*_, **__):
+        raise AssertionError("the view was computed")
+
+    monkeypatch.setattr(second_view, "features_of", never)
+    head = made_head("classes", inputs=records())
+    table = audit(head, scores=["newton", "loss", "lood_kl"])
+    assert (table.meta["view"], table.meta["no_view"]) == (None, None)
+    assert audit(head, scores="newton", inputs=records()).columns == ("newton",)
+    with pytest.raises(AssertionError, match="the view was computed"):
+        audit(head, scores=["fused"])
+
+
+def test_mistakes_are_found_before_the_view_is_looked_at(monkeypatch):
+    monkeypatch.setattr(SecondView, "look", None)
+    with pytest.raises(InputError, match="did you mean newton"):
+        audit(made_head("classes", inputs=records()), scores=["fused", "newtom"])
+
+
+def test_without_inputs_the_ranking_is_by_newton_and_the_note_says_so():
+    table = audit(made_head("classes"))
+    assert table.ranking() == "newton"
+    assert not {"fused", "left_out"} & set(table.columns)
+    assert table.meta["no_view"] == "No fused score: the records themselves were not given (inputs)."
+    assert notes(table)[0] == table.meta["no_view"]
+
+
+UNSEEN = {
+    "shape": (
+        np.zeros((N, 2, 3, 4, 5)),
+        "inputs: expected images (n, c, h, w), strings, or a table (n, columns), got shape (60, 2, 3, 4, 5) of float64",
+    ),
+    "constant": (np.ones((N, 2)), "matrix: expected at least one column that varies, got constant columns only"),
+    "channels": (np.zeros((N, 9, 9, 3)), "images: expected channels before height and width, got shape (60, 9, 9, 3)"),
+}
+
+
+@pytest.mark.parametrize("case", UNSEEN)
+def test_inputs_that_make_no_view_are_noted_where_the_head_holds_them_and_refused_where_they_are_given(case):
+    inputs, words = UNSEEN[case]
+    head = made_head("classes", inputs=inputs)
+    table = audit(head)
+    assert table.ranking() == "newton"
+    start = f"No fused score: the inputs that the model was given make no view ({words}"
+    assert table.meta["no_view"].startswith(start)
+    assert table.meta["no_view"].endswith(").")
+    for refused in (
+        lambda: audit(made_head("classes"), inputs=inputs),
+        lambda: audit(head, scores=["fused"]),
+    ):
+        with pytest.raises(InputError) as caught:
+            refused()
+        assert str(caught.value).startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "words"),
+    [
+        (records()[:-1], "inputs: expected 60 rows, one a record, got 59 rows; align them with the outputs"),
+        (texts()[:-1], "inputs: expected 60 rows, one a record, got 59 rows"),
+        (np.full((N, 2), np.nan), "inputs: expected finite numbers, got NaN or infinity first in row 0"),
+        (7, "inputs: expected an array, a DataFrame or a list of strings, got a int"),
+        (np.array(7.0), "inputs: expected 60 rows, one a record, got shape ()"),
+        ([[1.0], [2.0, 3.0]] * 30, "inputs: expected rows that make one array, got rows of several shapes"),
+    ],
+)
+def test_inputs_that_are_refused(inputs, words):
+    with pytest.raises(InputError) as caught:
+        audit(made_head("classes"), inputs=inputs)
+    assert str(caught.value).startswith(words)
+
+
+@pytest.mark.parametrize("name", ["fused", "left_out"])
+def test_asking_for_it_by_name_without_inputs_is_refused(name):
+    for head in (made_head("classes"), black_box("classes")):
+        with pytest.raises(InputError) as caught:
+            audit(head, scores=[name])
+        words = f"scores: expected inputs beside a score that looks at the records, got {name} alone; pass inputs"
+        assert str(caught.value) == words
+
+
+def test_one_score_alone_equals_that_score_among_all():
+    head = made_head("classes", l2=0.3, inputs=records())
+    together = audit(head)
+    for name in ("fused", "left_out"):
+        np.testing.assert_array_equal(audit(head, scores=name)[name], together[name])
+    assert audit(head, scores="left_out").columns == ("left_out",)
+
+
+def test_logistic_regression_on_pixels_takes_no_warning():
+    x = np.random.default_rng(0).random((80, 6))
+    y = (x[:, 0] > 0.5).astype(int)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        table = audit(ga.from_sklearn(LogisticRegression().fit(x, y), x, y))
+    np.testing.assert_array_equal(table.order("fused"), table.order("newton"))

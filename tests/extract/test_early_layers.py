@@ -1,0 +1,380 @@
+import copy
+import random
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import giveaway as ga
+from giveaway.checks import InputError
+from giveaway.extract import early_features, from_torch
+from tests.extract.torch_examples import N, Records, Wrapped
+
+BATCH = 8
+
+
+@pytest.fixture
+def images(generator):
+    return torch.randn(N, 2, 6, 6, generator=generator)
+
+
+@pytest.fixture
+def convolutional(generator):
+    net = nn.Sequential(
+        OrderedDict(
+            conv=nn.Conv2d(2, 3, 3),
+            norm=nn.BatchNorm2d(3),
+            act=nn.ReLU(inplace=True),
+            drop=nn.Dropout(0.5),
+            flat=nn.Flatten(),
+            fc=nn.Linear(48, 3),
+        )
+    )
+    return trained(net, generator)
+
+
+def trained(net, generator):
+    """`net` with other values in every parameter and floating-point buffer, as training leaves them."""
+    with torch.no_grad():
+        for value in [*net.parameters(), *net.buffers()]:
+            if value.is_floating_point():
+                value.copy_(torch.rand(value.shape, generator=generator) + 0.1)
+    return net
+
+
+def whole(tensor):
+    return tensor.detach().flatten(1).numpy()
+
+
+@pytest.mark.parametrize("form", ["loader", "dataset", "list"])
+def test_values_are_those_of_the_module_run_by_hand(model, x, y, form):
+    records = TensorDataset(x, y)
+    data = {"loader": DataLoader(records, batch_size=4), "dataset": records, "list": list(records)}[form]
+    found = early_features(model, data, layer="body", batch_size=5)
+    assert (found.dtype, found.shape, type(found)) == (np.float32, (N, 5), np.ndarray)
+    np.testing.assert_allclose(found, model.body(x).detach(), rtol=1e-6, atol=1e-6)
+    dropped = early_features(model, data, layer="drop")  # evaluation mode: dropout lets everything through
+    np.testing.assert_allclose(dropped, model.body(x).relu().detach(), rtol=1e-6, atol=1e-6)
+
+
+def test_a_nested_module_under_a_wrapper(model, x, y):
+    nested = nn.Sequential(OrderedDict(first=nn.Tanh(), net=model))
+    found = early_features(torch.compile(nested, backend="eager"), TensorDataset(x, y), layer="net.body")
+    np.testing.assert_allclose(found, model.body(x.tanh()).detach(), rtol=1e-6, atol=1e-6)
+
+
+def test_maps_are_averaged_over_a_grid(convolutional, images, y):
+    maps = convolutional.conv(images).detach().numpy()  # (N, 3, 4, 4)
+    by_hand = maps.reshape(N, 3, 2, 2, 2, 2).mean(axis=(3, 5)).reshape(N, 12)
+    records = TensorDataset(images, y)
+    np.testing.assert_allclose(early_features(convolutional, records, layer="conv"), by_hand, atol=1e-5)
+    one = early_features(convolutional, records, layer="conv", cells=1)
+    np.testing.assert_allclose(one, maps.mean(axis=(2, 3)), atol=1e-5)
+    for cells in (4, 9):  # no more cells than pixels
+        found = early_features(convolutional, records, layer="conv", cells=cells)
+        np.testing.assert_allclose(found, maps.reshape(N, 48), atol=1e-5)
+
+
+def test_later_operations_in_place_do_not_reach_what_was_kept(convolutional, images, y):
+    found = early_features(convolutional, TensorDataset(images - 1, y), layer="norm", cells=4)
+    by_hand = convolutional.eval().norm(convolutional.conv(images - 1))
+    assert by_hand.min() < -0.1
+    np.testing.assert_allclose(found, whole(by_hand), atol=1e-5)
+
+
+def test_tokens_are_averaged_and_other_shapes_flattened(generator, y):
+    tokens = torch.randn(N, 4, 6, generator=generator)
+    net = Wrapped(nn.Linear(6, 5), lambda net, x: net(x).flatten(1))
+    found = early_features(net, TensorDataset(tokens, y), layer="net")
+    by_hand = np.stack([np.mean([net.net(token).detach().numpy() for token in record], axis=0) for record in tokens])
+    np.testing.assert_allclose(found, by_hand, atol=1e-6)
+
+    volume = torch.randn(N, 2, 3, 2, 2, generator=generator)
+    cubes = nn.Sequential(nn.Tanh(), nn.Flatten(), nn.Linear(24, 3))
+    found = early_features(cubes, TensorDataset(volume, y), layer="0")
+    np.testing.assert_allclose(found, volume.tanh().reshape(N, 24), atol=1e-6)
+
+    single = nn.Sequential(nn.Flatten(0), nn.Linear(1, 1))
+    batches = DataLoader(TensorDataset(tokens[:, 0, 0], y), batch_size=5)
+    first = Wrapped(single[0], lambda net, x: net(x))
+    np.testing.assert_array_equal(early_features(first, batches, layer="net"), tokens[:, 0, :1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_precisions_become_float32(model, x, y, dtype):
+    net = model.to(dtype)
+    found = early_features(net, TensorDataset(x.to(dtype), y), layer="body")
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, net.body(x.to(dtype)).float().detach(), rtol=1e-2, atol=1e-2)
+
+
+def test_dict_batches_and_ids(model, x, y):
+    net = Wrapped(model, lambda net, *, image: net(image))
+    records = Records(lambda i: {"image": x[i], "label": y[i], "id": f"r{i}"})
+    np.testing.assert_allclose(early_features(net, records, layer="net.body"), whole(model.body(x)), atol=1e-6)
+    swapped = Records(lambda i: (y[i], i, x[i]))
+    found = early_features(model, swapped, layer="body", input_key=2, target_key=0, id_key=1)
+    np.testing.assert_allclose(found, whole(model.body(x)), atol=1e-6)
+
+
+def test_initial_features_do_not_depend_on_training(convolutional, images, y, generator):
+    other = trained(copy.deepcopy(convolutional), generator)
+    records = TensorDataset(images, y)
+    assert not np.allclose(
+        early_features(convolutional, records, layer="act"), early_features(other, records, layer="act")
+    )
+    first = early_features(convolutional, records, layer="act", initial=True, seed=3)
+    torch.manual_seed(99)  # nor on the random state
+    np.testing.assert_array_equal(early_features(other, records, layer="act", initial=True, seed=3), first)
+    assert not np.allclose(early_features(convolutional, records, layer="act", initial=True, seed=4), first)
+    assert not np.allclose(early_features(convolutional, records, layer="act"), first)
+
+
+def test_initial_weights_are_those_of_a_fresh_module(model, x, y):
+    found = early_features(model[:1], TensorDataset(x, y), layer="body", initial=True, seed=7)
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        fresh = nn.Linear(6, 5)
+    np.testing.assert_allclose(found, whole(fresh(x)), atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [BATCH, 11, N])
+def test_batch_norm_has_the_statistics_of_the_data(x, y, generator, size):
+    net = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Dropout(0.9), nn.Linear(5, 3), nn.BatchNorm1d(3))
+    trained(net, generator)
+    far = 40 + 5 * x
+    found = early_features(net, TensorDataset(far, y), layer="1", initial=True, batch_size=size)
+    before = early_features(net, TensorDataset(far, y), layer="0", initial=True).astype(np.float64)
+    blocks = [before[at : at + size] for at in range(0, N, size)]
+    blocks = [block for block in blocks if len(block) > 1]  # 11 leaves a record over, which has no variance
+    weights = [len(block) for block in blocks]
+    mean = np.average([block.mean(0) for block in blocks], axis=0, weights=weights)
+    variance = np.average([block.var(0, ddof=1) for block in blocks], axis=0, weights=weights)
+    np.testing.assert_allclose(found, (before - mean) / np.sqrt(variance + 1e-5), atol=2e-4)
+    assert np.isfinite(early_features(net, TensorDataset(far, y), layer="4", initial=True)).all()
+
+
+def test_batches_of_one_have_no_statistics(x, y):
+    net = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5))
+    assert early_features(net, TensorDataset(x, y), layer="0", batch_size=1).shape == (N, 5)
+    with pytest.raises(InputError, match=r"batch_size: expected batches of at least 2 for batch-norm .*, got 1; use"):
+        early_features(net, TensorDataset(x, y), layer="0", batch_size=1, initial=True)
+
+
+def test_attention_and_modules_with_a_way_of_their_own_can_be_drawn_again(generator, y):
+    class Whole(nn.Module):
+        """A token of its own, drawn by the model itself, which also wants the bias of its part to be one."""
+
+        def __init__(self):
+            super().__init__()
+            self.token = nn.Parameter(torch.zeros(6))
+            self.block = nn.TransformerEncoderLayer(6, 2, 8, batch_first=True)
+            self.reset_parameters()
+
+        def reset_parameters(self):
+            nn.init.normal_(self.token)
+            nn.init.ones_(self.block.norm2.bias)
+
+        def forward(self, x):
+            return self.block(x + self.token)
+
+    tokens = torch.randn(N, 4, 6, generator=generator)
+    net = Whole()
+    first = early_features(net, TensorDataset(tokens, y), layer="block.norm2", initial=True)
+    trained(net, generator)
+    np.testing.assert_array_equal(
+        early_features(net, TensorDataset(tokens, y), layer="block.norm2", initial=True), first
+    )
+    np.testing.assert_allclose(first.mean(axis=1), 1.0, atol=1e-5)  # a layer norm's own mean is zero
+
+
+def state_of(net, loader):
+    return {
+        "values": {key: value.clone().tolist() for key, value in net.state_dict().items()},
+        "identity": [id(tensor) for tensor in [*net.parameters(), *net.buffers()]],
+        "gradients": [None if p.grad is None else p.grad.tolist() for p in net.parameters()],
+        "modes": [module.training for module in net.modules()],
+        "momenta": [getattr(module, "momentum", None) for module in net.modules()],
+        "hooks": [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in net.modules()],
+        "torch": torch.get_rng_state().tolist(),
+        "numpy": repr(np.random.get_state()),  # noqa: NPY002
+        "python": random.getstate(),
+        "loader": loader.generator.get_state().tolist(),
+        "grad mode": torch.is_grad_enabled(),
+    }
+
+
+@pytest.mark.parametrize("initial", [False, True])
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_model_and_the_random_state_are_left_as_they_were(convolutional, images, y, initial, fails):
+    net = convolutional.train()
+    net.drop.eval()
+    net.fc.weight.grad = torch.full_like(net.fc.weight, 2.0)
+    net.act.register_forward_hook(lambda *_: None)
+    if fails:
+        net.flat = nn.Flatten(2)  # the linear layer behind it refuses that
+    loader = DataLoader(TensorDataset(images, y), batch_size=BATCH, generator=torch.Generator().manual_seed(1))
+    before = state_of(net, loader)
+    if fails:
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            early_features(net, loader, layer="conv", initial=initial)
+    else:
+        early_features(net, loader, layer="conv", initial=initial)
+    assert state_of(net, loader) == before
+
+
+@pytest.mark.parametrize("initial", [False, True])
+def test_rows_must_be_records(model, x, y, initial):
+    records = TensorDataset(x, y)
+    named = list(zip(x, y, range(N), strict=True))  # ids do not help: the rows would have lost them
+    for kept, id_key in ((records, None), (named, 2)):
+        loader = DataLoader(kept, shuffle=True, batch_size=BATCH)
+        words = r"data: expected every record once, in dataset order, got a sampler RandomSampler; use shuffle=False"
+        with pytest.raises(InputError, match=words):
+            early_features(model, loader, layer="body", id_key=id_key, initial=initial)
+    with pytest.raises(InputError, match="drop_last=True, which leaves out 7 of 23"):
+        early_features(model, DataLoader(records, batch_size=BATCH, drop_last=True), layer="body", initial=initial)
+    noisy = Records(lambda i: (x[i] + torch.randn(6), y[i]))
+    with pytest.raises(InputError, match="23 of 23 that differ between two passes"):
+        early_features(model, noisy, layer="body", initial=initial)
+    halved = DataLoader(records, batch_size=4, collate_fn=lambda rows: tuple(map(torch.stack, zip(*rows[::2]))))  # noqa: B905
+    with pytest.raises(InputError, match="got 12 rows for 23 records"):
+        early_features(model, halved, layer="body", initial=initial)
+
+
+def test_arguments_that_cannot_be(model, x, y):
+    records = TensorDataset(x, y)
+    with pytest.raises(
+        InputError, match=r"^layer: expected the name of a module in the model, got 'bodi'; did you mean body\?$"
+    ):
+        early_features(model, records, layer="bodi")
+    with pytest.raises(InputError, match=r"got ''; choose from body, act, drop, fc"):
+        early_features(model, records, layer="")
+    with pytest.raises(InputError, match="got 'fc'; the model has no modules inside"):
+        early_features(nn.Linear(6, 3), records, layer="fc")
+    for cells in (0, 1.5, "2"):
+        with pytest.raises(InputError, match=f"cells: expected a whole number of at least 1, got {cells!r}; 2 suits"):
+            early_features(model, records, layer="body", cells=cells)
+    with pytest.raises(InputError, match=r"seed: expected a whole number of at least 0, got None; any will do"):
+        early_features(model, records, layer="body", seed=None)
+    with pytest.raises(InputError, match=r"model: expected a torch\.nn\.Module, got str"):
+        early_features("model", records, layer="body")
+    with pytest.raises(InputError, match="device: expected where the model is, got meta"):
+        early_features(model, records, layer="body", device="meta")
+
+
+@pytest.mark.parametrize(
+    ("inner", "forward", "words"),
+    [
+        (
+            nn.Tanh(),
+            lambda net, x: x,
+            r"layer: expected a layer that runs, got 'net', which the forward leaves out; name",
+        ),
+        (
+            nn.Tanh(),
+            lambda net, x: net(net(x)),
+            r"expected a layer that runs once a record, got 'net', which runs 2 times",
+        ),
+        (nn.GRU(6, 2), lambda net, x: net(x)[0], r"output is a tensor of real numbers, got 'net', which gives a tuple"),
+        (
+            nn.Identity(),
+            lambda net, x: net(x + 1j),
+            r"of real numbers, got 'net', which gives a complex tensor; name a",
+        ),
+        (
+            nn.Flatten(0),
+            lambda net, x: net(x),
+            r"one row of output a record in layer 'net', got shape \(48,\) for 8 tar",
+        ),
+        (nn.Identity(), lambda net, x: net(x.sum()), r"in layer 'net', got shape \(\) for 8 targets; name another"),
+        (
+            nn.Identity(),
+            lambda net, x: net(x / 0),
+            r"output of layer 'net': expected finite numbers, got NaN or infinity",
+        ),
+    ],
+)
+def test_layers_that_give_no_features(x, y, inner, forward, words):
+    with pytest.raises(InputError, match=words) as caught:
+        early_features(Wrapped(inner, forward), TensorDataset(x, y), layer="net", batch_size=BATCH)
+    assert "\n" not in str(caught.value)
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(6))
+
+    def forward(self, x):
+        return x * self.scale
+
+
+class Forgetful(Scaled):
+    def reset_parameters(self):
+        pass
+
+
+def old_weight_norm():
+    net = nn.Sequential(nn.utils.weight_norm(nn.Linear(6, 3)))
+    with torch.no_grad():
+        net(torch.ones(1, 6))  # else it cannot be copied either
+    return net
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+@pytest.mark.parametrize(
+    ("make", "got"),
+    [
+        (lambda: nn.Sequential(nn.Tanh(), Scaled()), r"module '1', a Scaled, with no reset_parameters"),
+        (
+            lambda: Wrapped(Forgetful(), lambda net, x: net(x)),
+            "module 'net', a Forgetful, with a reset_parameters that ",
+        ),
+        (
+            old_weight_norm,
+            r"module '0', a Linear, with .* leaves 'weight_g'",
+        ),
+        (
+            lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(6, 3))),
+            r"module '0.parametrizations.weight', a ParametrizationList, with no reset_parameters",
+        ),
+    ],
+)
+def test_what_cannot_be_drawn_again_is_named(x, y, make, got):
+    net = make()
+    layer = next(name for name, _ in net.named_modules() if name)
+    with pytest.raises(InputError, match=rf"^initial: expected modules that can draw .* again, got {got}.*; write one"):
+        early_features(net, TensorDataset(x, y), layer=layer, initial=True)
+
+
+def test_the_model_itself_and_what_cannot_be_copied(model, x, y):
+    class Root(Scaled):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Linear(6, 3)
+
+    with pytest.raises(InputError, match=r"got the model itself, a Root, with no reset_parameters; write one, or run"):
+        early_features(Root(), TensorDataset(x, y), layer="body", initial=True)
+    model.cache = model.body.weight * 2  # part of a graph
+    with pytest.raises(
+        InputError, match=r"initial: expected a model that can be copied, got a Sequential that copy"
+    ) as e:
+        early_features(model, TensorDataset(x, y), layer="body", initial=True)
+    assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize("initial", [False, True])
+def test_an_audit_takes_them_as_a_second_view(convolutional, generator, initial):
+    n = 120
+    images = torch.randn(n, 2, 6, 6, generator=generator)
+    records = TensorDataset(images, (images[:, 0].mean((1, 2)) > 0).long())
+    seen = early_features(convolutional, records, layer="norm", initial=initial)
+    table = ga.audit(from_torch(convolutional, records, l2=1.0), inputs=seen)
+    assert np.isfinite(table["fused"]).all()
+    assert len(table["fused"]) == n
+    view = table.meta["view"]
+    assert (view["view"], view["columns"], view["categorical"]) == ("tabular", 12, 0)

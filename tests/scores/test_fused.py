@@ -1,0 +1,171 @@
+"""Two views put together: against numbers worked out by hand, limits, and what may not change a ranking."""
+
+from __future__ import annotations
+
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from giveaway.scores.fused import Seen, fused, left_out, normal_scores
+
+FINITE = st.floats(0.0, 1e6, allow_subnormal=False)
+ROWS = st.integers(2, 30).flatmap(lambda n: st.tuples(*(st.lists(FINITE, min_size=n, max_size=n) for _ in range(3))))
+
+
+def seen(head, inside, outside, leverage=None, *, variation: float = np.inf, exact: bool = False) -> Seen:
+    """With endless variation next to nothing is held by memory."""
+    columns = [np.array(column, dtype=float) for column in (head, inside, outside)]
+    return Seen(*columns, np.full(len(head), 0.5) if leverage is None else np.array(leverage), variation, exact)
+
+
+def by_hand(values) -> np.ndarray:
+    """Φ⁻¹((rank − ½)/n) by counting, one value at a time."""
+    inverse, n = NormalDist().inv_cdf, len(values)
+    ranks = [sum(o < v for o in values) + (sum(o == v for o in values) + 1) / 2 for v in values]
+    return np.array([inverse((rank - 0.5) / n) for rank in ranks])
+
+
+# ------------------------------------------------------------------------------------------------ normal scores
+
+
+def test_normal_scores_of_four():
+    """Quantiles at 1/8, 3/8, 5/8 and 7/8."""
+    expected = [0.3186393639643751, 1.1503493803760079, -0.3186393639643751, -1.1503493803760079]
+    np.testing.assert_allclose(normal_scores(np.array([3.0, 9.0, 2.0, -7.0])), expected, rtol=1e-12)
+
+
+def test_equal_values_share_their_mean_rank():
+    found = normal_scores(np.array([5.0, 1.0, 5.0, 5.0, 0.0]))
+    assert found[0] == found[2] == found[3]
+    np.testing.assert_allclose(found, by_hand([5.0, 1.0, 5.0, 5.0, 0.0]), rtol=1e-12)
+    np.testing.assert_array_equal(normal_scores(np.full(7, 3.0)), 0.0)
+    assert normal_scores(np.array([2.0])).tolist() == [0.0]
+
+
+@given(st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=40))
+def test_normal_scores_are_those_of_counting(values):
+    found = normal_scores(np.array(values))
+    np.testing.assert_allclose(found, by_hand(values), rtol=1e-9, atol=1e-12)
+    assert np.isfinite(found).all()
+
+
+# ------------------------------------------------------------------------------------------------ what was memorized
+
+
+@pytest.mark.parametrize(
+    ("inside", "outside", "memorized", "weight"),
+    [
+        ([0.0, 0.0], [1.0, 3.0], 1.0, 1.0),  # all of the error is gone
+        ([1.0, 3.0], [1.0, 3.0], 0.0, 1.0),  # none of it
+        ([1.0, 1.0], [1.0, 3.0], 0.5, 0.5),
+        ([1.0, 0.0], [1.0, 3.0], 0.75, 0.625),
+        ([5.0, 5.0], [1.0, 3.0], 0.0, 1.0),  # worse than left out: no less than nothing
+        ([0.0, 0.0], [0.0, 0.0], 0.0, 1.0),  # the others know everything
+    ],
+)
+def test_the_share_memorized_and_the_weight_of_the_head(inside, outside, memorized, weight):
+    both = seen([1.0, 2.0], inside, outside)
+    assert both.memorized == memorized
+    assert both.head_weight == weight
+
+
+def test_a_model_that_memorizes_is_told_by_the_left_out_error_alone():
+    """M = 1: leverage does not count, the head's view counts as much as the other."""
+    both = seen([1.0, 3.0, 2.0], [0.0, 0.0, 0.0], [4.0, 1.0, 2.0], [0.1, 0.9, 0.5])
+    np.testing.assert_array_equal(left_out(both), [4.0, 1.0, 2.0])
+    np.testing.assert_allclose(fused(both), by_hand([4.0, 1.0, 2.0]) + by_hand([1.0, 3.0, 2.0]), atol=1e-15)
+
+
+def test_a_model_that_memorizes_nothing_is_told_by_what_a_record_takes_away_itself():
+    """M = 0: the left-out error counts by its leverage."""
+    both = seen([1.0, 3.0, 2.0], [4.0, 1.0, 2.0], [4.0, 1.0, 2.0], [0.1, 0.9, 0.5])
+    np.testing.assert_allclose(left_out(both), [0.4, 0.9, 1.0], rtol=1e-15)
+    np.testing.assert_allclose(fused(both), by_hand([0.4, 0.9, 1.0]) + by_hand([1.0, 3.0, 2.0]), atol=1e-15)
+
+
+def test_in_between():
+    """M = ¾: leverage to the power ¼, the head by 9/16 + 1/16."""
+    both = seen([2.0, 3.0, 1.0], [1.0, 0.0, 1.0], [4.0, 3.0, 1.0], [1 / 16, 1.0, 1 / 81])
+    np.testing.assert_allclose(left_out(both), [2.0, 3.0, 1 / 3], rtol=1e-14)
+    expected = by_hand([2.0, 3.0, 0.1]) + 0.625 * by_hand([2.0, 3.0, 1.0])
+    np.testing.assert_allclose(fused(both), expected, rtol=1e-14, atol=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("variation", "held", "weight"),
+    [(8.0, 0.375, 0.625 * 0.625), (4.0, 0.75, 0.25 * 0.625), (3.0, 1.0, 0.0), (1.0, 1.0, 0.0), (0.0, 0.0, 0.625)],
+)
+def test_what_is_held_by_memory_takes_from_the_head_s_weight(variation, held, weight):
+    """3 of 4 units of error are gone: M = ¾, and G = 3/variation."""
+    both = seen([1.0, 2.0], [1.0, 0.0], [1.0, 3.0], variation=variation)
+    assert both.held == held
+    assert both.head_weight == weight
+    expected = by_hand(left_out(both).tolist()) + weight * by_hand([1.0, 2.0])
+    np.testing.assert_allclose(fused(both), expected, rtol=1e-14)
+
+
+def test_a_model_worse_than_its_left_out_predictions_holds_nothing():
+    assert seen([1.0, 2.0], [5.0, 5.0], [1.0, 3.0], variation=8.0).held == 0.0
+
+
+# ------------------------------------------------------------------------------------------------ an exact head
+
+
+def test_where_nothing_was_learned_the_head_is_all():
+    both = seen([2.0, 3.0, 1.0], [0.0, 0.0, 1.0], [1.0, 2.0, 30.0], exact=True)
+    np.testing.assert_array_equal(fused(both), normal_scores(both.head))
+    assert fused(both).argmax() == 1
+    np.testing.assert_array_equal(left_out(both), left_out(seen(both.head, both.error_with, both.error_without)))
+
+
+# ------------------------------------------------------------------------------------------------ properties
+
+
+@given(ROWS, st.floats(0.0, 1.0), FINITE)
+def test_values_of_any_rows(rows, leverage, variation):
+    head, inside, outside = rows
+    both = seen(head, inside, outside, np.linspace(leverage, 1.0, len(head)), variation=variation)
+    assert 0.0 <= both.memorized <= 1.0
+    assert 0.0 <= both.held <= 1.0
+    assert (1.0 - both.held) / 2 - 1e-12 <= both.head_weight <= 1.0 - both.held + 1e-12
+    assert (left_out(both) >= 0.0).all()
+    expected = by_hand(left_out(both).tolist()) + both.head_weight * by_hand(head)
+    np.testing.assert_allclose(fused(both), expected, rtol=1e-9, atol=1e-9)
+
+
+@given(ROWS, st.data())
+def test_more_in_the_head_s_view_is_never_less_exposed(rows, data):
+    head, inside, outside = rows
+    k = data.draw(st.integers(0, len(head) - 1))
+    more = [*head]
+    more[k] += data.draw(st.floats(0.0, 1e6))
+    assert fused(seen(more, inside, outside))[k] >= fused(seen(head, inside, outside))[k] - 1e-12
+
+
+@given(ROWS)
+def test_who_leads_in_both_views_leads(rows):
+    head, inside, outside = rows
+    found = fused(seen(head, inside, outside))
+    for a in range(len(head)):
+        ahead = (np.array(head) <= head[a]) & (np.array(outside) <= outside[a])
+        assert (found[ahead] <= found[a] + 1e-12).all()
+
+
+@given(ROWS, st.randoms(use_true_random=False))
+def test_the_order_and_the_units_of_rows_do_not_matter(rows, random):
+    head, inside, outside = (np.array(column) for column in rows)
+    order = np.array(random.sample(range(len(head)), len(head)))
+    plain = fused(seen(head, inside, outside))
+    moved = fused(seen(head[order], inside[order], outside[order]))
+    np.testing.assert_allclose(moved, plain[order], rtol=1e-9, atol=1e-9)
+    scaled = fused(seen(np.cbrt(head), 4.0 * inside, 4.0 * outside))
+    np.testing.assert_allclose(scaled, fused(seen(np.cbrt(head), inside, outside)), rtol=1e-9, atol=1e-9)
+
+
+def test_a_leverage_of_0_is_no_harm():
+    both = seen([1.0, 2.0], [1.0, 1.0], [1.0, 1.0], [0.0, 0.5])
+    assert np.isfinite(left_out(both)).all()
+    assert fused(both).argmax() == 1

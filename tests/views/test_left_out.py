@@ -1,0 +1,304 @@
+"""What the others predict for each record, end to end, against refits written out here."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from scipy.spatial.distance import cdist, pdist
+
+from giveaway.checks import InputError
+from giveaway.views import exact, kernel, landmarks
+from giveaway.views import left_out as module
+from giveaway.views.blocks import RecordFeatures
+from giveaway.views.images import patch_features
+from giveaway.views.kernel import scaling_of
+from giveaway.views.landmarks import landmark_features
+from giveaway.views.left_out import left_out, left_out_smooth
+from giveaway.views.ridge import RELATIVE
+from giveaway.views.tabular import tabular_features
+from giveaway.views.text import text_features
+
+WAYS = {
+    "exact": lambda features, y, **options: left_out(features, y, exact=True, **options),
+    "landmarks": lambda features, y, **options: left_out(features, y, exact=False, **options),
+    "smooth": left_out_smooth,
+}
+every_way = pytest.mark.parametrize("way", WAYS)
+
+
+def held(x, block=1024):
+    return RecordFeatures(len(x), x.__getitem__, block)
+
+
+def two_clouds(n=80, d=3, seed=0):
+    """Two well-told-apart classes in order, ±1/2."""
+    generator = torch.Generator().manual_seed(seed)
+    label = (torch.arange(n) % 2).double() - 0.5
+    x = torch.randn(n, d, generator=generator)
+    x[:, 0] += 6 * label
+    return x, label.unsqueeze(1)
+
+
+def kernel_refits(x, y, noise, names, length, standardize=True):
+    z = x.double().numpy() - x.double().numpy().mean(0)
+    z = z / z.std(0) if standardize else z
+    k, error = np.exp(-cdist(z, z) / length), np.empty(y.shape)
+    for name in np.unique(names):
+        out = names == name
+        m = int((~out).sum())
+        system = np.ones((m + 1, m + 1))
+        system[:m, :m] = k[np.ix_(~out, ~out)] + noise * np.eye(m)
+        system[m, m] = 0.0
+        solved = np.linalg.solve(system, np.vstack([y.numpy()[~out], np.zeros((1, y.shape[1]))]))
+        error[out] = y.numpy()[out] - (k[np.ix_(out, ~out)] @ solved[:-1] + solved[-1])
+    return error
+
+
+def ridge_refits(features, y, l2, names):
+    a = np.hstack([np.ones((len(features), 1)), features])
+    penalty = l2 * np.eye(a.shape[1])
+    penalty[0, 0] = 0.0
+    error = np.empty(y.shape)
+    for name in np.unique(names):
+        out = names == name
+        weights = np.linalg.solve(a[~out].T @ a[~out] + penalty, a[~out].T @ y.numpy()[~out])
+        error[out] = y.numpy()[out] - a[out] @ weights
+    return error
+
+
+@pytest.mark.parametrize("standardize", [True, False])
+@pytest.mark.parametrize("grouped", [False, True])
+def test_exact_errors_are_those_of_refits(standardize, grouped):
+    x, y = two_clouds(50)
+    y = y + 0.1 * x[:, 1:2]
+    names = np.arange(50) // 3 if grouped else np.arange(50)
+    found = left_out(held(x), y, groups=names if grouped else None, standardize=standardize)
+    z = x.double().numpy() / (x.double().numpy().std(0) if standardize else 1.0)
+    assert found.report["length"] == pytest.approx(pdist(z).mean(), rel=1e-5)
+    # float32 distances: the oracle's are float64
+    expected = kernel_refits(x, y, found.report["noise"], names, found.report["length"], standardize)
+    np.testing.assert_allclose(found.error.numpy(), expected, rtol=1e-3, atol=2e-4)
+    errors = [
+        np.square(kernel_refits(x, y, noise, names, found.report["length"], standardize)) for noise in exact.NOISES
+    ]
+    assert found.report["noise"] == exact.NOISES[int(np.argmin([error.mean() for error in errors]))]
+    spread = float((y - y.mean(0)).square().mean())
+    assert found.report["left_out_error"] == pytest.approx(np.square(expected).mean() / spread, rel=1e-2)
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_errors_from_landmarks_are_those_of_refits_on_the_same_features(grouped, monkeypatch):
+    monkeypatch.setattr(landmarks, "MOST", 16)
+    x, y = two_clouds(60)
+    names = np.arange(60) // 4 if grouped else np.arange(60)
+    found = left_out(held(x), y, groups=names if grouped else None, exact=False, seed=3)
+    assert found.report["landmarks"] == 16
+    order = torch.randperm(60, generator=torch.Generator().manual_seed(3))
+    scaling = scaling_of(x[order], standardize=True)
+    seen = torch.cat(list(landmark_features(held(x), scaling.apply(x[order][:16]), scaling)())).double().numpy()
+    expected = ridge_refits(seen, y, found.report["l2"], names)
+    np.testing.assert_allclose(found.error.numpy(), expected, rtol=1e-7, atol=1e-8)
+    squared = [
+        np.square(ridge_refits(seen, y, share * np.var(seen, axis=0).sum() * 60, names)).mean() for share in RELATIVE
+    ]
+    assert np.square(expected).mean() == pytest.approx(min(squared), rel=1e-6)
+    monkeypatch.setattr(landmarks, "KEPT_BYTES", 0)
+    streamed = left_out(held(x, 7), y, groups=names if grouped else None, exact=False, seed=3)
+    torch.testing.assert_close(streamed.error, found.error, rtol=1e-4, atol=1e-5)
+
+
+def test_with_every_record_a_landmark_both_say_the_same():
+    x, y = two_clouds(60)
+    y = y + 0.3 * torch.randn(60, 1, generator=torch.Generator().manual_seed(5)).double()
+    ours = left_out(held(x), y, exact=False)
+    l2 = ours.report["l2"]
+    expected = kernel_refits(x, y, l2, np.arange(60), ours.report["length"])
+    np.testing.assert_allclose(ours.error.numpy(), expected, rtol=1e-2, atol=2e-3)
+
+
+@every_way
+def test_a_mislabelled_record_has_the_largest_error(way):
+    x, y = two_clouds()
+    y[31] = -y[31]
+    found = WAYS[way](held(x), y)
+    size = found.error.abs().sum(1)
+    assert int(size.argmax()) == 31
+    assert size[31] > 1.5 * size.sort().values[-2]
+    assert found.leverage.shape == (80,)
+    assert found.report["left_out_error"] < 0.5
+    json.dumps(found.report)
+
+
+@every_way
+def test_copies_vouch_for_each_other_unless_they_are_one_group(way):
+    x, y = two_clouds(82, d=12)
+    x[81] = x[80]
+    y[80:] = -0.5 * x[80, 0].sign()
+    alone = WAYS[way](held(x), y).error[80:].abs()
+    together = WAYS[way](held(x), y, groups=np.minimum(np.arange(82), 80)).error[80:].abs()
+    assert together.min() > 0.7
+    assert (alone < 0.8 * together).all()
+    torch.testing.assert_close(together[0], together[1], rtol=1e-3, atol=1e-3)
+
+
+@every_way
+def test_results_follow_the_records_when_these_are_reordered(way):
+    x, y = two_clouds(40)
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(8))
+    first, second = WAYS[way](held(x), y), WAYS[way](held(x[order]), y[order])
+    if way == "smooth":  # the length comes from all, the waves from the seed
+        assert first.report["length"] == pytest.approx(second.report["length"], rel=1e-6)
+    torch.testing.assert_close(second.error, first.error[order], rtol=1e-2, atol=1e-3)
+    torch.testing.assert_close(second.leverage, first.leverage[order], rtol=1e-2, atol=1e-3)
+
+
+@every_way
+def test_results_do_not_depend_on_the_size_of_blocks(way, monkeypatch):
+    x, y = two_clouds(40)
+    groups = np.arange(40) // 3
+    whole = WAYS[way](held(x), y, groups=groups)
+    monkeypatch.setattr(kernel, "PAIRS_AT_ONCE", 90)
+    monkeypatch.setattr(exact, "BLOCKS_AT_ONCE", 5)
+    parts = WAYS[way](held(x, 7), y, groups=groups)
+    torch.testing.assert_close(parts.error, whole.error, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(parts.leverage, whole.leverage, rtol=1e-3, atol=1e-4)
+    rows = np.array([3, 17])
+    assert torch.equal(parts.nearest(rows, 4), whole.nearest(rows, 4))
+
+
+@every_way
+def test_the_nearest_are_those_of_standardized_features(way):
+    x, y = two_clouds(30)
+    x[:, 1] *= 100
+    found = WAYS[way](held(x, 8), y)
+    z = x.double().numpy() / x.double().numpy().std(0)
+    apart = cdist(z, z)
+    np.fill_diagonal(apart, np.inf)
+    rows = [4, 29, 0]
+    np.testing.assert_array_equal(found.nearest(rows, 5).numpy(), np.argsort(apart[rows], 1)[:, :5])
+    assert found.nearest(rows, 40)[:, 29:].eq(-1).all()
+    assert found.nearest([], 2).shape == (0, 2)
+
+
+@every_way
+def test_targets_of_any_kind_and_number(way):
+    x, y = two_clouds(30)
+    found = WAYS[way](held(x), y)
+    flat = WAYS[way](held(x), y[:, 0])
+    assert flat.error.shape == (30, 1)
+    torch.testing.assert_close(flat.error, found.error, rtol=0, atol=0)
+    assert WAYS[way](held(x), y.float()).error.dtype == torch.float64
+    whole = WAYS[way](held(x), (2 * y).long())
+    torch.testing.assert_close(whole.error, 2 * found.error, rtol=1e-6, atol=1e-8)
+    assert WAYS[way](held(x), torch.cat([y, -y, y * 0], 1)).error.shape == (30, 3)
+
+
+@every_way
+def test_two_records_predict_each_other_and_equal_ones_their_mean(way):
+    x, y = two_clouds(2)
+    torch.testing.assert_close(WAYS[way](held(x), y).error, y - y.flip(0))
+    y = torch.randn(9, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    same = WAYS[way](held(torch.full((9, 3), 0.1)), y)
+    torch.testing.assert_close(same.error, y - (y.sum(0) - y) / 8, rtol=1e-6, atol=1e-7)
+    assert same.nearest([0], 3).ge(1).all()
+
+
+@every_way
+def test_targets_that_are_all_equal_leave_nothing(way):
+    x, y = two_clouds(20)
+    found = WAYS[way](held(x), y * 0 + 0.1)
+    assert found.error.abs().max() < 1e-9
+    assert found.report["left_out_error"] == 0.0
+
+
+@every_way
+def test_a_class_of_one_record_is_predicted_without_it(way):
+    x, _ = two_clouds(30)
+    x[7] += 20
+    y = torch.zeros(30, 2, dtype=torch.float64)
+    y[:, 0] = 1
+    y[7] = torch.tensor([0.0, 1.0])
+    found = WAYS[way](held(x), y - y.mean(0))
+    # without it every other has the same target
+    torch.testing.assert_close(found.error[7], torch.tensor([-1.0, 1.0], dtype=torch.float64), rtol=1e-6, atol=1e-6)
+    assert found.error.square().sum(1).argmax() == 7
+
+
+def test_exact_while_it_fits_and_landmarks_beyond(monkeypatch):
+    x, y = two_clouds(30)
+    assert left_out(held(x), y).report["method"] == "exact"
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "EXACT_UP_TO", 29)
+        assert left_out(held(x), y).report["method"] == "landmarks"
+    monkeypatch.setattr(module, "available_memory", lambda: 2.2 * 8 * 30 * 30 - 1)
+    assert left_out(held(x), y).report["method"] == "landmarks"
+    report = left_out(held(x), y, exact=True, device=torch.device("cpu")).report
+    assert set(report) == {"kernel", "length", "method", "noise", "noise_chosen_on", "left_out_error"}
+
+
+def test_half_precision_features_and_a_sample_that_is_not_all(monkeypatch):
+    x, y = two_clouds(60)
+    single, half = left_out(held(x), y), left_out(held(x.half()), y)
+    torch.testing.assert_close(half.error, single.error, rtol=0.05, atol=0.01)
+    monkeypatch.setattr(module, "SAMPLE", 40)
+    some = left_out(held(x), y, seed=1)
+    order = torch.randperm(60, generator=torch.Generator().manual_seed(1))[:40]
+    assert some.report["length"] == pytest.approx(scaling_of(x[order], standardize=True).length)
+    assert left_out(held(x), y, exact=False).report["landmarks"] == 40
+
+
+def test_many_near_copies_do_not_stop_it():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(200, 2000, generator=generator)
+    for step in (0.0, 1e-5, 1e-4, 8e-4, 3e-3):
+        x[:150] = x[0] + step * torch.randn(150, 2000, generator=generator)
+        y = torch.zeros(200, 1)
+        y[150:] = torch.randn(50, 1, generator=generator)
+        found = left_out(held(x), y, standardize=False)
+        assert found.error.isfinite().all()
+        assert found.error[:150].abs().max() < 0.1
+
+
+def test_images_and_texts():
+    rng = np.random.default_rng(0)
+    label = np.arange(60) % 2
+    pixels = rng.normal(size=(60, 1, 8, 8))
+    pixels[label == 1] += 3 * np.sin(2 * np.arange(8))  # stripes
+    flipped = label.copy()
+    flipped[10] = 1
+    images = patch_features(pixels, filters=16, size=3)
+    assert left_out(images, torch.from_numpy(flipped - 0.5)).error.abs().argmax() == 10
+    words = [["gradient descent step", "posterior mean field"], ["salt pepper soup", "bread butter knife"]]
+    texts = [f"{words[label[i]][i % 4 // 2]} {words[label[i]][i % 3 % 2]} {i}" for i in range(60)]
+    found = left_out(text_features(texts), torch.from_numpy(flipped - 0.5), standardize=False)
+    assert found.error.abs().argmax() == 10
+
+
+def test_a_table_whose_trend_is_curved():
+    x = np.random.default_rng(0).normal(size=(200, 2))
+    y = np.sin(2 * x[:, 0]) * x[:, 1]
+    found = left_out_smooth(tabular_features(x), torch.from_numpy(y))
+    assert found.report["left_out_error"] < 0.1
+    assert found.report["kernel"] == "rbf"
+
+
+@every_way
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"targets": torch.zeros(9, 1)}, "features: expected 9 rows, one a target, got 10 rows"),
+        ({"targets": torch.full((10, 1), torch.nan)}, "targets: expected finite numbers"),
+        ({"targets": torch.zeros(10, 2, 2)}, r"targets: expected \(n,\) or \(n, C\)"),
+        ({"features": held(torch.zeros(1, 2)), "targets": torch.zeros(1, 1)}, "of at least two records"),
+        ({"features": held(torch.full((10, 2), torch.inf))}, "features: expected finite numbers"),
+        ({"groups": [1] * 10}, "groups: expected at least two groups"),
+        ({"groups": [1] * 9}, "groups: expected one name a record"),
+    ],
+)
+def test_errors_say_what_to_do(way, change, words):
+    call = {"features": held(torch.arange(20.0).view(10, 2)), "targets": torch.arange(10.0), **change}
+    with pytest.raises(InputError, match=words):
+        WAYS[way](call.pop("features"), call.pop("targets"), **call)

@@ -1,0 +1,155 @@
+"""Tables of numbers and words: what is a category, what is missing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from giveaway.views.choose import features_of
+from giveaway.views.tables import as_table
+
+
+def same_levels(codes, words):
+    """Whether numbers and words tell records apart alike, and the numbers are in the words' order."""
+    pairs = sorted(set(zip(words, codes, strict=True)))
+    return [code for _, code in pairs] == list(range(len(pairs)))
+
+
+@pytest.mark.parametrize("kind", ["f2", "f4", "f8", "i1", "i8", "u2", "u1", "?"])
+def test_arrays_of_finite_numbers_are_returned_as_they_are(kind):
+    x = (np.arange(12).reshape(4, 3) % 5).astype(kind)
+    table, categorical = as_table(x)
+    assert np.shares_memory(table, x)
+    assert table.dtype == x.dtype
+    assert categorical == []
+    flat, _ = as_table(x[:, 0])
+    assert flat.shape == (4, 1)
+
+
+def test_tensors_and_lists():
+    x = torch.arange(12.0).reshape(4, 3)
+    table, categorical = as_table(x)
+    assert table.data_ptr() == x.data_ptr()
+    assert categorical == []
+    assert as_table(x[:, 0])[0].shape == (4, 1)
+    assert as_table(x.tolist())[0].shape == (4, 3)
+    x[1, 2] = torch.nan
+    table, categorical = as_table(x.requires_grad_())
+    np.testing.assert_allclose(table[1], [3, 4, (2 + 8 + 11) / 3, 1])
+    assert categorical == []
+
+
+def test_a_memory_map_is_not_read_whole(tmp_path):
+    np.save(tmp_path / "x.npy", np.ones((50, 3)))
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    table, _ = as_table(mapped)
+    assert np.shares_memory(table, mapped)
+
+
+@pytest.mark.parametrize("gap", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("as_objects", [False, True])
+def test_missing_numbers_become_the_mean_and_a_column_that_says_so(gap, as_objects):
+    x = np.array([[1.0, 5.0, 2.0], [gap, 5.0, 3.0], [3.0, 5.0, gap], [8.0, 5.0, gap]])
+    table, categorical = as_table(x.astype(object) if as_objects else x)
+    expected = [[1, 5, 2, 0, 0], [4, 5, 3, 1, 0], [3, 5, 2.5, 0, 1], [8, 5, 2.5, 0, 1]]
+    np.testing.assert_array_equal(table, expected)
+    assert table.dtype == np.float64
+    assert categorical == []
+
+
+def test_a_column_without_any_number_is_zero():
+    table, categorical = as_table(np.array([[1.0, np.nan], [2.0, np.nan]]))
+    np.testing.assert_array_equal(table, [[1, 0, 1], [2, 0, 1]])
+    assert categorical == []
+    assert next(features_of(np.array([[1.0, None], [2.0, None]], dtype=object))[1]()).shape == (2, 1)
+
+
+@pytest.mark.parametrize("kind", [str, object])
+def test_columns_of_words_are_categories_and_numbers_in_words_are_not(kind):
+    x = np.array([["red", "1.5", "7"], ["blue", "-2", "8"], ["red", "1e3", "x7"]]).astype(kind)
+    table, categorical = as_table(x)
+    assert categorical == [0, 2]
+    assert same_levels(table[:, 0], ["red", "blue", "red"])
+    np.testing.assert_array_equal(table[:, 1], [1.5, -2, 1000])
+    assert same_levels(table[:, 2], ["7", "8", "x7"])
+
+
+def test_bytes_and_mixed_objects():
+    table, categorical = as_table(np.array([[b"a", b"2"], [b"b", b"3"]]))
+    assert categorical == [0]
+    np.testing.assert_array_equal(table, [[0, 2], [1, 3]])
+    mixed = np.array([[1, "a", None], [None, None, "z"], [2.5, 3, "y"]], dtype=object)
+    table, categorical = as_table(mixed)
+    assert categorical == [1, 2]
+    np.testing.assert_array_equal(table[:, 0], [1, 1.75, 2.5])
+    assert same_levels(table[:, 1], ["a", "None", "3"])
+    np.testing.assert_array_equal(table[:, 3], [0, 1, 0])
+
+
+def test_dates_are_numbers_and_none_is_missing():
+    days = np.array([["2020-01-01"], ["NaT"], ["2020-01-05"]], dtype="datetime64[D]")
+    table, categorical = as_table(days)
+    assert categorical == []
+    np.testing.assert_array_equal(table[:, 0] - table[0, 0], [0, 2, 4])
+    np.testing.assert_array_equal(table[:, 1], [0, 1, 0])
+
+
+def frame():
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed: no DataFrames to read")
+    return pandas.DataFrame(
+        {
+            "number": [1.0, None, 4.0, 7.0],
+            "word": ["b", "a", "b", None],
+            "truth": [True, False, True, True],
+            "declared": pandas.Categorical([3, 1, 3, 2]),
+            "whole": pandas.array([1, None, 3, 5], dtype="Int64"),
+            "text": ["1", "2", "3", "4"],
+            "day": pandas.to_datetime(["2020-01-01", "2020-01-02", None, "2020-01-03"]),
+            "maybe": pandas.array([True, None, False, True], dtype="boolean"),
+            "small": np.array([1, 2, 3, 4], dtype=np.int8),
+        }
+    )
+
+
+def test_a_dataframe():
+    given = frame()
+    table, categorical = as_table(given)
+    names = list(given.columns)
+    assert [names[place] for place in categorical] == ["word", "truth", "declared", "maybe"]
+    read = dict(zip(names, table.T, strict=False))
+    np.testing.assert_array_equal(read["number"], [1, 4, 4, 7])
+    assert same_levels(read["truth"], ["True", "False", "True", "True"])
+    assert same_levels(read["declared"], [3, 1, 3, 2])
+    assert len(set(read["word"])) == 3  # missing is a level
+    assert read["word"][0] == read["word"][2]
+    np.testing.assert_array_equal(read["whole"], [1, 3, 3, 5])
+    np.testing.assert_array_equal(read["text"], [1, 2, 3, 4])
+    assert read["day"][2] == (read["day"][0] + read["day"][1] + read["day"][3]) / 3
+    assert len(set(read["maybe"])) == 3
+    np.testing.assert_array_equal(read["small"], [1, 2, 3, 4])
+    # where numbers, whole numbers and days were missing
+    np.testing.assert_array_equal(table[:, len(names) :].T, [[0, 1, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0]])
+
+
+def test_features_of_a_dataframe_and_of_its_columns():
+    given = frame()
+    described, features = features_of(given)
+    assert described == {"view": "tabular", "columns": 12, "categorical": 4}
+    made = next(features())
+    # 5 columns of numbers and 3 of gaps, then 3 + 2 + 3 + 3 levels
+    assert made.shape == (4, 8 + 11)
+    assert made.isfinite().all()
+    assert features_of(given["small"])[0] == {"view": "tabular", "columns": 1, "categorical": 0}
+    assert features_of(given["text"])[0]["view"] == "text"
+    assert features_of(given[["number", "small"]])[0]["columns"] == 3
+    renamed = given[["small", "number"]].set_axis(["x", "x"], axis=1)  # two columns of one name
+    assert features_of(renamed)[0]["columns"] == 3
+
+
+def test_a_category_weighs_as_it_would_alone():
+    words = np.array(["b", "a", "b", "c", "b"])
+    table = np.column_stack([words.astype(object), [1, 2, 3, 4, 5.0]])
+    made = next(features_of(table)[1]())
+    np.testing.assert_array_equal(made[:, 1:].numpy(), [[1, 0, 0], [0, 1, 0], [1, 0, 0], [0, 0, 1], [1, 0, 0]])
+    np.testing.assert_allclose(made[:, 0].numpy(), np.arange(-2, 3) / np.sqrt(2), rtol=1e-6)
