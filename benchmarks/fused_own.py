@@ -21,6 +21,7 @@ from fused_own_truth import SETS, adult_columns, sentences
 from fused_truth import SCORES, figures, joined
 
 import giveaway as ga
+from giveaway.attacks.lira import lira_within
 from giveaway.evaluation.agreement import agreement_over_targets
 
 RESULTS = Path(__file__).parent / "results"
@@ -65,7 +66,7 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     inputs = records_of(name, options.data)
     signals = truth_of(held)
     effect = ga.evaluation.effect_sizes(signals).effect_size
-    success = ga.evaluation.success_rate(ga.attacks.lira(signals))
+    success = ga.evaluation.success_rate(lira_within(signals))
     given, views, calibrated = [], [], []
     for target in range(min(options.targets or SETS[name].targets, SETS[name].targets)):
         table, rows = audited(held, inputs, target)

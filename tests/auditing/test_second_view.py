@@ -24,6 +24,7 @@ from giveaway.auditing import second_view
 from giveaway.auditing.kernel_view import targets_of_head
 from giveaway.auditing.second_view import SecondView, model_errors, not_learned, value_spread
 from giveaway.reporting.html import notes
+from giveaway.scores.view_success import calibrated_phi, phi_of, predict_from_views
 from giveaway.views.fourier import fourier_features
 from giveaway.views.tabular import tabular_features
 from giveaway.views.text import text_features
@@ -97,7 +98,11 @@ def test_a_table_s_errors_are_those_of_refits_without_the_record_or_the_person(k
     head = made_head(kind, inputs=records(), groups=PEOPLE)
     view, seen = looked(head, unit)
     y = targets_of_head(head).numpy()
-    errors = ridge_errors(records(), y, view.report["l2"], places(unit))
+    if view.report["kernel"] == "rbf":
+        errors = ridge_errors(records(), y, view.report["l2"], places(unit))
+    else:
+        z = (records() - records().mean(0)) / records().std(0)
+        errors = kernel_errors(z, y, view.report["noise"], places(unit))
     np.testing.assert_allclose(seen.error_without, squares(errors, unit), rtol=2e-4)
     constant = ((y - y.mean(0)) ** 2).mean()
     assert view.report["left_out_error"] == pytest.approx((errors**2).mean() / constant, rel=1e-4)
@@ -559,3 +564,69 @@ def test_logistic_regression_on_pixels_takes_no_warning():
         warnings.simplefilter("error")
         table = audit(ga.from_sklearn(LogisticRegression().fit(x, y), x, y))
     np.testing.assert_array_equal(table.order("fused"), table.order("newton"))
+
+
+# ------------------------------------------------------------------------------------------------ predicted success
+
+
+def test_predictions_come_from_both_views_where_features_were_learned():
+    head = made_head("classes")
+    table = audit(head, inputs=records(), scores=["fused", "predicted_success", "predicted_auc"])
+    assert table.meta["predicted_by"] == "both views"
+    view, _ = looked(made_head("classes", inputs=records()))
+    labels = head.targets.numpy()
+    left_out = (targets_of_head(head) - view._found.error).numpy()
+    model = phi_of(head.outputs.double().numpy(), labels)
+    expected = predict_from_views(model, calibrated_phi(left_out, labels), table["fused"])
+    np.testing.assert_allclose(table["predicted_success"], expected.success, rtol=1e-12)
+    np.testing.assert_allclose(table["predicted_auc"], expected.curve.auc(), rtol=1e-12)
+    assert "predicted_* columns are estimates from both views: not measured on an attack" in " ".join(notes(table))
+    alone = audit(head, inputs=records(), scores="predicted_success")
+    assert alone.columns == ("predicted_success",)
+    np.testing.assert_array_equal(alone["predicted_success"], table["predicted_success"])
+
+
+@pytest.mark.parametrize("kind", ["classes", "squared"])
+def test_without_a_view_that_tells_the_head_s_theory_predicts(kind):
+    plain = audit(made_head(kind), scores=["newton", "predicted_success"])
+    assert plain.meta["predicted_by"] == "theory of the head"
+    given = records() if kind == "squared" else np.asarray(made_arrays(kind)["features"])  # values; a linear head
+    table = audit(made_head(kind), inputs=given, scores=["newton", "predicted_success"])
+    assert table.meta["predicted_by"] == "theory of the head"
+    np.testing.assert_array_equal(table["predicted_success"], plain["predicted_success"])
+    assert "in which only the last layer varies" in " ".join(notes(table))
+
+
+# ------------------------------------------------------------------------------------------------ which kernel
+
+
+def rough_table(n: int = 200) -> tuple[np.ndarray, np.ndarray]:
+    """Records in tight clusters, whose classes have nothing to do with where the clusters are."""
+    rng = np.random.default_rng(0)
+    centres, labels = rng.normal(size=(n // 4, 2)) * 30.0, rng.integers(0, 2, n // 4)
+    return np.repeat(centres, 4, axis=0) + rng.normal(scale=0.01, size=(n, 2)), np.repeat(labels, 4)
+
+
+@pytest.mark.parametrize(("margin", "kernel"), [(8.0, "laplace"), (0.05, "rbf")])
+def test_a_model_that_memorizes_a_rough_table_is_seen_through_the_rough_kernel(margin, kernel):
+    x, y = rough_table()
+    outputs = margin * np.column_stack([0.5 - y, y - 0.5])
+    table = audit(Head(np.tanh(x), outputs, y, "cross_entropy", l2=1.0, inputs=x), scores=["fused"])
+    assert table.meta["view"]["kernel"] == kernel
+    assert (table.meta["view"]["memorized"] > 0.5) == (kernel == "laplace")
+
+
+def test_a_smooth_table_keeps_the_smooth_kernel():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, 2))
+    y = x @ [1.0, -2.0] + 0.01 * rng.normal(size=200)
+    table = audit(Head(np.tanh(x), y, y, "squared", inputs=x), scores=["fused"])
+    assert table.meta["view"]["kernel"] == "rbf"
+    assert table.meta["view"]["memorized"] == 1.0
+
+
+def test_very_many_records_keep_the_smooth_kernel(monkeypatch):
+    x, y = rough_table()
+    head = Head(np.tanh(x), 8.0 * np.column_stack([0.5 - y, y - 0.5]), y, "cross_entropy", l2=1.0, inputs=x)
+    monkeypatch.setattr(second_view, "EXACT_UP_TO", 199)
+    assert audit(head, scores=["fused"]).meta["view"]["kernel"] == "rbf"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from giveaway.scores.fused import Seen
 from giveaway.scores.predicted import Prediction
 from giveaway.scores.view_success import calibrated_phi, phi_of, predict_from_views
 from giveaway.views.choose import features_of
-from giveaway.views.left_out import LeftOut, left_out, left_out_smooth
+from giveaway.views.left_out import EXACT_UP_TO, LeftOut, left_out, left_out_smooth
 
 NEIGHBOURS = 3
 EXPLAINED = 100  # rows, the most exposed ones, whose nearest records are looked up
@@ -44,18 +45,8 @@ class SecondView:
         head = self._head
         by_person = unit == "person"
         targets = targets_of_head(head)
-        groups = head.groups if by_person else None
-        if self._described["view"] == "tabular":
-            self._found = left_out_smooth(self._features, targets, groups=groups)
-        else:
-            self._found = left_out(
-                self._features,
-                targets,
-                groups=groups,
-                standardize=self._described["view"] == "images",  # hashed texts have unit length
-                device=head.features.device,
-            )
         inside = model_errors(head, outputs).square().sum(1).cpu().numpy()
+        self._found = self._predicted(targets, head.groups if by_person else None, inside.sum())
         outside = self._found.error.square().sum(1).numpy()
         leverage = self._found.leverage.numpy()
         if by_person:
@@ -66,6 +57,18 @@ class SecondView:
         variation = float((targets - targets.mean(0)).square().sum())
         self._seen = Seen(score, inside, outside, leverage, variation, not_learned(head, self._numbers()))
         return self._seen
+
+    def _predicted(self, targets: torch.Tensor, groups: np.ndarray | None, inside: float) -> LeftOut:
+        """What the others predict. A table is seen through a smooth kernel unless the model memorizes (it took away
+        more than half of the left-out error) and the kernel that memorizes too predicts left-out records better."""
+        kind, features = self._described["view"], self._features
+        sharp = partial(left_out, features, targets, groups=groups, device=self._head.features.device)
+        if kind != "tabular":
+            return sharp(standardize=kind == "images")  # hashed texts have unit length
+        smooth = left_out_smooth(features, targets, groups=groups)
+        if features.n > EXACT_UP_TO or inside > 0.5 * float(smooth.error.square().sum()):
+            return smooth
+        return min(smooth, sharp(), key=lambda found: found.report["left_out_error"])
 
     def attributes(self, order: np.ndarray) -> dict[str, np.ndarray]:
         """What the others predict for each record, and for the first of `order` who is nearest, by id.
