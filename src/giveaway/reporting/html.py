@@ -14,7 +14,7 @@ from giveaway.auditing.why import why
 from giveaway.files import write_text
 from giveaway.records import ScoreTable
 
-SHOWN = ("newton", "left_out", "leverage", "loss", "influence", "loo_gap")
+SHOWN = ("newton", "left_out", "leverage", "loss")  # what a page has room for beside the reasons
 PREDICTED = {
     "theory of the head": (
         "predicted_* columns are estimates from theory in which only the last layer varies: not measured, no "
