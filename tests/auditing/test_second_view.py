@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 
 import numpy as np
@@ -630,3 +631,14 @@ def test_very_many_records_keep_the_smooth_kernel(monkeypatch):
     head = Head(np.tanh(x), 8.0 * np.column_stack([0.5 - y, y - 0.5]), y, "cross_entropy", l2=1.0, inputs=x)
     monkeypatch.setattr(second_view, "EXACT_UP_TO", 199)
     assert audit(head, scores=["fused"]).meta["view"]["kernel"] == "rbf"
+
+
+def test_the_second_view_of_many_records_is_announced(monkeypatch, capsys):
+    audit(made_head("classes"), inputs=records(), progress=True)
+    assert "second view" not in capsys.readouterr().err
+    monkeypatch.setattr(sys.modules["giveaway.auditing.run"], "MANY", N)
+    audit(made_head("classes"), inputs=records(), progress=True)
+    said = "second view: predicting each of 60 records from the others, which can take minutes\n"
+    assert said in capsys.readouterr().err
+    audit(made_head("classes"), inputs=records())
+    assert capsys.readouterr().err == ""

@@ -27,6 +27,12 @@ def progress_of(total: int, *, enabled: bool, work: str = "audit", unit: str = "
             yield _one_at_a_time(bar.update)
 
 
+def announce(words: str, *, enabled: bool) -> None:
+    """Say on stderr what begins now and cannot say how far it is."""
+    if enabled:
+        print(words, file=sys.stderr)
+
+
 def _one_at_a_time(on_rows: OnRows) -> OnRows:
     """Threads report their rows as they finish them."""
     lock = threading.Lock()

@@ -13,7 +13,7 @@ from giveaway.auditing.batches import Portion, person_portions, record_portions
 from giveaway.auditing.duplicates import count_duplicates
 from giveaway.auditing.kernel_view import NOISE, KernelView
 from giveaway.auditing.plan import Plan, plan
-from giveaway.auditing.progress import OnRows, progress_of
+from giveaway.auditing.progress import OnRows, announce, progress_of
 from giveaway.auditing.second_view import view_of
 from giveaway.checks import fail
 from giveaway.evaluation.ranking import spearman
@@ -26,6 +26,8 @@ from giveaway.records import Head, ScoreTable
 from giveaway.scores.catalogue import CATALOGUE
 from giveaway.scores.fused import fused
 from giveaway.scores.predicted import ingredients, predict
+
+MANY = 5_000  # records, from which the second view is announced
 
 
 def audit(
@@ -106,6 +108,8 @@ def audit(
             sensitivity = _l2_sensitivity(head, resolved, curvature, columns["newton"], on_rows)
     predicted_by = "theory of the head" if resolved.of_theory else None
     if view is not None and (resolved.of_view or resolved.of_theory):
+        words = f"second view: predicting each of {head.n} records from the others, which can take minutes"
+        announce(words, enabled=progress and head.n >= MANY)
         seen = view.look(resolved.unit, columns[resolved.beside_view], head.outputs)
         columns |= {name: CATALOGUE[name].function(seen) for name in resolved.of_view}
         exposure = fused(seen)
