@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 from scipy import sparse
 
-import giveaway.records.head as head_module
+import giveaway.records.inputs as inputs_module
 from giveaway import Head, InputError
 
 N = 6
@@ -175,7 +175,7 @@ def test_what_needs_pickle_is_not_saved(tmp_path, inputs, got):
 
 
 def test_strings_are_saved_up_to_a_size(tmp_path, monkeypatch):
-    monkeypatch.setattr(head_module, "TEXT_BYTES", 4 * N * 9)
+    monkeypatch.setattr(inputs_module, "TEXT_BYTES", 4 * N * 9)
     head_of(WORDS).save(tmp_path / "head.npz")
     with pytest.raises(InputError, match="got strings that are too long"):
         head_of([*WORDS[1:], "ten letters"]).save(tmp_path / "head.npz")

@@ -14,7 +14,8 @@ from giveaway.extract.inputs_file import as_records
 from giveaway.extract.linear_layer import storable
 from giveaway.extract.linear_outputs import linear_outputs
 from giveaway.extract.reading import reading
-from giveaway.records.head import Head, infer_loss
+from giveaway.records.head import Head
+from giveaway.records.targets import infer_loss
 
 ARRAYS = ("features", "outputs", "targets", "weight", "bias", "sample_weight", "ids", "groups", "inputs")
 SETTINGS = ("l2", "options")

@@ -33,7 +33,8 @@ from giveaway.extract.row_identity import (
 )
 from giveaway.extract.rows import Rows
 from giveaway.extract.untouched import untouched
-from giveaway.records.head import Head, infer_loss
+from giveaway.records.head import Head
+from giveaway.records.targets import infer_loss
 
 
 def from_torch(

@@ -13,7 +13,6 @@ import torch
 
 from giveaway.checks import (
     ROWS_PER_CHECK,
-    InputError,
     as_tensor,
     check_choice,
     check_finite,
@@ -23,37 +22,12 @@ from giveaway.checks import (
     fail,
 )
 from giveaway.files import read_arrays, write_atomically
+from giveaway.records.inputs import check_inputs, saveable, to_numpy
+from giveaway.records.targets import check_targets
 
 LOSSES = ("squared", "cross_entropy", "binary_cross_entropy")
 AGREEMENT = 1e-2  # of the outputs' spread; features stored in half precision still pass
-TEXT_BYTES = 2**31  # strings are saved as wide as the longest of them, up to this size in all
 LOGARITHMS = "np.log(np.clip(p, 1e-12, None))"  # of probabilities p
-
-
-def infer_loss(targets: Any, outputs: Any) -> str:
-    """The loss that `loss="auto"` stands for, from the targets' type; ambiguous targets are refused."""
-    y, f = as_tensor("targets", targets), as_tensor("outputs", outputs)
-    width = f.shape[1] if f.ndim == 2 else 1
-    column = y.reshape(len(y)) if y.ndim == 2 and y.shape[1] == 1 else y
-    whole = not column.is_floating_point()
-    if column.ndim == 1 and whole and (width > 1 or bool(((column == 0) | (column == 1)).all())):
-        return "cross_entropy"
-    if column.ndim == 2 and width == column.shape[1]:
-        rows = column.to(torch.float64)
-        inside = bool(((rows >= 0) & (rows <= 1)).all())
-        if inside and bool(torch.allclose(rows.sum(1), torch.ones(len(rows), dtype=torch.float64), atol=1e-4)):
-            return "cross_entropy"
-    if not whole and not bool(((column == 0) | (column == 1)).all()):
-        if column.ndim == 1 and width > 1:
-            raise _float_labels(column)
-        return "squared"
-    kind = f"{str(y.dtype).removeprefix('torch.')} targets of shape {tuple(y.shape)} with {width} outputs"
-    raise fail(
-        "loss",
-        "targets that tell the loss (integer labels, float values, or rows of probabilities)",
-        kind,
-        "say which: loss='squared', 'cross_entropy' or 'binary_cross_entropy'",
-    )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -129,7 +103,7 @@ class Head:
         set_field(self, "features", features)
         set_field(self, "outputs", outputs)
         check_choice("loss", self.loss, LOSSES)
-        set_field(self, "targets", _check_targets(as_tensor("targets", self.targets), outputs, self.loss))
+        set_field(self, "targets", check_targets(as_tensor("targets", self.targets), outputs, self.loss))
         set_field(self, "l2", check_number("l2", self.l2, minimum=0.0, remedy="give the penalty in summed-loss units"))
         if black_box:
             for name in ("l2", "weight", "bias"):
@@ -144,7 +118,7 @@ class Head:
         if self.groups is not None:
             set_field(self, "groups", check_names("groups", self.groups, n, unique=False))
         if self.inputs is not None:
-            set_field(self, "inputs", _check_inputs(self.inputs, n))
+            set_field(self, "inputs", check_inputs(self.inputs, n))
 
     @property
     def n(self) -> int:
@@ -217,12 +191,12 @@ class Head:
         arrays = {"features": self.features} if self.linear else {}
         arrays |= {"outputs": self.outputs, "targets": self.targets}
         arrays |= {k: v for k in ("weight", "bias", "sample_weight") if (v := getattr(self, k)) is not None}
-        saved: dict[str, np.ndarray] = {name: _to_numpy(value) for name, value in arrays.items()}
+        saved: dict[str, np.ndarray] = {name: to_numpy(value) for name, value in arrays.items()}
         saved["ids"] = self.ids
         if self.groups is not None:
             saved["groups"] = self.groups
         if self.inputs is not None:
-            saved["inputs"] = _saveable(self.inputs)
+            saved["inputs"] = saveable(self.inputs)
         options = {k: getattr(self, k) for k in ("loss", "l2", "intercept", "penalize_intercept")}
         saved["options"] = np.array(json.dumps(options))
         write_atomically(path, lambda stream: np.savez(stream, allow_pickle=False, **saved))
@@ -301,59 +275,6 @@ def _check_logarithms(outputs: torch.Tensor, loss: str) -> None:
         raise fail("outputs", "logits", "probabilities, rows that sum to 1", f"pass their logarithms: {LOGARITHMS}")
 
 
-def _check_inputs(value: Any, n: int) -> Any:
-    """The records themselves, n rows: a tensor, an array, a DataFrame, or a list of strings."""
-    if isinstance(value, torch.Tensor):
-        value = value.detach()
-    elif isinstance(value, list | tuple):
-        value = list(value) if all(isinstance(row, str) for row in value) else _array_of_rows(value)
-    elif hasattr(value, "iloc"):
-        value = value.to_numpy() if value.ndim == 1 else value
-    elif not isinstance(value, np.ndarray):
-        if not hasattr(value, "__array__"):
-            remedy = "pass the records themselves, dense, in the order of the outputs"
-            raise fail("inputs", "an array, a DataFrame or a list of strings", f"a {type(value).__name__}", remedy)
-        value = np.asarray(value)
-    if isinstance(value, np.ndarray) and value.ndim == 1 and _holds_strings(value):
-        value = value.tolist()  # not an array, which is as wide as its longest string
-    rows = "shape ()" if getattr(value, "ndim", 1) == 0 else f"{len(value)} rows"
-    if rows != f"{n} rows":
-        raise fail("inputs", f"{n} rows, one a record", rows, "align them with the outputs")
-    if isinstance(value, torch.Tensor) or (isinstance(value, np.ndarray) and value.dtype.kind == "f"):
-        check_finite("inputs", as_tensor("inputs", value))
-    return value
-
-
-def _array_of_rows(rows: Any) -> np.ndarray:
-    try:
-        return np.asarray(rows)
-    except (ValueError, TypeError, RuntimeError) as error:
-        expected, got = "rows that make one array", "rows of several shapes or of other things"
-        raise fail("inputs", expected, got, "make all records alike, and pass an array") from error
-
-
-def _holds_strings(array: np.ndarray) -> bool:
-    return array.dtype.kind == "U" or (array.dtype.kind == "O" and all(isinstance(value, str) for value in array))
-
-
-def _saveable(inputs: Any) -> np.ndarray:
-    """As an array of numbers or strings that an .npz gives back as it was, without pickle."""
-    stored = _to_numpy(inputs) if isinstance(inputs, torch.Tensor) else inputs
-    if isinstance(inputs, list) and 4 * len(inputs) * max(map(len, inputs)) <= TEXT_BYTES:
-        stored = np.array(inputs)
-        if stored.tolist() != inputs:  # NumPy drops zeros at the end of a string
-            stored = inputs
-    if not isinstance(stored, np.ndarray) or stored.dtype.kind not in "fiubU":
-        kinds = {
-            list: "strings that are too long, or end in zeros",
-            np.ndarray: f"dtype {getattr(stored, 'dtype', '')}",
-        }
-        got = kinds.get(type(stored), f"a {type(stored).__name__}")
-        remedy = "save dataclasses.replace(head, inputs=None), and the records apart"
-        raise fail("inputs", "numbers or strings, which need no pickle", got, remedy)
-    return stored
-
-
 def _check_sample_weight(value: Any, n: int) -> torch.Tensor:
     weight = as_tensor("sample_weight", value).to(torch.float64)
     check_shape("sample_weight", weight, (n,), f"({n},), one weight a record")
@@ -361,72 +282,3 @@ def _check_sample_weight(value: Any, n: int) -> torch.Tensor:
     if bool((weight < 0).any()) or not bool((weight > 0).any()):
         raise fail("sample_weight", "non-negative weights, not all zero", "others", "pass the training weights")
     return weight
-
-
-def _check_targets(y: torch.Tensor, outputs: torch.Tensor, loss: str) -> torch.Tensor:
-    """Targets in one form a loss: class indices (n,) int64, or floats (n, m)."""
-    n, m = outputs.shape
-    if y.ndim == 0 or len(y) != n:
-        raise fail("targets", f"{n} rows, one a record", f"shape {tuple(y.shape)}", "align them with the features")
-    check_finite("targets", y)
-    if loss == "squared":
-        y = y.unsqueeze(1) if y.ndim == 1 else y
-        check_shape("targets", y, (n, m), f"({n}, {m}), one value an output")
-        return y.to(torch.float64)
-    if y.ndim == 2 and y.shape[1] == 1:
-        y = y.squeeze(1)
-    if loss == "binary_cross_entropy":
-        y = y.unsqueeze(1) if y.ndim == 1 else y
-        check_shape("targets", y, (n, m), f"({n}, {m}), one 0/1 label an output")
-        y = _check_probabilities(y)
-        if m == 1:
-            _check_two_classes(y)
-        return y
-    if y.ndim == 2:
-        if m == 1:
-            raise fail("targets", "0/1 labels (n,) for one logit", f"shape {tuple(y.shape)}", "pass class indices")
-        check_shape("targets", y, (n, m), f"({n},) class indices or ({n}, {m}) probabilities")
-        y = _check_probabilities(y)
-        worst = float((y.sum(1) - 1).abs().max())
-        if worst > 1e-4:
-            raise fail("targets", "probability rows that sum to 1", f"a row off by {worst:.3g}", "normalize them")
-        _check_two_classes(y)
-        return y / y.sum(1, keepdim=True)
-    if y.is_floating_point() and (m > 1 or bool((y != y.round()).any())):
-        raise _float_labels(y)
-    y = y.to(torch.int64)
-    classes = max(m, 2)
-    if int(y.min()) < 0 or int(y.max()) >= classes:
-        bad = int(((y < 0) | (y >= classes)).nonzero()[0])
-        raise fail(
-            "targets",
-            f"class labels from 0 to {classes - 1}",
-            f"another label in row {bad}",
-            "number the classes from 0 in the order of the outputs",
-        )
-    _check_two_classes(y)
-    return y
-
-
-def _check_two_classes(y: torch.Tensor) -> None:
-    """Refuse certain labels that are all the same."""
-    if bool((y == y[0]).all()) and bool((y[0] == y[0].round()).all()):
-        raise fail("targets", "at least two classes", "one class only", "pass the whole training set")
-
-
-def _float_labels(y: torch.Tensor) -> InputError:
-    kind = str(y.dtype).removeprefix("torch.")
-    return fail("targets", "integer class labels", f"{kind} labels", "cast them to int, or set loss='squared'")
-
-
-def _to_numpy(tensor: torch.Tensor) -> np.ndarray:
-    # NumPy has no bfloat16; float32 holds it exactly
-    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).cpu().numpy()
-
-
-def _check_probabilities(y: torch.Tensor) -> torch.Tensor:
-    y = y.to(torch.float64)
-    if bool(((y < 0) | (y > 1)).any()):
-        bad = int(((y < 0) | (y > 1)).any(dim=1).nonzero()[0])
-        raise fail("targets", "labels between 0 and 1", f"another value in row {bad}", "pass 0/1 or probabilities")
-    return y
