@@ -413,7 +413,7 @@ def test_inputs_add_the_kernel_s_columns_to_an_audit(giveaway, features, file, a
     code, out, err = giveaway(*common, "more", "--inputs", file, "--noise", 0.05)
     assert code == 0, err
     plain, more = read_csv(Path("plain/scores.csv")), read_csv(Path("more/scores.csv"))
-    assert more[0].keys() - plain[0].keys() == {"left_out", "fused", "others_say", "nearest", "lood_kl", "lood_mean"}
+    assert more[0].keys() - plain[0].keys() == {"left_out", "fused", "others_say", "lood_kl", "lood_mean"}
     assert [{k: row[k] for k in plain[0]} for row in more] == plain
     x = arrays["inputs"]
     kl, mean = brute_force(median_rbf((x - x.mean(0)) / x.std(0)), one_hot(arrays["targets"]), 0.05)
