@@ -24,6 +24,7 @@ from giveaway import Head, InputError, audit
 from giveaway.auditing import second_view
 from giveaway.auditing.kernel_view import targets_of_head
 from giveaway.auditing.second_view import SecondView, model_errors, not_learned, value_spread
+from giveaway.heads.optimum import refit as refit_head
 from giveaway.reporting.html import notes
 from giveaway.scores.view_success import calibrated_phi, phi_of, predict_from_views
 from giveaway.views.fourier import fourier_features
@@ -642,3 +643,15 @@ def test_the_second_view_of_many_records_is_announced(monkeypatch, capsys):
     assert said in capsys.readouterr().err
     audit(made_head("classes"), inputs=records())
     assert capsys.readouterr().err == ""
+
+
+def test_after_a_refit_success_is_predicted_from_the_refitted_outputs():
+    head = made_head("classes", l2=0.5)
+    names = ["fused", "predicted_success"]
+    refitted = audit(head, inputs=records(), refit=True, scores=names)
+    expected = audit(refit_head(head), inputs=records(), scores=names)
+    np.testing.assert_allclose(refitted["predicted_success"], expected["predicted_success"], rtol=1e-9)
+    assert (
+        np.abs(refitted["predicted_success"] - audit(head, inputs=records(), scores=names)["predicted_success"]).max()
+        > 1e-3
+    )

@@ -116,7 +116,7 @@ def audit(
         if resolved.unit == "record" and resolved.of_view:
             ranked = exposure if "fused" in resolved.of_view else columns["left_out"]
             attributes |= view.attributes(np.argsort(-ranked, kind="stable"))
-        prediction = view.predict(exposure) if resolved.of_theory else None
+        prediction = view.predict(exposure, head.outputs) if resolved.of_theory else None
         if prediction is not None:
             predicted_by = "both views"
             columns |= {name: CATALOGUE[name].function(prediction) for name in resolved.of_theory}

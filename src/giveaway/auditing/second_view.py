@@ -93,10 +93,10 @@ class SecondView:
         told["nearest"] = names.astype(str)
         return told
 
-    def predict(self, exposure: np.ndarray) -> Prediction | None:
+    def predict(self, exposure: np.ndarray, outputs: torch.Tensor) -> Prediction | None:
         """Attack success from both views, in the order of `exposure`; None where the head's own theory is what holds.
 
-        That is so for values, and for a head whose features were not learned.
+        That is so for values, and for a head whose features were not learned. `outputs` are what the model says.
         """
         assert self._found is not None
         assert self._seen is not None
@@ -105,7 +105,7 @@ class SecondView:
             return None
         labels = head.targets.cpu().numpy()
         scores = (targets_of_head(head).cpu() - self._found.error).numpy()
-        model = phi_of(head.outputs.to(torch.float64).cpu().numpy(), labels)
+        model = phi_of(outputs.to(torch.float64).cpu().numpy(), labels)
         return predict_from_views(model, calibrated_phi(scores, labels), exposure)
 
     @property

@@ -48,7 +48,6 @@ def predict_from_views(model: np.ndarray, view: np.ndarray, exposure: np.ndarray
     order = np.argsort(-exposure, kind="stable")
     parts = np.array_split(order, max(1, n // LIKE))
     middle = np.array([model[part].mean() for part in parts])
-    inside = np.empty(n)
     places = np.empty(n)
     places[order] = np.arange(n)
     inside = np.interp(places, [places[part].mean() for part in parts], middle)
@@ -60,6 +59,5 @@ def predict_from_views(model: np.ndarray, view: np.ndarray, exposure: np.ndarray
     spread = float(np.sqrt(np.mean([model[part].var() for part in parts])))
     grown = spread * max(1.0, float(outside.std() / max(model.std(), LEAST_SPREAD)))
     gap = np.maximum(inside - outside, 0.0)
-    spreads = (np.full(n, max(value, LEAST_SPREAD)) for value in (spread, grown))
-    with_, without = spreads
+    with_, without = (np.full(n, max(value, LEAST_SPREAD)) for value in (spread, grown))
     return Prediction(best_success(gap, with_, without), two_normals(gap, with_, without))
