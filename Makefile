@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test lint clean
+.PHONY: demo test hunt lint docs clean
 
 demo: $(READY)
 	$(BIN)/giveaway demo
@@ -11,6 +11,13 @@ demo: $(READY)
 # one thread a process: pytest runs as many processes as there are cores
 test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+
+# looks for new counterexamples instead of repeating the known examples
+hunt: $(READY)
+	HYPOTHESIS_PROFILE=hunt OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+
+docs: $(READY)
+	$(BIN)/python -m mkdocs build --strict
 
 lint: $(READY)
 	$(BIN)/ruff check .

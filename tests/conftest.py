@@ -5,8 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import settings
 
 from giveaway import Head
+
+# the same examples on every machine; HYPOTHESIS_PROFILE=hunt looks for new ones
+settings.register_profile("same", derandomize=True, deadline=None)
+settings.register_profile("hunt", max_examples=1_000, deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
 @pytest.fixture(scope="session")

@@ -35,14 +35,14 @@ class Seen:
     @property
     def memorized(self) -> float:
         """M, the share of the left-out squared error that training has removed, from 0 to 1."""
-        without = self.error_without.sum()
-        return float(np.clip(1.0 - self.error_with.sum() / without, 0.0, 1.0)) if without > 0 else 0.0
+        left = share_of(self.error_with.sum(), self.error_without.sum())
+        return 1.0 - left if self.error_without.any() else 0.0
 
     @property
     def held(self) -> float:
         """G, the share of the targets' variation that the model holds by memory, from 0 to 1."""
         gap = self.error_without.sum() - self.error_with.sum()
-        return float(np.clip(gap / self.variation, 0.0, 1.0)) if self.variation > 0 else 0.0
+        return share_of(gap, self.variation) if self.variation > 0 else 0.0
 
     @property
     def head_weight(self) -> float:
@@ -64,6 +64,11 @@ def fused(seen: Seen) -> np.ndarray:
     if seen.head_is_exact:
         return normal_scores(seen.head)
     return normal_scores(left_out(seen)) + seen.head_weight * normal_scores(seen.head)
+
+
+def share_of(part: float, whole: float) -> float:
+    """part/whole within 0 and 1, without overflow however small the whole is."""
+    return 0.0 if part <= 0 else 1.0 if part >= whole else float(part / whole)
 
 
 def normal_scores(values: np.ndarray) -> np.ndarray:
