@@ -26,7 +26,8 @@ from giveaway.extract import from_file, from_sklearn
 
 N, D, M = 40, 4, 3
 SECRET = "patient"
-FILES = {"scores.npz", "scores.csv", "report.html", "config.toml", "audit.json"}
+PAGES = {"report.html", "summary.html", "summary.json"}
+FILES = {"scores.npz", "scores.csv", "look.npz", "config.toml", "audit.json", *PAGES}
 
 
 @pytest.fixture
@@ -130,7 +131,9 @@ def test_json_for_machines(giveaway, file):
     assert result["statement"] == RANKING_ONLY
     assert result["folder"] == "result"
     assert result["curvature"]["rank"] == 10
-    assert set(result["l2_sensitivity"]) == {"spearman_at_0.1_l2", "spearman_at_10_l2"}
+    assert set(result["l2_sensitivity"]) == {
+        f"{name}_at_{factor}_l2" for name in ("spearman", "top_kept") for factor in ("0.1", "10")
+    }
 
 
 @pytest.mark.parametrize("options", [(), ("--json",)])
@@ -173,7 +176,7 @@ def test_people(giveaway, file, suffix):
     assert len(read_csv(result / "scores.csv")) == N
     assert "of 10 people" in (result / "report.html").read_text()
     assert json.loads((result / "audit.json").read_text())["unit"] == "person"
-    assert giveaway("purge", "result")[1] == "Removed 7 files\n"
+    assert giveaway("purge", "result")[1] == f"Removed {len(FILES) + 2} files\n"
 
 
 def test_people_may_be_ranked_as_records(giveaway, file):
@@ -247,7 +250,7 @@ def test_inputs_of_every_kind(giveaway, file, kind, view, suffix):
     assert SECRET in rows[0]["nearest"]
     meta = json.loads(Path("result", "audit.json").read_text())
     assert (meta["view"]["view"], meta["no_view"]) == (view, None)
-    assert '<th class="text">nearest</th>' in Path("result", "report.html").read_text()
+    assert ">nearest</th>" in Path("result", "report.html").read_text()
 
 
 def test_inputs_inside_the_file_of_features(giveaway, folder, arrays):
@@ -330,8 +333,9 @@ def test_neighbours_are_named_on_request_only(giveaway, file):
     code, out, err = giveaway("audit", "--features", file, "--inputs", "inputs.npz", "--out", "result")
     assert code == 0, err
     assert "nearest" not in out
-    for name in ("report.html", "scores.csv"):
-        assert "nearest" not in Path("result", name).read_text()
+    assert "nearest" not in Path("result", "scores.csv").read_text()
+    assert ">nearest</th>" not in Path("result", "report.html").read_text()
+    assert ">record</th>" not in Path("result", "report.html").read_text()
     assert "attribute:nearest" not in np.load(Path("result", "scores.npz")).files
 
 
@@ -656,7 +660,8 @@ def test_report_is_rebuilt_from_the_folder(giveaway, file):
     page = Path("result", "report.html")
     before = page.read_bytes()
     page.unlink()
-    assert giveaway("report", "result")[:2] == (0, "Wrote result/report.html\n")
+    code, out, _ = giveaway("report", "result")
+    assert (code, set(out.splitlines())) == (0, {f"Wrote result/{name}" for name in PAGES})
     assert page.read_bytes() == before
     assert stat.S_IMODE(page.stat().st_mode) == 0o600
 
@@ -685,7 +690,8 @@ def test_purge_removes_everything(giveaway, file):
     ("module", "function"),
     [
         ("giveaway.heads.dense", "DenseCurvature"),
-        ("giveaway.reporting.html", "render"),
+        ("giveaway.audit_command", "look_closer"),
+        ("giveaway.audit_command", "render"),
         ("giveaway.auditing.store", "write_atomically"),
         ("giveaway.auditing.run", "count_duplicates"),
     ],
@@ -783,7 +789,7 @@ def test_the_demo_trains_audits_and_prints_ten_records(giveaway, folder):
     assert code == 0
     told = json.loads(out)
     assert (told["rows"], told["ranked_by"], told["no_view"]) == (899, "fused", None)
-    assert told["view"]["view"] == "tabular"
+    assert told["view"]["view"] == "images"
     assert not told["view"]["head_is_exact"]
 
 

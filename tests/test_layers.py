@@ -23,14 +23,14 @@ LAYERS = [
     {"scores", "evaluation"},
     {"auditing"},
     {"reporting"},
-    {"demo", "config", "source"},
-    {"lood_command", "theory_command"},
-    {"cli_theory"},
+    {"demo", "config", "source", "figures"},
+    {"audit_command", "lood_command", "theory_command"},
+    {"cli_theory", "cli_next"},
     {"cli"},
     {"__main__"},
 ]
 DEPTH = {name: depth for depth, names in enumerate(LAYERS) for name in names}
-DOORS = ("__init__", "cli", "cli_theory")  # where imports may wait inside a function
+DOORS = ("__init__", "cli", "cli_theory", "cli_next")  # where imports may wait inside a function
 
 
 def project_imports(tree: ast.AST, package: tuple[str, ...], inside: bool = False) -> Iterator[tuple[int, str, bool]]:

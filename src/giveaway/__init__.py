@@ -6,9 +6,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from giveaway import attacks, evaluation, gp, theory
+    from giveaway import attacks, evaluation, figures, gp, theory
+    from giveaway.auditing.canaries import canaries
+    from giveaway.auditing.changes import changes
     from giveaway.auditing.run import audit
     from giveaway.auditing.validate import compare, validate
+    from giveaway.auditing.weights import weights
     from giveaway.checks import InputError
     from giveaway.extract import from_sklearn, from_torch
     from giveaway.gp.table import lood
@@ -24,8 +27,11 @@ _HOMES = {
     "Signals": "giveaway.records",
     "attacks": "giveaway.attacks",
     "audit": "giveaway.auditing.run",
+    "canaries": "giveaway.auditing.canaries",
+    "changes": "giveaway.auditing.changes",
     "compare": "giveaway.auditing.validate",
     "evaluation": "giveaway.evaluation",
+    "figures": "giveaway.figures",
     "from_sklearn": "giveaway.extract",
     "from_torch": "giveaway.extract",
     "gp": "giveaway.gp",
@@ -33,6 +39,7 @@ _HOMES = {
     "report": "giveaway.reporting.html",
     "theory": "giveaway.theory",
     "validate": "giveaway.auditing.validate",
+    "weights": "giveaway.auditing.weights",
 }
 
 __all__ = [
@@ -42,8 +49,11 @@ __all__ = [
     "Signals",
     "attacks",
     "audit",
+    "canaries",
+    "changes",
     "compare",
     "evaluation",
+    "figures",
     "from_sklearn",
     "from_torch",
     "gp",
@@ -51,6 +61,7 @@ __all__ = [
     "report",
     "theory",
     "validate",
+    "weights",
 ]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,9 +10,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from giveaway import __version__
+from giveaway.cli_next import canaries, compare, gate, weights
 from giveaway.cli_theory import theory
 
 if TYPE_CHECKING:
+    from giveaway.auditing.gate import Verdict
+    from giveaway.auditing.gate_rules import Rules
     from giveaway.records import Head, ScoreTable
 
 RANKING_ONLY = (
@@ -29,7 +31,8 @@ def cli() -> None:
     """Find the training records whose presence your model gives away."""
 
 
-cli.add_command(theory)
+for command in (theory, canaries, weights, compare, gate):
+    cli.add_command(command)
 
 
 @cli.command()
@@ -44,7 +47,7 @@ def demo(out: str, as_json: bool) -> None:
     click.echo(f"Training a small network on {len(dataset)} digits ...", err=True)
     model = train_digits_network(dataset)
     head = from_torch(model, dataset, l2=WEIGHT_DECAY * len(dataset))
-    _audit_into(out, head, {"demo": "digits", "show_records": True}, {}, top=10, as_json=as_json)
+    _audit_and_tell(out, head, {"demo": "digits", "show_records": True}, {}, top=10, as_json=as_json)
 
 
 @cli.command()
@@ -70,7 +73,13 @@ def demo(out: str, as_json: bool) -> None:
 )
 @click.option("--kernel", help="Adds lood_kl and lood_mean, of a Gaussian process with this kernel: nngp, rbf, …")
 @click.option("--noise", type=float, help="Adds them too: variance of the targets around the process's functions.")
+@click.option("--access", type=click.Choice(["labels", "probabilities", "weights"]), help="What the attacker has.")
+@click.option("--subgroups", help="FILE.csv with a heading, or .npz: is some subgroup among the exposed more often?")
+@click.option("--pseudonymize", metavar="KEYFILE", help="Write keyed pseudonyms for ids; the key is made if missing.")
+@click.option("--map", type=click.Choice(["auto", "pca", "tsne", "none"]), help="Map of features in the report.")
+@click.option("--what-if/--no-what-if", default=None, help="Score the rest again without the most exposed.")
 @click.option("--scores", help="Comma-separated names of columns; default all but predicted_* and lood_*.")
+@click.option("--also", help="Comma-separated names of columns besides those, such as predicted_success.")
 @click.option("--converged/--not-converged", default=None, help="Is the head at its optimum?")
 @click.option("--refit", is_flag=True, default=None, help="Bring the head to its optimum first.")
 @click.option("--l2-sensitivity/--no-l2-sensitivity", default=None, help="How much the ranking depends on l2.")
@@ -78,7 +87,8 @@ def demo(out: str, as_json: bool) -> None:
 @click.option("--batch-size", type=int, help="Records at a time through the model.")
 @click.option("--allow-pickle", is_flag=True, default=None, help="Trust pickled files: they can run any code.")
 @click.option("--config", help="TOML file with any of these options; flags go before it.")
-@click.option("--show-records", is_flag=True, default=None, help="Also name each exposed record's nearest records.")
+@click.option("--show-records", is_flag=True, default=None, help="Show the exposed records and name their nearest.")
+@click.option("--gate", metavar="RULE.toml", help="Judge the audit by these rules; exit code 3 where one is not met.")
 @click.option("--top", type=int, help="Rows to print (default 10).")
 @click.option("--out", help="Folder for the audit (default giveaway-audit).")
 @click.option("--json", "as_json", is_flag=True, help="Print the result for machines.")
@@ -95,6 +105,7 @@ def audit(config: str | None, as_json: bool, **flags: Any) -> None:
         check_number(name, options[name], minimum=1, remedy="give a count")
     check_number("l2", options.get("l2", 0.0), minimum=0.0, remedy="give the penalty in summed-loss units")
     top, out = options.pop("top", 10), options.pop("out", "giveaway-audit")
+    rules = _rules(options.pop("gate", None))
     head = head_from(options, lambda words: click.echo(words, err=True))
     wanted = ("by", "converged", "refit", "l2_sensitivity", "kernel", "noise")
     arguments: dict[str, Any] = {name: options[name] for name in wanted if name in options}
@@ -102,9 +113,11 @@ def audit(config: str | None, as_json: bool, **flags: Any) -> None:
         arguments["inputs"] = records_from(options["inputs"])
     elif head.inputs is None and {"kernel", "noise"} & options.keys():
         raise fail("inputs", "--inputs beside --kernel and --noise", "none", "name the file of the records")
-    if "scores" in options:
-        arguments["scores"] = [name.strip() for name in options["scores"].split(",")]
-    _audit_into(out, head, options, arguments, top=top, as_json=as_json)
+    for name in {"scores", "also"} & options.keys():
+        arguments[name] = [column.strip() for column in options[name].split(",")]
+    if rules is not None:
+        _check_audited(rules, arguments)
+    _audit_and_tell(out, head, options, arguments, top=top, as_json=as_json, rules=rules)
 
 
 @cli.command()
@@ -121,10 +134,12 @@ def audit(config: str | None, as_json: bool, **flags: Any) -> None:
 )
 @click.option("--rows", help="FILE.npy: the signals' record for each row of the audit; default the same records.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Of training, draws and intervals.")
+@click.option("--gate", metavar="RULE.toml", help="Judge the audit by these rules; exit code 3 where one is not met.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result for machines.")
-def validate(folder: str, rows: str | None, as_json: bool, **flags: Any) -> None:
+def validate(folder: str, rows: str | None, gate: str | None, as_json: bool, **flags: Any) -> None:
     """Check an audit FOLDER against LiRA: how well do its scores find what the attack finds?"""
     from giveaway.attacks.shadow_store import stored_seconds
+    from giveaway.audit_command import rebuild
     from giveaway.auditing.store import list_signals, save_page
     from giveaway.auditing.validate import compare
     from giveaway.extract.signals_file import row_numbers
@@ -132,6 +147,7 @@ def validate(folder: str, rows: str | None, as_json: bool, **flags: Any) -> None
     from giveaway.reporting.validation import validation_pages
     from giveaway.source import signals_named
 
+    rules = _rules(gate)
     table = ScoreTable.load(folder, "scores")
     places = None if rows is None else row_numbers(rows)
     named = {name: value for name, value in flags.items() if value not in (None, ())}
@@ -148,9 +164,14 @@ def validate(folder: str, rows: str | None, as_json: bool, **flags: Any) -> None
     pages = validation_pages(table, found)
     for name, page in pages.items():
         save_page(folder, name, page)
-    click.echo(pages["validation.json"] if as_json else pages["validation.md"])
-    if not as_json:
-        click.echo(f"Wrote {', '.join(pages)} to {folder}")
+    rebuilt = [page.name for page in rebuild(folder)]
+    verdict = _judged(rules, folder)
+    if as_json:
+        click.echo(json.dumps({**found.to_json(), **_gate_json(verdict)}, indent=2))
+    else:
+        click.echo(pages["validation.md"])
+        click.echo(f"Wrote {', '.join([*pages, *rebuilt])} to {folder}")
+    _leave(verdict, as_json)
 
 
 @cli.command()
@@ -214,15 +235,23 @@ def lood(inputs: str, out: str, top: int, as_json: bool, **flags: Any) -> None:
 @cli.command()
 @click.argument("folder")
 def report(folder: str) -> None:
-    """Rebuild the report of an audit FOLDER."""
-    from giveaway.auditing.store import save_page
-    from giveaway.checks import fail
-    from giveaway.reporting.html import render
+    """Rebuild the report and the summary of an audit FOLDER."""
+    from giveaway.audit_command import rebuild
 
-    table = _main_table(folder)
-    if "optimum" not in table.meta:
-        raise fail("folder", "an audit of a model", f"{folder}, which has none", "see the tables and pictures in it")
-    click.echo(f"Wrote {save_page(folder, 'report.html', render(table))}")
+    for page in rebuild(folder):
+        click.echo(f"Wrote {page}")
+
+
+@cli.command()
+@click.argument("folders", nargs=-1, required=True)
+@click.option("--out", default="giveaway-index.html", show_default=True, help="File for the page.")
+def index(folders: tuple[str, ...], out: str) -> None:
+    """Put the summaries of many audit FOLDERS on one page."""
+    from giveaway.files import write_text
+    from giveaway.reporting.index import index_page
+
+    write_text(out, index_page(folders))
+    click.echo(f"Wrote {out}")
 
 
 @cli.command()
@@ -238,6 +267,53 @@ def purge(folder: str) -> None:
     for place in elsewhere:
         how = f"; giveaway purge {place} removes them" if is_shadow_folder(place) else ""
         click.echo(f"Kept: the signals it was validated with, in {place}{how}")
+
+
+def _rules(path: str | None) -> Rules | None:
+    """The rules of --gate, read before any work: a mistake in them costs nothing."""
+    from giveaway.auditing.gate_rules import read_rules
+
+    return None if path is None else read_rules(path)
+
+
+def _check_audited(rules: Rules, arguments: dict[str, Any]) -> None:
+    """Give the audit the columns that its rules look at; refuse what an audit alone cannot answer."""
+    from giveaway.checks import fail
+
+    if rules.needs_validation:
+        expected, got = "rules that an audit can answer", "a measured_count"
+        raise fail("gate", expected, got, "give these rules to giveaway validate, which measures it")
+    missing = [name for name in rules.columns if name not in arguments.get("scores", rules.columns)]
+    if missing:
+        raise fail("scores", "the columns that the rules look at", f"none named {missing[0]}", "add it to --scores")
+    if "scores" not in arguments:
+        arguments["also"] = list(dict.fromkeys([*arguments.get("also", []), *rules.columns]))
+
+
+def _judged(rules: Rules | None, folder: str | Path) -> Verdict | None:
+    """What the rules say of the audit, which is in gate.json from then on."""
+    import datetime
+
+    from giveaway.auditing.gate import judge
+
+    if rules is None:
+        return None
+    verdict = judge(rules, folder, datetime.date.today())
+    verdict.save(folder)
+    return verdict
+
+
+def _gate_json(verdict: Verdict | None) -> dict[str, Any]:
+    return {} if verdict is None else {"gate": verdict.to_json()}
+
+
+def _leave(verdict: Verdict | None, as_json: bool) -> None:
+    """Tell the verdict and stop with its exit code, where there is one."""
+    if verdict is None:
+        return
+    if not as_json:
+        click.echo(f"\n{verdict.to_text()}")
+    raise click.exceptions.Exit(verdict.exit_code)
 
 
 def main() -> None:
@@ -271,57 +347,33 @@ def _kinds(flags: dict[str, Any]) -> dict[str, type]:
     return {name: kinds.get(parameters[name].type.name, str) for name in flags}
 
 
-def _audit_into(
-    out: str, head: Head, config: dict[str, Any], arguments: dict[str, Any], *, top: int, as_json: bool
+def _audit_and_tell(
+    out: str,
+    head: Head,
+    config: dict[str, Any],
+    arguments: dict[str, Any],
+    *,
+    top: int,
+    as_json: bool,
+    rules: Rules | None = None,
 ) -> None:
-    import dataclasses
+    from giveaway.audit_command import audit_into
+    from giveaway.reporting.words import notes
 
-    from giveaway.auditing.run import audit as run_audit
-    from giveaway.auditing.store import check_folder, fingerprint, provenance, save_audit
-    from giveaway.config import to_toml
-    from giveaway.reporting.html import notes, render
-
-    origin = provenance(fingerprint(head, arguments.get("inputs")), config)
-    existed = os.path.isdir(out)
-    folder = check_folder(out, origin)
-    try:
-        table = _shown(run_audit(head, progress=True, **arguments), config)
-        table = dataclasses.replace(table, meta={**table.meta, "provenance": origin})
-        tables = {"scores": table}
-        if table.meta["unit"] == "person":
-            rows = run_audit(head, progress=True, **{**arguments, "by": "record", "l2_sensitivity": False})
-            tables = {"people": table, "scores": _shown(rows, config)}
-        save_audit(folder, tables, {"report.html": render(table)}, to_toml(config))
-    except BaseException:
-        if not existed and not any(folder.iterdir()):
-            folder.rmdir()
-        raise
+    table, folder = audit_into(out, head, config, arguments)
+    verdict = _judged(rules, folder)
     if as_json:
-        click.echo(json.dumps(_summary(table, folder, top)))
-        return
+        click.echo(json.dumps({**_summary(table, folder, top), **_gate_json(verdict)}))
+        return _leave(verdict, as_json)
     _print_top(table, top)
     if table.meta["unit"] == "person":
         click.echo(ROWS_OF_PEOPLE.format("people.csv"))
     for note in notes(table):
         click.echo(f"note: {note}")
     click.echo(f"\n{RANKING_ONLY}")
-    click.echo(f"Wrote {folder / 'report.html'}, scores.csv, scores.npz and audit.json (restricted: they name records)")
-
-
-def _shown(table: ScoreTable, config: dict[str, Any]) -> ScoreTable:
-    """The table as it may be written: neighbours are named on request only."""
-    import dataclasses
-
-    if config.get("show_records"):
-        return table
-    return dataclasses.replace(table, attributes={k: v for k, v in table.attributes.items() if k != "nearest"})
-
-
-def _main_table(folder: str) -> ScoreTable:
-    from giveaway.records import ScoreTable
-
-    name = "people" if (Path(folder) / "people.npz").is_file() else "scores"
-    return ScoreTable.load(folder, name)
+    click.echo(f"To share: {folder / 'summary.html'} (names no record)")
+    click.echo(f"Restricted, they name records: scores.csv, scores.npz and {folder / 'report.html'}")
+    _leave(verdict, as_json)
 
 
 def _print_top(table: ScoreTable, top: int) -> None:

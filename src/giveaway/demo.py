@@ -14,7 +14,7 @@ EPOCHS = 60
 def digits_dataset() -> TensorDataset:
     """Half of the digits, 899 images of 8 × 8 with their classes: the training set of the demo."""
     digits = load_digits()
-    images = torch.from_numpy(digits.data[::2]).to(torch.float32) / 16.0
+    images = torch.from_numpy(digits.images[::2, None]).to(torch.float32) / 16.0
     return TensorDataset(images, torch.from_numpy(digits.target[::2]))
 
 
@@ -22,7 +22,7 @@ def train_digits_network(dataset: TensorDataset, *, seed: int = 0) -> nn.Module:
     """A network with one hidden layer, trained to fit its training set; the global random state is left alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+        model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # matrices this small only lose time to a second thread
     try:

@@ -7,6 +7,7 @@ import io
 import json
 import stat
 from dataclasses import FrozenInstanceError
+from html.parser import HTMLParser
 
 import numpy as np
 import pytest
@@ -228,3 +229,116 @@ def test_repr_shows_the_first_rows_and_counts_the_others():
     assert lines[0].split() == ["id", "newton"]
     assert lines[10].split() == ["9", "9"]
     assert lines[-1] == "… 3 more rows"
+
+
+@pytest.mark.parametrize("rows", [0, 1, 10, 11])
+def test_repr_without_and_with_hidden_rows(rows):
+    lines = repr(ScoreTable({"newton": np.arange(float(rows))}, np.arange(rows))).split("\n")
+    assert [line.split()[0] for line in lines] == ["id", *map(str, range(min(rows, 10)))] + ["…"] * (rows > 10)
+
+
+ON_A_SCREEN = [
+    "\x1b[2J\x1b]0;title\x07",
+    "a\nb",
+    "a\r\n0  9",
+    "\u202eevil",
+    "a\u2028b",
+    "nul\0.",
+    "\x85",
+    "é 🙂 שלום",
+    "x" * 999,
+]
+
+
+def test_an_id_cannot_leave_its_line_of_the_terminal():
+    text = repr(ScoreTable({"newton": np.arange(9.0)}, np.array(ON_A_SCREEN), {}, {"a\x1bb\n": [0] * 9}))
+    assert [line.split()[-1] for line in text.splitlines()] == ["newton", *"012345678"]
+    assert len({len(line) for line in text.splitlines()}) == 1
+    assert not set("\x1b\x07\r\0\x85\u202e\u2028") & set(text)
+    for piece in (
+        r"\x1b[2J\x1b]0;title\x07",
+        r"a\nb",
+        r"\u202eevil",
+        r"nul\x00.",
+        "é 🙂 שלום",
+        r"a\x1bb\n",
+        "x" * 79 + "…",
+    ):
+        assert piece in text
+    assert "x" * 80 not in text
+
+
+# ------------------------------------------------------------------------------------------------ notebooks
+
+
+class Cells(HTMLParser):
+    """What a browser would see: texts by the tag they stand in, and every tag and attribute."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.texts: dict[str, list[str]] = {"th": [], "td": [], "caption": []}
+        self.tags: set[str] = set()
+        self.attributes: set[tuple[str, str | None]] = set()
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.open.append(tag)
+        self.tags.add(tag)
+        self.attributes |= set(attrs)
+        if tag in self.texts:
+            self.texts[tag].append("")
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] in self.texts:
+            self.texts[self.open[-1]][-1] += data
+        else:
+            assert not data.strip()
+
+
+TAGS = {"table", "caption", "thead", "tbody", "tr", "th", "td"}
+
+
+def test_a_notebook_shows_what_repr_shows():
+    table = ScoreTable({"loss": np.arange(13.0) / 7, "fused": -np.arange(13.0)}, np.arange(13), {}, {"class": [3] * 13})
+    seen = Cells(table._repr_html_())
+    header, *rows = [line.split() for line in repr(table).splitlines()[:11]]
+    assert seen.texts["th"] == header
+    assert seen.texts["td"] == [cell for row in rows for cell in row] + ["… 3 more rows"]
+    (caption,) = seen.texts["caption"]
+    assert caption == (
+        "13 rows; top() ranks them by fused. A ranking, not a count; a low score is not evidence of safety."
+    )
+    assert seen.tags == TAGS
+    assert seen.open == []
+    assert {name for name, _ in seen.attributes} == {"class", "scope", "colspan"}  # no colour of ours on a dark page
+    assert Cells(ScoreTable({"newton": [1.0]}, [0])._repr_html_()).texts["caption"][0].startswith("1 row; ")
+    assert Cells(table.top(10)._repr_html_()).texts["td"][:4] == ["0", "3", "0", "-0"]
+
+
+def test_a_notebook_shows_hostile_text_as_text():
+    ids = ["<script>alert(1)</script>", "</td></table><b>", '" onload="x', "&lt;", "$x$", "a\u202e\0b", "y" * 1_000_000]
+    table = ScoreTable({"<i>\n": np.zeros(7)}, np.array(ids), {}, {"class": np.array(["<img src=x>"] * 7)})
+    page = table._repr_html_()
+    seen = Cells(page)
+    assert seen.texts["td"][::3] == [*ids[:5], r"a\u202e\x00b", "y" * 79 + "…"]
+    assert set(seen.texts["td"][1::3]) == {"<img src=x>"}
+    assert seen.texts["th"] == ["id", "class", r"<i>\n"]
+    assert seen.tags == TAGS
+    assert ("class", "tex2jax_ignore mathjax_ignore") in seen.attributes
+    assert len(page) < 2_000
+
+
+@settings(deadline=None)
+@given(st.lists(st.text(st.characters()), min_size=1, max_size=5, unique_by=lambda name: name.rstrip("\0")))
+def test_any_text_as_id_stays_in_its_cell_and_on_its_line(names):
+    table = ScoreTable({"newton": np.zeros(len(names))}, np.array(names))
+    seen = Cells(table._repr_html_())
+    assert seen.tags == TAGS
+    assert len(seen.texts["td"]) == 2 * len(names)
+    assert len(repr(table).splitlines()) == len(names) + 1
+    table._repr_html_().encode("utf-8")

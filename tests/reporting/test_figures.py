@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from giveaway import InputError
 from giveaway.attacks.result import AttackScores
@@ -161,7 +162,9 @@ def test_matplotlib_waits_for_a_picture_and_stays_as_it_was():
         "import matplotlib\n"
         "before = dict(dict.items(matplotlib.rcParams))\n"
         "x = np.arange(1.0, 200.0)\n"
-        "for figure in (figures.recall_curves({'a': x}, x), figures.loss_by_influence(x, x, x / 200)):\n"
+        "from matplotlib.figure import Figure\n"
+        "own = figures.recall_curves({'a': x}, x, axes=Figure().add_subplot())\n"
+        "for figure in (own, figures.recall_curves({'a': x}, x), figures.loss_by_influence(x, x, x / 200)):\n"
         "    for kind in ('png', 'svg', 'pdf'):\n"
         "        figures.figure_bytes(figure, kind)\n"
         "assert dict(dict.items(matplotlib.rcParams)) == before\n"
@@ -171,12 +174,61 @@ def test_matplotlib_waits_for_a_picture_and_stays_as_it_was():
     assert done.returncode == 0, done.stderr
 
 
+# ------------------------------------------------------------------------------------------------ the caller's axes
+
+
+DRAWN = {
+    "recall": lambda **axes: recall_curves(*made_scores(7), top=0.1, **axes),
+    "roc": lambda **axes: roc_curves([made_attack()], **axes),
+    "loss": lambda **axes: loss_by_influence(*made_points(50), **axes),
+}
+
+
+def content(axes) -> list:
+    """Everything drawn that has numbers or words, in the order of drawing."""
+    lines = [(*map(tuple, line.get_data()), line.get_color(), str(line.get_label())) for line in axes.get_lines()]
+    points = [(np.asarray(c.get_offsets()).tolist(), np.asarray(c.get_array()).tolist()) for c in axes.collections]
+    words = [axes.get_title(loc="left"), axes.get_xlabel(), axes.get_ylabel(), axes.get_xscale(), axes.get_xlim()]
+    return [lines, points, words]
+
+
+@pytest.mark.parametrize("name", DRAWN)
+@pytest.mark.parametrize("inside", [False, True])
+def test_drawn_into_the_caller_s_axes(name, inside):
+    figure = Figure(figsize=(11, 4))
+    left, right = (figure.subfigures(1, 2)[0] if inside else figure).subplots(1, 2)
+    assert DRAWN[name](axes=right) is figure
+    assert content(right) == content(DRAWN[name]().axes[0])
+    assert not left.has_data()
+    assert left.get_title(loc="left") == ""
+    right.set_title("mine", loc="left")
+    right.set_facecolor("#123456")
+    assert figure_bytes(figure).startswith(b"\x89PNG")
+    assert right.get_title(loc="left") == "mine"
+
+
+def test_the_colour_bar_stands_beside_the_caller_s_axes():
+    figure = Figure()
+    above, below = figure.subplots(2, 1)
+    loss_by_influence(*made_points(50), axes=below)
+    _, _, bar = figure.axes
+    assert "success rate" in bar.get_ylabel()
+    figure.draw_without_rendering()
+    box, beside, other = (place.get_position() for place in (bar, below, above))
+    assert box.x0 > beside.x1
+    assert box.y1 < other.y0
+
+
 ONES = np.ones(200)
 
 
 @pytest.mark.parametrize(
     ("call", "words"),
     [
+        (
+            lambda: recall_curves({"a": ONES}, ONES, axes=[1]),
+            "axes: expected one matplotlib Axes, got list; pass one of",
+        ),
         (lambda: recall_curves({}, ONES), "scores: expected at least one, got none"),
         (lambda: recall_curves({"a": ONES[1:]}, ONES), "scores: expected two rankings of the same records"),
         (lambda: recall_curves({"a": ONES * np.nan}, ONES), r"scores\['a'\]: expected finite numbers"),

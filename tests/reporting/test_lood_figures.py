@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
 from giveaway.reporting import lood_figures
@@ -84,6 +85,16 @@ def test_the_same_numbers_give_the_same_bytes():
     assert figure_bytes(lood_map(*values())) == figure_bytes(lood_map(*values()))
 
 
+def test_the_map_in_the_caller_s_axes():
+    figure = Figure()
+    left, right = figure.subplots(1, 2)
+    assert lood_map(*values(), axes=right) is figure
+    for drawn, expected in zip(right.collections, lood_map(*values()).axes[0].collections, strict=True):
+        np.testing.assert_array_equal(drawn.get_offsets(), expected.get_offsets())
+    assert right.get_title(loc="left") == "Leave-one-out distinguishability: 60 rows"
+    assert not left.has_data()
+
+
 # ------------------------------------------------------------------------------------------------ pictures
 
 
@@ -130,3 +141,31 @@ def test_a_picture_keeps_the_range_from_0_to_1_unless_it_leaves_it(low, high):
     assert record.min() >= 0.0
     assert record.max() <= 1.0
     np.testing.assert_array_equal(query, 0.5)  # each picture by its own range
+
+
+def test_pairs_in_the_caller_s_axes():
+    rng = np.random.default_rng(0)
+    records, queries = rng.random((3, 1, 4, 5)), rng.random((3, 1, 4, 5))
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    assert query_pictures(records, queries, np.array([7, 2, 11]), "mean", axes=right) is figure
+    above, below = np.array(right.child_axes, dtype=object).reshape(2, 3)
+    figure.draw_without_rendering()
+    frame = right.get_position()
+    for column in range(3):
+        np.testing.assert_array_equal(shown(above[column]), records[column, 0])
+        np.testing.assert_array_equal(shown(below[column]), queries[column, 0])
+        record, query = above[column].get_position(), below[column].get_position()
+        assert query.y1 < record.y0
+        assert frame.x0 - 1e-9 <= record.x0 < record.x1 <= frame.x1 + 1e-9
+        assert column == 0 or above[column - 1].get_position().x1 < record.x0
+    assert [place.get_title() for place in above] == ["row 7", "row 2", "row 11"]
+    assert "largest mean distance" in right.get_title()
+    assert figure.get_suptitle() == ""
+    assert not left.child_axes
+
+
+def test_pairs_show_themselves_in_a_notebook():
+    images = np.random.default_rng(0).random((2, 1, 3, 3))
+    page = query_pictures(images, images, np.arange(2), "kl")._repr_html_()
+    assert 'alt="Records and the queries with the largest kl distance"' in page

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from giveaway.reporting.theory_figures import gap_map, tradeoff_curves
 from giveaway.theory import expected_gap, fixed_design, random_design
@@ -32,3 +33,18 @@ def test_the_map_shows_the_exact_gap_over_squared_error_and_leverage():
         square, leverage = corners[i, j]
         design = random_design(leverage, np.sqrt(square), 50.0, variance=2.0)
         np.testing.assert_allclose(values[i, j], expected_gap(design), rtol=1e-12, atol=1e-15)
+
+
+def test_in_the_caller_s_axes():
+    figure = Figure()
+    left, right = figure.subplots(1, 2)
+    curves = {"a": fixed_design.tradeoff(0.3)}
+    assert tradeoff_curves(curves, axes=left) is figure
+    assert gap_map(50.0, axes=right) is figure
+    for drawn, expected in zip(left.lines, tradeoff_curves(curves).axes[0].lines, strict=True):
+        np.testing.assert_array_equal(drawn.get_data(), expected.get_data())
+    (mesh,), (expected,) = right.collections, gap_map(50.0).axes[0].collections
+    np.testing.assert_array_equal(mesh.get_array(), expected.get_array())
+    _, _, bar = figure.axes
+    assert bar.get_ylabel() == "mean of loss left out − loss trained on"
+    assert bar.get_position().x0 > right.get_position().x1

@@ -66,14 +66,16 @@ def plan(
     converged: bool,
     refit: bool,
     l2_sensitivity: bool | None,
+    also: Sequence[str] = (),
     view: bool = False,
     lood: bool = False,
     inputs: bool = False,
 ) -> Plan:
     """Resolve the options of an audit of `head`, or say what cannot be had.
 
-    `view` says whether the records themselves make a view, `lood` whether a kernel's scores are wanted besides those
-    named, `inputs` whether the records themselves are there at all.
+    `also` names columns besides `scores`, or besides those there are by default. `view` says whether the records
+    themselves make a view, `lood` whether a kernel's scores are wanted besides those named, `inputs` whether the
+    records themselves are there at all.
     """
     check_choice("by", by, ("auto", "person", "record"))
     if by == "person" and head.groups is None:
@@ -86,6 +88,7 @@ def plan(
         )
     else:
         names = (scores,) if isinstance(scores, str) else tuple(scores)
+    names = (*names, *also)
     if not names:
         raise fail("scores", "at least one score", "none", "leave scores out for all of them")
     for name in names:

@@ -16,7 +16,7 @@ from giveaway.auditing.plan import Plan, plan
 from giveaway.auditing.progress import OnRows, announce, progress_of
 from giveaway.auditing.second_view import view_of
 from giveaway.checks import fail
-from giveaway.evaluation.ranking import spearman
+from giveaway.evaluation.ranking import recall_at, spearman
 from giveaway.gp.table import KernelGiven
 from giveaway.heads.dense import DenseCurvature
 from giveaway.heads.optimum import gradient_sum
@@ -27,6 +27,7 @@ from giveaway.scores.catalogue import CATALOGUE
 from giveaway.scores.fused import fused
 from giveaway.scores.predicted import ingredients, predict
 
+TOP = 0.05
 MANY = 5_000  # records, from which the second view is announced
 
 
@@ -34,6 +35,7 @@ def audit(
     head: Head,
     *,
     scores: Sequence[str] | None = None,
+    also: Sequence[str] = (),
     by: str = "auto",
     converged: bool = True,
     refit: bool = False,
@@ -49,6 +51,7 @@ def audit(
     ----------
     scores : names of the columns wanted; by default all that exist for the loss, but for the predicted_* ones, which
         are estimates of an attack's power, and the lood_* ones: those are there by name (lood_* with a kernel too).
+    also : names of columns besides those, such as "predicted_success".
     by : "person" scores each of the head's groups when all of its records are left out together, "record" each record;
         "auto" is by person where the head has groups.
     converged : False subtracts what leaving a record out has in common with training on, for a head that was stopped
@@ -77,14 +80,16 @@ def audit(
     if known.inputs is None and (kernel is not None or noise is not None):
         raise fail("inputs", "inputs beside kernel and noise", "none", "pass the records themselves, or drop both")
     named = None if scores is None else (scores,) if isinstance(scores, str) else tuple(scores)
-    viewed = [n for n in named or () if n in CATALOGUE and CATALOGUE[n].view]
-    predicted = [n for n in named or () if n in CATALOGUE and CATALOGUE[n].predicted]
+    more = (also,) if isinstance(also, str) else tuple(also)
+    viewed = [n for n in (*(named or ()), *more) if n in CATALOGUE and CATALOGUE[n].view]
+    predicted = [n for n in (*(named or ()), *more) if n in CATALOGUE and CATALOGUE[n].predicted]
     asked = named is None or bool(viewed) or (bool(predicted) and known.inputs is not None)
     required = inputs is not None or bool(viewed)
     view, note = view_of(known, required=required) if asked else (None, None)
     resolved = plan(
         head,
         scores=named,
+        also=more,
         by=by,
         converged=converged,
         refit=refit,
@@ -195,12 +200,14 @@ def _score(
 def _l2_sensitivity(
     head: Head, resolved: Plan, curvature: DenseCurvature, newton: np.ndarray, on_rows: OnRows
 ) -> dict[str, float]:
-    """Spearman of newton at other penalties with newton at the head's own."""
+    """Spearman of newton at other penalties with newton at the head's own, and how much of the top 5 % stays there."""
     only = Plan(("newton",), resolved.unit, resolved.converged, resolved.refit, False)
     result = {}
+    top = max(TOP, 1 / len(newton))
     for factor in (0.1, 10.0):
         other, _ = _score(head, only, curvature.with_l2(factor * head.l2), on_rows)
         result[f"spearman_at_{factor:g}_l2"] = round(spearman(newton, other["newton"]), 6)
+        result[f"top_kept_at_{factor:g}_l2"] = round(recall_at(other["newton"], newton, top, top), 6)
     return result
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,9 +15,12 @@ import numpy as np
 
 from giveaway.checks import InputError, check_names, check_number, fail, nearest
 from giveaway.files import private_folder, read_arrays, write_atomically, write_json, write_text
+from giveaway.records.shown_text import shown_text
 
 DEFAULT_RANKING = ("fused", "newton")
 MARKER = "audit.json"
+ROWS_SHOWN = 10
+CAVEAT = "A ranking, not a count; a low score is not evidence of safety."
 FORMULA_STARTS = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
 
 
@@ -134,14 +138,39 @@ class ScoreTable:
         )
 
     def __repr__(self) -> str:
-        shown = self._take(np.arange(min(10, len(self))))
-        columns = {"id": [str(i) for i in shown.ids]}
-        columns |= {k: [_cell(v) for v in values] for k, values in shown._named_columns().items()}
-        widths = {k: max(len(k), *map(len, cells)) for k, cells in columns.items()} if len(shown) else {}
-        lines = ["  ".join(k.rjust(widths.get(k, len(k))) for k in columns)]
-        lines += ["  ".join(columns[k][i].rjust(widths[k]) for k in columns) for i in range(len(shown))]
-        more = f"\n… {len(self) - len(shown)} more rows" if len(self) > len(shown) else ""
-        return "\n".join(lines) + more
+        columns = self._shown()
+        widths = [max(map(len, column)) for column in columns]
+        lines = [
+            "  ".join(text.rjust(width) for text, width in zip(line, widths, strict=True))
+            for line in zip(*columns, strict=True)
+        ]
+        return "\n".join([*lines, *self._more()])
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the first rows, every text escaped."""
+        head, *body = zip(*self._shown(), strict=True)
+        rows = f"{len(self):,} row{'' if len(self) == 1 else 's'}"
+        return "\n".join(
+            [
+                '<table class="tex2jax_ignore mathjax_ignore">',  # a notebook reads $…$ in an id as a formula
+                f"<caption>{rows}; top() ranks them by {escape(shown_text(self.ranking()))}. {CAVEAT}</caption>",
+                "<thead>" + _html_row(head, "th") + "</thead>",
+                "<tbody>",
+                *(_html_row(line, "td") for line in body),
+                *(f'<tr><td colspan="{len(head)}">{more}</td></tr>' for more in self._more()),
+                "</tbody>",
+                "</table>",
+            ]
+        )
+
+    def _shown(self) -> list[list[str]]:
+        """The first rows, a list a column, each with its name first."""
+        columns = {"id": self.ids, **self._named_columns()}
+        return [[shown_text(name), *map(_cell, values[:ROWS_SHOWN])] for name, values in columns.items()]
+
+    def _more(self) -> list[str]:
+        hidden = len(self) - ROWS_SHOWN
+        return [f"… {hidden} more rows"] if hidden > 0 else []
 
     def _take(self, rows: np.ndarray) -> ScoreTable:
         return ScoreTable(
@@ -171,4 +200,9 @@ def _csv_text(value: Any) -> str:
 
 
 def _cell(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else shown_text(value)
+
+
+def _html_row(cells: Iterable[str], tag: str) -> str:
+    opened = f'<{tag} scope="col">' if tag == "th" else f"<{tag}>"
+    return "<tr>" + "".join(f"{opened}{escape(cell)}</{tag}>" for cell in cells) + "</tr>"

@@ -1,11 +1,10 @@
 """Pictures of a validation: recall curves, ROC curves, and who is exposed by loss and influence.
 
-matplotlib is imported when a picture is drawn, and only through its objects: nothing global of the caller's changes.
+With `axes` a picture is drawn there, and their figure returned, instead of a new one.
 """
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from giveaway.checks import as_tensor, check_choice, check_finite, fail
 from giveaway.evaluation import AttackSummary, recall_at, recall_curve
 from giveaway.evaluation.ranking import log_spaced_counts
 from giveaway.files import write_atomically
+from giveaway.reporting.picture import blank, figure_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,11 +34,15 @@ DASHES: tuple[Any, ...] = (
 GREY, PALE = "#555555", "#C8C8C8"
 KEPT = 0.05  # the share whose recall the legend states
 MOST_POINTS = 20_000
-UNDATED = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
 
 
 def recall_curves(
-    scores: Mapping[str, ArrayLike], truth: ArrayLike, *, top: float = 0.01, ranked_by: str | None = None
+    scores: Mapping[str, ArrayLike],
+    truth: ArrayLike,
+    *,
+    top: float = 0.01,
+    ranked_by: str | None = None,
+    axes: Axes | None = None,
 ) -> Figure:
     """How much of the true top each score finds, for every share of the records kept.
 
@@ -52,11 +56,11 @@ def recall_curves(
     curves = {name: recall_curve(values, known, top) for name, values in columns.items()}
     height = {name: float(recalls.mean()) for name, (_, recalls) in curves.items()}
     figure, axes = blank(
-        f"What each score finds of the {_percent(top)} most exposed of {len(known):,} records", (7.2, 4.6)
+        f"What each score finds of the {percent(top)} most exposed of {len(known):,} records", (7.2, 4.6), axes
     )
     kept = max(KEPT, 1 / len(known))
     labels = {
-        name: f"{name}: {100 * recall_at(values, known, top, kept):.0f} % in {_percent(kept)}"
+        name: f"{name}: {100 * recall_at(values, known, top, kept):.0f} % in {percent(kept)}"
         for name, values in columns.items()
     }
     _draw(axes, curves, height, labels, first=ranked_by, others="scores", drawstyle="default")
@@ -64,14 +68,14 @@ def recall_curves(
     axes.plot(keeps, keeps, color=GREY, linestyle=":", linewidth=1.3, label="chance", zorder=1)
     axes.set(xscale="log", xlim=(keeps[0], 1), ylim=(0, 1.01))
     axes.set_xlabel("share of records kept, highest scores first (percent, logarithmic)")
-    axes.set_ylabel(f"share of the true top {_percent(top)} found (percent)")
-    axes.xaxis.set_major_formatter(lambda value, _: _percent(value))
-    axes.yaxis.set_major_formatter(lambda value, _: _percent(value))
-    _legend(axes, "found among those kept")
+    axes.set_ylabel(f"share of the true top {percent(top)} found (percent)")
+    axes.xaxis.set_major_formatter(lambda value, _: percent(value))
+    axes.yaxis.set_major_formatter(lambda value, _: percent(value))
+    legend(axes, "found among those kept")
     return figure
 
 
-def roc_curves(attacks: Sequence[AttackSummary]) -> Figure:
+def roc_curves(attacks: Sequence[AttackSummary], *, axes: Axes | None = None) -> Figure:
     """True against false positives of each attack, both logarithmic, down to one false positive."""
     if len({attack.attack for attack in attacks}) < len(attacks):
         raise fail("attacks", "a different name for each", "repeated names", "rename them")
@@ -80,7 +84,7 @@ def roc_curves(attacks: Sequence[AttackSummary]) -> Figure:
         rates = log_spaced_counts(attack.nonmembers) / attack.nonmembers
         allowed = np.searchsorted(attack.false_positives, rates + 1e-12, side="right") - 1
         curves[attack.attack] = (rates, attack.true_positives[allowed])
-    figure, axes = blank("What the attack finds at each rate of false alarms", (6.2, 5.4))
+    figure, axes = blank("What the attack finds at each rate of false alarms", (6.2, 5.4), axes)
     labels = {a.attack: f"{a.attack}: AUC {a.auc.value:.3f} ({a.auc.low:.3f}–{a.auc.high:.3f})" for a in attacks}
     _draw(
         axes,
@@ -100,12 +104,17 @@ def roc_curves(attacks: Sequence[AttackSummary]) -> Figure:
     axes.set(xscale="log", yscale="log", xlim=(edge, 1), ylim=(edge, 1.1))
     axes.set_xlabel("false-positive rate: share of non-members called members")
     axes.set_ylabel("true-positive rate: share of members called members")
-    _legend(axes, None)
+    legend(axes)
     return figure
 
 
 def loss_by_influence(
-    loss: ArrayLike, influence: ArrayLike, success: ArrayLike, *, most_points: int = MOST_POINTS
+    loss: ArrayLike,
+    influence: ArrayLike,
+    success: ArrayLike,
+    *,
+    most_points: int = MOST_POINTS,
+    axes: Axes | None = None,
 ) -> Figure:
     """A point a record at its loss and influence, coloured by the attack's success rate, the most exposed on top.
 
@@ -124,35 +133,21 @@ def loss_by_influence(
     rows = np.flatnonzero((x > 0) & (y > 0))
     if not len(rows):
         raise fail("loss, influence", "positive values in some record", "none", "draw scores that are not all zero")
-    title = f"{len(rows):,} records"
-    if len(rows) > most_points:
-        title = f"{most_points:,} of {len(rows):,} records, chosen at random"
-        rows = np.random.default_rng(0).choice(rows, most_points, replace=False)
-    hidden = int(((x <= 0) | (y <= 0)).sum())
+    hidden = len(x) - len(rows)
+    rows, title = sample(rows, most_points, "records")
     title += f"; {hidden:,} more are not positive" if hidden else ""
     rows = rows[np.argsort(rate[rows], kind="stable")]
-    figure, axes = blank(f"Exposure by loss and influence: {title}", (7.0, 5.0))
+    figure, axes = blank(f"Exposure by loss and influence: {title}", (7.0, 5.0), axes)
     points = axes.scatter(
         x[rows], y[rows], c=rate[rows], cmap="viridis_r", vmin=0.5, vmax=1, s=7, linewidths=0, rasterized=True
     )
     axes.set(xscale="log", yscale="log")
     axes.set_xlabel("loss of the record in the audited model (logarithmic)")
     axes.set_ylabel("influence of the record on itself (logarithmic)")
-    bar = figure.colorbar(points, ax=axes, extend="min" if rate[rows].min() < 0.5 else "neither", pad=0.02)
+    bar = axes.figure.colorbar(points, ax=axes, extend="min" if rate[rows].min() < 0.5 else "neither", pad=0.02)
     bar.set_label("attack's success rate over models (0.5 is chance)", fontsize=11)
     bar.outline.set_visible(False)
     return figure
-
-
-def figure_bytes(figure: Figure, kind: str = "png") -> bytes:
-    """The picture as png (150 dots an inch), svg or pdf; the same figure gives the same bytes."""
-    from matplotlib import rc_context
-
-    check_choice("kind", kind, UNDATED)
-    stream = io.BytesIO()
-    with rc_context({"svg.hashsalt": "giveaway"}):  # ids in an SVG are random without it
-        figure.savefig(stream, format=kind, dpi=150, metadata=UNDATED[kind])
-    return stream.getvalue()
 
 
 def save_figure(figure: Figure, path: str | os.PathLike[str]) -> None:
@@ -161,29 +156,30 @@ def save_figure(figure: Figure, path: str | os.PathLike[str]) -> None:
     write_atomically(path, lambda stream: stream.write(content))
 
 
+def sample(rows: np.ndarray, most: int, unit: str) -> tuple[np.ndarray, str]:
+    """The rows, or a random choice of `most` of them, the same each time; and the words that say so."""
+    if len(rows) <= most:
+        return rows, f"{len(rows):,} {unit}"
+    chosen = np.random.default_rng(0).choice(rows, most, replace=False)
+    return chosen, f"{most:,} of {len(rows):,} {unit}, chosen at random"
+
+
+def legend(axes: Axes, title: str | None = None) -> None:
+    """Words beside the curves, without a frame."""
+    axes.legend(loc="best", frameon=False, fontsize=10, title=title, title_fontsize=10, alignment="left")
+
+
+def percent(share: float) -> str:
+    """0.05 as 5 %."""
+    return f"{100 * share:.3g} %"
+
+
 def _finite(argument: str, values: ArrayLike) -> np.ndarray:
     tensor = as_tensor(argument, values)
     if tensor.ndim != 1 or not len(tensor):
         raise fail(argument, "one number a record", f"shape {tuple(tensor.shape)}", "pass a vector")
     check_finite(argument, tensor)
     return tensor.cpu().double().numpy()
-
-
-def blank(title: str, size: tuple[float, float]) -> tuple[Figure, Axes]:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=size, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    axes.set_title(title, fontsize=12, loc="left")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(color="#E6E6E6", linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.tick_params(labelsize=10)
-    axes.xaxis.label.set_fontsize(11)
-    axes.yaxis.label.set_fontsize(11)
-    return figure, axes
 
 
 def _draw(
@@ -208,11 +204,3 @@ def _draw(
     for name in rest:
         label = f"{len(rest)} other {others}" if name == rest[0] else None
         axes.plot(*curves[name], color=PALE, linewidth=1, label=label, drawstyle=drawstyle, zorder=2)
-
-
-def _legend(axes: Axes, title: str | None) -> None:
-    axes.legend(loc="best", frameon=False, fontsize=10, title=title, title_fontsize=10, alignment="left")
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.3g} %"

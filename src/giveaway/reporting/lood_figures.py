@@ -6,24 +6,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from giveaway.reporting.figures import COLOURS, GREY, MOST_POINTS, blank
+from giveaway.reporting.figures import COLOURS, GREY, MOST_POINTS, sample
+from giveaway.reporting.picture import blank, figure_of, new_picture
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 MOST_PAIRS = 10
 MARKED = 10
 
 
-def lood_map(kl: np.ndarray, mean: np.ndarray) -> Figure:
+def lood_map(kl: np.ndarray, mean: np.ndarray, *, axes: Axes | None = None) -> Figure:
     """A point a record (or person) at its two distances, the most exposed by KL marked with their row numbers."""
     rows = np.flatnonzero((kl > 0) & (mean > 0))
-    shown, title = rows, f"{len(rows):,} rows"
-    if len(rows) > MOST_POINTS:
-        shown = np.random.default_rng(0).choice(rows, MOST_POINTS, replace=False)
-        title = f"{MOST_POINTS:,} of {len(rows):,} rows, chosen at random"
+    shown, title = sample(rows, MOST_POINTS, "rows")
     top = np.argsort(-kl, kind="stable")[:MARKED]
-    figure, axes = blank(f"Leave-one-out distinguishability: {title}", (6.6, 5.0))
+    figure, axes = blank(f"Leave-one-out distinguishability: {title}", (6.6, 5.0), axes)
     axes.scatter(mean[shown], kl[shown], s=6, color=COLOURS[0], alpha=0.5, linewidth=0, rasterized=True)
     axes.scatter(mean[top], kl[top], s=18, color=COLOURS[1], linewidth=0)
     for row in top:
@@ -35,23 +34,39 @@ def lood_map(kl: np.ndarray, mean: np.ndarray) -> Figure:
     return figure
 
 
-def query_pictures(records: np.ndarray, queries: np.ndarray, rows: np.ndarray, objective: str) -> Figure:
+def query_pictures(
+    records: np.ndarray, queries: np.ndarray, rows: np.ndarray, objective: str, *, axes: Axes | None = None
+) -> Figure:
     """Images (k, channels, height, width) of records above the query that maximizes the distance, for up to ten."""
-    from matplotlib.figure import Figure
-
     count = min(len(rows), MOST_PAIRS)
-    figure = Figure(figsize=(1.1 * count + 0.6, 2.9), layout="constrained")
-    axes = figure.subplots(2, count, squeeze=False)
+    title = f"Records and the queries with the largest {objective} distance"
+    if axes is None:
+        figure = new_picture((1.1 * count + 0.6, 2.9))
+        figure.suptitle(title, fontsize=9)
+        places = figure.subplots(2, count, squeeze=False)
+    else:
+        figure = figure_of(axes)
+        axes.set_title(title, fontsize=9, pad=16)  # above the rows' numbers
+        places = _inside(axes, count)
     for column in range(count):
         for line, picture in enumerate((records[column], queries[column])):
-            place = axes[line, column]
+            place = places[line, column]
             place.imshow(_as_picture(picture), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
             place.set(xticks=[], yticks=[])
-        axes[0, column].set_title(f"row {rows[column]}", fontsize=8)
-    axes[0, 0].set_ylabel("record", fontsize=8)
-    axes[1, 0].set_ylabel("query", fontsize=8)
-    figure.suptitle(f"Records and the queries with the largest {objective} distance", fontsize=9)
+        places[0, column].set_title(f"row {rows[column]}", fontsize=8)
+    places[0, 0].set_ylabel("record", fontsize=8)
+    places[1, 0].set_ylabel("query", fontsize=8)
     return figure
+
+
+def _inside(axes: Axes, count: int) -> np.ndarray:
+    """Two lines of `count` small axes that fill the given ones."""
+    axes.set_axis_off()
+    places = np.empty((2, count), dtype=object)
+    for line, (bottom, side) in enumerate(((0.52, "S"), (0.0, "N"))):  # each image close to the other of its pair
+        for column in range(count):
+            places[line, column] = axes.inset_axes((column / count, bottom, 0.92 / count, 0.48), anchor=side)
+    return places
 
 
 def _as_picture(image: np.ndarray) -> np.ndarray:

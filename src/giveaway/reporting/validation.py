@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-
+from giveaway.auditing.measured import Measured
 from giveaway.auditing.validate import Validation
 from giveaway.records import ScoreTable
 from giveaway.reporting.figures import figure_bytes, loss_by_influence, recall_curves, roc_curves
@@ -22,6 +21,6 @@ def validation_pages(table: ScoreTable, found: Validation) -> dict[str, str | by
     return {
         "validation.md": found.to_markdown() + shown,
         "validation.csv": found.table.to_csv(),
-        "validation.json": json.dumps(found.to_json(), indent=2) + "\n",
+        **Measured.of(found).pages(),
         **{name: figure_bytes(figure) for name, figure in figures.items()},
     }

@@ -1,0 +1,103 @@
+"""`giveaway audit`: a head in, a folder with its table, its report and its shareable summary out."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from giveaway.auditing.breakdown import SUBGROUP
+from giveaway.auditing.closer_look import FILE as LOOK
+from giveaway.auditing.closer_look import CloserLook, look_closer
+from giveaway.auditing.measured import Measured
+from giveaway.auditing.pseudonyms import pseudonyms, read_key
+from giveaway.auditing.run import audit
+from giveaway.auditing.store import check_folder, fingerprint, provenance, save_audit, save_page
+from giveaway.checks import fail
+from giveaway.config import to_toml
+from giveaway.extract.subgroups_file import subgroups_from
+from giveaway.records import Head, ScoreTable
+from giveaway.reporting.html import render
+from giveaway.reporting.summary import summary_pages
+
+MIXED = "several"
+
+
+def audit_into(out: str, head: Head, config: dict[str, Any], arguments: dict[str, Any]) -> tuple[ScoreTable, Path]:
+    """Audit `head` with the `arguments` of ga.audit; `config` are the user's options, kept beside the result."""
+    if "pseudonymize" in config:
+        head = _renamed(head, read_key(config["pseudonymize"], out))
+    subgroups = subgroups_from(config["subgroups"], head.n) if "subgroups" in config else {}
+    origin = provenance(fingerprint(head, arguments.get("inputs")), config)
+    existed = Path(out).is_dir()
+    folder = check_folder(out, origin)
+    try:
+        table = _finished(audit(head, progress=True, **arguments), config, subgroups, head, origin)
+        tables = {"scores": table}
+        if table.meta["unit"] == "person":
+            rows = audit(head, progress=True, **{**arguments, "by": "record", "l2_sensitivity": False})
+            tables = {"people": table, "scores": _finished(rows, config, subgroups, head, origin)}
+        look = look_closer(
+            head,
+            table,
+            inputs=arguments.get("inputs"),
+            method=config.get("map", "auto"),
+            what_if=config.get("what_if"),
+            show_records=bool(config.get("show_records")),
+        )
+        pages = {**report_pages(table, look, Measured.load(folder)), LOOK: look.to_bytes()}
+        save_audit(folder, tables, pages, to_toml(config))
+    except BaseException:
+        if not existed and not any(folder.iterdir()):
+            folder.rmdir()
+        raise
+    return table, folder
+
+
+def report_pages(table: ScoreTable, look: CloserLook, measured: Measured | None) -> dict[str, str | bytes]:
+    """The restricted report and the summary to share."""
+    return {"report.html": render(table, look=look, measured=measured), **summary_pages(table, measured=measured)}
+
+
+def rebuild(folder: str | Path) -> list[Path]:
+    """Write the pages of an audit folder again from what lies in it."""
+    table = main_table(folder)
+    if "optimum" not in table.meta:
+        raise fail("folder", "an audit of a model", f"{folder}, which has none", "see the tables and pictures in it")
+    pages = report_pages(table, CloserLook.load(folder), Measured.load(folder))
+    return [save_page(folder, name, page) for name, page in pages.items()]
+
+
+def main_table(folder: str | Path) -> ScoreTable:
+    """The table that an audit folder's report is about: of people where there are any."""
+    return ScoreTable.load(folder, "people" if (Path(folder) / "people.npz").is_file() else "scores")
+
+
+def _renamed(head: Head, key: bytes) -> Head:
+    groups = None if head.groups is None else pseudonyms(head.groups, key)
+    return dataclasses.replace(head, ids=pseudonyms(head.ids, key), groups=groups)
+
+
+def _finished(
+    table: ScoreTable, config: dict[str, Any], subgroups: dict[str, np.ndarray], head: Head, origin: dict[str, Any]
+) -> ScoreTable:
+    """The table as it may be written: with its subgroups, and neighbours only on request."""
+    attributes = {k: v for k, v in table.attributes.items() if k != "nearest" or config.get("show_records")}
+    for name, values in subgroups.items():
+        of_rows = _of_people(values, head) if table.meta["unit"] == "person" else values
+        attributes[f"{SUBGROUP}{name}"] = of_rows
+    meta = {**table.meta, "access": config.get("access", "probabilities"), "provenance": origin}
+    return dataclasses.replace(table, attributes=attributes, meta=meta)
+
+
+def _of_people(values: np.ndarray, head: Head) -> np.ndarray:
+    """The subgroup of every person, `several` where its records belong to more than one."""
+    assert head.groups is not None
+    _, person = np.unique(head.groups, return_inverse=True)
+    names, number = np.unique(values, return_inverse=True)
+    low, high = np.full(person.max() + 1, len(names)), np.full(person.max() + 1, -1)
+    np.minimum.at(low, person, number)
+    np.maximum.at(high, person, number)
+    return np.where(low == high, names[low], MIXED)

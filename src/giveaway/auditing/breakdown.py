@@ -1,0 +1,109 @@
+"""Are the most exposed spread evenly? Every class's and subgroup's share among them against its share of all rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.special import betaincinv
+
+from giveaway.records import ScoreTable
+
+SUBGROUP = "subgroup_"  # attributes whose names begin so say what a row belongs to
+TOP = 0.05
+LEAST = 10  # rows: smaller groups are not shown to others
+CONFIDENCE = 0.95
+MOST_SHOWN = 25
+POOLED = "all smaller ones together"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows of one class or subgroup; `exposed` of them are among the most exposed of the table.
+
+    `ratio` is its share of the most exposed over its share of all rows: 1 where they are spread evenly; `low` and
+    `high` bound it with 95 % confidence (Clopper and Pearson's interval of the share exposed).
+    """
+
+    name: str
+    rows: int
+    exposed: int
+    ratio: float
+    low: float
+    high: float
+
+    @property
+    def stands_out(self) -> bool:
+        """Whether the interval excludes an even spread, on the exposed side."""
+        return self.low > 1.0
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """The groups of one kind, the most over-represented first; `top` rows in all are the most exposed."""
+
+    kind: str
+    groups: tuple[Group, ...]
+    rows: int
+    top: int
+
+    @property
+    def rare_share(self) -> float | None:
+        """How over-represented the rows of rare groups are: those below half of an even share."""
+        rare = [group for group in self.groups if group.rows < 0.5 * self.rows / len(self.groups)]
+        rows = sum(group.rows for group in rare)
+        return None if not rows else (sum(g.exposed for g in rare) / self.top) / (rows / self.rows)
+
+    def shareable(self) -> Breakdown:
+        """The same with groups of fewer than ten rows put together, so that nobody stands in a small one."""
+        ordered = sorted(self.groups, key=lambda group: group.rows)
+        small = [group for group in ordered if group.rows < LEAST]
+        if not small:
+            return self
+        rest = ordered[len(small) :]
+        while rest and sum(group.rows for group in small) < LEAST:
+            small.append(rest.pop(0))
+        together = [group for group in small if group.rows]
+        pooled = _group(POOLED, sum(g.rows for g in together), sum(g.exposed for g in together), self.rows, self.top)
+        return Breakdown(self.kind, _ordered([*rest, pooled]), self.rows, self.top)
+
+    def to_json(self) -> dict[str, Any]:
+        """Of the shareable form: counts of one to nine exposed are not told, nor what follows from them."""
+        groups: list[dict[str, Any]] = []
+        for group in sorted(self.shareable().groups, key=lambda group: (-group.rows, group.name)):
+            told = not 0 < group.exposed < LEAST
+            counted = {"exposed": group.exposed, "ratio": round(group.ratio, 4)} if told else {"exposed": None}
+            groups.append({"name": group.name, "rows": group.rows, **counted})
+        return {"kind": self.kind, "of_the_most_exposed": self.top, "groups": groups}
+
+
+def breakdowns(table: ScoreTable, *, top: float = TOP) -> list[Breakdown]:
+    """By class, and by every subgroup that the table knows."""
+    kinds = {"class": "class"} if "class" in table.attributes else {}
+    kinds |= {name: name.removeprefix(SUBGROUP) for name in table.attributes if name.startswith(SUBGROUP)}
+    return [breakdown(table, name, kind, top=top) for name, kind in kinds.items()]
+
+
+def breakdown(table: ScoreTable, attribute: str, kind: str, *, top: float = TOP) -> Breakdown:
+    """How the most exposed `top` of the rows are spread over the values of `attribute`."""
+    count = max(1, round(top * len(table)))
+    names, where = np.unique(table[attribute], return_inverse=True)
+    rows = np.bincount(where, minlength=len(names))
+    exposed = np.bincount(where[table.order()[:count]], minlength=len(names))
+    groups = [
+        _group(str(name), int(n), int(k), len(table), count) for name, n, k in zip(names, rows, exposed, strict=True)
+    ]
+    return Breakdown(kind, _ordered(groups), len(table), count)
+
+
+def _group(name: str, rows: int, exposed: int, all_rows: int, top: int) -> Group:
+    even = top / all_rows
+    tail = (1 - CONFIDENCE) / 2
+    low = betaincinv(exposed, rows - exposed + 1, tail) if exposed else 0.0
+    high = betaincinv(exposed + 1, rows - exposed, 1 - tail) if exposed < rows else 1.0
+    return Group(name, rows, exposed, exposed / rows / even, float(low) / even, float(high) / even)
+
+
+def _ordered(groups: list[Group]) -> tuple[Group, ...]:
+    return tuple(sorted(groups, key=lambda group: (-group.ratio, group.name)))

@@ -1,0 +1,38 @@
+"""Text of others on a screen: it cannot move the cursor, turn the line around or fill the page."""
+
+from __future__ import annotations
+
+import re
+
+from giveaway.checks import check_number
+
+# Control characters (C0, DEL, C1), marks that reorder a line (bidi), separators of lines and paragraphs, and halves of
+# surrogate pairs, which no file can hold.
+HIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def shown_text(value: object, most: int = 80) -> str:
+    """`value` as one line of at most `most` characters; what is hidden becomes a visible escape, … says it was cut.
+
+    >>> shown_text("a\\x1b[31m\\u202eb")
+    'a\\\\x1b[31m\\\\u202eb'
+    >>> shown_text("x" * 10_000_000, most=8)
+    'xxxxxxx…'
+    """
+    most = int(check_number("most", most, minimum=1, remedy="show at least one character"))
+    text = str(value)
+    start = text[:most]  # first: a text may have megabytes
+    shown = HIDDEN.sub(_escape, start)
+    if len(text) <= most and len(shown) <= most:
+        return shown
+    kept = ""
+    for character in start:
+        more = HIDDEN.sub(_escape, character)
+        if len(kept) + len(more) >= most:
+            break
+        kept += more
+    return kept + "…"
+
+
+def _escape(found: re.Match[str]) -> str:
+    return found.group().encode("unicode_escape").decode("ascii")

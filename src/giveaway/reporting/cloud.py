@@ -1,0 +1,172 @@
+"""The maps of a report: loss against leverage and the head's features, one set of points behind both (bokeh).
+
+Points are drawn for the most exposed rows and a random choice of the others. The page's own script ties the points to
+the table: what is selected here is listed there.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from giveaway.auditing.closer_look import CloserLook
+from giveaway.checks import InputError
+from giveaway.records import ScoreTable
+from giveaway.records.shown_text import shown_text
+
+MOST_POINTS = 5_000
+MARKED = 500  # most exposed rows that are always drawn
+RINGED = 20  # that get a ring
+SOURCE = "cloud"
+COLOURS = "Viridis256"
+TOOLS = "pan,wheel_zoom,box_select,lasso_select,tap,reset"
+
+
+@dataclass(frozen=True)
+class Cloud:
+    """bokeh's document as JSON that cannot end a script element, what is drawn, and what could not be."""
+
+    item: str
+    drawn: str
+    axes: tuple[str, str] | None
+    method: str | None
+
+
+def cloud(table: ScoreTable, look: CloserLook, *, most: int = MOST_POINTS, seed: int = 0) -> Cloud:
+    """Both maps, or the one of them that there is."""
+    from bokeh.embed import json_item
+    from bokeh.layouts import gridplot
+    from bokeh.models import ColumnDataSource
+
+    seen = look.feature_map
+    axes = next((pair for pair in (("loss", "leverage"), ("loss", "left_out")) if set(pair) <= {*table.columns}), None)
+    if axes is None and seen is None:
+        raise InputError("there is no map without loss beside leverage or left_out, and none of features")
+    rows = chosen_rows(table, most, seed) if seen is None else seen.rows
+    ranks = table.rank()[rows]
+    by = table.ranking()
+    columns: dict[str, Any] = {
+        "row": rows.astype(np.int32),
+        "rank": ranks.astype(np.int32),
+        "top": (100.0 * ranks / len(table)).astype(np.float32),
+        "risk": (1.0 - (ranks - 1) / max(1, len(table) - 1)).astype(np.float32),
+        "score": table[by][rows].astype(np.float32),
+        "id": [shown_text(name, 40) for name in table.ids[rows].tolist()],
+    }
+    if "class" in table.attributes:
+        columns["class"] = [shown_text(name, 40) for name in table["class"][rows].tolist()]
+    hidden = 0
+    if axes is not None:
+        for side, name in zip("xy", axes, strict=True):
+            values = table[name][rows]
+            positive = values[values > 0]
+            floor = positive.min() / 2 if len(positive) else 1e-12
+            hidden += int((values <= 0).sum())
+            columns[side] = np.maximum(values, floor).astype(np.float32)
+    if seen is not None:
+        columns["u"], columns["v"] = seen.places[:, 0], seen.places[:, 1]
+    order = np.argsort(-ranks, kind="stable")  # the most exposed are drawn last, on top
+    columns = {k: [v[i] for i in order] if isinstance(v, list) else v[order] for k, v in columns.items()}
+    source = ColumnDataSource(columns, name=SOURCE)
+    plots = []
+    if axes is not None:
+        words = {"loss": "loss in the audited model", "leverage": "leverage", "left_out": "left_out"}
+        plots.append(_plot(source, "x", "y", f"Loss and {axes[1]}", [words[name] for name in axes], "log"))
+    if seen is not None:
+        plots.append(_plot(source, "u", "v", f"Features of the last layer ({seen.method})", ["", ""], "linear"))
+    layout = gridplot([plots], toolbar_location="above", merge_tools=True, sizing_mode="stretch_width")
+    drawn = f"{len(rows):,} of {len(table):,} drawn" if len(rows) < len(table) else f"all {len(table):,} drawn"
+    if len(rows) < len(table):
+        drawn += f": the {min(MARKED, len(rows)):,} most exposed and others at random"
+    if hidden:
+        drawn += f"; {hidden:,} values of zero stand at the edge"
+    return Cloud(script_text(renumbered(json_item(layout, "maps"))), drawn, axes, None if seen is None else seen.method)  # type: ignore[arg-type]
+
+
+def chosen_rows(table: ScoreTable, most: int, seed: int) -> np.ndarray:
+    """The most exposed rows and a random choice of the others, ascending."""
+    order = table.order()
+    if len(order) <= most:
+        return np.arange(len(order))
+    first = order[: min(MARKED, most)]
+    others = np.random.default_rng(seed).choice(order[len(first) :], most - len(first), replace=False)
+    return np.sort(np.concatenate([first, others]))
+
+
+def renumbered(item: Any) -> Any:
+    """The same document with its models numbered from 1, not from how many bokeh made before."""
+    numbers: dict[str, str] = {}
+
+    def walk(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {k: new(v) if k in ("id", "root_id") and isinstance(v, str) else walk(v) for k, v in value.items()}
+        return [walk(part) for part in value] if isinstance(value, list) else value
+
+    def new(name: str) -> str:
+        return numbers.setdefault(name, f"m{len(numbers) + 1}")
+
+    return walk(item)
+
+
+def script_text(value: Any) -> str:
+    """JSON for a script element: no character in it can end the element or a line of it."""
+    text = json.dumps(value, ensure_ascii=True, allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def bokeh_script() -> str:
+    """bokeh's own code, without its widgets."""
+    from bokeh.resources import Resources
+
+    code = "\n".join(Resources(mode="inline", components=["bokeh"], minified=True, log_level="error").js_raw)
+    return code.replace("</script", "<\\/script").replace("<!--", "<\\!--")
+
+
+def _plot(source: Any, x: str, y: str, title: str, labels: list[str], kind: Any) -> Any:
+    from bokeh.models import CDSView, HoverTool, IndexFilter
+    from bokeh.plotting import figure
+    from bokeh.transform import linear_cmap
+
+    plot = figure(
+        title=title,
+        x_axis_type=kind,
+        y_axis_type=kind,
+        height=380,
+        tools=TOOLS,
+        active_drag="box_select",
+        sizing_mode="stretch_width",
+        min_width=300,
+    )
+    points = plot.scatter(
+        x,
+        y,
+        source=source,
+        size=5,
+        line_color=None,
+        fill_color=linear_cmap("risk", COLOURS, 1.0, 0.0),
+        fill_alpha=0.75,
+        selection_line_color="#000000",
+        selection_fill_alpha=1.0,
+        nonselection_fill_alpha=0.12,
+    )
+    last = range(max(0, len(source.data["rank"]) - RINGED), len(source.data["rank"]))
+    ringed = CDSView(filter=IndexFilter(indices=list(last)))
+    ring: Any = {
+        "size": 10,
+        "fill_color": None,
+        "line_color": "#b3202a",
+        "line_width": 1.5,
+        "nonselection_line_alpha": 0.3,
+    }
+    plot.scatter(x, y, source=source, view=ringed, **ring)
+    told = [("rank", "@rank"), ("id", "@id"), ("row", "@row"), ("score", "@score{0.0000}")]
+    told += [("class", "@class")] if "class" in source.data else []
+    plot.add_tools(HoverTool(tooltips=told, renderers=[points]))
+    plot.xaxis.axis_label, plot.yaxis.axis_label = labels
+    if kind == "linear":
+        plot.axis.major_label_text_font_size = "0px"
+        plot.axis.major_tick_line_color = plot.axis.minor_tick_line_color = None
+    return plot

@@ -1,0 +1,185 @@
+"""What a page may say: the headline, what stands behind it, and what a reader must know besides the numbers.
+
+Without an attack measured on shadow models there is a ranking and never a count; what was measured, what is predicted
+and what is assumed are kept apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from giveaway.auditing.measured import Measured
+from giveaway.checks import check_choice
+from giveaway.records import ScoreTable
+
+ACCESS = {
+    "labels": "its predicted labels",
+    "probabilities": "its output probabilities",
+    "weights": "its weights",
+}
+OF_VALUES = {"probabilities": "its predictions"}  # a regression has no probabilities
+FOUND = {  # docs/fused.md, ../shared/findings.md §1b: means over two audited models each
+    "fused": (81, 96),
+    "newton": (51, 87),
+}
+PREDICTED = {
+    "theory of the head": (
+        "predicted_* columns are estimates from theory in which only the last layer varies: not measured, no "
+        "guarantee, and far too low for networks."
+    ),
+    "both views": (
+        "predicted_* columns are estimates from both views: not measured on an attack, no guarantee; docs/fused.md "
+        "says how far they were off."
+    ),
+}
+KINDS = {"images": "patches of the images", "tabular": "columns of the table", "text": "words and letters"}
+EXACT = (
+    "The features are a linear function of the inputs: nothing was learned before the head, fused ranks as newton does."
+)
+BLIND = "What the other records say is no better than a constant here: read fused with care, beside the other columns."
+WITHOUT_DRIFT = "newton and loo_gap take it into account, as asked; influence does not."
+
+
+def access_of(table: ScoreTable, access: str | None = None) -> str:
+    """The attacker's access, as asked for or as the audit was told."""
+    return check_choice("access", access or table.meta.get("access", "probabilities"), ACCESS)
+
+
+def headline(table: ScoreTable, measured: Measured | None, access: str) -> str:
+    """One paragraph: a ranking, or the count that shadow models can defend."""
+    if measured is not None:
+        count, stated = measured.stated["at_least_exposed"], measured.stated
+        return (
+            f"At least {count['records']} of {stated['records']} records are exposed under this training recipe: "
+            f"membership told with over 70 % balanced success (per-record test, {stated['models']} models, false "
+            f"discovery rate {100 * count['false_discovery_rate']:.3g} %). More may be; estimated power "
+            f"{count['power_at_twice_that']:.2g}."
+        )
+    people = f" of {len(table)} people" if table.meta.get("unit") == "person" else ""
+    return (
+        f"Ranking only: {table.meta.get('records', len(table))} records{people}, ordered by estimated exposure to an "
+        f"attacker who holds the record and has {_access(table, access)}. No attack was measured on this model, so no "
+        "number exposed is stated. A low rank is not evidence of safety, and this is no finding on anonymity or "
+        "compliance."
+    )
+
+
+def found_elsewhere(by: str) -> str:
+    """What the ranking score found on our benchmarks."""
+    if by not in FOUND:
+        return f"No benchmark of ours says how much of what attacks find {by} finds."
+    first, second = FOUND[by]
+    return (
+        f"On two image sets where 200 shadow models were trained, the 5 % of records that {by} ranked highest held "
+        f"{first} % (CIFAR-10) and {second} % (BloodMNIST) of the 1 % that the attack LiRA found most exposed. On "
+        "another model it can be less."
+    )
+
+
+def standing(table: ScoreTable, measured: Measured | None, access: str) -> list[tuple[str, list[str]]]:
+    """What was measured, what is predicted, what is assumed."""
+    by = table.ranking()
+    return [
+        ("Measured", _measured(measured)),
+        ("Predicted, not measured", _predicted(table, by)),
+        ("Assumed", _assumed(table, access)),
+    ]
+
+
+def _measured(measured: Measured | None) -> list[str]:
+    if measured is None:
+        return ["No attack. Only the model's own outputs and losses on its training records."]
+    stated = measured.stated
+    auc = stated["lira"]["auc"]
+    return [
+        f"LiRA over {stated['models']} shadow models of this recipe: AUC {auc[0]:.3f} ({auc[1]:.3f} to {auc[2]:.3f}).",
+        "The count above, a lower bound: records are missed where the models are few. It is about the recipe, not "
+        "about this one model.",
+    ]
+
+
+def _predicted(table: ScoreTable, by: str) -> list[str]:
+    said = [f"The order of the {_rows(table)}, by {by}: an estimate without retraining."]
+    if any(name.startswith("predicted_") for name in table.columns):
+        said.append(PREDICTED[table.meta.get("predicted_by") or "theory of the head"])
+    return said
+
+
+def _assumed(table: ScoreTable, access: str) -> list[str]:
+    said = [
+        f"An attacker who holds the record, with its target, and has {_access(table, access)}.",
+        {
+            "labels": "Scores look at the outputs behind the labels, which tell more: for labels alone nothing was "
+            "estimated, and the order may differ.",
+            "probabilities": "Nothing else about the training is public.",
+            "weights": "Scores look at outputs and the last layer; what weights tell beyond them was not estimated.",
+        }[access],
+    ]
+    if table.meta.get("optimum") is not None and (table.meta.get("options") or {}).get("converged", True):
+        said.append("A last layer at the optimum of its training objective.")
+    if table.meta.get("l2") is not None and table.meta.get("optimum") is not None:
+        said.append(f"An L2 penalty of {table.meta['l2']:.4g} in summed-loss units, as it was given.")
+    return said
+
+
+def notes(table: ScoreTable) -> list[str]:
+    """What a reader must know of this table besides its numbers."""
+    meta = table.meta
+    said = [*_about_view(meta)]
+    optimum = meta.get("optimum")
+    relative = (optimum or {}).get("relative_gradient")
+    if optimum is None:
+        if "optimum" in meta:
+            said.append("A black box: nothing inside the model was looked at.")
+    elif relative is None:
+        said.append("How far the head is from its optimum is not known: its weights were not given.")
+    elif relative >= 1e-4:
+        assumed = (meta.get("options") or {}).get("converged", True)
+        said.append(
+            f"The head is not at the optimum of its training objective (relative gradient {relative:.2g}): "
+            + ("scores assume it is. converged=False or refit=True take it into account." if assumed else WITHOUT_DRIFT)
+        )
+    if any(name.startswith("predicted_") for name in table.columns):
+        said.append(PREDICTED[meta.get("predicted_by") or "theory of the head"])
+    repeats = meta.get("repeats") or {}
+    if repeats.get("exact") or repeats.get("near"):
+        said.append(
+            f"{repeats['exact']} records have an exact copy and at least {repeats['near']} more a near copy. Scores of "
+            "repeated people are understated: pass groups to score people instead of rows."
+        )
+    if meta.get("newton_capped"):
+        said.append(f"{meta['newton_capped']} rows are alone in some direction; their newton and loo_gap are capped.")
+    curvature = meta.get("curvature") or {}
+    if "eigenvectors" in curvature.get("inverse", ""):
+        said.append("The curvature is singular; its pseudo-inverse was used (rank and cut below).")
+    sensitivity = meta.get("l2_sensitivity")
+    if sensitivity:
+        low, high = sensitivity["spearman_at_0.1_l2"], sensitivity["spearman_at_10_l2"]
+        said.append(f"Rank correlation of newton with itself at a tenth of l2: {low:.3f}, at ten times: {high:.3f}.")
+    return said
+
+
+def _about_view(meta: Mapping[str, Any]) -> list[str]:
+    """The second view in words, or why there is none."""
+    view = meta.get("view")
+    if not view:
+        return [meta["no_view"]] if meta.get("no_view") else []
+    error, kept = view["left_out_error"], view["memorized"]
+    said = [
+        f"The other records predict a left-out one with {100 * error:.3g} % of the squared error of a constant "
+        f"({KINDS.get(view['view'], view['view'])}, {view['kernel']} kernel, {view['method']}); training took away "
+        f"{100 * kept:.3g} % of that error."
+    ]
+    if view["head_is_exact"]:
+        return [*said, EXACT]
+    said[0] += f" In fused the model's own view counts {view['head_weight']:.2g} and theirs 1."
+    return [*said, BLIND] if error >= 1.0 else said
+
+
+def _access(table: ScoreTable, access: str) -> str:
+    return (OF_VALUES if table.meta.get("loss") == "squared" else {}).get(access, ACCESS[access])
+
+
+def _rows(table: ScoreTable) -> str:
+    return "people" if table.meta.get("unit") == "person" else "records"

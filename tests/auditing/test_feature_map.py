@@ -1,0 +1,238 @@
+"""The map of the head's features: against scikit-learn's PCA, planted clusters, and odd shapes."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.decomposition import PCA
+
+from giveaway import Head, ScoreTable, audit
+from giveaway.auditing.feature_map import EXPOSED, FeatureMap, feature_map, mean_of_records
+from tests.conftest import made_head
+
+
+def head_of(features: np.ndarray, **options) -> Head:
+    n = len(features)
+    return Head(features, np.zeros((n, 1)), np.arange(n, dtype=float), "squared", **options)
+
+
+def table_of(head: Head, newton: np.ndarray | None = None) -> ScoreTable:
+    scores = np.arange(head.n)[::-1] if newton is None else newton
+    return ScoreTable({"newton": scores}, np.arange(len(scores)), {"unit": "record"})
+
+
+def pca_map(features: np.ndarray) -> FeatureMap:
+    head = head_of(features)
+    return feature_map(head, table_of(head), method="pca")
+
+
+# ------------------------------------------------------------------------------------------------ PCA
+
+
+@pytest.mark.parametrize("d", [2, 5, 90])
+def test_pca_is_that_of_scikit_learn(d):
+    x = np.random.default_rng(0).normal(size=(40, d)) * np.linspace(3.0, 1.0, d) + 100.0
+    found = pca_map(x)
+    expected = PCA(2, svd_solver="full").fit(x)
+    places = expected.transform(x) / np.abs(x - x[0]).max()
+    np.testing.assert_allclose(np.abs(found.places), np.abs(places), rtol=1e-4, atol=1e-6)
+    assert found.explained == pytest.approx(expected.explained_variance_ratio_.sum(), rel=1e-9)
+    assert found.places.dtype == np.float32
+    assert found.method == "PCA"
+    assert (found.places[np.abs(found.places).argmax(0), [0, 1]] > 0).all()
+
+
+@pytest.mark.parametrize("d", [3, 60])
+def test_the_map_turns_with_nothing(d):
+    """Neither a shift of the features, nor their order, nor their sign moves a place."""
+    x = np.random.default_rng(1).normal(size=(30, d)) * np.linspace(3.0, 1.0, d)
+    places = pca_map(x).places
+    for other in (x + 7.0, x[:, ::-1].copy(), -x):
+        np.testing.assert_allclose(pca_map(other).places, places, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["pca", "auto", "tsne"])
+@pytest.mark.parametrize(
+    ("features", "explained"),
+    [
+        (np.full((60, 3), 0.1), None),
+        (np.zeros((60, 0)), None),
+        (np.full((2, 3), 0.1), None),
+        (np.arange(6.0)[:, None], 1.0),
+        (np.array([[1.0, 2.0, 3.0], [3.0, 2.0, 1.0]]), 1.0),
+        (np.c_[np.full(40, 0.1), np.arange(40.0)], 1.0),
+        (np.array([[1e300, 0.0], [0.0, 1e300], [0.0, 0.0]]), 1.0),
+        (np.array([[1e-300, 0.0], [0.0, 1e-300], [0.0, 0.0]]), 1.0),
+    ],
+)
+def test_little_to_place(features, explained, method):
+    head = head_of(features)
+    found = feature_map(head, table_of(head), method=method)
+    assert found.method == "PCA"
+    assert found.explained == (None if explained is None else pytest.approx(explained, abs=1e-12))
+    assert found.places.shape == (len(features), 2)
+    assert np.isfinite(found.places).all()
+    if explained is None:
+        assert not found.places.any()
+    else:
+        assert len(np.unique(found.places.round(6), axis=0)) == len(features)
+
+
+@given(
+    n=st.integers(2, 12),
+    d=st.integers(1, 14),
+    seed=st.integers(0, 1000),
+    digits=st.integers(0, 2),
+    size=st.sampled_from([1e-200, 1.0, 1e200]),
+)
+def test_pca_keeps_distances_as_well_as_two_directions_can(n, d, seed, digits, size):
+    """Places reproduce the first two singular values, whatever the rank and the scale."""
+    x = np.random.default_rng(seed).normal(size=(n, d)).round(digits)
+    found = pca_map(size * x)
+    centred = x - x.mean(0)
+    singular = np.r_[np.linalg.svd(centred, compute_uv=False), 0.0][:2]
+    scale = np.abs(x - x[0]).max()
+    if scale == 0:
+        assert found.explained is None
+        return
+    np.testing.assert_allclose(np.linalg.norm(found.places, axis=0), singular / scale, rtol=1e-5, atol=1e-6)
+    assert 0.0 < found.explained <= 1.0
+
+
+# ------------------------------------------------------------------------------------------------ which rows
+
+
+def test_the_most_exposed_and_some_of_the_others_have_a_place():
+    n = 3_000
+    newton = np.random.default_rng(0).random(n)
+    head = head_of(np.random.default_rng(1).normal(size=(n, 2)))
+    table = table_of(head, newton)
+    found = feature_map(head, table, method="pca", most=1_200, seed=3)
+    assert len(found.rows) == 1_200
+    assert (np.diff(found.rows) > 0).all()
+    assert np.isin(table.order()[:EXPOSED], found.rows).all()
+    # the others are spread over the whole ranking, not the next ones
+    others = np.setdiff1d(found.rows, table.order()[:EXPOSED])
+    assert 1_500 < np.median(table.rank()[others]) < 2_000
+    again = feature_map(head, table, method="pca", most=1_200, seed=3)
+    np.testing.assert_array_equal(again.rows, found.rows)
+    np.testing.assert_array_equal(again.places, found.places)
+    other = feature_map(head, table, method="pca", most=1_200, seed=4)
+    assert 500 < len(np.intersect1d(other.rows, found.rows)) < 1_000
+    few = feature_map(head, table, method="pca", most=7)
+    np.testing.assert_array_equal(few.rows, np.sort(table.order()[:7]))
+    whole = feature_map(head, table, method="pca")
+    np.testing.assert_array_equal(whole.rows, np.arange(n))
+
+
+def test_places_belong_to_their_rows():
+    x = np.random.default_rng(1).normal(size=(700, 2))
+    head = head_of(x)
+    found = feature_map(head, table_of(head, x[:, 0]), method="pca", most=600)
+    expected = PCA(2).fit_transform(x[found.rows])
+    assert abs(np.corrcoef(found.places[:, 0], expected[:, 0])[0, 1]) > 1 - 1e-6
+
+
+def test_people_stand_at_the_mean_of_their_records():
+    groups = np.random.default_rng(2).integers(0, 30, 200)
+    head = made_head("classes", n=200, groups=groups)
+    table = audit(head)
+    assert table.meta["unit"] == "person"
+    means = np.array([head.features.numpy()[groups == person].mean(0) for person in np.unique(groups)])
+    found = feature_map(head, table, method="pca")
+    np.testing.assert_array_equal(found.rows, np.arange(len(means)))
+    np.testing.assert_allclose(found.places, pca_map(means).places, atol=1e-5)
+    row_of = np.searchsorted(np.unique(groups), groups)
+    some = np.array([3, 11, 20])
+    np.testing.assert_allclose(mean_of_records(head.features.__getitem__, row_of, some), means[some], rtol=1e-12)
+
+
+def test_only_the_rows_on_the_map_are_read():
+    read = []
+
+    def features(which: torch.Tensor) -> torch.Tensor:
+        read.extend(which.tolist())
+        return torch.stack([2.0 * which, which + 0.5], 1)
+
+    found = mean_of_records(features, np.arange(40_000) // 2, np.array([5, 19_999]))
+    assert read == [10, 11, 39_998, 39_999]
+    np.testing.assert_array_equal(found, [[21.0, 11.0], [79_997.0, 39_999.0]])
+
+
+def test_a_memory_map_of_half_precision(tmp_path):
+    x = np.random.default_rng(0).normal(size=(80, 4)).astype(np.float16)
+    np.save(tmp_path / "x.npy", x)
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    np.testing.assert_allclose(pca_map(mapped).places, pca_map(x.astype(float)).places, atol=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------ t-SNE
+
+
+def clusters(n: int = 90) -> tuple[np.ndarray, np.ndarray]:
+    """Three clusters far apart, and the one that each row is of."""
+    rng = np.random.default_rng(4)
+    label = np.arange(n) % 3
+    x = rng.normal(size=(n, 6))
+    x[:, 2:5] += 25.0 * np.eye(3)[label]
+    return x, label
+
+
+def test_clusters_stay_apart_and_the_seed_repeats_the_map():
+    pytest.importorskip("openTSNE")
+    x, label = clusters()
+    head = head_of(x)
+    found = feature_map(head, table_of(head), method="tsne", seed=1)
+    assert found.method == "t-SNE"
+    assert found.explained is None
+    gaps = np.linalg.norm(found.places[:, None] - found.places[None], axis=2)
+    np.fill_diagonal(gaps, np.inf)
+    assert (label[gaps.argmin(1)] == label).all()
+    same = label[:, None] == label[None]
+    assert gaps[~same].min() > np.median(gaps[same & np.isfinite(gaps)])
+    again = feature_map(head, table_of(head), method="auto", seed=1)
+    np.testing.assert_array_equal(again.places, found.places)
+    assert again.method == "t-SNE"
+    other = feature_map(head, table_of(head), method="tsne", seed=2)
+    assert np.abs(other.places - found.places).max() > 1e-3
+
+
+def test_copies_do_not_break_t_sne():
+    pytest.importorskip("openTSNE")
+    x = np.repeat(np.random.default_rng(0).normal(size=(3, 2)), 25, axis=0)
+    head = head_of(x)
+    found = feature_map(head, table_of(head), method="tsne")
+    assert found.method == "t-SNE"
+    assert np.isfinite(found.places).all()
+
+
+def test_without_open_tsne(monkeypatch):
+    monkeypatch.setitem(sys.modules, "openTSNE", None)
+    x, _ = clusters()
+    head = head_of(x)
+    assert feature_map(head, table_of(head)).method == "PCA"
+    with pytest.raises(ValueError, match=r"method: expected openTSNE installed .*; pip install giveaway\[tsne\]"):
+        feature_map(head, table_of(head), method="tsne")
+
+
+# ------------------------------------------------------------------------------------------------ refused
+
+
+def test_what_is_refused():
+    head = made_head("classes")
+    table = audit(head)
+    box = replace(head, features=None)
+    with pytest.raises(ValueError, match="head: expected a linear head, got a black box; leave the map out"):
+        feature_map(box, audit(box))
+    with pytest.raises(ValueError, match="method: expected a known name, got 'umap'"):
+        feature_map(head, table, method="umap")
+    with pytest.raises(ValueError, match="most: expected a finite number of at least 2, got 1; ask for at least 2"):
+        feature_map(head, table, most=1)
+    with pytest.raises(ValueError, match="table: expected 60 rows, as the head has, got 4"):
+        feature_map(head, table.top(4))

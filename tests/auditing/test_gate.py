@@ -1,0 +1,391 @@
+"""A gate: which rule files are refused, what is measured, when a rule is met or waived, and that nobody is named."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+import stat
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_breast_cancer
+from sklearn.linear_model import LogisticRegression
+
+import giveaway as ga
+from giveaway import ScoreTable
+from giveaway.auditing.gate import EXPOSED, LEVEL, judge, prediction_bound
+from giveaway.auditing.gate_rules import read_rules
+from giveaway.auditing.store import purge
+from giveaway.checks import InputError
+
+TODAY = datetime.date(2026, 5, 4)
+N = 200
+META = {
+    "unit": "record",
+    "loss": "cross_entropy",
+    "outputs": 10,
+    "l2": 0.02,
+    "predicted_by": "both views",
+    "options": {"converged": True, "refit": False},
+    "view": {"view": "images", "head_is_exact": False},
+}
+COUNT = '[[rule]]\nname = "few exposed"\nmeasure = "measured_count"\nat_most = 25\n'
+PREDICTED = '[[rule]]\nname = "predicted"\nmeasure = "predicted_success"\nabove = 0.6\nat_most_share = 0.1\n'
+GAP = '[[rule]]\nname = "gap"\nmeasure = "change"\nof = "loo_gap"\nbaseline = ["b0", "b1", "b2"]\n'
+CHANGE = '[[rule]]\nname = "no worse"\nmeasure = "change"\nof = "predicted_success"\nbaseline = ["b0", "b1", "b2"]\n'
+WAIVER = '[[waiver]]\nrule = "few exposed"\nowner = "Ada"\nexpires = 2026-05-04\nreason = "data fix on its way"\n'
+
+
+def rule_file(folder, text, schema="schema = 1\n"):
+    path = folder / "rule.toml"
+    path.write_text(schema + text, encoding="utf-8")
+    return path
+
+
+def made(folder, exposed: int, *, n=N, seed=0, **meta):
+    """An audit of which `exposed` records are predicted to be told with success 0.8, the others with 0.55."""
+    rng = np.random.default_rng(seed)
+    success = np.full(n, 0.55)
+    success[rng.permutation(n)[:exposed]] = 0.8
+    ids = [f"patient-{i}" for i in range(n)]
+    gap = np.where(success > 0.7, 1.0, 0.0) + 0.1 * rng.random(n)
+    scores = {"loo_gap": gap, "predicted_success": success}
+    ScoreTable(scores, ids, meta={**META, **meta}).save(folder)
+    return folder
+
+
+def validated(folder, count: int, *, records=N, power=0.9, models=64):
+    exposed = {"records": count, "false_discovery_rate": 0.05, "power_at_twice_that": power}
+    stated = {"records": records, "models": models, "at_least_exposed": exposed}
+    (folder / "validation.json").write_text(json.dumps(stated), encoding="utf-8")
+
+
+@pytest.fixture
+def audited(tmp_path):
+    """An audit of 8 % predicted exposed, its baseline of three retrains, and 25 records measured."""
+    for number, exposed in enumerate((14, 16, 18)):
+        made(tmp_path / f"b{number}", exposed, seed=1 + number)
+    validated(made(tmp_path / "audit", 16), 25)
+    return tmp_path
+
+
+def judged(folder, text, today=TODAY):
+    return judge(read_rules(rule_file(folder, text)), folder / "audit", today)
+
+
+# ------------------------------------------------------------------------------------------------ the rule file
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", r"^gate: expected at least one \[\[rule\]\], got none"),
+        ("rules = 1\n", r"^gate: expected schema, \[\[rule\]\] and \[\[waiver\]\], got 'rules'; did you mean rule\?"),
+        ("rule = 1\n", r"^gate: expected \[\[rule\]\] in double brackets"),
+        (COUNT.replace("name = ", "nom = "), r"^rule 1: expected name, one line of text, .* got none; add it"),
+        (COUNT.replace('"few exposed"', '"few\\nexposed"'), r"^rule 1: expected one line of text, .* for name"),
+        (COUNT.replace("25", '"25"'), r"^rule 'few exposed': expected a whole number, 0 or more for at_most, got '25'"),
+        (COUNT.replace("25", "true"), r"expected a whole number, 0 or more for at_most, got True"),
+        (COUNT.replace("25", "-1"), r"expected a whole number, 0 or more for at_most, got -1"),
+        (COUNT + "at_most_share = 0.1\n", r"expected either at_most or at_most_share, got both"),
+        (COUNT.replace("at_most = 25", ""), r"expected either at_most or at_most_share, got neither"),
+        (COUNT + "above = 0.7\n", r"expected only at_most, at_most_share, least_power .* got 'above'"),
+        (COUNT + COUNT, r"^rule: expected a name of its own for every rule, got 'few exposed' twice"),
+        (PREDICTED.replace("0.6", "1.0"), r"expected a success from 0.5 up to, but not, 1 for above, got 1.0"),
+        (PREDICTED.replace("0.1", "nan"), r"expected a share from 0 to 1 for at_most_share, got nan"),
+        (PREDICTED.replace("above = 0.6\n", ""), r"^rule 'predicted': expected above, a success .* got none; add it"),
+        (PREDICTED + "at_most = 3\n", r"got 'at_most'; did you mean at_most_share\?"),
+        (CHANGE.replace('"b2"', "2"), r"expected a list of audit folders for baseline"),
+        (CHANGE.replace('"b2"', '"./b0"'), r"baseline of at least 3 different audits, got 2; .* do not show its noise"),
+        (CHANGE.replace('"b2"', '"gone"'), r"^rule 'no worse': expected audit folders in baseline, got .*gone"),
+        (CHANGE.replace("of =", "off ="), r"^rule 'no worse': expected only of, baseline .* got 'off'"),
+        (COUNT + WAIVER.replace("2026-05-04", '"2026-05-04"'), r"^waiver 1: expected a date .* without quotes"),
+        (COUNT + WAIVER.replace("2026-05-04", "2026-05-04T10:00:00"), r"^waiver 1: expected a date"),
+        (COUNT + WAIVER.replace('owner = "Ada"\n', ""), r"^waiver 1: expected owner, one line of text, .* got none"),
+        (COUNT + WAIVER.replace("few exposed", "few exposd"), r"got 'few exposd'; did you mean few exposed\?"),
+        (COUNT + WAIVER + WAIVER, r"^waiver: expected one waiver a rule, got 'few exposed' twice"),
+        (COUNT + WAIVER + "until = 1\n", r"^waiver 1: expected only rule, owner, expires, reason.* got 'until'"),
+    ],
+)
+def test_a_rule_file_that_cannot_be_judged_is_refused_in_one_line(audited, text, words):
+    with pytest.raises(InputError, match=words) as error:
+        read_rules(rule_file(audited, text))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("schema", ["", "schema = 2\n", "schema = true\n", 'schema = "1"\n'])
+def test_the_format_has_a_version(audited, schema):
+    with pytest.raises(InputError, match=r"^gate: expected schema = 1, got "):
+        read_rules(rule_file(audited, COUNT, schema))
+
+
+def test_a_file_that_is_not_toml(tmp_path):
+    with pytest.raises(InputError, match=r"^gate: expected a readable TOML file of rules"):
+        read_rules(rule_file(tmp_path, "= nothing"))
+    with pytest.raises(InputError, match=r"^gate: expected a readable TOML file of rules, got .*gone.toml"):
+        read_rules(tmp_path / "gone.toml")
+
+
+@pytest.mark.parametrize("measure", ["newton", "fused", "loss", "predicted_tpr", "mean"])
+def test_raw_scores_are_refused_with_the_reason(audited, measure):
+    for text in (COUNT.replace("measured_count", measure), CHANGE.replace("predicted_success", measure)):
+        with pytest.raises(InputError, match=r"no common unit: the largest newton is .03 on CIFAR-10 and 80 on Blood"):
+            read_rules(rule_file(audited, text))
+
+
+def test_what_the_rules_need_is_known_before_the_work(audited):
+    count, both = (read_rules(rule_file(audited, text)) for text in (COUNT, COUNT + PREDICTED))
+    assert (count.needs_validation, count.columns) == (True, ())
+    assert (both.needs_validation, both.columns) == (True, ("predicted_success",))
+    change = read_rules(rule_file(audited, GAP + CHANGE + PREDICTED))
+    assert (change.needs_validation, change.columns) == (False, ("loo_gap", "predicted_success"))
+
+
+# ------------------------------------------------------------------------------------------------ what is measured
+
+
+def test_the_measured_count_against_its_limit(audited):
+    met = judged(audited, COUNT)
+    assert (met.met, met.exit_code, met.outcomes[0].value) == (True, 0, 25)
+    assert "at least 25 of 200 records (12.500%) measured as exposed, allowed 25" in met.to_text()
+    assert "64 models, false discovery rate 5%, power 0.90: more may be" in met.to_text()
+    missed = judged(audited, COUNT.replace("25", "24"))
+    assert (missed.met, missed.exit_code) == (False, 3)
+    assert "0 of 1 rules met; not met: few exposed" in missed.to_text()
+    for share, code in ((0.125, 0), (0.1249, 3)):
+        assert judged(audited, COUNT.replace("at_most = 25", f"at_most_share = {share}")).exit_code == code
+
+
+def test_a_count_that_few_models_could_not_have_found_can_be_refused(audited):
+    validated(audited / "audit", 0, power=0.1, models=8)
+    assert judged(audited, COUNT).met
+    with pytest.raises(
+        InputError, match=r"expected a power of at least 0.8, got 0.10 with 8 models; train more shadow"
+    ):
+        judged(audited, COUNT + "least_power = 0.8\n")
+    validated(audited / "audit", 26, power=0.1, models=8)
+    assert judged(audited, COUNT + "least_power = 0.8\n").exit_code == 3  # a lower bound above the limit needs no power
+
+
+def test_predicted_success_is_a_share_of_rows_above_a_level(audited):
+    assert judged(audited, PREDICTED).outcomes[0].value == 16 / N
+    assert judged(audited, PREDICTED).exit_code == 0
+    assert judged(audited, PREDICTED.replace("0.1", "0.079")).exit_code == 3
+    assert judged(audited, PREDICTED.replace("above = 0.6", "above = 0.8")).outcomes[0].value == 0  # above, not at
+    assert judged(audited, PREDICTED.replace("above = 0.6", "above = 0.5")).outcomes[0].value == 1
+
+
+def test_what_is_missing_is_an_error_and_never_met(audited):
+    (audited / "audit" / "validation.json").unlink()
+    with pytest.raises(
+        InputError, match=r"^rule 'few exposed': expected an audit that was validated, got none; run giv"
+    ):
+        judged(audited, COUNT)
+    for text in ("[]", "{}", "nothing", '{"records": "many", "models": 8, "at_least_exposed": {}}'):
+        (audited / "audit" / "validation.json").write_text(text, encoding="utf-8")
+        with pytest.raises(InputError, match=r"expected a readable validation.json"):
+            judged(audited, COUNT)
+    validated(audited / "audit", 0, records=N - 1)
+    with pytest.raises(
+        InputError, match=r"expected a validation of this audit, got one of 199 records beside an audit"
+    ):
+        judged(audited, COUNT)
+    ScoreTable({"fused": np.arange(3.0)}, np.arange(3), meta=META).save(audited / "audit")
+    for text, column in ((PREDICTED, "predicted_success"), (CHANGE, "predicted_success"), (GAP, "loo_gap")):
+        with pytest.raises(
+            InputError, match=rf"expected an audit with the column {column}, got none; audit again with"
+        ):
+            judged(audited, text)
+    with pytest.raises(InputError, match=r"expected an audit folder with scores.npz"):
+        judge(read_rules(rule_file(audited, COUNT)), audited / "gone", TODAY)
+
+
+def test_theory_alone_gates_no_network(audited):
+    made(audited / "audit", 16, predicted_by="theory of the head")
+    with pytest.raises(InputError, match=r"got theory of the head; .* far too low for networks and hides exposure"):
+        judged(audited, PREDICTED)
+    made(audited / "audit", 16, predicted_by="theory of the head", view=None)
+    with pytest.raises(InputError, match=r"known not to be learned, got theory of the head"):
+        judged(audited, PREDICTED)
+    made(audited / "audit", 16, predicted_by="theory of the head", view={"view": "tabular", "head_is_exact": True})
+    assert judged(audited, PREDICTED).met
+
+
+def test_a_real_audit_of_a_head_that_is_exact(tmp_path):
+    x, y = load_breast_cancer(return_X_y=True)
+    x = (x - x.mean(0)) / x.std(0)
+    head = ga.from_sklearn(LogisticRegression().fit(x, y), x, y)
+    ga.audit(head, scores=["newton", "predicted_success"]).save(tmp_path / "audit")
+    (outcome,) = judged(tmp_path, PREDICTED).outcomes
+    table = ScoreTable.load(tmp_path / "audit")
+    assert outcome.value == np.mean([value > 0.6 for value in table["predicted_success"]])
+    assert outcome.details["predicted_by"] == "theory of the head"
+
+
+# ------------------------------------------------------------------------------------------------ the change
+
+
+def test_the_change_is_held_against_what_the_retrains_predict(audited):
+    (outcome,) = judged(audited, CHANGE).outcomes
+    assert (outcome.value, outcome.met) == (0.08, True)
+    spread = np.sqrt(0.01**2)  # 7, 8 and 9 %
+    assert outcome.allowed == pytest.approx(0.08 + 2.9199856 * spread * np.sqrt(4 / 3))  # t of 2 degrees of freedom
+    assert "8.000% on average in 3 retrains, allowed 11.372% (their 95% prediction bound" in outcome.words
+    made(audited / "audit", 22)
+    assert judged(audited, CHANGE).exit_code == 0
+    made(audited / "audit", 23)
+    assert judged(audited, CHANGE).exit_code == 3
+    made(audited / "audit", 0)
+    assert judged(audited, CHANGE).exit_code == 0  # less exposed is never missed
+
+
+def test_a_change_of_the_gap_counts_rows_above_what_a_fifth_of_the_baseline_exceeds(audited):
+    gaps = [ScoreTable.load(audited / name)["loo_gap"] for name in ("b0", "b1", "b2", "audit")]
+    pooled = sorted(np.concatenate(gaps[:3]).tolist(), reverse=True)
+    fifth = pooled[120 - 1], pooled[120]  # of 600 rows, 120 lie above the level
+    (outcome,) = judged(audited, GAP).outcomes
+    shares = [sum(value > outcome.details["above"] for value in gap) / N for gap in gaps]
+    assert fifth[1] <= outcome.details["above"] <= fifth[0]
+    assert outcome.value == pytest.approx(shares[3])
+    assert outcome.details["baseline_mean"] == pytest.approx(0.2) == pytest.approx(np.mean(shares[:3]))
+    noise = 2.9199856 * np.std(shares[:3], ddof=1) * np.sqrt(4 / 3)
+    assert outcome.allowed == pytest.approx(0.2 + max(noise, 1.6448536 * np.sqrt(0.2 * 0.8 / N)))
+    assert outcome.met
+    made(audited / "audit", 2 * int(outcome.allowed * N))
+    assert judged(audited, GAP).exit_code == 3
+
+
+def test_the_gap_of_people_is_judged_where_people_were_audited(audited):
+    rng = np.random.default_rng(7)
+    for name in ("audit", "b0", "b1", "b2"):
+        meta = {**META, "unit": "person"}
+        ScoreTable({"loo_gap": rng.random(20)}, np.arange(20), meta=meta).save(audited / name, "people")
+    assert " of 20 people with loo_gap above 0." in judged(audited, GAP).to_text()
+    (audited / "b1" / "people.npz").unlink()
+    with pytest.raises(InputError, match=r"^rule 'gap', baseline 2: .* got 200 rows beside 20"):
+        judged(audited, GAP)
+
+
+def test_retrains_that_agree_to_the_row_still_leave_the_share_its_error():
+    assert prediction_bound(np.full(3, 0.1), 100) == pytest.approx(0.1 + 1.6448536 * 0.03)
+    assert prediction_bound(np.zeros(3), 100) == 0.0
+    assert prediction_bound(np.array([0.2, 0.9, 1.0]), 100) == 1.0
+
+
+@pytest.mark.parametrize("k", [3, 6])
+def test_the_bound_holds_as_often_as_it_says(k):
+    rng = np.random.default_rng(0)
+    shares = 0.4 + 0.01 * rng.normal(size=(2_000, k + 1))
+    below = np.mean([one[-1] <= prediction_bound(one[:-1], 10**9) for one in shares])
+    assert below == pytest.approx(LEVEL, abs=0.015)  # three standard errors
+
+
+@pytest.mark.parametrize(
+    ("meta", "words"),
+    [
+        ({"loss": "squared"}, "loss squared beside cross_entropy"),
+        ({"unit": "person"}, "unit person beside record"),
+        ({"outputs": 2}, "outputs 2 beside 10"),
+        ({"l2": 0.2}, "l2 0.2 beside 0.02"),
+        ({"options": {"converged": False, "refit": False}}, "converged False beside True"),
+        ({"view": {"view": "text"}}, "view text beside images"),
+        ({"predicted_by": "theory of the head", "view": {"view": "images", "head_is_exact": True}}, "predicted_by the"),
+        ({"n": 180}, "180 rows beside 200"),
+    ],
+)
+def test_a_baseline_that_is_not_comparable_is_refused(audited, meta, words):
+    made(audited / "b1", 16, seed=9, **meta)
+    with pytest.raises(InputError, match=rf"^rule 'no worse', baseline 2: .* comparable to this one, got {words}"):
+        judged(audited, CHANGE)
+
+
+def test_baselines_of_another_version_and_of_other_columns_are_refused(audited):
+    made(audited / "audit", 16, provenance={"versions": {"giveaway": "2.0"}})
+    assert judged(audited, CHANGE).met  # tables saved from Python do not know their version
+    made(audited / "b2", 18, seed=3, provenance={"versions": {"giveaway": "1.0"}})
+    with pytest.raises(
+        InputError, match=r"baseline 3: .* got giveaway 1.0 beside 2.0; audit this model and the baseline"
+    ):
+        judged(audited, CHANGE)
+    table = ScoreTable.load(audited / "b0")
+    ScoreTable({"predicted_success": table["predicted_success"]}, table.ids, meta=table.meta).save(audited / "b0")
+    with pytest.raises(InputError, match=r"baseline 1: .* got scores \['predicted_success'\] beside \['loo_gap',"):
+        judged(audited, CHANGE)
+
+
+def test_a_few_rows_more_at_the_same_weight_decay_are_comparable(audited):
+    made(audited / "b1", 16, n=206, seed=2, l2=0.0206)
+    assert judged(audited, CHANGE).met
+
+
+def test_one_model_in_two_places_shows_no_noise(audited):
+    made(audited / "b2", 14, seed=1)
+    with pytest.raises(
+        InputError, match=r"baseline 3: expected a model of its own, got the scores of baseline 1; retr"
+    ):
+        judged(audited, CHANGE)
+    made(audited / "b2", 16, seed=0)
+    with pytest.raises(InputError, match=r"baseline 3: expected a model of its own, got the scores of this audit"):
+        judged(audited, CHANGE)
+
+
+def test_baselines_lie_beside_the_rule_file_and_need_the_column_too(audited, monkeypatch, tmp_path_factory):
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    assert judged(audited, CHANGE).met
+    ScoreTable({"fused": np.arange(N)}, np.arange(N), meta=META).save(audited / "b1")
+    with pytest.raises(
+        InputError, match=r"^rule 'no worse', baseline 2: expected an audit with the column predicted_suc"
+    ):
+        judged(audited, CHANGE)
+
+
+# ------------------------------------------------------------------------------------------------ waivers and words
+
+
+def test_a_waiver_holds_through_its_last_day_and_no_longer(audited):
+    text = COUNT.replace("25", "1") + PREDICTED + WAIVER
+    held = judged(audited, text)
+    assert (held.met, held.exit_code) == (False, 0)
+    assert "waived: few exposed: at least 25" in held.to_text()
+    assert "waived by Ada until 2026-05-04: data fix on its way" in held.to_text()
+    assert "1 of 2 rules met, 1 waived." in held.to_text()
+    told = held.to_json()["rules"][0]
+    assert (told["met"], told["waived_by"], told["waiver"]["expired"]) == (False, "Ada", False)
+    over = judged(audited, text, TODAY + datetime.timedelta(days=1))
+    assert over.exit_code == 3
+    assert "not met: few exposed" in over.to_text()
+    assert "the waiver of Ada ran out on 2026-05-04" in over.to_text()
+    told = over.to_json()["rules"][0]
+    assert (told["waived_by"], told["waiver"]["expired"]) == (None, True)
+
+
+def test_a_waiver_of_a_rule_that_is_met_is_not_used(audited):
+    verdict = judged(audited, COUNT + WAIVER)
+    assert (verdict.met, verdict.to_json()["rules"][0]["waived_by"]) == (True, None)
+    assert "waived" not in verdict.to_text()
+
+
+def test_the_verdict_is_kept_in_the_folder_and_purged_with_it(audited):
+    verdict = judged(audited, COUNT + PREDICTED + CHANGE)
+    path = verdict.save(audited / "audit")
+    told = json.loads(path.read_text(encoding="utf-8"))
+    assert told["schema"] == "giveaway.gate/1"
+    assert (told["met"], told["exit_code"], told["date"]) == (True, 0, "2026-05-04")
+    assert [(rule["name"], rule["measure"], rule["met"]) for rule in told["rules"]] == [
+        ("few exposed", "measured_count", True),
+        ("predicted", "predicted_success", True),
+        ("no worse", "change", True),
+    ]
+    assert told["rules"][2]["above"] == EXPOSED
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    (audited / "audit" / "validation.json").unlink()
+    purge(audited / "audit")
+    assert not (audited / "audit").exists()
+
+
+def test_no_word_says_more_than_the_rules_and_no_record_is_named(audited):
+    for text in (COUNT + PREDICTED + CHANGE, COUNT.replace("25", "1") + WAIVER):
+        verdict = judged(audited, text)
+        told = verdict.to_text() + json.dumps(verdict.to_json())
+        assert not re.search(r"pass|\bsafe\b|compliant|anonymous|patient", told, re.IGNORECASE)

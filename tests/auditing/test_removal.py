@@ -1,0 +1,298 @@
+"""Taking out the most exposed rows: against real refits, and planted twins."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import spearmanr
+
+from giveaway import Head, ScoreTable, audit
+from giveaway.auditing.removal import MOST_RISEN, removal, row_of_record, without
+from giveaway.heads.dense import DenseCurvature
+from giveaway.heads.optimum import gradient_sum, refit
+from tests import oracles
+from tests.conftest import made_arrays, made_head
+
+
+def converged_head(kind: str, *, n: int = 120, d: int = 4, l2: float = 0.3, keep_weights: bool = False, **options):
+    head = refit(made_head(kind, n=n, d=d, l2=l2, **options))
+    return head if keep_weights else replace(head, weight=None, bias=None)
+
+
+def refitted_without(head: Head, gone: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Outputs of all records under a real refit on those not gone, and the newton of those left (others NaN)."""
+    x, y = head.features.numpy(), head.targets.numpy()
+    left = ~gone
+    weight = None if head.sample_weight is None else head.sample_weight.numpy()[left]
+    options = {"l2": head.l2, "intercept": head.intercept, "penalize_intercept": head.penalize_intercept}
+    theta, outputs = oracles.refit(x[left], y[left], head.loss, **options, sample_weight=weight, n_outputs=head.m)
+    newton = np.full(head.n, np.nan)
+    newton[left] = oracles.head_scores(x[left], outputs, y[left], head.loss, **options, sample_weight=weight)["newton"]
+    return centred(oracles.design_matrix(x, head.intercept) @ theta, head), newton
+
+
+def centred(outputs: np.ndarray, head: Head) -> np.ndarray:
+    """Softmax does not see a constant added to all outputs."""
+    softmax = head.loss == "cross_entropy" and head.m > 1
+    return outputs - outputs.mean(1, keepdims=True) if softmax else outputs
+
+
+def outputs_without(head: Head, gone: np.ndarray) -> np.ndarray:
+    return centred(without(head, gone).outputs.numpy(), head)
+
+
+def newton_after(head: Head, gone: np.ndarray) -> np.ndarray:
+    return audit(without(head, gone), scores=["newton"], by="record")["newton"]
+
+
+def top(values: np.ndarray, share: float) -> np.ndarray:
+    chosen = np.zeros(len(values), dtype=bool)
+    chosen[np.argsort(-values)[: max(1, round(share * len(values)))]] = True
+    return chosen
+
+
+# ------------------------------------------------------------------------------------------------ real refits
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(("l2", "intercept", "penalize"), [(0.0, True, True), (2.0, True, False), (0.5, False, True)])
+@pytest.mark.parametrize("kind", ["squared", "squared_many"])
+def test_squared_loss_is_the_real_refit(kind, l2, intercept, penalize, weighted):
+    weight = np.random.default_rng(1).uniform(0.2, 3.0, 120) if weighted else None
+    head = converged_head(kind, l2=l2, intercept=intercept, penalize_intercept=penalize, sample_weight=weight)
+    gone = top(audit(head)["newton"], 0.1)
+    outputs, newton = refitted_without(head, gone)
+    np.testing.assert_allclose(outputs_without(head, gone), outputs, rtol=1e-8, atol=1e-9)
+    after = newton_after(head, gone)[~gone]
+    np.testing.assert_allclose(after, newton[~gone], rtol=1e-8, atol=1e-12)
+    decile = top(newton[~gone], 0.1)
+    np.testing.assert_allclose(after[decile], newton[~gone][decile], rtol=1e-8)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("kind", ["one_logit", "two_classes", "classes", "soft_labels", "multi_label"])
+def test_other_losses_are_the_real_refit_too(kind, weighted):
+    weight = np.random.default_rng(1).uniform(0.2, 3.0, 120) if weighted else None
+    head = converged_head(kind, l2=1.0, sample_weight=weight)
+    gone = top(audit(head)["newton"], 0.1)
+    outputs, newton = refitted_without(head, gone)
+    np.testing.assert_allclose(outputs_without(head, gone), outputs, rtol=1e-6, atol=1e-7)
+    after = newton_after(head, gone)[~gone]
+    decile = top(newton[~gone], 0.1)
+    np.testing.assert_allclose(after[decile], newton[~gone][decile], rtol=1e-6)
+    np.testing.assert_allclose(after, newton[~gone], rtol=1e-5, atol=1e-12)
+
+
+def test_one_newton_step_would_not_do():
+    """Why the head is refitted: it fits its records, and what is left of the curvature lies in the most exposed."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, 20))
+    y = (x @ rng.normal(size=20) > 0).astype(int)
+    y[:6] = 1 - y[:6]
+    head = refit(Head(x, np.zeros((200, 1)), y, "cross_entropy", l2=0.01))
+    gone = top(audit(head)["newton"], 0.03)
+    rest = replace(head, sample_weight=np.where(gone, 0.0, 1.0))
+    step = DenseCurvature(rest).solve(gradient_sum(rest).total)
+    once = rest.with_parameters(head.parameters() - step).outputs.numpy()
+    real = refitted_without(head, gone)[0]
+    moved = np.linalg.norm(real - head.outputs.numpy())
+    assert np.linalg.norm(once - real) > 0.2 * moved
+    assert np.linalg.norm(outputs_without(head, gone) - real) < 1e-5 * moved
+
+
+@pytest.mark.parametrize("kind", ["squared_many", "one_logit", "classes"])
+def test_where_the_head_stands_and_whether_its_weights_are_known_change_nothing(kind):
+    near = converged_head(kind, keep_weights=True)
+    table = audit(near)
+    found = removal(near, table, share=0.05)
+    far = near.with_parameters(torch.full((near.width, near.m), 0.3, dtype=torch.float64).cumsum(1))
+    for other in (replace(near, weight=None, bias=None), far):
+        same = removal(other, table, share=0.05)
+        np.testing.assert_array_equal(same.risen, found.risen)
+        np.testing.assert_allclose(same.after, found.after, rtol=1e-6)
+        np.testing.assert_allclose(same.before, found.before, rtol=1e-6)
+
+
+def test_a_head_without_an_optimum_is_refused():
+    x = np.r_[-np.ones((20, 1)), np.ones((20, 1))]
+    head = Head(x, x, np.repeat([0, 1], 20), "cross_entropy")
+    with pytest.raises(ValueError, match=r"refit: expected a head with a finite optimum.*give l2 above 0"):
+        removal(head, audit(head), share=0.05)
+
+
+# ------------------------------------------------------------------------------------------------ people
+
+
+@pytest.mark.parametrize("kind", ["squared", "classes", "multi_label"])
+def test_people_leave_with_all_their_records(kind):
+    groups = np.array([f"person {i}" for i in np.random.default_rng(3).integers(0, 25, 120)])
+    head = converged_head(kind, groups=groups)
+    table = audit(head)
+    people = np.unique(groups)
+    found = removal(head, table, share=0.08)
+    assert len(found.removed) == 2
+    np.testing.assert_array_equal(found.removed, table.order()[:2])
+    gone = np.isin(groups, people[found.removed])
+    left = np.setdiff1d(np.arange(len(people)), found.removed)
+    outputs = without(head, gone).outputs.numpy()[~gone]
+    if kind == "squared":
+        np.testing.assert_allclose(outputs, refitted_without(head, gone)[0][~gone], rtol=1e-8, atol=1e-9)
+    arrays = (head.features.numpy()[~gone], outputs, head.targets.numpy()[~gone], head.loss, groups[~gone])
+    after = np.full(len(people), np.nan)
+    after[left] = oracles.group_scores(*arrays, l2=head.l2)["newton"]
+    np.testing.assert_allclose(found.after, after[found.risen], rtol=1e-8)
+    np.testing.assert_allclose(found.before, table["newton"][found.risen])
+    assert found.spearman == pytest.approx(spearmanr(table["newton"][left], after[left]).statistic, abs=1e-9)
+    by_record = removal(head, audit(head, by="record"), share=0.02)
+    assert len(by_record.removed) == 2
+
+
+# ------------------------------------------------------------------------------------------------ the onion
+
+
+def test_one_of_two_twins_leaves_and_the_other_is_exposed():
+    """Two outliers of one direction share its leverage; the ranking sees only the first of them."""
+    arrays = made_arrays("one_logit", n=200, d=6, seed=5)
+    x, y = np.random.default_rng(5).normal(size=(200, 6)), arrays["targets"]
+    x[:, 5] = 0.0
+    x[10, 5], x[90, 5] = 6.0, 6.01
+    y[10] = y[90] = 1
+    head = refit(Head(**arrays | {"features": x, "targets": y}, l2=0.1))
+    table = audit(head, scores=["newton"])
+    planted = np.where(np.arange(200) == 10, 1e3, np.where(np.arange(200) == 90, 0.0, table["newton"]))
+    found = removal(head, ScoreTable({"newton": table["newton"], "fused": planted}, table.ids), share=0.005)
+    assert found.removed.tolist() == [10]
+    place = found.risen.tolist().index(90)
+    assert found.after[place] > 3 * found.before[place]
+    real = refitted_without(head, np.arange(200) == 10)[1]
+    assert found.after[place] == pytest.approx(real[90], rel=1e-6)
+
+
+def test_a_hidden_twin_enters_the_top():
+    """Squared loss: two that share a direction cover for one another; with x² = l2/2 the one left rises 4.5-fold."""
+    rng = np.random.default_rng(7)
+    x = np.column_stack([rng.normal(size=100), np.zeros(100)])
+    x[40] = x[70] = 0.0, 2.0
+    y = x[:, 0] + rng.normal(size=100)
+    y[40] = y[70] = 2.2
+    _, outputs = oracles.refit(x, y, "squared", l2=8.0, penalize_intercept=False)
+    head = Head(x, outputs, y, "squared", l2=8.0, penalize_intercept=False)
+    table = audit(head)
+    scores = {"fused": (np.arange(100) == 40).astype(float), "newton": table["newton"]}
+    real = refitted_without(head, np.arange(100) == 40)[1]
+    found = removal(head, ScoreTable(scores, table.ids), share=0.01)
+    assert table.order("newton")[0] not in (40, 70)
+    assert np.nanargmax(real) == 70
+    assert found.entered.tolist() == [70]
+    assert found.risen[0] == 70
+    assert found.after[0] == pytest.approx(real[70], rel=1e-8)
+    assert found.after[0] == pytest.approx(4.5 * found.before[0], rel=0.05)
+
+
+def test_entered_leaves_out_those_who_only_moved_up():
+    head = converged_head("classes", n=150)
+    table = audit(head)
+    found = removal(head, table, share=0.1)
+    gone = np.isin(np.arange(150), found.removed)
+    before, after = np.where(gone, -1.0, table["newton"]), np.where(gone, -1.0, newton_after(head, gone))
+    earlier, now = set(np.argsort(-before)[:15].tolist()), np.argsort(-after)[:15].tolist()
+    assert found.entered.tolist() == [row for row in now if row not in earlier]
+    assert not set(found.entered.tolist()) & set(found.removed.tolist())
+
+
+def test_risen_are_ordered_by_ratio_and_do_rise():
+    head = converged_head("classes", n=150)
+    table = audit(head)
+    found = removal(head, table, share=0.1)
+    left = np.setdiff1d(np.arange(150), found.removed)
+    floor = np.median(table["newton"][left])
+    ratio = found.after / np.maximum(found.before, floor)
+    assert len(found.risen) == MOST_RISEN
+    assert (np.diff(ratio) <= 0).all()
+    assert ratio[-1] > 1.0
+    others = np.setdiff1d(left, found.risen)
+    after = newton_after(head, np.isin(np.arange(150), found.removed))
+    assert (after[others] / np.maximum(table["newton"][others], floor)).max() <= ratio[-1]
+
+
+# ------------------------------------------------------------------------------------------------ edges
+
+
+@given(
+    kind=st.sampled_from(["squared", "one_logit", "classes", "multi_label"]),
+    n=st.integers(6, 14),
+    share=st.floats(0.01, 0.6),
+    grouped=st.booleans(),
+    seed=st.integers(0, 20),
+)
+def test_small_heads_never_break(kind, n, share, grouped, seed):
+    groups = np.arange(n) % 5 if grouped else None
+    head = made_head(kind, n=n, d=3, seed=seed, l2=1.0, groups=groups)
+    table = audit(head, scores=["newton"])
+    found = removal(head, table, share=share)
+    assert len(found.removed) == max(1, round(share * len(table)))
+    left = np.setdiff1d(np.arange(len(table)), found.removed)
+    assert np.isin(found.entered, left).all()
+    assert np.isin(found.risen, left).all()
+    assert np.isfinite(found.after).all()
+    assert (found.after > found.before).all()
+    assert (found.spearman is None) == (len(left) < 3)
+
+
+def test_a_class_may_lose_all_its_records():
+    head = converged_head("classes", n=60)
+    score = (head.targets.numpy() == 4).astype(float)
+    found = removal(head, ScoreTable({"loss": score}, head.ids), share=score.mean())
+    assert sorted(found.removed.tolist()) == np.flatnonzero(score).tolist()
+    assert np.isfinite(found.after).all()
+
+
+def test_a_memory_map_gives_the_same(tmp_path):
+    head = converged_head("classes")
+    np.save(tmp_path / "x.npy", head.features.numpy().astype(np.float32))
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    one = removal(replace(head, features=mapped), table := audit(head), share=0.05)
+    two = removal(head, table, share=0.05)
+    np.testing.assert_array_equal(one.removed, two.removed)
+    np.testing.assert_allclose(one.after[:5], two.after[:5], rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("share", "words"),
+    [
+        (0.0, "share: expected a share between 0 and 1, got 0; give the share of the rows to take out, such as 0.01"),
+        (1.5, "share: expected a share between 0 and 1, got 1.5; give the share"),
+        (0.9, r"share: expected a share that leaves at least 2 rows, got 5 of 6 taken out; take out a smaller share"),
+    ],
+)
+def test_shares_that_cannot_be_taken_out(share, words):
+    head = made_head("squared", n=6)
+    with pytest.raises(ValueError, match=words):
+        removal(head, audit(head), share=share)
+
+
+def test_what_else_is_refused():
+    head = made_head("classes", groups=np.arange(60) // 2)
+    table = audit(head)
+    with pytest.raises(ValueError, match="table: expected 30 rows, as the head has, got 5; pass the whole table"):
+        removal(head, table.top(5), share=0.1)
+    with pytest.raises(ValueError, match="head: expected groups, as the table is by person, got none; pass groups="):
+        removal(replace(head, groups=None), table, share=0.1)
+    box = replace(head, features=None, groups=None)
+    with pytest.raises(ValueError, match="head: expected a linear head, got a black box; pass the features"):
+        removal(box, audit(box), share=0.1)
+    weightless = replace(head, groups=None, l2=1.0, sample_weight=np.r_[np.ones(3), np.zeros(57)])
+    score = ScoreTable({"loss": np.r_[np.ones(3), np.zeros(57)]}, head.ids)
+    with pytest.raises(ValueError, match="share: expected records that count among those left, got records of weight"):
+        removal(weightless, score, share=0.05)
+
+
+def test_rows_of_records():
+    head = made_head("squared", groups=np.array(["b", "a", "c"] * 20))
+    assert row_of_record(head, audit(head)).tolist() == [1, 0, 2] * 20
+    assert row_of_record(head, audit(head, by="record")).tolist() == list(range(60))

@@ -1,0 +1,121 @@
+"""The page to share: the same headline, and nothing that leads to one record or to a few."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+
+import numpy as np
+import pytest
+
+from giveaway import Head, ScoreTable, audit
+from giveaway.checks import InputError
+from giveaway.reporting.index import index_page
+from giveaway.reporting.summary import summary, summary_pages
+from giveaway.reporting.words import headline
+from tests.conftest import made_arrays, made_head
+from tests.reporting.test_html import NEVER_SAID, Page
+from tests.reporting.test_words import measured
+
+MARK = "MARKER"
+
+
+def marked() -> ScoreTable:
+    """A table with a marker in every place that is about a record."""
+    ids = np.array([f"{MARK}-{i}" for i in range(60)])
+    head = made_head("classes", l2=0.5, ids=ids)
+    table = audit(head, inputs=[f"{MARK} text {i % 7}" for i in range(60)])
+    assert MARK in " ".join(table["nearest"].tolist())
+    attributes = {**table.attributes, "subgroup_town": np.array([f"{MARK} town"] * 4 + ["city"] * 56)}
+    origin = {"config": {"features": f"/home/{MARK}/f.npz"}, "inputs_sha256": "0" * 64, "versions": {"giveaway": "1"}}
+    return ScoreTable(table.scores, ids, {**table.meta, "provenance": origin}, attributes)
+
+
+def test_no_record_and_no_small_group_is_in_it():
+    pages = summary_pages(marked())
+    assert set(pages) == {"summary.json", "summary.html"}
+    for name, page in pages.items():
+        assert MARK not in page, name
+    found = json.loads(pages["summary.json"])
+    assert found["schema"] == "giveaway.summary/1"
+    assert "nearest" not in pages["summary.json"]
+    by_town = next(spread for spread in found["spread_over"] if spread["kind"] == "town")
+    assert [group["rows"] for group in by_town["groups"]] == [60]
+
+
+def test_it_says_what_the_report_says():
+    table = marked()
+    found = summary(table, access="labels", date=datetime.date(2026, 11, 16))
+    assert found["statement"] == headline(table, None, "labels")
+    assert found["date"] == "2026-11-16"
+    assert found["access"] == "labels"
+    assert found["measured"] is False
+    assert "validation" not in found
+    text = Page(summary_pages(table, access="labels")["summary.html"]).text
+    for words in (found["statement"], found["found_on_benchmarks"], *found["notes"], "Reviewed by"):
+        assert words in text
+    assert re.search(NEVER_SAID, text, flags=re.IGNORECASE) is None
+
+
+def test_quantiles_stand_for_ten_rows_at_least():
+    values = np.arange(1000.0)
+    table = ScoreTable({"newton": values}, np.arange(1000))
+    assert summary(table)["quantiles"] == {"median": 499.5, "top 10 %": 899.1, "top 5 %": 949.0, "top 1 %": 989.0}
+    few = ScoreTable({"newton": values[:30]}, np.arange(30))
+    assert set(summary(few)["quantiles"]) == {"median"}
+
+
+def test_after_a_validation_the_count_is_there():
+    found = measured()
+    agreement = {
+        "newton": {"top 0.01 in 0.05": [0.5, 0.4, 0.6], "spearman": [0.7, 0.6, 0.8], "worth_in_shadow_models": None}
+    }
+    found.stated["agreement"] = agreement
+    table = audit(made_head("classes"))
+    told = summary(table, measured=found)
+    assert told["validation"]["at_least_exposed"]["records"] == 37
+    assert told["statement"].startswith("At least 37 of 60 records are exposed")
+    text = Page(summary_pages(table, measured=found)["summary.html"]).text
+    assert "0.50 (0.40 to 0.60)" in text
+    assert "beyond the curve" in text
+
+
+@pytest.mark.parametrize("kind", ["squared", "multi_label", "soft_labels", "one_logit"])
+def test_every_kind_of_head_has_a_summary(kind):
+    head = Head(**made_arrays(kind), groups=np.arange(60) // 2)
+    pages = summary_pages(audit(head))
+    assert "60 records of 30 people" in Page(pages["summary.html"]).text
+    json.loads(pages["summary.json"])
+
+
+# ------------------------------------------------------------------------------------------------ the index
+
+
+def test_many_audits_on_one_page(tmp_path):
+    for name, table in (("first", marked()), ("<b>second<b>", audit(made_head("squared")))):
+        (tmp_path / name).mkdir()
+        for file, page in summary_pages(table).items():
+            (tmp_path / name / file).write_text(page)
+    (tmp_path / "first" / "gate.json").write_text('{"met": false}')
+    text = index_page([tmp_path / "first", tmp_path / "<b>second<b>"])
+    assert MARK not in text
+    page = Page(text)
+    assert "<b>second<b>" in page.text
+    assert page.text.count("Ranking only:") == 2
+    assert page.text.count("not measured") == 2
+    assert "not met" in page.text
+    assert "script" not in page.tags
+
+
+def test_what_is_no_summary(tmp_path):
+    with pytest.raises(InputError, match="folders: expected at least one audit folder, got none"):
+        index_page([])
+    with pytest.raises(InputError, match=r"expected audit folders with summary.json, got .*; run giveaway report"):
+        index_page([tmp_path])
+    (tmp_path / "summary.json").write_text('{"schema": "giveaway.summary/9"}')
+    with pytest.raises(InputError, match=r"expected summaries of the schema giveaway.summary/1, got .*, another"):
+        index_page([tmp_path])
+    (tmp_path / "summary.json").write_text("[")
+    with pytest.raises(InputError, match="expected readable JSON"):
+        index_page([tmp_path])

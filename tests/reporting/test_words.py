@@ -1,0 +1,167 @@
+"""What the pages say: a ranking or a defensible count, what stands behind it, and the notes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from giveaway import Head, ScoreTable, audit
+from giveaway.auditing.measured import Measured
+from giveaway.checks import InputError
+from giveaway.reporting.words import access_of, found_elsewhere, headline, notes, standing
+from tests.conftest import made_arrays, made_head
+
+COUNT = {"records": 37, "effect_size_above": 1.04, "false_discovery_rate": 0.05, "power_at_twice_that": 0.83}
+
+
+def measured(records: int = 60) -> Measured:
+    stated = {"models": 64, "records": records, "at_least_exposed": COUNT, "lira": {"auc": [0.71, 0.69, 0.73]}}
+    nothing = np.zeros(records)
+    return Measured(stated, nothing, nothing, nothing > 0, nothing, nothing)
+
+
+# ------------------------------------------------------------------------------------------------ the headline
+
+
+def test_without_an_attack_the_headline_is_a_ranking():
+    assert headline(audit(made_head("classes")), None, "probabilities") == (
+        "Ranking only: 60 records, ordered by estimated exposure to an attacker who holds the record and has its "
+        "output probabilities. No attack was measured on this model, so no number exposed is stated. A low rank is not "
+        "evidence of safety, and this is no finding on anonymity or compliance."
+    )
+
+
+def test_people_are_counted_beside_their_records():
+    table = audit(made_head("squared", groups=np.arange(60) // 3))
+    said = headline(table, None, "probabilities")
+    assert said.startswith("Ranking only: 60 records of 20 people, ordered by")
+    assert "has its predictions." in said
+
+
+@pytest.mark.parametrize(
+    ("access", "words"), [("labels", "has its predicted labels."), ("weights", "has its weights.")]
+)
+def test_the_attacker_has_what_the_user_says(access, words):
+    table = audit(made_head("classes"))
+    assert words in headline(table, None, access)
+    assert any(words in sentence for sentence in dict(standing(table, None, access))["Assumed"])
+
+
+def test_after_shadow_models_the_headline_is_a_lower_bound():
+    assert headline(audit(made_head("classes")), measured(), "weights") == (
+        "At least 37 of 60 records are exposed under this training recipe: membership told with over 70 % balanced "
+        "success (per-record test, 64 models, false discovery rate 5 %). More may be; estimated power 0.83."
+    )
+
+
+def test_what_the_score_found_stands_beside_it():
+    assert "held 81 % (CIFAR-10) and 96 % (BloodMNIST) of the 1 %" in found_elsewhere("fused")
+    assert "held 51 % (CIFAR-10) and 87 % (BloodMNIST) of the 1 %" in found_elsewhere("newton")
+    assert found_elsewhere("margin") == "No benchmark of ours says how much of what attacks find margin finds."
+
+
+def test_access_is_the_audit_s_unless_it_is_named():
+    table = audit(made_head("classes"))
+    assert access_of(table) == "probabilities"
+    assert access_of(ScoreTable(table.scores, table.ids, {"access": "weights"})) == "weights"
+    assert access_of(ScoreTable(table.scores, table.ids, {"access": "weights"}), "labels") == "labels"
+    with pytest.raises(InputError, match=r"access: expected a known name, got 'gradients'; choose from labels"):
+        access_of(table, "gradients")
+
+
+def test_measured_predicted_and_assumed_are_kept_apart():
+    table = audit(made_head("classes", l2=0.5), scores=["newton", "predicted_success"])
+    found = dict(standing(table, None, "probabilities"))
+    assert list(found) == ["Measured", "Predicted, not measured", "Assumed"]
+    assert found["Measured"][0].startswith("No attack.")
+    assert any("far too low for networks" in words for words in found["Predicted, not measured"])
+    assert any("An L2 penalty of 0.5" in words for words in found["Assumed"])
+    found = dict(standing(table, measured(), "probabilities"))
+    assert "LiRA over 64 shadow models of this recipe: AUC 0.710 (0.690 to 0.730)." in found["Measured"]
+    assert not any("LiRA" in words for words in found["Predicted, not measured"])
+
+
+# ------------------------------------------------------------------------------------------------ notes
+
+
+def note_about(table: ScoreTable, word: str) -> list[str]:
+    return [note for note in notes(table) if word in note]
+
+
+def test_notes_on_the_optimum():
+    far = made_head("classes", l2=0.5)
+    assert "not known: its weights were not given" in note_about(audit(far, scores=["newton"]), "optimum")[0]
+    moved = far.with_parameters(torch.ones(5, 5, dtype=torch.float64).tril())
+    (note,) = note_about(audit(moved), "optimum")
+    assert "not at the optimum" in note
+    assert "scores assume it is. converged=False or refit=True" in note
+    (note,) = note_about(audit(moved, converged=False), "optimum")
+    assert "scores assume it is" not in note
+    assert "newton and loo_gap take it into account" in note
+    assert note_about(audit(moved, refit=True), "optimum") == []
+
+
+def test_notes_on_repeats_caps_rank_and_l2():
+    arrays = made_arrays("classes")
+    lone = np.zeros((60, 2))
+    lone[11] = 1.0
+    features = np.column_stack([arrays["features"], lone])
+    features[[20, 21]] = features[22]
+    arrays["targets"][[20, 21]] = arrays["targets"][22]
+    table = audit(Head(**arrays | {"features": features}))
+    assert "3 records have an exact copy" in note_about(table, "copy")[0]
+    assert "understated: pass groups" in note_about(table, "copy")[0]
+    assert "1 rows are alone in some direction" in note_about(table, "alone")[0]
+    assert len(note_about(table, "singular; its pseudo-inverse was used")) == 1
+    assert note_about(table, "tenth of l2") == []
+    penalized = audit(Head(**made_arrays("classes"), l2=2.0))
+    low, high = (penalized.meta["l2_sensitivity"][f"spearman_at_{factor}_l2"] for factor in ("0.1", "10"))
+    assert note_about(penalized, "tenth of l2") == [
+        f"Rank correlation of newton with itself at a tenth of l2: {low:.3f}, at ten times: {high:.3f}."
+    ]
+    assert note_about(penalized, "singular") == []
+    assert note_about(penalized, "copy") == []
+
+
+def test_one_singular_label_among_several_is_said():
+    arrays = made_arrays("multi_label")
+    arrays["outputs"][2:, 0] = 1e4  # two records alone have curvature there
+    table = audit(Head(**arrays))
+    assert table.meta["curvature"]["inverse"] == "cholesky/eigenvectors"
+    assert len(note_about(table, "singular")) == 1
+
+
+def test_predictions_are_called_that():
+    head = made_head("classes")
+    said = " ".join(notes(audit(head, scores=["newton", "predicted_success"])))
+    assert "predicted_* columns are estimates" in said
+    assert "not measured" in said
+    assert "predicted" not in " ".join(notes(audit(head)))
+
+
+def viewed(kind: str = "classes", **options) -> ScoreTable:
+    head = made_head(kind, l2=0.5, **options)
+    return audit(head, inputs=np.maximum(head.features.numpy(), 0.0))
+
+
+def test_notes_on_the_view():
+    table = viewed()
+    view = table.meta["view"]
+    said, blind = notes(table)[:2]
+    assert said == (
+        f"The other records predict a left-out one with {100 * view['left_out_error']:.3g} % of the squared error of a "
+        f"constant (columns of the table, rbf kernel, {view['method']}); training took away "
+        f"{100 * view['memorized']:.3g} % of that error. In fused the model's own view counts "
+        f"{view['head_weight']:.2g} and theirs 1."
+    )
+    assert ("no better than a constant here" in blind) is (view["left_out_error"] >= 1)
+    head = made_head("classes", l2=0.5)
+    exact = notes(audit(head, inputs=head.features))
+    assert exact[0].endswith("% of that error.")
+    assert exact[1] == (
+        "The features are a linear function of the inputs: nothing was learned before the head, "
+        "fused ranks as newton does."
+    )
+    assert notes(audit(head))[0] == "No fused score: the records themselves were not given (inputs)."
+    assert not any("fused" in note for note in notes(audit(head, scores=["newton"])))

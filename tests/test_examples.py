@@ -1,0 +1,62 @@
+"""The scripts of examples/ run as a user would run them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from giveaway import ScoreTable
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+SHARED = Path(os.environ.get("GIVEAWAY_SHARED", ROOT.parent / "shared"))
+REAL = {"california_housing.py": "california_housing.npz"}
+
+
+def _run(script: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "error::RuntimeWarning", str(script), *arguments]
+    alone = {name: value for name, value in os.environ.items() if name != "GIVEAWAY_SHARED"}
+    return subprocess.run(
+        command, cwd=folder, env=alone, capture_output=True, text=True, encoding="utf-8", timeout=300, check=False
+    )
+
+
+@pytest.mark.parametrize("script", EXAMPLES, ids=lambda script: script.stem)
+def test_example_runs(script: Path, tmp_path: Path) -> None:
+    arguments = ["--out", "audit"]
+    if script.name in REAL:
+        if not (SHARED / "data" / REAL[script.name]).is_file():
+            pytest.skip(f"needs {REAL[script.name]}: set GIVEAWAY_SHARED to a folder whose data/ has it")
+        arguments += ["--data", str(SHARED / "data")]
+    done = _run(script, tmp_path, *arguments)
+    assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["audit"], "everything goes into the folder asked for"
+    table = ScoreTable.load(tmp_path / "audit")
+    assert len(table) >= 100
+    told = {
+        "audit_torch": "fused",
+        "audit_sklearn": "predicted attack success",
+        "audit_black_box": "the same 20 most exposed from arrays: True",
+        "people": "by person: rank 1 of 569",
+        "validate_shadow": "The audited model is none of the 16.",
+        "california_housing": "median error",
+    }
+    assert told[script.stem] in done.stdout
+
+
+def test_real_data_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    done = _run(ROOT / "examples" / "california_housing.py", tmp_path)
+    assert done.returncode == 2
+    assert "expected a folder with california_housing.npz" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_examples_are_short() -> None:
+    assert len(EXAMPLES) == 6
+    for script in EXAMPLES:
+        assert len(script.read_text(encoding="utf-8").splitlines()) < 60, script.name
