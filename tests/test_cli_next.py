@@ -24,7 +24,7 @@ from giveaway.auditing.store import purge, save_page
 from giveaway.auditing.weights import NOTE
 from giveaway.auditing.weights import weights as weights_of
 from giveaway.checks import InputError
-from giveaway.cli_next import canaries, check_audited, compare, gate, rules_of, tell_verdict, weights
+from giveaway.cli_next import canaries, check_audited, compare, gate, judged, leave, rules_of, weights
 from tests.conftest import made_head
 
 SECRET = "patient"
@@ -225,19 +225,19 @@ def test_rules_that_cannot_be_judged_leave_no_verdict(folder, tmp_path):
     assert not (folder / "gate.json").exists()
 
 
-def test_a_commands_own_gate(folder, tmp_path, capsys):
+def test_a_commands_own_gate(folder, tmp_path):
     assert rules_of(None) is None
     found = rules_of(str(rules(tmp_path)))
     measured(folder, 6)
+    assert judged(None, folder) is None
+    leave(None)
     with pytest.raises(SystemExit) as stop:
-        tell_verdict(found, folder, as_json=True)
+        leave(judged(found, folder))
     assert stop.value.code == 3
-    printed = capsys.readouterr()
-    assert printed.out == ""  # where the command's JSON stands alone
-    assert "not met: few exposed" in printed.err
+    assert json.loads((folder / "gate.json").read_text())["met"] is False
     measured(folder, 5)
-    tell_verdict(found, folder, as_json=False)
-    assert "1 of 1 rules met." in capsys.readouterr().out
+    leave(judged(found, folder))
+    assert json.loads((folder / "gate.json").read_text())["met"] is True
 
 
 def test_an_audit_that_cannot_answer_its_gate_does_not_start(tmp_path):
@@ -245,13 +245,14 @@ def test_an_audit_that_cannot_answer_its_gate_does_not_start(tmp_path):
         check_audited(read_rules(rules(tmp_path)), {})
     rule = '[[rule]]\nname = "p"\nmeasure = "predicted_success"\nabove = 0.7\nat_most_share = 0.1\n'
     predicted = read_rules(rules(tmp_path, "schema = 1\n" + rule))
-    for arguments in ({}, {"scores": ["newton"]}):
-        with pytest.raises(
-            InputError, match=r"expected the column predicted_success among the scores, got none; add --"
-        ):
-            check_audited(predicted, arguments)
-    check_audited(predicted, {"also": ["predicted_success"]})
-    check_audited(predicted, {"scores": ["newton", "predicted_success"]})
+    with pytest.raises(InputError, match=r"expected the column predicted_success among the scores, got none; add --"):
+        check_audited(predicted, {"scores": ["newton"]})
+    named = {"scores": ["newton", "predicted_success"]}
+    check_audited(predicted, named)
+    assert named == {"scores": ["newton", "predicted_success"]}
+    free = {"also": ["lood_kl"]}
+    check_audited(predicted, free)
+    assert free == {"also": ["lood_kl", "predicted_success"]}
 
 
 @pytest.mark.parametrize("command", [canaries, weights, compare, gate])

@@ -81,7 +81,7 @@ def test_commands_page_has_every_command_and_option() -> None:
         section = written.split(f"\n## {path}\n")[1].split("\n## ")[0]
         for parameter in command.params:
             for name in (*parameter.opts, *parameter.secondary_opts):
-                shown = f"`{name}`" if isinstance(parameter, click.Option) else name.upper()
+                shown = f"`{name}`" if isinstance(parameter, click.Option) else parameter.metavar or name.upper()
                 assert shown in section, f"{path}: {name}"
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from giveaway import __version__
-from giveaway.cli_next import canaries, compare, gate, weights
+from giveaway.cli_next import canaries, check_audited, compare, gate, judged, leave, rules_of, weights
 from giveaway.cli_theory import theory
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ RANKING_ONLY = (
     "Ranking only: no attack was measured, so no number exposed is stated; a low rank is not evidence of safety."
 )
 ROWS_OF_PEOPLE = "Rows are lines of {}, the first after its heading being 0; who they are stands there alone."
+GATE = "Judge the audit by these rules; exit code 3 where one is not met."
 SEED = click.IntRange(0, 2**63 - 1)
 
 
@@ -88,7 +89,7 @@ def demo(out: str, as_json: bool) -> None:
 @click.option("--allow-pickle", is_flag=True, default=None, help="Trust pickled files: they can run any code.")
 @click.option("--config", help="TOML file with any of these options; flags go before it.")
 @click.option("--show-records", is_flag=True, default=None, help="Show the exposed records and name their nearest.")
-@click.option("--gate", metavar="RULE.toml", help="Judge the audit by these rules; exit code 3 where one is not met.")
+@click.option("--gate", metavar="RULE.toml", help=GATE)
 @click.option("--top", type=int, help="Rows to print (default 10).")
 @click.option("--out", help="Folder for the audit (default giveaway-audit).")
 @click.option("--json", "as_json", is_flag=True, help="Print the result for machines.")
@@ -105,7 +106,7 @@ def audit(config: str | None, as_json: bool, **flags: Any) -> None:
         check_number(name, options[name], minimum=1, remedy="give a count")
     check_number("l2", options.get("l2", 0.0), minimum=0.0, remedy="give the penalty in summed-loss units")
     top, out = options.pop("top", 10), options.pop("out", "giveaway-audit")
-    rules = _rules(options.pop("gate", None))
+    rules = rules_of(options.pop("gate", None))
     head = head_from(options, lambda words: click.echo(words, err=True))
     wanted = ("by", "converged", "refit", "l2_sensitivity", "kernel", "noise")
     arguments: dict[str, Any] = {name: options[name] for name in wanted if name in options}
@@ -116,7 +117,7 @@ def audit(config: str | None, as_json: bool, **flags: Any) -> None:
     for name in {"scores", "also"} & options.keys():
         arguments[name] = [column.strip() for column in options[name].split(",")]
     if rules is not None:
-        _check_audited(rules, arguments)
+        check_audited(rules, arguments)
     _audit_and_tell(out, head, options, arguments, top=top, as_json=as_json, rules=rules)
 
 
@@ -134,9 +135,11 @@ def audit(config: str | None, as_json: bool, **flags: Any) -> None:
 )
 @click.option("--rows", help="FILE.npy: the signals' record for each row of the audit; default the same records.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Of training, draws and intervals.")
-@click.option("--gate", metavar="RULE.toml", help="Judge the audit by these rules; exit code 3 where one is not met.")
+@click.option(
+    "--gate", "rule_file", metavar="RULE.toml", help="Judge the audit by these rules; exit code 3 where one is not met."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result for machines.")
-def validate(folder: str, rows: str | None, gate: str | None, as_json: bool, **flags: Any) -> None:
+def validate(folder: str, rows: str | None, rule_file: str | None, as_json: bool, **flags: Any) -> None:
     """Check an audit FOLDER against LiRA: how well do its scores find what the attack finds?"""
     from giveaway.attacks.shadow_store import stored_seconds
     from giveaway.audit_command import rebuild
@@ -147,7 +150,7 @@ def validate(folder: str, rows: str | None, gate: str | None, as_json: bool, **f
     from giveaway.reporting.validation import validation_pages
     from giveaway.source import signals_named
 
-    rules = _rules(gate)
+    rules = rules_of(rule_file)
     table = ScoreTable.load(folder, "scores")
     places = None if rows is None else row_numbers(rows)
     named = {name: value for name, value in flags.items() if value not in (None, ())}
@@ -165,13 +168,15 @@ def validate(folder: str, rows: str | None, gate: str | None, as_json: bool, **f
     for name, page in pages.items():
         save_page(folder, name, page)
     rebuilt = [page.name for page in rebuild(folder)]
-    verdict = _judged(rules, folder)
+    verdict = judged(rules, folder)
     if as_json:
-        click.echo(json.dumps({**found.to_json(), **_gate_json(verdict)}, indent=2))
+        click.echo(json.dumps({**found.to_json(), **_gate(verdict)}, indent=2))
     else:
         click.echo(pages["validation.md"])
         click.echo(f"Wrote {', '.join([*pages, *rebuilt])} to {folder}")
-    _leave(verdict, as_json)
+    if verdict is not None and not as_json:
+        click.echo(f"\n{verdict.to_text()}")
+    leave(verdict)
 
 
 @cli.command()
@@ -269,53 +274,6 @@ def purge(folder: str) -> None:
         click.echo(f"Kept: the signals it was validated with, in {place}{how}")
 
 
-def _rules(path: str | None) -> Rules | None:
-    """The rules of --gate, read before any work: a mistake in them costs nothing."""
-    from giveaway.auditing.gate_rules import read_rules
-
-    return None if path is None else read_rules(path)
-
-
-def _check_audited(rules: Rules, arguments: dict[str, Any]) -> None:
-    """Give the audit the columns that its rules look at; refuse what an audit alone cannot answer."""
-    from giveaway.checks import fail
-
-    if rules.needs_validation:
-        expected, got = "rules that an audit can answer", "a measured_count"
-        raise fail("gate", expected, got, "give these rules to giveaway validate, which measures it")
-    missing = [name for name in rules.columns if name not in arguments.get("scores", rules.columns)]
-    if missing:
-        raise fail("scores", "the columns that the rules look at", f"none named {missing[0]}", "add it to --scores")
-    if "scores" not in arguments:
-        arguments["also"] = list(dict.fromkeys([*arguments.get("also", []), *rules.columns]))
-
-
-def _judged(rules: Rules | None, folder: str | Path) -> Verdict | None:
-    """What the rules say of the audit, which is in gate.json from then on."""
-    import datetime
-
-    from giveaway.auditing.gate import judge
-
-    if rules is None:
-        return None
-    verdict = judge(rules, folder, datetime.date.today())
-    verdict.save(folder)
-    return verdict
-
-
-def _gate_json(verdict: Verdict | None) -> dict[str, Any]:
-    return {} if verdict is None else {"gate": verdict.to_json()}
-
-
-def _leave(verdict: Verdict | None, as_json: bool) -> None:
-    """Tell the verdict and stop with its exit code, where there is one."""
-    if verdict is None:
-        return
-    if not as_json:
-        click.echo(f"\n{verdict.to_text()}")
-    raise click.exceptions.Exit(verdict.exit_code)
-
-
 def main() -> None:
     """Run, with every expected failure as one line on stderr: exit 2 for bad input, 130 for Ctrl-C."""
     try:
@@ -361,10 +319,10 @@ def _audit_and_tell(
     from giveaway.reporting.words import notes
 
     table, folder = audit_into(out, head, config, arguments)
-    verdict = _judged(rules, folder)
+    verdict = judged(rules, folder)
     if as_json:
-        click.echo(json.dumps({**_summary(table, folder, top), **_gate_json(verdict)}))
-        return _leave(verdict, as_json)
+        click.echo(json.dumps({**_summary(table, folder, top), **_gate(verdict)}))
+        return leave(verdict)
     _print_top(table, top)
     if table.meta["unit"] == "person":
         click.echo(ROWS_OF_PEOPLE.format("people.csv"))
@@ -373,7 +331,13 @@ def _audit_and_tell(
     click.echo(f"\n{RANKING_ONLY}")
     click.echo(f"To share: {folder / 'summary.html'} (names no record)")
     click.echo(f"Restricted, they name records: scores.csv, scores.npz and {folder / 'report.html'}")
-    _leave(verdict, as_json)
+    if verdict is not None and not as_json:
+        click.echo(f"\n{verdict.to_text()}")
+    leave(verdict)
+
+
+def _gate(verdict: Verdict | None) -> dict[str, Any]:
+    return {} if verdict is None else {"gate": verdict.to_json()}
 
 
 def _print_top(table: ScoreTable, top: int) -> None:

@@ -121,9 +121,10 @@ def gate(folder: str, rule_file: str, as_json: bool) -> None:
     """Judge an audit FOLDER by the rules of RULE.toml; exit code 3 where one is neither met nor waived."""
     from giveaway.auditing.gate_rules import read_rules
 
-    verdict = _judged(read_rules(rule_file), folder)
+    verdict = judged(read_rules(rule_file), folder)
+    assert verdict is not None
     click.echo(json.dumps(verdict.to_json(), ensure_ascii=False) if as_json else verdict.to_text())
-    _leave(verdict)
+    leave(verdict)
 
 
 def rules_of(rule_file: str | None) -> Rules | None:
@@ -134,38 +135,36 @@ def rules_of(rule_file: str | None) -> Rules | None:
 
 
 def check_audited(rules: Rules, arguments: dict[str, Any]) -> None:
-    """Refuse rules that an audit with these arguments cannot answer, before it runs."""
+    """Give an audit the columns that its rules look at; refuse, before it runs, rules that it cannot answer."""
     from giveaway.checks import fail
 
     if rules.needs_validation:
         got = "a measured count, which an audit alone does not have"
         raise fail("gate", "rules on an audit", got, "run giveaway validate FOLDER --gate with them")
-    named = {*(arguments.get("scores") or ()), *(arguments.get("also") or ())}
+    also = arguments.get("also") or []
     for column in rules.columns:
-        if column not in named and (column == "predicted_success" or arguments.get("scores")):
+        if arguments.get("scores") and column not in (*arguments["scores"], *also):
             raise fail("gate", f"the column {column} among the scores", "none", f"add --also {column}")
+    if rules.columns and not arguments.get("scores"):
+        arguments["also"] = list(dict.fromkeys([*also, *rules.columns]))
 
 
-def tell_verdict(rules: Rules, folder: str | Path, *, as_json: bool) -> None:
-    """Judge a folder after a command's own work, in words; on stderr where stdout has that command's JSON."""
-    verdict = _judged(rules, folder)
-    click.echo(verdict.to_text(), err=as_json)
-    _leave(verdict)
-
-
-def _judged(rules: Rules, folder: str | Path) -> Verdict:
-    """The verdict on a folder, kept there as gate.json."""
+def judged(rules: Rules | None, folder: str | Path) -> Verdict | None:
+    """The verdict on a folder, kept there as gate.json; None without rules."""
     import datetime
 
     from giveaway.auditing.gate import judge
 
+    if rules is None:
+        return None
     verdict = judge(rules, folder, datetime.date.today())
     verdict.save(folder)
     return verdict
 
 
-def _leave(verdict: Verdict) -> None:
-    if verdict.exit_code:
+def leave(verdict: Verdict | None) -> None:
+    """Stop with the verdict's exit code, where it has one."""
+    if verdict is not None and verdict.exit_code:
         sys.exit(verdict.exit_code)  # not click's Exit, whose code is lost outside of standalone mode
 
 

@@ -14,7 +14,8 @@ from sklearn.linear_model import LogisticRegression
 
 import giveaway as ga
 from giveaway import ScoreTable
-from giveaway.auditing.gate import EXPOSED, LEVEL, judge, prediction_bound
+from giveaway.auditing.gate import judge
+from giveaway.auditing.gate_change import EXPOSED, LEVEL, prediction_bound
 from giveaway.auditing.gate_rules import read_rules
 from giveaway.auditing.store import purge
 from giveaway.checks import InputError

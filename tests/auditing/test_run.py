@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 
-from giveaway import Head, audit
+from giveaway import Head, InputError, audit
 from giveaway.auditing import batches, progress
 from giveaway.heads.optimum import refit
 from giveaway.scores.catalogue import CATALOGUE
@@ -76,10 +76,14 @@ def test_l2_sensitivity_is_the_rank_correlation_with_other_penalties(kind, unit)
     groups = np.random.default_rng(0).integers(0, 20, 60) if unit == "person" else None
     arrays = made_arrays(kind)
     table = audit(Head(**arrays, l2=20.0, groups=groups))
-    for name, l2 in (("spearman_at_0.1_l2", 2.0), ("spearman_at_10_l2", 200.0)):
+    for factor, l2 in (("0.1", 2.0), ("10", 200.0)):
         other = audit(Head(**arrays, l2=l2, groups=groups), scores=["newton"])["newton"]
         expected = spearmanr(table["newton"], other).statistic
-        assert table.meta["l2_sensitivity"][name] == pytest.approx(expected, abs=2e-6)
+        assert table.meta["l2_sensitivity"][f"spearman_at_{factor}_l2"] == pytest.approx(expected, abs=2e-6)
+        k = max(1, round(0.05 * len(table)))
+        tops = [set(np.argsort(-values)[:k].tolist()) for values in (table["newton"], other)]
+        kept = len(tops[0] & tops[1]) / k
+        assert table.meta["l2_sensitivity"][f"top_kept_at_{factor}_l2"] == pytest.approx(kept, abs=2e-6)
     assert min(table.meta["l2_sensitivity"].values()) < 1.0
 
 
@@ -87,7 +91,17 @@ def test_l2_sensitivity_above_two_thousand_parameters_only_on_request():
     head = made_head("multi_label", n=30, d=700, l2=1.0)
     assert audit(head, scores=["newton"]).meta["l2_sensitivity"] is None
     asked = audit(head, scores=["newton"], l2_sensitivity=True).meta["l2_sensitivity"]
-    assert set(asked) == {"spearman_at_0.1_l2", "spearman_at_10_l2"}
+    assert set(asked) == {f"{name}_at_{factor}_l2" for name in ("spearman", "top_kept") for factor in ("0.1", "10")}
+
+
+def test_columns_besides_the_default_ones():
+    head = made_head("classes")
+    plain, more = audit(head), audit(head, also=["predicted_success"])
+    assert set(more.columns) == {*plain.columns, "predicted_success"}
+    assert audit(head, scores=["loss"], also="newton").columns == ("loss", "newton")
+    assert audit(head, scores=["newton"], also=["newton"]).columns == ("newton",)
+    with pytest.raises(InputError, match="scores: expected a known name, got 'newtn'; did you mean newton"):
+        audit(head, also=["newtn"])
 
 
 def test_distance_from_the_optimum():

@@ -28,12 +28,18 @@ def _entry(folder: Path) -> dict[str, Any]:
     if found.get("schema") != SCHEMA:
         expected, got = f"summaries of the schema {SCHEMA}", f"{path}, another"
         raise fail("folders", expected, got, "run giveaway report there again")
-    gate = _read(folder / "gate.json") if (folder / "gate.json").is_file() else None
     return {
         "name": shown_text(folder.resolve().name, 60),
         "found": found,
-        "gate": None if gate is None else "met" if gate.get("met") else "not met",
+        "gate": _gate(folder / "gate.json"),
     }
+
+
+def _gate(path: Path) -> str:
+    if not path.is_file():
+        return "none"
+    found = _read(path)
+    return "met" if found.get("met") else "not met" if found.get("exit_code", 3) else "waived"
 
 
 def _read(path: Path) -> dict[str, Any]:
