@@ -14,6 +14,7 @@ from typing import Any
 import click
 import pytest
 
+from giveaway.auditing.gate_rules import read_rules
 from giveaway.cli import cli
 
 ROOT = Path(__file__).parents[1]
@@ -68,6 +69,17 @@ def test_every_block_is_of_a_kind_that_is_checked() -> None:
     for page in PAGES:
         kinds = {language for language, _ in FENCE.findall(page.read_text(encoding="utf-8"))}
         assert kinds <= {"", "python", "console", "toml", "text", "yaml"}, _name(page)
+
+
+def test_rules_of_the_gate_page_are_rules(tmp_path: Path) -> None:
+    (text,) = _blocks(DOCS / "gate.md", "toml")
+    (tmp_path / "RULE.toml").write_text(text, encoding="utf-8")
+    for name in "abc":
+        (tmp_path / "audits" / name).mkdir(parents=True)
+        (tmp_path / "audits" / name / "scores.npz").touch()
+    found = read_rules(tmp_path / "RULE.toml")
+    assert [rule.measure for rule in found.rules] == ["measured_count", "predicted_success", "change"]
+    assert len(found.waivers) == 1
 
 
 def test_commands_page_is_up_to_date() -> None:

@@ -329,8 +329,9 @@ def _audit_and_tell(
     for note in notes(table):
         click.echo(f"note: {note}")
     click.echo(f"\n{RANKING_ONLY}")
-    click.echo(f"To share: {folder / 'summary.html'} (names no record)")
-    click.echo(f"Restricted, they name records: scores.csv, scores.npz and {folder / 'report.html'}")
+    click.echo(f"To share, naming no record: {folder / 'summary.html'}")
+    click.echo("Restricted, naming records: scores.csv, scores.npz, audit.json, look.npz and the report")
+    click.echo(f"Open {folder / 'report.html'}")
     if verdict is not None and not as_json:
         click.echo(f"\n{verdict.to_text()}")
     leave(verdict)

@@ -8,7 +8,8 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from giveaway import Head, ScoreTable, audit, report
+from giveaway import Head, ScoreTable, Signals, audit, compare, report
+from giveaway.auditing.measured import Measured
 from giveaway.reporting.html import render
 from giveaway.reporting.words import notes
 from tests.conftest import KINDS, made_arrays, made_head
@@ -228,3 +229,61 @@ def test_names_of_neighbours_are_escaped():
     page = render(viewed(ids=names))
     assert "&lt;b&gt;" in rows_of(page)[0][-1]
     assert "<b>1</b>" not in page
+
+
+# ------------------------------------------------------------------------------------------------ what was measured
+
+
+def test_after_a_validation_the_page_counts_and_shows_what_was_measured():
+    rng = np.random.default_rng(0)
+    members = rng.random((32, 120)) < 0.5
+    signals = Signals(rng.normal(size=(32, 120)) + members * np.linspace(0, 5, 120), members, kind="phi")
+    table = audit(made_head("classes", n=120))
+    found = compare(table, signals)
+    page = render(table, measured=Measured.of(found), top=120)
+    text = Page(page).text
+    assert f"At least {found.count.at_least} of 120 records are exposed under this training recipe" in text
+    assert "Ranking only" not in text
+    assert "a low rank is not evidence of safety" in text
+    assert found.conclusion() in text
+    shown, rows = headings(page), rows_of(page)
+    order = table.order()
+    assert [float(row[shown.index("measured_success")]) for row in rows] == pytest.approx(
+        found.success[order], rel=1e-3
+    )
+    flags = [row[shown.index("found_exposed")] for row in rows]
+    assert flags.count("yes") == found.count.at_least
+    assert {flag == "yes" for flag, row in zip(flags, order, strict=True) if found.count.flagged[row]} == {True}
+    assert "fewer than 2" in text.split("worth in shadow models")[1]
+    assert page.count("data:image/svg+xml") == 4
+
+
+def test_people_have_no_measured_columns_of_records():
+    rng = np.random.default_rng(0)
+    members = rng.random((16, 120)) < 0.5
+    head = made_head("classes", n=120, groups=np.arange(120) // 2)
+    found = compare(audit(head, by="record"), Signals(rng.normal(size=(16, 120)), members, kind="phi"))
+    page = render(audit(head), measured=Measured.of(found))
+    assert "measured_success" not in headings(page)
+    assert "At least" in Page(page).text
+
+
+def test_the_report_takes_a_head_and_a_validation(tmp_path):
+    head = made_head("classes", n=120, l2=0.5)
+    table = audit(head)
+    report(table, tmp_path / "plain.html")
+    report(table, tmp_path / "whole.html", head=head, access="weights")
+    plain, whole = (Page((tmp_path / f"{name}.html").read_text(encoding="utf-8")).text for name in ("plain", "whole"))
+    assert "pass head= to have it" in plain
+    assert "Without the 1 most exposed (1 %)" in whole
+    assert "has its weights." in whole
+    assert (tmp_path / "whole.html").stat().st_mode & 0o777 == 0o600
+
+
+def test_fifty_thousand_records_make_a_page_of_less_than_three_megabytes():
+    rng = np.random.default_rng(0)
+    n = 50_000
+    names = np.array([f"somebody-with-a-long-name-{i:06d}" for i in range(n)])
+    scores = {name: rng.lognormal(size=n) for name in ("fused", "newton", "left_out", "leverage", "loss")}
+    table = ScoreTable(scores | {"leverage": rng.random(n)}, names, {}, {"class": rng.integers(0, 300, n)})
+    assert len(render(table).encode()) < 3_000_000

@@ -78,7 +78,8 @@ def test_after_a_validation_the_count_is_there():
     assert told["statement"].startswith("At least 37 of 60 records are exposed")
     text = Page(summary_pages(table, measured=found)["summary.html"]).text
     assert "0.50 (0.40 to 0.60)" in text
-    assert "beyond the curve" in text
+    assert "of the top 1 %, found in 5 %" in text
+    assert "more than the curve's" in text
 
 
 @pytest.mark.parametrize("kind", ["squared", "multi_label", "soft_labels", "one_logit"])

@@ -22,6 +22,7 @@ from giveaway.records import Head, ScoreTable
 
 FILE = "look.npz"
 SHARES = (0.01, 0.05)  # of the rows, that the what-if takes out
+WHAT_IF_UP_TO = 1e10  # records times squared parameters: about half a minute on two cores
 MAPS = ("auto", "pca", "tsne", "none")
 SHOWN_RECORDS = 100
 MOST_PLACES = 2_000  # in the map: t-SNE takes 18 s for them on one core, and a minute for 5,000
@@ -129,8 +130,9 @@ def look_closer(
     else:
         seen = part("map", lambda: feature_map(head, table, method=method, most=MOST_PLACES))
     found: tuple[Removal, ...] = ()
-    small = head.linear and head.width * head.m <= SENSITIVITY_UP_TO
-    if what_if or (what_if is None and small):
+    parameters = head.width * head.m
+    quick = head.linear and parameters <= SENSITIVITY_UP_TO and head.n * parameters**2 <= WHAT_IF_UP_TO
+    if what_if or (what_if is None and quick):
         found = part("what-if", lambda: removals(head, table, shares=SHARES)) or ()
     else:
         missing["what-if"] = (
@@ -139,7 +141,7 @@ def look_closer(
             else (
                 "it was not asked for (--no-what-if)"
                 if what_if is False
-                else f"it takes longer with more than {SENSITIVITY_UP_TO} parameters: ask for it with --what-if"
+                else f"it takes a while for {head.n} records and {parameters} parameters: ask for it with --what-if"
             )
         )
     records = head.inputs if inputs is None else inputs

@@ -28,8 +28,7 @@ class Removal:
     `entered` answers who is exposed now that was not: with k rows removed, those among the k highest newtons of the
     rows left after the removal that were not among the k highest of the same rows before it, the highest first. A row
     that only moved up because others are gone is not among them. `risen` are up to 20 rows left whose newton rises
-    most in ratio, the most first; a rise from below the median newton is counted from there, as a ratio to next to
-    nothing says nothing.
+    most, the most first.
     """
 
     share: float
@@ -128,7 +127,6 @@ def _entered(before: np.ndarray, after: np.ndarray, left: np.ndarray, count: int
 
 
 def _risen(before: np.ndarray, after: np.ndarray, left: np.ndarray) -> np.ndarray:
-    floor = max(float(np.median(before[left])), np.finfo(np.float64).tiny)
-    ratio = after[left] / np.maximum(before[left], floor)
-    rises = np.flatnonzero(ratio > 1.0)
-    return left[rises[np.argsort(-ratio[rises], kind="stable")[:MOST_RISEN]]]
+    rise = after[left] - before[left]
+    rises = np.flatnonzero(rise > 0)
+    return left[rises[np.argsort(-rise[rises], kind="stable")[:MOST_RISEN]]]

@@ -21,6 +21,7 @@ from giveaway.reporting.figures import recall_curves
 from giveaway.reporting.measured_figures import attack_curve
 from giveaway.reporting.table_figures import exposure_distribution
 from giveaway.reporting.theory_figures import tradeoff_curves
+from giveaway.reporting.words import agreement_lines
 from giveaway.theory import fixed_design
 
 if TYPE_CHECKING:
@@ -108,18 +109,8 @@ def _agreement(table: ScoreTable, measured: Measured | None) -> dict[str, Any]:
     if table.meta.get("unit") != "person" and len(table) == len(measured.effect_size):
         columns = {name: table[name] for name in table.columns}
         pictures.insert(0, recall_curves(columns, measured.effect_size, ranked_by=table.ranking()))
-    tops = [key for key in next(iter(stated["agreement"].values())) if key.startswith("top ")]
-    lines = [
-        (
-            name,
-            *(f"{found[key][0]:.2f} ({found[key][1]:.2f} to {found[key][2]:.2f})" for key in [*tops, "spearman"]),
-            "beyond the curve" if found["worth_in_shadow_models"] is None else f"{found['worth_in_shadow_models']:.1f}",
-        )
-        for name, found in stated["agreement"].items()
-    ]
-    heads = [*(f"recall, {key}" for key in tops), "Spearman", "worth in shadow models"]
     conclusion = stated["conclusion"]
-    return {"conclusion": conclusion, "heads": heads, "lines": lines, "pictures": [picture(p) for p in pictures]}
+    return {"conclusion": conclusion, **agreement_lines(stated), "pictures": [picture(p) for p in pictures]}
 
 
 def _removals(table: ScoreTable, look: CloserLook) -> list[dict[str, Any]]:

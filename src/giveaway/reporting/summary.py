@@ -16,7 +16,7 @@ from giveaway.auditing.breakdown import LEAST, breakdowns
 from giveaway.auditing.measured import Measured
 from giveaway.records import ScoreTable
 from giveaway.reporting.pages import page
-from giveaway.reporting.words import access_of, found_elsewhere, headline, notes, standing
+from giveaway.reporting.words import access_of, agreement_lines, found_elsewhere, headline, notes, standing
 
 SCHEMA = "giveaway.summary/1"
 SHARES = (("median", 0.5), ("top 10 %", 0.1), ("top 5 %", 0.05), ("top 1 %", 0.01))
@@ -63,9 +63,10 @@ def summary_pages(table: ScoreTable, *, measured: Measured | None = None, access
     """File names and contents of the shareable output."""
     found = summary(table, measured=measured, access=access)
     unit = "people" if found["unit"] == "person" else "records"
+    agreement = None if measured is None else agreement_lines(measured.stated)
     return {
         "summary.json": json.dumps(found, indent=2, allow_nan=False) + "\n",
-        "summary.html": page("summary.html", found=found, unit=unit, least=LEAST),
+        "summary.html": page("summary.html", found=found, unit=unit, least=LEAST, agreement=agreement),
     }
 
 

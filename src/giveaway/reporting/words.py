@@ -123,6 +123,33 @@ def _assumed(table: ScoreTable, access: str) -> list[str]:
     return said
 
 
+def agreement_lines(stated: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """The agreement of every score with the attack, as headings and lines of text."""
+    found = stated["agreement"]
+    tops = [key for key in next(iter(found.values())) if key.startswith("top ")]
+    heads = [_top_in_words(key) for key in tops]
+    lines = [
+        (name, *(_interval(values[key]) for key in [*tops, "spearman"]), _worth(values["worth_in_shadow_models"]))
+        for name, values in found.items()
+    ]
+    return {"heads": [*heads, "Spearman", "worth in shadow models"], "lines": lines}
+
+
+def _top_in_words(key: str) -> str:
+    """A recall of validation.json, "top 0.01 in 0.05", as a heading."""
+    _, top, _, keep = key.split()
+    return f"of the top {100 * float(top):g} %, found in {100 * float(keep):g} %"
+
+
+def _interval(cell: list[float]) -> str:
+    return f"{cell[0]:.2f} ({cell[1]:.2f} to {cell[2]:.2f})"
+
+
+def _worth(models: float | None) -> str:
+    """Outside of what the curve shows a worth has only a bound."""
+    return "more than the curve's" if models is None else f"about {models:.1f}" if models >= 2 else "fewer than 2"
+
+
 def notes(table: ScoreTable) -> list[str]:
     """What a reader must know of this table besides its numbers."""
     meta = table.meta

@@ -1,0 +1,102 @@
+"""How large the report is, how long it takes to write and how long a browser takes to open it.
+
+    python benchmarks/report_size.py [--rows 2 50000 1000000]
+
+Tables are made up, with names as ids, ten classes and every column that an audit has. The look is what the report needs
+of the head besides (map by PCA, what-if where it is quick), done by `giveaway audit` once; a page is open when both
+maps are drawn, in chromium. Writes benchmarks/results/report_size.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import tempfile
+import time
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+
+from giveaway import Head, audit
+from giveaway.auditing.closer_look import look_closer
+from giveaway.reporting.html import render
+from giveaway.reporting.summary import summary_pages
+
+RESULTS = Path(__file__).parent / "results" / "report_size.json"
+
+
+def made_head(n: int, d: int = 16, classes: int = 10) -> Head:
+    rng = np.random.default_rng(0)
+    labels = np.arange(n) % min(classes, n)
+    centres = rng.normal(size=(classes, d))
+    features = (centres[labels] + rng.normal(size=(n, d))).astype(np.float32)
+    weight = centres * 0.7
+    ids = np.array([f"person-{i:07d}" for i in range(n)])
+    return Head(features, features @ weight.T, labels, "cross_entropy", l2=1.0, ids=ids)
+
+
+def opened(page: Path) -> float:
+    """Seconds until the maps are drawn, the best of three."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        found = []
+        for _ in range(3):
+            tab = browser.new_page()
+            began = time.perf_counter()
+            tab.goto(page.as_uri())
+            tab.wait_for_selector("html[data-maps=ready]")
+            found.append(time.perf_counter() - began)
+            tab.close()
+        browser.close()
+    return min(found)
+
+
+def measure(n: int) -> dict[str, float | int]:
+    head = made_head(n)
+    table = audit(head)
+    began = time.perf_counter()
+    look = look_closer(head, table, method="pca")
+    looked = time.perf_counter() - began
+    began = time.perf_counter()
+    page = render(table, look=look)
+    pages = summary_pages(table)
+    written = time.perf_counter() - began
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "report.html"
+        path.write_text(page, encoding="utf-8")
+        seconds = opened(path)
+        size = path.stat().st_size
+    return {
+        "rows": n,
+        "megabytes": round(size / 1e6, 3),
+        "summary_kilobytes": round(len(pages["summary.html"]) / 1e3, 1),
+        "seconds_to_write": round(written, 2),
+        "seconds_of_the_look": round(looked, 2),
+        "seconds_to_open": round(seconds, 2),
+    }
+
+
+def environment() -> dict[str, object]:
+    versions = {name: metadata.version(name) for name in ("giveaway", "bokeh", "matplotlib", "numpy", "torch")}
+    return {"cores": os.cpu_count(), "python": platform.python_version(), **versions}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, nargs="+", default=[2, 1_000, 50_000, 1_000_000])
+    rows = parser.parse_args().rows
+    found = []
+    for n in rows:
+        found.append(measure(n))
+        print(found[-1])
+    RESULTS.write_text(json.dumps({"environment": environment(), "found": found}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

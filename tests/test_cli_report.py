@@ -1,0 +1,157 @@
+"""What an audit's options do to its report: access, subgroups, pseudonyms, maps, gates, the index."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from giveaway import ScoreTable
+from giveaway.auditing.closer_look import CloserLook
+from tests.test_cli import SECRET, N, arrays, file, folder, giveaway, one_line  # noqa: F401
+
+PREDICTED = """
+schema = 1
+[[rule]]
+name = "hardly any"
+measure = "predicted_success"
+above = {above}
+at_most_share = 0.0
+"""
+
+
+def audited(giveaway, file, *options, out="result"):  # noqa: F811
+    code, said, err = giveaway("audit", "--features", file, "--l2", 0.5, "--map", "pca", "--out", out, *options)
+    assert code == 0, err
+    return said
+
+
+def words_of(name: str, out: str = "result") -> str:
+    page = re.sub(r"<script.*?</script>", "", Path(out, name).read_text(), flags=re.DOTALL)
+    return " ".join(re.sub(r"<[^>]+>", " ", page).split())
+
+
+def test_access_is_in_the_headline_of_both_pages(giveaway, file):  # noqa: F811
+    audited(giveaway, file, "--access", "labels")
+    for name in ("report.html", "summary.html"):
+        assert "an attacker who holds the record and has its predicted labels." in words_of(name)
+    assert json.loads(Path("result/summary.json").read_text())["access"] == "labels"
+    line = one_line(giveaway("audit", "--features", file, "--access", "gradients"))
+    assert "'gradients' is not one of 'labels', 'probabilities', 'weights'" in line
+
+
+def test_subgroups_of_records_and_of_people(giveaway, file):  # noqa: F811
+    sex = ["f" if i % 4 < 2 else "m" for i in range(N)]
+    Path("sub.csv").write_text("sex,site\n" + "".join(f"{s},{i % 2}\n" for i, s in enumerate(sex)))
+    audited(giveaway, file, "--subgroups", "sub.csv")
+    table = ScoreTable.load("result")
+    assert table["subgroup_sex"].tolist() == sex
+    assert {"By class", "By sex", "By site"} <= set(re.findall(r"By (?:class|sex|site)", words_of("report.html")))
+    Path("people.txt").write_text("\n".join(str(i // 2) for i in range(N)))
+    audited(giveaway, file, "--subgroups", "sub.csv", "--groups", "people.txt", out="people")
+    people = ScoreTable.load("people", "people")
+    assert set(people["subgroup_sex"].tolist()) == {"f", "m"}
+    assert set(people["subgroup_site"].tolist()) == {"several"}
+    line = one_line(giveaway("audit", "--features", file, "--subgroups", "none.csv", "--out", "other"))
+    assert line.startswith("subgroups: expected a readable CSV")
+    assert not Path("other").exists()
+
+
+def test_pseudonyms_stand_for_names_everywhere(giveaway, file):  # noqa: F811
+    audited(giveaway, file, "--pseudonymize", "key", "--show-records", "--inputs", _inputs())
+    assert SECRET not in Path("result/scores.csv").read_text() + Path("result/report.html").read_text()
+    first = ScoreTable.load("result")
+    assert all(re.fullmatch("[0-9a-f]{16}", name) for name in first.ids.tolist())
+    assert set(first["nearest"][int(first.order()[0])].split(", ")) <= set(first.ids.tolist())
+    audited(giveaway, file, "--pseudonymize", "key", "--show-records", "--inputs", _inputs(), out="again")
+    assert ScoreTable.load("again").ids.tolist() == first.ids.tolist()
+    assert Path("key").stat().st_mode & 0o777 == 0o600
+
+
+def _inputs() -> str:
+    np.save("inputs.npy", np.random.default_rng(0).random((N, 3)))
+    return "inputs.npy"
+
+
+def test_maps_and_what_if_are_options(giveaway, file):  # noqa: F811
+    audited(giveaway, file)
+    look = CloserLook.load("result")
+    assert look.feature_map.method == "PCA"
+    assert len(look.removals) == 2
+    assert "Without the 1 most exposed (1 %)" in words_of("report.html")
+    audited(giveaway, file, "--map", "none", "--no-what-if", out="less")
+    look = CloserLook.load("less")
+    assert look.feature_map is None
+    assert look.removals == ()
+    assert "it was not asked for (--no-what-if)" in words_of("report.html", "less")
+
+
+def test_a_validation_is_in_the_pages_from_then_on(giveaway, folder):  # noqa: F811
+    rng = np.random.default_rng(0)
+    n = 120
+    arrays_of = {"features": rng.normal(size=(n, 3)), "outputs": rng.normal(size=(n, 2)), "targets": np.arange(n) % 2}
+    np.savez("large.npz", **arrays_of)
+    members = np.stack([rng.permutation(np.arange(16) < 8) for _ in range(n)], axis=1)
+    np.savez("signals.npz", phi=rng.normal(size=(16, n)) + 5 * members, members=members)
+    options = ("audit", "--features", "large.npz", "--loss", "cross_entropy", "--map", "none", "--out", "result")
+    assert giveaway(*options)[0] == 0
+    assert "Ranking only" in words_of("report.html")
+    Path("rule.toml").write_text('schema = 1\n[[rule]]\nname = "few"\nmeasure = "measured_count"\nat_most = 3\n')
+    code, out, err = giveaway("validate", "result", "--signals", "signals.npz", "--gate", "rule.toml")
+    assert code == 3, err
+    assert "not met: few" in out
+    count = json.loads(Path("result/validation.json").read_text())["at_least_exposed"]["records"]
+    assert count > 3
+    for name in ("report.html", "summary.html"):
+        assert f"At least {count} of 120 records are exposed" in words_of(name)
+        assert "Ranking only" not in words_of(name)
+    assert giveaway(*options)[0] == 0  # the same audit again keeps what was measured
+    assert f"At least {count} of 120" in words_of("report.html")
+    code, out, _ = giveaway("validate", "result", "--signals", "signals.npz", "--gate", "rule.toml", "--json")
+    assert code == 3
+    assert json.loads(out)["gate"]["rules"][0]["value"] == count
+    assert giveaway("index", "result", "--out", "index.html")[:2] == (0, "Wrote index.html\n")
+    page = Path("index.html").read_text()
+    assert f"<td>{count} of 120</td>" in page
+    assert "not met" in page
+
+
+def test_a_gate_gives_the_audit_the_columns_it_looks_at(giveaway, file):  # noqa: F811
+    options = ("--inputs", _inputs())
+    Path("strict.toml").write_text(PREDICTED.format(above=0.5))
+    Path("loose.toml").write_text(PREDICTED.format(above=0.999999))
+    audited(giveaway, file, *options, "--gate", "loose.toml")
+    assert "predicted_success" in ScoreTable.load("result").columns
+    assert "1 of 1 rules met" in audited(giveaway, file, *options, "--gate", "loose.toml")
+    base = ("audit", "--features", file, "--l2", 0.5, "--map", "pca", *options)
+    code, out, err = giveaway(*base, "--gate", "strict.toml", "--out", "strict")
+    assert code == 3, err
+    assert "not met: hardly any" in out
+    assert SECRET not in out + err
+    code, out, _ = giveaway(*base, "--gate", "strict.toml", "--out", "strict", "--json")
+    assert code == 3
+    assert json.loads(out)["gate"]["met"] is False
+    line = one_line(giveaway(*base, "--gate", "strict.toml", "--scores", "newton", "--out", "new"))
+    assert "expected the column predicted_success among the scores" in line
+    Path("raw.toml").write_text(PREDICTED.format(above=0.5).replace("predicted_success", "newton"))
+    line = one_line(giveaway(*base, "--gate", "raw.toml", "--out", "new"))
+    assert "no common unit" in line
+    assert not Path("new").exists()
+
+
+def test_columns_besides_the_default_ones(giveaway, file):  # noqa: F811
+    audited(giveaway, file, "--inputs", _inputs(), "--also", "predicted_success, lood_kl")
+    columns = ScoreTable.load("result").columns
+    assert {"fused", "newton", "predicted_success", "lood_kl"} <= set(columns)
+    assert "predicted_success" in words_of("report.html")
+    assert json.loads(Path("result/summary.json").read_text())["mean_predicted_success"] > 0
+
+
+@pytest.mark.parametrize("command", ["index", "canaries", "weights", "compare", "gate"])
+def test_new_commands_have_help(giveaway, folder, command):  # noqa: F811
+    code, out, _ = giveaway(command, "--help")
+    assert code == 0
+    assert f"Usage: giveaway {command}" in out

@@ -1,0 +1,573 @@
+"""Text of others, wherever it comes from, stays text: in the pages, the tables, the JSON and on the screen.
+
+The browser's side of it is in tests/reporting/test_browser.py; here parsers read what was written. Small audits and
+parts that fail make a page as well.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import os
+import re
+import tomllib
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from giveaway import ScoreTable, audit
+from giveaway.audit_command import rebuild
+from giveaway.auditing.contents import contents_of
+from giveaway.reporting.html import render
+from giveaway.reporting.index import index_page
+from giveaway.reporting.summary import summary_pages
+from tests.conftest import made_head
+from tests.reporting.test_html import Page
+from tests.test_leaks import Run, made_arrays, made_signals, run, working_in
+
+N = 100
+ESCAPE = "\x1b]0;owned\x07\x1b[2J\x1b[31m"  # a title, an empty screen, red
+HOSTILE = [
+    "<script>alert(1)</script>",
+    "</script><script>alert(2)</script>",
+    "--><!-- <b>bold</b>",
+    "\"><img src=x onerror='alert(3)'>",
+    "' onmouseover='alert(4)",
+    "</td></tr></table><iframe src=//example.org>",
+    "</title></style><link rel=stylesheet href=//example.org>",
+    "{{ 7 * 7 }}{% raw %}",
+    "&lt;u&gt;&#60;u>",
+    "javascript:alert(5)",
+    "=1+1",
+    "+1",
+    "-1+1",
+    "@SUM(A1)",
+    "\t=1+1",
+    "\r=1+1",
+    "\n=1+1",
+    " =1+1",
+    "\u00a0=1+1",
+    "\uff1d1+1",
+    "=cmd|' /C calc'!A0",
+    'quote " and "" two',
+    "comma, semicolon; bar | tab\t.",
+    "line\nbreak",
+    "carriage\rreturn",
+    "both\r\nof them",
+    "separators \u2028 and \u2029 \x85 \x0b \x0c \x1c",
+    "zero \x00 in it",
+    f"colours {ESCAPE}",
+    "\x9b31m one byte",
+    "\u202egnol\u202c \u2066x\u2069 \u200f\u061c",
+    "🙂 family 👨‍👩‍👧 e\u0301",
+    "lone \ud83d half",
+    "\udfff",
+    "\ufffe \uffff",
+    "L" * 20_000,
+    "100% %s %(x)s {0} $HOME `id` $(id)",
+    "../../etc/passwd",
+    "C:\\path\\n",
+    "'",
+]
+HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+FORMULA = re.compile(r"[\s\x00-\x20]*[=+\-@＝＋－＠]")
+CONTENT_POLICY = "default-src 'none'"
+
+
+def hostile_names(n: int = N) -> list[str]:
+    """n different names, each hostile from its first letter on."""
+    return [f"{HOSTILE[i % len(HOSTILE)]}{i // len(HOSTILE) or ''}" for i in range(n)]
+
+
+# ------------------------------------------------------------------------------------------------ what is checked
+
+
+class Shape(HTMLParser):
+    """What a browser would build: tags with the names of their attributes, addresses, texts and scripts."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[str] = []
+        self.named: set[tuple[str, str]] = set()
+        self.addresses: list[str] = []
+        self.inside: list[str] = []
+        self.scripts: dict[str, str] = {}
+        self.said: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.named |= {(tag, name) for name, _ in attrs}
+        self.addresses += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "action", "data")]
+        self.said += [value or "" for _, value in attrs]
+        if tag == "script":
+            self.scripts[dict(attrs).get("id") or f"script {len(self.scripts)}"] = ""
+        self.inside.append(tag)
+
+    def handle_endtag(self, tag):
+        while self.inside and self.inside.pop() != tag:
+            pass
+
+    def handle_data(self, data):
+        if self.inside[-1:] == ["script"]:
+            self.scripts[[*self.scripts][-1]] += data
+        elif self.inside[-1:] != ["style"]:
+            self.said.append(data)
+
+    def handle_comment(self, data):
+        self.tags.append("a comment")
+
+
+def check_page(text: str, like: str) -> Shape:
+    """A page of the same tags as the one of friendly names, that asks for nothing and hides nothing."""
+    Page(text)  # every tag is closed in order
+    found, plain = Shape(text), Shape(like)
+    assert set(found.tags) <= set(plain.tags)
+    for tag in ("script", "style", "img", "link", "meta", "a comment", "table", "tr", "b", "u"):
+        assert found.tags.count(tag) == plain.tags.count(tag), tag
+    assert found.named <= plain.named
+    assert all(address.startswith(("data:", "#")) for address in found.addresses)
+    assert CONTENT_POLICY in text
+    assert not HIDDEN.search(" ".join(found.said))
+    for name, content in found.scripts.items():
+        if name != "maps-data":
+            assert content == plain.scripts[name]
+    assert "49" not in re.findall(r"\d+", " ".join(part for part in found.said if "7 * 7" in part))
+    return found
+
+
+def read_rows(path: Path) -> list[list[str]]:
+    """A table as the csv module reads it, strictly; bytes are UTF-8."""
+    csv.field_size_limit(2**30)
+    with path.open(newline="", encoding="utf-8") as stream:
+        return list(csv.reader(stream, strict=True))
+
+
+def check_table(path: Path, texts: tuple[str, ...]) -> list[dict[str, str]]:
+    """Rows as wide as the heading; no cell of the columns of text, and no heading, starts a formula."""
+    heading, *rows = read_rows(path)
+    assert {len(row) for row in rows} == {len(heading)}
+    assert not any(FORMULA.match(name) for name in heading)
+    found = [dict(zip(heading, row, strict=True)) for row in rows]
+    for row in found:
+        for name, cell in row.items():
+            if name in texts or name.startswith(("subgroup_", "'")):
+                assert not FORMULA.match(cell), (path.name, name, cell)
+            else:
+                assert name == "nearest" or cell in ("True", "False") or np.isfinite(float(cell)), (name, cell)
+    return found
+
+
+def check_screen(done: Run, code: int = 0) -> None:
+    assert done.code == code, done.err
+    assert not HIDDEN.search(done.said), done.arguments
+    assert "Traceback" not in done.said
+
+
+def stored(text: str) -> str:
+    """How a table holds a text: formulas after an apostrophe, what no file can hold as an escape."""
+    kept = re.sub("[\ud800-\udfff]", lambda found: found.group().encode("unicode_escape").decode(), text)
+    return f"'{kept}" if FORMULA.match(text) else kept
+
+
+# ------------------------------------------------------------------------------------------------ audits of it
+
+
+KINDS = {
+    "names": {},
+    "people": {"groups": True},
+    "shown": {"show": True},
+    "table": {"show": True, "table": True},
+}
+ODD = "fo ld\u202eer \x1b[31m<b>&\"'=1+1"
+FRIENDLY = [f"name {i:03d}" for i in range(N)]
+
+
+def write_inputs(folder: Path, names: list[str]) -> None:
+    arrays = made_arrays(N)
+    np.savez(folder / "features.npz", **arrays, ids=np.array(names))
+    np.save(folder / "people.npy", np.array([names[i // 2] for i in range(N)]))
+    np.savez(folder / "text.npz", inputs=np.array([f"{name} red cat {i % 7}" for i, name in enumerate(names)]))
+    cells = [name[:50] for name in names]
+    np.savez(folder / "table.npz", inputs=np.c_[arrays["features"][:, 0].astype(str), cells])
+    wards = {f"{names[k][:60]} {k}": np.array([names[k + i % 3][:60] for i in range(N)]) for k in range(0, 40, 3)}
+    np.savez(folder / "subgroups.npz", **{f"column{k}": wards[name] for k, name in enumerate(wards)})
+    with (folder / "subgroups.csv").open("w", newline="", encoding="utf-8", errors="backslashreplace") as stream:
+        lines = csv.writer(stream, quoting=csv.QUOTE_ALL)
+        lines.writerows([[*wards], *zip(*wards.values(), strict=True)])
+
+
+def options(kind: str) -> tuple[object, ...]:
+    chosen = KINDS[kind]
+    inputs = "table.npz" if chosen.get("table") else "text.npz"
+    more = ("--groups", "people.npy") if chosen.get("groups") else ("--subgroups", "subgroups.csv")
+    return (
+        *("audit", "--features", "features.npz", "--l2", 0.5, "--map", "pca", "--inputs", inputs, *more),
+        *(("--show-records",) if chosen.get("show") else ()),
+    )
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> dict[str, list[Run]]:
+    """Two folders, of hostile and of friendly names, in which every command was run; what each of them said."""
+    said: dict[str, list[Run]] = {}
+    for name, names in (("hostile", hostile_names()), ("friendly", FRIENDLY)):
+        folder = tmp_path_factory.mktemp(name)
+        write_inputs(folder, names)
+        np.savez(folder / "signals.npz", **made_signals(N))
+        (folder / "rules.toml").write_text(
+            'schema = 1\n[[rule]]\nname = "<b>few</b> =1+1"\nmeasure = "measured_count"\nat_most = 0\n'
+            '[[waiver]]\nrule = "<b>few</b> =1+1"\nowner = "<i>Ada</i>"\nexpires = 9999-01-01\nreason = "@SUM(A1)"\n'
+        )
+        with working_in(folder):
+            done = [run(*options(kind), "--out", kind) for kind in KINDS]
+            if name == "hostile":
+                done.append(run(*options("shown"), "--out", "shown", "--json"))
+            done += [
+                run("validate", "names", "--signals", "signals.npz"),
+                run("canaries", "names", "--out", "names"),
+                run("weights", "names", "--out", "names"),
+                run("weights", "people", "--out", "people"),
+                run("compare", "names", "shown", "--out", "names"),
+                run("gate", "names", "rules.toml"),
+                run("report", "names"),
+                run("index", *KINDS, "--out", "index.html"),
+            ]
+        said[str(folder)] = done
+    return said
+
+
+@pytest.fixture(scope="module")
+def hostile(world) -> Path:
+    return Path([*world][0])
+
+
+@pytest.fixture(scope="module")
+def friendly(world) -> Path:
+    return Path([*world][1])
+
+
+def test_no_command_minds_and_no_screen_is_touched(world):
+    for done in itertools.chain.from_iterable(world.values()):
+        check_screen(done)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_report_and_the_summary_stay_whole(hostile, friendly, kind):
+    for name in ("report.html", "summary.html"):
+        texts = [(folder / kind / name).read_text(encoding="utf-8") for folder in (hostile, friendly)]
+        found = check_page(*texts)
+        if name == "summary.html":
+            continue
+        maps = json.loads(found.scripts["maps-data"])
+        assert not set("<>&\u2028\u2029") & set(found.scripts["maps-data"])
+        assert maps["root_id"]
+        shown = " ".join(found.said)
+        for text in ("<script>alert(1)</script>", "{{ 7 * 7 }}{% raw %}", "=cmd|' /C calc'!A0", "\\u202egnol\\u202c"):
+            assert text in shown
+        assert "lone \\ud83d half" in shown
+        assert "L" * 1_000 not in shown
+    if KINDS[kind].get("show"):
+        assert 'class="text held"' in (hostile / kind / "report.html").read_text(encoding="utf-8")
+
+
+def test_the_index_page_stays_whole(hostile, friendly):
+    check_page(*((folder / "index.html").read_text(encoding="utf-8") for folder in (hostile, friendly)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tables_hold_what_they_were_given_and_no_formula(hostile, kind):
+    rows = check_table(hostile / kind / "scores.csv", ("id", "nearest"))
+    assert [row["id"] for row in rows] == [stored(name) for name in hostile_names()]
+    if kind == "people":
+        rows = check_table(hostile / kind / "people.csv", ("id",))
+        assert [row["id"] for row in rows] == [stored(name) for name in np.unique(hostile_names()[: N // 2])]
+
+
+def test_the_other_tables_hold_no_formula(hostile):
+    known = {stored(name) for name in hostile_names()}
+    for name in ("canaries.csv", "weights.csv", "changes.csv"):
+        assert {row["id"] for row in check_table(hostile / "names" / name, ("id",))} <= known
+    assert len(read_rows(hostile / "names" / "weights.csv")) == N + 1
+    rows = read_rows(hostile / "names" / "validation.csv")
+    assert len({len(row) for row in rows}) == 1
+    assert not any(FORMULA.match(row[0]) for row in rows)
+
+
+def test_json_and_toml_are_read_again(hostile):
+    for kind in KINDS:
+        found = json.loads((hostile / kind / "audit.json").read_text(encoding="utf-8"))
+        assert found["rows"] == (N // 2 if kind == "people" else N)
+        config = tomllib.loads((hostile / kind / "config.toml").read_text(encoding="utf-8"))
+        assert config == found["provenance"]["config"]
+        told = json.loads((hostile / kind / "summary.json").read_text(encoding="utf-8"))
+        assert told["rows"] == found["rows"]
+    gate = json.loads((hostile / "names" / "gate.json").read_text(encoding="utf-8"))
+    assert gate["rules"][0]["waived_by"] == "<i>Ada</i>"
+    table = ScoreTable.load(hostile / "names")
+    assert [name.rstrip("\0") for name in hostile_names()] == table.ids.tolist()
+
+
+# ------------------------------------------------------------------------------------------------ one at a time
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=lambda text: ascii(text[:20]))
+def test_every_text_alone_in_a_name_a_heading_and_a_record(tmp_path, text):
+    """Without an audit, so that each has its own verdict."""
+    columns = {"newton": np.array([2.0, 1.0]), "loss": np.array([1.0, 2.0]), "leverage": np.array([0.5, 0.6])}
+
+    def table(name: str) -> ScoreTable:
+        attributes = {"class": np.array([name, "b"], dtype=object), f"subgroup_{name}": np.array([name, "b"])}
+        return ScoreTable(columns, np.array([name, "b"]), {name: name, "list": [name]}, attributes)
+
+    check_page(render(table(text)), render(table("friendly")))
+    check_page(*(summary_pages(table(name))["summary.html"] for name in (text, "friendly")))
+    json.loads(summary_pages(table(text))["summary.json"])
+    table(text).save(tmp_path / "audit")
+    rows = check_table(tmp_path / "audit" / "scores.csv", ("id", "class"))
+    assert [row["id"] for row in rows] == [stored(text), "b"]
+    assert ScoreTable.load(tmp_path / "audit").ids.tolist() == [text, "b"]
+    json.loads((tmp_path / "audit" / "audit.json").read_text(encoding="utf-8"))
+    shown = contents_of([text, "b"], np.array([0, 1])).texts[0] + repr(table(text)) + table(text)._repr_html_()
+    assert not HIDDEN.search(shown)
+
+
+@pytest.mark.parametrize("text", ["L" * 10_000_000, "<b>" * 3_000_000], ids=["letters", "markup"])
+def test_ten_megabytes_in_one_name_do_not_fill_the_page(tmp_path, text):
+    columns = {"newton": np.array([2.0, 1.0]), "loss": np.array([1.0, 2.0]), "leverage": np.array([0.5, 0.6])}
+    names = np.array([text, "b"])
+    attributes = {"class": names, "others_say": names, f"subgroup_{text}": names}
+    table = ScoreTable(columns, names, {text: text}, attributes)
+    page = render(table)
+    assert len(page.encode()) < 2_000_000
+    assert len(summary_pages(table)["summary.html"]) < 100_000
+    assert len(repr(table)) < 10_000
+    assert len(contents_of([text], np.array([0])).texts[0]) <= 400
+    Page(page)
+
+
+def test_ten_megabytes_in_one_record_go_through_an_audit(tmp_path):
+    long = "L" * 10_000_000
+    (tmp_path / "people.txt").write_text("\n".join([long, *map(str, range(19))]))
+    np.savez(tmp_path / "features.npz", **made_arrays(20))
+    with working_in(tmp_path):
+        done = run("audit", "--features", "features.npz", "--groups", "people.txt", "--map", "none", "--out", "audit")
+        check_screen(done)
+        check_screen(run("canaries", "audit", "-k", 2, "--out", "audit"))
+    assert (tmp_path / "audit" / "report.html").stat().st_size < 2_000_000
+    assert long in {row[0] for row in read_rows(tmp_path / "audit" / "people.csv")}
+
+
+# ------------------------------------------------------------------------------------------------ names of files
+
+
+@pytest.mark.parametrize("name", [ODD, os.fsdecode(b"latin \xe9"), "line\nbreak", "-"], ids=["odd", "latin", "line", "-"])
+def test_hostile_names_of_files_and_folders(tmp_path, name):
+    np.savez(tmp_path / f"{name}.npz", **made_arrays(40))
+    (tmp_path / f"{name}.txt").write_text("\n".join(str(i // 2) for i in range(40)))
+    out = f"./{name}"
+    with working_in(tmp_path):
+        source = ("audit", "--features", f"./{name}.npz", "--groups", f"./{name}.txt", "--map", "none", "--out", out)
+        check_screen(run(*source))
+        check_screen(run(*source, "--json"))
+        check_screen(run("canaries", out, "-k", 3, "--out", out))
+        check_screen(run("weights", out, "--out", out, "--json"))
+        check_screen(run("compare", out, out, "--top", 1))
+        check_screen(run("report", out))
+        check_screen(run("index", out, "--out", f"./{name}.html"))
+        check_screen(run("audit", "--features", f"./{name}.npz", "--l2", 3, "--out", out), code=2)
+    page = (tmp_path / f"{name}.html").read_text(encoding="utf-8")
+    assert not HIDDEN.search(" ".join(Shape(page).said))
+    Page(page)
+    Page((tmp_path / name / "report.html").read_text(encoding="utf-8"))
+    found = json.loads((tmp_path / name / "audit.json").read_text(encoding="utf-8"))
+    config = tomllib.loads((tmp_path / name / "config.toml").read_text(encoding="utf-8"))
+    assert config == found["provenance"]["config"]
+    with working_in(tmp_path):
+        check_screen(run("purge", out))
+    assert not (tmp_path / name).exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("audit", "--features", f"{ESCAPE}.npz"),
+        ("audit", "--features", "features.npz", "--inputs", f"{ESCAPE}.npz"),
+        ("audit", "--features", "features.npz", "--groups", f"{ESCAPE}.txt"),
+        ("audit", "--features", "features.npz", "--subgroups", f"{ESCAPE}.csv"),
+        ("audit", "--features", "features.npz", "--config", f"{ESCAPE}.toml"),
+        ("audit", "--features", "features.npz", "--scores", ESCAPE),
+        ("audit", "--features", "features.npz", "--gate", f"{ESCAPE}.toml"),
+        ("audit", "--features", "features.npz", "--by", ESCAPE),
+        ("audit", "--features", "features.npz", f"--{ESCAPE}"),
+        ("audit", "--model", f"{ESCAPE}:model", "--data", "os:getcwd"),
+        ("audit", "--features", "headings.npz", "--subgroups", "headings.csv"),
+        ("report", ESCAPE),
+        ("purge", f"\u202e{ESCAPE}"),
+        ("index", ESCAPE),
+        ("validate", ESCAPE),
+        ("compare", ESCAPE, ESCAPE),
+        ("lood", f"{ESCAPE}.npz"),
+        ("theory", "tradeoff", "--h", ESCAPE),
+        (ESCAPE,),
+    ],
+    ids=lambda arguments: " ".join(arguments[:3]).encode("ascii", "replace").decode()[:30].replace("\x1b", "^"),
+)
+def test_an_error_repeats_no_escape(tmp_path, arguments):
+    np.savez(tmp_path / "features.npz", **made_arrays(20))
+    np.savez(tmp_path / "headings.npz", **made_arrays(20))
+    (tmp_path / "headings.csv").write_text(f"{ESCAPE}\n1\n")
+    with working_in(tmp_path):
+        done = run(*arguments)
+    check_screen(done, code=2)
+    assert done.out == ""
+
+
+def test_keys_of_a_file_repeat_no_escape(tmp_path):
+    np.savez(tmp_path / "keys.npz", **made_arrays(20), **{f"extra {ESCAPE}": np.zeros(3)})
+    np.savez(tmp_path / "none.npz", **{f"extra {ESCAPE}": np.zeros(3)})
+    with working_in(tmp_path):
+        check_screen(run("audit", "--features", "keys.npz", "--map", "none", "--out", "audit"))
+        check_screen(run("audit", "--features", "none.npz"), code=2)
+        check_screen(run("audit", "--features", "keys.npz", "--inputs", "none.npz"), code=2)
+        check_screen(run("validate", "audit", "--signals", "none.npz"), code=2)
+
+
+# ------------------------------------------------------------------------------------------------ the index of others
+
+
+@pytest.mark.parametrize("hidden", ["\u202e", "\x1b[2J", "\x00", "</td></tr></table><script>alert(1)</script>"])
+def test_an_index_of_summaries_that_others_wrote(tmp_path, hidden):
+    made = json.loads(summary_pages(audit(made_head("classes", n=40)))["summary.json"])
+    for name, text in (("friendly", "words"), ("hostile", hidden)):
+        changed = made | {"statement": text, "date": text, "ranked_by": text, "access": text, "rows": text}
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "summary.json").write_text(json.dumps(changed))
+    check_page(*(index_page([tmp_path / name]) for name in ("hostile", "friendly")))
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", "null", "{", '{"schema": "giveaway.summary/1"}', "\udcff"])
+def test_an_index_of_a_broken_summary_is_refused_in_a_line(tmp_path, content):
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "summary.json").write_bytes(content.encode("utf-8", "surrogateescape"))
+    with working_in(tmp_path):
+        check_screen(run("index", "broken"), code=2)
+
+
+# ------------------------------------------------------------------------------------------------ the smallest audits
+
+
+def small(n: int, kind: str) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(n)
+    features = rng.normal(size=(n, 1 if kind == "one feature" else 3))
+    if kind == "values":
+        return {"features": features, "outputs": rng.normal(size=(n, 1)), "targets": rng.normal(size=n)}
+    targets = np.zeros(n, dtype=int) if kind == "one class" else np.arange(n) % 2
+    return {"features": features, "outputs": rng.normal(size=(n, 2)), "targets": targets}
+
+
+@pytest.mark.parametrize("people", [False, True], ids=["records", "people"])
+@pytest.mark.parametrize("inputs", [False, True], ids=["alone", "inputs"])
+@pytest.mark.parametrize("n", [2, 3])
+def test_two_records_make_a_page(tmp_path, n, inputs, people):
+    """Of two classes, and of one feature; with and without the records themselves."""
+    more = (*(("--inputs", "inputs.npz") if inputs else ()), *(("--groups", "people.txt") if people else ()))
+    np.savez(tmp_path / "inputs.npz", inputs=np.arange(2.0 * n).reshape(n, 2) ** 2)
+    (tmp_path / "people.txt").write_text("".join(f"person {i % 2}\n" for i in range(n)))
+    for kind in ("classes", "one feature", "values"):
+        np.savez(tmp_path / "features.npz", **small(n, kind))
+        with working_in(tmp_path):
+            out = kind.replace(" ", "-")
+            done = run("audit", "--features", "features.npz", "--l2", 0.1, *more, "--show-records", "--out", out)
+            check_screen(done)
+            check_screen(run("report", out))
+            check_screen(run("index", out))
+        for name in ("report.html", "summary.html"):
+            text = (tmp_path / out / name).read_text(encoding="utf-8")
+            page = Page(text)
+            assert f"Ranking only: {n} records" in page.text
+            assert "Traceback" not in text
+            assert "could not be made" not in page.text
+            assert not re.search(r"\b(nan|NaN|inf|None)\b", page.text)
+        listed = (tmp_path / out / "report.html").read_text(encoding="utf-8").split('<table id="listing"')[1]
+        assert listed.split("</table>")[0].count("<tr data-row=") == (2 if people else n)
+
+
+def test_one_class_only_is_refused_in_a_line_or_makes_a_page(tmp_path):
+    np.savez(tmp_path / "one.npz", **small(3, "one class"))
+    with working_in(tmp_path):
+        check_screen(run("audit", "--features", "one.npz"), code=2)
+
+
+# ------------------------------------------------------------------------------------------------ parts that fail
+
+
+@pytest.fixture(scope="module")
+def audited(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("parts")
+    np.savez(folder / "features.npz", **made_arrays(N))
+    np.savez(folder / "signals.npz", **made_signals(N))
+    with working_in(folder):
+        check_screen(run("audit", "--features", "features.npz", "--l2", 0.5, "--map", "pca", "--out", "audit"))
+        check_screen(run("validate", "audit", "--signals", "signals.npz"))
+    return folder / "audit"
+
+
+SECTIONS = ("spread", "exposed", "groups", "attack", "what-if", "read", "do", "provenance", "review")
+PARTS = {
+    "exposure_distribution": "spread",
+    "cloud": "exposed",
+    "breakdowns": "groups",
+    "tradeoff_curves": "attack",
+    "fixed_design": "attack",
+    "attack_curve": "attack",
+    "recall_curves": "attack",
+}
+
+
+def broken(*_: object, **__: object) -> None:
+    raise ZeroDivisionError(f"<script>alert(6)</script>{ESCAPE}")
+
+
+class Broken:
+    """A module of which nothing works."""
+
+    def __getattr__(self, name: str) -> None:
+        broken()
+
+
+def sections(text: str) -> dict[str, str]:
+    """Every section's text by its place in the page."""
+    places = [text.index(f'<h2 id="{name}"') for name in SECTIONS]
+    return {name: text[start:end] for name, start, end in zip(SECTIONS, places, [*places[1:], None], strict=True)}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_that_fails_leaves_a_note_in_its_place(audited, monkeypatch, part):
+    rebuild(audited)
+    before = (audited / "report.html").read_text(encoding="utf-8")
+    monkeypatch.setattr(f"giveaway.reporting.parts.{part}", Broken() if part == "fixed_design" else broken)
+    rebuild(audited)
+    text = (audited / "report.html").read_text(encoding="utf-8")
+    Page(text)
+    words = "This part could not be made (ZeroDivisionError: &lt;script&gt;alert(6)&lt;/script&gt;"
+    assert text.count(words) == 1
+    assert "Traceback" not in text
+    assert not HIDDEN.search(Page(text).text)
+    whole, now = sections(before), sections(text)
+    assert words in now[PARTS[part]]
+    changed = {name for name in SECTIONS if whole[name] != now[name]}
+    assert changed <= {PARTS[part], "review"}  # the page's last section ends with the scripts of the maps
+    assert now["exposed"].count("<tr data-row=") == N
+
+
+def test_a_summary_that_fails_leaves_a_page(audited, monkeypatch):
+    """The spread over classes is a part of the summary too."""
+    monkeypatch.setattr("giveaway.reporting.summary.breakdowns", broken)
+    rebuild(audited)
+    for name in ("report.html", "summary.html"):
+        assert "At least" in Page((audited / name).read_text(encoding="utf-8")).text

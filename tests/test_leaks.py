@@ -1,0 +1,517 @@
+"""What was put into an audit is found again in its restricted files only, which are its owner's alone and can be removed."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import io
+import itertools
+import json
+import os
+import re
+import shutil
+import stat
+import sys
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from unittest import mock
+
+import joblib
+import numpy as np
+import pandas
+import pytest
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+from giveaway.checks import InputError
+from giveaway.cli import main
+from giveaway.views.tabular import tabular_features
+
+N = 100  # as many as a validation needs
+RECORD, PERSON, TEXT, CELL, COLUMN = "zqrecordmark", "zqpersonmark", "zqwordsmark", "zqcellmark", "zqcolumnmark"
+SMALL, PATH, KEY, LABEL = "zqsmallmark", "zqplacemark", "zqkeymarkzqkeymark", "zqlabelmark"
+NUMBER = 918273.64  # of a row
+NAMES = (RECORD, PERSON)
+CONTENTS = (TEXT, CELL, COLUMN)
+RESTRICTED = {
+    *("report.html", "scores.npz", "scores.csv", "people.npz", "people.csv", "look.npz", "audit.json", "config.toml"),
+    *("canaries.csv", "weights.csv", "changes.csv"),
+}
+RULES = """schema = 1
+[[rule]]
+name = "few exposed"
+measure = "measured_count"
+at_most = {at_most}
+"""
+
+
+@dataclass
+class Run:
+    """What one command left on the screen."""
+
+    arguments: tuple[str, ...]
+    code: int
+    out: str
+    err: str
+
+    @property
+    def said(self) -> str:
+        return self.out + self.err
+
+
+def run(*arguments: object) -> Run:
+    """Run the command line as on a terminal: UTF-8, and click takes nothing out of what is printed."""
+    given = tuple(map(str, arguments))
+    screens = [io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="") for _ in range(2)]
+    code: object = 0
+    with (
+        mock.patch.object(sys, "argv", ["giveaway", *given]),
+        mock.patch("click.utils.should_strip_ansi", lambda *_, **__: False),
+        contextlib.redirect_stdout(screens[0]),
+        contextlib.redirect_stderr(screens[1]),
+    ):
+        try:
+            main()
+        except SystemExit as stop:
+            code = stop.code
+    said = []
+    for screen in screens:
+        screen.flush()
+        said.append(screen.buffer.getvalue().decode("utf-8"))
+    return Run(given, code if isinstance(code, int) else 1, *said)
+
+
+@contextlib.contextmanager
+def working_in(folder: Path, *, umask: int | None = None) -> Iterator[None]:
+    """With `folder` as the working folder and importable, and, if asked for, new files open to everybody."""
+    path, modules = [*sys.path], {*sys.modules}
+    before = None if umask is None else os.umask(umask)
+    try:
+        with contextlib.chdir(folder):
+            yield
+    finally:
+        if before is not None:
+            os.umask(before)
+        sys.path[:] = path
+        for name in {*sys.modules} - modules:
+            if name.startswith("users_"):
+                del sys.modules[name]
+
+
+def made_arrays(n: int = N) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    weight, bias = rng.normal(size=(3, 4)), rng.normal(size=3)
+    features = rng.normal(size=(n, 4))
+    return {"features": features, "weight": weight, "bias": bias, "targets": np.arange(n) % 3}
+
+
+def made_signals(n: int = N, models: int = 8) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(1)
+    members = np.stack([rng.permutation(np.arange(models) < models // 2) for _ in range(n)], axis=1)
+    return {"phi": rng.normal(size=members.shape) + 3 * members, "members": members}
+
+
+def write_files(folder: Path) -> None:
+    """Everything a user could hand over, each thing with its marker, under names with one."""
+    rng = np.random.default_rng(2)
+    ids = np.array([f"{RECORD}{i:03d}" for i in range(N)])
+    words = [" ".join(rng.choice(["red", "blue", "cat", "dog"], 4)) + f" {TEXT}{i}" for i in range(N)]
+    np.savez(folder / f"{PATH}-features.npz", **made_arrays(), ids=ids)
+    later = made_arrays()
+    np.savez(folder / f"{PATH}-later.npz", **later | {"weight": later["weight"] * 0.5}, ids=ids)
+    np.savez(folder / f"{PATH}-text.npz", inputs=np.array(words))
+    table = np.c_[rng.normal(size=N).round(3).astype(str), [f"{CELL}{i % 4}" for i in range(N)]]
+    np.savez(folder / f"{PATH}-table.npz", inputs=table)
+    (folder / f"{PATH}-people.txt").write_text("".join(f"{PERSON} {i // 2}\n" for i in range(N)))
+    wards = [SMALL if i in (3, 30, 60) else f"ward {i % 2}" for i in range(N)]
+    (folder / f"{PATH}-subgroups.csv").write_text("ward\n" + "".join(f"{ward}\n" for ward in wards))
+    (folder / f"{PATH}-key").write_text(KEY)
+    np.savez(folder / f"{PATH}-signals.npz", **made_signals())
+    (folder / f"{PATH}-met.toml").write_text(RULES.format(at_most=N))
+    (folder / f"{PATH}-missed.toml").write_text(RULES.format(at_most=0))
+    frame = pandas.DataFrame({f"{COLUMN} a": rng.normal(size=N), f"{COLUMN} b": table[:, 1]})
+    y = np.array([f"{LABEL}{i % 2}" for i in range(N)])
+    columns = make_pipeline(OneHotEncoder(max_categories=8, handle_unknown="ignore"), LogisticRegression())
+    frame.iloc[:, 0] = (frame.iloc[:, 0] > 0).astype(float)
+    joblib.dump(columns.fit(frame, y), folder / "model.joblib")
+    joblib.dump((frame, y), folder / "frame.joblib")
+    (folder / "users_frame.py").write_text("import joblib\ndef data():\n    return joblib.load('frame.joblib')\n")
+
+
+@dataclass
+class World:
+    """A folder in which every command was run once, with what each of them said."""
+
+    folder: Path
+    handed_over: set[str]
+    runs: dict[str, list[Run]] = field(default_factory=dict)
+
+    def written(self) -> list[Path]:
+        """Every file that a command wrote."""
+        return sorted(p for p in self.folder.rglob("*") if p.is_file() and p.name not in self.handed_over)
+
+    def holding(self, marker: str, audit: str | None = None) -> set[str]:
+        """The written files that hold `marker`, as paths from the folder."""
+        files = [p for p in self.written() if audit is None or p.relative_to(self.folder).parts[0] == audit]
+        return {str(p.relative_to(self.folder)) for p in files if holds(p, marker)}
+
+
+AUDITS = {
+    "records": ("--inputs", f"{PATH}-text.npz", "--subgroups", f"{PATH}-subgroups.csv", "--access", "weights"),
+    "people": ("--inputs", f"{PATH}-text.npz", "--groups", f"{PATH}-people.txt"),
+    "shown": ("--inputs", f"{PATH}-text.npz", "--subgroups", f"{PATH}-subgroups.csv", "--show-records"),
+    "table": (
+        "--inputs",
+        f"{PATH}-table.npz",
+    ),
+    "table-shown": ("--inputs", f"{PATH}-table.npz", "--show-records"),
+    "renamed": ("--inputs", f"{PATH}-text.npz", "--pseudonymize", f"{PATH}-key", "--show-records"),
+    "renamed-people": ("--groups", f"{PATH}-people.txt", "--pseudonymize", "made-key", "--no-l2-sensitivity"),
+}
+SHOWN = {"shown", "table-shown", "frame-shown", "renamed"}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> World:
+    """Every command, with a umask that forbids nobody anything."""
+    folder = tmp_path_factory.mktemp("world")
+    write_files(folder)
+    made = World(folder, {path.name for path in folder.iterdir()} | {"__pycache__"})
+    source = ("audit", "--features", f"{PATH}-features.npz", "--l2", 0.5, "--map", "pca")
+    estimator = ("audit", "--estimator", "model.joblib", "--data", "users_frame:data", "--allow-pickle", "--map", "pca")
+    commands: dict[str, list[tuple[object, ...]]] = {
+        name: [(*source, *options, "--out", name)] for name, options in AUDITS.items()
+    }
+    commands["records"] += [
+        (*source, *AUDITS["records"], "--out", "records", "--json"),
+        ("canaries", "records", "--out", "records"),
+        ("weights", "records", "--out", "records/weights.csv"),
+        ("audit", "--features", f"{PATH}-later.npz", "--map", "none", *AUDITS["records"], "--out", "later"),
+        ("compare", "records", "later", "--out", "records"),
+        ("validate", "records", "--signals", f"{PATH}-signals.npz"),
+        ("gate", "records", f"{PATH}-missed.toml"),
+        ("gate", "records", f"{PATH}-met.toml", "--json"),
+        ("report", "records"),
+        ("index", "records", "later", "--out", "index.html"),
+        ("canaries", "records", "--out", "new-folder", "--json"),
+        ("weights", "records", "--out", "weights.csv", "--json"),
+        ("compare", "records", "later", "--json"),
+    ]
+    commands["people"] += [
+        ("canaries", "people", "--out", "people"),
+        ("weights", "people", "--out", "people"),
+        ("validate", "people", "--signals", f"{PATH}-signals.npz", "--json"),
+    ]
+    commands["frame"] = [(*estimator, "--out", "frame")]
+    commands["frame-shown"] = [(*estimator, "--show-records", "--out", "frame-shown")]
+    with working_in(folder, umask=0):
+        for name, listed in commands.items():
+            made.runs[name] = [run(*arguments) for arguments in listed]
+    for done in itertools.chain.from_iterable(made.runs.values()):
+        assert done.code == (3 if f"{PATH}-missed.toml" in done.arguments else 0), (done.arguments, done.err)
+    return made
+
+
+# ------------------------------------------------------------------------------------------------ the search itself
+
+
+def forms(marker: str) -> tuple[list[bytes], list[bytes]]:
+    """The marker as it could stand in a file, in any case: plain, wide, escaped; and letter by letter: as base64."""
+    wide = [marker.encode(kind) for kind in ("utf-8", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be")]
+    escaped = "".join(f"%{byte:02x}" for byte in marker.encode()).encode()
+    # at each of three places; its first letters depend on what goes before, its last on what follows
+    coded = [base64.b64encode(b"\0" * skip + marker.encode())[4 if skip else 0 : -4] for skip in range(3)]
+    return [form.lower() for form in (*wide, escaped, marker.encode().hex().encode())], coded
+
+
+def contents(path: Path) -> Iterator[bytes]:
+    """A file's bytes, those of the members of a zip (an .npz), and those of what a page holds as base64."""
+    held = path.read_bytes()
+    yield held
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as packed:
+            yield from (name.encode() for name in packed.namelist())
+            yield from (packed.read(name) for name in packed.namelist())
+    for found in re.findall(rb";base64,([A-Za-z0-9+/=]{8,})", held):
+        yield base64.b64decode(found)
+
+
+def holds(path: Path, marker: str) -> bool:
+    plain, coded = forms(marker)
+    for held in contents(path):
+        folded = held.lower()
+        if any(form in folded for form in plain) or any(form in held for form in coded):
+            return True
+    return False
+
+
+def test_the_search_finds_what_is_hidden(tmp_path):
+    told = {
+        "plain.txt": RECORD.upper().encode(),
+        "wide.bin": np.array([f"{RECORD}1"]).tobytes(),
+        "page.html": b'<img src="data:x;base64,' + base64.b64encode(f"<svg>{RECORD}</svg>".encode()) + b'">',
+        "address.txt": "".join(f"%{letter:02x}" for letter in RECORD.encode()).encode(),
+        **{f"code{skip}.txt": base64.b64encode(b"x" * skip + RECORD.encode() + b"yz") for skip in range(4)},
+    }
+    for name, content in told.items():
+        (tmp_path / name).write_bytes(content)
+        assert holds(tmp_path / name, RECORD), name
+    np.savez_compressed(tmp_path / "packed.npz", ids=np.array([f"{RECORD}{i}" for i in range(9)]), other=np.zeros(3))
+    assert holds(tmp_path / "packed.npz", RECORD)
+    assert not holds(tmp_path / "packed.npz", PERSON)
+
+
+# ------------------------------------------------------------------------------------------------ where things are
+
+
+def test_ids_and_people_are_in_the_restricted_files_only(world):
+    for marker in (*NAMES, SMALL, PATH):
+        found = world.holding(marker)
+        assert {Path(name).name for name in found} <= RESTRICTED, marker
+    here = world.holding(RECORD)
+    assert {f"records/{name}" for name in ("report.html", "scores.npz", "scores.csv", "canaries.csv")} <= here
+    assert {"records/weights.csv", "records/changes.csv", "new-folder/canaries.csv", "weights.csv"} <= here
+    assert {f"people/{name}" for name in ("report.html", "people.npz", "people.csv")} <= world.holding(PERSON)
+    assert {"records/scores.csv", "records/report.html"} <= world.holding(SMALL)
+
+
+def test_the_shareable_and_the_measured_files_are_there_to_be_searched(world):
+    names = {str(path.relative_to(world.folder)) for path in world.written()}
+    stated = {f"records/validation.{kind}" for kind in ("md", "csv", "json", "npz")}
+    assert stated | {"records/summary.html", "records/summary.json", "records/gate.json", "index.html"} <= names
+
+
+@pytest.mark.parametrize("marker", CONTENTS)
+def test_records_themselves_are_in_no_file_unless_asked_for(world, marker):
+    found = world.holding(marker)
+    assert {Path(name).parts[0] for name in found} <= SHOWN
+    assert {Path(name).name for name in found} <= RESTRICTED
+    shown = {TEXT: "shown", CELL: "table-shown", COLUMN: "frame-shown"}[marker]
+    assert {f"{shown}/report.html", f"{shown}/look.npz"} <= found
+
+
+def test_pseudonyms_leave_no_name_anywhere(world):
+    for name in ("renamed", "renamed-people"):
+        for marker in (*NAMES, KEY):
+            assert world.holding(marker, name) == set()
+    assert TEXT in (world.folder / "renamed" / "report.html").read_text()
+    assert world.holding(KEY) == set()
+    made = (world.folder / "made-key").read_text().strip()
+    assert len(made) == 64
+    assert world.holding(made) == {"made-key"}
+
+
+def test_labels_of_an_estimator_are_class_numbers(world):
+    assert world.holding(LABEL) == set()
+
+
+def test_the_screen_shows_no_name_value_or_path(world):
+    for done in itertools.chain.from_iterable(world.runs.values()):
+        for marker in (*NAMES, *CONTENTS, SMALL, LABEL, PATH, KEY):
+            assert marker not in done.said, (done.arguments, marker)
+
+
+def test_lood_shows_no_name_or_path(tmp_path):
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / f"{PATH}-records.npz", inputs=rng.normal(size=(30, 3)), targets=np.arange(30) % 2)
+    (tmp_path / f"{PATH}-people.txt").write_text("".join(f"{PERSON} {i // 2}\n" for i in range(30)))
+    source = ("lood", f"{PATH}-records.npz", "--kernel", "rbf")
+    with working_in(tmp_path, umask=0):
+        done = [
+            run(*source, "--out", "lood"),
+            run(*source, "--out", "lood", "--json"),
+            run(*source, "--groups", f"{PATH}-people.txt", "--out", "people"),
+        ]
+    assert [each.code for each in done] == [0, 0, 0]
+    written = [path for name in ("lood", "people") for path in (tmp_path / name).iterdir()]
+    assert {path.name for path in written if holds(path, PERSON)} == {"scores.csv", "scores.npz"}
+    assert {path.name for path in written if holds(path, PATH)} <= {"scores.npz", "audit.json", "config.toml"}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in written} == {0o600}
+    for each in done:
+        assert PERSON not in each.said
+        assert PATH not in each.said, each.arguments
+
+
+# ------------------------------------------------------------------------------------------------ modes and purge
+
+
+def modes(folder: Path, skip: set[str]) -> dict[str, str]:
+    """Everything below `folder` that others may touch, with its mode."""
+    wanted = {True: 0o700, False: 0o600}
+    found = [path for path in folder.rglob("*") if path.name not in skip and "__pycache__" not in path.parts]
+    assert found
+    return {
+        str(path.relative_to(folder)): oct(stat.S_IMODE(path.stat().st_mode))
+        for path in found
+        if stat.S_IMODE(path.stat().st_mode) != wanted[path.is_dir()]
+    }
+
+
+def test_everything_is_its_owner_s_alone_whatever_the_umask(world):
+    assert modes(world.folder, world.handed_over) == {}
+
+
+def test_folders_made_on_the_way_are_its_owner_s_alone_too(tmp_path):
+    np.savez(tmp_path / "features.npz", **made_arrays(40))
+    with working_in(tmp_path, umask=0):
+        assert run("audit", "--features", "features.npz", "--map", "none", "--out", "deep/er/audit").code == 0
+    assert modes(tmp_path, {"features.npz"}) == {}
+
+
+def test_shadow_models_trained_here_are_their_owner_s_alone(tmp_path):
+    write_files(tmp_path)
+    handed = {path.name for path in tmp_path.iterdir()}
+    (tmp_path / "users_pair.py").write_text(
+        f"import numpy as np\ndef data():\n    a = np.load('{PATH}-features.npz')\n    return a['features'], a['targets']\n"
+    )
+    with working_in(tmp_path, umask=0):
+        assert run("audit", "--features", f"{PATH}-features.npz", "--map", "none", "--out", "audit").code == 0
+        recipe = ("--recipe", "logistic", "--data", "users_pair:data", "--models", 8)
+        done = run("validate", "audit", *recipe)
+        assert done.code == 0, done.err
+        assert modes(tmp_path, {*handed, "users_pair.py"}) == {}
+        assert (tmp_path / "giveaway-signals").is_dir()
+        assert RECORD not in done.said
+        assert not any(holds(path, RECORD) for path in (tmp_path / "giveaway-signals").rglob("*") if path.is_file())
+        assert run("purge", "audit").code == 0
+        assert run("purge", "giveaway-signals").code == 0
+    assert {path.name for path in tmp_path.iterdir()} - {"__pycache__"} == {*handed, "users_pair.py"}
+
+
+def audits(world: World) -> list[Path]:
+    return sorted(path for path in world.folder.iterdir() if (path / "audit.json").is_file())
+
+
+def test_every_file_of_an_audit_is_listed_and_purged(world, tmp_path):
+    assert {path.name for path in audits(world)} == {*AUDITS, "later", "frame", "frame-shown"}
+    for folder in audits(world):
+        listed = json.loads((folder / "audit.json").read_text())["files"]
+        assert sorted(listed) == sorted(path.name for path in folder.iterdir()), folder.name
+        copied = shutil.copytree(folder, tmp_path / folder.name)
+        done = run("purge", copied)
+        assert done.code == 0
+        assert not copied.exists()
+        for marker in (*NAMES, *CONTENTS):
+            assert marker not in done.said
+    listed = json.loads((world.folder / "records" / "audit.json").read_text())["files"]
+    wanted = {"validation.npz", "look.npz", "gate.json", "canaries.csv", "weights.csv", "changes.csv"}
+    assert wanted <= set(listed)
+
+
+# ------------------------------------------------------------------------------------------------ errors
+
+
+@pytest.fixture(scope="module")
+def provoking(tmp_path_factory, world) -> Path:
+    """A folder of files that are refused, with markers wherever a message could pick one up."""
+    folder = tmp_path_factory.mktemp("provoking")
+    arrays = made_arrays()
+    ids = np.array([f"{RECORD}{i:03d}" for i in range(N)])
+    changed = {
+        "fine": {"ids": ids},
+        "twice": {"ids": np.array([f"{RECORD}{i // 2}" for i in range(N)])},
+        "few-ids": {"ids": ids[:-1]},
+        "odd-ids": {"ids": np.array([f"{RECORD}{i}".encode() for i in range(N)])},
+        "hole": {"features": np.where(np.arange(4 * N).reshape(N, 4) == 9, np.nan, NUMBER), "ids": ids},
+        "label": {"targets": np.where(np.arange(N) == 7, 918273, arrays["targets"]), "ids": ids},
+        "words": {"targets": np.array([f"{LABEL}{i % 3}" for i in range(N)]), "ids": ids},
+        "apart": {"outputs": np.full((N, 3), NUMBER), "ids": ids},
+        "weights": {"sample_weight": np.where(np.arange(N) == 3, -NUMBER, 1.0), "ids": ids},
+    }
+    for name, more in changed.items():
+        np.savez(folder / f"{name}.npz", **arrays | more)
+    for name, given in {
+        "short-text": np.array([f"{TEXT}{i}" for i in range(N - 1)]),
+        "bytes": np.array([f"{TEXT}{i}".encode() for i in range(N)]),
+        "text": np.array([f"{TEXT}{i}" for i in range(N)]),
+        "cells": np.array([[f"{CELL}{i}", "1"] for i in range(N)]),
+        "holes": np.where(np.arange(2 * N).reshape(N, 2) == 5, np.nan, NUMBER),
+    }.items():
+        np.savez(folder / f"{name}.npz", inputs=given, targets=np.arange(N) % 2)
+    np.savez(folder / "word-targets.npz", inputs=np.ones((N, 2)), targets=np.array([f"{LABEL}{i}" for i in range(N)]))
+    (folder / "cut.npz").write_bytes((folder / "text.npz").read_bytes()[:-200])
+    (folder / "few.txt").write_text(f"{PERSON}\n" * 3)
+    np.save(folder / "odd.npy", np.full(N, NUMBER))
+    (folder / "latin.txt").write_bytes(f"{PERSON} \xe9\n".encode("latin-1") * N)
+    (folder / "headless.csv").write_text("".join(f"{SMALL}{i % 2}\n" for i in range(N)))
+    (folder / "ragged.csv").write_text("a,b\n" + f"{SMALL},1\n" * (N - 1) + f"{SMALL}\n")
+    (folder / "weak-key").write_text(KEY[:12])
+    np.save(folder / "rows.npy", np.full(N, 918273))
+    np.savez(folder / "signals.npz", **made_signals(N + 1))
+    (folder / "bad.toml").write_text(f'features = "fine.npz"\nl2 = "{TEXT}\n')
+    X = np.arange(2.0 * N).reshape(N, 2) % 7
+    y = np.array([f"{LABEL}{i % 2}" for i in range(N)])
+    joblib.dump(make_pipeline(StandardScaler(), LogisticRegression()).fit(X, y), folder / "model.joblib")
+    joblib.dump(RandomForestClassifier(3, random_state=0).fit(X, y), folder / "forest.joblib")
+    joblib.dump(X, folder / "x.joblib")
+    (folder / "users_bad.py").write_text(
+        "import joblib, numpy as np\n"
+        "X = joblib.load('x.joblib')\n"
+        f"y = np.array(['{LABEL}%d' % (i % 2) for i in range({N})])\n"
+        f"def word():\n    Z = X.astype(object)\n    Z[3, 1] = '{CELL}'\n    return Z, y\n"
+        f"def label():\n    z = y.copy()\n    z[3] = '{LABEL}9'\n    return X, z\n"
+        "def hole():\n    Z = X.copy()\n    Z[3, 1] = np.nan\n    return Z, y\n"
+        "def short():\n    return X[:-1], y\n"
+    )
+    shutil.copytree(world.folder / "records", folder / "records")
+    shutil.copytree(world.folder / "renamed", folder / "renamed")
+    return folder
+
+
+FROM_FILE = ("audit", "--out", "never", "--features")
+FROM_ESTIMATOR = ("audit", "--out", "never", "--allow-pickle", "--estimator", "model.joblib", "--data")
+PROVOKED: dict[str, tuple[object, ...]] = {
+    **{name: (*FROM_FILE, f"{name}.npz") for name in ("twice", "few-ids", "odd-ids", "hole", "label", "words")},
+    **{name: (*FROM_FILE, f"{name}.npz") for name in ("apart", "weights")},
+    **{
+        f"inputs {name}": (*FROM_FILE, "fine.npz", "--inputs", f"{name}.npz")
+        for name in ("short-text", "bytes", "cut", "holes")
+    },
+    "kernel of text": (*FROM_FILE, "fine.npz", "--inputs", "text.npz", "--kernel", "rbf"),
+    "kernel of a table": (*FROM_FILE, "fine.npz", "--inputs", "cells.npz", "--kernel", "rbf"),
+    **{f"groups {name}": (*FROM_FILE, "fine.npz", "--groups", name) for name in ("few.txt", "odd.npy", "latin.txt")},
+    **{f"subgroups {name}": (*FROM_FILE, "fine.npz", "--subgroups", f"{name}.csv") for name in ("headless", "ragged")},
+    "a weak key": (*FROM_FILE, "fine.npz", "--pseudonymize", "weak-key"),
+    "config": ("audit", "--out", "never", "--config", "bad.toml"),
+    **{f"estimator {name}": (*FROM_ESTIMATOR, f"users_bad:{name}") for name in ("word", "label", "hole", "short")},
+    "forest word": ("audit", "--allow-pickle", "--estimator", "forest.joblib", "--data", "users_bad:word"),
+    "rows": ("validate", "records", "--signals", "signals.npz", "--rows", "rows.npy"),
+    "signals": ("validate", "records", "--signals", "signals.npz"),
+    "compare": ("compare", "records", "renamed"),
+    **{f"lood {name}": ("lood", f"{name}.npz", "--out", "never") for name in ("text", "bytes", "holes")},
+    "lood targets": ("lood", "word-targets.npz", "--out", "never"),
+    "lood groups": ("lood", "holes.npz", "--groups", "few.txt", "--out", "never"),
+}
+
+
+@pytest.mark.parametrize("case", PROVOKED)
+def test_no_error_tells_a_name_or_a_value(provoking, case):
+    with working_in(provoking):
+        done = run(*PROVOKED[case])
+    assert done.code == 2
+    assert done.out == ""
+    (line,) = [part for part in done.err.splitlines() if part and not part.startswith(("note:", "Running your code"))]
+    assert line.startswith("giveaway: ")
+    for marker in (*NAMES, *CONTENTS, SMALL, LABEL, KEY[:12], "918273"):
+        assert marker not in done.said
+    assert not (provoking / "never").exists()
+
+
+def test_too_many_subgroups_are_refused_without_naming_one(provoking):
+    np.savez(provoking / "large.npz", **made_arrays(220))
+    (provoking / "large.csv").write_text("ward\n" + "".join(f"{SMALL}{i}\n" for i in range(220)))
+    with working_in(provoking):
+        done = run(*FROM_FILE, "large.npz", "--subgroups", "large.csv")
+    assert (done.code, done.out) == (2, "")
+    assert SMALL not in done.err
+
+
+def test_a_word_among_numbers_is_not_repeated():
+    table = np.array([[1.0, 2.0], [3.0, CELL]], dtype=object)
+    with pytest.raises(InputError, match="numbers outside the categorical columns") as refused:
+        tabular_features(table)
+    assert CELL not in str(refused.value)
