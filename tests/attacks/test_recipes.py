@@ -62,6 +62,16 @@ def test_a_diverged_model_is_named(tmp_path):
         train_recipe(wild, inputs.astype(np.float32), classes, models=2, folder=tmp_path)
 
 
+def test_networks_take_double_precision(tmp_path):
+    inputs, classes = made()
+    quick = replace(RECIPES["mlp"], training=Training(epochs=1, batch_size=16, learning_rate=0.01))
+    single = train_recipe(quick, inputs.astype(np.float32), classes, models=2, folder=tmp_path / "single")
+    state = torch.random.get_rng_state()
+    double = train_recipe(quick, inputs, classes, models=2, folder=tmp_path / "double")
+    np.testing.assert_array_equal(single.values, double.values)
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
 def test_mlp_ensemble_resumes_and_grows(tmp_path):
     inputs, classes = made()
     small = replace(RECIPES["mlp"], training=Training(2, 16, "adam", 1e-2), models_at_once=2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -25,7 +26,7 @@ from giveaway.auditing import second_view
 from giveaway.auditing.kernel_view import targets_of_head
 from giveaway.auditing.second_view import SecondView, model_errors, not_learned, value_spread
 from giveaway.heads.optimum import refit as refit_head
-from giveaway.reporting.html import notes
+from giveaway.reporting.words import notes
 from giveaway.scores.view_success import calibrated_phi, phi_of, predict_from_views
 from giveaway.views.fourier import fourier_features
 from giveaway.views.tabular import tabular_features
@@ -655,3 +656,17 @@ def test_after_a_refit_success_is_predicted_from_the_refitted_outputs():
         np.abs(refitted["predicted_success"] - audit(head, inputs=records(), scores=names)["predicted_success"]).max()
         > 1e-3
     )
+
+
+def test_no_prediction_where_the_model_was_held_back():
+    """A network of next to no training: what sets it apart from the others is no memory."""
+    head = made_head("classes", inputs=records())
+    idle = replace(head, outputs=0.01 * head.outputs)
+    table = audit(idle, also=["predicted_success"])
+    assert table.meta["view"]["memorized"] < 0.1
+    assert "predicted_success" not in table.columns
+    assert table.meta["predicted_by"] is None
+    assert table.meta["no_prediction"] in notes(table)
+    with pytest.raises(InputError, match=r"scores: No predicted_\* column: the model hardly knows its records better"):
+        audit(idle, scores=["predicted_success"])
+    assert audit(head, also=["predicted_success"]).meta["no_prediction"] is None

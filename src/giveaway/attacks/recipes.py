@@ -174,6 +174,9 @@ def _checked_data(inputs: Any, targets: Any, recipe: Recipe) -> tuple[np.ndarray
     if x.dtype.kind != "f":
         raise fail("inputs", "floating-point numbers", f"dtype {x.dtype}", "convert and scale them")
     check_finite("inputs", torch.from_numpy(x))
+    if recipe.build is not None:
+        parameter = next(seeded_model(partial(recipe.build, x.shape[1:], 1), seed=0).parameters())
+        x = torch.from_numpy(x).to(parameter.dtype).numpy()  # networks are made in single precision, data often not
     if recipe.loss == "squared":
         check_finite("targets", torch.from_numpy(y))
         return x, y.astype(x.dtype), int(np.prod(y.shape[1:], dtype=int))

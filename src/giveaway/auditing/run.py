@@ -14,8 +14,8 @@ from giveaway.auditing.duplicates import count_duplicates
 from giveaway.auditing.kernel_view import NOISE, KernelView
 from giveaway.auditing.plan import Plan, plan
 from giveaway.auditing.progress import OnRows, announce, progress_of
-from giveaway.auditing.second_view import view_of
-from giveaway.checks import fail
+from giveaway.auditing.second_view import HELD_BACK, view_of
+from giveaway.checks import InputError, fail
 from giveaway.evaluation.ranking import recall_at, spearman
 from giveaway.gp.table import KernelGiven
 from giveaway.heads.dense import DenseCurvature
@@ -111,7 +111,7 @@ def audit(
         sensitivity = None
         if curvature is not None and compared:
             sensitivity = _l2_sensitivity(head, resolved, curvature, columns["newton"], on_rows)
-    predicted_by = "theory of the head" if resolved.of_theory else None
+    predicted_by, no_prediction = "theory of the head" if resolved.of_theory else None, None
     if view is not None and (resolved.of_view or resolved.of_theory):
         words = f"second view: predicting each of {head.n} records from the others, which can take minutes"
         announce(words, enabled=progress and head.n >= MANY)
@@ -122,13 +122,18 @@ def audit(
             ranked = exposure if "fused" in resolved.of_view else columns["left_out"]
             attributes |= view.attributes(np.argsort(-ranked, kind="stable"))
         prediction = view.predict(exposure, head.outputs) if resolved.of_theory else None
-        if prediction is not None:
+        if prediction is not None and view.held_back:
+            no_prediction, predicted_by = HELD_BACK, None
+            columns = {name: values for name, values in columns.items() if name not in resolved.of_theory}
+        elif prediction is not None:
             predicted_by = "both views"
             columns |= {name: CATALOGUE[name].function(prediction) for name in resolved.of_theory}
     if process is not None and resolved.of_lood:
         found = process.lood(resolved.unit)
         columns |= {name: CATALOGUE[name].function(found).cpu().numpy() for name in resolved.of_lood}
-    columns = {name: columns[name] for name in resolved.scores}
+    columns = {name: columns[name] for name in resolved.scores if name in columns}
+    if not columns:
+        raise InputError(f"scores: {HELD_BACK}")
     meta = {
         "unit": resolved.unit,
         "rows": len(next(iter(columns.values()))),
@@ -144,6 +149,7 @@ def audit(
         "view": None if view is None else view.report,
         "no_view": note,
         "predicted_by": predicted_by,
+        "no_prediction": no_prediction,
         "kernel": None if process is None else process.report,
         "l2_sensitivity": sensitivity,
         "repeats": count_duplicates(head) if resolved.unit == "record" and head.linear else None,

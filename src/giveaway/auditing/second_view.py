@@ -19,6 +19,11 @@ from giveaway.scores.view_success import calibrated_phi, phi_of, predict_from_vi
 from giveaway.views.choose import features_of
 from giveaway.views.left_out import EXACT_UP_TO, LeftOut, left_out, left_out_smooth
 
+LEAST_MEMORIZED = 0.1  # of the left-out error, below which predictions rose where attacks fell: docs/fused.md
+HELD_BACK = (
+    "No predicted_* column: the model hardly knows its records better than the other records tell (noise, early "
+    "stopping), and no prediction of ours holds there; measure with giveaway validate."
+)
 NEIGHBOURS = 3
 EXPLAINED = 100  # rows, the most exposed ones, whose nearest records are looked up
 SAME = 1e-5  # of a feature's variance that a linear function of the inputs may leave: half precision leaves less
@@ -107,6 +112,13 @@ class SecondView:
         scores = (targets_of_head(head).cpu() - self._found.error).numpy()
         model = phi_of(outputs.to(torch.float64).cpu().numpy(), labels)
         return predict_from_views(model, calibrated_phi(scores, labels), exposure)
+
+    @property
+    def held_back(self) -> bool:
+        """Whether the model hardly knows its records better than the others tell, by noise or early stopping: what
+        sets it apart from them is then no memory, and nothing here, nor the head, predicts an attack."""
+        assert self._seen is not None
+        return self._seen.memorized < LEAST_MEMORIZED and not self._seen.head_is_exact
 
     @property
     def report(self) -> dict[str, Any] | None:

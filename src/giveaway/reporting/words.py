@@ -169,6 +169,8 @@ def notes(table: ScoreTable) -> list[str]:
         )
     if any(name.startswith("predicted_") for name in table.columns):
         said.append(PREDICTED[meta.get("predicted_by") or "theory of the head"])
+    if meta.get("no_prediction"):
+        said.append(meta["no_prediction"])
     repeats = meta.get("repeats") or {}
     if repeats.get("exact") or repeats.get("near"):
         said.append(
