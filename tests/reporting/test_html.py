@@ -255,7 +255,7 @@ def test_after_a_validation_the_page_counts_and_shows_what_was_measured():
     assert flags.count("yes") == found.count.at_least
     assert {flag == "yes" for flag, row in zip(flags, order, strict=True) if found.count.flagged[row]} == {True}
     assert "fewer than 2" in text.split("worth in shadow models")[1]
-    assert page.count("data:image/svg+xml") == 4
+    assert page.count('<img src="data:image/svg+xml') == 4
 
 
 def test_people_have_no_measured_columns_of_records():

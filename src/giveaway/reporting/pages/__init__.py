@@ -22,6 +22,7 @@ def page(name: str, **values: Any) -> str:
     )
     environment.filters["as_is"] = Markup  # for code of ours, and JSON that cannot leave its element
     environment.filters["shown"] = shown_text
+    environment.filters["tied"] = lambda words: words.replace(" %", "\u00a0%")  # no line ends before the sign
     return environment.get_template(name).render(**values)
 
 
