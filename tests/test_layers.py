@@ -14,7 +14,7 @@ SOURCE = Path(giveaway.__file__).parent
 
 # names of one layer do not use each other; below checks.py, records/ is the package of its layer
 LAYERS = [
-    {"checks"},
+    {"checks", "screen"},
     {"files"},
     {"records"},
     {"linalg", "theory"},

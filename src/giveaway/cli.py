@@ -12,6 +12,7 @@ import click
 from giveaway import __version__
 from giveaway.cli_next import canaries, check_audited, compare, gate, judged, leave, rules_of, weights
 from giveaway.cli_theory import theory
+from giveaway.screen import say
 
 if TYPE_CHECKING:
     from giveaway.auditing.gate import Verdict
@@ -45,7 +46,7 @@ def demo(out: str, as_json: bool) -> None:
     from giveaway.extract import from_torch
 
     dataset = digits_dataset()
-    click.echo(f"Training a small network on {len(dataset)} digits ...", err=True)
+    say(f"Training a small network on {len(dataset)} digits ...", err=True)
     model = train_digits_network(dataset)
     head = from_torch(model, dataset, l2=WEIGHT_DECAY * len(dataset))
     _audit_and_tell(out, head, {"demo": "digits", "show_records": True}, {}, top=10, as_json=as_json)
@@ -107,7 +108,7 @@ def audit(config: str | None, as_json: bool, **flags: Any) -> None:
     check_number("l2", options.get("l2", 0.0), minimum=0.0, remedy="give the penalty in summed-loss units")
     top, out = options.pop("top", 10), options.pop("out", "giveaway-audit")
     rules = rules_of(options.pop("gate", None))
-    head = head_from(options, lambda words: click.echo(words, err=True))
+    head = head_from(options, lambda words: say(words, err=True))
     wanted = ("by", "converged", "refit", "l2_sensitivity", "kernel", "noise")
     arguments: dict[str, Any] = {name: options[name] for name in wanted if name in options}
     if "inputs" in options:
@@ -154,7 +155,7 @@ def validate(folder: str, rows: str | None, rule_file: str | None, as_json: bool
     table = ScoreTable.load(folder, "scores")
     places = None if rows is None else row_numbers(rows)
     named = {name: value for name, value in flags.items() if value not in (None, ())}
-    signals = signals_named(named, lambda words: click.echo(words, err=True))
+    signals = signals_named(named, lambda words: say(words, err=True))
     found = compare(
         table,
         signals,
@@ -170,12 +171,12 @@ def validate(folder: str, rows: str | None, rule_file: str | None, as_json: bool
     rebuilt = [page.name for page in rebuild(folder)]
     verdict = judged(rules, folder)
     if as_json:
-        click.echo(json.dumps({**found.to_json(), **_gate(verdict)}, indent=2))
+        say(json.dumps({**found.to_json(), **_gate(verdict)}, indent=2))
     else:
-        click.echo(pages["validation.md"])
-        click.echo(f"Wrote {', '.join([*pages, *rebuilt])} to {folder}")
+        say(str(pages["validation.md"]))
+        say(f"Wrote {', '.join([*pages, *rebuilt])} to {folder}")
     if verdict is not None and not as_json:
-        click.echo(f"\n{verdict.to_text()}")
+        say(f"\n{verdict.to_text()}")
     leave(verdict)
 
 
@@ -222,19 +223,17 @@ def lood(inputs: str, out: str, top: int, as_json: bool, **flags: Any) -> None:
         by = table.ranking()
         rows = [{"row": int(row), by: float(table[by][row])} for row in table.order()[:top]]
         told = {"ranked_by": by, "top": rows, "statement": RANKING_ONLY, "files": pages}
-        click.echo(json.dumps({"folder": str(folder), **table.meta, **told}))
+        say(json.dumps({"folder": str(folder), **{k: v for k, v in table.meta.items() if k != "provenance"}, **told}))
         return
     unit = "people" if table.meta["unit"] == "person" else "records"
-    click.echo(
-        f"The {min(top, len(table))} most exposed of {len(table)} {unit}, by lood_kl under {table.meta['kernel']}\n"
-    )
-    click.echo("rank    row    lood_kl  lood_mean")
+    say(f"The {min(top, len(table))} most exposed of {len(table)} {unit}, by lood_kl under {table.meta['kernel']}\n")
+    say("rank    row    lood_kl  lood_mean")
     for place, row in enumerate(table.order()[:top], start=1):
-        click.echo(f"{place:4d}  {row:5d}  {table['lood_kl'][row]:9.4g}  {table['lood_mean'][row]:9.4g}")
+        say(f"{place:4d}  {row:5d}  {table['lood_kl'][row]:9.4g}  {table['lood_mean'][row]:9.4g}")
     if unit == "people":
-        click.echo(f"\n{ROWS_OF_PEOPLE.format('scores.csv')}")
-    click.echo(f"\n{RANKING_ONLY}")
-    click.echo(f"Wrote {', '.join(pages)} to {folder} (restricted: they name records)")
+        say(f"\n{ROWS_OF_PEOPLE.format('scores.csv')}")
+    say(f"\n{RANKING_ONLY}")
+    say(f"Wrote {', '.join(pages)} to {folder} (restricted: they name records)")
 
 
 @cli.command()
@@ -244,7 +243,7 @@ def report(folder: str) -> None:
     from giveaway.audit_command import rebuild
 
     for page in rebuild(folder):
-        click.echo(f"Wrote {page}")
+        say(f"Wrote {page}")
 
 
 @cli.command()
@@ -256,7 +255,7 @@ def index(folders: tuple[str, ...], out: str) -> None:
     from giveaway.reporting.index import index_page
 
     write_text(out, index_page(folders))
-    click.echo(f"Wrote {out}")
+    say(f"Wrote {out}")
 
 
 @cli.command()
@@ -268,10 +267,10 @@ def purge(folder: str) -> None:
     from giveaway.auditing.store import purge as remove
 
     elsewhere = listed_signals(folder)
-    click.echo(f"Removed {remove(folder)} files")
+    say(f"Removed {remove(folder)} files")
     for place in elsewhere:
         how = f"; giveaway purge {place} removes them" if is_shadow_folder(place) else ""
-        click.echo(f"Kept: the signals it was validated with, in {place}{how}")
+        say(f"Kept: the signals it was validated with, in {place}{how}")
 
 
 def main() -> None:
@@ -282,7 +281,7 @@ def main() -> None:
         sys.exit(stop.exit_code)
     except click.ClickException as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # unknown to click 8.1
-            click.echo(error.format_message(), err=True)
+            say(error.format_message(), err=True)
             sys.exit(2)
         _stop(f"{error.format_message()} (giveaway --help lists commands and options)", 2)
     except (KeyboardInterrupt, click.Abort):
@@ -294,7 +293,7 @@ def main() -> None:
 
 
 def _stop(message: str, code: int) -> None:
-    click.echo("giveaway: " + " ".join(message.split()), err=True)
+    say("giveaway: " + " ".join(message.split()), err=True)
     sys.exit(code)
 
 
@@ -321,19 +320,19 @@ def _audit_and_tell(
     table, folder = audit_into(out, head, config, arguments)
     verdict = judged(rules, folder)
     if as_json:
-        click.echo(json.dumps({**_summary(table, folder, top), **_gate(verdict)}))
+        say(json.dumps({**_summary(table, folder, top), **_gate(verdict)}))
         return leave(verdict)
     _print_top(table, top)
     if table.meta["unit"] == "person":
-        click.echo(ROWS_OF_PEOPLE.format("people.csv"))
+        say(ROWS_OF_PEOPLE.format("people.csv"))
     for note in notes(table):
-        click.echo(f"note: {note}")
-    click.echo(f"\n{RANKING_ONLY}")
-    click.echo(f"To share, naming no record: {folder / 'summary.html'}")
-    click.echo("Restricted, naming records: scores.csv, scores.npz, audit.json, look.npz and the report")
-    click.echo(f"Open {folder / 'report.html'}")
+        say(f"note: {note}")
+    say(f"\n{RANKING_ONLY}")
+    say(f"To share, naming no record: {folder / 'summary.html'}")
+    say("Restricted, naming records: scores.csv, scores.npz, audit.json, look.npz and the report")
+    say(f"Open {folder / 'report.html'}")
     if verdict is not None and not as_json:
-        click.echo(f"\n{verdict.to_text()}")
+        say(f"\n{verdict.to_text()}")
     leave(verdict)
 
 
@@ -349,19 +348,19 @@ def _print_top(table: ScoreTable, top: int) -> None:
     by = table.ranking()
     rows = table.order(by)[:top]
     unit = "people" if table.meta["unit"] == "person" else "records"
-    click.echo(f"The {len(rows)} most exposed of {len(table)} {unit}, by {by}\n")
+    say(f"The {len(rows)} most exposed of {len(table)} {unit}, by {by}\n")
     shown = [name for name in ("class", "records", "residual") if name in table.attributes]
     beside = "newton" if by == "fused" else "leverage"
     shown = [by, *([beside] if beside in table.scores and beside != by else []), *shown]
     numbered = np.array_equal(table.ids, np.arange(len(table)))  # other ids, and values, stay in the files
     reasons = why(table, rows, nearest=numbered, values=False)
     widths = [max(9, len(name)) for name in shown]
-    click.echo("rank    row  " + "  ".join(n.rjust(w) for n, w in zip(shown, widths, strict=True)) + "  why")
+    say("rank    row  " + "  ".join(n.rjust(w) for n, w in zip(shown, widths, strict=True)) + "  why")
     for place, (row, reason) in enumerate(zip(rows, reasons, strict=True), start=1):
         cells = [table[name][row] for name in shown]
         texts = [(f"{c:.3g}" if isinstance(c, float) else str(c)).rjust(w) for c, w in zip(cells, widths, strict=True)]
-        click.echo(f"{place:4d}  {row:5d}  " + "  ".join(texts) + f"  {reason}")
-    click.echo()
+        say(f"{place:4d}  {row:5d}  " + "  ".join(texts) + f"  {reason}")
+    say()
 
 
 def _summary(table: ScoreTable, folder: Path, top: int) -> dict[str, Any]:

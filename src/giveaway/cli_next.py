@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from giveaway.screen import say
+
 if TYPE_CHECKING:
     from giveaway.auditing.gate import Verdict
     from giveaway.auditing.gate_rules import Rules
@@ -50,11 +52,11 @@ def canaries(folder: str, count: int, out: str | None, as_json: bool) -> None:
         found = [{"row": int(row), "rank": int(rank)} for row, rank in zip(rows, ranks, strict=True)]
         _print_json({"unit": _unit(table), "ranked_by": by, "canaries": found, "statement": AS_CANARIES}, written)
         return
-    click.echo(f"{len(rows)} canaries of {len(table)} {_plural(table)}, ranked by {by}\n")
-    click.echo("   row   rank")
+    say(f"{len(rows)} canaries of {len(table)} {_plural(table)}, ranked by {by}\n")
+    say("   row   rank")
     for row, rank in zip(rows, ranks, strict=True):
-        click.echo(f"{row:6d}  {rank:5d}")
-    click.echo("")
+        say(f"{row:6d}  {rank:5d}")
+    say("")
     _print_end(table, AS_CANARIES, written)
 
 
@@ -78,11 +80,9 @@ def weights(folder: str, cap: float, out: str, as_json: bool) -> None:
         told = {"rows": len(table), "below_1": below, "smallest": float(found.min()), "sum": float(found.sum())}
         _print_json({"unit": _unit(table), "cap": cap, **told, "note": NOTE}, written)
         return
-    click.echo(
-        f"{below} of {len(table)} {_plural(table)} get a weight below 1, the smallest {found.min():.3g}; all others 1."
-    )
+    say(f"{below} of {len(table)} {_plural(table)} get a weight below 1, the smallest {found.min():.3g}; all others 1.")
     if _unit(table) == "person":
-        click.echo("All records of a person get that person's weight.")
+        say("All records of a person get that person's weight.")
     _print_end(table, NOTE[0].upper() + NOTE[1:] + ".", written)
 
 
@@ -109,7 +109,7 @@ def compare(before: str, after: str, retrains: tuple[str, ...], out: str | None,
     if as_json:
         _print_json(found.to_json(top), written)
         return
-    click.echo(found.to_markdown(top))
+    say(found.to_markdown(top))
     _print_end(later, "", written)
 
 
@@ -123,7 +123,7 @@ def gate(folder: str, rule_file: str, as_json: bool) -> None:
 
     verdict = judged(read_rules(rule_file), folder)
     assert verdict is not None
-    click.echo(json.dumps(verdict.to_json(), ensure_ascii=False) if as_json else verdict.to_text())
+    say(json.dumps(verdict.to_json(), ensure_ascii=False) if as_json else verdict.to_text())
     leave(verdict)
 
 
@@ -187,16 +187,16 @@ def _write_restricted(table: ScoreTable, out: str, name: str) -> Path:
 
 
 def _print_json(told: dict[str, Any], written: Path | None) -> None:
-    click.echo(json.dumps({**told, "file": None if written is None else str(written)}, ensure_ascii=False))
+    say(json.dumps({**told, "file": None if written is None else str(written)}, ensure_ascii=False))
 
 
 def _print_end(table: ScoreTable, words: str, written: Path | None) -> None:
     if _unit(table) == "person":
-        click.echo(ROWS_OF_PEOPLE)
+        say(ROWS_OF_PEOPLE)
     if words:
-        click.echo(words)
+        say(words)
     if written is not None:
-        click.echo(f"Wrote {written} (restricted: it names {_plural(table)})")
+        say(f"Wrote {written} (restricted: it names {_plural(table)})")
 
 
 def _unit(table: ScoreTable) -> str:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from giveaway.screen import say
+
 if TYPE_CHECKING:
     from giveaway.theory_command import Answer
 
@@ -92,8 +94,8 @@ def _given(flags: dict[str, Any]) -> dict[str, Any]:
 
 def _print(answer: Answer, as_json: bool, figure: str | None) -> None:
     if as_json:
-        click.echo(json.dumps(answer.to_json(), ensure_ascii=False))
+        say(json.dumps(answer.to_json(), ensure_ascii=False))
         return
-    click.echo(answer.to_text())
+    say(answer.to_text())
     if figure is not None:
-        click.echo(f"Wrote {figure}")
+        say(f"Wrote {figure}")

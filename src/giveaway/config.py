@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -43,4 +44,7 @@ def to_toml(options: dict[str, Any]) -> str:
 
 def _toml(value: Any) -> str:
     # JSON's escapes are TOML's too, but for surrogate pairs; JSON leaves DEL as it is, which TOML does not take.
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return re.sub(
+        "[\ud800-\udfff]", lambda half: f"\\\\u{ord(half.group()):04x}", text
+    )  # bytes of a name that is no UTF-8

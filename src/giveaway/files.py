@@ -20,7 +20,9 @@ def private_folder(folder: str | os.PathLike[str]) -> Path:
     """Make `folder`, readable by its owner only unless it is in use already, or say why it cannot be written."""
     path = Path(folder)
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for place in (*reversed(path.parents), path):  # parents=True would leave those on the way open
+            if not place.exists():
+                place.mkdir(mode=0o700, exist_ok=True)
         if not any(path.iterdir()):
             path.chmod(0o700)
         with tempfile.NamedTemporaryFile(dir=path, prefix=".writable-"):
@@ -50,7 +52,7 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], A
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Write `text` as UTF-8, atomically."""
-    write_atomically(path, lambda stream: stream.write(text.encode("utf-8")))
+    write_atomically(path, lambda stream: stream.write(text.encode("utf-8", "backslashreplace")))
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:

@@ -71,8 +71,8 @@ def test_small_counts_of_exposed_are_not_told():
     scores[200:217] = 2.0
     found = breakdown(made(["a"] * 200 + ["b"] * 200, scores), "class", "class").to_json()
     told = {g["name"]: g for g in found["groups"]}
-    assert told["a"] == {"name": "a", "rows": 200, "exposed": None}
-    assert told["b"]["exposed"] == 17
+    assert told["a"] == {"name": "a", "rows": 200, "among_the_most_exposed": None}
+    assert told["b"]["among_the_most_exposed"] == 17
 
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=80), st.integers(0, 2**32 - 1))

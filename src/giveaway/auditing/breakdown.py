@@ -73,9 +73,9 @@ class Breakdown:
         groups: list[dict[str, Any]] = []
         for group in sorted(self.shareable().groups, key=lambda group: (-group.rows, group.name)):
             told = not 0 < group.exposed < LEAST
-            counted = {"exposed": group.exposed, "ratio": round(group.ratio, 4)} if told else {"exposed": None}
-            groups.append({"name": group.name, "rows": group.rows, **counted})
-        return {"kind": self.kind, "of_the_most_exposed": self.top, "groups": groups}
+            found = {"name": group.name, "rows": group.rows, "among_the_most_exposed": group.exposed if told else None}
+            groups.append({**found, **({"times_an_even_share": round(group.ratio, 4)} if told else {})})
+        return {"kind": self.kind, "most_exposed": self.top, "groups": groups}
 
 
 def breakdowns(table: ScoreTable, *, top: float = TOP) -> list[Breakdown]:

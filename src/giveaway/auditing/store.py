@@ -69,7 +69,9 @@ def _bytes_of(block: Any) -> bytes:
     if isinstance(block, np.ndarray) and block.dtype.kind != "O":
         return np.ascontiguousarray(block).tobytes()
     cells = block.ravel().tolist() if isinstance(block, np.ndarray) else block
-    return "".join(f"{type(cell).__name__}{len(text := str(cell))}:{text}" for cell in cells).encode()
+    return "".join(f"{type(cell).__name__}{len(text := str(cell))}:{text}" for cell in cells).encode(
+        "utf-8", "surrogatepass"
+    )
 
 
 def provenance(digest: str, config: dict[str, Any]) -> dict[str, Any]:
@@ -170,7 +172,7 @@ def purge(folder: str | Path) -> int:
 
 
 def _write(path: Path, page: str | bytes) -> None:
-    content = page.encode("utf-8") if isinstance(page, str) else page
+    content = page.encode("utf-8", "backslashreplace") if isinstance(page, str) else page
     write_atomically(path, lambda stream: stream.write(content))
 
 

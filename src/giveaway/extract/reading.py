@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from giveaway.checks import InputError, fail
+
+HARMLESS = re.compile(r"X has \d+ features|Input (X )?contains (NaN|infinity)|Expected 2D array|Found array with")
 
 
 @contextmanager
@@ -29,6 +32,12 @@ def reading(argument: str, path: str | os.PathLike[str], kind: str) -> Iterator[
     except Exception as error:  # damaged zips and pickles fail with nearly every exception there is
         got = f"{file.name}, truncated or not of that format"
         raise fail(argument, f"a whole {kind}", got, "write the file again") from error
+
+
+def harmless_line(error: Exception) -> str:
+    """What scikit-learn says where that cannot hold a value of a record, else the error's type alone."""
+    line = first_line(error)
+    return line if HARMLESS.match(line) else f"others ({type(error).__name__})"
 
 
 def first_line(error: Exception) -> str:

@@ -9,7 +9,7 @@ from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.exceptions import NotFittedError
 
 from giveaway.checks import fail
-from giveaway.extract.reading import first_line
+from giveaway.extract.reading import harmless_line
 from giveaway.extract.sklearn_inputs import checked_targets, class_indices
 
 LEAST_PROBABILITY = 1e-12
@@ -35,7 +35,7 @@ def predictions(estimator: Any, X: Any, y: Any, sample_weight: Any) -> dict[str,
         got = f"an unfitted {type(estimator).__name__}"
         raise fail("estimator", "a fitted estimator", got, "fit it first") from error
     except ValueError as error:
-        got, remedy = first_line(error), "pass the X the estimator was fitted with"
+        got, remedy = harmless_line(error), "pass the X the estimator was fitted with"
         raise fail("X", "inputs the estimator accepts", got, remedy) from error
     if _held_out(estimator):
         got = "early stopping on a validation set, which kept some of these records out of training"

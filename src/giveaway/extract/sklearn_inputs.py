@@ -9,7 +9,7 @@ from sklearn.exceptions import NotFittedError
 from sklearn.pipeline import Pipeline
 
 from giveaway.checks import fail
-from giveaway.extract.reading import first_line
+from giveaway.extract.reading import harmless_line
 
 DENSE_BYTES = 2**30  # a sparse X is made dense up to this size: a head's features are dense
 
@@ -23,7 +23,7 @@ def last_step(estimator: Any, X: Any) -> tuple[Any, Any]:
             except NotFittedError as error:
                 raise fail("estimator", "a fitted estimator", "an unfitted Pipeline", "fit it first") from error
             except ValueError as error:
-                got = first_line(error)
+                got = harmless_line(error)
                 raise fail("X", "inputs the pipeline accepts", got, "pass X as it was given to fit") from error
         estimator = estimator.steps[-1][1]
     return estimator, X

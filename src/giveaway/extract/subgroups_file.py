@@ -20,12 +20,12 @@ def subgroups_from(path: str, n: int) -> dict[str, np.ndarray]:
     found = read_arrays("subgroups", path, "numpy.savez") if path.endswith(".npz") else _read_csv(path)
     if not found:
         raise fail("subgroups", "at least one column", f"{path} without any", "write one column a kind of subgroup")
-    for name, values in found.items():
+    for place, values in enumerate(found.values()):
         if values.shape != (n,):
-            got = f"{len(values) if values.ndim else 0} in column {name!r}"
+            got = f"{len(values) if values.ndim else 0} in column {place}"
             raise fail("subgroups", f"{n} values, one a record", got, "align the file with the records")
         if len(np.unique(values)) > MOST_VALUES:
-            got = f"{len(np.unique(values))} in column {name!r}"
+            got = f"{len(np.unique(values))} in column {place}"
             raise fail("subgroups", f"at most {MOST_VALUES} subgroups", got, "group the values, or leave it out")
     return {name: values.astype(str) for name, values in found.items()}
 

@@ -12,6 +12,8 @@ from giveaway.records.shown_text import shown_text
 from giveaway.reporting.pages import page
 from giveaway.reporting.summary import SCHEMA
 
+SHOWN = {"date", "rows", "unit", "ranked_by", "access", "statement"}
+
 
 def index_page(folders: Sequence[str | Path]) -> str:
     """The page of the audits in `folders`, in the order given."""
@@ -25,7 +27,7 @@ def _entry(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise fail("folders", "audit folders with summary.json", str(folder), "run giveaway report there first")
     found = _read(path)
-    if found.get("schema") != SCHEMA:
+    if found.get("schema") != SCHEMA or not found.keys() >= SHOWN:
         expected, got = f"summaries of the schema {SCHEMA}", f"{path}, another"
         raise fail("folders", expected, got, "run giveaway report there again")
     return {

@@ -90,7 +90,9 @@ def listing(table: ScoreTable, look: CloserLook, measured: Measured | None, *, t
     values |= {name: known[name][rows] for name in AFTER if name in known and name != by}
     near = table["nearest"][rows].tolist() if "nearest" in table.attributes else []
     columns = [
-        Column(name.removeprefix(SUBGROUP), MEANINGS.get(name, "a column of the table"), _number(column))
+        Column(
+            shown_text(name.removeprefix(SUBGROUP), 80), MEANINGS.get(name, "a column of the table"), _number(column)
+        )
         for name, column in values.items()
     ]
     cells = [[_cell(value) for value in column.tolist()] for column in values.values()]

@@ -16,6 +16,7 @@ from giveaway.auditing.breakdown import LEAST, breakdowns
 from giveaway.auditing.measured import Measured
 from giveaway.records import ScoreTable
 from giveaway.reporting.pages import page
+from giveaway.reporting.parts import part
 from giveaway.reporting.words import access_of, agreement_lines, found_elsewhere, headline, notes, standing
 
 SCHEMA = "giveaway.summary/1"
@@ -30,6 +31,7 @@ def summary(
     meta = table.meta
     origin = meta.get("provenance") or {}
     by = table.ranking()
+    spread = part(lambda: [found.to_json() for found in breakdowns(table)])
     found: dict[str, Any] = {
         "schema": SCHEMA,
         "statement": headline(table, measured, chosen),
@@ -44,7 +46,8 @@ def summary(
         "access": chosen,
         "ranked_by": by,
         "quantiles": _quantiles(table[by]),
-        "spread_over": [found.to_json() for found in breakdowns(table)],
+        "spread_over": spread.value or [],
+        "no_spread": "This part could not be made." if spread.note else None,  # an error's own words may hold values
         "l2_sensitivity": meta.get("l2_sensitivity"),
         "seconds": meta.get("seconds"),
         "inputs_sha256": origin.get("inputs_sha256"),

@@ -78,8 +78,8 @@ def _numbers(table: Any, columns: list[int]) -> torch.Tensor:
     if isinstance(table, np.ndarray) and table.dtype.kind in "OUS":
         try:
             table = table.astype(np.float64)
-        except (TypeError, ValueError) as error:
-            got, remedy = f"text ({error})", "name the columns that hold text in categorical"
+        except (TypeError, ValueError):
+            got, remedy = "text", "name the columns that hold text in categorical"
             raise fail("matrix", "numbers outside the categorical columns", got, remedy) from None
     return as_tensor("matrix", table).cpu()
 
