@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from giveaway import Head, audit
-from giveaway.auditing.closer_look import look_closer
+from giveaway.findings.closer_look import look_closer
 from giveaway.reporting.html import render
 from giveaway.reporting.summary import summary_pages
 

@@ -15,16 +15,16 @@ import pytest
 from click.testing import CliRunner, Result
 
 from giveaway import ScoreTable, audit
-from giveaway.auditing.canaries import choose
-from giveaway.auditing.changes import changes
-from giveaway.auditing.closer_look import FILE as LOOK
-from giveaway.auditing.closer_look import look_closer
-from giveaway.auditing.gate_rules import read_rules
 from giveaway.auditing.store import purge, save_page
-from giveaway.auditing.weights import NOTE
-from giveaway.auditing.weights import weights as weights_of
 from giveaway.checks import InputError
 from giveaway.cli_next import canaries, check_audited, compare, gate, judged, leave, rules_of, weights
+from giveaway.findings.canaries import choose
+from giveaway.findings.changes import changes
+from giveaway.findings.closer_look import FILE as LOOK
+from giveaway.findings.closer_look import look_closer
+from giveaway.findings.gate_rules import read_rules
+from giveaway.findings.weights import NOTE
+from giveaway.findings.weights import weights as weights_of
 from tests.conftest import made_head
 
 SECRET = "patient"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from giveaway import ScoreTable
-from giveaway.auditing.closer_look import CloserLook
+from giveaway.findings.closer_look import CloserLook
 from tests.test_cli import SECRET, N, arrays, file, folder, giveaway, one_line  # noqa: F401
 
 PREDICTED = """
@@ -31,13 +32,13 @@ def audited(giveaway, file, *options, out="result"):  # noqa: F811
 
 def words_of(name: str, out: str = "result") -> str:
     page = re.sub(r"<script.*?</script>", "", Path(out, name).read_text(), flags=re.DOTALL)
-    return " ".join(re.sub(r"<[^>]+>", " ", page).split())
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", page)).split())
 
 
 def test_access_is_in_the_headline_of_both_pages(giveaway, file):  # noqa: F811
     audited(giveaway, file, "--access", "labels")
     for name in ("report.html", "summary.html"):
-        assert "an attacker who holds the record and has its predicted labels." in words_of(name)
+        assert "an attacker who holds the record and has the model's predicted label for it." in words_of(name)
     assert json.loads(Path("result/summary.json").read_text())["access"] == "labels"
     line = one_line(giveaway("audit", "--features", file, "--access", "gradients"))
     assert "'gradients' is not one of 'labels', 'probabilities', 'weights'" in line
@@ -100,6 +101,8 @@ def test_a_validation_is_in_the_pages_from_then_on(giveaway, folder):  # noqa: F
     assert giveaway(*options)[0] == 0
     assert "Ranking only" in words_of("report.html")
     Path("rule.toml").write_text('schema = 1\n[[rule]]\nname = "few"\nmeasure = "measured_count"\nat_most = 3\n')
+    said = giveaway("validate", "result", "--signals", "signals.npz")[2]
+    assert "Signals: 16 models on 120 records\n" in said
     code, out, err = giveaway("validate", "result", "--signals", "signals.npz", "--gate", "rule.toml")
     assert code == 3, err
     assert "not met: few" in out
@@ -108,7 +111,10 @@ def test_a_validation_is_in_the_pages_from_then_on(giveaway, folder):  # noqa: F
     for name in ("report.html", "summary.html"):
         assert f"At least {count} of 120 records are exposed" in words_of(name)
         assert "Ranking only" not in words_of(name)
-    assert giveaway(*options)[0] == 0  # the same audit again keeps what was measured
+    code, said, _ = giveaway(*options)  # the same audit again keeps what was measured
+    assert code == 0
+    assert f"At least {count} of 120 records are exposed" in said
+    assert "Ranking only" not in said
     assert f"At least {count} of 120" in words_of("report.html")
     code, out, _ = giveaway("validate", "result", "--signals", "signals.npz", "--gate", "rule.toml", "--json")
     assert code == 3
@@ -119,7 +125,17 @@ def test_a_validation_is_in_the_pages_from_then_on(giveaway, folder):  # noqa: F
     assert "not met" in page
 
 
-def test_a_gate_gives_the_audit_the_columns_it_looks_at(giveaway, file):  # noqa: F811
+@pytest.fixture
+def fitted(folder, arrays):  # noqa: F811
+    """A model that knows its records: their classes are what it says."""
+    told = 5.0 * arrays["features"] @ arrays["weight"].T
+    ids = np.array([f"{SECRET}-{i:03d}" for i in range(N)])
+    np.savez("fitted.npz", features=arrays["features"], outputs=told, targets=told.argmax(1), ids=ids)
+    return "fitted.npz"
+
+
+def test_a_gate_gives_the_audit_the_columns_it_looks_at(giveaway, fitted):  # noqa: F811
+    file = fitted  # noqa: F811
     options = ("--inputs", _inputs())
     Path("strict.toml").write_text(PREDICTED.format(above=0.5))
     Path("loose.toml").write_text(PREDICTED.format(above=0.999999))
@@ -142,8 +158,8 @@ def test_a_gate_gives_the_audit_the_columns_it_looks_at(giveaway, file):  # noqa
     assert not Path("new").exists()
 
 
-def test_columns_besides_the_default_ones(giveaway, file):  # noqa: F811
-    audited(giveaway, file, "--inputs", _inputs(), "--also", "predicted_success, lood_kl")
+def test_columns_besides_the_default_ones(giveaway, fitted):  # noqa: F811
+    audited(giveaway, fitted, "--inputs", _inputs(), "--also", "predicted_success, lood_kl")
     columns = ScoreTable.load("result").columns
     assert {"fused", "newton", "predicted_success", "lood_kl"} <= set(columns)
     assert "predicted_success" in words_of("report.html")
@@ -155,3 +171,33 @@ def test_new_commands_have_help(giveaway, folder, command):  # noqa: F811
     code, out, _ = giveaway(command, "--help")
     assert code == 0
     assert f"Usage: giveaway {command}" in out
+
+
+def test_ids_and_a_title_from_the_command_line(giveaway, folder, arrays):  # noqa: F811
+    np.savez("plain.npz", **arrays)
+    Path("ids.txt").write_text("".join(f"row {i}\n" for i in range(N)))
+    audited(giveaway, "plain.npz", "--ids", "ids.txt", "--title", "<b>Readmission</b> v3")
+    assert ScoreTable.load("result").ids.tolist() == [f"row {i}" for i in range(N)]
+    for name in ("report.html", "summary.html"):
+        page = Path("result", name).read_text()
+        assert "&lt;b&gt;Readmission&lt;/b&gt; v3" in page
+        assert json.loads(Path("result/audit.json").read_text())["provenance"]["date"] in page
+    Path("ids.txt").write_text("one\n")
+    line = one_line(giveaway("audit", "--features", "plain.npz", "--ids", "ids.txt", "--out", "other"))
+    assert line.startswith("ids: expected one name a record, 40 in all, got shape (1,)")
+
+
+def test_signals_of_other_records_are_refused(giveaway, folder):  # noqa: F811
+    rng = np.random.default_rng(0)
+    n = 120
+    np.savez("a.npz", features=rng.normal(size=(n, 3)), outputs=rng.normal(size=(n, 2)), targets=np.arange(n) % 2)
+    members = np.stack([rng.permutation(np.arange(16) < 8) for _ in range(n)], axis=1)
+    labels = np.arange(n) % 2
+    labels[7] = 1 - labels[7]
+    np.savez("signals.npz", logits=rng.normal(size=(16, n, 2)), members=members, labels=labels)
+    options = ("--features", "a.npz", "--loss", "cross_entropy", "--map", "none", "--out", "result")
+    assert giveaway("audit", *options)[0] == 0
+    code, _, err = giveaway("validate", "result", "--signals", "signals.npz")
+    assert code == 2
+    assert "expected signals on the audit's own records, got other classes in 1 of them, first in row 7" in err
+    assert not Path("result/validation.json").exists()

@@ -14,8 +14,8 @@ from typing import Any
 import click
 import pytest
 
-from giveaway.auditing.gate_rules import read_rules
 from giveaway.cli import cli
+from giveaway.findings.gate_rules import read_rules
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

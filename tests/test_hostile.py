@@ -21,9 +21,9 @@ import pytest
 
 from giveaway import ScoreTable, audit
 from giveaway.audit_command import main_table
-from giveaway.auditing.closer_look import CloserLook
-from giveaway.auditing.contents import contents_of
-from giveaway.auditing.measured import Measured
+from giveaway.findings.closer_look import CloserLook
+from giveaway.findings.contents import contents_of
+from giveaway.findings.measured import Measured
 from giveaway.reporting.html import render
 from giveaway.reporting.index import index_page
 from giveaway.reporting.summary import summary_pages

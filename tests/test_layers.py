@@ -22,6 +22,7 @@ LAYERS = [
     {"extract", "heads", "gp", "attacks"},
     {"scores", "evaluation"},
     {"auditing"},
+    {"findings"},
     {"reporting"},
     {"demo", "config", "source", "figures"},
     {"audit_command", "lood_command", "theory_command"},

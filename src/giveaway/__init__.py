@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from giveaway import attacks, evaluation, figures, gp, theory
-    from giveaway.auditing.canaries import canaries
-    from giveaway.auditing.changes import changes
     from giveaway.auditing.run import audit
     from giveaway.auditing.validate import compare, validate
-    from giveaway.auditing.weights import weights
     from giveaway.checks import InputError
     from giveaway.extract import from_sklearn, from_torch
+    from giveaway.findings.canaries import canaries
+    from giveaway.findings.changes import changes
+    from giveaway.findings.weights import weights
     from giveaway.gp.table import lood
     from giveaway.records import Head, ScoreTable, Signals
     from giveaway.reporting.html import report
@@ -27,8 +27,8 @@ _HOMES = {
     "Signals": "giveaway.records",
     "attacks": "giveaway.attacks",
     "audit": "giveaway.auditing.run",
-    "canaries": "giveaway.auditing.canaries",
-    "changes": "giveaway.auditing.changes",
+    "canaries": "giveaway.findings.canaries",
+    "changes": "giveaway.findings.changes",
     "compare": "giveaway.auditing.validate",
     "evaluation": "giveaway.evaluation",
     "figures": "giveaway.figures",
@@ -39,7 +39,7 @@ _HOMES = {
     "report": "giveaway.reporting.html",
     "theory": "giveaway.theory",
     "validate": "giveaway.auditing.validate",
-    "weights": "giveaway.auditing.weights",
+    "weights": "giveaway.findings.weights",
 }
 
 __all__ = [

@@ -8,25 +8,32 @@ from typing import Any
 
 import numpy as np
 
-from giveaway.auditing.breakdown import SUBGROUP
-from giveaway.auditing.closer_look import FILE as LOOK
-from giveaway.auditing.closer_look import CloserLook, look_closer
-from giveaway.auditing.measured import Measured
 from giveaway.auditing.pseudonyms import pseudonyms, read_key
 from giveaway.auditing.run import audit
 from giveaway.auditing.store import check_folder, fingerprint, provenance, save_audit, save_page
-from giveaway.checks import fail
+from giveaway.checks import check_choice, fail
 from giveaway.config import to_toml
 from giveaway.extract.subgroups_file import subgroups_from
+from giveaway.findings.breakdown import SUBGROUP
+from giveaway.findings.closer_look import FILE as LOOK
+from giveaway.findings.closer_look import MAPS, CloserLook, look_closer
+from giveaway.findings.measured import Measured
 from giveaway.records import Head, ScoreTable
 from giveaway.reporting.html import render
 from giveaway.reporting.summary import summary_pages
+from giveaway.reporting.words import ACCESS, access_of, headline
 
 MIXED = "several"
 
 
 def audit_into(out: str, head: Head, config: dict[str, Any], arguments: dict[str, Any]) -> tuple[ScoreTable, Path]:
     """Audit `head` with the `arguments` of ga.audit; `config` are the user's options, kept beside the result."""
+    check_choice("access", config.get("access", "probabilities"), ACCESS)
+    check_choice("map", config.get("map", "auto"), MAPS)
+    if config.get("access") == "labels" and head.loss == "squared":
+        raise fail(
+            "access", "probabilities or weights for a model of values", "labels", "a value is all there is to see"
+        )
     if "pseudonymize" in config:
         head = _renamed(head, read_key(config["pseudonymize"], out))
     subgroups = subgroups_from(config["subgroups"], head.n) if "subgroups" in config else {}
@@ -54,6 +61,11 @@ def audit_into(out: str, head: Head, config: dict[str, Any], arguments: dict[str
             folder.rmdir()
         raise
     return table, folder
+
+
+def statement(folder: str | Path, table: ScoreTable) -> str:
+    """What may be said of the audit in `folder`: the headline of its pages."""
+    return headline(table, Measured.load(folder), access_of(table))
 
 
 def report_pages(table: ScoreTable, look: CloserLook, measured: Measured | None) -> dict[str, str | bytes]:
@@ -88,7 +100,8 @@ def _finished(
     for name, values in subgroups.items():
         of_rows = _of_people(values, head) if table.meta["unit"] == "person" else values
         attributes[f"{SUBGROUP}{name}"] = of_rows
-    meta = {**table.meta, "access": config.get("access", "probabilities"), "provenance": origin}
+    told = {"access": config.get("access", "probabilities"), "title": config.get("title")}
+    meta = {**table.meta, **told, "provenance": origin}
     return dataclasses.replace(table, attributes=attributes, meta=meta)
 
 

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from giveaway import __version__
-from giveaway.cli_next import canaries, check_audited, compare, gate, judged, leave, rules_of, weights
+from giveaway.cli_next import ROWS_OF_PEOPLE, canaries, check_audited, compare, gate, judged, leave, rules_of, weights
 from giveaway.cli_theory import theory
 from giveaway.screen import say
 
 if TYPE_CHECKING:
-    from giveaway.auditing.gate import Verdict
-    from giveaway.auditing.gate_rules import Rules
+    from giveaway.findings.gate import Verdict
+    from giveaway.findings.gate_rules import Rules
     from giveaway.records import Head, ScoreTable
 
 RANKING_ONLY = (
     "Ranking only: no attack was measured, so no number exposed is stated; a low rank is not evidence of safety."
 )
-ROWS_OF_PEOPLE = "Rows are lines of {}, the first after its heading being 0; who they are stands there alone."
 GATE = "Judge the audit by these rules; exit code 3 where one is not met."
+SIGNALS = "giveaway-signals"
 SEED = click.IntRange(0, 2**63 - 1)
 
 
@@ -67,6 +67,7 @@ def demo(out: str, as_json: bool) -> None:
 @click.option("--l2", type=float, help="L2 penalty in summed-loss units (weight decay of a mean loss times n).")
 @click.option("--penalize-intercept/--free-intercept", default=None, help="Whether l2 acts on the bias.")
 @click.option("--groups", help="File with one person's name a record (.npy, or a line each): scores by person.")
+@click.option("--ids", help="File with a different name for each record (.npy, or a line each); default their numbers.")
 @click.option("--by", type=click.Choice(["auto", "person", "record"]), help="Rank people or records.")
 @click.option(
     "--inputs",
@@ -75,6 +76,7 @@ def demo(out: str, as_json: bool) -> None:
 )
 @click.option("--kernel", help="Adds lood_kl and lood_mean, of a Gaussian process with this kernel: nngp, rbf, …")
 @click.option("--noise", type=float, help="Adds them too: variance of the targets around the process's functions.")
+@click.option("--title", help="What was audited, for the heading of both pages.")
 @click.option("--access", type=click.Choice(["labels", "probabilities", "weights"]), help="What the attacker has.")
 @click.option("--subgroups", help="FILE.csv with a heading, or .npz: is some subgroup among the exposed more often?")
 @click.option("--pseudonymize", metavar="KEYFILE", help="Write keyed pseudonyms for ids; the key is made if missing.")
@@ -124,9 +126,7 @@ def audit(config: str | None, as_json: bool, **flags: Any) -> None:
 
 @cli.command()
 @click.argument("folder")
-@click.option(
-    "--signals", default="giveaway-signals", show_default=True, help="Shadow models' signals: a folder or .npz."
-)
+@click.option("--signals", default=SIGNALS, show_default=True, help="Shadow models' signals: a folder or .npz.")
 @click.option("--recipe", help="Train the shadow models here: ridge, logistic, mlp, cnn, resnet20 or resnet18.")
 @click.option("--data", help="With --recipe: module:function of yours that returns (X, y) (your code runs).")
 @click.option("--models", type=int, help="With --recipe: how many shadow models; an even number.")
@@ -156,6 +156,8 @@ def validate(folder: str, rows: str | None, rule_file: str | None, as_json: bool
     places = None if rows is None else row_numbers(rows)
     named = {name: value for name, value in flags.items() if value not in (None, ())}
     signals = signals_named(named, lambda words: say(words, err=True))
+    where = f", in {SIGNALS}" if named["signals"] == SIGNALS else ""  # a path of the user's is not repeated
+    say(f"Signals: {signals.models} models on {signals.records} records{where}", err=True)
     found = compare(
         table,
         signals,
@@ -165,10 +167,10 @@ def validate(folder: str, rows: str | None, rule_file: str | None, as_json: bool
         seed=flags["seed"],
     )
     list_signals(folder, named["signals"])
-    pages = validation_pages(table, found)
+    pages = validation_pages(table, found, recipe=named.get("recipe"))
     for name, page in pages.items():
         save_page(folder, name, page)
-    rebuilt = [page.name for page in rebuild(folder)]
+    rebuilt = [page.name for page in rebuild(folder)] if "optimum" in table.meta else []
     verdict = judged(rules, folder)
     if as_json:
         say(json.dumps({**found.to_json(), **_gate(verdict)}, indent=2))
@@ -276,7 +278,7 @@ def purge(folder: str) -> None:
 def main() -> None:
     """Run, with every expected failure as one line on stderr: exit 2 for bad input, 130 for Ctrl-C."""
     try:
-        cli.main(standalone_mode=False)
+        cli.main(prog_name="giveaway", standalone_mode=False)
     except click.exceptions.Exit as stop:
         sys.exit(stop.exit_code)
     except click.ClickException as error:
@@ -314,7 +316,7 @@ def _audit_and_tell(
     as_json: bool,
     rules: Rules | None = None,
 ) -> None:
-    from giveaway.audit_command import audit_into
+    from giveaway.audit_command import audit_into, statement
     from giveaway.reporting.words import notes
 
     table, folder = audit_into(out, head, config, arguments)
@@ -327,9 +329,10 @@ def _audit_and_tell(
         say(ROWS_OF_PEOPLE.format("people.csv"))
     for note in notes(table):
         say(f"note: {note}")
-    say(f"\n{RANKING_ONLY}")
+    said = statement(folder, table)
+    say(f"\n{RANKING_ONLY if said.startswith('Ranking only') else said}")
     say(f"To share, naming no record: {folder / 'summary.html'}")
-    say("Restricted, naming records: scores.csv, scores.npz, audit.json, look.npz and the report")
+    say("Restricted, naming records: everything else in the folder, the report among it")
     say(f"Open {folder / 'report.html'}")
     if verdict is not None and not as_json:
         say(f"\n{verdict.to_text()}")

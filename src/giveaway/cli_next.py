@@ -12,12 +12,12 @@ import click
 from giveaway.screen import say
 
 if TYPE_CHECKING:
-    from giveaway.auditing.gate import Verdict
-    from giveaway.auditing.gate_rules import Rules
+    from giveaway.findings.gate import Verdict
+    from giveaway.findings.gate_rules import Rules
     from giveaway.records import ScoreTable
 
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print the result for machines.")
-ROWS_OF_PEOPLE = "Rows are lines of people.csv, the first after its heading being 0; who they are stands there alone."
+ROWS_OF_PEOPLE = "Rows are lines of {}, the first after its heading being 0; who they are stands there alone."
 AS_CANARIES = (
     "Exposed, and no copies of one another: train with and without them to see what an attacker can tell. Chosen by a "
     "ranking; nothing was measured."
@@ -32,9 +32,9 @@ AS_CANARIES = (
 def canaries(folder: str, count: int, out: str | None, as_json: bool) -> None:
     """The best canaries of an audit FOLDER: exposed records that are no copies of one another."""
     from giveaway.audit_command import main_table
-    from giveaway.auditing.canaries import choose
-    from giveaway.auditing.closer_look import CloserLook
     from giveaway.checks import fail
+    from giveaway.findings.canaries import choose
+    from giveaway.findings.closer_look import CloserLook
     from giveaway.records import ScoreTable
 
     table, look = main_table(folder), CloserLook.load(folder)
@@ -68,8 +68,8 @@ def canaries(folder: str, count: int, out: str | None, as_json: bool) -> None:
 def weights(folder: str, cap: float, out: str, as_json: bool) -> None:
     """Training weights that hold down the most exposed records of an audit FOLDER: a heuristic."""
     from giveaway.audit_command import main_table
-    from giveaway.auditing.weights import NOTE
-    from giveaway.auditing.weights import weights as weights_of
+    from giveaway.findings.weights import NOTE
+    from giveaway.findings.weights import weights as weights_of
     from giveaway.records import ScoreTable
 
     table = main_table(folder)
@@ -98,8 +98,8 @@ def weights(folder: str, cap: float, out: str, as_json: bool) -> None:
 def compare(before: str, after: str, retrains: tuple[str, ...], out: str | None, top: int, as_json: bool) -> None:
     """Who ranks higher in the audit folder AFTER than in BEFORE: after a retrain, a private run, a data fix."""
     from giveaway.audit_command import main_table
-    from giveaway.auditing.changes import changes
     from giveaway.checks import fail
+    from giveaway.findings.changes import changes
 
     if len({Path(folder).resolve() for folder in retrains}) < len(retrains):
         raise fail("retrains", "a folder of its own for every retrain", "one twice", "name each once")
@@ -119,7 +119,7 @@ def compare(before: str, after: str, retrains: tuple[str, ...], out: str | None,
 @AS_JSON
 def gate(folder: str, rule_file: str, as_json: bool) -> None:
     """Judge an audit FOLDER by the rules of RULE.toml; exit code 3 where one is neither met nor waived."""
-    from giveaway.auditing.gate_rules import read_rules
+    from giveaway.findings.gate_rules import read_rules
 
     verdict = judged(read_rules(rule_file), folder)
     assert verdict is not None
@@ -129,7 +129,7 @@ def gate(folder: str, rule_file: str, as_json: bool) -> None:
 
 def rules_of(rule_file: str | None) -> Rules | None:
     """The rules of --gate, read before the work, so that a mistake in them costs nothing."""
-    from giveaway.auditing.gate_rules import read_rules
+    from giveaway.findings.gate_rules import read_rules
 
     return None if rule_file is None else read_rules(rule_file)
 
@@ -153,7 +153,7 @@ def judged(rules: Rules | None, folder: str | Path) -> Verdict | None:
     """The verdict on a folder, kept there as gate.json; None without rules."""
     import datetime
 
-    from giveaway.auditing.gate import judge
+    from giveaway.findings.gate import judge
 
     if rules is None:
         return None
@@ -192,7 +192,7 @@ def _print_json(told: dict[str, Any], written: Path | None) -> None:
 
 def _print_end(table: ScoreTable, words: str, written: Path | None) -> None:
     if _unit(table) == "person":
-        say(ROWS_OF_PEOPLE)
+        say(ROWS_OF_PEOPLE.format("people.csv"))
     if words:
         say(words)
     if written is not None:

@@ -44,7 +44,8 @@ def head_from(options: Options, say: Say) -> Head:
     if source != "features" and "data" not in options:
         raise fail("data", f"--data module:function beside --{source}", "none", "name your data set")
     head = {"features": _from_arrays, "estimator": _from_estimator, "model": _from_model}[source](options, say)
-    return dataclasses.replace(head, groups=names_in(options["groups"])) if "groups" in options else head
+    names: dict[str, Any] = {name: names_in(options[name], name) for name in ("groups", "ids") if name in options}
+    return dataclasses.replace(head, **names) if names else head
 
 
 def signals_named(options: Options, say: Say) -> Signals:
@@ -107,7 +108,9 @@ def _from_model(options: Options, say: Say) -> Head:
     device = device_named(options.get("device"))
     say(f"Running your code: {options['model']} and {options['data']}")
     model = call_factory("model", options["model"])
-    if "weights" in options:
+    if "weights" not in options:
+        say("note: no --weights: the model is audited as your function makes it")
+    else:
         model = load_weights(model, options["weights"], allow_pickle=bool(options.get("allow_pickle")))
     return from_torch(
         model if device is None or not isinstance(model, torch.nn.Module) else model.to(device),
@@ -133,11 +136,11 @@ def device_named(name: str | None) -> torch.device | None:
         raise fail("device", "a device that torch can use here", repr(name), "leave it out, or say cpu") from error
 
 
-def names_in(path: str) -> np.ndarray:
+def names_in(path: str, argument: str = "groups") -> np.ndarray:
     """One name a record, from an .npy file or the lines of a text file."""
     try:
         if path.endswith(".npy"):
             return np.load(path, allow_pickle=False)
         return np.array(Path(path).read_text(encoding="utf-8").splitlines())
     except (OSError, EOFError, ValueError) as error:
-        raise fail("groups", "a .npy of names, or a text file with one a line", path, "check the file") from error
+        raise fail(argument, "a .npy of names, or a text file with one a line", path, "check the file") from error

@@ -21,11 +21,11 @@ def test_phrases_follow_the_place_among_all_rows():
     )
     phrases = why(table, np.array([199, 192, 160, 100, 0]))
     assert phrases == [
-        "pulls the head (top 1 %); fitted badly (top 1 %)",
-        "pulls the head (top 5 %); fitted badly (top 1 %)",
-        "pulls the head (top 25 %); fitted badly (top 1 %)",
-        "fitted badly (top 1 %)",
-        "fitted badly (top 1 %); alone in a direction (score capped)",
+        "pulls the head (top 1 %); among the worst fitted (top 1 %)",
+        "pulls the head (top 5 %); among the worst fitted (top 1 %)",
+        "pulls the head (top 25 %); among the worst fitted (top 1 %)",
+        "among the worst fitted (top 1 %)",
+        "among the worst fitted (top 1 %); alone in a direction (score capped)",
     ]
 
 
@@ -34,7 +34,7 @@ def test_the_record_of_most_leverage_and_the_worst_fitted_one_are_named_so():
     rows = np.array([table["leverage"].argmax(), table["residual"].argmax()])
     assert [phrase.split("; ")[k] for k, phrase in zip((0, -1), why(table, rows), strict=True)] == [
         "pulls the head (top 1 %)",
-        "fitted badly (top 1 %)",
+        "among the worst fitted (top 1 %)",
     ]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from giveaway import Head, ScoreTable, Signals, audit, compare, report
-from giveaway.auditing.measured import Measured
+from giveaway.findings.measured import Measured
 from giveaway.reporting.html import render
 from giveaway.reporting.words import notes
 from tests.conftest import KINDS, made_arrays, made_head
@@ -265,7 +265,8 @@ def test_people_have_no_measured_columns_of_records():
     found = compare(audit(head, by="record"), Signals(rng.normal(size=(16, 120)), members, kind="phi"))
     page = render(audit(head), measured=Measured.of(found))
     assert "measured_success" not in headings(page)
-    assert "At least" in Page(page).text
+    assert "No record of 120 could be shown to be exposed" in Page(page).text
+    assert "the theory is of single records, not of people" in Page(page).text
 
 
 def test_the_report_takes_a_head_and_a_validation(tmp_path):
@@ -276,7 +277,7 @@ def test_the_report_takes_a_head_and_a_validation(tmp_path):
     plain, whole = (Page((tmp_path / f"{name}.html").read_text(encoding="utf-8")).text for name in ("plain", "whole"))
     assert "pass head= to have it" in plain
     assert "Without the 1 most exposed (1 %)" in whole
-    assert "has its weights." in whole
+    assert "has the model's weights." in whole
     assert (tmp_path / "whole.html").stat().st_mode & 0o777 == 0o600
 
 

@@ -40,8 +40,18 @@ def test_no_record_and_no_small_group_is_in_it():
     found = json.loads(pages["summary.json"])
     assert found["schema"] == "giveaway.summary/1"
     assert "nearest" not in pages["summary.json"]
-    by_town = next(spread for spread in found["spread_over"] if spread["kind"] == "town")
-    assert [group["rows"] for group in by_town["groups"]] == [60]
+    assert found["spread_over"] == []  # three of sixty are the top 5 %: too few to tell of
+
+
+def test_small_groups_are_put_together():
+    table = ScoreTable(
+        {"newton": np.arange(400.0)}, np.arange(400), {}, {"subgroup_town": np.array([MARK] * 4 + ["city"] * 396)}
+    )
+    (spread,) = summary(table)["spread_over"]
+    assert [(group["name"] == "all smaller ones together", group["rows"]) for group in spread["groups"]] == [
+        (True, 400)
+    ]
+    assert MARK not in summary_pages(table)["summary.html"]
 
 
 def test_it_says_what_the_report_says():
@@ -79,7 +89,7 @@ def test_after_a_validation_the_count_is_there():
     text = Page(summary_pages(table, measured=found)["summary.html"]).text
     assert "0.50 (0.40 to 0.60)" in text
     assert "of the top 1 %, found in 5 %" in text
-    assert "more than the curve's" in text
+    assert "more than were measured" in text
 
 
 @pytest.mark.parametrize("kind", ["squared", "multi_label", "soft_labels", "one_logit"])

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from giveaway import Head, ScoreTable, audit
-from giveaway.auditing.measured import Measured
 from giveaway.checks import InputError
+from giveaway.findings.measured import Measured
 from giveaway.reporting.words import access_of, found_elsewhere, headline, notes, standing
 from tests.conftest import made_arrays, made_head
 
@@ -26,9 +26,9 @@ def measured(records: int = 60) -> Measured:
 
 def test_without_an_attack_the_headline_is_a_ranking():
     assert headline(audit(made_head("classes")), None, "probabilities") == (
-        "Ranking only: 60 records, ordered by estimated exposure to an attacker who holds the record and has its "
-        "output probabilities. No attack was measured on this model, so no number exposed is stated. A low rank is not "
-        "evidence of safety, and this is no finding on anonymity or compliance."
+        "Ranking only: 60 records, ordered by estimated exposure to an attacker who holds the record and has the "
+        "model's output probabilities for it. No attack was measured on this model, so no number exposed is stated. A "
+        "low rank is not evidence of safety, and this is no finding on anonymity or compliance."
     )
 
 
@@ -36,11 +36,12 @@ def test_people_are_counted_beside_their_records():
     table = audit(made_head("squared", groups=np.arange(60) // 3))
     said = headline(table, None, "probabilities")
     assert said.startswith("Ranking only: 60 records of 20 people, ordered by")
-    assert "has its predictions." in said
+    assert "has the model's prediction for it." in said
 
 
 @pytest.mark.parametrize(
-    ("access", "words"), [("labels", "has its predicted labels."), ("weights", "has its weights.")]
+    ("access", "words"),
+    [("labels", "has the model's predicted label for it."), ("weights", "has the model's weights.")],
 )
 def test_the_attacker_has_what_the_user_says(access, words):
     table = audit(made_head("classes"))
@@ -51,8 +52,30 @@ def test_the_attacker_has_what_the_user_says(access, words):
 def test_after_shadow_models_the_headline_is_a_lower_bound():
     assert headline(audit(made_head("classes")), measured(), "weights") == (
         "At least 37 of 60 records are exposed under this training recipe: membership told with over 70 % balanced "
-        "success (per-record test, 64 models, false discovery rate 5 %). More may be; estimated power 0.83."
+        "success (per-record test, 64 models, false discovery rate 5 %). More may be; estimated power 0.83 for "
+        "records told apart twice as well as that, less for others."
     )
+
+
+def test_nothing_found_is_no_finding_that_nothing_is_there():
+    few = measured()
+    few.stated["at_least_exposed"] = COUNT | {"records": 0, "power_at_twice_that": 0.0013}
+    said = headline(audit(made_head("classes")), few, "weights")
+    assert said.startswith(
+        "No record of 60 could be shown to be exposed under this training recipe, which is no finding"
+    )
+    assert "estimated power 0.0013" in said
+    assert said.endswith("Train more shadow models.")
+
+
+def test_people_are_not_counted_from_their_records():
+    table = audit(made_head("classes", groups=np.arange(60) // 3))
+    assert headline(table, measured(), "weights").endswith("and no count of people was made.")
+
+
+def test_values_have_no_labels_to_see():
+    with pytest.raises(InputError, match="access: expected probabilities or weights for a model of values, got labels"):
+        access_of(audit(made_head("squared")), "labels")
 
 
 def test_what_the_score_found_stands_beside_it():
@@ -78,7 +101,7 @@ def test_measured_predicted_and_assumed_are_kept_apart():
     assert any("far too low for networks" in words for words in found["Predicted, not measured"])
     assert any("An L2 penalty of 0.5" in words for words in found["Assumed"])
     found = dict(standing(table, measured(), "probabilities"))
-    assert "LiRA over 64 shadow models of this recipe: AUC 0.710 (0.690 to 0.730)." in found["Measured"]
+    assert "LiRA over 64 shadow models: AUC 0.710 (0.690 to 0.730)." in found["Measured"]
     assert not any("LiRA" in words for words in found["Predicted, not measured"])
 
 
@@ -95,7 +118,7 @@ def test_notes_on_the_optimum():
     moved = far.with_parameters(torch.ones(5, 5, dtype=torch.float64).tril())
     (note,) = note_about(audit(moved), "optimum")
     assert "not at the optimum" in note
-    assert "scores assume it is. converged=False or refit=True" in note
+    assert "scores assume it is. To see what that changes, audit with --refit." in note
     (note,) = note_about(audit(moved, converged=False), "optimum")
     assert "scores assume it is" not in note
     assert "newton and loo_gap take it into account" in note
@@ -152,13 +175,13 @@ def test_notes_on_the_view():
     assert said == (
         f"The other records predict a left-out one with {100 * view['left_out_error']:.3g} % of the squared error of a "
         f"constant (columns of the table, rbf kernel, {view['method']}); training took away "
-        f"{100 * view['memorized']:.3g} % of that error. In fused the model's own view counts "
-        f"{view['head_weight']:.2g} and theirs 1."
+        f"{100 * view['memorized']:.3g} % of that error, which is no share of records. In fused the model's own view "
+        f"counts {view['head_weight']:.2g} and theirs 1."
     )
     assert ("no better than a constant here" in blind) is (view["left_out_error"] >= 1)
     head = made_head("classes", l2=0.5)
     exact = notes(audit(head, inputs=head.features))
-    assert exact[0].endswith("% of that error.")
+    assert exact[0].endswith("% of that error, which is no share of records.")
     assert exact[1] == (
         "The features are a linear function of the inputs: nothing was learned before the head, "
         "fused ranks as newton does."

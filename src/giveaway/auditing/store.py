@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import json
 import platform
+import secrets
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -78,6 +80,8 @@ def provenance(digest: str, config: dict[str, Any]) -> dict[str, Any]:
     """What the folder's result came from: the digest of its inputs, options, versions."""
     versions = {"giveaway": __version__, **{name: metadata.version(name) for name in ("torch", "numpy", "scipy")}}
     return {
+        "audit": secrets.token_hex(8),  # names the audit where its digest, which can confirm a guess, must not stand
+        "date": datetime.date.today().isoformat(),
         "inputs_sha256": digest,
         "config": config,
         "versions": {**versions, "python": platform.python_version()},

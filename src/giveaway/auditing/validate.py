@@ -208,6 +208,7 @@ def compare(
     _check_counts(len(table), len(others))
     own = models if places is None else models.of_records(places)
     own = own.of_models(others) if left_out else own
+    _check_labels(table, own)
     effect = effect_sizes(own).effect_size
     scored = lira_within(own)
     truth_models = own.models // 2
@@ -245,6 +246,17 @@ def _check_rows(table: ScoreTable, records: int, rows: np.ndarray | None) -> np.
     return places
 
 
+def _check_labels(table: ScoreTable, own: Signals) -> None:
+    """Refuse signals on records of other classes than the table's: they are of other records."""
+    of_table = table.attributes.get("class")
+    if own.labels is None or of_table is None or of_table.dtype.kind not in "iu":
+        return
+    different = np.flatnonzero(own.labels != of_table)
+    if len(different):
+        got = f"other classes in {len(different)} of them, first in row {different[0]}"
+        raise fail("signals", "signals on the audit's own records", got, "name those of these records, or give rows")
+
+
 def _check_counts(records: int, models: int) -> None:
     if models < LEAST_MODELS:
         raise fail("signals", f"at least {LEAST_MODELS} models", f"{models}", "train more shadow models")
@@ -269,7 +281,7 @@ def _duration(seconds: float | None) -> str:
 
 def _models(worth: float) -> str:
     """A worth in shadow models in words; outside of what the curve shows it has only a bound."""
-    return "more than the curve's" if np.isinf(worth) else f"about {worth:.1f}" if worth >= 2 else "fewer than 2"
+    return "more than the measured" if np.isinf(worth) else f"about {worth:.1f}" if worth >= 2 else "fewer than 2"
 
 
 def _interval(cell: Interval) -> list[float]:

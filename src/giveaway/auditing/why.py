@@ -15,7 +15,7 @@ def why(table: ScoreTable, rows: np.ndarray, *, nearest: bool = True, values: bo
     `nearest` adds the ids of the records nearest to it; without `values` no target that is no class is told.
     """
     parts = [[""] * len(rows)]
-    for name, words in (("leverage", "pulls the head"), ("residual", "fitted badly")):
+    for name, words in (("leverage", "pulls the head"), ("residual", "among the worst fitted")):
         if name in table.scores or name in table.attributes:
             parts.append([_phrase(words, share) for share in _shares(table[name], rows)])
     if "newton_capped" in table.attributes:

@@ -32,10 +32,12 @@ def subgroups_from(path: str, n: int) -> dict[str, np.ndarray]:
 
 def _read_csv(path: str) -> dict[str, np.ndarray]:
     try:
-        with open(Path(path), newline="", encoding="utf-8") as stream:
+        with open(Path(path), newline="", encoding="utf-8-sig") as stream:
             heading, *lines = csv.reader(stream)
     except (OSError, ValueError, csv.Error) as error:
         raise fail("subgroups", "a readable CSV with a heading", path, "check the file") from error
     if any(len(line) != len(heading) for line in lines):
         raise fail("subgroups", f"{len(heading)} cells a line", f"{path}, where lines differ", "repair the file")
+    if len(set(heading)) < len(heading):
+        raise fail("subgroups", "a different heading for each column", f"{path}, where two are equal", "rename one")
     return {name: np.array([line[place] for line in lines]) for place, name in enumerate(heading)}

@@ -20,8 +20,9 @@ from giveaway.extract.reading import first_line, reading
 CHECKPOINT_KEYS = ("state_dict", "model_state_dict", "model")
 WRAPPER_PREFIXES = ("_orig_mod.", "module.")  # torch.compile, and the parallel wrappers
 PICKLE_SUFFIXES = (".pkl", ".pickle", ".joblib")
-# Plain holders of numbers inside every MLP trained with adam or sgd, unknown to skops.
+# Plain holders of numbers, unknown to skops: inside every MLP trained with adam or sgd, and inside encoders.
 TRUSTED_TYPES = [f"sklearn.neural_network._stochastic_optimizers.{name}Optimizer" for name in ("Adam", "SGD")]
+TRUSTED_TYPES += ["numpy.dtype"]
 TRUST = "trust it with --allow-pickle (it can run any code)"
 
 

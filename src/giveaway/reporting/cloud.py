@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from giveaway.auditing.closer_look import CloserLook
 from giveaway.checks import InputError
+from giveaway.findings.closer_look import CloserLook
+from giveaway.findings.feature_map import EXPOSED, FeatureMap, chosen_rows
 from giveaway.records import ScoreTable
 from giveaway.records.shown_text import shown_text
 
 MOST_POINTS = 5_000
-MARKED = 500  # most exposed rows that are always drawn
 RINGED = 20  # that get a ring
 SOURCE = "cloud"
 COLOURS = "Viridis256"
@@ -66,6 +66,7 @@ def cloud(table: ScoreTable, look: CloserLook, *, most: int = MOST_POINTS, seed:
             floor = positive.min() / 2 if len(positive) else 1e-12
             hidden += int((values <= 0).sum())
             columns[side] = np.maximum(values, floor).astype(np.float32)
+            columns[f"{name}_value"] = values.astype(np.float32)
     if seen is not None:
         columns["u"], columns["v"] = seen.places[:, 0], seen.places[:, 1]
     order = np.argsort(-ranks, kind="stable")  # the most exposed are drawn last, on top
@@ -76,24 +77,14 @@ def cloud(table: ScoreTable, look: CloserLook, *, most: int = MOST_POINTS, seed:
         words = {"loss": "loss in the audited model", "leverage": "leverage", "left_out": "left_out"}
         plots.append(_plot(source, "x", "y", f"Loss and {axes[1]}", [words[name] for name in axes], "log"))
     if seen is not None:
-        plots.append(_plot(source, "u", "v", f"Features of the last layer ({seen.method})", ["", ""], "linear"))
+        plots.append(_plot(source, "u", "v", f"Features of the last layer ({_method(seen)})", ["", ""], "linear"))
     layout = gridplot([plots], toolbar_location="above", merge_tools=True, sizing_mode="stretch_width")
     drawn = f"{len(rows):,} of {len(table):,} drawn" if len(rows) < len(table) else f"all {len(table):,} drawn"
     if len(rows) < len(table):
-        drawn += f": the {min(MARKED, len(rows)):,} most exposed and others at random"
+        drawn += f": the {min(EXPOSED, len(rows)):,} most exposed and others at random"
     if hidden:
         drawn += f"; {hidden:,} values of zero stand at the edge"
     return Cloud(script_text(renumbered(json_item(layout, "maps"))), drawn, axes, None if seen is None else seen.method)  # type: ignore[arg-type]
-
-
-def chosen_rows(table: ScoreTable, most: int, seed: int) -> np.ndarray:
-    """The most exposed rows and a random choice of the others, ascending."""
-    order = table.order()
-    if len(order) <= most:
-        return np.arange(len(order))
-    first = order[: min(MARKED, most)]
-    others = np.random.default_rng(seed).choice(order[len(first) :], most - len(first), replace=False)
-    return np.sort(np.concatenate([first, others]))
 
 
 def renumbered(item: Any) -> Any:
@@ -123,6 +114,10 @@ def bokeh_script() -> str:
 
     code = "\n".join(Resources(mode="inline", components=["bokeh"], minified=True, log_level="error").js_raw)
     return code.replace("</script", "<\\/script").replace("<!--", "<\\!--")
+
+
+def _method(seen: FeatureMap) -> str:
+    return seen.method if seen.explained is None else f"{seen.method}, {100 * seen.explained:.0f} % of their variance"
 
 
 def _plot(source: Any, x: str, y: str, title: str, labels: list[str], kind: Any) -> Any:

@@ -12,16 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from giveaway.auditing.closer_look import CloserLook, look_closer
-from giveaway.auditing.measured import Measured
 from giveaway.auditing.validate import Validation
 from giveaway.files import write_text
+from giveaway.findings.closer_look import CloserLook, look_closer
+from giveaway.findings.measured import Measured
 from giveaway.records import Head, ScoreTable
 from giveaway.records.shown_text import shown_text
 from giveaway.reporting.cloud import bokeh_script
 from giveaway.reporting.listing import listing
 from giveaway.reporting.pages import page
-from giveaway.reporting.parts import parts
+from giveaway.reporting.parts import part, parts
 from giveaway.reporting.words import access_of, found_elsewhere, headline, notes, standing
 
 TOP = 100
@@ -72,7 +72,10 @@ def render(
         counted=measured is not None,
         found=found_elsewhere(table.ranking()),
         standing=standing(table, measured, chosen),
-        notes=notes(table),
+        notes=_notes(table),
+        title=shown_text(table.meta.get("title") or "", 120),
+        date=(table.meta.get("provenance") or {}).get("date", ""),
+        missing_contents=seen.missing.get("contents", ""),
         listed=listed,
         pictures=[b64encode(png).decode() if png else "" for _, png in listed.contents],
         parts=sections,
@@ -86,9 +89,17 @@ def render(
     )
 
 
+def _notes(table: ScoreTable) -> list[str]:
+    found = part(lambda: notes(table))
+    return [found.note] if found.note else found.value
+
+
 def _spread(values: np.ndarray) -> list[tuple[str, str]]:
-    shares = [("median", 50), ("top 10 %", 90), ("top 5 %", 95), ("top 1 %", 99), ("largest", 100)]
-    return [(name, f"{float(np.percentile(values, q)):.4g}") for name, q in shares]
+    """The least value among the top of the rows, as the picture beside it marks them."""
+    ordered = np.sort(values)[::-1]
+    counts = {f"top {100 * share:g} % from": max(1, round(share * len(values))) for share in (0.1, 0.05, 0.01)}
+    found = {"median": float(np.median(values)), **{name: float(ordered[k - 1]) for name, k in counts.items()}}
+    return [(name, f"{value:.4g}") for name, value in {**found, "largest": float(ordered[0])}.items()]
 
 
 def facts(meta: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:

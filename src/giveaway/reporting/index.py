@@ -38,10 +38,12 @@ def _entry(folder: Path) -> dict[str, Any]:
 
 
 def _gate(path: Path) -> str:
+    """The verdict that was given, and when."""
     if not path.is_file():
         return "none"
     found = _read(path)
-    return "met" if found.get("met") else "not met" if found.get("exit_code", 3) else "waived"
+    verdict = "met" if found.get("met") else "not met" if found.get("exit_code", 3) else "waived"
+    return shown_text(f"{verdict}, {found.get('date', 'undated')}", 40)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from giveaway.auditing.breakdown import SUBGROUP
-from giveaway.auditing.closer_look import CloserLook
-from giveaway.auditing.measured import Measured
 from giveaway.auditing.why import why
+from giveaway.findings.breakdown import SUBGROUP
+from giveaway.findings.closer_look import CloserLook
+from giveaway.findings.measured import Measured
 from giveaway.records import ScoreTable
 from giveaway.records.shown_text import shown_text
 
@@ -22,9 +22,10 @@ MOST_LETTERS = 200
 
 @dataclass(frozen=True)
 class Column:
-    """A heading, what it means, and whether its cells are numbers."""
+    """A heading, the key the page's script knows it by, what it means, and whether its cells are numbers."""
 
     name: str
+    key: str
     meaning: str
     number: bool
 
@@ -69,6 +70,9 @@ MEANINGS = {
 }
 
 
+OF_PEOPLE = {"leverage": "how far the targets of a person's records pull their predictions, 0 to their number"}
+
+
 def listing(table: ScoreTable, look: CloserLook, measured: Measured | None, *, top: int) -> Listing:
     """The `top` most exposed rows with the columns that a reader can use."""
     by = table.ranking()
@@ -89,9 +93,13 @@ def listing(table: ScoreTable, look: CloserLook, measured: Measured | None, *, t
     known = {**table.attributes, **table.scores}
     values |= {name: known[name][rows] for name in AFTER if name in known and name != by}
     near = table["nearest"][rows].tolist() if "nearest" in table.attributes else []
+    meanings = MEANINGS | (OF_PEOPLE if table.meta.get("unit") == "person" else {})
     columns = [
         Column(
-            shown_text(name.removeprefix(SUBGROUP), 80), MEANINGS.get(name, "a column of the table"), _number(column)
+            shown_text(name.removeprefix(SUBGROUP), 80),
+            name if name in MEANINGS or name == by else "",
+            meanings.get(name, "a column of the table"),
+            _number(column),
         )
         for name, column in values.items()
     ]

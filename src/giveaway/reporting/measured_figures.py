@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from giveaway.auditing.measured import Measured
+from giveaway.findings.measured import Measured
 from giveaway.reporting.figures import COLOURS, GREY, blank
 
 if TYPE_CHECKING:

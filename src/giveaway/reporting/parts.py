@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from giveaway.auditing.breakdown import breakdowns
-from giveaway.auditing.closer_look import CloserLook
-from giveaway.auditing.measured import Measured
 from giveaway.checks import InputError
+from giveaway.findings.breakdown import breakdowns
+from giveaway.findings.closer_look import CloserLook
+from giveaway.findings.measured import Measured
 from giveaway.records import ScoreTable
 from giveaway.records.shown_text import shown_text
 from giveaway.reporting.cloud import cloud
@@ -76,6 +76,8 @@ def _curves(table: ScoreTable) -> dict[str, Any]:
     """Trade-off curves of the theory at the leverages of the most exposed rows and of the one in the middle."""
     if "leverage" not in table.scores:
         raise InputError("there is no leverage, which the theory starts from")
+    if table.meta.get("unit") == "person":
+        raise InputError("the theory is of single records, not of people with several")
     order = table.order()
     rows = [*order[:CURVES], order[len(order) // 2]][: len(order)]
     named = {f"rank {place + 1 if place < CURVES else len(order) // 2 + 1}": row for place, row in enumerate(rows)}

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from giveaway.auditing.breakdown import LEAST, breakdowns
-from giveaway.auditing.measured import Measured
+from giveaway.findings.breakdown import LEAST, breakdowns
+from giveaway.findings.measured import Measured
 from giveaway.records import ScoreTable
 from giveaway.reporting.pages import page
 from giveaway.reporting.parts import part
@@ -31,14 +31,15 @@ def summary(
     meta = table.meta
     origin = meta.get("provenance") or {}
     by = table.ranking()
-    spread = part(lambda: [found.to_json() for found in breakdowns(table)])
+    spread = part(lambda: [told for found in breakdowns(table) if (told := found.to_json()) is not None])
     found: dict[str, Any] = {
         "schema": SCHEMA,
         "statement": headline(table, measured, chosen),
         "measured": measured is not None,
         "found_on_benchmarks": found_elsewhere(by),
         "standing": {name: sentences for name, sentences in standing(table, measured, chosen)},
-        "notes": notes(table),
+        "title": meta.get("title"),
+        "notes": notes(table, shared=True) if len(table) >= LEAST else [],
         "unit": meta.get("unit", "record"),
         "rows": len(table),
         "records": meta.get("records", len(table)),
@@ -48,13 +49,13 @@ def summary(
         "quantiles": _quantiles(table[by]),
         "spread_over": spread.value or [],
         "no_spread": "This part could not be made." if spread.note else None,  # an error's own words may hold values
-        "l2_sensitivity": meta.get("l2_sensitivity"),
+        "l2_sensitivity": meta.get("l2_sensitivity") if len(table) >= LEAST else None,
         "seconds": meta.get("seconds"),
-        "inputs_sha256": origin.get("inputs_sha256"),
+        "audit": origin.get("audit"),
         "versions": origin.get("versions"),
-        "date": (date or datetime.date.today()).isoformat(),
+        "date": date.isoformat() if date else origin.get("date") or datetime.date.today().isoformat(),
     }
-    if "predicted_success" in table.scores:
+    if "predicted_success" in table.scores and len(table) >= LEAST:
         found["mean_predicted_success"] = round(float(table["predicted_success"].mean()), 4)
     if measured is not None:
         stated = ("models", "records", "at_least_exposed", "lira", "agreement")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from giveaway.auditing.measured import Measured
 from giveaway.auditing.validate import Validation
+from giveaway.findings.measured import Measured
 from giveaway.records import ScoreTable
 from giveaway.reporting.figures import figure_bytes, loss_by_influence, recall_curves, roc_curves
 
 
-def validation_pages(table: ScoreTable, found: Validation) -> dict[str, str | bytes]:
+def validation_pages(table: ScoreTable, found: Validation, *, recipe: str | None = None) -> dict[str, str | bytes]:
     """File names and contents. A table without loss and influence has no picture of them."""
     scores = {name: table[name] for name in table.columns}
     figures = {
@@ -21,6 +21,6 @@ def validation_pages(table: ScoreTable, found: Validation) -> dict[str, str | by
     return {
         "validation.md": found.to_markdown() + shown,
         "validation.csv": found.table.to_csv(),
-        **Measured.of(found).pages(),
+        **Measured.of(found, recipe=recipe).pages(),
         **{name: figure_bytes(figure) for name, figure in figures.items()},
     }

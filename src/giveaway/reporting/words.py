@@ -9,17 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from giveaway.auditing.measured import Measured
-from giveaway.checks import check_choice
+from giveaway.auditing.second_view import LEAST_MEMORIZED
+from giveaway.checks import check_choice, fail
+from giveaway.findings.breakdown import LEAST
+from giveaway.findings.measured import Measured
 from giveaway.records import ScoreTable
 
 ACCESS = {
-    "labels": "its predicted labels",
-    "probabilities": "its output probabilities",
-    "weights": "its weights",
+    "labels": "the model's predicted label for it",
+    "probabilities": "the model's output probabilities for it",
+    "weights": "the model's weights",
 }
-OF_VALUES = {"probabilities": "its predictions"}  # a regression has no probabilities
-FOUND = {  # docs/fused.md, ../shared/findings.md §1b: means over two audited models each
+OF_VALUES = {"probabilities": "the model's prediction for it"}  # a regression has no probabilities
+FOUND = {  # docs/fused.md, README's limits: means over two audited models each
     "fused": (81, 96),
     "newton": (51, 87),
 }
@@ -38,30 +40,57 @@ EXACT = (
     "The features are a linear function of the inputs: nothing was learned before the head, fused ranks as newton does."
 )
 BLIND = "What the other records say is no better than a constant here: read fused with care, beside the other columns."
+NO_PENALTY = "No L2 penalty: none was given (weight decay times the number of records, where the trainer had one)."
+UNTRAINED = (
+    "The model fits these records no better than the other records predict them: is it trained to the end, without "
+    "noise, and on these records?"
+)
 WITHOUT_DRIFT = "newton and loo_gap take it into account, as asked; influence does not."
 
 
 def access_of(table: ScoreTable, access: str | None = None) -> str:
     """The attacker's access, as asked for or as the audit was told."""
-    return check_choice("access", access or table.meta.get("access", "probabilities"), ACCESS)
+    chosen = check_choice("access", access or table.meta.get("access", "probabilities"), ACCESS)
+    if chosen == "labels" and table.meta.get("loss") == "squared":
+        raise fail(
+            "access", "probabilities or weights for a model of values", "labels", "a value is all there is to see"
+        )
+    return chosen
 
 
 def headline(table: ScoreTable, measured: Measured | None, access: str) -> str:
     """One paragraph: a ranking, or the count that shadow models can defend."""
     if measured is not None:
-        count, stated = measured.stated["at_least_exposed"], measured.stated
-        return (
-            f"At least {count['records']} of {stated['records']} records are exposed under this training recipe: "
-            f"membership told with over 70 % balanced success (per-record test, {stated['models']} models, false "
-            f"discovery rate {100 * count['false_discovery_rate']:.3g} %). More may be; estimated power "
-            f"{count['power_at_twice_that']:.2g}."
-        )
+        return _counted(table, measured)
     people = f" of {len(table)} people" if table.meta.get("unit") == "person" else ""
     return (
         f"Ranking only: {table.meta.get('records', len(table))} records{people}, ordered by estimated exposure to an "
         f"attacker who holds the record and has {_access(table, access)}. No attack was measured on this model, so no "
         "number exposed is stated. A low rank is not evidence of safety, and this is no finding on anonymity or "
         "compliance."
+    )
+
+
+def _counted(table: ScoreTable, measured: Measured) -> str:
+    count, stated = measured.stated["at_least_exposed"], measured.stated
+    models, power = stated["models"], f"{count['power_at_twice_that']:.2g}"
+    test = f"per-record test, {models} models, false discovery rate {100 * count['false_discovery_rate']:.3g} %"
+    by_record = ""
+    if table.meta.get("unit") == "person":
+        by_record = (
+            " Measured by record: a person with several records can be more exposed than any of them, and no count of "
+            "people was made."
+        )
+    if not count["records"]:
+        return (
+            f"No record of {stated['records']} could be shown to be exposed under this training recipe, which is no "
+            f"finding that none is: estimated power {power} for records told apart twice as well as with 70 % balanced "
+            f"success, less for others ({test}). Train more shadow models.{by_record}"
+        )
+    return (
+        f"At least {count['records']} of {stated['records']} records are exposed under this training recipe: "
+        f"membership told with over 70 % balanced success ({test}). More may be; estimated power {power} for records "
+        f"told apart twice as well as that, less for others.{by_record}"
     )
 
 
@@ -83,7 +112,7 @@ def standing(table: ScoreTable, measured: Measured | None, access: str) -> list[
     return [
         ("Measured", _measured(measured)),
         ("Predicted, not measured", _predicted(table, by)),
-        ("Assumed", _assumed(table, access)),
+        ("Assumed", _assumed(table, access, measured)),
     ]
 
 
@@ -93,7 +122,7 @@ def _measured(measured: Measured | None) -> list[str]:
     stated = measured.stated
     auc = stated["lira"]["auc"]
     return [
-        f"LiRA over {stated['models']} shadow models of this recipe: AUC {auc[0]:.3f} ({auc[1]:.3f} to {auc[2]:.3f}).",
+        f"LiRA over {stated['models']} shadow models: AUC {auc[0]:.3f} ({auc[1]:.3f} to {auc[2]:.3f}).",
         "The count above, a lower bound: records are missed where the models are few. It is about the recipe, not "
         "about this one model.",
     ]
@@ -106,7 +135,7 @@ def _predicted(table: ScoreTable, by: str) -> list[str]:
     return said
 
 
-def _assumed(table: ScoreTable, access: str) -> list[str]:
+def _assumed(table: ScoreTable, access: str, measured: Measured | None) -> list[str]:
     said = [
         f"An attacker who holds the record, with its target, and has {_access(table, access)}.",
         {
@@ -119,7 +148,12 @@ def _assumed(table: ScoreTable, access: str) -> list[str]:
     if table.meta.get("optimum") is not None and (table.meta.get("options") or {}).get("converged", True):
         said.append("A last layer at the optimum of its training objective.")
     if table.meta.get("l2") is not None and table.meta.get("optimum") is not None:
-        said.append(f"An L2 penalty of {table.meta['l2']:.4g} in summed-loss units, as it was given.")
+        given = f"An L2 penalty of {table.meta['l2']:.4g} in summed-loss units, as it was given."
+        said.append(given if table.meta["l2"] else NO_PENALTY)
+    if measured is not None:
+        recipe = measured.stated.get("recipe")
+        own = f"giveaway's recipe {recipe}" if recipe else "the training they came from"
+        said.append(f"Shadow models trained as the audited model was: theirs is {own}.")
     return said
 
 
@@ -147,12 +181,16 @@ def _interval(cell: list[float]) -> str:
 
 def _worth(models: float | None) -> str:
     """Outside of what the curve shows a worth has only a bound."""
-    return "more than the curve's" if models is None else f"about {models:.1f}" if models >= 2 else "fewer than 2"
+    return "more than were measured" if models is None else f"about {models:.1f}" if models >= 2 else "fewer than 2"
 
 
-def notes(table: ScoreTable) -> list[str]:
-    """What a reader must know of this table besides its numbers."""
+def notes(table: ScoreTable, *, shared: bool = False) -> list[str]:
+    """What a reader must know of this table besides its numbers; `shared`, without counts of a few rows."""
     meta = table.meta
+
+    def told(count: int) -> str:
+        return f"fewer than {LEAST}" if shared and 0 < count < LEAST else str(count)
+
     said = [*_about_view(meta)]
     optimum = meta.get("optimum")
     relative = (optimum or {}).get("relative_gradient")
@@ -164,8 +202,9 @@ def notes(table: ScoreTable) -> list[str]:
     elif relative >= 1e-4:
         assumed = (meta.get("options") or {}).get("converged", True)
         said.append(
-            f"The head is not at the optimum of its training objective (relative gradient {relative:.2g}): "
-            + ("scores assume it is. converged=False or refit=True take it into account." if assumed else WITHOUT_DRIFT)
+            f"The head is not at the optimum of its training objective (relative gradient {relative:.2g}), as is usual "
+            "for networks: "
+            + ("scores assume it is. To see what that changes, audit with --refit." if assumed else WITHOUT_DRIFT)
         )
     if any(name.startswith("predicted_") for name in table.columns):
         said.append(PREDICTED[meta.get("predicted_by") or "theory of the head"])
@@ -174,14 +213,18 @@ def notes(table: ScoreTable) -> list[str]:
     repeats = meta.get("repeats") or {}
     if repeats.get("exact") or repeats.get("near"):
         said.append(
-            f"{repeats['exact']} records have an exact copy and at least {repeats['near']} more a near copy. Scores of "
-            "repeated people are understated: pass groups to score people instead of rows."
+            f"{told(repeats['exact'])} records have an exact copy and at least {told(repeats['near'])} more a near "
+            "copy. Scores of repeated people are understated: pass groups to score people instead of rows."
         )
     if meta.get("newton_capped"):
-        said.append(f"{meta['newton_capped']} rows are alone in some direction; their newton and loo_gap are capped.")
+        said.append(
+            f"{told(meta['newton_capped'])} rows are alone in some direction; their newton and loo_gap are capped."
+        )
     curvature = meta.get("curvature") or {}
     if "eigenvectors" in curvature.get("inverse", ""):
-        said.append("The curvature is singular; its pseudo-inverse was used (rank and cut below).")
+        said.append(
+            f"The curvature is singular; its pseudo-inverse was used{'' if shared else ' (rank and cut below)'}."
+        )
     sensitivity = meta.get("l2_sensitivity")
     if sensitivity:
         low, high = sensitivity["spearman_at_0.1_l2"], sensitivity["spearman_at_10_l2"]
@@ -198,11 +241,13 @@ def _about_view(meta: Mapping[str, Any]) -> list[str]:
     said = [
         f"The other records predict a left-out one with {100 * error:.3g} % of the squared error of a constant "
         f"({KINDS.get(view['view'], view['view'])}, {view['kernel']} kernel, {view['method']}); training took away "
-        f"{100 * kept:.3g} % of that error."
+        f"{100 * kept:.3g} % of that error, which is no share of records."
     ]
     if view["head_is_exact"]:
         return [*said, EXACT]
     said[0] += f" In fused the model's own view counts {view['head_weight']:.2g} and theirs 1."
+    if kept < LEAST_MEMORIZED:
+        said.insert(0, UNTRAINED)
     return [*said, BLIND] if error >= 1.0 else said
 
 

@@ -43,24 +43,31 @@
     return value === undefined || value === "" ? cell.textContent : Number(value);
   }
 
-  function compare(a, b) {
-    if (typeof a === "number" && typeof b === "number") return a - b;
-    if (typeof a === "number") return -1;
-    if (typeof b === "number") return 1;
-    return a.localeCompare(b);
+  // What is no number goes last in a column of numbers, whichever way it is sorted.
+  function compare(a, b, descending) {
+    const counts = [a, b].map((key) => typeof key === "number" && !Number.isNaN(key));
+    if (counts[0] !== counts[1]) return counts[0] ? -1 : 1;
+    const order = counts[0] ? a - b : String(a).localeCompare(String(b));
+    return descending ? -order : order;
   }
 
   function sort(head) {
-    const place = heads.indexOf(head);
     const number = head.dataset.number === "yes";
     const before = head.getAttribute("aria-sort");
-    const descending = before === "none" ? number && head.dataset.column !== "rank" : before === "ascending";
+    const descending = before === "none" ? number && head.dataset.key !== "rank" : before === "ascending";
     for (const other of heads) if (other.hasAttribute("aria-sort")) other.setAttribute("aria-sort", "none");
     head.setAttribute("aria-sort", descending ? "descending" : "ascending");
+    arrange();
+    told.textContent = "sorted by " + head.dataset.column + (descending ? ", largest first" : ", smallest first");
+  }
+
+  function arrange() {
+    const head = heads.find((other) => /scending/.test(other.getAttribute("aria-sort") || ""));
+    const place = heads.indexOf(head);
+    const descending = head.getAttribute("aria-sort") === "descending";
     const rows = Array.from(body.rows).map((row) => [keyOf(row, place), row]);
-    rows.sort((a, b) => (descending ? compare(b[0], a[0]) : compare(a[0], b[0])));
+    rows.sort((a, b) => compare(a[0], b[0], descending));
     body.append(...rows.map((pair) => pair[1]));
-    told.textContent = "sorted by " + head.textContent.trim() + (descending ? ", largest first" : ", smallest first");
   }
 
   for (const head of heads) {
@@ -71,6 +78,8 @@
 
   function forget() {
     for (const row of added.splice(0)) row.remove();
+    for (const row of body.rows) row.classList.remove("chosen");
+    for (const button of body.querySelectorAll("button.mark")) button.setAttribute("aria-pressed", "false");
   }
 
   // Rows that are not among the most exposed are made from what the map knows of them; text only, never markup.
@@ -80,21 +89,22 @@
     row.dataset.row = data.row[place];
     for (const head of heads) {
       const cell = document.createElement("td");
-      const name = head.dataset.column;
-      const known = { rank: "rank", id: "id", class: "class", percentile: "top", loss: "x" }[name];
-      const score = head.dataset.ranks === "yes" ? "score" : known;
-      if (score && data[score] && !(name === "loss" && table.dataset.x !== "loss")) {
-        let value = data[score][place];
-        if (name === "percentile") value = 100 - value;
+      const key = head.dataset.key;
+      const known = { rank: "rank", id: "id", class: "class", percentile: "top" }[key] || key + "_value";
+      const column = key && head.dataset.ranks === "yes" ? "score" : known;
+      if (key === "why") {
+        cell.textContent = "further down the ranking: scores.csv has the rest";
+      } else if (key && data[column]) {
+        let value = data[column][place];
+        if (key === "percentile") value = 100 - value;
         cell.textContent = typeof value === "number" && !Number.isInteger(value) ? value.toPrecision(4) : String(value);
         if (typeof value === "number") cell.dataset.value = value;
-      } else if (name === "why") {
-        cell.textContent = "further down the ranking: scores.csv has the rest";
-        cell.className = "text why";
       } else {
         cell.textContent = "–";
       }
-      if (head.dataset.number !== "yes" && name !== "why") cell.className = "name";
+      if (head.classList.contains("map")) cell.className = "map";
+      else if (key === "why") cell.className = "text why";
+      else if (head.dataset.number !== "yes") cell.className = "name";
       row.append(cell);
     }
     body.append(row);
@@ -112,6 +122,7 @@
       const more = Array.from(indices).filter((place) => !here.has(Number(rows[place])));
       more.sort((a, b) => source.data.rank[a] - source.data.rank[b]);
       for (const place of more.slice(0, MOST_ADDED)) addRow(place);
+      arrange();
     }
     filter();
   }
@@ -120,14 +131,15 @@
     if (source === null) return;
     const place = Array.from(source.data.row).indexOf(Number(row.dataset.row));
     if (place < 0) return;
-    const marked = row.classList.toggle("chosen");
-    for (const other of body.rows) if (other !== row) other.classList.remove("chosen");
-    const button = row.querySelector("button.mark");
-    for (const other of body.querySelectorAll("button.mark")) other.setAttribute("aria-pressed", "false");
-    if (button) button.setAttribute("aria-pressed", marked ? "true" : "false");
+    const marked = !row.classList.contains("chosen");
+    forget();
+    chosen = null;
+    row.classList.toggle("chosen", marked);
+    row.querySelector("button.mark").setAttribute("aria-pressed", String(marked));
     quiet = true;
     source.selected.indices = marked ? [place] : [];
     quiet = false;
+    filter();
   }
   let quiet = false;
 
@@ -138,7 +150,6 @@
 
   clear.addEventListener("click", () => {
     search.value = "";
-    for (const row of body.rows) row.classList.remove("chosen");
     if (source !== null) source.selected.indices = [];
     forget();
     chosen = null;

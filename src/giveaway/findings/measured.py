@@ -30,12 +30,12 @@ class Measured:
     true_positives: np.ndarray
 
     @classmethod
-    def of(cls, found: Validation) -> Measured:
-        """What a validation found."""
+    def of(cls, found: Validation, *, recipe: str | None = None) -> Measured:
+        """What a validation found; `recipe` where the shadow models are of one of giveaway's own."""
         rates = log_spaced_counts(found.attack.nonmembers) / found.attack.nonmembers
         allowed = np.searchsorted(found.attack.false_positives, rates + 1e-12, side="right") - 1
         return cls(
-            found.to_json(),
+            {**found.to_json(), "recipe": recipe},
             found.success,
             found.effect_size,
             found.count.flagged,
@@ -48,13 +48,13 @@ class Measured:
         stream = io.BytesIO()
         names = ("success", "effect_size", "flagged", "false_positives", "true_positives")
         np.savez(stream, allow_pickle=False, **{name: getattr(self, name) for name in names})
-        return {STATED: json.dumps(self.stated, indent=2) + "\n", VALUES: stream.getvalue()}
+        return {VALUES: stream.getvalue(), STATED: json.dumps(self.stated, indent=2) + "\n"}
 
     @classmethod
     def load(cls, folder: str | Path) -> Measured | None:
         """What `giveaway validate` left in an audit folder; None where it never ran there."""
         path = Path(folder)
-        if not (path / STATED).is_file() or not (path / VALUES).is_file():
+        if not (path / STATED).is_file():
             return None
         try:
             stated = json.loads((path / STATED).read_text(encoding="utf-8"))

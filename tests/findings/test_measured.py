@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from giveaway import audit
-from giveaway.auditing.measured import Measured
 from giveaway.auditing.validate import compare
 from giveaway.checks import InputError
+from giveaway.findings.measured import Measured
 from giveaway.records import Signals
 from tests.conftest import made_head
 
@@ -29,7 +29,7 @@ def test_it_comes_back_from_the_folder(found, tmp_path):
     for name, page in measured.pages().items():
         (tmp_path / name).write_bytes(page if isinstance(page, bytes) else page.encode())
     again = Measured.load(tmp_path)
-    assert again.stated == json.loads(json.dumps(found.to_json()))
+    assert again.stated == {**json.loads(json.dumps(found.to_json())), "recipe": None}
     np.testing.assert_array_equal(again.success, found.success)
     np.testing.assert_array_equal(again.effect_size, found.effect_size)
     np.testing.assert_array_equal(again.flagged, found.count.flagged)
@@ -52,4 +52,10 @@ def test_a_damaged_file_is_named(found, tmp_path):
         (tmp_path / name).write_bytes(page if isinstance(page, bytes) else page.encode())
     (tmp_path / "validation.json").write_text("{")
     with pytest.raises(InputError, match=r"folder: expected a readable validation, got .*validation.json"):
+        Measured.load(tmp_path)
+
+
+def test_half_a_validation_is_named(found, tmp_path):
+    (tmp_path / "validation.json").write_text(json.dumps(found.to_json()))
+    with pytest.raises(InputError, match=r"folder: expected a file written by giveaway validate, got .*validation.npz"):
         Measured.load(tmp_path)

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giveaway import Head, ScoreTable, audit
-from giveaway.auditing import canaries as module
-from giveaway.auditing.canaries import Candidates, canaries, candidates, choose
+from giveaway.findings import canaries as module
+from giveaway.findings.canaries import Candidates, canaries, candidates, choose
 from tests.conftest import KINDS, made_head
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from scipy.stats import norm, spearmanr
 
 from giveaway import ScoreTable
-from giveaway.auditing.changes import FALSE_DISCOVERY, _moderated, changes, percentiles
 from giveaway.checks import InputError
+from giveaway.findings.changes import FALSE_DISCOVERY, _moderated, changes, percentiles
 
 
 def table(scores, ids=None, *, name="newton", **meta) -> ScoreTable:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.special import betaincinv
+from scipy.stats import hypergeom
 
 from giveaway.records import ScoreTable
 
@@ -14,7 +14,6 @@ SUBGROUP = "subgroup_"  # attributes whose names begin so say what a row belongs
 TOP = 0.05
 LEAST = 10  # rows: smaller groups are not shown to others
 CONFIDENCE = 0.95
-MOST_SHOWN = 25
 POOLED = "all smaller ones together"
 
 
@@ -22,8 +21,8 @@ POOLED = "all smaller ones together"
 class Group:
     """Rows of one class or subgroup; `exposed` of them are among the most exposed of the table.
 
-    `ratio` is its share of the most exposed over its share of all rows: 1 where they are spread evenly; `low` and
-    `high` bound it with 95 % confidence (Clopper and Pearson's interval of the share exposed).
+    `ratio` is its share of the most exposed over its share of all rows: 1 where they are spread evenly. By chance alone
+    (the most exposed drawn at random from all rows) it would lie between `low` and `high` in 95 % of tables.
     """
 
     name: str
@@ -32,11 +31,7 @@ class Group:
     ratio: float
     low: float
     high: float
-
-    @property
-    def stands_out(self) -> bool:
-        """Whether the interval excludes an even spread, on the exposed side."""
-        return self.low > 1.0
+    stands_out: bool  # more of them than chance alone gives in 97.5 % of tables
 
 
 @dataclass(frozen=True)
@@ -68,14 +63,29 @@ class Breakdown:
         pooled = _group(POOLED, sum(g.rows for g in together), sum(g.exposed for g in together), self.rows, self.top)
         return Breakdown(self.kind, _ordered([*rest, pooled]), self.rows, self.top)
 
-    def to_json(self) -> dict[str, Any]:
-        """Of the shareable form: counts of one to nine exposed are not told, nor what follows from them."""
-        groups: list[dict[str, Any]] = []
-        for group in sorted(self.shareable().groups, key=lambda group: (-group.rows, group.name)):
-            told = not 0 < group.exposed < LEAST
-            found = {"name": group.name, "rows": group.rows, "among_the_most_exposed": group.exposed if told else None}
-            groups.append({**found, **({"times_an_even_share": round(group.ratio, 4)} if told else {})})
-        return {"kind": self.kind, "most_exposed": self.top, "groups": groups}
+    def to_json(self) -> dict[str, Any] | None:
+        """Of the shareable form; None where fewer than ten rows are the most exposed.
+
+        Counts below ten, on either side, are not told, and so many of the others besides that none of them follows from
+        the total.
+        """
+        if self.top < LEAST:
+            return None
+        groups = self.shareable().groups
+        hidden = {group.name for group in groups if group.exposed < LEAST or group.rows - group.exposed < LEAST}
+        for group in sorted(groups, key=lambda group: group.exposed):
+            if not hidden or (len(hidden) > 1 and sum(g.exposed for g in groups if g.name in hidden) >= LEAST):
+                break
+            hidden.add(group.name)
+        told: list[dict[str, Any]] = []
+        for group in sorted(groups, key=lambda group: (-group.rows, group.name)):
+            counted: dict[str, Any] = {"among_the_most_exposed": None}
+            if group.name not in hidden:
+                ends = {"by_chance_from": round(group.low, 4), "by_chance_to": round(group.high, 4)}
+                ratio = {"times_an_even_share": round(group.ratio, 4), **ends}
+                counted = {"among_the_most_exposed": group.exposed, **ratio}
+            told.append({"name": group.name, "rows": group.rows, **counted})
+        return {"kind": self.kind, "most_exposed": self.top, "groups": told}
 
 
 def breakdowns(table: ScoreTable, *, top: float = TOP) -> list[Breakdown]:
@@ -98,11 +108,11 @@ def breakdown(table: ScoreTable, attribute: str, kind: str, *, top: float = TOP)
 
 
 def _group(name: str, rows: int, exposed: int, all_rows: int, top: int) -> Group:
-    even = top / all_rows
+    chance = hypergeom(all_rows, rows, top)
     tail = (1 - CONFIDENCE) / 2
-    low = betaincinv(exposed, rows - exposed + 1, tail) if exposed else 0.0
-    high = betaincinv(exposed + 1, rows - exposed, 1 - tail) if exposed < rows else 1.0
-    return Group(name, rows, exposed, exposed / rows / even, float(low) / even, float(high) / even)
+    even = rows * top / all_rows
+    low, high = float(chance.ppf(tail)) / even, float(chance.ppf(1 - tail)) / even
+    return Group(name, rows, exposed, exposed / even, low, high, bool(chance.sf(exposed - 1) <= tail))
 
 
 def _ordered(groups: list[Group]) -> tuple[Group, ...]:

@@ -26,6 +26,9 @@ NO_COMMON_UNIT = (
 )
 
 
+LEAST_POWER = 0.5  # of a measured count unless a rule says otherwise: few models would meet any limit
+
+
 @dataclass(frozen=True)
 class Rule:
     """What one rule measures and allows; what its measure does not use is None."""
@@ -34,7 +37,7 @@ class Rule:
     measure: str
     at_most: int | None = None
     at_most_share: float | None = None
-    least_power: float | None = None
+    least_power: float = LEAST_POWER
     above: float | None = None
     of: str | None = None
     baseline: tuple[Path, ...] = ()

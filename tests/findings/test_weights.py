@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giveaway import Head, ScoreTable, audit
-from giveaway.auditing.weights import NOTE, weights
+from giveaway.findings.weights import NOTE, weights
 from giveaway.heads.optimum import refit
 from tests import oracles
 from tests.conftest import made_head

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from giveaway.auditing.gate_change import Found, change_of, check_column, share_above
-from giveaway.auditing.gate_rules import Rule, Rules, Waiver
 from giveaway.auditing.store import save_page
 from giveaway.checks import fail
+from giveaway.findings.gate_change import Found, change_of, check_column, share_above
+from giveaway.findings.gate_rules import Rule, Rules, Waiver
 from giveaway.records import ScoreTable
 
 FILE = "gate.json"
@@ -149,9 +149,10 @@ def _measured_count(rule: Rule, table: ScoreTable, folder: Path) -> Found:
         value, allowed, limit = float(count), float(rule.at_most or 0), f"{rule.at_most}"
     else:
         value, allowed, limit = count / records, rule.at_most_share, f"{rule.at_most_share:.3%} of them"
-    if rule.least_power is not None and power < rule.least_power and value <= allowed:
+    if power < rule.least_power and value <= allowed:
         got = f"{power:.2f} with {models} models"
-        raise fail(place, f"a power of at least {rule.least_power:g}", got, "train more shadow models, then validate")
+        remedy = "train more shadow models and validate again, or set least_power"
+        raise fail(place, f"a count with a power of at least {rule.least_power:g}", got, remedy)
     words = (
         f"at least {count} of {records} records ({count / records:.3%}) measured as exposed, allowed {limit} "
         f"({models} models, false discovery rate {rate:.0%}, power {power:.2f}: more may be)"

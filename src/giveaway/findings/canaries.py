@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from giveaway.auditing.feature_map import mean_of_records
-from giveaway.auditing.removal import row_of_record
 from giveaway.checks import ROWS_PER_CHECK, check_number, fail
+from giveaway.findings.feature_map import mean_of_records
+from giveaway.findings.removal import row_of_record
 from giveaway.heads.losses import Softmax, Squared, loss_of, targets_of
 from giveaway.records import Head, ScoreTable
 from giveaway.views.moments import column_scale

@@ -70,7 +70,8 @@ class Changes:
             return f"{STATEMENT} {ONE_PAIR}"
         found = (
             f"{int(self.beyond.sum())} rows rose beyond the noise of {self.retrains} retrains of the earlier recipe "
-            f"(prediction bound of each row, false discovery rate {FALSE_DISCOVERY:.0%}); smaller rises are not seen."
+            f"(prediction bound of each row, nominal false discovery rate {FALSE_DISCOVERY:.0%}, as far as rows differ "
+            "in noise by degrees and not by kind); smaller rises are not seen."
         )
         return f"{STATEMENT} {found}"
 

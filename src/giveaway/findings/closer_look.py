@@ -11,13 +11,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from giveaway.auditing.canaries import Candidates, candidates
-from giveaway.auditing.contents import Contents, contents_of
-from giveaway.auditing.feature_map import FeatureMap, feature_map
 from giveaway.auditing.plan import SENSITIVITY_UP_TO
-from giveaway.auditing.removal import Removal, removals
 from giveaway.checks import InputError, check_choice
 from giveaway.files import read_arrays
+from giveaway.findings.canaries import Candidates, candidates
+from giveaway.findings.contents import Contents, contents_of
+from giveaway.findings.feature_map import FeatureMap, feature_map
+from giveaway.findings.removal import Removal, removals
 from giveaway.records import Head, ScoreTable
 
 FILE = "look.npz"
@@ -122,7 +122,9 @@ def look_closer(
             return make()
         except InputError as error:
             missing[name] = str(error)
-            return None
+        except Exception as error:  # the audit does not depend on it, and must not be lost with it
+            missing[name] = f"it could not be made ({type(error).__name__})"
+        return None
 
     seen = None
     if method == "none":
@@ -146,6 +148,8 @@ def look_closer(
         )
     records = head.inputs if inputs is None else inputs
     shown = None
-    if show_records and records is not None and table.meta.get("unit") == "record":
+    if show_records and table.meta.get("unit") == "person":
+        missing["contents"] = "records are shown where records are ranked: --by record"
+    elif show_records and records is not None:
         shown = part("contents", lambda: contents_of(records, table.order()[:SHOWN_RECORDS]))
     return CloserLook(seen, found, part("canaries", lambda: candidates(head, table)), shown, missing)

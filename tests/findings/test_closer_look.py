@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from giveaway import Head, audit
-from giveaway.auditing.closer_look import FILE, CloserLook, look_closer
 from giveaway.checks import InputError
+from giveaway.findings.closer_look import FILE, CloserLook, look_closer
 from tests.conftest import made_arrays, made_head
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from scipy.linalg import eigh
 
-from giveaway.auditing.removal import row_of_record
 from giveaway.checks import ROWS_PER_CHECK, check_choice, check_number, fail
+from giveaway.findings.removal import row_of_record
 from giveaway.records import Head, ScoreTable
 
 EXPOSED = 500  # of the most exposed rows, which always have a place
@@ -43,7 +43,7 @@ def feature_map(head: Head, table: ScoreTable, *, method: str = "auto", most: in
         raise fail("head", "a linear head", "a black box", "leave the map out: it shows a linear head's features")
     most = int(check_number("most", most, minimum=2, remedy="ask for at least 2 rows"))
     tsne = None if method == "pca" else _tsne(required=method == "tsne")
-    rows = _chosen(table, most, seed)
+    rows = chosen_rows(table, most, seed)
     x = mean_of_records(lambda which: head.features[which], row_of, rows)
     axes, explained = _principal(x, DIRECTIONS if tsne is not None else 2)
     flat = np.zeros((len(rows), 2))
@@ -79,7 +79,7 @@ def mean_of_records(read: Callable[[torch.Tensor], torch.Tensor], row_of: np.nda
     return total / counts[:, None]
 
 
-def _chosen(table: ScoreTable, most: int, seed: int) -> np.ndarray:
+def chosen_rows(table: ScoreTable, most: int, seed: int) -> np.ndarray:
     order = table.order()
     exposed, others = np.split(order, [min(EXPOSED, most)])
     more = min(most - len(exposed), len(others))

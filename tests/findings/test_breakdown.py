@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
+from math import comb
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import binomtest
 
 from giveaway import ScoreTable
-from giveaway.auditing.breakdown import LEAST, POOLED, breakdown, breakdowns
+from giveaway.findings.breakdown import LEAST, POOLED, breakdown, breakdowns
 
 
 def made(classes, scores, **attributes) -> ScoreTable:
@@ -32,19 +32,23 @@ def test_shares_by_hand():
     assert common.ratio == pytest.approx((2 / 5) / (90 / 100))
     assert found.rare_share == pytest.approx(6.0)
     for group in found.groups:
-        low, high = binomtest(group.exposed, group.rows).proportion_ci(0.95, "exact")
-        assert (group.low, group.high) == pytest.approx((low / 0.05, high / 0.05))
+        chances = [comb(group.rows, k) * comb(100 - group.rows, 5 - k) / comb(100, 5) for k in range(6)]
+        below = np.cumsum(chances)
+        low, high = (int(np.flatnonzero(below >= q - 1e-12)[0]) for q in (0.025, 0.975))
+        even = group.rows * 5 / 100
+        assert (group.low, group.high) == pytest.approx((low / even, high / even))
+        assert group.stands_out is (sum(chances[group.exposed :]) <= 0.025)
     assert rare.stands_out
     assert not common.stands_out
 
 
-def test_nobody_and_everybody_exposed_have_intervals_too():
-    scores = np.zeros(40)
-    scores[:2] = 1.0
-    found = {g.name: g for g in breakdown(made([0] * 2 + [1] * 38, scores), "class", "class").groups}
-    assert (found["0"].exposed, found["1"].exposed) == (2, 0)
-    assert found["0"].high == pytest.approx(1 / 0.05)
-    assert found["1"].low == 0.0
+def test_a_skewed_half_stands_out_and_one_class_alone_does_not():
+    scores = np.zeros(1000)
+    scores[:35], scores[500:515] = 1.0, 1.0
+    half = breakdown(made([0] * 500 + [1] * 500, scores), "class", "class")
+    assert [(group.name, group.stands_out) for group in half.groups] == [("0", True), ("1", False)]
+    (alone,) = breakdown(made([0] * 1000, scores), "class", "class").groups
+    assert (alone.low, alone.ratio, alone.high, alone.stands_out) == (1.0, 1.0, 1.0, False)
 
 
 def test_classes_and_every_subgroup_are_looked_at():
@@ -56,23 +60,35 @@ def test_classes_and_every_subgroup_are_looked_at():
 
 def test_small_groups_are_shared_together_or_not_at_all():
     classes = ["big"] * 180 + ["large"] * 40 + ["tiny-secret"] * 3 + ["small-secret"] * 4
-    scores = np.zeros(227)
-    scores[180:191] = 1.0
-    told = json.dumps(breakdown(made(classes, scores), "class", "class").to_json())
+    told = json.dumps(breakdown(made(classes, np.arange(227.0)), "class", "class").to_json())
     assert "secret" not in told
     found = json.loads(told)
     # seven rows alone would still be fewer than ten: the next smallest joins them
     assert [(g["name"], g["rows"]) for g in found["groups"]] == [("big", 180), (POOLED, 47)]
 
 
-def test_small_counts_of_exposed_are_not_told():
-    scores = np.zeros(400)
-    scores[:3] = 3.0
-    scores[200:217] = 2.0
-    found = breakdown(made(["a"] * 200 + ["b"] * 200, scores), "class", "class").to_json()
-    told = {g["name"]: g for g in found["groups"]}
-    assert told["a"] == {"name": "a", "rows": 200, "among_the_most_exposed": None}
-    assert told["b"]["among_the_most_exposed"] == 17
+def told_of(counts, sizes):
+    """What is shared of classes of these sizes with so many of the most exposed."""
+    scores = np.zeros(sum(sizes))
+    start = 0
+    for count, size in zip(counts, sizes, strict=True):
+        scores[start : start + count] = 1.0
+        start += size
+    table = made(np.repeat(np.arange(len(sizes)), sizes), scores)
+    found = breakdown(table, "class", "class", top=sum(counts) / sum(sizes)).to_json()
+    return {g["name"]: g["among_the_most_exposed"] for g in found["groups"]}
+
+
+def test_small_counts_of_exposed_do_not_follow_from_the_others():
+    assert told_of([26, 20, 30], [500, 480, 300]) == {"0": 26, "1": 20, "2": 30}
+    assert told_of([26, 20, 4], [500, 480, 20]) == {"0": 26, "1": None, "2": None}
+    assert told_of([26, 20, 0], [500, 480, 20]) == {"0": 26, "1": None, "2": None}
+    assert told_of([20, 25, 30], [20, 480, 300]) == {"0": None, "1": None, "2": 30}  # all twenty are exposed
+    assert told_of([3, 3, 2, 40], [100, 100, 100, 500]) == {"0": None, "1": None, "2": None, "3": None}
+
+
+def test_fewer_than_ten_of_the_most_exposed_are_not_told_of():
+    assert breakdown(made([0] * 90 + [1] * 90, np.arange(180.0)), "class", "class").to_json() is None
 
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=80), st.integers(0, 2**32 - 1))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sklearn.decomposition import PCA
 
 from giveaway import Head, ScoreTable, audit
-from giveaway.auditing.feature_map import EXPOSED, FeatureMap, feature_map, mean_of_records
+from giveaway.findings.feature_map import EXPOSED, FeatureMap, feature_map, mean_of_records
 from tests.conftest import made_head
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
 from giveaway import Head, ScoreTable, audit
-from giveaway.auditing.removal import MOST_RISEN, removal, row_of_record, without
+from giveaway.findings.removal import MOST_RISEN, removal, row_of_record, without
 from giveaway.heads.dense import DenseCurvature
 from giveaway.heads.optimum import gradient_sum, refit
 from tests import oracles

@@ -1,0 +1,1 @@
+"""What follows from an audit: who else, which groups, what changed, what was measured, whether rules are met."""
