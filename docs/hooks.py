@@ -51,7 +51,7 @@ def _commands(context: click.Context) -> Iterator[click.Context]:
 
 def _section(context: click.Context) -> str:
     command = context.command
-    parameters = [parameter for parameter in command.get_params(context) if parameter.name != "help"]
+    parameters = [parameter for parameter in command.get_params(context) if "--help" not in parameter.opts]
     lines = [f"## {context.command_path}", "", _prose(command.help or ""), ""]
     lines += ["```", f"{context.command_path} {' '.join(command.collect_usage_pieces(context))}", "```", ""]
     rows = [_row(option, context) for option in parameters if isinstance(option, click.Option) and not option.hidden]
