@@ -129,6 +129,8 @@ def look_closer(
     seen = None
     if method == "none":
         missing["map"] = "it was not asked for (--map none)"
+    elif not head.linear:
+        missing["map"] = "nothing inside a black box was looked at"
     else:
         seen = part("map", lambda: feature_map(head, table, method=method, most=MOST_PLACES))
     found: tuple[Removal, ...] = ()
