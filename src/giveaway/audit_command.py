@@ -21,19 +21,15 @@ from giveaway.findings.measured import Measured
 from giveaway.records import Head, ScoreTable
 from giveaway.reporting.html import render
 from giveaway.reporting.summary import summary_pages
-from giveaway.reporting.words import ACCESS, access_of, headline
+from giveaway.reporting.words import access_of, check_access, headline
 
 MIXED = "several"
 
 
 def audit_into(out: str, head: Head, config: dict[str, Any], arguments: dict[str, Any]) -> tuple[ScoreTable, Path]:
     """Audit `head` with the `arguments` of ga.audit; `config` are the user's options, kept beside the result."""
-    check_choice("access", config.get("access", "probabilities"), ACCESS)
+    check_access(config.get("access", "probabilities"), head.loss)
     check_choice("map", config.get("map", "auto"), MAPS)
-    if config.get("access") == "labels" and head.loss == "squared":
-        raise fail(
-            "access", "probabilities or weights for a model of values", "labels", "a value is all there is to see"
-        )
     if "pseudonymize" in config:
         head = _renamed(head, read_key(config["pseudonymize"], out))
     subgroups = subgroups_from(config["subgroups"], head.n) if "subgroups" in config else {}

@@ -12,11 +12,16 @@ from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
 from giveaway import Head, ScoreTable, audit
-from giveaway.findings.removal import MOST_RISEN, removal, row_of_record, without
+from giveaway.findings.removal import MOST_RISEN, Removal, removals, row_of_record, without
 from giveaway.heads.dense import DenseCurvature
 from giveaway.heads.optimum import gradient_sum, refit
 from tests import oracles
 from tests.conftest import made_arrays, made_head
+
+
+def removal(head: Head, table: ScoreTable, *, share: float) -> Removal:
+    (found,) = removals(head, table, shares=(share,))
+    return found
 
 
 def converged_head(kind: str, *, n: int = 120, d: int = 4, l2: float = 0.3, keep_weights: bool = False, **options):
@@ -292,3 +297,13 @@ def test_rows_of_records():
     head = made_head("squared", groups=np.array(["b", "a", "c"] * 20))
     assert row_of_record(head, audit(head)).tolist() == [1, 0, 2] * 20
     assert row_of_record(head, audit(head, by="record")).tolist() == list(range(60))
+
+
+def test_several_shares_are_those_one_by_one():
+    head = converged_head("classes")
+    table = audit(head)
+    for share, found in zip((0.02, 0.1), removals(head, table, shares=(0.02, 0.1)), strict=True):
+        alone = removal(head, table, share=share)
+        assert found.share == share
+        for name in ("removed", "entered", "risen", "before", "after"):
+            np.testing.assert_array_equal(getattr(found, name), getattr(alone, name))

@@ -22,7 +22,7 @@ from giveaway.records import Head, ScoreTable
 
 FILE = "look.npz"
 SHARES = (0.01, 0.05)  # of the rows, that the what-if takes out
-WHAT_IF_UP_TO = 1e10  # records times squared parameters: about half a minute on two cores
+WHAT_IF_UP_TO = 1e10  # records times squared parameters; 1.4e9 took 8 s on two cores, 2.9e10 three minutes on busy ones
 MAPS = ("auto", "pca", "tsne", "none")
 SHOWN_RECORDS = 100
 MOST_PLACES = 2_000  # in the map: t-SNE takes 18 s for them on one core, and a minute for 5,000
@@ -111,7 +111,7 @@ def look_closer(
     """Look at the head once more for a report of `table`.
 
     `method` is of the map of the head's features (pca, tsne, or none), `what_if` re-scores the rest without the most
-    exposed (by default where that takes no longer than seconds), `show_records` puts the records themselves in.
+    exposed (by default where that takes about a minute at most), `show_records` puts the records themselves in.
     A part that does not exist for this head leaves its reason in `missing`.
     """
     check_choice("map", method, MAPS)
@@ -135,19 +135,16 @@ def look_closer(
         seen = part("map", lambda: feature_map(head, table, method=method, most=MOST_PLACES))
     found: tuple[Removal, ...] = ()
     parameters = head.width * head.m
-    quick = head.linear and parameters <= SENSITIVITY_UP_TO and head.n * parameters**2 <= WHAT_IF_UP_TO
-    if what_if or (what_if is None and quick):
+    quick = parameters <= SENSITIVITY_UP_TO and head.n * parameters**2 <= WHAT_IF_UP_TO
+    if head.linear and (what_if or (what_if is None and quick)):
         found = part("what-if", lambda: removals(head, table, shares=SHARES)) or ()
+    elif not head.linear:
+        missing["what-if"] = "a black box has no layer to take records out of"
+    elif what_if is False:
+        missing["what-if"] = "it was not asked for (--no-what-if)"
     else:
-        missing["what-if"] = (
-            "a black box has no layer to take records out of"
-            if not head.linear
-            else (
-                "it was not asked for (--no-what-if)"
-                if what_if is False
-                else f"it takes a while for {head.n} records and {parameters} parameters: ask for it with --what-if"
-            )
-        )
+        size = f"{head.n} records and {parameters} parameters"
+        missing["what-if"] = f"it takes a while for {size}: ask for it with --what-if"
     records = head.inputs if inputs is None else inputs
     shown = None
     if show_records and table.meta.get("unit") == "person":

@@ -40,19 +40,14 @@ class Removal:
     after: np.ndarray
 
 
-def removal(head: Head, table: ScoreTable, *, share: float) -> Removal:
-    """Take the `share` most exposed rows of `table` out of `head` and score the others again.
+def removals(head: Head, table: ScoreTable, *, shares: Sequence[float]) -> tuple[Removal, ...]:
+    """Take each of `shares` of the rows of `table`, the most exposed ones, out of `head` and score the others again.
 
     The head is brought to the optimum of its objective with and without them, so that nothing but the removal moves
     it, and newton is computed at both. One Newton step from the one to the other would not do: on a softmax head that
     fits its records, where the most exposed hold most of the curvature, it overshot a hundredfold. Features below the
     head stay as they are, so this is predicted, not measured.
     """
-    return removals(head, table, shares=(share,))[0]
-
-
-def removals(head: Head, table: ScoreTable, *, shares: Sequence[float]) -> tuple[Removal, ...]:
-    """`removal` for each of several shares."""
     row_of = row_of_record(head, table)
     if not head.linear:
         raise fail("head", "a linear head", "a black box", "pass the features of a linear head to Head")

@@ -27,12 +27,11 @@ TOOLS = "pan,wheel_zoom,box_select,lasso_select,tap,reset"
 
 @dataclass(frozen=True)
 class Cloud:
-    """bokeh's document as JSON that cannot end a script element, what is drawn, and what could not be."""
+    """bokeh's document as JSON that cannot end a script element, how much is drawn, and the first map's columns."""
 
     item: str
     drawn: str
     axes: tuple[str, str] | None
-    method: str | None
 
 
 def cloud(table: ScoreTable, look: CloserLook, *, most: int = MOST_POINTS, seed: int = 0) -> Cloud:
@@ -84,7 +83,8 @@ def cloud(table: ScoreTable, look: CloserLook, *, most: int = MOST_POINTS, seed:
         drawn += f": the {min(EXPOSED, len(rows)):,} most exposed and others at random"
     if hidden:
         drawn += f"; {hidden:,} values of zero stand at the edge"
-    return Cloud(script_text(renumbered(json_item(layout, "maps"))), drawn, axes, None if seen is None else seen.method)  # type: ignore[arg-type]
+    item: Any = json_item(layout, "maps")  # type: ignore[arg-type]
+    return Cloud(script_text(renumbered(item)), drawn, axes)
 
 
 def renumbered(item: Any) -> Any:

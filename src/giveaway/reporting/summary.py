@@ -1,7 +1,7 @@
 """summary.html and summary.json: what may be sent on. No ids, no neighbours, no map, and no group of fewer than ten.
 
-Nothing here depends on one row: quantiles stand for at least ten rows, and of the metadata only what describes the
-audit, never a path or a name that the user gave.
+Nothing here depends on one row: quantiles stand for at least ten rows. Of the metadata there is only what describes the
+audit, never a path; of the user's own words the title, and what classes and subgroups of ten rows or more are called.
 """
 
 from __future__ import annotations

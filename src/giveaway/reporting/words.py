@@ -50,12 +50,15 @@ WITHOUT_DRIFT = "newton and loo_gap take it into account, as asked; influence do
 
 def access_of(table: ScoreTable, access: str | None = None) -> str:
     """The attacker's access, as asked for or as the audit was told."""
-    chosen = check_choice("access", access or table.meta.get("access", "probabilities"), ACCESS)
-    if chosen == "labels" and table.meta.get("loss") == "squared":
-        raise fail(
-            "access", "probabilities or weights for a model of values", "labels", "a value is all there is to see"
-        )
-    return chosen
+    return check_access(access or table.meta.get("access", "probabilities"), table.meta.get("loss"))
+
+
+def check_access(access: str, loss: str | None) -> str:
+    """A kind of access that there is to a model of this loss."""
+    if check_choice("access", access, ACCESS) == "labels" and loss == "squared":
+        expected = "probabilities or weights for a model of values"
+        raise fail("access", expected, "labels", "a value is all there is to see")
+    return access
 
 
 def headline(table: ScoreTable, measured: Measured | None, access: str) -> str:
