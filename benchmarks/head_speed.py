@@ -81,7 +81,7 @@ def measure(setting: str, repeats: int, threads: int) -> dict:
 
 def stage_shares(head: ga.Head, d: int, p: int) -> dict:
     """The best share of the product's rate that the curvature sums and the quadratic forms reach by themselves."""
-    x = head.columns(slice(0, ROWS))
+    x = head.window(slice(0, ROWS)).columns()
     v = torch.rand(p, x.shape[1], dtype=torch.float64)
     tiles = PairTiles(d, p)
     operations = x.shape[1] * d * (d + 1) * p

@@ -107,7 +107,7 @@ def test_columns_besides_the_default_ones():
 def test_distance_from_the_optimum():
     head = with_weights("classes", l2=0.5)
     far = audit(head, scores=["loss"]).meta["optimum"]
-    x, f, y = head.rows(slice(0, 60)).numpy(), head.outputs.numpy(), np.eye(5)[head.targets]
+    x, f, y = head.window(slice(0, 60)).rows().numpy(), head.outputs.numpy(), np.eye(5)[head.targets]
     g, _ = oracles.derivatives(f, y, "softmax")
     theta = head.parameters().numpy()
     total = x.T @ g + 0.5 * (theta - theta.mean(1, keepdims=True))

@@ -27,7 +27,7 @@ def dense_inverse(head: Head, l2: float) -> np.ndarray:
     """Pseudo-inverse of the curvature on all d·m parameters, by automatic differentiation."""
     name = oracles.kind_of(head.loss, head.m)
     y = oracles.target_matrix(head.targets.numpy(), head.loss, head.m)
-    x = head.rows(slice(0, head.n)).numpy()
+    x = head.window(slice(0, head.n)).rows().numpy()
     _, W = oracles.derivatives(head.outputs.numpy(), y, name)
     penalty = oracles.penalty_vector(head.width, head.m, l2, head.intercept, head.penalize_intercept)
     weight = oracles.weights_or_ones(head.sample_weight, head.n)
@@ -36,7 +36,7 @@ def dense_inverse(head: Head, l2: float) -> np.ndarray:
 
 def forms(head: Head, curvature: DenseCurvature) -> torch.Tensor:
     """The numbers of every record's leverage block."""
-    return curvature.quadratics(head.rows(slice(0, head.n)).T.contiguous())
+    return curvature.quadratics(head.window(slice(0, head.n)).rows().T.contiguous())
 
 
 def gradient_like(head: Head, seed: int = 0) -> torch.Tensor:
@@ -132,7 +132,7 @@ def test_curvature_form_of_groups_against_output_hessians(kind, size, weighted, 
         return torch.from_numpy(array[: 36 // size * size].reshape(-1, size, *array.shape[1:]))
 
     curvature = DenseCurvature(head)
-    x = grouped(head.rows(slice(0, head.n)).numpy())
+    x = grouped(head.window(slice(0, head.n)).rows().numpy())
     blocks = curvature.blocks(curvature.quadratics(x), grouped(outputs), grouped(weight))
     np.testing.assert_allclose(blocks.curvature_form(grouped(v)), expected, rtol=1e-11, atol=1e-14)
     if isinstance(curvature.loss, Softmax):

@@ -32,7 +32,7 @@ def objective(head: Head, theta: torch.Tensor) -> torch.Tensor:
     """Σ s ℓ + λ/2 ‖θ‖², softmax penalized for what the outputs can see of θ."""
     name = oracles.kind_of(head.loss, head.m)
     y = torch.from_numpy(oracles.target_matrix(head.targets.numpy(), head.loss, head.m))
-    f = head.rows(slice(0, head.n)) @ theta
+    f = head.window(slice(0, head.n)).rows() @ theta
     weight = torch.ones(head.n, dtype=torch.float64) if head.sample_weight is None else head.sample_weight
     total = sum(weight[i] * oracles.record_loss(f[i], y[i], name) for i in range(head.n))
     seen = theta - theta.mean(1, keepdim=True) if isinstance(loss_of(head), Softmax) else theta
@@ -52,7 +52,7 @@ def test_gradient_sum(kind, case):
     found = gradient_sum(head)
     torch.testing.assert_close(found.total, expected, rtol=1e-10, atol=1e-11)
     assert found.objective == pytest.approx(value, rel=1e-9)
-    x = head.rows(slice(0, head.n))
+    x = head.window(slice(0, head.n)).rows()
     y = oracles.target_matrix(head.targets.numpy(), head.loss, head.m)
     g, _ = oracles.derivatives(head.outputs.numpy(), y, oracles.kind_of(head.loss, head.m))
     weight = oracles.weights_or_ones(head.sample_weight, head.n)
@@ -74,7 +74,7 @@ def test_refit_reaches_the_oracle_s_optimum_from_anywhere(kind, case):
         centred = centred - centred.mean(1, keepdims=True)
     scale = np.abs(outputs).max()
     np.testing.assert_allclose(centred, outputs, rtol=0, atol=1e-8 * scale)
-    np.testing.assert_allclose(fitted.rows(slice(0, head.n)) @ fitted.parameters(), fitted.outputs, atol=1e-12 * scale)
+    np.testing.assert_allclose(fitted.window(slice(0, head.n)).rows() @ fitted.parameters(), fitted.outputs, atol=1e-12 * scale)
     np.testing.assert_allclose(fitted.parameters().numpy(), theta, atol=1e-7 * np.abs(theta).max())
 
 

@@ -44,9 +44,9 @@ def test_a_black_box_has_outputs_and_no_design(kind):
     assert torch.equal(head.outputs, linear.outputs)
     assert torch.equal(head.targets, linear.targets)
     assert [part.stop for part in head.slices(25)] == [25, 50, 60]
-    assert head.rows(slice(0, 7)).shape == (7, 0)
-    assert head.columns(slice(0, 7)).shape == (0, 7)
-    assert torch.equal(head.row_norms(slice(0, 7)), torch.zeros(7, dtype=torch.float64))
+    assert head.window(slice(0, 7)).rows().shape == (7, 0)
+    assert head.window(slice(0, 7)).columns().shape == (0, 7)
+    assert torch.equal(head.window(slice(0, 7)).row_norms(), torch.zeros(7, dtype=torch.float64))
 
 
 def test_a_head_of_the_bias_alone_is_linear():

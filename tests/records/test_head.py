@@ -318,7 +318,7 @@ def test_memory_maps_stay_memory_maps(tmp_path, arrays, dtype):
     mapped = np.load(tmp_path / "features.npy", mmap_mode="r")
     head = Head(**arrays | {"features": mapped})
     assert head.features.data_ptr() == mapped.ctypes.data
-    np.testing.assert_array_equal(head.rows(slice(0, N))[:, :D].numpy(), mapped.astype(np.float64))
+    np.testing.assert_array_equal(head.window(slice(0, N)).rows()[:, :D].numpy(), mapped.astype(np.float64))
 
 
 def test_torch_and_numpy_arrays_are_not_copied(arrays):
@@ -347,8 +347,8 @@ def test_features_of_any_storage(arrays, given):
 
 def test_rows_and_parameters_put_the_bias_last(arrays):
     head = Head(**arrays)
-    np.testing.assert_allclose(head.rows(slice(0, N)) @ head.parameters(), head.outputs, rtol=1e-12)
-    np.testing.assert_array_equal(head.rows(torch.tensor([3, 1]))[:, -1].numpy(), [1.0, 1.0])
+    np.testing.assert_allclose(head.window(slice(0, N)).rows() @ head.parameters(), head.outputs, rtol=1e-12)
+    np.testing.assert_array_equal(head.window(torch.tensor([3, 1])).rows()[:, -1].numpy(), [1.0, 1.0])
     np.testing.assert_array_equal(head.parameters()[-1].numpy(), arrays["bias"])
     with pytest.raises(InputError, match=r"weight: expected the head's weights \(m, d\) and bias \(m\), got none"):
         made_head("classes").parameters()

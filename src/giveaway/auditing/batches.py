@@ -14,8 +14,9 @@ import torch
 from giveaway.checks import fail
 from giveaway.heads.blocks import Blocks
 from giveaway.heads.dense import DenseCurvature
-from giveaway.heads.losses import Softmax, loss_of, targets_of
+from giveaway.heads.losses import Loss, Softmax, as_taken, loss_of
 from giveaway.records import Head
+from giveaway.records.window import Window
 from giveaway.scores.batch import Batch
 
 WINDOW = 1_024
@@ -30,9 +31,10 @@ def record_portions(
     head: Head, curvature: DenseCurvature | None, drift: torch.Tensor | None = None
 ) -> Iterator[Portion]:
     """Every record in order, with its row numbers."""
+    loss = loss_of(head)
     size = max(1, min(MOST_ROWS, BLOCK_BYTES // _block_bytes(head, 1)))
     for window in head.slices(max(WINDOW, size)):
-        yield _record_batches(head, window, size, curvature, drift)
+        yield _record_batches(head.window(window), window.start, size, loss, curvature, drift)
 
 
 def person_portions(
@@ -40,8 +42,9 @@ def person_portions(
 ) -> Iterator[Portion]:
     """Every person, those with equally many records together, with their places in np.unique(groups)."""
     assert head.groups is not None
+    loss = loss_of(head)
     _, person, counts = np.unique(head.groups, return_inverse=True, return_counts=True)
-    by_person = torch.from_numpy(np.argsort(person, kind="stable")).to(head.features.device)
+    by_person = torch.from_numpy(np.argsort(person, kind="stable")).to(head.device)
     first = np.cumsum(counts) - counts
     for s in np.unique(counts).tolist():
         needed = _block_bytes(head, s)
@@ -58,43 +61,42 @@ def person_portions(
         for start in range(0, len(people), size):
             where = people[start : start + size]
             places = torch.from_numpy(first[where][:, None] + np.arange(s)).to(by_person.device)
-            yield _person_batch(head, where, by_person[places], curvature, drift)
+            yield _person_batch(head.window(by_person[places].view(-1)), where, s, loss, curvature, drift)
 
 
 def _record_batches(
-    head: Head, window: slice, size: int, curvature: DenseCurvature | None, drift: torch.Tensor | None
+    window: Window, start: int, size: int, loss: Loss, curvature: DenseCurvature | None, drift: torch.Tensor | None
 ) -> Portion:
-    quadratics = None if curvature is None else curvature.quadratics(head.columns(window))
-    for start in range(window.start, window.stop, size):
-        where = slice(start, min(start + size, window.stop))
-        within = slice(start - window.start, where.stop - window.start)
+    quadratics = None if curvature is None else curvature.quadratics(window.columns())
+    for at in range(0, len(window), size):
+        within = slice(at, min(at + size, len(window)))
         part = None if quadratics is None else quadratics[:, within]
-        yield where, _batch(head, where, 1, curvature, part, drift)
+        where = slice(start + at, start + within.stop)
+        yield where, _batch(window.part(within), 1, loss, curvature, part, drift)
 
 
 def _person_batch(
-    head: Head, where: np.ndarray, rows: torch.Tensor, curvature: DenseCurvature | None, drift: torch.Tensor | None
+    window: Window, where: np.ndarray, s: int, loss: Loss, curvature: DenseCurvature | None, drift: torch.Tensor | None
 ) -> Portion:
-    flat = rows.view(-1)
     quadratics = None
     if curvature is not None:
-        quadratics = curvature.quadratics(head.rows(flat).view(*rows.shape, -1))
-    yield where, _batch(head, flat, rows.shape[1], curvature, quadratics, drift)
+        quadratics = curvature.quadratics(window.rows().view(-1, s, window.width))
+    yield where, _batch(window, s, loss, curvature, quadratics, drift)
 
 
 def _batch(
-    head: Head,
-    rows: slice | torch.Tensor,
+    window: Window,
     s: int,
+    loss: Loss,
     curvature: DenseCurvature | None,
     quadratics: torch.Tensor | None,
     drift: torch.Tensor | None,
 ) -> Batch:
-    """The groups of s consecutive `rows` each."""
-    outputs = head.outputs[rows].to(torch.float64).view(-1, s, head.m)
-    targets = targets_of(head, rows)
+    """The groups of s consecutive rows each."""
+    outputs = window.outputs.to(torch.float64).view(len(window) // s, s, -1)
+    targets = as_taken(loss, window.targets)
     n = len(outputs)
-    weight = outputs.new_ones(n, s) if head.sample_weight is None else head.sample_weight[rows].view(n, s)
+    weight = window.weights.view(n, s)
 
     def make_blocks() -> Blocks:
         assert curvature is not None
@@ -105,9 +107,9 @@ def _batch(
         outputs=outputs,
         targets=targets.view(n, s, *targets.shape[1:]),
         sample_weight=weight,
-        loss=loss_of(head),
-        make_row_norms=lambda: head.row_norms(rows).view(n, s),
-        make_x=lambda: head.rows(rows).view(n, s, -1),
+        loss=loss,
+        make_row_norms=lambda: window.row_norms().view(n, s),
+        make_x=lambda: window.rows().view(n, s, -1),
         make_blocks=make_blocks,
         drift=drift,
     )

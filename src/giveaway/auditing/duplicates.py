@@ -46,7 +46,7 @@ def count_duplicates(head: Head, *, seed: int = 0) -> dict[str, Any]:
 
 def _sketch(head: Head, seed: int) -> tuple[torch.Tensor, float]:
     """Random projections (PROJECTIONS, n) of the records, and the root-mean-square distance from their mean."""
-    device, d = head.features.device, head.features.shape[1]
+    device, d = head.device, head.features.shape[1]
     kind = head.features.dtype if head.features.dtype in (torch.float32, torch.float64) else torch.float32
     generator = torch.Generator().manual_seed(seed)
     directions = (torch.randn(d, PROJECTIONS, generator=generator) / PROJECTIONS**0.5).to(device, kind)

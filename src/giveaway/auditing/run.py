@@ -188,7 +188,7 @@ def _score(
             on_rows(count * size)
 
     portions = person_portions if by_person else record_portions
-    in_threads(score, portions(head, curvature, drift), head.features.device)
+    in_threads(score, portions(head, curvature, drift), head.device)
     if parts is not None:
         found = predict(head, parts)
         columns |= {name: CATALOGUE[name].function(found) for name in resolved.of_theory}

@@ -38,7 +38,7 @@ class SecondView:
 
     def __init__(self, head: Head) -> None:
         self._head = head
-        self._described, self._features = features_of(head.inputs, device=head.features.device)
+        self._described, self._features = features_of(head.inputs, device=head.device)
         self._found: LeftOut | None = None
         self._seen: Seen | None = None
 
@@ -67,7 +67,7 @@ class SecondView:
         """What the others predict. A table is seen through a smooth kernel unless the model memorizes (it took away
         more than half of the left-out error) and the kernel that memorizes too predicts left-out records better."""
         kind, features = self._described["view"], self._features
-        sharp = partial(left_out, features, targets, groups=groups, device=self._head.features.device)
+        sharp = partial(left_out, features, targets, groups=groups, device=self._head.device)
         if kind != "tabular":
             return sharp(standardize=kind == "images")  # hashed texts have unit length
         smooth = left_out_smooth(features, targets, groups=groups)
@@ -182,7 +182,7 @@ def not_learned(head: Head, numbers: Callable[[Any], torch.Tensor] | None) -> bo
     generator = torch.Generator().manual_seed(0)
     rows = torch.randperm(head.n, generator=generator)[: columns + 1 + min(columns + 1, TO_SPARE)]
     some = torch.randperm(head.features.shape[1], generator=generator)[:TRIED]
-    device = head.features.device
+    device = head.device
     x = centred(numbers(rows).to(device, torch.float64))
     z = centred(head.features[rows.to(device)][:, some.to(device)].to(torch.float64))
     spread = x.square().mean(0).sqrt()

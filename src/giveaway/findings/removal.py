@@ -78,8 +78,8 @@ def removals(head: Head, table: ScoreTable, *, shares: Sequence[float]) -> tuple
 
 def without(head: Head, gone: np.ndarray) -> Head:
     """`head` at its optimum without the records `gone` (n,), which keep their rows, with weight 0."""
-    members = torch.from_numpy(np.flatnonzero(gone)).to(head.features.device)
-    whole = torch.ones(head.n, dtype=torch.float64, device=head.features.device)
+    members = torch.from_numpy(np.flatnonzero(gone)).to(head.device)
+    whole = torch.ones(head.n, dtype=torch.float64, device=head.device)
     weight = (whole if head.sample_weight is None else head.sample_weight).index_fill(0, members, 0.0)
     if not bool((weight > 0).any()):
         got = "records of weight 0 only"

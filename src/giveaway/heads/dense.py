@@ -40,12 +40,13 @@ class DenseCurvature:
             got=f"{size} coupled parameters",
             remedy="audit on a machine with more memory, or a head with fewer features or classes",
         )
-        device = head.features.device
+        device = head.device
         self.sums = PairTiles(head.width, self._pairs(), device)
         for part in head.slices(_rows_at_a_time(head.width, self.sums.p)):
-            x, v = head.columns(part), self.loss.pair_weights(head.outputs[part].to(torch.float64))
-            if head.sample_weight is not None:
-                v = v * head.sample_weight[part]
+            window = head.window(part)
+            x, v = window.columns(), self.loss.pair_weights(window.outputs.to(torch.float64))
+            if window.sample_weight is not None:
+                v = v * window.sample_weight
             self.sums.add(x, v)
             on_rows(x.shape[1])
         self.diagonals = self._diagonals()

@@ -203,7 +203,9 @@ def loss_of(head: Head) -> Loss:
 
 def targets_of(head: Head, which: slice | torch.Tensor) -> torch.Tensor:
     """Targets as `loss_of(head)` takes them: indices for hard softmax labels, else float64 (c, m)."""
-    y = head.targets[which]
-    if head.loss == "cross_entropy" and head.m == 1:
-        return y.to(torch.float64).unsqueeze(1)
-    return y
+    return as_taken(loss_of(head), head.targets[which])
+
+
+def as_taken(loss: Loss, targets: torch.Tensor) -> torch.Tensor:
+    """Targets of a head's records as its loss takes them: one logit has its labels in a column."""
+    return targets.to(torch.float64).unsqueeze(1) if isinstance(loss, Logistic) and targets.ndim == 1 else targets

@@ -9,7 +9,7 @@ import torch
 
 from giveaway.checks import InputError
 from giveaway.heads.dense import MOST_ROWS, DenseCurvature
-from giveaway.heads.losses import Softmax, loss_of, targets_of
+from giveaway.heads.losses import Softmax, as_taken, loss_of
 from giveaway.records import Head
 
 MAX_STEPS = 100
@@ -28,18 +28,18 @@ class GradientSum:
 def gradient_sum(head: Head) -> GradientSum:
     """The gradient of the summed objective; needs the head's weights where it is penalized."""
     loss = loss_of(head)
-    total = torch.zeros(head.width, head.m, dtype=torch.float64, device=head.features.device)
+    total = torch.zeros(head.width, head.m, dtype=torch.float64, device=head.device)
     size, objective = 0.0, 0.0
     for part in head.slices(MOST_ROWS):
-        f, y = head.outputs[part].to(torch.float64), targets_of(head, part)
+        window = head.window(part)
+        f, y = window.outputs.to(torch.float64), as_taken(loss, window.targets)
         g, value = loss.gradient(f, y), loss.value(f, y)
-        if head.sample_weight is not None:
-            weight = head.sample_weight[part]
-            g, value = g * weight.unsqueeze(1), value * weight
+        if window.sample_weight is not None:
+            g, value = g * window.sample_weight.unsqueeze(1), value * window.sample_weight
         d = head.features.shape[1]
-        total[:d] += head.features[part].to(torch.float64).T @ g
+        total[:d] += window.features.to(torch.float64).T @ g
         total[d:] += g.sum(0)
-        size += float((head.row_norms(part) * g.norm(dim=1)).sum())
+        size += float((window.row_norms() * g.norm(dim=1)).sum())
         objective += float(value.sum())
     if head.l2 > 0:
         theta = _penalized(head, head.parameters())
@@ -50,7 +50,7 @@ def gradient_sum(head: Head) -> GradientSum:
 
 def refit(head: Head) -> Head:
     """The head at the optimum of its objective: damped Newton steps on the convex problem, from where it is."""
-    theta = torch.zeros(head.width, head.m, dtype=torch.float64, device=head.features.device)
+    theta = torch.zeros(head.width, head.m, dtype=torch.float64, device=head.device)
     if head.weight is not None:
         theta = _centred(head, head.parameters())
     current = head.with_parameters(theta)

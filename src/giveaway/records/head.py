@@ -24,6 +24,7 @@ from giveaway.checks import (
 from giveaway.files import read_arrays, write_atomically
 from giveaway.records.inputs import check_inputs, saveable, to_numpy
 from giveaway.records.targets import check_targets
+from giveaway.records.window import Window
 
 LOSSES = ("squared", "cross_entropy", "binary_cross_entropy")
 AGREEMENT = 1e-2  # of the outputs' spread; features stored in half precision still pass
@@ -136,6 +137,11 @@ class Head:
         return self.features.shape[1] + int(self.intercept)
 
     @property
+    def device(self) -> torch.device:
+        """Where the records are computed with."""
+        return self.features.device
+
+    @property
     def linear(self) -> bool:
         """Whether there is a linear head; False for a black box."""
         return self.width > 0
@@ -145,27 +151,10 @@ class Head:
         for start in range(0, self.n, size):
             yield slice(start, min(start + size, self.n))
 
-    def rows(self, which: slice | torch.Tensor) -> torch.Tensor:
-        """Rows of the design matrix in float64, the bias column last."""
-        block = self.features[which]
-        out = torch.empty(len(block), self.width, dtype=torch.float64, device=block.device)
-        out[:, : block.shape[1]] = block
-        out[:, block.shape[1] :] = 1.0
-        return out
-
-    def columns(self, which: slice) -> torch.Tensor:
-        """The same rows as the columns of a contiguous (width, records) matrix."""
-        block = self.features[which]
-        out = torch.empty(self.width, len(block), dtype=torch.float64, device=block.device)
-        # converting while transposing would be slower
-        out[: block.shape[1]] = block.T if block.dtype == torch.float64 else block.T.contiguous()
-        out[block.shape[1] :] = 1.0
-        return out
-
-    def row_norms(self, which: slice | torch.Tensor) -> torch.Tensor:
-        """‖x‖ of the rows of the design matrix."""
-        norms = torch.linalg.vector_norm(self.features[which].to(torch.float64), dim=1)
-        return torch.hypot(norms, torch.ones_like(norms)) if self.intercept else norms
+    def window(self, which: slice | torch.Tensor) -> Window:
+        """These records, read into memory: consecutive ones by a slice, any by their row numbers."""
+        weight = None if self.sample_weight is None else self.sample_weight[which]
+        return Window(self.features[which], self.outputs[which], self.targets[which], weight, self.intercept)
 
     def parameters(self) -> torch.Tensor:
         """θ as (width, m) in float64; an error where the head was built without its weights."""
@@ -181,7 +170,7 @@ class Head:
 
     def with_parameters(self, theta: torch.Tensor) -> Head:
         """The same records under other parameters θ (width, m); outputs are computed from them."""
-        outputs = torch.cat([self.rows(part) @ theta for part in self.slices(ROWS_PER_CHECK)])
+        outputs = torch.cat([self.window(part).rows() @ theta for part in self.slices(ROWS_PER_CHECK)])
         d = self.features.shape[1]
         bias = theta[d] if self.intercept else None
         return replace(self, outputs=outputs, weight=theta[:d].T.contiguous(), bias=bias)
@@ -248,7 +237,7 @@ class Head:
         worst, row, low, high = 0.0, 0, float("inf"), float("-inf")
         for part in self.slices(ROWS_PER_CHECK):
             given = self.outputs[part].to(torch.float64)
-            gap = (self.rows(part) @ theta - given).abs().amax(dim=1)
+            gap = (self.window(part).rows() @ theta - given).abs().amax(dim=1)
             low, high = min(low, float(given.min())), max(high, float(given.max()))
             if float(gap.max()) > worst:
                 worst, row = float(gap.max()), part.start + int(gap.argmax())
