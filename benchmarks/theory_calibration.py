@@ -48,7 +48,7 @@ from scipy.special import expit
 import giveaway as ga
 from giveaway.attacks.lira import lira, lira_within
 from giveaway.attacks.membership import balanced_membership, model_membership
-from giveaway.auditing.batches import Portion, record_portions
+from giveaway.auditing.batches import Portion, record_spans
 from giveaway.evaluation import effect_sizes, recall_at, spearman, success_rate
 from giveaway.heads.dense import DenseCurvature
 from giveaway.linalg.threads import in_threads
@@ -430,14 +430,15 @@ def compared(head: ga.Head, measured: dict[str, np.ndarray]) -> tuple[dict, tupl
 
 def prediction_parts(head: ga.Head) -> tuple[np.ndarray, np.ndarray]:
     """Predicted gap and spreads (3, n) of φ, and newton, as an audit gets them."""
-    parts, steps = np.empty((3, head.n)), np.empty(head.n)
+    parts, steps, curvature = np.empty((3, head.n)), np.empty(head.n), DenseCurvature(head)
 
     def fill(portion: Portion) -> None:
-        for where, batch in portion:
+        for where, batch in portion.batches():
             parts[:, where] = ingredients(batch).cpu().numpy()
             steps[where] = newton_score(batch).cpu().numpy()
 
-    in_threads(fill, record_portions(head, DenseCurvature(head)), head.features.device)
+    portions = (Portion(head, span, curvature, None) for span in record_spans(head, curvature))
+    in_threads(fill, portions, head.device)
     parts[1:] = np.maximum(parts[1:], LEAST_SPREAD)
     return parts, steps
 

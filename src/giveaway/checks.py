@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 ROWS_PER_CHECK = 16_384
+CHECK_BYTES = 2**23  # of an array at a time, if that is fewer rows
 
 
 class InputError(ValueError):
@@ -51,27 +52,36 @@ def as_tensor(argument: str, value: Any) -> torch.Tensor:
         return torch.from_numpy(array)
 
 
-def check_finite(argument: str, tensor: torch.Tensor) -> None:
-    """Refuse NaN and infinity, naming the first bad row; reads in blocks so that a memory map stays one."""
+def rows_at_a_time(rows: Any) -> int:
+    """How many rows of a tensor, or of rows that are read lazily, a pass over them takes at a time."""
+    return max(1, min(ROWS_PER_CHECK, CHECK_BYTES * len(rows) // max(1, rows.nbytes)))
+
+
+def check_finite(argument: str, tensor: Any, first: int | torch.Tensor = 0) -> None:
+    """Refuse NaN and infinity, naming the first bad row; reads in blocks so that a memory map stays one.
+
+    `first` is the number of the first row, or the numbers of all of them, where they are rows of something larger.
+    """
     if not tensor.is_floating_point():
         return
-    for start in range(0, len(tensor), ROWS_PER_CHECK):
-        block = tensor[start : start + ROWS_PER_CHECK]
-        if bool(torch.isfinite(block.sum(dtype=torch.float64))):
+    size = rows_at_a_time(tensor)
+    for start in range(0, len(tensor), size):
+        block = tensor[start : start + size]
+        # the extremes need no copy of the block, which isfinite makes
+        if block.numel() == 0 or bool(torch.isfinite(torch.stack(torch.aminmax(block))).all()):
             continue
         bad = ~torch.isfinite(block).reshape(len(block), -1).all(dim=1)
-        if bool(bad.any()):
-            row = start + int(bad.nonzero()[0])
-            count = int(bad.sum())
-            raise fail(
-                argument,
-                "finite numbers",
-                f"NaN or infinity first in row {row} ({count} such rows in its block of {len(block)})",
-                "repair or drop those records",
-            )
+        at = start + int(bad.nonzero()[0])
+        row = first + at if isinstance(first, int) else int(first[at])
+        raise fail(
+            argument,
+            "finite numbers",
+            f"NaN or infinity first in row {row} ({int(bad.sum())} such rows in its block of {len(block)})",
+            "repair or drop those records",
+        )
 
 
-def check_shape(argument: str, tensor: torch.Tensor, expected: tuple[int | None, ...], meaning: str) -> None:
+def check_shape(argument: str, tensor: Any, expected: tuple[int | None, ...], meaning: str) -> None:
     """Refuse a shape that does not match `expected` (None matches any size)."""
     ok = tensor.ndim == len(expected) and all(e is None or e == s for e, s in zip(expected, tensor.shape, strict=True))
     if not ok:

@@ -199,7 +199,8 @@ def test_scores_do_not_depend_on_batches_and_threads(monkeypatch, grouped, threa
     head = made_head("classes", l2=0.1, groups=groups)
     whole = audit(head)
     monkeypatch.setattr(batches, "WINDOW", 7)
-    monkeypatch.setattr(batches, "BLOCK_BYTES", 3 * 8 * 25)
+    monkeypatch.setattr(batches, "MOST_ROWS", 7)
+    monkeypatch.setattr("giveaway.heads.dense.ARRAY_BYTES", 3 * 8 * 25)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

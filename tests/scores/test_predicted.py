@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.special import expit
 
 import giveaway as ga
-from giveaway.auditing.batches import record_portions
+from giveaway.auditing.batches import Portion, record_spans
 from giveaway.heads.dense import DenseCurvature
 from giveaway.scores.predicted import ingredients
 from giveaway.theory import random_design
@@ -29,8 +29,8 @@ def top_decile(values):
 def parts_of(head):
     """What `audit` collects for every record before it predicts, (3, n)."""
     found, curvature = np.empty((3, head.n)), DenseCurvature(head)
-    for portion in record_portions(head, curvature):
-        for where, batch in portion:
+    for span in record_spans(head, curvature):
+        for where, batch in Portion(head, span, curvature, None).batches():
             found[:, where] = ingredients(batch).numpy()
     return found
 
@@ -377,7 +377,8 @@ def test_rows_keep_their_place(monkeypatch):
     head = made_head("classes", l2=0.2)
     whole = ga.audit(head, scores=COLUMNS)
     monkeypatch.setattr("giveaway.auditing.batches.WINDOW", 16)
-    monkeypatch.setattr("giveaway.auditing.batches.BLOCK_BYTES", 8 * 25 * 7)
+    monkeypatch.setattr("giveaway.heads.dense.ARRAY_BYTES", 8 * 25 * 7)
+    monkeypatch.setattr("giveaway.auditing.batches.MOST_ROWS", 16)
     cut = ga.audit(head, scores=COLUMNS)
     for name in COLUMNS:
         np.testing.assert_allclose(cut[name], whole[name], rtol=1e-10)

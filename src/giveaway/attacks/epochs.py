@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from giveaway.linalg.hashed import mixed
+
 
 class EpochBatches:
     """The batches of several models: record numbers and weights, (models, width) a step.
@@ -48,25 +50,8 @@ def epoch_keys(seeds: torch.Tensor, epoch: int, places: int) -> torch.Tensor:
     >>> epoch_keys(torch.tensor([[7]]), 0, 2).tolist()
     [[2017972797774257528, 1846129603375045472]]
     """
-    of_epoch = _mixed(_mixed(seeds) + epoch)
-    return _mixed(of_epoch + torch.arange(places, device=seeds.device)) & torch.iinfo(torch.long).max
-
-
-def _mixed(words: torch.Tensor) -> torch.Tensor:
-    """The finalizer of SplitMix64 (Steele, Lea and Flood 2014), on 64-bit words with wrap-around."""
-    words = words + _signed(0x9E3779B97F4A7C15)
-    words = (words ^ _shifted(words, 30)) * _signed(0xBF58476D1CE4E5B9)
-    words = (words ^ _shifted(words, 27)) * _signed(0x94D049BB133111EB)
-    return words ^ _shifted(words, 31)
-
-
-def _shifted(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """A shift to the right that brings in zeros; torch's own brings in the sign."""
-    return (words >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def _signed(word: int) -> int:
-    return word - (1 << 64)
+    of_epoch = mixed(mixed(seeds) + epoch)
+    return mixed(of_epoch + torch.arange(places, device=seeds.device)) & torch.iinfo(torch.long).max
 
 
 def _cut(sizes: torch.Tensor, steps: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,124 +1,139 @@
 """Walk over a head's records, or over its people, in batches whose leverage blocks fit in memory.
 
-Batches come in portions that share the work of one look at the curvature; a portion does that work in the thread that
-walks it.
+The walk is a list of spans, each a window of records that share one look at the curvature. A span is read where the
+walk is, in order; what is done with it may be another thread's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
 
 from giveaway.checks import fail
-from giveaway.heads.blocks import Blocks
-from giveaway.heads.dense import DenseCurvature
-from giveaway.heads.losses import Loss, Softmax, as_taken, loss_of
+from giveaway.heads.curvature import Curvature, Look
+from giveaway.heads.losses import as_taken, loss_of
 from giveaway.records import Head
 from giveaway.records.window import Window
 from giveaway.scores.batch import Batch
 
 WINDOW = 1_024
 MOST_ROWS = 2_048
-BLOCK_BYTES = 2_000_000  # one array of a batch's blocks; about eight are alive at a time
+GPU_WINDOW = 16_384
 LARGEST_GROUP_BYTES = 800_000_000
 
-Portion = Iterator[tuple[slice | np.ndarray, Batch]]
+Where = slice | np.ndarray
 
 
-def record_portions(
-    head: Head, curvature: DenseCurvature | None, drift: torch.Tensor | None = None
-) -> Iterator[Portion]:
-    """Every record in order, with its row numbers."""
-    loss = loss_of(head)
-    size = max(1, min(MOST_ROWS, BLOCK_BYTES // _block_bytes(head, 1)))
-    for window in head.slices(max(WINDOW, size)):
-        yield _record_batches(head.window(window), window.start, size, loss, curvature, drift)
+@dataclass(frozen=True)
+class Span:
+    """Groups of `size` records each: their places in the table, and their rows in the head."""
+
+    where: Where
+    rows: slice | torch.Tensor
+    size: int = 1
+
+    @property
+    def count(self) -> int:
+        """Groups."""
+        return self.where.stop - self.where.start if isinstance(self.where, slice) else len(self.where)
 
 
-def person_portions(
-    head: Head, curvature: DenseCurvature | None, drift: torch.Tensor | None = None
-) -> Iterator[Portion]:
-    """Every person, those with equally many records together, with their places in np.unique(groups)."""
-    assert head.groups is not None
-    loss = loss_of(head)
-    _, person, counts = np.unique(head.groups, return_inverse=True, return_counts=True)
-    by_person = torch.from_numpy(np.argsort(person, kind="stable")).to(head.device)
-    first = np.cumsum(counts) - counts
-    for s in np.unique(counts).tolist():
-        needed = _block_bytes(head, s)
-        if curvature is not None and needed > LARGEST_GROUP_BYTES:
+def record_spans(head: Head, curvature: Curvature | None) -> list[Span]:
+    """Every record in order."""
+    window = GPU_WINDOW if head.device.type == "cuda" else WINDOW
+    if curvature is not None and curvature.report["curvature"] == "sketch":
+        window = min(window, _groups_at_once(curvature, 1))
+    elif curvature is not None:
+        window = max(window, min(MOST_ROWS, _groups_at_once(curvature, 1)))
+    return [Span(part, part) for part in head.slices(window)]
+
+
+class People:
+    """Who the records belong to, in the order of np.unique(groups)."""
+
+    def __init__(self, head: Head) -> None:
+        assert head.groups is not None
+        _, person, self._sizes = np.unique(head.groups, return_inverse=True, return_counts=True)
+        self._by_person = np.argsort(person, kind="stable")
+        self._first = np.cumsum(self._sizes) - self._sizes
+
+    @property
+    def count(self) -> int:
+        """People."""
+        return len(self._sizes)
+
+    def spans(self, people: np.ndarray, curvature: Curvature | None = None) -> list[Span]:
+        """These people, those with equally many records together."""
+        spans = []
+        for s in np.unique(self._sizes[people]).tolist():
+            at_once = len(people) if curvature is None else _groups_at_once(curvature, s)
+            alike = people[self._sizes[people] == s]
+            for start in range(0, len(alike), at_once):
+                where = alike[start : start + at_once]
+                rows = self._by_person[self._first[where][:, None] + np.arange(s)]
+                spans.append(Span(where, torch.from_numpy(rows.ravel()), s))
+        return spans
+
+    def all_spans(self, curvature: Curvature | None) -> list[Span]:
+        """Everybody."""
+        largest = int(self._sizes.max())
+        if curvature is not None and (needed := curvature.group_bytes(largest)) > LARGEST_GROUP_BYTES:
             raise fail(
                 "groups",
                 f"people whose joint leverage block stays below {LARGEST_GROUP_BYTES / 1e9:.1f} GB",
-                f"a person with {s} records, which needs {needed / 1e9:.1f} GB",
+                f"a person with {largest} records, which needs {needed / 1e9:.1f} GB",
                 "audit by='record', or split that group",
             )
-        crossing = 0 if curvature is None else 8 * s * head.width * _coupled(head) ** 2
-        people = np.flatnonzero(counts == s)
-        size = max(1, BLOCK_BYTES // max(needed, crossing))
-        for start in range(0, len(people), size):
-            where = people[start : start + size]
-            places = torch.from_numpy(first[where][:, None] + np.arange(s)).to(by_person.device)
-            yield _person_batch(head.window(by_person[places].view(-1)), where, s, loss, curvature, drift)
+        return self.spans(np.arange(self.count), curvature)
 
 
-def _record_batches(
-    window: Window, start: int, size: int, loss: Loss, curvature: DenseCurvature | None, drift: torch.Tensor | None
-) -> Portion:
-    quadratics = None if curvature is None else curvature.quadratics(window.columns())
-    for at in range(0, len(window), size):
-        within = slice(at, min(at + size, len(window)))
-        part = None if quadratics is None else quadratics[:, within]
-        where = slice(start + at, start + within.stop)
-        yield where, _batch(window.part(within), 1, loss, curvature, part, drift)
+class Portion:
+    """The groups of one span, read into memory."""
+
+    def __init__(self, head: Head, span: Span, curvature: Curvature | None, drift: torch.Tensor | None) -> None:
+        self.span, self._curvature, self._drift, self._loss = span, curvature, drift, loss_of(head)
+        self.window = head.window(span.rows)
+        self.count = span.count
+
+    def batches(self, probes: slice | None = None) -> Iterator[tuple[Where, Batch]]:
+        """Batches with their places in the table; of a sketch, by all probes or some of them."""
+        at_once = self.count
+        if self._curvature is not None:
+            at_once = min(at_once, _groups_at_once(self._curvature, self.span.size))
+        for start in range(0, self.count, at_once):
+            part = slice(start, min(start + at_once, self.count))
+            yield self._places(part), self.batch(part, probes)
+
+    def batch(self, part: slice, probes: slice | None = None) -> Batch:
+        """Some of the groups."""
+        n, s = part.stop - part.start, self.span.size
+        window: Window = self.window.part(slice(part.start * s, part.stop * s))
+        targets = as_taken(self._loss, window.targets)
+        return Batch(
+            outputs=window.outputs.to(torch.float64).view(n, s, -1),
+            targets=targets.view(n, s, *targets.shape[1:]),
+            sample_weight=window.weights.view(n, s),
+            loss=self._loss,
+            make_row_norms=lambda: window.row_norms().view(n, s),
+            make_x=lambda: window.rows().view(n, s, -1),
+            make_blocks=lambda: self._look.blocks(part, probes),
+            drift=self._drift,
+        )
+
+    @cached_property
+    def _look(self) -> Look:
+        assert self._curvature is not None
+        return self._curvature.look(self.window, self.span.size)
+
+    def _places(self, part: slice) -> Where:
+        if isinstance(self.span.where, slice):
+            return slice(self.span.where.start + part.start, self.span.where.start + part.stop)
+        return self.span.where[part]
 
 
-def _person_batch(
-    window: Window, where: np.ndarray, s: int, loss: Loss, curvature: DenseCurvature | None, drift: torch.Tensor | None
-) -> Portion:
-    quadratics = None
-    if curvature is not None:
-        quadratics = curvature.quadratics(window.rows().view(-1, s, window.width))
-    yield where, _batch(window, s, loss, curvature, quadratics, drift)
-
-
-def _batch(
-    window: Window,
-    s: int,
-    loss: Loss,
-    curvature: DenseCurvature | None,
-    quadratics: torch.Tensor | None,
-    drift: torch.Tensor | None,
-) -> Batch:
-    """The groups of s consecutive rows each."""
-    outputs = window.outputs.to(torch.float64).view(len(window) // s, s, -1)
-    targets = as_taken(loss, window.targets)
-    n = len(outputs)
-    weight = window.weights.view(n, s)
-
-    def make_blocks() -> Blocks:
-        assert curvature is not None
-        assert quadratics is not None
-        return curvature.blocks(quadratics, outputs, weight)
-
-    return Batch(
-        outputs=outputs,
-        targets=targets.view(n, s, *targets.shape[1:]),
-        sample_weight=weight,
-        loss=loss,
-        make_row_norms=lambda: window.row_norms().view(n, s),
-        make_x=lambda: window.rows().view(n, s, -1),
-        make_blocks=make_blocks,
-        drift=drift,
-    )
-
-
-def _coupled(head: Head) -> int:
-    """Outputs that share one block."""
-    return head.m if isinstance(loss_of(head), Softmax) else 1
-
-
-def _block_bytes(head: Head, s: int) -> int:
-    return 8 * s * s * head.m * _coupled(head)
+def _groups_at_once(curvature: Curvature, s: int) -> int:
+    return max(1, min(curvature.array_bytes // curvature.group_bytes(s), GPU_WINDOW))

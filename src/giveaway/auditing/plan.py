@@ -70,12 +70,13 @@ def plan(
     view: bool = False,
     lood: bool = False,
     inputs: bool = False,
+    dense: bool = True,
 ) -> Plan:
     """Resolve the options of an audit of `head`, or say what cannot be had.
 
     `also` names columns besides `scores`, or besides those there are by default. `view` says whether the records
     themselves make a view, `lood` whether a kernel's scores are wanted besides those named, `inputs` whether the
-    records themselves are there at all.
+    records themselves are there at all, `dense` whether the curvature will be an exact one.
     """
     check_choice("by", by, ("auto", "person", "record"))
     if by == "person" and head.groups is None:
@@ -114,7 +115,7 @@ def plan(
         )
     degrees = head.m - 1 if head.loss == "cross_entropy" and head.m > 1 else head.m
     if l2_sensitivity is None:
-        l2_sensitivity = head.width * degrees <= SENSITIVITY_UP_TO and "newton" in names
+        l2_sensitivity = dense and head.width * degrees <= SENSITIVITY_UP_TO and "newton" in names
     elif l2_sensitivity and "newton" not in names:
         raise fail("l2_sensitivity", "newton among the scores", ", ".join(names), "add newton: it is what is compared")
     beside = "newton" if head.linear else "loss"

@@ -52,6 +52,6 @@ def _lines(total: int, work: str) -> OnRows:
         done += rows
         if time.monotonic() - said >= SECONDS_BETWEEN_LINES:
             said = time.monotonic()
-            print(f"{work}: {100 * done // total} %", file=sys.stderr)
+            print(f"{work}: {min(100, 100 * done // total)} %", file=sys.stderr)
 
     return on_rows

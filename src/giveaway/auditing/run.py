@@ -8,24 +8,27 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 
-from giveaway.auditing.batches import Portion, person_portions, record_portions
+from giveaway.auditing.curvature import Choice, CurvatureOptions, check_sketch, choose, make, passes_of
 from giveaway.auditing.duplicates import count_duplicates
 from giveaway.auditing.kernel_view import NOISE, KernelView
 from giveaway.auditing.plan import Plan, plan
 from giveaway.auditing.progress import OnRows, announce, progress_of
+from giveaway.auditing.scoring import score
 from giveaway.auditing.second_view import HELD_BACK, view_of
 from giveaway.checks import InputError, fail
 from giveaway.evaluation.ranking import recall_at, spearman
 from giveaway.gp.table import KernelGiven
 from giveaway.heads.dense import DenseCurvature
-from giveaway.heads.optimum import gradient_sum
+from giveaway.heads.optimum import GradientSums, gradient_sum
 from giveaway.heads.optimum import refit as refit_head
-from giveaway.linalg.threads import in_threads
+from giveaway.heads.sketched import PROBES, TOLERANCE, SketchedCurvature
+from giveaway.linalg.kept import NOTHING_KEPT, Kept
+from giveaway.linalg.team import ALONE, Team
 from giveaway.records import Head, ScoreTable
 from giveaway.scores.catalogue import CATALOGUE
 from giveaway.scores.fused import fused
-from giveaway.scores.predicted import ingredients, predict
 
 TOP = 0.05
 MANY = 5_000  # records, from which the second view is announced
@@ -43,6 +46,17 @@ def audit(
     inputs: Any = None,
     kernel: KernelGiven | None = None,
     noise: float | None = None,
+    curvature: str = "auto",
+    probes: int = PROBES,
+    tolerance: float = TOLERANCE,
+    precision: str = "auto",
+    memory: float | None = None,
+    allow_unconverged: bool = False,
+    errors: bool = False,
+    seed: int = 0,
+    device: torch.device | str | None = None,
+    team: Team = ALONE,
+    kept: Kept = NOTHING_KEPT,
     progress: bool = False,
 ) -> ScoreTable:
     """Every record's (or person's) exposure through the head.
@@ -65,6 +79,19 @@ def audit(
     kernel, noise : of the Gaussian process of the lood_* scores; by default an NNGP of images on the sphere, or an RBF
         of standardized columns with their median distance as length, and a variance of 0.05 around functions of
         variance 1.
+    curvature : "dense" inverts it exactly; "sketch" estimates what it says of every record from `probes` random
+        combinations of its inverse, for heads whose P × P matrix does not fit (`docs/scale.md`); "auto" is dense where
+        that fits the memory. The metadata say which it was, and how far a sketch is off.
+    probes, tolerance, allow_unconverged : of a sketch: the error of a score is about √(2/probes) of it; residual at
+        which its solves stop, and whether one that does not get there is used nevertheless.
+    precision : of the products inside those solves: "float64" or "float32", on a GPU also "tf32" or "bf16"; residuals
+        are looked at in a higher one. "auto" is float32 on a CPU and bf16 on a GPU.
+    memory : gigabytes that the curvature may take; by default half of what is free.
+    errors : add the standard error of every sketched score, a record, as attributes.
+    seed : of the probes.
+    device : where to compute; by default where the head's arrays are.
+    team, kept : processes that share the work, and where it keeps what it has finished: `giveaway audit` under torchrun
+        and --resume. Processes but the first get the scores of the head alone.
     progress : show a progress bar on stderr, or lines where it is no terminal.
 
     Examples
@@ -76,6 +103,9 @@ def audit(
     3
     """
     began = time.perf_counter()
+    options = CurvatureOptions(curvature, probes, tolerance, precision, memory, allow_unconverged, seed)
+    if device is not None:
+        head = head.to(device)
     known = head if inputs is None else replace(head, inputs=inputs)
     if known.inputs is None and (kernel is not None or noise is not None):
         raise fail("inputs", "inputs beside kernel and noise", "none", "pass the records themselves, or drop both")
@@ -86,6 +116,7 @@ def audit(
     asked = named is None or bool(viewed) or (bool(predicted) and known.inputs is not None)
     required = inputs is not None or bool(viewed)
     view, note = view_of(known, required=required) if asked else (None, None)
+    choice = choose(head, options) if head.linear else Choice("none", "a black box has none")
     resolved = plan(
         head,
         scores=named,
@@ -97,20 +128,36 @@ def audit(
         view=view is not None,
         lood=kernel is not None or noise is not None,
         inputs=known.inputs is not None,
+        dense=choice.kind == "dense",
     )
     process = None
     if resolved.of_lood or kernel is not None or noise is not None:
         process = KernelView(head, known.inputs, kernel, NOISE if noise is None else noise)
-    if resolved.refit:
-        head = refit_head(head)
     curved = any(CATALOGUE[name].curvature for name in (*resolved.of_head, *resolved.of_theory))
+    if errors and not (curved and choice.kind == "sketch"):
+        raise fail("errors", "a sketched curvature", "none: these scores are exact", "leave errors out")
+    if curved and choice.kind == "sketch":
+        check_sketch(head, options)
+    if resolved.refit:
+        head = refit_head(head, dense=choice.kind == "dense")
     compared = resolved.l2_sensitivity and head.l2 > 0
-    with progress_of(head.n * (1 + int(curved) + 2 * int(compared)), enabled=progress) as on_rows:
-        curvature = DenseCurvature(head, on_rows) if curved else None
-        columns, attributes = _score(head, resolved, curvature, on_rows)
-        sensitivity = None
-        if curvature is not None and compared:
-            sensitivity = _l2_sensitivity(head, resolved, curvature, columns["newton"], on_rows)
+    gradients = GradientSums(head) if head.linear else None
+    passes = 1 + 2 * int(compared) + (passes_of(head, options, choice) if curved else 0)
+    found, sensitivity = None, None
+    with progress_of(head.n * passes // team.size, enabled=progress) as on_rows:
+        if curved:
+            add = gradients.add if gradients is not None else lambda window: None
+            found = make(head, options, choice, team=team, kept=kept, on_rows=on_rows, on_window=add)
+        scored = score(head, resolved, found, on_rows, team=team, kept=kept, errors=errors)
+        if found is not None and compared:
+            sensitivity = _l2_sensitivity(head, resolved, found, scored.columns["newton"], on_rows, team)
+    columns, attributes = scored.columns, scored.attributes
+    optimum = None
+    if gradients is not None:
+        summed = isinstance(found, DenseCurvature) and not found.taken_up
+        optimum = _optimum(head, gradients if summed else None, team)
+    if not team.first:
+        view = process = None
     predicted_by, no_prediction = "theory of the head" if resolved.of_theory else None, None
     if view is not None and (resolved.of_view or resolved.of_theory):
         words = f"second view: predicting each of {head.n} records from the others, which can take minutes"
@@ -129,8 +176,8 @@ def audit(
             predicted_by = "both views"
             columns |= {name: CATALOGUE[name].function(prediction) for name in resolved.of_theory}
     if process is not None and resolved.of_lood:
-        found = process.lood(resolved.unit)
-        columns |= {name: CATALOGUE[name].function(found).cpu().numpy() for name in resolved.of_lood}
+        lood = process.lood(resolved.unit)
+        columns |= {name: CATALOGUE[name].function(lood).cpu().numpy() for name in resolved.of_lood}
     columns = {name: columns[name] for name in resolved.scores if name in columns}
     if not columns:
         raise InputError(f"scores: {HELD_BACK}")
@@ -144,15 +191,17 @@ def audit(
         "intercept": head.intercept,
         "penalize_intercept": head.penalize_intercept,
         "options": resolved.options(),
-        "curvature": curvature.report if curvature is not None else None,
-        "optimum": _optimum(head) if head.linear else None,
+        "processes": team.size,
+        "device": str(head.device),
+        "curvature": None if found is None else {**found.report, "chosen": choice.because, **(scored.sketch or {})},
+        "optimum": optimum,
         "view": None if view is None else view.report,
         "no_view": note,
         "predicted_by": predicted_by,
         "no_prediction": no_prediction,
         "kernel": None if process is None else process.report,
         "l2_sensitivity": sensitivity,
-        "repeats": count_duplicates(head) if resolved.unit == "record" and head.linear else None,
+        "repeats": count_duplicates(head) if resolved.unit == "record" and head.linear and head.looked_up else None,
         "newton_capped": int(attributes["newton_capped"].sum()) if "newton_capped" in attributes else None,
         "seconds": round(time.perf_counter() - began, 3),
     }
@@ -160,67 +209,32 @@ def audit(
     return ScoreTable(scores=columns, ids=ids, meta=meta, attributes=attributes)
 
 
-def _score(
-    head: Head, resolved: Plan, curvature: DenseCurvature | None, on_rows: OnRows
-) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """The columns asked for, and the attributes of the same rows."""
-    by_person = resolved.unit == "person"
-    count = len(np.unique(head.groups)) if by_person else head.n  # type: ignore[arg-type]
-    columns = {name: np.empty(count) for name in resolved.of_head}
-    parts = np.empty((3, count)) if resolved.of_theory else None
-    residual, capped, records = np.empty(count), np.zeros(count, dtype=bool), np.ones(count, dtype=np.int64)
-    stepped = bool({"newton", "loo_gap"} & set(resolved.of_head))
-    drift = None
-    if curvature is not None and not resolved.converged:
-        drift = curvature.solve(gradient_sum(head).total)
-
-    def score(portion: Portion) -> None:
-        for where, batch in portion:
-            for name in resolved.of_head:
-                columns[name][where] = CATALOGUE[name].function(batch).cpu().numpy()
-            if parts is not None:
-                parts[:, where] = ingredients(batch).cpu().numpy()
-            residual[where] = batch.loss.residual(batch.outputs, batch.targets).amax(1).cpu().numpy()
-            if stepped:
-                capped[where] = batch.left_out[1].cpu().numpy()
-            count, size = batch.sample_weight.shape
-            records[where] = size
-            on_rows(count * size)
-
-    portions = person_portions if by_person else record_portions
-    in_threads(score, portions(head, curvature, drift), head.device)
-    if parts is not None:
-        found = predict(head, parts)
-        columns |= {name: CATALOGUE[name].function(found) for name in resolved.of_theory}
-    attributes: dict[str, np.ndarray] = {}
-    if by_person:
-        attributes["records"] = records
-    elif head.loss == "cross_entropy" and head.targets.ndim == 1:
-        attributes["class"] = head.targets.cpu().numpy()
-    attributes["residual"] = residual
-    if stepped:
-        attributes["newton_capped"] = capped
-    return columns, attributes
-
-
 def _l2_sensitivity(
-    head: Head, resolved: Plan, curvature: DenseCurvature, newton: np.ndarray, on_rows: OnRows
+    head: Head,
+    resolved: Plan,
+    curvature: DenseCurvature | SketchedCurvature,
+    newton: np.ndarray,
+    on_rows: OnRows,
+    team: Team,
 ) -> dict[str, float]:
     """Spearman of newton at other penalties with newton at the head's own, and how much of the top 5 % stays there."""
     only = Plan(("newton",), resolved.unit, resolved.converged, resolved.refit, False)
     result = {}
     top = max(TOP, 1 / len(newton))
     for factor in (0.1, 10.0):
-        other, _ = _score(head, only, curvature.with_l2(factor * head.l2), on_rows)
-        result[f"spearman_at_{factor:g}_l2"] = round(spearman(newton, other["newton"]), 6)
-        result[f"top_kept_at_{factor:g}_l2"] = round(recall_at(other["newton"], newton, top, top), 6)
+        other = score(head, only, curvature.with_l2(factor * head.l2), on_rows, team=team).columns["newton"]
+        result[f"spearman_at_{factor:g}_l2"] = round(spearman(newton, other), 6)
+        result[f"top_kept_at_{factor:g}_l2"] = round(recall_at(other, newton, top, top), 6)
     return result
 
 
-def _optimum(head: Head) -> dict[str, Any]:
-    """How far the head is from the optimum of its objective, as far as its weights tell."""
+def _optimum(head: Head, gradients: GradientSums | None, team: Team) -> dict[str, Any]:
+    """How far the head is from the optimum of its objective, as far as its weights tell.
+
+    `gradients` are those added up while the records were read, if they were.
+    """
     if head.weight is None and head.l2 > 0:
         return {"relative_gradient": None, "note": "unknown: the head's weights were not given"}
-    relative = gradient_sum(head).relative
+    relative = (gradient_sum(head, team) if gradients is None else gradients.finished(team)).relative
     note = "at its optimum" if relative < 1e-4 else "not at its optimum: consider converged=False or refit=True"
     return {"relative_gradient": relative, "note": note}

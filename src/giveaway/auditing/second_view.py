@@ -13,6 +13,7 @@ from giveaway.auditing.kernel_view import centred, targets_of_head
 from giveaway.checks import ROWS_PER_CHECK, InputError, as_tensor
 from giveaway.heads.losses import loss_of, targets_of
 from giveaway.records import Head
+from giveaway.records.lazy_rows import LazyRows
 from giveaway.scores.fused import Seen
 from giveaway.scores.predicted import Prediction
 from giveaway.scores.view_success import calibrated_phi, phi_of, predict_from_views
@@ -42,7 +43,7 @@ class SecondView:
         self._found: LeftOut | None = None
         self._seen: Seen | None = None
 
-    def look(self, unit: str, score: np.ndarray, outputs: torch.Tensor | None = None) -> Seen:
+    def look(self, unit: str, score: np.ndarray, outputs: torch.Tensor | LazyRows | None = None) -> Seen:
         """Both views of every record, or of every person in the order of np.unique(groups).
 
         `score` is the head's, `outputs` what the model says where that is not the head's own (after a refit).
@@ -98,7 +99,7 @@ class SecondView:
         told["nearest"] = names.astype(str)
         return told
 
-    def predict(self, exposure: np.ndarray, outputs: torch.Tensor) -> Prediction | None:
+    def predict(self, exposure: np.ndarray, outputs: torch.Tensor | LazyRows) -> Prediction | None:
         """Attack success from both views, in the order of `exposure`; None where the head's own theory is what holds.
 
         That is so for values, and for a head whose features were not learned. `outputs` are what the model says.
@@ -110,7 +111,7 @@ class SecondView:
             return None
         labels = head.targets.cpu().numpy()
         scores = (targets_of_head(head).cpu() - self._found.error).numpy()
-        model = phi_of(outputs.to(torch.float64).cpu().numpy(), labels)
+        model = phi_of(outputs[: head.n].to(torch.float64).cpu().numpy(), labels)
         return predict_from_views(model, calibrated_phi(scores, labels), exposure)
 
     @property
@@ -156,7 +157,7 @@ def view_of(head: Head, *, required: bool) -> tuple[SecondView | None, str | Non
         return None, f"No fused score: the inputs that the model was given make no view ({error})."
 
 
-def model_errors(head: Head, outputs: torch.Tensor | None = None) -> torch.Tensor:
+def model_errors(head: Head, outputs: torch.Tensor | LazyRows | None = None) -> torch.Tensor:
     """What the model says of its records minus their targets (n, C), in the units of `targets_of_head`."""
     said = head.outputs if outputs is None else outputs
     loss = loss_of(head)

@@ -3,45 +3,101 @@ leaving the record out takes.
 
 A batch holds N groups of s records each (s = 1: plain records) with m outputs. Two kinds exist: softmax, whose W
 couples the outputs, and separate outputs, whose W is diagonal and whose B therefore splits into one s × s matrix an
-output. Matrices carry the batch last, so that every operation on their entries runs along memory. Either kind offers,
-with R the size of a matrix and Q = N times the matrices a group:
+output. Matrices carry the batch last, so that every operation on their entries runs along memory. With R the size of a
+matrix and Q = N times the matrices a group:
 
 `spread`       (R, R, Q) W^½ B W^½, whose eigenvalues are those of W B and lie in [0, 1]
 `sensitivity`  (R, R, Q) W B in an orthonormal basis: ∂(probabilities)/∂(targets)
 `logit_sensitivity` (R, R, Q) ∂(outputs)/∂(targets): B, times 2 for squared loss; symmetric unless `lopsided`
-`image(v)`     B v for v (N, s, m)
-`leave_out(v)` (I − B W)^{-1} v, and which groups had an eigenvalue capped
-`curvature_form(v)` vᵀ W v (N,), summed over a group's records
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from functools import cached_property
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
+from giveaway.linalg.spectral import top_eigenvalue, top_singular_value
+
 CAP = 1.0 - 1e-8
+TINY = torch.finfo(torch.float64).tiny
+SMALLEST, LARGEST = 1e-145, 1e145
+
+
+class LeftOut(NamedTuple):
+    """What leaving groups out does to their outputs: the step (N, s, m), which groups had an eigenvalue of W B capped,
+    and, from a sketch, about their largest one."""
+
+    step: torch.Tensor
+    capped: torch.Tensor
+    leverage: torch.Tensor | None = None
 
 
 class Blocks(Protocol):
-    """What a score may ask of a batch of leverage blocks."""
+    """What a score may ask of a batch of leverage blocks, a number or a vector a group.
+
+    trace, frobenius, spectral : of W B, or in logit space of ∂(outputs)/∂(targets)
+    image(v) : B v for v (N, s, m)
+    leave_out(v) : (I − B W)^{-1} v, and what was met on the way
+    curvature_form(v) : vᵀ W v, summed over a group's records
+    """
+
+    def trace(self, *, logit: bool = False) -> torch.Tensor: ...
+    def frobenius(self, *, logit: bool = False) -> torch.Tensor: ...
+    def spectral(self, *, logit: bool = False) -> torch.Tensor: ...
+    def image(self, v: torch.Tensor) -> torch.Tensor: ...
+    def leave_out(self, v: torch.Tensor) -> LeftOut: ...
+    def curvature_form(self, v: torch.Tensor) -> torch.Tensor: ...
+
+
+class MatrixBlocks(ABC):
+    """Norms of blocks that are there as matrices."""
 
     per_group: int  # matrices a group: 1 where outputs are coupled, else m
     lopsided: bool  # records of one group carry different sample weights
 
     @property
+    @abstractmethod
     def spread(self) -> torch.Tensor: ...
     @property
+    @abstractmethod
     def sensitivity(self) -> torch.Tensor: ...
     @property
+    @abstractmethod
     def logit_sensitivity(self) -> torch.Tensor: ...
-    def image(self, v: torch.Tensor) -> torch.Tensor: ...
-    def leave_out(self, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: ...
-    def curvature_form(self, v: torch.Tensor) -> torch.Tensor: ...
+
+    def trace(self, *, logit: bool = False) -> torch.Tensor:
+        matrices = self.logit_sensitivity if logit else self.spread
+        return self._each(matrices.diagonal(dim1=0, dim2=1).sum(1)).sum(0)
+
+    def frobenius(self, *, logit: bool = False) -> torch.Tensor:
+        matrices = self._matrices(logit)
+        norms = self._root_sum_of_squares(matrices)
+        lost = (norms < SMALLEST) | (norms > LARGEST)
+        if not bool(lost.any()):
+            return norms
+        # heads that are very sure of their records have blocks whose squares leave float64
+        scale = self._each(matrices.abs().amax(dim=(0, 1))).amax(0).clamp_min(TINY)
+        return torch.where(lost, scale * self._root_sum_of_squares(matrices / scale.repeat(self.per_group)), norms)
+
+    def spectral(self, *, logit: bool = False) -> torch.Tensor:
+        largest = top_eigenvalue if logit and not self.lopsided else top_singular_value
+        return self._each(largest(self._matrices(logit))).amax(0)
+
+    def _matrices(self, logit: bool) -> torch.Tensor:
+        return self.logit_sensitivity if logit else self.sensitivity
+
+    def _root_sum_of_squares(self, matrices: torch.Tensor) -> torch.Tensor:
+        return self._each(matrices.square().sum(dim=(0, 1))).sum(0).sqrt()
+
+    def _each(self, values: torch.Tensor) -> torch.Tensor:
+        """Numbers of the Q matrices as (matrices a group, N)."""
+        return values.view(self.per_group, -1)
 
 
-class SoftmaxBlocks:
+class SoftmaxBlocks(MatrixBlocks):
     """Blocks of a softmax head.
 
     `block` (s, m, s, m, N) is B up to constants added to whole rows and columns; `p` (N, s, m) are the probabilities.
@@ -97,14 +153,14 @@ class SoftmaxBlocks:
     def image(self, v: torch.Tensor) -> torch.Tensor:
         return self._apply(v.permute(1, 2, 0)).permute(2, 0, 1)
 
-    def leave_out(self, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def leave_out(self, v: torch.Tensor) -> LeftOut:
         step = v.permute(1, 2, 0)
         scale, root = self.weight.sqrt().unsqueeze(1), self.p.sqrt()
         inner = scale * root * (step - (self.p * step).sum(1, keepdim=True))
         solved, capped = solve_complement(self.spread, inner.reshape(self._shape[1:]))
         solved = root * solved.view_as(self.p)
         outer = scale * (solved - self.p * solved.sum(1, keepdim=True))
-        return (step + self._apply(outer)).permute(2, 0, 1), capped
+        return LeftOut((step + self._apply(outer)).permute(2, 0, 1), capped)
 
     def curvature_form(self, v: torch.Tensor) -> torch.Tensor:
         u = v.permute(1, 2, 0)
@@ -115,7 +171,7 @@ class SoftmaxBlocks:
         return (self.block.view(self._shape) * v.reshape(self._shape[1:])).sum(1).view_as(self.p)
 
 
-class SeparateBlocks:
+class SeparateBlocks(MatrixBlocks):
     """Blocks of m separate outputs: `block` (s, s, k, N) with k = m, or k = 1 where all outputs share one; `curvature`
     (N, s, m) is the diagonal of W, `sensitivity_factor` what multiplies B in logit space."""
 
@@ -146,11 +202,12 @@ class SeparateBlocks:
     def image(self, v: torch.Tensor) -> torch.Tensor:
         return self._apply(v.permute(1, 2, 0)).permute(2, 0, 1)
 
-    def leave_out(self, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def leave_out(self, v: torch.Tensor) -> LeftOut:
         step, root = v.permute(1, 2, 0), self.curvature.sqrt()
         solved, capped = solve_complement(self.spread, (root * step).reshape(self._shape[1:]))
         outer = root * solved.view_as(root)
-        return (step + self._apply(outer)).permute(2, 0, 1), capped.view(self.per_group, -1).any(0)
+        top = self.spread.diagonal(dim1=0, dim2=1).sum(1).view(self.per_group, -1).amax(0)
+        return LeftOut((step + self._apply(outer)).permute(2, 0, 1), capped.view(self.per_group, -1).any(0), top)
 
     def curvature_form(self, v: torch.Tensor) -> torch.Tensor:
         return (self.curvature.sqrt() * v.permute(1, 2, 0)).square().sum((0, 1))

@@ -18,42 +18,66 @@ from giveaway.checks import fail
 from giveaway.heads.blocks import Blocks, SeparateBlocks, SoftmaxBlocks
 from giveaway.heads.losses import Logistic, Softmax, Squared, loss_of, triangle
 from giveaway.linalg.accumulate import PairTiles
+from giveaway.linalg.kept import NOTHING_KEPT, Kept
 from giveaway.linalg.memory import check_memory
 from giveaway.linalg.solve import Inverse, invert
+from giveaway.linalg.team import ALONE, Team
 from giveaway.records import Head
+from giveaway.records.window import Window
 
+KEPT = "sums"
 MOST_ROWS = 4_096
 LEAST_ROWS = 1_024
+ARRAY_BYTES, GPU_ARRAY_BYTES = 2_000_000, 256_000_000
 PART_BYTES = 8_000_000  # of the features and the numbers of W in one part of the sums
 
 
 class DenseCurvature:
     """The curvature of `head` at its outputs. `with_l2` gives the same sums under another penalty."""
 
-    def __init__(self, head: Head, on_rows: Callable[[int], Any] = lambda rows: None) -> None:
+    def __init__(
+        self,
+        head: Head,
+        *,
+        team: Team = ALONE,
+        kept: Kept = NOTHING_KEPT,
+        on_window: Callable[[Window], Any] = lambda window: None,
+    ) -> None:
         self.loss = loss_of(head)
-        size = head.width * self.parameters_per_feature
         check_memory(
             "head",
-            2 * size * size * 8,
+            dense_bytes(head),
             what="a dense curvature",
-            got=f"{size} coupled parameters",
-            remedy="audit on a machine with more memory, or a head with fewer features or classes",
+            got=f"{head.width * self.parameters_per_feature} coupled parameters",
+            remedy="take curvature='sketch', a machine with more memory, or a head with fewer features or classes",
         )
-        device = head.device
-        self.sums = PairTiles(head.width, self._pairs(), device)
-        for part in head.slices(_rows_at_a_time(head.width, self.sums.p)):
-            window = head.window(part)
+        self.sums = PairTiles(head.width, self._pairs(), head.device)
+        self.taken_up = self._add_up(head, team, kept, on_window)
+        self.diagonals = self._diagonals()
+        self.penalized = torch.ones(head.width, dtype=torch.float64, device=head.device)
+        if head.intercept and not head.penalize_intercept:
+            self.penalized[-1] = 0.0
+        self._factor(head.l2)
+
+    def _add_up(self, head: Head, team: Team, kept: Kept, on_window: Callable[[Window], Any]) -> bool:
+        """Sum over the records, going on from what was kept; whether anything was."""
+        parts = team.share(list(head.slices(_rows_at_a_time(head.width, self.sums.p))))
+        earlier = kept.load(KEPT)
+        first = 0
+        if earlier is not None:
+            self.sums.pairs.copy_(earlier["sums"])
+            first = int(earlier["parts"])
+        for place in range(first, len(parts)):
+            window = head.window(parts[place])
             x, v = window.columns(), self.loss.pair_weights(window.outputs.to(torch.float64))
             if window.sample_weight is not None:
                 v = v * window.sample_weight
             self.sums.add(x, v)
-            on_rows(x.shape[1])
-        self.diagonals = self._diagonals()
-        self.penalized = torch.ones(head.width, dtype=torch.float64, device=device)
-        if head.intercept and not head.penalize_intercept:
-            self.penalized[-1] = 0.0
-        self._factor(head.l2)
+            on_window(window)
+            if kept.due():
+                kept.save(KEPT, {"sums": self.sums.pairs, "parts": torch.tensor(place + 1)})
+        team.sum_(self.sums.pairs)
+        return earlier is not None
 
     def with_l2(self, l2: float) -> DenseCurvature:
         """The same head, penalized by `l2`; the sums are shared."""
@@ -85,6 +109,21 @@ class DenseCurvature:
             "dead_features": int((self.diagonals == 0).all(0).sum()),
             "l2": self.l2,
         }
+
+    def group_bytes(self, s: int) -> int:
+        """Of one array of a group of s records."""
+        coupled = self.loss.m if isinstance(self.loss, Softmax) else 1
+        blocks = 8 * s * s * self.loss.m * coupled
+        return blocks if s == 1 else max(blocks, 8 * s * self.sums.d * coupled**2)
+
+    @property
+    def array_bytes(self) -> int:
+        """That one array of a batch may take; about eight are alive at a time."""
+        return GPU_ARRAY_BYTES if self.scales.is_cuda else ARRAY_BYTES
+
+    def look(self, window: Window, size: int = 1) -> Look:
+        """At the groups of `size` consecutive rows of `window`."""
+        return Look(self, window, size)
 
     def quadratics(self, x: torch.Tensor) -> torch.Tensor:
         """The numbers of B for records x (d, N), or for groups x (N, s, d), as `blocks` takes them."""
@@ -218,6 +257,33 @@ class DenseCurvature:
         half = (x.view(n * s, d) @ self.inverses[0].full.view(d, r * d * r)).view(n, s * r, d, r)
         both = torch.einsum("nqbl,njb->nqjl", half, x).view(n, s, r, s, r)
         return torch.einsum("ku,niujv,lv->nikjl", contrast, both, contrast)
+
+
+class Look:
+    """What the inverted curvature says of a window's records, from which their blocks are made."""
+
+    def __init__(self, curvature: DenseCurvature, window: Window, size: int) -> None:
+        self._curvature, self._window, self._size = curvature, window, size
+        x = window.columns() if size == 1 else window.rows().view(-1, size, window.width)
+        self._quadratics = curvature.quadratics(x)
+
+    def blocks(self, part: slice, probes: slice | None) -> Blocks:
+        """Of the groups in `part`; there are no probes to choose from."""
+        assert probes is None
+        window = self._window.part(slice(part.start * self._size, part.stop * self._size))
+        own = self._quadratics[:, part] if self._size == 1 else self._quadratics[part]
+        n = part.stop - part.start
+        outputs = window.outputs.to(torch.float64).view(n, self._size, -1)
+        return self._curvature.blocks(own, outputs, window.weights.view(n, self._size))
+
+
+def dense_bytes(head: Head) -> int:
+    """What the sums and the inverse of a dense curvature take."""
+    loss = loss_of(head)
+    if isinstance(loss, Softmax):
+        return 2 * 8 * (head.width * loss.degrees) ** 2
+    matrices = 1 if isinstance(loss, Squared) else head.m
+    return 8 * (2 * matrices + 1) * head.width**2
 
 
 def _rows_at_a_time(d: int, p: int) -> int:

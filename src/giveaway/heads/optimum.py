@@ -10,10 +10,18 @@ import torch
 from giveaway.checks import InputError
 from giveaway.heads.dense import MOST_ROWS, DenseCurvature
 from giveaway.heads.losses import Softmax, as_taken, loss_of
+from giveaway.heads.preconditioner import preconditioner_for
+from giveaway.heads.products import HeadProducts
+from giveaway.linalg.block_cg import block_cg
+from giveaway.linalg.memory import free_memory
+from giveaway.linalg.precision import Precision
+from giveaway.linalg.team import ALONE, Team
 from giveaway.records import Head
+from giveaway.records.window import Window
 
 MAX_STEPS = 100
 RELATIVE_GRADIENT = 1e-11
+STEP_TOLERANCE, MOST_PRODUCTS = 1e-4, 500
 
 
 @dataclass(frozen=True)
@@ -25,31 +33,50 @@ class GradientSum:
     objective: float
 
 
-def gradient_sum(head: Head) -> GradientSum:
-    """The gradient of the summed objective; needs the head's weights where it is penalized."""
-    loss = loss_of(head)
-    total = torch.zeros(head.width, head.m, dtype=torch.float64, device=head.device)
-    size, objective = 0.0, 0.0
-    for part in head.slices(MOST_ROWS):
-        window = head.window(part)
-        f, y = window.outputs.to(torch.float64), as_taken(loss, window.targets)
-        g, value = loss.gradient(f, y), loss.value(f, y)
+class GradientSums:
+    """The gradient of the summed objective, added up window by window."""
+
+    def __init__(self, head: Head) -> None:
+        self._head, self._loss = head, loss_of(head)
+        self._total = torch.zeros(head.width, head.m, dtype=torch.float64, device=head.device)
+        self._sums = torch.zeros(2, dtype=torch.float64)  # Σ s‖∇ℓ‖ and Σ s ℓ
+
+    def add(self, window: Window) -> None:
+        """The records of `window`, which were not there before."""
+        f, y = window.outputs.to(torch.float64), as_taken(self._loss, window.targets)
+        g, value = self._loss.gradient(f, y), self._loss.value(f, y)
         if window.sample_weight is not None:
             g, value = g * window.sample_weight.unsqueeze(1), value * window.sample_weight
-        d = head.features.shape[1]
-        total[:d] += window.features.to(torch.float64).T @ g
-        total[d:] += g.sum(0)
-        size += float((window.row_norms() * g.norm(dim=1)).sum())
-        objective += float(value.sum())
-    if head.l2 > 0:
-        theta = _penalized(head, head.parameters())
-        total += head.l2 * theta
-        objective += 0.5 * head.l2 * float(theta.square().sum())
-    return GradientSum(total, float(total.norm()) / max(size, 1e-300), objective)
+        d = window.features.shape[1]
+        self._total[:d] += window.features.to(torch.float64).T @ g
+        self._total[d:] += g.sum(0)
+        self._sums[0] += float((window.row_norms() * g.norm(dim=1)).sum())
+        self._sums[1] += float(value.sum())
+
+    def finished(self, team: Team = ALONE) -> GradientSum:
+        """With the penalty; needs the head's weights where there is one."""
+        total, sums = team.sum_(self._total.clone()), team.sum_(self._sums.clone())
+        size, objective = sums.tolist()
+        if self._head.l2 > 0:
+            theta = _penalized(self._head, self._head.parameters())
+            total += self._head.l2 * theta
+            objective += 0.5 * self._head.l2 * float(theta.square().sum())
+        return GradientSum(total, float(total.norm()) / max(size, 1e-300), objective)
 
 
-def refit(head: Head) -> Head:
-    """The head at the optimum of its objective: damped Newton steps on the convex problem, from where it is."""
+def gradient_sum(head: Head, team: Team = ALONE) -> GradientSum:
+    """The gradient of the summed objective; needs the head's weights where it is penalized."""
+    sums = GradientSums(head)
+    for part in team.share(list(head.slices(MOST_ROWS))):
+        sums.add(head.window(part))
+    return sums.finished(team)
+
+
+def refit(head: Head, *, dense: bool = True) -> Head:
+    """The head at the optimum of its objective: damped Newton steps on the convex problem, from where it is.
+
+    A step is had from the dense curvature, or by conjugate gradients where that would be too large.
+    """
     theta = torch.zeros(head.width, head.m, dtype=torch.float64, device=head.device)
     if head.weight is not None:
         theta = _centred(head, head.parameters())
@@ -58,7 +85,7 @@ def refit(head: Head) -> Head:
     for _ in range(MAX_STEPS):
         if at.relative <= RELATIVE_GRADIENT:
             return current
-        step = DenseCurvature(current).solve(at.total)
+        step = DenseCurvature(current).solve(at.total) if dense else newton_step(current, at.total)
         slope = float((at.total * step).sum())
         length, moved, there = 1.0, current, at
         while length > 1e-10:
@@ -78,6 +105,20 @@ def refit(head: Head) -> Head:
         f"refit: expected a head with a finite optimum, got a relative gradient of {at.relative:.2g} after {MAX_STEPS} "
         "Newton steps; the classes are separable or nearly so, give l2 above 0"
     )
+
+
+def newton_step(head: Head, total: torch.Tensor) -> torch.Tensor:
+    """H⁻¹ `total` (d, m) by conjugate gradients, which is as good as exact far from the optimum, and goes there."""
+    products, precision = HeadProducts(head, head.l2), Precision("float64")
+    solution = block_cg(
+        lambda v: products.apply(v, precision),
+        products.as_vectors(total),
+        precondition=preconditioner_for(products, precision, free_memory(head.device) // 4),
+        tolerance=STEP_TOLERANCE,
+        most_steps=MOST_PRODUCTS,
+        allow_unconverged=True,
+    )
+    return products.as_parameters(solution.x)
 
 
 def _penalized(head: Head, theta: torch.Tensor) -> torch.Tensor:

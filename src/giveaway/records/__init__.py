@@ -1,8 +1,21 @@
 """The records that flow between stages: frozen, checked once, each saves and loads itself."""
 
 from giveaway.records.head import Head
+from giveaway.records.lazy_rows import FileRows, HostRows, LazyRows, LinearRows
 from giveaway.records.score_table import ScoreTable
 from giveaway.records.signals import Signals
+from giveaway.records.streamed_rows import Stream, StreamedRows
 from giveaway.records.targets import infer_loss
 
-__all__ = ["Head", "ScoreTable", "Signals", "infer_loss"]
+__all__ = [
+    "FileRows",
+    "Head",
+    "HostRows",
+    "LazyRows",
+    "LinearRows",
+    "ScoreTable",
+    "Signals",
+    "Stream",
+    "StreamedRows",
+    "infer_loss",
+]

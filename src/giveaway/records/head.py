@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 from collections.abc import Iterator
@@ -12,7 +13,6 @@ import numpy as np
 import torch
 
 from giveaway.checks import (
-    ROWS_PER_CHECK,
     as_tensor,
     check_choice,
     check_finite,
@@ -20,9 +20,14 @@ from giveaway.checks import (
     check_number,
     check_shape,
     fail,
+    rows_at_a_time,
 )
 from giveaway.files import read_arrays, write_atomically
+from giveaway.records.array_archive import write_archive
 from giveaway.records.inputs import check_inputs, saveable, to_numpy
+from giveaway.records.lazy_rows import LazyRows, LinearRows
+from giveaway.records.row_reading import as_float_rows, check_numbers, placed, read_together
+from giveaway.records.streamed_rows import StreamedRows
 from giveaway.records.targets import check_targets
 from giveaway.records.window import Window
 
@@ -37,7 +42,8 @@ class Head:
 
     Parameters
     ----------
-    features : (n, d) inputs of the head, without the bias column; NumPy, torch or memory-mapped. None for a black box
+    features : (n, d) inputs of the head, without the bias column; NumPy, torch or memory-mapped. A memory map of 64 MB
+        and more is never held in memory as a whole: it becomes LazyRows, whose slices are read. None for a black box
         (boosted trees, any model without a linear head), which has no l2, weight and bias either.
     outputs : (n, m) raw logits or predictions. Of a black box that gives probabilities p, their logarithms:
         np.log(np.clip(p, 1e-12, None)).
@@ -58,8 +64,8 @@ class Head:
     Head(n=3, black box, m=2, loss='cross_entropy', inputs=text)
     """
 
-    features: torch.Tensor
-    outputs: torch.Tensor
+    features: torch.Tensor | LazyRows
+    outputs: torch.Tensor | LazyRows
     targets: torch.Tensor
     loss: str
     l2: float = 0.0
@@ -74,17 +80,13 @@ class Head:
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__
-        outputs = as_tensor("outputs", self.outputs)
-        if outputs.ndim == 1:
-            outputs = outputs.unsqueeze(1)
-        if not outputs.is_floating_point():
-            outputs = outputs.to(torch.float64)
+        outputs = as_float_rows("outputs", self.outputs)
         if self.features is None:
             check_shape("outputs", outputs, (None, None), "(records, outputs)")
-            features = torch.empty(len(outputs), 0, dtype=torch.float64, device=outputs.device)
+            features: torch.Tensor | LazyRows = torch.empty(len(outputs), 0, dtype=torch.float64, device=outputs.device)
             set_field(self, "intercept", False)
         else:
-            features = as_tensor("features", self.features)
+            features = as_float_rows("features", self.features)
         check_shape("features", features, (None, None), "(records, features)")
         n, d = features.shape
         if n < 2:
@@ -95,14 +97,13 @@ class Head:
         if black_box and self.features is not None and not (self.weight is None and self.bias is None):
             raise fail("features", "at least one feature", "0 features", "pass the inputs of the head")
         check_shape("outputs", outputs, (n, None), f"({n}, outputs), one row a record as in features")
-        if not features.is_floating_point():
-            features = features.to(torch.float64)
-        check_finite("features", features)
         if black_box:
             _check_logarithms(outputs, self.loss)
-        check_finite("outputs", outputs)
         set_field(self, "features", features)
         set_field(self, "outputs", outputs)
+        if self.weight is None or not self.lazy:  # else in one read of both, together with the weights
+            check_numbers("features", features)
+            check_numbers("outputs", outputs)
         check_choice("loss", self.loss, LOSSES)
         set_field(self, "targets", check_targets(as_tensor("targets", self.targets), outputs, self.loss))
         set_field(self, "l2", check_number("l2", self.l2, minimum=0.0, remedy="give the penalty in summed-loss units"))
@@ -146,6 +147,16 @@ class Head:
         """Whether there is a linear head; False for a black box."""
         return self.width > 0
 
+    @property
+    def lazy(self) -> bool:
+        """Whether features or outputs are read, or computed, when they are asked for."""
+        return isinstance(self.features, LazyRows) or isinstance(self.outputs, LazyRows)
+
+    @property
+    def looked_up(self) -> bool:
+        """Whether records can be read in any order, and again at no more than the cost of reading."""
+        return all(not isinstance(rows, LazyRows) or rows.looked_up for rows in (self.features, self.outputs))
+
     def slices(self, size: int) -> Iterator[slice]:
         """The records in consecutive slices of at most `size`."""
         for start in range(0, self.n, size):
@@ -154,7 +165,26 @@ class Head:
     def window(self, which: slice | torch.Tensor) -> Window:
         """These records, read into memory: consecutive ones by a slice, any by their row numbers."""
         weight = None if self.sample_weight is None else self.sample_weight[which]
-        return Window(self.features[which], self.outputs[which], self.targets[which], weight, self.intercept)
+        if isinstance(which, slice):
+            numbers = torch.arange(*which.indices(self.n), device=self.device)
+        else:
+            numbers = which.to(self.device)
+        features, outputs = read_together(self.features, self.outputs, which)
+        return Window(numbers, features, outputs, self.targets[which], weight, self.intercept)
+
+    def to(self, device: torch.device | str, *, resident: bool | None = None) -> Head:
+        """The same head for use on `device`; nothing is checked again.
+
+        Features and outputs are held there as a whole if `resident`; None holds what fits in half of a GPU's free
+        memory and reads the rest window by window. A stream stays one. Inputs stay where they are.
+        """
+        where = torch.empty(0, device=device).device
+        features, outputs = placed(self.features, self.outputs, where, resident)
+        moved: dict[str, Any] = {"features": features, "outputs": outputs}
+        for name in ("targets", "weight", "bias", "sample_weight"):
+            value = getattr(self, name)
+            moved[name] = None if value is None else value.to(where)
+        return self._with(**moved)
 
     def parameters(self) -> torch.Tensor:
         """θ as (width, m) in float64; an error where the head was built without its weights."""
@@ -169,18 +199,23 @@ class Head:
         return torch.cat([theta, self.bias.to(torch.float64).unsqueeze(0)])
 
     def with_parameters(self, theta: torch.Tensor) -> Head:
-        """The same records under other parameters θ (width, m); outputs are computed from them."""
-        outputs = torch.cat([self.window(part).rows() @ theta for part in self.slices(ROWS_PER_CHECK)])
+        """The same records under other parameters θ (width, m); outputs are computed from them, lazily if these are."""
         d = self.features.shape[1]
-        bias = theta[d] if self.intercept else None
-        return replace(self, outputs=outputs, weight=theta[:d].T.contiguous(), bias=bias)
+        weight, bias = theta[:d].T.contiguous(), theta[d] if self.intercept else None
+        if self.lazy:
+            check_finite("theta", theta)
+            return self._with(outputs=LinearRows(self.features, weight, bias), weight=weight, bias=bias)
+        outputs = torch.cat([self.window(part).rows() @ theta for part in self.slices(rows_at_a_time(self.features))])
+        return replace(self, outputs=outputs, weight=weight, bias=bias)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write an .npz that `Head.load` and `giveaway audit --features` read; no pickle."""
         arrays = {"features": self.features} if self.linear else {}
         arrays |= {"outputs": self.outputs, "targets": self.targets}
         arrays |= {k: v for k in ("weight", "bias", "sample_weight") if (v := getattr(self, k)) is not None}
-        saved: dict[str, np.ndarray] = {name: to_numpy(value) for name, value in arrays.items()}
+        saved: dict[str, np.ndarray | LazyRows] = {
+            name: value if isinstance(value, LazyRows) else to_numpy(value) for name, value in arrays.items()
+        }
         saved["ids"] = self.ids
         if self.groups is not None:
             saved["groups"] = self.groups
@@ -188,7 +223,7 @@ class Head:
             saved["inputs"] = saveable(self.inputs)
         options = {k: getattr(self, k) for k in ("loss", "l2", "intercept", "penalize_intercept")}
         saved["options"] = np.array(json.dumps(options))
-        write_atomically(path, lambda stream: np.savez(stream, allow_pickle=False, **saved))
+        write_atomically(path, lambda stream: write_archive(stream, saved))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Head:
@@ -210,6 +245,13 @@ class Head:
         if self.inputs is not None:
             parts.append(f"inputs={'text' if isinstance(self.inputs, list) else tuple(self.inputs.shape[1:])}")
         return f"Head({', '.join(parts)})"
+
+    def _with(self, **changed: Any) -> Head:
+        """A copy with other fields, which are known to be sound: nothing is read to check them."""
+        other = copy.copy(self)
+        for name, value in changed.items():
+            object.__setattr__(other, name, value)
+        return other
 
     def _check_parameters(self) -> None:
         if self.weight is None:
@@ -233,11 +275,21 @@ class Head:
         self._check_agreement()
 
     def _check_agreement(self) -> None:
-        theta = self.parameters()
+        assert self.weight is not None
+        if isinstance(self.outputs, LinearRows) and self.outputs.comes_from(self.features, self.weight, self.bias):
+            check_numbers("features", self.features)
+            return
+        if isinstance(self.outputs, StreamedRows) and self.outputs.stream.of_layer:
+            return
+        theta, lazy = self.parameters(), self.lazy
         worst, row, low, high = 0.0, 0, float("inf"), float("-inf")
-        for part in self.slices(ROWS_PER_CHECK):
-            given = self.outputs[part].to(torch.float64)
-            gap = (self.window(part).rows() @ theta - given).abs().amax(dim=1)
+        for part in self.slices(rows_at_a_time(self.features)):
+            window = self.window(part)
+            if lazy:
+                check_finite("features", window.features, part.start)
+                check_finite("outputs", window.outputs, part.start)
+            given = window.outputs.to(torch.float64)
+            gap = (window.rows() @ theta - given).abs().amax(dim=1)
             low, high = min(low, float(given.min())), max(high, float(given.max()))
             if float(gap.max()) > worst:
                 worst, row = float(gap.max()), part.start + int(gap.argmax())
@@ -251,16 +303,20 @@ class Head:
             )
 
 
-def _check_logarithms(outputs: torch.Tensor, loss: str) -> None:
+def _check_logarithms(outputs: torch.Tensor | LazyRows, loss: str) -> None:
     """Refuse probabilities in place of logits, which is what most black boxes give, and logarithms of 0."""
     if loss != "cross_entropy" or len(outputs) == 0:
         return
-    if bool((lowest := outputs == -torch.inf).any()):
-        row = int(lowest.any(dim=1).nonzero()[0])
-        raise fail("outputs", "finite logits", f"minus infinity first in row {row}", f"clip them: {LOGARITHMS}")
-    inside = outputs.shape[1] > 1 and bool(((outputs >= 0) & (outputs <= 1)).all())
-    # 1e-3: probabilities in half precision
-    if inside and bool(((outputs.sum(1, dtype=torch.float64) - 1).abs() < 1e-3).all()):
+    probable, size = outputs.shape[1] > 1, rows_at_a_time(outputs)
+    for start in range(0, len(outputs), size):
+        block = outputs[start : start + size]
+        if bool((lowest := block == -torch.inf).any()):
+            row = start + int(lowest.any(dim=1).nonzero()[0])
+            raise fail("outputs", "finite logits", f"minus infinity first in row {row}", f"clip them: {LOGARITHMS}")
+        probable = probable and bool(((block >= 0) & (block <= 1)).all())
+        # 1e-3: probabilities in half precision
+        probable = probable and bool(((block.sum(1, dtype=torch.float64) - 1).abs() < 1e-3).all())
+    if probable:
         raise fail("outputs", "logits", "probabilities, rows that sum to 1", f"pass their logarithms: {LOGARITHMS}")
 
 

@@ -7,11 +7,12 @@ from typing import Any
 import torch
 
 from giveaway.checks import InputError, as_tensor, check_finite, check_shape, fail
+from giveaway.records.lazy_rows import LazyRows
 
 
 def infer_loss(targets: Any, outputs: Any) -> str:
     """The loss that `loss="auto"` stands for, from the targets' type; ambiguous targets are refused."""
-    y, f = as_tensor("targets", targets), as_tensor("outputs", outputs)
+    y, f = as_tensor("targets", targets), outputs if isinstance(outputs, LazyRows) else as_tensor("outputs", outputs)
     width = f.shape[1] if f.ndim == 2 else 1
     column = y.reshape(len(y)) if y.ndim == 2 and y.shape[1] == 1 else y
     whole = not column.is_floating_point()
@@ -35,7 +36,7 @@ def infer_loss(targets: Any, outputs: Any) -> str:
     )
 
 
-def check_targets(y: torch.Tensor, outputs: torch.Tensor, loss: str) -> torch.Tensor:
+def check_targets(y: torch.Tensor, outputs: torch.Tensor | LazyRows, loss: str) -> torch.Tensor:
     """Targets in one form a loss: class indices (n,) int64, or floats (n, m)."""
     n, m = outputs.shape
     if y.ndim == 0 or len(y) != n:

@@ -9,8 +9,9 @@ import torch
 
 @dataclass(frozen=True, eq=False)
 class Window:
-    """Rows of a head as tensors on one device: features, outputs and targets as the head keeps them."""
+    """Rows of a head as tensors on one device: their numbers; features, outputs and targets as the head keeps them."""
 
+    numbers: torch.Tensor
     features: torch.Tensor
     outputs: torch.Tensor
     targets: torch.Tensor
@@ -35,13 +36,22 @@ class Window:
     def part(self, which: slice) -> Window:
         """Some of these rows; nothing is copied."""
         weight = None if self.sample_weight is None else self.sample_weight[which]
-        return Window(self.features[which], self.outputs[which], self.targets[which], weight, self.intercept)
+        return Window(
+            self.numbers[which],
+            self.features[which],
+            self.outputs[which],
+            self.targets[which],
+            weight,
+            self.intercept,
+        )
 
-    def rows(self, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-        """Rows of the design matrix, the bias column last."""
-        out = torch.empty(len(self), self.width, dtype=dtype, device=self.features.device)
-        out[:, : self.features.shape[1]] = self.features
-        out[:, self.features.shape[1] :] = 1.0
+    def rows(self, dtype: torch.dtype = torch.float64, columns: int | None = None) -> torch.Tensor:
+        """Rows of the design matrix, the bias column last, or zeros after it up to `columns`."""
+        d = self.features.shape[1]
+        out = torch.empty(len(self), columns or self.width, dtype=dtype, device=self.features.device)
+        out[:, :d] = self.features
+        out[:, d : self.width] = 1.0
+        out[:, self.width :] = 0.0
         return out
 
     def columns(self) -> torch.Tensor:

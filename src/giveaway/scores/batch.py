@@ -8,7 +8,8 @@ from functools import cached_property
 
 import torch
 
-from giveaway.heads.blocks import Blocks
+from giveaway.heads.blocks import Blocks, LeftOut
+from giveaway.heads.exact_steps import ExactSteps
 from giveaway.heads.losses import Loss
 
 
@@ -18,7 +19,7 @@ class Batch:
 
     `make_x`, `make_row_norms` and `make_blocks` give the design rows, their norms and the leverage blocks when a score
     first asks for them. `drift` (d, m) is H⁻¹G, the step that the whole head still has to take; None where the head is
-    taken as converged.
+    taken as converged. `solved` are steps that go before those of the blocks.
     """
 
     outputs: torch.Tensor
@@ -29,6 +30,7 @@ class Batch:
     make_x: Callable[[], torch.Tensor]
     make_blocks: Callable[[], Blocks]
     drift: torch.Tensor | None = None
+    solved: ExactSteps | None = None
 
     @cached_property
     def x(self) -> torch.Tensor:
@@ -52,17 +54,17 @@ class Batch:
     @cached_property
     def image(self) -> torch.Tensor:
         """B·(s g) (N, s, m): the first-order change of the outputs when the group is left out."""
+        if self.solved is not None:
+            return self.solved.image
         return self.blocks.image(self.sample_weight.unsqueeze(-1) * self.gradient)
 
     @cached_property
-    def left_out(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The Newton-step change of the outputs when the group is left out, and which groups were capped."""
+    def left_out(self) -> LeftOut:
+        """The Newton-step change of the outputs when the group is left out."""
+        if self.solved is not None:
+            return self.solved.left_out
         if self.drift is None:
             return self.blocks.leave_out(self.image)
         shared = self.x @ self.drift
-        step, capped = self.blocks.leave_out(self.image - shared)
-        return step + shared, capped
-
-    def per_group(self, values: torch.Tensor) -> torch.Tensor:
-        """Numbers of the Q matrices as (matrices a group, N)."""
-        return values.view(-1, len(self.outputs))
+        found = self.blocks.leave_out(self.image - shared)
+        return found._replace(step=found.step + shared)

@@ -14,4 +14,4 @@ def influence(batch: Batch) -> torch.Tensor:
 
 def newton(batch: Batch) -> torch.Tensor:
     """gᵀ B (I − W B)⁻¹ g: the same with the record's curvature taken out, one Newton step of leaving it out."""
-    return (batch.gradient * batch.left_out[0]).sum(dim=(1, 2))
+    return (batch.gradient * batch.left_out.step).sum(dim=(1, 2))

@@ -67,7 +67,7 @@ def ingredients(batch: Batch) -> torch.Tensor:
         residual = (batch.outputs - batch.targets.view_as(batch.outputs)).squeeze(1).norm(dim=1)
         return torch.stack([leverage(batch), residual, torch.zeros_like(residual)])
     inside = batch.outputs
-    outside = inside + batch.left_out[0]
+    outside = inside + batch.left_out.step
     gap = _phi(batch, inside) - _phi(batch, outside)
     now, then = _phi_gradient(batch, inside), _phi_gradient(batch, outside)
     image = batch.blocks.image(now)

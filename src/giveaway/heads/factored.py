@@ -1,0 +1,167 @@
+"""Leverage blocks of a softmax head from a sketch: B ≈ U Uᵀ with U = xᵀ Z, which is never multiplied out.
+
+A probe's signs at a record's own rows are known. With C = Sᵀ U (S Sᵀ = W) and w those signs over √q, C Cᵀ estimates
+E = Sᵀ B S, and (w − C)(w − C)ᵀ estimates I − E: what leaving the record out divides by, had without a difference, and
+so to the same relative error however high the leverage. The division is done in the few directions that E makes of
+what is divided, where q probes say enough.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+
+from giveaway.heads.blocks import CAP, LeftOut
+from giveaway.linalg.spectral import top_eigenvalue
+
+DIRECTIONS = 6
+POWER_STEPS = 24
+
+
+class FactoredBlocks:
+    """Blocks of N groups of s records: `u` and `signs` (N, s, m, q), probabilities (N, s, m), sample weights (N, s)."""
+
+    def __init__(self, u: torch.Tensor, signs: torch.Tensor, p: torch.Tensor, sample_weight: torch.Tensor) -> None:
+        n, s, m, q = u.shape
+        # softmax does not see a constant added to all outputs; contrasts to the most probable one keep the digits of
+        # records that the head is sure of
+        self.u = u - u.gather(2, p.argmax(2)[:, :, None, None].expand(n, s, 1, q))
+        self.p, self.weight = p.to(u.dtype), sample_weight.to(u.dtype)
+        self._signs = signs
+        self._rows = (n, s * m, q)
+
+    @cached_property
+    def _inner(self) -> torch.Tensor:
+        """C (N, s·m, q)."""
+        return self._root(self.u).reshape(self._rows)
+
+    @cached_property
+    def _centred(self) -> torch.Tensor:
+        return (self.u - self.u.mean(2, keepdim=True)).reshape(self._rows)
+
+    def trace(self, *, logit: bool = False) -> torch.Tensor:
+        if not logit:
+            return self._inner.square().sum((1, 2), dtype=torch.float64)
+        each = self._centred.view_as(self.u).square().sum((2, 3), dtype=torch.float64)
+        return (each * self.weight).sum(1)
+
+    def frobenius(self, *, logit: bool = False) -> torch.Tensor:
+        """From two halves of the probes, whose errors are independent: the square of one alone would be too large."""
+        left, right = self._factors(logit)
+        half = left.shape[2] // 2
+        first, second = slice(0, half), slice(half, 2 * half)
+        scale = left.shape[2] / half
+        if left.shape[1] <= half:
+            one = left[:, :, first] @ right[:, :, first].mT
+            other = left[:, :, second] @ right[:, :, second].mT
+        else:
+            one = left[:, :, first].mT @ left[:, :, second]
+            other = right[:, :, first].mT @ right[:, :, second]
+        return scale * (one * other).sum((1, 2), dtype=torch.float64).clamp_min(0.0).sqrt()
+
+    def spectral(self, *, logit: bool = False) -> torch.Tensor:
+        """What all probes say of the vectors that all find is too large, and what one half says of those that the other
+        half finds too small: the mean of both."""
+        left, right = self._factors(logit)
+        half = left.shape[2] // 2
+        halves = slice(0, half), slice(half, 2 * half)
+        found = _stretch(left, right, *_top_pair(left, right))
+        for own, other in (halves, halves[::-1]):
+            pair = _top_pair(left[:, :, own], right[:, :, own])
+            found = found + _stretch(left[:, :, other], right[:, :, other], *pair)
+        return (0.5 * found).to(torch.float64).clamp_min(0.0)
+
+    def image(self, v: torch.Tensor) -> torch.Tensor:
+        return self._image(v).to(torch.float64)
+
+    def leave_out(self, v: torch.Tensor) -> LeftOut:
+        n, s, m = v.shape
+        inner = self._root(v.to(self.u.dtype).unsqueeze(3)).reshape(n, s * m, 1)
+        basis = self._directions(inner)
+        seen = self._inner.mT @ basis  # (N, q, k)
+        solved, capped = _solve_floored(self._complement(basis, seen), (basis.mT @ inner).to(torch.float64))
+        # the inverse of a matrix that so few probes estimate is too large on average
+        probes, k = seen.shape[1:]
+        outer = basis @ (solved * ((probes - k - 1) / probes)).to(inner.dtype)
+        step = self.u.view(self._rows) @ (self._inner.mT @ outer)
+        top = top_eigenvalue((seen.mT @ seen).to(torch.float64).permute(1, 2, 0))
+        return LeftOut(v + step.view(n, s, m).to(torch.float64), capped, top)
+
+    def curvature_form(self, v: torch.Tensor) -> torch.Tensor:
+        return self._root(v.to(self.u.dtype).unsqueeze(3)).square().sum((1, 2, 3), dtype=torch.float64)
+
+    def _root(self, v: torch.Tensor) -> torch.Tensor:
+        """Sᵀ v for v (N, s, m, c)."""
+        p = self.p.unsqueeze(3)
+        return (v - (p * v).sum(2, keepdim=True)) * (p.sqrt() * self.weight.sqrt()[:, :, None, None])
+
+    def _image(self, v: torch.Tensor) -> torch.Tensor:
+        u = self.u.view(self._rows)
+        centred = v - v.mean(2, keepdim=True)  # u stands for contrasts: v must not see the constant that was taken off
+        return (u @ (u.mT @ centred.to(u.dtype).reshape(len(u), -1, 1))).view(v.shape)
+
+    def _factors(self, logit: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """L and R with L Rᵀ = W B, or B, in an orthonormal basis."""
+        if logit:
+            return (self._centred.view_as(self.u) * self.weight[:, :, None, None]).view(self._rows), self._centred
+        p = self.p.unsqueeze(3)
+        curved = p * (self.u - (p * self.u).sum(2, keepdim=True)) * self.weight[:, :, None, None]
+        return curved.view(self._rows), self._centred
+
+    def _directions(self, start: torch.Tensor) -> torch.Tensor:
+        """An orthonormal basis (N, R, k) of what E makes of `start` again and again; columns of zeros where no more is
+        there."""
+        count = min(DIRECTIONS, self._rows[1], max(1, self._rows[2] // 4))
+        basis = start.new_zeros(len(start), self._rows[1], count)
+        v = start
+        for k in range(count):
+            before = torch.linalg.vector_norm(v, dim=1, keepdim=True)
+            for _ in range(2):  # once leaves rounding errors of the directions before
+                v = v - basis[:, :, :k] @ (basis[:, :, :k].mT @ v)
+            norm = torch.linalg.vector_norm(v, dim=1, keepdim=True)
+            new = norm > 1e-5 * before
+            v = torch.where(new, v / torch.where(new, norm, 1.0), 0.0)
+            basis[:, :, k : k + 1] = v
+            v = self._inner @ (self._inner.mT @ v)
+        return basis
+
+    def _complement(self, basis: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+        """I − E in the directions of `basis`, (N, k, k), where `seen` is Cᵀ of them."""
+        own = self._signs.reshape(self._rows).mT @ basis
+        rest = own * self._rows[2] ** -0.5 - seen
+        absent = (basis.square().sum(1) == 0).to(torch.float64)
+        return (rest.mT @ rest).to(torch.float64) + torch.diag_embed(absent)
+
+
+def _top_pair(left: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Singular vectors (N, R, 1) to the largest singular value of L Rᵀ."""
+    start = right.square().sum(2, keepdim=True)
+    for _ in range(POWER_STEPS):
+        a = _unit(left @ (right.mT @ start))
+        start = _unit(right @ (left.mT @ a))
+    return a, start
+
+
+def _stretch(left: torch.Tensor, right: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """aᵀ L Rᵀ b."""
+    return ((a.mT @ left) * (b.mT @ right)).sum((1, 2))
+
+
+def _unit(v: torch.Tensor) -> torch.Tensor:
+    return v / torch.linalg.vector_norm(v, dim=1, keepdim=True).clamp_min(torch.finfo(v.dtype).tiny)
+
+
+def _solve_floored(matrices: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A⁻¹ b for symmetric A (N, k, k) with eigenvalues below 1 − CAP taken as that, and which had any."""
+    floor = 1.0 - CAP
+    identity = torch.eye(matrices.shape[1], dtype=matrices.dtype, device=matrices.device)
+    factor, failed = torch.linalg.cholesky_ex(matrices - floor * identity)
+    capped = failed > 0
+    factor, _ = torch.linalg.cholesky_ex(torch.where(capped[:, None, None], identity, matrices))
+    solved = torch.cholesky_solve(right, factor)
+    if bool(capped.any()):
+        values, vectors = torch.linalg.eigh(matrices[capped])
+        inner = vectors.mT @ right[capped]
+        solved[capped] = vectors @ (inner / values.clamp_min(floor).unsqueeze(2))
+    return solved, capped

@@ -1,0 +1,219 @@
+"""Sketched curvature of a head: q random combinations Z of H⁻¹ in place of H⁻¹, by conjugate gradients.
+
+H = AᵀA, with A the stack of W_j^½ (x_j ⊗ I)ᵀ and √λ I. With Ω of random signs, Z = H⁻¹ AᵀΩ/√q has Z Zᵀ ≈ H⁻¹, so that
+B_i ≈ (x_iᵀ Z)(x_iᵀ Z)ᵀ for every record at once: the relative error of a quadratic form is at most √(2/q).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from giveaway.heads.blocks import Blocks, SeparateBlocks
+from giveaway.heads.factored import FactoredBlocks
+from giveaway.heads.losses import Logistic, Loss, Softmax, Squared
+from giveaway.heads.preconditioner import preconditioner_for
+from giveaway.heads.products import HeadProducts
+from giveaway.linalg.block_cg import Solution, block_cg
+from giveaway.linalg.kept import NOTHING_KEPT, Kept
+from giveaway.linalg.memory import free_memory
+from giveaway.linalg.precision import EXACT_FOR, Precision, precision_named
+from giveaway.linalg.probes import WORD, signs
+from giveaway.linalg.team import ALONE, Team
+from giveaway.records import Head
+from giveaway.records.window import Window
+
+PROBES = 256
+TOLERANCE = 1e-3
+MOST_STEPS = 500
+ARRAYS = 8  # of a block of probes that conjugate gradients hold at once
+MOST_AT_ONCE = 128
+HOST_LOOK_BYTES, GPU_LOOK_BYTES = 64_000_000, 4_000_000_000  # of one array of a window's U
+
+
+class SketchedCurvature:
+    """The sketch of `head`'s curvature."""
+
+    def __init__(
+        self,
+        head: Head,
+        *,
+        l2: float | None = None,
+        probes: int = PROBES,
+        tolerance: float = TOLERANCE,
+        precision: str = "auto",
+        memory: int | None = None,
+        allow_unconverged: bool = False,
+        seed: int = 0,
+        team: Team = ALONE,
+        kept: Kept = NOTHING_KEPT,
+        on_rows: Callable[[int], Any] = lambda rows: None,
+    ) -> None:
+        self.head, self.seed, self.probes, self.tolerance = head, seed, probes, tolerance
+        self._again = partial(
+            SketchedCurvature,
+            head,
+            probes=probes,
+            tolerance=tolerance,
+            precision=precision,
+            memory=memory,
+            allow_unconverged=allow_unconverged,
+            seed=seed,
+            team=team,
+            on_rows=on_rows,
+        )
+        self.l2 = head.l2 if l2 is None else l2
+        self.products = HeadProducts(head, self.l2, team=team, on_rows=on_rows)
+        self.precision = precision_named(precision, head.device)
+        exact = EXACT_FOR[self.precision.name]
+        self.exact = None if exact is None else Precision(exact)
+        self.memory = free_memory(head.device) // 2 if memory is None else memory
+        self.allow_unconverged = allow_unconverged
+        self.preconditioner = preconditioner_for(self.products, self.precision, self.memory // 4)
+        width, k = self.products.shape
+        self.z = torch.empty(width, k, probes, dtype=self.precision.kept, device=head.device)
+        self.at_once = self._probes_at_once()
+        self.residual, self.steps = 0.0, 0
+        unsaved = {}
+        for start in range(0, probes, self.at_once):
+            part = slice(start, min(start + self.at_once, probes))
+            name = f"probes-{part.start}-{part.stop}"
+            found = kept.load(name)
+            if found is None:
+                found = unsaved[name] = self._solve_block(part)
+            self.z[:, :, part] = found["z"].to(self.z.device)
+            self.residual = max(self.residual, float(found["residual"].max()))
+            self.steps = max(self.steps, int(found["steps"]))
+            if kept.due():
+                for finished, tensors in unsaved.items():
+                    kept.save(finished, tensors)
+                unsaved.clear()
+            elif kept is NOTHING_KEPT:
+                unsaved.clear()
+
+    @property
+    def loss(self) -> Loss:
+        return self.products.loss
+
+    @property
+    def size(self) -> int:
+        """P, the parameters of the head in the directions that matter."""
+        return self.head.width * self.loss.degrees
+
+    def with_l2(self, l2: float) -> SketchedCurvature:
+        """The same head, penalized by `l2`: another sketch."""
+        return self._again(l2=l2)
+
+    def group_bytes(self, s: int) -> int:
+        """Of one array of a group of s records."""
+        return s * self.products.k * self.probes * self.precision.kept.itemsize
+
+    @property
+    def array_bytes(self) -> int:
+        """That one array of a batch may take."""
+        return GPU_LOOK_BYTES if self.head.device.type == "cuda" else HOST_LOOK_BYTES
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """What the metadata says of this curvature."""
+        return {
+            "curvature": "sketch",
+            "parameters": self.size,
+            "probes": self.probes,
+            "probes_at_once": self.at_once,
+            "seed": self.seed,
+            "precision": self.precision.name,
+            "residual_precision": self.precision.name if self.exact is None else self.exact.name,
+            "tolerance": self.tolerance,
+            "residual": self.residual,
+            "steps": self.steps,
+            "preconditioner": self.preconditioner.name,
+            "l2": self.l2,
+        }
+
+    def look(self, window: Window, size: int = 1) -> Look:
+        """At the groups of `size` consecutive rows of `window`."""
+        return Look(self, window, size)
+
+    def solve(self, v: torch.Tensor) -> torch.Tensor:
+        """H⁻¹ v for v (d, m): a gradient of the summed loss with respect to θ; softmax needs rows that sum to zero."""
+        return self.products.as_parameters(self._cg(self.products.as_vectors(v).to(self.precision.kept)).x).to(v.dtype)
+
+    def _cg(self, right: torch.Tensor) -> Solution:
+        exact = self.exact
+        return block_cg(
+            lambda v: self.products.apply(v, self.precision),
+            right,
+            precondition=self.preconditioner,
+            tolerance=self.tolerance,
+            most_steps=MOST_STEPS,
+            exact_product=None if exact is None else lambda v: self.products.apply(v.to(exact.kept), exact).to(v.dtype),
+            trusted=self.precision.trusted,
+            allow_unconverged=self.allow_unconverged,
+        )
+
+    def _solve_block(self, part: slice) -> dict[str, torch.Tensor]:
+        drawing = self.precision if self.exact is None else self.exact
+        right = self.products.draw(self.seed, part, drawing).to(self.precision.kept)
+        solution = self._cg(right)
+        z = solution.x * self.probes**-0.5
+        return {"z": z, "residual": solution.residual, "steps": torch.tensor(solution.steps)}
+
+    def _probes_at_once(self) -> int:
+        width, k = self.products.shape
+        one = ARRAYS * width * k * self.precision.kept.itemsize
+        fit = max(1, self.memory // 2 // one)
+        most = min(MOST_AT_ONCE, self.probes)
+        return most if fit >= most else max(1, fit // WORD * WORD or fit)
+
+
+class Look:
+    """U of a window's records: what their blocks are made of."""
+
+    def __init__(self, curvature: SketchedCurvature, window: Window, size: int) -> None:
+        self._curvature, self._window, self._size = curvature, window, size
+        products, precision = curvature.products, curvature.precision
+        x = window.rows(precision.factor, products.width)
+        z = curvature.z.view(products.width, -1)
+        kept = precision.kept
+        self._u = precision.product(x, z).to(kept).view(-1, size, products.k, curvature.probes)
+        self._signs = signs(curvature.seed, window.numbers, products.k, slice(0, curvature.probes), dtype=kept)
+
+    def blocks(self, part: slice, probes: slice | None) -> Blocks:
+        """Of the groups in `part`, by all probes or some of them."""
+        curvature = self._curvature
+        rows = slice(part.start * self._size, part.stop * self._size)
+        window = self._window.part(rows)
+        u, own = self._u[part], self._signs[rows].view(self._u[part].shape)
+        if probes is not None:
+            scale = (curvature.probes / (probes.stop - probes.start)) ** 0.5
+            u, own = u[..., probes] * scale, own[..., probes]
+        n, s = u.shape[:2]
+        outputs = window.outputs.to(torch.float64).view(n, s, -1)
+        weight = window.weights.view(n, s)
+        if isinstance(curvature.loss, Softmax):
+            return FactoredBlocks(u, own, torch.softmax(outputs, -1), weight)
+        loss = curvature.loss
+        assert isinstance(loss, (Squared, Logistic))
+        diagonal = loss.weights(outputs)
+        return SeparateBlocks(_separate(u, own, diagonal, weight), diagonal, weight, loss.sensitivity)
+
+
+def _separate(u: torch.Tensor, own: torch.Tensor, diagonal: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """B of separate outputs (s, s, k, N), such that neither w^½ B w^½ nor I minus it is ever negative."""
+    u, own = u.to(torch.float64).transpose(1, 2), own.to(torch.float64).transpose(1, 2)  # (N, k, s, q)
+    _, k, s, q = u.shape
+    root = (diagonal[:, :, :k] * weight.unsqueeze(2)).sqrt().transpose(1, 2).unsqueeze(3)  # (N, k, s, 1)
+    inner = root * u
+    rest = own * q**-0.5 - inner
+    both = inner @ inner.mT + rest @ rest.mT
+    if s == 1:
+        return (u.square().sum(3) / both[..., 0]).permute(2, 1, 0).unsqueeze(0)
+    values, vectors = torch.linalg.eigh(both)
+    half = vectors @ (values.clamp_min(1e-12).rsqrt().unsqueeze(3) * vectors.mT)
+    spread = half @ (inner @ inner.mT) @ half
+    over = torch.where(root > 0, 1.0 / torch.where(root > 0, root, 1.0), 0.0)
+    return (spread * over * over.mT).permute(2, 3, 1, 0).contiguous()

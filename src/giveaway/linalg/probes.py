@@ -1,0 +1,29 @@
+"""Random signs that depend on a seed and on what they stand for alone: the same on every device, however work is cut.
+
+A hash of (seed, record, word, output) gives WORD signs at once, one a probe.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from giveaway.linalg.hashed import mixed
+
+WORD = 32  # probes that one hash serves
+
+
+def signs(
+    seed: int, numbers: torch.Tensor, outputs: int, probes: slice, *, dtype: torch.dtype = torch.float64
+) -> torch.Tensor:
+    """±1 as (records, outputs, probes) for records with these numbers."""
+    device = numbers.device
+    first = probes.start // WORD
+    words = torch.arange(first, (probes.stop - 1) // WORD + 1, device=device)
+    of_seed = mixed(torch.tensor(seed, dtype=torch.int64, device=device))
+    of_record = mixed(of_seed + numbers.to(torch.int64))
+    of_output = mixed(of_record[:, None] + torch.arange(outputs, device=device))
+    hashed = mixed(of_output[:, :, None] + words)
+    # 32 bits are enough from here on, and half of the memory
+    bits = (hashed >> 32).to(torch.int32).unsqueeze(3) >> torch.arange(WORD, device=device, dtype=torch.int32)
+    wanted = slice(probes.start - first * WORD, probes.stop - first * WORD)
+    return bits.bitwise_and_(1).flatten(2)[:, :, wanted].to(dtype).mul_(2).sub_(1)

@@ -1,0 +1,235 @@
+"""Rows that are read when they are asked for: what a head's features and outputs may be besides tensors."""
+
+from __future__ import annotations
+
+import math
+import mmap
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from giveaway.checks import as_tensor, check_finite, rows_at_a_time
+
+
+class LazyRows(ABC):
+    """An array of rows (n, …) kept elsewhere; a slice or a tensor of row numbers reads those rows onto `device`."""
+
+    looked_up = True  # whether rows can be had in any order
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+        self.shape, self.dtype, self.device = shape, dtype, device
+
+    @abstractmethod
+    def to(self, device: torch.device | str) -> LazyRows:
+        """The same rows, read onto `device`."""
+
+    @abstractmethod
+    def _consecutive(self, start: int, stop: int) -> torch.Tensor:
+        """Rows `start` to `stop`."""
+
+    @abstractmethod
+    def _numbered(self, numbers: torch.Tensor) -> torch.Tensor:
+        """The rows with these numbers, in this order; `numbers` is on the CPU."""
+
+    @property
+    def ndim(self) -> int:
+        """Axes, the rows among them."""
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """What all rows would take in memory."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def identity(self) -> str | None:
+        """A text that stands for the contents where reading them all to tell heads apart would cost too much."""
+        return None
+
+    def is_floating_point(self) -> bool:
+        """As of a tensor."""
+        return self.dtype.is_floating_point
+
+    def whole(self) -> torch.Tensor:
+        """All rows as one tensor on `device`, read in pieces."""
+        out = torch.empty(self.shape, dtype=self.dtype, device=self.device)
+        size = rows_at_a_time(self)
+        for start in range(0, len(self), size):
+            out[start : start + size] = self[start : start + size]
+        return out
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, which: int | slice | torch.Tensor) -> torch.Tensor:
+        if isinstance(which, slice):
+            start, stop, step = which.indices(len(self))
+            if step != 1:
+                raise IndexError("lazy rows are read in slices of step 1")
+            return self._consecutive(start, max(start, stop))
+        if isinstance(which, torch.Tensor):
+            numbers = which.detach().to("cpu", torch.int64)
+            if which.ndim != 1 or which.dtype == torch.bool:
+                raise IndexError("lazy rows are read by a vector of row numbers")
+            if len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < len(self):
+                raise IndexError(f"row numbers beyond the {len(self)} rows there are")
+            return self._numbered(numbers)
+        number = range(len(self))[which]
+        return self._consecutive(number, number + 1)[0]
+
+    def __array__(self, *_: Any, **__: Any) -> np.ndarray:
+        raise TypeError("lazy rows are read in slices, not as one array")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}{self.shape} of {str(self.dtype).removeprefix('torch.')} on {self.device}"
+
+
+class FileRows(LazyRows):
+    """Memory maps, one below the other; what was read is released again, so that memory stays at a window.
+
+    `bfloat16` says that 16-bit integers are the bits of bfloat16, which NumPy does not have; they are given as float32.
+    """
+
+    def __init__(
+        self,
+        argument: str,
+        arrays: Sequence[np.ndarray],
+        *,
+        bfloat16: bool = False,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.argument, self.arrays, self.bfloat16 = argument, list(arrays), bfloat16
+        self._starts = np.cumsum([0, *(len(array) for array in self.arrays)])
+        shape = (int(self._starts[-1]), *self.arrays[0].shape[1:])
+        super().__init__(shape, self._converted(self.arrays[0][:0]).dtype, torch.device(device))
+
+    def to(self, device: torch.device | str) -> FileRows:
+        """The same files, read onto `device`."""
+        return FileRows(self.argument, self.arrays, bfloat16=self.bfloat16, device=device)
+
+    def _consecutive(self, start: int, stop: int) -> torch.Tensor:
+        blocks = []
+        for array, first in zip(self.arrays, self._starts.tolist(), strict=False):
+            low, high = max(start - first, 0), min(stop - first, len(array))
+            if low < high:
+                blocks.append(np.array(array[low:high]))
+                _release(array)
+        block = np.concatenate(blocks) if len(blocks) > 1 else blocks[0] if blocks else np.array(self.arrays[0][:0])
+        return self._sent(block)
+
+    def _numbered(self, numbers: torch.Tensor) -> torch.Tensor:
+        wanted = numbers.numpy()
+        block = np.empty((len(wanted), *self.shape[1:]), dtype=self.arrays[0].dtype)
+        owner = np.searchsorted(self._starts, wanted, side="right") - 1
+        for place in np.unique(owner):
+            here = owner == place
+            block[here] = self.arrays[place][wanted[here] - self._starts[place]]
+            _release(self.arrays[place])
+        return self._sent(block)
+
+    def _sent(self, block: np.ndarray) -> torch.Tensor:
+        if not self.bfloat16:
+            return on_device(self._converted(block), self.device)
+        return on_device(torch.from_numpy(block).view(torch.bfloat16), self.device).to(self.dtype)
+
+    def _converted(self, block: np.ndarray) -> torch.Tensor:
+        if self.bfloat16:
+            return torch.empty(0, dtype=torch.float32)
+        tensor = as_tensor(self.argument, np.asarray(block))
+        return tensor if tensor.is_floating_point() else tensor.to(torch.float64)
+
+
+class HostRows(LazyRows):
+    """A tensor on the CPU, sent to another device window by window."""
+
+    def __init__(self, tensor: torch.Tensor, device: torch.device | str) -> None:
+        self.tensor = tensor
+        super().__init__(tuple(tensor.shape), tensor.dtype, torch.device(device))
+
+    def to(self, device: torch.device | str) -> HostRows:
+        """The same tensor, sent to `device`."""
+        return HostRows(self.tensor, device)
+
+    def _consecutive(self, start: int, stop: int) -> torch.Tensor:
+        return on_device(self.tensor[start:stop], self.device)
+
+    def _numbered(self, numbers: torch.Tensor) -> torch.Tensor:
+        return on_device(self.tensor[numbers], self.device)
+
+
+class LinearRows(LazyRows):
+    """Outputs of a linear layer, features @ weight.T + bias in float64, computed as they are read."""
+
+    def __init__(
+        self, features: torch.Tensor | LazyRows, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> None:
+        self.features = features
+        self.weight = weight.to(features.device, torch.float64)
+        self.bias = None if bias is None else bias.to(features.device, torch.float64)
+        self.looked_up = isinstance(features, torch.Tensor) or features.looked_up
+        super().__init__((len(features), len(weight)), torch.float64, features.device)
+
+    @property
+    def identity(self) -> str:
+        """What they are computed from tells heads apart."""
+        return "features @ weight.T + bias"
+
+    def to(self, device: torch.device | str) -> LinearRows:
+        """The same outputs, computed on `device`."""
+        return self.over(self.features.to(device))
+
+    def over(self, features: torch.Tensor | LazyRows) -> LinearRows:
+        """The same layer's outputs from other features."""
+        return LinearRows(features, self.weight, self.bias)
+
+    def reads(self, features: torch.Tensor | LazyRows) -> bool:
+        """Whether the outputs are computed from these very features."""
+        mine = self.features
+        if isinstance(mine, torch.Tensor) and isinstance(features, torch.Tensor):
+            layouts = ((t.data_ptr(), t.shape, t.stride(), t.dtype) for t in (mine, features))
+            return next(layouts) == next(layouts)
+        return mine is features
+
+    def comes_from(self, features: torch.Tensor | LazyRows, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+        """Whether the outputs are those of this layer on these very features."""
+        zero = self.weight.new_zeros(len(self.weight))
+        mine, other = (zero if value is None else value.to(zero) for value in (self.bias, bias))
+        return self.reads(features) and torch.equal(self.weight, weight.to(zero)) and torch.equal(mine, other)
+
+    def of(self, block: torch.Tensor, which: slice | torch.Tensor) -> torch.Tensor:
+        """The outputs of rows `which`, whose features are `block`; numbers beyond float64 are refused."""
+        outputs = torch.matmul(block.to(torch.float64), self.weight.T)
+        if self.bias is not None:
+            outputs += self.bias
+        first = which.indices(len(self))[0] if isinstance(which, slice) else which
+        check_finite("outputs", outputs, first)
+        return outputs
+
+    def _consecutive(self, start: int, stop: int) -> torch.Tensor:
+        return self.of(self.features[start:stop], slice(start, stop))
+
+    def _numbered(self, numbers: torch.Tensor) -> torch.Tensor:
+        numbers = numbers.to(self.device)
+        return self.of(self.features[numbers], numbers)
+
+
+def on_device(block: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """`block` on `device`; to a GPU through pinned memory, from where the copy runs at the bus's own rate."""
+    if device.type == "cuda" and block.device.type == "cpu":
+        return block.pin_memory().to(device, non_blocking=True)
+    return block.to(device)
+
+
+def map_of(array: np.ndarray) -> mmap.mmap | None:
+    """The memory map that `array` lies in; None where it lies in memory."""
+    return getattr(array, "_mmap", None)
+
+
+def _release(array: np.ndarray) -> None:
+    """Let go of the pages that were read. Maps of other modes may hold changes that no file has."""
+    mapped = map_of(array)
+    if mapped is not None and getattr(array, "mode", "") == "r" and hasattr(mapped, "madvise"):
+        mapped.madvise(mmap.MADV_DONTNEED)

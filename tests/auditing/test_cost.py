@@ -1,0 +1,289 @@
+"""The cost of an audit: operations against loops that count them, and the words."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from giveaway import Head
+from giveaway.auditing.cost import Cost, Rate, calibrate, estimate, human_bytes, human_seconds, product_shape
+from giveaway.checks import InputError
+from giveaway.heads.dense import DenseCurvature
+
+LARGE = {"n": 1_281_167, "width": 2_049, "outputs": 1_000, "loss": "cross_entropy"}
+RATE = Rate(480e12, "bfloat16", "cuda", (4_096, 2_049, 4_096))
+
+
+def counted_product(a: int, b: int, c: int) -> int:
+    """Multiplications and additions of (a × b)·(b × c), one by one."""
+    return sum(2 for _ in itertools.product(range(a), range(b), range(c)))
+
+
+def counted_cholesky_and_inverse(size: int) -> int:
+    """Operations of the factor, of its inverse, and of that one's square, as loops over triangles do them."""
+    factor = sum(2 * (size - j) * j for j in range(size))
+    inverse = sum(2 * (i - j) for i in range(size) for j in range(i))
+    square = sum(2 * (size - max(i, j)) for i in range(size) for j in range(i + 1))
+    return factor + inverse + square
+
+
+# --------------------------------------------------------------------------------------------------------- operations
+
+
+@pytest.mark.parametrize(
+    ("loss", "m", "numbers"),
+    [
+        ("cross_entropy", 4, 6),
+        ("cross_entropy", 2, 1),
+        ("cross_entropy", 1, 1),
+        ("squared", 5, 1),
+        ("binary_cross_entropy", 3, 3),
+    ],
+)
+def test_dense_products_are_those_of_feature_pairs_and_numbers_of_w(loss, m, numbers):
+    n, d = 7, 5
+    cost = estimate(n=n, width=d, outputs=m, loss=loss, curvature="dense")
+    pairs = sum(1 for a in range(d) for b in range(a, d))
+    assert cost.flops["sums"] == counted_product(pairs, n, numbers)
+    assert cost.flops["forms"] == counted_product(numbers, pairs, n)
+    assert cost.passes == 2
+
+
+def test_dense_softmax_is_the_count_of_the_maths_sheet_and_the_steps_of_the_records():
+    n, d, m = 25_000, 65, 100
+    cost = estimate(n=n, width=d, outputs=m, loss="cross_entropy", curvature="dense")
+    r = m - 1
+    sheet = n * d * (d + 1) * r * (r + 1) + (d * r) ** 3
+    assert cost.operations == pytest.approx(sheet + n * m**3 / 3, rel=1e-12)
+    two = estimate(n=n, width=d, outputs=2, loss="cross_entropy", curvature="dense")
+    one = estimate(n=n, width=d, outputs=1, loss="cross_entropy", curvature="dense")
+    assert {name: two.flops[name] for name in one.flops} == one.flops
+
+
+@pytest.mark.parametrize(
+    ("loss", "m", "matrices", "size"),
+    [("cross_entropy", 4, 1, 180), ("squared", 5, 1, 60), ("binary_cross_entropy", 3, 3, 60)],
+)
+def test_inverses_to_the_leading_order(loss, m, matrices, size):
+    cost = estimate(n=7, width=60, outputs=m, loss=loss, curvature="dense")
+    assert cost.flops["inverse"] == pytest.approx(matrices * counted_cholesky_and_inverse(size), rel=2 / size + 0.01)
+
+
+def test_sketch_counts_every_product():
+    n, d, m, q, steps = 4, 3, 2, 5, 6
+    cost = estimate(n=n, width=d, outputs=m, loss="cross_entropy", curvature="sketch", probes=q, steps=steps)
+    forth, back = counted_product(n, d, m * q), counted_product(d, n, m * q)
+    assert cost.flops["steps"] == steps * (forth + back)
+    assert cost.flops["right sides"] == back
+    assert cost.flops["scores"] == forth
+    pairs = d * (d + 1) // 2
+    assert cost.flops["preconditioner sums"] == counted_product(pairs, n, m)
+    assert cost.flops["preconditioner"] == (steps + 1) * m * counted_product(d, d, q)
+    assert cost.passes == 1 + 1 + steps + 1
+
+
+def test_preconditioners_cost_what_they_hold():
+    costs = {
+        kind: estimate(**LARGE, curvature="sketch", preconditioner=kind) for kind in ("diagonal", "shared", "blocks")
+    }
+    assert costs["diagonal"].operations < costs["shared"].operations < costs["blocks"].operations
+    assert costs["diagonal"].bytes <= costs["shared"].bytes < costs["blocks"].bytes
+    assert costs["blocks"].bytes - costs["shared"].bytes > 0.9 * 4 * 1_000 * 2_049**2
+    assert costs["diagonal"].passes == costs["blocks"].passes - 1
+
+
+@pytest.mark.parametrize("curvature", ["dense", "sketch"])
+@given(n=st.integers(1, 10**6), d=st.integers(1, 500), m=st.integers(1, 50), q=st.integers(1, 600))
+def test_more_of_anything_is_never_cheaper(curvature, n, d, m, q):
+    def cost(**more: int) -> Cost:
+        size = {"n": n, "width": d, "outputs": m, "probes": q, "steps": 9} | more
+        return estimate(**size, loss="cross_entropy", curvature=curvature, rate=RATE)
+
+    base = cost()
+    for other in (cost(n=2 * n), cost(width=d + 1), cost(outputs=m + 1), cost(probes=q + 1), cost(steps=10)):
+        for name in ("operations", "bytes", "disk_bytes", "seconds"):
+            assert getattr(other, name) >= getattr(base, name)
+    assert cost(n=2 * n).operations > base.operations
+    assert (cost(probes=2 * q).operations > base.operations) == (curvature == "sketch")
+
+
+# ------------------------------------------------------------------------------------------------- memory, disk, time
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "squared", "binary_cross_entropy"])
+def test_dense_memory_holds_what_a_dense_curvature_holds(loss):
+    n, d, m = 300, 119, 4
+    rng = np.random.default_rng(0)
+    targets = rng.integers(0, m, n) if loss == "cross_entropy" else rng.integers(0, 2, (n, m)).astype(float)
+    head = Head(rng.normal(size=(n, d)), outputs=rng.normal(size=(n, m)), targets=targets, loss=loss, l2=0.3)
+    curvature = DenseCurvature(head)
+    held = curvature.sums.pairs.nbytes + curvature.forms.pairs.nbytes
+    held += sum(inverse.upper.nbytes for inverse in curvature.inverses)
+    size = {"n": n, "width": d + 1, "outputs": m, "loss": loss, "curvature": "dense"}
+    cost = estimate(**size)
+    assert 0.9 * held <= cost.bytes - 8 * 14 * n <= 1.5 * held
+    assert estimate(**size, held_bytes=77).bytes == cost.bytes + 77
+
+
+def test_sketch_memory_is_of_the_probes_solved_at_once():
+    whole = estimate(**LARGE, curvature="sketch", probes=256)
+    parts = estimate(**LARGE, curvature="sketch", probes=256, probe_blocks=8)
+    column = 4 * 2_049 * 1_000
+    assert whole.bytes - parts.bytes == 6 * column * (256 - 32)
+    assert parts.passes == 8 * 21 + 2
+    assert whole.operations == parts.operations
+    dense = estimate(**LARGE, curvature="dense")
+    assert dense.bytes > 30e12 > 1_000 * whole.bytes / 2
+
+
+def test_only_what_is_kept_for_resuming_is_on_disk():
+    kept = estimate(**LARGE, curvature="sketch", probes=10)
+    bare = estimate(**LARGE, curvature="sketch", probes=10, checkpointed=False)
+    assert kept.disk_bytes - bare.disk_bytes == 4 * 2_049 * 1_000 * 10
+
+
+def test_seconds_come_from_the_rate_and_processes_share_the_records():
+    one = estimate(**LARGE, curvature="sketch", rate=RATE)
+    assert one.seconds == pytest.approx(one.operations / 480e12)
+    four = estimate(**LARGE, curvature="sketch", rate=RATE, processes=4)
+    own = one.flops["preconditioner"] + one.flops["preconditioner factors"]
+    assert four.seconds == pytest.approx(((one.operations - own) / 4 + own) / 480e12)
+    assert estimate(**LARGE, curvature="sketch").seconds is None
+
+
+@pytest.mark.parametrize(
+    ("size", "a_product"),
+    [
+        ({"width": 2_049, "outputs": 1_000, "loss": "cross_entropy", "curvature": "sketch"}, (976, 2_049, 976)),
+        ({"width": 3, "outputs": 1_000, "loss": "cross_entropy", "curvature": "sketch"}, (4_096, 3, 488)),
+        ({"width": 65, "outputs": 100, "loss": "cross_entropy", "curvature": "dense"}, (488, 4_096, 488)),
+        ({"width": 30, "outputs": 1, "loss": "squared", "curvature": "dense"}, (30, 4_096, 30)),
+        ({"width": 1, "outputs": 1, "loss": "squared", "curvature": "dense"}, (1, 4_096, 1)),
+    ],
+)
+def test_the_product_to_time_has_the_shape_of_the_work_and_bounded_matrices(size, a_product):
+    assert product_shape(**size) == a_product
+    for device, most in (("cpu", 16e6), ("cuda", 256e6)):
+        a, b, c = product_shape(**size, device=device)
+        assert 8 * max(a * b, b * c, a * c) <= most
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_rate_is_measured(dtype):
+    rate = calibrate("cpu", dtype, 0.01, shape=(64, 32, 48))
+    assert math.isfinite(rate.per_second)
+    assert rate.per_second > 0
+    assert (rate.dtype, rate.device, rate.shape) == (str(dtype)[6:], "cpu", (64, 32, 48))
+
+
+def test_the_rate_is_operations_over_time(monkeypatch):
+    now = 0.0
+
+    def product(left, right, out):
+        nonlocal now
+        now += 0.02
+        return out
+
+    monkeypatch.setattr("giveaway.auditing.cost.perf_counter", lambda: now)
+    monkeypatch.setattr(torch, "mm", product)
+    rate = calibrate("cpu", torch.float32, 0.2, shape=(30, 40, 50))
+    assert rate.per_second == pytest.approx(2 * 30 * 40 * 50 / 0.02)
+    assert now == pytest.approx(0.02 * (1 + 1 + 10))
+
+
+# -------------------------------------------------------------------------------------------------------------- words
+
+
+def test_the_words_of_a_sketch():
+    lines = estimate(
+        **LARGE, curvature="sketch", steps=18, rate=RATE, device="cuda", features_dtype=torch.bfloat16
+    ).lines()
+    assert lines == [
+        "audit: 1,281,167 records × 2,049 features × 1,000 classes; sketched curvature, 256 probes; about 5.7e16 "
+        "operations, 32 GB, 2 minutes on this GPU (measured rate 480 TFLOP/s)",
+        "disk: 2.5 GB; passes over the features: 21",
+        "each pass reads 5.3 GB of features",
+        "memory: 7 copies of the probes solved at once, and the preconditioner",
+        "an estimate: matrix products at a measured rate; reading the features and small steps come on top",
+    ]
+
+
+def test_the_words_of_small_audits():
+    one = estimate(n=1, width=1, outputs=1, loss="squared", curvature="dense")
+    assert one.lines()[0] == (
+        "audit: 1 record × 1 feature × 1 output; dense curvature; about 5.0e0 operations, 128 bytes, time not measured"
+    )
+    rate = Rate(35.4e9, "float64", "cpu", (1, 1, 1))
+    labels = estimate(
+        n=9_000, width=65, outputs=3, loss="binary_cross_entropy", curvature="dense", rate=rate, processes=2
+    )
+    assert "9,000 records × 65 features × 3 outputs; dense curvature" in labels.lines()[0]
+    assert "under a second with 2 processes like this one (measured rate 35 GFLOP/s)" in labels.lines()[0]
+
+
+def test_json_holds_everything_and_is_json():
+    cost = estimate(**LARGE, curvature="sketch", rate=RATE)
+    found = json.loads(json.dumps(cost.to_json(), allow_nan=False))
+    assert found["operations"] == cost.operations == sum(found["flops"].values())
+    assert (found["bytes"], found["passes"], found["probes"]) == (cost.bytes, 23.0, 256)
+    assert found["rate"] == {"per_second": 480e12, "dtype": "bfloat16", "device": "cuda", "shape": [4096, 2049, 4096]}
+    assert found["notes"] == list(cost.notes)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.0, "under a second"),
+        (0.94, "under a second"),
+        (0.96, "1 s"),
+        (40.4, "40 s"),
+        (99.4, "99 s"),
+        (100, "2 minutes"),
+        (720, "12 minutes"),
+        (5_990, "100 minutes"),
+        (12_600, "3.5 hours"),
+        (180_000, "2.1 days"),
+    ],
+)
+def test_seconds_in_words(seconds, words):
+    assert human_seconds(seconds) == words
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [
+        (0, "0 bytes"),
+        (999, "999 bytes"),
+        (1_000, "1.0 kB"),
+        (9_949, "9.9 kB"),
+        (9_960, "10 kB"),
+        (21e9, "21 GB"),
+        (999.4e9, "999 GB"),
+        (999.6e9, "1.0 TB"),
+        (16.8e12, "17 TB"),
+        (5e18, "5,000 PB"),
+    ],
+)
+def test_bytes_in_words(count, words):
+    assert human_bytes(count) == words
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"loss": "hinge"}, "loss: expected a known name, got 'hinge'; choose from squared, cross_entropy"),
+        ({"curvature": "skech"}, "curvature: expected a known name, got 'skech'; did you mean sketch?"),
+        ({"preconditioner": "block"}, "preconditioner: expected a known name, got 'block'; did you mean blocks?"),
+    ],
+)
+def test_unknown_names_are_refused(change, words):
+    with pytest.raises(InputError) as error:
+        estimate(**{**LARGE, "curvature": "sketch", **change})
+    assert words in str(error.value)
