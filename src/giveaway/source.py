@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ USES = {  # what each source takes, besides the options that all share
     "features": {"loss", "l2", "penalize_intercept"},
     "estimator": {"data", "allow_pickle"},
     "model": {"weights", "data", "layer", "reduction", "loss", "l2", "penalize_intercept", "device", "batch_size"}
-    | {"allow_pickle"},
+    | {"allow_pickle", "cache", "stream"},
 }
 
 
@@ -45,7 +44,7 @@ def head_from(options: Options, say: Say) -> Head:
         raise fail("data", f"--data module:function beside --{source}", "none", "name your data set")
     head = {"features": _from_arrays, "estimator": _from_estimator, "model": _from_model}[source](options, say)
     names: dict[str, Any] = {name: names_in(options[name], name) for name in ("groups", "ids") if name in options}
-    return dataclasses.replace(head, **names) if names else head
+    return head.named(**names)
 
 
 def signals_named(options: Options, say: Say) -> Signals:
@@ -122,6 +121,8 @@ def _from_model(options: Options, say: Say) -> Head:
         reduction=options.get("reduction"),
         batch_size=options.get("batch_size", 256),
         keep_inputs=False if "inputs" in options else None,
+        cache=options.get("cache"),
+        stream=bool(options.get("stream")),
     )
 
 

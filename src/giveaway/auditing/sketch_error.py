@@ -17,10 +17,10 @@ SAMPLED = 4_096  # rows that the error of a column is told from
 
 def sampled_spans(sizes: Sequence[int]) -> np.ndarray:
     """Which spans, of so many rows each, are looked at for the errors: evenly spread, with about SAMPLED rows."""
-    rows = np.cumsum(sizes)
-    steps = max(1.0, rows[-1] / SAMPLED) if len(rows) else 1.0
-    chosen = np.diff(np.floor(np.arange(len(rows) + 1) / steps)) > 0
-    return np.asarray(chosen | (steps == 1.0))
+    looked = np.zeros(len(sizes), dtype=bool)
+    count = min(len(sizes), max(1, round(SAMPLED / max(1.0, float(np.mean(sizes)))))) if len(sizes) else 0
+    looked[((np.arange(count) + 0.5) * len(sizes) / max(1, count)).astype(int)] = True
+    return looked
 
 
 def standard_errors(

@@ -1,4 +1,4 @@
-"""from_file: a Head from an .npz or .safetensors file of arrays."""
+"""from_file: a Head from an .npz or .safetensors file of arrays, or from a folder of them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import numpy as np
 
 from giveaway.checks import as_tensor, fail
 from giveaway.extract.inputs_file import as_records
-from giveaway.extract.linear_layer import storable
 from giveaway.extract.linear_outputs import linear_outputs
-from giveaway.extract.reading import reading
+from giveaway.extract.shards import read_folder
+from giveaway.extract.stored_arrays import COMPRESSED, read_stored
 from giveaway.records.head import Head
+from giveaway.records.row_reading import LARGE_BYTES, as_float_rows
 from giveaway.records.targets import infer_loss
 
 ARRAYS = ("features", "outputs", "targets", "weight", "bias", "sample_weight", "ids", "groups", "inputs")
@@ -37,6 +38,12 @@ def from_file(
     without `features` are those of a black box. Files of `Head.save` hold their options as well. What is given here
     goes before what the file says. No pickle is ever read.
 
+    A folder holds shards in name order, `*.npz` or `*.safetensors`, each with some rows of everything that has rows and
+    one of them, or `head.npz` or `head.safetensors`, with `weight`, `bias` and `l2`; or it holds `features.npy` (or
+    `features-*.npy` in name order), `targets.npy`, `weight.npy`, and so on. Features and outputs of 64 MB and more stay
+    on disk and are read in windows, from a file as from a folder, unless they are compressed; outputs of that size that
+    come from the weights are computed in windows.
+
     Examples
     --------
     >>> import os, tempfile
@@ -46,8 +53,9 @@ def from_file(
     (Head(n=3, d=3, m=3, loss='cross_entropy', l2=0.5), ['ignored keys: epoch'])
     """
     file = Path(path)
-    stored, ignored = _read(file)
+    stored, ignored, said = read_folder(file) if file.is_dir() else _read(file)
     notes = [f"ignored keys: {_listed(ignored)}"] if ignored else []
+    notes += said
     black_box = "features" not in stored and "outputs" in stored and not {"weight", "bias"} & stored.keys()
     if black_box:
         notes.append("no features: a black box, of which only outputs and inputs can be scored")
@@ -76,8 +84,9 @@ def from_file(
         if not settings["intercept"]:
             notes.append("no bias in the file: the head is taken to have no intercept")
 
-    numeric = ("features", "outputs", "targets", "weight", "bias")
-    arrays: dict[str, Any] = {name: as_tensor(name, stored[name]) for name in numeric if name in stored}
+    arrays: dict[str, Any] = {}
+    for name in [name for name in ("features", "outputs", "targets", "weight", "bias") if name in stored]:
+        arrays[name] = (as_float_rows if name in ("features", "outputs") else as_tensor)(name, stored[name])
     if "weight" in arrays and arrays["weight"].ndim == 1:
         arrays["weight"] = arrays["weight"].unsqueeze(0)
     if "bias" in arrays:
@@ -92,39 +101,13 @@ def from_file(
     return Head(**{"features": None} | arrays, **others, **settings), notes
 
 
-def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], list[str]]:
-    """The known arrays of a file, and the names of the others, which are not read."""
-    readers = {".npz": _read_npz, ".safetensors": _read_safetensors}
-    name, suffix = Path(path).name, Path(path).suffix
-    if suffix not in readers:
-        raise fail("file", "an .npz or .safetensors file", name, "save the arrays with numpy.savez")
-    with reading("file", path, f"{suffix} file") as file:
-        return readers[suffix](file)
-
-
-def _read_npz(file: Path) -> tuple[dict[str, Any], list[str]]:
-    with np.load(file, allow_pickle=False) as stored:
-        known, ignored = _sorted_out(stored.files)
-        try:
-            return {name: stored[name] for name in known}, ignored
-        except ValueError as error:
-            if "Object arrays" not in str(error):
-                raise
-            remedy = "save plain numbers and strings (no object arrays) with numpy.savez"
-            raise fail("file", "arrays that need no pickle", f"{file.name}, which needs it", remedy) from error
-
-
-def _read_safetensors(file: Path) -> tuple[dict[str, Any], list[str]]:
-    from safetensors import safe_open
-
-    with safe_open(file, framework="pt") as stored:
-        known, ignored = _sorted_out(stored.keys())
-        return {name: storable(stored.get_tensor(name)) for name in known}, ignored
-
-
-def _sorted_out(keys: list[str]) -> tuple[list[str], list[str]]:
-    known = [key for key in keys if key in ARRAYS + SETTINGS]
-    return known, sorted(key for key in keys if key not in known)
+def _read(file: Path) -> tuple[dict[str, Any], list[str], list[str]]:
+    """The known arrays of a file, the names of the others, which are not read, and notes."""
+    if file.suffix not in (".npz", ".safetensors"):
+        raise fail("file", "an .npz or .safetensors file", file.name, "save the arrays with numpy.savez")
+    found, ignored = read_stored("file", file, lambda name: name in ARRAYS + SETTINGS, LARGE_BYTES)
+    notes = [COMPRESSED.format(name) for name in ("features", "outputs") if name in found and found[name].compressed]
+    return {name: part.rows(name) for name, part in found.items()}, ignored, notes
 
 
 def _listed(keys: list[str]) -> str:

@@ -16,7 +16,7 @@ from giveaway.checks import check_finite, fail, nearest
 from giveaway.extract.batches import Batch, BatchKeys, batches
 from giveaway.extract.row_identity import ORDERED, RowTrail, check_nothing_dropped, expected_rows, why_order_is_unknown
 from giveaway.extract.rows import Rows
-from giveaway.extract.torch_head import _as_loader, _device_of, _unwrapped
+from giveaway.extract.torch_arguments import as_loader, device_of, unwrapped
 from giveaway.extract.untouched import untouched
 
 RESETS = ("reset_parameters", "_reset_parameters")  # the second is what nn.MultiheadAttention has
@@ -63,12 +63,12 @@ def early_features(
     >>> early_features(model, records, layer="0", initial=True).shape
     (5, 16)
     """
-    module = _unwrapped(model)
-    loader = _as_loader(data, batch_size)
+    module = unwrapped(model)
+    loader = as_loader(data, batch_size)
     _check_whole("cells", cells, minimum=1, remedy="2 suits most models")
     _check_whole("seed", seed, minimum=0, remedy="any will do")
     _check_named(module, layer)
-    where = _device_of(module, device)
+    where = device_of(module, device)
     keys = BatchKeys(input_key, target_key, id_key)
     check_nothing_dropped(loader)
     if unknown_order := why_order_is_unknown(loader):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sized
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from giveaway.checks import InputError, check_names, fail
 from giveaway.extract.batches import Batch
 
 ORDERED = "every record once, in dataset order"
+STEADY = "turn off random augmentation and shuffling, and pad to a fixed length"
 REMEDY = "use shuffle=False and no sampler, or put ids in the batches (id_key=)"
 
 
@@ -106,8 +107,29 @@ class RowTrail:
                 "data",
                 "the same inputs and targets in every pass",
                 f"{len(changed)} of {self.rows} that differ between two passes, the first in row {changed.min()}",
-                "turn off random augmentation and shuffling, and pad to a fixed length",
+                STEADY,
             )
+
+    def check_continued_by(self, batch: Batch, at: int) -> None:
+        """Refuse a batch of a later pass whose rows, from number `at` on, are not those of this one."""
+        if len(self._fingerprints) > 1:
+            self._fingerprints = [np.concatenate(self._fingerprints)]
+        known, found = self._fingerprints[0][at : at + len(batch.targets)], fingerprints(batch)
+        if len(known) < len(found):
+            got = f"more than {self.rows} rows in another"
+            raise fail("data", f"{self.rows} records in every pass", got, "pass a dataset that can be read again")
+        changed = np.flatnonzero((known != found).any(axis=1))
+        if len(changed):
+            got = f"others in a later pass, the first in row {at + changed[0]}"
+            raise fail("data", "the same inputs and targets in every pass", got, STEADY)
+
+    def digest(self) -> str:
+        """SHA-256 of all rows, of those with ids in whatever order they came."""
+        rows, names = np.concatenate(self._fingerprints), self.ids
+        if names is None:
+            return sha256(rows.tobytes()).hexdigest()
+        order = np.argsort(names)
+        return sha256(rows[order].tobytes() + str(names.dtype).encode() + names[order].tobytes()).hexdigest()
 
     def _count_error(self, rows: str) -> InputError:
         got = f"{rows} rows for {self._expected} records"

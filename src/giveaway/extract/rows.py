@@ -16,8 +16,8 @@ class Rows:
 
     def add(self, block: torch.Tensor) -> None:
         """Append the rows of `block`, which are like those before."""
-        if self._blocks and (kind := row_kind(block)) != (first := row_kind(self._blocks[0])):
-            raise fail(self._name, f"rows of {first} in every batch", f"rows of {kind}", "make all records alike")
+        if self._blocks:
+            check_alike(self._name, block, self._blocks[0])
         if self._total is None:
             self._blocks.append(block)
             return
@@ -29,6 +29,12 @@ class Rows:
     def joined(self) -> torch.Tensor:
         """All rows, in the order they came."""
         return self._blocks[0] if len(self._blocks) == 1 else torch.cat(self._blocks)
+
+
+def check_alike(name: str, block: torch.Tensor, first: torch.Tensor) -> None:
+    """Refuse a block whose rows are of another kind than those of the first."""
+    if (kind := row_kind(block)) != (known := row_kind(first)):
+        raise fail(name, f"rows of {known} in every batch", f"rows of {kind}", "make all records alike")
 
 
 def row_kind(block: torch.Tensor) -> str:

@@ -2,37 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
 
-from giveaway.checks import check_choice, fail
-from giveaway.extract.batches import BatchKeys, batches
-from giveaway.extract.kept_inputs import KeptInputs
-from giveaway.extract.linear_layer import (
-    REDUCTIONS,
-    check_is_model_output,
-    check_not_tied,
-    linear_layers,
-    named_layer,
-    one_row_a_record,
-    storable,
-    watch,
-)
-from giveaway.extract.row_identity import (
-    RowTrail,
-    check_nothing_dropped,
-    expected_rows,
-    order_error,
-    why_order_is_unknown,
-)
-from giveaway.extract.rows import Rows
+from giveaway.checks import fail
+from giveaway.extract.batches import BatchKeys
+from giveaway.extract.feature_cache import opened
+from giveaway.extract.row_identity import check_nothing_dropped
+from giveaway.extract.torch_arguments import as_loader, device_of, unwrapped
+from giveaway.extract.torch_passes import TorchPasses
 from giveaway.extract.untouched import untouched
+from giveaway.extract.watched_layer import WatchedLayer
 from giveaway.records.head import Head
 from giveaway.records.targets import infer_loss
 
@@ -56,6 +41,8 @@ def from_torch(
     ids: Any = None,
     groups: Any = None,
     keep_inputs: bool | None = None,
+    cache: str | os.PathLike[str] | None = None,
+    stream: bool = False,
 ) -> Head:
     """The linear head of `model` and what it sees of each record in `data`, in the loader's order.
 
@@ -78,6 +65,9 @@ def from_torch(
     keep_inputs : keep what the model is given of each record as `head.inputs`, on the CPU and up to 2 GiB. None keeps
         images, tables (one tensor of floats or uint8 a batch) and strings, and nothing where that cannot be; True says
         why not, False never keeps.
+    cache : a folder for features and outputs, which are then never held in memory as a whole. The model runs once; a
+        later call with the same model and data reads the data to see that they are, and runs nothing.
+    stream : keep nothing: the model runs again over `data` in each pass of an audit, which holds a window of rows.
 
     Examples
     --------
@@ -88,68 +78,38 @@ def from_torch(
     >>> from_torch(model, records, l2=0.1)
     Head(n=6, d=4, m=2, loss='cross_entropy', l2=0.1, inputs=(3,))
     """
-    module = _unwrapped(model)
-    loader = _as_loader(data, batch_size)
-    if reduction is not None:
-        check_choice("reduction", reduction, REDUCTIONS)
-    if autocast not in (None, torch.bfloat16, torch.float16):
-        raise fail("autocast", "None, torch.bfloat16 or torch.float16", str(autocast), "choose one of these")
-    layers = linear_layers(module) if layer is None else named_layer(module, layer)
-    where = _device_of(module, device)
-    keys = BatchKeys(input_key, target_key, id_key)
+    module, loader = unwrapped(model), as_loader(data, batch_size)
+    if stream and cache is not None:
+        raise fail("stream", "stream=True or cache=, not both", "both", "drop one of them")
+    where, keys = device_of(module, device), BatchKeys(input_key, target_key, id_key)
+    watched = WatchedLayer(module, layer, reduction=reduction, device=where, autocast=autocast)
     check_nothing_dropped(loader)
-    unknown_order, total = why_order_is_unknown(loader), expected_rows(loader)
-
-    first, second = RowTrail(total), RowTrail(total)
-    features, outputs, targets = (Rows(name, total) for name in ("features", "outputs", "targets"))
-    inputs = KeptInputs(keep_inputs, total)
+    passes = TorchPasses(loader, keys, watched, keep_inputs, named=ids is not None)
     with untouched(module, loader, where):
-        for number, batch in enumerate(batches(loader, keys)):
-            if unknown_order and batch.ids is None:
-                raise order_error(unknown_order)
-            if batch.ids is not None and ids is not None:
-                raise fail("ids", "ids in the batches or ids=, not both", "both", "drop ids=")
-            first.add(batch)
-            inputs.add(batch)  # before the model runs, which may change them in place
-            with nullcontext() if autocast is None else torch.autocast(where.type, dtype=autocast):
-                result, seen = watch(layers, module, *batch.inputs_on(where))
-            if layer is None:
-                seen = check_is_model_output(result, seen, reduction)
-                layers = {seen.name: layers[seen.name]}
-            elif seen is None:
-                raise fail("layer", "a layer that runs", f"{layer!r}, which the forward leaves out", "name another")
-            if number == 0:
-                check_not_tied(module, seen.name, layers[seen.name])
-            x, f = one_row_a_record(seen, len(batch.targets), reduction)
-            features.add(x)
-            outputs.add(f)
-            targets.add(batch.targets)
-        first.check_complete()
-        batch_ids = first.ids
-        for batch in batches(loader, keys):
-            second.add(batch)
-        first.check_repeated_by(second)
-        (linear,) = layers.values()
+        if stream:
+            features, outputs, targets = passes.streamed()
+        elif cache is not None:
+            with opened(cache) as store:
+                features, outputs, targets = passes.cached(store)
+        else:
+            features, outputs, targets = passes.held()
         # Read inside: a parametrized weight (spectral norm) may change when it is read in training mode.
-        weight = storable(linear.weight).clone()
-        bias = None if linear.bias is None else storable(linear.bias).clone()
-
-    names = ids if batch_ids is None else batch_ids
-    y, f = targets.joined(), outputs.joined()
+        weight, bias = watched.parameters()
+    names = ids if passes.ids is None else passes.ids
     return Head(
-        features=features.joined(),
-        outputs=f,
-        targets=y,
-        loss=infer_loss(y, f) if loss == "auto" else loss,
+        features=features,
+        outputs=outputs,
+        targets=targets,
+        loss=infer_loss(targets, outputs) if loss == "auto" else loss,
         l2=l2,
         intercept=bias is not None,
         penalize_intercept=penalize_intercept,
         weight=weight,
         bias=bias,
-        sample_weight=_in_row_order("sample_weight", sample_weight, names, unknown_order),
+        sample_weight=_in_row_order("sample_weight", sample_weight, names, passes.unknown_order),
         ids=names,
-        groups=_in_row_order("groups", groups, names, unknown_order),
-        inputs=inputs.joined(),
+        groups=_in_row_order("groups", groups, names, passes.unknown_order),
+        inputs=passes.inputs,
     )
 
 
@@ -166,40 +126,3 @@ def _in_row_order(argument: str, value: Any, names: Any, unknown_order: str | No
         got = f"an array, with rows in the order of {unknown_order}"
         raise fail(argument, "a dict from id to value", got, "key the values by id, or use a loader without shuffling")
     return value
-
-
-def _as_loader(data: Any, batch_size: int) -> DataLoader[Any]:
-    if isinstance(data, DataLoader):
-        return data
-    indexable = hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, Mapping | str)
-    if isinstance(data, Dataset) or (indexable and not isinstance(data, torch.Tensor | np.ndarray)):
-        if not isinstance(batch_size, int) or batch_size < 1:
-            raise fail("batch_size", "a whole number of at least 1", repr(batch_size), "256 suits most models")
-        return DataLoader(data, batch_size=batch_size, shuffle=False)
-    raise fail("data", "a DataLoader or a Dataset", type(data).__name__, "wrap arrays in a TensorDataset")
-
-
-def _unwrapped(model: Any) -> nn.Module:
-    """The module under torch.compile and the parallel wrappers, whose copies our hooks would not reach."""
-    if not isinstance(model, nn.Module):
-        raise fail("model", "a torch.nn.Module", type(model).__name__, "for scikit-learn use from_sklearn")
-    inner = getattr(model, "_orig_mod", None)
-    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        inner = model.module
-    return _unwrapped(inner) if isinstance(inner, nn.Module) else model
-
-
-def _device_of(model: nn.Module, asked: torch.device | str | None) -> torch.device:
-    """Where the model's inputs go: as asked, if some of its parameters are there, else to its first parameter."""
-    present = list(dict.fromkeys(parameter.device for parameter in model.parameters())) or [torch.device("cpu")]
-    if asked is None:
-        return present[0]
-    try:
-        wanted = torch.device(asked)
-    except RuntimeError as error:
-        raise fail("device", "a torch device, as cpu or cuda:1", repr(asked), "check its spelling") from error
-    match = next((d for d in present if d.type == wanted.type and wanted.index in (None, d.index)), None)
-    if match is None:
-        got = f"{wanted} for a model on {' and '.join(map(str, present))}"
-        raise fail("device", "where the model is", got, "move it first with model.to(device)")
-    return match

@@ -17,6 +17,7 @@ from giveaway.findings.feature_map import mean_of_records
 from giveaway.findings.removal import row_of_record
 from giveaway.heads.losses import Softmax, Squared, loss_of, targets_of
 from giveaway.records import Head, ScoreTable
+from giveaway.records.lazy_rows import LazyRows
 from giveaway.views.moments import column_scale
 
 MOST = 500
@@ -116,7 +117,7 @@ def _targets(head: Head, row_of: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return mean_of_records(read, row_of, rows)
 
 
-def _standardized(values: torch.Tensor, row_of: np.ndarray, rows: np.ndarray) -> np.ndarray:
+def _standardized(values: torch.Tensor | LazyRows, row_of: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Rows' means of `values` (n, d), less the mean and over the standard deviation of all records."""
     n = 0
     mean = squares = torch.zeros(values.shape[1], dtype=torch.float64, device=values.device)

@@ -12,7 +12,8 @@ import torch
 
 from giveaway.heads.blocks import CAP, LeftOut
 from giveaway.heads.losses import Softmax, Squared
-from giveaway.heads.products import HeadProducts, output_curvature
+from giveaway.heads.output_curvature import diagonal_curvature
+from giveaway.heads.products import HeadProducts
 from giveaway.heads.sketched import SketchedCurvature
 from giveaway.linalg.block_cg import block_cg
 from giveaway.linalg.precision import EXACT_FOR, Precision
@@ -80,7 +81,7 @@ class _Local:
         self.x = window.rows(torch.float64, products.width).view(n, len(window) // n, -1)
         self.padding = products.width - window.width
         outputs = window.outputs.to(torch.float64)
-        curved = torch.softmax(outputs, 1) if self._softmax else output_curvature(products.loss, window)
+        curved = torch.softmax(outputs, 1) if self._softmax else diagonal_curvature(products.loss, window)
         self._curved = curved.view(n, len(window) // n, -1)
         self._weight = window.weights.view(n, -1, 1)
 

@@ -135,12 +135,20 @@ class FactoredBlocks:
 
 
 def _top_pair(left: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Singular vectors (N, R, 1) to the largest singular value of L Rᵀ."""
-    start = right.square().sum(2, keepdim=True)
+    """Singular vectors (N, R, 1) to the largest singular value of L Rᵀ, by steps in the smaller of its two sizes."""
+    if left.shape[1] <= left.shape[2]:
+        matrix = left @ right.mT
+        b = _unit(matrix.square().sum(1).unsqueeze(2))
+        for _ in range(POWER_STEPS):
+            a = _unit(matrix @ b)
+            b = _unit(matrix.mT @ a)
+        return a, b
+    of_left, of_right = left.mT @ left, right.mT @ right
+    beta = _unit(of_right.diagonal(dim1=1, dim2=2).unsqueeze(2))
     for _ in range(POWER_STEPS):
-        a = _unit(left @ (right.mT @ start))
-        start = _unit(right @ (left.mT @ a))
-    return a, start
+        alpha = _unit(of_right @ beta)
+        beta = _unit(of_left @ alpha)
+    return _unit(left @ alpha), _unit(right @ beta)
 
 
 def _stretch(left: torch.Tensor, right: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

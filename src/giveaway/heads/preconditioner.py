@@ -1,8 +1,8 @@
 """Approximate inverses of a head's curvature, for conjugate gradients.
 
-`class blocks` takes the curvature of one output at a time, Σ_j w_jk x_j x_jᵀ + λI, and leaves out what couples outputs:
-exact where they are separate. `shared` gives every output the same weighted Gram matrix, times its own amount of
-curvature: one matrix of the features' size in place of one an output.
+`class blocks` takes the curvature of one output at a time, Σ_j w_jk x_j x_jᵀ + λI, and leaves out what couples outputs.
+`shared` gives every output the same weighted Gram matrix, times its own amount of curvature: one matrix of the features'
+size in place of one an output.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from typing import Protocol
 
 import torch
 
-from giveaway.heads.products import HeadProducts, output_curvature
+from giveaway.heads.output_curvature import diagonal_curvature
+from giveaway.heads.products import HeadProducts
 from giveaway.linalg.precision import Precision
 
+HEAVIEST = 4_096  # records that an output's own curvature is summed over
 EPS = torch.finfo(torch.float64).eps
 
 
@@ -28,24 +30,38 @@ class Preconditioner(Protocol):
 def preconditioner_for(products: HeadProducts, precision: Precision, memory: int) -> Preconditioner:
     """The better of the two that fits in `memory` bytes."""
     width, k = products.shape
-    summed = Precision("float64" if precision.kept == torch.float64 else "float32")
-    fits = k * width * width * summed.kept.itemsize <= memory
-    return ClassBlocks(products, summed) if fits else SharedGram(products, summed)
+    held = k * width * width * precision.kept.itemsize + 4 * k * products.head.n // products.team.size
+    return ClassBlocks(products, precision) if held <= memory else SharedGram(products, precision)
 
 
 class ClassBlocks:
-    """One inverse an output."""
+    """One inverse an output, from the records that weigh most there; the rest weighs as records do on average."""
 
     name = "class blocks"
 
     def __init__(self, products: HeadProducts, precision: Precision) -> None:
         width, k = products.shape
-        blocks = torch.zeros(k, width, width, dtype=precision.kept, device=products.head.device)
+        device, kept = products.head.device, precision.kept
+        weights, numbers = [], []
+        mean = torch.zeros(width, width, dtype=kept, device=device)
+        records = torch.zeros(1, dtype=torch.float64, device=device)
         for window in products.windows(max(1, width // 4)):
-            x = window.rows(precision.kept, width)
-            weight = (output_curvature(products.loss, window) * window.weights.unsqueeze(1)).to(x.dtype)
-            for of_output, block in zip(weight.T, blocks, strict=True):
-                precision.add_product(block, x.T, x * of_output.unsqueeze(1))
+            weights.append(
+                (diagonal_curvature(products.loss, window) * window.weights.unsqueeze(1)).T.to(torch.float32)
+            )
+            numbers.append(window.numbers)
+            _add_square(mean, window.rows(kept, width), precision)
+            records += len(window)
+        products.team.sum_(mean)
+        mean /= products.team.sum_(records).to(kept)
+        blocks = torch.zeros(k, width, width, dtype=kept, device=device)
+        own, rows = torch.cat(weights, 1), torch.cat(numbers)
+        heaviest = min(len(rows), HEAVIEST // products.team.size)
+        for weight, block in zip(own, blocks, strict=True):
+            heavy, places = (weight, slice(None)) if heaviest == len(rows) else weight.topk(heaviest)
+            scaled = products.head.window(rows[places]).rows(kept, width) * heavy.sqrt().unsqueeze(1)
+            _add_square(block, scaled, precision)
+            block += float(weight.sum() - heavy.sum()) * mean
         products.team.sum_(blocks)
         for block in blocks:
             block.copy_(_inverse(block, products.penalty.view(-1)))
@@ -65,9 +81,8 @@ class SharedGram:
         gram = torch.zeros(width, width, dtype=precision.kept, device=products.head.device)
         amount = torch.zeros(k, dtype=torch.float64, device=products.head.device)
         for window in products.windows(max(1, width // 4)):
-            x = window.rows(precision.kept, width)
-            weight = output_curvature(products.loss, window) * window.weights.unsqueeze(1)
-            precision.add_product(gram, x.T, x * weight.sum(1, keepdim=True).to(x.dtype))
+            weight = diagonal_curvature(products.loss, window) * window.weights.unsqueeze(1)
+            _add_square(gram, window.rows(precision.kept, width) * weight.sum(1, keepdim=True).sqrt(), precision)
             amount += weight.sum(0)
         products.team.sum_(gram)
         products.team.sum_(amount)
@@ -83,6 +98,12 @@ class SharedGram:
         turned = (self._vectors.T @ r.reshape(width, -1)).view(width, k, s)
         turned *= self._over.unsqueeze(2)
         return self._products.projected((self._vectors @ turned.view(width, -1)).view(width, k, s))
+
+
+def _add_square(total: torch.Tensor, x: torch.Tensor, precision: Precision) -> None:
+    """total += xᵀ x."""
+    factor = precision.parts(x.to(precision.kept))
+    precision.add_product(total, tuple(part.T for part in factor), factor)
 
 
 def _inverse(block: torch.Tensor, penalty: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from giveaway.heads.losses import Logistic, Loss, Softmax, Squared, loss_of
+from giveaway.heads.losses import Softmax, Squared, loss_of
+from giveaway.heads.output_curvature import OutputCurvature, diagonal_curvature
 from giveaway.linalg.precision import Precision
 from giveaway.linalg.probes import signs
 from giveaway.linalg.team import ALONE, Team
@@ -19,8 +20,9 @@ from giveaway.records import Head
 from giveaway.records.window import Window
 
 ALIGNED = 8  # numbers in a row, on a GPU
-HOST_BYTES, GPU_BYTES = 32_000_000, 1_200_000_000  # of one array between two products
+HOST_BYTES, GPU_BYTES = 32_000_000, 2_200_000_000  # of one array between two products
 LEAST_ROWS, MOST_ROWS = 32, 16_384
+FUSED_FROM = 1e8  # records × outputs on a GPU, from which compiling pays
 
 
 class HeadProducts:
@@ -33,6 +35,7 @@ class HeadProducts:
         on_gpu = head.device.type == "cuda"
         self.width = -(-head.width // ALIGNED) * ALIGNED if on_gpu else head.width
         self._bytes = GPU_BYTES if on_gpu else HOST_BYTES
+        self.curvature = OutputCurvature(self.loss, fused=on_gpu and float(head.n) * self.k >= FUSED_FROM)
         self.penalty = torch.full((self.width, 1, 1), l2, dtype=torch.float64, device=head.device)
         self.penalty[head.width :] = 0.0
         if head.intercept and not head.penalize_intercept:
@@ -62,15 +65,14 @@ class HeadProducts:
     def apply(self, v: torch.Tensor, precision: Precision) -> torch.Tensor:
         """H v."""
         s = v.shape[2]
-        flat = v.reshape(self.width, -1)
-        total = torch.zeros(flat.shape, dtype=precision.kept, device=v.device)
-        factor = flat.to(precision.factor)
+        total = torch.zeros(self.width, self.k * s, dtype=precision.kept, device=v.device)
+        factor = precision.parts(v.reshape(self.width, -1))
         for window in self.windows(s):
-            x = window.rows(precision.factor, self.width)
-            u = precision.product(x, factor).view(len(x), self.k, s)
-            self._curve(u, window)
-            precision.add_product(total, x.T, u.view(len(x), -1))
-            self.on_rows(len(x))
+            x = precision.parts(window.rows(precision.kept, self.width))
+            u = precision.product(x, factor).view(len(window), self.k, s)
+            curved = self.curvature(u, window, precision)
+            precision.add_product(total, tuple(part.T for part in x), curved)
+            self.on_rows(len(window))
         self.team.sum_(total)
         return total.view_as(v).addcmul_(v, self.penalty.to(v.dtype))
 
@@ -80,7 +82,8 @@ class HeadProducts:
         total = torch.zeros(self.width, self.k * s, dtype=precision.kept, device=self.head.device)
         for window in self.windows(s):
             u = self.root(signs(seed, window.numbers, self.k, probes, dtype=precision.kept), window)
-            precision.add_product(total, window.rows(precision.factor, self.width).T, u.view(len(window), -1))
+            x = precision.parts(window.rows(precision.kept, self.width).T)
+            precision.add_product(total, x, precision.parts(u.flatten(1)))
             self.on_rows(len(window))
         self.team.sum_(total)
         # the penalty's own signs come after those of the records
@@ -89,44 +92,14 @@ class HeadProducts:
         return total.view(self.width, self.k, s) + self.projected(penalty)
 
     def root(self, u: torch.Tensor, window: Window) -> torch.Tensor:
-        """S_j u_j with S Sᵀ = W, for u (rows, k, s)."""
+        """S_j u_j with S Sᵀ = s_j W_j, for u (rows, k, s)."""
         weight = window.weights.sqrt().to(u.dtype)[:, None, None]
         if isinstance(self.loss, Softmax):
-            p = self.probabilities(window, u.dtype).unsqueeze(2)
-            root = p.sqrt()
-            u = u * root
+            p = torch.softmax(window.outputs.to(u.dtype), 1).unsqueeze(2)
+            u = u * p.sqrt()
             return (u - p * u.sum(1, keepdim=True)).mul_(weight)
-        return u * self.diagonal(window).sqrt().to(u.dtype).unsqueeze(2) * weight
+        return u * diagonal_curvature(self.loss, window).sqrt().to(u.dtype).unsqueeze(2) * weight
 
     def projected(self, v: torch.Tensor) -> torch.Tensor:
         """v without what softmax does not see."""
         return v - v.mean(1, keepdim=True) if isinstance(self.loss, Softmax) else v
-
-    def probabilities(self, window: Window, dtype: torch.dtype) -> torch.Tensor:
-        """p (rows, m)."""
-        wide = torch.float64 if dtype == torch.float64 else torch.float32
-        return torch.softmax(window.outputs.to(wide), 1).to(dtype)
-
-    def diagonal(self, window: Window) -> torch.Tensor:
-        """The diagonal of W (rows, k), where it is one."""
-        return output_curvature(self.loss, window)
-
-    def _curve(self, u: torch.Tensor, window: Window) -> None:
-        """u_j ← s_j W_j u_j in place, for u (rows, k, s)."""
-        if isinstance(self.loss, Softmax):
-            p = self.probabilities(window, u.dtype)
-            u -= torch.bmm(p.unsqueeze(1), u)
-            weighted = p if window.sample_weight is None else p * window.weights.to(u.dtype).unsqueeze(1)
-            u *= weighted.unsqueeze(2)
-        else:
-            u *= (self.diagonal(window) * window.weights.unsqueeze(1)).to(u.dtype).unsqueeze(2)
-
-
-def output_curvature(loss: Loss, window: Window) -> torch.Tensor:
-    """The diagonal of W in float64, (rows, k): of softmax too, where it is not all of W."""
-    f = window.outputs.to(torch.float64)
-    if isinstance(loss, Softmax):
-        p = torch.softmax(f, 1)
-        return p * loss.complement(p)
-    assert isinstance(loss, (Squared, Logistic))
-    return loss.weights(f[:, :1] if isinstance(loss, Squared) else f)

@@ -7,7 +7,7 @@ B_i ≈ (x_iᵀ Z)(x_iᵀ Z)ᵀ for every record at once: the relative error of 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from giveaway.heads.products import HeadProducts
 from giveaway.linalg.block_cg import Solution, block_cg
 from giveaway.linalg.kept import NOTHING_KEPT, Kept
 from giveaway.linalg.memory import free_memory
-from giveaway.linalg.precision import EXACT_FOR, Precision, precision_named
+from giveaway.linalg.precision import EXACT_FOR, Parts, Precision, precision_named
 from giveaway.linalg.probes import WORD, signs
 from giveaway.linalg.team import ALONE, Team
 from giveaway.records import Head
@@ -72,7 +72,7 @@ class SketchedCurvature:
         self.exact = None if exact is None else Precision(exact)
         self.memory = free_memory(head.device) // 2 if memory is None else memory
         self.allow_unconverged = allow_unconverged
-        self.preconditioner = preconditioner_for(self.products, self.precision, self.memory // 4)
+        self.preconditioner = preconditioner_for(self.products, self.precision, self.memory // 2)
         width, k = self.products.shape
         self.z = torch.empty(width, k, probes, dtype=self.precision.kept, device=head.device)
         self.at_once = self._probes_at_once()
@@ -93,6 +93,11 @@ class SketchedCurvature:
                 unsaved.clear()
             elif kept is NOTHING_KEPT:
                 unsaved.clear()
+
+    @cached_property
+    def factors(self) -> Parts:
+        """Z as it is multiplied with."""
+        return self.precision.parts(self.z.view(self.products.width, -1))
 
     @property
     def loss(self) -> Loss:
@@ -131,6 +136,7 @@ class SketchedCurvature:
             "residual": self.residual,
             "steps": self.steps,
             "preconditioner": self.preconditioner.name,
+            "fused_passes": self.products.curvature.fused,
             "l2": self.l2,
         }
 
@@ -156,8 +162,7 @@ class SketchedCurvature:
         )
 
     def _solve_block(self, part: slice) -> dict[str, torch.Tensor]:
-        drawing = self.precision if self.exact is None else self.exact
-        right = self.products.draw(self.seed, part, drawing).to(self.precision.kept)
+        right = self.products.draw(self.seed, part, self.precision)
         solution = self._cg(right)
         z = solution.x * self.probes**-0.5
         return {"z": z, "residual": solution.residual, "steps": torch.tensor(solution.steps)}
@@ -165,8 +170,9 @@ class SketchedCurvature:
     def _probes_at_once(self) -> int:
         width, k = self.products.shape
         one = ARRAYS * width * k * self.precision.kept.itemsize
-        fit = max(1, self.memory // 2 // one)
-        most = min(MOST_AT_ONCE, self.probes)
+        fit = max(1, self.memory // 4 // one)
+        # fused passes want a record's numbers in a GPU's cache
+        most = min(WORD if self.products.curvature.fused else MOST_AT_ONCE, self.probes)
         return most if fit >= most else max(1, fit // WORD * WORD or fit)
 
 
@@ -176,10 +182,10 @@ class Look:
     def __init__(self, curvature: SketchedCurvature, window: Window, size: int) -> None:
         self._curvature, self._window, self._size = curvature, window, size
         products, precision = curvature.products, curvature.precision
-        x = window.rows(precision.factor, products.width)
-        z = curvature.z.view(products.width, -1)
         kept = precision.kept
-        self._u = precision.product(x, z).to(kept).view(-1, size, products.k, curvature.probes)
+        x = precision.parts(window.rows(kept, products.width))
+        u = precision.product(x, curvature.factors).to(kept)
+        self._u = u.view(-1, size, products.k, curvature.probes)
         self._signs = signs(curvature.seed, window.numbers, products.k, slice(0, curvature.probes), dtype=kept)
 
     def blocks(self, part: slice, probes: slice | None) -> Blocks:

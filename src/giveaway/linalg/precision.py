@@ -1,7 +1,7 @@
 """Matrix products in a chosen precision, summed in a wider one.
 
-`bf16x3` stands for three bfloat16 products of the leading and trailing halves of both factors: sixteen bits of each,
-at the speed of the matrix units.
+A factor is taken apart into what the matrix units multiply: itself, or, for `bf16x3`, its leading and its trailing eight
+bits. Three of the four products of such halves give sixteen bits at the units' speed.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ import torch
 
 from giveaway.checks import check_choice, fail
 
-PRECISIONS = ("float64", "float32", "tf32", "bf16", "bf16x3")
-ON_GPU_ONLY = ("tf32", "bf16", "bf16x3")
+CHOICES = ("auto", "float64", "float32", "tf32", "bf16")
 EXACT_FOR = {"float64": None, "float32": "float64", "tf32": "bf16x3", "bf16": "bf16x3"}
+
+Parts = tuple[torch.Tensor, ...]
 
 
 @dataclass(frozen=True)
 class Precision:
-    """How factors are rounded (`name`), and what vectors are kept in."""
+    """float64, float32, tf32, bf16 or bf16x3; the last three are a GPU's."""
 
     name: str
 
@@ -32,58 +33,50 @@ class Precision:
 
     @property
     def between(self) -> torch.dtype:
-        """What the result of one product is kept in until the next."""
+        """What one product is kept in until the next."""
         return torch.bfloat16 if self.name == "bf16" else self.kept
-
-    @property
-    def factor(self) -> torch.dtype:
-        """What a factor is prepared as."""
-        return self.between
 
     @property
     def trusted(self) -> float:
         """How far a residual may fall by such products before it has to be looked at in a higher precision."""
-        return {"bf16": 0.1, "tf32": 0.03}.get(self.name, 1e-4)
+        return {"bf16": 0.02, "tf32": 0.01}.get(self.name, 1e-4)
 
-    def product(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        """a @ b, rounded to `between`."""
+    def parts(self, a: torch.Tensor) -> Parts:
+        """A factor as it is multiplied."""
+        if self.name != "bf16x3":
+            return (a.to(self.between),)
+        high = a.to(torch.bfloat16)
+        return high, (a - high).to(torch.bfloat16)
+
+    def product(self, a: Parts, b: Parts) -> torch.Tensor:
+        """a @ b, kept in `between`."""
         if self.name == "bf16x3":
-            return _three_products(a, b)
+            total = torch.mm(a[0], b[0], out_dtype=torch.float32)
+            self.add_product(total, a, b, leading=False)
+            return total
         with _tf32(self.name == "tf32"):
-            return a.to(self.factor) @ b.to(self.factor)
+            return a[0] @ b[0]
 
-    def add_product(self, total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
-        """total += a @ b, with `total` of type `kept`."""
-        if self.name == "bf16x3":
-            total += _three_products(a, b)
-        elif self.name == "bf16":
-            total += torch.mm(a.to(torch.bfloat16), b.to(torch.bfloat16), out_dtype=torch.float32)
-        else:
+    def add_product(self, total: torch.Tensor, a: Parts, b: Parts, *, leading: bool = True) -> None:
+        """total += a @ b, with `total` of type `kept`; without `leading` only what the trailing halves add."""
+        if self.name not in ("bf16", "bf16x3"):
             with _tf32(self.name == "tf32"):
-                total.addmm_(a.to(self.factor), b.to(self.factor))
+                total.addmm_(a[0], b[0])
+            return
+        pairs = [(a[0], b[0])] if leading else []
+        pairs += [(a[1], b[0]), (a[0], b[1])] if self.name == "bf16x3" else []
+        for one, other in pairs:
+            torch.addmm(total, one, other, out_dtype=torch.float32, out=total)
 
 
-def precision_named(name: str, device: torch.device, argument: str = "precision") -> Precision:
+def precision_named(name: str, device: torch.device) -> Precision:
     """The precision that an option names; `auto` is the quickest that `device` has matrix units for."""
+    check_choice("precision", name, CHOICES)
     if name == "auto":
         return Precision("bf16" if device.type == "cuda" else "float32")
-    check_choice(argument, name, ("auto", *PRECISIONS[:4]))
-    if name in ON_GPU_ONLY and device.type != "cuda":
-        raise fail(argument, "float32 or float64 on a CPU", name, "leave it out, or add device='cuda'")
+    if name in ("tf32", "bf16") and device.type != "cuda":
+        raise fail("precision", "float32 or float64 on a CPU", name, "leave it out, or compute on a GPU (device)")
     return Precision(name)
-
-
-def _three_products(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    (a_high, a_low), (b_high, b_low) = _halves(a), _halves(b)
-    total = torch.mm(a_high, b_high, out_dtype=torch.float32)
-    total += torch.mm(a_low, b_high, out_dtype=torch.float32)
-    total += torch.mm(a_high, b_low, out_dtype=torch.float32)
-    return total
-
-
-def _halves(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    high = a.to(torch.bfloat16)
-    return high, (a - high.to(a.dtype)).to(torch.bfloat16)
 
 
 @contextmanager

@@ -186,6 +186,11 @@ class Head:
             moved[name] = None if value is None else value.to(where)
         return self._with(**moved)
 
+    def named(self, *, ids: Any = None, groups: Any = None) -> Head:
+        """The same records under other ids or groups; nothing else is checked again."""
+        given = {name: value for name, value in (("ids", ids), ("groups", groups)) if value is not None}
+        return self._with(**{name: check_names(name, v, self.n, unique=name == "ids") for name, v in given.items()})
+
     def parameters(self) -> torch.Tensor:
         """θ as (width, m) in float64; an error where the head was built without its weights."""
         if not self.linear:

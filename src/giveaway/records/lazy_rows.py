@@ -104,7 +104,8 @@ class FileRows(LazyRows):
         self.argument, self.arrays, self.bfloat16 = argument, list(arrays), bfloat16
         self._starts = np.cumsum([0, *(len(array) for array in self.arrays)])
         shape = (int(self._starts[-1]), *self.arrays[0].shape[1:])
-        super().__init__(shape, self._converted(self.arrays[0][:0]).dtype, torch.device(device))
+        dtype = torch.float32 if bfloat16 else self._converted(self.arrays[0][:0]).dtype
+        super().__init__(shape, dtype, torch.device(device))
 
     def to(self, device: torch.device | str) -> FileRows:
         """The same files, read onto `device`."""
@@ -131,13 +132,11 @@ class FileRows(LazyRows):
         return self._sent(block)
 
     def _sent(self, block: np.ndarray) -> torch.Tensor:
-        if not self.bfloat16:
-            return on_device(self._converted(block), self.device)
-        return on_device(torch.from_numpy(block).view(torch.bfloat16), self.device).to(self.dtype)
+        if self.bfloat16:  # widened on the device: half as much to send
+            return on_device(torch.from_numpy(block).view(torch.bfloat16), self.device).to(self.dtype)
+        return on_device(self._converted(block), self.device)
 
     def _converted(self, block: np.ndarray) -> torch.Tensor:
-        if self.bfloat16:
-            return torch.empty(0, dtype=torch.float32)
         tensor = as_tensor(self.argument, np.asarray(block))
         return tensor if tensor.is_floating_point() else tensor.to(torch.float64)
 

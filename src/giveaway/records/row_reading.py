@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from giveaway.checks import as_tensor, check_finite
+from giveaway.checks import as_tensor, check_finite, rows_at_a_time
 from giveaway.records.lazy_rows import FileRows, HostRows, LazyRows, LinearRows, map_of
 from giveaway.records.streamed_rows import StreamedRows
 
@@ -38,6 +38,20 @@ def read_together(
     if isinstance(outputs, LinearRows) and outputs.reads(features):
         return block, outputs.of(block, which)
     return block, outputs[which]
+
+
+def gathered(rows: torch.Tensor | LazyRows, numbers: torch.Tensor) -> torch.Tensor:
+    """The rows with these numbers, in this order; of a stream by one pass, which ends at the last of them."""
+    numbers = numbers.to(rows.device)
+    if isinstance(rows, torch.Tensor) or rows.looked_up:
+        return rows[numbers]
+    out = torch.empty(len(numbers), *rows.shape[1:], dtype=rows.dtype, device=rows.device)
+    size = rows_at_a_time(rows)
+    for start in range(0, int(numbers.max()) + 1 if len(numbers) else 0, size):
+        here = (numbers >= start) & (numbers < start + size)
+        block = rows[start : start + size]
+        out[here] = block[numbers[here] - start]
+    return out
 
 
 def check_numbers(argument: str, rows: torch.Tensor | LazyRows) -> None:

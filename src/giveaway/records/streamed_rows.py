@@ -33,7 +33,7 @@ class Stream:
         of_layer: bool = False,
     ) -> None:
         self.n, self.name, self.of_layer = n, name, of_layer
-        self.like = tuple(part[:0].detach().cpu() for part in like)
+        self.like = tuple(part[:0].detach().cpu().clone() for part in like)
         self._begin, self._lock = begin, RLock()
         self._passing: Iterator[Pair] = iter(())
         self._at = n + 1  # the row that the pass under way gives next; beyond the end where there is none

@@ -1,0 +1,154 @@
+"""Network: a trained module, its records, its loss and the parameters chosen, checked before anything is trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from giveaway.checks import fail
+from giveaway.network.batches import Batch, Records, read
+from giveaway.network.calling import evaluating, unwrapped
+from giveaway.network.losses import OutputLoss, PerRecord, loss_of
+from giveaway.network.parameters import ParameterSet, choose, layers_in_run_order
+from giveaway.network.work import Work
+
+FEW = 8  # records of the checks
+
+Values = dict[str, torch.Tensor]
+
+
+class Network:
+    """`model` over the records of `data`, as a function of the parameters chosen.
+
+    Parameters
+    ----------
+    data : (inputs, targets) arrays, a Dataset, or a DataLoader that does not shuffle. Inputs may be a tuple (several
+        arguments) or a dict (keywords).
+    loss : "squared", "cross_entropy", "binary_cross_entropy", or a twice differentiable function from outputs (b, m)
+        and targets to one loss a record (b,).
+    parameters : "all", "head", "last:k", or names and patterns of layers and parameters.
+    dtype : what to compute in; by default as the parameters are, half precision as float32.
+    memory : bytes that one piece of work may take; by default a quarter of what is free, 1 GB at most on a CPU.
+
+    The model is copied from, never written to: its mode, hooks, gradients and buffers stay as they are.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        data: Any,
+        *,
+        loss: str | PerRecord | OutputLoss,
+        parameters: str | Sequence[str] = "all",
+        dtype: torch.dtype | None = None,
+        memory: int | None = None,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise fail("model", "a torch.nn.Module", type(model).__name__, "pass the trained module")
+        self.model = unwrapped(model)
+        first = next((value for value in self.model.parameters() if value.is_floating_point()), None)
+        if first is None:
+            raise fail("model", "a module with parameters", "none", "pass the trained module")
+        if dtype is None and first.dtype in (torch.float16, torch.bfloat16):
+            dtype = torch.float32
+        self.dtype, self.device = dtype or first.dtype, first.device
+        records = read(data, self.device, self.dtype)
+        some = records.take(slice(0, min(FEW, records.n)))
+        everything = choose(self.model, [name for name, _ in self.model.named_parameters()], list, dtype=dtype)
+        with evaluating(self.model), torch.no_grad():
+            outputs = self._checked_outputs(everything, some)
+            self.parameters: ParameterSet = choose(
+                self.model,
+                parameters,
+                lambda: layers_in_run_order(self.model, lambda: self._run(everything, everything.values, some)),
+                dtype=dtype,
+            )
+        self.loss = loss_of(loss, outputs.shape[1])
+        targets = self.loss.prepare(records.targets, outputs)
+        self.records = Records(records.arguments, records.keywords, targets, self.device, self.dtype)
+        self.m = outputs.shape[1]
+        with evaluating(self.model):
+            self.work = Work.measured(lambda rows: self.function(self.records.take(slice(0, rows))), self, memory)
+
+    @property
+    def n(self) -> int:
+        return self.records.n
+
+    @property
+    def size(self) -> int:
+        """P, the parameters chosen."""
+        return self.parameters.count
+
+    def function(self, batch: Batch) -> Callable[[Values], torch.Tensor]:
+        """θ ↦ outputs (b, m) of a batch; to be called inside `evaluating`."""
+        return lambda values: self._run(self.parameters, values, batch)
+
+    def evaluating(self) -> Any:
+        """The context in which the model may be called."""
+        return evaluating(self.model)
+
+    def at(self, state: Values) -> Network:
+        """The same network with the parameters and buffers of `state`, as a state_dict names them."""
+        other = object.__new__(Network)
+        other.__dict__.update(self.__dict__)
+        known = dict(self.model.state_dict(keep_vars=True))
+        if set(state) != set(known) or any(state[name].shape != known[name].shape for name in known):
+            wrong = len(set(state) ^ set(known)) or "some"
+            raise fail("checkpoints", "state_dicts of this model", f"{wrong} entries that differ", "pass its own")
+        here = {**self.parameters.values, **self.parameters.fixed}
+        there = {name: state.get(name, value).detach().to(value.device, value.dtype) for name, value in here.items()}
+        other.parameters = ParameterSet(
+            {name: there[name] for name in self.parameters.values},
+            {name: there[name] for name in self.parameters.fixed},
+        )
+        return other
+
+    @torch.no_grad()
+    def outputs(self, rows: slice | torch.Tensor | None = None) -> torch.Tensor:
+        """Outputs (k, m) of the records with these numbers, by default of all."""
+        numbers = torch.arange(self.n)[slice(None) if rows is None else rows]
+        with self.evaluating():
+            parts = [
+                self.function(self.records.take(part))(self.parameters.values)
+                for part in numbers.split(self.work.rows(1))
+            ]
+        return torch.cat(parts)
+
+    def _run(self, parameters: ParameterSet, values: Values, batch: Batch) -> torch.Tensor:
+        found = functional_call(self.model, {**parameters.fixed, **values}, batch.arguments, batch.keywords)
+        if isinstance(found, torch.Tensor) and found.ndim == 1:
+            found = found.unsqueeze(1)
+        if not isinstance(found, torch.Tensor) or found.ndim != 2 or len(found) != batch.rows:
+            got = f"shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else f"a {type(found).__name__}"
+            remedy = "wrap the model so that it returns logits or predictions"
+            raise fail("model", f"outputs (records, m) for {batch.rows} records", got, remedy)
+        return found
+
+    def _checked_outputs(self, everything: ParameterSet, some: Batch) -> torch.Tensor:
+        """Outputs of a few records, refused where they change from call to call or with the company of a record."""
+        first, again = (self._run(everything, everything.values, some) for _ in range(2))
+        if not bool(first.isfinite().all()):
+            raise fail("model", "finite outputs", "NaN or infinity", "check the weights and the inputs")
+        half = slice(0, (some.rows + 1) // 2)
+        alone = Batch(
+            tuple(value[half] for value in some.arguments),
+            {name: value[half] for name, value in some.keywords.items()},
+            some.targets[half],
+        )
+        if not self._same(first, again):
+            got = "others in a second call"
+            raise fail("model", "the same outputs in every call", got, "turn off dropout and random layers")
+        if not self._same(first[half], self._run(everything, everything.values, alone)):
+            got = "outputs that change with the other records of a batch"
+            remedy = "use layers that treat each record alone, as batch norm with running statistics does"
+            raise fail("model", "outputs that depend on a record alone", got, remedy)
+        return first
+
+    @staticmethod
+    def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+        loose = 10 * torch.finfo(one.dtype).eps ** 0.5  # TF32 may be at work
+        return bool((one - other).abs().max() <= loose * one.abs().max().clamp_min(1e-30))

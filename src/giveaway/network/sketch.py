@@ -1,0 +1,117 @@
+"""All records at once: leverage blocks from random projections of the Gauss–Newton curvature.
+
+H = AᵀA with A the stack of W_j^{1/2} J_j and √λ I. With random signs Ω, q columns, Z = H⁻¹ AᵀΩ/√q takes q solves and
+then serves every record: U_i = J_i Z (m × q) and B_i ≈ U_i U_iᵀ, whose quadratic forms have a relative error of √(2/q).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from giveaway.checks import check_choice, fail
+from giveaway.linalg.probes import signs
+from giveaway.network.blocks import SCORES, RecordBlocks, scored
+from giveaway.network.jacobian import Piece
+from giveaway.network.products import GaussNewton
+from giveaway.network.scores import NetworkScores, score_records
+from giveaway.network.solves import InverseCurvature
+
+DAMPING_SEED = 0x5EED0FDA  # sets the signs of √λ I apart from those of the records
+PARAMETERS_AT_ONCE = 65_536
+REDONE_ABOVE = 0.5  # top eigenvalue of W^{1/2} B W^{1/2} from which a sketched Newton step is not trusted
+
+
+def sketch_records(
+    inverse: InverseCurvature,
+    *,
+    probes: int = 64,
+    seed: int = 0,
+    scores: Sequence[str] = ("influence", "newton", "leverage", "gls_trace"),
+    most_redone: int = 128,
+) -> NetworkScores:
+    """Scores of every record from `probes` solves.
+
+    Records whose top leverage comes out above 0.5 have their Newton step in doubt; up to `most_redone` of them, the
+    highest first, are scored again with right sides of their own, and the report says how many there were. Its
+    `sketch_error` is each score's relative error (root mean square over records), as two independent halves of the
+    probes tell it.
+    """
+    names = [check_choice("scores", name, SCORES) for name in ([scores] if isinstance(scores, str) else scores)]
+    if not isinstance(probes, int) or probes < 4 or probes % 2:
+        raise fail("probes", "an even number of at least 4", repr(probes), "64 suits a ranking, 256 closer values")
+    if not isinstance(inverse.curvature, GaussNewton):
+        raise fail("curvature", '"ggn" for a sketch', repr(inverse.curvature.kind), "score chosen records with it")
+    network = inverse.network
+    projected, residual = _projection(inverse, probes, seed)
+    found: list[dict[str, torch.Tensor]] = []
+    halves: list[dict[str, torch.Tensor]] = []
+    top, capped = [], []
+    with torch.no_grad():
+        for piece, u in inverse.jacobian.push(projected):
+            u = u.double().permute(1, 2, 0)  # (b, m, q)
+            parts = [2.0 * half @ half.mT for half in u.chunk(2, 2)]
+            blocks = [
+                RecordBlocks(block, piece.outputs, piece.batch.targets, network.loss)
+                for block in ((parts[0] + parts[1]) / 2, *parts)
+            ]
+            one, first, second = (scored(each, names) for each in blocks)
+            found.append(one)
+            halves.append({name: _half_error(first[name], second[name]) for name in names})
+            root = blocks[0].root
+            top.append(one[names[0]].new_zeros(len(u)) if root is None else blocks[0].spread[0][:, -1])
+            capped.append(blocks[0].capped)
+    columns = {name: torch.cat([part[name] for part in found]) for name in names}
+    errors = {name: float(torch.cat([part[name] for part in halves]).square().mean().sqrt()) for name in names}
+    flags, report = torch.cat(capped), {"probes": probes, "seed": seed, "sketch_error": errors}
+    doubtful = torch.cat(top)
+    order = doubtful.argsort(descending=True, stable=True)[: min(most_redone, int((doubtful > REDONE_ABOVE).sum()))]
+    if len(order):
+        again = score_records(inverse, order.cpu(), scores=names)
+        for name in names:
+            columns[name][order] = again[name].to(columns[name])
+        flags[order] = again.capped
+    report |= {"above_half": int((doubtful > REDONE_ABOVE).sum()), "redone": len(order)}
+    everything = torch.full((network.n,), residual, dtype=torch.float64, device=network.device)
+    return NetworkScores(torch.arange(network.n), columns, flags, everything, {**inverse.report, **report})
+
+
+def _projection(inverse: InverseCurvature, probes: int, seed: int) -> tuple[torch.Tensor, float]:
+    """Z (P, q), and the worst residual of its solves."""
+    network = inverse.network
+    solved, worst = [], 0.0
+    # a block of signs begins at a word's border or lies inside one word: powers of two do
+    step = 1 << (min(probes, inverse.columns).bit_length() - 1)
+    for start in range(0, probes, step):
+        block = slice(start, min(start + step, probes))
+        width = block.stop - block.start
+
+        def rooted(piece: Piece, block: slice = block) -> torch.Tensor:
+            numbers = torch.arange(piece.rows.start, piece.rows.stop, device=network.device)
+            omega = signs(seed, numbers, network.m, block, dtype=network.dtype).permute(2, 0, 1)
+            return network.loss.rooted(piece.outputs, piece.batch.targets, omega)
+
+        right = inverse.jacobian.pull(width, rooted).T.contiguous()
+        _add_damping(right, math.sqrt(inverse.curvature.damping), block, seed)
+        solution = inverse(right.div_(math.sqrt(probes)).T)
+        worst = max(worst, float(solution.residual.max()))
+        solved.append(solution.x.T)
+    return torch.cat(solved).T, worst
+
+
+def _add_damping(wide: torch.Tensor, root: float, block: slice, seed: int) -> None:
+    if root == 0.0:
+        return
+    for start in range(0, wide.shape[1], PARAMETERS_AT_ONCE):
+        stop = min(start + PARAMETERS_AT_ONCE, wide.shape[1])
+        numbers = torch.arange(start, stop, device=wide.device)
+        omega = signs(seed + DAMPING_SEED, numbers, 1, block, dtype=wide.dtype)
+        wide[:, start:stop].add_(omega.squeeze(1).T, alpha=root)
+
+
+def _half_error(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """Half of the difference of the halves, relative to their mean: the deviation of that mean."""
+    total = (first + second).abs()
+    return (first - second) / torch.where(total > 0, total, 1.0)

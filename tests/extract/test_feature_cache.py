@@ -1,0 +1,368 @@
+"""The feature cache: the network runs once, what comes back is what it gave, and anything else is refused."""
+
+import copy
+import importlib
+import json
+import os
+import stat
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from giveaway import audit
+from giveaway.checks import InputError
+from giveaway.extract import feature_cache, from_file, from_torch
+from giveaway.extract.feature_cache import is_feature_cache, remove_feature_cache
+from giveaway.extract.model_digest import model_digest
+from giveaway.extract.npy_writer import NpyWriter
+from giveaway.records import FileRows, StreamedRows, row_reading
+from giveaway.source import head_from
+from tests.extract.torch_examples import N, Records, assert_is_head_of
+
+
+@pytest.fixture
+def counted(model):
+    """The model, and how many records went through it."""
+    rows = []
+    model.register_forward_pre_hook(lambda _, inputs: rows.append(len(inputs[0])))
+    return model, rows
+
+
+@pytest.fixture
+def large(monkeypatch):
+    monkeypatch.setattr(row_reading, "LARGE_BYTES", 1)
+
+
+@pytest.mark.usefixtures("large")
+@pytest.mark.parametrize("batch_size", [1, 4, 23, 50])
+def test_the_network_runs_once_and_then_never(tmp_path, counted, x, y, batch_size):
+    model, rows = counted
+    records = TensorDataset(x, y)
+    head = from_torch(model, DataLoader(records, batch_size=4), cache=tmp_path / "cache", l2=0.5)
+    assert sum(rows) == N
+    plain = from_torch(model, DataLoader(records, batch_size=4), l2=0.5)
+    rows.clear()
+    again = from_torch(model, DataLoader(records, batch_size=batch_size), cache=tmp_path / "cache", l2=0.5)
+    assert rows == []
+    for found in (head, again):
+        assert isinstance(found.features, FileRows)
+        assert isinstance(found.features.arrays[0], np.memmap)
+        for name in ("features", "outputs", "targets", "weight", "bias"):
+            mine, theirs = getattr(found, name)[0:N], getattr(plain, name)[0:N]
+            assert torch.equal(mine, theirs)
+            assert mine.dtype == theirs.dtype
+        assert (found.loss, found.l2) == (plain.loss, plain.l2)
+        assert torch.equal(found.inputs, plain.inputs)
+    a, b = audit(plain, scores=["newton", "influence"]), audit(again, scores=["newton", "influence"])
+    np.testing.assert_array_equal(a["newton"], b["newton"])
+
+
+def test_small_caches_are_maps_too(tmp_path, model, x, y):
+    head = from_torch(model, TensorDataset(x, y), cache=tmp_path / "cache")
+    assert_is_head_of(head, model, x)
+    mapped = np.load(tmp_path / "cache" / "features.npy", mmap_mode="r")
+    np.testing.assert_array_equal(head.features.numpy(), mapped)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_precision_is_the_models_and_bfloat16_becomes_float32(tmp_path, model, x, y, dtype):
+    net = model.to(dtype)
+    data = TensorDataset(x.to(dtype), y)
+    plain, head = from_torch(net, data), from_torch(net, data, cache=tmp_path / "cache")
+    assert head.features.dtype == plain.features.dtype
+    assert torch.equal(head.features[0:N], plain.features)
+    assert torch.equal(head.outputs[0:N], plain.outputs)
+
+
+def test_files_are_private_and_listed(tmp_path, model, x, y):
+    folder = tmp_path / "new" / "cache"
+    from_torch(model, TensorDataset(x, y), cache=folder)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir()} == {0o600}
+    marker = json.loads((folder / "cache.json").read_text())
+    assert set(marker["files"]) == {f"{name}.npy" for name in ("features", "outputs", "targets", "weight", "bias")}
+    assert (marker["complete"], marker["rows"], marker["layer"]) == (True, N, "fc")
+    assert {file.name for file in folder.iterdir()} == {*marker["files"], "cache.json", "lock"}
+
+
+def test_a_cache_is_a_folder_of_arrays(tmp_path, model, x, y):
+    head = from_torch(model, TensorDataset(x, y), cache=tmp_path / "cache")
+    again, notes = from_file(tmp_path / "cache")
+    assert torch.equal(again.features, head.features)
+    assert torch.equal(again.weight, head.weight)
+    assert notes == []
+
+
+def refusal(*arguments, **options):
+    with pytest.raises(InputError) as caught:
+        from_torch(*arguments, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_other_contents_are_refused_with_the_difference(tmp_path, counted, x, y):
+    model, rows = counted
+    cache = tmp_path / "cache"
+    from_torch(model, TensorDataset(x, y), cache=cache)
+    rows.clear()
+    words = "cache: expected features of the same model and data, got {}; choose another folder, or remove this one"
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.body.weight[0, 0] += 1e-6
+    changed = x.clone()
+    changed[3, 2] += 1e-6
+    for data, net, options, difference in (
+        (TensorDataset(x, y), other, {}, "the model or its weights differ"),
+        (TensorDataset(changed, y), model, {}, "the records differ"),
+        (TensorDataset(x, (y + 1) % 3), model, {}, "the records differ"),
+        (TensorDataset(x.flip(0), y.flip(0)), model, {}, "the records differ"),
+        (TensorDataset(x[:20], y[:20]), model, {}, "23 records then, 20 now"),
+        (TensorDataset(x, y), model, {"layer": "body"}, "layer was None, is 'body'"),
+        (TensorDataset(x, y), model, {"autocast": torch.bfloat16}, "autocast was None, is 'bfloat16'"),
+        (TensorDataset(x[:9], y[:9]), other, {}, "the model or its weights differ; 23 records then, 9 now"),
+    ):
+        assert refusal(net, data, cache=cache, **options).startswith(words.format(difference))
+    assert rows == []
+    from_torch(model, TensorDataset(x, y), cache=cache, layer="fc")
+    assert rows == []
+
+
+def test_the_digest_sees_weights_buffers_and_layers(model):
+    def digest(change):
+        net = copy.deepcopy(model)
+        net.add_module("norm", nn.BatchNorm1d(3))
+        net.register_buffer("hidden", torch.zeros(2), persistent=False)
+        change(net)
+        return model_digest(net)
+
+    same = [lambda net: None, lambda net: net.eval(), lambda net: net.requires_grad_(False)]
+    others = [
+        lambda net: net.body.bias.data.add_(1e-5),
+        lambda net: net.norm.running_mean.add_(1),
+        lambda net: net.hidden.add_(1),
+        lambda net: setattr(net, "act", nn.GELU()),
+    ]
+    assert len({digest(change) for change in same}) == 1
+    assert len({digest(change) for change in [*same, *others]}) == 1 + len(others)
+
+
+# ------------------------------------------------------------------------------------------------ ids
+
+
+def test_shuffled_batches_with_ids_find_their_rows_again(tmp_path, counted, x, y):
+    model, rows = counted
+    named = Records(lambda i: {"inputs": x[i], "labels": y[i], "ids": f"scan-{i}"})
+    people = {f"scan-{i}": i // 2 for i in range(N)}
+
+    def head(seed):
+        loader = DataLoader(named, 5, shuffle=True, generator=torch.Generator().manual_seed(seed))
+        return from_torch(model, loader, input_key="inputs", cache=tmp_path / "cache", groups=people)
+
+    first, again = head(0), head(1)
+    assert sum(rows) == N
+    np.testing.assert_array_equal(first.ids, again.ids)
+    for found in (first, again):
+        order = [int(name.removeprefix("scan-")) for name in found.ids]
+        assert order != sorted(order)
+        assert torch.equal(found.inputs, x[order])
+        assert torch.equal(found.targets, y[order])
+        np.testing.assert_array_equal(found.groups, [row // 2 for row in order])
+        torch.testing.assert_close(found.features[0:N], torch.relu(model.body(x[order])).detach())
+
+
+def test_text_inputs_follow_their_ids(tmp_path, x, y):
+    class Lengths(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(1, 3)
+
+        def forward(self, texts):
+            return self.fc(torch.tensor([[float(len(text))] for text in texts]))
+
+    named = Records(lambda i: {"inputs": "x" * (i + 1), "labels": y[i], "ids": i})
+    net = Lengths()
+    for seed in (0, 1):
+        loader = DataLoader(named, 5, shuffle=True, generator=torch.Generator().manual_seed(seed))
+        head = from_torch(net, loader, input_key="inputs", cache=tmp_path / "cache", keep_inputs=True)
+        assert [len(text) for text in head.inputs] == [row + 1 for row in head.ids]
+        assert head.features.flatten().tolist() == [row + 1 for row in head.ids]
+
+
+def test_rows_whose_number_is_not_known_beforehand(tmp_path, counted, x, y):
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return ({"inputs": x[i], "labels": y[i], "ids": i} for i in range(N))
+
+    model, rows = counted
+    for _ in range(2):
+        loader = DataLoader(Stream(), 6)
+        assert_is_head_of(from_torch(model, loader, input_key="inputs", cache=tmp_path / "cache"), model, x)
+    assert sum(rows) == N
+
+
+# ------------------------------------------------------------------------------------------------ half caches
+
+
+DAMAGES = {
+    "cut features": lambda folder: os.truncate(folder / "features.npy", 200),
+    "no outputs": lambda folder: (folder / "outputs.npy").unlink(),
+    "not complete": lambda folder: (folder / "cache.json").write_text(
+        json.dumps(json.loads((folder / "cache.json").read_text()) | {"complete": False})
+    ),
+    "files of a killed run": lambda folder: [
+        (folder / "cache.json").write_text(json.dumps({"kind": feature_cache.KIND, "complete": False, "files": {}})),
+        (folder / ".features.npy-12ab34cd.part").write_bytes(b"half"),
+    ],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_half_caches_are_done_again(tmp_path, counted, x, y, damage):
+    model, rows = counted
+    folder = tmp_path / "cache"
+    from_torch(model, TensorDataset(x, y), cache=folder)
+    DAMAGES[damage](folder)
+    rows.clear()
+    assert torch.equal(from_torch(model, TensorDataset(x, y), cache=folder).targets, y)
+    assert sum(rows) == N
+    assert not list(folder.glob(".*.part"))
+    from_torch(model, TensorDataset(x, y), cache=folder)
+    assert sum(rows) == N
+
+
+def test_a_failing_run_leaves_nothing_behind(tmp_path, x, y):
+    folder = tmp_path / "cache"
+
+    class Fails(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.calls = nn.Linear(6, 3), 0
+
+        def forward(self, x):
+            self.calls += 1
+            if self.calls == 3:
+                raise RuntimeError("out of luck")
+            return self.fc(x)
+
+    with pytest.raises(RuntimeError, match="out of luck"):
+        from_torch(Fails(), TensorDataset(x, y), batch_size=4, cache=folder)
+    assert [file.name for file in folder.iterdir()] == ["lock"]
+    drawn = Records(lambda i: (torch.rand(6), y[i]))
+    assert "differ between two passes" in refusal(nn.Linear(6, 3), drawn, cache=folder)
+    assert [file.name for file in folder.iterdir()] == ["lock"]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize("buffering", [0, -1])
+def test_a_full_disk_is_said_in_one_line(tmp_path, model, x, y, monkeypatch, buffering):
+    class Full(NpyWriter):
+        def __init__(self, path):
+            super().__init__(path)
+            self._stream.close()
+            self._stream = open("/dev/full", "r+b", buffering=buffering)  # noqa: SIM115
+
+        def _header(self):
+            pass
+
+    monkeypatch.setattr(feature_cache, "NpyWriter", Full)
+    words = "cache: expected room for the features, got No space left on device; choose a folder on a larger disk"
+    assert refusal(model, TensorDataset(x, y), cache=tmp_path / "cache").startswith(words)
+    assert [file.name for file in (tmp_path / "cache").iterdir()] == ["lock"]
+
+
+KILLED = """
+import os, sys, torch
+from torch.utils.data import TensorDataset
+from giveaway.extract import from_torch
+net = torch.nn.Linear(6, 3)
+calls = []
+def stop(*_):
+    calls.append(1)
+    if len(calls) == 4:
+        os._exit(9)
+net.register_forward_pre_hook(stop)
+from_torch(net, TensorDataset(torch.rand(23, 6), torch.arange(23) % 3), batch_size=4, cache=sys.argv[1])
+"""
+
+
+def test_a_killed_run_is_done_again(tmp_path, counted, x, y):
+    folder, (model, rows) = tmp_path / "cache", counted
+    command = [sys.executable, "-c", KILLED, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 9, done.stderr
+    left = {file.name for file in folder.iterdir()}
+    assert "cache.json" in left
+    assert "features.npy" not in left
+    assert {stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir()} == {0o600}
+    assert is_feature_cache(folder)
+    assert_is_head_of(from_torch(model, TensorDataset(x, y), cache=folder), model, x)
+    assert sum(rows) == N
+    assert not list(folder.glob(".*.part"))
+
+
+# ------------------------------------------------------------------------------------------------ folders
+
+
+def test_folders_of_something_else_are_refused(tmp_path, model, x, y):
+    (tmp_path / "thesis.txt").write_text("mine")
+    words = "cache: expected a new, empty or earlier cache folder, got "
+    assert refusal(model, TensorDataset(x, y), cache=tmp_path).startswith(words)
+    (tmp_path / "cache.json").write_text('{"kind": "of another program"}')
+    assert refusal(model, TensorDataset(x, y), cache=tmp_path).startswith(words)
+    (tmp_path / "cache.json").write_text("{")
+    assert refusal(model, TensorDataset(x, y), cache=tmp_path).startswith("cache: expected a readable cache.json")
+    assert (tmp_path / "thesis.txt").read_text() == "mine"
+
+
+def test_two_runs_do_not_share_a_folder(tmp_path, model, x, y):
+    with feature_cache.opened(tmp_path / "cache"):
+        words = refusal(model, TensorDataset(x, y), cache=tmp_path / "cache")
+        assert "in use by another run; wait for that run" in words
+
+
+def test_removal_takes_what_the_cache_wrote_and_nothing_else(tmp_path, model, x, y):
+    folder = tmp_path / "cache"
+    from_torch(model, TensorDataset(x, y), cache=folder)
+    assert is_feature_cache(folder)
+    (folder / "mine.npy").write_bytes(b"mine")
+    (folder / ".outputs.npy-00ff.part").write_bytes(b"half")
+    assert remove_feature_cache(folder) == 8
+    assert [file.name for file in folder.iterdir()] == ["mine.npy"]
+    assert not is_feature_cache(folder)
+    with pytest.raises(InputError, match=r"folder: expected a feature cache with its cache.json, got .*; name"):
+        remove_feature_cache(folder)
+    from_torch(model, TensorDataset(x, y), cache=tmp_path / "other")
+    assert remove_feature_cache(tmp_path / "other") == 7
+    assert not (tmp_path / "other").exists()
+
+
+def test_the_command_line_names_a_cache_or_a_stream(tmp_path, monkeypatch):
+    code = """
+    import torch
+    from torch.utils.data import TensorDataset
+    runs = []
+    def net():
+        torch.manual_seed(0)
+        made = torch.nn.Linear(6, 3)
+        made.register_forward_pre_hook(lambda *_: runs.append(1))
+        return made
+    def data():
+        return TensorDataset(torch.arange(138.0).view(23, 6), torch.arange(23) % 3)
+    """
+    (tmp_path / "cachedmodel.py").write_text(textwrap.dedent(code))
+    monkeypatch.syspath_prepend(tmp_path)
+    named = {"model": "cachedmodel:net", "data": "cachedmodel:data"}
+    runs = importlib.import_module("cachedmodel").runs
+    for _ in range(2):
+        head_from(named | {"cache": str(tmp_path / "cache")}, lambda words: None)
+        assert len(runs) == 1
+    assert isinstance(head_from(named | {"stream": True}, lambda words: None).features, StreamedRows)
+    for name in ("cache", "stream"):
+        with pytest.raises(InputError, match=f"{name}: expected --model beside it, got --features; drop --{name}"):
+            head_from({"features": "x.npz", name: "y"}, lambda words: None)

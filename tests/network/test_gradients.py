@@ -1,0 +1,49 @@
+"""Gradients and Jacobians of single records against backward passes one by one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from giveaway import InputError
+from giveaway.network import Network, RecordDerivatives, gradient_norm
+from tests.network.cases import DEPTHS, KINDS, dense, made
+from tests.network.test_products import Cube, Cubed
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_records_one_by_one(kind, depth):
+    model, x, y = made(kind)
+    network = Network(model, (x, y), loss="cross_entropy", parameters=depth, memory=400_000)
+    exact = dense(model, x, y, "cross_entropy", list(network.parameters.values))
+    derivatives = RecordDerivatives(network)
+    pieces = list(derivatives.gradients())
+    assert torch.cat([numbers for numbers, _ in pieces]).tolist() == list(range(len(y)))
+    torch.testing.assert_close(torch.cat([part for _, part in pieces]), exact.gradients(), rtol=1e-10, atol=1e-12)
+    found = torch.cat([part for _, part in derivatives.jacobians([5, 0, 7])])
+    torch.testing.assert_close(found, exact.jacobian[[5, 0, 7]], rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(gradient_norm(network), exact.gradients().norm(dim=1), rtol=1e-10, atol=0)
+    assert derivatives.notes == []
+
+
+def test_layers_that_vmap_cannot_trace():
+    _, x, y = made("mlp")
+    torch.manual_seed(0)
+    model = Cubed(Cube).double()
+    network = Network(model, (x, y), loss="cross_entropy")
+    exact = dense(model, x, y, "cross_entropy", list(network.parameters.values))
+    derivatives = RecordDerivatives(network)
+    assert derivatives.notes[0].startswith("record by record: vmap is not possible for this model")
+    found = torch.cat([part for _, part in derivatives.gradients()])
+    torch.testing.assert_close(found, exact.gradients(), rtol=1e-10, atol=1e-12)
+    found = torch.cat([part for _, part in derivatives.jacobians([3, 0])])
+    torch.testing.assert_close(found, exact.jacobian[[3, 0]], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("rows", [[18], [-1], [], [0.5], [[1]]])
+def test_rows_that_are_none(rows):
+    model, x, y = made("mlp")
+    network = Network(model, (x, y), loss="cross_entropy")
+    with pytest.raises(InputError, match="rows: expected record numbers from 0 to 17"):
+        gradient_norm(network, rows)

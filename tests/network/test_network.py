@@ -1,0 +1,148 @@
+"""What is checked before a network is trusted, and that it is left as it was."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from giveaway import InputError
+from giveaway.network import GaussNewton, Hessian, InverseCurvature, Network, score_records
+from tests.network.cases import made
+
+
+class Function(nn.Module):
+    """A linear layer and a function of its output."""
+
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.linear, self.function = nn.Linear(3, 2), function
+
+    def forward(self, x):
+        return self.function(self.linear(x))
+
+
+X, Y = torch.arange(36.0).view(12, 3) / 10, torch.arange(12) % 2
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (nn.functional.dropout, "model: expected the same outputs in every call, .*turn off dropout"),
+        (lambda f: f + torch.rand_like(f), "expected the same outputs in every call"),
+        (lambda f: f - f.mean(0), "expected outputs that depend on a record alone"),
+        (nn.BatchNorm1d(2, track_running_stats=False), "running statistics"),
+        (lambda f: f * torch.nan, "model: expected finite outputs"),
+        (lambda f: f.unsqueeze(1), r"model: expected outputs \(records, m\) for 8 records, got shape \(8, 1, 2\)"),
+        (lambda f: (f, f), "got a tuple; wrap the model"),
+    ],
+)
+def test_models_that_cannot_be_trusted(function, words):
+    with pytest.raises(InputError, match=words):
+        Network(Function(function), (X, Y), loss="cross_entropy")
+
+
+def test_dropout_as_a_layer_is_switched_off():
+    model = Function(nn.Dropout(0.5)).train()
+    network = Network(model, (X, Y), loss="cross_entropy")
+    assert torch.equal(network.outputs(), model.linear(X))
+
+
+def test_the_model_is_left_as_it_was():
+    model, x, y = made("cnn")
+    model.train()
+    model[3].eval()
+    calls = []
+    model[0].register_forward_hook(lambda *_: calls.append(1))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    modes = [module.training for module in model.modules()]
+    hooks = [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()]
+    state, fast = torch.get_rng_state(), torch.backends.mha.get_fastpath_enabled()
+    network = Network(model, (x, y), loss="cross_entropy")
+    score_records(InverseCurvature(network, damping=1.0), [0, 1])
+    Hessian(network, 1.0)(torch.ones(network.size, 1, dtype=torch.float64))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(value.grad is None and value.requires_grad for value in model.parameters())
+    assert [module.training for module in model.modules()] == modes
+    assert [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()] == hooks
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.backends.mha.get_fastpath_enabled() == fast
+    assert calls
+
+
+class Keyed(Dataset):
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, i):
+        return {"x": X[i], "labels": Y[i]}
+
+
+class Loose(Dataset):
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, i):
+        return X[i] + torch.rand(3), Y[i]
+
+
+def test_every_form_of_data_gives_the_same():
+    class Named(nn.Linear):
+        def forward(self, x):
+            return super().forward(x)
+
+    model = Named(3, 2)
+    expected = model(X)
+    sets = TensorDataset(X, Y)
+    loader = DataLoader(sets, batch_size=5)
+    for data in ((X, Y), (X.numpy(), Y.numpy()), ([X], Y), ({"x": X}, Y), sets, loader, Keyed(), DataLoader(Keyed())):
+        network = Network(model, data, loss="cross_entropy")
+        torch.testing.assert_close(network.outputs(), expected)
+        assert torch.equal(network.records.targets, Y)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (DataLoader(TensorDataset(X, Y), shuffle=True), "in dataset order, got a loader with a RandomSampler"),
+        (DataLoader(TensorDataset(X, Y), batch_size=5, drop_last=True), "drop_last=True"),
+        (Loose(), "data: expected the same records in every pass"),
+        ((X, Y[:5]), r"inputs of shape \(12, 3\) for 5 targets"),
+        ((X * torch.inf, Y), "inputs: expected finite numbers"),
+        (TensorDataset(X), "got a list of 1 parts"),
+        (X, "data: expected .inputs, targets., a Dataset or a DataLoader, got Tensor"),
+        ((X[:0], Y[:0]), "at least one record"),
+        ((X, Y + 1), "targets: expected classes 0 to 1"),
+        ((X, torch.rand(12, 5)), "targets .12, 5. for 2 outputs"),
+        ((X, torch.rand(12, 2) + 1), "rows of probabilities"),
+    ],
+)
+def test_data_that_cannot_be_used(data, words):
+    with pytest.raises(InputError, match=words):
+        Network(nn.Linear(3, 2), data, loss="cross_entropy")
+
+
+def test_another_precision_leaves_the_model_alone():
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).eval()
+    single = Network(model, (X, Y), loss="cross_entropy")
+    double = Network(model, (X, Y), loss="cross_entropy", dtype=torch.float64)
+    v = torch.randn(single.size, 3, generator=torch.Generator().manual_seed(0))
+    close = GaussNewton(double, 0.1)(v.double())
+    assert close.dtype == torch.float64
+    assert model[0].weight.dtype == torch.float32
+    torch.testing.assert_close(GaussNewton(single, 0.1)(v).double(), close, rtol=1e-4, atol=1e-5)
+    half = Network(nn.Linear(3, 2).to(torch.bfloat16), (X, Y), loss="cross_entropy")
+    assert half.dtype == torch.float32
+
+
+def test_a_single_record_is_enough():
+    network = Network(nn.Linear(3, 2).double(), (X[:1], Y[:1]), loss="cross_entropy")
+    found = score_records(InverseCurvature(network, damping=1.0))
+    assert bool((found["influence"] > 0).all())
+
+
+def test_a_checkpoint_of_another_model_is_refused():
+    network = Network(nn.Linear(3, 2), (X, Y), loss="cross_entropy")
+    with pytest.raises(InputError, match="checkpoints: expected state_dicts of this model"):
+        network.at(nn.Linear(3, 3).state_dict())

@@ -1,0 +1,153 @@
+"""Scores of chosen records: dense inverses, the closed form of the head, and networks trained again with another label."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import giveaway as ga
+from giveaway import InputError
+from giveaway.network import InverseCurvature, Network, score_records
+from tests.network.cases import DEPTHS, KINDS, M, dense, made, targets_for
+
+TIGHT = {"tolerance": 1e-11, "most_steps": 3000, "preconditioner": "none"}
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "squared", "binary_cross_entropy"])
+@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_record_against_dense_solves(kind, depth, loss):
+    model, x, y = made(kind)
+    y = targets_for(loss, y)
+    network = Network(model, (x, y), loss=loss, parameters=depth)
+    exact = dense(model, x, y, loss, list(network.parameters.values))
+    expected = exact.scores(exact.ggn + 0.1 * torch.eye(network.size, dtype=torch.float64))
+    found = score_records(InverseCurvature(network, damping=0.1, **TIGHT))
+    for name, values in expected.items():
+        torch.testing.assert_close(found[name], values, rtol=1e-6, atol=1e-10)
+    assert float(expected["gls_trace"].max()) > 0.4  # the most influential ones are among them
+    alone = score_records(InverseCurvature(network, damping=0.1, **TIGHT), scores="influence")
+    torch.testing.assert_close(alone["influence"], expected["influence"], rtol=1e-6, atol=1e-10)
+    assert alone.report["right_sides"] == len(y)
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "squared"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_head_alone_equals_its_closed_form(kind, loss):
+    model, x, y = made(kind)
+    y = targets_for(loss, y)
+    seen = []
+    head = model.head if kind == "transformer" else model[-1]
+    handle = head.register_forward_pre_hook(lambda _, args: seen.append(args[0].detach()))
+    outputs = model(x).detach()
+    handle.remove()
+    table = ga.audit(ga.Head(seen[0].numpy(), outputs.numpy(), y.numpy(), loss=loss, l2=0.05))
+    network = Network(model, (x, y), loss=loss, parameters="head")
+    found = score_records(InverseCurvature(network, damping=0.05, **TIGHT))
+    for name, values in found.columns.items():
+        np.testing.assert_allclose(values.numpy(), table[name], rtol=1e-6, atol=1e-12, err_msg=name)
+    assert set(found.columns) <= set(table.scores)
+
+
+def test_chosen_rows_come_in_the_order_asked():
+    model, x, y = made("mlp")
+    inverse = InverseCurvature(Network(model, (x, y), loss="cross_entropy"), damping=0.1, **TIGHT)
+    everything, some = score_records(inverse), score_records(inverse, [7, 0, 12], scores=["newton", "gls_spectral"])
+    assert list(some.columns) == ["newton", "gls_spectral"]
+    torch.testing.assert_close(some["newton"], everything["newton"][[7, 0, 12]], rtol=1e-8, atol=0)
+    assert some.rows.tolist() == [7, 0, 12]
+    with pytest.raises(InputError, match="scores: expected a known name, got 'newten'; did you mean newton"):
+        score_records(inverse, scores=["newten"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_neither_batches_nor_order_nor_blocks_change_a_score(kind):
+    model, x, y = made(kind)
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(1))
+    whole = Network(model, (x, y), loss="cross_entropy")
+    small = Network(model, (x[order], y[order]), loss="cross_entropy", memory=160 * whole.work.kept)
+    assert small.work.rows(1) == 10
+    options = {"damping": 1.0, "tolerance": 1e-12, "preconditioner": "none"}
+    one = score_records(InverseCurvature(whole, **options), order[:3])
+    other = score_records(InverseCurvature(small, **options), [0, 1, 2])
+    for name in one.columns:
+        torch.testing.assert_close(other[name], one[name], rtol=1e-10, atol=1e-13)
+
+
+def test_a_loss_of_the_user_s_equals_the_built_in_one():
+    def crossed(f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.binary_cross_entropy_with_logits(f, y, reduction="none").sum(1)
+
+    model, x, y = made("mlp")
+    y = targets_for("binary_cross_entropy", y)
+    options = {"damping": 0.1, **TIGHT}
+    known = score_records(InverseCurvature(Network(model, (x, y), loss="binary_cross_entropy"), **options))
+    given = score_records(InverseCurvature(Network(model, (x, y), loss=crossed), **options))
+    for name in known.columns:
+        torch.testing.assert_close(given[name], known[name], rtol=1e-8, atol=1e-12)
+
+
+def minimum(model: nn.Module, x: torch.Tensor, y: torch.Tensor, loss: str, l2: float) -> None:
+    """Train to the minimum of the summed loss + l2/2·‖θ‖², by Newton steps with the whole Hessian."""
+    names = [name for name, _ in model.named_parameters()]
+
+    def objective(flat: torch.Tensor) -> torch.Tensor:
+        values, start = {}, 0
+        for name, value in model.named_parameters():
+            values[name] = flat[start : start + value.numel()].view(value.shape)
+            start += value.numel()
+        f = torch.func.functional_call(model, values, (x,))
+        fit = ((f - y) ** 2).sum() if loss == "squared" else -(y * torch.log_softmax(f, 1)).sum()
+        return fit + l2 / 2 * flat.square().sum()
+
+    flat = torch.cat([dict(model.named_parameters())[name].detach().flatten() for name in names])
+    for _ in range(200):
+        g = torch.func.grad(objective)(flat)
+        if float(g.norm()) < 1e-11:
+            break
+        H = torch.autograd.functional.hessian(objective, flat)
+        values, vectors = torch.linalg.eigh(H)
+        step = vectors @ ((vectors.T @ g) / values.abs().clamp_min(1e-3))
+        length = 1.0
+        while float(objective(flat - length * step)) > float(objective(flat)) + 1e-13 and length > 1e-8:
+            length /= 2
+        flat = flat - length * step
+    else:
+        raise RuntimeError("no minimum found")
+    nn.utils.vector_to_parameters(flat, model.parameters())
+
+
+@pytest.mark.parametrize("loss", ["squared", "cross_entropy"])
+def test_generalized_leverage_is_what_training_again_with_another_label_does(loss):
+    torch.manual_seed(4)
+    x, l2 = torch.randn(20, 2, dtype=torch.float64), 0.5
+    model = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, M)).double()
+    y = torch.randn(20, M, dtype=torch.float64)
+    y = torch.softmax(2 * y, 1) if loss == "cross_entropy" else y + 2 * torch.tanh(x[:, :1])
+    minimum(model, x, y, loss, l2)
+    network = Network(model, (x, y), loss=loss)
+    inverse = InverseCurvature(network, damping=l2, curvature="hessian", **TIGHT)
+    found = score_records(inverse)
+    rows = [*found["gls_trace_logit"].argsort(descending=True)[:2].tolist(), 5]  # the most influential decile, and one
+    start, step = [value.detach().clone() for value in model.parameters()], 1e-4
+    off = torch.eye(M, dtype=torch.float64) - (1.0 / M if loss == "cross_entropy" else 0.0)
+    for i in rows:
+        moved = torch.zeros(M, M, dtype=torch.float64)
+        for c in range(M):
+            ends = []
+            for sign in (1, -1):
+                nn.utils.vector_to_parameters(torch.cat([value.flatten() for value in start]), model.parameters())
+                other = y.clone()
+                other[i] += sign * step * off[c]
+                minimum(model, x, other, loss, l2)
+                ends.append(off @ model(x[i : i + 1])[0].detach())
+            moved[:, c] = (ends[0] - ends[1]) / (2 * step)
+        torch.testing.assert_close(found["gls_trace_logit"][i], torch.trace(moved), rtol=2e-5, atol=1e-8)
+        torch.testing.assert_close(found["gls_frobenius_logit"][i], moved.norm(), rtol=2e-5, atol=1e-8)
+        torch.testing.assert_close(found["gls_spectral_logit"][i], torch.linalg.svdvals(moved)[0], rtol=2e-5, atol=1e-8)
+        if loss == "cross_entropy":
+            p = torch.softmax(network.outputs(torch.tensor([i])), 1)[0]
+            W = torch.diag(p) - p.outer(p)
+            torch.testing.assert_close(found["gls_trace"][i], torch.trace(W @ moved), rtol=2e-5, atol=1e-8)

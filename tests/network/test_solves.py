@@ -1,0 +1,162 @@
+"""Solves against dense inverses, their preconditioners, and what they say when they do not end."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from giveaway import InputError
+from giveaway.linalg.block_cg import SolveError
+from giveaway.network import InverseCurvature, Jacobian, Network, score_records
+from giveaway.network.kronecker import Kronecker
+from giveaway.network.preconditioners import exact_diagonal, hutchinson_diagonal
+from tests.network.cases import DEPTHS, KINDS, dense, made, targets_for
+
+
+def right_sides(size: int, count: int = 4) -> torch.Tensor:
+    return torch.randn(size, count, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("preconditioner", ["none", "diagonal", "kronecker"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_against_a_dense_inverse(kind, preconditioner):
+    model, x, y = made(kind)
+    network = Network(model, (x, y), loss="cross_entropy")
+    exact = dense(model, x, y, "cross_entropy", list(network.parameters.values))
+    H = exact.ggn + 0.2 * torch.eye(network.size, dtype=torch.float64)
+    b = right_sides(network.size)
+    inverse = InverseCurvature(
+        network, damping=0.2, preconditioner=preconditioner, tolerance=1e-11, most_steps=2000
+    )
+    solution = inverse(b)
+    torch.testing.assert_close(solution.x, torch.linalg.solve(H, b), rtol=1e-7, atol=1e-9)
+    true = (b - H @ solution.x).norm(dim=0) / b.norm(dim=0)
+    torch.testing.assert_close(solution.residual, true, rtol=0.1, atol=1e-13)
+    report = inverse.report
+    assert report["unsolved"] == 0
+    assert report["right_sides"] == 4
+    assert report["worst_residual"] <= 1e-11
+    assert report["passes"] >= report["most_steps_taken"]
+
+
+def test_right_sides_are_taken_in_blocks_that_fit():
+    model, x, y = made("mlp")
+    whole = Network(model, (x, y), loss="cross_entropy")
+    small = Network(model, (x, y), loss="cross_entropy", memory=2 * 10 * 8 * whole.size)
+    b = right_sides(whole.size, 5)
+    options = {"damping": 0.2, "tolerance": 1e-11}
+    few, many = InverseCurvature(small, **options), InverseCurvature(whole, **options)
+    assert (few.columns, many.columns) == (2, many.columns)
+    one, other = few(b), many(b)
+    torch.testing.assert_close(one.x, other.x, rtol=1e-9, atol=1e-11)
+    assert len(one.status) == len(one.residual) == 5
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_diagonals(kind, depth):
+    model, x, y = made(kind)
+    network = Network(model, (x, y), loss="cross_entropy", parameters=depth)
+    exact = dense(model, x, y, "cross_entropy", list(network.parameters.values)).ggn.diagonal()
+    jacobian = Jacobian(network)
+    torch.testing.assert_close(exact_diagonal(jacobian), exact, rtol=1e-9, atol=1e-12)
+    errors = []
+    for probes in (64, 1024):
+        found = hutchinson_diagonal(jacobian, probes)
+        errors.append(float(((found - exact) / (exact + 1e-3 * exact.max())).square().mean().sqrt()))
+    assert errors[1] < 0.12
+    assert errors[1] < 0.5 * errors[0]
+
+
+def test_kronecker_factors_are_exact_for_one_linear_layer_and_squared_loss():
+    model, x, y = made("mlp")
+    network = Network(model, (x, targets_for("squared", y)), loss="squared", parameters="head")
+    case = dense(model, x, targets_for("squared", y), "squared", list(network.parameters.values))
+    b = right_sides(network.size)
+    found = Kronecker(network).solve(b.T, 0.3).T
+    torch.testing.assert_close(found, torch.linalg.solve(case.ggn + 0.3 * torch.eye(network.size, dtype=torch.float64), b))
+    # and conjugate gradients with them are done in one step
+    assert InverseCurvature(network, damping=0.3, tolerance=1e-10)(b).steps == 1
+
+
+@pytest.mark.parametrize("kind", ["mlp", "cnn"])
+def test_kronecker_eigenvalues_are_the_block_s_own_along_its_directions(kind):
+    model, x, y = made(kind)
+    network = Network(model, (x, y), loss="cross_entropy")
+    factors = Kronecker(network)
+    assert factors.passes == 2
+    for layer in factors.layers.values():
+        names = [layer.weight, layer.bias]
+        exact = dense(model, x, y, "cross_entropy", names)
+        o, i = layer.curvature.shape
+        # weights then bias, as the layer's matrix with the bias as last column
+        J = torch.cat([exact.jacobian[:, :, : o * (i - 1)].unflatten(2, (o, i - 1)), exact.jacobian[:, :, -o:, None]], 3)
+        turned = layer.outputs.T @ J @ layer.inputs
+        expected = torch.einsum("nmoi,nmk,nkoi->oi", turned, exact.W, turned)
+        torch.testing.assert_close(layer.curvature, expected, rtol=1e-9, atol=1e-12)
+        identity = torch.eye(o, dtype=torch.float64)
+        torch.testing.assert_close(layer.outputs.T @ layer.outputs, identity)
+
+
+def test_a_preconditioner_shortens_badly_scaled_solves():
+    torch.manual_seed(0)
+    x = torch.randn(200, 12, dtype=torch.float64) * 10.0 ** torch.linspace(-1.5, 1.5, 12, dtype=torch.float64)
+    model = nn.Sequential(nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    y = torch.randint(0, 3, (200,))
+    network = Network(model, (x, y), loss="cross_entropy")
+    b = right_sides(network.size)
+    steps = {
+        name: InverseCurvature(network, damping=0.1, preconditioner=name, most_steps=5000)(b).steps
+        for name in ("none", "diagonal", "kronecker")
+    }
+    assert steps["kronecker"] < steps["diagonal"] < steps["none"]
+
+
+def untrained() -> Network:
+    """Random labels and random weights: no minimum."""
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+    x = torch.randn(18, 4, dtype=torch.float64)
+    return Network(model, (x, torch.randint(0, 3, (18,))), loss="cross_entropy")
+
+
+def test_negative_curvature_is_found_and_the_remedies_work():
+    network = untrained()
+    b = right_sides(network.size)
+    inverse = InverseCurvature(network, damping=1e-3, curvature="hessian", preconditioner="none")
+    with pytest.raises(SolveError, match="nowhere negative.*use the Gauss-Newton curvature, or more damping"):
+        inverse(b)
+    allowed = InverseCurvature(
+        network, damping=1e-3, curvature="hessian", preconditioner="none", allow_unconverged=True
+    )
+    solution = allowed(b)
+    assert "negative curvature" in solution.status
+    assert allowed.report["unsolved"] > 0
+    assert bool(solution.x.isfinite().all())
+    for remedy in ({"curvature": "ggn", "damping": 1e-3}, {"curvature": "hessian", "damping": 50.0}):
+        assert set(InverseCurvature(network, most_steps=2000, **remedy)(b).status) == {"converged"}
+
+
+def test_running_out_of_steps():
+    network = untrained()
+    with pytest.raises(SolveError, match=r"expected a residual of 1e-08 .* after 2 steps; allow more steps"):
+        score_records(InverseCurvature(network, damping=0.01, most_steps=2, tolerance=1e-8), [0])
+    allowed = InverseCurvature(network, damping=0.01, most_steps=2, tolerance=1e-8, allow_unconverged=True)
+    found = score_records(allowed, [0, 1])
+    assert found.report["unsolved"] > 0
+    assert bool((found.residual > 1e-8).all())
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"curvature": "fisher"}, "curvature: expected a known name"),
+        ({"preconditioner": "kfac"}, "preconditioner: expected a known name"),
+        ({"tolerance": 0}, "tolerance: expected a finite number of at least"),
+        ({"most_steps": 0}, "most_steps: expected a whole number of at least 1"),
+    ],
+)
+def test_options_that_are_none(options, words):
+    with pytest.raises(InputError, match=words):
+        InverseCurvature(untrained(), damping=1.0, **options)

@@ -1,0 +1,255 @@
+"""A head whose features or outputs lie in files: the same checks, the same rows, and a window of memory."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from giveaway import Head, InputError
+from giveaway.records import FileRows, HostRows, LinearRows, row_reading
+from tests.records.test_head import spoilt
+
+N, D, M = 30, 4, 3
+
+
+@pytest.fixture
+def arrays() -> dict:
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(N, D)).astype(np.float32)
+    weight, bias = rng.normal(size=(M, D)), rng.normal(size=M)
+    outputs = features @ weight.T + bias
+    return {"features": features, "outputs": outputs, "weight": weight, "bias": bias}
+
+
+@pytest.fixture
+def everything_is_large(monkeypatch):
+    monkeypatch.setattr(row_reading, "LARGE_BYTES", 1)
+
+
+def on_disk(folder, array, name="array"):
+    np.save(folder / f"{name}.npy", array)
+    return np.load(folder / f"{name}.npy", mmap_mode="r")
+
+
+def head_of(arrays, **changed) -> Head:
+    return Head(**{"targets": np.arange(N) % M, "loss": "cross_entropy", "l2": 0.1} | arrays | changed)
+
+
+class Counted(FileRows):
+    """Counts how often each row is read."""
+
+    def __init__(self, array):
+        super().__init__("features", [array])
+        self.reads = np.zeros(len(array), int)
+
+    def _consecutive(self, start, stop):
+        self.reads[start:stop] += 1
+        return super()._consecutive(start, stop)
+
+
+@pytest.mark.usefixtures("everything_is_large")
+def test_maps_given_directly_stay_in_their_files(tmp_path, arrays):
+    maps = {name: on_disk(tmp_path, arrays[name], name) for name in ("features", "outputs")}
+    head, held = head_of(arrays | maps), head_of(arrays)
+    assert isinstance(head.features, FileRows)
+    assert isinstance(head.outputs, FileRows)
+    assert head.features.arrays[0] is maps["features"]
+    assert repr(head) == repr(held)
+    for which in (slice(3, 17), torch.tensor([29, 0, 7])):
+        mine, theirs = head.window(which), held.window(which)
+        assert torch.equal(mine.features, theirs.features)
+        assert torch.equal(mine.outputs, theirs.outputs)
+        assert torch.equal(mine.rows(), theirs.rows())
+
+
+@pytest.mark.usefixtures("everything_is_large")
+def test_one_output_in_a_flat_map(tmp_path, arrays):
+    flat = on_disk(tmp_path, arrays["outputs"][:, 0])
+    head = Head(arrays["features"], flat, np.arange(N) % 2, "cross_entropy")
+    assert isinstance(head.outputs, FileRows)
+    assert head.outputs.shape == (N, 1)
+
+
+@pytest.mark.usefixtures("everything_is_large")
+def test_results_of_arithmetic_on_maps_are_no_maps(tmp_path, arrays):
+    head = head_of(arrays, features=on_disk(tmp_path, arrays["features"]) * 1)
+    assert isinstance(head.features, torch.Tensor)
+
+
+@pytest.mark.parametrize("with_weights", [True, False])
+@pytest.mark.parametrize("name", ["features", "outputs"])
+def test_what_is_not_finite_in_a_file_is_found(tmp_path, arrays, name, with_weights):
+    spoilt_rows = FileRows(name, [on_disk(tmp_path, spoilt(arrays[name], (21, 1), np.nan))])
+    changed = {name: spoilt_rows} | ({} if with_weights else {"weight": None, "bias": None})
+    with pytest.raises(InputError, match=rf"{name}: expected finite numbers, got NaN or infinity first in row 21 "):
+        head_of(arrays, **changed)
+
+
+def test_outputs_of_other_weights_in_a_file_are_found(tmp_path, arrays):
+    wrong = FileRows("outputs", [on_disk(tmp_path, spoilt(arrays["outputs"], (9, 1), 40.0))])
+    with pytest.raises(InputError, match=r"outputs: expected features @ weight.T \+ bias, got a .* in row 9 "):
+        head_of(arrays, outputs=wrong)
+    other = LinearRows(torch.from_numpy(arrays["features"]), torch.from_numpy(2 * arrays["weight"]))
+    with pytest.raises(InputError, match=r"outputs: expected features @ weight.T \+ bias"):
+        head_of(arrays, outputs=other)
+
+
+def test_probabilities_in_a_file_are_no_logits(tmp_path):
+    rows = np.full((N, 2), 0.5)
+    for values, words in ((rows, "expected logits, got probabilities"), (spoilt(rows, (8, 0), -np.inf), "in row 8")):
+        stored = FileRows("outputs", [on_disk(tmp_path, values)])
+        with pytest.raises(InputError, match=words):
+            Head(None, stored, np.arange(N) % 2, "cross_entropy")
+
+
+def test_each_row_is_read_once_to_be_checked(tmp_path, arrays):
+    weight, bias = torch.from_numpy(arrays["weight"]), torch.from_numpy(arrays["bias"])
+    for made in (lambda rows: arrays["outputs"], lambda rows: LinearRows(rows, weight, bias)):
+        rows = Counted(on_disk(tmp_path, arrays["features"]))
+        head = head_of(arrays, features=rows, outputs=made(rows))
+        assert rows.reads.tolist() == [1] * N
+        head.window(slice(4, 9))
+        assert rows.reads.sum() == N + 5
+        head.to("cpu")
+        assert rows.reads.sum() == N + 5
+
+
+def test_other_names_read_nothing_and_are_checked(tmp_path, arrays):
+    rows = Counted(on_disk(tmp_path, arrays["features"]))
+    head = head_of(arrays, features=rows)
+    before = rows.reads.sum()
+    named = head.named(ids=[f"p{i}" for i in range(N)], groups=np.arange(N) // 2)
+    assert rows.reads.sum() == before
+    assert (named.ids[3], named.groups[3], head.ids[3], head.groups) == ("p3", 1, 3, None)
+    assert head.named(groups=np.zeros(N, int)).ids is head.ids
+    with pytest.raises(InputError, match="ids: expected a different id for every record"):
+        head.named(ids=np.zeros(N, int))
+    with pytest.raises(InputError, match="groups: expected one name a record, 30 in all"):
+        head.named(groups=["x"])
+
+
+def test_other_parameters_of_lazy_rows_stay_lazy(tmp_path, arrays):
+    rows = Counted(on_disk(tmp_path, arrays["features"]))
+    head = head_of(arrays, features=rows)
+    theta = torch.randn(D + 1, M, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    before = rows.reads.sum()
+    moved = head.with_parameters(theta)
+    assert rows.reads.sum() == before
+    expected = head_of(arrays).with_parameters(theta)
+    torch.testing.assert_close(moved.window(slice(0, N)).outputs, expected.outputs, rtol=1e-12, atol=1e-12)
+    assert torch.equal(moved.parameters(), expected.parameters())
+    with pytest.raises(InputError, match="theta: expected finite numbers"):
+        head.with_parameters(theta * torch.nan)
+
+
+def test_lazy_rows_are_saved_as_if_they_were_held(tmp_path, arrays):
+    parts = [on_disk(tmp_path, arrays["features"][:11], "a"), on_disk(tmp_path, arrays["features"][11:], "b")]
+    lazy = FileRows("features", parts)
+    weight, bias = torch.from_numpy(arrays["weight"]), torch.from_numpy(arrays["bias"])
+    head_of(arrays, features=lazy, outputs=LinearRows(lazy, weight, bias)).save(tmp_path / "lazy.npz")
+    head_of(arrays).save(tmp_path / "held.npz")
+    with np.load(tmp_path / "lazy.npz") as mine, np.load(tmp_path / "held.npz") as theirs:
+        assert mine.files == theirs.files
+        for name in mine.files:
+            assert mine[name].dtype == theirs[name].dtype
+            if name != "options" and mine[name].dtype.kind == "f":
+                np.testing.assert_allclose(mine[name], theirs[name], rtol=1e-12)
+    assert torch.equal(Head.load(tmp_path / "lazy.npz").features, torch.from_numpy(arrays["features"]))
+
+
+# ------------------------------------------------------------------------------------------------ devices
+
+
+def test_moving_to_the_cpu_holds_what_is_asked(tmp_path, arrays):
+    lazy = FileRows("features", [on_disk(tmp_path, arrays["features"])])
+    weight, bias = torch.from_numpy(arrays["weight"]), torch.from_numpy(arrays["bias"])
+    head = head_of(arrays, features=lazy, outputs=LinearRows(lazy, weight, bias), sample_weight=np.ones(N))
+    assert isinstance(head.to("cpu").features, FileRows)
+    held = head.to("cpu", resident=True)
+    assert torch.equal(held.features, torch.from_numpy(arrays["features"]))
+    np.testing.assert_allclose(held.outputs.numpy(), arrays["outputs"], rtol=1e-12)
+    assert not held.lazy
+    plain = head_of(arrays)
+    assert plain.to("cpu").features is plain.features
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_moving_to_a_gpu(arrays):
+    head = head_of(arrays)
+    for resident, kind in ((None, torch.Tensor), (True, torch.Tensor), (False, HostRows)):
+        moved = head.to("cuda", resident=resident)
+        assert isinstance(moved.features, kind)
+        window = moved.window(slice(2, 9))
+        assert {window.features.device.type, window.outputs.device.type, window.targets.device.type} == {"cuda"}
+        assert torch.equal(window.features.cpu(), head.features[2:9])
+        assert torch.equal(moved.to("cpu").features, head.features)
+
+
+def test_what_does_not_fit_is_sent_in_windows(arrays):
+    # "meta" stands for a device of its own: tensors there have shapes and no contents
+    features, outputs = (torch.from_numpy(arrays[name]) for name in ("features", "outputs"))
+    meta = torch.device("meta")
+    sent = row_reading.placed(features, outputs, meta, resident=False)
+    assert [type(rows) for rows in sent] == [HostRows, HostRows]
+    assert sent[0][2:5].shape == (3, D)
+    held = row_reading.placed(features, outputs, meta, resident=True)
+    assert [type(rows) for rows in held] == [torch.Tensor, torch.Tensor]
+    linear = LinearRows(features, torch.from_numpy(arrays["weight"]))
+    lazy = row_reading.placed(features, linear, meta, resident=False)
+    assert isinstance(lazy[1], LinearRows)
+    assert lazy[1].reads(lazy[0])
+
+
+# ------------------------------------------------------------------------------------------------ memory
+
+READS_A_FOLDER = """
+import sys
+import numpy as np
+import giveaway as ga
+from giveaway.extract import from_file
+
+def peak():
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
+
+def read(folder):
+    total, mapped = 0.0, np.load(f"{folder}/features.npy", mmap_mode="r")
+    labels = np.load(f"{folder}/targets.npy")
+    for head in (from_file(folder)[0], ga.Head(mapped, np.zeros((len(mapped), 2)), labels, "cross_entropy")):
+        for part in head.slices(2_048):
+            window = head.window(part)
+            total += float(window.features.sum()) + float(window.outputs.sum())
+    return total
+
+read(sys.argv[1])  # what the libraries take for themselves
+before = peak()
+read(sys.argv[2])
+print(peak() - before)
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="needs /proc")
+def test_a_file_larger_than_what_is_held(tmp_path):
+    d = 512
+    for name, rows in (("small", 10_000), ("large", 100_000)):
+        folder = tmp_path / name
+        folder.mkdir()
+        features = np.lib.format.open_memmap(folder / "features.npy", "w+", np.float32, (rows, d))
+        for start in range(0, rows, 10_000):
+            features[start : start + 10_000] = np.arange(start, start + 10_000)[:, None] % 7
+        size = features.nbytes / 2**20
+        np.save(folder / "targets.npy", np.arange(rows) % 2)
+        np.save(folder / "weight.npy", np.eye(2, d))
+        np.save(folder / "bias.npy", np.zeros(2))
+    command = [sys.executable, "-c", READS_A_FOLDER, str(tmp_path / "small"), str(tmp_path / "large")]
+    # freed blocks go back at once, so that what is measured is what is held
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert size > 190
+    assert float(done.stdout) < 60, f"{done.stdout.strip()} MB more for a file of {size:.0f} MB"
