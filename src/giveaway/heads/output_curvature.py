@@ -1,6 +1,6 @@
-"""W_j, the curvature of a record's loss in its outputs, on many columns at once.
+"""W_j, the curvature of a record's loss in its outputs, and its root S_j, on many columns at once.
 
-On a GPU these passes over memory would cost half as much as the products beside them; large work compiles them into
+On a GPU these passes over memory would cost half as much as the products beside them; large work compiles each into
 one.
 """
 
@@ -13,6 +13,7 @@ import torch
 
 from giveaway.heads.losses import Logistic, Loss, Softmax, Squared
 from giveaway.linalg.precision import Parts, Precision
+from giveaway.linalg.probes import signs
 from giveaway.records.window import Window
 
 
@@ -27,37 +28,63 @@ def diagonal_curvature(loss: Loss, window: Window) -> torch.Tensor:
 
 
 class OutputCurvature:
-    """s_j W_j of a head's records; `fused` compiles it, where a compiler is there."""
+    """s_j W_j and its root, of a head's records; windows of `fused_rows` records go through compiled passes."""
 
-    def __init__(self, loss: Loss, *, fused: bool) -> None:
+    def __init__(self, loss: Loss, *, fused_rows: int | None) -> None:
         self._loss = loss
-        self._softmax: dict[str, Callable[..., Any]] = {"bf16": _curve_softmax, "bf16x3": _curve_softmax_in_halves}
-        self.fused = fused and isinstance(loss, Softmax)
-        if self.fused:
-            self._softmax = {name: torch.compile(plain, dynamic=True) for name, plain in self._softmax.items()}
+        self.fused_rows = fused_rows if isinstance(loss, Softmax) else None
+        self._fused: dict[Callable[..., Any], Callable[..., Any]] = {}
 
-    def __call__(self, u: torch.Tensor, window: Window, precision: Precision) -> Parts:
+    def curve(self, u: torch.Tensor, window: Window, precision: Precision) -> Parts:
         """s_j W_j u_j for u (rows, k, s), as (rows, k·s) factors of `precision`; u is overwritten."""
         if not isinstance(self._loss, Softmax):
             weight = diagonal_curvature(self._loss, window) * window.weights.unsqueeze(1)
             return precision.parts(u.mul_(weight.to(u.dtype).unsqueeze(2)).flatten(1))
-        wide = torch.float64 if u.dtype == torch.float64 else torch.float32
-        p = torch.softmax(window.outputs.to(wide), 1)
-        weighted = p if window.sample_weight is None else p * window.weights.to(wide).unsqueeze(1)
-        if precision.name in self._softmax:
-            return tuple(part.flatten(1) for part in self._softmax[precision.name](u, p, weighted))
+        p, weight = self._probabilities(window, precision)
+        if precision.name in ("bf16", "bf16x3"):
+            curved = self._quick(_curve_in_halves if precision.name == "bf16x3" else _curve_bf16, window)
+            return tuple(part.flatten(1) for part in curved(u, p, weight))
         u -= torch.bmm(p.unsqueeze(1), u)
-        return precision.parts(u.mul_(weighted.unsqueeze(2)).flatten(1))
+        return precision.parts(u.mul_((p * weight).unsqueeze(2)).flatten(1))
+
+    def draw(self, seed: int, window: Window, k: int, probes: slice, precision: Precision) -> Parts:
+        """S_j ω_j with S Sᵀ = s_j W_j and the signs ω of these probes, as (rows, k·s) factors of `precision`."""
+        numbers = window.numbers
+        if isinstance(self._loss, Softmax):
+            p, weight = self._probabilities(window, precision)
+            drawn = self._quick(_draw_softmax, window)(seed, numbers, probes.start, probes.stop, p, weight)
+        else:
+            root = (diagonal_curvature(self._loss, window) * window.weights.unsqueeze(1)).sqrt().unsqueeze(2)
+            drawn = signs(seed, numbers, k, probes, dtype=precision.kept) * root.to(precision.kept)
+        return precision.parts(drawn.flatten(1))
+
+    def _probabilities(self, window: Window, precision: Precision) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.softmax(window.outputs.to(precision.kept), 1), window.weights.to(precision.kept).unsqueeze(1)
+
+    def _quick(self, plain: Callable[..., Any], window: Window) -> Callable[..., Any]:
+        """Compiled, for windows of the usual size: every other size would be compiled anew."""
+        if len(window) != self.fused_rows:
+            return plain
+        if plain not in self._fused:
+            self._fused[plain] = torch.compile(plain, dynamic=False)
+        return self._fused[plain]
 
 
-def _curve_softmax(u: torch.Tensor, p: torch.Tensor, weighted: torch.Tensor) -> Parts:
+def _curve_bf16(u: torch.Tensor, p: torch.Tensor, weight: torch.Tensor) -> Parts:
     wide = u.float()
     mean = (p.unsqueeze(2) * wide).sum(1, keepdim=True)
-    return ((weighted.unsqueeze(2) * (wide - mean)).to(torch.bfloat16),)
+    return (((p * weight).unsqueeze(2) * (wide - mean)).to(torch.bfloat16),)
 
 
-def _curve_softmax_in_halves(u: torch.Tensor, p: torch.Tensor, weighted: torch.Tensor) -> Parts:
+def _curve_in_halves(u: torch.Tensor, p: torch.Tensor, weight: torch.Tensor) -> Parts:
     mean = (p.unsqueeze(2) * u).sum(1, keepdim=True)
-    curved = weighted.unsqueeze(2) * (u - mean)
+    curved = (p * weight).unsqueeze(2) * (u - mean)
     high = curved.to(torch.bfloat16)
     return high, (curved - high.float()).to(torch.bfloat16)
+
+
+def _draw_softmax(
+    seed: int, numbers: torch.Tensor, start: int, stop: int, p: torch.Tensor, weight: torch.Tensor
+) -> torch.Tensor:
+    drawn = signs(seed, numbers, p.shape[1], slice(start, stop), dtype=p.dtype) * p.sqrt().unsqueeze(2)
+    return (drawn - p.unsqueeze(2) * drawn.sum(1, keepdim=True)) * weight.sqrt().unsqueeze(2)

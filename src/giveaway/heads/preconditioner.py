@@ -1,8 +1,8 @@
 """Approximate inverses of a head's curvature, for conjugate gradients.
 
 `class blocks` takes the curvature of one output at a time, Σ_j w_jk x_j x_jᵀ + λI, and leaves out what couples outputs.
-`shared` gives every output the same weighted Gram matrix, times its own amount of curvature: one matrix of the features'
-size in place of one an output.
+`shared` gives every output the same weighted Gram matrix, times its own amount of curvature: one matrix of the
+features' size in place of one an output.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from giveaway.heads.output_curvature import diagonal_curvature
 from giveaway.heads.products import HeadProducts
 from giveaway.linalg.precision import Precision
 
-HEAVIEST = 4_096  # records that an output's own curvature is summed over
+HEAVIEST = 16_384  # records that an output's own curvature is summed over
 EPS = torch.finfo(torch.float64).eps
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from giveaway.heads.losses import Softmax, Squared, loss_of
-from giveaway.heads.output_curvature import OutputCurvature, diagonal_curvature
+from giveaway.heads.output_curvature import OutputCurvature
 from giveaway.linalg.precision import Precision
 from giveaway.linalg.probes import signs
 from giveaway.linalg.team import ALONE, Team
@@ -35,7 +35,8 @@ class HeadProducts:
         on_gpu = head.device.type == "cuda"
         self.width = -(-head.width // ALIGNED) * ALIGNED if on_gpu else head.width
         self._bytes = GPU_BYTES if on_gpu else HOST_BYTES
-        self.curvature = OutputCurvature(self.loss, fused=on_gpu and float(head.n) * self.k >= FUSED_FROM)
+        fused = on_gpu and float(head.n) * self.k >= FUSED_FROM
+        self.curvature = OutputCurvature(self.loss, fused_rows=MOST_ROWS if fused else None)
         self.penalty = torch.full((self.width, 1, 1), l2, dtype=torch.float64, device=head.device)
         self.penalty[head.width :] = 0.0
         if head.intercept and not head.penalize_intercept:
@@ -70,7 +71,7 @@ class HeadProducts:
         for window in self.windows(s):
             x = precision.parts(window.rows(precision.kept, self.width))
             u = precision.product(x, factor).view(len(window), self.k, s)
-            curved = self.curvature(u, window, precision)
+            curved = self.curvature.curve(u, window, precision)
             precision.add_product(total, tuple(part.T for part in x), curved)
             self.on_rows(len(window))
         self.team.sum_(total)
@@ -81,24 +82,15 @@ class HeadProducts:
         s = probes.stop - probes.start
         total = torch.zeros(self.width, self.k * s, dtype=precision.kept, device=self.head.device)
         for window in self.windows(s):
-            u = self.root(signs(seed, window.numbers, self.k, probes, dtype=precision.kept), window)
-            x = precision.parts(window.rows(precision.kept, self.width).T)
-            precision.add_product(total, x, precision.parts(u.flatten(1)))
+            x = precision.parts(window.rows(precision.kept, self.width))
+            drawn = self.curvature.draw(seed, window, self.k, probes, precision)
+            precision.add_product(total, tuple(part.T for part in x), drawn)
             self.on_rows(len(window))
         self.team.sum_(total)
         # the penalty's own signs come after those of the records
         features = torch.arange(self.head.n, self.head.n + self.width, device=self.head.device)
         penalty = signs(seed, features, self.k, probes, dtype=precision.kept) * self.penalty.sqrt().to(precision.kept)
         return total.view(self.width, self.k, s) + self.projected(penalty)
-
-    def root(self, u: torch.Tensor, window: Window) -> torch.Tensor:
-        """S_j u_j with S Sᵀ = s_j W_j, for u (rows, k, s)."""
-        weight = window.weights.sqrt().to(u.dtype)[:, None, None]
-        if isinstance(self.loss, Softmax):
-            p = torch.softmax(window.outputs.to(u.dtype), 1).unsqueeze(2)
-            u = u * p.sqrt()
-            return (u - p * u.sum(1, keepdim=True)).mul_(weight)
-        return u * diagonal_curvature(self.loss, window).sqrt().to(u.dtype).unsqueeze(2) * weight
 
     def projected(self, v: torch.Tensor) -> torch.Tensor:
         """v without what softmax does not see."""

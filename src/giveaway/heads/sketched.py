@@ -136,7 +136,7 @@ class SketchedCurvature:
             "residual": self.residual,
             "steps": self.steps,
             "preconditioner": self.preconditioner.name,
-            "fused_passes": self.products.curvature.fused,
+            "fused_passes": self.products.curvature.fused_rows is not None,
             "l2": self.l2,
         }
 
@@ -172,7 +172,7 @@ class SketchedCurvature:
         one = ARRAYS * width * k * self.precision.kept.itemsize
         fit = max(1, self.memory // 4 // one)
         # fused passes want a record's numbers in a GPU's cache
-        most = min(WORD if self.products.curvature.fused else MOST_AT_ONCE, self.probes)
+        most = min(WORD if self.products.curvature.fused_rows else MOST_AT_ONCE, self.probes)
         return most if fit >= most else max(1, fit // WORD * WORD or fit)
 
 

@@ -1,7 +1,7 @@
 """Matrix products in a chosen precision, summed in a wider one.
 
-A factor is taken apart into what the matrix units multiply: itself, or, for `bf16x3`, its leading and its trailing eight
-bits. Three of the four products of such halves give sixteen bits at the units' speed.
+A factor is taken apart into what the matrix units multiply: itself, or, for `bf16x3`, its leading and its trailing
+eight bits. Three of the four products of such halves give sixteen bits at the units' speed.
 """
 
 from __future__ import annotations
