@@ -19,7 +19,7 @@ LAYERS = [
     {"records"},
     {"linalg", "theory"},
     {"views"},
-    {"extract", "heads", "gp", "attacks"},
+    {"extract", "heads", "network", "gp", "attacks"},
     {"scores", "evaluation"},
     {"auditing"},
     {"findings"},
@@ -27,11 +27,12 @@ LAYERS = [
     {"demo", "config", "source", "figures"},
     {"audit_command", "lood_command", "theory_command"},
     {"cli_theory", "cli_next"},
+    {"cli_audit"},
     {"cli"},
     {"__main__"},
 ]
 DEPTH = {name: depth for depth, names in enumerate(LAYERS) for name in names}
-DOORS = ("__init__", "cli", "cli_theory", "cli_next")  # where imports may wait inside a function
+DOORS = ("__init__", "cli", "cli_audit", "cli_theory", "cli_next")  # where imports may wait inside a function
 
 
 def project_imports(tree: ast.AST, package: tuple[str, ...], inside: bool = False) -> Iterator[tuple[int, str, bool]]:

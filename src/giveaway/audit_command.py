@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from giveaway.auditing.checkpoint import Checkpoint
 from giveaway.auditing.pseudonyms import pseudonyms, read_key
 from giveaway.auditing.run import audit
 from giveaway.auditing.store import check_folder, fingerprint, provenance, save_audit, save_page
@@ -18,6 +20,7 @@ from giveaway.findings.breakdown import SUBGROUP
 from giveaway.findings.closer_look import FILE as LOOK
 from giveaway.findings.closer_look import MAPS, CloserLook, look_closer
 from giveaway.findings.measured import Measured
+from giveaway.linalg.team import ALONE, Team
 from giveaway.records import Head, ScoreTable
 from giveaway.reporting.html import render
 from giveaway.reporting.summary import summary_pages
@@ -26,22 +29,44 @@ from giveaway.reporting.words import access_of, check_access, headline
 MIXED = "several"
 
 
-def audit_into(out: str, head: Head, config: dict[str, Any], arguments: dict[str, Any]) -> tuple[ScoreTable, Path]:
-    """Audit `head` with the `arguments` of ga.audit; `config` are the user's options, kept beside the result."""
+def audit_into(
+    out: str,
+    head: Head,
+    config: dict[str, Any],
+    arguments: dict[str, Any],
+    *,
+    team: Team = ALONE,
+    resume: bool = False,
+) -> tuple[ScoreTable, Path] | None:
+    """Audit `head` with the `arguments` of ga.audit; `config` are the user's options, kept beside the result.
+
+    Of several processes the first writes the folder, and the others get None. `resume` goes on with what a killed run
+    left there.
+    """
     check_access(config.get("access", "probabilities"), head.loss)
     check_choice("map", config.get("map", "auto"), MAPS)
     if "pseudonymize" in config:
         head = _renamed(head, read_key(config["pseudonymize"], out))
     subgroups = subgroups_from(config["subgroups"], head.n) if "subgroups" in config else {}
-    origin = provenance(fingerprint(head, arguments.get("inputs")), config)
+    digest = team.agreed(fingerprint(head, arguments.get("inputs")) if team.first else "")
+    origin = provenance(digest, config)
     existed = Path(out).is_dir()
-    folder = check_folder(out, origin)
+    folder = check_folder(out, origin) if team.first else Path(out)
+    team.barrier()
+    kept: Checkpoint | None = None
     try:
-        table = _finished(audit(head, progress=True, **arguments), config, subgroups, head, origin)
-        tables = {"scores": table}
+        kept = _checkpoint(folder, origin, team, resume=resume)
+        run = partial(audit, head, progress=team.first, team=team, kept=kept)
+        table = run(**arguments)
+        by_record = None
         if table.meta["unit"] == "person":
-            rows = audit(head, progress=True, **{**arguments, "by": "record", "l2_sensitivity": False})
-            tables = {"people": table, "scores": _finished(rows, config, subgroups, head, origin)}
+            by_record = run(**{**arguments, "by": "record", "l2_sensitivity": False})
+        if not team.first:
+            return None
+        table = _finished(table, config, subgroups, head, origin)
+        tables = {"scores": table}
+        if by_record is not None:
+            tables = {"people": table, "scores": _finished(by_record, config, subgroups, head, origin)}
         look = look_closer(
             head,
             table,
@@ -52,11 +77,22 @@ def audit_into(out: str, head: Head, config: dict[str, Any], arguments: dict[str
         )
         pages = {**report_pages(table, look, Measured.load(folder)), LOOK: look.to_bytes()}
         save_audit(folder, tables, pages, to_toml(config))
+        kept.finish()
     except BaseException:
-        if not existed and not any(folder.iterdir()):
+        left = kept is not None and kept.abandon()
+        if team.first and not left and not existed and not any(folder.iterdir()):
             folder.rmdir()
         raise
     return table, folder
+
+
+def _checkpoint(folder: Path, origin: dict[str, Any], team: Team, *, resume: bool) -> Checkpoint:
+    """Where unfinished work is kept; the first process makes it, the others come after."""
+    same = {name: origin[name] for name in ("inputs_sha256", "config", "versions")}
+    begun = {**same, "processes": team.size}
+    kept = Checkpoint(folder, begun, resume=resume, rank=team.rank) if team.first else None
+    team.barrier()
+    return kept or Checkpoint(folder, begun, resume=resume, rank=team.rank)
 
 
 def statement(folder: str | Path, table: ScoreTable) -> str:

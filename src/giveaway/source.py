@@ -14,8 +14,10 @@ from giveaway.auditing.progress import progress_of
 from giveaway.auditing.validate import LEAST_MODELS
 from giveaway.checks import InputError, fail
 from giveaway.extract import from_file, from_sklearn, from_torch
+from giveaway.extract.shared_extraction import from_torch_shared
 from giveaway.extract.signals_file import signals_from
 from giveaway.extract.user_code import call_factory, load_estimator, load_weights
+from giveaway.linalg.team import ALONE, Team
 from giveaway.records import Head, Signals
 
 Options = dict[str, Any]
@@ -24,12 +26,12 @@ Say = Callable[[str], Any]
 USES = {  # what each source takes, besides the options that all share
     "features": {"loss", "l2", "penalize_intercept"},
     "estimator": {"data", "allow_pickle"},
-    "model": {"weights", "data", "layer", "reduction", "loss", "l2", "penalize_intercept", "device", "batch_size"}
+    "model": {"weights", "data", "layer", "reduction", "loss", "l2", "penalize_intercept", "batch_size"}
     | {"allow_pickle", "cache", "stream"},
 }
 
 
-def head_from(options: Options, say: Say) -> Head:
+def head_from(options: Options, say: Say, team: Team = ALONE) -> Head:
     """The head of the one source that `options` names; `say` is told what a user should know on the way."""
     named = [name for name in USES if name in options]
     if len(named) != 1:
@@ -42,7 +44,10 @@ def head_from(options: Options, say: Say) -> Head:
             raise fail(name, f"{fit} beside it", f"--{source}", f"drop --{name.replace('_', '-')}")
     if source != "features" and "data" not in options:
         raise fail("data", f"--data module:function beside --{source}", "none", "name your data set")
-    head = {"features": _from_arrays, "estimator": _from_estimator, "model": _from_model}[source](options, say)
+    if source == "model":
+        head = _from_model(options, say, team)
+    else:
+        head = {"features": _from_arrays, "estimator": _from_estimator}[source](options, say)
     names: dict[str, Any] = {name: names_in(options[name], name) for name in ("groups", "ids") if name in options}
     return head.named(**names)
 
@@ -103,27 +108,32 @@ def _from_estimator(options: Options, say: Say) -> Head:
     return from_sklearn(estimator, *_inputs_and_targets(options, say, "estimator"))
 
 
-def _from_model(options: Options, say: Say) -> Head:
+def _from_model(options: Options, say: Say, team: Team) -> Head:
     device = device_named(options.get("device"))
+    if team.size > 1:
+        device = team.device
     say(f"Running your code: {options['model']} and {options['data']}")
     model = call_factory("model", options["model"])
     if "weights" not in options:
         say("note: no --weights: the model is audited as your function makes it")
     else:
         model = load_weights(model, options["weights"], allow_pickle=bool(options.get("allow_pickle")))
-    return from_torch(
-        model if device is None or not isinstance(model, torch.nn.Module) else model.to(device),
-        call_factory("data", options["data"]),
-        layer=options.get("layer"),
-        loss=options.get("loss", "auto"),
-        l2=options.get("l2", 0.0),
-        penalize_intercept=options.get("penalize_intercept", True),
-        reduction=options.get("reduction"),
-        batch_size=options.get("batch_size", 256),
-        keep_inputs=False if "inputs" in options else None,
-        cache=options.get("cache"),
-        stream=bool(options.get("stream")),
-    )
+    if device is not None and isinstance(model, torch.nn.Module):
+        model = model.to(device)
+    data = call_factory("data", options["data"])
+    taken: dict[str, Any] = {
+        "layer": options.get("layer"),
+        "loss": options.get("loss", "auto"),
+        "l2": options.get("l2", 0.0),
+        "penalize_intercept": options.get("penalize_intercept", True),
+        "reduction": options.get("reduction"),
+        "batch_size": options.get("batch_size", 256),
+        "keep_inputs": False if "inputs" in options else None,
+        "cache": options.get("cache"),
+    }
+    if team.size > 1:
+        return from_torch_shared(model, data, team, **taken)
+    return from_torch(model, data, stream=bool(options.get("stream")), **taken)
 
 
 def device_named(name: str | None) -> torch.device | None:

@@ -58,6 +58,6 @@ def test_which_loss_a_name_means():
         loss_of("cross-entropy", 3)
     with pytest.raises(InputError, match="loss: expected one value a record"):
         loss_of(torch.nn.functional.cross_entropy, 3).prepare(CLASSES, F)
-    saddle = Given(lambda f, y: (f[:, 0] ** 2 - f[:, 1] ** 2))
+    saddle = Given(lambda f, y: f[:, 0] ** 2 - f[:, 1] ** 2)
     with pytest.raises(InputError, match="loss: expected a loss that is convex in the outputs"):
         saddle.rooted(F, CLASSES, F)

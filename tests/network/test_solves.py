@@ -8,8 +8,9 @@ from torch import nn
 
 from giveaway import InputError
 from giveaway.linalg.block_cg import SolveError
-from giveaway.network import InverseCurvature, Jacobian, Network, score_records
+from giveaway.network import InverseCurvature, Jacobian, Network, RecordDerivatives, score_records
 from giveaway.network.kronecker import Kronecker
+from giveaway.network.nystrom import steepest
 from giveaway.network.preconditioners import exact_diagonal, hutchinson_diagonal
 from tests.network.cases import DEPTHS, KINDS, dense, made, targets_for
 
@@ -18,7 +19,7 @@ def right_sides(size: int, count: int = 4) -> torch.Tensor:
     return torch.randn(size, count, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
 
 
-@pytest.mark.parametrize("preconditioner", ["none", "diagonal", "kronecker"])
+@pytest.mark.parametrize("preconditioner", ["none", "diagonal", "kronecker", "nystrom"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_against_a_dense_inverse(kind, preconditioner):
     model, x, y = made(kind)
@@ -26,9 +27,7 @@ def test_against_a_dense_inverse(kind, preconditioner):
     exact = dense(model, x, y, "cross_entropy", list(network.parameters.values))
     H = exact.ggn + 0.2 * torch.eye(network.size, dtype=torch.float64)
     b = right_sides(network.size)
-    inverse = InverseCurvature(
-        network, damping=0.2, preconditioner=preconditioner, tolerance=1e-11, most_steps=2000
-    )
+    inverse = InverseCurvature(network, damping=0.2, preconditioner=preconditioner, tolerance=1e-11, most_steps=2000)
     solution = inverse(b)
     torch.testing.assert_close(solution.x, torch.linalg.solve(H, b), rtol=1e-7, atol=1e-9)
     true = (b - H @ solution.x).norm(dim=0) / b.norm(dim=0)
@@ -49,7 +48,7 @@ def test_right_sides_are_taken_in_blocks_that_fit():
     few, many = InverseCurvature(small, **options), InverseCurvature(whole, **options)
     assert (few.columns, many.columns) == (2, many.columns)
     one, other = few(b), many(b)
-    torch.testing.assert_close(one.x, other.x, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(one.x, other.x, rtol=1e-7, atol=1e-9)
     assert len(one.status) == len(one.residual) == 5
 
 
@@ -75,9 +74,11 @@ def test_kronecker_factors_are_exact_for_one_linear_layer_and_squared_loss():
     case = dense(model, x, targets_for("squared", y), "squared", list(network.parameters.values))
     b = right_sides(network.size)
     found = Kronecker(network).solve(b.T, 0.3).T
-    torch.testing.assert_close(found, torch.linalg.solve(case.ggn + 0.3 * torch.eye(network.size, dtype=torch.float64), b))
+    torch.testing.assert_close(
+        found, torch.linalg.solve(case.ggn + 0.3 * torch.eye(network.size, dtype=torch.float64), b)
+    )
     # and conjugate gradients with them are done in one step
-    assert InverseCurvature(network, damping=0.3, tolerance=1e-10)(b).steps == 1
+    assert InverseCurvature(network, damping=0.3, tolerance=1e-10, preconditioner="kronecker")(b).steps == 1
 
 
 @pytest.mark.parametrize("kind", ["mlp", "cnn"])
@@ -91,7 +92,9 @@ def test_kronecker_eigenvalues_are_the_block_s_own_along_its_directions(kind):
         exact = dense(model, x, y, "cross_entropy", names)
         o, i = layer.curvature.shape
         # weights then bias, as the layer's matrix with the bias as last column
-        J = torch.cat([exact.jacobian[:, :, : o * (i - 1)].unflatten(2, (o, i - 1)), exact.jacobian[:, :, -o:, None]], 3)
+        J = torch.cat(
+            [exact.jacobian[:, :, : o * (i - 1)].unflatten(2, (o, i - 1)), exact.jacobian[:, :, -o:, None]], 3
+        )
         turned = layer.outputs.T @ J @ layer.inputs
         expected = torch.einsum("nmoi,nmk,nkoi->oi", turned, exact.W, turned)
         torch.testing.assert_close(layer.curvature, expected, rtol=1e-9, atol=1e-12)
@@ -113,6 +116,39 @@ def test_a_preconditioner_shortens_badly_scaled_solves():
     assert steps["kronecker"] < steps["diagonal"] < steps["none"]
 
 
+def test_the_steepest_directions():
+    model, x, y = made("mlp")
+    network = Network(model, (x, y), loss="cross_entropy")
+    exact = dense(model, x, y, "cross_entropy", list(network.parameters.values)).ggn
+    # 18 records of rank 2: half of the parameters hold all of the curvature
+    found = steepest(Jacobian(network), rank=1000)
+    assert len(found.curvature) == 36
+    identity = torch.eye(36, dtype=torch.float64)
+    torch.testing.assert_close(found.directions @ found.directions.T, identity, rtol=0, atol=1e-6)
+    rebuilt = found.directions.T @ (found.curvature.unsqueeze(1) * found.directions)
+    torch.testing.assert_close(rebuilt, exact, rtol=1e-6, atol=1e-6)
+    b = right_sides(network.size)
+    inverse = InverseCurvature(network, damping=0.1, tolerance=1e-6)
+    plain = InverseCurvature(network, damping=0.1, tolerance=1e-6, preconditioner="none")
+    assert inverse(b).steps <= 3 < plain(b).steps
+
+
+def test_steepest_directions_shorten_the_solves_of_a_network_that_fits_its_records():
+    torch.manual_seed(0)
+    x = torch.randn(150, 8)
+    model = nn.Sequential(nn.Linear(8, 40), nn.ReLU(), nn.Linear(40, 4))
+    y = (x @ torch.randn(8, 4)).argmax(1)
+    step = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for _ in range(150):
+        step.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        step.step()
+    network = Network(model, (x, y), loss="cross_entropy")
+    b = torch.cat([part for _, part in RecordDerivatives(network).gradients([0, 1, 2, 3])]).T
+    steps = [InverseCurvature(network, damping=0.05, **way)(b).steps for way in ({"preconditioner": "none"}, {})]
+    assert steps[1] < 0.5 * steps[0]
+
+
 def untrained() -> Network:
     """Random labels and random weights: no minimum."""
     torch.manual_seed(2)
@@ -125,7 +161,7 @@ def test_negative_curvature_is_found_and_the_remedies_work():
     network = untrained()
     b = right_sides(network.size)
     inverse = InverseCurvature(network, damping=1e-3, curvature="hessian", preconditioner="none")
-    with pytest.raises(SolveError, match="nowhere negative.*use the Gauss-Newton curvature, or more damping"):
+    with pytest.raises(SolveError, match=r"nowhere negative.*use the Gauss-Newton curvature, or more damping"):
         inverse(b)
     allowed = InverseCurvature(
         network, damping=1e-3, curvature="hessian", preconditioner="none", allow_unconverged=True
@@ -154,6 +190,7 @@ def test_running_out_of_steps():
         ({"curvature": "fisher"}, "curvature: expected a known name"),
         ({"preconditioner": "kfac"}, "preconditioner: expected a known name"),
         ({"tolerance": 0}, "tolerance: expected a finite number of at least"),
+        ({"rank": 0}, "rank: expected a whole number of at least 1"),
         ({"most_steps": 0}, "most_steps: expected a whole number of at least 1"),
     ],
 )

@@ -118,10 +118,19 @@ class Checkpoint:
         if self.rank == 0 or [file.name for file in _own_files(self.path)] == [BEGUN]:
             remove_checkpoint(self.path.parent)
 
+    def abandon(self) -> bool:
+        """The audit has ended before its time: keep what was saved, or remove what is left of nothing; whether it was
+        kept."""
+        if _saved_work(self.path):
+            return True
+        if self.rank == 0:
+            remove_checkpoint(self.path.parent)
+        return False
+
     def _begun_with(self, expected: dict[str, Any], resume: bool) -> bool:
         """Whether there is work to go on with; refused where that was not asked for, or it is of another audit."""
         marker = self.path / BEGUN
-        if not marker.is_file():
+        if not marker.is_file() or not _saved_work(self.path):
             return False
         found = _read_json(marker)
         begun_beside = self.rank > 0 and found == expected  # by the first process, a moment ago
@@ -167,6 +176,11 @@ def _own_files(path: Path) -> list[Path]:
     if not path.is_dir():
         return []
     return sorted(file for file in path.iterdir() if OURS.fullmatch(file.name) and file.is_file())
+
+
+def _saved_work(path: Path) -> bool:
+    """Whether anything was finished there: a run that was killed before that has left nothing to go on with."""
+    return any(file.suffix == ".npz" for file in _own_files(path))
 
 
 def _unfinished(file: Path, rank: int) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from giveaway.auditing.progress import OnRows
@@ -49,9 +49,9 @@ class CurvatureOptions:
         """Bytes that the curvature may take: as given, or half of what is free."""
         return free_memory(head.device) // 2 if self.memory is None else int(self.memory * 1e9)
 
-    def to_json(self) -> dict[str, Any]:
-        """For the metadata."""
-        return asdict(self)
+    def agreed(self, head: Head, team: Team) -> CurvatureOptions:
+        """With the memory that every process of `team` has."""
+        return self if team.size == 1 else replace(self, memory=team.smallest(self.budget(head)) / 1e9)
 
 
 @dataclass(frozen=True)

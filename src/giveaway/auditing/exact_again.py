@@ -16,7 +16,7 @@ from giveaway.scores.batch import Batch
 
 HIGH = 0.5  # largest eigenvalue of W B, from which a group is solved for
 SOLVED = 1e-2  # residual above which a group stays with its sketch
-SPENT = {"cpu": 2e12, "cuda": 2e15}  # operations that are always worth it
+SPENT = {"cpu": 5e11, "cuda": 2e15}  # operations that are always worth it
 STEPS = 25  # about what a solve takes
 
 

@@ -116,6 +116,7 @@ def audit(
     asked = named is None or bool(viewed) or (bool(predicted) and known.inputs is not None)
     required = inputs is not None or bool(viewed)
     view, note = view_of(known, required=required) if asked else (None, None)
+    options = options.agreed(head, team)
     choice = choose(head, options) if head.linear else Choice("none", "a black box has none")
     resolved = plan(
         head,

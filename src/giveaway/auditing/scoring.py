@@ -26,7 +26,6 @@ from giveaway.scores.batch import Batch
 from giveaway.scores.catalogue import CATALOGUE
 from giveaway.scores.predicted import ingredients, predict
 
-KEPT = "scores"
 OF_STEP = ("influence", "newton", "loo_gap")  # what solving for a record's own step makes exact
 PARTS = ("part 0", "part 1", "part 2")  # what theory predicts from
 RESIDUAL, CAPPED, RECORDS, LEVERAGE, ERROR = "residual", "capped", "records", "top leverage", "_error"
@@ -71,7 +70,8 @@ class Scoring:
         looked = np.ones(len(spans), dtype=bool) if self.errors else sampled_spans([span.count for span in spans])
         own = list(self.team.share(list(zip(spans, looked.tolist(), strict=True))))
         done = torch.zeros(len(own), dtype=torch.bool)
-        if (earlier := kept.load(KEPT)) is not None:
+        name = f"scores-{self.resolved.unit}"
+        if (earlier := kept.load(name)) is not None:
             self.found[:] = earlier["found"].numpy()
             done = earlier["done"]
         lock = threading.Lock()
@@ -83,12 +83,12 @@ class Scoring:
                 on_rows(batch.sample_weight.numel())
             if look and self.sketch is not None:
                 for where, spread in standard_errors(portion, self.curved, self.sketch.probes):
-                    for name, error in spread.items():
-                        self[name + ERROR][where] = error
+                    for column, error in spread.items():
+                        self[column + ERROR][where] = error
             with lock:
                 done[place] = True
                 if kept.due():
-                    kept.save(KEPT, {"found": torch.from_numpy(self.found), "done": done})
+                    kept.save(name, {"found": torch.from_numpy(self.found), "done": done})
 
         in_threads(work, self._opened(own, done), self.head.device)
         self.team.sum_array(self.found)

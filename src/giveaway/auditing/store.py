@@ -16,9 +16,14 @@ import torch
 
 from giveaway import __version__
 from giveaway.attacks.shadow_store import is_shadow_folder, remove_shadows
-from giveaway.checks import ROWS_PER_CHECK, fail
+from giveaway.auditing.checkpoint import FOLDER as UNFINISHED
+from giveaway.auditing.checkpoint import remove_checkpoint
+from giveaway.checks import ROWS_PER_CHECK, fail, rows_at_a_time
+from giveaway.extract.feature_cache import is_feature_cache, remove_feature_cache
+from giveaway.extract.shared_extraction import is_shared_cache, remove_shared_cache
 from giveaway.files import private_folder, write_atomically, write_json
 from giveaway.records import Head, ScoreTable
+from giveaway.records.lazy_rows import LazyRows
 from giveaway.records.score_table import MARKER
 
 BLOCK_BYTES = 1 << 24  # of an array at a time
@@ -51,6 +56,9 @@ def digest_of(arrays: dict[str, Any], options: tuple[Any, ...] = ()) -> str:
 
 def _add(digest: Any, name: str, value: Any) -> None:
     """Name, shape, type and contents, the last in blocks of rows, so that a memory map stays one."""
+    if isinstance(value, LazyRows):
+        _add_lazy(digest, name, value)
+        return
     if not isinstance(value, torch.Tensor | np.ndarray | list | tuple):
         value = np.asarray(value)
     shape = (len(value),) if isinstance(value, list | tuple) else tuple(value.shape)
@@ -62,6 +70,17 @@ def _add(digest: Any, name: str, value: Any) -> None:
     rows = ROWS_PER_CHECK if objects else max(1, BLOCK_BYTES * len(value) // max(1, value.nbytes))
     for start in range(0, len(value), rows):
         digest.update(_bytes_of(value[start : start + rows]))
+
+
+def _add_lazy(digest: Any, name: str, rows: LazyRows) -> None:
+    """As a tensor of the same rows, unless something shorter stands for them."""
+    digest.update(f"{name}{tuple(rows.shape)}{rows.dtype}".encode())
+    if rows.identity is not None:
+        digest.update(rows.identity.encode())
+        return
+    size = rows_at_a_time(rows)
+    for start in range(0, len(rows), size):
+        digest.update(_bytes_of(rows[start : start + size]))
 
 
 def _bytes_of(block: Any) -> bytes:
@@ -96,7 +115,7 @@ def check_folder(folder: str | Path, expected: dict[str, Any]) -> Path:
         different = _differences(_read_marker("out", path).get("provenance", {}), expected)
         if different:
             raise fail("out", "an audit of the same inputs and options", "; ".join(different), "choose another folder")
-    elif path.is_dir() and any(path.iterdir()):
+    elif path.is_dir() and any(file.name != UNFINISHED for file in path.iterdir()):
         raise fail("out", "a new, empty or earlier audit folder", f"{path} with other files", "choose another folder")
     return private_folder(path)
 
@@ -156,17 +175,27 @@ def listed_signals(folder: str | Path) -> list[Path]:
 def purge(folder: str | Path) -> int:
     """Remove the files that the folder's audit.json lists, and the folder if nothing else is in it.
 
-    A folder of shadow models is recognised by its own shadow.json, and what training wrote there is removed. Signals
-    that audit.json lists lie elsewhere and stay.
+    Folders of shadow models, of cached features and of unfinished audits are recognised by files of their own, and what
+    was written there is removed. Signals that audit.json lists lie elsewhere and stay.
     """
     path = Path(folder)
-    if not (path / MARKER).is_file() and is_shadow_folder(path):
-        return remove_shadows(path)
+    if not (path / MARKER).is_file():
+        if is_shadow_folder(path):
+            return remove_shadows(path)
+        if is_feature_cache(path):
+            return remove_feature_cache(path)
+        if is_shared_cache(path):
+            return remove_shared_cache(path)
+    unfinished = remove_checkpoint(path)
+    if unfinished and not (path / MARKER).is_file():
+        if not any(path.iterdir()):
+            path.rmdir()
+        return unfinished
     listed = [Path(name).name for name in _read_marker("folder", path).get("files", [])]
-    removed = 0
+    removed = unfinished
     for name in [*(name for name in listed if name != MARKER), MARKER]:  # last, so that a killed purge can be repeated
-        unfinished = (file for file in path.iterdir() if file.name.startswith(f".{name}-") and file.suffix == ".part")
-        for target in (path / name, *unfinished):
+        halves = (file for file in path.iterdir() if file.name.startswith(f".{name}-") and file.suffix == ".part")
+        for target in (path / name, *halves):
             if target.is_file():
                 target.unlink()
                 removed += 1

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from giveaway.heads.blocks import CAP, LeftOut
-from giveaway.heads.losses import Softmax, Squared
+from giveaway.heads.losses import Softmax
 from giveaway.heads.output_curvature import diagonal_curvature
 from giveaway.heads.products import HeadProducts
 from giveaway.heads.sketched import SketchedCurvature
@@ -20,8 +20,7 @@ from giveaway.linalg.precision import EXACT_FOR, Precision
 from giveaway.records.window import Window
 
 STEPS = 300
-TOLERANCE = 1e-6
-IN_FLOAT64_UP_TO = 1e13  # numbers in one product of a GPU, above which float64 would take minutes
+TOLERANCE, ROUGH_TOLERANCE = 1e-5, 3e-4  # the latter where residuals have sixteen bits
 LARGEST_STEP = 0.25 / (1.0 - CAP)  # of what leaving out does over its first order: beyond it an eigenvalue was capped
 
 
@@ -52,13 +51,13 @@ def exact_steps(
     second = first if total is None else first - torch.nn.functional.pad(total, (0, 0, 0, local.padding)).unsqueeze(2)
     right = torch.stack([first, second], 2)  # (D, m, 2, N)
     shape = (len(right), curvature.products.k, -1)
-    precision = _precision(curvature, right.shape[3])
+    precision = curvature.precision
     exact = EXACT_FOR[precision.name]
     solution = block_cg(
         lambda v: local.apply(v, right.shape, precision),
         right.reshape(shape).to(precision.kept),
         precondition=lambda r: curvature.preconditioner(r.to(curvature.precision.kept)).to(r.dtype),
-        tolerance=TOLERANCE if exact is None else curvature.tolerance,
+        tolerance=min(curvature.tolerance, ROUGH_TOLERANCE if exact == "bf16x3" else TOLERANCE),
         most_steps=STEPS,
         exact_product=None if exact is None else lambda v: local.apply(v, right.shape, Precision(exact)),
         trusted=precision.trusted,
@@ -100,11 +99,3 @@ class _Local:
     def _curve(self, v: torch.Tensor) -> torch.Tensor:
         centred = v - (self._curved * v).sum(2, keepdim=True) if self._softmax else v
         return self._weight * self._curved * centred
-
-
-def _precision(curvature: SketchedCurvature, groups: int) -> Precision:
-    products = curvature.products
-    numbers = products.head.n * products.width * products.k * 2.0 * groups
-    outputs = products.head.m if isinstance(products.loss, Squared) else 1
-    on_gpu = products.head.device.type == "cuda"
-    return curvature.precision if on_gpu and numbers * outputs > IN_FLOAT64_UP_TO else Precision("float64")

@@ -114,13 +114,13 @@ class FactoredBlocks:
         there."""
         count = min(DIRECTIONS, self._rows[1], max(1, self._rows[2] // 4))
         basis = start.new_zeros(len(start), self._rows[1], count)
-        v = start
+        v, least = start, torch.finfo(start.dtype).eps ** 0.5  # below it a direction is rounding
         for k in range(count):
             before = torch.linalg.vector_norm(v, dim=1, keepdim=True)
             for _ in range(2):  # once leaves rounding errors of the directions before
                 v = v - basis[:, :, :k] @ (basis[:, :, :k].mT @ v)
             norm = torch.linalg.vector_norm(v, dim=1, keepdim=True)
-            new = norm > 1e-5 * before
+            new = norm > least * before
             v = torch.where(new, v / torch.where(new, norm, 1.0), 0.0)
             basis[:, :, k : k + 1] = v
             v = self._inner @ (self._inner.mT @ v)

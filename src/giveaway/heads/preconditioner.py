@@ -42,7 +42,8 @@ class ClassBlocks:
     def __init__(self, products: HeadProducts, precision: Precision) -> None:
         width, k = products.shape
         device, kept = products.head.device, precision.kept
-        weights, numbers = [], []
+        weights = [torch.empty(k, 0, device=device)]  # a process may have no records of its own
+        numbers = [torch.empty(0, dtype=torch.int64, device=device)]
         mean = torch.zeros(width, width, dtype=kept, device=device)
         records = torch.zeros(1, dtype=torch.float64, device=device)
         for window in products.windows(max(1, width // 4)):

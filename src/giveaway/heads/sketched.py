@@ -75,7 +75,7 @@ class SketchedCurvature:
         self.preconditioner = preconditioner_for(self.products, self.precision, self.memory // 2)
         width, k = self.products.shape
         self.z = torch.empty(width, k, probes, dtype=self.precision.kept, device=head.device)
-        self.at_once = self._probes_at_once()
+        self.at_once = probes_at_once(head, probes, self.memory, self.precision.kept)
         self.residual, self.steps = 0.0, 0
         unsaved = {}
         for start in range(0, probes, self.at_once):
@@ -167,13 +167,15 @@ class SketchedCurvature:
         z = solution.x * self.probes**-0.5
         return {"z": z, "residual": solution.residual, "steps": torch.tensor(solution.steps)}
 
-    def _probes_at_once(self) -> int:
-        width, k = self.products.shape
-        one = ARRAYS * width * k * self.precision.kept.itemsize
-        fit = max(1, self.memory // 4 // one)
-        # fused passes want a record's numbers in a GPU's cache
-        most = min(WORD if self.products.curvature.fused_rows else MOST_AT_ONCE, self.probes)
-        return most if fit >= most else max(1, fit // WORD * WORD or fit)
+
+def probes_at_once(head: Head, probes: int, memory: int, kept: torch.dtype) -> int:
+    """How many probes are solved for together."""
+    products = HeadProducts(head, head.l2)
+    width, k = products.shape
+    fit = max(1, memory // 4 // (ARRAYS * width * k * kept.itemsize))
+    # fused passes want a record's numbers in a GPU's cache
+    most = min(WORD if products.curvature.fused_rows else MOST_AT_ONCE, probes)
+    return most if fit >= most else max(1, fit // WORD * WORD or fit)
 
 
 class Look:

@@ -79,6 +79,19 @@ class Team:
             self.sum_(torch.from_numpy(array))
         return array
 
+    def agreed(self, text: str) -> str:
+        """The first process's `text`, of up to 256 letters, told to all."""
+        letters = torch.zeros(256, dtype=torch.int64)
+        if self.first:
+            letters[: len(text)] = torch.tensor([ord(letter) for letter in text], dtype=torch.int64)
+        return "".join(chr(letter) for letter in self.sum_(letters).tolist() if letter)
+
+    def smallest(self, number: int) -> int:
+        """The smallest that any process has."""
+        numbers = torch.zeros(self.size, dtype=torch.int64)
+        numbers[self.rank] = number
+        return int(self.sum_(numbers).min())
+
     def barrier(self) -> None:
         """Wait until every process is here."""
         if self.size > 1:

@@ -42,13 +42,18 @@ class Jacobian:
         extra = network.m if self.way is ByLayers else 0
         self.rows = network.work.rows(network.work.columns(TOGETHER) + extra)
         self._kept: dict[int, Linearization] | None = {} if self._keepable() else None
+        self._narrow = self.way
+        if way is None and self.way is ByLayers and self._kept is None:
+            self._narrow, _ = method_of(network)
 
-    def pieces(self) -> Iterator[Piece]:
-        """All records once; to be used inside `network.evaluating`."""
+    def pieces(self, columns: int) -> Iterator[Piece]:
+        """All records once, for products with this many columns; to be used inside `network.evaluating`."""
+        # what layers saw costs m backward passes: too many for a few columns, unless it is kept
+        way = self._narrow if columns <= self.network.m else self.way
         for rows, batch in self.network.records.batches(self.rows):
             found = None if self._kept is None else self._kept.get(rows.start)
             if found is None:
-                found = self.way(self.network, batch)
+                found = way(self.network, batch)
                 if self._kept is not None:
                     self._kept[rows.start] = found
             yield Piece(rows, batch, found)
@@ -58,7 +63,7 @@ class Jacobian:
         wide, split = right.T, self.network.parameters.split
         self._count(wide)
         with self.network.evaluating():
-            for piece in self.pieces():
+            for piece in self.pieces(len(wide)):
                 yield piece, torch.cat([piece.jacobian.forward(split(part)) for part in self._columns(wide)])
 
     def pull(self, columns: int, cotangents: Callable[[Piece], torch.Tensor]) -> torch.Tensor:
@@ -66,7 +71,7 @@ class Jacobian:
         total = self._zeros(columns)
         self._count(total)
         with self.network.evaluating():
-            for piece in self.pieces():
+            for piece in self.pieces(columns):
                 self._add(total, piece, cotangents(piece))
         return total.T
 
@@ -76,7 +81,7 @@ class Jacobian:
         total = self._zeros(len(wide))
         self._count(wide)
         with network.evaluating():
-            for piece in self.pieces():
+            for piece in self.pieces(len(wide)):
                 for at, part in zip(total.split(self._width(wide)), self._columns(wide), strict=True):
                     u = piece.jacobian.forward(network.parameters.split(part))
                     self._add(at, piece, network.loss.curved(piece.outputs, piece.batch.targets, u))
@@ -106,9 +111,9 @@ class Jacobian:
         return self.network.m <= 2 * TOGETHER
 
     def _keepable(self) -> bool:
-        """What the layers saw of all records fits in an eighth of the memory."""
+        """What the layers saw of all records fits in a quarter of the memory."""
         if self.way is not ByLayers:
             return False
         with self.network.evaluating():
             one = ByLayers(self.network, self.network.records.take(slice(0, 1)))
-        return one.numbers * self.network.n * self.network.work.bytes <= self.network.work.memory // 8
+        return one.numbers * self.network.n * self.network.work.bytes <= self.network.work.memory // 4

@@ -1,6 +1,7 @@
 """The loss of a record as a function of the network's outputs: its gradient g and its curvature W.
 
-Outputs f are (b, m), targets what `prepare` makes of the user's. Vectors u are (…, b, m). W = S Sᵀ gives the roots that a sketch needs.
+Outputs f are (b, m), targets what `prepare` makes of the user's. Vectors u are (…, b, m). S with
+S Sᵀ = W is the root that a sketch needs.
 """
 
 from __future__ import annotations

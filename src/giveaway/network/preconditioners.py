@@ -12,17 +12,21 @@ from giveaway.network.gradients import RecordDerivatives
 from giveaway.network.jacobian import Jacobian, Piece
 from giveaway.network.kronecker import Kronecker
 from giveaway.network.network import Network
+from giveaway.network.nystrom import steepest
 
-NAMES = ("kronecker", "diagonal", "none")
+NAMES = ("nystrom", "kronecker", "diagonal", "none")
 
 Precondition = Callable[[torch.Tensor], torch.Tensor]
 
 
-def preconditioner_of(jacobian: Jacobian, name: str, damping: float) -> Precondition | None:
+def preconditioner_of(jacobian: Jacobian, name: str, damping: float, rank: int) -> Precondition | None:
     """V (P, s) ↦ an approximate inverse of the damped curvature times V."""
     check_choice("preconditioner", name, NAMES)
     if name == "none":
         return None
+    if name == "nystrom":
+        found = steepest(jacobian, rank)
+        return lambda right: found.solve(right.T, damping).T
     if name == "diagonal":
         return _diagonal(exact_diagonal(jacobian), damping)
     network = jacobian.network

@@ -15,12 +15,11 @@ from giveaway.checks import check_choice, fail
 from giveaway.linalg.probes import signs
 from giveaway.network.blocks import SCORES, RecordBlocks, scored
 from giveaway.network.jacobian import Piece
+from giveaway.network.nystrom import parameter_signs
 from giveaway.network.products import GaussNewton
 from giveaway.network.scores import NetworkScores, score_records
 from giveaway.network.solves import InverseCurvature
 
-DAMPING_SEED = 0x5EED0FDA  # sets the signs of √λ I apart from those of the records
-PARAMETERS_AT_ONCE = 65_536
 REDONE_ABOVE = 0.5  # top eigenvalue of W^{1/2} B W^{1/2} from which a sketched Newton step is not trusted
 
 
@@ -94,21 +93,13 @@ def _projection(inverse: InverseCurvature, probes: int, seed: int) -> tuple[torc
             return network.loss.rooted(piece.outputs, piece.batch.targets, omega)
 
         right = inverse.jacobian.pull(width, rooted).T.contiguous()
-        _add_damping(right, math.sqrt(inverse.curvature.damping), block, seed)
+        if inverse.curvature.damping > 0:
+            omega = parameter_signs(seed, network.size, block, network.device, network.dtype)
+            right.add_(omega, alpha=math.sqrt(inverse.curvature.damping))
         solution = inverse(right.div_(math.sqrt(probes)).T)
         worst = max(worst, float(solution.residual.max()))
         solved.append(solution.x.T)
     return torch.cat(solved).T, worst
-
-
-def _add_damping(wide: torch.Tensor, root: float, block: slice, seed: int) -> None:
-    if root == 0.0:
-        return
-    for start in range(0, wide.shape[1], PARAMETERS_AT_ONCE):
-        stop = min(start + PARAMETERS_AT_ONCE, wide.shape[1])
-        numbers = torch.arange(start, stop, device=wide.device)
-        omega = signs(seed + DAMPING_SEED, numbers, 1, block, dtype=wide.dtype)
-        wide[:, start:stop].add_(omega.squeeze(1).T, alpha=root)
 
 
 def _half_error(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:

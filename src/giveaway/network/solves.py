@@ -23,8 +23,8 @@ class InverseCurvature:
     ----------
     damping : λ, in units of the summed loss.
     curvature : "ggn" (Gauss–Newton) or "hessian" (exact; it can be negative, which is found and said).
-    preconditioner : "kronecker" (linear and convolutional layers by Kronecker factors, others by their diagonal),
-        "diagonal" or "none".
+    preconditioner : "nystrom" (the `rank` steepest directions, one pass of as many columns), "kronecker" (linear and
+        convolutional layers by Kronecker factors, others by their diagonal), "diagonal" or "none".
     allow_unconverged : return what `most_steps` reached instead of raising SolveError; `report` says so.
     """
 
@@ -34,7 +34,8 @@ class InverseCurvature:
         *,
         damping: float,
         curvature: str | GaussNewton | Hessian = "ggn",
-        preconditioner: str = "kronecker",
+        preconditioner: str = "nystrom",
+        rank: int = 128,
         tolerance: float = 1e-3,
         most_steps: int = 200,
         allow_unconverged: bool = False,
@@ -43,11 +44,13 @@ class InverseCurvature:
         check_number("tolerance", tolerance, minimum=torch.finfo(network.dtype).eps, remedy="1e-3 suits most scores")
         if not isinstance(most_steps, int) or most_steps < 1:
             raise fail("most_steps", "a whole number of at least 1", repr(most_steps), "200 suits most networks")
+        if not isinstance(rank, int) or rank < 1:
+            raise fail("rank", "a whole number of at least 1", repr(rank), "128 suits most networks")
         self.network = network
         self.curvature = curvature_of(network, curvature, damping) if isinstance(curvature, str) else curvature
         self.jacobian = self.curvature.jacobian
         self.preconditioner = preconditioner
-        self._precondition = preconditioner_of(self.jacobian, preconditioner, self.curvature.damping)
+        self._precondition = preconditioner_of(self.jacobian, preconditioner, self.curvature.damping, rank)
         self._options: dict[str, Any] = {
             "tolerance": tolerance,
             "most_steps": most_steps,

@@ -6,7 +6,7 @@ and what is assumed are kept apart.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from giveaway.auditing.second_view import LEAST_MEMORIZED
@@ -228,11 +228,25 @@ def notes(table: ScoreTable, *, shared: bool = False) -> list[str]:
         said.append(
             f"The curvature is singular; its pseudo-inverse was used{'' if shared else ' (rank and cut below)'}."
         )
+    if curvature.get("curvature") == "sketch":
+        said.append(_about_sketch(curvature, told))
     sensitivity = meta.get("l2_sensitivity")
     if sensitivity:
         low, high = sensitivity["spearman_at_0.1_l2"], sensitivity["spearman_at_10_l2"]
         said.append(f"Rank correlation of newton with itself at a tenth of l2: {low:.3f}, at ten times: {high:.3f}.")
     return said
+
+
+def _about_sketch(curvature: Mapping[str, Any], told: Callable[[int], str]) -> str:
+    """What stands between sketched scores and exact ones."""
+    said = f"Scores of the head are estimates from {curvature['probes']} random probes of its curvature"
+    error = next((e for n in ("newton", "influence", "leverage") if (e := curvature["relative_errors"].get(n))), None)
+    if error is not None:
+        said += f", off by about {100 * error:.2g} % each: records with close scores may stand in either order"
+    high, solved = curvature.get("high_leverage", 0), curvature.get("solved_exactly", 0)
+    if solved:
+        said += f". Of {told(high)} rows with high leverage {told(solved)} were solved exactly"
+    return said + "."
 
 
 def _about_view(meta: Mapping[str, Any]) -> list[str]:

@@ -1,0 +1,144 @@
+"""Gauss–Newton solves through a whole network: giveaway beside curvlinops, each in a process of its own.
+
+An MLP with 99,802 parameters is trained on 5,000 records. Two questions:
+
+- `steps`: conjugate gradients for 16 right sides, 10 iterations each. The same iterations, so CPU time and memory are
+  those of the products.
+- `residual`: the inverse curvature times the gradients of 128 records, until each residual is 1e-3. giveaway
+  preconditions; curvlinops' CG takes one column after another without a preconditioner. `--records` takes fewer.
+
+Reported are CPU seconds of all threads and peak resident memory above what was resident before the first product, on
+one thread. `python benchmarks/network_peers.py` (needs `curvlinops-for-pytorch`; see head_peers.py for its environment).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import platform
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+DIMS = (40, 800, 80, 32, 10)
+RECORDS, COLUMNS, STEPS = 5_000, 16, 10
+DECAY = 1e-3  # of the mean loss; damping is RECORDS times it
+MEMORY = 400_000_000
+
+
+def problem() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    """The same trained network in every process."""
+    torch.manual_seed(0)
+    layers = [part for a, b in zip(DIMS, DIMS[1:], strict=False) for part in (nn.Linear(a, b), nn.ReLU())][:-1]
+    model = nn.Sequential(*layers)
+    teacher = nn.Sequential(nn.Linear(DIMS[0], 64), nn.Tanh(), nn.Linear(64, DIMS[-1]))
+    x = torch.randn(RECORDS, DIMS[0])
+    with torch.no_grad():
+        y = (5 * teacher(x)).argmax(1)
+    step = torch.optim.Adam(model.parameters(), lr=1e-3)
+    for _ in range(10):
+        for rows in torch.randperm(RECORDS).split(100):
+            step.zero_grad()
+            penalty = sum(value.square().sum() for value in model.parameters())
+            (nn.functional.cross_entropy(model(x[rows]), y[rows]) + DECAY / 2 * penalty).backward()
+            step.step()
+    return model.eval(), x, y
+
+
+def right_sides(model: nn.Module, x: torch.Tensor, y: torch.Tensor, count: int) -> torch.Tensor:
+    """Gradients (P, count) of the first records."""
+    columns = []
+    for i in range(count):
+        loss = nn.functional.cross_entropy(model(x[i : i + 1]), y[i : i + 1])
+        columns.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))]))
+    return torch.stack(columns, 1)
+
+
+def by_giveaway(model: nn.Module, x: torch.Tensor, y: torch.Tensor, b: torch.Tensor, question: str) -> torch.Tensor:
+    from giveaway.network import InverseCurvature, Network
+
+    network = Network(model, (x, y), loss="cross_entropy", memory=MEMORY)
+    options: dict = {"preconditioner": "none", "most_steps": STEPS, "tolerance": 1e-7, "allow_unconverged": True}
+    if question == "residual":
+        options = {"tolerance": 1e-3, "most_steps": 2_000}
+    return InverseCurvature(network, damping=DECAY * RECORDS, **options)(b).x
+
+
+def by_curvlinops(model: nn.Module, x: torch.Tensor, y: torch.Tensor, b: torch.Tensor, question: str) -> torch.Tensor:
+    from curvlinops import GGNLinearOperator
+
+    data = list(zip(x.split(512), y.split(512), strict=True))
+    loss = nn.CrossEntropyLoss(reduction="sum")
+    ggn = GGNLinearOperator(model, loss, list(model.parameters()), data, check_deterministic=False)
+    most, tolerance = (STEPS, 0.0) if question == "steps" else (2_000, 1e-3)
+    # the library's CG wraps SciPy's, column by column; the same recursion for all columns at once serves it better
+    solved, r = torch.zeros_like(b), b.clone()
+    p, rr = r.clone(), b.square().sum(0)
+    norms = rr.clone()
+    for _ in range(most):
+        image = ggn @ p + DECAY * RECORDS * p
+        length = rr / (p * image).sum(0).clamp_min(1e-30)
+        solved, r = solved + length * p, r - length * image
+        now = r.square().sum(0)
+        if bool((now <= tolerance**2 * norms).all()):
+            break
+        p, rr = r + now / rr.clamp_min(1e-30) * p, now
+    return solved
+
+
+CONTENDERS = {"giveaway": by_giveaway, "curvlinops": by_curvlinops}
+
+
+def measure(name: str, question: str, records: int) -> None:
+    """One contender in this process; prints one line of JSON."""
+    torch.set_num_threads(1)
+    model, x, y = problem()
+    b = right_sides(model, x, y, COLUMNS if question == "steps" else records)
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    wall = time.perf_counter()
+    found = CONTENDERS[name](model, x, y, b, question)
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    scores = (b * found).sum(0)
+    result = {
+        "contender": name,
+        "question": question,
+        "cpu_s": round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 2),
+        "wall_s": round(time.perf_counter() - wall, 2),
+        "peak_mb": round((after.ru_maxrss - before.ru_maxrss) / 1024),
+        "first_scores": [float(f"{value:.6g}") for value in scores[:4]],
+    }
+    print(json.dumps(result))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--questions", nargs="+", default=["steps", "residual"], choices=["steps", "residual"])
+    parser.add_argument("--records", type=int, default=128)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if chosen.one:
+        measure(*chosen.one, chosen.records)
+        return
+    results = []
+    for question in chosen.questions:
+        for name in CONTENDERS:
+            command = [sys.executable, __file__, "--one", name, question, "--records", str(chosen.records)]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            results.append(json.loads(done.stdout.splitlines()[-1]))
+            print(results[-1], flush=True)
+    if chosen.out:
+        versions = {name: importlib.metadata.version(name) for name in ("torch", "curvlinops-for-pytorch")}
+        environment = {"machine": platform.machine(), "python": platform.python_version(), **versions}
+        text = json.dumps({"records": chosen.records, "environment": environment, "results": results}, indent=2)
+        chosen.out.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""What auditing a head will cost, from a short measurement here."""
+
+from __future__ import annotations
+
+import torch
+
+from giveaway.auditing.cost import Cost, calibrate, estimate, product_shape
+from giveaway.auditing.curvature import CurvatureOptions, choose
+from giveaway.heads.sketched import probes_at_once
+from giveaway.linalg.precision import precision_named
+from giveaway.linalg.team import ALONE, Team
+from giveaway.records import Head
+from giveaway.records.lazy_rows import LazyRows
+
+QUICK = 3e11  # operations
+LONG = 60.0  # seconds, from which the cost is told before the work
+
+
+def quick(head: Head, options: CurvatureOptions) -> bool:
+    """Whether the audit takes seconds on any machine, so that nothing need be measured."""
+    sketch = choose(head, options).kind == "sketch"
+    per_record = head.width * head.m * (80.0 * options.probes if sketch else 2.0 * head.width * head.m)
+    return head.n * per_record < QUICK
+
+
+def forecast(head: Head, options: CurvatureOptions, team: Team = ALONE) -> Cost:
+    """The cost of the head's own scores; that of looking at the records themselves is not in it."""
+    choice = choose(head, options)
+    sketch = choice.kind == "sketch"
+    rows = {"width": head.width, "outputs": head.m, "loss": head.loss, "curvature": choice.kind}
+    precision = precision_named(options.precision, head.device)
+    at_once = probes_at_once(head, options.probes, options.budget(head), precision.kept)
+    dtype = precision.between if sketch else torch.float64
+    shape = product_shape(**rows, probes=at_once, device=head.device)  # type: ignore[arg-type]
+    held = 0 if isinstance(head.features, LazyRows) else head.features.nbytes
+    return estimate(
+        n=head.n,
+        **rows,  # type: ignore[arg-type]
+        probes=options.probes,
+        features_dtype=head.features.dtype,
+        device=head.device,
+        rate=calibrate(head.device, dtype, shape=shape),
+        probe_blocks=-(-options.probes // at_once),
+        held_bytes=held,
+        processes=team.size,
+    )

@@ -1,0 +1,234 @@
+"""The command `audit`: a model's records in, a folder with their ranking, its report and its summary out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from giveaway.cli_next import ROWS_OF_PEOPLE, check_audited, judged, leave, rules_of
+from giveaway.screen import say
+
+if TYPE_CHECKING:
+    from giveaway.findings.gate import Verdict
+    from giveaway.findings.gate_rules import Rules
+    from giveaway.linalg.team import Team
+    from giveaway.records import Head, ScoreTable
+
+RANKING_ONLY = (
+    "Ranking only: no attack was measured, so no number exposed is stated; a low rank is not evidence of safety."
+)
+GATE = "Judge the audit by these rules; exit code 3 where one is not met."
+SEED = click.IntRange(0, 2**63 - 1)
+OF_CURVATURE = ("curvature", "probes", "tolerance", "precision", "memory", "allow_unconverged", "seed")
+
+
+@click.command()
+@click.option(
+    "--features",
+    help="FILE.npz or .safetensors: features, targets, and weight with bias, or outputs (these alone: a black box).",
+)
+@click.option("--model", help="module:function of yours that makes the torch model (your code runs).")
+@click.option("--weights", help="File of weights for --model: safetensors or a plain state dict.")
+@click.option("--estimator", help="scikit-learn estimator: FILE.skops, or a pickle with --allow-pickle.")
+@click.option("--data", help="module:function of yours for the Dataset, DataLoader or (X, y) (your code runs).")
+@click.option("--layer", help="Name of the linear layer to audit; default the last one that runs.")
+@click.option("--reduction", help="For a layer that sees tokens: mean, first or last.")
+@click.option("--loss", help="squared, cross_entropy or binary_cross_entropy; default auto, from the targets.")
+@click.option("--l2", type=float, help="L2 penalty in summed-loss units (weight decay of a mean loss times n).")
+@click.option("--penalize-intercept/--free-intercept", default=None, help="Whether l2 acts on the bias.")
+@click.option("--groups", help="File with one person's name a record (.npy, or a line each): scores by person.")
+@click.option("--ids", help="File with a different name for each record (.npy, or a line each); default their numbers.")
+@click.option("--by", type=click.Choice(["auto", "person", "record"]), help="Rank people or records.")
+@click.option(
+    "--inputs",
+    help="The records themselves, for the score fused: FILE.npz with the key inputs, or FILE.npy; uint8 images, a "
+    "matrix of numbers, strings, or a table of strings. Default what the model was given, where it could be kept.",
+)
+@click.option("--kernel", help="Adds lood_kl and lood_mean, of a Gaussian process with this kernel: nngp, rbf, …")
+@click.option("--noise", type=float, help="Adds them too: variance of the targets around the process's functions.")
+@click.option("--title", help="What was audited, for the heading of both pages.")
+@click.option("--access", type=click.Choice(["labels", "probabilities", "weights"]), help="What the attacker has.")
+@click.option("--subgroups", help="FILE.csv with a heading, or .npz: is some subgroup among the exposed more often?")
+@click.option("--pseudonymize", metavar="KEYFILE", help="Write keyed pseudonyms for ids; the key is made if missing.")
+@click.option("--map", type=click.Choice(["auto", "pca", "tsne", "none"]), help="Map of features in the report.")
+@click.option("--what-if/--no-what-if", default=None, help="Score the rest again without the most exposed.")
+@click.option("--scores", help="Comma-separated names of columns; default all but predicted_* and lood_*.")
+@click.option("--also", help="Comma-separated names of columns besides those, such as predicted_success.")
+@click.option("--converged/--not-converged", default=None, help="Is the head at its optimum?")
+@click.option("--refit", is_flag=True, default=None, help="Bring the head to its optimum first.")
+@click.option("--l2-sensitivity/--no-l2-sensitivity", default=None, help="How much the ranking depends on l2.")
+@click.option("--device", help="Where the model runs and scores are computed, such as cuda; default where weights are.")
+@click.option("--batch-size", type=int, help="Records at a time through the model.")
+@click.option(
+    "--cache", metavar="DIR", help="Keep the features of --model there: the model runs once, memory stays flat."
+)
+@click.option("--stream", is_flag=True, default=None, help="Run --model again in every pass and keep nothing.")
+@click.option("--curvature", type=click.Choice(["auto", "dense", "sketch"]), help="Exact, or from random probes.")
+@click.option("--probes", type=int, help="Of a sketch (default 256): its error is about √(2/probes).")
+@click.option("--tolerance", type=float, help="Of a sketch: residual at which its solves stop (default 1e-3).")
+@click.option("--allow-unconverged", is_flag=True, default=None, help="Use a sketch whose solves did not get there.")
+@click.option(
+    "--precision",
+    type=click.Choice(["auto", "float64", "float32", "tf32", "bf16"]),
+    help="Of the products inside a sketch's solves.",
+)
+@click.option("--memory", type=float, metavar="GB", help="That the curvature may take; default half of what is free.")
+@click.option("--errors", is_flag=True, default=None, help="Add the standard error of every sketched score.")
+@click.option("--seed", type=SEED, help="Of a sketch's probes.")
+@click.option("--resume", is_flag=True, help="Go on with the unfinished audit in --out.")
+@click.option("--dry-run", is_flag=True, help="Tell what it would cost, and do nothing.")
+@click.option("--allow-pickle", is_flag=True, default=None, help="Trust pickled files: they can run any code.")
+@click.option("--config", help="TOML file with any of these options; flags go before it.")
+@click.option("--show-records", is_flag=True, default=None, help="Show the exposed records and name their nearest.")
+@click.option("--gate", metavar="RULE.toml", help=GATE)
+@click.option("--top", type=int, help="Rows to print (default 10).")
+@click.option("--out", help="Folder for the audit (default giveaway-audit).")
+@click.option("--json", "as_json", is_flag=True, help="Print the result for machines.")
+def audit(config: str | None, as_json: bool, resume: bool, dry_run: bool, **flags: Any) -> None:
+    """Rank a trained model's records by how exposed they are to membership inference.
+
+    Started by torchrun (torchrun --nproc-per-node 8 -m giveaway audit ...), the processes share the work.
+    """
+    from giveaway.checks import check_number, fail
+    from giveaway.config import read_config
+    from giveaway.extract.inputs_file import records_from
+    from giveaway.linalg.team import team_from_environment
+    from giveaway.source import device_named, head_from
+
+    options: dict[str, Any] = read_config(config, _kinds(flags)) if config else {}
+    options |= {name: value for name, value in flags.items() if value is not None}
+    for name in {"top", "batch_size"} & options.keys():
+        check_number(name, options[name], minimum=1, remedy="give a count")
+    check_number("l2", options.get("l2", 0.0), minimum=0.0, remedy="give the penalty in summed-loss units")
+    top, out = options.pop("top", 10), options.pop("out", "giveaway-audit")
+    rules = rules_of(options.pop("gate", None))
+    team = team_from_environment(device_named(options.get("device")) or "cpu")
+    head = head_from(options, (lambda words: say(words, err=True)) if team.first else (lambda words: None), team)
+    wanted = ("by", "converged", "refit", "l2_sensitivity", "kernel", "noise", *OF_CURVATURE, "errors")
+    arguments: dict[str, Any] = {name: options[name] for name in wanted if name in options}
+    if "inputs" in options:
+        arguments["inputs"] = records_from(options["inputs"])
+    elif head.inputs is None and {"kernel", "noise"} & options.keys():
+        raise fail("inputs", "--inputs beside --kernel and --noise", "none", "name the file of the records")
+    for name in {"scores", "also"} & options.keys():
+        arguments[name] = [column.strip() for column in options[name].split(",")]
+    if rules is not None:
+        check_audited(rules, arguments)
+    if "device" in options or team.device.type == "cuda":
+        head = head.to(team.device)
+    if head.linear and _told_cost(head, options, team, alone=dry_run, as_json=as_json):
+        return
+    audit_and_tell(out, head, options, arguments, top=top, as_json=as_json, rules=rules, team=team, resume=resume)
+
+
+def _kinds(flags: dict[str, Any]) -> dict[str, type]:
+    """What a config file may hold for each of the command's options."""
+    kinds = {"boolean": bool, "integer": int, "float": float}
+    parameters = {parameter.name: parameter for parameter in audit.params}
+    return {name: kinds.get(parameters[name].type.name, str) for name in flags}
+
+
+def audit_and_tell(
+    out: str,
+    head: Head,
+    config: dict[str, Any],
+    arguments: dict[str, Any],
+    *,
+    top: int,
+    as_json: bool,
+    rules: Rules | None = None,
+    team: Team | None = None,
+    resume: bool = False,
+) -> None:
+    """Audit into the folder `out`, and say what came of it."""
+    from giveaway.audit_command import audit_into, statement
+    from giveaway.linalg.team import ALONE
+    from giveaway.reporting.words import notes
+
+    found = audit_into(out, head, config, arguments, team=team or ALONE, resume=resume)
+    if found is None:
+        return
+    table, folder = found
+    verdict = judged(rules, folder)
+    if as_json:
+        say(json.dumps({**_summary(table, folder, top), **gate_json(verdict)}))
+        return leave(verdict)
+    _print_top(table, top)
+    if table.meta["unit"] == "person":
+        say(ROWS_OF_PEOPLE.format("people.csv"))
+    for note in notes(table):
+        say(f"note: {note}")
+    said = statement(folder, table)
+    say(f"\n{RANKING_ONLY if said.startswith('Ranking only') else said}")
+    say(f"To share, naming no record: {folder / 'summary.html'}")
+    say("Restricted, naming records: everything else in the folder, the report among it")
+    say(f"Open {folder / 'report.html'}")
+    if verdict is not None and not as_json:
+        say(f"\n{verdict.to_text()}")
+    leave(verdict)
+
+
+def _told_cost(head: Head, options: dict[str, Any], team: Team, *, alone: bool, as_json: bool) -> bool:
+    """Say what the audit will cost, where that is asked for or it is long; whether there is no more to do."""
+    from giveaway.auditing.curvature import CurvatureOptions
+    from giveaway.auditing.forecast import LONG, forecast, quick
+
+    taken = CurvatureOptions(**{name: options[name] for name in OF_CURVATURE if name in options})
+    if not alone and quick(head, taken):
+        return False
+    cost = forecast(head, taken, team)
+    if alone and team.first:
+        say(json.dumps(cost.to_json()) if as_json else "\n".join(cost.lines()))
+    elif team.first and (cost.seconds or 0.0) >= LONG:
+        say(cost.lines()[0], err=True)
+    return alone
+
+
+def gate_json(verdict: Verdict | None) -> dict[str, Any]:
+    return {} if verdict is None else {"gate": verdict.to_json()}
+
+
+def _print_top(table: ScoreTable, top: int) -> None:
+    import numpy as np
+
+    from giveaway.auditing.why import why
+
+    by = table.ranking()
+    rows = table.order(by)[:top]
+    unit = "people" if table.meta["unit"] == "person" else "records"
+    say(f"The {len(rows)} most exposed of {len(table)} {unit}, by {by}\n")
+    shown = [name for name in ("class", "records", "residual") if name in table.attributes]
+    beside = "newton" if by == "fused" else "leverage"
+    shown = [by, *([beside] if beside in table.scores and beside != by else []), *shown]
+    numbered = np.array_equal(table.ids, np.arange(len(table)))  # other ids, and values, stay in the files
+    reasons = why(table, rows, nearest=numbered, values=False)
+    widths = [max(9, len(name)) for name in shown]
+    say("rank    row  " + "  ".join(n.rjust(w) for n, w in zip(shown, widths, strict=True)) + "  why")
+    for place, (row, reason) in enumerate(zip(rows, reasons, strict=True), start=1):
+        cells = [table[name][row] for name in shown]
+        texts = [(f"{c:.3g}" if isinstance(c, float) else str(c)).rjust(w) for c, w in zip(cells, widths, strict=True)]
+        say(f"{place:4d}  {row:5d}  " + "  ".join(texts) + f"  {reason}")
+    say()
+
+
+def _summary(table: ScoreTable, folder: Path, top: int) -> dict[str, Any]:
+    by = table.ranking()
+    rows = table.order(by)[:top]
+    return {
+        "folder": str(folder),
+        "unit": table.meta["unit"],
+        "rows": len(table),
+        "ranked_by": by,
+        "top": [{"row": int(row), by: float(table[by][row])} for row in rows],
+        "statement": RANKING_ONLY,
+        "optimum": table.meta["optimum"],
+        "curvature": table.meta["curvature"],
+        "l2_sensitivity": table.meta["l2_sensitivity"],
+        "repeats": table.meta["repeats"],
+        "view": table.meta["view"],
+        "no_view": table.meta["no_view"],
+        "seconds": table.meta["seconds"],
+    }

@@ -1,0 +1,106 @@
+"""All records from random projections: they converge to the exact scores, and say how far off they are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from giveaway import InputError
+from giveaway.network import InverseCurvature, Network, score_records, sketch_records
+from tests.network.cases import KINDS, dense, made
+
+NAMES = ("influence", "gls_trace", "newton")
+TIGHT = {"tolerance": 1e-9, "most_steps": 2000}
+
+
+def exact_scores(network: Network, case: tuple, damping: float) -> dict[str, torch.Tensor]:
+    exact = dense(*case, "cross_entropy", list(network.parameters.values))
+    return exact.scores(exact.ggn + damping * torch.eye(network.size, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("depth", ["head", "all"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_more_probes_come_closer_and_the_error_is_told(kind, depth):
+    case = made(kind)
+    network = Network(case[0], case[1:], loss="cross_entropy", parameters=depth)
+    expected = exact_scores(network, case, 2.0)
+    inverse = InverseCurvature(network, damping=2.0, **TIGHT)
+    errors = {}
+    for probes in (16, 1024):
+        found = sketch_records(inverse, probes=probes, scores=("influence", "gls_trace"), most_redone=0)
+        for name in ("influence", "gls_trace"):
+            relative = found[name] / expected[name] - 1
+            errors[probes, name] = float(relative.square().mean().sqrt())
+            told = found.report["sketch_error"][name]
+            assert 0.3 * errors[probes, name] < told < 3 * errors[probes, name]
+    for name in ("influence", "gls_trace"):
+        assert errors[1024, name] < 0.07  # √(2/1024) = 0.044
+        assert errors[1024, name] < 0.35 * errors[16, name]  # √(16/1024) = 0.125
+
+
+def test_it_is_unbiased_over_seeds():
+    case = made("mlp")
+    network = Network(case[0], case[1:], loss="cross_entropy")
+    expected = exact_scores(network, case, 1.0)["influence"]
+    inverse = InverseCurvature(network, damping=1.0, **TIGHT)
+    found = torch.stack(
+        [sketch_records(inverse, probes=32, seed=k, scores="influence", most_redone=0)["influence"] for k in range(40)]
+    )
+    deviation = (found.mean(0) - expected) / (found.std(0) / 40**0.5)
+    assert float(deviation.abs().max()) < 4.5
+    assert float(deviation.square().mean()) < 2.5
+
+
+def test_records_of_high_leverage_are_scored_again_by_themselves():
+    case = made("mlp")
+    network = Network(case[0], case[1:], loss="cross_entropy")
+    inverse = InverseCurvature(network, damping=0.1, **TIGHT)
+    everything = score_records(inverse, scores=NAMES)
+    found = sketch_records(inverse, probes=64, scores=NAMES)
+    assert 0 < found.report["above_half"] == found.report["redone"]
+    top = torch.argsort(everything["newton"], descending=True)[: len(case[2]) // 10]
+    for name in NAMES:
+        torch.testing.assert_close(found[name][top], everything[name][top], rtol=1e-6, atol=0)
+    few = sketch_records(inverse, probes=64, scores=NAMES, most_redone=1)
+    assert (few.report["redone"], few.report["above_half"]) == (1, found.report["above_half"])
+
+
+def test_the_signs_belong_to_records_not_to_batches():
+    case = made("mlp")
+    found = []
+    for memory in (None, 60_000):
+        network = Network(case[0], case[1:], loss="cross_entropy", memory=memory)
+        inverse = InverseCurvature(network, damping=5.0, tolerance=1e-11, preconditioner="none")
+        found.append(sketch_records(inverse, probes=8, scores="influence", most_redone=0, seed=7)["influence"])
+    torch.testing.assert_close(found[0], found[1], rtol=1e-8, atol=0)
+
+
+def test_the_cost_is_stated_in_passes():
+    model, x, y = made("mlp")
+    network = Network(model, (x, y), loss="cross_entropy", parameters="head")
+    inverse = InverseCurvature(network, damping=1.0, preconditioner="none")
+    report = sketch_records(inverse, probes=8, most_redone=0).report
+    # right sides, the steps and a look at the residual, the records
+    assert report["passes"] == 1 + report["most_steps_taken"] + 1 + 1
+    assert report["column_passes"] == 8 * report["passes"]
+
+
+def test_what_a_sketch_cannot_take():
+    model, x, y = made("mlp")
+    network = Network(model, (x, y), loss="cross_entropy", parameters="head")
+    with pytest.raises(InputError, match='curvature: expected "ggn" for a sketch'):
+        sketch_records(InverseCurvature(network, damping=1.0, curvature="hessian"))
+    for probes in (3, 2, 7.5):
+        with pytest.raises(InputError, match="probes: expected an even number of at least 4"):
+            sketch_records(InverseCurvature(network, damping=1.0), probes=probes)
+
+
+def test_the_ranking_survives():
+    case = made("cnn", n=60)
+    network = Network(case[0], case[1:], loss="cross_entropy")
+    inverse = InverseCurvature(network, damping=1.0)
+    exact = score_records(inverse, scores="influence")["influence"].numpy()
+    found = sketch_records(inverse, probes=128, scores="influence")["influence"].numpy()
+    ranks = [np.argsort(np.argsort(values)) for values in (exact, found)]
+    assert np.corrcoef(ranks[0], ranks[1])[0, 1] > 0.98

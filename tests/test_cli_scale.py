@@ -1,0 +1,320 @@
+"""Large audits from the command line: their cost, processes that share them, and runs that are killed and go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from giveaway import ScoreTable
+from giveaway.cli import main
+
+N, D, M = 9_000, 6, 4
+QUIET = ("--map", "none", "--no-what-if", "--no-l2-sensitivity")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return tmp_path
+
+
+@pytest.fixture
+def arrays(folder) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    centres = rng.normal(size=(M, D))
+    targets = rng.integers(M, size=N)
+    features = centres[targets] + 1.2 * rng.normal(size=(N, D))
+    arrays = {"features": features, "weight": centres, "bias": -0.5 * (centres**2).sum(1), "targets": targets}
+    np.savez(folder / "features.npz", **arrays)
+    return arrays
+
+
+@pytest.fixture
+def giveaway(monkeypatch, capsys):
+    """Run the command line; gives (exit code, stdout, stderr)."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["giveaway", *map(str, arguments)])
+        capsys.readouterr()
+        code = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = stop.code
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def torchrun(*arguments: object, script: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Two processes of the command line, or of a script that runs it."""
+    what = ["-m", "giveaway"] if script is None else [str(script)]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--master-port",
+        str(free_port()),
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [*command, *what, *map(str, arguments)], capture_output=True, text=True, env=environment, timeout=300
+    )
+
+
+def same(one: str, other: str, *, rtol: float) -> ScoreTable:
+    left, right = ScoreTable.load(one), ScoreTable.load(other)
+    assert left.columns == right.columns
+    for name in left.columns:
+        np.testing.assert_allclose(right[name], left[name], rtol=rtol, err_msg=name)
+    for name in left.attributes:
+        np.testing.assert_allclose(right[name].astype(float), left[name].astype(float), rtol=rtol, err_msg=name)
+    return right
+
+
+SKETCH = ("--curvature", "sketch", "--probes", 64)
+KINDS = {"dense": ((), 1e-9), "sketch": ((*SKETCH, "--precision", "float64"), 1e-7)}
+
+
+# --------------------------------------------------------------------------------------------- several processes
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_processes_write_the_table_that_one_writes(giveaway, arrays, kind):
+    options, rtol = KINDS[kind]
+    command = ("audit", "--features", "features.npz", "--l2", 1, *QUIET, *options)
+    assert giveaway(*command, "--out", "alone")[0] == 0
+    ended = torchrun(*command, "--out", "together")
+    assert ended.returncode == 0, ended.stderr
+    table = same("alone", "together", rtol=rtol)
+    assert table.meta["processes"] == 2
+    assert ended.stdout.count("Open together/report.html") == 1
+    assert not Path("together/checkpoint").exists()
+    assert set(os.listdir("together")) == set(os.listdir("alone"))
+
+
+def test_two_processes_on_people_and_a_head_that_is_not_converged(giveaway, arrays):
+    np.save("people.npy", np.random.default_rng(1).integers(0, 4_000, N))
+    command = ("audit", "--features", "features.npz", "--l2", 1, *QUIET, "--groups", "people.npy", "--not-converged")
+    assert giveaway(*command, "--out", "alone")[0] == 0
+    ended = torchrun(*command, "--out", "together")
+    assert ended.returncode == 0, ended.stderr
+    same("alone", "together", rtol=1e-9)
+    one, two = ScoreTable.load("alone", "people"), ScoreTable.load("together", "people")
+    np.testing.assert_allclose(two["newton"], one["newton"], rtol=1e-9)
+
+
+DYING = """
+import os, sys
+sys.argv = ["giveaway", *sys.argv[1:]]
+from giveaway.auditing import scoring
+walk = scoring.Scoring.walk
+def dies(self, *arguments):
+    if os.environ["RANK"] == "1":
+        os._exit(9)
+    walk(self, *arguments)
+scoring.Scoring.walk = dies
+from giveaway.cli import main
+main()
+"""
+
+
+def test_a_process_that_dies_ends_the_run_and_leaves_no_table(arrays):
+    script = Path("dying.py")
+    script.write_text(DYING)
+    ended = torchrun("audit", "--features", "features.npz", "--out", "together", *QUIET, script=script)
+    assert ended.returncode != 0
+    assert not Path("together/scores.npz").exists()
+    assert not Path("together/audit.json").exists()
+    assert "Open together" not in ended.stdout
+
+
+def test_a_model_s_features_are_made_by_both_processes(giveaway, folder):
+    (folder / "mine.py").write_text(
+        "import torch\n"
+        "from torch.utils.data import TensorDataset\n"
+        "def model():\n"
+        "    torch.manual_seed(0)\n"
+        "    return torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 3))\n"
+        "def data():\n"
+        "    rng = torch.Generator().manual_seed(1)\n"
+        "    return TensorDataset(torch.randn(301, 5, generator=rng), torch.randint(3, (301,), generator=rng))\n"
+    )
+    command = ("audit", "--model", "mine:model", "--data", "mine:data", "--l2", 0.3, *QUIET)
+    plain = ("--scores", "loss,newton,leverage,gls_trace")
+    assert giveaway(*command, *plain, "--out", "alone")[0] == 0
+    refused = torchrun(*command, *plain, "--out", "together")
+    assert refused.returncode != 0
+    assert (
+        "cache: expected a folder that all processes see, beside a model, got none; add --cache DIR" in refused.stderr
+    )
+    ended = torchrun(*command, *plain, "--cache", "kept", "--out", "together")
+    assert ended.returncode == 0, ended.stderr
+    same("alone", "together", rtol=1e-5)  # the network's float32 sums depend on how many records it sees at once
+    assert sorted(os.listdir("kept")) == ["part-0-of-2", "part-1-of-2"]
+    code, out, _ = giveaway("purge", "kept")
+    assert code == 0
+    assert out.startswith("Removed ")
+    assert not Path("kept").exists()
+
+
+# ------------------------------------------------------------------------------------------------- going on
+
+
+KILLED = """
+import os, signal, sys
+sys.argv = ["giveaway", *sys.argv[1:]]
+from giveaway.auditing import checkpoint
+checkpoint.Checkpoint.due = lambda self: True  # every piece of work is saved
+save, left = checkpoint.Checkpoint.save, [int(os.environ["SAVES"])]
+def saves(self, name, tensors):
+    save(self, name, tensors)
+    left[0] -= 1
+    if left[0] == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+checkpoint.Checkpoint.save = saves
+from giveaway.heads import dense, sketched
+dense.MOST_ROWS = 2_000
+sketched.MOST_AT_ONCE = 32
+from giveaway.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize(("kind", "saves"), [("dense", 2), ("dense", 6), ("sketch", 1), ("sketch", 4)])
+def test_a_killed_audit_goes_on_where_it_was(giveaway, arrays, monkeypatch, kind, saves):
+    monkeypatch.setattr("giveaway.heads.dense.MOST_ROWS", 2_000)
+    monkeypatch.setattr("giveaway.heads.sketched.MOST_AT_ONCE", 32)
+    options, _ = KINDS[kind]
+    command = ("audit", "--features", "features.npz", "--l2", 1, *QUIET, *options)
+    assert giveaway(*command, "--out", "whole")[0] == 0
+    Path("killed.py").write_text(KILLED)
+    environment = {**os.environ, "SAVES": str(saves), "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(
+        [sys.executable, "killed.py", *map(str, command), "--out", "parts"], env=environment, capture_output=True
+    )
+    assert ended.returncode == -signal.SIGKILL
+    kept = os.listdir("parts/checkpoint")
+    assert "checkpoint.json" in kept
+    assert len(kept) > 1
+    assert oct(os.stat("parts/checkpoint").st_mode)[-3:] == "700"
+
+    code, _, error = giveaway(*command, "--out", "parts")
+    assert code == 2
+    assert "out: expected a folder without unfinished work, got an unfinished audit in parts/checkpoint; " in error
+    assert "add --resume to go on with it, or remove it with giveaway purge" in error
+    code, _, error = giveaway(*command, "--out", "parts", "--resume", "--not-converged")
+    assert code == 2
+    assert (
+        "resume: expected the inputs and options that the audit was begun with, got converged was None, is False"
+        in error
+    )
+
+    read = []
+    monkeypatch.setattr("giveaway.auditing.checkpoint._read", _noting(read))
+    code, _, error = giveaway(*command, "--out", "parts", "--resume")
+    assert code == 0, error
+    assert read  # something of the killed run was used
+    same("whole", "parts", rtol=1e-12)
+    assert not Path("parts/checkpoint").exists()
+
+
+def _noting(read: list[str]):
+    from giveaway.auditing import checkpoint
+
+    original = checkpoint._read
+
+    def noted(array, kind):
+        read.append(kind)
+        return original(array, kind)
+
+    return noted
+
+
+def test_other_records_are_refused_and_purge_removes_what_is_unfinished(giveaway, arrays):
+    Path("killed.py").write_text(KILLED)
+    environment = {**os.environ, "SAVES": "2", "OMP_NUM_THREADS": "1"}
+    command = ("audit", "--features", "features.npz", "--out", "parts", *QUIET)
+    subprocess.run([sys.executable, "killed.py", *map(str, command)], env=environment, capture_output=True, check=False)
+    arrays["features"][3, 2] += 1e-3
+    np.savez("features.npz", **arrays)
+    code, _, error = giveaway(*command, "--resume")
+    assert code == 2
+    assert "resume: expected the inputs and options that the audit was begun with, got inputs differ; " in error
+    assert len(os.listdir("parts/checkpoint")) > 1  # nothing was lost
+    code, out, _ = giveaway("purge", "parts")
+    assert (code, out.split()[0]) == (0, "Removed")
+    assert not Path("parts").exists()
+
+
+def test_a_run_killed_before_anything_was_saved_begins_again(giveaway, arrays):
+    Path("parts/checkpoint").mkdir(parents=True)
+    Path("parts/checkpoint/checkpoint.json").write_text("{}")
+    assert giveaway("audit", "--features", "features.npz", "--out", "parts", *QUIET)[0] == 0
+    assert Path("parts/scores.npz").is_file()
+
+
+def test_resume_without_unfinished_work_just_begins(giveaway, arrays):
+    assert giveaway("audit", "--features", "features.npz", "--out", "new", "--resume", *QUIET)[0] == 0
+
+
+# --------------------------------------------------------------------------------------------------- the cost
+
+
+def test_a_dry_run_tells_the_cost_and_does_nothing(giveaway, arrays):
+    code, out, _ = giveaway("audit", "--features", "features.npz", "--dry-run")
+    assert code == 0
+    assert out.startswith("audit: 9,000 records × 7 features × 4 classes; dense curvature; about ")
+    assert "operations" in out
+    assert "measured rate" in out
+    code, out, _ = giveaway("audit", "--features", "features.npz", "--dry-run", "--json", *SKETCH)
+    told = json.loads(out)
+    # maths.md: two products of 2·n·d·m·q a step
+    assert told["flops"]["steps"] % (4 * N * 7 * M * 64) == 0
+    assert (told["curvature"], told["probes"], told["records"]) == ("sketch", 64, N)
+    assert told["seconds"] > 0
+    assert os.listdir(".") == ["features.npz"]
+
+
+def test_what_a_sketch_is_worth_is_said(giveaway, arrays):
+    code, out, _ = giveaway("audit", "--features", "features.npz", "--l2", 1, *QUIET, *SKETCH, "--out", "sketched")
+    assert code == 0
+    assert "note: Scores of the head are estimates from 64 random probes of its curvature, off by about " in out
+    summary = json.loads(Path("sketched/summary.json").read_text())
+    assert any("estimates from 64 random probes" in note for note in summary["notes"])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--probes", 5), "probes: expected a whole number of at least 32, got 5; 256 suits most heads"),
+        (("--tolerance", 2), "tolerance: expected a number between 0 and 1, got 2; 1e-3 suits most heads"),
+        (("--errors",), "errors: expected a sketched curvature, got none: these scores are exact; leave errors out"),
+        (
+            ("--curvature", "sketch", "--precision", "bf16"),
+            "precision: expected float32 or float64 on a CPU, got bf16; leave it out, or compute on a GPU (device)",
+        ),
+        (("--cache", "there"), "cache: expected --model beside it, got --features; drop --cache"),
+    ],
+)
+def test_the_words_of_errors(giveaway, arrays, options, words):
+    code, _, error = giveaway("audit", "--features", "features.npz", *options)
+    assert (code, error) == (2, f"giveaway: {words}\n")
