@@ -8,13 +8,14 @@ An MLP with 99,802 parameters is trained on 5,000 records. Two questions:
   preconditions; curvlinops' CG takes one column after another without a preconditioner. `--records` takes fewer.
 
 Reported are CPU seconds of all threads and peak resident memory above what was resident before the first product, on
-one thread. `python benchmarks/network_peers.py` (needs `curvlinops-for-pytorch`; see head_peers.py for its environment).
+one thread. Needs `curvlinops-for-pytorch` (head_peers.py says how to get it). `python benchmarks/network_peers.py`.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import itertools
 import json
 import platform
 import resource
@@ -35,7 +36,7 @@ MEMORY = 400_000_000
 def problem() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
     """The same trained network in every process."""
     torch.manual_seed(0)
-    layers = [part for a, b in zip(DIMS, DIMS[1:], strict=False) for part in (nn.Linear(a, b), nn.ReLU())][:-1]
+    layers = [part for a, b in itertools.pairwise(DIMS) for part in (nn.Linear(a, b), nn.ReLU())][:-1]
     model = nn.Sequential(*layers)
     teacher = nn.Sequential(nn.Linear(DIMS[0], 64), nn.Tanh(), nn.Linear(64, DIMS[-1]))
     x = torch.randn(RECORDS, DIMS[0])
@@ -64,7 +65,7 @@ def by_giveaway(model: nn.Module, x: torch.Tensor, y: torch.Tensor, b: torch.Ten
     from giveaway.network import InverseCurvature, Network
 
     network = Network(model, (x, y), loss="cross_entropy", memory=MEMORY)
-    options: dict = {"preconditioner": "none", "most_steps": STEPS, "tolerance": 1e-7, "allow_unconverged": True}
+    options: dict = {"preconditioner": "none", "most_steps": STEPS, "tolerance": 1e-6, "allow_unconverged": True}
     if question == "residual":
         options = {"tolerance": 1e-3, "most_steps": 2_000}
     return InverseCurvature(network, damping=DECAY * RECORDS, **options)(b).x

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
 
+from giveaway.checks import InputError
 from giveaway.network.batches import Batch
 from giveaway.network.layers import ByLayers
 from giveaway.network.linearize import WAYS, Linearization, Way, method_of
@@ -44,7 +46,8 @@ class Jacobian:
         self._kept: dict[int, Linearization] | None = {} if self._keepable() else None
         self._narrow = self.way
         if way is None and self.way is ByLayers and self._kept is None:
-            self._narrow, _ = method_of(network)
+            with suppress(InputError):  # then layers are the only way
+                self._narrow, _ = method_of(network)
 
     def pieces(self, columns: int) -> Iterator[Piece]:
         """All records once, for products with this many columns; to be used inside `network.evaluating`."""
