@@ -69,7 +69,7 @@ class Sketch:
         ]
         return {name: value.numpy() for name, value in zip(NAMES, values, strict=True)}
 
-    def errors(self, exact: dict[str, np.ndarray], q: int, most: int = 5, **options) -> dict[str, np.ndarray]:
+    def errors(self, exact: dict[str, np.ndarray], q: int, most: int = 4, **options) -> dict[str, np.ndarray]:
         """Relative errors (draws, rows) of each score by disjoint parts of q probes."""
         draws = [
             self.scores(slice(start, start + q), **options)
@@ -136,7 +136,7 @@ def test_errors_fall_with_the_root_of_the_probes(name):
     + [("gls_spectral", 0.04), ("gls_spectral_logit", 0.04), ("newton", 0.03)],
 )  # fmt: skip
 def test_bias(name, most):
-    """The mean over 40 draws of 128 probes: that of an unbiased score is off by its standard error alone."""
+    """The mean over 30 draws of 128 probes: that of an unbiased score is off by its standard error alone."""
     errors = bias_draws()[name]
     bias, spread = errors.mean(0), errors.std(0, ddof=1) / len(errors) ** 0.5
     assert (np.abs(bias) < most + 4.0 * spread).all(), (bias / spread).round(1)
@@ -146,7 +146,7 @@ def test_bias(name, most):
 @cache
 def bias_draws() -> dict[str, np.ndarray]:
     sketch, exact = many_probes()
-    return sketch.errors(exact, 128, most=40)
+    return sketch.errors(exact, 128, most=30)
 
 
 def newton_of(sketch: Sketch, probes: slice) -> np.ndarray:
@@ -213,10 +213,10 @@ def test_more_outputs_than_probes():
     few, many = sketch.blocks(slice(0, q)), sketch.blocks(slice(0, 8 * q))
     for blocks in (few, many):
         for logit in (False, True):
-            left, right = blocks._factors(logit)
+            left, right, scale = blocks._factors(logit)
             half = left.shape[2] // 2
             one, other = (left[..., part] @ right[..., part].mT * 2 for part in (slice(0, half), slice(half, None)))
-            expected = (one * other).sum((1, 2)).clamp_min(0).sqrt()
+            expected = scale * (one * other).sum((1, 2)).clamp_min(0).sqrt()
             torch.testing.assert_close(blocks.frobenius(logit=logit), expected, rtol=1e-10, atol=1e-14)
 
 
@@ -261,15 +261,10 @@ def sure_head(lead: float) -> Head:
     return Head(**arrays | {"outputs": outputs}, l2=0.1)
 
 
-LOST = pytest.mark.xfail(strict=True, reason="squares of p B leave float32")
-
-
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("lead", "dtype"), [(50.0, torch.float32), (60.0, torch.float64), (60.0, torch.float32)])
-def test_sure_records_are_as_accurate_as_the_others(request, name, lead, dtype):
+def test_sure_records_are_as_accurate_as_the_others(name, lead, dtype):
     """Relative to numbers as small as e^-120."""
-    if dtype == torch.float32 and lead == 60.0 and name in ("gls_frobenius", "gls_spectral"):
-        request.applymarker(LOST)
     errors = sure_errors(lead, dtype)[name]
     assert np.isfinite(errors).all()
     assert rms(errors[:, ::2]) < 1.6 * (2 / 256) ** 0.5

@@ -74,7 +74,9 @@ def test_refit_reaches_the_oracle_s_optimum_from_anywhere(kind, case):
         centred = centred - centred.mean(1, keepdims=True)
     scale = np.abs(outputs).max()
     np.testing.assert_allclose(centred, outputs, rtol=0, atol=1e-8 * scale)
-    np.testing.assert_allclose(fitted.window(slice(0, head.n)).rows() @ fitted.parameters(), fitted.outputs, atol=1e-12 * scale)
+    np.testing.assert_allclose(
+        fitted.window(slice(0, head.n)).rows() @ fitted.parameters(), fitted.outputs, atol=1e-12 * scale
+    )
     np.testing.assert_allclose(fitted.parameters().numpy(), theta, atol=1e-7 * np.abs(theta).max())
 
 

@@ -147,10 +147,8 @@ def test_fewer_records_change_the_steps_and_not_the_solution(monkeypatch, heavie
 @pytest.mark.parametrize("repeated", [False, True], ids=["dead", "repeated"])
 @pytest.mark.parametrize("made", [ClassBlocks, SharedGram])
 @pytest.mark.parametrize("kind", SOME)
-def test_features_without_a_direction_of_their_own(request, kind, made, repeated, precision, error):
+def test_features_without_a_direction_of_their_own(kind, made, repeated, precision, error):
     """A column of zeros, or one twice, unpenalized: a singular and consistent system. The scores need xᵀH⁻¹x only."""
-    if made is SharedGram and repeated and precision is FLOAT32:
-        request.applymarker(pytest.mark.xfail(strict=True, reason="the floor of the eigenvalues is float64's"))
     arrays = made_arrays(kind)
     features = arrays["features"]
     added = features[:, 0] if repeated else np.zeros(len(features))

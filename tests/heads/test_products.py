@@ -173,17 +173,14 @@ def sure_terms(head: Head) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return np.column_stack([head.features.numpy(), np.ones(head.n)]), p, complement
 
 
-SURE = pytest.mark.xfail(strict=True, reason="1 − p of a sure class is lost by a difference")
-
-
 @pytest.mark.parametrize(
     ("lead", "precision", "error"),
     [
         (8.0, FLOAT64, 1e-9),
         (8.0, FLOAT32, 2e-2),
-        pytest.param(20.0, FLOAT32, 1e-4, marks=SURE),
-        pytest.param(50.0, FLOAT32, 1e-4, marks=SURE),
-        pytest.param(50.0, FLOAT64, 1e-12, marks=SURE),
+        (20.0, FLOAT32, 1e-4),
+        (50.0, FLOAT32, 1e-4),
+        (50.0, FLOAT64, 1e-12),
     ],
 )
 def test_sure_records_keep_their_digits(lead, precision, error):
@@ -208,8 +205,8 @@ def test_sure_records_keep_their_digits(lead, precision, error):
     [
         (8.0, FLOAT64, 1e-11),
         (8.0, FLOAT32, 1e-4),
-        pytest.param(30.0, FLOAT32, 1e-4, marks=SURE),
-        pytest.param(80.0, FLOAT64, 1e-11, marks=SURE),
+        (30.0, FLOAT32, 1e-4),
+        (80.0, FLOAT64, 1e-11),
     ],
 )
 def test_draws_of_sure_records_keep_their_digits(lead, precision, error):

@@ -147,7 +147,7 @@ def test_negative_curvature_is_said_with_its_remedy():
         block_cg(product_with(matrix), b, tolerance=1e-8)
     assert str(caught.value) == (
         "solve: expected a curvature that is nowhere negative, got 4 of 4 right sides along which it is; use the "
-        "Gauss-Newton curvature, or more damping"
+        "Gauss-Newton curvature, more damping (l2), or a higher precision"
     )
 
 

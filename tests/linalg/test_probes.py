@@ -52,7 +52,7 @@ def test_seeds_give_unrelated_signs():
     drawn = [whole(seed).ravel() for seed in (0, 1, 2, -1, 1 << 40)]
     for a in range(len(drawn)):
         for b in range(a):
-            assert abs(np.mean(drawn[a] * drawn[b])) < 4.5 / drawn[a].size**0.5
+            assert abs(np.mean(drawn[a] * drawn[b])) < 4.5 / drawn[a].size ** 0.5
     shifted = signs(1, torch.arange(RECORDS), OUTPUTS, slice(0, PROBES)).numpy()[1:]
     assert abs(np.mean(shifted * whole(0)[:-1])) < 4.5 / shifted.size**0.5
 

@@ -9,7 +9,7 @@ from typing import Any
 from giveaway.auditing.progress import OnRows
 from giveaway.checks import check_choice, check_number, fail
 from giveaway.heads.dense import DenseCurvature, dense_bytes
-from giveaway.heads.sketched import PROBES, TOLERANCE, SketchedCurvature
+from giveaway.heads.sketched import PROBES, TOLERANCE, SketchedCurvature, probes_at_once
 from giveaway.linalg.kept import Kept, kept_by
 from giveaway.linalg.memory import free_memory
 from giveaway.linalg.precision import precision_named
@@ -42,6 +42,8 @@ class CurvatureOptions:
         check_number("tolerance", self.tolerance, minimum=0.0, remedy="1e-3 suits most heads")
         if not 0 < self.tolerance < 1:
             raise fail("tolerance", "a number between 0 and 1", f"{self.tolerance:g}", "1e-3 suits most heads")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
+            raise fail("seed", "a whole number from 0 to 2**63 - 1", repr(self.seed), "leave it out for 0")
         if self.memory is not None:
             check_number("memory", self.memory, minimum=0.0, remedy="give it in gigabytes")
 
@@ -118,4 +120,7 @@ def make(
 
 def passes_of(head: Head, options: CurvatureOptions, choice: Choice) -> int:
     """About how often the records are read to make it."""
-    return 1 if choice.kind == "dense" else EXPECTED_PRODUCTS * -(-options.probes // 128)
+    if choice.kind == "dense":
+        return 1
+    kept = precision_named(options.precision, head.device).kept
+    return EXPECTED_PRODUCTS * -(-options.probes // probes_at_once(head, options.probes, options.budget(head), kept))

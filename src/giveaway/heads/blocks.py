@@ -173,10 +173,16 @@ class SoftmaxBlocks(MatrixBlocks):
 
 class SeparateBlocks(MatrixBlocks):
     """Blocks of m separate outputs: `block` (s, s, k, N) with k = m, or k = 1 where all outputs share one; `curvature`
-    (N, s, m) is the diagonal of W, `sensitivity_factor` what multiplies B in logit space."""
+    (N, s, m) is the diagonal of W, `sensitivity_factor` what multiplies B in logit space. A sketch knows `complement`
+    (N, m, s, s), its estimate of I − W^½ B W^½, better than what it would be of B."""
 
     def __init__(
-        self, block: torch.Tensor, curvature: torch.Tensor, sample_weight: torch.Tensor, sensitivity_factor: float
+        self,
+        block: torch.Tensor,
+        curvature: torch.Tensor,
+        sample_weight: torch.Tensor,
+        sensitivity_factor: float,
+        complement: torch.Tensor | None = None,
     ) -> None:
         n, s, m = curvature.shape
         self.per_group = m
@@ -185,6 +191,7 @@ class SeparateBlocks(MatrixBlocks):
         self.weight, self.factor = sample_weight.T, sensitivity_factor
         self.lopsided = _uneven(sample_weight)
         self._shape = (s, s, m * n)
+        self._complement = complement
 
     @cached_property
     def spread(self) -> torch.Tensor:
@@ -204,7 +211,13 @@ class SeparateBlocks(MatrixBlocks):
 
     def leave_out(self, v: torch.Tensor) -> LeftOut:
         step, root = v.permute(1, 2, 0), self.curvature.sqrt()
-        solved, capped = solve_complement(self.spread, (root * step).reshape(self._shape[1:]))
+        inner = (root * step).reshape(self._shape[1:])
+        if self._complement is None:
+            solved, capped = solve_complement(self.spread, inner)
+        else:
+            own = self._complement.expand(len(v), self.per_group, *self._complement.shape[2:]).transpose(0, 1)
+            found, capped = solve_floored(own.reshape(-1, *own.shape[2:]), inner.T.unsqueeze(2))
+            solved = found.squeeze(2).T
         outer = root * solved.view_as(root)
         top = self.spread.diagonal(dim1=0, dim2=1).sum(1).view(self.per_group, -1).amax(0)
         return LeftOut((step + self._apply(outer)).permute(2, 0, 1), capped.view(self.per_group, -1).any(0), top)
@@ -214,6 +227,21 @@ class SeparateBlocks(MatrixBlocks):
 
     def _apply(self, v: torch.Tensor) -> torch.Tensor:
         return (self.block * v).sum(1)
+
+
+def solve_floored(matrices: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A⁻¹ b for symmetric A (N, k, k) and b (N, k, 1), with eigenvalues below 1 − CAP taken as that; which had any."""
+    floor = 1.0 - CAP
+    identity = torch.eye(matrices.shape[1], dtype=matrices.dtype, device=matrices.device)
+    _, failed = torch.linalg.cholesky_ex(matrices - floor * identity)
+    capped = failed > 0
+    factor, _ = torch.linalg.cholesky_ex(torch.where(capped[:, None, None], identity, matrices))
+    solved = torch.cholesky_solve(right, factor)
+    if bool(capped.any()):
+        values, vectors = torch.linalg.eigh(matrices[capped])
+        inner = vectors.mT @ right[capped]
+        solved[capped] = vectors @ (inner / values.clamp_min(floor).unsqueeze(2))
+    return solved, capped
 
 
 def solve_complement(matrices: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

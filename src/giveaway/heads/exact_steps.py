@@ -51,7 +51,7 @@ def exact_steps(
     second = first if total is None else first - torch.nn.functional.pad(total, (0, 0, 0, local.padding)).unsqueeze(2)
     right = torch.stack([first, second], 2)  # (D, m, 2, N)
     shape = (len(right), curvature.products.k, -1)
-    precision = curvature.precision
+    precision = curvature.precision if right.is_cuda else Precision("float64")
     exact = EXACT_FOR[precision.name]
     solution = block_cg(
         lambda v: local.apply(v, right.shape, precision),

@@ -12,7 +12,7 @@ from functools import cached_property
 
 import torch
 
-from giveaway.heads.blocks import CAP, LeftOut
+from giveaway.heads.blocks import LeftOut, solve_floored
 from giveaway.linalg.spectral import top_eigenvalue
 
 DIRECTIONS = 6
@@ -42,72 +42,72 @@ class FactoredBlocks:
 
     def trace(self, *, logit: bool = False) -> torch.Tensor:
         if not logit:
-            return self._inner.square().sum((1, 2), dtype=torch.float64)
-        each = self._centred.view_as(self.u).square().sum((2, 3), dtype=torch.float64)
-        return (each * self.weight).sum(1)
+            return _squared_norm(self._inner.flatten(1))
+        return (_squared_norm(self._centred.view_as(self.u).flatten(2)) * self.weight).sum(1)
 
     def frobenius(self, *, logit: bool = False) -> torch.Tensor:
         """From two halves of the probes, whose errors are independent: the square of one alone would be too large."""
-        left, right = self._factors(logit)
+        left, right, scale = self._factors(logit)
         half = left.shape[2] // 2
         first, second = slice(0, half), slice(half, 2 * half)
-        scale = left.shape[2] / half
         if left.shape[1] <= half:
             one = left[:, :, first] @ right[:, :, first].mT
             other = left[:, :, second] @ right[:, :, second].mT
         else:
             one = left[:, :, first].mT @ left[:, :, second]
             other = right[:, :, first].mT @ right[:, :, second]
-        return scale * (one * other).sum((1, 2), dtype=torch.float64).clamp_min(0.0).sqrt()
+        found = (one * other).sum((1, 2), dtype=torch.float64).clamp_min(0.0).sqrt()
+        return scale * (left.shape[2] / half) * found
 
     def spectral(self, *, logit: bool = False) -> torch.Tensor:
         """What all probes say of the vectors that all find is too large, and what one half says of those that the other
-        half finds too small: the mean of both."""
-        left, right = self._factors(logit)
+        half finds too small: the mean of both. Where many directions are about as large as the largest, and probes are
+        fewer than they are, it stays too large."""
+        left, right, scale = self._factors(logit)
         half = left.shape[2] // 2
         halves = slice(0, half), slice(half, 2 * half)
         found = _stretch(left, right, *_top_pair(left, right))
         for own, other in (halves, halves[::-1]):
             pair = _top_pair(left[:, :, own], right[:, :, own])
             found = found + _stretch(left[:, :, other], right[:, :, other], *pair)
-        return (0.5 * found).to(torch.float64).clamp_min(0.0)
+        return scale * (0.5 * found).to(torch.float64).clamp_min(0.0)
 
     def image(self, v: torch.Tensor) -> torch.Tensor:
-        return self._image(v).to(torch.float64)
+        u, (v, scale) = self.u.view(self._rows), _scaled(v - v.mean(2, keepdim=True))  # u stands for contrasts
+        found = u @ (u.mT @ v.to(u.dtype).reshape(len(u), -1, 1))
+        return found.view(v.shape).to(torch.float64) * scale
 
     def leave_out(self, v: torch.Tensor) -> LeftOut:
         n, s, m = v.shape
-        inner = self._root(v.to(self.u.dtype).unsqueeze(3)).reshape(n, s * m, 1)
+        inner, scale = _scaled(self._root(v.unsqueeze(3)).reshape(n, s * m, 1))
+        inner = inner.to(self.u.dtype)
         basis = self._directions(inner)
         seen = self._inner.mT @ basis  # (N, q, k)
-        solved, capped = _solve_floored(self._complement(basis, seen), (basis.mT @ inner).to(torch.float64))
+        solved, capped = solve_floored(self._complement(basis, seen), (basis.mT @ inner).to(torch.float64))
         # the inverse of a matrix that so few probes estimate is too large on average
         probes, k = seen.shape[1:]
         outer = basis @ (solved * ((probes - k - 1) / probes)).to(inner.dtype)
         step = self.u.view(self._rows) @ (self._inner.mT @ outer)
         top = top_eigenvalue((seen.mT @ seen).to(torch.float64).permute(1, 2, 0))
-        return LeftOut(v + step.view(n, s, m).to(torch.float64), capped, top)
+        return LeftOut(v + step.view(n, s, m).to(torch.float64) * scale, capped, top)
 
     def curvature_form(self, v: torch.Tensor) -> torch.Tensor:
-        return self._root(v.to(self.u.dtype).unsqueeze(3)).square().sum((1, 2, 3), dtype=torch.float64)
+        return self._root(v.unsqueeze(3)).square().sum((1, 2, 3))
 
     def _root(self, v: torch.Tensor) -> torch.Tensor:
         """Sᵀ v for v (N, s, m, c)."""
-        p = self.p.unsqueeze(3)
-        return (v - (p * v).sum(2, keepdim=True)) * (p.sqrt() * self.weight.sqrt()[:, :, None, None])
+        p = self.p.unsqueeze(3).to(v.dtype)
+        return (v - (p * v).sum(2, keepdim=True)) * (p.sqrt() * self.weight.sqrt()[:, :, None, None].to(v.dtype))
 
-    def _image(self, v: torch.Tensor) -> torch.Tensor:
-        u = self.u.view(self._rows)
-        centred = v - v.mean(2, keepdim=True)  # u stands for contrasts: v must not see the constant that was taken off
-        return (u @ (u.mT @ centred.to(u.dtype).reshape(len(u), -1, 1))).view(v.shape)
-
-    def _factors(self, logit: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """L and R with L Rᵀ = W B, or B, in an orthonormal basis."""
-        if logit:
-            return (self._centred.view_as(self.u) * self.weight[:, :, None, None]).view(self._rows), self._centred
-        p = self.p.unsqueeze(3)
-        curved = p * (self.u - (p * self.u).sum(2, keepdim=True)) * self.weight[:, :, None, None]
-        return curved.view(self._rows), self._centred
+    def _factors(self, logit: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """L, R and c (N,) with c · L Rᵀ = W B, or B, in an orthonormal basis; squares of L and R exist."""
+        curved = self._centred.view_as(self.u)
+        if not logit:
+            p = self.p.unsqueeze(3)
+            curved = p * (self.u - (p * self.u).sum(2, keepdim=True))
+        left, size = _scaled((curved * self.weight[:, :, None, None]).view(self._rows))
+        right, other = _scaled(self._centred)
+        return left, right, (size * other).view(-1)
 
     def _directions(self, start: torch.Tensor) -> torch.Tensor:
         """An orthonormal basis (N, R, k) of what E makes of `start` again and again; columns of zeros where no more is
@@ -138,7 +138,7 @@ def _top_pair(left: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, to
     """Singular vectors (N, R, 1) to the largest singular value of L Rᵀ, by steps in the smaller of its two sizes."""
     if left.shape[1] <= left.shape[2]:
         matrix = left @ right.mT
-        b = _unit(matrix.square().sum(1).unsqueeze(2))
+        b = _unit(matrix.abs().sum(1).unsqueeze(2))
         for _ in range(POWER_STEPS):
             a = _unit(matrix @ b)
             b = _unit(matrix.mT @ a)
@@ -160,16 +160,12 @@ def _unit(v: torch.Tensor) -> torch.Tensor:
     return v / torch.linalg.vector_norm(v, dim=1, keepdim=True).clamp_min(torch.finfo(v.dtype).tiny)
 
 
-def _solve_floored(matrices: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A⁻¹ b for symmetric A (N, k, k) with eigenvalues below 1 − CAP taken as that, and which had any."""
-    floor = 1.0 - CAP
-    identity = torch.eye(matrices.shape[1], dtype=matrices.dtype, device=matrices.device)
-    factor, failed = torch.linalg.cholesky_ex(matrices - floor * identity)
-    capped = failed > 0
-    factor, _ = torch.linalg.cholesky_ex(torch.where(capped[:, None, None], identity, matrices))
-    solved = torch.cholesky_solve(right, factor)
-    if bool(capped.any()):
-        values, vectors = torch.linalg.eigh(matrices[capped])
-        inner = vectors.mT @ right[capped]
-        solved[capped] = vectors @ (inner / values.clamp_min(floor).unsqueeze(2))
-    return solved, capped
+def _scaled(v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """v (N, a, b) over its largest entry a group, and that in float64 (N, 1, 1): squares of what is left exist."""
+    largest = v.abs().amax((1, 2), keepdim=True)
+    largest = torch.where(largest > 0, largest, 1.0)
+    return v / largest, largest.to(torch.float64)
+
+
+def _squared_norm(v: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.vector_norm(v, dim=-1, dtype=torch.float64).square()

@@ -44,6 +44,7 @@ class OutputCurvature:
         if precision.name in ("bf16", "bf16x3"):
             curved = self._quick(_curve_in_halves if precision.name == "bf16x3" else _curve_bf16, window)
             return tuple(part.flatten(1) for part in curved(u, p, weight))
+        u -= u.gather(1, _top(p, u))
         u -= torch.bmm(p.unsqueeze(1), u)
         return precision.parts(u.mul_((p * weight).unsqueeze(2)).flatten(1))
 
@@ -70,15 +71,22 @@ class OutputCurvature:
         return self._fused[plain]
 
 
+def _top(p: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+    """Where u (rows, k, s) is of the most probable class. Contrasts to it keep the digits of records that the head is
+    sure of, which a difference of 1 − p would lose."""
+    return p.argmax(1)[:, None, None].expand(-1, 1, u.shape[2])
+
+
 def _curve_bf16(u: torch.Tensor, p: torch.Tensor, weight: torch.Tensor) -> Parts:
-    wide = u.float()
+    wide = u.float() - u.gather(1, _top(p, u)).float()
     mean = (p.unsqueeze(2) * wide).sum(1, keepdim=True)
     return (((p * weight).unsqueeze(2) * (wide - mean)).to(torch.bfloat16),)
 
 
 def _curve_in_halves(u: torch.Tensor, p: torch.Tensor, weight: torch.Tensor) -> Parts:
-    mean = (p.unsqueeze(2) * u).sum(1, keepdim=True)
-    curved = (p * weight).unsqueeze(2) * (u - mean)
+    wide = u - u.gather(1, _top(p, u))
+    mean = (p.unsqueeze(2) * wide).sum(1, keepdim=True)
+    curved = (p * weight).unsqueeze(2) * (wide - mean)
     high = curved.to(torch.bfloat16)
     return high, (curved - high.float()).to(torch.bfloat16)
 
@@ -87,4 +95,10 @@ def _draw_softmax(
     seed: int, numbers: torch.Tensor, start: int, stop: int, p: torch.Tensor, weight: torch.Tensor
 ) -> torch.Tensor:
     drawn = signs(seed, numbers, p.shape[1], slice(start, stop), dtype=p.dtype) * p.sqrt().unsqueeze(2)
-    return (drawn - p.unsqueeze(2) * drawn.sum(1, keepdim=True)) * weight.sqrt().unsqueeze(2)
+    # ω√p − p Σ ω√p, with 1 − p of the most probable class as the sum of the others
+    top = torch.nn.functional.one_hot(p.argmax(1), p.shape[1]).to(p.dtype).unsqueeze(2)
+    own, others = (drawn * top).sum(1, keepdim=True), (drawn * (1 - top)).sum(1, keepdim=True)
+    rest = (p.unsqueeze(2) * (1 - top)).sum(1, keepdim=True)
+    p = p.unsqueeze(2)
+    rooted = torch.where(top > 0, own * rest - p * others, drawn - p * (own + others))
+    return rooted * weight.sqrt().unsqueeze(2)

@@ -16,7 +16,6 @@ from giveaway.heads.products import HeadProducts
 from giveaway.linalg.precision import Precision
 
 HEAVIEST = 16_384  # records that an output's own curvature is summed over
-EPS = torch.finfo(torch.float64).eps
 
 
 class Preconditioner(Protocol):
@@ -90,7 +89,8 @@ class SharedGram:
         values, vectors = torch.linalg.eigh(gram.to(torch.float64))
         share = amount / amount.sum().clamp_min(torch.finfo(torch.float64).tiny)
         penalty = products.l2
-        divisor = values.clamp_min(EPS * float(values[-1].clamp_min(1e-300)))[:, None] * share + penalty
+        floor = width * torch.finfo(precision.kept).eps * float(values[-1].clamp_min(1e-300))
+        divisor = values.clamp_min(floor)[:, None] * share + penalty
         self._products = products
         self._vectors, self._over = vectors.to(precision.kept), (1.0 / divisor.clamp_min(1e-300)).to(precision.kept)
 

@@ -207,21 +207,22 @@ class Look:
         loss = curvature.loss
         assert isinstance(loss, (Squared, Logistic))
         diagonal = loss.weights(outputs)
-        return SeparateBlocks(_separate(u, own, diagonal, weight), diagonal, weight, loss.sensitivity)
+        block, complement = _separate(u, own, diagonal, weight)
+        return SeparateBlocks(block, diagonal, weight, loss.sensitivity, complement)
 
 
-def _separate(u: torch.Tensor, own: torch.Tensor, diagonal: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """B of separate outputs (s, s, k, N), such that neither w^½ B w^½ nor I minus it is ever negative."""
+def _separate(
+    u: torch.Tensor, own: torch.Tensor, diagonal: torch.Tensor, weight: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """B of separate outputs (s, s, k, N), and I − W^½ B W^½ (N, k, s, s) from what the records' own signs leave over,
+    where there are probes enough for that."""
     u, own = u.to(torch.float64).transpose(1, 2), own.to(torch.float64).transpose(1, 2)  # (N, k, s, q)
-    _, k, s, q = u.shape
+    k, s, q = u.shape[1:]
     root = (diagonal[:, :, :k] * weight.unsqueeze(2)).sqrt().transpose(1, 2).unsqueeze(3)  # (N, k, s, 1)
-    inner = root * u
-    rest = own * q**-0.5 - inner
-    both = inner @ inner.mT + rest @ rest.mT
-    if s == 1:
-        return (u.square().sum(3) / both[..., 0]).permute(2, 1, 0).unsqueeze(0)
-    values, vectors = torch.linalg.eigh(both)
-    half = vectors @ (values.clamp_min(1e-12).rsqrt().unsqueeze(3) * vectors.mT)
-    spread = half @ (inner @ inner.mT) @ half
-    over = torch.where(root > 0, 1.0 / torch.where(root > 0, root, 1.0), 0.0)
-    return (spread * over * over.mT).permute(2, 3, 1, 0).contiguous()
+    block, rest = u @ u.mT, own * q**-0.5 - root * u
+    complement = rest @ rest.mT
+    if s == 1:  # what is one together stays one, and neither leaves [0, 1]
+        both = root * root * block + complement
+        block, complement = block / both, complement / both
+    complement = complement * (q / max(1, q - s - 1))  # the inverse of an estimate is too large on average
+    return block.permute(2, 3, 1, 0), complement if q >= 4 * s else None

@@ -17,6 +17,7 @@ import torch
 CONVERGED, RAN_OUT, NEGATIVE = "converged", "steps", "negative curvature"
 STALLED_AT = 0.9  # of the residual at the replacement before: what a cheap product no longer improves
 STALLS = 3
+DONE = 0.3  # of the tolerance, below which a column is left alone
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 
@@ -68,7 +69,9 @@ def block_cg(
         image = product(direction)
         curvature = _dots(direction, image)
         negative |= (curvature <= 0) & (rz > 0) & (relative > tolerance)
-        length = torch.where((curvature > 0) & ~negative, rz / curvature, 0.0)
+        # a column that is solved stays where it is: going on with the rounding that is left of it would lead away
+        going = (curvature > 0) & ~negative & (relative > DONE * tolerance)
+        length = torch.where(going, rz / torch.where(going, curvature, 1.0), 0.0)
         x.addcmul_(direction, length)
         r.addcmul_(image, length, value=-1)
         steps += 1
@@ -100,7 +103,7 @@ def _not_solved(solution: Solution, tolerance: float) -> SolveError:
     if negative:
         return SolveError(
             f"solve: expected a curvature that is nowhere negative, got {negative} of {len(solution.status)} right "
-            "sides along which it is; use the Gauss-Newton curvature, or more damping"
+            "sides along which it is; use the Gauss-Newton curvature, more damping (l2), or a higher precision"
         )
     worst = float(solution.residual.max())
     return SolveError(

@@ -31,5 +31,7 @@ def available_memory() -> int:
 def free_memory(device: torch.device) -> int:
     """Bytes that can be had on `device`."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        # what torch holds for later use is free to this process
+        spare = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + spare
     return available_memory()
