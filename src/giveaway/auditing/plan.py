@@ -76,7 +76,7 @@ def plan(
 
     `also` names columns besides `scores`, or besides those there are by default. `view` says whether the records
     themselves make a view, `lood` whether a kernel's scores are wanted besides those named, `inputs` whether the
-    records themselves are there at all, `dense` whether the curvature will be an exact one.
+    records themselves are there at all, `dense` whether the curvature is exact, and records can be read again cheaply.
     """
     check_choice("by", by, ("auto", "person", "record"))
     if by == "person" and head.groups is None:

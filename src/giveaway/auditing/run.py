@@ -129,7 +129,7 @@ def audit(
         view=view is not None,
         lood=kernel is not None or noise is not None,
         inputs=known.inputs is not None,
-        dense=choice.kind == "dense",
+        dense=choice.kind == "dense" and head.looked_up,
     )
     process = None
     if resolved.of_lood or kernel is not None or noise is not None:
