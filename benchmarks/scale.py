@@ -4,7 +4,7 @@ records : 1,000 to 1,000,000 records of 64 features and 10 classes, read from .n
     and a sketch of 64 probes. Four columns, so that the table stays small beside what an audit holds besides, and
     without the comparison of penalties, which audits again.
 classes : 10 to 1,000 classes, 4,000 records of 32 features; a sketch of 64 probes.
-wide : 50,000 records of 256 features and 10,000 classes within 8 GB; a sketch of 32 probes.
+wide : 50,000 records of 256 features and 10,000 classes within 8 GB; a sketch of 32 probes, products in bfloat16.
 
 Every audit has a process of its own, on one thread unless --threads says otherwise. CPU seconds are those of reading
 and auditing, after imports and a first small audit; peaks are of the whole process, libraries included, once with the
@@ -38,9 +38,10 @@ CHUNK = 8_192
 SAMPLES_A_CLASS = 64
 LOOKED_EVERY = 0.005  # seconds
 WIDE_GIGABYTES = 8.0
+WIDE_WEIGHT_DECAY = 5e-4
 
 
-def write_head(folder: Path, n: int, d: int, m: int, *, seed: int = 0) -> Path:
+def write_head(folder: Path, n: int, d: int, m: int, *, seed: int = 0, weight_decay: float = WEIGHT_DECAY) -> Path:
     """Confident, partly wrong predictions on features whose spectrum falls as 1/k; fewer records are the first ones."""
     generator = torch.Generator().manual_seed(seed)
     folder.mkdir()
@@ -70,7 +71,7 @@ def write_head(folder: Path, n: int, d: int, m: int, *, seed: int = 0) -> Path:
     np.save(folder / "targets.npy", targets)
     np.save(folder / "weight.npy", (scale * weight).numpy())
     np.save(folder / "bias.npy", (scale * bias).numpy())
-    np.save(folder / "l2.npy", np.float64(WEIGHT_DECAY * n))
+    np.save(folder / "l2.npy", np.float64(weight_decay * n))
     return folder
 
 
@@ -132,7 +133,8 @@ def records(folder: Path, threads: int, small: bool) -> dict[str, Any]:
     sizes = [1_000, 10_000, 50_000] if small else [1_000, 10_000, 100_000, 1_000_000]
     heads = [write_head(folder / f"records-{n}", n, 64, 10) for n in sizes]
     results: dict[str, Any] = {}
-    for kind, options in (("dense", {}), ("sketch", {"probes": 64})):
+    kinds: dict[str, dict[str, Any]] = {"dense": {}, "sketch": {"probes": 64}}
+    for kind, options in kinds.items():
         print(f"records, {kind}:")
         options = {**options, "scores": ["loss", "influence", "newton", "leverage"], "l2_sensitivity": False}
         runs = [alone(head, threads, curvature=kind, **options) for head in heads]
@@ -164,7 +166,7 @@ def classes(folder: Path, threads: int, small: bool) -> dict[str, Any]:
         found = alone(head, threads, scores=["influence", "newton"], curvature="sketch", probes=64)
         found["added_megabytes"] = round(found["peak_megabytes"] - found["resident_before_megabytes"], 1)
         runs.append(found)
-    results = {"runs": runs}
+    results: dict[str, Any] = {"runs": runs}
     for name in ("cpu_seconds", "added_megabytes"):
         results[f"exponent_of_{name}"] = exponent(runs, "classes", name)
         results[f"exponent_of_{name}_from_100"] = exponent(runs[2:], "classes", name) if not small else None
@@ -176,8 +178,9 @@ def wide(folder: Path, threads: int, small: bool) -> dict[str, Any]:
     """Ten thousand classes on a CPU."""
     print("wide, sketch:")
     n, m = (2_000, 2_000) if small else (50_000, 10_000)
-    head = write_head(folder / "wide", n, 256, m)
+    head = write_head(folder / "wide", n, 256, m, weight_decay=WIDE_WEIGHT_DECAY)
     options = {"scores": ["influence", "newton"], "curvature": "sketch", "probes": 32, "memory": WIDE_GIGABYTES}
+    options["precision"] = "bf16"
     found = alone(head, threads, **options)
     return {**options, **found, "within_8_gigabytes": found["peak_megabytes"] <= WIDE_GIGABYTES * 1e3}
 
@@ -204,7 +207,7 @@ def megabytes(size: int) -> float:
 def environment(threads: int) -> dict[str, Any]:
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     model = next((line.split(":")[1].strip() for line in lines if "model name" in line), platform.processor())
-    versions = {name: metadata.version(name) for name in ("giveaway", "torch", "numpy", "scipy")}
+    versions = {"giveaway": ga.__version__, **{name: metadata.version(name) for name in ("torch", "numpy", "scipy")}}
     told = {"cpu": model, "cores": os.cpu_count(), "threads": threads, "system": platform.system()}
     return {**told, "python": platform.python_version(), **versions}
 

@@ -691,7 +691,7 @@ def test_purge_removes_everything(giveaway, file):
 @pytest.mark.parametrize(
     ("module", "function"),
     [
-        ("giveaway.heads.dense", "DenseCurvature"),
+        ("giveaway.auditing.curvature", "DenseCurvature"),
         ("giveaway.audit_command", "look_closer"),
         ("giveaway.audit_command", "render"),
         ("giveaway.auditing.store", "write_atomically"),

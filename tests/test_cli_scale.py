@@ -312,8 +312,8 @@ def test_what_a_sketch_is_worth_is_said(giveaway, arrays):
         (("--tolerance", 2), "tolerance: expected a number between 0 and 1, got 2; 1e-3 suits most heads"),
         (("--errors",), "errors: expected a sketched curvature, got none: these scores are exact; leave errors out"),
         (
-            ("--curvature", "sketch", "--precision", "bf16"),
-            "precision: expected float32 or float64 on a CPU, got bf16; leave it out, or compute on a GPU (device)",
+            ("--curvature", "sketch", "--precision", "tf32"),
+            "precision: expected bf16, float32 or float64 on a CPU, got tf32; leave it out, or compute on a GPU",
         ),
         (("--cache", "there"), "cache: expected --model beside it, got --features; drop --cache"),
     ],

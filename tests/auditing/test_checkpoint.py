@@ -188,6 +188,8 @@ def test_nothing_to_resume_is_a_beginning(tmp_path):
     assert not kept.resumed
     assert kept.load("sums") is None
     assert contents(tmp_path)
+    assert not begun(tmp_path, resume=True).resumed  # nothing was finished yet
+    kept.save("sums", tensors())
     assert begun(tmp_path, resume=True).resumed
 
 
@@ -213,7 +215,7 @@ def test_a_file_of_another_audit_counts_as_not_there(tmp_path):
 
 
 def test_an_unreadable_beginning_is_refused(tmp_path):
-    begun(tmp_path)
+    begun(tmp_path).save("sums", tensors())
     (tmp_path / "checkpoint" / "checkpoint.json").write_text('{"inputs')
     with pytest.raises(InputError, match=r"^resume: expected a readable checkpoint.json, got .*; remove it with"):
         begun(tmp_path, resume=True)

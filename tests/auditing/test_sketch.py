@@ -264,8 +264,8 @@ def test_auto_goes_by_the_memory():
         ({"tolerance": 0.0}, "tolerance: expected a number between 0 and 1, got 0; 1e-3 suits most heads"),
         ({"tolerance": 1.0}, "tolerance: expected a number between 0 and 1, got 1; 1e-3 suits most heads"),
         (
-            {"precision": "bf16"},
-            "precision: expected float32 or float64 on a CPU, got bf16; leave it out, or compute on a GPU (device)",
+            {"precision": "tf32"},
+            "precision: expected bf16, float32 or float64 on a CPU, got tf32; leave it out, or compute on a GPU",
         ),
         ({"curvature": "sketched"}, "curvature: expected a known name, got 'sketched'; did you mean sketch?"),
         (

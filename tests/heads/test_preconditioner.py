@@ -131,7 +131,7 @@ def test_fewer_records_change_the_steps_and_not_the_solution(monkeypatch, heavie
     products = HeadProducts(scaled_head(), 1e-2)
     exact, every = vectors_for(products, 4), solved(products, ClassBlocks(products, FLOAT64))
     monkeypatch.setattr(preconditioner_module, "HEAVIEST", heaviest)
-    few = ClassBlocks(products, FLOAT64)
+    few = ClassBlocks(products, FLOAT64, every_record=False)
     projection = np.kron(np.eye(products.width), unseen(products.head))
     matrix = matrix_of(few, products) @ projection
     values = np.linalg.eigvalsh((matrix + matrix.T) / 2)
@@ -164,7 +164,10 @@ def test_features_without_a_direction_of_their_own(kind, made, repeated, precisi
 def test_the_better_one_where_it_fits():
     head = made_head("classes", n=200)
     products = HeadProducts(head, 0.1)
-    needed = 5 * 5 * 5 * 8 + 4 * 5 * 200
-    assert preconditioner_for(products, FLOAT64, needed).name == "class blocks"
-    assert preconditioner_for(products, FLOAT64, needed - 1).name == "shared"
-    assert preconditioner_for(products, FLOAT32, needed - 1).name == "class blocks"
+    needed = 5 * 5 * 5 * 8
+    assert preconditioner_for(products, needed, 32, FLOAT64).name == "class blocks"
+    assert preconditioner_for(products, needed - 1, 32, FLOAT64).name == "shared"
+    assert preconditioner_for(products, needed - 1, 32, FLOAT32).name == "class blocks"
+    # one column does not pay for summing every record: their weights are held instead
+    assert preconditioner_for(products, needed + 2 * 5 * 200, 1, FLOAT64).name == "class blocks"
+    assert preconditioner_for(products, needed + 2 * 5 * 200 - 1, 1, FLOAT64).name == "shared"

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from giveaway.checks import InputError
-from giveaway.linalg.precision import CHOICES, EXACT_FOR, Precision, precision_named
+from giveaway.linalg.precision import CHOICES, Precision, exact_for, precision_named
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -63,11 +63,13 @@ def test_what_is_kept_between_products():
 
 def test_a_residual_is_looked_at_in_a_higher_precision():
     bits = {"bf16": 8, "tf32": 11, "bf16x3": 16, "float32": 24, "float64": 53}
-    assert set(EXACT_FOR) == set(CHOICES) - {"auto"}
-    for cheap, exact in EXACT_FOR.items():
-        assert exact is None if cheap == "float64" else bits[exact] > bits[cheap]
-        # a recursion is not trusted below what its products resolve
-        assert Precision(cheap).trusted >= 2.0 ** -bits[cheap]
+    for device in (CPU, GPU):
+        for cheap in CHOICES[1:]:
+            exact = exact_for(Precision(cheap), device)
+            assert exact is None if cheap == "float64" else bits[exact.name] > bits[cheap]
+            assert device is GPU or exact is None or exact.name.startswith("float")
+            # a recursion is not trusted below what its products resolve
+            assert Precision(cheap).trusted >= 2.0 ** -bits[cheap]
 
 
 def test_the_setting_of_tf32_comes_back():
@@ -91,13 +93,27 @@ def test_auto_is_the_quickest_of_a_device():
     assert precision_named("tf32", GPU) == Precision("tf32")
 
 
-@pytest.mark.parametrize("name", ["tf32", "bf16"])
-def test_matrix_units_that_a_cpu_has_not(name):
+def test_matrix_units_that_a_cpu_has_not():
     with pytest.raises(InputError) as caught:
-        precision_named(name, CPU)
+        precision_named("tf32", CPU)
     assert str(caught.value) == (
-        f"precision: expected float32 or float64 on a CPU, got {name}; leave it out, or compute on a GPU (device)"
+        "precision: expected bf16, float32 or float64 on a CPU, got tf32; leave it out, or compute on a GPU"
     )
+
+
+def test_products_in_bfloat16_on_a_cpu():
+    generator = torch.Generator().manual_seed(0)
+    a, b = torch.randn(40, 30, generator=generator), torch.randn(30, 20, generator=generator)
+    precision = Precision("bf16")
+    expected = a.bfloat16().double() @ b.bfloat16().double()
+    size = float(expected.abs().max())
+    np.testing.assert_allclose(
+        precision.product(precision.parts(a), precision.parts(b)).double(), expected, atol=size / 256
+    )
+    total = torch.ones(40, 20)
+    precision.add_product(total, precision.parts(a), precision.parts(b))
+    assert total.dtype == torch.float32
+    np.testing.assert_allclose(total.double(), 1 + expected, atol=size / 256)
 
 
 @pytest.mark.parametrize("name", ["half", "bf16x3", "", None])

@@ -130,7 +130,7 @@ class Checkpoint:
     def _begun_with(self, expected: dict[str, Any], resume: bool) -> bool:
         """Whether there is work to go on with; refused where that was not asked for, or it is of another audit."""
         marker = self.path / BEGUN
-        if not marker.is_file() or not _saved_work(self.path):
+        if not marker.is_file() or (self.rank == 0 and not _saved_work(self.path)):
             return False
         found = _read_json(marker)
         begun_beside = self.rank > 0 and found == expected  # by the first process, a moment ago

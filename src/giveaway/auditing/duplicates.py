@@ -10,7 +10,7 @@ import torch
 from giveaway.records import Head
 
 NEAR = 1e-2  # of the typical distance from the mean record
-PROJECTIONS = 16
+PROJECTIONS = 4  # held for all records at once
 NEIGHBOURS = 8
 SORTS = 4
 ROWS = 1_024
@@ -51,16 +51,16 @@ def _sketch(head: Head, seed: int) -> tuple[torch.Tensor, float]:
     generator = torch.Generator().manual_seed(seed)
     directions = (torch.randn(d, PROJECTIONS, generator=generator) / PROJECTIONS**0.5).to(device, kind)
     total = torch.zeros(d, dtype=torch.float64, device=device)
-    origin = head.features[0].to(kind)  # any record: a mean far from zero would swallow the variance
+    origin = head.features[:1].to(kind)  # any record: a mean far from zero would swallow the variance
     squares = 0.0
-    parts = []
+    sketch = torch.empty(PROJECTIONS, head.n, dtype=kind, device=device)
     for part in head.slices(ROWS):
         x = head.features[part].to(kind) - origin
-        parts.append(x @ directions)
+        sketch[:, part] = (x @ directions).T
         total += x.sum(0)
         squares += float(x.norm()) ** 2
     variance = squares / head.n - float((total / head.n).square().sum())
-    return torch.cat(parts).T.contiguous(), max(variance, 0.0) ** 0.5
+    return sketch, max(variance, 0.0) ** 0.5
 
 
 def _mark(head: Head, pairs: torch.Tensor, radius: float, exact: np.ndarray, near: np.ndarray) -> None:

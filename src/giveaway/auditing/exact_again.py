@@ -16,7 +16,7 @@ from giveaway.scores.batch import Batch
 
 HIGH = 0.5  # largest eigenvalue of W B, from which a group is solved for
 SOLVED = 1e-2  # residual above which a group stays with its sketch
-SPENT = {"cpu": 5e11, "cuda": 2e15}  # operations that are always worth it
+SPENT = {"cpu": 5e10, "cuda": 5e14}  # operations that are always worth it
 STEPS = 25  # about what a solve takes
 
 
@@ -24,7 +24,7 @@ def chosen_again(curvature: SketchedCurvature, leverage: np.ndarray) -> np.ndarr
     """The groups above HIGH, the highest first: as many as cost no more than the sketch did, or SPENT operations."""
     width, k = curvature.products.shape
     one = 2 * STEPS * 4.0 * curvature.head.n * width * k
-    most = int(max(curvature.probes // 4, SPENT[curvature.head.device.type] // one))
+    most = int(max(curvature.probes // 8, SPENT[curvature.head.device.type] // one))
     order = np.argsort(-leverage, kind="stable")
     return order[leverage[order] > HIGH][:most]
 

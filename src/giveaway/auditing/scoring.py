@@ -113,7 +113,7 @@ class Scoring:
 
     def finished(self, told: dict[str, Any] | None) -> Scored:
         """As columns and attributes."""
-        columns = {name: self[name].copy() for name in self.resolved.of_head}
+        columns = {name: self[name] for name in self.resolved.of_head}
         if self.resolved.of_theory:
             found = predict(self.head, np.stack([self[name] for name in PARTS]))
             columns |= {name: CATALOGUE[name].function(found) for name in self.resolved.of_theory}
@@ -122,11 +122,11 @@ class Scoring:
             attributes["records"] = self[RECORDS].astype(np.int64)
         elif self.head.loss == "cross_entropy" and self.head.targets.ndim == 1:
             attributes["class"] = self.head.targets.cpu().numpy()
-        attributes["residual"] = self[RESIDUAL].copy()
+        attributes["residual"] = self[RESIDUAL]
         if self.stepped:
             attributes["newton_capped"] = self[CAPPED] > 0
         if self.errors and self.sketch is not None:
-            attributes |= {name + ERROR: self[name + ERROR].copy() for name in self.curved}
+            attributes |= {name + ERROR: self[name + ERROR] for name in self.curved}
         return Scored(columns, attributes, told)
 
     def relative_errors(self) -> dict[str, float | None]:

@@ -16,7 +16,7 @@ from giveaway.heads.output_curvature import diagonal_curvature
 from giveaway.heads.products import HeadProducts
 from giveaway.heads.sketched import SketchedCurvature
 from giveaway.linalg.block_cg import block_cg
-from giveaway.linalg.precision import EXACT_FOR, Precision
+from giveaway.linalg.precision import Precision, exact_for
 from giveaway.records.window import Window
 
 STEPS = 300
@@ -52,14 +52,14 @@ def exact_steps(
     right = torch.stack([first, second], 2)  # (D, m, 2, N)
     shape = (len(right), curvature.products.k, -1)
     precision = curvature.precision if right.is_cuda else Precision("float64")
-    exact = EXACT_FOR[precision.name]
+    exact = exact_for(precision, right.device)
     solution = block_cg(
         lambda v: local.apply(v, right.shape, precision),
         right.reshape(shape).to(precision.kept),
-        precondition=lambda r: curvature.preconditioner(r.to(curvature.precision.kept)).to(r.dtype),
-        tolerance=min(curvature.tolerance, ROUGH_TOLERANCE if exact == "bf16x3" else TOLERANCE),
+        precondition=curvature.precondition,
+        tolerance=min(curvature.tolerance, TOLERANCE if exact is None else ROUGH_TOLERANCE),
         most_steps=STEPS,
-        exact_product=None if exact is None else lambda v: local.apply(v, right.shape, Precision(exact)),
+        exact_product=None if exact is None else lambda v: local.apply(v, right.shape, exact),
         trusted=precision.trusted,
         allow_unconverged=True,
     )

@@ -113,7 +113,7 @@ def newton_step(head: Head, total: torch.Tensor) -> torch.Tensor:
     solution = block_cg(
         lambda v: products.apply(v, precision),
         products.as_vectors(total),
-        precondition=preconditioner_for(products, precision, free_memory(head.device) // 4),
+        precondition=preconditioner_for(products, free_memory(head.device) // 4, 1, precision),
         tolerance=STEP_TOLERANCE,
         most_steps=MOST_PRODUCTS,
         allow_unconverged=True,

@@ -15,53 +15,50 @@ from giveaway.heads.output_curvature import diagonal_curvature
 from giveaway.heads.products import HeadProducts
 from giveaway.linalg.precision import Precision
 
-HEAVIEST = 16_384  # records that an output's own curvature is summed over
+WORTH = 4  # features a column, up to which summing every record for every output pays
+HEAVIEST = 16_384  # records that are summed beyond
+WEIGHTS = torch.bfloat16  # what their weights are looked up in
 
 
 class Preconditioner(Protocol):
     """An approximate inverse, by name."""
 
     name: str
+    dtype: torch.dtype
 
     def __call__(self, r: torch.Tensor) -> torch.Tensor: ...
 
 
-def preconditioner_for(products: HeadProducts, precision: Precision, memory: int) -> Preconditioner:
-    """The better of the two that fits in `memory` bytes."""
+def preconditioner_for(
+    products: HeadProducts, memory: int, columns: int, precision: Precision | None = None
+) -> Preconditioner:
+    """The better of the two that fits in `memory` bytes, for solves of so many columns in all."""
+    if precision is None:
+        precision = Precision("tf32" if products.head.device.type == "cuda" else "float32")
     width, k = products.shape
-    held = k * width * width * precision.kept.itemsize + 4 * k * products.head.n // products.team.size
-    return ClassBlocks(products, precision) if held <= memory else SharedGram(products, precision)
+    every_record = width <= WORTH * columns
+    held = k * width * width * precision.kept.itemsize
+    if not every_record:
+        held += WEIGHTS.itemsize * k * products.head.n // products.team.size
+    if held > memory:
+        return SharedGram(products, precision)
+    return ClassBlocks(products, precision, every_record=every_record)
 
 
 class ClassBlocks:
-    """One inverse an output, from the records that weigh most there; the rest weighs as records do on average."""
+    """One inverse an output. Where summing every record would cost more than it saves, it is that of the records that
+    weigh most for the output; the rest weighs as records do on average."""
 
     name = "class blocks"
 
-    def __init__(self, products: HeadProducts, precision: Precision) -> None:
+    def __init__(self, products: HeadProducts, precision: Precision, *, every_record: bool = True) -> None:
         width, k = products.shape
-        device, kept = products.head.device, precision.kept
-        weights = [torch.empty(k, 0, device=device)]  # a process may have no records of its own
-        numbers = [torch.empty(0, dtype=torch.int64, device=device)]
-        mean = torch.zeros(width, width, dtype=kept, device=device)
-        records = torch.zeros(1, dtype=torch.float64, device=device)
-        for window in products.windows(max(1, width // 4)):
-            weights.append(
-                (diagonal_curvature(products.loss, window) * window.weights.unsqueeze(1)).T.to(torch.float32)
-            )
-            numbers.append(window.numbers)
-            _add_square(mean, window.rows(kept, width), precision)
-            records += len(window)
-        products.team.sum_(mean)
-        mean /= products.team.sum_(records).to(kept)
-        blocks = torch.zeros(k, width, width, dtype=kept, device=device)
-        own, rows = torch.cat(weights, 1), torch.cat(numbers)
-        heaviest = min(len(rows), HEAVIEST // products.team.size)
-        for weight, block in zip(own, blocks, strict=True):
-            heavy, places = (weight, slice(None)) if heaviest == len(rows) else weight.topk(heaviest)
-            scaled = products.head.window(rows[places]).rows(kept, width) * heavy.sqrt().unsqueeze(1)
-            _add_square(block, scaled, precision)
-            block += float(weight.sum() - heavy.sum()) * mean
+        self.dtype = precision.kept
+        blocks = torch.zeros(k, width, width, dtype=precision.kept, device=products.head.device)
+        if every_record:
+            _add_all(blocks, products, precision)
+        else:
+            _add_heaviest(blocks, products, precision)
         products.team.sum_(blocks)
         for block in blocks:
             block.copy_(_inverse(block, products.penalty.view(-1)))
@@ -71,6 +68,42 @@ class ClassBlocks:
         return self._products.projected(torch.bmm(self._inverses, r.transpose(0, 1)).transpose(0, 1))
 
 
+def _add_all(blocks: torch.Tensor, products: HeadProducts, precision: Precision) -> None:
+    """Every record, window by window."""
+    width = products.width
+    for window in products.windows(max(1, width // 4)):
+        root = (diagonal_curvature(products.loss, window) * window.weights.unsqueeze(1)).sqrt().to(precision.kept)
+        x = window.rows(precision.kept, width)
+        for of_output, block in zip(root.T, blocks, strict=True):
+            _add_square(block, x * of_output.unsqueeze(1), precision)
+
+
+def _add_heaviest(blocks: torch.Tensor, products: HeadProducts, precision: Precision) -> None:
+    """The heaviest records of each output, and its rest times the mean record."""
+    (width, k), device, kept = products.shape, blocks.device, precision.kept
+    amount = torch.zeros(k, dtype=torch.float64, device=device)
+    weights = [torch.empty(k, 0, dtype=WEIGHTS, device=device)]  # a process may have no records of its own
+    numbers = [torch.empty(0, dtype=torch.int64, device=device)]
+    mean = torch.zeros(width, width, dtype=kept, device=device)
+    records = torch.zeros(1, dtype=torch.float64, device=device)
+    for window in products.windows(max(1, width // 4)):
+        weight = diagonal_curvature(products.loss, window) * window.weights.unsqueeze(1)
+        weights.append(weight.T.to(WEIGHTS))
+        amount += weight.sum(0)
+        numbers.append(window.numbers)
+        _add_square(mean, window.rows(kept, width), precision)
+        records += len(window)
+    products.team.sum_(mean)
+    mean /= products.team.sum_(records).to(kept)
+    own, rows = torch.cat(weights, 1), torch.cat(numbers)
+    heaviest = min(len(rows), HEAVIEST // products.team.size)
+    for weight, whole, block in zip(own, amount.tolist(), blocks, strict=True):
+        heavy, places = weight.float().topk(heaviest)
+        scaled = products.head.window(rows[places]).rows(kept, width) * heavy.sqrt().unsqueeze(1)
+        _add_square(block, scaled, precision)
+        block += max(0.0, whole - float(heavy.sum())) * mean
+
+
 class SharedGram:
     """One eigenbasis for all outputs."""
 
@@ -78,6 +111,7 @@ class SharedGram:
 
     def __init__(self, products: HeadProducts, precision: Precision) -> None:
         width, k = products.shape
+        self.dtype = precision.kept
         gram = torch.zeros(width, width, dtype=precision.kept, device=products.head.device)
         amount = torch.zeros(k, dtype=torch.float64, device=products.head.device)
         for window in products.windows(max(1, width // 4)):

@@ -21,7 +21,7 @@ from giveaway.records.window import Window
 
 ALIGNED = 8  # numbers in a row, on a GPU
 HOST_BYTES, GPU_BYTES = 32_000_000, 2_200_000_000  # of one array between two products
-LEAST_ROWS, MOST_ROWS = 32, 16_384
+LEAST_ROWS, MOST_ROWS = 128, 16_384
 FUSED_FROM = 1e8  # records × outputs on a GPU, from which compiling pays
 
 
@@ -75,7 +75,7 @@ class HeadProducts:
             precision.add_product(total, tuple(part.T for part in x), curved)
             self.on_rows(len(window))
         self.team.sum_(total)
-        return total.view_as(v).addcmul_(v, self.penalty.to(v.dtype))
+        return self.projected(total.view_as(v)).addcmul_(v, self.penalty.to(v.dtype))
 
     def draw(self, seed: int, probes: slice, precision: Precision) -> torch.Tensor:
         """Aᵀ Ω for the signs Ω of these probes."""
@@ -90,8 +90,8 @@ class HeadProducts:
         # the penalty's own signs come after those of the records
         features = torch.arange(self.head.n, self.head.n + self.width, device=self.head.device)
         penalty = signs(seed, features, self.k, probes, dtype=precision.kept) * self.penalty.sqrt().to(precision.kept)
-        return total.view(self.width, self.k, s) + self.projected(penalty)
+        return self.projected(total.view(self.width, self.k, s) + penalty)
 
     def projected(self, v: torch.Tensor) -> torch.Tensor:
-        """v without what softmax does not see."""
+        """v without what softmax does not see: rounding puts some of it there."""
         return v - v.mean(1, keepdim=True) if isinstance(self.loss, Softmax) else v

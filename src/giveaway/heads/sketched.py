@@ -17,10 +17,10 @@ from giveaway.heads.factored import FactoredBlocks
 from giveaway.heads.losses import Logistic, Loss, Softmax, Squared
 from giveaway.heads.preconditioner import preconditioner_for
 from giveaway.heads.products import HeadProducts
-from giveaway.linalg.block_cg import Solution, block_cg
+from giveaway.linalg.block_cg import CONVERGED, Solution, block_cg
 from giveaway.linalg.kept import NOTHING_KEPT, Kept
 from giveaway.linalg.memory import free_memory
-from giveaway.linalg.precision import EXACT_FOR, Parts, Precision, precision_named
+from giveaway.linalg.precision import Parts, exact_for, higher_than, precision_named
 from giveaway.linalg.probes import WORD, signs
 from giveaway.linalg.team import ALONE, Team
 from giveaway.records import Head
@@ -68,11 +68,10 @@ class SketchedCurvature:
         self.l2 = head.l2 if l2 is None else l2
         self.products = HeadProducts(head, self.l2, team=team, on_rows=on_rows)
         self.precision = precision_named(precision, head.device)
-        exact = EXACT_FOR[self.precision.name]
-        self.exact = None if exact is None else Precision(exact)
+        self.exact, self.begun_with = exact_for(self.precision, head.device), self.precision.name
         self.memory = free_memory(head.device) // 2 if memory is None else memory
         self.allow_unconverged = allow_unconverged
-        self.preconditioner = preconditioner_for(self.products, self.precision, self.memory // 2)
+        self.preconditioner = preconditioner_for(self.products, self.memory // 2, probes)
         width, k = self.products.shape
         self.z = torch.empty(width, k, probes, dtype=self.precision.kept, device=head.device)
         self.at_once = probes_at_once(head, probes, self.memory, self.precision.kept)
@@ -131,6 +130,7 @@ class SketchedCurvature:
             "probes_at_once": self.at_once,
             "seed": self.seed,
             "precision": self.precision.name,
+            "precision_begun_with": self.begun_with,
             "residual_precision": self.precision.name if self.exact is None else self.exact.name,
             "tolerance": self.tolerance,
             "residual": self.residual,
@@ -144,22 +144,33 @@ class SketchedCurvature:
         """At the groups of `size` consecutive rows of `window`."""
         return Look(self, window, size)
 
+    def precondition(self, r: torch.Tensor) -> torch.Tensor:
+        """About H⁻¹ of columns (D, k, s)."""
+        return self.preconditioner(r.to(self.preconditioner.dtype)).to(r.dtype)
+
     def solve(self, v: torch.Tensor) -> torch.Tensor:
         """H⁻¹ v for v (d, m): a gradient of the summed loss with respect to θ; softmax needs rows that sum to zero."""
         return self.products.as_parameters(self._cg(self.products.as_vectors(v).to(self.precision.kept)).x).to(v.dtype)
 
     def _cg(self, right: torch.Tensor) -> Solution:
         exact = self.exact
-        return block_cg(
+        higher = higher_than(self.precision, right.device)
+        solution = block_cg(
             lambda v: self.products.apply(v, self.precision),
             right,
-            precondition=self.preconditioner,
+            precondition=self.precondition,
             tolerance=self.tolerance,
             most_steps=MOST_STEPS,
             exact_product=None if exact is None else lambda v: self.products.apply(v.to(exact.kept), exact).to(v.dtype),
             trusted=self.precision.trusted,
-            allow_unconverged=self.allow_unconverged,
+            allow_unconverged=self.allow_unconverged or higher is not None,
         )
+        if higher is None or set(solution.status) == {CONVERGED}:
+            return solution
+        # products too rough for a curvature so uneven: from here on in the next precision, which the report tells
+        self.precision, self.exact = higher, exact_for(higher, right.device)
+        self.__dict__.pop("factors", None)
+        return self._cg(right.to(higher.kept))
 
     def _solve_block(self, part: slice) -> dict[str, torch.Tensor]:
         right = self.products.draw(self.seed, part, self.precision)

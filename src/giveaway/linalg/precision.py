@@ -15,14 +15,13 @@ import torch
 from giveaway.checks import check_choice, fail
 
 CHOICES = ("auto", "float64", "float32", "tf32", "bf16")
-EXACT_FOR = {"float64": None, "float32": "float64", "tf32": "bf16x3", "bf16": "bf16x3"}
 
 Parts = tuple[torch.Tensor, ...]
 
 
 @dataclass(frozen=True)
 class Precision:
-    """float64, float32, tf32, bf16 or bf16x3; the last three are a GPU's."""
+    """float64, float32, tf32, bf16 or bf16x3; tf32 and bf16x3 are a GPU's."""
 
     name: str
 
@@ -66,7 +65,10 @@ class Precision:
         pairs = [(a[0], b[0])] if leading else []
         pairs += [(a[1], b[0]), (a[0], b[1])] if self.name == "bf16x3" else []
         for one, other in pairs:
-            torch.addmm(total, one, other, out_dtype=torch.float32, out=total)
+            if total.is_cuda:
+                torch.addmm(total, one, other, out_dtype=torch.float32, out=total)
+            else:
+                total += one @ other  # torch rounds a CPU's product to bfloat16 first
 
 
 def precision_named(name: str, device: torch.device) -> Precision:
@@ -74,9 +76,27 @@ def precision_named(name: str, device: torch.device) -> Precision:
     check_choice("precision", name, CHOICES)
     if name == "auto":
         return Precision("bf16" if device.type == "cuda" else "float32")
-    if name in ("tf32", "bf16") and device.type != "cuda":
-        raise fail("precision", "float32 or float64 on a CPU", name, "leave it out, or compute on a GPU (device)")
+    if name == "tf32" and device.type != "cuda":
+        raise fail("precision", "bf16, float32 or float64 on a CPU", name, "leave it out, or compute on a GPU")
     return Precision(name)
+
+
+def higher_than(precision: Precision, device: torch.device) -> Precision | None:
+    """The next precision to try where products in this one are too rough; None after the highest."""
+    ladder = ["bf16", "float32", "float64"]
+    if device.type == "cuda":
+        ladder.insert(1, "tf32")
+    place = ladder.index(precision.name) + 1
+    return Precision(ladder[place]) if place < len(ladder) else None
+
+
+def exact_for(precision: Precision, device: torch.device) -> Precision | None:
+    """In which precision the residuals of solves with such products are looked at; None where it is its own."""
+    if precision.name == "float64":
+        return None
+    if precision.name == "float32":
+        return Precision("float64")
+    return Precision("bf16x3" if device.type == "cuda" else "float32")
 
 
 @contextmanager

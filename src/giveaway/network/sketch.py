@@ -14,10 +14,11 @@ import torch
 from giveaway.checks import check_choice, fail
 from giveaway.linalg.probes import signs
 from giveaway.network.blocks import SCORES, RecordBlocks, scored
+from giveaway.network.in_parts import KeptSolves, OnSolved, Tensors, score_in_parts
 from giveaway.network.jacobian import Piece
 from giveaway.network.nystrom import parameter_signs
 from giveaway.network.products import GaussNewton
-from giveaway.network.scores import NetworkScores, score_records
+from giveaway.network.scores import NetworkScores
 from giveaway.network.solves import InverseCurvature
 
 REDONE_ABOVE = 0.5  # top eigenvalue of W^{1/2} B W^{1/2} from which a sketched Newton step is not trusted
@@ -30,21 +31,27 @@ def sketch_records(
     seed: int = 0,
     scores: Sequence[str] = ("influence", "newton", "leverage", "gls_trace"),
     most_redone: int = 128,
+    at_once: int | None = None,
+    solves: KeptSolves | None = None,
+    on_solved: OnSolved = lambda done, total: None,
 ) -> NetworkScores:
-    """Scores of every record from `probes` solves.
+    """Scores of every record from `probes` solves, `at_once` together (by default as many as fit).
 
     Records whose top leverage comes out above 0.5 have their Newton step in doubt; up to `most_redone` of them, the
     highest first, are scored again with right sides of their own, and the report says how many there were. Its
     `sketch_error` is each score's relative error (root mean square over records), as two independent halves of the
     probes tell it.
+
+    `solves` keeps what is finished, for a run that goes on after a kill. `on_solved` is told the right sides done, and
+    how many there are: more, once records are found that need their own.
     """
     names = [check_choice("scores", name, SCORES) for name in ([scores] if isinstance(scores, str) else scores)]
-    if not isinstance(probes, int) or probes < 4 or probes % 2:
-        raise fail("probes", "an even number of at least 4", repr(probes), "64 suits a ranking, 256 closer values")
+    check_probes(probes)
     if not isinstance(inverse.curvature, GaussNewton):
         raise fail("curvature", '"ggn" for a sketch', repr(inverse.curvature.kind), "score chosen records with it")
     network = inverse.network
-    projected, residual = _projection(inverse, probes, seed)
+    solves = KeptSolves(inverse) if solves is None else solves
+    projected, residual = _projection(solves, probes, seed, at_once or probes, on_solved)
     found: list[dict[str, torch.Tensor]] = []
     halves: list[dict[str, torch.Tensor]] = []
     top, capped = [], []
@@ -68,7 +75,9 @@ def sketch_records(
     doubtful = torch.cat(top)
     order = doubtful.argsort(descending=True, stable=True)[: min(most_redone, int((doubtful > REDONE_ABOVE).sum()))]
     if len(order):
-        again = score_records(inverse, order.cpu(), scores=names)
+        again = score_in_parts(
+            solves, order.cpu(), scores=names, on_solved=lambda done, total: on_solved(probes + done, probes + total)
+        )
         for name in names:
             columns[name][order] = again[name].to(columns[name])
         flags[order] = again.capped
@@ -77,29 +86,50 @@ def sketch_records(
     return NetworkScores(torch.arange(network.n), columns, flags, everything, {**inverse.report, **report})
 
 
-def _projection(inverse: InverseCurvature, probes: int, seed: int) -> tuple[torch.Tensor, float]:
+def check_probes(probes: int) -> None:
+    """Refuse a number of probes that has no two halves, or few in them."""
+    if not isinstance(probes, int) or probes < 4 or probes % 2:
+        raise fail("probes", "an even number of at least 4", repr(probes), "64 suits a ranking, 256 closer values")
+
+
+def _projection(
+    solves: KeptSolves, probes: int, seed: int, at_once: int, on_solved: OnSolved
+) -> tuple[torch.Tensor, float]:
     """Z (P, q), and the worst residual of its solves."""
+    inverse, worst = solves.inverse, 0.0
     network = inverse.network
-    solved, worst = [], 0.0
+    solved = torch.empty(probes, network.size, dtype=network.dtype, device=network.device)
     # a block of signs begins at a word's border or lies inside one word: powers of two do
-    step = 1 << (min(probes, inverse.columns).bit_length() - 1)
+    step = 1 << (min(probes, at_once, inverse.columns).bit_length() - 1)
     for start in range(0, probes, step):
         block = slice(start, min(start + step, probes))
-        width = block.stop - block.start
 
-        def rooted(piece: Piece, block: slice = block) -> torch.Tensor:
-            numbers = torch.arange(piece.rows.start, piece.rows.stop, device=network.device)
-            omega = signs(seed, numbers, network.m, block, dtype=network.dtype).permute(2, 0, 1)
-            return network.loss.rooted(piece.outputs, piece.batch.targets, omega)
+        def solve(block: slice = block) -> Tensors:
+            solution = inverse(_right_sides(inverse, block, seed).div_(math.sqrt(probes)).T)
+            solved[block] = solution.x.T
+            return {"z": solved[block], "residual": solution.residual}
 
-        right = inverse.jacobian.pull(width, rooted).T.contiguous()
-        if inverse.curvature.damping > 0:
-            omega = parameter_signs(seed, network.size, block, network.device, network.dtype)
-            right.add_(omega, alpha=math.sqrt(inverse.curvature.damping))
-        solution = inverse(right.div_(math.sqrt(probes)).T)
-        worst = max(worst, float(solution.residual.max()))
-        solved.append(solution.x.T)
-    return torch.cat(solved).T, worst
+        found = solves.part(f"probes-{block.start}-{block.stop}", solve)
+        solved[block] = found["z"].to(solved)
+        worst = max(worst, float(found["residual"].max()))
+        on_solved(block.stop, probes)
+    return solved.T, worst
+
+
+def _right_sides(inverse: InverseCurvature, block: slice, seed: int) -> torch.Tensor:
+    """AᵀΩ as rows (block, P)."""
+    network = inverse.network
+
+    def rooted(piece: Piece) -> torch.Tensor:
+        numbers = torch.arange(piece.rows.start, piece.rows.stop, device=network.device)
+        omega = signs(seed, numbers, network.m, block, dtype=network.dtype).permute(2, 0, 1)
+        return network.loss.rooted(piece.outputs, piece.batch.targets, omega)
+
+    right = inverse.jacobian.pull(block.stop - block.start, rooted).T.contiguous()
+    if inverse.curvature.damping > 0:
+        omega = parameter_signs(seed, network.size, block, network.device, network.dtype)
+        right.add_(omega, alpha=math.sqrt(inverse.curvature.damping))
+    return right
 
 
 def _half_error(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:

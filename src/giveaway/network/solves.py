@@ -79,7 +79,7 @@ class InverseCurvature:
 
     @property
     def report(self) -> dict[str, Any]:
-        """What the metadata says of these solves. A pass reads all records once; columns passed are its cost."""
+        """What the metadata says of these solves. A pass reads all records once; its cost is in columns."""
         return {
             "curvature": self.curvature.kind,
             "parameters": self.network.size,

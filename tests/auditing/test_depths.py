@@ -1,0 +1,273 @@
+"""Scores through a network as columns of an audit: those of the network's functions, of the head's closed form at depth
+head, and the same again after a kill."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import giveaway as ga
+from giveaway.auditing.checkpoint import Checkpoint
+from giveaway.auditing.depths import audit_depths
+from giveaway.checks import InputError
+from giveaway.extract import from_torch
+from giveaway.network import InverseCurvature, Network, ekfac_records, sketch_records
+from tests.linalg.test_kept import Shelf
+from tests.network.cases import dense, made, targets_for
+
+USUAL = ("influence", "newton", "leverage", "gls_trace")
+LOSSES = ("cross_entropy", "squared", "binary_cross_entropy")
+
+
+class Killed(Exception):
+    pass
+
+
+def network_of(case: tuple, depth: str) -> Network:
+    return Network(case[0], case[1:], loss="cross_entropy", parameters=depth)
+
+
+def test_columns_of_chosen_records_are_those_of_dense_algebra():
+    case = made("mlp")
+    rows = [11, 0, 7]
+    depths = ("head", "last:2", "all")
+    found = audit_depths(
+        *case[:1],
+        case[1:],
+        loss="cross_entropy",
+        damping=0.7,
+        depths=depths,
+        method="exact",
+        rows=rows,
+        tolerance=1e-10,
+    )
+    assert found.rows.tolist() == rows
+    assert list(found.columns) == [f"{name}_{depth}" for depth in ("head", "last2", "all") for name in USUAL]
+    assert list(found.attributes) == ["newton_capped_head", "newton_capped_last2", "newton_capped_all"]
+    for depth in depths:
+        network = network_of(case, depth)
+        exact = dense(*case, "cross_entropy", list(network.parameters.values))
+        expected = exact.scores(exact.ggn + 0.7 * torch.eye(network.size, dtype=torch.float64))
+        for name in ("influence", "newton", "gls_trace"):
+            column = found.columns[f"{name}_{depth.replace(':', '')}"]
+            np.testing.assert_allclose(column, expected[name][rows].numpy(), rtol=1e-7)
+        assert found.report[depth]["parameters"] == network.size
+        assert found.report[depth]["right_sides"] == 2 * len(rows)
+
+
+def test_the_exact_hessian_of_chosen_records():
+    case = made("mlp")
+    found = audit_depths(
+        case[0],
+        case[1:],
+        loss="cross_entropy",
+        damping=8.0,
+        method="exact",
+        rows=[2, 3],
+        curvature="hessian",
+        scores="influence",
+        tolerance=1e-10,
+    )
+    exact = dense(*case, "cross_entropy", [name for name, _ in case[0].named_parameters()], hessian=True)
+    inverse = torch.linalg.inv(exact.hessian + 8.0 * torch.eye(len(exact.hessian), dtype=torch.float64))
+    g = exact.gradients()[[2, 3]]
+    np.testing.assert_allclose(found.columns["influence_all"], ((g @ inverse) * g).sum(1).numpy(), rtol=1e-7)
+    assert not found.attributes
+    assert found.report["all"]["right_sides"] == 2
+
+
+@pytest.mark.parametrize("kind", ["mlp", "cnn", "transformer"])
+def test_columns_of_all_records_are_those_of_the_sketch(kind):
+    case = made(kind)
+    found = audit_depths(case[0], case[1:], loss="cross_entropy", damping=2.0, probes=24, seed=3, tolerance=1e-9)
+    inverse = InverseCurvature(network_of(case, "all"), damping=2.0, tolerance=1e-9)
+    expected = sketch_records(inverse, probes=24, seed=3)
+    for name in USUAL:
+        np.testing.assert_allclose(found.columns[f"{name}_all"], expected[name].numpy(), rtol=1e-6)
+    np.testing.assert_array_equal(found.attributes["newton_capped_all"], expected.capped.numpy())
+    told = found.report["all"]
+    for name in ("probes", "redone", "above_half", "parameters", "damping", "right_sides"):
+        assert told[name] == expected.report[name]
+    assert told["sketch_error"] == pytest.approx(expected.report["sketch_error"], rel=1e-4)
+    assert told["residual"] < 1e-9
+    assert {"method", "steps", "passes", "seconds", "notes", "seed"} <= told.keys()
+
+
+def test_ekfac_has_two_scores():
+    case = made("cnn")
+    found = audit_depths(case[0], case[1:], loss="cross_entropy", damping=2.0, method="ekfac", depths=("head", "all"))
+    assert list(found.columns) == ["influence_head", "gls_trace_head", "influence_all", "gls_trace_all"]
+    expected = ekfac_records(network_of(case, "all"), damping=2.0)
+    np.testing.assert_array_equal(found.columns["influence_all"], expected["influence"].numpy())
+    assert found.report["all"]["passes"] == expected.report["passes"]
+    assert not found.attributes
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_depth_head_is_the_audit_of_the_head(loss):
+    model, x, y = made("mlp", n=30)
+    targets = targets_for(loss, y)
+    head = from_torch(model, torch.utils.data.TensorDataset(x, targets), loss=loss, l2=0.8)
+    expected = ga.audit(head, scores=list(USUAL), l2_sensitivity=False)
+    exact = audit_depths(model, (x, targets), loss=loss, damping=0.8, depths="head", method="exact", tolerance=1e-11)
+    sketch = audit_depths(model, (x, targets), loss=loss, damping=0.8, depths="head", probes=512)
+    for name in USUAL:
+        np.testing.assert_allclose(exact.columns[f"{name}_head"], expected[name], rtol=1e-6)
+        relative = sketch.columns[f"{name}_head"] / expected[name] - 1
+        assert np.sqrt(np.mean(relative**2)) < 3 * (2 / 512) ** 0.5
+    np.testing.assert_array_equal(exact.attributes["newton_capped_head"], expected["newton_capped"])
+
+
+@pytest.mark.parametrize(
+    ("options", "first"),
+    [
+        ({"method": "sketch", "probes": 64}, (16, 128)),
+        ({"method": "exact", "rows": range(40)}, (64, 160)),
+        ({"method": "ekfac"}, (1, 2)),
+    ],
+    ids=["sketch", "exact", "ekfac"],
+)
+def test_a_killed_run_goes_on_to_the_same_columns(options, first):
+    case = made("mlp", n=60)
+    options = {**options, "loss": "cross_entropy", "damping": 0.05, "depths": ("last:2", "all")}
+    parts: list[tuple[int, int]] = []
+    whole = audit_depths(case[0], case[1:], **options, on_part=lambda done, total: parts.append((done, total)))
+    assert parts[0] == first
+    assert parts[-1][0] == parts[-1][1]
+    assert [done for done, _ in parts] == sorted(done for done, _ in parts)
+    assert all(done <= total for done, total in parts)
+    for last in range(len(parts)):  # killed at every part
+        shelf, count = Shelf(), 0
+
+        def kill(done: int, total: int, last: int = last) -> None:
+            nonlocal count
+            count += 1
+            if count > last:
+                raise Killed
+
+        with pytest.raises(Killed):
+            audit_depths(case[0], case[1:], **options, kept=shelf, on_part=kill)
+        assert len(shelf) > 0
+        again: list[int] = []
+        found = audit_depths(
+            case[0], case[1:], **options, kept=shelf, on_part=lambda done, total, again=again: again.append(done)
+        )
+        for name, column in whole.columns.items():
+            np.testing.assert_array_equal(found.columns[name], column)
+        for name, column in whole.attributes.items():
+            np.testing.assert_array_equal(found.attributes[name], column)
+        for depth, told in whole.report.items():
+            assert {**found.report[depth], "seconds": 0} == {**told, "seconds": 0}
+        assert list(shelf) == ["depth-last2", "depth-all"]  # parts go where their depth is finished
+
+
+def test_finished_work_is_not_done_again(monkeypatch):
+    case = made("mlp", n=60)
+    options = {"loss": "cross_entropy", "damping": 0.05, "depths": ("head", "all"), "probes": 64}
+    shelf = Shelf()
+
+    def kill(done: int, total: int) -> None:
+        if "depth-all-probes-16-32" in shelf:
+            raise Killed
+
+    with pytest.raises(Killed):
+        audit_depths(case[0], case[1:], **options, kept=shelf, on_part=kill)
+    solved = []
+    plain = InverseCurvature.__call__
+    monkeypatch.setattr(InverseCurvature, "__call__", lambda self, b: (solved.append(b.shape[1]), plain(self, b))[1])
+    found = audit_depths(case[0], case[1:], **options, kept=shelf)
+    assert found.report["all"]["redone"] > 0
+    assert sum(solved) == found.report["all"]["right_sides"] - 32
+
+
+def test_a_checkpoint_on_disk_takes_it_up(tmp_path):
+    case = made("mlp")
+    options = {"loss": "cross_entropy", "damping": 0.5, "depths": ("head", "all"), "probes": 32}
+    whole = audit_depths(case[0], case[1:], **options)
+
+    def kill(done: int, total: int) -> None:
+        if done > 40:
+            raise Killed
+
+    first = Checkpoint(tmp_path, {"audit": 1}, resume=False, every=0.0)
+    with pytest.raises(Killed):
+        audit_depths(case[0], case[1:], **options, kept=first, on_part=kill)
+    found = audit_depths(case[0], case[1:], **options, kept=Checkpoint(tmp_path, {"audit": 1}, resume=True))
+    for name, column in whole.columns.items():
+        np.testing.assert_array_equal(found.columns[name], column)
+
+
+def test_records_are_read_once():
+    model, x, y = made("mlp")
+
+    class Counted(torch.utils.data.Dataset):
+        reads = 0
+
+        def __len__(self) -> int:
+            return len(x)
+
+        def __getitem__(self, row: int):
+            Counted.reads += 1
+            return x[row], y[row]
+
+    options = {"loss": "cross_entropy", "damping": 1.0, "probes": 8}
+    audit_depths(model, Counted(), **options, depths="head")
+    alone, Counted.reads = Counted.reads, 0
+    found = audit_depths(model, Counted(), **options, depths=("head", "last:2", "all"))
+    assert alone == Counted.reads
+    np.testing.assert_array_equal(
+        found.columns["newton_all"], audit_depths(model, (x, y), **options).columns["newton_all"]
+    )
+
+
+def test_half_precision_and_keywords():
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Linear(4, 5), nn.Linear(5, 3)
+
+        def forward(self, *, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return self.head(torch.tanh(self.body(a + b)))
+
+    _, x, y = made("mlp")
+    model = Named()
+    options = {"loss": "cross_entropy", "damping": 1.0, "depths": ("head", "all"), "method": "exact", "rows": [1]}
+    both = ({"a": x, "b": 0.5 * x}, y)
+    single, double = (audit_depths(model, both, **options, dtype=dtype) for dtype in (None, torch.float64))
+    np.testing.assert_allclose(single.columns["influence_all"], double.columns["influence_all"], rtol=1e-3)
+
+
+WRONG = [
+    ({"depths": "middle"}, "depths: expected head, all or last:k, got 'middle'; say how many layers, as last:2"),
+    ({"depths": ["last:0"]}, "depths: expected head, all or last:k, got 'last:0'"),
+    ({"depths": []}, "depths: expected at least one depth, got none"),
+    ({"depths": ["head", "last:9"]}, "got 'last:9'; the model has 3 layers with parameters"),
+    ({"damping": 0}, "damping: expected a positive number, got 0; n times the weight decay suits a mean loss"),
+    ({"damping": -1.0}, "damping: expected a finite number of at least 0, got -1.0"),
+    ({"method": "kfac"}, "method: expected a known name, got 'kfac'; did you mean ekfac?"),
+    ({"scores": ["newtn"]}, "scores: expected a known name, got 'newtn'; did you mean newton?"),
+    ({"scores": []}, "scores: expected at least one score, got none"),
+    (
+        {"scores": "newton", "method": "ekfac"},
+        'scores: expected influence or gls_trace beside method="ekfac", got newton',
+    ),
+    ({"curvature": "hessian"}, 'curvature: expected "ggn" beside method="sketch", got \'hessian\'; use method="exact"'),
+    ({"curvature": "hessian", "method": "ekfac"}, 'curvature: expected "ggn" beside method="ekfac"'),
+    ({"curvature": "fisher"}, "curvature: expected a known name, got 'fisher'"),
+    ({"rows": [1]}, 'rows: expected method="exact" beside them, got method="sketch"; drop rows'),
+    ({"rows": [99], "method": "exact"}, "rows: expected record numbers from 0 to 17, got others"),
+    ({"probes": 5}, "probes: expected an even number of at least 4, got 5"),
+    ({"memory": 0}, "memory: expected a positive number, got 0; give gigabytes"),
+    ({"tolerance": 0}, "tolerance: expected a positive number, got 0"),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), WRONG, ids=[words[:40] for _, words in WRONG])
+def test_words_of_mistakes(options, words):
+    model, x, y = made("mlp")
+    with pytest.raises(InputError) as caught:
+        audit_depths(model, (x, y), **{"loss": "cross_entropy", "damping": 1.0, **options})
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
