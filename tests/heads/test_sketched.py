@@ -93,6 +93,7 @@ def test_what_is_reported():
         "probes_at_once": 32,
         "seed": 9,
         "precision": "float32",
+        "precision_begun_with": "float32",
         "residual_precision": "float64",
         "tolerance": 1e-3,
         "preconditioner": "class blocks",

@@ -71,7 +71,8 @@ class SketchedCurvature:
         self.exact, self.begun_with = exact_for(self.precision, head.device), self.precision.name
         self.memory = free_memory(head.device) // 2 if memory is None else memory
         self.allow_unconverged = allow_unconverged
-        self.preconditioner = preconditioner_for(self.products, self.memory // 2, probes)
+        wide = self.precision if self.precision.name == "float64" else None
+        self.preconditioner = preconditioner_for(self.products, self.memory // 2, probes, wide)
         width, k = self.products.shape
         self.z = torch.empty(width, k, probes, dtype=self.precision.kept, device=head.device)
         self.at_once = probes_at_once(head, probes, self.memory, self.precision.kept)
@@ -146,7 +147,7 @@ class SketchedCurvature:
 
     def precondition(self, r: torch.Tensor) -> torch.Tensor:
         """About H⁻¹ of columns (D, k, s)."""
-        return self.preconditioner(r.to(self.preconditioner.dtype)).to(r.dtype)
+        return self.products.projected(self.preconditioner(r.to(self.preconditioner.dtype)).to(r.dtype))
 
     def solve(self, v: torch.Tensor) -> torch.Tensor:
         """H⁻¹ v for v (d, m): a gradient of the summed loss with respect to θ; softmax needs rows that sum to zero."""
