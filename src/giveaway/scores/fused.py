@@ -10,6 +10,7 @@ G = (Σ‖error without it‖² − Σ‖error with it‖²) / Σ‖y − ȳ‖�
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,13 +36,13 @@ class Seen:
     @property
     def memorized(self) -> float:
         """M, the share of the left-out squared error that training has removed, from 0 to 1."""
-        left = share_of(self.error_with.sum(), self.error_without.sum())
+        left = share_of(math.fsum(self.error_with), math.fsum(self.error_without))  # in any order of rows
         return 1.0 - left if self.error_without.any() else 0.0
 
     @property
     def held(self) -> float:
         """G, the share of the targets' variation that the model holds by memory, from 0 to 1."""
-        gap = self.error_without.sum() - self.error_with.sum()
+        gap = math.fsum(self.error_without) - math.fsum(self.error_with)
         return share_of(gap, self.variation) if self.variation > 0 else 0.0
 
     @property
