@@ -125,6 +125,16 @@ def test_two_processes_on_people_and_a_head_that_is_not_converged(giveaway, arra
     np.testing.assert_allclose(two["newton"], one["newton"], rtol=1e-9)
 
 
+def test_a_score_of_the_records_alone_does_not_end_the_other_process(giveaway, arrays):
+    np.savez("rows.npz", inputs=arrays["features"][:400])
+    np.savez("few.npz", **{k: v[:400] if len(v) == N else v for k, v in arrays.items()})
+    command = ("audit", "--features", "few.npz", "--l2", 1, *QUIET, "--inputs", "rows.npz", "--scores", "left_out")
+    assert giveaway(*command, "--out", "alone")[0] == 0
+    ended = torchrun(*command, "--out", "together")
+    assert ended.returncode == 0, ended.stderr
+    same("alone", "together", rtol=1e-9)
+
+
 DYING = """
 import os, sys
 sys.argv = ["giveaway", *sys.argv[1:]]
@@ -295,6 +305,17 @@ def test_a_dry_run_tells_the_cost_and_does_nothing(giveaway, arrays):
     assert (told["curvature"], told["probes"], told["records"]) == ("sketch", 64, N)
     assert told["seconds"] > 0
     assert os.listdir(".") == ["features.npz"]
+
+
+def test_a_black_box_is_not_audited_by_a_dry_run(giveaway, arrays):
+    logarithms = np.log(np.random.default_rng(0).dirichlet(np.ones(M), N))
+    np.savez("box.npz", outputs=logarithms, targets=arrays["targets"])
+    code, _, error = giveaway("audit", "--features", "box.npz", "--dry-run")
+    assert code == 2
+    assert error.splitlines()[-1] == (
+        "giveaway: dry_run: expected a linear head, got a black box, which has no curvature to estimate; leave it out"
+    )
+    assert not Path("giveaway-audit").exists()
 
 
 def test_what_a_sketch_is_worth_is_said(giveaway, arrays):

@@ -119,6 +119,8 @@ def audit(config: str | None, as_json: bool, resume: bool, dry_run: bool, **flag
         check_audited(rules, arguments)
     if "device" in options or team.device.type == "cuda":
         head = head.to(team.device)
+    if dry_run and not head.linear:
+        raise fail("dry_run", "a linear head", "a black box, which has no curvature to estimate", "leave it out")
     if head.linear and _told_cost(head, options, team, alone=dry_run, as_json=as_json):
         return
     audit_and_tell(out, head, options, arguments, top=top, as_json=as_json, rules=rules, team=team, resume=resume)

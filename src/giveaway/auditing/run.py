@@ -157,7 +157,7 @@ def audit(
     if gradients is not None:
         summed = isinstance(found, DenseCurvature) and not found.taken_up
         optimum = _optimum(head, gradients if summed else None, team)
-    if not team.first:
+    if not team.first:  # what follows is the first process's alone
         view = process = None
     predicted_by, no_prediction = "theory of the head" if resolved.of_theory else None, None
     if view is not None and (resolved.of_view or resolved.of_theory):
@@ -179,9 +179,10 @@ def audit(
     if process is not None and resolved.of_lood:
         lood = process.lood(resolved.unit)
         columns |= {name: CATALOGUE[name].function(lood).cpu().numpy() for name in resolved.of_lood}
-    columns = {name: columns[name] for name in resolved.scores if name in columns}
+    columns = {name: columns[name] for name in resolved.scores if name in columns} if team.first else columns
     if not columns:
         raise InputError(f"scores: {HELD_BACK}")
+    counted = team.first and resolved.unit == "record" and head.linear and head.looked_up
     meta = {
         "unit": resolved.unit,
         "rows": len(next(iter(columns.values()))),
@@ -202,7 +203,7 @@ def audit(
         "no_prediction": no_prediction,
         "kernel": None if process is None else process.report,
         "l2_sensitivity": sensitivity,
-        "repeats": count_duplicates(head) if resolved.unit == "record" and head.linear and head.looked_up else None,
+        "repeats": count_duplicates(head) if counted else None,
         "newton_capped": int(attributes["newton_capped"].sum()) if "newton_capped" in attributes else None,
         "seconds": round(time.perf_counter() - began, 3),
     }

@@ -65,7 +65,7 @@ def exact_steps(
     )
     solved = torch.einsum("nsd,dmcn->cnsm", local.x, solution.x.view(right.shape).to(local.x.dtype))
     image, step = solved[0], solved[1]
-    capped = local.size(step) > LARGEST_STEP * local.size(solved[0])
+    capped = local.size(step) > LARGEST_STEP * local.size(image)
     if drift is not None:
         step = step + torch.einsum("nsd,dm->nsm", local.x[..., : len(drift)], drift)
     residual = solution.residual.view(-1, 2, n).amax((0, 1))
@@ -97,5 +97,7 @@ class _Local:
         return (step * self._curve(step)).sum((1, 2)).clamp_min(0.0).sqrt()
 
     def _curve(self, v: torch.Tensor) -> torch.Tensor:
-        centred = v - (self._curved * v).sum(2, keepdim=True) if self._softmax else v
-        return self._weight * self._curved * centred
+        if self._softmax:  # contrasts to the most probable output keep the digits of records that the head is sure of
+            v = v - v.gather(2, self._curved.argmax(2, keepdim=True))
+            v = v - (self._curved * v).sum(2, keepdim=True)
+        return self._weight * self._curved * v

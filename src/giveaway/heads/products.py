@@ -6,6 +6,8 @@ told apart (one where all share a curvature), s columns. Softmax vectors sum to 
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -35,7 +37,9 @@ class HeadProducts:
         on_gpu = head.device.type == "cuda"
         self.width = -(-head.width // ALIGNED) * ALIGNED if on_gpu else head.width
         self._bytes = GPU_BYTES if on_gpu else HOST_BYTES
-        fused = on_gpu and float(head.n) * self.k >= FUSED_FROM
+        # what torch compiles for a GPU goes through a C compiler; the report says whether there was one
+        compiles = "CC" in os.environ or any(shutil.which(name) for name in ("gcc", "clang"))
+        fused = on_gpu and compiles and float(head.n) * self.k >= FUSED_FROM
         self.curvature = OutputCurvature(self.loss, fused_rows=MOST_ROWS if fused else None)
         self.penalty = torch.full((self.width, 1, 1), l2, dtype=torch.float64, device=head.device)
         self.penalty[head.width :] = 0.0
