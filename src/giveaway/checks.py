@@ -118,7 +118,7 @@ def check_names(argument: str, value: Any, n: int, *, unique: bool) -> np.ndarra
         raise fail(argument, f"one name a record, {n} in all", f"shape {names.shape}", "align it with the features")
     if names.dtype.kind not in "iuU":
         raise fail(argument, "integers or strings", f"dtype {names.dtype}", "convert the names to str or int")
-    if unique:
+    if unique and not bool((names[1:] > names[:-1]).all()):  # in order, they are all different
         _, first, counts = np.unique(names, return_index=True, return_counts=True)
         if len(first) < n:
             repeated = int((counts > 1).sum())

@@ -145,6 +145,8 @@ def audit(
     gradients = GradientSums(head) if head.linear else None
     passes = 1 + 2 * int(compared) + (passes_of(head, options, choice) if curved else 0)
     found, sensitivity = None, None
+    counted = team.first and resolved.unit == "record" and head.linear and head.looked_up
+    repeats = count_duplicates(head) if counted else None  # before the columns are there: it holds as much as they do
     with progress_of(head.n * passes // team.size, enabled=progress) as on_rows:
         if curved:
             add = gradients.add if gradients is not None else lambda window: None
@@ -182,7 +184,6 @@ def audit(
     columns = {name: columns[name] for name in resolved.scores if name in columns} if team.first else columns
     if not columns:
         raise InputError(f"scores: {HELD_BACK}")
-    counted = team.first and resolved.unit == "record" and head.linear and head.looked_up
     meta = {
         "unit": resolved.unit,
         "rows": len(next(iter(columns.values()))),
@@ -203,7 +204,7 @@ def audit(
         "no_prediction": no_prediction,
         "kernel": None if process is None else process.report,
         "l2_sensitivity": sensitivity,
-        "repeats": count_duplicates(head) if counted else None,
+        "repeats": repeats,
         "newton_capped": int(attributes["newton_capped"].sum()) if "newton_capped" in attributes else None,
         "seconds": round(time.perf_counter() - began, 3),
     }

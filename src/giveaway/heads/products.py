@@ -22,7 +22,7 @@ from giveaway.records import Head
 from giveaway.records.window import Window
 
 ALIGNED = 8  # numbers in a row, on a GPU
-HOST_BYTES, GPU_BYTES = 32_000_000, 2_200_000_000  # of one array between two products
+HOST_BYTES, GPU_BYTES = 8_000_000, 2_200_000_000  # of one array between two products
 LEAST_ROWS, MOST_ROWS = 128, 16_384
 FUSED_FROM = 1e8  # records × outputs on a GPU, from which compiling pays
 

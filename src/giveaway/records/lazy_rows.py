@@ -13,6 +13,7 @@ import torch
 
 from giveaway.checks import as_tensor, check_finite, rows_at_a_time
 
+SCATTERED = 256  # rows looked up before their pages go: the system brings up to 64 kB around each
 
 class LazyRows(ABC):
     """An array of rows (n, …) kept elsewhere; a slice or a tensor of row numbers reads those rows onto `device`."""
@@ -126,9 +127,10 @@ class FileRows(LazyRows):
         block = np.empty((len(wanted), *self.shape[1:]), dtype=self.arrays[0].dtype)
         owner = np.searchsorted(self._starts, wanted, side="right") - 1
         for place in np.unique(owner):
-            here = owner == place
-            block[here] = self.arrays[place][wanted[here] - self._starts[place]]
-            _release(self.arrays[place])
+            here = np.flatnonzero(owner == place)
+            for some in np.array_split(here, -(-len(here) // SCATTERED)):
+                block[some] = self.arrays[place][wanted[some] - self._starts[place]]
+                _release(self.arrays[place])
         return self._sent(block)
 
     def _sent(self, block: np.ndarray) -> torch.Tensor:
