@@ -13,7 +13,8 @@ sketches : the first stage at the other depths: Spearman over all records.
     python benchmarks/gpu_network.py OUT.json --small   (made images, a small network, on a CPU)
 
 --data holds cifar10.npz, or the parts. A stage that would outlast --limit seconds ends without a result; stages of an
-earlier run stay in OUT.json. Damping is in units of the summed loss.
+earlier run stay in OUT.json. Damping is in units of the summed loss. --tf32 rounds the passes through convolutions
+(convolutions), which leaves the products with the Jacobian that comes out in float32, or everything (all).
 """
 
 from __future__ import annotations
@@ -256,7 +257,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit", type=float, default=220.0)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--tf32", action="store_true", help="products in TF32")
+    parser.add_argument("--tf32", default="none", choices=("none", "convolutions", "all"), help="what is in TF32")
     parser.add_argument("--small", action="store_true", help="200 records and few steps on a CPU, to try the script")
     options = parser.parse_args()
     if options.split is not None:
@@ -268,7 +269,8 @@ def main() -> None:
         vars(options).update(SMALL)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     run = Run(options)
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = options.tf32
+    torch.backends.cudnn.allow_tf32 = options.tf32 != "none"
+    torch.backends.cuda.matmul.allow_tf32 = options.tf32 == "all"
     if "influence" in options.stages:
         run.all_records("influence", "all")
     if "gls" in options.stages:

@@ -4,8 +4,8 @@ records : 1,000 to 1,000,000 records of 64 features and 10 classes, read from .n
     and a sketch of 64 probes. Four columns, so that the table stays small beside what an audit holds besides, and
     without the comparison of penalties, which audits again.
 classes : 10 to 1,000 classes, 4,000 records of 32 features; a sketch of 64 probes.
-wide : 50,000 records of 256 features and 10,000 classes within 8 GB; a sketch of 32 probes, products in float32 (quicker
-    than bfloat16 on the CPU it was measured on).
+wide : 50,000 records of 256 features and 10,000 classes within 8 GB; a sketch of 32 probes, products in float32
+    (quicker than bfloat16 on the CPU it was measured on).
 
 Every audit has a process of its own, on one thread unless --threads says otherwise. CPU seconds are those of reading
 and auditing, after imports and a first small audit; peaks are of the whole process, libraries included, once with the

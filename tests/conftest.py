@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import settings
 
 from giveaway import Head
+from giveaway.cli import main
 
 # the same examples on every machine; HYPOTHESIS_PROFILE=hunt looks for new ones
 settings.register_profile("same", derandomize=True, deadline=None)
@@ -22,6 +24,24 @@ def shared() -> Path:
     if not (folder / "truth").is_dir():
         pytest.skip(f"no measured truth at {folder}: set GIVEAWAY_SHARED to the folder that holds truth/")
     return folder
+
+
+@pytest.fixture
+def giveaway(monkeypatch, capsys):
+    """Run the command line; gives (exit code, stdout, stderr)."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["giveaway", *map(str, arguments)])
+        capsys.readouterr()
+        code = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = stop.code
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
 
 
 KINDS = {

@@ -21,7 +21,7 @@ from sklearn.datasets import load_iris
 from sklearn.linear_model import LogisticRegression
 
 from giveaway import ScoreTable, audit
-from giveaway.cli import RANKING_ONLY, main
+from giveaway.cli import RANKING_ONLY
 from giveaway.extract import from_file, from_sklearn
 
 N, D, M = 40, 4, 3
@@ -52,24 +52,6 @@ def file(folder, arrays) -> Path:
     ids = np.array([f"{SECRET}-{i:03d}" for i in range(N)])
     np.savez(folder / "features.npz", **arrays, ids=ids, epoch=np.array(3))
     return folder / "features.npz"
-
-
-@pytest.fixture
-def giveaway(monkeypatch, capsys):
-    """Run the command line; gives (exit code, stdout, stderr)."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["giveaway", *map(str, arguments)])
-        capsys.readouterr()
-        code = 0
-        try:
-            main()
-        except SystemExit as stop:
-            code = stop.code
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
 
 
 def one_line(result: tuple[int, str, str], *, code: int = 2) -> str:

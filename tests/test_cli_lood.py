@@ -6,7 +6,6 @@ import json
 import os
 import re
 import stat
-import sys
 import tomllib
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import pytest
 
 import giveaway as ga
 from giveaway.auditing.lood_study import study
-from giveaway.cli import RANKING_ONLY, main
+from giveaway.cli import RANKING_ONLY
 from giveaway.extract import from_file
 from giveaway.gp.named_kernels import KernelChoice
 from giveaway.gp.table import fitted
@@ -36,24 +35,6 @@ def pictures() -> None:
 def no_pictures(request, monkeypatch) -> None:
     if "pictures" not in request.fixturenames:
         monkeypatch.setattr("giveaway.lood_command.figure_bytes", lambda figure: b"a picture")
-
-
-@pytest.fixture
-def giveaway(monkeypatch, capsys):
-    """Run the command line; gives (exit code, stdout, stderr)."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["giveaway", *map(str, arguments)])
-        capsys.readouterr()
-        code = 0
-        try:
-            main()
-        except SystemExit as stop:
-            code = stop.code
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 
 from giveaway import ScoreTable
 from giveaway.findings.closer_look import CloserLook
-from tests.test_cli import SECRET, N, arrays, file, folder, giveaway, one_line  # noqa: F401
+from tests.test_cli import SECRET, N, arrays, file, folder, one_line  # noqa: F401
 
 PREDICTED = """
 schema = 1
@@ -134,7 +134,7 @@ def fitted(folder, arrays):  # noqa: F811
     return "fitted.npz"
 
 
-def test_a_gate_gives_the_audit_the_columns_it_looks_at(giveaway, fitted):  # noqa: F811
+def test_a_gate_gives_the_audit_the_columns_it_looks_at(giveaway, fitted):
     file = fitted  # noqa: F811
     options = ("--inputs", _inputs())
     Path("strict.toml").write_text(PREDICTED.format(above=0.5))
@@ -158,7 +158,7 @@ def test_a_gate_gives_the_audit_the_columns_it_looks_at(giveaway, fitted):  # no
     assert not Path("new").exists()
 
 
-def test_columns_besides_the_default_ones(giveaway, fitted):  # noqa: F811
+def test_columns_besides_the_default_ones(giveaway, fitted):
     audited(giveaway, fitted, "--inputs", _inputs(), "--also", "predicted_success, lood_kl")
     columns = ScoreTable.load("result").columns
     assert {"fused", "newton", "predicted_success", "lood_kl"} <= set(columns)

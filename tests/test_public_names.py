@@ -22,6 +22,7 @@ def test_few_names_and_each_is_there():
     for name in giveaway.__all__:
         assert getattr(giveaway, name) is not None
     assert set(giveaway.__all__) < set(dir(giveaway))
+    assert callable(giveaway.network.sketch_records)
     with pytest.raises(AttributeError, match="module 'giveaway' has no attribute 'nothing'"):
         _ = giveaway.nothing
 

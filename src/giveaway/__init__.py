@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from giveaway import attacks, evaluation, figures, gp, theory
+    from giveaway import attacks, evaluation, figures, gp, network, theory
     from giveaway.auditing.run import audit
     from giveaway.auditing.validate import compare, validate
     from giveaway.checks import InputError
@@ -36,6 +36,7 @@ _HOMES = {
     "from_torch": "giveaway.extract",
     "gp": "giveaway.gp",
     "lood": "giveaway.gp.table",
+    "network": "giveaway.network",
     "report": "giveaway.reporting.html",
     "theory": "giveaway.theory",
     "validate": "giveaway.auditing.validate",
@@ -58,6 +59,7 @@ __all__ = [
     "from_torch",
     "gp",
     "lood",
+    "network",
     "report",
     "theory",
     "validate",

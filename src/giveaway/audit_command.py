@@ -10,11 +10,14 @@ from typing import Any
 import numpy as np
 
 from giveaway.auditing.checkpoint import Checkpoint
+from giveaway.auditing.depths import DepthAudit, Depths
+from giveaway.auditing.progress import parts_of
 from giveaway.auditing.pseudonyms import pseudonyms, read_key
 from giveaway.auditing.run import audit
 from giveaway.auditing.store import check_folder, fingerprint, provenance, save_audit, save_page
 from giveaway.checks import check_choice, fail
 from giveaway.config import to_toml
+from giveaway.extract.model_digest import model_digest
 from giveaway.extract.subgroups_file import subgroups_from
 from giveaway.findings.breakdown import SUBGROUP
 from giveaway.findings.closer_look import FILE as LOOK
@@ -35,21 +38,23 @@ def audit_into(
     config: dict[str, Any],
     arguments: dict[str, Any],
     *,
+    deeper: DepthAudit | None = None,
     team: Team = ALONE,
     resume: bool = False,
 ) -> tuple[ScoreTable, Path] | None:
     """Audit `head` with the `arguments` of ga.audit; `config` are the user's options, kept beside the result.
 
-    Of several processes the first writes the folder, and the others get None. `resume` goes on with what a killed run
-    left there.
+    `deeper` adds columns of the records through the network that the head is the last layer of. Of several processes
+    the first writes the folder, and the others get None. `resume` goes on with what a killed run left there.
     """
     check_access(config.get("access", "probabilities"), head.loss)
     check_choice("map", config.get("map", "auto"), MAPS)
     if "pseudonymize" in config:
         head = _renamed(head, read_key(config["pseudonymize"], out))
     subgroups = subgroups_from(config["subgroups"], head.n) if "subgroups" in config else {}
-    digest = team.agreed(fingerprint(head, arguments.get("inputs")) if team.first else "")
-    origin = provenance(digest, config)
+    given = None if deeper is None else deeper.inputs
+    digest = team.agreed(fingerprint(head, arguments.get("inputs"), given) if team.first else "")
+    origin = provenance(digest, config, None if deeper is None else model_digest(deeper.model))
     existed = Path(out).is_dir()
     folder = check_folder(out, origin) if team.first else Path(out)
     team.barrier()
@@ -63,6 +68,11 @@ def audit_into(
             by_record = run(**{**arguments, "by": "record", "l2_sensitivity": False})
         if not team.first:
             return None
+        if deeper is not None:
+            with parts_of(enabled=True, work="depths", unit="solve") as on_part:
+                found = deeper.run(kept, on_part)
+            table = _with_depths(table, found)
+            by_record = None if by_record is None else _with_depths(by_record, found)
         table = _finished(table, config, subgroups, head, origin)
         tables = {"scores": table}
         if by_record is not None:
@@ -86,10 +96,19 @@ def audit_into(
     return table, folder
 
 
+def work_ahead(deeper: DepthAudit) -> str:
+    """What scores through the network will take, in solves: how many passes a solve needs is known once it is done."""
+    solves = f"{deeper.solves:,} solves" if deeper.solves else "no solves, a few passes over the records"
+    more = ", and some for records in doubt" if deeper.options.method == "sketch" else ""
+    sizes = ", ".join(f"{depth} ({network.size:,} parameters)" for depth, network in deeper.networks.items())
+    return f"depths: {sizes}: {solves} each{more}; not in this estimate"
+
+
 def _checkpoint(folder: Path, origin: dict[str, Any], team: Team, *, resume: bool) -> Checkpoint:
     """Where unfinished work is kept; the first process makes it, the others come after."""
-    same = {name: origin[name] for name in ("inputs_sha256", "config", "versions")}
-    begun = {**same, "processes": team.size}
+    same = ("inputs_sha256", "weights_sha256", "config", "versions")
+    begun: dict[str, Any] = {name: origin[name] for name in same if name in origin}
+    begun["processes"] = team.size
     kept = Checkpoint(folder, begun, resume=resume, rank=team.rank) if team.first else None
     team.barrier()
     return kept or Checkpoint(folder, begun, resume=resume, rank=team.rank)
@@ -122,6 +141,13 @@ def main_table(folder: str | Path) -> ScoreTable:
 def _renamed(head: Head, key: bytes) -> Head:
     groups = None if head.groups is None else pseudonyms(head.groups, key)
     return dataclasses.replace(head, ids=pseudonyms(head.ids, key), groups=groups)
+
+
+def _with_depths(table: ScoreTable, found: Depths) -> ScoreTable:
+    """With the columns of its records. A person's would not be their sum: a table of people has the report alone."""
+    if table.meta["unit"] == "person":
+        return dataclasses.replace(table, meta={**table.meta, "depths": found.report})
+    return found.beside(table)
 
 
 def _finished(

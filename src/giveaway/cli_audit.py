@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from giveaway.cli_next import ROWS_OF_PEOPLE, check_audited, judged, leave, rule
 from giveaway.screen import say
 
 if TYPE_CHECKING:
+    from giveaway.auditing.depths import DepthAudit
     from giveaway.findings.gate import Verdict
     from giveaway.findings.gate_rules import Rules
     from giveaway.linalg.team import Team
@@ -57,6 +59,19 @@ OF_CURVATURE = ("curvature", "probes", "tolerance", "precision", "memory", "allo
 @click.option("--what-if/--no-what-if", default=None, help="Score the rest again without the most exposed.")
 @click.option("--scores", help="Comma-separated names of columns; default all but predicted_* and lood_*.")
 @click.option("--also", help="Comma-separated names of columns besides those, such as predicted_success.")
+@click.option(
+    "--depth",
+    metavar="DEPTHS",
+    help="Adds scores through more of --model than its last layer, such as newton_all: head, last:2, last:4, …, all.",
+)
+@click.option("--damping", type=float, help="For --depth, needed: n times the weight decay of a mean loss.")
+@click.option(
+    "--depth-method",
+    type=click.Choice(["sketch", "exact", "ekfac"]),
+    help="For --depth: random probes (default), a solve or more for every record, or a cheap approximation.",
+)
+@click.option("--depth-curvature", type=click.Choice(["ggn", "hessian"]), help="Of exact ones: ggn is the default.")
+@click.option("--depth-probes", type=int, help="Of a depth's sketch (default 64): its error is about √(2/probes).")
 @click.option("--converged/--not-converged", default=None, help="Is the head at its optimum?")
 @click.option("--refit", is_flag=True, default=None, help="Bring the head to its optimum first.")
 @click.option("--l2-sensitivity/--no-l2-sensitivity", default=None, help="How much the ranking depends on l2.")
@@ -67,17 +82,27 @@ OF_CURVATURE = ("curvature", "probes", "tolerance", "precision", "memory", "allo
 )
 @click.option("--stream", is_flag=True, default=None, help="Run --model again in every pass and keep nothing.")
 @click.option("--curvature", type=click.Choice(["auto", "dense", "sketch"]), help="Exact, or from random probes.")
-@click.option("--probes", type=int, help="Of a sketch (default 256): its error is about √(2/probes).")
-@click.option("--tolerance", type=float, help="Of a sketch: residual at which its solves stop (default 1e-3).")
-@click.option("--allow-unconverged", is_flag=True, default=None, help="Use a sketch whose solves did not get there.")
+@click.option("--probes", type=int, help="Of the head's sketch (default 256): its error is about √(2/probes).")
+@click.option(
+    "--tolerance", type=float, help="Of a sketch and of --depth: residual at which their solves stop (default 1e-3)."
+)
+@click.option(
+    "--allow-unconverged", is_flag=True, default=None, help="Use a sketch, or a depth, whose solves did not get there."
+)
 @click.option(
     "--precision",
     type=click.Choice(["auto", "float64", "float32", "tf32", "bf16"]),
-    help="Of the products inside a sketch's solves.",
+    help="Of the products inside the solves of the head's sketch.",
 )
-@click.option("--memory", type=float, metavar="GB", help="That the curvature may take; default half of what is free.")
+@click.option(
+    "--memory",
+    type=float,
+    metavar="GB",
+    help="That the curvature may take (default half of what is free), and a piece of a depth's work (a quarter, on a "
+    "CPU at most 1).",
+)
 @click.option("--errors", is_flag=True, default=None, help="Add the standard error of every sketched score.")
-@click.option("--seed", type=SEED, help="Of a sketch's probes.")
+@click.option("--seed", type=SEED, help="Of a sketch's probes, the head's and a depth's.")
 @click.option("--resume", is_flag=True, help="Go on with the unfinished audit in --out.")
 @click.option("--dry-run", is_flag=True, help="Tell what it would cost, and do nothing.")
 @click.option("--allow-pickle", is_flag=True, default=None, help="Trust pickled files: they can run any code.")
@@ -96,7 +121,7 @@ def audit(config: str | None, as_json: bool, resume: bool, dry_run: bool, **flag
     from giveaway.config import read_config
     from giveaway.extract.inputs_file import records_from
     from giveaway.linalg.team import team_from_environment
-    from giveaway.source import device_named, head_from
+    from giveaway.source import device_named, source_from
 
     options: dict[str, Any] = read_config(config, _kinds(flags)) if config else {}
     options |= {name: value for name, value in flags.items() if value is not None}
@@ -106,7 +131,8 @@ def audit(config: str | None, as_json: bool, resume: bool, dry_run: bool, **flag
     top, out = options.pop("top", 10), options.pop("out", "giveaway-audit")
     rules = rules_of(options.pop("gate", None))
     team = team_from_environment(device_named(options.get("device")) or "cpu")
-    head = head_from(options, (lambda words: say(words, err=True)) if team.first else (lambda words: None), team)
+    source = source_from(options, (lambda words: say(words, err=True)) if team.first else (lambda words: None), team)
+    head = source.head
     wanted = ("by", "converged", "refit", "l2_sensitivity", "kernel", "noise", *OF_CURVATURE, "errors")
     arguments: dict[str, Any] = {name: options[name] for name in wanted if name in options}
     if "inputs" in options:
@@ -121,9 +147,20 @@ def audit(config: str | None, as_json: bool, resume: bool, dry_run: bool, **flag
         head = head.to(team.device)
     if dry_run and not head.linear:
         raise fail("dry_run", "a linear head", "a black box, which has no curvature to estimate", "leave it out")
-    if head.linear and _told_cost(head, options, team, alone=dry_run, as_json=as_json):
+    if head.linear and _told_cost(head, source.deeper, options, team, alone=dry_run, as_json=as_json):
         return
-    audit_and_tell(out, head, options, arguments, top=top, as_json=as_json, rules=rules, team=team, resume=resume)
+    audit_and_tell(
+        out,
+        head,
+        options,
+        arguments,
+        top=top,
+        as_json=as_json,
+        rules=rules,
+        deeper=source.deeper,
+        team=team,
+        resume=resume,
+    )
 
 
 def _kinds(flags: dict[str, Any]) -> dict[str, type]:
@@ -142,6 +179,7 @@ def audit_and_tell(
     top: int,
     as_json: bool,
     rules: Rules | None = None,
+    deeper: DepthAudit | None = None,
     team: Team | None = None,
     resume: bool = False,
 ) -> None:
@@ -150,7 +188,7 @@ def audit_and_tell(
     from giveaway.linalg.team import ALONE
     from giveaway.reporting.words import notes
 
-    found = audit_into(out, head, config, arguments, team=team or ALONE, resume=resume)
+    found = audit_into(out, head, config, arguments, deeper=deeper, team=team or ALONE, resume=resume)
     if found is None:
         return
     table, folder = found
@@ -173,8 +211,11 @@ def audit_and_tell(
     leave(verdict)
 
 
-def _told_cost(head: Head, options: dict[str, Any], team: Team, *, alone: bool, as_json: bool) -> bool:
+def _told_cost(
+    head: Head, deeper: DepthAudit | None, options: dict[str, Any], team: Team, *, alone: bool, as_json: bool
+) -> bool:
     """Say what the audit will cost, where that is asked for or it is long; whether there is no more to do."""
+    from giveaway.audit_command import work_ahead
     from giveaway.auditing.curvature import CurvatureOptions
     from giveaway.auditing.forecast import LONG, forecast, quick
 
@@ -182,6 +223,8 @@ def _told_cost(head: Head, options: dict[str, Any], team: Team, *, alone: bool, 
     if not alone and quick(head, taken):
         return False
     cost = forecast(head, taken, team)
+    if deeper is not None:
+        cost = dataclasses.replace(cost, notes=(*cost.notes, work_ahead(deeper)))
     if alone and team.first:
         say(json.dumps(cost.to_json()) if as_json else "\n".join(cost.lines()))
     elif team.first and (cost.seconds or 0.0) >= LONG:
@@ -230,6 +273,7 @@ def _summary(table: ScoreTable, folder: Path, top: int) -> dict[str, Any]:
         "curvature": table.meta["curvature"],
         "l2_sensitivity": table.meta["l2_sensitivity"],
         "repeats": table.meta["repeats"],
+        "depths": table.meta.get("depths"),
         "view": table.meta["view"],
         "no_view": table.meta["no_view"],
         "seconds": table.meta["seconds"],

@@ -1,8 +1,10 @@
-"""What the options of a command name: a head (from arrays, a torch model, a scikit-learn estimator), or signals."""
+"""What the options of a command name: a head (from arrays, a torch model, a scikit-learn estimator), the network around
+it, or signals."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,13 @@ import numpy as np
 import torch
 
 from giveaway.attacks.recipes import train_recipe
+from giveaway.auditing.depth_options import CURVATURES, METHODS, DepthOptions, checked_depths
+from giveaway.auditing.depths import DepthAudit
 from giveaway.auditing.progress import progress_of
 from giveaway.auditing.validate import LEAST_MODELS
-from giveaway.checks import InputError, fail
+from giveaway.checks import InputError, check_choice, fail
 from giveaway.extract import from_file, from_sklearn, from_torch
+from giveaway.extract.record_tensors import record_tensors
 from giveaway.extract.shared_extraction import from_torch_shared
 from giveaway.extract.signals_file import signals_from
 from giveaway.extract.user_code import call_factory, load_estimator, load_weights
@@ -23,16 +28,36 @@ from giveaway.records import Head, Signals
 Options = dict[str, Any]
 Say = Callable[[str], Any]
 
+OF_DEPTH = ("damping", "depth_method", "depth_curvature", "depth_probes")
 USES = {  # what each source takes, besides the options that all share
     "features": {"loss", "l2", "penalize_intercept"},
     "estimator": {"data", "allow_pickle"},
     "model": {"weights", "data", "layer", "reduction", "loss", "l2", "penalize_intercept", "batch_size"}
-    | {"allow_pickle", "cache", "stream"},
+    | {"allow_pickle", "cache", "stream", "depth", *OF_DEPTH},
 }
+BESIDE_DEPTH = {  # what scores through the network cannot have beside them, and why
+    "stream": "which keeps no records",
+    "layer": "by which the head may be another layer than the network's",
+    "reduction": "by which the head's outputs are others than the network's",
+}
+ALIKE = 10.0  # times the root of a number's precision: how far outputs of two passes may be apart
+
+
+@dataclass(frozen=True)
+class Source:
+    """A head and, where scores go deeper, the network that it is the last layer of."""
+
+    head: Head
+    deeper: DepthAudit | None = None
 
 
 def head_from(options: Options, say: Say, team: Team = ALONE) -> Head:
-    """The head of the one source that `options` names; `say` is told what a user should know on the way."""
+    """The head of the one source that `options` names."""
+    return source_from(options, say, team).head
+
+
+def source_from(options: Options, say: Say, team: Team = ALONE) -> Source:
+    """The one source that `options` names; `say` is told what a user should know on the way."""
     named = [name for name in USES if name in options]
     if len(named) != 1:
         given = " and ".join(f"--{name}" for name in named) or "none"
@@ -44,12 +69,13 @@ def head_from(options: Options, say: Say, team: Team = ALONE) -> Head:
             raise fail(name, f"{fit} beside it", f"--{source}", f"drop --{name.replace('_', '-')}")
     if source != "features" and "data" not in options:
         raise fail("data", f"--data module:function beside --{source}", "none", "name your data set")
+    depth = _depth_options(options, team)
     if source == "model":
-        head = _from_model(options, say, team)
+        found = _from_model(options, say, team, depth)
     else:
-        head = {"features": _from_arrays, "estimator": _from_estimator}[source](options, say)
+        found = Source({"features": _from_arrays, "estimator": _from_estimator}[source](options, say))
     names: dict[str, Any] = {name: names_in(options[name], name) for name in ("groups", "ids") if name in options}
-    return head.named(**names)
+    return replace(found, head=found.head.named(**names))
 
 
 def signals_named(options: Options, say: Say) -> Signals:
@@ -108,7 +134,7 @@ def _from_estimator(options: Options, say: Say) -> Head:
     return from_sklearn(estimator, *_inputs_and_targets(options, say, "estimator"))
 
 
-def _from_model(options: Options, say: Say, team: Team) -> Head:
+def _from_model(options: Options, say: Say, team: Team, depth: DepthOptions | None) -> Source:
     device = device_named(options.get("device"))
     if team.size > 1:
         device = team.device
@@ -132,8 +158,56 @@ def _from_model(options: Options, say: Say, team: Team) -> Head:
         "cache": options.get("cache"),
     }
     if team.size > 1:
-        return from_torch_shared(model, data, team, **taken)
-    return from_torch(model, data, stream=bool(options.get("stream")), **taken)
+        return Source(from_torch_shared(model, data, team, **taken))
+    head = from_torch(model, data, stream=bool(options.get("stream")), **taken)
+    if depth is None:
+        return Source(head)
+    inputs = record_tensors(data, head, batch_size=taken["batch_size"])
+    deeper = DepthAudit(model, (inputs, head.targets), depth, loss=head.loss)
+    _check_alike(deeper.first.outputs(), head)
+    return Source(head, deeper)
+
+
+def _depth_options(options: Options, team: Team) -> DepthOptions | None:
+    """Those of scores through the network, in the words of the command's options."""
+    if "depth" not in options:
+        for name in OF_DEPTH:
+            if name in options:
+                raise fail(name, "--depth beside it", "none", f"name a depth, or drop --{name.replace('_', '-')}")
+        return None
+    for name, why in BESIDE_DEPTH.items():
+        if options.get(name):
+            raise fail("depth", "the network as it is, in memory", f"--{name}, {why}", f"drop --{name}, or --depth")
+    if team.size > 1:
+        raise fail("depth", "one process", f"{team.size} of torchrun", "audit deeper by one process, without torchrun")
+    if "damping" not in options:
+        remedy = "n times the weight decay that a mean loss was trained with"
+        raise fail("damping", "--damping beside --depth", "none", f"give one: {remedy}, as docs/network.md says")
+    depths = checked_depths("depth", [part.strip() for part in options["depth"].split(",")])
+    method = check_choice("depth_method", options.get("depth_method", "sketch"), METHODS)
+    curvature = check_choice("depth_curvature", options.get("depth_curvature", "ggn"), CURVATURES)
+    if curvature != "ggn" and method != "exact":
+        remedy = "use the exact method for it, or leave it out"
+        raise fail("depth_curvature", "--depth-method exact beside hessian", method, remedy)
+    taken: dict[str, Any] = {"damping": options["damping"], "method": method, "curvature": curvature}
+    if "depth_probes" in options:
+        probes = options["depth_probes"]
+        if method != "sketch":
+            raise fail("depth_probes", "a sketch", f"--depth-method {method}", "drop --depth-probes")
+        if probes < 4 or probes % 2:
+            raise fail("depth_probes", "an even number of at least 4", str(probes), "64 suits a ranking")
+        taken["probes"] = probes
+    shared = ("tolerance", "allow_unconverged", "seed", "memory")
+    return DepthOptions(depths=depths, **taken, **{name: options[name] for name in shared if name in options})
+
+
+def _check_alike(outputs: torch.Tensor, head: Head) -> None:
+    """Rows of the network are those of its head only if its outputs are."""
+    known = head.outputs[: head.n].to(outputs.device)
+    loose = ALIKE * max(torch.finfo(tensor.dtype).eps for tensor in (known, outputs)) ** 0.5
+    if not bool((outputs - known).abs().max() <= loose * known.abs().max().clamp_min(1e-30)):
+        expected, got = "the same outputs of the model in every pass", "others where the network is run again"
+        raise fail("model", expected, got, "turn off random layers and what depends on the calls before")
 
 
 def device_named(name: str | None) -> torch.device | None:

@@ -330,3 +330,16 @@ def test_a_measured_model(shared):
     head = ga.Head(features, outputs, targets, loss="cross_entropy", l2=0.01)
     exact = ga.audit(head, curvature="dense", scores=MAIN, l2_sensitivity=False)
     assert_ranks_alike(sketch(head, scores=MAIN, probes=512), exact, 0.08)
+
+
+def test_a_closer_solve_moves_no_score_by_more_than_the_solves_do():
+    """Rounding along a shift of all outputs, which softmax does not see, once passed for a direction of a record."""
+    rng = np.random.default_rng(0)
+    centres, targets = rng.normal(size=(4, 6)), rng.integers(4, size=9_000)
+    features = centres[targets] + 1.2 * rng.normal(size=(9_000, 6))
+    outputs = features @ centres.T - 0.5 * (centres**2).sum(1)
+    head = ga.Head(features, outputs, targets, "cross_entropy", l2=1.0)
+    options = {"scores": ["influence", "newton", "leverage"], "curvature": "sketch", "probes": 64}
+    near, nearer = (ga.audit(head, precision="float64", tolerance=t, **options) for t in (1e-8, 1e-11))
+    for name in near.columns:
+        np.testing.assert_allclose(near[name], nearer[name], rtol=1e-7, err_msg=name)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,22 +13,19 @@ import numpy as np
 import torch
 from torch import nn
 
-from giveaway.checks import check_choice, check_number, fail
+from giveaway.auditing.depth_options import DepthOptions, suffix
+from giveaway.checks import check_number, fail
 from giveaway.linalg.kept import NOTHING_KEPT, Kept
-from giveaway.network.blocks import SCORES
 from giveaway.network.ekfac import ekfac_records
 from giveaway.network.gradients import row_numbers
 from giveaway.network.in_parts import KeptSolves, right_sides_of_a_record, score_in_parts
 from giveaway.network.losses import OutputLoss, PerRecord
 from giveaway.network.network import Network
 from giveaway.network.scores import NetworkScores
-from giveaway.network.sketch import check_probes, sketch_records
+from giveaway.network.sketch import sketch_records
 from giveaway.network.solves import InverseCurvature
+from giveaway.records import ScoreTable
 
-METHODS = ("sketch", "exact", "ekfac")
-USUAL = ("influence", "newton", "leverage", "gls_trace")
-OF_EKFAC = ("influence", "gls_trace")
-DEPTH = re.compile(r"head|all|last:[1-9][0-9]*")
 PROBES_AT_ONCE = 16  # a killed run loses no more than their solves
 TOLD = {"worst_residual": "residual", "most_steps_taken": "steps"}  # names of the network's report, and ours
 
@@ -44,6 +41,18 @@ class Depths:
     columns: dict[str, np.ndarray]
     attributes: dict[str, np.ndarray]
     report: dict[str, dict[str, Any]]
+
+    def beside(self, table: ScoreTable) -> ScoreTable:
+        """`table`, of the same records in the same order, with these columns too and the report as meta["depths"]."""
+        if table.meta.get("unit") == "person" or not np.array_equal(self.rows, np.arange(len(table))):
+            expected = f"a table of the {len(self.rows)} records that were scored, each a row"
+            raise fail("table", expected, f"one of {len(table)} rows", 'audit by="record", and score all of them')
+        return dataclasses.replace(
+            table,
+            scores={**table.scores, **self.columns},
+            attributes={**table.attributes, **self.attributes},
+            meta={**table.meta, "depths": self.report},
+        )
 
 
 def audit_depths(
@@ -96,71 +105,112 @@ def audit_depths(
     >>> list(found.columns)[:4], len(found.rows)
     (['influence_head', 'newton_head', 'leverage_head', 'gls_trace_head'], 12)
     """
-    names = _checked_scores(scores, method)
-    wanted = _checked_depths(depths)
-    options: dict[str, Any] = {
-        "damping": _positive("damping", damping, "n times the weight decay suits a mean loss"),
-        "curvature": check_choice("curvature", curvature, ("ggn", "hessian")),
-        "tolerance": _positive("tolerance", tolerance, "1e-3 suits most scores"),
-        "most_steps": most_steps,
-        "allow_unconverged": allow_unconverged,
-    }
-    if method == "sketch":
-        check_probes(probes)
-    if method != "exact":
-        if curvature != "ggn":
-            raise fail("curvature", f'"ggn" beside method="{method}"', repr(curvature), 'use method="exact"')
-        if rows is not None:
-            raise fail("rows", 'method="exact" beside them', f'method="{method}"', "drop rows: all records are scored")
-    budget = None if memory is None else int(1e9 * _positive("memory", memory, "give gigabytes"))
-    networks: dict[str, Network] = {}
-    for depth in wanted:  # all of them before any work, so that a mistake costs nothing
-        given = next((_already_read(network) for network in networks.values()), data)
-        networks[depth] = Network(model, given, loss=loss, parameters=depth, dtype=dtype, memory=budget)
-    first = networks[wanted[0]]
-    chosen = row_numbers(first, rows)
-    each = {"sketch": probes, "exact": len(chosen) * right_sides_of_a_record(first, names), "ekfac": 1}[method]
-    told = _Told(on_part, each, len(wanted))
-    found: dict[str, NetworkScores] = {}
-    for depth, network in networks.items():
-        told.begin()
-        place = f"depth-{_short(depth)}"
-        one = _load(kept, place, chosen)
-        if one is None:
-            began, solves = time.perf_counter(), None
-            if method == "ekfac":
-                one = ekfac_records(network, damping=options["damping"])
-            else:
-                solves = KeptSolves(InverseCurvature(network, **options), kept, place)
-                if method == "exact":
-                    one = score_in_parts(solves, chosen, scores=names, on_solved=told)
-                else:
-                    one = _sketched(solves, names, probes, seed, told)
-            one.report.update(method=method, seconds=round(time.perf_counter() - began, 3))
-            _save(kept, place, one)
-            if solves is not None:
-                solves.drop()
-        found[depth] = one
-        told.end(one.report.get("right_sides", 1))
-    of_newton = found if "newton" in names else {}
-    return Depths(
-        chosen.numpy(),
-        {f"{name}_{_short(depth)}": one[name].cpu().numpy() for depth, one in found.items() for name in names},
-        {f"newton_capped_{_short(depth)}": one.capped.cpu().numpy() for depth, one in of_newton.items()},
-        {depth: {TOLD.get(key, key): value for key, value in one.report.items()} for depth, one in found.items()},
-    )
-
-
-def _sketched(solves: KeptSolves, names: Sequence[str], probes: int, seed: int, told: OnPart) -> NetworkScores:
-    return sketch_records(
-        solves.inverse,
+    options = DepthOptions(
+        damping=damping,
+        depths=depths,
+        scores=scores,
+        method=method,
+        curvature=curvature,
         probes=probes,
+        tolerance=tolerance,
+        most_steps=most_steps,
+        allow_unconverged=allow_unconverged,
         seed=seed,
-        scores=names,
-        at_once=PROBES_AT_ONCE,
-        solves=solves,
-        on_solved=told,
+        memory=memory,
     )
+    return DepthAudit(model, data, options, loss=loss, rows=rows, dtype=dtype).run(kept, on_part)
+
+
+class DepthAudit:
+    """The networks of every depth, read and checked, so that a mistake costs nothing; `run` does the work."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        data: Any,
+        options: DepthOptions,
+        *,
+        loss: str | PerRecord | OutputLoss,
+        rows: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        if options.method != "exact" and rows is not None:
+            got, remedy = f'method="{options.method}"', "drop rows: all records are scored"
+            raise fail("rows", 'method="exact" beside them', got, remedy)
+        self.model, self.options = model, options
+        self.networks: dict[str, Network] = {}
+        for depth in options.depths:
+            given = _already_read(self.first) if self.networks else data
+            self.networks[depth] = Network(model, given, loss=loss, parameters=depth, dtype=dtype, memory=options.bytes)
+        least = torch.finfo(self.first.dtype).eps
+        check_number("tolerance", options.tolerance, minimum=least, remedy="1e-3 suits most scores")
+        self.rows = row_numbers(self.first, rows)
+
+    @property
+    def first(self) -> Network:
+        """The network of the first depth; the others differ in their parameters alone."""
+        return next(iter(self.networks.values()))
+
+    @property
+    def solves(self) -> int:
+        """Right sides of each depth, as far as is known beforehand."""
+        of_records = len(self.rows) * right_sides_of_a_record(self.first, self.options.columns)
+        return {"sketch": self.options.probes, "exact": of_records, "ekfac": 0}[self.options.method]
+
+    @property
+    def inputs(self) -> dict[str, torch.Tensor]:
+        """What the model is called with, by the place or the name of each argument."""
+        records = self.first.records
+        return {**{str(place): value for place, value in enumerate(records.arguments)}, **records.keywords}
+
+    def run(self, kept: Kept = NOTHING_KEPT, on_part: OnPart = lambda done, total: None) -> Depths:
+        """Score every depth, or take up what `kept` has of it."""
+        told = _Told(on_part, self.solves or 1, len(self.networks))
+        found: dict[str, NetworkScores] = {}
+        for depth, network in self.networks.items():
+            told.begin()
+            place = f"depth-{suffix(depth).removeprefix('_')}"
+            one = _load(kept, place, self.rows)
+            found[depth] = self._scored(network, kept, place, told) if one is None else one
+            told.end(found[depth].report.get("right_sides", 1))
+        return Depths(
+            self.rows.numpy(),
+            {
+                name + suffix(depth): one[name].cpu().numpy()
+                for depth, one in found.items()
+                for name in self.options.columns
+            },
+            {
+                f"newton_capped{suffix(depth)}": one.capped.cpu().numpy()
+                for depth, one in found.items()
+                if "newton" in self.options.columns
+            },
+            {depth: {TOLD.get(key, key): value for key, value in one.report.items()} for depth, one in found.items()},
+        )
+
+    def _scored(self, network: Network, kept: Kept, place: str, told: OnPart) -> NetworkScores:
+        began, solves, options = time.perf_counter(), None, self.options
+        if options.method == "ekfac":
+            found = ekfac_records(network, damping=options.damping)
+        else:
+            solves = KeptSolves(InverseCurvature(network, **options.of_solves), kept, place)
+            if options.method == "exact":
+                found = score_in_parts(solves, self.rows, scores=options.columns, on_solved=told)
+            else:
+                found = sketch_records(
+                    solves.inverse,
+                    probes=options.probes,
+                    seed=options.seed,
+                    scores=options.columns,
+                    at_once=PROBES_AT_ONCE,
+                    solves=solves,
+                    on_solved=told,
+                )
+        found.report.update(method=options.method, seconds=round(time.perf_counter() - began, 3))
+        _save(kept, place, found)
+        if solves is not None:
+            solves.drop()
+        return found
 
 
 class _Told:
@@ -181,45 +231,10 @@ class _Told:
         self._before += right_sides
 
 
-def _checked_scores(scores: Sequence[str] | None, method: str) -> list[str]:
-    check_choice("method", method, METHODS)
-    if scores is None:
-        return list(OF_EKFAC if method == "ekfac" else USUAL)
-    names = [check_choice("scores", name, SCORES) for name in ([scores] if isinstance(scores, str) else scores)]
-    if not names:
-        raise fail("scores", "at least one score", "none", "leave scores out for the usual ones")
-    missing = [name for name in names if method == "ekfac" and name not in OF_EKFAC]
-    if missing:
-        remedy = 'leave it out, or use method="sketch"'
-        raise fail("scores", f'{" or ".join(OF_EKFAC)} beside method="ekfac"', missing[0], remedy)
-    return list(dict.fromkeys(names))
-
-
-def _checked_depths(depths: Sequence[str]) -> list[str]:
-    wanted = [depths] if isinstance(depths, str) else list(depths)
-    for depth in wanted:
-        if not isinstance(depth, str) or not DEPTH.fullmatch(depth):
-            raise fail("depths", "head, all or last:k", repr(depth), "say how many layers, as last:2")
-    if not wanted:
-        raise fail("depths", "at least one depth", "none", "name one, as all")
-    return list(dict.fromkeys(wanted))
-
-
-def _positive(argument: str, value: Any, remedy: str) -> float:
-    number = check_number(argument, value, minimum=0.0, remedy=remedy)
-    if number == 0:
-        raise fail(argument, "a positive number", repr(value), remedy)
-    return number
-
-
 def _already_read(network: Network) -> Any:
     """The records of a network, for another that looks through other parameters."""
     records = network.records
     return records.arguments or records.keywords, records.targets
-
-
-def _short(depth: str) -> str:
-    return depth.replace(":", "")
 
 
 def _save(kept: Kept, place: str, found: NetworkScores) -> None:

@@ -9,7 +9,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from giveaway.auditing.cost import human_seconds
+
 OnRows = Callable[[int], Any]
+OnPart = Callable[[int, int], Any]
 SECONDS_BETWEEN_LINES = 10.0
 
 
@@ -25,6 +28,25 @@ def progress_of(total: int, *, enabled: bool, work: str = "audit", unit: str = "
 
         with tqdm(total=total, unit=unit, desc=work, file=sys.stderr, delay=1.0, leave=False) as bar:
             yield _one_at_a_time(bar.update)
+
+
+@contextmanager
+def parts_of(*, enabled: bool, work: str, unit: str) -> Iterator[OnPart]:
+    """What to call with the number of parts done and that of all of them, which may grow: shown with the time left."""
+    if not enabled:
+        yield lambda done, total: None
+    elif not sys.stderr.isatty():
+        yield _lines_with_time_left(work, unit)
+    else:
+        from tqdm import tqdm
+
+        with tqdm(unit=unit, desc=work, file=sys.stderr, delay=1.0, leave=False) as bar:
+
+            def on_part(done: int, total: int) -> None:
+                bar.total = total
+                bar.update(done - bar.n)
+
+            yield on_part
 
 
 def announce(words: str, *, enabled: bool) -> None:
@@ -55,3 +77,18 @@ def _lines(total: int, work: str) -> OnRows:
             print(f"{work}: {min(100, 100 * done // total)} %", file=sys.stderr)
 
     return on_rows
+
+
+def _lines_with_time_left(work: str, unit: str) -> OnPart:
+    before, said = 0, time.monotonic()
+
+    def on_part(done: int, total: int) -> None:
+        nonlocal before, said
+        now = time.monotonic()
+        if done > before and now - said >= SECONDS_BETWEEN_LINES:
+            # by the pace since the line before: what a killed run had done was taken up at once
+            left = (total - done) * (now - said) / (done - before)
+            before, said = done, now
+            print(f"{work}: {done} of {total} {unit}s, {human_seconds(left)} left", file=sys.stderr)
+
+    return on_part

@@ -29,16 +29,17 @@ from giveaway.records.score_table import MARKER
 BLOCK_BYTES = 1 << 24  # of an array at a time
 
 
-def fingerprint(head: Head, inputs: Any = None) -> str:
+def fingerprint(head: Head, inputs: Any = None, given: dict[str, Any] | None = None) -> str:
     """SHA-256 of everything in a head, and in the records themselves, that a score can depend on.
 
-    `inputs` go before those that the head holds.
+    `inputs` go before those that the head holds; `given` are those of the network, where it is looked through.
     """
     names = ("features", "outputs", "targets", "weight", "bias", "sample_weight")
     arrays = {name: getattr(head, name) for name in names}
     arrays |= {"inputs": head.inputs if inputs is None else inputs}
     options = (head.loss, head.l2, head.intercept, head.penalize_intercept)
-    return digest_of(arrays | {"ids": head.ids, "groups": head.groups}, options)
+    named = {f"given {name}": value for name, value in (given or {}).items()}
+    return digest_of(arrays | {"ids": head.ids, "groups": head.groups} | named, options)
 
 
 def digest_of(arrays: dict[str, Any], options: tuple[Any, ...] = ()) -> str:
@@ -95,13 +96,15 @@ def _bytes_of(block: Any) -> bytes:
     )
 
 
-def provenance(digest: str, config: dict[str, Any]) -> dict[str, Any]:
-    """What the folder's result came from: the digest of its inputs, options, versions."""
+def provenance(digest: str, config: dict[str, Any], weights: str | None = None) -> dict[str, Any]:
+    """What the folder's result came from: the digest of its inputs, that of the network's weights where more of it than
+    the head was looked through, options, versions."""
     versions = {"giveaway": __version__, **{name: metadata.version(name) for name in ("torch", "numpy", "scipy")}}
     return {
         "audit": secrets.token_hex(8),  # names the audit where its digest, which can confirm a guess, must not stand
         "date": datetime.date.today().isoformat(),
         "inputs_sha256": digest,
+        **({} if weights is None else {"weights_sha256": weights}),
         "config": config,
         "versions": {**versions, "python": platform.python_version()},
     }
@@ -223,9 +226,8 @@ def _read_marker(argument: str, folder: Path) -> dict[str, Any]:
 
 
 def _differences(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
-    lines = []
-    if found.get("inputs_sha256") != expected["inputs_sha256"]:
-        lines.append("inputs differ")
+    names = ("inputs", "weights")
+    lines = [f"{name} differ" for name in names if found.get(f"{name}_sha256") != expected.get(f"{name}_sha256")]
     old, new = found.get("config", {}), expected["config"]
     for key in sorted({*old, *new}):
         if old.get(key) != new.get(key):

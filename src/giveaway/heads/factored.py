@@ -115,10 +115,13 @@ class FactoredBlocks:
         count = min(DIRECTIONS, self._rows[1], max(1, self._rows[2] // 4))
         basis = start.new_zeros(len(start), self._rows[1], count)
         v, least = start, torch.finfo(start.dtype).eps ** 0.5  # below it a direction is rounding
+        # softmax sees no shift of all outputs: what rounding puts there would pass for a direction
+        unseen, shape = self.p.sqrt().to(start.dtype).reshape(*self._rows[:2], 1), (*self.p.shape, 1)
         for k in range(count):
             before = torch.linalg.vector_norm(v, dim=1, keepdim=True)
             for _ in range(2):  # once leaves rounding errors of the directions before
                 v = v - basis[:, :, :k] @ (basis[:, :, :k].mT @ v)
+                v = v - unseen * (unseen * v).view(shape).sum(2, keepdim=True).expand(shape).reshape(v.shape)
             norm = torch.linalg.vector_norm(v, dim=1, keepdim=True)
             new = norm > least * before
             v = torch.where(new, v / torch.where(new, norm, 1.0), 0.0)

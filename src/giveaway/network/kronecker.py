@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from giveaway.network.batches import Batch
-from giveaway.network.layers import Tap, padded, tapped
+from giveaway.network.convolutions import patches
+from giveaway.network.layers import Tap, tapped
 from giveaway.network.losses import units
 from giveaway.network.network import Network
 
@@ -32,7 +33,7 @@ class Seen:
     def of(cls, tap: Tap) -> Seen:
         x, d = tap.input, tap.derivative
         if isinstance(tap.module, nn.Conv2d):
-            inputs = _patches(x, tap.module).mT
+            inputs = patches(x, tap.module).mT
             derivative = d.unflatten(2, (tap.shape[1], -1)).mT
         else:
             inputs = x.reshape(len(x), -1, x.shape[-1])
@@ -163,8 +164,3 @@ class Kronecker:
 def _factored(tap: Tap) -> bool:
     plain = not isinstance(tap.module, nn.Conv2d) or (tap.module.groups == 1 and tap.module.padding_mode == "zeros")
     return plain and "weight" in tap.values and isinstance(tap.input, torch.Tensor)
-
-
-def _patches(x: torch.Tensor, module: nn.Conv2d) -> torch.Tensor:
-    x, padding = padded(x, module)
-    return nn.functional.unfold(x, module.kernel_size, module.dilation, padding, module.stride)

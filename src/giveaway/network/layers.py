@@ -7,6 +7,8 @@ pays where the outputs are few.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,8 +19,11 @@ from torch.func import functional_call, jvp, vjp, vmap
 from torch.nn.grad import conv2d_weight
 
 from giveaway.network.batches import Batch
+from giveaway.network.convolutions import padded, plain_convolution
 from giveaway.network.losses import units
 from giveaway.network.network import Network, Values
+
+LARGE = 1_000_000  # numbers of layer outputs from which one backward pass after another is as quick as all at once
 
 
 class NotByLayers(RuntimeError):
@@ -38,6 +43,15 @@ class Tap:
     derivative: torch.Tensor
     shape: torch.Size  # of the layer's output
 
+    def of_model(self, own: str) -> str:
+        """A parameter's name in the model from its own."""
+        return f"{self.name}.{own}" if self.name else own
+
+    @property
+    def of_positions(self) -> bool:
+        """Whether the layer multiplies its weights by what is at each of its positions, which are known here."""
+        return "weight" in self.values and (isinstance(self.module, nn.Linear) or plain_convolution(self.module))
+
     @property
     def numbers(self) -> int:
         """What it takes to keep this."""
@@ -48,7 +62,7 @@ class Tap:
         """∂z/∂θ v as (b, s, Z)."""
         if isinstance(self.module, nn.Linear) and "weight" in tangents:
             return self._linear_forward(tangents)
-        if self._plain_convolution and "weight" in tangents:
+        if self._plain_images and "weight" in tangents:
             return self._convolution_forward(tangents)
         found = vmap(lambda tangent: jvp(self._local, (self.values,), (tangent,))[1])(tangents)
         return found.flatten(2).transpose(0, 1)
@@ -57,7 +71,7 @@ class Tap:
         """(∂z/∂θ)ᵀ of cotangents (b, s, Z)."""
         if isinstance(self.module, nn.Linear) and "weight" in self.values:
             return self._linear_backward(cotangents)
-        if self._plain_convolution and "weight" in self.values:
+        if self._plain_images and "weight" in self.values:
             return self._convolution_backward(cotangents)
         pull = vjp(self._local, self.values)[1]
         return vmap(lambda u: pull(u.view(self.shape))[0], in_dims=1)(cotangents)
@@ -67,9 +81,8 @@ class Tap:
         return self.arguments[0] if self.arguments else next(iter(self.keywords.values()))
 
     @property
-    def _plain_convolution(self) -> bool:
-        module = self.module
-        return isinstance(module, nn.Conv2d) and module.groups == 1 and module.padding_mode == "zeros"
+    def _plain_images(self) -> bool:
+        return isinstance(self.module, nn.Conv2d) and plain_convolution(self.module)
 
     def _local(self, values: Values) -> torch.Tensor:
         return functional_call(self.module, {**self.fixed, **values}, self.arguments, self.keywords)
@@ -124,7 +137,7 @@ class ByLayers:
 
     def __init__(self, network: Network, batch: Batch) -> None:
         self.outputs, self.taps = tapped(network, batch)
-        known = {f"{tap.name}.{own}" if tap.name else own for tap in self.taps for own in tap.values}
+        known = {tap.of_model(own) for tap in self.taps for own in tap.values}
         if known != set(network.parameters.values):
             raise NotByLayers
 
@@ -134,21 +147,31 @@ class ByLayers:
         return sum(tap.numbers for tap in self.taps)
 
     def forward(self, tangents: Values) -> torch.Tensor:
-        total: torch.Tensor | None = None
-        for tap in self.taps:
-            own = {name: tangents[f"{tap.name}.{name}" if tap.name else name] for name in tap.values}
-            part = torch.bmm(tap.forward(own), tap.derivative.mT)
-            total = part if total is None else total.add_(part)
-        assert total is not None
-        return total.transpose(0, 1)
+        return forward_of(self.taps, tangents)
 
     def backward(self, cotangents: torch.Tensor) -> Values:
-        u = cotangents.transpose(0, 1)
-        found: Values = {}
-        for tap in self.taps:
-            own = tap.backward(torch.bmm(u, tap.derivative))
-            found |= {f"{tap.name}.{name}" if tap.name else name: value for name, value in own.items()}
-        return found
+        return backward_of(self.taps, cotangents)
+
+
+def forward_of(taps: Sequence[Tap], tangents: Values) -> torch.Tensor:
+    """J v (s, b, m) of some layers."""
+    total: torch.Tensor | None = None
+    for tap in taps:
+        own = {name: tangents[tap.of_model(name)] for name in tap.values}
+        part = torch.bmm(tap.forward(own), tap.derivative.mT)
+        total = part if total is None else total.add_(part)
+    assert total is not None
+    return total.transpose(0, 1)
+
+
+def backward_of(taps: Sequence[Tap], cotangents: torch.Tensor) -> Values:
+    """Jᵀu of some layers for cotangents (s, b, m)."""
+    u = cotangents.transpose(0, 1)
+    found: Values = {}
+    for tap in taps:
+        own = tap.backward(torch.bmm(u, tap.derivative))
+        found |= {tap.of_model(name): value for name, value in own.items()}
+    return found
 
 
 def tapped(
@@ -210,29 +233,19 @@ def _derivatives(f: torch.Tensor, outputs: list[torch.Tensor]) -> list[torch.Ten
     if not outputs:
         return []
     each = units(f)
-    try:
-        found = torch.autograd.grad(
-            f, outputs, each, is_grads_batched=True, retain_graph=True, allow_unused=True, materialize_grads=True
-        )
-    except RuntimeError:  # a backward pass that vmap does not know
-        rows = [
-            torch.autograd.grad(f, outputs, u, retain_graph=True, allow_unused=True, materialize_grads=True)
-            for u in each
-        ]
-        found = tuple(torch.stack(parts) for parts in zip(*rows, strict=True))
-    return [value.flatten(2).transpose(0, 1).contiguous() for value in found]
+    if sum(z.numel() for z in outputs) < LARGE:
+        with suppress(RuntimeError):  # a backward pass that vmap does not know
+            found = torch.autograd.grad(
+                f, outputs, each, is_grads_batched=True, retain_graph=True, allow_unused=True, materialize_grads=True
+            )
+            return [value.flatten(2).transpose(0, 1).contiguous() for value in found]
+    laid_out = [z.new_empty(len(z), len(each), z[0].numel()) for z in outputs]
+    for k, u in enumerate(each):
+        rows = torch.autograd.grad(f, outputs, u, retain_graph=True, allow_unused=True, materialize_grads=True)
+        for at, row in zip(laid_out, rows, strict=True):
+            at[:, k] = row.flatten(1)
+    return laid_out
 
 
 def _kept(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
-
-
-def padded(x: torch.Tensor, module: nn.Conv2d) -> tuple[torch.Tensor, tuple[int, int]]:
-    """The input of a convolution with what its padding still has to add, as numbers."""
-    if not isinstance(module.padding, str):
-        return x, (module.padding[0], module.padding[1])
-    if module.padding == "valid":
-        return x, (0, 0)
-    high, wide = (d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True))
-    # "same": the odd pixel goes to the end
-    return nn.functional.pad(x, (wide // 2, wide - wide // 2, high // 2, high - high // 2)), (0, 0)

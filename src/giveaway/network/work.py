@@ -54,15 +54,22 @@ class Work:
         each = max(counts[-1] - counts[0] if network.n > 1 else counts[0], 1)
         return cls(network.n, network.size, each, number, memory, min(cached, memory // 2))
 
-    def columns(self, asked: int) -> int:
-        """Columns at once, of `asked`: three vectors of parameters each, and some records of each."""
+    def columns(self, asked: int, rows: int = LEAST_ROWS, numbers: int | None = None) -> int:
+        """Columns at once, of `asked`: three vectors of parameters each, and `rows` records with `numbers` each, by
+        default what the model keeps."""
         by_parameters = self.memory // (2 * 3 * self.size * self.bytes)
-        by_records = self.cached // (min(LEAST_ROWS, self.n) * self.kept * self.bytes)
+        by_records = self.cached // (min(rows, self.n) * (numbers or self.kept) * self.bytes)
         return max(1, min(asked, by_parameters, max(by_records, 1)))
 
     def rows(self, columns: int) -> int:
         """Records at once for this many columns."""
         return max(1, min(MOST_ROWS, self.n, self.cached // (columns * self.kept * self.bytes)))
+
+    def rows_of_matrices(self, outputs: int, numbers: int) -> int:
+        """Records at once where each needs the derivatives of `outputs` in all that is kept, and `numbers` more."""
+        # the derivatives are twice there while they are laid out, and once while the rest is formed
+        each = (1 + outputs) * self.kept + max(outputs * self.kept, numbers)
+        return max(1, min(MOST_ROWS, self.n, self.memory // (2 * each * self.bytes)))
 
     def rows_of_gradients(self, outputs: int = 1) -> int:
         """Records at once where each needs `outputs` vectors of parameters of its own."""

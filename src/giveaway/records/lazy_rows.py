@@ -15,6 +15,7 @@ from giveaway.checks import as_tensor, check_finite, rows_at_a_time
 
 SCATTERED = 64  # rows looked up before their pages go: the system maps what lies around each, too
 
+
 class LazyRows(ABC):
     """An array of rows (n, …) kept elsewhere; a slice or a tensor of row numbers reads those rows onto `device`."""
 

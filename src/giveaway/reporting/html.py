@@ -83,6 +83,7 @@ def render(
         bokeh=bokeh_script() if sections["maps"].value else "",
         scores=table.columns,
         linear=table.meta.get("optimum") is not None or "newton" in table.scores,
+        deeper=bool(table.meta.get("depths")) and not people,
         others_say="others_say" in table.attributes,
         spread=_spread(table[table.ranking()]),
         facts=[(shown_text(name, 120), shown_text(value, 400)) for name, value in facts(table.meta)],

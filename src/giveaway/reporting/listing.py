@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from giveaway.auditing.depth_options import suffix
 from giveaway.auditing.why import why
 from giveaway.findings.breakdown import SUBGROUP
 from giveaway.findings.closer_look import CloserLook
 from giveaway.findings.measured import Measured
 from giveaway.records import ScoreTable
 from giveaway.records.shown_text import shown_text
+from giveaway.reporting.depth_words import layers_of
 
 FIRST = ("loss", "leverage", "predicted_success")  # scores beside the one that ranks, before the reasons
 AFTER = ("newton", "left_out", "residual")
@@ -60,6 +62,7 @@ MEANINGS = {
     "residual": "how far its prediction is from its target",
     "fused": "both views by rank: what the model did with it, and what the other records would say",
     "newton": "estimated rise of its loss had it been left out",
+    "influence": "the same to first order: too small where leverage is high",
     "left_out": "how wrong the other records are about it",
     "leverage": "how far its own target pulls its own prediction, 0 to 1",
     "loss": "its loss in the audited model",
@@ -80,7 +83,9 @@ def listing(table: ScoreTable, look: CloserLook, measured: Measured | None, *, t
     ranks = np.arange(1, len(rows) + 1)
     values: dict[str, Any] = {"rank": ranks, "id": table.ids[rows]}
     subgroups = [name for name in table.attributes if name.startswith(SUBGROUP)]
-    own = [name for name in table.attributes if name not in (*SAID, *AFTER, *subgroups, "newton_capped", "nearest")]
+    deeper = _deeper(table)
+    flags = ["newton_capped", *(f"newton_capped{suffix(depth)}" for depth in table.meta.get("depths") or {})]
+    own = [name for name in table.attributes if name not in (*SAID, *AFTER, *subgroups, *flags, "nearest")]
     for name in [*(n for n in SAID if n in table.attributes), *subgroups, *own]:
         values[name] = table[name][rows]
     values[by] = table[by][rows]
@@ -91,9 +96,9 @@ def listing(table: ScoreTable, look: CloserLook, measured: Measured | None, *, t
         values["found_exposed"] = np.where(measured.flagged[rows], "yes", "not shown")
     values["why"] = np.array(why(table, rows, nearest=False), dtype=object)
     known = {**table.attributes, **table.scores}
-    values |= {name: known[name][rows] for name in AFTER if name in known and name != by}
+    values |= {name: known[name][rows] for name in (*AFTER, *deeper) if name in known and name != by}
     near = table["nearest"][rows].tolist() if "nearest" in table.attributes else []
-    meanings = MEANINGS | (OF_PEOPLE if table.meta.get("unit") == "person" else {})
+    meanings = MEANINGS | deeper | (OF_PEOPLE if table.meta.get("unit") == "person" else {})
     columns = [
         Column(
             shown_text(name.removeprefix(SUBGROUP), 80),
@@ -111,6 +116,16 @@ def listing(table: ScoreTable, look: CloserLook, measured: Measured | None, *, t
         tuple(shown_text(names, 200) for names in near) if any(near) else (),
         _contents(look, rows),
     )
+
+
+def _deeper(table: ScoreTable) -> dict[str, str]:
+    """One column of each depth, newton where there is one, and what it means."""
+    found = {}
+    for depth in table.meta.get("depths") or {}:
+        name = next((name for name in ("newton", "influence") if name + suffix(depth) in table.scores), None)
+        if name is not None:
+            found[name + suffix(depth)] = f"{MEANINGS[name]}; through {layers_of(depth)} of the network"
+    return found
 
 
 def _contents(look: CloserLook, rows: np.ndarray) -> tuple[tuple[str, bytes], ...]:

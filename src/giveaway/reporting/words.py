@@ -14,6 +14,7 @@ from giveaway.checks import check_choice, fail
 from giveaway.findings.breakdown import LEAST
 from giveaway.findings.measured import Measured
 from giveaway.records import ScoreTable
+from giveaway.reporting.depth_words import about_depths
 
 ACCESS = {
     "labels": "the model's predicted label for it",
@@ -230,6 +231,8 @@ def notes(table: ScoreTable, *, shared: bool = False) -> list[str]:
         )
     if curvature.get("curvature") == "sketch":
         said.append(_about_sketch(curvature, told))
+    if meta.get("depths"):
+        said += about_depths(table, told)
     sensitivity = meta.get("l2_sensitivity")
     if sensitivity:
         low, high = sensitivity["spearman_at_0.1_l2"], sensitivity["spearman_at_10_l2"]

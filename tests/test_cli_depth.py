@@ -1,0 +1,485 @@
+"""`giveaway audit --depth`: columns of a network's depths beside those of its head, as a user meets them."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from giveaway import ScoreTable
+from giveaway.auditing import progress
+from giveaway.auditing.depths import Depths, audit_depths
+from giveaway.checks import InputError
+from giveaway.source import source_from
+from tests.test_cli import folder, one_line, read_csv  # noqa: F401
+
+N = 40
+SECRET = "patient"
+VALUE = "7.8125"  # of a record's input, in the files alone
+QUIET = ("--map", "none", "--no-what-if", "--no-l2-sensitivity", "--scores", "loss,newton,leverage,influence,gls_trace")
+USUAL = ("influence", "newton", "leverage", "gls_trace")
+CODE = f"""
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+def body(m):
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, m)).double()
+
+def model():
+    return body(3)
+
+def one_logit():
+    return body(1)
+
+def single():
+    return body(3).float()
+
+def inputs():
+    x = torch.randn({N}, 4, generator=torch.Generator().manual_seed(0)).double()
+    x[:2] *= 4.0
+    x[3, 1] = {VALUE}
+    return x
+
+def data():
+    return TensorDataset(inputs(), torch.arange({N}) % 3)
+
+def singles():
+    return TensorDataset(inputs().float(), torch.arange({N}) % 3)
+
+def values():
+    return TensorDataset(inputs(), inputs()[:, :3] + 0.3)
+
+def several():
+    return TensorDataset(inputs(), (inputs()[:, :3] > 0).long())
+
+def two_classes():
+    return TensorDataset(inputs(), torch.arange({N}) % 2)
+
+def shuffled():
+    return DataLoader(data(), batch_size=7, shuffle=True, generator=torch.Generator().manual_seed(3))
+
+class Named(torch.utils.data.Dataset):
+    def __len__(self):
+        return {N}
+    def __getitem__(self, row):
+        x, y = data()[row]
+        return {{"input": x, "label": y, "id": 100 + row}}
+
+def named():
+    return DataLoader(Named(), batch_size=7, shuffle=True, generator=torch.Generator().manual_seed(3))
+"""
+
+
+@pytest.fixture
+def mine(folder, request) -> str:  # noqa: F811
+    """A module of the user's in the working folder, under a name of its own."""
+    name = "deep_" + re.sub(r"\W", "_", request.node.name)
+    (folder / f"{name}.py").write_text(CODE)
+    sys.path.insert(0, str(folder))
+    return name
+
+
+def command(mine: str, *options: object, model: str = "model", data: str = "data") -> tuple[object, ...]:
+    return ("audit", "--model", f"{mine}:{model}", "--data", f"{mine}:{data}", *QUIET, *options)
+
+
+def deeper(mine: str, *, model: str = "model", data: str = "data", loss: str = "cross_entropy", **options) -> Depths:
+    code = importlib.import_module(mine)
+    return audit_depths(getattr(code, model)(), getattr(code, data)(), loss=loss, **options)
+
+
+def without_time(report: dict) -> dict:
+    return {depth: {name: value for name, value in told.items() if name != "seconds"} for depth, told in report.items()}
+
+
+# ------------------------------------------------------------------------------------------------ the columns
+
+
+def test_columns_are_those_of_the_python_function(giveaway, mine):
+    options = ("--depth", "head, last:2,all", "--damping", 0.7, "--depth-probes", 32, "--seed", 5, "--tolerance", 1e-6)
+    code, _, err = giveaway(*command(mine, *options, "--l2", 0.7, "--out", "deep"))
+    assert code == 0, err
+    table = ScoreTable.load("deep")
+    found = deeper(mine, damping=0.7, depths=("head", "last:2", "all"), probes=32, seed=5, tolerance=1e-6)
+    assert list(found.columns) == [f"{name}_{depth}" for depth in ("head", "last2", "all") for name in USUAL]
+    for name, column in {**found.columns, **found.attributes}.items():
+        np.testing.assert_allclose(table[name], column, rtol=1e-12, atol=0)
+    assert without_time(table.meta["depths"]) == without_time(found.report)
+    assert set(read_csv(Path("deep", "scores.csv"))[0]) >= {"newton", "newton_last2", "newton_capped_all"}
+
+    assert giveaway(*command(mine, "--l2", 0.7, "--out", "plain"))[0] == 0
+    plain = ScoreTable.load("plain")
+    assert table.columns == (*plain.columns, *found.columns)
+    for name in plain.columns:
+        np.testing.assert_array_equal(table[name], plain[name])
+    assert table.ranking() == plain.ranking() == "newton"
+    assert "depths" not in plain.meta
+    assert "weights_sha256" not in plain.meta["provenance"]
+
+
+@pytest.mark.parametrize(
+    ("options", "taken"),
+    [
+        (("--depth-method", "exact"), {"method": "exact"}),
+        (("--depth-method", "exact", "--depth-curvature", "hessian"), {"method": "exact", "curvature": "hessian"}),
+        (("--depth-method", "ekfac"), {"method": "ekfac"}),
+    ],
+)
+def test_other_methods(giveaway, mine, options, taken):
+    code, out, err = giveaway(*command(mine, "--depth", "all", "--damping", 30, *options, "--json", "--out", "deep"))
+    assert code == 0, err
+    found = deeper(mine, damping=30.0, **taken)
+    table = ScoreTable.load("deep")
+    for name, column in found.columns.items():
+        np.testing.assert_allclose(table[name], column, rtol=1e-12, atol=0)
+    assert without_time(json.loads(out)["depths"]) == without_time(found.report)
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "loss"),
+    [
+        ("model", "data", "cross_entropy"),
+        ("one_logit", "two_classes", "cross_entropy"),
+        ("model", "values", "squared"),
+        ("model", "several", "binary_cross_entropy"),
+        ("model", "named", "cross_entropy"),
+    ],
+)
+def test_depth_head_is_the_head_in_every_row(giveaway, mine, model, data, loss):
+    if data == "named":  # the model is called by keyword, and the loader shuffles records that have ids
+        with open(f"{mine}.py", "a") as code:
+            code.write("class model(nn.Module):\n    def __init__(self):\n        super().__init__()\n")
+            code.write("        self.body = body(3)\n    def forward(self, input):\n        return self.body(input)\n")
+    options = ("--depth", "head", "--damping", 0.8, "--depth-method", "exact", "--tolerance", 1e-11, "--loss", loss)
+    code, _, err = giveaway(*command(mine, *options, "--l2", 0.8, "--out", "deep", model=model, data=data))
+    assert code == 0, err
+    table = ScoreTable.load("deep")
+    assert np.std(table["newton"]) > 0
+    for name in USUAL:
+        np.testing.assert_allclose(table[f"{name}_head"], table[name], rtol=1e-6)
+    if data == "named":
+        assert not np.array_equal(table.ids, np.sort(table.ids))  # the rows came shuffled
+        assert sorted(table.ids) == list(range(100, 100 + N))
+
+
+def test_features_may_be_cached(giveaway, mine):
+    options = ("--depth", "all", "--damping", 0.8, "--depth-probes", 8)
+    for out in ("made", "read"):
+        code, _, err = giveaway(*command(mine, *options, "--cache", "kept", "--out", out))
+        assert code == 0, err
+        found = deeper(mine, damping=0.8, probes=8)
+        np.testing.assert_allclose(ScoreTable.load(out)["newton_all"], found.columns["newton_all"], rtol=1e-12, atol=0)
+
+
+def test_options_in_a_config_file(giveaway, mine):
+    lines = (
+        f'model = "{mine}:model"\ndata = "{mine}:data"\ndepth = ["head", "last:2"]\ndamping = 2\n'
+        'depth-probes = 8\ndepth_method = "sketch"\nscores = "newton"\nmap = "none"\nwhat-if = false\n'
+    )
+    Path("options.toml").write_text(lines)
+    code, _, err = giveaway("audit", "--config", "options.toml", "--damping", 3, "--out", "deep")
+    assert code == 0, err
+    table = ScoreTable.load("deep")
+    found = deeper(mine, damping=3.0, depths=("head", "last:2"), probes=8)
+    np.testing.assert_allclose(table["newton_last2"], found.columns["newton_last2"], rtol=1e-12, atol=0)
+    assert giveaway("audit", "--config", "deep/config.toml", "--out", "again")[0] == 0
+    np.testing.assert_array_equal(ScoreTable.load("again")["newton_head"], table["newton_head"])
+    Path("options.toml").write_text(lines + 'depth_curvature = "fisher"\n')
+    line = one_line(giveaway("audit", "--config", "options.toml"))
+    assert line.startswith("depth_curvature: expected a known name, got 'fisher'")
+
+
+def test_people_keep_their_records_apart(giveaway, mine):
+    Path("people.txt").write_text("\n".join(f"{SECRET} {row % 10}" for row in range(N)))
+    options = ("--depth", "all", "--damping", 0.7, "--depth-probes", 8, "--groups", "people.txt")
+    code, out, err = giveaway(*command(mine, *options, "--out", "deep"))
+    assert code == 0, err
+    people, records = ScoreTable.load("deep", "people"), ScoreTable.load("deep")
+    found = deeper(mine, damping=0.7, probes=8)
+    assert len(people) == 10
+    assert not [name for name in (*people.columns, *people.attributes) if name.endswith("_all")]
+    np.testing.assert_allclose(records["newton_all"], found.columns["newton_all"], rtol=1e-12, atol=0)
+    assert without_time(people.meta["depths"]) == without_time(found.report)
+    assert "of single records: they stand in scores.csv and are not added up for people" in out
+    assert SECRET not in out + err
+
+
+def test_columns_stand_beside_their_own_records_alone(mine):
+    found = deeper(mine, damping=0.7, probes=8)
+    table = ScoreTable({"newton": np.arange(N)}, np.arange(N), meta={"unit": "record"})
+    assert found.beside(table).columns == ("newton", *found.columns)
+    some = deeper(mine, damping=0.7, method="exact", rows=[3, 1])
+    people = ScoreTable({"newton": np.arange(N)}, np.arange(N), meta={"unit": "person"})
+    for depths, other in ((found, table.top(5)), (found, people), (some, table.top(2))):
+        words = f"table: expected a table of the {len(depths.rows)} records that were scored, each a row, got one of"
+        with pytest.raises(InputError, match=words):
+            depths.beside(other)
+
+
+# ------------------------------------------------------------------------------------------------ what is shown
+
+
+def test_the_report_shows_columns_and_what_was_done_and_the_terminal_no_value(giveaway, mine):
+    Path("ids.txt").write_text("\n".join(f"{SECRET}-{row}" for row in range(N)))
+    options = ("--depth", "last:2,all", "--damping", 0.7, "--depth-probes", 16, "--ids", "ids.txt", "--json")
+    code, out, err = giveaway(*command(mine, *options, "--out", "deep"))
+    assert code == 0, err
+    assert VALUE not in out + err
+    assert SECRET not in out + err
+    page = Path("deep", "report.html").read_text()
+    heads = re.findall(r'data-column="([^"]*)"[^>]*title="([^"]*)"', page.split('id="listing"')[1].split("</thead>")[0])
+    assert dict(heads)["newton_all"].endswith("had it been left out; through all layers of the network")
+    assert dict(heads)["newton_last2"].endswith("through the last 2 layers of the network")
+    assert not [name for name, _ in heads if "capped" in name]
+    for name, value in (("all · damping", "0.7"), ("all · probes", "16"), ("last:2 · method", "sketch")):
+        assert f"<td>depths · {name}</td><td>{value}</td>" in page
+    for name in ("residual", "passes", "sketch_error · newton"):
+        assert f"<td>depths · all · {name}</td>" in page
+    assert "provenance · weights_sha256" in page
+    assert "those named with a depth (scores.csv has all of them) at more" in page
+    note = "Columns ending in _all are scores through all layers of the network: Gauss–Newton curvature, damping 0.7"
+    assert note in page
+    shared = Path("deep", "summary.json").read_text()
+    assert any(line.startswith(note) for line in json.loads(shared)["notes"])
+    assert "weights_sha256" not in shared
+    before = read_csv(Path("deep", "scores.csv"))
+    assert giveaway("report", "deep")[0] == 0
+    assert Path("deep", "report.html").read_text() == page
+    assert read_csv(Path("deep", "scores.csv")) == before
+
+
+def test_ekfac_is_shown_by_its_influence(giveaway, mine):
+    options = ("--depth", "all", "--damping", 0.7, "--depth-method", "ekfac", "--out", "deep")
+    code, out, _ = giveaway(*command(mine, *options))
+    assert code == 0
+    assert "note: Columns ending in _all are scores through all layers of the network: Kronecker factors, an" in out
+    assert 'data-column="influence_all"' in Path("deep", "report.html").read_text()
+
+
+def test_a_dry_run_says_what_it_leaves_out(giveaway, mine):
+    options = ("--depth", "head,all", "--damping", 1, "--dry-run")
+    told = {
+        "sketch": "64 solves each, and some for records in doubt",
+        "exact": "80 solves each",
+        "ekfac": "no solves, a few passes over the records each",
+    }
+    for method, words in told.items():
+        code, out, _ = giveaway(*command(mine, *options, "--depth-method", method))
+        assert code == 0
+        last = out.splitlines()[-1]
+        assert last == f"depths: head (18 parameters), all (83 parameters): {words}; not in this estimate"
+    assert last in json.loads(giveaway(*command(mine, *options, "--depth-method", method, "--json"))[1])["notes"]
+    assert not Path("giveaway-audit").exists()
+
+
+def test_progress_tells_the_time_that_is_left(capsys, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    with progress.parts_of(enabled=True, work="depths", unit="solve") as on_part:
+        for seconds, done, total in ((1, 32, 64), (11, 40, 64), (12, 48, 64), (31, 48, 160), (91, 64, 160)):
+            now[0] = float(seconds)
+            on_part(done, total)
+    assert capsys.readouterr().err.splitlines() == [
+        "depths: 40 of 64 solves, 7 s left",
+        "depths: 48 of 160 solves, 5 minutes left",
+        "depths: 64 of 160 solves, 6 minutes left",
+    ]
+    with progress.parts_of(enabled=False, work="depths", unit="solve") as on_part:
+        on_part(1, 2)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with progress.parts_of(enabled=True, work="depths", unit="solve") as on_part:
+        on_part(16, 64)
+        on_part(64, 80)
+
+
+def test_solves_that_do_not_get_there(giveaway, mine):
+    few = ("--depth", "all", "--damping", 1, "--tolerance", 1e-9, "--out", "deep")
+    line = one_line(giveaway(*command(mine, *few, model="single", data="singles")))
+    assert line.startswith("tolerance: expected a finite number of at least 1.19209e-07, got 1e-09; 1e-3 suits most")
+    options = ("--depth", "all", "--damping", 1e-5, "--tolerance", 1.3e-7, "--out", "deep")
+    line = one_line(giveaway(*command(mine, *options, model="single", data="singles")), code=1)
+    assert line.startswith("solve: expected a residual of 1.3e-07 for every right side, got")
+    assert not Path("deep").exists()
+    code, out, err = giveaway(*command(mine, *options, "--allow-unconverged", model="single", data="singles"))
+    assert code == 0, err
+    assert "solves did not get to their tolerance, as was allowed" in out
+
+
+# ------------------------------------------------------------------------------------------------ going on
+
+
+KILLED = """
+import os, signal, sys
+sys.argv = ["giveaway", *sys.argv[1:]]
+from giveaway.auditing import checkpoint
+checkpoint.Checkpoint.due = lambda self: True  # every piece of work is saved
+save, left = checkpoint.Checkpoint.save, [int(os.environ["SAVES"])]
+def saves(self, name, tensors):
+    save(self, name, tensors)
+    left[0] -= name.startswith("depth-")
+    if left[0] == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+checkpoint.Checkpoint.save = saves
+from giveaway.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize("saves", [2, 7])  # within the first depth, and within the second
+def test_a_killed_audit_goes_on_inside_a_depth(giveaway, mine, monkeypatch, saves):
+    code = importlib.import_module(mine)
+    weights = code.model().state_dict()
+    weights["2.weight"][4], weights["2.bias"][4] = 1.0, -1e3  # a unit that is never on
+    torch.save(weights, "weights.pt")
+    options = ("--weights", "weights.pt", "--l2", 0.7, "--depth", "head,all", "--damping", 0.7)
+    assert giveaway(*command(mine, *options, "--out", "whole"))[0] == 0
+    Path("killed.py").write_text(KILLED)
+    environment = {**os.environ, "SAVES": str(saves), "OMP_NUM_THREADS": "1"}
+    arguments = [str(part) for part in command(mine, *options, "--out", "parts")]
+    ended = subprocess.run([sys.executable, "killed.py", *arguments], env=environment, capture_output=True, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    kept = os.listdir("parts/checkpoint")
+    assert any(name.startswith("depth-head") for name in kept)
+    assert any(name.startswith("depth-all") for name in kept) is (saves > 5)
+
+    again = command(mine, *options, "--out", "parts", "--resume")
+    line = one_line(giveaway(*again, "--damping", 0.8))
+    assert "got damping was 0.7, is 0.8; give the same again" in line
+    line = one_line(giveaway(*again, "--depth", "all"))
+    assert "got depth was 'head,all', is 'all'" in line
+    weights["2.weight"][4] = 2.0  # outputs stay what they were
+    torch.save(weights, "weights.pt")
+    line = one_line(giveaway(*again))
+    assert line.startswith("resume: expected the inputs and options that the audit was begun with, got weights differ")
+    line = one_line(giveaway(*command(mine, *options, "--out", "whole")))
+    assert line.startswith("out: expected an audit of the same inputs and options, got weights differ; ")
+    weights["2.weight"][4] = 1.0
+    torch.save(weights, "weights.pt")
+
+    taken = []
+    load = importlib.import_module("giveaway.auditing.checkpoint").Checkpoint.load
+
+    def noted(self, name):
+        found = load(self, name)
+        taken.extend([name] if found is not None and name.startswith("depth-") else [])
+        return found
+
+    monkeypatch.setattr("giveaway.auditing.checkpoint.Checkpoint.load", noted)
+    done, _, err = giveaway(*again)
+    assert done == 0, err
+    assert taken
+    assert ("depth-head" in taken) is (saves > 5)
+    whole, parts = ScoreTable.load("whole"), ScoreTable.load("parts")
+    assert whole.columns == parts.columns
+    for name in whole.columns:
+        np.testing.assert_allclose(parts[name], whole[name], rtol=1e-12, atol=0)
+    told = [without_time(table.meta["depths"]) for table in (whole, parts)]
+    assert told[0]["all"]["right_sides"] == told[1]["all"]["right_sides"]
+    assert not Path("parts/checkpoint").exists()
+
+
+# ------------------------------------------------------------------------------------------------ refusals
+
+
+WRONG = [
+    (
+        ("--depth", "all"),
+        "damping: expected --damping beside --depth, got none; give one: n times the weight decay that a mean loss was "
+        "trained with, as docs/network.md says",
+    ),
+    (("--damping", 1), "damping: expected --depth beside it, got none; name a depth, or drop --damping"),
+    (("--depth-probes", 8), "depth_probes: expected --depth beside it, got none; name a depth, or drop --depth-probes"),
+    (("--depth-method", "exact"), "depth_method: expected --depth beside it, got none; name a depth, or drop"),
+    (
+        ("--depth", "all", "--damping", 1, "--stream"),
+        "depth: expected the network as it is, in memory, got --stream, which keeps no records; drop --stream, or",
+    ),
+    (
+        ("--depth", "all", "--damping", 1, "--layer", "4"),
+        "depth: expected the network as it is, in memory, got --layer, by which the head may be another layer than the "
+        "network's; drop --layer, or --depth",
+    ),
+    (
+        ("--depth", "all", "--damping", 1, "--reduction", "mean"),
+        "depth: expected the network as it is, in memory, got --reduction, by which the head's outputs are others than",
+    ),
+    (
+        ("--depth", "middle", "--damping", 1),
+        "depth: expected head, all or last:k, got 'middle'; say how many layers, as last:2",
+    ),
+    (("--depth", "head,,all", "--damping", 1), "depth: expected head, all or last:k, got ''"),
+    (("--depth", "all", "--damping", 0), "damping: expected a positive number, got 0.0; n times the weight decay"),
+    (("--depth", "all", "--damping", -1), "damping: expected a finite number of at least 0, got -1.0"),
+    (
+        ("--depth", "all", "--damping", 1, "--depth-curvature", "hessian"),
+        "depth_curvature: expected --depth-method exact beside hessian, got sketch; use the exact method for it",
+    ),
+    (
+        ("--depth", "all", "--damping", 1, "--depth-probes", 5),
+        "depth_probes: expected an even number of at least 4, got 5; 64 suits a ranking",
+    ),
+    (
+        ("--depth", "all", "--damping", 1, "--depth-method", "exact", "--depth-probes", 8),
+        "depth_probes: expected a sketch, got --depth-method exact; drop --depth-probes",
+    ),
+    (
+        ("--depth", "last:9", "--damping", 1),
+        "parameters: expected last:k, as \"last:2\", got 'last:9'; the model has 3 layers with parameters",
+    ),
+    (("--depth", "all", "--damping", 1, "--depth-method", "kfac"), "Invalid value for '--depth-method': 'kfac' is not"),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), WRONG, ids=[words[:40] for _, words in WRONG])
+def test_words_of_refusals(giveaway, mine, options, words):
+    line = one_line(giveaway(*command(mine, *options, "--out", "deep")))
+    assert line.startswith(words)
+    assert not Path("deep").exists()
+
+
+def test_depths_need_a_model(giveaway, folder):  # noqa: F811
+    np.savez("some.npz", features=np.eye(4), outputs=np.eye(4)[:, :2], targets=np.arange(4) % 2)
+    line = one_line(giveaway("audit", "--features", "some.npz", "--depth", "all"))
+    assert line == "depth: expected --model beside it, got --features; drop --depth"
+
+
+def test_one_process_alone(mine):
+    options = {"model": f"{mine}:model", "data": f"{mine}:data", "depth": "all", "damping": 1.0}
+    with pytest.raises(InputError) as caught:
+        source_from(options, lambda words: None, SimpleNamespace(size=2))
+    assert str(caught.value) == (
+        "depth: expected one process, got 2 of torchrun; audit deeper by one process, without torchrun"
+    )
+
+
+def test_a_shuffling_loader_without_ids_is_refused(giveaway, mine):
+    line = one_line(giveaway(*command(mine, "--depth", "all", "--damping", 1, data="shuffled")))
+    assert line.startswith("data: expected every record once, in dataset order, got a sampler RandomSampler")
+
+
+def test_a_model_that_remembers_its_calls_is_refused(giveaway, mine):
+    with open(f"{mine}.py", "a") as code:
+        code.write(
+            "class model(nn.Module):\n"
+            "    def __init__(self):\n"
+            "        super().__init__()\n"
+            "        self.body, self.head, self.calls = nn.Linear(4, 5).double(), nn.Linear(5, 3).double(), 0\n"
+            "    def forward(self, x):\n"
+            "        self.calls += 1\n"
+            "        return self.head(self.body(x) + (100.0 if self.calls > 5 else 0.0))\n"
+        )
+    line = one_line(giveaway(*command(mine, "--depth", "all", "--damping", 1, "--batch-size", 8)))
+    assert line.startswith("model: expected the same outputs of the model in every pass, got others where the network")
+    assert not Path("giveaway-audit").exists()
