@@ -162,7 +162,8 @@ class Run:
         """One depth of a stage, its cost and settings, into the report."""
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
-        told = self.report.setdefault(stage, {})[depth] = {"damping": self.options.damping, "tf32": self.options.tf32}
+        names = ("damping", "tf32", "rank")
+        told = self.report.setdefault(stage, {})[depth] = {name: getattr(self.options, name) for name in names}
         taken: list[float] = []
 
         def on_step(step: int) -> None:

@@ -143,6 +143,17 @@ def test_fewer_records_change_the_steps_and_not_the_solution(monkeypatch, heavie
     assert float(torch.linalg.vector_norm(left) / torch.linalg.vector_norm(right)) < 1e-9
 
 
+def test_rows_that_are_held_are_those_that_are_looked_up(monkeypatch):
+    products = HeadProducts(scaled_head(), 1e-2)
+    monkeypatch.setattr(preconditioner_module, "HEAVIEST", 20)
+    held, looked_up = (
+        matrix_of(ClassBlocks(products, FLOAT64, every_record=False, hold_rows=hold), products)
+        for hold in (True, False)
+    )
+    np.testing.assert_allclose(held, looked_up, rtol=1e-9, atol=1e-12 * np.abs(held).max())
+    assert not np.allclose(held, matrix_of(ClassBlocks(products, FLOAT64), products), rtol=1e-2)
+
+
 @pytest.mark.parametrize(("precision", "error"), [(FLOAT64, 1e-6), (FLOAT32, 2e-2)], ids=["float64", "float32"])
 @pytest.mark.parametrize("repeated", [False, True], ids=["dead", "repeated"])
 @pytest.mark.parametrize("made", [ClassBlocks, SharedGram])

@@ -16,7 +16,7 @@ from giveaway.heads.products import HeadProducts
 from giveaway.linalg.precision import Precision
 
 WORTH = 4  # features a column, up to which summing every record for every output pays
-HEAVIEST = 16_384  # records that are summed beyond
+HEAVIEST = 16_384  # records that are summed beyond, or an eighth of them
 WEIGHTS = torch.bfloat16  # what their weights are looked up in
 
 
@@ -42,7 +42,9 @@ def preconditioner_for(
         held += WEIGHTS.itemsize * k * products.head.n // products.team.size
     if held > memory:
         return SharedGram(products, precision)
-    return ClassBlocks(products, precision, every_record=every_record)
+    # rows are looked up once an output: better from memory than from files, where they fit
+    looked_up = products.head.n // products.team.size * width * precision.kept.itemsize
+    return ClassBlocks(products, precision, every_record=every_record, hold_rows=held + looked_up <= memory)
 
 
 class ClassBlocks:
@@ -51,14 +53,16 @@ class ClassBlocks:
 
     name = "class blocks"
 
-    def __init__(self, products: HeadProducts, precision: Precision, *, every_record: bool = True) -> None:
+    def __init__(
+        self, products: HeadProducts, precision: Precision, *, every_record: bool = True, hold_rows: bool = True
+    ) -> None:
         width, k = products.shape
         self.dtype = precision.kept
         blocks = torch.zeros(k, width, width, dtype=precision.kept, device=products.head.device)
         if every_record:
             _add_all(blocks, products, precision)
         else:
-            _add_heaviest(blocks, products, precision)
+            _add_heaviest(blocks, products, precision, hold_rows=hold_rows)
         products.team.sum_(blocks)
         for block in blocks:
             block.copy_(_inverse(block, products.penalty.view(-1)))
@@ -78,7 +82,7 @@ def _add_all(blocks: torch.Tensor, products: HeadProducts, precision: Precision)
             _add_square(block, x * of_output.unsqueeze(1), precision)
 
 
-def _add_heaviest(blocks: torch.Tensor, products: HeadProducts, precision: Precision) -> None:
+def _add_heaviest(blocks: torch.Tensor, products: HeadProducts, precision: Precision, *, hold_rows: bool) -> None:
     """The heaviest records of each output, and its rest times the mean record."""
     (width, k), device, kept = products.shape, blocks.device, precision.kept
     amount = torch.zeros(k, dtype=torch.float64, device=device)
@@ -86,21 +90,27 @@ def _add_heaviest(blocks: torch.Tensor, products: HeadProducts, precision: Preci
     numbers = [torch.empty(0, dtype=torch.int64, device=device)]
     mean = torch.zeros(width, width, dtype=kept, device=device)
     records = torch.zeros(1, dtype=torch.float64, device=device)
+    held = [torch.empty(0, width, dtype=kept, device=device)]
     for window in products.windows(max(1, width // 4)):
         weight = diagonal_curvature(products.loss, window) * window.weights.unsqueeze(1)
         weights.append(weight.T.to(WEIGHTS))
         amount += weight.sum(0)
         numbers.append(window.numbers)
-        _add_square(mean, window.rows(kept, width), precision)
+        x = window.rows(kept, width)
+        _add_square(mean, x, precision)
         records += len(window)
+        if hold_rows:
+            held.append(x)
     products.team.sum_(mean)
     mean /= products.team.sum_(records).to(kept)
-    own, rows = torch.cat(weights, 1), torch.cat(numbers)
-    heaviest = min(len(rows), HEAVIEST // products.team.size)
+    own, rows, design = torch.cat(weights, 1), torch.cat(numbers), torch.cat(held)
+    weights.clear()
+    held.clear()
+    heaviest = min(HEAVIEST // products.team.size, max(4 * width, len(rows) // 8), len(rows))
     for weight, whole, block in zip(own, amount.tolist(), blocks, strict=True):
         heavy, places = weight.float().topk(heaviest)
-        scaled = products.head.window(rows[places]).rows(kept, width) * heavy.sqrt().unsqueeze(1)
-        _add_square(block, scaled, precision)
+        x = design[places] if hold_rows else products.head.window(rows[places]).rows(kept, width)
+        _add_square(block, x * heavy.sqrt().unsqueeze(1), precision)
         block += max(0.0, whole - float(heavy.sum())) * mean
 
 
