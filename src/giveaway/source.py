@@ -51,11 +51,6 @@ class Source:
     deeper: DepthAudit | None = None
 
 
-def head_from(options: Options, say: Say, team: Team = ALONE) -> Head:
-    """The head of the one source that `options` names."""
-    return source_from(options, say, team).head
-
-
 def source_from(options: Options, say: Say, team: Team = ALONE) -> Source:
     """The one source that `options` names; `say` is told what a user should know on the way."""
     named = [name for name in USES if name in options]

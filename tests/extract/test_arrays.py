@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from giveaway import Head
 from giveaway.checks import ROWS_PER_CHECK, InputError
 from giveaway.extract import from_file
-from giveaway.source import head_from
+from giveaway.source import source_from
 
 N, D, M = 12, 4, 3
 
@@ -286,11 +286,11 @@ def test_outputs_without_features_are_a_black_box(tmp_path, arrays, suffix):
 def test_the_command_line_reads_a_black_box(tmp_path, arrays):
     path = written(tmp_path, {"outputs": linear(arrays), "targets": arrays["targets"]})
     said = []
-    head = head_from({"features": str(path)}, said.append)
+    head = source_from({"features": str(path)}, said.append).head
     assert not head.linear
     assert said == [f"note: {NO_FEATURES}"]
     with pytest.raises(InputError, match="l2: expected no l2 for a black box"):
-        head_from({"features": str(path), "l2": 0.1}, said.append)
+        source_from({"features": str(path), "l2": 0.1}, said.append)
 
 
 def test_a_file_of_a_black_box_without_what_it_needs(tmp_path, arrays):

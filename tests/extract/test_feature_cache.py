@@ -22,7 +22,7 @@ from giveaway.extract.feature_cache import is_feature_cache, remove_feature_cach
 from giveaway.extract.model_digest import model_digest
 from giveaway.extract.npy_writer import NpyWriter
 from giveaway.records import FileRows, StreamedRows, row_reading
-from giveaway.source import head_from
+from giveaway.source import source_from
 from tests.extract.torch_examples import N, Records, assert_is_head_of
 
 
@@ -360,9 +360,9 @@ def test_the_command_line_names_a_cache_or_a_stream(tmp_path, monkeypatch):
     named = {"model": "cachedmodel:net", "data": "cachedmodel:data"}
     runs = importlib.import_module("cachedmodel").runs
     for _ in range(2):
-        head_from(named | {"cache": str(tmp_path / "cache")}, lambda words: None)
+        source_from(named | {"cache": str(tmp_path / "cache")}, lambda words: None)
         assert len(runs) == 1
-    assert isinstance(head_from(named | {"stream": True}, lambda words: None).features, StreamedRows)
+    assert isinstance(source_from(named | {"stream": True}, lambda words: None).head.features, StreamedRows)
     for name in ("cache", "stream"):
         with pytest.raises(InputError, match=f"{name}: expected --model beside it, got --features; drop --{name}"):
-            head_from({"features": "x.npz", name: "y"}, lambda words: None)
+            source_from({"features": "x.npz", name: "y"}, lambda words: None)

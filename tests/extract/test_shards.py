@@ -15,7 +15,7 @@ from giveaway.checks import InputError
 from giveaway.extract import arrays as arrays_file
 from giveaway.extract import from_file, linear_outputs, shards, stored_arrays
 from giveaway.records import FileRows, LinearRows, row_reading
-from giveaway.source import head_from
+from giveaway.source import source_from
 
 N, D, M = 23, 4, 3
 KINDS = ["npy", "npz", "safetensors"]
@@ -188,7 +188,7 @@ def test_the_command_line_reads_a_folder(tmp_path):
     arrays, said = made(), []
     folder = written(tmp_path / "rows", arrays, "npz")
     np.savez(folder / "zz.npz", epoch=np.array(3))
-    assert_same(head_from({"features": str(folder)}, said.append), arrays)
+    assert_same(source_from({"features": str(folder)}, said.append).head, arrays)
     assert said == ["note: ignored keys: epoch"]
 
 
