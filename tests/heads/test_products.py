@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from giveaway import Head
+from giveaway.heads import output_curvature as output_curvature_module
 from giveaway.heads import products as products_module
 from giveaway.heads.losses import Softmax, Squared
 from giveaway.heads.products import HeadProducts
@@ -120,8 +121,9 @@ def test_draws_are_the_root_times_its_signs(kind, options):
     kind=st.sampled_from(["squared_many", "one_logit", "classes", "multi_label"]),
     cut=st.tuples(st.integers(0, 99), st.integers(1, 100)).filter(lambda cut: cut[0] < cut[1]),
     rows=st.integers(1, 70),
+    cached=st.integers(1, 20_000),
 )
-def test_windows_and_cuts_of_the_probes_change_nothing(kind, cut, rows):
+def test_windows_and_cuts_of_the_probes_change_nothing(kind, cut, rows, cached):
     head = made_head(kind, l2=0.3)
     products = HeadProducts(head, head.l2)
     whole = products.draw(2, slice(0, 100), FLOAT64)
@@ -130,6 +132,7 @@ def test_windows_and_cuts_of_the_probes_change_nothing(kind, cut, rows):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(products_module, "LEAST_ROWS", 1)
         patch.setattr(products_module, "MOST_ROWS", rows)
+        patch.setattr(output_curvature_module, "CACHED", cached)
         assert max(len(window) for window in products.windows(1)) <= rows
         part = products.draw(2, slice(*cut), FLOAT64)
         torch.testing.assert_close(part, whole[:, :, cut[0] : cut[1]], rtol=0, atol=1e-12 * float(whole.abs().max()))

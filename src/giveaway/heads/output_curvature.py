@@ -17,6 +17,9 @@ from giveaway.linalg.probes import signs
 from giveaway.records.window import Window
 
 
+CACHED = 1 << 20  # numbers of an array that a CPU passes over many times
+
+
 def diagonal_curvature(loss: Loss, window: Window) -> torch.Tensor:
     """The diagonal of W in float64, (rows, k): of softmax too, where it is not all of W."""
     f = window.outputs.to(torch.float64)
@@ -50,14 +53,23 @@ class OutputCurvature:
 
     def draw(self, seed: int, window: Window, k: int, probes: slice, precision: Precision) -> Parts:
         """S_j ω_j with S Sᵀ = s_j W_j and the signs ω of these probes, as (rows, k·s) factors of `precision`."""
+        s = probes.stop - probes.start
+        rows = max(1, CACHED // (k * s))
+        if window.numbers.is_cuda or len(window) <= rows:
+            return precision.parts(self._draw(seed, window, k, probes, precision).flatten(1))
+        drawn = torch.empty(len(window), k * s, dtype=precision.kept)
+        for start in range(0, len(window), rows):
+            part = slice(start, start + rows)
+            drawn[part] = self._draw(seed, window.part(part), k, probes, precision).flatten(1)
+        return precision.parts(drawn)
+
+    def _draw(self, seed: int, window: Window, k: int, probes: slice, precision: Precision) -> torch.Tensor:
         numbers = window.numbers
         if isinstance(self._loss, Softmax):
             p, weight = self._probabilities(window, precision)
-            drawn = self._quick(_draw_softmax, window)(seed, numbers, probes.start, probes.stop, p, weight)
-        else:
-            root = (diagonal_curvature(self._loss, window) * window.weights.unsqueeze(1)).sqrt().unsqueeze(2)
-            drawn = signs(seed, numbers, k, probes, dtype=precision.kept) * root.to(precision.kept)
-        return precision.parts(drawn.flatten(1))
+            return self._quick(_draw_softmax, window)(seed, numbers, probes.start, probes.stop, p, weight)
+        root = (diagonal_curvature(self._loss, window) * window.weights.unsqueeze(1)).sqrt().unsqueeze(2)
+        return signs(seed, numbers, k, probes, dtype=precision.kept) * root.to(precision.kept)
 
     def _probabilities(self, window: Window, precision: Precision) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.softmax(window.outputs.to(precision.kept), 1), window.weights.to(precision.kept).unsqueeze(1)
