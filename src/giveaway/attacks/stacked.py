@@ -29,6 +29,9 @@ from giveaway.checks import as_tensor, check_finite, fail
 
 EVALUATED_AT_ONCE = {False: 2**22, True: 2**26}  # numbers of input a pass, over all models; on a GPU?
 
+State = dict[str, torch.Tensor]
+OnTrained = Callable[[int, State], Any]
+
 
 def train_stacked(
     make_model: Callable[[], nn.Module],
@@ -42,6 +45,7 @@ def train_stacked(
     models_at_once: int = 64,
     stack: bool = True,
     device: str | torch.device = "cpu",
+    on_trained: OnTrained | None = None,
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Train one model a row of `membership` (M, N) and yield (row number, its outputs on all inputs).
 
@@ -51,6 +55,8 @@ def train_stacked(
     them are trained (and come out whole), so that on a CPU a resumed run gives the bits of an uninterrupted one.
     Batch norm is trained as usual, each model with its own running averages; dropout draws from the seed of the group's
     first model. With `stack=False` the models of a group run side by side on a GPU, one after the other on a CPU.
+    `on_trained(row number, state)` is given each model's trained state, on the CPU, as `load_state_dict` takes it, just
+    before its outputs are yielded.
     """
     x, y = as_tensor("inputs", inputs).to(device), as_tensor("targets", targets).to(device)
     check_finite("inputs", x)
@@ -82,6 +88,8 @@ def train_stacked(
         for ensemble, part in zip(ensembles, parts, strict=True):
             outputs = _outputs(ensemble, x)
             for row, place in enumerate(part):
+                if on_trained is not None:
+                    on_trained(group[place], ensemble.state_of(row))
                 yield group[place], outputs[row].numpy()
 
 
@@ -93,6 +101,8 @@ class _Ensemble(Protocol):
     buffers: Sequence[torch.Tensor]
 
     def train(self, mode: bool) -> None: ...
+
+    def state_of(self, row: int) -> State: ...
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
 
@@ -118,6 +128,10 @@ class _Stacked:
     def train(self, mode: bool) -> None:
         self._skeleton.train(mode)
 
+    def state_of(self, row: int) -> State:
+        held = {**self._parameters, **self._buffers}
+        return {name: _kept(held[name][row]) for name in self._skeleton.state_dict()}
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self._forward(self._parameters, self._buffers, x)
 
@@ -136,6 +150,9 @@ class _Alone:
 
     def train(self, mode: bool) -> None:
         self._model.train(mode)
+
+    def state_of(self, row: int) -> State:
+        return {name: _kept(value) for name, value in self._model.state_dict().items()}
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         alone = x[0]
@@ -203,6 +220,11 @@ def _train(trainers: Sequence[_Trainer], epochs: int) -> None:
                 trainer.shuffle()
         for _ in range(trainers[0].steps):
             run()
+
+
+def _kept(value: torch.Tensor) -> torch.Tensor:
+    """A copy on the CPU in torch's usual layout, alone in its memory."""
+    return value.detach().to("cpu", copy=True).contiguous()
 
 
 @torch.no_grad()

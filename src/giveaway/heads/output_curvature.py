@@ -16,7 +16,6 @@ from giveaway.linalg.precision import Parts, Precision
 from giveaway.linalg.probes import signs
 from giveaway.records.window import Window
 
-
 CACHED = 1 << 20  # numbers of an array that a CPU passes over many times
 
 
