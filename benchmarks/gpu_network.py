@@ -252,7 +252,7 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=128)
     parser.add_argument("--tolerance", type=float, default=1e-3)
     parser.add_argument("--most-steps", type=int, default=100)
-    parser.add_argument("--rank", type=int, default=128)
+    parser.add_argument("--rank", type=int, default=512)
     parser.add_argument("--epochs", type=int, default=25)
     parser.add_argument("--memory", type=float, default=16.0, help="gigabytes of a piece of work")
     parser.add_argument("--seed", type=int, default=0)

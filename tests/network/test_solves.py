@@ -10,7 +10,7 @@ from giveaway import InputError
 from giveaway.linalg.block_cg import SolveError
 from giveaway.network import InverseCurvature, Jacobian, Network, RecordDerivatives, score_records
 from giveaway.network.kronecker import Kronecker
-from giveaway.network.nystrom import steepest
+from giveaway.network.nystrom import rank_for, steepest
 from giveaway.network.preconditioners import exact_diagonal, hutchinson_diagonal
 from tests.network.cases import DEPTHS, KINDS, dense, made, targets_for
 
@@ -147,6 +147,10 @@ def test_steepest_directions_shorten_the_solves_of_a_network_that_fits_its_recor
     b = torch.cat([part for _, part in RecordDerivatives(network).gradients([0, 1, 2, 3])]).T
     steps = [InverseCurvature(network, damping=0.05, **way)(b).steps for way in ({"preconditioner": "none"}, {})]
     assert steps[1] < 0.5 * steps[0]
+
+
+def test_directions_are_worth_more_to_more_right_sides():
+    assert [rank_for(count) for count in (1, 32, 33, 64, 128, 10**6)] == [128, 128, 132, 256, 512, 512]
 
 
 def untrained() -> Network:

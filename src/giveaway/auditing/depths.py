@@ -21,6 +21,7 @@ from giveaway.network.gradients import row_numbers
 from giveaway.network.in_parts import KeptSolves, right_sides_of_a_record, score_in_parts
 from giveaway.network.losses import OutputLoss, PerRecord
 from giveaway.network.network import Network
+from giveaway.network.nystrom import rank_for
 from giveaway.network.scores import NetworkScores
 from giveaway.network.sketch import sketch_records
 from giveaway.network.solves import InverseCurvature
@@ -193,7 +194,8 @@ class DepthAudit:
         if options.method == "ekfac":
             found = ekfac_records(network, damping=options.damping)
         else:
-            solves = KeptSolves(InverseCurvature(network, **options.of_solves), kept, place)
+            inverse = InverseCurvature(network, rank=rank_for(self.solves), **options.of_solves)
+            solves = KeptSolves(inverse, kept, place)
             if options.method == "exact":
                 found = score_in_parts(solves, self.rows, scores=options.columns, on_solved=told)
             else:

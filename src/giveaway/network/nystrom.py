@@ -15,6 +15,7 @@ from giveaway.linalg.probes import signs
 from giveaway.network.jacobian import Jacobian
 
 PARAMETERS_AT_ONCE = 65_536
+FEWEST, MOST = 128, 512  # directions that pay
 SEED = 0x5EED0FDA  # sets the signs of parameters apart from those of records
 
 
@@ -31,6 +32,11 @@ class Steepest:
             return right
         shrunk = (self.curvature[0] + damping) / (self.curvature + damping) - 1.0
         return torch.addmm(right, (right @ self.directions.T).mul_(shrunk), self.directions)
+
+
+def rank_for(right_sides: int) -> int:
+    """How many directions are worth their part of a pass, where so many right sides are solved with them."""
+    return max(FEWEST, min(MOST, 4 * right_sides))
 
 
 def steepest(jacobian: Jacobian, rank: int, seed: int = 0) -> Steepest:
