@@ -8,9 +8,9 @@ READY := .venv/.ready
 demo: $(READY)
 	$(BIN)/giveaway demo
 
-# one thread a process: pytest runs as many processes as there are cores
+# one thread a process: pytest runs as many processes as there are cores; a file stays in one, which sets it up once
 test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
 # looks for new counterexamples instead of repeating the known examples
 hunt: $(READY)

@@ -102,6 +102,27 @@ def test_a_gpu_trains_the_same_models(stack, make, optimizer):
         np.testing.assert_allclose(there[number], here[number], atol=1e-6)  # learning rates are float32 there
 
 
+@pytest.mark.parametrize(("at_once", "stack"), [(1, True), (4, True), (4, False)])
+def test_the_trained_state_of_every_model_gives_its_outputs(at_once, stack):
+    inputs, targets = data((2, 4, 4))
+    states = {}
+    options = {"models_at_once": at_once, "stack": stack, "on_trained": states.__setitem__}
+    training = Training(2, 8, "sgd", 0.1, momentum=0.9)
+    found = {}
+    for number, outputs in train_stacked(
+        with_batch_norm, inputs, targets, MEMBERS, training, seeds=SEEDS, numbers=[1], **options
+    ):
+        assert list(states)[-1] == number
+        found[number] = outputs
+    assert sorted(states) == sorted(found) == list(range(at_once)) if at_once > 1 else [1]
+    for number, state in states.items():
+        model = with_batch_norm()
+        model.load_state_dict(state)
+        again = model.eval()(torch.from_numpy(inputs)).detach().numpy()
+        np.testing.assert_allclose(again, found[number], atol=1e-12)
+        assert all(value.untyped_storage().nbytes() == value.nbytes for value in state.values())
+
+
 def test_batch_norm_is_each_models_own():
     inputs, targets = data((2, 4, 4))
     members = balanced_membership(MODELS, 36, seed=0)
