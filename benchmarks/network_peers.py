@@ -9,7 +9,8 @@ An MLP with 99,802 parameters is trained on 5,000 records. Two questions:
   of CPU time: where it has not ended by then, its time is a lower bound. `--records` takes fewer.
 
 Reported are CPU seconds of all threads and peak resident memory above what was resident before the first product, on
-one thread. Needs `curvlinops-for-pytorch` (head_peers.py says how to get it). `python benchmarks/network_peers.py`.
+one thread; what --out has of other questions or contenders stays. Needs `curvlinops-for-pytorch` (head_peers.py says how
+to get it). `python benchmarks/network_peers.py`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ DIMS = (40, 800, 80, 32, 10)
 RECORDS, COLUMNS, STEPS = 5_000, 16, 10
 DECAY = 1e-3  # of the mean loss; damping is RECORDS times it
 MEMORY = 400_000_000
-PATIENCE = 1_400
+PATIENCE = 1_500
 
 
 def problem() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
@@ -133,6 +134,7 @@ def measure(name: str, question: str, records: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--questions", nargs="+", default=["steps", "residual"], choices=["steps", "residual"])
+    parser.add_argument("--contenders", nargs="+", default=list(CONTENDERS), choices=list(CONTENDERS))
     parser.add_argument("--records", type=int, default=128)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
@@ -140,18 +142,18 @@ def main() -> None:
     if chosen.one:
         measure(*chosen.one, chosen.records)
         return
-    results = []
-    for question in chosen.questions:
-        for name in CONTENDERS:
-            command = [sys.executable, __file__, "--one", name, question, "--records", str(chosen.records)]
-            done = subprocess.run(command, capture_output=True, text=True, check=True)
-            results.append(json.loads(done.stdout.splitlines()[-1]))
-            print(results[-1], flush=True)
-    if chosen.out:
-        versions = {name: importlib.metadata.version(name) for name in ("torch", "curvlinops-for-pytorch")}
-        environment = {"machine": platform.machine(), "python": platform.python_version(), **versions}
-        text = json.dumps({"records": chosen.records, "environment": environment, "results": results}, indent=2)
-        chosen.out.write_text(text + "\n", encoding="utf-8")
+    versions = {name: importlib.metadata.version(name) for name in ("torch", "curvlinops-for-pytorch")}
+    environment = {"machine": platform.machine(), "python": platform.python_version(), **versions}
+    results = json.loads(chosen.out.read_text("utf-8"))["results"] if chosen.out and chosen.out.exists() else []
+    for question, name in itertools.product(chosen.questions, chosen.contenders):
+        command = [sys.executable, __file__, "--one", name, question, "--records", str(chosen.records)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        results = [one for one in results if (one["question"], one["contender"]) != (question, name)]
+        results.append(json.loads(done.stdout.splitlines()[-1]))
+        print(results[-1], flush=True)
+        if chosen.out:
+            text = json.dumps({"records": chosen.records, "environment": environment, "results": results}, indent=2)
+            chosen.out.write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
