@@ -9,8 +9,8 @@ An MLP with 99,802 parameters is trained on 5,000 records. Two questions:
   of CPU time: where it has not ended by then, its time is a lower bound. `--records` takes fewer.
 
 Reported are CPU seconds of all threads and peak resident memory above what was resident before the first product, on
-one thread; what --out has of other questions or contenders stays. Needs `curvlinops-for-pytorch` (head_peers.py says how
-to get it). `python benchmarks/network_peers.py`.
+one thread; what --out has of other questions or contenders stays. Needs `curvlinops-for-pytorch` (head_peers.py says
+how to get it). `python benchmarks/network_peers.py`.
 """
 
 from __future__ import annotations

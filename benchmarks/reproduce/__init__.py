@@ -1,0 +1,1 @@
+"""The papers' experiments beside ours: one command a setting, tables and figures from the committed results."""

@@ -1,0 +1,126 @@
+"""The papers' experiments from one command each.
+
+    python -m benchmarks.reproduce run SETTING --data DIR [--work DIR] [--models 200] [--targets 16] [--device cuda]
+        [--seed 0] [--limit SECONDS] [--small] [--out DIR]
+    python -m benchmarks.reproduce features bloodmnist|sst2 --data DIR [--to DIR]
+    python -m benchmarks.reproduce parts --data DIR --to DIR     (cifar10.npz in parts of less than 60 MB, and its cars
+        and planes alone)
+    python -m benchmarks.reproduce table [--data DIR]
+    python -m benchmarks.reproduce figures [--data DIR]
+
+`run` keeps every finished model in --work and goes on from there; `table` writes docs/results.md and `figures` its
+pictures, both from benchmarks/reproduce/results alone, without training anything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from benchmarks.reproduce.setting import RESULTS, Job, OutOfTime
+from benchmarks.reproduce.settings import HOMES, setting
+
+RUN_AGAIN = 75  # the exit status that says "not finished, run again"
+SMALL = {"models": 8, "targets": 2}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    commands = {"run": _run, "features": _features, "parts": _parts, "table": _table, "figures": _figures}
+    return commands[options.command](options)
+
+
+def _run(options: argparse.Namespace) -> int:
+    work = options.work / (options.setting + ("-small" if options.small else ""))
+    job = Job(
+        setting=options.setting,
+        data=options.data,
+        work=work,
+        models=options.models or (SMALL["models"] if options.small else 200),
+        targets=options.targets or (SMALL["targets"] if options.small else 16),
+        device=torch.device(options.device),
+        seed=options.seed,
+        small=options.small,
+        deadline=None if options.limit is None else time.monotonic() + options.limit,
+        out=options.out or (work if options.small else RESULTS),
+    )
+    if job.data is None and not job.small:
+        sys.exit(f"{options.setting} needs --data DIR, the folder that holds its data set (or --small)")
+    work.mkdir(parents=True, exist_ok=True)
+    try:
+        setting(options.setting).run(job)
+    except FileNotFoundError as missing:
+        sys.exit(f"--data: {missing}")
+    except OutOfTime:
+        print(f"{options.setting}: time is up, finished work is kept in {work}: run again to go on")
+        return RUN_AGAIN
+    print(f"{options.setting}: done, results in {job.out}")
+    return 0
+
+
+def _features(options: argparse.Namespace) -> int:
+    from benchmarks.reproduce.encoders import write_features
+
+    print(f"{options.which}: {write_features(options.which, options.data, options.to or options.data)}")
+    return 0
+
+
+def _parts(options: argparse.Namespace) -> int:
+    from benchmarks.reproduce.data import split_cifar10
+    from benchmarks.reproduce.lood_data import write_cars_and_planes
+
+    for path in (*split_cifar10(options.data, options.to), write_cars_and_planes(options.data, options.to)):
+        print(path)
+    return 0
+
+
+def _table(options: argparse.Namespace) -> int:
+    from benchmarks.reproduce.page import write_page
+
+    print(write_page(options.results, options.docs, options.data))
+    return 0
+
+
+def _figures(options: argparse.Namespace) -> int:
+    from benchmarks.reproduce.pictures import draw_all
+
+    for path in draw_all(options.results, options.docs / "images", options.data):
+        print(path)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.reproduce", description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run", help="train what is missing, attack, score, and write results/SETTING.json")
+    run.add_argument("setting", choices=sorted(HOMES))
+    run.add_argument("--data", type=Path, help="the folder of data sets")
+    run.add_argument("--work", type=Path, default=Path("reproduce-work"), help="where models and signals are kept")
+    run.add_argument("--models", type=int, help="reference models, 200 unless told")
+    run.add_argument("--targets", type=int, help="target models, 16 unless told")
+    run.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    run.add_argument("--seed", type=int, default=0)
+    run.add_argument("--limit", type=float, help="stop cleanly after these seconds, to be run again")
+    run.add_argument("--small", action="store_true", help="few models and epochs, to try it out")
+    run.add_argument("--out", type=Path, help="where the results go instead of the repository")
+    features = commands.add_parser("features", help="features of a frozen encoder, on the CPU")
+    features.add_argument("which", choices=["bloodmnist", "sst2"])
+    features.add_argument("--data", type=Path, required=True)
+    features.add_argument("--to", type=Path, help="where the .npy goes, --data unless told")
+    parts = commands.add_parser("parts", help="cifar10.npz in parts that can be carried one at a time")
+    parts.add_argument("--data", type=Path, required=True)
+    parts.add_argument("--to", type=Path, required=True)
+    for name, says in (("table", "write docs/results.md"), ("figures", "draw its pictures")):
+        command = commands.add_parser(name, help=f"{says} from the committed results")
+        command.add_argument("--results", type=Path, default=RESULTS)
+        command.add_argument("--docs", type=Path, default=Path(__file__).parents[2] / "docs")
+        command.add_argument("--data", type=Path, help="to show the records themselves")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

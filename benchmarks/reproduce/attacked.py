@@ -1,0 +1,110 @@
+"""The truth: what LiRA, RMIA and Shokri's attack find of every record, over all references.
+
+A record's success rate is the share of references for which the attack is right. LiRA says "member" above a likelihood
+ratio of 1 and Shokri's attack above even odds; RMIA above the one threshold with the best balanced accuracy over all
+references and records. Many records share a rate: the first of these truths is the rate with ties in the order of the
+attack's effect size, mean score of the members minus that of the non-members over their pooled deviation; of LiRA, that
+of φ.
+
+Values instead of classes: LiRA looks at the logarithm of the squared error. RMIA and Shokri's attack, which are made
+for probabilities, are given exp(−e²/2s²) with s² the mean squared error on records left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchmarks.reproduce.setting import Job, write_arrays
+from giveaway.attacks import AttackScores, lira_within, rmia, shokri
+from giveaway.attacks.lira import moments
+from giveaway.evaluation import effect_sizes, success_rate
+from giveaway.records import Signals
+
+ATTACKS = ("lira", "rmia", "shokri")
+SMALLEST_ERROR = 1e-12
+
+
+@dataclass(frozen=True)
+class Truth:
+    """Of one attack: success rate and effect size of every record, the threshold, and the balanced accuracy."""
+
+    success: np.ndarray
+    effect: np.ndarray
+    threshold: float
+    accuracy: float
+
+    @property
+    def ordered(self) -> np.ndarray:
+        """Ranks by success, ties by effect size."""
+        return np.lexsort((self.effect, self.success)).argsort().astype(np.float64)
+
+
+def attacked(references: Signals, job: Job) -> dict[str, Truth]:
+    """The truth of each attack; kept in --work."""
+    found = {}
+    for name in ATTACKS:
+        path = job.work / "truth" / f"{name}.npz"
+        if not path.exists():
+            with job.phase("attacks"):
+                truth = _truth(name, references)
+            write_arrays(path, {key: np.asarray(value) for key, value in vars(truth).items()})
+            job.stop_in_time()
+        with np.load(path) as held:
+            found[name] = Truth(held["success"], held["effect"], float(held["threshold"]), float(held["accuracy"]))
+    return found
+
+
+def _truth(name: str, references: Signals) -> Truth:
+    if name == "lira":
+        attack, effect = lira_within(references), effect_sizes(references).effect_size
+    else:
+        signals = references if references.kind == "logits" else as_probabilities(references)
+        attack = rmia(signals, signals) if name == "rmia" else shokri(signals, signals)
+        effect = effect_of(attack)
+    threshold = best_threshold(attack) if name == "rmia" else 0.0
+    right = success_rate(attack, threshold=threshold)
+    return Truth(right, effect, threshold, balanced_accuracy(attack, threshold))
+
+
+def as_probabilities(errors: Signals) -> Signals:
+    """The likelihood of each value, and what is left of 1, as two classes of which the first is right."""
+    assert errors.population is not None
+    left_out = errors.values[..., 0][~errors.members].mean(dtype=np.float64)
+
+    def two(values: np.ndarray) -> np.ndarray:
+        p = np.exp(-np.maximum(values.astype(np.float64), SMALLEST_ERROR) / (2 * left_out))
+        return np.stack([p, 1 - p], axis=-1)
+
+    labels = np.zeros(errors.records, np.int64)
+    others = np.zeros(errors.population.shape[1], np.int64)
+    return Signals(two(errors.values), errors.members, "probabilities", labels, two(errors.population), others)
+
+
+def effect_of(attack: AttackScores) -> np.ndarray:
+    """(mean of the members' scores − mean of the others') / pooled deviation, record by record."""
+    scores = attack.scores[:, :, None]
+    inside, outside = moments(scores, attack.members), moments(scores, ~attack.members)
+    pooled = np.sqrt((inside.variance + outside.variance) / 2)
+    gap = inside.mean - outside.mean
+    return np.divide(gap, pooled, out=np.zeros_like(gap), where=pooled > 0)[:, 0]
+
+
+def best_threshold(attack: AttackScores) -> float:
+    """Above which "member" has the best balanced accuracy over all models and records."""
+    scores, members = attack.scores.ravel(), attack.members.ravel()
+    order = np.argsort(-scores, kind="stable")
+    ranked = scores[order]
+    hits = np.cumsum(members[order]) / members.sum()
+    false = np.cumsum(~members[order]) / (~members).sum()
+    last = np.append(ranked[1:] < ranked[:-1], True)  # of a tie
+    gain = np.where(last, hits - false, -np.inf)
+    place = int(gain.argmax())
+    return float((ranked[place] + ranked[place + 1]) / 2) if place + 1 < len(ranked) else float(ranked[-1]) - 1.0
+
+
+def balanced_accuracy(attack: AttackScores, threshold: float) -> float:
+    """Mean of the true-positive and true-negative rates."""
+    says = attack.scores > threshold
+    return float((says[attack.members].mean() + (~says[~attack.members]).mean()) / 2)

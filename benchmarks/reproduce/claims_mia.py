@@ -1,0 +1,154 @@
+"""What the second paper claims, and what we claim for `fused`, judged by our results.
+
+A sentence about every setting needs all of them; one that fails in a single setting fails. A sentence about most needs
+more than half, and is judged as soon as what is missing cannot change the verdict.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from benchmarks.reproduce.claims import NO_DATA, NOT_RUN, Claim, Results, judged
+from benchmarks.reproduce.printed_mia import FASTER, SHORT, TOP
+
+TO_BE_HAD = tuple(name for name in TOP if name != "cifar100_resnet20")  # whose data there are
+DEEP = tuple(name for name in TO_BE_HAD if name != "california_linear")
+ONE_OUTPUT = ("energy_mlp", "california_linear", "california_mlp", "sst2_head", "sst2_transformer")  # or two classes
+WHOLE_NETWORK = ("california_mlp", "cifar10_cnn")
+ESTIMATES = ("newton", "influence")
+RECALL = "top 1% in 5%"
+CHANCE = 0.05
+ERRORS = 2  # standard errors
+EXACT = 1e-6
+Seen = dict[str, tuple[bool, str]]  # a setting: whether it is so there, and the numbers
+
+
+def claims(results: Results) -> list[Claim]:
+    """The paper's sentences with their verdicts, and ours last."""
+    return [
+        _most(
+            "influence and Newton step find more of LiRA's top 1 % in 5 % than the loss, on most settings",
+            {name: _above_loss(results[name], "lira") for name in _measured(results)},
+        ),
+        _every(
+            "influence and Newton step find more of it than chance (5 %), by two standard errors, on every setting",
+            {name: _above_chance(results[name]) for name in _measured(results)},
+            TO_BE_HAD,
+        ),
+        _every(
+            "the Newton step is the influence over 1 − h (one output or two classes)",
+            {name: _ratio(results[name]) for name in _measured(results, ONE_OUTPUT)},
+            ONE_OUTPUT,
+        ),
+        _every(
+            "influence and Newton step find more of RMIA's top 1 % in 5 % than the loss, on every setting",
+            {name: _above_loss(results[name], "rmia") for name in _measured(results)},
+            TO_BE_HAD,
+        ),
+        _most(
+            "the Newton step finds less of the top of RMIA and of Shokri's attack than of LiRA's, on most settings",
+            {name: _harder(results[name]) for name in _measured(results)},
+        ),
+        _every(
+            "influence through the whole network finds less than that of the last layer, and takes longer",
+            {name: _whole_network(results[name]) for name in _measured(results, WHOLE_NETWORK)},
+            WHOLE_NETWORK,
+        ),
+        _every(
+            f"scores of a target are {FASTER[0]:,} times faster and more than training 200 references, on every "
+            "setting, same machine and run",
+            {name: _faster(results[name]) for name in _measured(results)},
+            TO_BE_HAD,
+        ),
+        _every(
+            "ours: fused finds more of LiRA's top 1 % in 5 % than the Newton step, on every deep setting",
+            {name: _fused(results[name]) for name in _measured(results, DEEP)},
+            DEEP,
+        ),
+    ]
+
+
+def recall(found: dict[str, Any], score: str, truth: str = "lira") -> float:
+    """Mean over the targets."""
+    return found["agreement"][truth][score][RECALL][0]
+
+
+def times_faster(found: dict[str, Any]) -> float:
+    """Training of all references over the scores of one target."""
+    return found["seconds"]["references"] / found["seconds"]["per_target"]["surrogates"]
+
+
+def missing(name: str) -> str:
+    """What stands where there is no result."""
+    return NOT_RUN if name in TO_BE_HAD else NO_DATA
+
+
+def _above_loss(found: dict[str, Any], truth: str) -> tuple[bool, str]:
+    loss, newton, influence = (recall(found, score, truth) for score in ("loss", *ESTIMATES))
+    return min(newton, influence) > loss, f"{_percent(newton)} and {_percent(influence)}, loss {_percent(loss)}"
+
+
+def _above_chance(found: dict[str, Any]) -> tuple[bool, str]:
+    cells = [found["agreement"]["lira"][score] for score in ESTIMATES]
+    lows = [cell[RECALL][0] - ERRORS * cell[RECALL][1] / math.sqrt(cell["targets"]) for cell in cells]
+    return min(lows) > CHANCE, " and ".join(f"{_percent(cell[RECALL][0])}" for cell in cells)
+
+
+def _ratio(found: dict[str, Any]) -> tuple[bool, str]:
+    told = found["newton_over_influence"]
+    why = f"off by {told['largest_error']:.0e} at most, h up to {told['largest_leverage']:.2f}"
+    return told["largest_error"] < EXACT, why
+
+
+def _harder(found: dict[str, Any]) -> tuple[bool, str]:
+    lira, rmia, shokri = (recall(found, "newton", truth) for truth in ("lira", "rmia", "shokri"))
+    return max(rmia, shokri) < lira, f"LiRA {_percent(lira)}, RMIA {_percent(rmia)}, Shokri {_percent(shokri)}"
+
+
+def _whole_network(found: dict[str, Any]) -> tuple[bool, str]:
+    spent = found["seconds"]["per_target"]
+    last, whole = recall(found, "influence"), recall(found, "whole_network")
+    why = f"{_percent(whole)} in {spent['whole_network']:.3g} s, "
+    why += f"last layer {_percent(last)} in {spent['surrogates']:.3g} s"
+    return whole < last and spent["whole_network"] > spent["surrogates"], why
+
+
+def _faster(found: dict[str, Any]) -> tuple[bool, str]:
+    return times_faster(found) >= FASTER[0], f"{times_faster(found):,.0f} ×"
+
+
+def _fused(found: dict[str, Any]) -> tuple[bool, str]:
+    fused, newton = recall(found, "fused"), recall(found, "newton")
+    return fused > newton, f"{_percent(fused)} against {_percent(newton)}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def _measured(results: Results, names: tuple[str, ...] = TO_BE_HAD) -> list[str]:
+    return [name for name in names if name in results]
+
+
+def _every(text: str, seen: Seen, wanted: tuple[str, ...]) -> Claim:
+    if not all(holds for holds, _ in seen.values()):
+        return judged(text, False, _told(seen, len(wanted)))
+    return judged(text, True if len(seen) == len(wanted) else None, _told(seen, len(wanted)))
+
+
+def _most(text: str, seen: Seen) -> Claim:
+    wanted = len(TO_BE_HAD)
+    holding = sum(holds for holds, _ in seen.values())
+    failing = len(seen) - holding
+    verdict = True if 2 * holding > wanted else False if 2 * failing >= wanted else None
+    return judged(text, verdict, _told(seen, wanted))
+
+
+def _told(seen: Seen, wanted: int) -> str:
+    if not seen:
+        return NOT_RUN
+    holding = sum(holds for holds, _ in seen.values())
+    cells = [f"{SHORT[name]} {why}" + ("" if holds else " (not so)") for name, (holds, why) in seen.items()]
+    missing = f", {wanted - len(seen)} not run yet" if len(seen) < wanted else ""
+    return f"so in {holding} of {len(seen)}{missing}: {'; '.join(cells)}"

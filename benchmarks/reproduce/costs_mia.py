@@ -1,0 +1,54 @@
+"""Table 4 of the second paper: what references, attacks and scores cost, printed beside ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.reproduce.claims import Results
+from benchmarks.reproduce.claims_mia import missing, times_faster
+from benchmarks.reproduce.printed_mia import HOURS, PHASES, SECONDS, SHORT
+
+
+def table_4(results: Results) -> list[str]:
+    heads = ["a model", "200 references", "16 targets", "attacks", "scores of a target", "whole network of a target"]
+    lines = [
+        "Table 4: wall time, printed (one V100) → ours (on the machine named above; models are trained many at once, "
+        "and the time of one is that of all over their number). The last two columns are ours.",
+        "",
+        f"| | {' | '.join(heads)} | all | references over scores | fused of a target |",
+        f"|---|{'---|' * (len(heads) + 3)}",
+    ]
+    for name, printed in SECONDS.items():
+        found = results.get(name)
+        cells = []
+        for phase, seconds in zip(PHASES, printed, strict=True):
+            ours = missing(name) if found is None else _time(_seconds(found, phase))
+            cells.append(f"{_time(seconds)} → {ours}")
+        spent = missing(name) if found is None else _time(_all_seconds(found))
+        cells.append(f"{HOURS[name]:.1f} h → {spent}")
+        said = dict(zip(PHASES, printed, strict=True))
+        faster = f"{said['references'] / said['surrogates']:,.0f} × → "  # type: ignore[operator]
+        faster += missing(name) if found is None else f"{times_faster(found):,.0f} ×"
+        fused = missing(name) if found is None else _time(found["seconds"]["per_target"]["fused"])
+        lines.append(f"| {SHORT[name]} | {' | '.join(cells)} | {faster} | {fused} |")
+    return [*lines, ""]
+
+
+def _seconds(found: dict[str, Any], phase: str) -> float | None:
+    spent = found["seconds"]
+    if phase == "a model":
+        return spent["references"] / found["models"]
+    return spent["per_target"].get(phase) if phase in ("surrogates", "whole_network") else spent[phase]
+
+
+def _all_seconds(found: dict[str, Any]) -> float:
+    return sum(value for phase, value in found["seconds"].items() if phase != "per_target")
+
+
+def _time(seconds: float | None) -> str:
+    """In the unit that a reader would choose."""
+    if seconds is None:
+        return "–"
+    if seconds < 100:
+        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.3g} min" if seconds < 3600 else f"{seconds / 3600:.1f} h"

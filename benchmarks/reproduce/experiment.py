@@ -1,0 +1,193 @@
+"""One setting of the second paper from its data to its results: train, attack, score, compare.
+
+Every model is trained on a random half of the records. The references are attacked, each with the others as its
+references, which gives the truth of every record; the targets are audited, each on its own training records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from benchmarks.reproduce.attacked import attacked
+from benchmarks.reproduce.compared import compared
+from benchmarks.reproduce.data import Data, Load, small
+from benchmarks.reproduce.setting import Job, Setting
+from benchmarks.reproduce.surrogates import scored
+from giveaway.attacks.membership import balanced_membership, model_seed
+from giveaway.attacks.recipes import Recipe, train_recipe
+from giveaway.attacks.stacked import State, train_stacked
+from giveaway.attacks.training import Training
+from giveaway.records import Signals
+
+FIRST_TARGET = 10_000  # seeds and halves that no reference has
+SMALL_EPOCHS = 3
+DECOUPLED_L2 = 0.01  # of a head trained with AdamW, whose decay belongs to no objective
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A data set and how its models are made; `build` gives an nn.Sequential that ends with the linear head.
+
+    head_only : nothing but the head is trained, on features of a frozen encoder. whole_network : of how many targets
+    the influence through all parameters is found too. differs : what is not as in the paper. build_small : the model of
+    a small run, where the other would take too long on a CPU.
+    """
+
+    name: str
+    title: str
+    load: Load
+    build: Callable[[tuple[int, ...], int], nn.Sequential]
+    training: Training
+    models_at_once: int
+    stack: bool = True
+    head_only: bool = False
+    whole_network: int = 0
+    differs: tuple[str, ...] = ()
+    build_small: Callable[[tuple[int, ...], int], nn.Sequential] | None = None
+
+    def setting(self) -> Setting:
+        return Setting(self.name, self.title, partial(run, self))
+
+    def l2(self, records: int) -> float:
+        """Penalty of the head in units of the summed loss: decay of the mean loss, times the records."""
+        return DECOUPLED_L2 if self.training.optimizer == "adamw" else records * self.training.weight_decay
+
+
+def run(experiment: Experiment, job: Job) -> None:
+    """Do what is missing and write the results."""
+    data = experiment.load(job.data)
+    if job.small:
+        data = small(data)
+        training = replace(experiment.training, epochs=min(SMALL_EPOCHS, experiment.training.epochs))
+        build = experiment.build_small or experiment.build
+        experiment = replace(experiment, build=build, training=training, whole_network=min(1, experiment.whole_network))
+    if job.device.type == "cpu":
+        experiment = replace(experiment, training=replace(experiment.training, precision="float32"))
+    with job.phase("references"):
+        references = train_references(experiment, data, job)
+    with job.phase("targets"):
+        states = train_targets(experiment, data, job)
+    members = target_members(data, job)
+    tables, costs = [], []
+    for number, state in enumerate(states):
+        model = built(experiment, data)
+        model.load_state_dict(state)
+        whole = number < experiment.whole_network
+        columns, seconds = scored(experiment, model, data, np.flatnonzero(members[number]), number, whole, job)
+        tables.append(columns)
+        costs.append(seconds)
+    truth = attacked(references, job)
+    result, summaries = compared(truth, tables, [np.flatnonzero(own) for own in members], data)
+    told = {
+        "title": experiment.title,
+        "records": data.records,
+        "others": len(data.inputs) - data.records,
+        "records_a_model": int(members[0].sum()),
+        "parameters": sum(value.numel() for value in built(experiment, data).parameters()),
+        "training": {**asdict(experiment.training), "models_at_once": experiment.models_at_once},
+        "l2": experiment.l2(int(members[0].sum())),
+        "differs": list(experiment.differs),
+        "fit": fit_of(references, data),
+        "seconds": {**job.seconds(), "per_target": per_target(costs)},
+    }
+    job.save(experiment.name, told | result, summaries)
+
+
+def train_references(experiment: Experiment, data: Data, job: Job) -> Signals:
+    """Signals of the references on all rows: logits of classes, squared errors of values."""
+    at_once = min(experiment.models_at_once, job.models)
+
+    def stop_in_time(done: int, total: int) -> None:
+        if done % at_once == 0 and done < total:
+            job.stop_in_time()
+
+    recipe = Recipe(
+        loss="cross_entropy" if data.classes else "squared",
+        build=experiment.build,
+        training=experiment.training,
+        models_at_once=at_once,
+        stack=experiment.stack,
+    )
+    return train_recipe(
+        recipe,
+        data.inputs,
+        data.targets,
+        models=job.models,
+        folder=job.work / "references",
+        records=data.records,
+        seed=job.seed,
+        device=job.device,
+        on_model=stop_in_time,
+    )
+
+
+def train_targets(experiment: Experiment, data: Data, job: Job) -> list[State]:
+    """The trained state of every target, kept one file each."""
+    folder = job.work / "targets"
+    folder.mkdir(exist_ok=True)
+    files = [folder / f"{number}.pt" for number in range(job.targets)]
+    missing = [number for number, file in enumerate(files) if not file.exists()]
+
+    def keep(number: int, state: State) -> None:
+        beside = files[number].with_suffix(".part")
+        torch.save(state, beside)
+        beside.replace(files[number])
+
+    if missing:
+        at_once = min(experiment.models_at_once, job.targets)
+        for number, _ in train_stacked(
+            partial(built, experiment, data),
+            data.inputs,
+            data.targets,
+            target_members(data, job),
+            experiment.training,
+            seeds=[model_seed(FIRST_TARGET + number, seed=job.seed) for number in range(job.targets)],
+            numbers=missing,
+            models_at_once=at_once,
+            stack=experiment.stack,
+            device=job.device,
+            on_trained=keep,
+        ):
+            if (number + 1) % at_once == 0 and number + 1 < job.targets:
+                job.stop_in_time()
+    return [torch.load(file, map_location="cpu", weights_only=True) for file in files]
+
+
+def target_members(data: Data, job: Job) -> np.ndarray:
+    """(targets, records) of bool."""
+    even = job.targets + job.targets % 2
+    return balanced_membership(even, data.records, seed=job.seed, first=FIRST_TARGET)[: job.targets]
+
+
+def built(experiment: Experiment, data: Data) -> nn.Sequential:
+    return experiment.build(data.inputs.shape[1:], data.outputs)
+
+
+def fit_of(references: Signals, data: Data) -> dict[str, Any]:
+    """How good the references are on what they were trained on, on the records left out, and on the others."""
+    sums, counts = np.zeros(3), np.zeros(3)
+    for number in range(references.models):
+        own = references.members[number]
+        here, there = references.values[number, :, 0], references.population[number, :, 0]  # type: ignore[index]
+        if data.classes:
+            labels = data.targets
+            here, there = here.argmax(-1) == labels[: data.records], there.argmax(-1) == labels[data.records :]
+        for place, part in enumerate((here[own], here[~own], there)):
+            sums[place] += part.sum(dtype=np.float64)
+            counts[place] += part.size
+    kind = "accuracy" if data.classes else "mean squared error"
+    trained, left_out, others = (sums / counts).round(5).tolist()
+    return {"kind": kind, "trained": trained, "left_out": left_out, "others": others}
+
+
+def per_target(costs: list[dict[str, float]]) -> dict[str, float]:
+    """The median over targets: the first one also waits for the device to be made ready."""
+    names = dict.fromkeys(name for cost in costs for name in cost)
+    return {name: round(float(np.median([cost[name] for cost in costs if name in cost])), 4) for name in names}

@@ -1,0 +1,153 @@
+"""Generalized leverage of a target's training records at four depths of differentiation.
+
+last layer     : the closed form, all records, in float64 (the paper's Appendix C).
+2, 4, full     : Gauss–Newton curvature of all training records; all records from random projections of it
+    (`giveaway.network.sketch_records`), whose solves are conjugate gradients as in the paper, but some tens for all
+    records instead of nine for each. At 2 and 4 only the last group of the network runs again and again.
+checked        : a few records by right sides of their own, as the paper does it: how far the projections are off.
+
+Damping is the paper's, 1e-4 to 1e-2 of the mean loss; ours is n times it (summed loss).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.reproduce.gls_network import DEPTHS, ResNet, layers_of
+from benchmarks.reproduce.tensor_cores import tensor_cores
+from giveaway.auditing.run import audit
+from giveaway.network import GaussNewton, InverseCurvature, Jacobian, Network, score_records, sketch_records
+from giveaway.records import Head
+
+SUMMARIES = ("gls_trace", "gls_frobenius", "gls_spectral")
+BESIDE = ("loss", "influence", "newton")  # of the head, free beside its GLS
+DAMPING = {"last layer": 1e-4, "2 last layers": 1e-3, "4 last layers": 1e-2, "full model": 1e-2}  # of the mean loss
+AT_ONCE = 1_000
+
+
+@dataclass(frozen=True)
+class Solving:
+    """How much the deeper depths may take. `probes`, `rank` (of the preconditioner) and `most_steps` by depth."""
+
+    probes: dict[str, int]
+    rank: dict[str, int]
+    most_steps: dict[str, int]
+    tolerance: float = 1e-2
+    memory: int = 80_000_000_000
+    checked: int = 14  # records by right sides of their own
+
+
+class RoughJacobian(Jacobian):
+    """Passes in TF32, which is what an H200 is quick in; all else, such as what orthogonalizes, stays in float32."""
+
+    def curved(self, right: torch.Tensor) -> torch.Tensor:
+        with tensor_cores():
+            return super().curved(right)
+
+    def pull(self, columns: int, cotangents: Callable[..., torch.Tensor]) -> torch.Tensor:
+        with tensor_cores():
+            return super().pull(columns, cotangents)
+
+
+class Target:
+    """A trained network with the records it was trained on. `on_step` hears of every step of the solves."""
+
+    def __init__(
+        self,
+        model: ResNet,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        solving: Solving,
+        on_step: Callable[[int], Any] = lambda step: None,
+    ) -> None:
+        self.model, self.x, self.y, self.solving, self.on_step = model.eval(), x, y, solving, on_step
+        self.on_gpu = x.device.type == "cuda"
+
+    def score(self, depth: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """The three summaries of every record at this depth, and what they cost."""
+        return self._costed(lambda: self._closed_form() if depth == DEPTHS[0] else self._sketched(depth))
+
+    def check(self, depth: str, rows: Sequence[int]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """gls_trace of a few records by right sides of their own."""
+
+        def exact() -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+            found = score_records(self._inverse(depth), list(rows), scores=["gls_trace"])
+            return {"gls_trace": found["gls_trace"].cpu().numpy()}, found.report
+
+        return self._costed(exact)
+
+    @torch.no_grad()
+    def features(self) -> torch.Tensor:
+        """What the last linear layer sees of each record."""
+        return torch.cat([self.model.top.features(self.model.lower(part)) for part in self.x.split(AT_ONCE)])
+
+    def fused(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """The library's own score, from the head and the images."""
+        images = self.x.cpu().numpy()
+
+        def both() -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+            table = audit(self._head(), scores=["fused"], inputs=images, device=self.x.device)
+            return {"fused": np.asarray(table["fused"])}, {}
+
+        return self._costed(both)
+
+    def _head(self) -> Head:
+        head, features = self.model.top.head, self.features()
+        with torch.no_grad():
+            outputs = head(features)
+        l2 = DAMPING[DEPTHS[0]] * len(self.y)
+        weight, bias = head.weight.detach(), head.bias.detach()
+        return Head(features, outputs, self.y, "cross_entropy", l2=l2, weight=weight, bias=bias)
+
+    def _closed_form(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        head = self._head()
+        names = [*SUMMARIES, *BESIDE]
+        table = audit(head, scores=names, curvature="dense", l2_sensitivity=False, device=self.x.device)
+        parameters = sum(value.numel() for value in self.model.top.head.parameters())
+        return {name: np.asarray(table[name]) for name in names}, {"parameters": parameters, "damping": head.l2}
+
+    def _sketched(self, depth: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        inverse = self._inverse(depth)
+        found = sketch_records(inverse, probes=self.solving.probes[depth], scores=SUMMARIES, most_redone=0)
+        return {name: found[name].cpu().numpy() for name in SUMMARIES}, found.report
+
+    def _inverse(self, depth: str) -> InverseCurvature:
+        solving, damping = self.solving, DAMPING[depth] * len(self.y)
+        if depth == DEPTHS[-1]:
+            network = Network(self.model, (self.x, self.y), loss="cross_entropy", memory=solving.memory)
+        else:
+            top, names = self.model.top, layers_of(self.model.top, depth)
+            with torch.no_grad():
+                below = torch.cat([self.model.lower(part) for part in self.x.split(AT_ONCE)])
+            network = Network(top, (below, self.y), loss="cross_entropy", parameters=names, memory=solving.memory)
+        return InverseCurvature(
+            network,
+            damping=damping,
+            curvature=GaussNewton(network, damping, RoughJacobian(network)),
+            rank=min(solving.rank[depth], network.size // 2),
+            tolerance=solving.tolerance,
+            most_steps=solving.most_steps[depth],
+            allow_unconverged=True,
+            on_step=self.on_step,
+        )
+
+    def _costed(
+        self, work: Callable[[], tuple[dict[str, np.ndarray], dict[str, Any]]]
+    ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """With wall seconds and, on a GPU, the most memory it took."""
+        if self.on_gpu:
+            torch.cuda.synchronize(self.x.device)
+            torch.cuda.reset_peak_memory_stats(self.x.device)
+        began = time.perf_counter()
+        columns, report = work()
+        if self.on_gpu:
+            torch.cuda.synchronize(self.x.device)
+            report["peak_gb"] = round(torch.cuda.max_memory_allocated(self.x.device) / 1e9, 2)
+        report["seconds"] = round(time.perf_counter() - began, 3)
+        return columns, report

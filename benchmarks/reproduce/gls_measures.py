@@ -1,0 +1,203 @@
+"""From kept φ and leverage to the GLS paper's table and figures: LiRA of every model, rank correlations, curves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from scipy.stats import norm
+
+from benchmarks.reproduce.gls_kept import Kept
+from benchmarks.reproduce.gls_network import DEPTHS
+from benchmarks.reproduce.gls_tradeoff import FALSE_POSITIVES, ascending, spread, tradeoff
+from benchmarks.reproduce.gls_training import members_of
+from giveaway.attacks.lira import lira_within
+from giveaway.attacks.result import AttackScores
+from giveaway.evaluation import effect_sizes, spearman, success_at
+from giveaway.records import Signals
+
+METRICS = ("lira", "deviation_ratio", "tpr", "tpr_fitted", "mean_gap")
+SCORES = ("gls_trace", "gls_frobenius", "gls_spectral")
+FIRST = 128  # records of a target, as in the paper
+ENDS = 10  # images of Figure 3
+
+
+def measure(
+    kept: Kept, labels: np.ndarray, models: int, targets: int, seed: int
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The result, and per-record summaries."""
+    held = [kept.phi(number) for number in range(models)]
+    members = np.stack([members_of(number, len(labels), seed) for number in range(models)])
+    signals = Signals(np.stack([phi for phi, _ in held]), members, kind="phi")
+    attack = lira_within(signals)
+    told = [note for _, note in held]
+    truth = [_metrics(signals, attack, number) for number in range(targets)]
+    effect = effect_sizes(signals)
+    result: dict[str, Any] = {
+        "records": len(labels),
+        "models_trained": models,
+        "trained_on": sorted({note["environment"]["device"] for note in told}),
+        "accuracy": {name: spread([note[name] for note in told]) for name in told[0] if name.startswith("accuracy")},
+        "seconds_a_model": spread([note["seconds"] for note in told]),
+        "depths": {},
+    }
+    arrays = {
+        "mean_in": effect.mean_in,
+        "mean_out": effect.mean_out,
+        "deviation_in": effect.deviation_in,
+        "deviation_out": effect.deviation_out,
+    }
+    for depth in DEPTHS:
+        have = [number for number in range(targets) if kept.has_piece(number, depth)]
+        if not have:
+            continue
+        pieces = [kept.piece(number, depth) for number in have]
+        result["depths"][depth] = {
+            "targets": len(have),
+            **_cost([note for _, note in pieces]),
+            "all": _correlations(pieces, have, members, truth, None),
+            "first": _correlations(pieces, have, members, truth, FIRST),
+        }
+        mean = _mean_by_record([columns["gls_trace"] for columns, _ in pieces], members[have])
+        result["depths"][depth]["tradeoff"], curves = tradeoff(mean, attack)
+        place = DEPTHS.index(depth)
+        arrays |= {f"gls_{place}": mean, f"tradeoff_{place}": curves}
+    _beside(result, kept, members, truth, targets)
+    _checked(result, kept)
+    _extremes(result, arrays)
+    _drawn(result, arrays, kept, labels, members)
+    return result, arrays
+
+
+def _metrics(signals: Signals, attack: AttackScores, number: int) -> dict[str, np.ndarray]:
+    """What the other models say of every record, and LiRA's score of this one."""
+    others = np.delete(np.arange(signals.models), number)
+    effect = effect_sizes(signals.of_models(others))
+    rest = AttackScores("lira", attack.scores[others], signals.members[others], {})
+    tiny = 1e-12
+    threshold = effect.mean_out + norm.isf(FALSE_POSITIVES) * effect.deviation_out
+    return {
+        "lira": attack.scores[number],
+        "deviation_ratio": effect.deviation_out / np.maximum(effect.deviation_in, tiny),
+        "tpr": success_at(rest, FALSE_POSITIVES),
+        "tpr_fitted": norm.sf((threshold - effect.mean_in) / np.maximum(effect.deviation_in, tiny)),
+        "mean_gap": np.abs(effect.mean_out - effect.mean_in),
+    }
+
+
+def _correlations(
+    pieces: Sequence[tuple[dict[str, np.ndarray], Any]],
+    have: Sequence[int],
+    members: np.ndarray,
+    truth: Sequence[dict[str, np.ndarray]],
+    first: int | None,
+) -> dict[str, Any]:
+    """Spearman of each score with each metric over a target's training records (or the first of them), over targets."""
+    found: dict[str, Any] = {}
+    for score in SCORES:
+        found[score] = {}
+        for metric in METRICS:
+            values = []
+            for (columns, _), number in zip(pieces, have, strict=True):
+                own = np.flatnonzero(members[number])[:first]
+                values.append(spearman(columns[score][: len(own)], truth[number][metric][own]))
+            found[score][metric] = spread(values)
+    for score in SCORES[1:]:
+        pairs = [(columns["gls_trace"][:first], columns[score][:first]) for columns, _ in pieces]
+        found[f"{score}_with_trace"] = spread([spearman(a, b) for a, b in pairs])
+    return found
+
+
+def _beside(
+    result: dict[str, Any],
+    kept: Kept,
+    members: np.ndarray,
+    truth: Sequence[dict[str, np.ndarray]],
+    targets: int,
+) -> None:
+    """The head's other scores, and ours."""
+    found: dict[str, Any] = {}
+    for piece, names in ((DEPTHS[0], ("loss", "influence", "newton")), ("fused", ("fused",))):
+        have = [number for number in range(targets) if kept.has_piece(number, piece)]
+        for name in names if have else ():
+            columns = [kept.piece(number, piece)[0][name] for number in have]
+            rows = [(column, truth[number], members[number]) for column, number in zip(columns, have, strict=True)]
+            found[name] = {
+                metric: spread([spearman(column, known[metric][own]) for column, known, own in rows])
+                for metric in METRICS
+            }
+            found[name]["targets"] = len(have)
+    result["beside"] = found
+
+
+def _checked(result: dict[str, Any], kept: Kept) -> None:
+    """Projections beside right sides of their own."""
+    if not (kept.has_piece(0, "checked") and kept.has_piece(0, DEPTHS[1])):
+        return
+    columns, told = kept.piece(0, "checked")
+    exact = columns["gls_trace"]
+    sketched = kept.piece(0, DEPTHS[1])[0]["gls_trace"][: len(exact)]
+    result["checked"] = {
+        "depth": DEPTHS[1],
+        "records": len(exact),
+        "seconds": told["seconds"],
+        "worst_residual": told["worst_residual"],
+        "spearman": round(spearman(sketched, exact), 4) if len(exact) > 1 else None,
+        "relative_error": round(float(np.sqrt(np.mean((10 ** (sketched - exact) - 1) ** 2))), 4),
+    }
+
+
+def _cost(notes: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {name: notes[0][name] for name in ("parameters", "damping", "probes") if name in notes[0]}
+    found["seconds"] = spread([note["seconds"] for note in notes])
+    for name in ("peak_gb", "worst_residual", "most_steps_taken", "column_passes"):
+        if name in notes[0]:
+            found[name] = max(note[name] for note in notes)
+    if "sketch_error" in notes[0]:
+        found["sketch_error"] = round(float(np.mean([note["sketch_error"]["gls_trace"] for note in notes])), 4)
+    return found
+
+
+def _mean_by_record(columns: Sequence[np.ndarray], members: np.ndarray) -> np.ndarray:
+    """Mean logarithm over the targets trained on a record, from each target's mean; NaN where there is none."""
+    total, count = np.zeros(members.shape[1]), members.sum(0)
+    for column, own in zip(columns, members, strict=True):
+        total[own] += column - column.mean()
+    return np.divide(total, count, out=np.full(len(total), np.nan), where=count > 0)
+
+
+def _extremes(result: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+    """Row numbers of the images with the highest and lowest leverage of the last layer."""
+    leverage = arrays.get("gls_0")
+    if leverage is None:
+        return
+    order = ascending(leverage)
+    result["extremes"] = {"highest": order[::-1][:ENDS].tolist(), "lowest": order[:ENDS].tolist()}
+
+
+def _drawn(
+    result: dict[str, Any], arrays: dict[str, np.ndarray], kept: Kept, labels: np.ndarray, members: np.ndarray
+) -> None:
+    """t-SNE of one class's features of the first target."""
+    if not kept.has_piece(0, "drawn"):
+        return
+    from sklearn.manifold import TSNE
+
+    from benchmarks.reproduce.gls_images import CLASSES
+
+    columns, told = kept.piece(0, "drawn")
+    points = columns["pictured"]
+    own = np.flatnonzero(members[0])
+    rows = labels[own] == CLASSES.index(told["class"])
+    leverage = kept.piece(0, DEPTHS[0])[0]["gls_trace"][rows]
+    placed = TSNE(perplexity=min(30.0, max(1.0, (len(points) - 1) / 4)), init="pca", random_state=0).fit_transform(
+        points
+    )
+    arrays |= {"drawn_at": placed, "drawn_leverage": leverage}
+    away = np.linalg.norm(points - points.mean(0), axis=1)
+    result["drawn"] = {
+        "class": told["class"],
+        "records": len(points),
+        "spearman_distance_from_centre": round(spearman(away, leverage), 4),
+    }

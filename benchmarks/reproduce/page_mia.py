@@ -1,0 +1,201 @@
+"""The second paper's part of the results page: Tables 1, 4, 5 and 6, printed beside ours."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from benchmarks.reproduce.claims import NOT_RUN, Results
+from benchmarks.reproduce.claims_mia import RECALL, missing
+from benchmarks.reproduce.costs_mia import table_4
+from benchmarks.reproduce.data import sst2
+from benchmarks.reproduce.printed_mia import ALIKE, NAMES, ODDITIES, RECALLS, SHORT, TABLE_6, TOP, Cell
+
+TARGETS = 16  # of the paper
+ERRORS = 2  # standard errors
+IN_TABLE_1 = ("loss", "gradient_norm", "newton", "influence")
+TRUTHS = {
+    "lira": "LiRA",
+    "lira_tied": "LiRA, ties left as they are",
+    "effect_size": "effect size",
+    "rmia": "RMIA",
+    "shokri": "Shokri",
+}
+
+
+def section(results: Results, data: Path | None = None) -> list[str]:
+    """Markdown lines, from the results alone; sentences of SST-2 where their folder is given."""
+    lines = ["## Scores against shadow models (eight settings)", ""]
+    lines += _table_1(results)
+    lines += _remarks(results)
+    lines += _table_5(results)
+    lines += _other_truths(results)
+    lines += table_4(results)
+    lines += _table_6(results.get("sst2_head"), data)
+    return lines + _pictures(results)
+
+
+def _table_1(results: Results) -> list[str]:
+    heads = [*(NAMES[score] for score in IN_TABLE_1), NAMES["fused"]]
+    lines = [
+        "Table 1: how much of the 1 % that LiRA finds most exposed is among the 5 % with the highest scores, in per "
+        f"cent, mean ± standard deviation over targets (the paper: {TARGETS}); printed → ours. 5 % is chance.",
+        "",
+        f"| | {' | '.join(heads)} |",
+        f"|---|{'---|' * len(heads)}",
+    ]
+    for name, printed in TOP.items():
+        cells = [f"{_spread(*printed[score], 1)} → {_top(results, name, score)}" for score in IN_TABLE_1]
+        lines.append(f"| {SHORT[name]} | {' | '.join(cells)} | {_top(results, name, 'fused')} |")
+    return [*lines, ""]
+
+
+def _top(results: Results, name: str, score: str, digits: int = 1) -> str:
+    if name not in results:
+        return missing(name)
+    mean, spread = results[name]["agreement"]["lira"][score][RECALL]
+    return _spread(100 * mean, None if spread is None else 100 * spread, digits)
+
+
+def _remarks(results: Results) -> list[str]:
+    """How each setting was measured, and why it is not the paper's."""
+    lines = ["How ours were measured, and where they differ:", ""]
+    for name in TOP:
+        found = results.get(name)
+        if found is None:
+            lines.append(f"- {SHORT[name]}: {missing(name)}.")
+            continue
+        fit = found["fit"]
+        said = [
+            f"{found['models']} references, {found['targets']} targets, {found['records_a_model']:,} of "
+            f"{found['records']:,} records each, on {_machine(found)}; {fit['kind']} {fit['trained']:.3f} on records "
+            f"trained on, {fit['left_out']:.3f} on those left out; LiRA's balanced accuracy "
+            f"{found['attacks']['lira']['balanced_accuracy']:.3f}"
+        ]
+        said += [*found["differs"], *([ODDITIES[name]] if name in ODDITIES else []), *_far(name, found), *_alike(found)]
+        lines.append(f"- {SHORT[name]}: {'. '.join(_sentence(part) for part in said)}.")
+    return [*lines, ""]
+
+
+def _far(name: str, found: dict[str, Any]) -> list[str]:
+    """Which of Table 1's cells are not the paper's within the noise of the targets."""
+    far = []
+    for score in IN_TABLE_1:
+        mean, spread = TOP[name][score]
+        ours, own_spread = (100 * value for value in found["agreement"]["lira"][score][RECALL])
+        error = math.sqrt(spread**2 / TARGETS + own_spread**2 / found["targets"])
+        if abs(ours - mean) > ERRORS * error:
+            far.append(f"{NAMES[score]} ({ours - mean:+.1f})".replace("-", "−"))
+    if not far:
+        return [f"every cell of Table 1 is within {ERRORS} standard errors of the printed one"]
+    return [f"more than {ERRORS} standard errors from the printed cell of Table 1: {', '.join(far)}"]
+
+
+def _alike(found: dict[str, Any]) -> list[str]:
+    fused, newton = (found["agreement"]["lira"][score] for score in ("fused", "newton"))
+    return ["fused found nothing in the records to add, and ranks as the Newton step does"] if fused == newton else []
+
+
+def _table_5(results: Results) -> list[str]:
+    lines = [
+        "Table 5: how much of LiRA's top share is in the same share of highest scores (per cent), and Spearman's "
+        "correlation; printed → ours. – is not printed.",
+        "",
+        "| | score | 0.1 % | 1 % | 5 % | Spearman |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, printed in RECALLS.items():
+        measured = results[name]["agreement"]["lira"] if name in results else {}
+        scores = dict.fromkeys([*printed, *(score for score in measured if score in NAMES)])
+        for score in scores:
+            cells = [
+                f"{_printed(cell, metric)} → {_ours(name, measured, score, metric)}"
+                for cell, metric in zip(printed.get(score, (None,) * len(ALIKE)), ALIKE, strict=True)
+            ]
+            lines.append(f"| {SHORT[name]} | {NAMES[score]} | {' | '.join(cells)} |")
+    return [*lines, ""]
+
+
+def _printed(cell: Cell | None, metric: str) -> str:
+    return "–" if cell is None else _spread(*cell, 3 if metric == "spearman" else 2)
+
+
+def _ours(name: str, measured: dict[str, Any], score: str, metric: str) -> str:
+    if not measured:
+        return missing(name)
+    if score not in measured:
+        return "not scored"
+    mean, spread = measured[score][metric]
+    if metric == "spearman":
+        return _spread(mean, spread, 3)
+    return _spread(100 * mean, None if spread is None else 100 * spread, 2)
+
+
+def _other_truths(results: Results) -> list[str]:
+    """The paper draws curves of RMIA and Shokri's attack, and prints no numbers."""
+    here = [name for name in TOP if name in results]
+    if not here:
+        return []
+    scores = (*IN_TABLE_1, "fused")
+    lines = [
+        "The same as Table 1 by other truths. Many records share a success rate: LiRA's, wherever nothing else is "
+        "said, has its ties in the order of the effect size. The paper draws curves of RMIA and Shokri's attack, and "
+        "prints no numbers.",
+        "",
+        f"| | truth | {' | '.join(NAMES[score] for score in scores)} |",
+        f"|---|---|{'---|' * len(scores)}",
+    ]
+    for name in here:
+        for truth, title in TRUTHS.items():
+            cells = [results[name]["agreement"][truth][score][RECALL] for score in scores]
+            shown = [_spread(100 * mean, None if spread is None else 100 * spread, 1) for mean, spread in cells]
+            lines.append(f"| {SHORT[name]} | {title} | {' | '.join(shown)} |")
+    return [*lines, ""]
+
+
+def _table_6(found: dict[str, Any] | None, data: Path | None) -> list[str]:
+    """The sentences themselves stay out of the repository."""
+    lines = [
+        "Table 6: the sentences of SST-2 (linear head) with the highest scores. Another encoder has other ones; the "
+        f"paper's first are “{TABLE_6[0]}” (Newton step) and “{TABLE_6[1]}” (influence).",
+        "",
+    ]
+    if found is None:
+        return [*lines, f"Ours: {NOT_RUN}.", ""]
+    titles = ("newton", "influence", "fused")
+    lines += [f"| | {' | '.join(NAMES[score] for score in titles)} |", f"|---|{'---|' * len(titles)}"]
+    sentences = None if data is None else sst2(data)[0]
+    for place, rows in enumerate(zip(*(found["shown"][score]["highest"] for score in titles), strict=True)):
+        cells = [f"row {row:,}" if sentences is None else sentences[row].replace("|", "\\|") for row in rows]
+        lines.append(f"| {place + 1} | {' | '.join(cells)} |")
+    if sentences is None:
+        lines += ["", "Rows of `sst2_train.tsv`, from 0; `table --data DIR` shows the sentences."]
+    return [*lines, ""]
+
+
+def _pictures(results: Results) -> list[str]:
+    if not any(name in results for name in TOP):
+        return []
+    shown = {
+        "mia_recall_lira": "Figure 2: recall of LiRA's top share in the same share of highest scores",
+        "mia_recall_whole": "Figure 3: the same with influence through the whole network",
+        "mia_recall_rmia": "Figure 4: recall of RMIA's top share",
+        "mia_recall_shokri": "Figure 5: recall of the top share of Shokri's attack",
+        "mia_images": "Figure 6: images with the highest scores",
+        "mia_loss_influence": "Figure 7: loss, influence and LiRA's success",
+    }
+    return [line for file, title in shown.items() for line in (f"![{title}](images/{file}.png)", "")]
+
+
+def _machine(found: dict[str, Any]) -> str:
+    return found["environment"]["device"].replace("cpu, 1 threads", "one CPU thread").replace("cpu, ", "")
+
+
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
+def _spread(mean: float, spread: float | None, digits: int) -> str:
+    shown = f"{mean:.{digits}f}" if spread is None else f"{mean:.{digits}f} ± {spread:.{digits}f}"
+    return shown.replace("-", "−")

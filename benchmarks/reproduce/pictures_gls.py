@@ -1,0 +1,110 @@
+"""Figures 1 to 5 of the GLS paper from the kept results; Figure 3 shows records, and is drawn where the data are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from benchmarks.reproduce.data import cifar10_training
+from benchmarks.reproduce.gls_tradeoff import GRID
+from benchmarks.reproduce.kept_results import Arrays, read_kept
+from benchmarks.reproduce.page_gls import DEPTHS, NAME
+from benchmarks.reproduce.printed_gls import LEVERAGES, TABLE_2
+from giveaway.figures import tradeoff_curves
+from giveaway.reporting.figures import COLOURS, GREY
+from giveaway.reporting.picture import blank, new_picture
+from giveaway.theory import fixed_design
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def draw(results: Path, data: Path | None = None) -> dict[str, Figure]:
+    """Every picture that the results allow, by name."""
+    figures = {"gls_theory": theory()}
+    kept = read_kept(results, NAME)
+    if kept is None:
+        return figures
+    found, arrays = kept
+    figures["gls_depths"] = by_depth(found)
+    figures["gls_tradeoff"] = measured_tradeoff(found, arrays)
+    if "drawn_at" in arrays:
+        figures["gls_tsne"] = one_class(found, arrays)
+    if data is not None and "extremes" in found:
+        figures["gls_extremes"] = extremes(found, cifar10_training(data)[0])
+    return figures
+
+
+def by_depth(found: dict[str, Any]) -> Figure:
+    """Figure 1: rank correlation with the LiRA score, and seconds, by depth."""
+    figure, axes = blank("GLS with the LiRA score, and its cost, by depth", (6.4, 4.2))
+    depths = [depth for depth in DEPTHS if depth in found["depths"]]
+    seconds = [found["depths"][depth]["seconds"]["mean"] for depth in depths]
+    ours = [found["depths"][depth]["all"]["gls_trace"]["lira"] for depth in depths]
+    printed = [TABLE_2["lira"][depth] for depth in depths]
+    beside = axes.twinx()
+    beside.bar(depths, seconds, color="#DDE8F0", width=0.6)
+    beside.set_yscale("log")
+    beside.set_ylabel("seconds for all training records of a target")
+    axes.set_zorder(beside.get_zorder() + 1)
+    axes.patch.set_visible(False)
+    mean, width = zip(*((value["mean"], value["half_width"]) for value in ours), strict=True)
+    axes.errorbar(depths, mean, width, color=COLOURS[2], marker="o", capsize=4, label="ours")
+    axes.errorbar(
+        depths, *zip(*printed, strict=True), color=GREY, marker="s", capsize=4, linestyle=":", label="printed"
+    )
+    axes.set_ylabel("Spearman with the LiRA score")
+    axes.set_ylim(min(0.0, *(m - w for m, w in zip(mean, width, strict=True))), 1)
+    axes.legend(frameon=False)
+    return figure
+
+
+def one_class(found: dict[str, Any], arrays: Arrays) -> Figure:
+    """Figure 2: t-SNE of one class, coloured by the leverage of the last layer."""
+    figure, axes = blank(f"“{found['drawn']['class']}” as the last layer sees it (t-SNE)", (6.2, 5.2))
+    leverage = arrays["drawn_leverage"]
+    order = np.argsort(leverage)  # the highest on top
+    x, y = arrays["drawn_at"][order].T
+    points = axes.scatter(x, y, c=leverage[order], s=6, cmap="viridis", linewidths=0)
+    figure.colorbar(points, ax=axes, label="GLS (trace), logarithm to the base of 10")
+    axes.set_xticks([])
+    axes.set_yticks([])
+    return figure
+
+
+def extremes(found: dict[str, Any], records: np.ndarray) -> Figure:
+    """Figure 3: the images with the highest and the lowest leverage."""
+    rows = [found["extremes"][side] for side in ("highest", "lowest")]
+    figure = new_picture((1.0 * len(rows[0]), 2.6))
+    figure.suptitle("Highest GLS (above) and lowest (below)", x=0.01, ha="left", fontsize=12)
+    grid = figure.subplots(2, len(rows[0]), squeeze=False)
+    for line, numbers in zip(grid, rows, strict=True):
+        for axes, number in zip(line, numbers, strict=True):
+            axes.imshow(records[number])
+            axes.axis("off")
+    return figure
+
+
+def measured_tradeoff(found: dict[str, Any], arrays: Arrays) -> Figure:
+    """Figure 4: LiRA's errors on the 2 % of highest and of lowest leverage, mean and middle 95 % of the models."""
+    depth = next(depth for depth in DEPTHS if depth in found["depths"])
+    attacks = found["depths"][depth]["tradeoff"]["attacks"]
+    figure, axes = blank(f"LiRA on the highest and lowest 2 % of GLS, {attacks} attacks", (5.6, 5.0))
+    curves = arrays[f"tradeoff_{DEPTHS.index(depth)}"]
+    for (mean, low, high), name, colour in zip(curves, ("highest", "lowest"), (COLOURS[1], COLOURS[0]), strict=True):
+        axes.plot(GRID, mean, color=colour, linewidth=1.8, label=f"{name} 2 %")
+        axes.fill_between(GRID, low, high, color=colour, alpha=0.2, linewidth=0)
+    axes.plot([0, 1], [1, 0], color=GREY, linestyle=":", linewidth=1.3, label="chance")
+    axes.set(xlim=(0, 1), ylim=(0, 1))
+    axes.set_xlabel("false-positive rate α: share of non-members accused")
+    axes.set_ylabel("false-negative rate β: share of members missed")
+    axes.legend(frameon=False)
+    return figure
+
+
+def theory() -> Figure:
+    """Figure 5: trade-off curves of the best attack in the linear model, one output."""
+    curves = {f"leverage {h:g}": fixed_design.tradeoff(h, m=1) for h in LEVERAGES}
+    return tradeoff_curves(curves, title="Errors of the best attack by leverage, m = 1")

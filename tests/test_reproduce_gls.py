@@ -1,0 +1,299 @@
+"""The GLS paper's experiments: what is trained and scored is what it should be, and the page says what the JSON has."""
+
+import json
+import sys
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import norm, spearmanr
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.reproduce import gls_images, gls_tradeoff, page_gls, pictures_gls
+from benchmarks.reproduce.__main__ import RUN_AGAIN, main
+from benchmarks.reproduce.claims import FAILS, HOLDS, UNMEASURED
+from benchmarks.reproduce.gls_depths import DAMPING, Solving, Target
+from benchmarks.reproduce.gls_kept import Kept
+from benchmarks.reproduce.gls_network import DEPTHS, ResNet, layers_of
+from benchmarks.reproduce.gls_training import SHIFT, Schedule, Trainer, members_of, phi_of
+from benchmarks.reproduce.printed_gls import TABLE_2
+
+from giveaway.figures import save_figure
+from giveaway.network import InverseCurvature, Network, score_records
+from giveaway.records import Signals
+
+NAME = "gls_resnet18"
+CPU = torch.device("cpu")
+
+
+def small_run(work, *more):
+    return main(["run", NAME, "--small", "--work", str(work), "--device", "cpu", *more])
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """A small run in two commands, and its folder."""
+    work = tmp_path_factory.mktemp("work")
+    assert small_run(work, "--limit", "0") == RUN_AGAIN
+    assert small_run(work) == 0
+    return work / f"{NAME}-small"
+
+
+@pytest.fixture(scope="module")
+def result(ran):
+    return json.loads((ran / f"{NAME}.json").read_text())
+
+
+# training
+
+
+def test_each_record_is_in_four_of_every_five_models():
+    members = np.stack([members_of(number, 203, seed=3) for number in range(10)])
+    assert (members[:5].sum(0) == 4).all()
+    assert (members[5:].sum(0) == 4).all()
+    assert set(members.sum(1)) <= {162, 163}
+    assert (members[0] != members[5]).any()
+    np.testing.assert_array_equal(members[7], members_of(7, 203, seed=3))
+
+
+def test_phi_is_the_statistic_of_lira():
+    logits = torch.randn(20, 10, generator=torch.Generator().manual_seed(0)) * 5
+    labels = torch.arange(20) % 10
+    signals = Signals(logits.numpy()[None], np.ones((1, 20), bool), kind="logits", labels=labels.numpy())
+    np.testing.assert_allclose(phi_of(logits, labels), signals.statistic()[0, :, 0], rtol=1e-6)
+
+
+def test_resnet_18_has_the_layers_of_the_paper():
+    model = ResNet()
+    assert sum(value.numel() for value in model.parameters()) == 11_173_962
+    counts = []
+    for depth in DEPTHS[1:3]:
+        own = dict(model.top.named_parameters())
+        names = layers_of(model.top, depth)
+        counts.append(sum(own[key].numel() for key in own if any(key.startswith(f"{name}.") for name in names)))
+    assert counts == [5_130 + k * (512 * 512 * 9 + 2 * 512) for k in (1, 3)]
+
+
+class Watching(nn.Module):
+    """Keeps what it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(3, 10))
+        self.seen = []
+
+    def forward(self, x):
+        self.seen.append(x.detach().clone())
+        return x.mean((2, 3)) @ self.weight
+
+
+def test_images_are_shifted_and_flipped_as_asked():
+    images = gls_images.made()
+    trainer = Trainer(Watching, images, Schedule(epochs=1, batch=40), CPU)
+    trainer.train(members_of(0, len(images.labels), 0), seed=5)
+    x = images.records / 255
+    x = (x - x.mean((0, 1, 2))) / x.std((0, 1, 2))
+    rows, (down, right, flipped) = trainer._rows.numpy(), trainer._moved.numpy()
+    assert set(down) | set(right) == set(range(2 * SHIFT + 1))
+    assert set(flipped) == {0, 1}
+    for seen, row, top, left, flip in zip(trainer.model.seen[-1].numpy(), rows, down, right, flipped, strict=True):
+        padded = np.pad(x[row], ((SHIFT, SHIFT), (SHIFT, SHIFT), (0, 0)))
+        cut = padded[top : top + 8, left : left + 8]
+        np.testing.assert_allclose(seen, (cut[:, ::-1] if flip else cut).transpose(2, 0, 1), atol=1e-5)
+
+
+def test_training_learns_and_depends_on_its_seed_alone():
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 10, 300)
+    colours = rng.integers(0, 256, (10, 3))
+    x = np.clip(colours[labels][:, None, None] + rng.normal(0, 10, (300, 8, 8, 3)), 0, 255).astype(np.uint8)
+    images = gls_images.Images(x[:240], labels[:240], x[240:], labels[240:])
+    trainer = Trainer(partial(ResNet, 10, (6, 6, 6, 8), 1), images, Schedule(epochs=12, batch=24, rate=0.2), CPU)
+    members = members_of(0, 240, 0)
+    trainer.train(members, seed=1)
+    first = trainer.logits().clone()
+    assert float((trainer.logits(held_out=True).argmax(1) == trainer.held_out_y).float().mean()) > 0.6
+    trainer.train(members, seed=2)
+    assert not torch.equal(first, trainer.logits())
+    trainer.train(members, seed=1)
+    torch.testing.assert_close(first, trainer.logits())
+
+
+def test_one_cycle_goes_up_and_down_to_nothing():
+    rates = Schedule(rate=0.4, warm_up=0.25).rates(100)
+    assert rates.argmax() == 24
+    assert rates.max() == pytest.approx(0.4)
+    assert rates[-1] == 0
+    assert rates[0] < 0.05
+
+
+# leverage
+
+
+@pytest.fixture(scope="module")
+def target():
+    torch.manual_seed(0)
+    model = ResNet(4, (3, 3, 4, 4))
+    x, y = torch.randn(24, 3, 8, 8), torch.arange(24) % 4
+    model.train()
+    for _ in range(5):  # running averages
+        model(x)
+    few = {depth: 8 for depth in DEPTHS[1:]}
+    solving = Solving(few, few, {depth: 300 for depth in few}, tolerance=1e-5, memory=10**8)
+    return Target(model.double(), x.double(), y, solving)
+
+
+def test_last_layer_is_the_closed_form(target):
+    columns, told = target.score(DEPTHS[0])
+    g = torch.cat([target.features(), torch.ones(24, 1)], 1).numpy()
+    p = torch.softmax(target.model(target.x), 1).detach().numpy()
+    w = np.einsum("nc,cd->ncd", p, np.eye(4)) - np.einsum("nc,nd->ncd", p, p)
+    h = sum(np.kron(w[j], np.outer(g[j], g[j])) for j in range(24))
+    inverse = np.linalg.inv(h + told["damping"] * np.eye(len(h)))
+    assert told["damping"] == pytest.approx(24 * DAMPING[DEPTHS[0]])
+    for j in range(24):
+        wide = np.kron(np.eye(4), g[j][None])
+        gls = w[j] @ wide @ inverse @ wide.T
+        assert columns["gls_trace"][j] == pytest.approx(np.trace(gls), rel=1e-5)
+        # the norms look away from what softmax cannot see: the same constant on all outputs
+        seen = np.eye(4) - 0.25
+        assert columns["gls_frobenius"][j] == pytest.approx(np.linalg.norm(gls @ seen), rel=1e-5)
+        assert columns["gls_spectral"][j] == pytest.approx(np.linalg.norm(gls @ seen, 2), rel=1e-5)
+
+
+@pytest.mark.parametrize("depth", DEPTHS[1:3])
+def test_the_last_group_alone_gives_the_leverage_of_the_whole_network(target, depth):
+    columns, told = target.check(depth, [0, 7])
+    names = [f"top.{name}" for name in layers_of(target.model.top, depth)]
+    network = Network(target.model, (target.x, target.y), loss="cross_entropy", parameters=names)
+    assert told["parameters"] == network.size
+    inverse = InverseCurvature(network, damping=24 * DAMPING[depth], tolerance=1e-6, most_steps=1000)
+    exact = score_records(inverse, [0, 7], scores=["gls_trace"])["gls_trace"]
+    np.testing.assert_allclose(columns["gls_trace"], exact, rtol=1e-3)
+
+
+# measures
+
+
+def test_missed_members_at_each_false_positive_rate():
+    rng = np.random.default_rng(0)
+    members = rng.random(60) < 0.7
+    scores = rng.normal(size=60) + members
+    missed = gls_tradeoff.missed_at(scores, members)
+    outside, inside = scores[~members], scores[members]
+    for accused in range(len(outside)):
+        alpha = accused / len(outside)
+        threshold = np.sort(outside)[::-1][accused]  # only those above it are accused
+        at = np.interp(alpha, gls_tradeoff.GRID, missed)
+        assert at == pytest.approx((inside <= threshold).mean(), abs=0.06)  # the grid has 101 points
+    assert gls_tradeoff.missed_at(np.ones(4), np.array([1, 1, 0, 0], bool))[50] == 1  # who is level is not accused
+    assert missed[-1] == 0
+    assert (np.diff(missed) <= 1e-12).all()
+
+
+def test_table_is_what_a_naive_computation_gives(ran, result):
+    held = [np.load(ran / "keep" / f"model-{number:03d}.npz") for number in range(20)]
+    phi = np.stack([each["phi"].astype(np.float64) for each in held])
+    members = np.stack([members_of(number, 250, 0) for number in range(20)])
+    found = {metric: [] for metric in ("lira", "deviation_ratio", "mean_gap")}
+    for number in range(2):
+        gls = np.load(ran / "keep" / f"target-{number:03d}-last-layer.npz")["gls_trace"]
+        own, rows = np.flatnonzero(members[number]), []
+        for record in own:
+            others = np.arange(20) != number
+            inside = phi[others & members[:, record], record]
+            outside = phi[others & ~members[:, record], record]
+            here = phi[number, record]
+            ratio = norm.logpdf(here, inside.mean(), inside.std()) - norm.logpdf(here, outside.mean(), outside.std())
+            rows.append((ratio, outside.std() / inside.std(), abs(outside.mean() - inside.mean())))
+        for metric, values in zip(found, np.transpose(rows), strict=True):
+            found[metric].append(spearmanr(gls, values).statistic)
+    for metric, values in found.items():
+        cell = result["depths"]["last layer"]["all"]["gls_trace"][metric]
+        assert cell["mean"] == pytest.approx(np.mean(values), abs=2e-3)
+        assert cell["of"] == 2
+
+
+def test_run_goes_on_from_what_is_kept(ran, result, tmp_path, monkeypatch):
+    """The kept folder alone, on another machine, gives the same numbers without training or scoring again."""
+    there = tmp_path / f"{NAME}-small"
+    (there / "keep").mkdir(parents=True)
+    for path in (ran / "keep").iterdir():
+        (there / "keep" / path.name).write_bytes(path.read_bytes())
+    monkeypatch.setattr(Trainer, "__init__", lambda *given: pytest.fail("trained again"))
+    assert small_run(tmp_path) == 0
+    again = json.loads((there / f"{NAME}.json").read_text())
+    assert again == result
+
+
+def test_a_target_without_weights_is_trained_and_scored_again(tmp_path):
+    kept = Kept(tmp_path, {"seed": 0})
+    kept.save_model(3, np.zeros(5), {}, np.zeros((5, 2)))
+    kept.save_piece(3, "2 last layers", {"gls_trace": np.array([1e-9, 10.0])}, {"seconds": 1.0})
+    np.testing.assert_allclose(kept.piece(3, "2 last layers")[0]["gls_trace"], [-9, 1], atol=1e-2)
+    assert not kept.load_weights(3, nn.Linear(1, 1))
+    kept.give_up(3, "full model", "out of memory")
+    assert kept.settled(3, "full model")
+    assert not kept.has_piece(3, "full model")
+    kept.save_model(3, np.ones(5), {}, np.zeros((5, 2)))
+    assert not kept.settled(3, "2 last layers")
+    assert not kept.settled(3, "full model")
+    with pytest.raises(SystemExit, match="another seed"):
+        Kept(tmp_path, {"seed": 1})
+
+
+# page
+
+
+def test_printed_numbers_are_those_of_the_paper():
+    assert TABLE_2["lira"]["last layer"] == (0.50, 0.05)
+    assert TABLE_2["tpr"]["full model"] == (0.29, 0.05)
+    assert TABLE_2["mean_gap"]["4 last layers"] == (0.07, 0.04)
+
+
+def test_page_has_the_numbers_of_the_results(result):
+    text = "\n".join(page_gls.section({NAME: result}))
+    rows = {line.split("|")[1].strip(): line.split("|") for line in text.splitlines() if "→" in line and "|" in line}
+    for title, metric in (("LiRA score", "lira"), ("σ_out/σ_in", "deviation_ratio"), ("TPR at 5 % FPR", "tpr")):
+        for depth, cell in zip(DEPTHS, rows[title][2:], strict=False):
+            value = result["depths"][depth]["all"]["gls_trace"][metric]
+            printed, spread = TABLE_2[metric][depth]
+            ours = f"{value['mean']:.2f}" + (f" ± {value['half_width']:.2f}" if value["of"] > 1 else "")
+            assert cell.strip() == f"{printed:.2f} ± {spread:.2f} → {ours}"
+    assert "below 0.88" in text
+    assert f"{result['depths']['full model']['parameters']:,}" in text
+
+
+def test_page_without_results_has_no_number_of_ours():
+    text = "\n".join(page_gls.section({}))
+    assert text.count("→ not run yet") == 16
+    assert {claim.verdict for claim in page_gls.claims({})} == {UNMEASURED}
+
+
+def test_verdicts_follow_the_results(result):
+    changed = json.loads(json.dumps(result))
+    for depth, lira in zip(DEPTHS, (0.5, 0.52, 0.51, 0.5), strict=True):
+        every = changed["depths"][depth]["all"]
+        every["gls_trace"]["lira"] |= {"mean": lira, "half_width": 0.04}
+        for score in ("gls_frobenius", "gls_spectral"):
+            every[f"{score}_with_trace"]["mean"] = 0.97
+    changed["depths"]["last layer"]["tradeoff"]["share_of_models_higher"] = 1.0
+    assert [claim.verdict for claim in page_gls.claims({NAME: changed})] == [HOLDS] * 4
+    changed["depths"]["full model"]["all"]["gls_trace"]["lira"]["mean"] = 0.6
+    changed["depths"]["last layer"]["tradeoff"]["share_of_models_higher"] = 0.5
+    changed["depths"]["2 last layers"]["all"]["gls_spectral_with_trace"]["mean"] = 0.5
+    changed["depths"]["4 last layers"]["all"]["gls_trace"]["lira"]["half_width"] = 0.6
+    assert [claim.verdict for claim in page_gls.claims({NAME: changed})] == [FAILS] * 4
+
+
+def test_pictures_are_drawn_from_the_results(ran, tmp_path):
+    pytest.importorskip("matplotlib")
+    figures = pictures_gls.draw(ran)
+    assert set(figures) == {f"gls_{name}" for name in ("theory", "depths", "tradeoff", "tsne")}
+    for name, figure in figures.items():
+        save_figure(figure, tmp_path / f"{name}.png")
+        assert (tmp_path / f"{name}.png").stat().st_size > 5_000

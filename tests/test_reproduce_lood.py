@@ -1,0 +1,269 @@
+"""The LOOD settings of benchmarks/reproduce: small runs on made data, their oracles, and the page they lead to."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.reproduce.claims import FAILS, HOLDS, NOT_RUN, UNMEASURED
+from benchmarks.reproduce.lood_activations import SETTINGS as ACTIVATIONS
+from benchmarks.reproduce.lood_correlation import SETTINGS as CORRELATION
+from benchmarks.reproduce.lood_data import SCALE, cars_and_planes, made_pictures, write_cars_and_planes
+from benchmarks.reproduce.lood_gaussian import distances
+from benchmarks.reproduce.lood_influence import SETTINGS as INFLUENCE
+from benchmarks.reproduce.lood_influence import empirical_kernel, left_out, train_with_checkpoints
+from benchmarks.reproduce.lood_measures import attack_auc, correlation, largest_at, where_largest
+from benchmarks.reproduce.lood_networks import SMALL, build_network, perturbed, retrain
+from benchmarks.reproduce.lood_queries import sine
+from benchmarks.reproduce.lood_retrained import SETTINGS as RETRAINED
+from benchmarks.reproduce.page_lood import claims, section
+from benchmarks.reproduce.pictures_lood import draw
+from benchmarks.reproduce.printed_lood import GROUPS, PERTURBED, SINE
+from benchmarks.reproduce.printed_lood import RETRAINED as PRINTED
+from benchmarks.reproduce.setting import RESULTS, Job, OutOfTime
+
+from giveaway.attacks.membership import model_seed
+from giveaway.attacks.stacked import train_stacked
+from giveaway.figures import save_figure
+from giveaway.gp.nngp import NNGP
+from giveaway.network import InverseCurvature, Network, score_records
+
+TINY = replace(SMALL, records=24, held_out=8, chosen=3, rounds=2, width=8, epochs=2, batch=8)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """Small runs of the settings that depend on one another, in one folder."""
+    root = tmp_path_factory.mktemp("lood")
+    for name, settings in (
+        ("lood_retrained", RETRAINED),
+        ("lood_influence", INFLUENCE),
+        ("lood_activations", ACTIVATIONS),
+    ):
+        settings[name].run(_job(root, name))
+    CORRELATION["lood_correlation"].run(_job(root, "lood_correlation"))
+    kept = root / "results"
+    kept.mkdir()
+    for file in [*root.glob("*-small/lood_*.json"), *root.glob("*-small/lood_*.npz")]:
+        (kept / file.name).write_bytes(file.read_bytes())
+    return root, {file.stem: json.loads(file.read_text()) for file in kept.glob("*.json")}
+
+
+def _job(root: Path, name: str, **options) -> Job:
+    work = root / f"{name}-small"
+    work.mkdir(parents=True, exist_ok=True)
+    return Job(setting=name, data=None, work=work, models=8, small=True, out=work, **options)
+
+
+def test_small_runs_leave_results_that_the_page_states(measured):
+    _, results = measured
+    page = "\n".join(section(results))
+    told = results["lood_retrained"]
+    assert told["trainings"] == told["rounds"] * (1 + told["chosen"])
+    pearson = f"{told['correlation_with_auc']['nngp_auc']['pearson']:.2f}".replace("-", "−")
+    assert f"Pearson {pearson}" in page
+    assert f"{told['times_faster']:,.0f} ×" in page
+    assert f"by {results['lood_activations']['networks']['mean_difference']:.3f}" in page
+    assert f"KL {results['lood_correlation']['correlation_with_auc']['rbf']['images']['kl']['spearman']:.3f}" in page
+    assert page.count(NOT_RUN) == 4  # lood_queries
+    assert all("nan" not in line.lower() for line in section(results))
+
+
+def test_pictures_are_those_the_page_shows(measured, tmp_path):
+    root, results = measured
+    figures = draw(root / "results")
+    for name, figure in figures.items():
+        save_figure(figure, tmp_path / f"{name}.png")
+    drawn = {path.name for path in tmp_path.iterdir()}
+    shown = {line.split("images/")[1].rstrip(")") for line in section(results) if line.startswith("![")}
+    assert drawn == shown
+    assert len(drawn) == 5
+    assert draw(tmp_path / "nothing") == {}
+
+
+def test_without_results_nothing_is_claimed_but_what_lood_figures_measured():
+    page = section({})
+    assert sum(NOT_RUN in line for line in page) == 15
+    verdicts = [claim.verdict for claim in claims({})]
+    assert verdicts.count(UNMEASURED) == 9
+    assert "84%; 94%, 8%" in "\n".join(page)  # benchmarks/results/lood_figures.json
+
+
+def test_committed_results_and_claims_agree():
+    results = {file.stem: json.loads(file.read_text()) for file in RESULTS.glob("lood_*.json")}
+    page = "\n".join(section(results))
+    judged = {claim.text: claim for claim in claims(results)}
+    assert len(judged) == 15
+    for name, text in (("lood_correlation", "Spearman images: KL"), ("lood_queries", "at most")):
+        assert (text in page) == (name in results)
+    if "lood_queries" in results:
+        sine_claim = next(claim for text, claim in judged.items() if "Algorithm 1" in text)
+        told = results["lood_queries"]["sine"]
+        right = told["kl_largest_at_the_record"] == told["mean_largest_elsewhere"] == told["draws"]
+        assert sine_claim.verdict == (HOLDS if right else FAILS)
+
+
+def test_printed_numbers_are_the_papers():
+    assert (PRINTED["training_hours"] * 60 / PRINTED["lood_minutes"]) >= PRINTED["times_faster"] == 140
+    assert PERTURBED["networks"] == {"mean": -2.375, "deviation": 5.978}
+    assert (GROUPS["most_exposed"], GROUPS["least_exposed"], SINE["steepest"]) == (0.61, 0.08, 3.899)
+
+
+def test_claims_turn_with_the_numbers(measured):
+    _, results = measured
+    told = json.loads(json.dumps(results))
+    for pearson, verdict in ((0.9, HOLDS), (0.2, FAILS)):
+        told["lood_retrained"]["correlation_with_auc"]["nngp_auc"] = {"pearson": pearson, "p": 1e-9, "spearman": 0.0}
+        assert claims(told)[0].verdict == verdict
+    for name in told["lood_influence"]["with_the_change"]:
+        told["lood_influence"]["with_the_change"][name]["pearson"] = 0.3
+    told["lood_influence"]["with_the_change"]["lood_mean"]["pearson"] = 0.4
+    assert claims(told)[4].verdict == HOLDS
+    told["lood_influence"]["with_the_change"]["tracin"]["pearson"] = 0.5
+    assert claims(told)[4].verdict == FAILS
+
+
+def test_a_round_leaves_each_chosen_record_out_and_a_second_command_goes_on(tmp_path):
+    pictures = made_pictures(TINY.records, TINY.held_out)
+    chosen = np.array([5, 0, 23])
+    queries = perturbed(pictures.inputs[chosen], np.ones((3, pictures.inputs.shape[1])), np.array([-10, 0, 10]))
+    job = _job(tmp_path, "lood_retrained")
+    answers = retrain(job, pictures, chosen, queries, "relu", TINY)
+    first = job.work / "relu" / "round_000.npz"
+    first.unlink()
+    with pytest.raises(OutOfTime):
+        retrain(replace(job, deadline=0.0), pictures, chosen, queries, "relu", TINY)
+    again = retrain(job, pictures, chosen, queries, "relu", TINY)
+    np.testing.assert_array_equal(answers.without, again.without)
+    with pytest.raises(SystemExit, match="another size, seed or data"):
+        retrain(job, pictures, chosen, queries, "relu", replace(TINY, epochs=3))
+
+
+def test_the_networks_answers_are_those_of_networks_trained_alone(tmp_path):
+    pictures = made_pictures(TINY.records, TINY.held_out)
+    chosen = np.array([5, 0])
+    queries = pictures.inputs[chosen][:, None]
+    answers = retrain(_job(tmp_path, "lood_retrained"), pictures, chosen, queries, "gelu", replace(TINY, rounds=1))
+    seed = model_seed(0, seed=0)
+    members = np.ones((2, TINY.records), dtype=bool)
+    members[1, 0] = False
+
+    def make() -> nn.Module:
+        return build_network(TINY.depth, TINY.width, "gelu", pictures.inputs.shape[1])
+
+    alone = dict(
+        train_stacked(
+            make, pictures.inputs, pictures.targets, members, TINY.training, seeds=[seed] * 2, models_at_once=1
+        )
+    )
+    np.testing.assert_allclose(answers.with_record[0, :, 0], alone[0][chosen, 0], rtol=2e-3, atol=1e-4)
+    np.testing.assert_allclose(answers.without[0, 1, 0], alone[1][0, 0], rtol=2e-3, atol=1e-4)
+    assert abs(alone[1][0, 0] - alone[0][0, 0]) > 1e-2  # or the comparison says nothing
+
+
+def test_checkpoints_end_where_the_stacked_training_does():
+    pictures = made_pictures(TINY.records, 0)
+    x, y = torch.from_numpy(pictures.inputs), torch.from_numpy(pictures.targets)
+    torch.manual_seed(3)
+    network = build_network(TINY.depth, TINY.width, "relu", x.shape[1])
+    start = {name: value.clone() for name, value in network.state_dict().items()}
+    kept = train_with_checkpoints(network, x, y, TINY, seed=9)
+
+    def make() -> nn.Module:
+        made = build_network(TINY.depth, TINY.width, "relu", x.shape[1])
+        made.load_state_dict(start)
+        return made
+
+    members = np.ones((1, len(x)), dtype=bool)
+    _, outputs = next(train_stacked(make, x, y, members, TINY.training, seeds=[9]))
+    with torch.no_grad():
+        np.testing.assert_allclose(network(x).numpy(), outputs, rtol=1e-4, atol=1e-5)
+    assert torch.equal(kept[-1][0]["0.weight"], network.state_dict()["0.weight"])
+    assert sum(rate for _, rate in kept) == pytest.approx(sum(TINY.training.rates(TINY.epochs * 3)))
+
+
+def test_influence_by_the_records_kernel_is_that_of_the_parameters():
+    torch.manual_seed(0)
+    network = build_network(2, 6, "relu", 5).double()
+    x, y = torch.randn(12, 5, dtype=torch.float64), torch.randn(12, dtype=torch.float64)
+    gram, outputs = empirical_kernel(network, x)
+    rows = torch.func.jacrev(lambda values: torch.func.functional_call(network, values, (x,))[:, 0])(
+        dict(network.named_parameters())
+    )
+    jacobian = torch.cat([value.flatten(1) for value in rows.values()], 1).detach()
+    torch.testing.assert_close(gram, jacobian @ jacobian.T)
+    influence, newton = left_out(gram, outputs, y, damping=0.7)
+    records = Network(network, (x, y[:, None]), loss="squared")
+    found = score_records(InverseCurvature(records, damping=0.7, tolerance=1e-10), scores=("leverage", "influence"))
+    residual = y - outputs
+    torch.testing.assert_close(influence, found["leverage"] * residual, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(2 * influence * residual, found["influence"], rtol=1e-6, atol=1e-9)
+    # linearized at its parameters, the network without a record is a ridge regression without it
+    kept = torch.arange(12) != 3
+    damped = 2 * jacobian[kept].T @ jacobian[kept] + 0.7 * torch.eye(jacobian.shape[1], dtype=torch.float64)
+    step = torch.linalg.solve(damped, 2 * jacobian[3] * (outputs[3] - y[3]))
+    assert float(-jacobian[3] @ step) == pytest.approx(float(newton[3]), rel=1e-6)
+
+
+def test_process_change_is_that_of_a_fit_without_the_record():
+    pictures = made_pictures(20, 0)
+    found = distances(NNGP(2), pictures, torch.device("cpu"))
+    x, y = (torch.from_numpy(part).double() for part in (pictures.inputs, pictures.targets))
+    kernel, kept = NNGP(2)(x, x), torch.arange(20) != 7
+
+    def mean(rows: torch.Tensor) -> float:
+        inside = kernel[rows][:, rows] + 0.05 * torch.eye(int(rows.sum()), dtype=torch.float64)
+        return float(kernel[7, rows] @ torch.linalg.solve(inside, y[rows]))
+
+    change = mean(torch.ones(20, dtype=torch.bool)) - mean(kept)
+    assert found.change[7] == pytest.approx(change, rel=1e-8)
+    assert found.mean[7] == pytest.approx(change**2 / 2, rel=1e-8)
+
+
+def test_measures():
+    targets = np.array([1.0, -1.0])
+    inside = np.array([[[0.9], [-0.2]], [[0.8], [0.4]]])  # rounds, records, offsets
+    outside = np.array([[[0.1], [-0.3]], [[0.2], [0.5]]])
+    np.testing.assert_allclose(attack_auc(inside, outside, targets)[:, 0], [1.0, 0.5])
+    values = np.array([[0.1, 0.9, 0.9], [0.3, 0.2, 0.1]])
+    np.testing.assert_allclose(largest_at(values, np.array([-10, 0, 10])), [5.0, -10.0])
+    told = where_largest(values, np.array([-10, 0, 10]))
+    assert (told["at_the_record"], told["within_10"], told["mean"]) == (1, 2, -2.5)
+    assert correlation([1, 2, 3], [1, 1, 1])["pearson"] == 0.0
+    told = correlation([1, 2, 4, 3], [2, 4, 8, 9])
+    assert told["pearson"] == pytest.approx(np.corrcoef([1, 2, 4, 3], [2, 4, 8, 9])[0, 1], abs=1e-4)
+    assert told["spearman"] == 0.8
+
+
+def test_cars_and_planes_of_a_folder(tmp_path):
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 256, (200, 32, 32, 3), dtype=np.uint8), rng.integers(0, 10, 200)
+    np.savez(tmp_path / "cifar10.npz", x_train=images, y_train=labels)
+    job = replace(_job(tmp_path, "lood_retrained"), data=tmp_path)
+    found = cars_and_planes(job, 10, 4)
+    assert found.inputs.shape == (14, 3072)
+    assert found.targets[:10].sum() == found.targets[10:].sum() == 0
+    pixels = images.reshape(200, -1)
+    for row, target in zip(found.inputs, found.targets, strict=True):
+        source = np.flatnonzero((np.abs(row * SCALE + 127.5 - pixels) < 0.01).all(1))
+        assert labels[source].tolist() == [1 if target > 0 else 0]
+    cut = write_cars_and_planes(tmp_path, tmp_path / "cut").parent
+    again = cars_and_planes(replace(job, data=cut), 10, 4)
+    np.testing.assert_array_equal(again.inputs, found.inputs)
+    np.testing.assert_array_equal(again.targets, found.targets)
+    with pytest.raises(FileNotFoundError, match=r"neither cifar10\.npz"):
+        cars_and_planes(replace(job, data=tmp_path / "none"), 10, 4)
+
+
+def test_the_sine_example(tmp_path):
+    told = sine(_job(tmp_path, "lood_queries"))
+    assert told["kl_largest_at_the_record"] == told["mean_largest_elsewhere"] == told["draws"]
