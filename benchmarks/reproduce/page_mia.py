@@ -186,7 +186,8 @@ def _pictures(results: Results) -> list[str]:
         "mia_loss_influence": "Figure 7: loss, influence and LiRA's success",
     }
     pictures = [line for file, title in shown.items() for line in (f"![{title}](images/{file}.png)", "")]
-    return ["Bands of the curves are one standard deviation over targets; dashed is the first target alone.", "", *pictures]
+    told = "Bands of the curves are one standard deviation over targets; dashed is the first target alone."
+    return [told, "", *pictures]
 
 
 def _machine(found: dict[str, Any]) -> str:
