@@ -94,10 +94,13 @@ def test_the_head_s_own_columns_do_not_change(kind, by):
     assert plain.attributes.keys() <= more.attributes.keys() <= plain.attributes.keys() | told
     for name in (*plain.columns, *plain.attributes):
         np.testing.assert_array_equal(plain[name], more[name])
-    ours = {"kernel", "options", "seconds", "view", "no_view"}
+    ours = {"kernel", "options", "seconds", "view", "no_view", "curvature"}
     assert {k: v for k, v in plain.meta.items() if k not in ours} == {
         k: v for k, v in more.meta.items() if k not in ours
     }
+    # why it was chosen names the memory that was free
+    one, other = ({k: v for k, v in table.meta["curvature"].items() if k != "chosen"} for table in (plain, more))
+    assert one == other
     assert plain.meta["kernel"] is None
     assert (plain.ranking(), more.ranking()) == ("newton", "fused")
 
