@@ -69,7 +69,7 @@ class ClassBlocks:
         self._products, self._inverses = products, blocks
 
     def __call__(self, r: torch.Tensor) -> torch.Tensor:
-        return self._products.projected(torch.bmm(self._inverses, r.transpose(0, 1)).transpose(0, 1))
+        return self._products.project_(torch.bmm(self._inverses, r.transpose(0, 1)).transpose(0, 1))
 
 
 def _add_all(blocks: torch.Tensor, products: HeadProducts, precision: Precision) -> None:
@@ -86,30 +86,27 @@ def _add_heaviest(blocks: torch.Tensor, products: HeadProducts, precision: Preci
     """The heaviest records of each output, and its rest times the mean record."""
     (width, k), device, kept = products.shape, blocks.device, precision.kept
     amount = torch.zeros(k, dtype=torch.float64, device=device)
-    weights = [torch.empty(k, 0, dtype=WEIGHTS, device=device)]  # a process may have no records of its own
-    numbers = [torch.empty(0, dtype=torch.int64, device=device)]
     mean = torch.zeros(width, width, dtype=kept, device=device)
-    records = torch.zeros(1, dtype=torch.float64, device=device)
-    held = [torch.empty(0, width, dtype=kept, device=device)]
-    for window in products.windows(max(1, width // 4)):
+    slices = products.slices(max(1, width // 4))
+    first, records = (slices[0].start, slices[-1].stop - slices[0].start) if slices else (0, 0)
+    # in one piece each: parts that are put together at the end would be there twice
+    weights = torch.empty(k, records, dtype=WEIGHTS, device=device)
+    design = torch.empty(records if hold_rows else 0, width, dtype=kept, device=device)
+    for part in slices:
+        window, here = products.head.window(part), slice(part.start - first, part.stop - first)
         weight = diagonal_curvature(products.loss, window) * window.weights.unsqueeze(1)
-        weights.append(weight.T.to(WEIGHTS))
+        weights[:, here] = weight.T
         amount += weight.sum(0)
-        numbers.append(window.numbers)
         x = window.rows(kept, width)
         _add_square(mean, x, precision)
-        records += len(window)
         if hold_rows:
-            held.append(x)
+            design[here] = x
     products.team.sum_(mean)
-    mean /= products.team.sum_(records).to(kept)
-    own, rows, design = torch.cat(weights, 1), torch.cat(numbers), torch.cat(held)
-    weights.clear()
-    held.clear()
-    heaviest = min(HEAVIEST // products.team.size, max(4 * width, len(rows) // 8), len(rows))
-    for weight, whole, block in zip(own, amount.tolist(), blocks, strict=True):
+    mean /= products.head.n
+    heaviest = min(HEAVIEST // products.team.size, max(4 * width, records // 8), records)
+    for weight, whole, block in zip(weights, amount.tolist(), blocks, strict=True):
         heavy, places = weight.float().topk(heaviest)
-        x = design[places] if hold_rows else products.head.window(rows[places]).rows(kept, width)
+        x = design[places] if hold_rows else products.head.window(first + places).rows(kept, width)
         _add_square(block, x * heavy.sqrt().unsqueeze(1), precision)
         block += max(0.0, whole - float(heavy.sum())) * mean
 
@@ -142,7 +139,7 @@ class SharedGram:
         width, k, s = r.shape
         turned = (self._vectors.T @ r.reshape(width, -1)).view(width, k, s)
         turned *= self._over.unsqueeze(2)
-        return self._products.projected((self._vectors @ turned.view(width, -1)).view(width, k, s))
+        return self._products.project_((self._vectors @ turned.view(width, -1)).view(width, k, s))
 
 
 def _add_square(total: torch.Tensor, x: torch.Tensor, precision: Precision) -> None:

@@ -60,12 +60,15 @@ class HeadProducts:
         """The way back."""
         return vectors.squeeze(1 if isinstance(self.loss, Squared) else 2)[: self.head.width]
 
-    def windows(self, columns: int) -> Iterator[Window]:
-        """This process's records, in windows for products of so many columns."""
+    def slices(self, columns: int) -> list[slice]:
+        """This process's records, in consecutive pieces for products of so many columns."""
         rows = self._bytes // (4 * self.k * columns)
         rows = max(LEAST_ROWS, min(MOST_ROWS, 1 << max(rows, 1).bit_length() - 1))
-        for part in self.team.share(list(self.head.slices(rows))):
-            yield self.head.window(part)
+        return self.team.share(list(self.head.slices(rows)))
+
+    def windows(self, columns: int) -> Iterator[Window]:
+        """The same, read."""
+        return map(self.head.window, self.slices(columns))
 
     def apply(self, v: torch.Tensor, precision: Precision) -> torch.Tensor:
         """H v."""
@@ -79,7 +82,7 @@ class HeadProducts:
             precision.add_product(total, tuple(part.T for part in x), curved)
             self.on_rows(len(window))
         self.team.sum_(total)
-        return self.projected(total.view_as(v)).addcmul_(v, self.penalty.to(v.dtype))
+        return self.project_(total.view_as(v)).addcmul_(v, self.penalty.to(v.dtype))
 
     def draw(self, seed: int, probes: slice, precision: Precision) -> torch.Tensor:
         """Aᵀ Ω for the signs Ω of these probes."""
@@ -94,8 +97,8 @@ class HeadProducts:
         # the penalty's own signs come after those of the records
         features = torch.arange(self.head.n, self.head.n + self.width, device=self.head.device)
         penalty = signs(seed, features, self.k, probes, dtype=precision.kept) * self.penalty.sqrt().to(precision.kept)
-        return self.projected(total.view(self.width, self.k, s) + penalty)
+        return self.project_(total.view(self.width, self.k, s) + penalty)
 
-    def projected(self, v: torch.Tensor) -> torch.Tensor:
-        """v without what softmax does not see: rounding puts some of it there."""
-        return v - v.mean(1, keepdim=True) if isinstance(self.loss, Softmax) else v
+    def project_(self, v: torch.Tensor) -> torch.Tensor:
+        """Take from v what softmax does not see: rounding puts some of it there."""
+        return v.sub_(v.mean(1, keepdim=True)) if isinstance(self.loss, Softmax) else v

@@ -20,7 +20,7 @@ from giveaway.heads.products import HeadProducts
 from giveaway.linalg.block_cg import CONVERGED, Solution, block_cg
 from giveaway.linalg.kept import NOTHING_KEPT, Kept
 from giveaway.linalg.memory import free_memory
-from giveaway.linalg.precision import Parts, exact_for, higher_than, precision_named
+from giveaway.linalg.precision import Parts, Precision, exact_for, higher_than, precision_named
 from giveaway.linalg.probes import WORD, signs
 from giveaway.linalg.team import ALONE, Team
 from giveaway.records import Head
@@ -32,6 +32,7 @@ MOST_STEPS = 500
 ARRAYS = 8  # of a block of probes that conjugate gradients hold at once
 MOST_AT_ONCE = 128
 HOST_LOOK_BYTES, GPU_LOOK_BYTES = 64_000_000, 4_000_000_000  # of one array of a window's U
+LEAST_LOOK_BYTES = 4_000_000
 
 
 class SketchedCurvature:
@@ -70,7 +71,7 @@ class SketchedCurvature:
         self.precision = precision_named(precision, head.device)
         self.exact, self.begun_with = exact_for(self.precision, head.device), self.precision.name
         self.memory = free_memory(head.device) // 2 if memory is None else memory
-        self.allow_unconverged = allow_unconverged
+        self.allow_unconverged, self._threads = allow_unconverged, torch.get_num_threads()
         wide = self.precision if self.precision.name == "float64" else None
         self.preconditioner = preconditioner_for(self.products, self.memory // 2, probes, wide)
         width, k = self.products.shape
@@ -119,7 +120,10 @@ class SketchedCurvature:
     @property
     def array_bytes(self) -> int:
         """That one array of a batch may take."""
-        return GPU_LOOK_BYTES if self.head.device.type == "cuda" else HOST_LOOK_BYTES
+        if self.head.device.type == "cuda":
+            return GPU_LOOK_BYTES
+        # as many arrays as a solve holds, once a thread
+        return min(HOST_LOOK_BYTES, max(LEAST_LOOK_BYTES, self.memory // (4 * ARRAYS * self._threads)))
 
     @property
     def report(self) -> dict[str, Any]:
@@ -147,7 +151,7 @@ class SketchedCurvature:
 
     def precondition(self, r: torch.Tensor) -> torch.Tensor:
         """About H⁻¹ of columns (D, k, s)."""
-        return self.products.projected(self.preconditioner(r.to(self.preconditioner.dtype)).to(r.dtype))
+        return self.products.project_(self.preconditioner(r.to(self.preconditioner.dtype)).to(r.dtype))
 
     def solve(self, v: torch.Tensor) -> torch.Tensor:
         """H⁻¹ v for v (d, m): a gradient of the summed loss with respect to θ; softmax needs rows that sum to zero."""
@@ -162,7 +166,7 @@ class SketchedCurvature:
             precondition=self.precondition,
             tolerance=self.tolerance,
             most_steps=MOST_STEPS,
-            exact_product=None if exact is None else lambda v: self.products.apply(v.to(exact.kept), exact).to(v.dtype),
+            exact_product=None if exact is None else lambda v: self._exactly(v, exact),
             trusted=self.precision.trusted,
             allow_unconverged=self.allow_unconverged or higher is not None,
         )
@@ -172,6 +176,15 @@ class SketchedCurvature:
         self.precision, self.exact = higher, exact_for(higher, right.device)
         self.__dict__.pop("factors", None)
         return self._cg(right.to(higher.kept))
+
+    def _exactly(self, v: torch.Tensor, exact: Precision) -> torch.Tensor:
+        """H v by products in `exact`; a few columns at a time where it takes twice the space."""
+        if exact.kept == v.dtype:
+            return self.products.apply(v, exact)
+        found = torch.empty_like(v)
+        for part, there in zip(*(array.split(-(-v.shape[2] // 4), 2) for array in (v, found)), strict=True):
+            there.copy_(self.products.apply(part.to(exact.kept), exact))
+        return found
 
     def _solve_block(self, part: slice) -> dict[str, torch.Tensor]:
         right = self.products.draw(self.seed, part, self.precision)
@@ -187,7 +200,10 @@ def probes_at_once(head: Head, probes: int, memory: int, kept: torch.dtype) -> i
     fit = max(1, memory // 4 // (ARRAYS * width * k * kept.itemsize))
     # fused passes want a record's numbers in a GPU's cache
     most = min(WORD if products.curvature.fused_rows else MOST_AT_ONCE, probes)
-    return most if fit >= most else max(1, fit // WORD * WORD or fit)
+    if fit >= most:
+        return most
+    # below a word's signs as many in each block as in every other
+    return fit // WORD * WORD or -(-probes // -(-probes // fit))
 
 
 class Look:

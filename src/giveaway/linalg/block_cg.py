@@ -80,6 +80,7 @@ def block_cg(
         worst = _worst(relative, negative)
         doubtful = exact_product is not None and worst <= trusted * last_true
         if doubtful or worst <= tolerance or steps == most_steps:
+            del r  # before the product takes its space
             r = right - exact(x)
             relative = _norms(r) / scale
             now = _worst(relative, negative)
@@ -90,6 +91,7 @@ def block_cg(
         turned = -length * _dots(z, image) / torch.where(rz > 0, rz, 1.0)
         rz = _dots(r, z)
         direction.mul_(turned).add_(z)
+        del z
     ended = zip(negative.tolist(), relative.tolist(), strict=True)
     status = tuple(NEGATIVE if bad else CONVERGED if at <= tolerance else RAN_OUT for bad, at in ended)
     solution = Solution(x, relative, steps, status)
