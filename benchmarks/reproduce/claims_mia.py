@@ -120,7 +120,9 @@ def _faster(found: dict[str, Any]) -> tuple[bool, str]:
 
 def _fused(found: dict[str, Any]) -> tuple[bool, str]:
     fused, newton = recall(found, "fused"), recall(found, "newton")
-    return fused > newton, f"{_percent(fused)} against {_percent(newton)}"
+    same = found["agreement"]["lira"]["fused"] == found["agreement"]["lira"]["newton"]
+    why = ", the same ranking, as features are not learned there" if same else ""
+    return fused > newton, f"{_percent(fused)} against {_percent(newton)}{why}"
 
 
 def _percent(share: float) -> str:
