@@ -33,7 +33,7 @@ DIMS = (40, 800, 80, 32, 10)
 RECORDS, COLUMNS, STEPS = 5_000, 16, 10
 DECAY = 1e-3  # of the mean loss; damping is RECORDS times it
 MEMORY = 400_000_000
-PATIENCE = 1_800
+PATIENCE = 900
 
 
 def problem() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:

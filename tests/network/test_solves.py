@@ -108,7 +108,7 @@ def test_a_preconditioner_shortens_badly_scaled_solves():
     model = nn.Sequential(nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 3)).double()
     y = torch.randint(0, 3, (200,))
     network = Network(model, (x, y), loss="cross_entropy")
-    b = right_sides(network.size)
+    b = right_sides(network.size, 1)
     steps = {
         name: InverseCurvature(network, damping=0.1, preconditioner=name, most_steps=5000)(b).steps
         for name in ("none", "diagonal", "kronecker")

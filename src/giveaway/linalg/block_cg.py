@@ -96,11 +96,12 @@ def block_cg(
     status = tuple(NEGATIVE if bad else CONVERGED if at <= tolerance else RAN_OUT for bad, at in ended)
     solution = Solution(x, relative, steps, status)
     if not allow_unconverged and any(how != CONVERGED for how in status):
-        raise _not_solved(solution, tolerance)
+        raise not_solved(solution, tolerance)
     return solution
 
 
-def _not_solved(solution: Solution, tolerance: float) -> SolveError:
+def not_solved(solution: Solution, tolerance: float) -> SolveError:
+    """What to raise where a solution is none."""
     negative = solution.status.count(NEGATIVE)
     if negative:
         return SolveError(

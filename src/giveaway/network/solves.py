@@ -1,4 +1,7 @@
-"""Inverse-curvature products: preconditioned conjugate gradients over passes of the data, in blocks of right sides."""
+"""Inverse-curvature products: preconditioned conjugate gradients over passes of the data, in blocks of right sides.
+
+Right sides of one block share their directions, so that as many as fit at once take the fewest passes.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import torch
 
 from giveaway.checks import check_number, fail
 from giveaway.linalg.block_cg import Solution, block_cg
+from giveaway.linalg.shared_cg import shared_cg
 from giveaway.network.network import Network
 from giveaway.network.preconditioners import preconditioner_of
 from giveaway.network.products import GaussNewton, Hessian, curvature_of
@@ -98,7 +102,9 @@ class InverseCurvature:
     def _block(self, right: torch.Tensor) -> Solution:
         # laid out column by column, as the products are
         wide = right.T.contiguous().T
-        found = block_cg(self.curvature, wide, precondition=self._precondition, **self._options)
+        # what curves downwards along one right side would spoil the directions of all
+        solve = block_cg if isinstance(self.curvature, Hessian) else shared_cg
+        found = solve(self.curvature, wide, precondition=self._precondition, **self._options)
         self.steps = max(self.steps, found.steps)
         self.right_sides += len(found.status)
         self.unsolved += sum(status != "converged" for status in found.status)
