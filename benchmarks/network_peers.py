@@ -2,11 +2,11 @@
 
 An MLP with 99,802 parameters is trained on 5,000 records. Two questions:
 
-- `steps`: conjugate gradients for 16 right sides, 10 iterations each. The same iterations, so CPU time and memory are
-  those of the products.
+- `steps`: conjugate gradients for 16 right sides, 10 iterations. As many products, so CPU time and memory are those of
+  the products; giveaway's right sides share their directions and come further.
 - `residual`: the inverse curvature times the gradients of 128 records, until each residual is 1e-3. giveaway
-  preconditions; curvlinops' CG takes one column after another without a preconditioner, and is given PATIENCE seconds
-  of CPU time: where it has not ended by then, its time is a lower bound. `--records` takes fewer.
+  preconditions too; curvlinops' products go into plain conjugate gradients for all columns at once, with PATIENCE
+  seconds of CPU time: where they have not ended by then, their time is a lower bound. `--records` takes fewer.
 
 Reported are CPU seconds of all threads and peak resident memory above what was resident before the first product, on
 one thread; what --out has of other questions or contenders stays. Needs `curvlinops-for-pytorch` (head_peers.py says
