@@ -113,7 +113,7 @@ def test_a_preconditioner_shortens_badly_scaled_solves():
         name: InverseCurvature(network, damping=0.1, preconditioner=name, most_steps=5000)(b).steps
         for name in ("none", "diagonal", "kronecker")
     }
-    assert steps["kronecker"] < steps["diagonal"] < steps["none"]
+    assert steps["kronecker"] < 0.8 * steps["diagonal"] <= 0.8 * steps["none"]
 
 
 def test_the_steepest_directions():

@@ -36,23 +36,25 @@ def shared_cg(
     inverse = (lambda r: r) if precondition is None else precondition
     norms = torch.linalg.vector_norm(right, dim=0)
     scale = torch.where(norms > 0, norms, 1.0)
-    x = torch.zeros_like(right)
+    x, r = torch.zeros_like(right), right / scale
     relative = norms / scale
     last_true, stalls, steps = float(relative.max()), 0, 0
-    block = _Block(right / scale, inverse)
+    block: _Block | None = None
     while last_true > tolerance and steps < most_steps and stalls < STALLS:
+        if block is None:
+            block = _Block(r, inverse)
+            del r
         block.step(product, x)
         steps += 1
         on_step(steps)
         if float(block.residuals().max()) > tolerance and steps < most_steps:
             continue
-        del block  # before the product takes its space
+        block = None  # before the product takes its space
         r = product(x).neg_().add_(right / scale)
         relative = torch.linalg.vector_norm(r, dim=0)
         now = float(relative.max())
         stalls = stalls + 1 if now > STALLED_AT * last_true else 0
         last_true = now
-        block = _Block(r, inverse)
     status = tuple(CONVERGED if at <= tolerance else RAN_OUT for at in relative.tolist())
     solution = Solution(x.mul_(scale), relative, steps, status)
     if not allow_unconverged and any(how != CONVERGED for how in status):
@@ -90,27 +92,29 @@ def _orthonormal(r: torch.Tensor, z: torch.Tensor) -> tuple[torch.Tensor, torch.
     that the columns share."""
     sigma = torch.eye(r.shape[1], dtype=torch.float64, device=r.device)
     for _ in range(2):  # the second time for what rounding left of the first
-        values, vectors = torch.linalg.eigh(_symmetric(_gram(r, z)))
+        scale, values, vectors = _spectrum(_gram(r, z))
         kept = values > max(10 * torch.finfo(r.dtype).eps, LEAST_SPREAD) * values[-1:]  # of none where all is solved
         root, vectors = values[kept].sqrt(), vectors[:, kept]
-        r, z = _times(r, vectors / root), _times(z, vectors / root)
-        sigma = root.unsqueeze(1) * (vectors.T @ sigma)
+        turn = vectors / (scale.unsqueeze(1) * root)
+        r, z = _times(r, turn), _times(z, turn)
+        sigma = root.unsqueeze(1) * (vectors.T @ (scale.unsqueeze(1) * sigma))
     return r, z, sigma
 
 
 def _inverse_form(form: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Of the curvature along a block's directions, nothing along those where rounding hides it."""
-    form = _symmetric(form)
-    diagonal = form.diagonal()
-    scale = torch.where(diagonal > 0, diagonal, 1.0).rsqrt()
-    values, vectors = torch.linalg.eigh(form * scale[:, None] * scale)
+    scale, values, vectors = _spectrum(form)
     kept = values > torch.finfo(dtype).eps * values[-1:]
-    scaled = scale[:, None] * vectors[:, kept]
-    return (scaled / values[kept]) @ scaled.T
+    turn = vectors[:, kept] / scale.unsqueeze(1)
+    return (turn / values[kept]) @ turn.T
 
 
-def _symmetric(form: torch.Tensor) -> torch.Tensor:
-    return 0.5 * (form + form.T)
+def _spectrum(form: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """c, and eigenvalues and -vectors of form / c cᵀ, whose diagonal is one: no column is small beside another."""
+    diagonal = form.diagonal()
+    scale = torch.where(diagonal > 0, diagonal, 1.0).sqrt()
+    values, vectors = torch.linalg.eigh(0.5 * (form + form.T) / (scale.unsqueeze(1) * scale))
+    return scale, values, vectors
 
 
 def _times(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
