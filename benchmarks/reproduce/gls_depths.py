@@ -20,8 +20,8 @@ import numpy as np
 import torch
 
 from benchmarks.reproduce.gls_network import DEPTHS, ResNet, layers_of
-from benchmarks.reproduce.tensor_cores import tensor_cores
 from giveaway.auditing.run import audit
+from giveaway.linalg.precision import tf32_products
 from giveaway.network import GaussNewton, InverseCurvature, Jacobian, Network, score_records, sketch_records
 from giveaway.records import Head
 
@@ -47,11 +47,11 @@ class RoughJacobian(Jacobian):
     """Passes in TF32, which is what an H200 is quick in; all else, such as what orthogonalizes, stays in float32."""
 
     def curved(self, right: torch.Tensor) -> torch.Tensor:
-        with tensor_cores():
+        with tf32_products(True):
             return super().curved(right)
 
     def pull(self, columns: int, cotangents: Callable[..., torch.Tensor]) -> torch.Tensor:
-        with tensor_cores():
+        with tf32_products(True):
             return super().pull(columns, cotangents)
 
 

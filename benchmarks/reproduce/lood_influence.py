@@ -22,12 +22,12 @@ from benchmarks.reproduce.lood_data import Pictures, cars_and_planes
 from benchmarks.reproduce.lood_measures import correlation, digits
 from benchmarks.reproduce.lood_networks import Size, described, first_network, size_of
 from benchmarks.reproduce.setting import RESULTS, Job, Setting, write_arrays
-from benchmarks.reproduce.tensor_cores import tensor_cores
 from giveaway.attacks.epochs import EpochBatches
 from giveaway.attacks.membership import model_seed
 from giveaway.gp.kernels import Linear
 from giveaway.gp.leave_one_out import leave_one_out
 from giveaway.gp.posterior import fit
+from giveaway.linalg.precision import tf32_products
 from giveaway.network import Network, tracin
 
 NETWORKS = 5
@@ -96,7 +96,7 @@ def truth_of(job: Job) -> dict[str, np.ndarray]:
 def _one_network(job: Job, size: Size, pictures: Pictures, chosen: np.ndarray, seed: int) -> dict[str, Any]:
     x, y = (torch.from_numpy(part[: pictures.records]).to(job.device) for part in (pictures.inputs, pictures.targets))
     network = first_network(size, "relu", x.shape[1], seed).to(job.device)
-    with job.phase("training"), tensor_cores():
+    with job.phase("training"), tf32_products(True):
         kept = train_with_checkpoints(network, x, y, size, seed)
     with job.phase("tracin"):
         records = Network(network, (x, y[:, None]), loss="squared", memory=MEMORY if x.is_cuda else None)

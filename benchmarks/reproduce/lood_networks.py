@@ -25,10 +25,10 @@ from torch import nn
 
 from benchmarks.reproduce.lood_data import PIXELS, SCALE, Pictures
 from benchmarks.reproduce.setting import Job, write_arrays, write_json
-from benchmarks.reproduce.tensor_cores import tensor_cores
 from giveaway.attacks.membership import model_seed
 from giveaway.attacks.stacked import seeded_model, train_stacked
 from giveaway.attacks.training import Training
+from giveaway.linalg.precision import tf32_products
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU}
 STEEPNESS = 8.0  # learning rate × (inputs + depth·width): the largest curvature grows like that sum
@@ -125,7 +125,7 @@ def retrain(
         if file.exists():
             continue
         job.stop_in_time()
-        with job.phase(f"retraining_{activation}"), tensor_cores():
+        with job.phase(f"retraining_{activation}"), tf32_products(True):
             found = _round(job, pictures, chosen, queries, activation, size, model_seed(number, seed=job.seed))
         write_arrays(file, found)
         spent = job.seconds()[f"retraining_{activation}"]

@@ -53,13 +53,13 @@ class Precision:
             total = torch.mm(a[0], b[0], out_dtype=torch.float32)
             self.add_product(total, a, b, leading=False)
             return total
-        with _tf32(self.name == "tf32"):
+        with tf32_products(self.name == "tf32"):
             return a[0] @ b[0]
 
     def add_product(self, total: torch.Tensor, a: Parts, b: Parts, *, leading: bool = True) -> None:
         """total += a @ b, with `total` of type `kept`; without `leading` only what the trailing halves add."""
         if self.name not in ("bf16", "bf16x3"):
-            with _tf32(self.name == "tf32"):
+            with tf32_products(self.name == "tf32"):
                 total.addmm_(a[0], b[0])
             return
         pairs = [(a[0], b[0])] if leading else []
@@ -100,7 +100,7 @@ def exact_for(precision: Precision, device: torch.device) -> Precision | None:
 
 
 @contextmanager
-def _tf32(enabled: bool) -> Iterator[None]:
+def tf32_products(enabled: bool) -> Iterator[None]:
     """Whether float32 products may use TF32, for a while."""
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = enabled
