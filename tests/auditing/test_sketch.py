@@ -6,6 +6,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+import torch
 
 import giveaway as ga
 from giveaway.auditing import batches
@@ -123,6 +124,20 @@ def test_the_same_table_however_work_is_cut(monkeypatch, precision, error):
         # what still counts as a direction of a record's step is a matter of rounding
         allowed = 1e-3 if name in ("newton", "loo_gap") else error
         np.testing.assert_allclose(cut[name], whole[name], rtol=allowed, err_msg=name)
+
+
+def test_what_is_done_already_is_told_in_spans_that_no_memory_and_no_threads_change():
+    """A checkpoint, and the processes of a team, count in them."""
+    made = {}
+    for memory, threads in ((1e-4, 1), (1e-4, 3), (64.0, 3)):
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        curvature = sketched.SketchedCurvature(small(), probes=32, memory=int(memory * 1e9))
+        made[memory, threads] = batches.record_spans(small(), curvature), curvature.looks_at_once
+        torch.set_num_threads(before)
+    spans, looks = zip(*made.values(), strict=True)
+    assert spans[0] == spans[1] == spans[2]
+    assert looks[0] == looks[1] == 1 < looks[2]
 
 
 def test_the_same_table_however_many_probes_at_once(monkeypatch):

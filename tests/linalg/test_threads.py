@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -66,3 +67,23 @@ def test_operations_inside_stay_on_one_thread(threads):
     inside = set()
     in_threads(lambda _: inside.add(torch.get_num_threads()), range(20), CPU)
     assert inside == {1}
+
+
+def test_fewer_at_a_time_have_more_threads_each(threads):
+    inside, here, most = set(), 0, 0
+    lock = threading.Lock()
+
+    def work(_: int) -> None:
+        nonlocal here, most
+        with lock:
+            here += 1
+            most = max(most, here)
+        inside.add(torch.get_num_threads())
+        time.sleep(0.002)
+        with lock:
+            here -= 1
+
+    in_threads(work, range(20), CPU, most=2)
+    assert most <= 2
+    assert inside == {max(1, threads // 2)}
+    assert torch.get_num_threads() == threads

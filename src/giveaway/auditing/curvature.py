@@ -122,5 +122,6 @@ def passes_of(head: Head, options: CurvatureOptions, choice: Choice) -> int:
     """About how often the records are read to make it."""
     if choice.kind == "dense":
         return 1
-    kept = precision_named(options.precision, head.device).kept
-    return EXPECTED_PRODUCTS * -(-options.probes // probes_at_once(head, options.probes, options.budget(head), kept))
+    precision = precision_named(options.precision, head.device)
+    at_once = probes_at_once(head, options.probes, options.budget(head), precision)
+    return EXPECTED_PRODUCTS * -(-options.probes // at_once)

@@ -29,7 +29,7 @@ def forecast(head: Head, options: CurvatureOptions, team: Team = ALONE) -> Cost:
     sketch = choice.kind == "sketch"
     rows = {"width": head.width, "outputs": head.m, "loss": head.loss, "curvature": choice.kind}
     precision = precision_named(options.precision, head.device)
-    at_once = probes_at_once(head, options.probes, options.budget(head), precision.kept)
+    at_once = probes_at_once(head, options.probes, options.budget(head), precision)
     dtype = precision.between if sketch else torch.float64
     shape = product_shape(**rows, probes=at_once, device=head.device)  # type: ignore[arg-type]
     held = 0 if isinstance(head.features, LazyRows) else head.features.nbytes

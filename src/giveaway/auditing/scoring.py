@@ -90,7 +90,8 @@ class Scoring:
                 if kept.due():
                     kept.save(name, {"found": torch.from_numpy(self.found), "done": done})
 
-        in_threads(work, self._opened(own, done), self.head.device)
+        at_once = None if curvature is None else curvature.looks_at_once
+        in_threads(work, self._opened(own, done), self.head.device, at_once)
         self.team.sum_array(self.found)
 
     def solve_again(self) -> dict[str, Any]:

@@ -29,6 +29,11 @@ class Curvature(Protocol):
         """That one array of a batch of blocks may take."""
         ...
 
+    @property
+    def looks_at_once(self) -> int | None:
+        """Threads that may look at once, None for any number."""
+        ...
+
     def group_bytes(self, s: int) -> int:
         """Of one array of a group of s records."""
         ...

@@ -121,6 +121,10 @@ class DenseCurvature:
         """That one array of a batch may take; about eight are alive at a time."""
         return GPU_ARRAY_BYTES if self.scales.is_cuda else ARRAY_BYTES
 
+    @property
+    def looks_at_once(self) -> None:
+        """Their arrays are small beside the curvature."""
+
     def look(self, window: Window, size: int = 1) -> Look:
         """At the groups of `size` consecutive rows of `window`."""
         return Look(self, window, size)

@@ -29,10 +29,9 @@ from giveaway.records.window import Window
 PROBES = 256
 TOLERANCE = 1e-3
 MOST_STEPS = 500
-ARRAYS = 8  # of a block of probes that conjugate gradients hold at once
+ARRAYS, WIDER_ARRAYS = 8, 4  # of a block of probes that conjugate gradients hold, and where residuals are wider
 MOST_AT_ONCE = 128
-HOST_LOOK_BYTES, GPU_LOOK_BYTES = 64_000_000, 4_000_000_000  # of one array of a window's U
-LEAST_LOOK_BYTES = 4_000_000
+HOST_LOOK_BYTES, GPU_LOOK_BYTES = 16_000_000, 4_000_000_000  # of one array of a window's U
 
 
 class SketchedCurvature:
@@ -71,12 +70,12 @@ class SketchedCurvature:
         self.precision = precision_named(precision, head.device)
         self.exact, self.begun_with = exact_for(self.precision, head.device), self.precision.name
         self.memory = free_memory(head.device) // 2 if memory is None else memory
-        self.allow_unconverged, self._threads = allow_unconverged, torch.get_num_threads()
+        self.allow_unconverged = allow_unconverged
         wide = self.precision if self.precision.name == "float64" else None
         self.preconditioner = preconditioner_for(self.products, self.memory // 2, probes, wide)
         width, k = self.products.shape
         self.z = torch.empty(width, k, probes, dtype=self.precision.kept, device=head.device)
-        self.at_once = probes_at_once(head, probes, self.memory, self.precision.kept)
+        self.at_once = probes_at_once(head, probes, self.memory, self.precision)
         self.residual, self.steps = 0.0, 0
         unsaved = {}
         for start in range(0, probes, self.at_once):
@@ -120,10 +119,12 @@ class SketchedCurvature:
     @property
     def array_bytes(self) -> int:
         """That one array of a batch may take."""
-        if self.head.device.type == "cuda":
-            return GPU_LOOK_BYTES
-        # as many arrays as a solve holds, once a thread
-        return min(HOST_LOOK_BYTES, max(LEAST_LOOK_BYTES, self.memory // (4 * ARRAYS * self._threads)))
+        return GPU_LOOK_BYTES if self.head.device.type == "cuda" else HOST_LOOK_BYTES
+
+    @property
+    def looks_at_once(self) -> int:
+        """In a quarter of the memory, each with as many arrays as a solve holds."""
+        return max(1, self.memory // (4 * ARRAYS * self.array_bytes))
 
     @property
     def report(self) -> dict[str, Any]:
@@ -166,7 +167,7 @@ class SketchedCurvature:
             precondition=self.precondition,
             tolerance=self.tolerance,
             most_steps=MOST_STEPS,
-            exact_product=None if exact is None else lambda v: self._exactly(v, exact),
+            exact_product=None if exact is None else lambda v: self.products.apply(v.to(exact.kept), exact).to(v.dtype),
             trusted=self.precision.trusted,
             allow_unconverged=self.allow_unconverged or higher is not None,
         )
@@ -177,15 +178,6 @@ class SketchedCurvature:
         self.__dict__.pop("factors", None)
         return self._cg(right.to(higher.kept))
 
-    def _exactly(self, v: torch.Tensor, exact: Precision) -> torch.Tensor:
-        """H v by products in `exact`; a few columns at a time where it takes twice the space."""
-        if exact.kept == v.dtype:
-            return self.products.apply(v, exact)
-        found = torch.empty_like(v)
-        for part, there in zip(*(array.split(-(-v.shape[2] // 4), 2) for array in (v, found)), strict=True):
-            there.copy_(self.products.apply(part.to(exact.kept), exact))
-        return found
-
     def _solve_block(self, part: slice) -> dict[str, torch.Tensor]:
         right = self.products.draw(self.seed, part, self.precision)
         solution = self._cg(right)
@@ -193,11 +185,13 @@ class SketchedCurvature:
         return {"z": z, "residual": solution.residual, "steps": torch.tensor(solution.steps)}
 
 
-def probes_at_once(head: Head, probes: int, memory: int, kept: torch.dtype) -> int:
+def probes_at_once(head: Head, probes: int, memory: int, precision: Precision) -> int:
     """How many probes are solved for together."""
     products = HeadProducts(head, head.l2)
     width, k = products.shape
-    fit = max(1, memory // 4 // (ARRAYS * width * k * kept.itemsize))
+    exact = exact_for(precision, head.device)
+    arrays = ARRAYS + (WIDER_ARRAYS if exact is not None and exact.kept != precision.kept else 0)
+    fit = max(1, memory // 4 // (arrays * width * k * precision.kept.itemsize))
     # fused passes want a record's numbers in a GPU's cache
     most = min(WORD if products.curvature.fused_rows else MOST_AT_ONCE, probes)
     if fit >= most:

@@ -16,19 +16,23 @@ import torch
 Item = TypeVar("Item")
 
 
-def in_threads(work: Callable[[Item], Any], items: Iterable[Item], device: torch.device) -> None:
-    """Call `work` on every item, on as many threads as torch is set to use (one where the arrays are on a GPU)."""
-    workers = 1 if device.type == "cuda" else torch.get_num_threads()
+def in_threads(
+    work: Callable[[Item], Any], items: Iterable[Item], device: torch.device, most: int | None = None
+) -> None:
+    """Call `work` on every item, on as many threads as torch is set to use (one where the arrays are on a GPU), or on
+    `most` at a time."""
+    threads = torch.get_num_threads()
+    workers = 1 if device.type == "cuda" else min(threads, most or threads)
     if workers == 1:
         for item in items:
             work(item)
         return
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads // workers)
     try:
         with ThreadPoolExecutor(workers) as pool:
             _feed(pool, work, items, 2 * workers)
     finally:
-        torch.set_num_threads(workers)
+        torch.set_num_threads(threads)
 
 
 def _feed(pool: ThreadPoolExecutor, work: Callable[[Item], Any], items: Iterable[Item], most: int) -> None:

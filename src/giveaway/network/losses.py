@@ -22,6 +22,7 @@ class OutputLoss(ABC):
     """What every loss answers."""
 
     sensitivity = 1.0  # −∂g/∂y: what multiplies B in logit-space GLS
+    convex = True  # in the outputs
 
     @abstractmethod
     def prepare(self, y: torch.Tensor, f: torch.Tensor) -> torch.Tensor:
@@ -140,6 +141,8 @@ class Softmax(OutputLoss):
 
 class Given(OutputLoss):
     """A loss of the user's: (outputs (b, m), targets) → (b,); g and W by differentiation."""
+
+    convex = False  # for all that is known
 
     def __init__(self, function: PerRecord) -> None:
         self.function = function

@@ -103,7 +103,7 @@ class InverseCurvature:
         # laid out column by column, as the products are
         wide = right.T.contiguous().T
         # what curves downwards along one right side would spoil the directions of all
-        solve = block_cg if isinstance(self.curvature, Hessian) else shared_cg
+        solve = shared_cg if isinstance(self.curvature, GaussNewton) and self.network.loss.convex else block_cg
         found = solve(self.curvature, wide, precondition=self._precondition, **self._options)
         self.steps = max(self.steps, found.steps)
         self.right_sides += len(found.status)
