@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from giveaway.attacks import stacked
 from giveaway.attacks.epochs import EpochBatches
 from giveaway.attacks.membership import balanced_membership, model_seed
 from giveaway.attacks.stacked import train_stacked
@@ -232,6 +234,47 @@ def test_bfloat16_products_train_about_the_same():
         made[precision] = np.stack([outputs for _, outputs in single])
     gap = np.abs(made["bfloat16"] - made["float32"]).max()
     assert 0 < gap < 0.05
+
+
+class Wide(nn.Module):
+    """A number becomes 64, as a word becomes a vector; says how many rows it was given when it does not train."""
+
+    rows: ClassVar[list[int]] = []
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(64, dtype=torch.float64))
+
+    def forward(self, x):
+        if not self.training:
+            self.rows.append(x.shape[0])
+        return (x[..., None] * self.weight).tanh().mean(1)
+
+
+@pytest.mark.parametrize(("at_once", "rows"), [(MODELS, 2), (1, 12)])
+def test_outputs_are_found_in_passes_that_count_what_the_model_makes_of_a_row(monkeypatch, at_once, rows):
+    inputs, targets = data()
+    given = MEMBERS, Training(1, 8, "sgd", 0.1)
+
+    def trained():
+        Wide.rows.clear()
+        made = train_stacked(
+            lambda: nn.Sequential(Wide(), nn.Linear(64, 3).double()),
+            inputs,
+            targets,
+            *given,
+            seeds=SEEDS,
+            models_at_once=at_once,
+        )
+        return dict(made), max(Wide.rows)
+
+    at_a_time, most = trained()
+    assert most == len(inputs)
+    monkeypatch.setattr(stacked, "EVALUATED_AT_ONCE", {False: 12 * 5 * 64 + 5, True: 0})  # five numbers an input
+    in_passes, most = trained()
+    assert most == rows
+    for number, outputs in at_a_time.items():
+        np.testing.assert_allclose(in_passes[number], outputs, rtol=1e-12, atol=1e-14)
 
 
 def test_batches_cover_the_members_once_an_epoch():

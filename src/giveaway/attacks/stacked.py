@@ -21,13 +21,15 @@ import numpy as np
 import torch
 from torch import nn
 from torch.func import functional_call, stack_module_state
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from giveaway.attacks.cuda_graph import captured, side_by_side
 from giveaway.attacks.epochs import EpochBatches
 from giveaway.attacks.training import Training
 from giveaway.checks import as_tensor, check_finite, fail
 
-EVALUATED_AT_ONCE = {False: 2**22, True: 2**26}  # numbers of input a pass, over all models; on a GPU?
+EVALUATED_AT_ONCE = {False: 2**24, True: 2**28}  # numbers of the largest tensor of a pass; on a GPU?
 
 State = dict[str, torch.Tensor]
 OnTrained = Callable[[int, State], Any]
@@ -231,9 +233,38 @@ def _kept(value: torch.Tensor) -> torch.Tensor:
 def _outputs(ensemble: _Ensemble, x: torch.Tensor) -> torch.Tensor:
     """(models, rows, …) on the CPU."""
     ensemble.train(False)
-    block = max(1, EVALUATED_AT_ONCE[x.is_cuda] // max(1, ensemble.models * x[0].numel()))
-    parts = [ensemble(part.expand(ensemble.models, *part.shape)).cpu() for part in x.split(block)]
-    return torch.cat(parts, dim=1)
+
+    def pass_of(part: torch.Tensor) -> torch.Tensor:
+        return ensemble(part.expand(ensemble.models, *part.shape))
+
+    block = max(1, EVALUATED_AT_ONCE[x.is_cuda] // numbers_a_row(pass_of, x))
+    return torch.cat([pass_of(part).cpu() for part in x.split(block)], dim=1)
+
+
+def numbers_a_row(forward: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> int:
+    """By how many numbers the largest tensor of a pass grows with a row of x: a word becomes a vector, an image many
+    channels, and nothing of the input tells."""
+    made = []
+    for rows in (1, 2):
+        with _Sizes() as sizes:
+            forward(x[:1].expand(rows, *x.shape[1:]))
+        made.append(sizes.numbers)
+    if len(made[0]) == len(made[1]):
+        return max(1, *(two - one for one, two in zip(*made, strict=True)))
+    return max(made[1])  # two rows go another way than one
+
+
+class _Sizes(TorchDispatchMode):
+    """The numbers of every tensor that is made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers: list[int] = [0]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        self.numbers.extend(leaf.numel() for leaf in tree_leaves(found) if isinstance(leaf, torch.Tensor))
+        return found
 
 
 def seeded_model(make_model: Callable[[], nn.Module], seed: int) -> nn.Module:
