@@ -5,7 +5,7 @@
     python -m benchmarks.reproduce features bloodmnist|sst2 --data DIR [--to DIR]
     python -m benchmarks.reproduce parts --data DIR --to DIR     (cifar10.npz in parts of less than 60 MB, and its cars
         and planes alone)
-    python -m benchmarks.reproduce table [--data DIR]
+    python -m benchmarks.reproduce table
     python -m benchmarks.reproduce figures [--data DIR]
 
 `run` keeps every finished model in --work and goes on from there; `table` writes docs/results.md and `figures` its
@@ -81,7 +81,7 @@ def _parts(options: argparse.Namespace) -> int:
 def _table(options: argparse.Namespace) -> int:
     from benchmarks.reproduce.page import write_page
 
-    print(write_page(options.results, options.docs, options.data))
+    print(write_page(options.results, options.docs))
     return 0
 
 
@@ -118,7 +118,8 @@ def _parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=f"{says} from the committed results")
         command.add_argument("--results", type=Path, default=RESULTS)
         command.add_argument("--docs", type=Path, default=Path(__file__).parents[2] / "docs")
-        command.add_argument("--data", type=Path, help="to show the records themselves")
+        if name == "figures":
+            command.add_argument("--data", type=Path, help="to show the records themselves")
     return parser
 
 

@@ -76,8 +76,9 @@ def ratio_error(tables: list[Columns]) -> dict[str, float]:
 
 
 def shown(table: Columns, rows: np.ndarray, data: Data) -> dict[str, Any]:
-    """The records with the highest and lowest scores of the first target, by their rows in the file."""
-    found = {}
+    """The records with the highest and lowest scores of the first target, by their rows in the file; of sentences, the
+    highest themselves."""
+    found: dict[str, dict[str, Any]] = {}
     for score in ("newton", "influence", "fused"):
         order = np.argsort(-table[score], kind="stable")
         found[score] = {
@@ -85,6 +86,8 @@ def shown(table: Columns, rows: np.ndarray, data: Data) -> dict[str, Any]:
             "lowest": data.rows[rows[order[::-1][:SHOWN]]].tolist(),
             "values": [float(f"{value:.5g}") for value in table[score][order[:SHOWN]]],
         }
+        if isinstance(data.themselves, list):
+            found[score]["sentences"] = data.of(rows[order[:SHOWN]])
     return found
 
 

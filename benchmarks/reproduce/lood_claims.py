@@ -96,8 +96,8 @@ def _gelu_on_networks(found: dict[str, Any] | None) -> Claim:
         return judged(text, None, NOT_RUN)
     told = found["networks"]
     why = (
-        f"AUC higher for {told['gelu_higher']} of {found['chosen']} records, on average by "
-        f"{told['mean_difference']:.3f} ± {told['standard_error']:.3f}"
+        f"AUC higher for {told['gelu_higher']} of {found['chosen']} records, mean difference "
+        f"{told['mean_difference']:+.3f} ± {told['standard_error']:.3f}".replace("-", "−")
     )
     return judged(text, told["mean_difference"] > ERRORS * told["standard_error"], why)
 

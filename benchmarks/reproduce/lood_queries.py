@@ -139,7 +139,7 @@ def sine(job: Job) -> dict:
 
 def _images(job: Job) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int, int]:
     """50 images of every class (n, 3, 32, 32), one-hot targets less 1/10, the records left out, depth and steps."""
-    records, rows, depth, steps = (20, 1, 1, 5) if job.small else (500, 2, 5, 40)
+    records, rows, depth, steps = (20, 1, 1, 5) if job.small else (500, 10, 5, 40)
     pixels, labels = ten_classes(job, records, seed=21)
     images = 4 * (torch.from_numpy(pixels).to(job.device).view(records, 32, 32, 3).permute(0, 3, 1, 2) - 0.5)
     hot = torch.nn.functional.one_hot(torch.from_numpy(labels), 10).double() - 0.1

@@ -34,10 +34,10 @@ that none of these attacks finds may be found by another.
 """
 
 
-def write_page(results: Path, docs: Path, data: Path | None = None) -> Path:
+def write_page(results: Path, docs: Path) -> Path:
     """Write docs/results.md; where it is."""
     path = docs / "results.md"
-    path.write_text(page(read_results(results), docs / "images", data), encoding="utf-8")
+    path.write_text(page(read_results(results), docs / "images"), encoding="utf-8")
     return path
 
 
@@ -51,10 +51,10 @@ def read_results(folder: Path) -> Results:
     return found
 
 
-def page(results: Results, images: Path, data: Path | None = None) -> str:
+def page(results: Results, images: Path) -> str:
     """The whole page; pictures that are not in `images` are left out."""
     lines = [*OPENING.splitlines(), "", *_verdicts(results), *_still_to_run(results)]
-    lines += [*page_mia.section(results, data), *page_gls.section(results), *page_lood.section(results)]
+    lines += [*page_mia.section(results), *page_gls.section(results), *page_lood.section(results)]
     kept = []
     for line in lines:
         picture = PICTURE.match(line)

@@ -121,9 +121,9 @@ def _activations(results: Results) -> list[Row]:
         *rows,
         (
             *head,
-            f"GELU higher for {told['gelu_higher']} of {found['chosen']}, by {told['mean_difference']:.3f} ± "
-            f"{told['standard_error']:.3f} (standard error); medians {told['auc_gelu'][2]:.2f} and "
-            f"{told['auc_relu'][2]:.2f}",
+            f"GELU higher for {told['gelu_higher']} of {found['chosen']}, mean difference "
+            f"{told['mean_difference']:+.3f} ± {told['standard_error']:.3f} (standard error); medians "
+            f"{told['auc_gelu'][2]:.2f} and {told['auc_relu'][2]:.2f}".replace("-", "−"),
         ),
     ]
 

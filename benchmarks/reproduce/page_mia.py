@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 from benchmarks.reproduce.claims import NOT_RUN, Results
 from benchmarks.reproduce.claims_mia import RECALL, missing
 from benchmarks.reproduce.costs_mia import table_4
-from benchmarks.reproduce.data import sst2
 from benchmarks.reproduce.printed_mia import ALIKE, NAMES, ODDITIES, RECALLS, SHORT, TABLE_6, TOP, Cell
 
 TARGETS = 16  # of the paper
@@ -24,15 +22,15 @@ TRUTHS = {
 }
 
 
-def section(results: Results, data: Path | None = None) -> list[str]:
-    """Markdown lines, from the results alone; sentences of SST-2 where their folder is given."""
+def section(results: Results) -> list[str]:
+    """Markdown lines, from the results alone."""
     lines = ["## Scores against shadow models (eight settings)", ""]
     lines += _table_1(results)
     lines += _remarks(results)
     lines += _table_5(results)
     lines += _other_truths(results)
     lines += table_4(results)
-    lines += _table_6(results.get("sst2_head"), data)
+    lines += _table_6(results.get("sst2_head"))
     return lines + _pictures(results)
 
 
@@ -154,8 +152,7 @@ def _other_truths(results: Results) -> list[str]:
     return [*lines, ""]
 
 
-def _table_6(found: dict[str, Any] | None, data: Path | None) -> list[str]:
-    """The sentences themselves stay out of the repository."""
+def _table_6(found: dict[str, Any] | None) -> list[str]:
     lines = [
         "Table 6: the sentences of SST-2 (linear head) with the highest scores. Another encoder has other ones; the "
         f"paper's first are “{TABLE_6[0]}” (Newton step) and “{TABLE_6[1]}” (influence).",
@@ -165,12 +162,9 @@ def _table_6(found: dict[str, Any] | None, data: Path | None) -> list[str]:
         return [*lines, f"Ours: {NOT_RUN}.", ""]
     titles = ("newton", "influence", "fused")
     lines += [f"| | {' | '.join(NAMES[score] for score in titles)} |", f"|---|{'---|' * len(titles)}"]
-    sentences = None if data is None else sst2(data)[0]
-    for place, rows in enumerate(zip(*(found["shown"][score]["highest"] for score in titles), strict=True)):
-        cells = [f"row {row:,}" if sentences is None else sentences[row].replace("|", "\\|") for row in rows]
+    for place, sentences in enumerate(zip(*(found["shown"][score]["sentences"] for score in titles), strict=True)):
+        cells = [sentence.replace("|", "\\|") for sentence in sentences]
         lines.append(f"| {place + 1} | {' | '.join(cells)} |")
-    if sentences is None:
-        lines += ["", "Rows of `sst2_train.tsv`, from 0; `table --data DIR` shows the sentences."]
     return [*lines, ""]
 
 
