@@ -72,7 +72,8 @@ def test_small_runs_leave_results_that_the_page_states(measured):
     pearson = f"{told['correlation_with_auc']['nngp_auc']['pearson']:.2f}".replace("-", "−")
     assert f"Pearson {pearson}" in page
     assert f"{told['times_faster']:,.0f} ×" in page
-    assert f"by {results['lood_activations']['networks']['mean_difference']:.3f}" in page
+    difference = f"{results['lood_activations']['networks']['mean_difference']:+.3f}".replace("-", "−")
+    assert f"mean difference {difference} ±" in page
     assert f"KL {results['lood_correlation']['correlation_with_auc']['rbf']['images']['kl']['spearman']:.3f}" in page
     assert page.count(NOT_RUN) == 4  # lood_queries
     assert all("nan" not in line.lower() for line in section(results))
