@@ -17,9 +17,9 @@ from benchmarks.reproduce import __main__ as command
 from benchmarks.reproduce import claims_mia
 from benchmarks.reproduce import data as sets
 from benchmarks.reproduce import printed_mia as printed
-from benchmarks.reproduce.attacked import Truth, balanced_accuracy, best_threshold
+from benchmarks.reproduce.attacked import Truth, _truth, balanced_accuracy, best_threshold, halves
 from benchmarks.reproduce.claims import FAILS, HOLDS, NO_DATA, NOT_RUN, UNMEASURED, Claim, judged
-from benchmarks.reproduce.compared import METRICS, figures
+from benchmarks.reproduce.compared import METRICS, figures, repeated
 from benchmarks.reproduce.page import claims_of_all, page, read_results, write_page
 from benchmarks.reproduce.pictures import draw_all
 from benchmarks.reproduce.pictures_mia import highest
@@ -27,7 +27,9 @@ from benchmarks.reproduce.setting import RESULTS, Job, OutOfTime
 from benchmarks.reproduce.settings import HOMES, setting
 from benchmarks.reproduce.text import build_transformer
 
-from giveaway.attacks import AttackScores
+from giveaway.attacks import AttackScores, rmia
+from giveaway.attacks.membership import balanced_membership
+from giveaway.records import Signals
 
 SHOWN = ("newton", "influence", "fused")
 DOCS = Path(__file__).parents[1] / "docs"
@@ -164,6 +166,40 @@ def test_a_transformer_does_not_see_what_is_not_there():
 def test_ties_of_the_success_rate_are_in_the_order_of_the_effect():
     truth = Truth(np.array([0.5, 1.0, 1.0, 0.7]), np.array([9.0, 1.0, 2.0, 0.0]), 0.0, 0.0)
     assert truth.ordered.tolist() == [0, 2, 3, 1]
+
+
+def test_what_ties_in_both_is_found_by_chance():
+    """And not in the order of rows."""
+    truth = Truth(np.full(1000, 0.5), np.zeros(1000), 0.0, 0.0)
+    assert figures(np.arange(1000.0), truth.ordered)[:4] == pytest.approx([0.05, 0.001, 0.01, 0.05])
+
+
+def test_rmia_tells_records_apart_that_models_hardly_favour():
+    """Probabilities of members are a tenth higher: none is favoured twice as much as others."""
+    rng = np.random.default_rng(0)
+    members = balanced_membership(40, 60, seed=0)
+    p = np.clip(0.6 + 0.1 * members + 0.01 * rng.normal(size=members.shape), 0, 1)
+    others = np.clip(0.6 + 0.01 * rng.normal(size=(40, 30)), 0, 1)
+    logits, elsewhere = (2 * np.log(np.stack([values, 1 - values], axis=-1)) for values in (p, others))
+    signals = Signals(logits, members, "logits", np.zeros(60, int), elsewhere, np.zeros(30, int))
+    assert _truth("rmia", signals).accuracy > 0.95
+    assert rmia(signals, signals, gamma=2.0).scores.max() == 0
+
+
+def test_half_of_the_references_with_the_other(tmp_path):
+    """Records that models remember are the same in both halves; noise is not; eight references have no halves."""
+    rng = np.random.default_rng(0)
+    members = balanced_membership(80, 400, seed=0)
+    noise = rng.normal(size=members.shape)
+    exposed = np.maximum(0, 4 - np.arange(400) / 10)
+    made = job(tmp_path)
+    found = repeated(halves(Signals(noise + exposed * members, members, "phi"), made))
+    assert found["top 1% in 5%"] > 0.7
+    assert found["5%"] > 0.6
+    nothing = repeated(halves(Signals(noise, members, "phi"), made))
+    assert nothing["5%"] < 0.2
+    assert abs(nothing["spearman"]) < 0.15 < found["spearman"]
+    assert repeated(halves(Signals(noise[:8], members[:8], "phi"), made)) is None
 
 
 def test_the_best_threshold_is_the_best_of_all():

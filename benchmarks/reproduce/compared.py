@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.reproduce.attacked import Truth
+from benchmarks.reproduce.attacked import GAMMA, Truth
 from benchmarks.reproduce.data import Data
 from benchmarks.reproduce.surrogates import Columns
 from giveaway.evaluation import recall_at, recall_curve, spearman
@@ -19,7 +19,7 @@ SHOWN = 10
 
 
 def compared(
-    truth: dict[str, Truth], tables: list[Columns], rows: list[np.ndarray], data: Data
+    truth: dict[str, Truth], halves: list[Truth], tables: list[Columns], rows: list[np.ndarray], data: Data
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """What goes into the JSON, and into the .npz."""
     orders = {name: each.ordered for name, each in truth.items()}
@@ -42,17 +42,19 @@ def compared(
             if against == "lira":
                 each[score] = found[:, 0].round(4).tolist()
     success = truth["lira"].success
-    result = {
+    result: dict[str, Any] = {
         "agreement": agreement,
         "top 1% in 5%, each target": each,
         "attacks": {
             name: {"balanced_accuracy": round(found.accuracy, 5), "threshold": found.threshold}
             for name, found in truth.items()
         },
+        "half_of_the_references_with_the_other": repeated(halves),
         "ties": {"largest_success": float(success.max()), "share_with_it": float((success == success.max()).mean())},
         "newton_over_influence": ratio_error(tables),
         "shown": shown(tables[0], rows[0], data),
     }
+    result["attacks"]["rmia"]["gamma"] = GAMMA
     return result, summaries(truth, orders, tables, rows, scores)
 
 
@@ -62,6 +64,16 @@ def figures(score: np.ndarray, order: np.ndarray) -> list[float]:
     shares = [max(share, 1 / n) for share in SHARES]
     recalls = [recall_at(score, order, share, share) for share in shares]
     return [recall_at(score, order, shares[1], shares[2]), *recalls, spearman(score, order)]
+
+
+def repeated(halves: list[Truth]) -> dict[str, float] | None:
+    """What the truth of one half of the references finds of the other's, over all records: how noisy a truth is. Here
+    both sides have the noise of half of the models, beside a score one side that of all."""
+    if len(halves) < 2:
+        return None
+    one, other = (half.ordered for half in halves)
+    both = np.mean([figures(one, other), figures(other, one)], axis=0)
+    return {metric: round(float(value), 5) for metric, value in zip(METRICS, both, strict=True)}
 
 
 def ratio_error(tables: list[Columns]) -> dict[str, float]:

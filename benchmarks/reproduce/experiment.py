@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from benchmarks.reproduce.attacked import attacked
+from benchmarks.reproduce.attacked import attacked, halves
 from benchmarks.reproduce.compared import compared
 from benchmarks.reproduce.data import Data, Load, small
 from benchmarks.reproduce.setting import Job, Setting
@@ -84,7 +84,7 @@ def run(experiment: Experiment, job: Job) -> None:
         tables.append(columns)
         costs.append(seconds)
     truth = attacked(references, job)
-    result, summaries = compared(truth, tables, [np.flatnonzero(own) for own in members], data)
+    result, summaries = compared(truth, halves(references, job), tables, [np.flatnonzero(own) for own in members], data)
     told = {
         "title": experiment.title,
         "records": data.records,

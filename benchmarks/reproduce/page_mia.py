@@ -69,11 +69,23 @@ def _remarks(results: Results) -> list[str]:
             f"{found['models']} references, {found['targets']} targets, {found['records_a_model']:,} of "
             f"{found['records']:,} records each, on {_machine(found)}; {fit['kind']} {fit['trained']:.3f} on records "
             f"trained on, {fit['left_out']:.3f} on those left out; LiRA's balanced accuracy "
-            f"{found['attacks']['lira']['balanced_accuracy']:.3f}"
+            f"{found['attacks']['lira']['balanced_accuracy']:.3f}",
+            *_noise(found),
         ]
         said += [*found["differs"], *([ODDITIES[name]] if name in ODDITIES else []), *_far(name, found), *_alike(found)]
         lines.append(f"- {SHORT[name]}: {'. '.join(_sentence(part) for part in said)}.")
     return [*lines, ""]
+
+
+def _noise(found: dict[str, Any]) -> list[str]:
+    """Of the truth itself, and of results from before γ was 1."""
+    said = []
+    repeated = found.get("half_of_the_references_with_the_other")
+    if repeated is not None:
+        said.append(f"the truth of half of the references finds {100 * repeated[RECALL]:.1f} % of the other half's")
+    if "gamma" not in found["attacks"]["rmia"]:
+        said.append("RMIA still with γ = 2 instead of 1")
+    return said
 
 
 def _far(name: str, found: dict[str, Any]) -> list[str]:
@@ -139,7 +151,9 @@ def _other_truths(results: Results) -> list[str]:
     lines = [
         "The same as Table 1 by other truths. Many records share a success rate: LiRA's, wherever nothing else is "
         "said, has its ties in the order of the effect size. The paper draws curves of RMIA and Shokri's attack, and "
-        "prints no numbers.",
+        "prints no numbers. Shokri's attack has one boundary for all records: where models hardly differ, it is right "
+        "of half of them about nearly every record, and its top are records beside that boundary, not those that a "
+        "model's memory shows.",
         "",
         f"| | truth | {' | '.join(NAMES[score] for score in scores)} |",
         f"|---|---|{'---|' * len(scores)}",
