@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -13,12 +14,13 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.reproduce import gls_images, gls_tradeoff, page_gls, pictures_gls
+from benchmarks.reproduce import gls_images, gls_resnet, gls_tradeoff, page_gls, pictures_gls
 from benchmarks.reproduce.__main__ import RUN_AGAIN, main
 from benchmarks.reproduce.claims import FAILS, HOLDS, UNMEASURED
 from benchmarks.reproduce.gls_depths import DAMPING, Solving, Target
 from benchmarks.reproduce.gls_kept import Kept
 from benchmarks.reproduce.gls_network import DEPTHS, ResNet, layers_of
+from benchmarks.reproduce.gls_resnet import SMALL
 from benchmarks.reproduce.gls_training import SHIFT, Schedule, Trainer, members_of, phi_of
 from benchmarks.reproduce.printed_gls import TABLE_2
 
@@ -230,6 +232,19 @@ def test_run_goes_on_from_what_is_kept(ran, result, tmp_path, monkeypatch):
     assert again == result
 
 
+def test_what_was_not_solved_is_left_out_and_said(tmp_path, monkeypatch, capsys):
+    """Solves that end at their first step leave zeros behind, which would be ranked."""
+    solving = replace(SMALL.solving, most_steps=dict.fromkeys(DEPTHS[1:], 1), tolerance=1e-6)
+    monkeypatch.setattr(gls_resnet, "SMALL", replace(SMALL, solving=solving))
+    assert small_run(tmp_path) == 0
+    said = capsys.readouterr().out
+    assert "target 0, 2 last layers: not solved: a residual of 1 after 1 steps, left out" in said
+    there = tmp_path / f"{NAME}-small"
+    told = json.loads((there / "keep" / "target-000-2-last-layers.json").read_text())
+    assert told["ended"].startswith("not solved")
+    assert "2 last layers" not in json.loads((there / f"{NAME}.json").read_text())["depths"]
+
+
 def test_a_target_without_weights_is_trained_and_scored_again(tmp_path):
     kept = Kept(tmp_path, {"seed": 0})
     kept.save_model(3, np.zeros(5), {}, np.zeros((5, 2)))
@@ -255,14 +270,19 @@ def test_printed_numbers_are_those_of_the_paper():
     assert TABLE_2["mean_gap"]["4 last layers"] == (0.07, 0.04)
 
 
-def test_page_has_the_numbers_of_the_results(result):
+@pytest.mark.parametrize("of", [2, 5])
+def test_page_has_the_numbers_of_the_results(result, of):
+    result = json.loads(json.dumps(result))
+    for depth in DEPTHS:
+        for cell in result["depths"][depth]["all"]["gls_trace"].values():
+            cell["of"] = of
     text = "\n".join(page_gls.section({NAME: result}))
     rows = {line.split("|")[1].strip(): line.split("|") for line in text.splitlines() if "→" in line and "|" in line}
     for title, metric in (("LiRA score", "lira"), ("σ_out/σ_in", "deviation_ratio"), ("TPR at 5 % FPR", "tpr")):
         for depth, cell in zip(DEPTHS, rows[title][2:], strict=False):
             value = result["depths"][depth]["all"]["gls_trace"][metric]
             printed, spread = TABLE_2[metric][depth]
-            ours = f"{value['mean']:.2f}" + (f" ± {value['half_width']:.2f}" if value["of"] > 1 else "")
+            ours = f"{value['mean']:.2f}" + (f" ± {value['half_width']:.2f}" if of == 5 else "")
             assert cell.strip() == f"{printed:.2f} ± {spread:.2f} → {ours}"
     assert "below 0.88" in text
     assert f"{result['depths']['full model']['parameters']:,}" in text

@@ -11,6 +11,7 @@ NAME = "gls_resnet18"
 THEORY = "![Trade-off curves of the best attack, by leverage](images/gls_theory.png)"
 DEPTHS = tuple(TABLE_2["lira"])
 LEAST_ACCURACY = 0.88
+FEW = 4  # targets, of which fewer have no spread to speak of
 MOST = 0.95  # of the models, for which it must be so
 AS_GOOD = 0.05  # of a rank correlation
 ALIKE = 0.9  # rank correlation of two summaries of one matrix
@@ -50,7 +51,8 @@ def _set_up(found: dict[str, Any]) -> list[str]:
         f"{training['epochs']} epochs in batches of {training['batch']}, {training['augmentation']} (the paper does "
         f"not say how it trains); held-out accuracy {_plus(accuracy, 3)} (the paper: about "
         f"{SET_UP['held-out accuracy']}). {found['seconds_a_model']['mean']:.1f} s a model on "
-        f"{' and '.join(found['trained_on'])}. Numbers after ± are half of the middle 95 % over targets.",
+        f"{' and '.join(found['trained_on'])}. Numbers after ± are half of the middle 95 % over targets, where there "
+        f"are {FEW} or more. GLS is in the space of probabilities, as the paper's Section 4.4 has it.",
         "",
     ]
     if accuracy["mean"] < LEAST_ACCURACY:
@@ -238,6 +240,6 @@ def _cell(found: dict[str, Any] | None, depth: str, metric: str) -> str:
 
 
 def _plus(value: dict[str, float], digits: int = 2) -> str:
-    """A mean with its ±, which one target does not have."""
+    """A mean with its ±, which a few targets do not have."""
     mean = f"{value['mean']:.{digits}f}"
-    return mean if value["of"] == 1 else f"{mean} ± {value['half_width']:.{digits}f}"
+    return mean if value["of"] < FEW else f"{mean} ± {value['half_width']:.{digits}f}"
