@@ -137,7 +137,7 @@ def _normalized(found: dict[str, Any] | None) -> Claim:
     if found is None:
         return judged(text, None, NOT_RUN)
     shares = found["normalized"]["over_the_record"]
-    why = f"{min(shares):.3f} to {max(shares):.3f} times the record's KL, {len(shares)} records"
+    why = f"{min(shares):.4f} to {max(shares):.4f} times the record's KL, {len(shares)} records"
     if max(shares) > 1.0:
         return judged(text, True, why)
     # few records and few steps: not having found such a query does not say that there is none

@@ -32,6 +32,7 @@ from giveaway.gp.removal import remove
 
 BOX = (-2.0, 2.0)  # of pixels as `lood_data.scaled` leaves them
 SEARCH: dict[str, Any] = {"tolerance": 1e-3, "seed": 4}
+FROM_THE_RECORD = 1e-9  # tolerance
 ABOVE = 1e-6  # relative; less is rounding
 SINE_NOISE, SINE_ENDS = 0.01, 5.0
 
@@ -79,11 +80,11 @@ def multiple(job: Job) -> dict:
 
 
 def normalized(job: Job) -> dict:
-    """Starts at the record itself and around it."""
+    """Starts at the record itself, where the slope is small and the search has to be told to go on, and around it."""
     x, y, chosen, depth, steps = _images(job)
     removal = remove_normalized(ConvNNGP(depth), x, y, NOISE, chosen)
     own = x[chosen].unsqueeze(1).unsqueeze(1)
-    near = optimal_queries(removal, starts=own, bounds=BOX, steps=steps, tolerance=1e-3)
+    near = optimal_queries(removal, starts=own, bounds=BOX, steps=steps, tolerance=FROM_THE_RECORD)
     far = optimal_queries(removal, starts=2, origin="removed", bounds=BOX, steps=steps, **SEARCH)
     value = torch.maximum(near.value, far.value)
     best = torch.where((near.value >= far.value)[:, None, None, None, None], near.queries, far.queries)
@@ -92,7 +93,7 @@ def normalized(job: Job) -> dict:
         "records": len(x),
         "chosen": len(chosen),
         "depth": depth,
-        "over_the_record": [digits(share) for share in sorted((value / near.own).tolist())],
+        "over_the_record": [round(share, 6) for share in sorted((value / near.own).tolist())],
         "darker_than_the_record": int((brightness < 0).sum()),
     }
 

@@ -105,5 +105,5 @@ def pair(value: dict[str, float]) -> str:
     return f"{value['pearson']:.2f} · {value['spearman']:.2f}".replace("-", "−")
 
 
-def listed(shares: list[float]) -> str:
-    return ", ".join(f"{share:.3f}" for share in shares)
+def between(shares: list[float]) -> str:
+    return f"{min(shares):.4f} to {max(shares):.4f} in {len(shares)} records"

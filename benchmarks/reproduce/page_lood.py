@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.reproduce.claims import NOT_RUN, Claim, Results
 from benchmarks.reproduce.lood_claims import judged_claims
-from benchmarks.reproduce.lood_remarks import both, correlations, differences, listed, pictures, plus
+from benchmarks.reproduce.lood_remarks import between, both, correlations, differences, pictures, plus
 from benchmarks.reproduce.printed_lood import (
     ACTIVATIONS,
     CORRELATION,
@@ -162,9 +162,9 @@ def _queries(results: Results) -> list[Row]:
     ours = [
         f"at most {max(cell['largest'] for cell in shares):.4f}; above 1 in {above} of {searches} searches "
         f"({found['multiple']['records']:,} records, {found['multiple']['chosen']} left out)",
-        f"{listed(found['normalized']['over_the_record'])}; "
+        f"{between(found['normalized']['over_the_record'])}; "
         f"darker than the record: {found['normalized']['darker_than_the_record']} of {found['normalized']['chosen']}",
-        f"{listed(found['convolutional']['share_of_own_kl'])}; nearest of all records is the one left out: "
+        f"{between(found['convolutional']['share_of_own_kl'])}; nearest of all records is the one left out: "
         f"{found['convolutional']['nearest_to_its_record']} of {found['convolutional']['chosen']}",
         f"{sine['kl_largest_at_the_record']} and {sine['mean_largest_elsewhere']} of {sine['draws']} draws, "
         f"\\|S*\\| from {sine['steepest_between'][0]:g} to {sine['steepest_between'][1]:g}",
