@@ -184,6 +184,14 @@ def test_scores_converged_refit_and_sensitivity_reach_the_audit(giveaway, file):
     assert list(read_csv(Path("result", "scores.csv"))[0])[-2:] == ["newton", "leverage"]
 
 
+def test_a_probe_that_is_said_to_be_frozen(giveaway, file):
+    assert giveaway("audit", "--features", file, "--frozen", "--out", "result")[0] == 0
+    assert json.loads(Path("result", "audit.json").read_text())["frozen"] is True
+    code, _, said = giveaway("audit", "--estimator", "any.skops", "--data", "any:one", "--frozen", "--out", "other")
+    assert code != 0
+    assert "frozen" in said
+
+
 @pytest.mark.parametrize(("flag", "penalized"), [("--penalize-intercept", True), ("--free-intercept", False)])
 def test_the_intercept_s_penalty(giveaway, file, flag, penalized):
     assert giveaway("audit", "--features", file, "--l2", 1, flag, "--out", "result")[0] == 0

@@ -41,6 +41,7 @@ OF_CURVATURE = ("curvature", "probes", "tolerance", "precision", "memory", "allo
 @click.option("--loss", help="squared, cross_entropy or binary_cross_entropy; default auto, from the targets.")
 @click.option("--l2", type=float, help="L2 penalty in summed-loss units (weight decay of a mean loss times n).")
 @click.option("--penalize-intercept/--free-intercept", default=None, help="Whether l2 acts on the bias.")
+@click.option("--frozen", is_flag=True, default=None, help="Nothing before the head was trained on these records.")
 @click.option("--groups", help="File with one person's name a record (.npy, or a line each): scores by person.")
 @click.option("--ids", help="File with a different name for each record (.npy, or a line each); default their numbers.")
 @click.option("--by", type=click.Choice(["auto", "person", "record"]), help="Rank people or records.")

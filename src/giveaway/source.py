@@ -30,9 +30,9 @@ Say = Callable[[str], Any]
 
 OF_DEPTH = ("damping", "depth_method", "depth_curvature", "depth_probes")
 USES = {  # what each source takes, besides the options that all share
-    "features": {"loss", "l2", "penalize_intercept"},
+    "features": {"loss", "l2", "penalize_intercept", "frozen"},
     "estimator": {"data", "allow_pickle"},
-    "model": {"weights", "data", "layer", "reduction", "loss", "l2", "penalize_intercept", "batch_size"}
+    "model": {"weights", "data", "layer", "reduction", "loss", "l2", "penalize_intercept", "frozen", "batch_size"}
     | {"allow_pickle", "cache", "stream", "depth", *OF_DEPTH},
 }
 BESIDE_DEPTH = {  # what scores through the network cannot have beside them, and why
@@ -118,6 +118,7 @@ def _from_arrays(options: Options, say: Say) -> Head:
         loss=options.get("loss", "auto"),
         l2=options.get("l2"),
         penalize_intercept=options.get("penalize_intercept"),
+        frozen=options.get("frozen"),
     )
     for note in notes:
         say(f"note: {note}")
@@ -147,6 +148,7 @@ def _from_model(options: Options, say: Say, team: Team, depth: DepthOptions | No
         "loss": options.get("loss", "auto"),
         "l2": options.get("l2", 0.0),
         "penalize_intercept": options.get("penalize_intercept", True),
+        "frozen": bool(options.get("frozen")),
         "reduction": options.get("reduction"),
         "batch_size": options.get("batch_size", 256),
         "keep_inputs": False if "inputs" in options else None,

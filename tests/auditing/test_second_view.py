@@ -25,6 +25,7 @@ from giveaway import Head, InputError, audit
 from giveaway.auditing import second_view
 from giveaway.auditing.kernel_view import targets_of_head
 from giveaway.auditing.second_view import SecondView, model_errors, not_learned, value_spread
+from giveaway.auditing.store import fingerprint
 from giveaway.heads.optimum import refit as refit_head
 from giveaway.reporting.words import notes
 from giveaway.scores.view_success import calibrated_phi, phi_of, predict_from_views
@@ -263,6 +264,29 @@ def test_of_a_linear_model_fused_ranks_as_newton_does(groups, scaled):
     check_fusion(table, "newton")
     words = "nothing was learned before the head, fused ranks as newton does."
     assert any(note.endswith(words) for note in notes(table))
+
+
+@pytest.mark.parametrize("groups", [None, PEOPLE])
+def test_of_a_probe_said_to_be_frozen_fused_ranks_as_newton_does(groups):
+    """Features that no linear function of the inputs gives, and inputs that make another view."""
+    x = records()
+    z = np.tanh((x - x.mean(0)) / x.std(0) @ np.random.default_rng(3).normal(size=(3, 6)))
+    y = (np.random.default_rng(2).random(N) < 0.5).astype(int)
+    fitted = LogisticRegression(C=2.0).fit(z, y)
+    plain = replace(ga.from_sklearn(fitted, z, y, groups=groups), inputs=x)
+    frozen = replace(plain, frozen=True)
+    for inputs in (None, texts()):
+        unsaid, said = (audit(head, inputs=inputs) for head in (plain, frozen))
+        assert not unsaid.meta["view"]["head_is_exact"]
+        assert (unsaid.order("fused") != unsaid.order("newton")).any()
+        assert said.meta["view"]["head_is_exact"]
+        assert said.meta["frozen"]
+        np.testing.assert_array_equal(said.order("fused"), said.order("newton"))
+        np.testing.assert_array_equal(said["newton"], unsaid["newton"])
+        check_fusion(said, "newton")
+        assert any("as was said (frozen): fused ranks as newton does" in note for note in notes(said))
+        assert not any("frozen" in note for note in notes(unsaid))
+    assert fingerprint(plain) != fingerprint(frozen)
 
 
 @pytest.fixture(scope="module")

@@ -132,6 +132,7 @@ def test_what_save_wrote_comes_back_with_its_options(tmp_path, arrays):
         "binary_cross_entropy",
         l2=0.3,
         penalize_intercept=False,
+        frozen=True,
         weight=arrays["weight"],
         bias=arrays["bias"],
         ids=[f"p{i}" for i in range(N)],
@@ -140,10 +141,12 @@ def test_what_save_wrote_comes_back_with_its_options(tmp_path, arrays):
     again, notes = from_file(tmp_path / "head.npz")
     assert notes == []
     assert (again.loss, again.l2, again.penalize_intercept) == ("binary_cross_entropy", 0.3, False)
+    assert again.frozen
     np.testing.assert_array_equal(again.ids, head.ids)
     assert torch.equal(again.outputs, head.outputs)
     other, notes = from_file(tmp_path / "head.npz", l2=0.7, loss="squared", penalize_intercept=True)
     assert (other.l2, other.loss, other.penalize_intercept) == (0.7, "squared", True)
+    assert not from_file(tmp_path / "head.npz", frozen=False)[0].frozen
     assert "l2=0.7 as given, not the 0.3 of the file" in notes
     assert "loss=squared as given, not the binary_cross_entropy of the file" in notes
 

@@ -30,6 +30,13 @@ def test_a_head_without_bias_has_no_intercept(x, y):
     torch.testing.assert_close(head.features, x)
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+def test_whether_the_layers_below_are_frozen_is_said_and_not_guessed(model, x, y, frozen):
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    assert from_torch(model, TensorDataset(x, y), frozen=frozen).frozen is frozen
+
+
 def test_float_targets_are_regression_and_outputs_may_be_squeezed(model, x):
     squeezed = Wrapped(nn.Linear(6, 1), lambda net, x: net(x).squeeze(1).double())
     head = from_torch(squeezed, TensorDataset(x, x[:, 0] * 2), l2=1.0, penalize_intercept=False)

@@ -365,10 +365,20 @@ def test_other_parameters_change_outputs_only(arrays):
     assert moved.l2 == 0.5
 
 
+@pytest.mark.parametrize(
+    ("changed", "got"),
+    [({"frozen": "yes"}, "'yes'"), ({"features": None, "weight": None, "bias": None, "frozen": True}, "a black box")],
+)
+def test_frozen_is_of_a_linear_head(arrays, changed, got):
+    with pytest.raises(InputError, match=rf"frozen: expected True or False, got .*{got}.*; say frozen=True only of"):
+        Head(**arrays | changed)
+
+
 STORED = {
     "everything": {
         "l2": 0.25,
         "penalize_intercept": False,
+        "frozen": True,
         "ids": np.array([f"récord {i}" for i in range(N)]),
         "groups": np.array([f"=person {i // 3}" for i in range(N)]),
         "sample_weight": np.linspace(0, 1, N),

@@ -193,6 +193,7 @@ def audit(
         "l2": head.l2,
         "intercept": head.intercept,
         "penalize_intercept": head.penalize_intercept,
+        "frozen": head.frozen,
         "options": resolved.options(),
         "processes": team.size,
         "device": str(head.device),

@@ -134,6 +134,7 @@ class SecondView:
             "held_by_memory": round(self._seen.held, 6),
             "head_weight": round(self._seen.head_weight, 6),
             "head_is_exact": self._seen.head_is_exact,
+            "frozen": self._head.frozen,
         }
 
     def _numbers(self) -> Callable[[Any], torch.Tensor] | None:
@@ -175,7 +176,10 @@ def value_spread(head: Head) -> float:
 
 
 def not_learned(head: Head, numbers: Callable[[Any], torch.Tensor] | None) -> bool:
-    """Whether the head's features are a linear function of the inputs' numbers: then the head's view is exact."""
+    """Whether the head's features were not learned, as said or because they are a linear function of the inputs'
+    numbers: then the head's view is exact."""
+    if head.frozen:
+        return True
     if numbers is None or not head.linear or head.features.shape[1] == 0:
         return False
     columns = numbers(slice(0, 1)).shape[1]

@@ -37,7 +37,7 @@ def fingerprint(head: Head, inputs: Any = None, given: dict[str, Any] | None = N
     names = ("features", "outputs", "targets", "weight", "bias", "sample_weight")
     arrays = {name: getattr(head, name) for name in names}
     arrays |= {"inputs": head.inputs if inputs is None else inputs}
-    options = (head.loss, head.l2, head.intercept, head.penalize_intercept)
+    options = (head.loss, head.l2, head.intercept, head.penalize_intercept, head.frozen)
     named = {f"given {name}": value for name, value in (given or {}).items()}
     return digest_of(arrays | {"ids": head.ids, "groups": head.groups} | named, options)
 

@@ -31,6 +31,7 @@ def from_batches(
     l2: float = 0.0,
     intercept: bool | None = None,
     penalize_intercept: bool = True,
+    frozen: bool = False,
 ) -> Head:
     """The Head of arrays in batches of any sizes, which every pass of an audit reads again from the start.
 
@@ -89,6 +90,7 @@ def from_batches(
         l2=l2,
         intercept=(weight is None or bias is not None) if intercept is None else intercept,
         penalize_intercept=penalize_intercept,
+        frozen=frozen,
         **theta,
         sample_weight=kept["sample_weight"].joined() if "sample_weight" in present else None,
         ids=np.concatenate(names["ids"]) if names["ids"] else None,  # type: ignore[arg-type]

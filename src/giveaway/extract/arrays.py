@@ -30,6 +30,7 @@ def from_file(
     l2: float | None = None,
     intercept: bool | None = None,
     penalize_intercept: bool | None = None,
+    frozen: bool | None = None,
 ) -> tuple[Head, list[str]]:
     """The Head stored in `path`, and notes on what was ignored, overridden or assumed.
 
@@ -71,7 +72,7 @@ def from_file(
     if "l2" in stored:
         settings["l2"] = _single_number("l2", stored.pop("l2"))
     given: dict[str, Any] = {"l2": l2, "intercept": intercept, "penalize_intercept": penalize_intercept}
-    given["loss"] = None if loss == "auto" else loss
+    given |= {"frozen": frozen, "loss": None if loss == "auto" else loss}
     for name, value in given.items():
         if value is not None:
             if name in settings and settings[name] != value:
@@ -119,7 +120,8 @@ def _options(file: Path, value: Any) -> dict[str, Any]:
         return {}
     try:
         options = json.loads(str(value))
-        return {name: options[name] for name in ("loss", "l2", "intercept", "penalize_intercept")}
+        told = {name: options[name] for name in ("loss", "l2", "intercept", "penalize_intercept")}
+        return told | {"frozen": options.get("frozen", False)}
     except (ValueError, TypeError, KeyError) as error:
         raise fail("options", f"what Head.save writes in {file.name}", "another text", "save the head again") from error
 

@@ -57,6 +57,7 @@ def from_torch_shared(
         l2=own.l2,
         intercept=own.intercept,
         penalize_intercept=own.penalize_intercept,
+        frozen=own.frozen,
         weight=own.weight,
         bias=own.bias,
         ids=np.concatenate(names) if len(names) == len(parts) else None,  # type: ignore[arg-type]

@@ -40,6 +40,7 @@ def from_torch(
     sample_weight: Any = None,
     ids: Any = None,
     groups: Any = None,
+    frozen: bool = False,
     keep_inputs: bool | None = None,
     cache: str | os.PathLike[str] | None = None,
     stream: bool = False,
@@ -62,6 +63,7 @@ def from_torch(
     device : which of the model's devices takes the inputs (default: that of its first parameter).
     autocast : torch.bfloat16 or torch.float16, to run the model in mixed precision.
     sample_weight, ids, groups : one a record in dataset order, or (weights, groups) a dict from id to value.
+    frozen : as in `Head`: whether nothing before the layer was trained on these records.
     keep_inputs : keep what the model is given of each record as `head.inputs`, on the CPU and up to 2 GiB. None keeps
         images, tables (one tensor of floats or uint8 a batch) and strings, and nothing where that cannot be; True says
         why not, False never keeps.
@@ -110,6 +112,7 @@ def from_torch(
         ids=names,
         groups=_in_row_order("groups", groups, names, passes.unknown_order),
         inputs=passes.inputs,
+        frozen=frozen,
     )
 
 

@@ -135,5 +135,6 @@ def _described(table: ScoreTable) -> dict[str, Any]:
         **{name: options.get(name) for name in ("converged", "refit")},
         "scores": sorted(table.columns),
         "view": view.get("view"),
+        "frozen": bool(meta.get("frozen")),
         "giveaway": meta.get("provenance", {}).get("versions", {}).get("giveaway"),
     }

@@ -56,6 +56,8 @@ class Head:
     ids : a unique name a record (row numbers by default). groups : the person each record belongs to.
     inputs : the records themselves, row by row: images (n, c, h, w) or (n, h, w), a table (n, p) of numbers, strings or
         objects, a pandas DataFrame, or n strings, which become a list.
+    frozen : whether nothing before the head was trained on these records, as of a linear probe on a frozen encoder.
+        `newton` is exact then, and `fused` ranks as it does. Nothing in the arrays tells: say it only if it is so.
 
     Examples
     --------
@@ -77,6 +79,7 @@ class Head:
     ids: np.ndarray = None  # type: ignore[assignment]
     groups: np.ndarray | None = None
     inputs: Any = None
+    frozen: bool = False
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__
@@ -113,6 +116,10 @@ class Head:
                     got = f"{value:g}" if name == "l2" else f"a {name}"
                     remedy = f"drop {name}=, or pass the features of a linear head"
                     raise fail(name, f"no {name} for a black box (features=None)", got, remedy)
+        if not isinstance(self.frozen, bool) or (self.frozen and black_box):
+            got = "True for a black box (features=None)" if self.frozen is True else repr(self.frozen)
+            remedy = "say frozen=True only of the features of a linear head that was trained alone"
+            raise fail("frozen", "True or False", got, remedy)
         if self.sample_weight is not None:
             set_field(self, "sample_weight", _check_sample_weight(self.sample_weight, n))
         self._check_parameters()
@@ -226,7 +233,7 @@ class Head:
             saved["groups"] = self.groups
         if self.inputs is not None:
             saved["inputs"] = saveable(self.inputs)
-        options = {k: getattr(self, k) for k in ("loss", "l2", "intercept", "penalize_intercept")}
+        options = {k: getattr(self, k) for k in ("loss", "l2", "intercept", "penalize_intercept", "frozen")}
         saved["options"] = np.array(json.dumps(options))
         write_atomically(path, lambda stream: write_archive(stream, saved))
 
@@ -245,6 +252,8 @@ class Head:
     def __repr__(self) -> str:
         parts = [f"n={self.n}", f"d={self.features.shape[1]}" if self.linear else "black box", f"m={self.m}"]
         parts += [f"loss={self.loss!r}", *([f"l2={self.l2:g}"] if self.linear else [])]
+        if self.frozen:
+            parts.append("frozen")
         if self.groups is not None:
             parts.append(f"people={len(np.unique(self.groups))}")
         if self.inputs is not None:

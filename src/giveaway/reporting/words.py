@@ -40,6 +40,10 @@ KINDS = {"images": "patches of the images", "tabular": "columns of the table", "
 EXACT = (
     "The features are a linear function of the inputs: nothing was learned before the head, fused ranks as newton does."
 )
+FROZEN = (
+    "Nothing before the head was trained on these records, as was said (frozen): fused ranks as newton does. If "
+    "something was, fused and predicted_* do not see what it holds of them."
+)
 BLIND = "What the other records say is no better than a constant here: read fused with care, beside the other columns."
 NO_PENALTY = "No L2 penalty: none was given (weight decay times the number of records, where the trainer had one)."
 UNTRAINED = (
@@ -264,7 +268,7 @@ def _about_view(meta: Mapping[str, Any]) -> list[str]:
         f"{100 * kept:.3g} % of that error, which is no share of records."
     ]
     if view["head_is_exact"]:
-        return [*said, EXACT]
+        return [*said, FROZEN if view.get("frozen") else EXACT]
     said[0] += f" In fused the model's own view counts {view['head_weight']:.2g} and theirs 1."
     if kept < LEAST_MEMORIZED:
         said.insert(0, UNTRAINED)
