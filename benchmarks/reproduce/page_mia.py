@@ -82,7 +82,8 @@ def _noise(found: dict[str, Any]) -> list[str]:
     said = []
     repeated = found.get("half_of_the_references_with_the_other")
     if repeated is not None:
-        said.append(f"the truth of half of the references finds {100 * repeated[RECALL]:.1f} % of the other half's")
+        found_of = f"{100 * repeated[RECALL]:.1f} % of the other half's top 1 % in 5 %"
+        said.append(f"the truth of half of the references finds {found_of}")
     if "gamma" not in found["attacks"]["rmia"]:
         said.append("RMIA still with γ = 2 instead of 1")
     return said

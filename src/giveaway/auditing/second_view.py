@@ -134,7 +134,6 @@ class SecondView:
             "held_by_memory": round(self._seen.held, 6),
             "head_weight": round(self._seen.head_weight, 6),
             "head_is_exact": self._seen.head_is_exact,
-            "frozen": self._head.frozen,
         }
 
     def _numbers(self) -> Callable[[Any], torch.Tensor] | None:

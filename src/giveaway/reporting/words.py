@@ -268,7 +268,7 @@ def _about_view(meta: Mapping[str, Any]) -> list[str]:
         f"{100 * kept:.3g} % of that error, which is no share of records."
     ]
     if view["head_is_exact"]:
-        return [*said, FROZEN if view.get("frozen") else EXACT]
+        return [*said, FROZEN if meta.get("frozen") else EXACT]
     said[0] += f" In fused the model's own view counts {view['head_weight']:.2g} and theirs 1."
     if kept < LEAST_MEMORIZED:
         said.insert(0, UNTRAINED)
