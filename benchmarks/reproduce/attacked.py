@@ -50,7 +50,8 @@ def attacked(references: Signals, job: Job) -> dict[str, Truth]:
     """The truth of each attack; kept in --work."""
     found = {}
     for name in ATTACKS:
-        path = job.work / "truth" / f"{name}.npz"
+        options = f"-{GAMMA:g}" if name == "rmia" else ""  # a truth of another γ is not taken up
+        path = job.work / "truth" / f"{name}{options}.npz"
         if not path.exists():
             with job.phase("attacks"):
                 truth = _truth(name, references)
