@@ -1,8 +1,9 @@
 """Layers' Jacobians multiplied out: a matrix D_l ∂z_l/∂θ_l of (b·m, P_l) a layer, once a batch.
 
 With s columns a layer of L positions (pixels, tokens) takes s·L·P_l multiplications a record. Its matrix takes m·L·P_l
-and then s·m·P_l: less where there are more columns than outputs, and more positions than either. A layer of one
-position is better left as its two factors.
+and then s·m·P_l: less where there are more columns than outputs, and more positions than either. But it is written and
+read, m·P_l numbers at a time, and on a GPU that costs more than most multiplications: layers of few positions and many
+parameters are better left as they are, and so is a layer of one position, as its two factors.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from giveaway.network.network import Values
 
 LEAST_ROWS = 8  # records whose matrices must fit together, so that a pass is not all overhead
 IN_PASSING = 3  # numbers for each of a layer's outputs while a column is multiplied
+MOVED = {"cpu": 10, "cuda": 64}  # multiplications in the time of a number to or from memory: two cores; an H200 in TF32
+TIMES_MOVED = 3  # of a matrix: written, read forth, read back
 
 
 class Formed:
@@ -69,9 +72,11 @@ class Cost:
             return cls(parameters, outputs, outputs)
         return cls(parameters, outputs, parameters * outputs // len(tap.values["weight"]))
 
-    def saved(self, m: int, columns: int) -> int:
-        """Multiplications that its matrix saves for this many columns."""
-        return columns * (self.through + m * self.outputs) - m * (self.through + columns * self.parameters)
+    def saved(self, m: int, columns: int, moved: int) -> int:
+        """Multiplications that its matrix saves for this many columns, less those that its numbers' way to memory and
+        back is worth, `moved` each."""
+        without = columns * (self.through + m * self.outputs)
+        return without - m * (self.through + (columns + TIMES_MOVED * moved) * self.parameters)
 
 
 @dataclass(frozen=True)
@@ -81,21 +86,26 @@ class Plan:
     m: int
     costs: dict[str, Cost]
     able: frozenset[str]
+    moved: int
 
     @classmethod
     def of(cls, layers: ByLayers, columns: int, fits: Callable[[int], bool]) -> Plan:
         """For products with up to this many columns. `layers` has few records; `fits` says whether LEAST_ROWS records
         that take this many numbers each do, and where they do not, what saves least for its memory is left out."""
         m, costs = layers.outputs.shape[1], {tap.name: Cost.of(tap) for tap in layers.taps}
-        able = [name for name, cost in costs.items() if cost.saved(m, columns) > 0]
-        able.sort(key=lambda name: costs[name].saved(m, columns) / costs[name].parameters)
+        moved = MOVED.get(layers.outputs.device.type, MOVED["cuda"])
+        saved = {name: cost.saved(m, columns, moved) for name, cost in costs.items()}
+        able = sorted(
+            (name for name in costs if saved[name] > 0), key=lambda name: saved[name] / costs[name].parameters
+        )
         while able and not fits(m * sum(costs[name].parameters for name in able)):
             del able[0]
-        return cls(m, costs, frozenset(tap.name for tap in layers.taps if tap.name in able and _right(tap)))
+        right = frozenset(tap.name for tap in layers.taps if tap.name in able and _right(tap))
+        return cls(m, costs, right, moved)
 
     def names(self, columns: int) -> set[str]:
         """Layers to be formed for this many columns."""
-        return {name for name in self.able if self.costs[name].saved(self.m, columns) > 0}
+        return {name for name in self.able if self.costs[name].saved(self.m, columns, self.moved) > 0}
 
     @property
     def numbers(self) -> int:
