@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import pickle
 import re
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -17,7 +18,7 @@ from benchmarks.reproduce import __main__ as command
 from benchmarks.reproduce import claims_mia
 from benchmarks.reproduce import data as sets
 from benchmarks.reproduce import printed_mia as printed
-from benchmarks.reproduce.attacked import Truth, _truth, balanced_accuracy, best_threshold, halves
+from benchmarks.reproduce.attacked import Truth, _truth, balanced_accuracy, best_threshold, halves_of
 from benchmarks.reproduce.claims import FAILS, HOLDS, NO_DATA, NOT_RUN, UNMEASURED, Claim, judged
 from benchmarks.reproduce.compared import METRICS, figures, repeated
 from benchmarks.reproduce.page import claims_of_all, page, read_results, write_page
@@ -98,6 +99,18 @@ def test_a_run_stops_in_time_keeps_what_it_has_and_goes_on_to_the_same_numbers(t
     again = json.loads((tmp_path / "parts" / "energy_mlp.json").read_text())
     assert stops >= 2
     assert again["agreement"] == whole["agreement"]
+
+
+def test_what_is_known_of_the_references_is_enough_without_them(tmp_path):
+    first = run_small("energy_mlp", tmp_path)
+    shutil.rmtree(tmp_path / "references")
+    shutil.rmtree(tmp_path / "scores")
+    again = run_small("energy_mlp", tmp_path)
+    assert not (tmp_path / "references").exists()
+    for name in ("agreement", "fit", "attacks", "half_of_the_references_with_the_other"):
+        assert again[name] == first[name]
+    with pytest.raises(SystemExit, match="is of another seed, schedule or data set: take another folder"):
+        run_small("energy_mlp", tmp_path, seed=1)
 
 
 def test_the_command_says_run_again_and_where_the_results_are(tmp_path, capsys):
@@ -186,20 +199,24 @@ def test_rmia_tells_records_apart_that_models_hardly_favour():
     assert rmia(signals, signals, gamma=2.0).scores.max() == 0
 
 
-def test_half_of_the_references_with_the_other(tmp_path):
+def test_half_of_the_references_with_the_other():
     """Records that models remember are the same in both halves; noise is not; eight references have no halves."""
     rng = np.random.default_rng(0)
     members = balanced_membership(80, 400, seed=0)
     noise = rng.normal(size=members.shape)
     exposed = np.maximum(0, 4 - np.arange(400) / 10)
-    made = job(tmp_path)
-    found = repeated(halves(Signals(noise + exposed * members, members, "phi"), made))
+
+    def of_halves(signals):
+        return repeated([_truth("lira", signals.of_models(own)) for own in halves_of(signals.models)])
+
+    found = of_halves(Signals(noise + exposed * members, members, "phi"))
     assert found["top 1% in 5%"] > 0.7
     assert found["5%"] > 0.6
-    nothing = repeated(halves(Signals(noise, members, "phi"), made))
+    nothing = of_halves(Signals(noise, members, "phi"))
     assert nothing["5%"] < 0.2
     assert abs(nothing["spearman"]) < 0.15 < found["spearman"]
-    assert repeated(halves(Signals(noise[:8], members[:8], "phi"), made)) is None
+    assert of_halves(Signals(noise[:8], members[:8], "phi")) is None
+    assert sorted(np.concatenate(halves_of(80))) == list(range(80))
 
 
 def test_the_best_threshold_is_the_best_of_all():

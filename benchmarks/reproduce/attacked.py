@@ -14,11 +14,15 @@ for probabilities, are given exp(−e²/2s²) with s² the mean squared error on
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import numpy as np
 
-from benchmarks.reproduce.setting import Job, write_arrays
+from benchmarks.reproduce.setting import Job, keep_plan, write_arrays, write_json
 from giveaway.attacks import AttackScores, lira_within, rmia, shokri
 from giveaway.attacks.lira import moments
 from giveaway.evaluation import effect_sizes, success_rate
@@ -46,33 +50,50 @@ class Truth:
         return np.unique(both, axis=0, return_inverse=True)[1].reshape(-1).astype(np.float64)
 
 
-def attacked(references: Signals, job: Job) -> dict[str, Truth]:
-    """The truth of each attack; kept in --work."""
-    found = {}
-    for name in ATTACKS:
-        options = f"-{GAMMA:g}" if name == "rmia" else ""  # a truth of another γ is not taken up
-        path = job.work / "truth" / f"{name}{options}.npz"
+@dataclass(frozen=True)
+class Attacked:
+    """All that is asked of the references: each attack's truth, LiRA's from either half of them, and how they fit."""
+
+    truth: dict[str, Truth]
+    halves: list[Truth]
+    fit: dict[str, Any]
+
+
+def attacked(
+    job: Job, plan: Mapping[str, Any], train: Callable[[], Signals], fit: Callable[[Signals], dict[str, Any]]
+) -> Attacked:
+    """Kept in WORK/truth, which is small and enough: with it, references are neither trained nor read again."""
+    folder = job.work / "truth"
+    keep_plan(folder / "plan.json", {**plan, "models": job.models, "seed": job.seed})
+    references = cache(train)
+
+    def kept(file: str, attack: str, phase: str, own: np.ndarray | None = None) -> Truth:
+        path = folder / f"{file}.npz"
         if not path.exists():
-            with job.phase("attacks"):
-                truth = _truth(name, references)
-            write_arrays(path, {key: np.asarray(value) for key, value in vars(truth).items()})
+            signals = references() if own is None else references().of_models(own)
+            with job.phase(phase):
+                found = _truth(attack, signals)
+            write_arrays(path, {key: np.asarray(value) for key, value in vars(found).items()})
             job.stop_in_time()
         with np.load(path) as held:
-            found[name] = Truth(held["success"], held["effect"], float(held["threshold"]), float(held["accuracy"]))
-    return found
+            return Truth(held["success"], held["effect"], float(held["threshold"]), float(held["accuracy"]))
+
+    files = {name: f"{name}-{GAMMA:g}" if name == "rmia" else name for name in ATTACKS}  # not one of another γ
+    truth = {name: kept(file, name, "attacks") for name, file in files.items()}
+    parts = halves_of(job.models)
+    halves = [kept(f"half-{number}", "lira", "halves", own) for number, own in enumerate(parts)]
+    fitted = folder / "fit.json"
+    if not fitted.exists():
+        write_json(fitted, fit(references()))
+    return Attacked(truth, halves, json.loads(fitted.read_text()))
 
 
-def halves(references: Signals, job: Job) -> list[Truth]:
-    """LiRA's truth from every other pair of references, and from the rest: how far one truth is from another like it.
-    None at all where a half is too small to be attacked."""
-    pairs = np.arange(references.models) // 2
-    found = []
-    for half in (0, 1):
-        own = np.flatnonzero(pairs % 2 == half)
-        if len(own) >= LEAST_OF_A_HALF:
-            found.append(_truth("lira", references.of_models(own)))
-            job.stop_in_time()
-    return found
+def halves_of(models: int) -> list[np.ndarray]:
+    """Every other pair of references, and the rest: how far one truth is from another like it. None at all where a half
+    is too small to be attacked."""
+    pairs = np.arange(models) // 2
+    found = [np.flatnonzero(pairs % 2 == half) for half in (0, 1)]
+    return found if min(map(len, found)) >= LEAST_OF_A_HALF else []
 
 
 def _truth(name: str, references: Signals) -> Truth:

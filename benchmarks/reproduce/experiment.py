@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from benchmarks.reproduce.attacked import attacked, halves
+from benchmarks.reproduce.attacked import attacked
 from benchmarks.reproduce.compared import compared
 from benchmarks.reproduce.data import Data, Load, small
 from benchmarks.reproduce.setting import Job, Setting
@@ -70,31 +70,30 @@ def run(experiment: Experiment, job: Job) -> None:
         experiment = replace(experiment, build=build, training=training, whole_network=min(1, experiment.whole_network))
     if job.device.type == "cpu":
         experiment = replace(experiment, training=replace(experiment.training, precision="float32"))
-    with job.phase("references"):
-        references = train_references(experiment, data, job)
+    plan = {"records": data.records, "others": len(data.inputs) - data.records, **asdict(experiment.training)}
+    found = attacked(job, plan, partial(train_references, experiment, data, job), partial(fit_of, data=data))
     with job.phase("targets"):
         states = train_targets(experiment, data, job)
-    members = target_members(data, job)
+    rows = [np.flatnonzero(own) for own in target_members(data, job)]
     tables, costs = [], []
     for number, state in enumerate(states):
         model = built(experiment, data)
         model.load_state_dict(state)
         whole = number < experiment.whole_network
-        columns, seconds = scored(experiment, model, data, np.flatnonzero(members[number]), number, whole, job)
+        columns, seconds = scored(experiment, model, data, rows[number], number, whole, job)
         tables.append(columns)
         costs.append(seconds)
-    truth = attacked(references, job)
-    result, summaries = compared(truth, halves(references, job), tables, [np.flatnonzero(own) for own in members], data)
+    result, summaries = compared(found.truth, found.halves, tables, rows, data)
     told = {
         "title": experiment.title,
         "records": data.records,
         "others": len(data.inputs) - data.records,
-        "records_a_model": int(members[0].sum()),
+        "records_a_model": len(rows[0]),
         "parameters": sum(value.numel() for value in built(experiment, data).parameters()),
         "training": {**asdict(experiment.training), "models_at_once": experiment.models_at_once},
-        "l2": experiment.l2(int(members[0].sum())),
+        "l2": experiment.l2(len(rows[0])),
         "differs": list(experiment.differs),
-        "fit": fit_of(references, data),
+        "fit": found.fit,
         "seconds": {**job.seconds(), "per_target": per_target(costs)},
     }
     job.save(experiment.name, told | result, summaries)
@@ -115,17 +114,18 @@ def train_references(experiment: Experiment, data: Data, job: Job) -> Signals:
         models_at_once=at_once,
         stack=experiment.stack,
     )
-    return train_recipe(
-        recipe,
-        data.inputs,
-        data.targets,
-        models=job.models,
-        folder=job.work / "references",
-        records=data.records,
-        seed=job.seed,
-        device=job.device,
-        on_model=stop_in_time,
-    )
+    with job.phase("references"):
+        return train_recipe(
+            recipe,
+            data.inputs,
+            data.targets,
+            models=job.models,
+            folder=job.work / "references",
+            records=data.records,
+            seed=job.seed,
+            device=job.device,
+            on_model=stop_in_time,
+        )
 
 
 def train_targets(experiment: Experiment, data: Data, job: Job) -> list[State]:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from benchmarks.reproduce.setting import write_arrays, write_json
+from benchmarks.reproduce.setting import keep_plan, write_arrays, write_json
 
 TINY = 1e-30
 SIGNED = ("fused", "pictured")  # kept as they are; all other columns are positive, and kept as logarithms
@@ -30,11 +30,7 @@ class Kept:
         self.keep, self.weights, self.logits = (work / name for name in ("keep", "weights", "logits"))
         for folder in (self.keep, self.weights, self.logits):
             folder.mkdir(parents=True, exist_ok=True)
-        marker = self.keep / "plan.json"
-        if not marker.exists():
-            write_json(marker, dict(plan))
-        elif json.loads(marker.read_text()) != json.loads(json.dumps(dict(plan))):
-            raise SystemExit(f"work: {self.keep} is of another seed, schedule or data set: take another folder")
+        keep_plan(self.keep / "plan.json", plan)
 
     def has_model(self, number: int) -> bool:
         return self._model(number).exists()

@@ -125,6 +125,14 @@ def write_json(path: Path, value: Any) -> None:
     beside.replace(path)
 
 
+def keep_plan(marker: Path, plan: Mapping[str, Any]) -> None:
+    """Note what a folder of --work is of, and refuse one that is of something else."""
+    if not marker.exists():
+        write_json(marker, dict(plan))
+    elif json.loads(marker.read_text()) != json.loads(json.dumps(dict(plan))):
+        raise SystemExit(f"work: {marker.parent} is of another seed, schedule or data set: take another folder")
+
+
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """The same for an .npz of --work, in the precision it has."""
     path.parent.mkdir(parents=True, exist_ok=True)
