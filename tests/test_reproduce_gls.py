@@ -232,6 +232,19 @@ def test_run_goes_on_from_what_is_kept(ran, result, tmp_path, monkeypatch):
     assert again == result
 
 
+def test_what_is_done_at_last_trains_no_target_again(ran, result, tmp_path, monkeypatch):
+    there = tmp_path / f"{NAME}-small"
+    (there / "keep").mkdir(parents=True)
+    for path in (ran / "keep").iterdir():
+        if path.stem != "target-000-full-model":
+            (there / "keep" / path.name).write_bytes(path.read_bytes())
+    monkeypatch.setattr(Trainer, "__init__", lambda *given: pytest.fail("trained again"))
+    assert small_run(tmp_path) == 0
+    again = json.loads((there / f"{NAME}.json").read_text())
+    assert set(result["depths"]) - set(again["depths"]) == {"full model"}
+    assert again["depths"]["2 last layers"] == result["depths"]["2 last layers"]
+
+
 def test_what_was_not_solved_is_left_out_and_said(tmp_path, monkeypatch, capsys):
     """Solves that end at their first step leave zeros behind, which would be ranked."""
     solving = replace(SMALL.solving, most_steps=dict.fromkeys(DEPTHS[1:], 1), tolerance=1e-6)

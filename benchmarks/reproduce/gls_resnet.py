@@ -36,29 +36,33 @@ COMPONENTS = 50  # of the features that t-SNE is given
 @dataclass(frozen=True)
 class Size:
     """What a run is made of. `targets_at`: for how many targets each piece of work is done, in this order: the longest
-    early, since what a limit ends is lost."""
+    early, since what a limit ends is lost. `at_last`: for how many, once all models are trained, while the weights of
+    the targets are there."""
 
     widths: tuple[int, ...]
     schedule: Schedule
     solving: Solving
     targets_at: dict[str, int]
+    at_last: dict[str, int]
 
 
 FULL = Size(
     WIDTHS,
     Schedule(),
     Solving(
-        probes={DEPTHS[1]: 64, DEPTHS[2]: 32, DEPTHS[3]: 16},
+        probes={DEPTHS[1]: 32, DEPTHS[2]: 16, DEPTHS[3]: 16},
         rank={DEPTHS[1]: 64, DEPTHS[2]: 64, DEPTHS[3]: 64},
         most_steps={DEPTHS[1]: 15, DEPTHS[2]: 12, DEPTHS[3]: 10},
     ),
-    {DEPTHS[0]: 16, DRAWN: 1, DEPTHS[3]: 2, DEPTHS[2]: 4, DEPTHS[1]: 8, CHECKED: 1, FUSED: 4},
+    {DEPTHS[0]: 16, DRAWN: 1, DEPTHS[3]: 1, DEPTHS[2]: 4, DEPTHS[1]: 8, FUSED: 4},
+    {CHECKED: 1, DEPTHS[3]: 2},
 )
 SMALL = Size(
     (3, 4, 4, 5),
     Schedule(epochs=1, batch=50, rate=0.1),
     Solving(*({depth: few for depth in DEPTHS[1:]} for few in (4, 4, 40)), tolerance=0.1, memory=10**8, checked=2),
-    {DEPTHS[0]: 2, DRAWN: 1, DEPTHS[1]: 2, FUSED: 0, DEPTHS[2]: 1, CHECKED: 1, DEPTHS[3]: 1},
+    {DEPTHS[0]: 2, DRAWN: 1, DEPTHS[1]: 2, FUSED: 0, DEPTHS[2]: 1},
+    {CHECKED: 1, DEPTHS[3]: 1},
 )
 SMALL_MODELS = 4 * FOLDS  # LiRA wants several models without each record
 
@@ -84,6 +88,8 @@ def run(job: Job) -> None:
     for number in range(job.targets, job.models):
         if not kept.has_model(number):
             work.train(number)
+    for number in () if measure_only else range(job.targets):
+        work.target_at_last(number)
     result, arrays = measure(kept, images.labels, job.models, job.targets, job.seed)
     result["training"] = {**asdict(size.schedule), "augmentation": "shifts of up to 4 pixels, flips"}
     result["solving"] = asdict(size.solving)
@@ -131,9 +137,9 @@ class _Work:
         print(f"model {number}:", {name: told[name] for name in told if name != "environment"}, flush=True)
 
     def target(self, number: int) -> None:
-        """All pieces of work of one target that are not kept yet."""
+        """All pieces of work of one target that are not kept yet; and its training, where its weights are not."""
         pieces = [piece for piece, targets in self.size.targets_at.items() if number < targets]
-        missing = [piece for piece in pieces if not self.kept.settled(number, piece)]
+        missing = self._missing(number, pieces)
         if self.kept.has_model(number) and not missing:
             return
         model = ResNet(10, self.size.widths)
@@ -141,6 +147,19 @@ class _Work:
             self.train(number)
             self.kept.load_weights(number, model)
             missing = pieces
+        self._work_off(number, model, missing)
+
+    def target_at_last(self, number: int) -> None:
+        """What may be left out: no target is trained again for it."""
+        missing = self._missing(number, [piece for piece, targets in self.size.at_last.items() if number < targets])
+        model = ResNet(10, self.size.widths)
+        if missing and self.kept.load_weights(number, model):
+            self._work_off(number, model, missing)
+
+    def _missing(self, number: int, pieces: list[str]) -> list[str]:
+        return [piece for piece in pieces if not self.kept.settled(number, piece)]
+
+    def _work_off(self, number: int, model: ResNet, missing: list[str]) -> None:
         members = np.flatnonzero(members_of(number, len(self.images.labels), self.job.seed))
         x, y = self.trainer.pictures(members), self.trainer.y[torch.from_numpy(members).to(self.job.device)]
         target = Target(model.to(self.job.device), x, y, self.size.solving, self._on_step)
