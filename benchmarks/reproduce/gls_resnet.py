@@ -35,9 +35,9 @@ COMPONENTS = 50  # of the features that t-SNE is given
 
 @dataclass(frozen=True)
 class Size:
-    """What a run is made of. `targets_at`: for how many targets each piece of work is done, in this order: the longest
-    early, since what a limit ends is lost. `at_last`: for how many, once all models are trained, while the weights of
-    the targets are there."""
+    """What a run is made of. `targets_at`: for how many targets each piece of work is done, in this order. `at_last`:
+    for how many, in this order, once all models are trained and while the targets' weights are there: what is not
+    needed for a result, but makes it better."""
 
     widths: tuple[int, ...]
     schedule: Schedule
@@ -54,8 +54,8 @@ FULL = Size(
         rank={DEPTHS[1]: 64, DEPTHS[2]: 64, DEPTHS[3]: 64},
         most_steps={DEPTHS[1]: 15, DEPTHS[2]: 12, DEPTHS[3]: 10},
     ),
-    {DEPTHS[0]: 16, DRAWN: 1, DEPTHS[3]: 1, DEPTHS[2]: 4, DEPTHS[1]: 8, FUSED: 4},
-    {CHECKED: 1, DEPTHS[3]: 2},
+    {DEPTHS[0]: 16, DRAWN: 1, DEPTHS[3]: 1, DEPTHS[2]: 1, DEPTHS[1]: 1, FUSED: 1},
+    {DEPTHS[1]: 8, DEPTHS[2]: 4, FUSED: 4, CHECKED: 1, DEPTHS[3]: 2},
 )
 SMALL = Size(
     (3, 4, 4, 5),
@@ -88,8 +88,8 @@ def run(job: Job) -> None:
     for number in range(job.targets, job.models):
         if not kept.has_model(number):
             work.train(number)
-    for number in () if measure_only else range(job.targets):
-        work.target_at_last(number)
+    if not measure_only:
+        work.at_last()
     result, arrays = measure(kept, images.labels, job.models, job.targets, job.seed)
     result["training"] = {**asdict(size.schedule), "augmentation": "shifts of up to 4 pixels, flips"}
     result["solving"] = asdict(size.solving)
@@ -149,12 +149,13 @@ class _Work:
             missing = pieces
         self._work_off(number, model, missing)
 
-    def target_at_last(self, number: int) -> None:
+    def at_last(self) -> None:
         """What may be left out: no target is trained again for it."""
-        missing = self._missing(number, [piece for piece, targets in self.size.at_last.items() if number < targets])
-        model = ResNet(10, self.size.widths)
-        if missing and self.kept.load_weights(number, model):
-            self._work_off(number, model, missing)
+        for piece, targets in self.size.at_last.items():
+            for number in range(min(targets, self.job.targets)):
+                model = ResNet(10, self.size.widths)
+                if self._missing(number, [piece]) and self.kept.load_weights(number, model):
+                    self._work_off(number, model, [piece])
 
     def _missing(self, number: int, pieces: list[str]) -> list[str]:
         return [piece for piece in pieces if not self.kept.settled(number, piece)]
