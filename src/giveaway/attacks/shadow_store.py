@@ -8,7 +8,6 @@ finished model: its number, and how long it took.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -27,10 +26,10 @@ import torch
 from giveaway import __version__
 from giveaway.attacks.membership import model_membership, model_seed
 from giveaway.checks import ROWS_PER_CHECK, check_choice, fail
-from giveaway.files import private_folder, write_atomically, write_json
+from giveaway.files import LOCK, locked_folder, private_folder, write_atomically, write_json
 from giveaway.records.signals import ARRAYS, KINDS, MARKER, Signals
 
-PLAN, LOCK, SECONDS = "shadow.json", "lock", "seconds.csv"
+PLAN, SECONDS = "shadow.json", "seconds.csv"
 LONGEST_VALUE = 60
 
 
@@ -251,7 +250,7 @@ def open_store(folder: str | os.PathLike[str] | None, plan: EnsemblePlan) -> Ite
         path, marker = Path(place), Path(place) / PLAN
         if path.is_dir() and not marker.is_file() and any(file.name != LOCK for file in path.iterdir()):
             raise fail("folder", "a new, empty or earlier shadow folder", f"{path} with other files", "choose another")
-        with _locked(private_folder(path)):
+        with locked_folder("folder", private_folder(path)):
             for unfinished in path.glob(".*.part"):  # what a killed run was writing
                 unfinished.unlink()
             expected = plan.provenance()
@@ -287,7 +286,7 @@ def remove_shadows(folder: str | os.PathLike[str]) -> int:
     written = {MARKER, SECONDS, LOCK, PLAN} | {f"{name}.npy" for name in ARRAYS}
     names = "|".join(map(re.escape, sorted(written))) + r"|model-\d{6,}\.npy"
     ours = re.compile(rf"({names})|\.({names})-\w+\.part")
-    with _locked(path):
+    with locked_folder("folder", path):
         found = [file for file in path.iterdir() if ours.fullmatch(file.name) and file.is_file()]
         for file in sorted(found, key=lambda file: file.name == PLAN):  # last, so that a killed purge can be repeated
             file.unlink()
@@ -303,20 +302,6 @@ def summaries(given: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> dict[
     if taken:
         raise fail("fingerprint", "names of its own", ", ".join(taken), "these are checked anyway: leave them out")
     return {name: _summary(value) for name, value in {**known, **fingerprint}.items()}
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            got = f"{path}, in use by another run"
-            raise fail("folder", "a folder of its own", got, "wait for that run, or choose another folder") from error
-        yield
-    finally:
-        os.close(lock)
 
 
 def _stored_plan(marker: Path) -> dict[str, Any]:

@@ -5,7 +5,6 @@ cache.json is there first, so that a killed run can be removed or run again, and
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -21,9 +20,9 @@ import torch
 from giveaway import __version__
 from giveaway.checks import fail
 from giveaway.extract.npy_writer import NpyWriter
-from giveaway.files import private_folder, write_atomically, write_json
+from giveaway.files import LOCK, locked_folder, private_folder, write_atomically, write_json
 
-MARKER, LOCK, KIND = "cache.json", "lock", "giveaway feature cache"
+MARKER, KIND = "cache.json", "giveaway feature cache"
 ROWS = ("features", "outputs", "targets")
 FILES = (*(f"{name}.npy" for name in (*ROWS, "ids", "weight", "bias")), LOCK, MARKER)
 
@@ -117,7 +116,7 @@ def opened(folder: str | os.PathLike[str]) -> Iterator[FeatureCache]:
     if path.is_dir() and not is_feature_cache(path) and any(file.name != LOCK for file in path.iterdir()):
         got = f"{path} with other files"
         raise fail("cache", "a new, empty or earlier cache folder", got, "choose another folder")
-    with _locked(private_folder(path)):
+    with locked_folder("cache", private_folder(path)):
         yield FeatureCache(path)
 
 
@@ -131,7 +130,7 @@ def remove_feature_cache(folder: str | os.PathLike[str]) -> int:
     path = Path(folder)
     if not is_feature_cache(path):
         raise fail("folder", f"a feature cache with its {MARKER}", str(path), "name the folder given as cache=")
-    with _locked(path):
+    with locked_folder("cache", path):
         removed = FeatureCache(path).remove()
         if not any(path.iterdir()):
             path.rmdir()
@@ -150,17 +149,3 @@ def _marker(path: Path) -> dict[str, Any]:
 
 def _size(file: Path) -> int | None:
     return file.stat().st_size if file.is_file() else None
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            got = f"{path}, in use by another run"
-            raise fail("cache", "a folder of its own", got, "wait for that run, or choose another folder") from error
-        yield
-    finally:
-        os.close(lock)
