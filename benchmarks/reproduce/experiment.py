@@ -79,8 +79,16 @@ def run(experiment: Experiment, job: Job) -> None:
     for number, state in enumerate(states):
         model = built(experiment, data)
         model.load_state_dict(state)
-        whole = number < experiment.whole_network
-        columns, seconds = scored(experiment, model, data, rows[number], number, whole, job)
+        columns, seconds = scored(
+            model,
+            data,
+            rows[number],
+            number,
+            job,
+            l2=experiment.l2(len(rows[number])),
+            head_only=experiment.head_only,
+            whole=number < experiment.whole_network,
+        )
         tables.append(columns)
         costs.append(seconds)
     result, summaries = compared(found.truth, found.halves, tables, rows, data)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,9 +16,6 @@ import giveaway as ga
 from benchmarks.reproduce.data import Data
 from benchmarks.reproduce.setting import Job, write_arrays
 from giveaway.network import InverseCurvature, Network, sketch_records
-
-if TYPE_CHECKING:
-    from benchmarks.reproduce.experiment import Experiment
 
 OF_HEAD = ("loss", "gradient_norm", "influence", "newton", "leverage")
 OF_CLASSES = ("entropy",)
@@ -30,9 +27,20 @@ Columns = dict[str, np.ndarray]
 
 
 def scored(
-    experiment: Experiment, model: nn.Sequential, data: Data, rows: np.ndarray, number: int, whole: bool, job: Job
+    model: nn.Sequential,
+    data: Data,
+    rows: np.ndarray,
+    number: int,
+    job: Job,
+    *,
+    l2: float,
+    head_only: bool,
+    whole: bool,
 ) -> tuple[Columns, dict[str, float]]:
-    """Columns by name, one value a training record, and the seconds of each kind; kept in --work."""
+    """Columns by name, one value a training record, and the seconds of each kind; kept in --work.
+
+    head_only : nothing but the head was trained. whole : the influence through all parameters too.
+    """
     path = job.work / "scores" / f"{number}.npz"
     if path.exists():
         with np.load(path) as held:
@@ -51,14 +59,14 @@ def scored(
         return found
 
     def of_head() -> tuple[ga.Head, ga.ScoreTable]:
-        head = head_of(model, x, y, experiment.l2(len(rows)), job.device)
+        head = head_of(model, x, y, l2, job.device)
         names = OF_HEAD + (OF_CLASSES if data.classes else ())
         return head, ga.audit(head, scores=names, l2_sensitivity=False)
 
     head, table = timed("surrogates", of_head)
     columns = {name: table[name] for name in table.columns}
-    given = {"fused": x.numpy() if experiment.head_only else data.of(rows)}
-    if experiment.head_only:
+    given = {"fused": x.numpy() if head_only else data.of(rows)}
+    if head_only:
         given["fused_records"] = data.of(rows)
     for name, inputs in given.items():
         columns[name] = timed(name, partial(ga.audit, head, inputs=inputs, scores="fused", l2_sensitivity=False))[
