@@ -25,9 +25,10 @@ import numpy as np
 import torch
 
 from giveaway.checks import as_tensor, check_choice, check_finite, fail
-from giveaway.gp.activations import Activation, as_activation
+from giveaway.gp.activations import as_activation
 from giveaway.gp.bounds import distance_to_constant
 from giveaway.gp.divergence import lood
+from giveaway.gp.duals import Activation
 from giveaway.gp.kernels import Correlation, Kernel, Sphere, kernel_matrix
 from giveaway.gp.nngp import NNGP
 from giveaway.gp.posterior import fit

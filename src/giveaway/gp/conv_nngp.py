@@ -25,7 +25,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from giveaway.checks import check_choice, fail
-from giveaway.gp.activations import Activation, as_activation
+from giveaway.gp.activations import as_activation
+from giveaway.gp.duals import Activation
 from giveaway.gp.kernels import Kernel, check_variances
 from giveaway.gp.nngp import check_depth
 

@@ -16,7 +16,8 @@ from __future__ import annotations
 import torch
 
 from giveaway.checks import fail
-from giveaway.gp.activations import Activation, as_activation
+from giveaway.gp.activations import as_activation
+from giveaway.gp.duals import Activation
 from giveaway.gp.kernels import Kernel, check_variances, flat_pair
 
 
