@@ -2,7 +2,9 @@
 
 The paper says "ResNet-18 trained to achieve approximately 92% test accuracy" on 40,000 images, and no more. Without
 augmentation that is out of reach, so images are shifted by up to four pixels and flipped, as in the protocol of LiRA
-that it follows. Plain cross-entropy, SGD with Nesterov's momentum, one cycle of the learning rate.
+that it follows. Plain cross-entropy, SGD with Nesterov's momentum, one cycle of the learning rate. Batch and rate were
+chosen by held-out accuracy alone: a network of a fifth of the widths, five epochs, has .796 with 256 and 0.2, .770 with
+512 and 0.2, .756 with 512 and 0.1, .734 with 512 and 0.4.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ class Schedule:
     """How one model is trained."""
 
     epochs: int = 12
-    batch: int = 512
-    rate: float = 0.4
+    batch: int = 256
+    rate: float = 0.2
     momentum: float = 0.9
     weight_decay: float = 5e-4
     warm_up: float = 0.25  # share of the steps in which the rate rises
