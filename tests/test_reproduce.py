@@ -21,6 +21,7 @@ from benchmarks.reproduce import printed_mia as printed
 from benchmarks.reproduce.attacked import Truth, _truth, balanced_accuracy, best_threshold, halves_of
 from benchmarks.reproduce.claims import FAILS, HOLDS, NO_DATA, NOT_RUN, UNMEASURED, Claim, judged
 from benchmarks.reproduce.compared import METRICS, figures, repeated
+from benchmarks.reproduce.made_data import made_table
 from benchmarks.reproduce.page import claims_of_all, page, read_results, write_page
 from benchmarks.reproduce.pictures import draw_all
 from benchmarks.reproduce.pictures_mia import highest
@@ -30,6 +31,7 @@ from benchmarks.reproduce.text import build_transformer
 
 from giveaway.attacks import AttackScores, rmia
 from giveaway.attacks.membership import balanced_membership
+from giveaway.checks import InputError
 from giveaway.records import Signals
 
 SHOWN = ("newton", "influence", "fused")
@@ -57,7 +59,7 @@ def test_a_setting_runs_small_and_its_numbers_come_from_what_it_kept(tmp_path):
     assert set(result["agreement"]["lira"]) == scores
     assert result["newton_over_influence"]["largest_error"] < 1e-6  # 1/(1 − h), one output
     assert {"references", "targets", "attacks", "surrogates", "fused", "whole_network"} <= set(result["seconds"])
-    with np.load(tmp_path / "california_mlp.npz") as kept, np.load(tmp_path / "truth" / "lira.npz") as truth:
+    with np.load(tmp_path / "california_mlp.npz") as kept, np.load(tmp_path / "truth-6" / "lira.npz") as truth:
         assert kept["success_lira"].dtype == np.float16
         found = []
         for number in range(2):
@@ -103,14 +105,33 @@ def test_a_run_stops_in_time_keeps_what_it_has_and_goes_on_to_the_same_numbers(t
 
 def test_what_is_known_of_the_references_is_enough_without_them(tmp_path):
     first = run_small("energy_mlp", tmp_path)
-    shutil.rmtree(tmp_path / "references")
-    shutil.rmtree(tmp_path / "scores")
+    for gone in ("references", "targets", "scores"):
+        shutil.rmtree(tmp_path / gone)
+    (tmp_path / "seconds.json").unlink()
     again = run_small("energy_mlp", tmp_path)
     assert not (tmp_path / "references").exists()
     for name in ("agreement", "fit", "attacks", "half_of_the_references_with_the_other"):
         assert again[name] == first[name]
-    with pytest.raises(SystemExit, match="is of another seed, schedule or data set: take another folder"):
+    for phase in ("references", "attacks"):
+        assert again["seconds"][phase] == first["seconds"][phase]
+
+
+def test_a_truth_of_other_data_is_refused(tmp_path, monkeypatch):
+    run_small("energy_mlp", tmp_path)
+    shutil.rmtree(tmp_path / "references")
+    with pytest.raises(SystemExit, match=r"truth-6 is of another seed: take another folder"):
         run_small("energy_mlp", tmp_path, seed=1)
+    monkeypatch.setattr(sets, "made_table", lambda count: [values[::-1] for values in made_table(count)])
+    with pytest.raises(SystemExit, match=r"truth-6 is of another inputs, targets: take another folder"):
+        run_small("energy_mlp", tmp_path)
+
+
+def test_a_refused_run_leaves_the_folder_to_the_right_one(tmp_path):
+    first = run_small("energy_mlp", tmp_path)
+    shutil.rmtree(tmp_path / "truth-6")
+    with pytest.raises(InputError, match="seed"):
+        run_small("energy_mlp", tmp_path, seed=1)
+    assert run_small("energy_mlp", tmp_path)["agreement"] == first["agreement"]
 
 
 def test_the_command_says_run_again_and_where_the_results_are(tmp_path, capsys):

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.reproduce.setting import Job, keep_plan, write_arrays, write_json
+from benchmarks.reproduce.setting import Job, check_plan, environment, keep_plan, write_arrays, write_json
 from giveaway.attacks import AttackScores, lira_within, rmia, shokri
 from giveaway.attacks.lira import moments
 from giveaway.evaluation import effect_sizes, success_rate
@@ -52,19 +52,24 @@ class Truth:
 
 @dataclass(frozen=True)
 class Attacked:
-    """All that is asked of the references: each attack's truth, LiRA's from either half of them, and how they fit."""
+    """All that is asked of the references: each attack's truth, LiRA's from either half of them, how they fit, and the
+    seconds that they and the attacks took."""
 
     truth: dict[str, Truth]
     halves: list[Truth]
     fit: dict[str, Any]
+    seconds: dict[str, float]
 
 
 def attacked(
     job: Job, plan: Mapping[str, Any], train: Callable[[], Signals], fit: Callable[[Signals], dict[str, Any]]
 ) -> Attacked:
-    """Kept in WORK/truth, which is small and enough: with it, references are neither trained nor read again."""
-    folder = job.work / "truth"
-    keep_plan(folder / "plan.json", {**plan, "models": job.models, "seed": job.seed})
+    """Kept in WORK/truth-MODELS, which is small and enough: with it, references are neither trained nor read again. It
+    is of one `plan`, which says all that they depend on."""
+    folder = job.work / f"truth-{job.models}"
+    marker = folder / "plan.json"
+    plan = {**plan, "seed": job.seed, "device": environment(job.device)["device"]}
+    check_plan(marker, plan)
     references = cache(train)
 
     def kept(file: str, attack: str, phase: str, own: np.ndarray | None = None) -> Truth:
@@ -73,6 +78,7 @@ def attacked(
             signals = references() if own is None else references().of_models(own)
             with job.phase(phase):
                 found = _truth(attack, signals)
+            keep_plan(marker, plan)
             write_arrays(path, {key: np.asarray(value) for key, value in vars(found).items()})
             job.stop_in_time()
         with np.load(path) as held:
@@ -82,10 +88,11 @@ def attacked(
     truth = {name: kept(file, name, "attacks") for name, file in files.items()}
     parts = halves_of(job.models)
     halves = [kept(f"half-{number}", "lira", "halves", own) for number, own in enumerate(parts)]
-    fitted = folder / "fit.json"
-    if not fitted.exists():
-        write_json(fitted, fit(references()))
-    return Attacked(truth, halves, json.loads(fitted.read_text()))
+    noted = folder / "references.json"
+    if not noted.exists():
+        seconds = {phase: job.seconds()[phase] for phase in ("references", "attacks")}
+        write_json(noted, {"fit": fit(references()), "seconds": seconds})
+    return Attacked(truth, halves, **json.loads(noted.read_text()))
 
 
 def halves_of(models: int) -> list[np.ndarray]:

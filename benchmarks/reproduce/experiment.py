@@ -6,6 +6,7 @@ references, which gives the truth of every record; the targets are audited, each
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
+import giveaway as ga
 from benchmarks.reproduce.attacked import attacked
 from benchmarks.reproduce.compared import compared
 from benchmarks.reproduce.data import Data, Load, small
@@ -70,8 +72,8 @@ def run(experiment: Experiment, job: Job) -> None:
         experiment = replace(experiment, build=build, training=training, whole_network=min(1, experiment.whole_network))
     if job.device.type == "cpu":
         experiment = replace(experiment, training=replace(experiment.training, precision="float32"))
-    plan = {"records": data.records, "others": len(data.inputs) - data.records, **asdict(experiment.training)}
-    found = attacked(job, plan, partial(train_references, experiment, data, job), partial(fit_of, data=data))
+    train = partial(train_references, experiment, data, job)
+    found = attacked(job, plan_of(experiment, data), train, partial(fit_of, data=data))
     with job.phase("targets"):
         states = train_targets(experiment, data, job)
     rows = [np.flatnonzero(own) for own in target_members(data, job)]
@@ -102,9 +104,25 @@ def run(experiment: Experiment, job: Job) -> None:
         "l2": experiment.l2(len(rows[0])),
         "differs": list(experiment.differs),
         "fit": found.fit,
-        "seconds": {**job.seconds(), "per_target": per_target(costs)},
+        "seconds": {**job.seconds(), **found.seconds, "per_target": per_target(costs)},
     }
     job.save(experiment.name, told | result, summaries)
+
+
+def plan_of(experiment: Experiment, data: Data) -> dict[str, Any]:
+    """What the references depend on."""
+    return {
+        "giveaway": ga.__version__,
+        "training": asdict(experiment.training),
+        "network": str(built(experiment, data)),
+        "records": data.records,
+        "inputs": _digest(data.inputs),
+        "targets": _digest(data.targets),
+    }
+
+
+def _digest(values: np.ndarray) -> str:
+    return hashlib.sha256(np.ascontiguousarray(values).data).hexdigest()
 
 
 def train_references(experiment: Experiment, data: Data, job: Job) -> Signals:

@@ -125,12 +125,21 @@ def write_json(path: Path, value: Any) -> None:
     beside.replace(path)
 
 
+def check_plan(marker: Path, plan: Mapping[str, Any]) -> None:
+    """Refuse a folder of --work that is of something else; one without a marker is of nothing yet."""
+    if not marker.exists():
+        return
+    was, now = json.loads(marker.read_text()), json.loads(json.dumps(dict(plan)))
+    other = sorted(name for name in {*was, *now} if was.get(name) != now.get(name))
+    if other:
+        raise SystemExit(f"work: {marker.parent} is of another {', '.join(other)}: take another folder")
+
+
 def keep_plan(marker: Path, plan: Mapping[str, Any]) -> None:
     """Note what a folder of --work is of, and refuse one that is of something else."""
+    check_plan(marker, plan)
     if not marker.exists():
         write_json(marker, dict(plan))
-    elif json.loads(marker.read_text()) != json.loads(json.dumps(dict(plan))):
-        raise SystemExit(f"work: {marker.parent} is of another seed, schedule or data set: take another folder")
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
