@@ -264,6 +264,12 @@ def test_a_target_without_weights_is_trained_and_scored_again(tmp_path):
     kept.save_piece(3, "2 last layers", {"gls_trace": np.array([1e-9, 10.0])}, {"seconds": 1.0})
     np.testing.assert_allclose(kept.piece(3, "2 last layers")[0]["gls_trace"], [-9, 1], atol=1e-2)
     assert not kept.load_weights(3, nn.Linear(1, 1))
+    other, same = nn.Linear(2, 1), nn.Linear(2, 1)
+    digest = kept.save_weights(3, same)
+    assert not kept.load_weights(3, other)  # of a model that was trained elsewhere
+    kept.save_model(3, np.zeros(5), {"weights": digest}, np.zeros((5, 2)))
+    assert kept.load_weights(3, other)
+    torch.testing.assert_close(other.weight, same.weight)
     kept.give_up(3, "full model", "out of memory")
     assert kept.settled(3, "full model")
     assert not kept.has_piece(3, "full model")
@@ -311,7 +317,8 @@ def test_verdicts_follow_the_results(result):
     changed = json.loads(json.dumps(result))
     for depth, lira in zip(DEPTHS, (0.5, 0.52, 0.51, 0.5), strict=True):
         every = changed["depths"][depth]["all"]
-        every["gls_trace"]["lira"] |= {"mean": lira, "half_width": 0.04}
+        every["gls_trace"]["lira"] |= {"mean": lira, "half_width": 0.04, "of": 4}
+        changed["depths"][depth]["last layer of these targets"]["mean"] = 0.5
         for score in ("gls_frobenius", "gls_spectral"):
             every[f"{score}_with_trace"]["mean"] = 0.97
     changed["depths"]["last layer"]["tradeoff"]["share_of_models_higher"] = 1.0
@@ -321,6 +328,18 @@ def test_verdicts_follow_the_results(result):
     changed["depths"]["2 last layers"]["all"]["gls_spectral_with_trace"]["mean"] = 0.5
     changed["depths"]["4 last layers"]["all"]["gls_trace"]["lira"]["half_width"] = 0.6
     assert [claim.verdict for claim in page_gls.claims({NAME: changed})] == [FAILS] * 4
+    for depth in DEPTHS:
+        changed["depths"][depth]["all"]["gls_trace"]["lira"]["of"] = 1
+    assert page_gls.claims({NAME: changed})[0].verdict == UNMEASURED  # one target has no spread
+
+
+def test_deeper_leverage_is_held_against_the_last_layer_of_the_same_targets(result):
+    """The mean over all targets may be another."""
+    for depth, measured in result["depths"].items():
+        same = measured["last layer of these targets"]
+        assert same["of"] == measured["targets"]
+        if same["of"] == result["depths"]["last layer"]["targets"]:
+            assert same == result["depths"]["last layer"]["all"]["gls_trace"]["lira"], depth
 
 
 def test_pictures_are_drawn_from_the_results(ran, tmp_path):

@@ -8,6 +8,7 @@ WORK/logits  : logits of all images (float16).
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -47,15 +48,22 @@ class Kept:
         with np.load(self._model(number)) as held:
             return held["phi"], json.loads(str(held["told"]))
 
-    def save_weights(self, number: int, model: nn.Module) -> None:
-        torch.save({name: value.cpu() for name, value in model.state_dict().items()}, self._weights(number))
+    def save_weights(self, number: int, model: nn.Module) -> str:
+        """Their digest, which is to be noted with the model."""
+        state = {name: value.cpu() for name, value in model.state_dict().items()}
+        torch.save(state, self._weights(number))
+        return _digest(state)
 
     def load_weights(self, number: int, model: nn.Module) -> bool:
-        """Whether they were there."""
+        """Whether they were there, and are those of the kept model: another machine may have trained it again."""
         path = self._weights(number)
-        if path.exists():
-            model.load_state_dict(torch.load(path, weights_only=True))
-        return path.exists()
+        if not (path.exists() and self.has_model(number)):
+            return False
+        state = torch.load(path, weights_only=True)
+        if _digest(state) != self.phi(number)[1].get("weights"):
+            return False
+        model.load_state_dict(state)
+        return True
 
     def has_piece(self, number: int, piece: str) -> bool:
         return self._piece(number, piece).exists()
@@ -92,3 +100,10 @@ def _packed(name: str, column: np.ndarray) -> np.ndarray:
     if name in SIGNED:
         return column.astype(np.float16)
     return np.log10(np.maximum(column, TINY)).astype(np.float16)
+
+
+def _digest(state: Mapping[str, torch.Tensor]) -> str:
+    found = hashlib.sha256()
+    for name, value in state.items():
+        found.update(name.encode() + value.contiguous().numpy().tobytes())
+    return found.hexdigest()

@@ -58,6 +58,7 @@ def measure(
             **_cost([note for _, note in pieces]),
             "all": _correlations(pieces, have, members, truth, None),
             "first": _correlations(pieces, have, members, truth, FIRST),
+            "last layer of these targets": _of_last_layer(kept, have, members, truth),
         }
         mean = _mean_by_record([columns["gls_trace"] for columns, _ in pieces], members[have])
         result["depths"][depth]["tradeoff"], curves = tradeoff(mean, attack)
@@ -107,6 +108,14 @@ def _correlations(
         pairs = [(columns["gls_trace"][:first], columns[score][:first]) for columns, _ in pieces]
         found[f"{score}_with_trace"] = spread([spearman(a, b) for a, b in pairs])
     return found
+
+
+def _of_last_layer(
+    kept: Kept, have: Sequence[int], members: np.ndarray, truth: Sequence[dict[str, np.ndarray]]
+) -> dict[str, float]:
+    """Spearman of the last layer's trace with the LiRA score, of as many targets as a deeper depth has."""
+    leverage = {number: kept.piece(number, DEPTHS[0])[0]["gls_trace"] for number in have}
+    return spread([spearman(leverage[number], truth[number]["lira"][members[number]]) for number in have])
 
 
 def _beside(

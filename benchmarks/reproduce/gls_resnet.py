@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from benchmarks.reproduce import gls_images
-from benchmarks.reproduce.gls_depths import Solving, Target
+from benchmarks.reproduce.gls_depths import DAMPING, Solving, Target
 from benchmarks.reproduce.gls_kept import Kept
 from benchmarks.reproduce.gls_measures import measure
 from benchmarks.reproduce.gls_network import DEPTHS, WIDTHS, ResNet
@@ -77,7 +77,7 @@ def run(job: Job) -> None:
         assert job.data is not None
         images = gls_images.read(job.data)
     plan = {"seed": job.seed, "records": len(images.labels), "widths": size.widths, **asdict(size.schedule)}
-    kept = Kept(job.work, plan)
+    kept = Kept(job.work, {**plan, "solving": asdict(size.solving), "damping": DAMPING})
     work = _Work(job, size, images, kept)
     measure_only = job.device.type == "cpu" and not job.small
     missing = [number for number in range(job.models) if not kept.has_model(number)]
@@ -88,8 +88,12 @@ def run(job: Job) -> None:
     for number in range(job.targets, job.models):
         if not kept.has_model(number):
             work.train(number)
-    if not measure_only:
-        work.at_last()
+    _save(job, size, kept, images)
+    if not measure_only and work.at_last():
+        _save(job, size, kept, images)
+
+
+def _save(job: Job, size: Size, kept: Kept, images: gls_images.Images) -> None:
     result, arrays = measure(kept, images.labels, job.models, job.targets, job.seed)
     result["training"] = {**asdict(size.schedule), "augmentation": "shifts of up to 4 pixels, flips"}
     result["solving"] = asdict(size.solving)
@@ -131,10 +135,14 @@ class _Work:
             "environment": environment(self.job.device),
         }
         if number < self.job.targets:
-            self.kept.save_weights(number, model)
+            told["weights"] = self.kept.save_weights(number, model)
         phi = phi_of(logits, trainer.y).cpu().numpy()
         self.kept.save_model(number, phi, told, torch.cat([logits, held_out]).cpu().numpy())
-        print(f"model {number}:", {name: told[name] for name in told if name != "environment"}, flush=True)
+        print(
+            f"model {number}:",
+            {name: told[name] for name in told if name not in ("environment", "weights")},
+            flush=True,
+        )
 
     def target(self, number: int) -> None:
         """All pieces of work of one target that are not kept yet; and its training, where its weights are not."""
@@ -149,13 +157,16 @@ class _Work:
             missing = pieces
         self._work_off(number, model, missing)
 
-    def at_last(self) -> None:
-        """What may be left out: no target is trained again for it."""
+    def at_last(self) -> bool:
+        """What may be left out: no target is trained again for it. Whether anything was done."""
+        done = False
         for piece, targets in self.size.at_last.items():
             for number in range(min(targets, self.job.targets)):
                 model = ResNet(10, self.size.widths)
                 if self._missing(number, [piece]) and self.kept.load_weights(number, model):
                     self._work_off(number, model, [piece])
+                    done = True
+        return done
 
     def _missing(self, number: int, pieces: list[str]) -> list[str]:
         return [piece for piece in pieces if not self.kept.settled(number, piece)]

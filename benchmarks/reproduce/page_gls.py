@@ -192,8 +192,10 @@ def _correlated(depths: dict[str, Any]) -> Claim:
     if not depths:
         return judged(text, None, NOT_RUN)
     found = {depth: measured["all"]["gls_trace"]["lira"] for depth, measured in depths.items()}
-    holds = all(value["mean"] - value["half_width"] > 0 for value in found.values())
-    return judged(text, holds, ", ".join(f"{_plus(value)} ({depth})" for depth, value in found.items()))
+    enough = [value for value in found.values() if value["of"] >= FEW]
+    holds = all(value["mean"] - value["half_width"] > 0 for value in enough) if enough else None
+    why = ", ".join(f"{_plus(value)} ({depth}, {_targets(value)})" for depth, value in found.items())
+    return judged(text, holds, f"{why}; judged where there are {FEW} targets or more")
 
 
 def _attackable(depths: dict[str, Any]) -> Claim:
@@ -209,15 +211,16 @@ def _attackable(depths: dict[str, Any]) -> Claim:
 
 def _last_layer(depths: dict[str, Any]) -> Claim:
     text = "the last layer is about as good as deeper GLS"
-    deeper = {depth: depths[depth]["all"]["gls_trace"]["lira"]["mean"] for depth in DEPTHS[1:] if depth in depths}
+    deeper = {depth: depths[depth] for depth in DEPTHS[1:] if depth in depths}
     if "last layer" not in depths or not deeper:
         return judged(text, None, NOT_RUN)
-    last = depths["last layer"]["all"]["gls_trace"]["lira"]["mean"]
-    best = max(deeper, key=lambda depth: deeper[depth])
-    why = (
-        f"Spearman with the LiRA score {last:.2f}, at most {deeper[best]:.2f} deeper ({best}; asked: within {AS_GOOD})"
-    )
-    return judged(text, deeper[best] - last <= AS_GOOD, why)
+    gains, told = {}, []
+    for depth, measured in deeper.items():
+        own, last = measured["all"]["gls_trace"]["lira"], measured["last layer of these targets"]
+        gains[depth] = own["mean"] - last["mean"]
+        told.append(f"{own['mean']:.2f} against {last['mean']:.2f} ({depth}, {_targets(own)})")
+    why = f"Spearman with the LiRA score, deeper against the last layer of the same targets: {', '.join(told)}"
+    return judged(text, max(gains.values()) <= AS_GOOD, f"{why}; asked: at most {AS_GOOD} more")
 
 
 def _alike(depths: dict[str, Any]) -> Claim:
@@ -231,6 +234,10 @@ def _alike(depths: dict[str, Any]) -> Claim:
     why = "Spearman with the trace at least " + ", ".join(f"{value:.2f} ({depth})" for depth, value in found.items())
     why += f"; asked: {ALIKE}"
     return judged(text, min(found.values()) >= ALIKE, why)
+
+
+def _targets(value: dict[str, float]) -> str:
+    return f"{value['of']} targets" if value["of"] > 1 else "one target"
 
 
 def _cell(found: dict[str, Any] | None, depth: str, metric: str) -> str:
