@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 from giveaway.network import GaussNewton, InverseCurvature, Jacobian, Network, sketch_records
 from giveaway.network import formed as module
-from giveaway.network.formed import MOVED, Cost, Formed, multiplied_out
+from giveaway.network.formed import MOVED, Cost, Formed, Plan, multiplied_out
 from giveaway.network.layers import ByLayers
 from tests.network.cases import M, dense, made
 
@@ -179,7 +181,7 @@ def test_operations_are_counted():
     cost = Cost(parameters=72, outputs=100, through=72 * 25)
     multiplied = 10 * (72 * 25 + 3 * 100) - (3 * 72 * 25 + 10 * 3 * 72)
     assert cost.saved(3, 10, moved=0) == multiplied
-    assert cost.saved(3, 10, moved=2) == multiplied - 2 * (3 + 3 + 3) * 72  # three rows written, and read twice
+    assert cost.saved(3, 10, moved=2) == multiplied - 2 * 3 * 72
     model = nn.Sequential(nn.Conv2d(2, 4, 3, bias=False), nn.Flatten(), nn.Linear(100, M)).double()
     network = Network(model, (random(N, 2, 7, 7), torch.arange(N) % M), loss="cross_entropy", parameters="0")
     with network.evaluating():
@@ -196,8 +198,28 @@ def test_late_layers_of_a_large_network_are_left_alone_on_a_gpu(width, side, col
     columns, and took 3.6 s where 1.3 were enough (H200, 40,000 records)."""
     parameters, positions = 9 * width * width, side * side
     cost = Cost(parameters, width * positions, parameters * positions)
-    assert (cost.saved(10, 2 * columns, MOVED["cuda"]) > 0) == pays
+    assert (cost.saved(10, 2 * columns, 3 * MOVED["cuda"]) > 0) == pays
     assert cost.saved(10, 64, moved=0) > 0
+
+
+def test_a_matrix_that_is_read_for_a_few_columns_at_a_time_pays_less():
+    """Where memory holds few columns of all parameters, every part of them reads the matrix again."""
+    parameters, positions = 9 * 256 * 256, 64
+    plan = Plan(10, {"conv": Cost(parameters, 256 * positions, parameters * positions)}, frozenset({"conv"}), 64)
+    assert plan.names(64, 1 + 2) == {"conv"}
+    assert plan.names(64, 1 + 2 * 5) == set()
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+def test_parts_of_columns_are_counted(monkeypatch, parts):
+    model, x, y = made("cnn")
+    jacobian, asked = Jacobian(Network(model, (x, y), loss="cross_entropy")), []
+    work = jacobian.network.work
+    monkeypatch.setattr(jacobian.network, "work", replace(work, memory=2 * 3 * work.size * work.bytes * 40 // parts))
+    monkeypatch.setattr(Plan, "names", lambda plan, columns, times: asked.append((columns, times)) or set())
+    for directions in (1, 2):
+        jacobian._formed(40, directions)
+    assert asked == [(40, 1 + parts), (80, 1 + 2 * parts)]
 
 
 @pytest.mark.parametrize("fault", ["wrong", "impossible"])

@@ -22,8 +22,12 @@ from giveaway.network.network import Values
 
 LEAST_ROWS = 8  # records whose matrices must fit together, so that a pass is not all overhead
 IN_PASSING = 3  # numbers for each of a layer's outputs while a column is multiplied
-MOVED = {"cpu": 10, "cuda": 64}  # multiplications in the time of a number to or from memory: two cores; an H200 in TF32
-TIMES_MOVED = 3  # of a matrix: written, read forth, read back
+MOVED = {
+    "cpu": 10,
+    "cuda": 64,
+}  # multiplications in the time of a number to or from memory: two cores; an H200 in TF32,
+# where full float32 would have it at half
+ONCE_THROUGH = 3  # times that a matrix is moved: written, read forth, read back
 
 
 class Formed:
@@ -73,10 +77,10 @@ class Cost:
         return cls(parameters, outputs, parameters * outputs // len(tap.values["weight"]))
 
     def saved(self, m: int, columns: int, moved: int) -> int:
-        """Multiplications that its matrix saves for this many columns, less those that its numbers' way to memory and
-        back is worth, `moved` each."""
+        """Multiplications that its matrix saves for this many columns, less those that its numbers' ways to memory and
+        back are worth, `moved` each."""
         without = columns * (self.through + m * self.outputs)
-        return without - m * (self.through + (columns + TIMES_MOVED * moved) * self.parameters)
+        return without - m * (self.through + (columns + moved) * self.parameters)
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,7 @@ class Plan:
         that take this many numbers each do, and where they do not, what saves least for its memory is left out."""
         m, costs = layers.outputs.shape[1], {tap.name: Cost.of(tap) for tap in layers.taps}
         moved = MOVED.get(layers.outputs.device.type, MOVED["cuda"])
-        saved = {name: cost.saved(m, columns, moved) for name, cost in costs.items()}
+        saved = {name: cost.saved(m, columns, ONCE_THROUGH * moved) for name, cost in costs.items()}
         able = sorted(
             (name for name in costs if saved[name] > 0), key=lambda name: saved[name] / costs[name].parameters
         )
@@ -103,9 +107,9 @@ class Plan:
         right = frozenset(tap.name for tap in layers.taps if tap.name in able and _right(tap))
         return cls(m, costs, right, moved)
 
-    def names(self, columns: int) -> set[str]:
-        """Layers to be formed for this many columns."""
-        return {name for name in self.able if self.costs[name].saved(self.m, columns, self.moved) > 0}
+    def names(self, columns: int, times: int = ONCE_THROUGH) -> set[str]:
+        """Layers to be formed for this many columns, where a matrix is moved `times` times."""
+        return {name for name in self.able if self.costs[name].saved(self.m, columns, times * self.moved) > 0}
 
     @property
     def numbers(self) -> int:

@@ -125,7 +125,8 @@ class Jacobian:
         """Layers that have their matrices formed for this many columns."""
         if self.plan is None or self._way(columns) is not ByLayers:
             return set()
-        return self.plan.names(directions * columns)
+        parts = -(-columns // self.network.work.columns_by_parameters(columns))
+        return self.plan.names(directions * columns, 1 + directions * parts)
 
     def _width(self, columns: int, directions: int = 1) -> int:
         """Columns at once."""

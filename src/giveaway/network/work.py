@@ -57,9 +57,12 @@ class Work:
     def columns(self, asked: int, rows: int = LEAST_ROWS, numbers: int | None = None) -> int:
         """Columns at once, of `asked`: three vectors of parameters each, and `rows` records with `numbers` each, by
         default what the model keeps."""
-        by_parameters = self.memory // (2 * 3 * self.size * self.bytes)
         by_records = self.cached // (min(rows, self.n) * (numbers or self.kept) * self.bytes)
-        return max(1, min(asked, by_parameters, max(by_records, 1)))
+        return min(self.columns_by_parameters(asked), max(by_records, 1))
+
+    def columns_by_parameters(self, asked: int) -> int:
+        """Columns at once, of `asked`, that their parameters leave room for."""
+        return max(1, min(asked, self.memory // (2 * 3 * self.size * self.bytes)))
 
     def rows(self, columns: int) -> int:
         """Records at once for this many columns."""
