@@ -408,6 +408,21 @@ def test_each_claim_turns_with_its_numbers(committed, place):
     assert claims_mia.claims(results)[place].verdict == FAILS
 
 
+def test_less_is_less_beyond_the_noise(committed):
+    found = json.loads(json.dumps(committed["bloodmnist_head"]))
+    for truth, mean in (("lira", 0.6), ("rmia", 0.58), ("shokri", 0.2)):
+        set_recall(found, "newton", mean, 0.05, truth)
+    assert not claims_mia._harder(found)[0]  # 0.02 with a standard error of 0.018
+    set_recall(found, "newton", 0.5, 0.05, "rmia")
+    assert claims_mia._harder(found)[0]
+
+
+def test_fused_of_a_frozen_encoder_is_told_with_what_the_records_give(committed):
+    told = page(committed, DOCS / "images")
+    share = 100 * committed["bloodmnist_head"]["agreement"]["lira"]["fused_records"]["top 1% in 5%"][0]
+    assert f"with the records themselves it finds {share:.1f} %" in told
+
+
 def test_images_of_the_highest_scores_are_in_their_order():
     images = np.random.default_rng(0).integers(0, 256, (30, 4, 4, 3), np.uint8)
     shown = {score: {"highest": list(range(place, place + 10))} for place, score in enumerate(SHOWN)}

@@ -104,8 +104,16 @@ def _far(name: str, found: dict[str, Any]) -> list[str]:
 
 
 def _alike(found: dict[str, Any]) -> list[str]:
-    fused, newton = (found["agreement"]["lira"][score] for score in ("fused", "newton"))
-    return ["fused found nothing in the records to add, and ranks as the Newton step does"] if fused == newton else []
+    agreement = found["agreement"]["lira"]
+    if agreement["fused"] != agreement["newton"]:
+        return []
+    if "fused_records" not in agreement:
+        return ["fused found nothing in the records to add, and ranks as the Newton step does"]
+    share = 100 * agreement["fused_records"][RECALL][0]
+    return [
+        "fused was given the features of the frozen encoder, and is the Newton step there; with the records themselves "
+        f"it finds {share:.1f} %"
+    ]
 
 
 def _table_5(results: Results) -> list[str]:
@@ -152,7 +160,8 @@ def _other_truths(results: Results) -> list[str]:
     lines = [
         "The same as Table 1 by other truths. Many records share a success rate: LiRA's, wherever nothing else is "
         "said, has its ties in the order of the effect size. The paper draws curves of RMIA and Shokri's attack, and "
-        "prints no numbers. Shokri's attack has one boundary for all records: where models hardly differ, it is right "
+        "prints no numbers. RMIA's γ is 1 here (its authors mostly have 2, at which models that generalize well favour "
+        "hardly any record). Shokri's attack has one boundary for all records: where models hardly differ, it is right "
         "of half of them about nearly every record, and its top are records beside that boundary, not those that a "
         "model's memory shows.",
         "",
