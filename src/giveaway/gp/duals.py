@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+Expectation = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
 
 class Activation(ABC):
     """φ with its duals; tensors of any shapes that broadcast, differentiable in all three arguments."""
@@ -30,12 +32,14 @@ class Activation(ABC):
 
     def dual(self, qx: torch.Tensor, qz: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
         """E[φ(u)φ(v)]."""
-        result: torch.Tensor = _Dual.apply(self, qx, qz, c)
+        result: torch.Tensor = _Expected.apply(self._dual, self._dual_by_variance, self.dual_derivative, qx, qz, c)
         return result
 
     def dual_derivative(self, qx: torch.Tensor, qz: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
         """E[φ'(u)φ'(v)]."""
-        result: torch.Tensor = _DualDerivative.apply(self, qx, qz, c)
+        result: torch.Tensor = _Expected.apply(
+            self._derivative, self._derivative_by_variance, self._derivative_by_covariance, qx, qz, c
+        )
         return result
 
     @abstractmethod
@@ -62,60 +66,40 @@ class Activation(ABC):
         return self.name
 
 
-class _Dual(torch.autograd.Function):
-    """E[φ(u)φ(v)] with Price's gradients."""
+class _Expected(torch.autograd.Function):
+    """An expectation of (qx, qz, c), with its derivatives in qx and in c (that in qz is the first with u and v
+    swapped)."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(activation: Activation, qx: torch.Tensor, qz: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-        return activation._dual(qx, qz, c)
+    def forward(
+        value: Expectation,
+        by_variance: Expectation,
+        by_covariance: Expectation,
+        qx: torch.Tensor,
+        qz: torch.Tensor,
+        c: torch.Tensor,
+    ) -> torch.Tensor:
+        return value(qx, qz, c)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        ctx.activation = inputs[0]
-        ctx.save_for_backward(*inputs[1:])
+        _, ctx.by_variance, ctx.by_covariance, *given = inputs
+        ctx.save_for_backward(*given)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[None, *tuple[torch.Tensor | None, ...]]:
-        activation = ctx.activation
-        return _gradients(ctx, grad, activation._dual_by_variance, activation.dual_derivative)
-
-
-class _DualDerivative(torch.autograd.Function):
-    """E[φ'(u)φ'(v)] with Price's gradients."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(activation: Activation, qx: torch.Tensor, qz: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-        return activation._derivative(qx, qz, c)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        ctx.activation = inputs[0]
-        ctx.save_for_backward(*inputs[1:])
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[None, *tuple[torch.Tensor | None, ...]]:
-        activation = ctx.activation
-        return _gradients(ctx, grad, activation._derivative_by_variance, activation._derivative_by_covariance)
-
-
-Expectation = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-
-
-def _gradients(
-    ctx: Any, grad: torch.Tensor, by_variance: Expectation, by_covariance: Expectation
-) -> tuple[None, *tuple[torch.Tensor | None, ...]]:
-    qx, qz, c = ctx.saved_tensors
-    _, need_x, need_z, need_c = ctx.needs_input_grad
-    return (
-        None,
-        (grad * by_variance(qx, qz, c)).sum_to_size(qx.shape) if need_x else None,
-        (grad * by_variance(qz, qx, c)).sum_to_size(qz.shape) if need_z else None,
-        (grad * by_covariance(qx, qz, c)).sum_to_size(c.shape) if need_c else None,
-    )
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        qx, qz, c = ctx.saved_tensors
+        *_, need_x, need_z, need_c = ctx.needs_input_grad
+        return (
+            None,
+            None,
+            None,
+            (grad * ctx.by_variance(qx, qz, c)).sum_to_size(qx.shape) if need_x else None,
+            (grad * ctx.by_variance(qz, qx, c)).sum_to_size(qz.shape) if need_z else None,
+            (grad * ctx.by_covariance(qx, qz, c)).sum_to_size(c.shape) if need_c else None,
+        )
 
 
 def square_root(x: torch.Tensor) -> torch.Tensor:
