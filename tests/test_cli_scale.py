@@ -141,6 +141,38 @@ def test_a_process_that_dies_ends_the_run_and_leaves_no_table(arrays):
     assert "Open together" not in ended.stdout
 
 
+LEAVING = """
+import atexit, os, sys
+import torch.distributed as dist
+sys.argv = ["giveaway", *sys.argv[1:]]
+from giveaway import audit_command
+save = audit_command.save_audit
+def saved(*arguments):
+    print("saving with a team:", dist.is_initialized(), flush=True)
+    save(*arguments)
+audit_command.save_audit = saved
+atexit.register(lambda: print(f"rank {os.environ['RANK']} ends with a team:", dist.is_initialized(), flush=True))
+from giveaway.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize(("more", "status"), [((), 0), (("--dry-run",), 0), (("--by", "person"), 1)])
+def test_every_process_leaves_the_team_before_it_ends(arrays, more, status):
+    """One that does not may be aborted at its end, and the first killed while it writes."""
+    script = Path("leaving.py")
+    script.write_text(LEAVING)
+    ended = torchrun(
+        "audit", "--features", "features.npz", "--l2", 1, "--out", "together", *QUIET, *more, script=script
+    )
+    assert (ended.returncode != 0) == status, ended.stderr
+    said = ended.stdout.splitlines()
+    for rank in range(2):
+        assert f"rank {rank} ends with a team: True" not in said
+        assert f"rank {rank} ends with a team: False" in said or status
+    assert ("saving with a team: False" in said) == (not more)
+
+
 def test_a_model_s_features_are_made_by_both_processes(giveaway, folder):
     (folder / "mine.py").write_text(
         "import torch\n"

@@ -131,37 +131,39 @@ def audit(config: str | None, as_json: bool, resume: bool, dry_run: bool, **flag
     check_number("l2", options.get("l2", 0.0), minimum=0.0, remedy="give the penalty in summed-loss units")
     top, out = options.pop("top", 10), options.pop("out", "giveaway-audit")
     rules = rules_of(options.pop("gate", None))
-    team = team_from_environment(device_named(options.get("device")) or "cpu")
-    source = source_from(options, (lambda words: say(words, err=True)) if team.first else (lambda words: None), team)
-    head = source.head
-    wanted = ("by", "converged", "refit", "l2_sensitivity", "kernel", "noise", *OF_CURVATURE, "errors")
-    arguments: dict[str, Any] = {name: options[name] for name in wanted if name in options}
-    if "inputs" in options:
-        arguments["inputs"] = records_from(options["inputs"])
-    elif head.inputs is None and {"kernel", "noise"} & options.keys():
-        raise fail("inputs", "--inputs beside --kernel and --noise", "none", "name the file of the records")
-    for name in {"scores", "also"} & options.keys():
-        arguments[name] = [column.strip() for column in options[name].split(",")]
-    if rules is not None:
-        check_audited(rules, arguments)
-    if "device" in options or team.device.type == "cuda":
-        head = head.to(team.device)
-    if dry_run and not head.linear:
-        raise fail("dry_run", "a linear head", "a black box, which has no curvature to estimate", "leave it out")
-    if head.linear and _told_cost(head, source.deeper, options, team, alone=dry_run, as_json=as_json):
-        return
-    audit_and_tell(
-        out,
-        head,
-        options,
-        arguments,
-        top=top,
-        as_json=as_json,
-        rules=rules,
-        deeper=source.deeper,
-        team=team,
-        resume=resume,
-    )
+    with team_from_environment(device_named(options.get("device")) or "cpu") as team:
+        source = source_from(
+            options, (lambda words: say(words, err=True)) if team.first else (lambda words: None), team
+        )
+        head = source.head
+        wanted = ("by", "converged", "refit", "l2_sensitivity", "kernel", "noise", *OF_CURVATURE, "errors")
+        arguments: dict[str, Any] = {name: options[name] for name in wanted if name in options}
+        if "inputs" in options:
+            arguments["inputs"] = records_from(options["inputs"])
+        elif head.inputs is None and {"kernel", "noise"} & options.keys():
+            raise fail("inputs", "--inputs beside --kernel and --noise", "none", "name the file of the records")
+        for name in {"scores", "also"} & options.keys():
+            arguments[name] = [column.strip() for column in options[name].split(",")]
+        if rules is not None:
+            check_audited(rules, arguments)
+        if "device" in options or team.device.type == "cuda":
+            head = head.to(team.device)
+        if dry_run and not head.linear:
+            raise fail("dry_run", "a linear head", "a black box, which has no curvature to estimate", "leave it out")
+        if head.linear and _told_cost(head, source.deeper, options, team, alone=dry_run, as_json=as_json):
+            return
+        audit_and_tell(
+            out,
+            head,
+            options,
+            arguments,
+            top=top,
+            as_json=as_json,
+            rules=rules,
+            deeper=source.deeper,
+            team=team,
+            resume=resume,
+        )
 
 
 def _kinds(flags: dict[str, Any]) -> dict[str, type]:

@@ -99,9 +99,18 @@ class Team:
                 dist.barrier()
 
     def leave(self) -> None:
-        """End the team; nothing can be summed afterwards."""
+        """End the team; nothing can be summed afterwards. A process that ends without it may be aborted by threads of
+        the transport, and torchrun then ends the others too."""
         if self.size > 1 and dist.is_initialized():
             dist.destroy_process_group()
+
+    def __enter__(self) -> Team:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # NCCL's end waits for the peers, which may be in the middle of a sum where this process failed
+        if kind is None or (dist.is_initialized() and dist.get_backend() == "gloo"):
+            self.leave()
 
     @contextmanager
     def _answered(self, what: str) -> Iterator[None]:
