@@ -7,13 +7,16 @@ import os
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from giveaway.checks import fail
+
+LOCK = "lock"
 
 
 def private_folder(folder: str | os.PathLike[str]) -> Path:
@@ -31,6 +34,23 @@ def private_folder(folder: str | os.PathLike[str]) -> Path:
         reason = error.strerror or str(error)
         raise fail("out", "a folder that can be written", f"{path} ({reason})", "choose another folder") from error
     return path
+
+
+@contextmanager
+def locked_folder(argument: str, folder: Path) -> Iterator[None]:
+    """Hold the folder's lock, or refuse `argument` where another run does. The file stays: all lock the same one."""
+    import fcntl  # not every system has it, and most of the library goes without
+
+    lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            got = f"{folder}, in use by another run"
+            raise fail(argument, "a folder of its own", got, "wait for that run, or choose another folder") from error
+        yield
+    finally:
+        os.close(lock)
 
 
 def write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], Any]) -> None:

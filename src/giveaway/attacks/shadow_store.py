@@ -26,8 +26,7 @@ import torch
 from giveaway import __version__
 from giveaway.attacks.membership import model_membership, model_seed
 from giveaway.checks import ROWS_PER_CHECK, check_choice, fail
-from giveaway.files import private_folder, write_atomically, write_json
-from giveaway.folder_lock import LOCK, locked_folder
+from giveaway.files import LOCK, locked_folder, private_folder, write_atomically, write_json
 from giveaway.records.signals import ARRAYS, KINDS, MARKER, Signals
 
 PLAN, SECONDS = "shadow.json", "seconds.csv"

@@ -20,8 +20,7 @@ import torch
 from giveaway import __version__
 from giveaway.checks import fail
 from giveaway.extract.npy_writer import NpyWriter
-from giveaway.files import private_folder, write_atomically, write_json
-from giveaway.folder_lock import LOCK, locked_folder
+from giveaway.files import LOCK, locked_folder, private_folder, write_atomically, write_json
 
 MARKER, KIND = "cache.json", "giveaway feature cache"
 ROWS = ("features", "outputs", "targets")
