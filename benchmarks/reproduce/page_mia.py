@@ -78,15 +78,12 @@ def _remarks(results: Results) -> list[str]:
 
 
 def _noise(found: dict[str, Any]) -> list[str]:
-    """Of the truth itself, and of results from before γ was 1."""
-    said = []
+    """Of the truth itself."""
     repeated = found.get("half_of_the_references_with_the_other")
-    if repeated is not None:
-        found_of = f"{100 * repeated[RECALL]:.1f} % of the other half's top 1 % in 5 %"
-        said.append(f"the truth of half of the references finds {found_of}")
-    if "gamma" not in found["attacks"]["rmia"]:
-        said.append("RMIA still with γ = 2 instead of 1")
-    return said
+    if repeated is None:
+        return []
+    share = f"{100 * repeated[RECALL]:.1f} % of the other half's top 1 % in 5 %"
+    return [f"the truth of half of the references finds {share}"]
 
 
 def _far(name: str, found: dict[str, Any]) -> list[str]:

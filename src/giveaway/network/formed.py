@@ -22,11 +22,8 @@ from giveaway.network.network import Values
 
 LEAST_ROWS = 8  # records whose matrices must fit together, so that a pass is not all overhead
 IN_PASSING = 3  # numbers for each of a layer's outputs while a column is multiplied
-MOVED = {
-    "cpu": 10,
-    "cuda": 64,
-}  # multiplications in the time of a number to or from memory: two cores; an H200 in TF32,
-# where full float32 would have it at half
+# multiplications in the time of one number to or from memory: measured on two cores, and on an H200 in TF32
+MOVED = {"cpu": 10, "cuda": 64}
 ONCE_THROUGH = 3  # times that a matrix is moved: written, read forth, read back
 
 
