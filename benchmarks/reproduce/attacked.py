@@ -71,13 +71,15 @@ def attacked(
     plan = {**plan, "seed": job.seed, "device": environment(job.device)["device"]}
     check_plan(marker, plan)
     references = cache(train)
+    looked_at = cache(lambda: statistics(references()))
 
     def kept(file: str, attack: str, phase: str, own: np.ndarray | None = None) -> Truth:
         path = folder / f"{file}.npz"
         if not path.exists():
-            signals = references() if own is None else references().of_models(own)
+            references()
             with job.phase(phase):
-                found = _truth(attack, signals)
+                signals = looked_at() if attack == "lira" else references()
+                found = _truth(attack, signals if own is None else signals.of_models(own))
             keep_plan(marker, plan)
             write_arrays(path, {key: np.asarray(value) for key, value in vars(found).items()})
             job.stop_in_time()
@@ -113,6 +115,12 @@ def _truth(name: str, references: Signals) -> Truth:
     threshold = best_threshold(attack) if name == "rmia" else 0.0
     right = success_rate(attack, threshold=threshold)
     return Truth(right, effect, threshold, balanced_accuracy(attack, threshold))
+
+
+def statistics(references: Signals) -> Signals:
+    """What LiRA looks at, found once for all that asks for it."""
+    values = np.concatenate([references.statistic(part) for part in references.blocks()], axis=1)
+    return Signals(values, references.members, "phi")
 
 
 def as_probabilities(errors: Signals) -> Signals:

@@ -1,9 +1,9 @@
 """The experiments of the GLS paper: ResNet-18 on CIFAR-10, shadow models on random 80 % subsets, GLS at four depths.
 
 Models are numbered; the first `targets` of them are the targets too, and all others are a target's references. A
-target's leverage is computed as soon as it is trained. On a CPU nothing is trained (but for --small): what is kept is
-measured. Set REPRODUCE_COMPILE=1 to train through torch.compile where a
-C compiler is there.
+target's leverage of the last layer is computed as soon as it is trained, that of deeper ones once all models are. On a
+CPU nothing is trained (but for --small): what is kept is measured. Set REPRODUCE_COMPILE=1 to train through
+torch.compile where a C compiler is there.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -35,15 +36,20 @@ COMPONENTS = 50  # of the features that t-SNE is given
 
 @dataclass(frozen=True)
 class Size:
-    """What a run is made of. `targets_at`: for how many targets each piece of work is done, in this order. `at_last`:
-    for how many, in this order, once all models are trained and while the targets' weights are there: what is not
-    needed for a result, but makes it better."""
+    """What a run is made of. Pieces of work, each with the number of targets that it is done for, in this order:
+    `at_once` when a target is trained, `after_all` once all models are, `at_last` while the targets' weights are there:
+    what is not needed for a result, but makes it better."""
 
     widths: tuple[int, ...]
     schedule: Schedule
     solving: Solving
-    targets_at: dict[str, int]
-    at_last: dict[str, int]
+    at_once: dict[str, int]
+    after_all: dict[str, int]
+    at_last: tuple[tuple[str, int], ...]
+
+    def needed(self, number: int) -> list[str]:
+        """Pieces of one target that a result is not complete without."""
+        return [piece for pieces in (self.at_once, self.after_all) for piece in pieces if number < pieces[piece]]
 
 
 FULL = Size(
@@ -54,15 +60,17 @@ FULL = Size(
         rank={DEPTHS[1]: 64, DEPTHS[2]: 64, DEPTHS[3]: 64},
         most_steps={DEPTHS[1]: 15, DEPTHS[2]: 12, DEPTHS[3]: 10},
     ),
-    {DEPTHS[0]: 16, DRAWN: 1, DEPTHS[3]: 1, DEPTHS[2]: 1, DEPTHS[1]: 1, FUSED: 1},
-    {DEPTHS[1]: 8, DEPTHS[2]: 4, FUSED: 4, CHECKED: 1, DEPTHS[3]: 2},
+    {DEPTHS[0]: 16, DRAWN: 1},
+    {DEPTHS[1]: 1, DEPTHS[2]: 1, FUSED: 1, DEPTHS[3]: 1},
+    ((DEPTHS[1], 4), (DEPTHS[2], 4), (FUSED, 4), (CHECKED, 1), (DEPTHS[3], 4), (DEPTHS[1], 16), (FUSED, 16)),
 )
 SMALL = Size(
     (3, 4, 4, 5),
     Schedule(epochs=1, batch=50, rate=0.1),
     Solving(*({depth: few for depth in DEPTHS[1:]} for few in (4, 4, 40)), tolerance=0.1, memory=10**8, checked=2),
-    {DEPTHS[0]: 2, DRAWN: 1, DEPTHS[1]: 2, FUSED: 0, DEPTHS[2]: 1},
-    {CHECKED: 1, DEPTHS[3]: 1},
+    {DEPTHS[0]: 2, DRAWN: 1},
+    {DEPTHS[1]: 2, FUSED: 0, DEPTHS[2]: 1},
+    ((CHECKED, 1), (DEPTHS[3], 1)),
 )
 SMALL_MODELS = 4 * FOLDS  # LiRA wants several models without each record
 
@@ -83,13 +91,18 @@ def run(job: Job) -> None:
     missing = [number for number in range(job.models) if not kept.has_model(number)]
     if measure_only and missing:
         raise SystemExit(f"{len(missing)} of {job.models} models are missing: train them with --device cuda")
-    for number in () if measure_only else range(job.targets):
-        work.target(number)
+    if measure_only:
+        _save(job, size, kept, images)
+        return
+    for number in range(job.targets):
+        work.target(number, size.at_once)
     for number in range(job.targets, job.models):
         if not kept.has_model(number):
             work.train(number)
+    for number in range(job.targets):
+        work.target(number, size.after_all)
     _save(job, size, kept, images)
-    if not measure_only and work.at_last():
+    if work.at_last():
         _save(job, size, kept, images)
 
 
@@ -144,23 +157,24 @@ class _Work:
             flush=True,
         )
 
-    def target(self, number: int) -> None:
-        """All pieces of work of one target that are not kept yet; and its training, where its weights are not."""
-        pieces = [piece for piece, targets in self.size.targets_at.items() if number < targets]
-        missing = self._missing(number, pieces)
+    def target(self, number: int, pieces: Mapping[str, int]) -> None:
+        """Those pieces of one target that are not kept yet; and its training, where its weights are not, after which
+        all that is needed of it is found anew."""
+        missing = self._missing(number, [piece for piece in pieces if number < pieces[piece]])
         if self.kept.has_model(number) and not missing:
             return
         model = ResNet(10, self.size.widths)
         if not (self.kept.has_model(number) and self.kept.load_weights(number, model)):
+            again = self.kept.has_model(number)
             self.train(number)
             self.kept.load_weights(number, model)
-            missing = pieces
+            missing = self.size.needed(number) if again else missing
         self._work_off(number, model, missing)
 
     def at_last(self) -> bool:
         """What may be left out: no target is trained again for it. Whether anything was done."""
         done = False
-        for piece, targets in self.size.at_last.items():
+        for piece, targets in self.size.at_last:
             for number in range(min(targets, self.job.targets)):
                 model = ResNet(10, self.size.widths)
                 if self._missing(number, [piece]) and self.kept.load_weights(number, model):
