@@ -21,7 +21,7 @@ from benchmarks.reproduce.gls_depths import DAMPING, Solving, Target
 from benchmarks.reproduce.gls_kept import Kept
 from benchmarks.reproduce.gls_network import DEPTHS, ResNet, layers_of
 from benchmarks.reproduce.gls_resnet import SMALL
-from benchmarks.reproduce.gls_training import SHIFT, Schedule, Trainer, members_of, phi_of
+from benchmarks.reproduce.gls_training import Schedule, Trainer, members_of, phi_of
 from benchmarks.reproduce.printed_gls import TABLE_2
 
 from giveaway.figures import save_figure
@@ -93,17 +93,18 @@ class Watching(nn.Module):
         return x.mean((2, 3)) @ self.weight
 
 
-def test_images_are_shifted_and_flipped_as_asked():
+@pytest.mark.parametrize("shift", [0, 4])
+def test_images_are_shifted_and_flipped_as_asked(shift):
     images = gls_images.made()
-    trainer = Trainer(Watching, images, Schedule(epochs=1, batch=40), CPU)
+    trainer = Trainer(Watching, images, Schedule(epochs=1, batch=40, shift=shift), CPU)
     trainer.train(members_of(0, len(images.labels), 0), seed=5)
     x = images.records / 255
     x = (x - x.mean((0, 1, 2))) / x.std((0, 1, 2))
     rows, (down, right, flipped) = trainer._rows.numpy(), trainer._moved.numpy()
-    assert set(down) | set(right) == set(range(2 * SHIFT + 1))
+    assert set(down) | set(right) == set(range(2 * shift + 1))
     assert set(flipped) == {0, 1}
     for seen, row, top, left, flip in zip(trainer.model.seen[-1].numpy(), rows, down, right, flipped, strict=True):
-        padded = np.pad(x[row], ((SHIFT, SHIFT), (SHIFT, SHIFT), (0, 0)))
+        padded = np.pad(x[row], ((shift, shift), (shift, shift), (0, 0)))
         cut = padded[top : top + 8, left : left + 8]
         np.testing.assert_allclose(seen, (cut[:, ::-1] if flip else cut).transpose(2, 0, 1), atol=1e-5)
 
@@ -316,21 +317,56 @@ def test_page_without_results_has_no_number_of_ours():
 def test_verdicts_follow_the_results(result):
     changed = json.loads(json.dumps(result))
     for depth, lira in zip(DEPTHS, (0.5, 0.52, 0.51, 0.5), strict=True):
-        every = changed["depths"][depth]["all"]
-        every["gls_trace"]["lira"] |= {"mean": lira, "half_width": 0.04, "of": 4}
-        changed["depths"][depth]["last layer of these targets"]["mean"] = 0.5
+        measured = changed["depths"][depth]
+        measured["targets"] = 4
+        for metric in TABLE_2:
+            measured["all"]["gls_trace"][metric] |= {"mean": lira, "half_width": 0.04, "of": 4}
+        measured["last layer of these targets"]["mean"] = 0.5
+        for score in measured["over all models"].values():
+            score["effect_size"] = 0.6
         for score in ("gls_frobenius", "gls_spectral"):
-            every[f"{score}_with_trace"]["mean"] = 0.97
+            measured["all"][f"{score}_with_trace"]["mean"] = 0.97
     changed["depths"]["last layer"]["tradeoff"]["share_of_models_higher"] = 1.0
-    assert [claim.verdict for claim in page_gls.claims({NAME: changed})] == [HOLDS] * 4
-    changed["depths"]["full model"]["all"]["gls_trace"]["lira"]["mean"] = 0.6
+    assert [claim.verdict for claim in page_gls.claims({NAME: changed})] == [HOLDS] * 5
+    changed["depths"]["full model"]["over all models"]["gls_trace"]["effect_size"] = 0.7
     changed["depths"]["last layer"]["tradeoff"]["share_of_models_higher"] = 0.5
     changed["depths"]["2 last layers"]["all"]["gls_spectral_with_trace"]["mean"] = 0.5
-    changed["depths"]["4 last layers"]["all"]["gls_trace"]["lira"]["half_width"] = 0.6
-    assert [claim.verdict for claim in page_gls.claims({NAME: changed})] == [FAILS] * 4
+    changed["depths"]["4 last layers"]["all"]["gls_trace"]["lira"] |= {"mean": 0.3, "half_width": 0.4}
+    assert [claim.verdict for claim in page_gls.claims({NAME: changed})] == [FAILS] * 5
     for depth in DEPTHS:
-        changed["depths"][depth]["all"]["gls_trace"]["lira"]["of"] = 1
-    assert page_gls.claims({NAME: changed})[0].verdict == UNMEASURED  # one target has no spread
+        changed["depths"][depth]["targets"] = 1
+    verdicts = [claim.verdict for claim in page_gls.claims({NAME: changed})]
+    assert [verdicts[place] for place in (0, 1, 3)] == [UNMEASURED] * 3  # one target has no spread
+
+
+def test_what_all_models_say_is_what_a_naive_computation_gives(ran, result):
+    held = [np.load(ran / "keep" / f"model-{number:03d}.npz") for number in range(20)]
+    phi = np.stack([each["phi"].astype(np.float64) for each in held])
+    members = np.stack([members_of(number, 250, 0) for number in range(20)])
+    usual, sizes, leverage = [], [], []
+    gls = [np.load(ran / "keep" / f"target-{number:03d}-last-layer.npz")["gls_trace"] for number in range(2)]
+    scores = np.empty((20, 250))
+    for record in range(250):
+        with_it = members[:, record]
+        for number in range(20):
+            others = np.arange(20) != number
+            inside, outside = phi[others & with_it, record], phi[others & ~with_it, record]
+            at = phi[number, record]
+            fits = [norm.logpdf(at, side.mean(), side.std()) for side in (inside, outside)]
+            scores[number, record] = fits[0] - fits[1]
+        usual.append(np.median(scores[with_it, record]))
+        inside, outside = phi[with_it, record], phi[~with_it, record]
+        sizes.append((inside.mean() - outside.mean()) / np.sqrt((inside.var() + outside.var()) / 2))
+        own = [gls[k][members[k, :record].sum()] - gls[k].mean() for k in range(2) if members[k, record]]
+        leverage.append(np.mean(own) if own else np.nan)
+    known = ~np.isnan(leverage)
+    found = result["depths"]["last layer"]["over all models"]["gls_trace"]
+    for name, values in (("lira", usual), ("effect_size", sizes)):
+        expected = spearmanr(np.array(leverage)[known], np.array(values)[known]).statistic
+        assert found[name] == pytest.approx(expected, abs=2e-3)
+    both = members[0] & members[1]
+    expected = spearmanr(scores[0, both], scores[1, both]).statistic
+    assert result["lira_of_two_targets"] == {"mean": pytest.approx(expected, abs=2e-3), "half_width": 0.0, "of": 1}
 
 
 def test_deeper_leverage_is_held_against_the_last_layer_of_the_same_targets(result):

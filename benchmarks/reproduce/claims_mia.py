@@ -119,16 +119,18 @@ def _harder(found: dict[str, Any]) -> tuple[bool, str]:
 
 
 def _whole_network(found: dict[str, Any]) -> tuple[bool, str]:
-    spent = found["seconds"]["per_target"]
-    last, whole = recall(found, "influence"), recall(found, "whole_network")
-    each = found["top 1% in 5%, each target"]
-    more = [100 * (one - other) for one, other in zip(each.get("whole_network", []), each["influence"], strict=False)]
-    why = f"{_percent(whole)} in {spent['whole_network']:.3g} s, "
-    why += f"last layer {_percent(last)} in {spent['surrogates']:.3g} s"
-    if len(more) > 2:
-        why += f"; {mean(more):+.1f} ± {stdev(more) / math.sqrt(len(more)):.1f} (standard error) over the same targets"
+    """Of the same targets."""
+    spent, each = found["seconds"]["per_target"], found["top 1% in 5%, each target"]
+    whole = each["whole_network"]
+    last = each["influence"][: len(whole)]
+    more = [100 * (one - other) for one, other in zip(whole, last, strict=True)]
+    why = f"{_percent(mean(whole))} in {spent['whole_network']:.3g} s, "
+    why += f"last layer {_percent(mean(last))} in {spent['surrogates']:.3g} s"
+    if len(more) > 1:
+        error = stdev(more) / math.sqrt(len(more))
+        why += f"; {mean(more):+.1f} ± {error:.1f} (standard error) over the same {len(more)} targets"
     why = why.replace("-", "−")
-    return whole < last and spent["whole_network"] > spent["surrogates"], why
+    return mean(more) < 0 and spent["whole_network"] > spent["surrogates"], why
 
 
 def _faster(found: dict[str, Any]) -> tuple[bool, str]:

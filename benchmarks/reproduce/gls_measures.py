@@ -34,12 +34,14 @@ def measure(
     told = [note for _, note in held]
     truth = [_metrics(signals, attack, number) for number in range(targets)]
     effect = effect_sizes(signals)
+    over_all = {"lira": _usual_score(attack), "effect_size": effect.effect_size}
     result: dict[str, Any] = {
         "records": len(labels),
         "models_trained": models,
         "trained_on": sorted({note["environment"]["device"] for note in told}),
         "accuracy": {name: spread([note[name] for note in told]) for name in told[0] if name.startswith("accuracy")},
         "seconds_a_model": spread([note["seconds"] for note in told]),
+        "lira_of_two_targets": _agreement(attack, targets),
         "depths": {},
     }
     arrays = {
@@ -61,6 +63,10 @@ def measure(
             "last layer of these targets": _of_last_layer(kept, have, members, truth),
         }
         mean = _mean_by_record([columns["gls_trace"] for columns, _ in pieces], members[have])
+        result["depths"][depth]["over all models"] = {
+            "gls_trace": _over_all(mean, over_all),
+            "last layer of these targets": _over_all(_of_last_layer_by_record(kept, have, members), over_all),
+        }
         result["depths"][depth]["tradeoff"], curves = tradeoff(mean, attack)
         place = DEPTHS.index(depth)
         arrays |= {f"gls_{place}": mean, f"tradeoff_{place}": curves}
@@ -116,6 +122,31 @@ def _of_last_layer(
     """Spearman of the last layer's trace with the LiRA score, of as many targets as a deeper depth has."""
     leverage = {number: kept.piece(number, DEPTHS[0])[0]["gls_trace"] for number in have}
     return spread([spearman(leverage[number], truth[number]["lira"][members[number]]) for number in have])
+
+
+def _of_last_layer_by_record(kept: Kept, have: Sequence[int], members: np.ndarray) -> np.ndarray:
+    return _mean_by_record([kept.piece(number, DEPTHS[0])[0]["gls_trace"] for number in have], members[have])
+
+
+def _usual_score(attack: AttackScores) -> np.ndarray:
+    """A record's median LiRA score over the models that were trained on it."""
+    return np.nanmedian(np.where(attack.members, attack.scores, np.nan), axis=0)
+
+
+def _agreement(attack: AttackScores, targets: int) -> dict[str, float]:
+    """Spearman of two targets' LiRA scores of the records that both were trained on: no score of records can have more
+    than about its square root with the LiRA score of one target."""
+    found = []
+    for one in range(0, targets - 1, 2):
+        both = attack.members[one] & attack.members[one + 1]
+        found.append(spearman(attack.scores[one, both], attack.scores[one + 1, both]))
+    return spread(found)
+
+
+def _over_all(leverage: np.ndarray, over_all: dict[str, np.ndarray]) -> dict[str, float]:
+    """Spearman of a record's mean leverage with what all models together say of it."""
+    known = ~np.isnan(leverage)
+    return {name: round(spearman(leverage[known], values[known]), 4) for name, values in over_all.items()}
 
 
 def _beside(

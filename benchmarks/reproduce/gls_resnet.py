@@ -108,7 +108,7 @@ def run(job: Job) -> None:
 
 def _save(job: Job, size: Size, kept: Kept, images: gls_images.Images) -> None:
     result, arrays = measure(kept, images.labels, job.models, job.targets, job.seed)
-    result["training"] = {**asdict(size.schedule), "augmentation": "shifts of up to 4 pixels, flips"}
+    result["training"] = asdict(size.schedule)
     result["solving"] = asdict(size.solving)
     job.save("gls_resnet18", result, arrays)
 

@@ -39,6 +39,8 @@ def draw(results: Path, data: Path | None = None) -> dict[str, Figure]:
 
 def by_depth(found: dict[str, Any]) -> Figure:
     """Figure 1: rank correlation with the LiRA score, and seconds, by depth."""
+    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
+
     figure, axes = blank("GLS with the LiRA score, and its cost, by depth", (6.4, 4.2))
     depths = [depth for depth in DEPTHS if depth in found["depths"]]
     seconds = [found["depths"][depth]["seconds"]["mean"] for depth in depths]
@@ -47,6 +49,10 @@ def by_depth(found: dict[str, Any]) -> Figure:
     beside = axes.twinx()
     beside.bar(depths, seconds, color="#DDE8F0", width=0.6)
     beside.set_yscale("log")
+    beside.set_ylim(min(seconds) / 10, 2 * max(seconds))
+    beside.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    beside.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    beside.yaxis.set_minor_locator(NullLocator())
     beside.set_ylabel("seconds for all training records of a target")
     axes.set_zorder(beside.get_zorder() + 1)
     axes.patch.set_visible(False)
@@ -57,7 +63,7 @@ def by_depth(found: dict[str, Any]) -> Figure:
     )
     axes.set_ylabel("Spearman with the LiRA score")
     axes.set_ylim(min(0.0, *(m - w for m, w in zip(mean, width, strict=True))), 1)
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="upper left")
     return figure
 
 
