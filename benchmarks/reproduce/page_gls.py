@@ -109,10 +109,11 @@ def _first(found: dict[str, Any]) -> list[str]:
     return [
         *lines,
         f"One target's LiRA score says how unusual this model's answer is. On the records that two targets share, the "
-        f"scores have a Spearman of {_plus(between)}, so that what is of the record and not of the model can hardly have "
-        f"more than {max(between['mean'], 0.0) ** 0.5:.2f} with one target's. What is said by all models together is steadier: "
-        "Spearman of a record's mean GLS with its median LiRA score over the models trained on it, and with its effect "
-        f"size (μ_in − μ_out over the pooled deviation): {', '.join(told)}.",
+        f"scores have a Spearman of {_plus(between)}, so that what is of the record and not of the model can hardly "
+        f"have more than {max(between['mean'], 0.0) ** 0.5:.2f} with one target's. What is said by all models together "
+        "is steadier: Spearman of a record's mean GLS with its median LiRA score over the models trained on it, and "
+        "with its effect size "
+        f"(μ_in − μ_out over the pooled deviation): {', '.join(told)}.",
         "",
     ]
 
