@@ -305,6 +305,8 @@ def everywhere(results, change):
 
 def set_recall(found, score, mean, spread=0.01, truth="lira"):
     found["agreement"][truth][score]["top 1% in 5%"] = [mean, spread]
+    if truth == "lira":
+        found["top 1% in 5%, each target"][score] = [mean - spread, mean + spread]
 
 
 def test_the_committed_page_is_what_the_committed_results_give(tmp_path, committed):
@@ -365,7 +367,7 @@ def test_small_results_are_refused(tmp_path, committed):
 def test_verdicts_stand_on_the_page(committed):
     text = page(committed, DOCS / "images")
     every = [claim for claims in claims_of_all(committed).values() for claim in claims]
-    assert len(every) == 27
+    assert len(every) == 28
     for claim in every:
         assert f"{claim.text[1:]} | **{claim.verdict}** | " in text
 
@@ -406,6 +408,16 @@ def test_each_claim_turns_with_its_numbers(committed, place):
     assert claims_mia.claims(results)[place].verdict == HOLDS
     bad(results[turned[0]])
     assert claims_mia.claims(results)[place].verdict == FAILS
+
+
+def test_the_whole_network_is_held_against_the_last_layer_of_the_same_targets(committed):
+    found = copy_of(committed["cifar10_cnn"])
+    found["top 1% in 5%, each target"] |= {"whole_network": [0.5, 0.6], "influence": [0.4, 0.5, 0.9]}
+    less, why = claims_mia._whole_network(found)
+    assert not less
+    assert "55.0 % in" in why
+    assert "last layer 45.0 % in" in why
+    assert why.endswith("+10.0 ± 0.0 (standard error) over the same 2 targets")
 
 
 def test_less_is_less_beyond_the_noise(committed):
