@@ -119,18 +119,21 @@ def _harder(found: dict[str, Any]) -> tuple[bool, str]:
 
 
 def _whole_network(found: dict[str, Any]) -> tuple[bool, str]:
-    """Of the same targets."""
     spent, each = found["seconds"]["per_target"], found["top 1% in 5%, each target"]
     whole = each["whole_network"]
     last = each["influence"][: len(whole)]
-    more = [100 * (one - other) for one, other in zip(whole, last, strict=True)]
-    why = f"{_percent(mean(whole))} in {spent['whole_network']:.3g} s, "
-    why += f"last layer {_percent(mean(last))} in {spent['surrogates']:.3g} s"
-    if len(more) > 1:
-        error = stdev(more) / math.sqrt(len(more))
-        why += f"; {mean(more):+.1f} ± {error:.1f} (standard error) over the same {len(more)} targets"
-    why = why.replace("-", "−")
-    return mean(more) < 0 and spent["whole_network"] > spent["surrogates"], why
+    why = f"{_percent(mean(whole))} in {spent['whole_network']:.3g} s, last layer {_percent(mean(last))} in "
+    why += f"{spent['surrogates']:.3g} s{_more(whole, last)}"
+    return mean(whole) < mean(last) and spent["whole_network"] > spent["surrogates"], why
+
+
+def _more(one: list[float], other: list[float]) -> str:
+    """How much more one score finds than another, target by target."""
+    more = [100 * (a - b) for a, b in zip(one, other, strict=True)]
+    if len(more) < 2:
+        return ""
+    error = stdev(more) / math.sqrt(len(more))
+    return f"; {mean(more):+.1f} ± {error:.1f} (standard error) over the same {len(more)} targets".replace("-", "−")
 
 
 def _faster(found: dict[str, Any]) -> tuple[bool, str]:
@@ -140,8 +143,9 @@ def _faster(found: dict[str, Any]) -> tuple[bool, str]:
 
 def _fused(found: dict[str, Any]) -> tuple[bool, str]:
     fused, newton = recall(found, "fused"), recall(found, "newton")
+    each = found["top 1% in 5%, each target"]
     same = found["agreement"]["lira"]["fused"] == found["agreement"]["lira"]["newton"]
-    why = ", the same ranking, as features are not learned there" if same else ""
+    why = ", the same ranking, as features are not learned there" if same else _more(each["fused"], each["newton"])
     return fused > newton, f"{_percent(fused)} against {_percent(newton)}{why}"
 
 
