@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import norm, spearmanr
+from sklearn.metrics import roc_auc_score
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -22,8 +23,10 @@ from benchmarks.reproduce.gls_kept import Kept
 from benchmarks.reproduce.gls_network import DEPTHS, ResNet, layers_of
 from benchmarks.reproduce.gls_resnet import SMALL
 from benchmarks.reproduce.gls_training import Schedule, Trainer, members_of, phi_of
+from benchmarks.reproduce.gls_truth import between_targets
 from benchmarks.reproduce.printed_gls import TABLE_2
 
+from giveaway.attacks import AttackScores
 from giveaway.figures import save_figure
 from giveaway.network import InverseCurvature, Network, score_records
 from giveaway.records import Signals
@@ -186,16 +189,23 @@ def test_missed_members_at_each_false_positive_rate():
     rng = np.random.default_rng(0)
     members = rng.random(60) < 0.7
     scores = rng.normal(size=60) + members
-    missed = gls_tradeoff.missed_at(scores, members)
-    outside, inside = scores[~members], scores[members]
-    for accused in range(len(outside)):
-        alpha = accused / len(outside)
-        threshold = np.sort(outside)[::-1][accused]  # only those above it are accused
-        at = np.interp(alpha, gls_tradeoff.GRID, missed)
-        assert at == pytest.approx((inside <= threshold).mean(), abs=0.06)  # the grid has 101 points
-    assert gls_tradeoff.missed_at(np.ones(4), np.array([1, 1, 0, 0], bool))[50] == 1  # who is level is not accused
+    outside, inside = np.sort(scores[~members])[::-1], scores[members]
+    alphas = np.array([0.0, 0.03, 0.05, 0.31, 0.5, 0.99, 1.0])
+    missed = gls_tradeoff.missed_at(alphas, scores, members)
+    for alpha, share in zip(alphas[:-1], missed[:-1], strict=True):
+        thresholds = [at for at in (*outside, np.inf) if (outside > at).mean() <= alpha]
+        assert share == min((inside <= at).mean() for at in thresholds)
     assert missed[-1] == 0
-    assert (np.diff(missed) <= 1e-12).all()
+    level = gls_tradeoff.missed_at(gls_tradeoff.GRID, np.ones(4), np.array([1, 1, 0, 0], bool))
+    assert level[50] == 1  # who is level is not accused
+
+
+@pytest.mark.parametrize("digits", [0, 6])
+def test_auc_is_the_share_of_pairs_in_order(digits):
+    rng = np.random.default_rng(1)
+    members = rng.random(80) < 0.7
+    scores = (rng.normal(size=80) + members).round(digits)
+    assert gls_tradeoff.auc_of(scores, members) == pytest.approx(roc_auc_score(members, scores), abs=1e-12)
 
 
 def test_table_is_what_a_naive_computation_gives(ran, result):
@@ -321,14 +331,13 @@ def test_verdicts_follow_the_results(result):
         measured["targets"] = 4
         for metric in TABLE_2:
             measured["all"]["gls_trace"][metric] |= {"mean": lira, "half_width": 0.04, "of": 4}
-        measured["last layer of these targets"]["mean"] = 0.5
-        for score in measured["over all models"].values():
-            score["effect_size"] = 0.6
+        measured["last layer of these targets"] = {"lira": {"mean": 0.5}, "effect_size": {"mean": 0.6}}
+        measured["all"]["gls_trace"]["effect_size"] |= {"mean": 0.6, "of": 4}
         for score in ("gls_frobenius", "gls_spectral"):
             measured["all"][f"{score}_with_trace"]["mean"] = 0.97
     changed["depths"]["last layer"]["tradeoff"]["share_of_models_higher"] = 1.0
     assert [claim.verdict for claim in page_gls.claims({NAME: changed})] == [HOLDS] * 5
-    changed["depths"]["full model"]["over all models"]["gls_trace"]["effect_size"] = 0.7
+    changed["depths"]["full model"]["all"]["gls_trace"]["effect_size"]["mean"] = 0.7
     changed["depths"]["last layer"]["tradeoff"]["share_of_models_higher"] = 0.5
     changed["depths"]["2 last layers"]["all"]["gls_spectral_with_trace"]["mean"] = 0.5
     changed["depths"]["4 last layers"]["all"]["gls_trace"]["lira"] |= {"mean": 0.3, "half_width": 0.4}
@@ -339,43 +348,58 @@ def test_verdicts_follow_the_results(result):
     assert [verdicts[place] for place in (0, 1, 3)] == [UNMEASURED] * 3  # one target has no spread
 
 
-def test_what_all_models_say_is_what_a_naive_computation_gives(ran, result):
+def test_what_other_models_say_is_what_a_naive_computation_gives(ran, result):
     held = [np.load(ran / "keep" / f"model-{number:03d}.npz") for number in range(20)]
     phi = np.stack([each["phi"].astype(np.float64) for each in held])
     members = np.stack([members_of(number, 250, 0) for number in range(20)])
-    usual, sizes, leverage = [], [], []
     gls = [np.load(ran / "keep" / f"target-{number:03d}-last-layer.npz")["gls_trace"] for number in range(2)]
-    scores = np.empty((20, 250))
-    for record in range(250):
-        with_it = members[:, record]
-        for number in range(20):
-            others = np.arange(20) != number
-            inside, outside = phi[others & with_it, record], phi[others & ~with_it, record]
-            at = phi[number, record]
-            fits = [norm.logpdf(at, side.mean(), side.std()) for side in (inside, outside)]
-            scores[number, record] = fits[0] - fits[1]
-        usual.append(np.median(scores[with_it, record]))
-        inside, outside = phi[with_it, record], phi[~with_it, record]
-        sizes.append((inside.mean() - outside.mean()) / np.sqrt((inside.var() + outside.var()) / 2))
-        own = [gls[k][members[k, :record].sum()] - gls[k].mean() for k in range(2) if members[k, record]]
-        leverage.append(np.mean(own) if own else np.nan)
-    known = ~np.isnan(leverage)
-    found = result["depths"]["last layer"]["over all models"]["gls_trace"]
-    for name, values in (("lira", usual), ("effect_size", sizes)):
-        expected = spearmanr(np.array(leverage)[known], np.array(values)[known]).statistic
-        assert found[name] == pytest.approx(expected, abs=2e-3)
+
+    def effect_size(record, models):
+        inside = phi[models & members[:, record], record]
+        outside = phi[models & ~members[:, record], record]
+        return (inside.mean() - outside.mean()) / np.sqrt((inside.var() + outside.var()) / 2)
+
+    def lira(number, record):
+        others = np.arange(20) != number
+        sides = [phi[others & inside, record] for inside in (members[:, record], ~members[:, record])]
+        fits = [norm.logpdf(phi[number, record], side.mean(), side.std()) for side in sides]
+        return fits[0] - fits[1]
+
+    found = {"effect_size": [], "minus_phi": []}
+    for number in range(2):
+        own = np.flatnonzero(members[number])
+        others = np.arange(20) != number
+        sizes = [effect_size(record, others) for record in own]
+        found["effect_size"].append(spearmanr(gls[number], sizes).statistic)
+        found["minus_phi"].append(spearmanr(gls[number], -phi[number, own]).statistic)
+    for metric, values in found.items():
+        cell = result["depths"]["last layer"]["all"]["gls_trace"][metric]
+        assert cell["mean"] == pytest.approx(np.mean(values), abs=2e-3)
+
+    scores = np.array([[lira(number, record) for record in range(250)] for number in range(20)])
     both = members[0] & members[1]
     expected = spearmanr(scores[0, both], scores[1, both]).statistic
     assert result["lira_of_two_targets"] == {"mean": pytest.approx(expected, abs=2e-3), "half_width": 0.0, "of": 1}
+    auc = [roc_auc_score(members[number], scores[number]) for number in range(20)]
+    assert result["attack"]["auc"]["mean"] == pytest.approx(np.mean(auc), abs=2e-4)
+    one_half = np.arange(20) // 5 % 2 == 0
+    halves = [[effect_size(record, part) for record in range(250)] for part in (one_half, ~one_half)]
+    expected = spearmanr(*halves).statistic
+    assert result["two_halves_of_the_models"]["effect_size"] == pytest.approx(expected, abs=2e-3)
+
+
+def test_one_target_agrees_with_no_other():
+    attack = AttackScores("lira", np.zeros((2, 5)), np.eye(2, 5, dtype=bool), {})
+    assert between_targets(attack, 1) is None
 
 
 def test_deeper_leverage_is_held_against_the_last_layer_of_the_same_targets(result):
     """The mean over all targets may be another."""
     for depth, measured in result["depths"].items():
-        same = measured["last layer of these targets"]
-        assert same["of"] == measured["targets"]
-        if same["of"] == result["depths"]["last layer"]["targets"]:
-            assert same == result["depths"]["last layer"]["all"]["gls_trace"]["lira"], depth
+        for metric, same in measured["last layer of these targets"].items():
+            assert same["of"] == measured["targets"]
+            if same["of"] == result["depths"]["last layer"]["targets"]:
+                assert same == result["depths"]["last layer"]["all"]["gls_trace"][metric], depth
 
 
 def test_pictures_are_drawn_from_the_results(ran, tmp_path):

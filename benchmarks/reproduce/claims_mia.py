@@ -31,11 +31,11 @@ def claims(results: Results) -> list[Claim]:
     """The paper's sentences with their verdicts, and ours last."""
     return [
         _most(
-            "influence and Newton step find more of LiRA's top 1 % in 5 % than the loss, on most settings",
+            "Newton step and influence find more of LiRA's top 1 % in 5 % than the loss, on most settings",
             {name: _above_loss(results[name], "lira") for name in _measured(results)},
         ),
         _every(
-            "influence and Newton step find more of it than chance (5 %), by two standard errors, on every setting",
+            "Newton step and influence find more of it than chance (5 %), by two standard errors, on every setting",
             {name: _above_chance(results[name]) for name in _measured(results)},
             TO_BE_HAD,
         ),
@@ -45,7 +45,7 @@ def claims(results: Results) -> list[Claim]:
             ONE_OUTPUT,
         ),
         _every(
-            "influence and Newton step find more of RMIA's top 1 % in 5 % than the loss, on every setting",
+            "Newton step and influence find more of RMIA's top 1 % in 5 % than the loss, on every setting",
             {name: _above_loss(results[name], "rmia") for name in _measured(results)},
             TO_BE_HAD,
         ),
@@ -55,7 +55,8 @@ def claims(results: Results) -> list[Claim]:
             {name: _harder(results[name]) for name in _measured(results)},
         ),
         _every(
-            "influence through the whole network finds less than that of the last layer, and takes longer",
+            "influence through the whole network finds less than that of the last layer, by two standard errors over "
+            "the same targets, and takes longer",
             {name: _whole_network(results[name]) for name in _measured(results, WHOLE_NETWORK)},
             WHOLE_NETWORK,
         ),
@@ -122,18 +123,21 @@ def _whole_network(found: dict[str, Any]) -> tuple[bool, str]:
     spent, each = found["seconds"]["per_target"], found["top 1% in 5%, each target"]
     whole = each["whole_network"]
     last = each["influence"][: len(whole)]
+    more, error = _more(whole, last)
     why = f"{_percent(mean(whole))} in {spent['whole_network']:.3g} s, last layer {_percent(mean(last))} in "
-    why += f"{spent['surrogates']:.3g} s{_more(whole, last)}"
-    return mean(whole) < mean(last) and spent["whole_network"] > spent["surrogates"], why
+    why += f"{spent['surrogates']:.3g} s{_told_more(whole, last)}"
+    return more < -ERRORS * error and spent["whole_network"] > spent["surrogates"], why
 
 
-def _more(one: list[float], other: list[float]) -> str:
-    """How much more one score finds than another, target by target."""
+def _more(one: list[float], other: list[float]) -> tuple[float, float]:
+    """How much more one score finds than another, target by target, and its standard error."""
     more = [100 * (a - b) for a, b in zip(one, other, strict=True)]
-    if len(more) < 2:
-        return ""
-    error = stdev(more) / math.sqrt(len(more))
-    return f"; {mean(more):+.1f} ± {error:.1f} (standard error) over the same {len(more)} targets".replace("-", "−")
+    return mean(more), stdev(more) / math.sqrt(len(more)) if len(more) > 1 else math.inf
+
+
+def _told_more(one: list[float], other: list[float]) -> str:
+    more, error = _more(one, other)
+    return f"; {more:+.1f} ± {error:.1f} (standard error) over the same {len(one)} targets".replace("-", "−")
 
 
 def _faster(found: dict[str, Any]) -> tuple[bool, str]:
@@ -145,7 +149,7 @@ def _fused(found: dict[str, Any]) -> tuple[bool, str]:
     fused, newton = recall(found, "fused"), recall(found, "newton")
     each = found["top 1% in 5%, each target"]
     same = found["agreement"]["lira"]["fused"] == found["agreement"]["lira"]["newton"]
-    why = ", the same ranking, as features are not learned there" if same else _more(each["fused"], each["newton"])
+    why = ", the same ranking, as features are not learned there" if same else _told_more(each["fused"], each["newton"])
     return fused > newton, f"{_percent(fused)} against {_percent(newton)}{why}"
 
 

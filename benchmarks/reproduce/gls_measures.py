@@ -1,4 +1,4 @@
-"""From kept φ and leverage to the GLS paper's table and figures: LiRA of every model, rank correlations, curves."""
+"""From kept φ and leverage to the GLS paper's table and figures: rank correlations, costs, curves, extremes."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from scipy.stats import norm
 
 from benchmarks.reproduce.gls_kept import Kept
 from benchmarks.reproduce.gls_network import DEPTHS
-from benchmarks.reproduce.gls_tradeoff import FALSE_POSITIVES, ascending, spread, tradeoff
+from benchmarks.reproduce.gls_tradeoff import ascending, spread, tradeoff
 from benchmarks.reproduce.gls_training import members_of
+from benchmarks.reproduce.gls_truth import METRICS, between_halves, between_targets, said_of_target, strength
 from giveaway.attacks.lira import lira_within
 from giveaway.attacks.result import AttackScores
-from giveaway.evaluation import effect_sizes, spearman, success_at
+from giveaway.evaluation import effect_sizes, spearman
 from giveaway.records import Signals
 
-METRICS = ("lira", "deviation_ratio", "tpr", "tpr_fitted", "mean_gap")
 SCORES = ("gls_trace", "gls_frobenius", "gls_spectral")
 FIRST = 128  # records of a target, as in the paper
 ENDS = 10  # images of Figure 3
@@ -32,16 +31,17 @@ def measure(
     signals = Signals(np.stack([phi for phi, _ in held]), members, kind="phi")
     attack = lira_within(signals)
     told = [note for _, note in held]
-    truth = [_metrics(signals, attack, number) for number in range(targets)]
+    truth = [said_of_target(signals, attack, number) for number in range(targets)]
     effect = effect_sizes(signals)
-    over_all = {"lira": _usual_score(attack), "effect_size": effect.effect_size}
     result: dict[str, Any] = {
         "records": len(labels),
         "models_trained": models,
         "trained_on": sorted({note["environment"]["device"] for note in told}),
         "accuracy": {name: spread([note[name] for note in told]) for name in told[0] if name.startswith("accuracy")},
         "seconds_a_model": spread([note["seconds"] for note in told]),
-        "lira_of_two_targets": _agreement(attack, targets),
+        "attack": strength(attack),
+        "lira_of_two_targets": between_targets(attack, targets),
+        "two_halves_of_the_models": between_halves(signals),
         "depths": {},
     }
     arrays = {
@@ -61,36 +61,17 @@ def measure(
             "all": _correlations(pieces, have, members, truth, None),
             "first": _correlations(pieces, have, members, truth, FIRST),
             "last layer of these targets": _of_last_layer(kept, have, members, truth),
+            "with the last layer": _with_last_layer(kept, have, pieces),
         }
         mean = _mean_by_record([columns["gls_trace"] for columns, _ in pieces], members[have])
-        result["depths"][depth]["over all models"] = {
-            "gls_trace": _over_all(mean, over_all),
-            "last layer of these targets": _over_all(_of_last_layer_by_record(kept, have, members), over_all),
-        }
         result["depths"][depth]["tradeoff"], curves = tradeoff(mean, attack)
         place = DEPTHS.index(depth)
         arrays |= {f"gls_{place}": mean, f"tradeoff_{place}": curves}
-    _beside(result, kept, members, truth, targets)
+    _beside(result, kept, members, truth, attack, targets)
     _checked(result, kept)
     _extremes(result, arrays)
     _drawn(result, arrays, kept, labels, members)
     return result, arrays
-
-
-def _metrics(signals: Signals, attack: AttackScores, number: int) -> dict[str, np.ndarray]:
-    """What the other models say of every record, and LiRA's score of this one."""
-    others = np.delete(np.arange(signals.models), number)
-    effect = effect_sizes(signals.of_models(others))
-    rest = AttackScores("lira", attack.scores[others], signals.members[others], {})
-    tiny = 1e-12
-    threshold = effect.mean_out + norm.isf(FALSE_POSITIVES) * effect.deviation_out
-    return {
-        "lira": attack.scores[number],
-        "deviation_ratio": effect.deviation_out / np.maximum(effect.deviation_in, tiny),
-        "tpr": success_at(rest, FALSE_POSITIVES),
-        "tpr_fitted": norm.sf((threshold - effect.mean_in) / np.maximum(effect.deviation_in, tiny)),
-        "mean_gap": np.abs(effect.mean_out - effect.mean_in),
-    }
 
 
 def _correlations(
@@ -118,35 +99,21 @@ def _correlations(
 
 def _of_last_layer(
     kept: Kept, have: Sequence[int], members: np.ndarray, truth: Sequence[dict[str, np.ndarray]]
-) -> dict[str, float]:
-    """Spearman of the last layer's trace with the LiRA score, of as many targets as a deeper depth has."""
+) -> dict[str, Any]:
+    """Spearman of the last layer's trace, of as many targets as a deeper depth has."""
     leverage = {number: kept.piece(number, DEPTHS[0])[0]["gls_trace"] for number in have}
-    return spread([spearman(leverage[number], truth[number]["lira"][members[number]]) for number in have])
+    return {
+        metric: spread([spearman(leverage[number], truth[number][metric][members[number]]) for number in have])
+        for metric in ("lira", "effect_size")
+    }
 
 
-def _of_last_layer_by_record(kept: Kept, have: Sequence[int], members: np.ndarray) -> np.ndarray:
-    return _mean_by_record([kept.piece(number, DEPTHS[0])[0]["gls_trace"] for number in have], members[have])
-
-
-def _usual_score(attack: AttackScores) -> np.ndarray:
-    """A record's median LiRA score over the models that were trained on it."""
-    return np.nanmedian(np.where(attack.members, attack.scores, np.nan), axis=0)
-
-
-def _agreement(attack: AttackScores, targets: int) -> dict[str, float]:
-    """Spearman of two targets' LiRA scores of the records that both were trained on: no score of records can have more
-    than about its square root with the LiRA score of one target."""
-    found = []
-    for one in range(0, targets - 1, 2):
-        both = attack.members[one] & attack.members[one + 1]
-        found.append(spearman(attack.scores[one, both], attack.scores[one + 1, both]))
-    return spread(found)
-
-
-def _over_all(leverage: np.ndarray, over_all: dict[str, np.ndarray]) -> dict[str, float]:
-    """Spearman of a record's mean leverage with what all models together say of it."""
-    known = ~np.isnan(leverage)
-    return {name: round(spearman(leverage[known], values[known]), 4) for name, values in over_all.items()}
+def _with_last_layer(
+    kept: Kept, have: Sequence[int], pieces: Sequence[tuple[dict[str, np.ndarray], Any]]
+) -> dict[str, float]:
+    """Spearman of a depth's trace with that of the last layer."""
+    last = [kept.piece(number, DEPTHS[0])[0]["gls_trace"] for number in have]
+    return spread([spearman(columns["gls_trace"], one) for (columns, _), one in zip(pieces, last, strict=True)])
 
 
 def _beside(
@@ -154,6 +121,7 @@ def _beside(
     kept: Kept,
     members: np.ndarray,
     truth: Sequence[dict[str, np.ndarray]],
+    attack: AttackScores,
     targets: int,
 ) -> None:
     """The head's other scores, and ours."""
@@ -167,6 +135,9 @@ def _beside(
                 metric: spread([spearman(column, known[metric][own]) for column, known, own in rows])
                 for metric in METRICS
             }
+            found[name]["auc_of_the_highest"] = tradeoff(_mean_by_record(columns, members[have]), attack)[0]["highest"][
+                "auc"
+            ]
             found[name]["targets"] = len(have)
     result["beside"] = found
 

@@ -27,13 +27,13 @@ def tradeoff(leverage: np.ndarray, attack: AttackScores) -> tuple[dict[str, Any]
     models = np.flatnonzero(np.all(mixed, axis=0))
     told: dict[str, Any] = {"records": count, "attacks": len(models)}
     curves, auc = [], []
-    at = int(np.argmin(np.abs(GRID - FALSE_POSITIVES)))
     for name, rows in groups.items():
-        missed = np.stack([missed_at(attack.scores[model, rows], attack.members[model, rows]) for model in models])
+        here = [(attack.scores[model, rows], attack.members[model, rows]) for model in models]
+        missed = np.stack([missed_at(GRID, *one) for one in here])
         low, high = np.percentile(missed, [2.5, 97.5], axis=0)
         curves.append(np.stack([missed.mean(0), low, high]))
-        auc.append(1 - np.trapezoid(missed, GRID, axis=1))
-        told[name] = {"auc": spread(auc[-1]), "tpr_at_5": spread(1 - missed[:, at])}
+        auc.append(np.array([auc_of(*one) for one in here]))
+        told[name] = {"auc": spread(auc[-1]), "tpr_at_5": spread([1 - missed_at_5(*one) for one in here])}
     told["share_of_models_higher"] = round(float((auc[0] > auc[1]).mean()), 4)
     return told, np.stack(curves)
 
@@ -44,13 +44,23 @@ def ascending(leverage: np.ndarray) -> np.ndarray:
     return known[np.argsort(leverage[known], kind="stable")]
 
 
-def missed_at(scores: np.ndarray, members: np.ndarray) -> np.ndarray:
-    """β at each α of GRID: members below the threshold that accuses a share α of the others, straight in between."""
-    outside = np.sort(scores[~members])[::-1]
-    inside = np.sort(scores[members])
+def missed_at(false_positives: np.ndarray, scores: np.ndarray, members: np.ndarray) -> np.ndarray:
+    """β at each α: members not above the threshold that accuses no more than a share α of the others."""
+    outside, inside = np.sort(scores[~members])[::-1], np.sort(scores[members])
     beta = np.searchsorted(inside, outside, side="right") / len(inside)  # accuse what is above the k-th non-member
-    alpha = np.arange(len(outside)) / len(outside)
-    return np.interp(GRID, np.append(alpha, 1.0), np.append(beta, 0.0))
+    accused = np.floor(np.asarray(false_positives) * len(outside) + 1e-9).astype(int)
+    return np.append(beta, 0.0)[np.minimum(accused, len(outside))]
+
+
+def missed_at_5(scores: np.ndarray, members: np.ndarray) -> float:
+    return float(missed_at(np.array([FALSE_POSITIVES]), scores, members)[0])
+
+
+def auc_of(scores: np.ndarray, members: np.ndarray) -> float:
+    """How often a member is above a non-member, ties half."""
+    inside, outside = np.sort(scores[members]), scores[~members]
+    below = np.searchsorted(inside, outside, side="left") + np.searchsorted(inside, outside, side="right")
+    return float(1 - below.mean() / (2 * len(inside)))
 
 
 def spread(values: Sequence[float] | np.ndarray) -> dict[str, float]:

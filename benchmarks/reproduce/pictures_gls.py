@@ -41,10 +41,9 @@ def by_depth(found: dict[str, Any]) -> Figure:
     """Figure 1: rank correlation with the LiRA score, and seconds, by depth."""
     from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
-    figure, axes = blank("GLS with the LiRA score, and its cost, by depth", (6.4, 4.2))
+    figure, axes = blank("GLS with what shadow models say, and its cost, by depth", (6.4, 4.2))
     depths = [depth for depth in DEPTHS if depth in found["depths"]]
     seconds = [found["depths"][depth]["seconds"]["mean"] for depth in depths]
-    ours = [found["depths"][depth]["all"]["gls_trace"]["lira"] for depth in depths]
     printed = [TABLE_2["lira"][depth] for depth in depths]
     beside = axes.twinx()
     beside.bar(depths, seconds, color="#DDE8F0", width=0.6)
@@ -56,13 +55,24 @@ def by_depth(found: dict[str, Any]) -> Figure:
     beside.set_ylabel("seconds for all training records of a target")
     axes.set_zorder(beside.get_zorder() + 1)
     axes.patch.set_visible(False)
-    mean, width = zip(*((value["mean"], value["half_width"]) for value in ours), strict=True)
-    axes.errorbar(depths, mean, width, color=COLOURS[2], marker="o", capsize=4, label="ours")
+    lowest = 0.0
+    for place, (metric, title) in enumerate({"lira": "LiRA score", "effect_size": "effect size"}.items()):
+        ours = [found["depths"][depth]["all"]["gls_trace"][metric] for depth in depths]
+        mean, width = zip(*((value["mean"], value["half_width"]) for value in ours), strict=True)
+        colour = COLOURS[2 - 2 * place]
+        axes.errorbar(depths, mean, width, color=colour, marker="os"[place], capsize=4, label=f"ours, {title}")
+        lowest = min(lowest, *(m - w for m, w in zip(mean, width, strict=True)))
     axes.errorbar(
-        depths, *zip(*printed, strict=True), color=GREY, marker="s", capsize=4, linestyle=":", label="printed"
+        depths,
+        *zip(*printed, strict=True),
+        color=GREY,
+        marker="D",
+        capsize=4,
+        linestyle=":",
+        label="printed, LiRA score",
     )
-    axes.set_ylabel("Spearman with the LiRA score")
-    axes.set_ylim(min(0.0, *(m - w for m, w in zip(mean, width, strict=True))), 1)
+    axes.set_ylabel("Spearman of GLS (trace)")
+    axes.set_ylim(lowest, 1)
     axes.legend(frameon=False, loc="upper left")
     return figure
 

@@ -1,0 +1,64 @@
+"""What shadow models say of records: LiRA's score, the metrics of the GLS paper's Table 2, and how steady they are."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+from scipy.stats import norm
+
+from benchmarks.reproduce.gls_tradeoff import FALSE_POSITIVES, auc_of, missed_at_5, spread
+from benchmarks.reproduce.gls_training import FOLDS
+from giveaway.attacks.result import AttackScores
+from giveaway.evaluation import effect_sizes, spearman, success_at
+from giveaway.records import Signals
+
+METRICS = ("lira", "deviation_ratio", "tpr", "tpr_fitted", "mean_gap", "effect_size", "minus_phi")
+TINY = 1e-12
+
+
+def said_of_target(signals: Signals, attack: AttackScores, number: int) -> dict[str, np.ndarray]:
+    """Of every record: LiRA's score and −φ of this model, and what all others say."""
+    others = np.delete(np.arange(signals.models), number)
+    rest = AttackScores("lira", attack.scores[others], signals.members[others], {})
+    effect = effect_sizes(signals.of_models(others))
+    threshold = effect.mean_out + norm.isf(FALSE_POSITIVES) * effect.deviation_out
+    return {
+        "lira": attack.scores[number],
+        "deviation_ratio": effect.deviation_out / np.maximum(effect.deviation_in, TINY),
+        "tpr": success_at(rest, FALSE_POSITIVES),
+        "tpr_fitted": norm.sf((threshold - effect.mean_in) / np.maximum(effect.deviation_in, TINY)),
+        "mean_gap": np.abs(effect.mean_out - effect.mean_in),
+        "effect_size": effect.effect_size,
+        "minus_phi": -signals.values[number, :, 0].astype(np.float64),
+    }
+
+
+def strength(attack: AttackScores) -> dict[str, dict[str, float]]:
+    """Of the attack on all records of a model, over models."""
+    each = list(zip(attack.scores, attack.members, strict=True))
+    return {
+        "auc": spread([auc_of(scores, members) for scores, members in each]),
+        "tpr_at_5": spread([1 - missed_at_5(scores, members) for scores, members in each]),
+    }
+
+
+def between_targets(attack: AttackScores, targets: int) -> dict[str, float] | None:
+    """Spearman of two targets' LiRA scores of the records that both were trained on, over all pairs."""
+    found = []
+    for one, other in combinations(range(targets), 2):
+        both = attack.members[one] & attack.members[other]
+        found.append(spearman(attack.scores[one, both], attack.scores[other, both]))
+    return spread(found) if found else None
+
+
+def between_halves(signals: Signals) -> dict[str, float]:
+    """Spearman of what every other group of models says with what the rest says."""
+    groups = np.arange(signals.models) // FOLDS
+    parts = [effect_sizes(signals.of_models(np.flatnonzero(groups % 2 == half))) for half in (0, 1)]
+    said = {
+        "deviation_ratio": [part.deviation_out / np.maximum(part.deviation_in, TINY) for part in parts],
+        "mean_gap": [np.abs(part.mean_out - part.mean_in) for part in parts],
+        "effect_size": [part.effect_size for part in parts],
+    }
+    return {name: round(spearman(*both), 4) for name, both in said.items()}
