@@ -300,6 +300,7 @@ def everywhere(results, change):
             truth["whole_network"] = copy_of(truth["influence"])
         made[name]["seconds"]["per_target"]["whole_network"] = 9.0
         change(name, made[name])
+    made["gls_resnet18"] = {"beside": {"fused": {"recall": [0.7, 0.8]}, "newton": {"recall": [0.6, 0.7, 0.99]}}}
     return made
 
 
@@ -408,6 +409,21 @@ def test_each_claim_turns_with_its_numbers(committed, place):
     assert claims_mia.claims(results)[place].verdict == HOLDS
     bad(results[turned[0]])
     assert claims_mia.claims(results)[place].verdict == FAILS
+
+
+def test_fused_is_held_against_newton_on_the_resnet_too(committed):
+    def change(name, found):
+        set_recall(found, "whole_network", 0.3)
+        set_recall(found, "fused", 0.99)
+
+    results = everywhere(committed, change)
+    assert claims_mia.claims(results)[7].verdict == HOLDS
+    results["gls_resnet18"]["beside"]["fused"]["recall"] = [0.5, 0.6]
+    claim = claims_mia.claims(results)[7]
+    assert claim.verdict == FAILS
+    assert "ResNet-18 55.0 % against 65.0 % of the largest effect sizes; −10.0 ± 0.0 (standard error)" in claim.why
+    del results["gls_resnet18"]
+    assert claims_mia.claims(results)[7].verdict == UNMEASURED
 
 
 def test_the_whole_network_is_held_against_the_last_layer_of_the_same_targets(committed):

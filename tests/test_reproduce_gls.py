@@ -376,6 +376,14 @@ def test_what_other_models_say_is_what_a_naive_computation_gives(ran, result):
         cell = result["depths"]["last layer"]["all"]["gls_trace"][metric]
         assert cell["mean"] == pytest.approx(np.mean(values), abs=2e-3)
 
+    newton = [np.load(ran / "keep" / f"target-{number:03d}-last-layer.npz")["newton"] for number in range(2)]
+    for number in range(2):
+        own = np.flatnonzero(members[number])
+        sizes = [effect_size(record, np.arange(20) != number) for record in own]
+        sought, kept_rows = np.argsort(sizes)[-2:], np.argsort(newton[number])[-10:]  # of 200 records
+        expected = np.isin(sought, kept_rows).mean()
+        assert result["beside"]["newton"]["recall"][number] == pytest.approx(expected)
+
     scores = np.array([[lira(number, record) for record in range(250)] for number in range(20)])
     both = members[0] & members[1]
     expected = spearmanr(scores[0, both], scores[1, both]).statistic
