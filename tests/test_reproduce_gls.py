@@ -315,6 +315,9 @@ def test_page_has_the_numbers_of_the_results(result, of):
             ours = f"{value['mean']:.2f}" + (f" ± {value['half_width']:.2f}" if of == 5 else "")
             assert cell.strip().replace("−", "-") == f"{printed:.2f} ± {spread:.2f} → {ours}"
     assert "below 0.88" in text
+    view = result["beside"]["fused"]["view"]
+    assert f"memorized M = {view['memorized']['mean']:.2f}" in text
+    assert f"its own left-out error is {view['left_out_error']['mean']:.2f}" in text
     assert f"{result['depths']['full model']['parameters']:,}" in text
 
 

@@ -103,7 +103,7 @@ class Target:
 
         def both() -> tuple[dict[str, np.ndarray], dict[str, Any]]:
             table = audit(self._head(), scores=["fused"], inputs=images, device=self.x.device)
-            return {"fused": np.asarray(table["fused"])}, {}
+            return {"fused": np.asarray(table["fused"])}, {"view": table.meta["view"]}
 
         return self._costed(both)
 

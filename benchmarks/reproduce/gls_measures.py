@@ -147,6 +147,10 @@ def _beside(
                 "auc_of_the_highest": tradeoff(common, attack)[0]["highest"]["auc"],
                 "targets_of_auc": len(all_have),
             }
+    views = [kept.piece(number, "fused")[1].get("view") for number in having["fused"]]
+    if views and all(views):
+        names = ("memorized", "held_by_memory", "head_weight", "left_out_error")
+        found["fused"]["view"] = {name: spread([view[name] for view in views]) for name in names}
     result["beside"] = found
 
 

@@ -69,7 +69,7 @@ SMALL = Size(
     Schedule(epochs=1, batch=50, rate=0.1),
     Solving(*({depth: few for depth in DEPTHS[1:]} for few in (4, 4, 40)), tolerance=0.1, memory=10**8, checked=2),
     {DEPTHS[0]: 2, DRAWN: 1},
-    {DEPTHS[1]: 2, FUSED: 0, DEPTHS[2]: 1},
+    {DEPTHS[1]: 2, FUSED: 2, DEPTHS[2]: 1},
     ((CHECKED, 1), (DEPTHS[3], 1)),
 )
 SMALL_MODELS = 4 * FOLDS  # LiRA wants several models without each record

@@ -191,6 +191,14 @@ def _beside(found: dict[str, Any]) -> list[str]:
         cells = [_plus(measured[metric]) for metric in (*METRICS, "effect_size")]
         cells += [_recall(measured["recall"]), _plus(measured["auc_of_the_highest"]), str(measured["targets"])]
         lines.append(f"| {OURS[name]} | {' | '.join(cells)} |")
+    view = found["beside"].get("fused", {}).get("view")
+    if view is not None:
+        lines += [
+            "",
+            f"What the second view of fused took these models for: memorized M = {_plus(view['memorized'])}, held by "
+            f"memory G = {_plus(view['held_by_memory'])}, so that the Newton step counts {_plus(view['head_weight'])} "
+            f"beside 1; its own left-out error is {_plus(view['left_out_error'])} of the labels' variation.",
+        ]
     return [*lines, ""]
 
 
