@@ -185,27 +185,18 @@ def test_the_last_group_alone_gives_the_leverage_of_the_whole_network(target, de
 # measures
 
 
-def test_missed_members_at_each_false_positive_rate():
-    rng = np.random.default_rng(0)
-    members = rng.random(60) < 0.7
-    scores = rng.normal(size=60) + members
-    outside, inside = np.sort(scores[~members])[::-1], scores[members]
-    alphas = np.array([0.0, 0.03, 0.05, 0.31, 0.5, 0.99, 1.0])
-    missed = gls_tradeoff.missed_at(alphas, scores, members)
-    for alpha, share in zip(alphas[:-1], missed[:-1], strict=True):
-        thresholds = [at for at in (*outside, np.inf) if (outside > at).mean() <= alpha]
-        assert share == min((inside <= at).mean() for at in thresholds)
-    assert missed[-1] == 0
-    level = gls_tradeoff.missed_at(gls_tradeoff.GRID, np.ones(4), np.array([1, 1, 0, 0], bool))
-    assert level[50] == 1  # who is level is not accused
-
-
 @pytest.mark.parametrize("digits", [0, 6])
-def test_auc_is_the_share_of_pairs_in_order(digits):
-    rng = np.random.default_rng(1)
-    members = rng.random(80) < 0.7
-    scores = (rng.normal(size=80) + members).round(digits)
-    assert gls_tradeoff.auc_of(scores, members) == pytest.approx(roc_auc_score(members, scores), abs=1e-12)
+def test_an_attack_on_one_model_is_told_by_its_threshold(digits):
+    rng = np.random.default_rng(0)
+    members = rng.random((3, 60)) < 0.7
+    scores = (rng.normal(size=(3, 60)) + members).round(digits)
+    rows = rng.permutation(60)[:50]
+    found = gls_tradeoff.of_model(AttackScores("lira", scores, members, {}), 1, rows)
+    here, own = scores[1, rows], members[1, rows]
+    assert found.auc.value == pytest.approx(roc_auc_score(own, here), abs=1e-12)
+    for alpha in (0.0, 0.03, 0.05, 0.31, 0.5, 0.99, 1.0):
+        thresholds = [at for at in (*here, -np.inf, np.inf) if (here[~own] > at).mean() <= alpha]
+        assert found.true_positive_rate[alpha].value == pytest.approx(max((here[own] > at).mean() for at in thresholds))
 
 
 def test_table_is_what_a_naive_computation_gives(ran, result):
@@ -385,7 +376,7 @@ def test_what_other_models_say_is_what_a_naive_computation_gives(ran, result):
         sizes = [effect_size(record, np.arange(20) != number) for record in own]
         sought, kept_rows = np.argsort(sizes)[-2:], np.argsort(newton[number])[-10:]  # of 200 records
         expected = np.isin(sought, kept_rows).mean()
-        assert result["beside"]["newton"]["recall"][number] == pytest.approx(expected)
+        assert result["beside"]["newton"]["recall"][str(number)] == pytest.approx(expected)
 
     scores = np.array([[lira(number, record) for record in range(250)] for number in range(20)])
     both = members[0] & members[1]

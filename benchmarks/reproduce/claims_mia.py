@@ -70,8 +70,7 @@ def claims(results: Results) -> list[Claim]:
         ),
         _every(
             "ours: fused finds more of LiRA's top 1 % in 5 % than the Newton step, on every deep setting",
-            {name: _fused(results[name]) for name in _measured(results, DEEP)}
-            | {name: _fused_of_resnet(results[name]) for name in _measured(results, (RESNET,))},
+            {name: _fused(results[name]) for name in _measured(results, DEEP)} | _fused_of_resnet(results.get(RESNET)),
             (*DEEP, RESNET),
         ),
     ]
@@ -140,6 +139,8 @@ def _more(one: list[float], other: list[float]) -> tuple[float, float]:
 
 def _told_more(one: list[float], other: list[float]) -> str:
     more, error = _more(one, other)
+    if math.isinf(error):
+        return ""
     return f"; {more:+.1f} ± {error:.1f} (standard error) over the same {len(one)} targets".replace("-", "−")
 
 
@@ -156,12 +157,14 @@ def _fused(found: dict[str, Any]) -> tuple[bool, str]:
     return fused > newton, f"{_percent(fused)} against {_percent(newton)}{why}"
 
 
-def _fused_of_resnet(found: dict[str, Any]) -> tuple[bool, str]:
-    """Of the targets for which there is fused."""
-    fused = found["beside"]["fused"]["recall"]
-    newton = found["beside"]["newton"]["recall"][: len(fused)]
+def _fused_of_resnet(found: dict[str, Any] | None) -> Seen:
+    """Of the targets for which there is fused; nothing where there is none."""
+    if found is None or "fused" not in found["beside"]:
+        return {}
+    of_fused, of_newton = (found["beside"][score]["recall"] for score in ("fused", "newton"))
+    fused, newton = list(of_fused.values()), [of_newton[target] for target in of_fused]
     why = f"{_percent(mean(fused))} against {_percent(mean(newton))} of the largest effect sizes"
-    return mean(fused) > mean(newton), why + (_told_more(fused, newton) if len(fused) > 1 else "")
+    return {RESNET: (mean(fused) > mean(newton), why + _told_more(fused, newton))}
 
 
 def _percent(share: float) -> str:

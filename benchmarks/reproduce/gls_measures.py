@@ -143,7 +143,10 @@ def _beside(
             common = _mean_by_record([columns[number] for number in all_have], members[all_have])
             found[name] |= {
                 "targets": len(columns),
-                "recall": [round(recall_at(column, said["effect_size"][own], *TOP), 4) for column, said, own in known],
+                "recall": {
+                    number: round(recall_at(column, truth[number]["effect_size"][members[number]], *TOP), 4)
+                    for number, column in columns.items()
+                },
                 "auc_of_the_highest": tradeoff(common, attack)[0]["highest"]["auc"],
                 "targets_of_auc": len(all_have),
             }

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from giveaway.attacks.result import AttackScores
+from giveaway.evaluation.roc import AttackSummary, summarize
 
 FALSE_POSITIVES = 0.05
 SHARE = 0.02  # of the highest and of the lowest leverage
-GRID = np.linspace(0, 1, 101)
+GRID = tuple(step / 100 for step in range(101))
 
 
 def tradeoff(leverage: np.ndarray, attack: AttackScores) -> tuple[dict[str, Any], np.ndarray]:
@@ -28,12 +29,12 @@ def tradeoff(leverage: np.ndarray, attack: AttackScores) -> tuple[dict[str, Any]
     told: dict[str, Any] = {"records": count, "attacks": len(models)}
     curves, auc = [], []
     for name, rows in groups.items():
-        here = [(attack.scores[model, rows], attack.members[model, rows]) for model in models]
-        missed = np.stack([missed_at(GRID, *one) for one in here])
+        here = [of_model(attack, model, rows) for model in models]
+        missed = 1 - np.array([[found.true_positive_rate[alpha].value for alpha in GRID] for found in here])
         low, high = np.percentile(missed, [2.5, 97.5], axis=0)
         curves.append(np.stack([missed.mean(0), low, high]))
-        auc.append(np.array([auc_of(*one) for one in here]))
-        told[name] = {"auc": spread(auc[-1]), "tpr_at_5": spread([1 - missed_at_5(*one) for one in here])}
+        auc.append(np.array([found.auc.value for found in here]))
+        told[name] = {"auc": spread(auc[-1]), "tpr_at_5": spread(1 - missed[:, GRID.index(FALSE_POSITIVES)])}
     told["share_of_models_higher"] = round(float((auc[0] > auc[1]).mean()), 4)
     return told, np.stack(curves)
 
@@ -44,23 +45,10 @@ def ascending(leverage: np.ndarray) -> np.ndarray:
     return known[np.argsort(leverage[known], kind="stable")]
 
 
-def missed_at(false_positives: np.ndarray, scores: np.ndarray, members: np.ndarray) -> np.ndarray:
-    """β at each α: members not above the threshold that accuses no more than a share α of the others."""
-    outside, inside = np.sort(scores[~members])[::-1], np.sort(scores[members])
-    beta = np.searchsorted(inside, outside, side="right") / len(inside)  # accuse what is above the k-th non-member
-    accused = np.floor(np.asarray(false_positives) * len(outside) + 1e-9).astype(int)
-    return np.append(beta, 0.0)[np.minimum(accused, len(outside))]
-
-
-def missed_at_5(scores: np.ndarray, members: np.ndarray) -> float:
-    return float(missed_at(np.array([FALSE_POSITIVES]), scores, members)[0])
-
-
-def auc_of(scores: np.ndarray, members: np.ndarray) -> float:
-    """How often a member is above a non-member, ties half."""
-    inside, outside = np.sort(scores[members]), scores[~members]
-    below = np.searchsorted(inside, outside, side="left") + np.searchsorted(inside, outside, side="right")
-    return float(1 - below.mean() / (2 * len(inside)))
+def of_model(attack: AttackScores, model: int, rows: slice | np.ndarray = slice(None)) -> AttackSummary:
+    """The attack on one model: its AUC, and true positives at each rate of GRID."""
+    scores, members = attack.scores[model, rows], attack.members[model, rows]
+    return summarize(AttackScores(attack.attack, scores[None], members[None], {}), rates=GRID, resamples=0)
 
 
 def spread(values: Sequence[float] | np.ndarray) -> dict[str, float]:

@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 from scipy.stats import norm
 
-from benchmarks.reproduce.gls_tradeoff import FALSE_POSITIVES, auc_of, missed_at_5, spread
+from benchmarks.reproduce.gls_tradeoff import FALSE_POSITIVES, of_model, spread
 from benchmarks.reproduce.gls_training import FOLDS
 from giveaway.attacks.result import AttackScores
 from giveaway.evaluation import effect_sizes, spearman, success_at
@@ -36,10 +36,10 @@ def said_of_target(signals: Signals, attack: AttackScores, number: int) -> dict[
 
 def strength(attack: AttackScores) -> dict[str, dict[str, float]]:
     """Of the attack on all records of a model, over models."""
-    each = list(zip(attack.scores, attack.members, strict=True))
+    each = [of_model(attack, model) for model in range(len(attack.scores))]
     return {
-        "auc": spread([auc_of(scores, members) for scores, members in each]),
-        "tpr_at_5": spread([1 - missed_at_5(scores, members) for scores, members in each]),
+        "auc": spread([found.auc.value for found in each]),
+        "tpr_at_5": spread([found.true_positive_rate[FALSE_POSITIVES].value for found in each]),
     }
 
 

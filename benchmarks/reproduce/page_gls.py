@@ -99,8 +99,8 @@ def _read_so(found: dict[str, Any]) -> list[str]:
     pairs = found["lira_of_two_targets"]
     between = f"Two targets' scores of the records that they share have a Spearman of {_plus(pairs)}. " if pairs else ""
     told = [
-        f"These models memorize little: LiRA has an AUC of {_plus(strength['auc'], 3)} on all records of a model, and "
-        f"a TPR of {_plus(strength['tpr_at_5'], 3)} at an FPR of 5 %; the paper gives neither, nor how well its models "
+        f"How much these models memorize: LiRA has an AUC of {_plus(strength['auc'], 3)} on all records of a model and "
+        f"a TPR of {_plus(strength['tpr_at_5'], 3)} at an FPR of 5 %. The paper gives neither, nor how well its models "
         "fit what they were trained on.",
         f"LiRA score: how much likelier the answer of this one model is with the record than without. {between}GLS "
         f"({depths[0]}) goes with −φ of the same model ({_cell(found, depths[0], 'minus_phi')}): the less sure a model "
@@ -112,8 +112,9 @@ def _read_so(found: dict[str, Any]) -> list[str]:
         "its LiRA scores are of one model or of many.",
         f"σ_out/σ_in: the one half of our models and the other agree on it with a Spearman of "
         f"{halves['deviation_ratio']:.2f} (\\|μ_out − μ_in\\| {halves['mean_gap']:.2f}, effect size "
-        f"{halves['effect_size']:.2f}). With {outside} models without a record it is noise, and the row says nothing "
-        "about the paper's. Its text has σ_in/σ_out, its table the inverse, as here.",
+        f"{halves['effect_size']:.2f}); with {outside} models without a record, what halves agree on little is mostly "
+        "noise, and its row says little of the paper's. The paper's text has σ_in/σ_out, its table the inverse, as "
+        "here.",
         f"TPR takes steps: {outside} models were trained without a record, of which {int(0.05 * outside)} may be "
         f"accused at 5 %. With the rate that the normal laws fitted by LiRA give instead, the correlations are "
         f"{fitted}.",
@@ -189,7 +190,11 @@ def _beside(found: dict[str, Any]) -> list[str]:
     lines += [f"| | {' | '.join(heads)} |", f"|---|{'---|' * len(heads)}"]
     for name, measured in found["beside"].items():
         cells = [_plus(measured[metric]) for metric in (*METRICS, "effect_size")]
-        cells += [_recall(measured["recall"]), _plus(measured["auc_of_the_highest"]), str(measured["targets"])]
+        cells += [
+            _recall([*measured["recall"].values()]),
+            _plus(measured["auc_of_the_highest"]),
+            str(measured["targets"]),
+        ]
         lines.append(f"| {OURS[name]} | {' | '.join(cells)} |")
     view = found["beside"].get("fused", {}).get("view")
     if view is not None:
