@@ -1,6 +1,7 @@
 """The GLS paper's experiments: what is trained and scored is what it should be, and the page says what the JSON has."""
 
 import json
+import shutil
 import sys
 from dataclasses import replace
 from functools import partial
@@ -199,6 +200,39 @@ def test_an_attack_on_one_model_is_told_by_its_threshold(digits):
         assert found.true_positive_rate[alpha].value == pytest.approx(max((here[own] > at).mean() for at in thresholds))
 
 
+def test_tradeoff_is_what_thresholds_give_at_both_ends_of_the_leverage():
+    rng = np.random.default_rng(1)
+    members = rng.random((7, 500)) < 0.5
+    leverage = rng.normal(size=500)
+    leverage[:40] = np.nan
+    scores = rng.normal(size=(7, 500)) + members * (1 + leverage)  # the highest are found, the lowest the wrong way
+    known = sorted((value, row) for row, value in enumerate(leverage) if row >= 40)
+    ends = {"highest": [row for _, row in known[-9:]], "lowest": [row for _, row in known[:9]]}
+    members[3, ends["lowest"]] = True  # nobody to tell apart
+    told, curves = gls_tradeoff.tradeoff(leverage, AttackScores("lira", scores, members, {}))
+    attacked = [0, 1, 2, 4, 5, 6]
+    assert (told["records"], told["attacks"]) == (9, len(attacked))
+    areas = []
+    for (name, rows), curve in zip(ends.items(), curves, strict=True):
+        missed, area = [], []
+        for model in attacked:
+            here, own = scores[model, rows], members[model, rows]
+            area.append(roc_auc_score(own, here))
+            allowed = [
+                [at for at in (*here, -np.inf) if (here[~own] > at).mean() <= alpha] for alpha in gls_tradeoff.GRID
+            ]
+            missed.append([min((here[own] <= at).mean() for at in thresholds) for thresholds in allowed])
+        np.testing.assert_allclose(curve[0], np.mean(missed, 0), atol=1e-12)
+        np.testing.assert_allclose(curve[1], np.percentile(missed, 2.5, axis=0), atol=1e-12)
+        np.testing.assert_allclose(curve[2], np.percentile(missed, 97.5, axis=0), atol=1e-12)
+        assert told[name]["auc"]["mean"] == pytest.approx(np.mean(area), abs=1e-4)
+        assert told[name]["tpr_at_5"]["mean"] == pytest.approx(1 - np.mean(missed, 0)[5], abs=1e-4)
+        areas.append(area)
+    higher = np.mean([a > b for a, b in zip(*areas, strict=True)])
+    assert higher > 0.5
+    assert told["share_of_models_higher"] == pytest.approx(higher, abs=1e-4)
+
+
 def test_table_is_what_a_naive_computation_gives(ran, result):
     held = [np.load(ran / "keep" / f"model-{number:03d}.npz") for number in range(20)]
     phi = np.stack([each["phi"].astype(np.float64) for each in held])
@@ -247,6 +281,19 @@ def test_what_is_done_at_last_trains_no_target_again(ran, result, tmp_path, monk
     assert again["depths"]["2 last layers"] == result["depths"]["2 last layers"]
 
 
+def test_what_there_is_no_time_for_leaves_it_to_the_next(ran, result, tmp_path, monkeypatch):
+    there = tmp_path / f"{NAME}-small"
+    shutil.copytree(ran, there)
+    for piece in ("checked", "full-model"):
+        (there / "keep" / f"target-000-{piece}.npz").unlink()
+    monkeypatch.setattr(Kept, "longest", lambda kept, piece: 1e6 if piece == "checked" else 0.0)
+    assert small_run(tmp_path, "--limit", "1000") == RUN_AGAIN
+    again = json.loads((there / f"{NAME}.json").read_text())
+    assert "checked" in result
+    assert "checked" not in again
+    assert set(again["depths"]) == set(result["depths"])
+
+
 def test_what_was_not_solved_is_left_out_and_said(tmp_path, monkeypatch, capsys):
     """Solves that end at their first step leave zeros behind, which would be ranked."""
     solving = replace(SMALL.solving, most_steps=dict.fromkeys(DEPTHS[1:], 1), tolerance=1e-6)
@@ -265,6 +312,10 @@ def test_a_target_without_weights_is_trained_and_scored_again(tmp_path):
     kept.save_model(3, np.zeros(5), {}, np.zeros((5, 2)))
     kept.save_piece(3, "2 last layers", {"gls_trace": np.array([1e-9, 10.0])}, {"seconds": 1.0})
     np.testing.assert_allclose(kept.piece(3, "2 last layers")[0]["gls_trace"], [-9, 1], atol=1e-2)
+    kept.save_piece(4, "2 last layers", {}, {"seconds": 2.5})
+    kept.save_piece(4, "4 last layers", {}, {"seconds": 7.0})
+    assert kept.longest("2 last layers") == 2.5
+    assert kept.longest("full model") == 0
     assert not kept.load_weights(3, nn.Linear(1, 1))
     other, same = nn.Linear(2, 1), nn.Linear(2, 1)
     digest = kept.save_weights(3, same)

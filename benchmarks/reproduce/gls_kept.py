@@ -82,9 +82,12 @@ class Kept:
 
     def piece(self, number: int, piece: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """Its columns (positive ones as logarithms to the base of 10) in float64, and what it cost."""
-        with np.load(self._piece(number, piece)) as held:
-            columns = {name: held[name].astype(np.float64) for name in held.files if name != "told"}
-            return columns, json.loads(str(held["told"]))
+        return _read(self._piece(number, piece))
+
+    def longest(self, piece: str) -> float:
+        """Seconds that this piece of work took of a target so far, at most; 0 where it was not done yet."""
+        done = self.keep.glob(f"target-???-{_slug(piece)}.npz")
+        return max((_read(path)[1]["seconds"] for path in done), default=0.0)
 
     def _model(self, number: int) -> Path:
         return self.keep / f"model-{number:03d}.npz"
@@ -93,7 +96,17 @@ class Kept:
         return self.weights / f"target-{number:03d}.pt"
 
     def _piece(self, number: int, piece: str) -> Path:
-        return self.keep / f"target-{number:03d}-{piece.replace(' ', '-')}.npz"
+        return self.keep / f"target-{number:03d}-{_slug(piece)}.npz"
+
+
+def _slug(piece: str) -> str:
+    return piece.replace(" ", "-")
+
+
+def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    with np.load(path) as held:
+        columns = {name: held[name].astype(np.float64) for name in held.files if name != "told"}
+        return columns, json.loads(str(held["told"]))
 
 
 def _packed(name: str, column: np.ndarray) -> np.ndarray:

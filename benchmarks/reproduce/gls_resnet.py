@@ -25,7 +25,7 @@ from benchmarks.reproduce.gls_kept import Kept
 from benchmarks.reproduce.gls_measures import measure
 from benchmarks.reproduce.gls_network import DEPTHS, WIDTHS, ResNet
 from benchmarks.reproduce.gls_training import FOLDS, Schedule, Trainer, members_of, phi_of
-from benchmarks.reproduce.setting import Job, Setting, environment
+from benchmarks.reproduce.setting import Job, OutOfTime, Setting, environment
 from giveaway.attacks.membership import model_seed
 
 PICTURED = "frog"  # the class of Figure 2
@@ -62,7 +62,7 @@ FULL = Size(
     ),
     {DEPTHS[0]: 16, DRAWN: 1},
     {DEPTHS[1]: 1, DEPTHS[2]: 1, FUSED: 1, DEPTHS[3]: 1},
-    ((DEPTHS[1], 4), (DEPTHS[2], 4), (FUSED, 4), (CHECKED, 1), (DEPTHS[3], 4), (DEPTHS[1], 16), (FUSED, 16)),
+    ((DEPTHS[1], 4), (DEPTHS[2], 4), (FUSED, 16), (CHECKED, 1), (DEPTHS[3], 4), (DEPTHS[1], 16), (DEPTHS[2], 16)),
 )
 SMALL = Size(
     (3, 4, 4, 5),
@@ -101,8 +101,9 @@ def run(job: Job) -> None:
             work.train(number)
     for number in range(job.targets):
         work.target(number, size.after_all)
-    _save(job, size, kept, images)
-    if work.at_last():
+    try:
+        work.at_last()
+    finally:  # whatever becomes of what may be left out
         _save(job, size, kept, images)
 
 
@@ -171,16 +172,21 @@ class _Work:
             missing = self.size.needed(number) if again else missing
         self._work_off(number, model, missing)
 
-    def at_last(self) -> bool:
-        """What may be left out: no target is trained again for it. Whether anything was done."""
-        done = False
+    def at_last(self) -> None:
+        """What may be left out: no target is trained again for it. A piece that took longer than there is time for
+        leaves its time to the next ones."""
+        waits = False
         for piece, targets in self.size.at_last:
             for number in range(min(targets, self.job.targets)):
                 model = ResNet(10, self.size.widths)
-                if self._missing(number, [piece]) and self.kept.load_weights(number, model):
+                if not (self._missing(number, [piece]) and self.kept.load_weights(number, model)):
+                    continue
+                if self.job.has_time_for(self.kept.longest(piece)):
                     self._work_off(number, model, [piece])
-                    done = True
-        return done
+                else:
+                    waits = True
+        if waits:
+            raise OutOfTime
 
     def _missing(self, number: int, pieces: list[str]) -> list[str]:
         return [piece for piece in pieces if not self.kept.settled(number, piece)]

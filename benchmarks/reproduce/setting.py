@@ -52,12 +52,12 @@ class Job:
     deadline: float | None = None
     out: Path = RESULTS
 
-    def out_of_time(self) -> bool:
-        return self.deadline is not None and time.monotonic() > self.deadline
+    def has_time_for(self, seconds: float) -> bool:
+        return self.deadline is None or time.monotonic() + seconds <= self.deadline
 
     def stop_in_time(self) -> None:
         """Raise OutOfTime where the deadline has passed; call it after each model or batch that has been kept."""
-        if self.out_of_time():
+        if not self.has_time_for(0):
             raise OutOfTime
 
     @contextmanager
