@@ -1,6 +1,7 @@
 """The GLS paper's experiments: what is trained and scored is what it should be, and the page says what the JSON has."""
 
 import json
+import re
 import shutil
 import sys
 from dataclasses import replace
@@ -304,7 +305,12 @@ def test_what_was_not_solved_is_left_out_and_said(tmp_path, monkeypatch, capsys)
     there = tmp_path / f"{NAME}-small"
     told = json.loads((there / "keep" / "target-000-2-last-layers.json").read_text())
     assert told["ended"].startswith("not solved")
-    assert "2 last layers" not in json.loads((there / f"{NAME}.json").read_text())["depths"]
+    result = json.loads((there / f"{NAME}.json").read_text())
+    assert "2 last layers" not in result["depths"]
+    assert "not solved: a residual of 1 after 1 steps" in result["not_to_be_had"]["2 last layers"]
+    text = "\n".join(page_gls.section({NAME: result}))
+    assert "0.51 ± 0.04 → not to be had" in text
+    assert re.search(r"2 last layers \(of some targets at least\): .*not solved: a residual of 1 after 1 steps", text)
 
 
 def test_a_target_without_weights_is_trained_and_scored_again(tmp_path):
@@ -354,7 +360,7 @@ def test_page_has_the_numbers_of_the_results(result, of):
         for depth, cell in zip(DEPTHS, rows[title][2:], strict=False):
             value = result["depths"][depth]["all"]["gls_trace"][metric]
             printed, spread = TABLE_2[metric][depth]
-            ours = f"{value['mean']:.2f}" + (f" ± {value['half_width']:.2f}" if of == 5 else "")
+            ours = f"{value['mean']:z.2f}" + (f" ± {value['half_width']:.2f}" if of == 5 else "")
             assert cell.strip().replace("−", "-") == f"{printed:.2f} ± {spread:.2f} → {ours}"
     assert "below 0.88" in text
     view = result["beside"]["fused"]["view"]
@@ -453,6 +459,15 @@ def test_deeper_leverage_is_held_against_the_last_layer_of_the_same_targets(resu
             assert same["of"] == measured["targets"]
             if same["of"] == result["depths"]["last layer"]["targets"]:
                 assert same == result["depths"]["last layer"]["all"]["gls_trace"][metric], depth
+
+
+def test_a_depth_that_cannot_be_had_is_not_one_that_was_not_run(result):
+    changed = json.loads(json.dumps(result))
+    del changed["depths"]["full model"], changed["depths"]["4 last layers"]
+    changed["not_to_be_had"] = {"full model": ["out of memory"]}
+    why = page_gls.claims({NAME: changed})[3].why
+    assert "full model not to be had" in why
+    assert "4 last layers not run yet" in why
 
 
 def test_pictures_are_drawn_from_the_results(ran, tmp_path):

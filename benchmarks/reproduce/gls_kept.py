@@ -76,6 +76,11 @@ class Kept:
         """Note that a piece cannot be had, so that it is not tried again."""
         write_json(self._piece(number, piece).with_suffix(".json"), {"ended": why})
 
+    def why_not(self, number: int, piece: str) -> str | None:
+        """Why it cannot be had, where that was noted."""
+        path = self._piece(number, piece).with_suffix(".json")
+        return str(json.loads(path.read_text())["ended"]) if path.exists() else None
+
     def settled(self, number: int, piece: str) -> bool:
         """Whether nothing is left to do for it."""
         return self.has_piece(number, piece) or self._piece(number, piece).with_suffix(".json").exists()

@@ -45,6 +45,7 @@ def measure(
         "lira_of_two_targets": between_targets(attack, targets),
         "two_halves_of_the_models": between_halves(signals),
         "depths": {},
+        "not_to_be_had": {},
     }
     arrays = {
         "mean_in": effect.mean_in,
@@ -54,6 +55,9 @@ def measure(
     }
     for depth in DEPTHS:
         have = [number for number in range(targets) if kept.has_piece(number, depth)]
+        reasons = [kept.why_not(number, depth) for number in range(targets)]
+        if any(reasons):
+            result["not_to_be_had"][depth] = sorted({reason for reason in reasons if reason})
         if not have:
             continue
         pieces = [kept.piece(number, depth) for number in have]

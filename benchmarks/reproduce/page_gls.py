@@ -41,8 +41,9 @@ def section(results: Results) -> list[str]:
 
 def claims(results: Results) -> list[Claim]:
     """The paper's sentences with their verdicts."""
-    depths = results.get(NAME, {}).get("depths", {})
-    return [_positive(depths), _correlated(depths), _attackable(depths), _last_layer(depths), _alike(depths)]
+    found = results.get(NAME)
+    depths = found["depths"] if found else {}
+    return [_positive(depths), _correlated(depths), _attackable(depths), _last_layer(found, depths), _alike(depths)]
 
 
 def _set_up(found: dict[str, Any]) -> list[str]:
@@ -157,6 +158,8 @@ def _costs(found: dict[str, Any]) -> list[str]:
             str(measured.get("peak_gb", "–")),
         ]
         lines.append(f"| {depth} | {' | '.join(cells)} |")
+    for depth, reasons in found["not_to_be_had"].items():
+        lines += ["", f"{depth[0].upper()}{depth[1:]} (of some targets at least): {'; '.join(reasons)}."]
     last = found["depths"].get("last layer")
     if last is not None:
         models = SET_UP["shadow models"] * found["seconds_a_model"]["mean"]
@@ -277,7 +280,7 @@ def _attackable(depths: dict[str, Any]) -> Claim:
     return judged(text, share >= MOST, why + f"{told['attacks']} models (asked: {MOST:.0%})")
 
 
-def _last_layer(depths: dict[str, Any]) -> Claim:
+def _last_layer(found: dict[str, Any] | None, depths: dict[str, Any]) -> Claim:
     text = "the last layer is about as good as deeper GLS"
     deeper = {depth: depths[depth] for depth in DEPTHS[1:] if depth in depths}
     if "last layer" not in depths or not deeper:
@@ -292,7 +295,7 @@ def _last_layer(depths: dict[str, Any]) -> Claim:
         shown = " and ".join(f"{own:.2f} against {last:.2f}" for own, last in pairs)
         same = measured["with the last layer"]["mean"]
         told.append(f"{shown} ({depth}, {_targets(measured['with the last layer'])}; {same:.3f} with the last layer's)")
-    told += [f"{depth} {NOT_RUN}" for depth in DEPTHS[1:] if depth not in depths]
+    told += [f"{depth} {_missing(found, depth)}" for depth in DEPTHS[1:] if depth not in depths]
     why = "Spearman with the LiRA score and with the effect size, deeper against the last layer of the same targets: "
     holds = max(gains) <= AS_GOOD if gains else None
     asked = f"asked: at most {AS_GOOD} more, where there are {FEW} targets or more"
@@ -327,8 +330,12 @@ def _targets(value: dict[str, float]) -> str:
 
 def _cell(found: dict[str, Any] | None, depth: str, metric: str) -> str:
     if found is None or depth not in found["depths"]:
-        return NOT_RUN
+        return _missing(found, depth)
     return _plus(found["depths"][depth]["all"]["gls_trace"][metric])
+
+
+def _missing(found: dict[str, Any] | None, depth: str) -> str:
+    return "not to be had" if found is not None and depth in found["not_to_be_had"] else NOT_RUN
 
 
 def _plus(value: dict[str, float], digits: int = 2) -> str:

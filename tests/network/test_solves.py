@@ -149,6 +149,23 @@ def test_steepest_directions_shorten_the_solves_of_a_network_that_fits_its_recor
     assert steps[1] < 0.5 * steps[0]
 
 
+def test_many_parameters_leave_the_steepest_directions_sharp():
+    """What guards against rounding is added along every parameter: too much of it drowns the curvature."""
+    torch.manual_seed(0)
+    x = torch.randn(24, 600) * 10.0 ** torch.linspace(0, -2, 24).unsqueeze(1)
+    model = nn.Sequential(nn.Linear(600, 800), nn.Tanh(), nn.Linear(800, 3))  # half a million
+    y = torch.randint(0, 3, (24,))
+    network = Network(model, (x, y), loss="cross_entropy")
+    found = steepest(Jacobian(network), rank=40)
+    double = steepest(Jacobian(Network(model.double(), (x.double(), y), loss="cross_entropy")), rank=40)
+    assert len(found.curvature) == len(double.curvature) == 40
+    assert double.curvature[-1] > 1_000 * double.curvature[0]
+    torch.testing.assert_close(found.curvature.double(), double.curvature, rtol=0.25, atol=0)
+    torch.testing.assert_close(found.curvature[10:].double(), double.curvature[10:], rtol=0.05, atol=0)
+    identity = torch.eye(40, dtype=torch.float64)
+    torch.testing.assert_close((found.directions @ found.directions.T).double(), identity, rtol=0, atol=1e-3)
+
+
 def test_directions_are_worth_more_to_more_right_sides():
     assert [rank_for(count) for count in (1, 32, 33, 64, 128, 10**6)] == [128, 128, 132, 256, 512, 512]
 
