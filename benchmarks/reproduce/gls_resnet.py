@@ -57,8 +57,8 @@ FULL = Size(
     Schedule(),
     Solving(
         probes={DEPTHS[1]: 32, DEPTHS[2]: 16, DEPTHS[3]: 16},
-        rank={DEPTHS[1]: 64, DEPTHS[2]: 64, DEPTHS[3]: 192},
-        most_steps={DEPTHS[1]: 15, DEPTHS[2]: 12, DEPTHS[3]: 20},
+        rank={DEPTHS[1]: 64, DEPTHS[2]: 64, DEPTHS[3]: 96},
+        most_steps={DEPTHS[1]: 15, DEPTHS[2]: 12, DEPTHS[3]: 8},
     ),
     {DEPTHS[0]: 16, DRAWN: 1},
     {DEPTHS[1]: 1, DEPTHS[2]: 1, FUSED: 1, DEPTHS[3]: 1},

@@ -12,6 +12,7 @@ from giveaway.network import InverseCurvature, Jacobian, Network, RecordDerivati
 from giveaway.network.kronecker import Kronecker
 from giveaway.network.nystrom import rank_for, steepest
 from giveaway.network.preconditioners import exact_diagonal, hutchinson_diagonal
+from giveaway.network.solves import VECTORS
 from tests.network.cases import DEPTHS, KINDS, dense, made, targets_for
 
 
@@ -42,7 +43,7 @@ def test_against_a_dense_inverse(kind, preconditioner):
 def test_right_sides_are_taken_in_blocks_that_fit():
     model, x, y = made("mlp")
     whole = Network(model, (x, y), loss="cross_entropy")
-    small = Network(model, (x, y), loss="cross_entropy", memory=2 * 10 * 8 * whole.size)
+    small = Network(model, (x, y), loss="cross_entropy", memory=2 * VECTORS * 8 * whole.size)
     b = right_sides(whole.size, 5)
     options = {"damping": 0.2, "tolerance": 1e-11}
     few, many = InverseCurvature(small, **options), InverseCurvature(whole, **options)
