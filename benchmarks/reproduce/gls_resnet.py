@@ -30,7 +30,7 @@ from giveaway.attacks.membership import model_seed
 
 PICTURED = "frog"  # the class of Figure 2
 FUSED, CHECKED, DRAWN = "fused", "checked", "drawn"
-UNSOLVED = 0.3  # residual from which a solve says nothing of a record
+UNSOLVED = 0.1  # residual from which a solve says too little of a record
 COMPONENTS = 50  # of the features that t-SNE is given
 
 
@@ -58,7 +58,7 @@ FULL = Size(
     Solving(
         probes={DEPTHS[1]: 32, DEPTHS[2]: 16, DEPTHS[3]: 16},
         rank={DEPTHS[1]: 64, DEPTHS[2]: 64, DEPTHS[3]: 96},
-        most_steps={DEPTHS[1]: 15, DEPTHS[2]: 12, DEPTHS[3]: 8},
+        most_steps={DEPTHS[1]: 15, DEPTHS[2]: 12, DEPTHS[3]: 10},
     ),
     {DEPTHS[0]: 16, DRAWN: 1},
     {DEPTHS[1]: 1, DEPTHS[2]: 1, FUSED: 1, DEPTHS[3]: 1},

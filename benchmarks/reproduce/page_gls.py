@@ -283,7 +283,7 @@ def _attackable(depths: dict[str, Any]) -> Claim:
 def _last_layer(found: dict[str, Any] | None, depths: dict[str, Any]) -> Claim:
     text = "the last layer is about as good as deeper GLS"
     deeper = {depth: depths[depth] for depth in DEPTHS[1:] if depth in depths}
-    if "last layer" not in depths or not deeper:
+    if "last layer" not in depths:
         return judged(text, None, NOT_RUN)
     enough, gains, told = _judged_targets(deeper), [], []
     for depth, measured in deeper.items():

@@ -139,30 +139,6 @@ def test_nothing_worse_than_nothing_is_returned():
     np.testing.assert_allclose(solution.residual, true_residuals(matrix.double(), solution.x, b), rtol=0.2, atol=1e-3)
 
 
-def test_start_is_gone_on_from():
-    matrix, b = with_spectrum(np.geomspace(1, 1e4, 40)), sides(40, 3)
-    first = shared_cg(product_with(matrix), b, tolerance=1e-3)
-    kept = first.x.clone()
-    again = shared_cg(product_with(matrix), b, tolerance=1e-3, start=first.x)
-    assert again.steps == 0
-    torch.testing.assert_close(again.x, kept)
-    near = torch.linalg.solve(matrix, b) + 1e-6 * sides(40, 3, 8)
-    cold, warm = (shared_cg(product_with(matrix), b, tolerance=1e-6, start=at) for at in (None, near))
-    assert warm.steps < cold.steps
-    assert true_residuals(matrix, warm.x, b).max() <= 1e-6
-    torch.testing.assert_close(first.x, kept, rtol=0, atol=0)  # a start is not written to
-
-
-def test_a_start_that_steps_only_worsen_is_what_is_returned():
-    matrix = torch.diag(torch.tensor([1.0, 1000.0], dtype=torch.float64))
-    b, residual = torch.tensor([[5.0], [7.0]]).double(), torch.tensor([[1.0], [0.1]]).double()
-    start = torch.linalg.solve(matrix, b - residual)
-    found = shared_cg(product_with(matrix), b, tolerance=1e-6, most_steps=1, start=start, allow_unconverged=True)
-    torch.testing.assert_close(found.x, start)
-    np.testing.assert_allclose(found.residual, [float(residual.norm() / b.norm())])
-    assert found.status == (RAN_OUT,)
-
-
 def test_a_product_may_hand_back_what_it_was_given():
     b = sides(9, 4)
     solution = shared_cg(lambda v: v, b)

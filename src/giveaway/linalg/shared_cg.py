@@ -36,12 +36,10 @@ def shared_cg(
     precondition: Product | None = None,
     tolerance: float = 1e-3,
     most_steps: int = 200,
-    start: torch.Tensor | None = None,
     allow_unconverged: bool = False,
     on_step: Callable[[int], Any] = lambda step: None,
 ) -> Solution:
-    """Solve A X = `right` (size, columns) for positive (semi-)definite A until the worst residual is `tolerance`, from
-    `start` on, which takes one product more.
+    """Solve A X = `right` (size, columns) for positive (semi-)definite A until the worst residual is `tolerance`.
 
     The residual is looked at anew before a column counts as solved, and where rounding has worn the directions; steps
     begin again from there. Of a column that is not solved, the best that a look has seen is returned. Without
@@ -50,13 +48,8 @@ def shared_cg(
     inverse = (lambda r: r) if precondition is None else precondition
     norms = torch.linalg.vector_norm(right, dim=0)
     scale = torch.where(norms > 0, norms, 1.0)
-    if start is None:
-        x, r = torch.zeros_like(right), right / scale
-        best = _Best(norms / scale)
-    else:
-        x = start / scale
-        r = torch.sub(right / scale, product(x))
-        best = _Best(torch.linalg.vector_norm(r, dim=0), x.clone())
+    x, r = torch.zeros_like(right), right / scale
+    best = _Best(norms / scale)
     last, stalls, steps = float(best.residual.max()), 0, 0
     while float(best.residual.max()) > tolerance and steps < most_steps and stalls < STALLS:
         block = _Block(r, inverse)
@@ -84,11 +77,11 @@ def shared_cg(
 
 
 class _Best:
-    """Of every column, what had the least true residual: nothing at all to begin with, or the start."""
+    """Of every column, what had the least true residual: nothing at all to begin with."""
 
-    def __init__(self, residual: torch.Tensor, x: torch.Tensor | None = None) -> None:
+    def __init__(self, residual: torch.Tensor) -> None:
         self.residual = residual
-        self._x = x
+        self._x: torch.Tensor | None = None
 
     def see(self, x: torch.Tensor, residual: torch.Tensor) -> None:
         better = residual < self.residual

@@ -48,7 +48,7 @@ def steepest(jacobian: Jacobian, rank: int, seed: int = 0) -> Steepest:
     image = jacobian.curved(omega.T).T
     core, gram = (omega @ image.T).double(), (omega @ omega.T).double()
     core = (core + core.T) / 2
-    # a column of signs is as long as √P: what is added of it must stay below the rounding of its image
+    # a column of signs is as long as √P: what is added of it is to be no more than the rounding of its image
     shift = torch.finfo(network.dtype).eps * float(image.norm()) / (rank * network.size) ** 0.5
     while True:  # what rounding made of the smallest eigenvalues is lifted above zero
         factor, info = torch.linalg.cholesky_ex(core + shift * gram)

@@ -105,8 +105,7 @@ def _projection(
         block = slice(start, min(start + step, probes))
 
         def solve(block: slice = block) -> Tensors:
-            right, start = _right_sides(inverse, block, seed, probes)
-            solution = inverse(right.T, None if start is None else start.T)
+            solution = inverse(_right_sides(inverse, block, seed).div_(math.sqrt(probes)).T)
             solved[block] = solution.x.T
             return {"z": solved[block], "residual": solution.residual}
 
@@ -117,23 +116,20 @@ def _projection(
     return solved.T, worst
 
 
-def _right_sides(
-    inverse: InverseCurvature, block: slice, seed: int, probes: int
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """AᵀΩ/√q as rows (block, P), and where to begin: what the damping alone makes of its part. In the directions that
-    no record sees, by far the most, that is the solution, and all that is left to find is what records see."""
-    network, damping = inverse.network, inverse.curvature.damping
+def _right_sides(inverse: InverseCurvature, block: slice, seed: int) -> torch.Tensor:
+    """AᵀΩ as rows (block, P)."""
+    network = inverse.network
 
     def rooted(piece: Piece) -> torch.Tensor:
         numbers = torch.arange(piece.rows.start, piece.rows.stop, device=network.device)
         omega = signs(seed, numbers, network.m, block, dtype=network.dtype).permute(2, 0, 1)
         return network.loss.rooted(piece.outputs, piece.batch.targets, omega)
 
-    right = inverse.jacobian.pull(block.stop - block.start, rooted).T.contiguous().div_(math.sqrt(probes))
-    if damping == 0:
-        return right, None
-    start = parameter_signs(seed, network.size, block, network.device, network.dtype).div_(math.sqrt(damping * probes))
-    return right.add_(start, alpha=damping), start
+    right = inverse.jacobian.pull(block.stop - block.start, rooted).T.contiguous()
+    if inverse.curvature.damping > 0:
+        omega = parameter_signs(seed, network.size, block, network.device, network.dtype)
+        right.add_(omega, alpha=math.sqrt(inverse.curvature.damping))
+    return right
 
 
 def _half_error(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:

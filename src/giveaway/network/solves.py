@@ -17,7 +17,7 @@ from giveaway.network.network import Network
 from giveaway.network.preconditioners import preconditioner_of
 from giveaway.network.products import GaussNewton, Hessian, curvature_of
 
-VECTORS = 12  # of P numbers that one column takes while it is solved
+VECTORS = 10  # of P numbers that one column takes while it is solved
 
 
 class InverseCurvature:
@@ -69,11 +69,9 @@ class InverseCurvature:
         work = self.network.work
         return max(1, work.memory // (VECTORS * work.size * work.bytes))
 
-    def __call__(self, right: torch.Tensor, start: torch.Tensor | None = None) -> Solution:
-        """Solve for all columns of `right` (P, k), from `start` on where it is given."""
-        parts = right.split(self.columns, 1)
-        starts = [None] * len(parts) if start is None else start.split(self.columns, 1)
-        found = [self._block(*both) for both in zip(parts, starts, strict=True)]
+    def __call__(self, right: torch.Tensor) -> Solution:
+        """Solve for all columns of `right` (P, k)."""
+        found = [self._block(part) for part in right.split(self.columns, 1)]
         if len(found) == 1:
             return found[0]
         return Solution(
@@ -101,12 +99,12 @@ class InverseCurvature:
             "notes": list(self.curvature.notes),
         }
 
-    def _block(self, right: torch.Tensor, start: torch.Tensor | None) -> Solution:
+    def _block(self, right: torch.Tensor) -> Solution:
         # laid out column by column, as the products are
         wide = right.T.contiguous().T
         # what curves downwards along one right side would spoil the directions of all
         solve = shared_cg if isinstance(self.curvature, GaussNewton) and self.network.loss.convex else block_cg
-        found = solve(self.curvature, wide, start=start, precondition=self._precondition, **self._options)
+        found = solve(self.curvature, wide, precondition=self._precondition, **self._options)
         self.steps = max(self.steps, found.steps)
         self.right_sides += len(found.status)
         self.unsolved += sum(status != "converged" for status in found.status)
