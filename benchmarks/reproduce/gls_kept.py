@@ -83,7 +83,7 @@ class Kept:
 
     def settled(self, number: int, piece: str) -> bool:
         """Whether nothing is left to do for it."""
-        return self.has_piece(number, piece) or self._piece(number, piece).with_suffix(".json").exists()
+        return self.has_piece(number, piece) or self.why_not(number, piece) is not None
 
     def piece(self, number: int, piece: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """Its columns (positive ones as logarithms to the base of 10) in float64, and what it cost."""
