@@ -257,6 +257,17 @@ def test_table_is_what_a_naive_computation_gives(ran, result):
         assert cell["of"] == 2
 
 
+def test_what_solves_leave_is_near_what_the_library_says_of_the_same_solves(ran, result):
+    with np.load(ran / "keep" / "target-000-full-model.npz") as held:
+        told, trace = json.loads(str(held["told"])), 10 ** held["gls_trace"].astype(np.float64)
+    said = result["depths"]["full model"]["solve_error"]
+    assert said == pytest.approx(told["worst_residual"] / 2 * (told["parameters"] / trace.sum()) ** 0.5, rel=1e-3)
+    # of these few parameters the records see a good part; the worst of the residuals stands for all
+    assert 0.3 * told["solve_error"] < said < 3 * told["solve_error"]
+    text = "\n".join(page_gls.section({NAME: result}))
+    assert f"| {told['worst_residual']:.2g} | {said:.2f} |" in text
+
+
 def test_run_goes_on_from_what_is_kept(ran, result, tmp_path, monkeypatch):
     """The kept folder alone, on another machine, gives the same numbers without training or scoring again."""
     there = tmp_path / f"{NAME}-small"

@@ -63,7 +63,7 @@ def measure(
         pieces = [kept.piece(number, depth) for number in have]
         result["depths"][depth] = {
             "targets": len(have),
-            **_cost([note for _, note in pieces]),
+            **_cost(pieces),
             "all": _correlations(pieces, have, members, truth, None),
             "first": _correlations(pieces, have, members, truth, FIRST),
             "last layer of these targets": _of_last_layer(kept, have, members, truth),
@@ -178,7 +178,8 @@ def _checked(result: dict[str, Any], kept: Kept) -> None:
     }
 
 
-def _cost(notes: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _cost(pieces: Sequence[tuple[dict[str, np.ndarray], dict[str, Any]]]) -> dict[str, Any]:
+    notes = [note for _, note in pieces]
     found: dict[str, Any] = {name: notes[0][name] for name in ("parameters", "damping", "probes") if name in notes[0]}
     found["seconds"] = spread([note["seconds"] for note in notes])
     for name in ("peak_gb", "worst_residual", "most_steps_taken", "column_passes"):
@@ -186,7 +187,14 @@ def _cost(notes: Sequence[dict[str, Any]]) -> dict[str, Any]:
             found[name] = max(note[name] for note in notes)
     if "sketch_error" in notes[0]:
         found["sketch_error"] = round(float(np.mean([note["sketch_error"]["gls_trace"] for note in notes])), 4)
+        found["solve_error"] = round(max(_solve_error(columns["gls_trace"], note) for columns, note in pieces), 4)
     return found
+
+
+def _solve_error(trace: np.ndarray, note: dict[str, Any]) -> float:
+    """What the library's `solve_error` bounds, from the worst residual and a right side as long as √(λP), which leaves
+    out the little of it that records see."""
+    return float(note["worst_residual"] * np.sqrt(note["parameters"] / (10**trace).sum()) / 2)
 
 
 def _mean_by_record(columns: Sequence[np.ndarray], members: np.ndarray) -> np.ndarray:

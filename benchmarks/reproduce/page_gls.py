@@ -142,10 +142,12 @@ def _costs(found: dict[str, Any]) -> list[str]:
     lines = [
         "Cost of the leverage of **all** training records of a target, by depth (the paper's Figure 1 has 128 records "
         "on an A100). The last layer is the closed form; deeper ones are random projections of the Gauss–Newton "
-        "curvature. Damping is in units of the summed loss.",
+        'curvature. Damping is in units of the summed loss. "Left by solves" bounds, from the worst residual, '
+        "how far the projections of all records are off, relative to them (a trace is a sum of their squares); the "
+        "sketch error is that of a single trace.",
         "",
-        "| | parameters | damping | probes | steps | worst residual | error of a sketch | seconds | GB |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| | parameters | damping | probes | steps | worst residual | left by solves | sketch error | seconds | GB |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for depth, measured in found["depths"].items():
         cells = [
@@ -153,7 +155,7 @@ def _costs(found: dict[str, Any]) -> list[str]:
             f"{measured['damping']:g}",
             *(str(measured.get(name, "–")) for name in ("probes", "most_steps_taken")),
             f"{measured['worst_residual']:.2g}" if "worst_residual" in measured else "–",
-            f"{measured['sketch_error']:.2f}" if "sketch_error" in measured else "–",
+            *(f"{measured[name]:.2f}" if name in measured else "–" for name in ("solve_error", "sketch_error")),
             f"{measured['seconds']['mean']:.1f}",
             str(measured.get("peak_gb", "–")),
         ]

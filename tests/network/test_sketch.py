@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from giveaway import InputError
+from giveaway.linalg.block_cg import Solution
 from giveaway.network import InverseCurvature, Network, score_records, sketch_records
 from tests.network.cases import KINDS, dense, made
 
@@ -87,6 +88,58 @@ def test_the_cost_is_stated_in_passes():
     assert 8 * 4 < report["column_passes"] <= 8 * report["passes"]
     once = sketch_records(InverseCurvature(network, damping=1e9, preconditioner="none"), probes=8, most_redone=0).report
     assert (once["most_steps_taken"], once["passes"], once["column_passes"]) == (1, 4, 8 * 4)
+
+
+class LeftAlong(InverseCurvature):
+    """Exact solves, but for a part of every right side that is left along one direction."""
+
+    def leave(self, ggn: torch.Tensor, direction: torch.Tensor) -> None:
+        self.damped = ggn + self.curvature.damping * torch.eye(len(ggn), dtype=torch.float64)
+        self.direction, self.off = direction, []
+
+    def __call__(self, right: torch.Tensor) -> Solution:
+        left = torch.outer(self.direction, torch.linspace(0.5, 2.0, right.shape[1], dtype=torch.float64))
+        self.off.append(torch.linalg.solve(self.damped, -left))
+        x = torch.linalg.solve(self.damped, right) + self.off[-1]
+        residual = (right - self.damped @ x).norm(dim=0) / right.norm(dim=0)
+        return Solution(x, residual, 1, ("ran out of steps",) * right.shape[1])
+
+
+@pytest.mark.parametrize("place", [-1, -4, -9])
+@pytest.mark.parametrize("kind", ["mlp", "cnn"])
+def test_what_solves_leave_is_bounded_and_the_bound_is_met_where_damping_is_the_curvature(kind, place):
+    case = made(kind)
+    network = Network(case[0], case[1:], loss="cross_entropy")
+    ggn = dense(*case, "cross_entropy", list(network.parameters.values)).ggn
+    values, vectors = torch.linalg.eigh(ggn)
+    inverse = LeftAlong(network, damping=float(values[-4]), preconditioner="none")
+    inverse.leave(ggn, vectors[:, place])
+    found = sketch_records(inverse, probes=8, scores="gls_trace", most_redone=0, at_once=4)
+    assert len(inverse.off) == 2
+    off = sum((part * (ggn @ part)).sum() for part in inverse.off) / found["gls_trace"].sum()
+    if place == -4:
+        assert found.report["solve_error"] == pytest.approx(float(off.sqrt()), rel=1e-6)
+    else:
+        assert found.report["solve_error"] > 1.01 * float(off.sqrt()) > 0
+
+
+def test_solves_that_end_early_stay_within_what_is_said():
+    case = made("cnn", n=60)
+    network = Network(case[0], case[1:], loss="cross_entropy")
+
+    def found(steps: int) -> tuple[float, float]:
+        inverse = InverseCurvature(
+            network, damping=0.1, preconditioner="none", tolerance=1e-12, most_steps=steps, allow_unconverged=True
+        )
+        one = sketch_records(inverse, probes=8, scores="gls_trace", most_redone=0)
+        return float(one["gls_trace"].sum()) ** 0.5, one.report["solve_error"]
+
+    exact, said = found(400)
+    assert said < 1e-9
+    ended = [found(steps) for steps in (3, 5, 8)]
+    for norm, said in ended:
+        assert 1e-6 < abs(norm - exact) <= said * norm
+    assert ended[0][1] > 2 * ended[2][1]
 
 
 def test_what_a_sketch_cannot_take():

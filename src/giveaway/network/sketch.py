@@ -2,6 +2,10 @@
 
 H = AᵀA with A the stack of W_j^{1/2} J_j and √λ I. With random signs Ω, q columns, Z = H⁻¹ AᵀΩ/√q takes q solves and
 then serves every record: U_i = J_i Z (m × q) and B_i ≈ U_i U_iᵀ, whose quadratic forms have a relative error of √(2/q).
+
+With many parameters most of a right side's length is √λ Ω in directions that no record sees: a residual small beside it
+need not be small beside what records see. What solves leave, R, puts W^{1/2} U off by at most ‖R‖_F/(2√λ), as along an
+eigenvector of H − λI with eigenvalue h it is √h/(h + λ) ≤ 1/(2√λ) times R.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import torch
 
 from giveaway.checks import check_choice, fail
 from giveaway.linalg.probes import signs
-from giveaway.network.blocks import SCORES, RecordBlocks, scored
+from giveaway.network.blocks import SCORES, RecordBlocks, gls_trace, scored
 from giveaway.network.in_parts import KeptSolves, OnSolved, Tensors, score_in_parts
 from giveaway.network.jacobian import Piece
 from giveaway.network.nystrom import parameter_signs
@@ -40,7 +44,7 @@ def sketch_records(
     Records whose top leverage comes out above 0.5 have their Newton step in doubt; up to `most_redone` of them, the
     highest first, are scored again with right sides of their own, and the report says how many there were. Its
     `sketch_error` is each score's relative error (root mean square over records), as two independent halves of the
-    probes tell it.
+    probes tell it; `solve_error` bounds what inexact solves add: of all records' W^{1/2} U, relative to its norm.
 
     `solves` keeps what is finished, for a run that goes on after a kill. `on_solved` is told the right sides done, and
     how many there are: more, once records are found that need their own.
@@ -51,10 +55,10 @@ def sketch_records(
         raise fail("curvature", '"ggn" for a sketch', repr(inverse.curvature.kind), "score chosen records with it")
     network = inverse.network
     solves = KeptSolves(inverse) if solves is None else solves
-    projected, residual = _projection(solves, probes, seed, at_once or probes, on_solved)
+    projected, residual, left = _projection(solves, probes, seed, at_once or probes, on_solved)
     found: list[dict[str, torch.Tensor]] = []
     halves: list[dict[str, torch.Tensor]] = []
-    top, capped = [], []
+    top, capped, total = [], [], 0.0
     with torch.no_grad():
         for piece, u in inverse.jacobian.push(projected):
             u = u.double().permute(1, 2, 0)  # (b, m, q)
@@ -69,9 +73,12 @@ def sketch_records(
             root = blocks[0].root
             top.append(one[names[0]].new_zeros(len(u)) if root is None else blocks[0].spread[0][:, -1])
             capped.append(blocks[0].capped)
+            total += float(gls_trace(blocks[0]).sum())
     columns = {name: torch.cat([part[name] for part in found]) for name in names}
     errors = {name: float(torch.cat([part[name] for part in halves]).square().mean().sqrt()) for name in names}
     flags, report = torch.cat(capped), {"probes": probes, "seed": seed, "sketch_error": errors}
+    if total > 0 and inverse.curvature.damping > 0:
+        report["solve_error"] = left / (2.0 * math.sqrt(inverse.curvature.damping * total))
     doubtful = torch.cat(top)
     order = doubtful.argsort(descending=True, stable=True)[: min(most_redone, int((doubtful > REDONE_ABOVE).sum()))]
     if len(order):
@@ -94,9 +101,9 @@ def check_probes(probes: int) -> None:
 
 def _projection(
     solves: KeptSolves, probes: int, seed: int, at_once: int, on_solved: OnSolved
-) -> tuple[torch.Tensor, float]:
-    """Z (P, q), and the worst residual of its solves."""
-    inverse, worst = solves.inverse, 0.0
+) -> tuple[torch.Tensor, float, float]:
+    """Z (P, q), the worst residual of its solves and the norm of what they leave of the right sides."""
+    inverse, worst, left = solves.inverse, 0.0, 0.0
     network = inverse.network
     solved = torch.empty(probes, network.size, dtype=network.dtype, device=network.device)
     # a block of signs begins at a word's border or lies inside one word: powers of two do
@@ -105,15 +112,21 @@ def _projection(
         block = slice(start, min(start + step, probes))
 
         def solve(block: slice = block) -> Tensors:
-            solution = inverse(_right_sides(inverse, block, seed).div_(math.sqrt(probes)).T)
+            right = _right_sides(inverse, block, seed).div_(math.sqrt(probes))
+            solution = inverse(right.T)
             solved[block] = solution.x.T
-            return {"z": solved[block], "residual": solution.residual}
+            return {
+                "z": solved[block],
+                "residual": solution.residual,
+                "left": solution.residual * torch.linalg.vector_norm(right, dim=1),
+            }
 
         found = solves.part(f"probes-{block.start}-{block.stop}", solve)
         solved[block] = found["z"].to(solved)
         worst = max(worst, float(found["residual"].max()))
+        left = math.hypot(left, float(torch.linalg.vector_norm(found["left"])))
         on_solved(block.stop, probes)
-    return solved.T, worst
+    return solved.T, worst, left
 
 
 def _right_sides(inverse: InverseCurvature, block: slice, seed: int) -> torch.Tensor:

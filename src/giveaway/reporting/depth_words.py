@@ -30,6 +30,8 @@ def about_depths(table: ScoreTable, told: Callable[[int], str]) -> list[str]:
             how += f", estimates from {done['probes']} random probes, off by about {100 * error:.2g} % each"
         if done.get("unsolved"):
             how += f"; {told(done['unsolved'])} solves did not get to their tolerance, as was allowed"
+            if "solve_error" in done:
+                how += f", which puts the projections off by at most {100 * done['solve_error']:.2g} %"
         capped = table.attributes.get(f"newton_capped{suffix(depth)}")
         if capped is not None and capped.any():
             how += f"; newton{suffix(depth)} of {told(int(capped.sum()))} rows is capped"
