@@ -166,8 +166,8 @@ def _costs(found: dict[str, Any]) -> list[str]:
         lines += [
             "",
             f"The solves of {', '.join(ended)} ended with their steps, above the residual of {asked:g} that was asked "
-            "for. Traces there are a ranking rather than values: solves that end early leave sums too high, and the order "
-            "nearly as it is ([measured where the exact leverage is known](network.md#what-it-costs)).",
+            "for. Traces there are a ranking rather than values: solves that end early leave sums too high, and the "
+            "order nearly as it is ([measured where the exact leverage is known](network.md#what-it-costs)).",
         ]
     for depth, reasons in found["not_to_be_had"].items():
         lines += ["", f"{depth[0].upper()}{depth[1:]} (of some targets at least): {'; '.join(reasons)}."]
