@@ -1,4 +1,4 @@
-"""What solves that end early do to a sketch: its bound `solve_error`, and what is really off.
+"""What solves that end early do to a sketch: the bound `solve_error`, and what becomes of the scores.
 
 A convolutional network with far more parameters than records, on scikit-learn's digits. The same probes are solved by
 few steps and by many, without a preconditioner, so that there is something to end; leverages themselves come from the
@@ -24,6 +24,8 @@ from giveaway.network import InverseCurvature, Network, sketch_records
 RECORDS, EPOCHS, PROBES, SEED = 400, 12, 16, 0
 DAMPING = 1e-3  # of the mean loss
 STEPS = (5, 6, 7, 8, 10, 12)
+THREADS = 2
+MIDDLE = torch.tensor([0.05, 0.95], dtype=torch.float64)
 OUT = Path(__file__).parent / "results" / "network_unfinished.json"
 
 
@@ -62,7 +64,12 @@ def exact_leverage(model: nn.Module, x: torch.Tensor, damping: float) -> torch.T
     return (kernel @ torch.linalg.inv(kernel + damping * torch.eye(len(kernel)))).diagonal().view(len(x), 10).sum(1)
 
 
+def top(trace: torch.Tensor) -> set[int]:
+    return set(trace.argsort(descending=True)[: len(trace) // 20].tolist())
+
+
 def main() -> None:
+    torch.set_num_threads(THREADS)
     digits = load_digits()
     x = torch.tensor(digits.images[:RECORDS], dtype=torch.float32).unsqueeze(1) / 16
     y = torch.tensor(digits.target[:RECORDS])
@@ -92,6 +99,8 @@ def main() -> None:
                 "residual": report["worst_residual"],
                 "solve_error": report["solve_error"],
                 "sum_beside_solved": float(trace.sum() / solved.sum()),
+                "single_records_beside_solved": [round(float(q), 4) for q in (trace / solved).quantile(MIDDLE)],
+                "top_5_percent_shared": len(top(trace) & top(solved)) / len(top(solved)),
                 "spearman_with_solved": float(spearmanr(trace, solved).statistic),
                 "spearman_with_exact": float(spearmanr(trace, exact).statistic),
             }

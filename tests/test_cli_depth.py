@@ -314,10 +314,7 @@ def test_solves_that_do_not_get_there(giveaway, mine):
     assert not Path("deep").exists()
     code, out, err = giveaway(*command(mine, *options, "--allow-unconverged", model="single", data="singles"))
     assert code == 0, err
-    said = re.search(
-        r"solves did not get to their tolerance, as was allowed, which puts the projections off by at most (.*?) %", out
-    )
-    assert float(said[1]) == pytest.approx(100 * ScoreTable.load("deep").meta["depths"]["all"]["solve_error"], rel=0.06)
+    assert "solves did not get to their tolerance, as was allowed" in out
 
 
 # ------------------------------------------------------------------------------------------------ going on

@@ -187,14 +187,16 @@ def _cost(pieces: Sequence[tuple[dict[str, np.ndarray], dict[str, Any]]]) -> dic
             found[name] = max(note[name] for note in notes)
     if "sketch_error" in notes[0]:
         found["sketch_error"] = round(float(np.mean([note["sketch_error"]["gls_trace"] for note in notes])), 4)
-        found["solve_error"] = round(max(_solve_error(columns["gls_trace"], note) for columns, note in pieces), 4)
+        found["solve_error"] = round(max(_solve_error(*piece) for piece in pieces), 4)
     return found
 
 
-def _solve_error(trace: np.ndarray, note: dict[str, Any]) -> float:
-    """What the library's `solve_error` bounds, from the worst residual and a right side as long as √(λP), which leaves
-    out the little of it that records see."""
-    return float(note["worst_residual"] * np.sqrt(note["parameters"] / (10**trace).sum()) / 2)
+def _solve_error(columns: dict[str, np.ndarray], note: dict[str, Any]) -> float:
+    """The library's bound; of pieces older than it about that, from the worst residual and right sides as long as the
+    damping's part of them, √(λP)."""
+    if "solve_error" in note:
+        return float(note["solve_error"])
+    return float(note["worst_residual"] * np.sqrt(note["parameters"] / (10 ** columns["gls_trace"]).sum()) / 2)
 
 
 def _mean_by_record(columns: Sequence[np.ndarray], members: np.ndarray) -> np.ndarray:

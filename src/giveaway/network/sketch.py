@@ -44,7 +44,8 @@ def sketch_records(
     Records whose top leverage comes out above 0.5 have their Newton step in doubt; up to `most_redone` of them, the
     highest first, are scored again with right sides of their own, and the report says how many there were. Its
     `sketch_error` is each score's relative error (root mean square over records), as two independent halves of the
-    probes tell it; `solve_error` bounds what inexact solves add: of all records' W^{1/2} U, relative to its norm.
+    probes tell it. `solve_error` bounds what inexact solves of the probes do (up to the rounding of products): to
+    W^{1/2} U of all records together, relative to the norm that was found of it.
 
     `solves` keeps what is finished, for a run that goes on after a kill. `on_solved` is told the right sides done, and
     how many there are: more, once records are found that need their own.
@@ -121,7 +122,7 @@ def _projection(
                 "left": solution.residual * torch.linalg.vector_norm(right, dim=1),
             }
 
-        found = solves.part(f"probes-{block.start}-{block.stop}", solve)
+        found = solves.part(f"projected-{block.start}-{block.stop}", solve)
         solved[block] = found["z"].to(solved)
         worst = max(worst, float(found["residual"].max()))
         left = math.hypot(left, float(torch.linalg.vector_norm(found["left"])))

@@ -8,6 +8,7 @@ from giveaway.auditing.depth_options import suffix
 from giveaway.records import ScoreTable
 
 CURVATURE = {"hessian": "the exact Hessian", "ekfac": "Kronecker factors, an approximation"}
+SAID = 1 / 3  # of the error by chance, from which the bound on what solves leave is said
 LAYERS = {"head": "the last linear layer", "all": "all layers", "last:1": "the last layer"}
 
 
@@ -28,12 +29,23 @@ def about_depths(table: ScoreTable, told: Callable[[int], str]) -> list[str]:
         if errors:
             error = errors.get("newton", next(iter(errors.values())))
             how += f", estimates from {done['probes']} random probes, off by about {100 * error:.2g} % each"
+            how += _left_by_solves(done.get("solve_error", 0.0), error)
         if done.get("unsolved"):
             how += f"; {told(done['unsolved'])} solves did not get to their tolerance, as was allowed"
-            if "solve_error" in done:
-                how += f", which puts the projections off by at most {100 * done['solve_error']:.2g} %"
         capped = table.attributes.get(f"newton_capped{suffix(depth)}")
         if capped is not None and capped.any():
             how += f"; newton{suffix(depth)} of {told(int(capped.sum()))} rows is capped"
         said.append(f"{name}: {how}.")
     return said
+
+
+def _left_by_solves(bound: float, chance: float) -> str:
+    """What is said of solves that ended where they may matter."""
+    if bound < SAID * chance:
+        return ""
+    if bound >= 1:
+        return " and, as solves ended early, by more than can be said: at best the order of records counts"
+    return (
+        f" and by what solves leave, at most {100 * bound:.2g} % of the projections that scores are squares of, over "
+        "all records together"
+    )

@@ -1,0 +1,36 @@
+"""What is said of the error of scores through a network."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from giveaway.reporting.depth_words import about_depths
+
+DONE = {"curvature": "ggn", "damping": 2.0, "probes": 64, "sketch_error": {"newton": 0.18}}
+
+
+def said(**more) -> str:
+    (line,) = about_depths(SimpleNamespace(meta={"depths": {"all": {**DONE, **more}}}, attributes={}), str)
+    return line
+
+
+@pytest.mark.parametrize("bound", [0.0, 0.059])
+def test_solves_that_leave_little_beside_chance_are_not_spoken_of(bound):
+    assert said(solve_error=bound) == said()
+    assert said().endswith("damping 2, estimates from 64 random probes, off by about 18 % each.")
+
+
+def test_what_solves_leave_is_of_all_records_together():
+    words = (
+        "% each and by what solves leave, at most 25 % of the projections that scores are squares of, over all records"
+    )
+    assert words in said(solve_error=0.25)
+    assert words + " together; 3 solves did not get to their tolerance" in said(solve_error=0.25, unsolved=3)
+
+
+def test_a_bound_from_one_on_says_nothing():
+    words = "by more than can be said: at best the order of records counts"
+    assert words in said(solve_error=1.0)
+    assert words not in said(solve_error=0.99)
