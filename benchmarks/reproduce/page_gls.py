@@ -88,9 +88,9 @@ def _table(found: dict[str, Any] | None) -> list[str]:
         counts = [str(found["depths"][depth]["targets"]) if depth in found["depths"] else "0" for depth in DEPTHS]
         lines.append(f"| targets: {SET_UP['target models']} → | {' | '.join(counts)} |")
         lines += ["", *_read_so(found)]
-        doubtful = [depth for depth in found["depths"] if _doubtful(found["depths"][depth])]
-        if doubtful:
-            lines += ["", f"\\* {_ended_early(found, doubtful)}"]
+        early = [depth for depth in found["depths"] if doubtful(found["depths"][depth])]
+        if early:
+            lines += ["", f"\\* {_ended_early(found, early)}"]
     return [*lines, ""]
 
 
@@ -318,29 +318,30 @@ def _alike(depths: dict[str, Any]) -> Claim:
         for depth, measured in depths.items()
     }
     told = [f"{value:.2f} ({depth}{_unjudged(depths[depth])})" for depth, value in found.items()]
-    least = min(value for depth, value in found.items() if not _doubtful(depths[depth]))
+    least = min(value for depth, value in found.items() if not doubtful(depths[depth]))
     return judged(text, least >= ALIKE, f"Spearman with the trace at least {', '.join(told)}; asked: {ALIKE}")
 
 
 def _judged_depths(depths: dict[str, Any]) -> dict[str, Any]:
     """Those with enough targets to judge by, and solved well enough."""
     return {
-        depth: measured for depth, measured in depths.items() if measured["targets"] >= FEW and not _doubtful(measured)
+        depth: measured for depth, measured in depths.items() if measured["targets"] >= FEW and not doubtful(measured)
     }
 
 
-def _doubtful(measured: dict[str, Any]) -> bool:
+def doubtful(measured: dict[str, Any]) -> bool:
+    """Whether the solves of a depth ended so early that it is shown and not judged."""
     return bool(measured.get("solve_error", 0.0) >= DOUBTFUL)
 
 
 def _unjudged(measured: dict[str, Any]) -> str:
-    return ", not judged: its solves ended early" if _doubtful(measured) else ""
+    return ", not judged: its solves ended early" if doubtful(measured) else ""
 
 
 def _marked(found: dict[str, Any] | None, depth: str) -> str:
     """The name of a depth, with a mark where it is doubtful."""
-    doubtful = found is not None and _doubtful(found["depths"].get(depth, {}))
-    return f"{depth}\\*" if doubtful else depth
+    early = found is not None and doubtful(found["depths"].get(depth, {}))
+    return f"{depth}\\*" if early else depth
 
 
 def _ended_early(found: dict[str, Any], depths: list[str]) -> str:

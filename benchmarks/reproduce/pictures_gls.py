@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks.reproduce.data import cifar10_training
 from benchmarks.reproduce.gls_tradeoff import GRID
 from benchmarks.reproduce.kept_results import Arrays, read_kept
-from benchmarks.reproduce.page_gls import DEPTHS, NAME
+from benchmarks.reproduce.page_gls import DEPTHS, NAME, doubtful
 from benchmarks.reproduce.printed_gls import LEVERAGES, TABLE_2
 from giveaway.figures import tradeoff_curves
 from giveaway.reporting.figures import COLOURS, GREY
@@ -73,6 +73,10 @@ def by_depth(found: dict[str, Any]) -> Figure:
     )
     axes.set_ylabel("Spearman of GLS (trace)")
     axes.set_ylim(lowest, 1)
+    early = [doubtful(found["depths"][depth]) for depth in depths]
+    axes.set_xticks(range(len(depths)), [depth + "*" * mark for depth, mark in zip(depths, early, strict=True)])
+    if any(early):
+        axes.set_xlabel("* solves ended early")
     axes.legend(frameon=False, loc="upper left")
     return figure
 
