@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,8 @@ SCORES = ("gls_trace", "gls_frobenius", "gls_spectral")
 FIRST = 128  # records of a target, as in the paper
 ENDS = 10  # images of Figure 3
 TOP = (0.01, 0.05)  # sought, kept
+
+Known = tuple[dict[str, np.ndarray], np.ndarray]  # of a target: each metric of every record, and which it trained on
 
 
 def measure(
@@ -60,16 +62,9 @@ def measure(
             result["not_to_be_had"][depth] = sorted({reason for reason in reasons if reason})
         if not have:
             continue
-        pieces = [kept.piece(number, depth) for number in have]
-        result["depths"][depth] = {
-            "targets": len(have),
-            **_cost(pieces),
-            "all": _correlations(pieces, have, members, truth, None),
-            "first": _correlations(pieces, have, members, truth, FIRST),
-            "last layer of these targets": _of_last_layer(kept, have, members, truth),
-            "with the last layer": _with_last_layer(kept, have, pieces),
-        }
-        mean = _mean_by_record([columns["gls_trace"] for columns, _ in pieces], members[have])
+        known = {number: (truth[number], members[number]) for number in have}
+        result["depths"][depth] = at_depth(kept, depth, known)
+        mean = mean_by_record([kept.piece(number, depth)[0]["gls_trace"] for number in have], members[have])
         result["depths"][depth]["tradeoff"], curves = tradeoff(mean, attack)
         place = DEPTHS.index(depth)
         arrays |= {f"gls_{place}": mean, f"tradeoff_{place}": curves}
@@ -80,46 +75,41 @@ def measure(
     return result, arrays
 
 
-def _correlations(
-    pieces: Sequence[tuple[dict[str, np.ndarray], Any]],
-    have: Sequence[int],
-    members: np.ndarray,
-    truth: Sequence[dict[str, np.ndarray]],
-    first: int | None,
-) -> dict[str, Any]:
-    """Spearman of each score with each metric over a target's training records (or the first of them), over targets."""
-    found: dict[str, Any] = {}
-    for score in SCORES:
-        found[score] = {}
-        for metric in METRICS:
-            values = []
-            for (columns, _), number in zip(pieces, have, strict=True):
-                own = np.flatnonzero(members[number])[:first]
-                values.append(spearman(columns[score][: len(own)], truth[number][metric][own]))
-            found[score][metric] = spread(values)
-    for score in SCORES[1:]:
-        pairs = [(columns["gls_trace"][:first], columns[score][:first]) for columns, _ in pieces]
-        found[f"{score}_with_trace"] = spread([spearman(a, b) for a, b in pairs])
-    return found
-
-
-def _of_last_layer(
-    kept: Kept, have: Sequence[int], members: np.ndarray, truth: Sequence[dict[str, np.ndarray]]
-) -> dict[str, Any]:
-    """Spearman of the last layer's trace, of as many targets as a deeper depth has."""
-    leverage = {number: kept.piece(number, DEPTHS[0])[0]["gls_trace"] for number in have}
+def at_depth(kept: Kept, depth: str, known: Mapping[int, Known]) -> dict[str, Any]:
+    """What it cost at this depth, and how its scores go with what is known of each of these targets."""
+    scored = {number: kept.piece(number, depth) for number in known}
+    columns = {number: own for number, (own, _) in scored.items()}
+    last = {number: kept.piece(number, DEPTHS[0])[0]["gls_trace"] for number in known}
     return {
-        metric: spread([spearman(leverage[number], truth[number][metric][members[number]]) for number in have])
-        for metric in ("lira", "effect_size")
+        "targets": len(known),
+        **_cost([*scored.values()]),
+        "all": _correlations(columns, known, None),
+        "first": _correlations(columns, known, FIRST),
+        "last layer of these targets": {
+            metric: spread([spearman(last[number], truth[metric][own]) for number, (truth, own) in known.items()])
+            for metric in ("lira", "effect_size")
+        },
+        "with the last layer": spread([spearman(columns[number]["gls_trace"], last[number]) for number in known]),
     }
 
 
-def _with_last_layer(
-    kept: Kept, have: Sequence[int], pieces: Sequence[tuple[dict[str, np.ndarray], Any]]
-) -> dict[str, float]:
-    """Spearman of a depth's trace with that of the last layer."""
-    last = [kept.piece(number, DEPTHS[0])[0]["gls_trace"] for number in have]
-    return spread([spearman(columns["gls_trace"], one) for (columns, _), one in zip(pieces, last, strict=True)])
+def _correlations(
+    columns: Mapping[int, dict[str, np.ndarray]], known: Mapping[int, Known], first: int | None
+) -> dict[str, Any]:
+    """Spearman of each score with each metric over a target's training records (or the first of them), over targets."""
+    found: dict[str, Any] = {score: {} for score in SCORES}
+    told = [metric for metric in METRICS if all(metric in truth for truth, _ in known.values())]
+    for score in SCORES:
+        for metric in told:
+            values = []
+            for number, (truth, members) in known.items():
+                own = np.flatnonzero(members)[:first]
+                values.append(spearman(columns[number][score][: len(own)], truth[metric][own]))
+            found[score][metric] = spread(values)
+    for score in SCORES[1:]:
+        pairs = [(own["gls_trace"][:first], own[score][:first]) for own in columns.values()]
+        found[f"{score}_with_trace"] = spread([spearman(a, b) for a, b in pairs])
+    return found
 
 
 def _beside(
@@ -144,7 +134,7 @@ def _beside(
                 metric: spread([spearman(column, said[metric][own]) for column, said, own in known])
                 for metric in METRICS
             }
-            common = _mean_by_record([columns[number] for number in all_have], members[all_have])
+            common = mean_by_record([columns[number] for number in all_have], members[all_have])
             found[name] |= {
                 "targets": len(columns),
                 "recall": {
@@ -187,19 +177,13 @@ def _cost(pieces: Sequence[tuple[dict[str, np.ndarray], dict[str, Any]]]) -> dic
             found[name] = max(note[name] for note in notes)
     if "sketch_error" in notes[0]:
         found["sketch_error"] = round(float(np.mean([note["sketch_error"]["gls_trace"] for note in notes])), 4)
-        found["solve_error"] = round(max(_solve_error(*piece) for piece in pieces), 4)
+        found["solve_error"] = round(max(note["solve_error"] for note in notes), 4)
+        found["sum_of_traces"] = spread([(10 ** columns["gls_trace"]).sum() for columns, _ in pieces])
+        found["above_half"] = spread([note["above_half"] for note in notes])
     return found
 
 
-def _solve_error(columns: dict[str, np.ndarray], note: dict[str, Any]) -> float:
-    """The library's bound; of pieces older than it about that, from the worst residual and right sides as long as the
-    damping's part of them, √(λP)."""
-    if "solve_error" in note:
-        return float(note["solve_error"])
-    return float(note["worst_residual"] * np.sqrt(note["parameters"] / (10 ** columns["gls_trace"]).sum()) / 2)
-
-
-def _mean_by_record(columns: Sequence[np.ndarray], members: np.ndarray) -> np.ndarray:
+def mean_by_record(columns: Sequence[np.ndarray], members: np.ndarray) -> np.ndarray:
     """Mean logarithm over the targets trained on a record, from each target's mean; NaN where there is none."""
     total, count = np.zeros(members.shape[1]), members.sum(0)
     for column, own in zip(columns, members, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import combinations
 
 import numpy as np
@@ -9,8 +10,9 @@ from scipy.stats import norm
 
 from benchmarks.reproduce.gls_tradeoff import FALSE_POSITIVES, of_model, spread
 from benchmarks.reproduce.gls_training import FOLDS
+from giveaway.attacks.lira import FLOOR
 from giveaway.attacks.result import AttackScores
-from giveaway.evaluation import effect_sizes, spearman, success_at
+from giveaway.evaluation import EffectSizes, effect_sizes, spearman, success_at
 from giveaway.records import Signals
 
 METRICS = ("lira", "deviation_ratio", "tpr", "tpr_fitted", "mean_gap", "effect_size", "minus_phi")
@@ -22,15 +24,36 @@ def said_of_target(signals: Signals, attack: AttackScores, number: int) -> dict[
     others = np.delete(np.arange(signals.models), number)
     rest = AttackScores("lira", attack.scores[others], signals.members[others], {})
     effect = effect_sizes(signals.of_models(others))
-    threshold = effect.mean_out + norm.isf(FALSE_POSITIVES) * effect.deviation_out
     return {
         "lira": attack.scores[number],
-        "deviation_ratio": effect.deviation_out / np.maximum(effect.deviation_in, TINY),
         "tpr": success_at(rest, FALSE_POSITIVES),
+        **_of_moments(effect),
+        "minus_phi": -signals.values[number, :, 0].astype(np.float64),
+    }
+
+
+def said_by_summaries(phi: np.ndarray, summaries: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The same of a model that is none of those whose means and deviations were kept, from them and its own φ; but for
+    `tpr`, which takes every model's answer."""
+    mean_in, mean_out, deviation_in, deviation_out = (
+        summaries[name].astype(np.float64) for name in ("mean_in", "mean_out", "deviation_in", "deviation_out")
+    )
+    phi = phi.astype(np.float64)
+    pooled = np.sqrt((deviation_in**2 + deviation_out**2) / 2)
+    gap = mean_in - mean_out
+    effect_size = np.divide(gap, pooled, out=np.zeros_like(gap), where=pooled > 0)
+    lira = norm.logpdf(phi, mean_in, deviation_in + FLOOR) - norm.logpdf(phi, mean_out, deviation_out + FLOOR)
+    effect = EffectSizes(mean_in, mean_out, deviation_in, deviation_out, effect_size)
+    return {"lira": lira, **_of_moments(effect), "minus_phi": -phi}
+
+
+def _of_moments(effect: EffectSizes) -> dict[str, np.ndarray]:
+    threshold = effect.mean_out + norm.isf(FALSE_POSITIVES) * effect.deviation_out
+    return {
+        "deviation_ratio": effect.deviation_out / np.maximum(effect.deviation_in, TINY),
         "tpr_fitted": norm.sf((threshold - effect.mean_in) / np.maximum(effect.deviation_in, TINY)),
         "mean_gap": np.abs(effect.mean_out - effect.mean_in),
         "effect_size": effect.effect_size,
-        "minus_phi": -signals.values[number, :, 0].astype(np.float64),
     }
 
 

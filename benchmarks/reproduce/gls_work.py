@@ -1,0 +1,187 @@
+"""Training targets and scoring them, piece of work by piece of work, with all that is finished kept.
+
+Set REPRODUCE_COMPILE=1 to train through torch.compile where a C compiler is there.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.reproduce import gls_images
+from benchmarks.reproduce.gls_depths import DAMPING, Solving, Target
+from benchmarks.reproduce.gls_kept import Kept
+from benchmarks.reproduce.gls_network import DEPTHS, ResNet
+from benchmarks.reproduce.gls_training import Schedule, Trainer, members_of, phi_of
+from benchmarks.reproduce.setting import Job, OutOfTime, environment
+from giveaway.attacks.membership import model_seed
+
+PICTURED = "frog"  # the class of Figure 2
+FUSED, CHECKED, DRAWN = "fused", "checked", "drawn"
+UNSOLVED = 0.1  # residual from which a solve says too little of a record
+COMPONENTS = 50  # of the features that t-SNE is given
+
+
+@dataclass(frozen=True)
+class Size:
+    """What a run is made of. Pieces of work, each with the number of targets that it is done for, in this order:
+    `at_once` when a target is trained, `after_all` once all models are, `at_last` while the targets' weights are there:
+    what is not needed for a result, but makes it better."""
+
+    widths: tuple[int, ...]
+    schedule: Schedule
+    solving: Solving
+    at_once: dict[str, int]
+    after_all: dict[str, int]
+    at_last: tuple[tuple[str, int], ...]
+
+    def needed(self, number: int) -> list[str]:
+        """Pieces of one target that a result is not complete without."""
+        return [piece for pieces in (self.at_once, self.after_all) for piece in pieces if number < pieces[piece]]
+
+
+class Work:
+    """Training and scoring, with the trainer made when it is first needed."""
+
+    def __init__(self, job: Job, size: Size) -> None:
+        self.job, self.size = job, size
+        if job.small:
+            self.images = gls_images.made()
+        else:
+            assert job.data is not None
+            self.images = gls_images.read(job.data)
+        plan = {"seed": job.seed, "records": len(self.images.labels), "widths": size.widths, **asdict(size.schedule)}
+        self.kept = Kept(job.work, {**plan, "solving": asdict(size.solving), "damping": DAMPING})
+        self._trainer: Trainer | None = None
+
+    def measures_only(self, models: Iterable[int]) -> bool:
+        """Whether this machine is to train nothing; then all of these models must be there."""
+        if self.job.device.type != "cpu" or self.job.small:
+            return False
+        each = [self.kept.has_model(number) for number in models]
+        if not all(each):
+            missing = len(each) - sum(each)
+            raise SystemExit(f"{missing} of {len(each)} models are missing: train them with --device cuda")
+        return True
+
+    @property
+    def trainer(self) -> Trainer:
+        if self._trainer is None:
+            torch.backends.cudnn.allow_tf32 = True
+            make = partial(ResNet, 10, self.size.widths)
+            compiled = self.job.device.type == "cuda" and _may_compile()
+            self._trainer = Trainer(make, self.images, self.size.schedule, self.job.device, compiled)
+        return self._trainer
+
+    def train(self, number: int) -> None:
+        """One model, kept with what is said of every record."""
+        self.job.stop_in_time()
+        trainer, members = self.trainer, members_of(number, len(self.images.labels), self.job.seed)
+        began = time.perf_counter()
+        torch.backends.cudnn.benchmark = True
+        with self.job.phase("training"):
+            model = trainer.train(members, model_seed(number, seed=self.job.seed))
+            logits, held_out = trainer.logits(), trainer.logits(held_out=True)
+            right = (logits.argmax(1) == trainer.y).cpu().numpy()
+        torch.backends.cudnn.benchmark = False  # what follows has batches of many sizes
+        told = {
+            "seconds": round(time.perf_counter() - began, 2),
+            "accuracy_trained": round(float(right[members].mean()), 4),
+            "accuracy_left_out": round(float(right[~members].mean()), 4),
+            "accuracy_held_out": round(float((held_out.argmax(1) == trainer.held_out_y).float().mean()), 4),
+            "environment": environment(self.job.device),
+        }
+        if number < self.job.targets:
+            told["weights"] = self.kept.save_weights(number, model)
+        phi = phi_of(logits, trainer.y).cpu().numpy()
+        self.kept.save_model(number, phi, told, torch.cat([logits, held_out]).cpu().numpy())
+        print(
+            f"model {number}:",
+            {name: told[name] for name in told if name not in ("environment", "weights")},
+            flush=True,
+        )
+
+    def target(self, number: int, pieces: Mapping[str, int]) -> None:
+        """Those pieces of one target that are not kept yet; and its training, where its weights are not, after which
+        all that is needed of it is found anew."""
+        missing = self._missing(number, [piece for piece in pieces if number < pieces[piece]])
+        if self.kept.has_model(number) and not missing:
+            return
+        model = ResNet(10, self.size.widths)
+        if not (self.kept.has_model(number) and self.kept.load_weights(number, model)):
+            again = self.kept.has_model(number)
+            self.train(number)
+            self.kept.load_weights(number, model)
+            missing = self.size.needed(number) if again else missing
+        self._work_off(number, model, missing)
+
+    def at_last(self) -> None:
+        """What may be left out: no target is trained again for it. A piece that took longer than there is time for
+        leaves its time to the next ones."""
+        waits = False
+        for piece, targets in self.size.at_last:
+            for number in range(min(targets, self.job.targets)):
+                model = ResNet(10, self.size.widths)
+                if not (self._missing(number, [piece]) and self.kept.load_weights(number, model)):
+                    continue
+                if self.job.has_time_for(self.kept.longest(piece)):
+                    self._work_off(number, model, [piece])
+                else:
+                    waits = True
+        if waits:
+            raise OutOfTime
+
+    def _missing(self, number: int, pieces: list[str]) -> list[str]:
+        return [piece for piece in pieces if not self.kept.settled(number, piece)]
+
+    def _work_off(self, number: int, model: ResNet, missing: list[str]) -> None:
+        members = np.flatnonzero(members_of(number, len(self.images.labels), self.job.seed))
+        x, y = self.trainer.pictures(members), self.trainer.y[torch.from_numpy(members).to(self.job.device)]
+        target = Target(model.to(self.job.device), x, y, self.size.solving, self._on_step)
+        for piece in missing:
+            self.job.stop_in_time()
+            try:
+                with self.job.phase(f"leverage, {piece}"):
+                    columns, told = self._done(target, piece)
+            except torch.OutOfMemoryError:
+                self.kept.give_up(number, piece, "out of memory")
+                print(f"target {number}, {piece}: out of memory, left out", flush=True)
+                continue
+            if told.get("worst_residual", 0.0) > UNSOLVED:
+                why = f"not solved: a residual of {told['worst_residual']:.2g} after {told['most_steps_taken']} steps"
+                self.kept.give_up(number, piece, why)
+                print(f"target {number}, {piece}: {why}, left out", flush=True)
+                continue
+            self.kept.save_piece(number, piece, columns, told)
+            print(f"target {number}, {piece}:", told, flush=True)
+
+    def _on_step(self, step: int) -> None:
+        """A solve can take minutes: it says where it is, and ends when the time is up."""
+        if self.job.device.type == "cuda":
+            torch.cuda.synchronize(self.job.device)
+            print(f"step {step} at {time.strftime('%H:%M:%S')}", flush=True)
+        self.job.stop_in_time()
+
+    def _done(self, target: Target, piece: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        if piece in DEPTHS:
+            return target.score(piece)
+        if piece == FUSED:
+            return target.fused()
+        if piece == CHECKED:
+            return target.check(DEPTHS[1], range(self.size.solving.checked))
+        own = target.features()[target.y == gls_images.CLASSES.index(PICTURED)].double()
+        centred = own - own.mean(0)
+        _, _, directions = torch.linalg.svd(centred, full_matrices=False)
+        return {"pictured": (centred @ directions[:COMPONENTS].T).cpu().numpy()}, {"class": PICTURED}
+
+
+def _may_compile() -> bool:
+    return os.environ.get("REPRODUCE_COMPILE") == "1" and shutil.which("gcc") is not None
