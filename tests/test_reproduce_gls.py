@@ -17,7 +17,7 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.reproduce import gls_images, gls_measures, gls_resnet, gls_tradeoff, page_gls, pictures_gls
+from benchmarks.reproduce import claims_gls, gls_images, gls_resnet, gls_tradeoff, page_gls, pictures_gls
 from benchmarks.reproduce.__main__ import RUN_AGAIN, main
 from benchmarks.reproduce.claims import FAILS, HOLDS, UNMEASURED
 from benchmarks.reproduce.gls_depths import DAMPING, Solving, Target
@@ -33,13 +33,13 @@ from giveaway.figures import save_figure
 from giveaway.network import InverseCurvature, Network, score_records
 from giveaway.records import Signals
 
-NAME = "gls_resnet18"
+NAME, FURTHER = "gls_resnet18", "gls_full_model"
 CPU = torch.device("cpu")
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "reproduce" / "results"
 
 
-def small_run(work, *more):
-    return main(["run", NAME, "--small", "--work", str(work), "--device", "cpu", *more])
+def small_run(work, *more, name=NAME):
+    return main(["run", name, "--small", "--work", str(work), "--device", "cpu", *more])
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +54,14 @@ def ran(tmp_path_factory):
 @pytest.fixture(scope="module")
 def result(ran):
     return json.loads((ran / f"{NAME}.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def further(ran):
+    """A small run of more targets beside it, in two commands."""
+    assert small_run(ran.parent, "--limit", "0", name=FURTHER) == RUN_AGAIN
+    assert small_run(ran.parent, name=FURTHER) == 0
+    return ran.parent / f"{FURTHER}-small"
 
 
 # training
@@ -258,37 +266,77 @@ def test_table_is_what_a_naive_computation_gives(ran, result):
         assert cell["of"] == 2
 
 
-def test_what_solves_leave_is_what_the_library_says_of_the_same_solves(ran, result):
-    with np.load(ran / "keep" / "target-000-full-model.npz") as held:
-        told, trace = json.loads(str(held["told"])), 10 ** held["gls_trace"].astype(np.float64)
-    assert result["depths"]["full model"]["solve_error"] == pytest.approx(told["solve_error"], abs=1e-4)
+def test_the_worst_of_the_targets_solves_is_told(ran, result):
     pieces = [np.load(ran / "keep" / f"target-{number:03d}-2-last-layers.npz") for number in range(2)]
-    each = [json.loads(str(held["told"]))["solve_error"] for held in pieces]
-    assert each[0] != each[1]
-    assert result["depths"]["2 last layers"]["solve_error"] == pytest.approx(max(each), abs=1e-4)
-    older = {name: value for name, value in told.items() if name != "solve_error"}
-    about = gls_measures._solve_error({"gls_trace": np.log10(trace)}, older)
-    # √(λP) is the damping's part of a right side; of these few parameters records see a good part of the rest
-    left = about * 2 * (told["damping"] * trace.sum()) ** 0.5
-    assert left == pytest.approx(told["worst_residual"] * (told["damping"] * told["parameters"]) ** 0.5)
+    told = [json.loads(str(held["told"])) for held in pieces]
+    measured = result["depths"]["2 last layers"]
+    for name in ("solve_error", "worst_residual"):
+        each = [note[name] for note in told]
+        assert each[0] != each[1]
+        assert measured[name] == pytest.approx(max(each), abs=1e-4)
+    sums = [(10 ** held["gls_trace"].astype(np.float64)).sum() for held in pieces]
+    assert measured["sum_of_traces"]["mean"] == pytest.approx(np.mean(sums), rel=1e-4)
+    assert measured["above_half"]["mean"] == np.mean([note["above_half"] for note in told])
 
 
 def test_a_depth_whose_solves_ended_early_is_marked_and_not_judged():
     result = json.loads((RESULTS / f"{NAME}.json").read_text())
     full = result["depths"]["full model"]
     full.update(solve_error=0.1, worst_residual=0.004, most_steps_taken=19)
-    text, claims = "\n".join(page_gls.section({NAME: result})), page_gls.claims({NAME: result})
+    text, claims = "\n".join(page_gls.section({NAME: result})), claims_gls.claims({NAME: result})
     assert "full model\\*" not in text
     assert "not judged" not in text + claims[3].why
     for metric in ("lira", "effect_size"):
         full["all"]["gls_trace"][metric]["mean"] += 0.1  # deeper is better
-    assert page_gls.claims({NAME: result})[3].verdict == FAILS
+    assert claims_gls.claims({NAME: result})[3].verdict == FAILS
     full["solve_error"] = 0.9
-    text, claims = "\n".join(page_gls.section({NAME: result})), page_gls.claims({NAME: result})
+    text, claims = "\n".join(page_gls.section({NAME: result})), claims_gls.claims({NAME: result})
     assert claims[3].verdict == HOLDS
     assert "(full model, 4 targets, not judged: its solves ended early; " in claims[3].why
     assert text.count("full model\\*") == 4
     assert "\\* Solves stopped at their limit of steps (full model: after 19 steps a residual of 0.004" in text
+
+
+def test_more_targets_are_held_against_the_models_that_were_there_before(ran, further):
+    """Naively, from the φ of those models themselves: what was kept of them in float16 is enough."""
+    phi, members = (
+        np.stack([np.load(ran / "keep" / f"model-{number:03d}.npz")["phi"].astype(np.float64) for number in range(20)]),
+        np.stack([members_of(number, 250, 0) for number in range(20)]),
+    )
+    measured = json.loads((further / f"{FURTHER}.json").read_text())
+    assert measured["references"] == {"setting": NAME, "models": 20}
+    assert not list((further / "keep").glob("model-00*"))
+    found = {metric: [] for metric in ("lira", "deviation_ratio", "mean_gap", "effect_size", "tpr_fitted", "minus_phi")}
+    with_last = []
+    for number in (20, 21):
+        own = np.flatnonzero(members_of(number, 250, 0))
+        gls, last = (
+            np.load(further / "keep" / f"target-{number:03d}-{depth}.npz")["gls_trace"]
+            for depth in ("full-model", "last-layer")
+        )
+        rows = []
+        for record, here in zip(own, np.load(further / "keep" / f"model-{number:03d}.npz")["phi"][own], strict=True):
+            inside, outside = phi[members[:, record], record], phi[~members[:, record], record]
+            ratio = norm.logpdf(here, inside.mean(), inside.std()) - norm.logpdf(here, outside.mean(), outside.std())
+            gap, pooled = inside.mean() - outside.mean(), np.sqrt((inside.var() + outside.var()) / 2)
+            accused = norm(outside.mean(), outside.std()).isf(0.05)
+            fitted = norm(inside.mean(), inside.std()).sf(accused)
+            rows.append((ratio, outside.std() / inside.std(), abs(gap), gap / pooled, fitted, -here))
+        for metric, values in zip(found, np.transpose(rows), strict=True):
+            found[metric].append(spearmanr(gls, values).statistic)
+        with_last.append(spearmanr(gls, last).statistic)
+    full = measured["depths"]["full model"]
+    assert set(full["all"]["gls_trace"]) == set(found)  # and no TPR, which takes every model's answer
+    for metric, values in found.items():
+        assert full["all"]["gls_trace"][metric]["mean"] == pytest.approx(np.mean(values), abs=2e-3), metric
+    assert full["with the last layer"]["mean"] == pytest.approx(np.mean(with_last), abs=2e-3)
+    kept = np.load(further / f"{FURTHER}.npz")
+    assert np.isnan(kept["gls_3"]).sum() == (~members_of(20, 250, 0) & ~members_of(21, 250, 0)).sum()
+
+
+def test_more_targets_want_models_to_be_held_against(tmp_path):
+    with pytest.raises(SystemExit, match=r"gls_full_model needs gls_resnet18\.json and \.npz in .*: run gls_resnet18"):
+        small_run(tmp_path, name=FURTHER)
 
 
 def test_run_goes_on_from_what_is_kept(ran, result, tmp_path, monkeypatch):
@@ -344,7 +392,7 @@ def test_what_was_not_solved_is_left_out_and_said(tmp_path, monkeypatch, capsys)
     text = "\n".join(page_gls.section({NAME: result}))
     assert "0.51 ± 0.04 → not to be had" in text
     assert re.search(rf"2 last layers \(of some targets at least\): .*{words}", text)
-    last_layer = page_gls.claims({NAME: result})[3]
+    last_layer = claims_gls.claims({NAME: result})[3]
     assert last_layer.verdict == UNMEASURED
     assert "2 last layers not to be had" in last_layer.why
 
@@ -405,10 +453,31 @@ def test_page_has_the_numbers_of_the_results(result, of):
     assert f"{result['depths']['full model']['parameters']:,}" in text
 
 
+def test_what_was_solved_further_stands_beside_the_depths_and_is_judged():
+    results = {name: json.loads((RESULTS / f"{name}.json").read_text()) for name in (NAME, FURTHER)}
+    full = results[FURTHER]["depths"]["full model"]
+    lines = "\n".join(page_gls.section(results)).splitlines()
+    rows = {line.split("|")[1].strip(): line.split("|")[2:-1] for line in lines if "→" in line and "|" in line}
+    value = full["all"]["gls_trace"]["lira"]
+    assert rows["LiRA score"][4].strip() == f"0.51 ± 0.04 → {value['mean']:.2f} ± {value['half_width']:.2f}"
+    assert rows["TPR at 5 % FPR"][4].strip() == "0.29 ± 0.05 → –"
+    costs = next(line for line in lines if line.startswith("| full model, further | 11,173,962"))
+    assert f"| {full['most_steps_taken']} | {full['worst_residual']:.2g} | {full['solve_error']:.2f} |" in costs
+    assert f"add up to {full['sum_of_traces']['mean']:,.0f} ± " in "\n".join(lines)
+    claims = claims_gls.claims(results)
+    assert "full model, further (4 targets)" in claims[0].why
+    assert claims[3].verdict == HOLDS
+    full["all"]["gls_trace"]["effect_size"]["mean"] += 0.1  # deeper is better
+    assert claims_gls.claims(results)[3].verdict == FAILS
+    full["solve_error"] = 0.6
+    assert claims_gls.claims(results)[3].verdict == HOLDS  # solved too little to say so
+    assert "full model, further\\*" in "\n".join(page_gls.section(results))
+
+
 def test_page_without_results_has_no_number_of_ours():
     text = "\n".join(page_gls.section({}))
     assert text.count("→ not run yet") == 16
-    assert {claim.verdict for claim in page_gls.claims({})} == {UNMEASURED}
+    assert {claim.verdict for claim in claims_gls.claims({})} == {UNMEASURED}
 
 
 def test_verdicts_follow_the_results(result):
@@ -423,15 +492,15 @@ def test_verdicts_follow_the_results(result):
         for score in ("gls_frobenius", "gls_spectral"):
             measured["all"][f"{score}_with_trace"]["mean"] = 0.97
     changed["depths"]["last layer"]["tradeoff"]["share_of_models_higher"] = 1.0
-    assert [claim.verdict for claim in page_gls.claims({NAME: changed})] == [HOLDS] * 5
+    assert [claim.verdict for claim in claims_gls.claims({NAME: changed})] == [HOLDS] * 5
     changed["depths"]["full model"]["all"]["gls_trace"]["effect_size"]["mean"] = 0.7
     changed["depths"]["last layer"]["tradeoff"]["share_of_models_higher"] = 0.5
     changed["depths"]["2 last layers"]["all"]["gls_spectral_with_trace"]["mean"] = 0.5
     changed["depths"]["4 last layers"]["all"]["gls_trace"]["lira"] |= {"mean": 0.3, "half_width": 0.4}
-    assert [claim.verdict for claim in page_gls.claims({NAME: changed})] == [FAILS] * 5
+    assert [claim.verdict for claim in claims_gls.claims({NAME: changed})] == [FAILS] * 5
     for depth in DEPTHS:
         changed["depths"][depth]["targets"] = 1
-    verdicts = [claim.verdict for claim in page_gls.claims({NAME: changed})]
+    verdicts = [claim.verdict for claim in claims_gls.claims({NAME: changed})]
     assert [verdicts[place] for place in (0, 1, 3)] == [UNMEASURED] * 3  # one target has no spread
 
 
@@ -501,14 +570,20 @@ def test_a_depth_that_cannot_be_had_is_not_one_that_was_not_run(result):
     changed = json.loads(json.dumps(result))
     del changed["depths"]["full model"], changed["depths"]["4 last layers"]
     changed["not_to_be_had"] = {"full model": ["out of memory"]}
-    why = page_gls.claims({NAME: changed})[3].why
+    why = claims_gls.claims({NAME: changed})[3].why
     assert "full model not to be had" in why
     assert "4 last layers not run yet" in why
 
 
-def test_pictures_are_drawn_from_the_results(ran, tmp_path):
+def test_pictures_are_drawn_from_the_results(ran, further, tmp_path):
     pytest.importorskip("matplotlib")
-    figures = pictures_gls.draw(ran)
+    results = tmp_path / "results"
+    results.mkdir()
+    for path in [*ran.glob(f"{NAME}.*"), *further.glob(f"{FURTHER}.*")]:
+        shutil.copy(path, results)
+    figures = pictures_gls.draw(results)
+    depths = [label.get_text() for label in figures["gls_depths"].axes[0].get_xticklabels()]
+    assert [depth.rstrip("*") for depth in depths] == [*DEPTHS, "full model,\nfurther"]
     assert set(figures) == {f"gls_{name}" for name in ("theory", "depths", "tradeoff", "tsne")}
     for name, figure in figures.items():
         save_figure(figure, tmp_path / f"{name}.png")

@@ -6,13 +6,13 @@ import json
 import re
 from pathlib import Path
 
-from benchmarks.reproduce import claims_mia, page_gls, page_lood, page_mia
+from benchmarks.reproduce import claims_gls, claims_mia, page_gls, page_lood, page_mia
 from benchmarks.reproduce.claims import NO_DATA, NOT_RUN, Claim, Results
 from benchmarks.reproduce.printed_mia import TOP
 from benchmarks.reproduce.settings import HOMES
 
 PICTURE = re.compile(r"!\[[^]]*]\(images/([^)]+)\)")
-ASKED = {"gls_resnet18": " --models 80"}  # beside --data
+ASKED = {"gls_resnet18": " --models 80", "gls_full_model": " --targets 4"}  # beside --data
 OPENING = """\
 # The papers' experiments
 
@@ -67,7 +67,7 @@ def claims_of_all(results: Results) -> dict[str, list[Claim]]:
     """By paper."""
     return {
         "Scores against shadow models": claims_mia.claims(results),
-        "Generalized leverage scores": page_gls.claims(results),
+        "Generalized leverage scores": claims_gls.claims(results),
         "Leave-one-out distinguishability": page_lood.claims(results),
     }
 

@@ -1,22 +1,21 @@
-"""The GLS paper's part of the results page: Table 2 beside ours, costs by depth, figures, and its claims judged."""
+"""The GLS paper's part of the results page: Table 2 beside ours, costs by depth, and figures."""
 
 from __future__ import annotations
 
 from statistics import mean, stdev
 from typing import Any
 
-from benchmarks.reproduce.claims import NOT_RUN, Claim, Results, judged
+from benchmarks.reproduce.claims import NOT_RUN, Results
 from benchmarks.reproduce.printed_gls import METRICS, SET_UP, TABLE_2
 
-NAME = "gls_resnet18"
+NAME, NAME_FURTHER = "gls_resnet18", "gls_full_model"
+FURTHER = "full model, further"  # of more targets, which the page shows beside the four depths of the paper
 THEORY = "![Trade-off curves of the best attack, by leverage](images/gls_theory.png)"
-DEPTHS = tuple(TABLE_2["lira"])
+DEPTHS = (*TABLE_2["lira"], FURTHER)
+PRINTED = {**{depth: depth for depth in DEPTHS}, FURTHER: "full model"}  # what the paper calls it
 LEAST_ACCURACY = 0.88
 FEW = 4  # targets, of which fewer have no spread to speak of
-MOST = 0.95  # of the models, for which it must be so
-AS_GOOD = 0.05  # of a rank correlation
 DOUBTFUL = 0.5  # bound on the error of solves, from which a depth is shown and not judged
-ALIKE = 0.9  # rank correlation of two summaries of one matrix
 OURS = {
     "gls_trace": "GLS (trace), last layer",
     "loss": "loss",
@@ -28,7 +27,7 @@ OURS = {
 
 def section(results: Results) -> list[str]:
     """Markdown lines, from the results alone."""
-    found = results.get(NAME)
+    found = at_all_depths(results)
     lines = ["## Generalized leverage scores (ResNet-18 on CIFAR-10)", ""]
     if found is None:
         lines += [f"`python -m benchmarks.reproduce run {NAME} --data DIR --models 65`: {NOT_RUN}.", ""]
@@ -40,11 +39,17 @@ def section(results: Results) -> list[str]:
     return [*lines, "Figure 5 is theory, and needs no results:", "", THEORY, ""]
 
 
-def claims(results: Results) -> list[Claim]:
-    """The paper's sentences with their verdicts."""
-    found = results.get(NAME)
-    depths = found["depths"] if found else {}
-    return [_positive(depths), _correlated(depths), _attackable(depths), _last_layer(found, depths), _alike(depths)]
+def at_all_depths(results: Results) -> dict[str, Any] | None:
+    """The result with what was measured further beside its depths; None where it has not been run."""
+    found, further = results.get(NAME), results.get(NAME_FURTHER)
+    if found is None or further is None or "full model" not in further["depths"]:
+        return found
+    return {**found, "depths": {**found["depths"], FURTHER: further["depths"]["full model"]}, "further": further}
+
+
+def columns(found: dict[str, Any] | None) -> list[str]:
+    """The paper's depths, and ours where it was measured."""
+    return [depth for depth in DEPTHS if depth != FURTHER or (found is not None and FURTHER in found["depths"])]
 
 
 def _set_up(found: dict[str, Any]) -> list[str]:
@@ -53,8 +58,8 @@ def _set_up(found: dict[str, Any]) -> list[str]:
         f"{found['models_trained']} models (the paper: {SET_UP['shadow models']}), each on a random 80 % of the 50,000 "
         f"images; {found['targets']} of them are targets too, with all others as references. "
         f"{training['epochs']} epochs in batches of {training['batch']}, shifts of up to {training['shift']} pixels, "
-        f"flips (the paper does not say how it trains); held-out accuracy {_plus(accuracy, 3)} (the paper: about "
-        f"{SET_UP['held-out accuracy']}), {_plus(found['accuracy']['accuracy_trained'], 3)} on the records trained on. "
+        f"flips (the paper does not say how it trains); held-out accuracy {plus(accuracy, 3)} (the paper: about "
+        f"{SET_UP['held-out accuracy']}), {plus(found['accuracy']['accuracy_trained'], 3)} on the records trained on. "
         f"{found['seconds_a_model']['mean']:.1f} s a model on "
         f"{' and '.join(found['trained_on'])}. Numbers after ± are half of the middle 95 % over targets, where there "
         f"are {FEW} or more. GLS is in the space of probabilities, as the paper's Section 4.4 has it.",
@@ -69,28 +74,31 @@ def _set_up(found: dict[str, Any]) -> list[str]:
 
 
 def _table(found: dict[str, Any] | None) -> list[str]:
+    depths = columns(found)
     lines = [
         "Table 2: Spearman of GLS (trace) with what shadow models say, over each target's 40,000 training records "
         f"(the paper: {SET_UP['records scored a target']} records); printed → ours.",
         "",
-        f"| | {' | '.join(_marked(found, depth) for depth in DEPTHS)} |",
-        f"|---|{'---|' * len(DEPTHS)}",
+        f"| | {' | '.join(_marked(found, depth) for depth in depths)} |",
+        f"|---|{'---|' * len(depths)}",
     ]
     for metric, title in METRICS.items():
         cells = []
-        for depth in DEPTHS:
-            printed, spread = TABLE_2[metric][depth]
+        for depth in depths:
+            printed, spread = TABLE_2[metric][PRINTED[depth]]
             cells.append(f"{printed:.2f} ± {spread:.2f} → {_cell(found, depth, metric)}")
         lines.append(f"| {title} | {' | '.join(cells)} |")
     if found is not None and found["depths"]:
-        cells = [f"– → {_cell(found, depth, 'effect_size')}" for depth in DEPTHS]
+        cells = [f"– → {_cell(found, depth, 'effect_size')}" for depth in depths]
         lines.append(f"| effect size (not the paper's) | {' | '.join(cells)} |")
-        counts = [str(found["depths"][depth]["targets"]) if depth in found["depths"] else "0" for depth in DEPTHS]
+        counts = [str(found["depths"][depth]["targets"]) if depth in found["depths"] else "0" for depth in depths]
         lines.append(f"| targets: {SET_UP['target models']} → | {' | '.join(counts)} |")
         lines += ["", *_read_so(found)]
         early = [depth for depth in found["depths"] if doubtful(found["depths"][depth])]
         if early:
             lines += ["", f"\\* {_ended_early(found, early)}"]
+        if "further" in found:
+            lines += ["", _further(found["further"])]
     return [*lines, ""]
 
 
@@ -102,18 +110,18 @@ def _read_so(found: dict[str, Any]) -> list[str]:
     last = found["depths"][depths[0]]
     first = {name: last["first"]["gls_trace"][name] for name in ("lira", "effect_size")}
     pairs = found["lira_of_two_targets"]
-    between = f"Two targets' scores of the records that they share have a Spearman of {_plus(pairs)}. " if pairs else ""
+    between = f"Two targets' scores of the records that they share have a Spearman of {plus(pairs)}. " if pairs else ""
     told = [
-        f"How much these models memorize: LiRA has an AUC of {_plus(strength['auc'], 3)} on all records of a model and "
-        f"a TPR of {_plus(strength['tpr_at_5'], 3)} at an FPR of 5 %. The paper gives neither, nor how well its models "
+        f"How much these models memorize: LiRA has an AUC of {plus(strength['auc'], 3)} on all records of a model and "
+        f"a TPR of {plus(strength['tpr_at_5'], 3)} at an FPR of 5 %. The paper gives neither, nor how well its models "
         "fit what they were trained on.",
         f"LiRA score: how much likelier the answer of this one model is with the record than without. {between}GLS "
         f"({depths[0]}) goes with −φ of the same model ({_cell(found, depths[0], 'minus_phi')}): the less sure a model "
         "is of a record, the higher its GLS, and the lower its LiRA score. So the part of either that is of this one "
         "model works against the correlation.",
         f"Effect size: μ_in − μ_out over the pooled deviation, of all models but the target. It is of the record. Over "
-        f"the first 128 training records, which is what the paper scores, GLS ({depths[0]}) has {_plus(first['lira'])} "
-        f"with the LiRA score and {_plus(first['effect_size'])} with the effect size. The paper does not say whether "
+        f"the first 128 training records, which is what the paper scores, GLS ({depths[0]}) has {plus(first['lira'])} "
+        f"with the LiRA score and {plus(first['effect_size'])} with the effect size. The paper does not say whether "
         "its LiRA scores are of one model or of many.",
         f"σ_out/σ_in: the one half of our models and the other agree on it with a Spearman of "
         f"{halves['deviation_ratio']:.2f} (\\|μ_out − μ_in\\| {halves['mean_gap']:.2f}, effect size "
@@ -136,8 +144,8 @@ def _summaries(found: dict[str, Any]) -> list[str]:
     lines += ["| | trace | Frobenius | spectral | trace with the last layer's |", "|---|---|---|---|---|"]
     for depth, measured in found["depths"].items():
         every = measured["all"]
-        cells = [_plus(every[score]["lira"]) for score in ("gls_trace", "gls_frobenius", "gls_spectral")]
-        cells.append(_plus(measured["with the last layer"], 3))
+        cells = [plus(every[score]["lira"]) for score in ("gls_trace", "gls_frobenius", "gls_spectral")]
+        cells.append(plus(measured["with the last layer"], 3))
         lines.append(f"| {_marked(found, depth)} | {' | '.join(cells)} |")
     return [*lines, ""]
 
@@ -198,10 +206,10 @@ def _beside(found: dict[str, Any]) -> list[str]:
     heads = [*METRICS.values(), "effect size", "top 1 % in 5 %", "AUC of the highest 2 %", "targets"]
     lines += [f"| | {' | '.join(heads)} |", f"|---|{'---|' * len(heads)}"]
     for name, measured in found["beside"].items():
-        cells = [_plus(measured[metric]) for metric in (*METRICS, "effect_size")]
+        cells = [plus(measured[metric]) for metric in (*METRICS, "effect_size")]
         cells += [
             _recall([*measured["recall"].values()]),
-            _plus(measured["auc_of_the_highest"]),
+            plus(measured["auc_of_the_highest"]),
             str(measured["targets"]),
         ]
         lines.append(f"| {OURS[name]} | {' | '.join(cells)} |")
@@ -209,9 +217,9 @@ def _beside(found: dict[str, Any]) -> list[str]:
     if view is not None:
         lines += [
             "",
-            f"What the second view of fused took these models for: memorized M = {_plus(view['memorized'])}, held by "
-            f"memory G = {_plus(view['held_by_memory'])}, so that the Newton step counts {_plus(view['head_weight'])} "
-            f"beside 1; its own left-out error is {_plus(view['left_out_error'])} of the labels' variation.",
+            f"What the second view of fused took these models for: memorized M = {plus(view['memorized'])}, held by "
+            f"memory G = {plus(view['held_by_memory'])}, so that the Newton step counts {plus(view['head_weight'])} "
+            f"beside 1; its own left-out error is {plus(view['left_out_error'])} of the labels' variation.",
         ]
     return [*lines, ""]
 
@@ -237,105 +245,20 @@ def _figures(found: dict[str, Any]) -> list[str]:
     if "extremes" in found:
         lines += ["![The ten highest and lowest images](images/gls_extremes.png)", ""]
     for depth, measured in found["depths"].items():
+        if "tradeoff" not in measured:  # takes every model's answer
+            continue
         told = measured["tradeoff"]
         lines.append(
             f"- {_marked(found, depth)}: {told['attacks']} attacks, 2 % of the records each. Highest leverage: AUC "
-            f"{_plus(told['highest']['auc'])}, TPR at 5 % FPR {_plus(told['highest']['tpr_at_5'])}. Lowest: AUC "
-            f"{_plus(told['lowest']['auc'])}, TPR {_plus(told['lowest']['tpr_at_5'])}."
+            f"{plus(told['highest']['auc'])}, TPR at 5 % FPR {plus(told['highest']['tpr_at_5'])}. Lowest: AUC "
+            f"{plus(told['lowest']['auc'])}, TPR {plus(told['lowest']['tpr_at_5'])}."
         )
     return [*lines, "", "![Trade-off curves](images/gls_tradeoff.png)", ""]
-
-
-def _positive(depths: dict[str, Any]) -> Claim:
-    text = "GLS has a positive rank correlation with the LiRA score and the other three metrics of Table 2"
-    found = _judged_depths(depths)
-    if not found:
-        return judged(text, None, NOT_RUN)
-    cells = {
-        (depth, metric): measured["all"]["gls_trace"][metric] for depth, measured in found.items() for metric in METRICS
-    }
-    lowest = min(cells, key=lambda cell: cells[cell]["mean"] - cells[cell]["half_width"])
-    why = f"{_plus(cells[lowest])} at least ({lowest[0]}, {METRICS[lowest[1]]}), over all training records, in "
-    return judged(text, cells[lowest]["mean"] > cells[lowest]["half_width"], why + _these(found))
-
-
-def _correlated(depths: dict[str, Any]) -> Claim:
-    text = "GLS has a Spearman of 0.50, within the printed spread or more, with a target's LiRA score"
-    if not depths:
-        return judged(text, None, NOT_RUN)
-    values = {depth: measured["all"]["gls_trace"] for depth, measured in depths.items()}
-    printed = {depth: value - width for depth, (value, width) in TABLE_2["lira"].items()}
-    enough = _judged_depths(depths)
-    holds = all(values[depth]["lira"]["mean"] >= printed[depth] for depth in enough) if enough else None
-    told = [
-        f"{_plus(value['lira'])}, and {_plus(value['effect_size'])} with the effect size that the other models show "
-        f"({depth}, {_targets(value['lira'])}{_unjudged(depths[depth])})"
-        for depth, value in values.items()
-    ]
-    return judged(text, holds, f"{'; '.join(told)}; judged where there are {FEW} targets or more")
-
-
-def _attackable(depths: dict[str, Any]) -> Claim:
-    text = "records of high GLS are more attackable than those of low GLS"
-    if "last layer" not in depths:
-        return judged(text, None, NOT_RUN)
-    told = depths["last layer"]["tradeoff"]
-    high, low = told["highest"]["auc"], told["lowest"]["auc"]
-    share = told["share_of_models_higher"]
-    why = f"LiRA's AUC is {_plus(high)} on the highest 2 % and {_plus(low)} on the lowest, higher for {share:.0%} of "
-    return judged(text, share >= MOST, why + f"{told['attacks']} models (asked: {MOST:.0%})")
-
-
-def _last_layer(found: dict[str, Any] | None, depths: dict[str, Any]) -> Claim:
-    text = "the last layer is about as good as deeper GLS"
-    deeper = {depth: depths[depth] for depth in DEPTHS[1:] if depth in depths}
-    if "last layer" not in depths:
-        return judged(text, None, NOT_RUN)
-    enough, gains, told = _judged_depths(deeper), [], []
-    for depth, measured in deeper.items():
-        pairs = [
-            (measured["all"]["gls_trace"][metric]["mean"], measured["last layer of these targets"][metric]["mean"])
-            for metric in ("lira", "effect_size")
-        ]
-        gains += [own - last for own, last in pairs] if depth in enough else []
-        shown = " and ".join(f"{own:.2f} against {last:.2f}" for own, last in pairs)
-        same = measured["with the last layer"]["mean"]
-        count = f"{_targets(measured['with the last layer'])}{_unjudged(measured)}"
-        told.append(f"{shown} ({depth}, {count}; {same:.3f} with the last layer's)")
-    told += [f"{depth} {_missing(found, depth)}" for depth in DEPTHS[1:] if depth not in depths]
-    why = "Spearman with the LiRA score and with the effect size, deeper against the last layer of the same targets: "
-    holds = max(gains) <= AS_GOOD if gains else None
-    asked = f"asked: at most {AS_GOOD} more, where there are {FEW} targets or more"
-    return judged(text, holds, f"{why}{', '.join(told)}; {asked}")
-
-
-def _alike(depths: dict[str, Any]) -> Claim:
-    text = "trace, Frobenius and spectral norm lead to similar results"
-    if not depths:
-        return judged(text, None, NOT_RUN)
-    found = {
-        depth: min(measured["all"][f"{score}_with_trace"]["mean"] for score in ("gls_frobenius", "gls_spectral"))
-        for depth, measured in depths.items()
-    }
-    told = [f"{value:.2f} ({depth}{_unjudged(depths[depth])})" for depth, value in found.items()]
-    least = min(value for depth, value in found.items() if not doubtful(depths[depth]))
-    return judged(text, least >= ALIKE, f"Spearman with the trace at least {', '.join(told)}; asked: {ALIKE}")
-
-
-def _judged_depths(depths: dict[str, Any]) -> dict[str, Any]:
-    """Those with enough targets to judge by, and solved well enough."""
-    return {
-        depth: measured for depth, measured in depths.items() if measured["targets"] >= FEW and not doubtful(measured)
-    }
 
 
 def doubtful(measured: dict[str, Any]) -> bool:
     """Whether the solves of a depth ended so early that it is shown and not judged."""
     return bool(measured.get("solve_error", 0.0) >= DOUBTFUL)
-
-
-def _unjudged(measured: dict[str, Any]) -> str:
-    return ", not judged: its solves ended early" if doubtful(measured) else ""
 
 
 def _marked(found: dict[str, Any] | None, depth: str) -> str:
@@ -353,29 +276,34 @@ def _ended_early(found: dict[str, Any], depths: list[str]) -> str:
     return (
         f"Solves stopped at their limit of steps ({'; '.join(each)}), so this is shown and not judged. [On a small "
         "network whose exact leverage is known](network.md#what-it-costs) such solves left sums too high and the "
-        "order nearly right; whether they do here was not measured."
+        "order nearly right."
     )
 
 
-def _these(depths: dict[str, Any]) -> str:
-    return ", ".join(f"{depth} ({measured['targets']} targets)" for depth, measured in depths.items())
-
-
-def _targets(value: dict[str, float]) -> str:
-    return f"{value['of']} targets" if value["of"] > 1 else "one target"
+def _further(further: dict[str, Any]) -> str:
+    measured = further["depths"]["full model"]
+    return (
+        f"{FURTHER[0].upper()}{FURTHER[1:]}: {measured['targets']} more targets (held-out accuracy "
+        f"{plus(further['accuracy']['accuracy_held_out'], 3)}), none of the {further['references']['models']} models; "
+        f"solves took {measured['most_steps_taken']} steps, to an error of {measured['solve_error']:.2f} at most. "
+        "Means and deviations kept of those models, in float16, give these targets' LiRA scores and all else but the "
+        "TPR, which takes every model's answer. Traces of a target's records add up to "
+        f"{measured['sum_of_traces']['mean']:,.0f} ± {measured['sum_of_traces']['half_width']:,.0f}."
+    )
 
 
 def _cell(found: dict[str, Any] | None, depth: str, metric: str) -> str:
     if found is None or depth not in found["depths"]:
-        return _missing(found, depth)
-    return _plus(found["depths"][depth]["all"]["gls_trace"][metric])
+        return missing(found, depth)
+    value = found["depths"][depth]["all"]["gls_trace"].get(metric)
+    return "–" if value is None else plus(value)
 
 
-def _missing(found: dict[str, Any] | None, depth: str) -> str:
+def missing(found: dict[str, Any] | None, depth: str) -> str:
     return "not to be had" if found is not None and depth in found["not_to_be_had"] else NOT_RUN
 
 
-def _plus(value: dict[str, float], digits: int = 2) -> str:
+def plus(value: dict[str, float], digits: int = 2) -> str:
     """A mean with its ±, which a few targets do not have."""
     middle = f"{round(value['mean'], digits) + 0.0:.{digits}f}".replace("-", "−")
     return middle if value["of"] < FEW else f"{middle} ± {value['half_width']:.{digits}f}"

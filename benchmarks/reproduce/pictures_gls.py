@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks.reproduce.data import cifar10_training
 from benchmarks.reproduce.gls_tradeoff import GRID
 from benchmarks.reproduce.kept_results import Arrays, read_kept
-from benchmarks.reproduce.page_gls import DEPTHS, NAME, doubtful
+from benchmarks.reproduce.page_gls import DEPTHS, NAME, NAME_FURTHER, PRINTED, at_all_depths, doubtful
 from benchmarks.reproduce.printed_gls import LEVERAGES, TABLE_2
 from giveaway.figures import tradeoff_curves
 from giveaway.reporting.figures import COLOURS, GREY
@@ -28,7 +28,10 @@ def draw(results: Path, data: Path | None = None) -> dict[str, Figure]:
     if kept is None:
         return figures
     found, arrays = kept
-    figures["gls_depths"] = by_depth(found)
+    further = read_kept(results, NAME_FURTHER)
+    everything = at_all_depths({NAME: found, **({} if further is None else {NAME_FURTHER: further[0]})})
+    assert everything is not None
+    figures["gls_depths"] = by_depth(everything)
     figures["gls_tradeoff"] = measured_tradeoff(found, arrays)
     if "drawn_at" in arrays:
         figures["gls_tsne"] = one_class(found, arrays)
@@ -44,7 +47,7 @@ def by_depth(found: dict[str, Any]) -> Figure:
     figure, axes = blank("GLS with what shadow models say, and its cost, by depth", (6.4, 4.2))
     depths = [depth for depth in DEPTHS if depth in found["depths"]]
     seconds = [found["depths"][depth]["seconds"]["mean"] for depth in depths]
-    printed = [TABLE_2["lira"][depth] for depth in depths]
+    printed = [TABLE_2["lira"][PRINTED[depth]] for depth in depths]
     beside = axes.twinx()
     beside.bar(depths, seconds, color="#DDE8F0", width=0.6)
     beside.set_yscale("log")
@@ -74,7 +77,8 @@ def by_depth(found: dict[str, Any]) -> Figure:
     axes.set_ylabel("Spearman of GLS (trace)")
     axes.set_ylim(lowest, 1)
     early = [doubtful(found["depths"][depth]) for depth in depths]
-    axes.set_xticks(range(len(depths)), [depth + "*" * mark for depth, mark in zip(depths, early, strict=True)])
+    names = [depth.replace(", ", ",\n") + "*" * mark for depth, mark in zip(depths, early, strict=True)]
+    axes.set_xticks(range(len(depths)), names)
     if any(early):
         axes.set_xlabel("* solves ended early")
     axes.legend(frameon=False, loc="upper left")
