@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.reproduce.claims import NOT_RUN, Claim, Results, judged
-from benchmarks.reproduce.page_gls import DEPTHS, FEW, PRINTED, at_all_depths, columns, doubtful, missing, plus
 from benchmarks.reproduce.printed_gls import METRICS, TABLE_2
+from benchmarks.reproduce.shown_gls import FEW, PRINTED, SHOWN, at_all_depths, doubtful, missing, plus, shown_depths
 
 MOST = 0.95  # of the models, for which it must be so
 AS_GOOD = 0.05  # of a rank correlation
@@ -65,7 +65,7 @@ def _attackable(depths: dict[str, Any]) -> Claim:
 
 def _last_layer(found: dict[str, Any] | None, depths: dict[str, Any]) -> Claim:
     text = "the last layer is about as good as deeper GLS"
-    deeper = {depth: depths[depth] for depth in DEPTHS[1:] if depth in depths}
+    deeper = {depth: depths[depth] for depth in SHOWN[1:] if depth in depths}
     if "last layer" not in depths:
         return judged(text, None, NOT_RUN)
     enough, gains, told = _judged_depths(deeper), [], []
@@ -79,7 +79,7 @@ def _last_layer(found: dict[str, Any] | None, depths: dict[str, Any]) -> Claim:
         same = measured["with the last layer"]["mean"]
         count = f"{_targets(measured['with the last layer'])}{_unjudged(measured)}"
         told.append(f"{shown} ({depth}, {count}; {same:.3f} with the last layer's)")
-    told += [f"{depth} {missing(found, depth)}" for depth in columns(found)[1:] if depth not in depths]
+    told += [f"{depth} {missing(found, depth)}" for depth in shown_depths(found)[1:] if depth not in depths]
     why = "Spearman with the LiRA score and with the effect size, deeper against the last layer of the same targets: "
     holds = max(gains) <= AS_GOOD if gains else None
     asked = f"asked: at most {AS_GOOD} more, where there are {FEW} targets or more"
@@ -107,11 +107,15 @@ def _judged_depths(depths: dict[str, Any]) -> dict[str, Any]:
 
 
 def _unjudged(measured: dict[str, Any]) -> str:
-    return ", not judged: its solves ended early" if doubtful(measured) else ""
+    return ", not judged: an error of solves that is too large" if doubtful(measured) else ""
 
 
 def _these(depths: dict[str, Any]) -> str:
-    return ", ".join(f"{depth} ({measured['targets']} targets)" for depth, measured in depths.items())
+    each = []
+    for depth, measured in depths.items():
+        without = [title for metric, title in METRICS.items() if metric not in measured["all"]["gls_trace"]]
+        each.append(f"{depth} ({measured['targets']} targets{''.join(f', no {title}' for title in without)})")
+    return ", ".join(each)
 
 
 def _targets(value: dict[str, float]) -> str:

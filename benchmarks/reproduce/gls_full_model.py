@@ -1,14 +1,15 @@
-"""GLS of the full model once more, solved further: targets that are none of the models of `gls_resnet18`, whose kept
-means and deviations say how exposed each record is.
+"""GLS of the full model, of targets that are none of the models of `gls_resnet18`.
 
-Its solves take minutes a target and want weights that no run keeps for long; references are not needed for them again,
-as LiRA's score of a new model follows from what was kept of them. Only the TPR, which takes every model's answer, does
-not.
+The solves take minutes a target and need its weights, which no run keeps for long, so new targets are trained. New
+references are not: with a target's own φ, the means and deviations kept of those models give its LiRA scores. What
+takes every model's answer (the TPR, attacks on some of the records) is not to be had so.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from benchmarks.reproduce.gls_training import members_of
 from benchmarks.reproduce.gls_truth import said_by_summaries
 from benchmarks.reproduce.gls_work import Work
 from benchmarks.reproduce.kept_results import Arrays, read_kept
-from benchmarks.reproduce.setting import Job, Setting
+from benchmarks.reproduce.setting import RESULTS, Job, Setting
 
 NAME = "gls_full_model"
 REFERENCES = "gls_resnet18"
@@ -29,31 +30,43 @@ COMPARED = (DEPTHS[0], DEPTHS[-1])
 
 def run(job: Job) -> None:
     """Train and score the targets that are not kept yet, and measure all."""
-    where = job.work.parent / f"{REFERENCES}-small" if job.small else job.out
-    found = read_kept(where, REFERENCES)
-    if found is None:
-        raise SystemExit(f"{NAME} needs {REFERENCES}.json and .npz in {where}: run {REFERENCES} first")
-    told, summaries = found
+    told, summaries = _references(job)
     first = told["models_trained"]
     targets = range(first, first + job.targets)
     size = gls_resnet.SMALL if job.small else gls_resnet.FULL
-    pieces = dict.fromkeys(COMPARED, targets.stop)
-    size = replace(size, at_once=pieces, after_all={}, at_last=())
-    work = Work(replace(job, targets=targets.stop), size)
+    size = replace(size, at_once=dict.fromkeys(COMPARED, job.targets), after_all={}, at_last=())
+    work = Work(replace(job, models=first), size, targets)
+    if told["training"] != asdict(size.schedule) or told["records"] != len(work.images.labels):
+        raise SystemExit(f"{REFERENCES} was trained otherwise, or on other records: run it again, then {NAME}")
     if not work.measures_only(targets):
         for number in targets:
-            work.target(number, pieces)
-    _save(job, work, targets, summaries)
+            work.target(number, size.at_once)
+    _save(work, summaries)
 
 
-def _save(job: Job, work: Work, targets: range, summaries: Arrays) -> None:
-    kept, records = work.kept, len(work.images.labels)
-    members = {number: members_of(number, records, job.seed) for number in targets}
-    held = {number: kept.phi(number) for number in targets}
-    known = {number: (said_by_summaries(held[number][0], summaries), members[number]) for number in targets}
+def _references(job: Job) -> tuple[dict[str, Any], Arrays]:
+    """What was kept of the models that targets are held against."""
+    places = [job.work.parent / f"{REFERENCES}-small"] if job.small else [job.out, RESULTS]
+    for place in places:
+        if _is_there(place):
+            found = read_kept(place, REFERENCES)
+            assert found is not None
+            return found
+    raise SystemExit(f"{NAME} needs {REFERENCES}.json and .npz in {places[0]}: run {REFERENCES} first")
+
+
+def _is_there(place: Path) -> bool:
+    return all((place / REFERENCES).with_suffix(kind).exists() for kind in (".json", ".npz"))
+
+
+def _save(work: Work, summaries: Arrays) -> None:
+    job, kept, records = work.job, work.kept, len(work.images.labels)
+    members = {number: members_of(number, records, job.seed) for number in work.targets}
+    held = {number: kept.phi(number) for number in work.targets}
+    known = {number: (said_by_summaries(held[number][0], summaries), members[number]) for number in work.targets}
     notes = [note for _, note in held.values()]
-    result = {
-        "references": {"setting": REFERENCES, "models": targets.start},
+    result: dict[str, Any] = {
+        "references": {"setting": REFERENCES, "models": work.targets.start},
         "trained_on": sorted({note["environment"]["device"] for note in notes}),
         "accuracy": {name: spread([note[name] for note in notes]) for name in notes[0] if name.startswith("accuracy")},
         "training": asdict(work.size.schedule),
@@ -63,10 +76,10 @@ def _save(job: Job, work: Work, targets: range, summaries: Arrays) -> None:
     }
     arrays = {}
     for depth in COMPARED:
-        have = {number: known[number] for number in targets if kept.has_piece(number, depth)}
-        reasons = {kept.why_not(number, depth) for number in targets} - {None}
-        if reasons:
-            result["not_to_be_had"][depth] = sorted(reasons)
+        have = {number: known[number] for number in work.targets if kept.has_piece(number, depth)}
+        reasons = [kept.why_not(number, depth) for number in work.targets]
+        if any(reasons):
+            result["not_to_be_had"][depth] = sorted({reason for reason in reasons if reason})
         if have:
             result["depths"][depth] = at_depth(kept, depth, have)
             traces = [kept.piece(number, depth)[0]["gls_trace"] for number in have]
@@ -75,4 +88,4 @@ def _save(job: Job, work: Work, targets: range, summaries: Arrays) -> None:
     job.save(NAME, result, arrays)
 
 
-SETTINGS = {NAME: Setting(NAME, "GLS paper: the full model, solved further", run)}
+SETTINGS = {NAME: Setting(NAME, "GLS paper: the full model, of more targets", run)}

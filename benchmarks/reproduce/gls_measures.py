@@ -179,7 +179,9 @@ def _cost(pieces: Sequence[tuple[dict[str, np.ndarray], dict[str, Any]]]) -> dic
         found["sketch_error"] = round(float(np.mean([note["sketch_error"]["gls_trace"] for note in notes])), 4)
         found["solve_error"] = round(max(note["solve_error"] for note in notes), 4)
         found["sum_of_traces"] = spread([(10 ** columns["gls_trace"]).sum() for columns, _ in pieces])
-        found["above_half"] = spread([note["above_half"] for note in notes])
+        found["right_sides"], found["unsolved"] = (
+            sum(note[name] for note in notes) for name in ("right_sides", "unsolved")
+        )
     return found
 
 

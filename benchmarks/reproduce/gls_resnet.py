@@ -22,7 +22,7 @@ FULL = Size(
     Solving(
         probes={DEPTHS[1]: 32, DEPTHS[2]: 16, DEPTHS[3]: 16},
         rank={DEPTHS[1]: 64, DEPTHS[2]: 64, DEPTHS[3]: 96},
-        most_steps={DEPTHS[1]: 15, DEPTHS[2]: 12, DEPTHS[3]: 17},
+        most_steps={DEPTHS[1]: 15, DEPTHS[2]: 12, DEPTHS[3]: 17},  # the results kept had 10 at most for the full model
     ),
     {DEPTHS[0]: 16, DRAWN: 1},
     {DEPTHS[1]: 1, DEPTHS[2]: 1, FUSED: 1, DEPTHS[3]: 1},
@@ -44,16 +44,16 @@ def run(job: Job) -> None:
     size = SMALL if job.small else FULL
     if job.small:
         job = replace(job, models=max(job.models, SMALL_MODELS))
-    work = Work(job, size)
+    work = Work(job, size, range(job.targets))
     if work.measures_only(range(job.models)):
         _save(work)
         return
-    for number in range(job.targets):
+    for number in work.targets:
         work.target(number, size.at_once)
     for number in range(job.targets, job.models):
         if not work.kept.has_model(number):
             work.train(number)
-    for number in range(job.targets):
+    for number in work.targets:
         work.target(number, size.after_all)
     try:
         work.at_last()

@@ -1,4 +1,4 @@
-"""Training targets and scoring them, piece of work by piece of work, with all that is finished kept.
+"""Training models and scoring targets, piece of work by piece of work, with all that is finished kept.
 
 Set REPRODUCE_COMPILE=1 to train through torch.compile where a C compiler is there.
 """
@@ -43,16 +43,16 @@ class Size:
     after_all: dict[str, int]
     at_last: tuple[tuple[str, int], ...]
 
-    def needed(self, number: int) -> list[str]:
-        """Pieces of one target that a result is not complete without."""
-        return [piece for pieces in (self.at_once, self.after_all) for piece in pieces if number < pieces[piece]]
+    def needed(self, place: int) -> list[str]:
+        """Pieces of the target at this place that a result is not complete without."""
+        return [piece for pieces in (self.at_once, self.after_all) for piece in pieces if place < pieces[piece]]
 
 
 class Work:
-    """Training and scoring, with the trainer made when it is first needed."""
+    """Training and scoring, with the trainer made when it is first needed. `targets` are their numbers."""
 
-    def __init__(self, job: Job, size: Size) -> None:
-        self.job, self.size = job, size
+    def __init__(self, job: Job, size: Size, targets: range) -> None:
+        self.job, self.size, self.targets = job, size, targets
         if job.small:
             self.images = gls_images.made()
         else:
@@ -99,7 +99,7 @@ class Work:
             "accuracy_held_out": round(float((held_out.argmax(1) == trainer.held_out_y).float().mean()), 4),
             "environment": environment(self.job.device),
         }
-        if number < self.job.targets:
+        if number in self.targets:
             told["weights"] = self.kept.save_weights(number, model)
         phi = phi_of(logits, trainer.y).cpu().numpy()
         self.kept.save_model(number, phi, told, torch.cat([logits, held_out]).cpu().numpy())
@@ -112,7 +112,8 @@ class Work:
     def target(self, number: int, pieces: Mapping[str, int]) -> None:
         """Those pieces of one target that are not kept yet; and its training, where its weights are not, after which
         all that is needed of it is found anew."""
-        missing = self._missing(number, [piece for piece in pieces if number < pieces[piece]])
+        place = self.targets.index(number)
+        missing = self._missing(number, [piece for piece in pieces if place < pieces[piece]])
         if self.kept.has_model(number) and not missing:
             return
         model = ResNet(10, self.size.widths)
@@ -120,15 +121,15 @@ class Work:
             again = self.kept.has_model(number)
             self.train(number)
             self.kept.load_weights(number, model)
-            missing = self.size.needed(number) if again else missing
+            missing = self.size.needed(place) if again else missing
         self._work_off(number, model, missing)
 
     def at_last(self) -> None:
         """What may be left out: no target is trained again for it. A piece that took longer than there is time for
         leaves its time to the next ones."""
         waits = False
-        for piece, targets in self.size.at_last:
-            for number in range(min(targets, self.job.targets)):
+        for piece, count in self.size.at_last:
+            for number in self.targets[:count]:
                 model = ResNet(10, self.size.widths)
                 if not (self._missing(number, [piece]) and self.kept.load_weights(number, model)):
                     continue

@@ -12,7 +12,7 @@ from benchmarks.reproduce.printed_mia import TOP
 from benchmarks.reproduce.settings import HOMES
 
 PICTURE = re.compile(r"!\[[^]]*]\(images/([^)]+)\)")
-ASKED = {"gls_resnet18": " --models 80", "gls_full_model": " --targets 4"}  # beside --data
+ASKED = {"gls_resnet18": " --models 65", "gls_full_model": " --targets 4"}  # beside --data
 OPENING = """\
 # The papers' experiments
 

@@ -7,15 +7,21 @@ from typing import Any
 
 from benchmarks.reproduce.claims import NOT_RUN, Results
 from benchmarks.reproduce.printed_gls import METRICS, SET_UP, TABLE_2
+from benchmarks.reproduce.shown_gls import (
+    DOUBTFUL,
+    FEW,
+    MORE,
+    NAME,
+    PRINTED,
+    at_all_depths,
+    doubtful,
+    missing,
+    plus,
+    shown_depths,
+)
 
-NAME, NAME_FURTHER = "gls_resnet18", "gls_full_model"
-FURTHER = "full model, further"  # of more targets, which the page shows beside the four depths of the paper
 THEORY = "![Trade-off curves of the best attack, by leverage](images/gls_theory.png)"
-DEPTHS = (*TABLE_2["lira"], FURTHER)
-PRINTED = {**{depth: depth for depth in DEPTHS}, FURTHER: "full model"}  # what the paper calls it
 LEAST_ACCURACY = 0.88
-FEW = 4  # targets, of which fewer have no spread to speak of
-DOUBTFUL = 0.5  # bound on the error of solves, from which a depth is shown and not judged
 OURS = {
     "gls_trace": "GLS (trace), last layer",
     "loss": "loss",
@@ -37,19 +43,6 @@ def section(results: Results) -> list[str]:
     if found is not None:
         lines += [*_summaries(found), *_costs(found), *_beside(found), *_figures(found)]
     return [*lines, "Figure 5 is theory, and needs no results:", "", THEORY, ""]
-
-
-def at_all_depths(results: Results) -> dict[str, Any] | None:
-    """The result with what was measured further beside its depths; None where it has not been run."""
-    found, further = results.get(NAME), results.get(NAME_FURTHER)
-    if found is None or further is None or "full model" not in further["depths"]:
-        return found
-    return {**found, "depths": {**found["depths"], FURTHER: further["depths"]["full model"]}, "further": further}
-
-
-def columns(found: dict[str, Any] | None) -> list[str]:
-    """The paper's depths, and ours where it was measured."""
-    return [depth for depth in DEPTHS if depth != FURTHER or (found is not None and FURTHER in found["depths"])]
 
 
 def _set_up(found: dict[str, Any]) -> list[str]:
@@ -74,7 +67,7 @@ def _set_up(found: dict[str, Any]) -> list[str]:
 
 
 def _table(found: dict[str, Any] | None) -> list[str]:
-    depths = columns(found)
+    depths = shown_depths(found)
     lines = [
         "Table 2: Spearman of GLS (trace) with what shadow models say, over each target's 40,000 training records "
         f"(the paper: {SET_UP['records scored a target']} records); printed → ours.",
@@ -97,14 +90,14 @@ def _table(found: dict[str, Any] | None) -> list[str]:
         early = [depth for depth in found["depths"] if doubtful(found["depths"][depth])]
         if early:
             lines += ["", f"\\* {_ended_early(found, early)}"]
-        if "further" in found:
-            lines += ["", _further(found["further"])]
+        if "more" in found:
+            lines += ["", _more_targets(found)]
     return [*lines, ""]
 
 
 def _read_so(found: dict[str, Any]) -> list[str]:
     """What the rows of Table 2 can and cannot say here."""
-    depths = [depth for depth in DEPTHS if depth in found["depths"]]
+    depths = [depth for depth in shown_depths(found) if depth in found["depths"]]
     outside, halves, strength = found["models_trained"] // 5, found["two_halves_of_the_models"], found["attack"]
     fitted = ", ".join(f"{_cell(found, depth, 'tpr_fitted')} ({depth})" for depth in depths)
     last = found["depths"][depths[0]]
@@ -155,8 +148,9 @@ def _costs(found: dict[str, Any]) -> list[str]:
         "Cost of the leverage of **all** training records of a target, by depth (the paper's Figure 1 has 128 records "
         "on an A100). The last layer is the closed form; deeper ones are random projections of the Gauss–Newton "
         "curvature. Damping is in units of the summed loss. Inexact solves put "
-        "the projections of all records together off by the solve error at most, relative to them (about that where a "
-        "run is older than the bound); a trace is a sum of their squares. The sketch error is that of a single trace.",
+        "the projections of all records together off by the solve error at most, relative to them (≈: estimated from "
+        f"the worst residual, as the run is older than the bound{_estimated(found)}); a trace is a sum of their "
+        "squares. The sketch error is that of a single trace.",
         "",
         "| | parameters | damping | probes | steps | worst residual | solve error | sketch error | seconds | GB |",
         "|---|---|---|---|---|---|---|---|---|---|",
@@ -167,7 +161,8 @@ def _costs(found: dict[str, Any]) -> list[str]:
             f"{measured['damping']:g}",
             *(str(measured.get(name, "–")) for name in ("probes", "most_steps_taken")),
             f"{measured['worst_residual']:.2g}" if "worst_residual" in measured else "–",
-            *(f"{measured[name]:.2f}" if name in measured else "–" for name in ("solve_error", "sketch_error")),
+            _solve_error(measured) if "solve_error" in measured else "–",
+            f"{measured['sketch_error']:.2f}" if "sketch_error" in measured else "–",
             f"{measured['seconds']['mean']:.1f}",
             str(measured.get("peak_gb", "–")),
         ]
@@ -191,6 +186,16 @@ def _costs(found: dict[str, Any]) -> list[str]:
             f"{checked['spearman']:.2f} with them.",
         ]
     return [*lines, ""]
+
+
+def _estimated(found: dict[str, Any]) -> str:
+    """How such an estimate does where there is the bound, too."""
+    measured = found["depths"].get(MORE)
+    if measured is None:
+        return ""
+    share = measured["parameters"] / measured["sum_of_traces"]["mean"]
+    estimate = measured["worst_residual"] * share**0.5 / 2
+    return f"; in the last row it would be {estimate:.2f}"
 
 
 def _beside(found: dict[str, Any]) -> list[str]:
@@ -256,11 +261,6 @@ def _figures(found: dict[str, Any]) -> list[str]:
     return [*lines, "", "![Trade-off curves](images/gls_tradeoff.png)", ""]
 
 
-def doubtful(measured: dict[str, Any]) -> bool:
-    """Whether the solves of a depth ended so early that it is shown and not judged."""
-    return bool(measured.get("solve_error", 0.0) >= DOUBTFUL)
-
-
 def _marked(found: dict[str, Any] | None, depth: str) -> str:
     """The name of a depth, with a mark where it is doubtful."""
     early = found is not None and doubtful(found["depths"].get(depth, {}))
@@ -269,27 +269,37 @@ def _marked(found: dict[str, Any] | None, depth: str) -> str:
 
 def _ended_early(found: dict[str, Any], depths: list[str]) -> str:
     each = [
-        f"{depth}: after {found['depths'][depth]['most_steps_taken']} steps a residual of "
-        f"{found['depths'][depth]['worst_residual']:.2g}, an error of up to {found['depths'][depth]['solve_error']:.2f}"
-        for depth in depths
+        f"{depth}: {_solve_error(measured)} after {measured['most_steps_taken']} steps, with a residual of "
+        f"{measured['worst_residual']:.2g}"
+        for depth, measured in found["depths"].items()
+        if depth in depths
     ]
     return (
-        f"Solves stopped at their limit of steps ({'; '.join(each)}), so this is shown and not judged. [On a small "
+        f"An error of solves of {DOUBTFUL} or more ({'; '.join(each)}), so this is shown and not judged. [On a small "
         "network whose exact leverage is known](network.md#what-it-costs) such solves left sums too high and the "
-        "order nearly right."
+        "order nearly right; how far sums are off here was not measured."
     )
 
 
-def _further(further: dict[str, Any]) -> str:
-    measured = further["depths"]["full model"]
+def _more_targets(found: dict[str, Any]) -> str:
+    more, measured = found["more"], found["depths"][MORE]
+    last = measured["last layer of these targets"]
     return (
-        f"{FURTHER[0].upper()}{FURTHER[1:]}: {measured['targets']} more targets (held-out accuracy "
-        f"{plus(further['accuracy']['accuracy_held_out'], 3)}), none of the {further['references']['models']} models; "
-        f"solves took {measured['most_steps_taken']} steps, to an error of {measured['solve_error']:.2f} at most. "
-        "Means and deviations kept of those models, in float16, give these targets' LiRA scores and all else but the "
-        "TPR, which takes every model's answer. Traces of a target's records add up to "
-        f"{measured['sum_of_traces']['mean']:,.0f} ± {measured['sum_of_traces']['half_width']:,.0f}."
+        f"{MORE[0].upper()}{MORE[1:]}: {measured['targets']} (held-out accuracy "
+        f"{plus(more['accuracy']['accuracy_held_out'], 3)}), none of the {more['references']['models']} models. "
+        f"{measured['unsolved']} of {measured['right_sides']} right sides were not at the tolerance of "
+        f"{more['solving']['tolerance']:g} after {measured['most_steps_taken']} steps (residual "
+        f"{measured['worst_residual']:.2g} at most), with an error of {measured['solve_error']:.2f} at most. With a "
+        "target's own φ, the means and deviations kept of those models (in float16) give its LiRA scores and the other "
+        "rows, but neither the TPR nor the attack on the highest and lowest 2 %, which take every model's answer; the "
+        "effect size is the same for all of these targets. Their last layer has "
+        f"{plus(last['lira'])} with the LiRA score and {plus(last['effect_size'])} with the effect size."
     )
+
+
+def _solve_error(measured: dict[str, Any]) -> str:
+    """With a mark where it is of a run older than the bound, and estimated from the worst residual."""
+    return f"{'' if 'sum_of_traces' in measured else '≈ '}{measured['solve_error']:.2f}"
 
 
 def _cell(found: dict[str, Any] | None, depth: str, metric: str) -> str:
@@ -297,13 +307,3 @@ def _cell(found: dict[str, Any] | None, depth: str, metric: str) -> str:
         return missing(found, depth)
     value = found["depths"][depth]["all"]["gls_trace"].get(metric)
     return "–" if value is None else plus(value)
-
-
-def missing(found: dict[str, Any] | None, depth: str) -> str:
-    return "not to be had" if found is not None and depth in found["not_to_be_had"] else NOT_RUN
-
-
-def plus(value: dict[str, float], digits: int = 2) -> str:
-    """A mean with its ±, which a few targets do not have."""
-    middle = f"{round(value['mean'], digits) + 0.0:.{digits}f}".replace("-", "−")
-    return middle if value["of"] < FEW else f"{middle} ± {value['half_width']:.{digits}f}"

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.reproduce.data import cifar10_training
+from benchmarks.reproduce.gls_network import DEPTHS
 from benchmarks.reproduce.gls_tradeoff import GRID
 from benchmarks.reproduce.kept_results import Arrays, read_kept
-from benchmarks.reproduce.page_gls import DEPTHS, NAME, NAME_FURTHER, PRINTED, at_all_depths, doubtful
 from benchmarks.reproduce.printed_gls import LEVERAGES, TABLE_2
+from benchmarks.reproduce.shown_gls import DOUBTFUL, NAME, NAME_MORE, SHOWN, at_all_depths, doubtful
 from giveaway.figures import tradeoff_curves
 from giveaway.reporting.figures import COLOURS, GREY
 from giveaway.reporting.picture import blank, new_picture
@@ -28,8 +29,8 @@ def draw(results: Path, data: Path | None = None) -> dict[str, Figure]:
     if kept is None:
         return figures
     found, arrays = kept
-    further = read_kept(results, NAME_FURTHER)
-    everything = at_all_depths({NAME: found, **({} if further is None else {NAME_FURTHER: further[0]})})
+    more = read_kept(results, NAME_MORE)
+    everything = at_all_depths({NAME: found, **({} if more is None else {NAME_MORE: more[0]})})
     assert everything is not None
     figures["gls_depths"] = by_depth(everything)
     figures["gls_tradeoff"] = measured_tradeoff(found, arrays)
@@ -45,9 +46,10 @@ def by_depth(found: dict[str, Any]) -> Figure:
     from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
     figure, axes = blank("GLS with what shadow models say, and its cost, by depth", (6.4, 4.2))
-    depths = [depth for depth in DEPTHS if depth in found["depths"]]
+    depths = [depth for depth in SHOWN if depth in found["depths"]]
+    joined = [depth for depth in depths if depth in DEPTHS]  # of the same targets, or some of them
     seconds = [found["depths"][depth]["seconds"]["mean"] for depth in depths]
-    printed = [TABLE_2["lira"][PRINTED[depth]] for depth in depths]
+    printed = [TABLE_2["lira"][depth] for depth in joined]
     beside = axes.twinx()
     beside.bar(depths, seconds, color="#DDE8F0", width=0.6)
     beside.set_yscale("log")
@@ -60,13 +62,17 @@ def by_depth(found: dict[str, Any]) -> Figure:
     axes.patch.set_visible(False)
     lowest = 0.0
     for place, (metric, title) in enumerate({"lira": "LiRA score", "effect_size": "effect size"}.items()):
-        ours = [found["depths"][depth]["all"]["gls_trace"][metric] for depth in depths]
-        mean, width = zip(*((value["mean"], value["half_width"]) for value in ours), strict=True)
-        colour = COLOURS[2 - 2 * place]
-        axes.errorbar(depths, mean, width, color=colour, marker="os"[place], capsize=4, label=f"ours, {title}")
-        lowest = min(lowest, *(m - w for m, w in zip(mean, width, strict=True)))
+        colour, label = COLOURS[2 - 2 * place], f"ours, {title}"
+        for part in (joined, [depth for depth in depths if depth not in joined]):
+            if not part:
+                continue
+            ours = [found["depths"][depth]["all"]["gls_trace"][metric] for depth in part]
+            mean, width = zip(*((value["mean"], value["half_width"]) for value in ours), strict=True)
+            axes.errorbar(part, mean, width, color=colour, marker="os"[place], capsize=4, label=label)
+            lowest = min(lowest, *(m - w for m, w in zip(mean, width, strict=True)))
+            label = None
     axes.errorbar(
-        depths,
+        joined,
         *zip(*printed, strict=True),
         color=GREY,
         marker="D",
@@ -80,7 +86,7 @@ def by_depth(found: dict[str, Any]) -> Figure:
     names = [depth.replace(", ", ",\n") + "*" * mark for depth, mark in zip(depths, early, strict=True)]
     axes.set_xticks(range(len(depths)), names)
     if any(early):
-        axes.set_xlabel("* solves ended early")
+        axes.set_xlabel(f"* error of solves {DOUBTFUL} or more")
     axes.legend(frameon=False, loc="upper left")
     return figure
 
