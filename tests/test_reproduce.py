@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.reproduce import __main__ as command
-from benchmarks.reproduce import claims_mia
+from benchmarks.reproduce import claims_mia, costs_mia, images, remarks_mia
 from benchmarks.reproduce import data as sets
 from benchmarks.reproduce import printed_mia as printed
 from benchmarks.reproduce.attacked import Truth, _truth, balanced_accuracy, best_threshold, halves_of
@@ -31,6 +32,7 @@ from benchmarks.reproduce.text import build_transformer
 
 from giveaway.attacks import AttackScores, rmia
 from giveaway.attacks.membership import balanced_membership
+from giveaway.attacks.training import Training
 from giveaway.checks import InputError
 from giveaway.records import Signals
 
@@ -149,25 +151,58 @@ def test_summaries_over_the_limit_are_refused(tmp_path):
         job(tmp_path).save("big", {}, {"noise": np.random.default_rng(0).normal(size=4_000_000)})
 
 
-def test_cifar100_is_read_from_the_folder_that_torchvision_writes(tmp_path):
-    inside = tmp_path / "cifar-100-python"
+def write_cifar100(folder):
+    """As torchvision leaves it: 300 images to train on, 80 others."""
+    inside = folder / "cifar-100-python"
     inside.mkdir()
     rng = np.random.default_rng(0)
-    images = {
+    made = {
         "train": rng.integers(0, 256, (300, 32, 32, 3), np.uint8),
         "test": rng.integers(0, 256, (80, 32, 32, 3), np.uint8),
     }
-    for name, pixels in images.items():
+    for name, pixels in made.items():
         rows = pixels.transpose(0, 3, 1, 2).reshape(len(pixels), -1)  # red, then green, then blue planes
         held = {"data": rows, "fine_labels": [row % 100 for row in range(len(rows))], "coarse_labels": [0] * len(rows)}
         (inside / name).write_bytes(pickle.dumps(held))
+    return made
+
+
+def test_cifar100_is_read_from_the_folder_that_torchvision_writes(tmp_path):
+    written = write_cifar100(tmp_path)
     x, y, x_test, y_test = sets.cifar100(tmp_path)
-    np.testing.assert_array_equal(x, images["train"])
-    np.testing.assert_array_equal(x_test, images["test"])
+    np.testing.assert_array_equal(x, written["train"])
+    np.testing.assert_array_equal(x_test, written["test"])
     assert (y[101], y_test[79]) == (1, 79)
     made = sets.cifar100_images(tmp_path)
     assert (made.records, len(made.inputs), made.outputs) == (300, 380, 100)
     np.testing.assert_allclose(made.inputs[:300].mean((0, 2, 3)), 0, atol=1e-4)
+
+
+def test_the_recipe_of_cifar100_runs_on_that_folder(tmp_path):
+    """From the folder to the results, with fewer epochs and a narrower network."""
+    write_cifar100(tmp_path)
+    experiment = next(each for each in images._EXPERIMENTS if each.name == "cifar100_resnet20")
+    assert experiment.training == Training(50, 256, "sgd", 1e-3, weight_decay=5e-4, momentum=0.9, precision="bfloat16")
+    quick = replace(experiment, build=experiment.build_small, training=replace(experiment.training, epochs=2))
+    work = tmp_path / "work"
+    work.mkdir()
+    quick.setting().run(Job(quick.name, tmp_path, work, models=8, targets=2, out=tmp_path))
+    result = json.loads((tmp_path / "cifar100_resnet20.json").read_text())
+    assert (result["records"], result["others"], result["records_a_model"]) == (300, 80, 150)
+    assert set(result["agreement"]["lira"]) == {"loss", "gradient_norm", "entropy", "influence", "newton", "fused"}
+    assert set(result["attacks"]) == {"lira", "rmia", "shokri"}
+
+
+def test_resnet_20_has_its_layers_and_its_dropout():
+    network = images.build_with_dropout((3, 32, 32), 100)
+    layers = [layer for layer in network.modules() if isinstance(layer, torch.nn.Conv2d | torch.nn.Linear)]
+    assert len([layer for layer in layers if getattr(layer, "kernel_size", None) == (3, 3)]) == 19
+    assert isinstance(network[-1], torch.nn.Linear)
+    assert network[-1].out_features == 100
+    assert network[-2].p == 0.3
+    x = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    assert not torch.equal(network.train()(x), network(x))
+    assert torch.equal(network.eval()(x), network(x))
 
 
 def test_parts_of_cifar10_are_read_in_order(tmp_path, monkeypatch):
@@ -369,12 +404,12 @@ def test_small_results_are_refused(tmp_path, committed):
 def test_verdicts_stand_on_the_page(committed):
     text = page(committed, DOCS / "images")
     every = [claim for claims in claims_of_all(committed).values() for claim in claims]
-    assert len(every) == 28
+    assert len(every) == 29
     for claim in every:
         assert f"{claim.text[1:]} | **{claim.verdict}** | " in text
 
 
-@pytest.mark.parametrize("place", range(8))
+@pytest.mark.parametrize("place", range(9))
 def test_each_claim_turns_with_its_numbers(committed, place):
     """All settings as the claim would have it, then one (or, of a claim about most, most) the other way."""
 
@@ -386,6 +421,8 @@ def test_each_claim_turns_with_its_numbers(committed, place):
         set_recall(found, "fused", 0.7)
         set_recall(found, "whole_network", 0.3)
         found["newton_over_influence"]["largest_error"] = 1e-9
+        for attack, accuracy in (("lira", 0.7), ("rmia", 0.65), ("shokri", 0.6)):
+            found["attacks"][attack]["balanced_accuracy"] = accuracy
         found["seconds"]["references"] = 2_000 * found["seconds"]["per_target"]["surrogates"]
 
     bad = [
@@ -396,6 +433,7 @@ def test_each_claim_turns_with_its_numbers(committed, place):
         lambda found: set_recall(found, "newton", 0.9, truth="shokri"),
         lambda found: set_recall(found, "whole_network", 0.9),
         lambda found: found["seconds"].update(references=999 * found["seconds"]["per_target"]["surrogates"]),
+        lambda found: found["attacks"]["rmia"].update(balanced_accuracy=0.71),
         lambda found: set_recall(found, "fused", 0.5),
     ][place]
     results = everywhere(committed, good)
@@ -418,13 +456,13 @@ def test_fused_is_held_against_newton_on_the_resnet_too(committed):
             set_recall(found, score, share)
 
     results = everywhere(committed, change)
-    assert claims_mia.claims(results)[7].verdict == HOLDS
+    assert claims_mia.claims(results)[8].verdict == HOLDS
     results["gls_resnet18"]["beside"]["fused"]["recall"] = {"0": 0.5, "2": 0.6}
-    claim = claims_mia.claims(results)[7]
+    claim = claims_mia.claims(results)[8]
     assert claim.verdict == FAILS
     assert "ResNet-18 55.0 % against 65.0 % of the largest effect sizes; −10.0 ± 0.0 (standard error)" in claim.why
     del results["gls_resnet18"]["beside"]["fused"]
-    assert claims_mia.claims(results)[7].verdict == UNMEASURED
+    assert claims_mia.claims(results)[8].verdict == UNMEASURED
 
 
 def test_the_whole_network_is_held_against_the_last_layer_of_the_same_targets(committed):
@@ -435,6 +473,75 @@ def test_the_whole_network_is_held_against_the_last_layer_of_the_same_targets(co
     assert "55.0 % in" in why
     assert "last layer 45.0 % in" in why
     assert why.endswith("+10.0 ± 0.0 (standard error) over the same 2 targets")
+
+
+def test_scores_that_shared_their_gpu_are_told_and_not_counted(committed):
+    claim = claims_mia.claims(committed)[6]
+    assert claim.why.startswith("so in 3 of 6: ")
+    told = committed["sst2_transformer"]["seconds"]
+    times = f"{told['references'] / told['per_target']['surrogates']:,.0f}"
+    assert claim.why.endswith(
+        f"; not counted: SST-2, transformer {times} ×, its scores on a GPU that another training shared"
+    )
+    alone = copy_of(committed)
+    alone["sst2_transformer"]["seconds"]["surrogates"] += 1.0
+    assert claims_mia.claims(alone)[6].why.startswith("so in 3 of 7: ")
+
+
+def test_cells_far_from_the_printed_ones_are_counted_and_explained(committed):
+    """By hand, for every setting: two standard errors of both sides' targets."""
+    told = {line.split(":")[0][2:]: line for line in remarks_mia.remarks(committed) if line.startswith("- ")}
+    for name in claims_mia.TO_BE_HAD:
+        found, far, cells = committed[name], [], 0
+        for score, row in printed.RECALLS[name].items():
+            for metric, cell in zip(printed.ALIKE, row, strict=True):
+                if cell is None:
+                    continue
+                own, scale = found["agreement"]["lira"][score], 1 if metric == "spearman" else 100
+                mean, spread = scale * np.array(own[metric])
+                cells += 1
+                if abs(mean - cell[0]) > 2 * np.hypot(cell[1] / 4, spread / np.sqrt(own["targets"])):
+                    far.append((metric != "spearman", abs(mean - cell[0]), mean - cell[0]))
+        line = told[printed.SHORT[name]]
+        assert f"Far in Table 5: {len(far)} of {cells} cells, farthest " in line
+        for digits, share in ((1, True), (3, False)):
+            more = max((each for each in far if each[0] == share), key=lambda each: each[1])[2]
+            assert f"({more:+.{digits}f})".replace("-", "−") in line.split("Far in Table 5")[1]
+    assert "Far in Table 1: loss (+6.3), gradient norm (+38.8)." in told["California, MLP"]
+    assert "Far in Table 1: no cell." in told["Energy"]
+    near = copy_of(committed["energy_mlp"])
+    for score, row in printed.RECALLS["energy_mlp"].items():
+        for metric, cell in zip(printed.ALIKE, row, strict=True):
+            scale = 1 if metric == "spearman" else 100
+            near["agreement"]["lira"][score][metric] = [cell[0] / scale, cell[1] / scale]
+    lines = remarks_mia.remarks({"energy_mlp": near})
+    assert "Far in Table 5: none of 16 cells." in next(line for line in lines if line.startswith("- Energy"))
+
+
+def test_other_attacks_have_every_measure_on_the_page(committed):
+    text = page(committed, DOCS / "images")
+    rows = [line for line in text.splitlines() if line.startswith("| Energy | Newton step |") and "→" not in line]
+    agreement = committed["energy_mlp"]["agreement"]
+    expected = []
+    for truth in ("rmia", "shokri"):
+        for metric in printed.ALIKE:
+            mean, spread = agreement[truth]["newton"][metric]
+            scale, digits = (1, 3) if metric == "spearman" else (100, 2)
+            expected.append(f"{scale * mean:.{digits}f} ± {scale * spread:.{digits}f}")
+    assert rows == [f"| Energy | Newton step | {' | '.join(expected)} |"]
+
+
+def test_table_4_has_the_sum_of_what_was_run(committed):
+    few = {name: committed[name] for name in ("energy_mlp", "california_linear")}
+    left_out = ("per_target", "halves", "fused", "fused_records")
+    spent = sum(value for found in few.values() for phase, value in found["seconds"].items() if phase not in left_out)
+    told = "\n".join(costs_mia.table_4(few))
+    assert f"| 5.3 h → {costs_mia._time(spent)} |" in told
+    assert "50,000 × for BloodMNIST" in told
+    assert "features are made once" not in told
+    assert "BloodMNIST: features are made once" in "\n".join(
+        costs_mia.table_4(few | {"bloodmnist_head": committed["bloodmnist_head"]})
+    )
 
 
 def test_less_is_less_beyond_the_noise(committed):

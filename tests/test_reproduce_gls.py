@@ -303,7 +303,7 @@ def test_a_depth_whose_solves_ended_early_is_marked_and_not_judged():
     text, claims = "\n".join(page_gls.section({NAME: result})), claims_gls.claims({NAME: result})
     assert claims[3].verdict == HOLDS
     assert "(full model, 4 targets, not judged: an error of solves that is too large; " in claims[3].why
-    assert text.count("full model\\*") == 4
+    assert text.count("full model\\*") == 5
     assert "\\* An error of solves of 0.5 or more (full model: ≈ 0.90 after 19 steps, with a residual of 0.004)" in text
 
 
@@ -509,6 +509,11 @@ def test_page_has_the_numbers_of_the_results(result, of):
             printed, spread = TABLE_2[metric][depth]
             ours = f"{value['mean']:z.2f}" + (f" ± {value['half_width']:.2f}" if of == 5 else "")
             assert cell.strip().replace("−", "-") == f"{printed:.2f} ± {spread:.2f} → {ours}"
+    first = text.split("over the first 128 training records")[1].splitlines()
+    row = next(line for line in first if line.startswith("| TPR at 5 % FPR |")).split("|")[2:-1]
+    expected = [result["depths"][depth]["first"]["gls_trace"]["tpr"]["mean"] for depth in DEPTHS]
+    assert [cell.split("±")[0].strip().replace("−", "-") for cell in row] == [f"{value:z.2f}" for value in expected]
+    assert f"{DEPTHS[0]}). We know no cause" in text
     assert "below 0.88" in text
     view = result["beside"]["fused"]["view"]
     assert f"memorized M = {view['memorized']['mean']:.2f}" in text

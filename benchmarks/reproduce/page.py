@@ -17,17 +17,19 @@ OPENING = """\
 # The papers' experiments
 
 The three papers that this library builds on print tables and figures. Here is each that can be had, beside what we
-measure with our own code, and a verdict on every claim. Numbers of ours come from `benchmarks/reproduce/results`
-alone; this page and its pictures are written by
+measure with our own code, and a verdict on every claim. Numbers of ours come from `benchmarks/reproduce/results`; of
+LOOD, some come from `benchmarks/results/lood_figures.json` (its section says which). This page and its pictures are
+written by
 
 ```console
 python -m benchmarks.reproduce table
-python -m benchmarks.reproduce figures
+python -m benchmarks.reproduce figures --data DIR
 ```
 
-and one setting is measured again, from its data to its numbers, by `python -m benchmarks.reproduce run SETTING --data
-DIR` (`--small` tries it out on made data). A run that is stopped goes on where it was. Ours differ from the papers'
-experiments in encoders, splits, numbers of models and machines; each section says where.
+from what is kept, without training or measuring anything (`--data` for the two pictures that show records). One setting
+is measured again, from its data to its numbers, by `python -m benchmarks.reproduce run SETTING --data DIR` (`--small`
+tries it out on made data). A run that is stopped goes on where it was. Ours differ from the papers' experiments in
+encoders, splits, numbers of models and machines; each section says where.
 
 All of these are rankings, compared with what attacks find. A ranking is not a count of exposed records, and a record
 that none of these attacks finds may be found by another.

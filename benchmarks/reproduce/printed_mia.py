@@ -160,10 +160,35 @@ HOURS = {
     "sst2_head": 70.0,
 }
 FASTER = (1_000, 10_000)  # times: scores of a target against training 200 references (Section 5.2)
-TABLE_6 = (
-    "to appearing in this junk that 's tv sitcom material at best",
-    "is never quite able to overcome the cultural moat surrounding its l...",
-)  # the first by Newton step, and by influence
+TEXT_FASTER = {"bloodmnist_head": 50_000}  # the same where the text of Appendix C.2 has it
+ALL_HOURS = 266  # Table 4's total
+# the ten sentences with the highest scores, cut off as printed
+TABLE_6 = {
+    "newton": (
+        "to appearing in this junk that 's tv sitcom material at best",
+        "the filmmakers wisely decided to let crocodile hunter steve irwin d...",
+        "the kind that pretends to be passionate and truthful but is really ...",
+        "a supernatural mystery that does n't know whether it wants to be a ...",
+        "less the cheap thriller you 'd expect than it is a fairly revealing...",
+        "played-out",
+        "of a callow rich boy who is forced to choose between his beautiful ...",
+        "that collect a bunch of people who are enthusiastic about something...",
+        ": the widowmaker is derivative , overlong , and bombastic – yet su...",
+        "ride around a pretty tattered old carousel .",
+    ),
+    "influence": (
+        "is never quite able to overcome the cultural moat surrounding its l...",
+        "spider-man",
+        "nicks refuses to let slackers be seen as just another teen movie , ...",
+        "recycle images and characters that were already tired 10 years ago",
+        "report that the children of varying ages in my audience never cough...",
+        "breach gaps in their relationships with their fathers",
+        "it 's painful to watch witherspoon 's talents wasting away inside u...",
+        "its drastic iconography",
+        "of a callow rich boy who is forced to choose between his beautiful ...",
+        'never does " lilo & stitch " reach the emotion or timelessness of...',
+    ),
+}
 ODDITIES = {
     "california_linear": "the paper's rows of loss and gradient norm are the same here, as of a gradient of the output",
     "cifar10_cnn": "the whole-network row of the paper's Table 5 repeats that of California Housing",
