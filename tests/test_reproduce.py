@@ -183,10 +183,10 @@ def test_the_recipe_of_cifar100_runs_on_that_folder(tmp_path):
     write_cifar100(tmp_path)
     experiment = next(each for each in images._EXPERIMENTS if each.name == "cifar100_resnet20")
     assert experiment.training == Training(50, 256, "sgd", 1e-3, weight_decay=5e-4, momentum=0.9, precision="bfloat16")
-    quick = replace(experiment, build=experiment.build_small, training=replace(experiment.training, epochs=2))
+    quick = replace(experiment, build=experiment.build_small, training=replace(experiment.training, epochs=1))
     work = tmp_path / "work"
     work.mkdir()
-    quick.setting().run(Job(quick.name, tmp_path, work, models=8, targets=2, out=tmp_path))
+    quick.setting().run(Job(quick.name, tmp_path, work, models=8, targets=1, out=tmp_path))
     result = json.loads((tmp_path / "cifar100_resnet20.json").read_text())
     assert (result["records"], result["others"], result["records_a_model"]) == (300, 80, 150)
     assert set(result["agreement"]["lira"]) == {"loss", "gradient_norm", "entropy", "influence", "newton", "fused"}
