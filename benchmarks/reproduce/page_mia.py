@@ -166,7 +166,10 @@ def _pictures(results: Results) -> list[str]:
         "mia_loss_influence": "Figure 7: loss, influence and LiRA's success",
     }
     pictures = [line for file, title in shown.items() for line in (f"![{title}](images/{file}.png)", "")]
-    told = "Bands of the curves are one standard deviation over targets; dashed is the first target alone."
+    told = (
+        "Bands of the curves are one standard deviation over targets; dashed is the first target alone. In Figure 7 "
+        "records that LiRA finds more often lie above others."
+    )
     return [told, "", *pictures]
 
 

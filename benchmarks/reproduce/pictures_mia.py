@@ -27,7 +27,6 @@ WIDTH = {"influence": 3.6, "newton": 2.2}  # what lies on each other stays visib
 ATTACKS = {"lira": "LiRA", "rmia": "RMIA", "shokri": "Shokri's attack"}
 IMAGES = {"bloodmnist_head": bloodmnist_images, "cifar10_cnn": cifar10}
 LOWEST = 1e-3  # recall that is still drawn
-MOST_POINTS = 8_000
 COLUMNS = 4
 
 
@@ -80,8 +79,7 @@ def loss_and_influence(kept: dict[str, Arrays]) -> Figure:
     figure, panels = _panels("Loss and influence of the first target's records", list(kept))
     for axes, arrays in zip(panels, kept.values(), strict=True):
         success = arrays["success_lira"][arrays["target_rows"].astype(np.int64)]
-        rows = np.random.default_rng(0).permutation(len(success))[:MOST_POINTS]
-        rows = rows[np.argsort(success[rows], kind="stable")]
+        rows = np.argsort(success, kind="stable")
         points = axes.scatter(
             10 ** arrays["target_loss"][rows],
             10 ** arrays["target_influence"][rows],
@@ -89,7 +87,7 @@ def loss_and_influence(kept: dict[str, Arrays]) -> Figure:
             cmap="viridis_r",
             vmin=0.5,
             vmax=1,
-            s=4,
+            s=3,
             linewidths=0,
         )
         axes.set(xscale="log", yscale="log")
