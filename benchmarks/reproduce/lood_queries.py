@@ -3,7 +3,6 @@
 multiple      the best q = 1, 2, 4, 8 queries for one record at depths 2 to 10 (Appendix E.1)
 normalized    the best query where records are normalized by their own statistics, CNN of depth 5 (Figure 10)
 convolutional the same kernel without the normalization (Figure 8b)
-sine          the toy example: Algorithm 1's record, and the best queries of both distances (Figures 2a, 7, 11, 12)
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 
 from benchmarks.reproduce.lood_data import cars_and_planes, ten_classes
@@ -21,9 +19,6 @@ from benchmarks.reproduce.lood_measures import digits
 from benchmarks.reproduce.lood_networks import chosen_records
 from benchmarks.reproduce.setting import Job, Setting, write_json
 from giveaway.gp.conv_nngp import ConvNNGP
-from giveaway.gp.differing_point import steepest_point
-from giveaway.gp.divergence import lood_at
-from giveaway.gp.kernels import RBF
 from giveaway.gp.nngp import NNGP
 from giveaway.gp.normalization import remove_normalized
 from giveaway.gp.posterior import fit
@@ -34,7 +29,6 @@ BOX = (-2.0, 2.0)  # of pixels as `lood_data.scaled` leaves them
 SEARCH: dict[str, Any] = {"tolerance": 1e-3, "seed": 4}
 FROM_THE_RECORD = 1e-9  # tolerance
 ABOVE = 1e-6  # relative; less is rounding
-SINE_NOISE, SINE_ENDS = 0.01, 5.0
 
 
 def run(job: Job) -> None:
@@ -42,7 +36,6 @@ def run(job: Job) -> None:
         "multiple": multiple,
         "normalized": normalized,
         "convolutional": convolutional,
-        "sine": sine,
     }
     found = {}
     for name, part in parts.items():
@@ -81,7 +74,7 @@ def multiple(job: Job) -> dict:
 
 def normalized(job: Job) -> dict:
     """Starts at the record itself, where the slope is small and the search has to be told to go on, and around it."""
-    x, y, chosen, depth, steps = _images(job)
+    x, y, chosen, depth, steps = ten_class_images(job)
     removal = remove_normalized(ConvNNGP(depth), x, y, NOISE, chosen)
     own = x[chosen].unsqueeze(1).unsqueeze(1)
     near = optimal_queries(removal, starts=own, bounds=BOX, steps=steps, tolerance=FROM_THE_RECORD)
@@ -99,7 +92,7 @@ def normalized(job: Job) -> dict:
 
 
 def convolutional(job: Job) -> dict:
-    x, y, chosen, depth, steps = _images(job)
+    x, y, chosen, depth, steps = ten_class_images(job)
     removal = remove(fit(ConvNNGP(depth), x, y, NOISE), chosen)
     found = optimal_queries(removal, starts=4, bounds=BOX, steps=steps, **SEARCH)
     best = found.queries[:, 0].flatten(1)
@@ -113,32 +106,7 @@ def convolutional(job: Job) -> dict:
     }
 
 
-def sine(job: Job) -> dict:
-    """Where the largest distances lie for Algorithm 1's record, over many draws of the ten records."""
-    draws = 5 if job.small else 100
-    grid = torch.linspace(-SINE_ENDS, SINE_ENDS, 2_001, dtype=torch.float64)[:, None]
-    step = float(grid[1] - grid[0])
-    found, kl_off, mean_off = [], [], []
-    for draw in range(draws):
-        x = torch.randn(10, 1, generator=torch.Generator().manual_seed(draw), dtype=torch.float64)
-        before = fit(RBF(1.0), x, x.sin(), SINE_NOISE)
-        point = steepest_point(before, torch.sin, bounds=(-SINE_ENDS, SINE_ENDS), starts=32, seed=draw).point
-        added = torch.cat([x, point.view(1, 1)])
-        removal = remove(fit(RBF(1.0), added, added.sin(), SINE_NOISE), torch.full((len(grid),), len(x)))
-        distances = lood_at(removal, grid[:, None])
-        found.append(float(point))
-        kl_off.append(abs(float(grid[distances.kl.argmax()]) - float(point)))
-        mean_off.append(abs(float(grid[distances.mean.argmax()]) - float(point)))
-    return {
-        "draws": draws,
-        "steepest_between": [digits(np.abs(found).min()), digits(np.abs(found).max())],
-        "kl_largest_at_the_record": int((np.array(kl_off) <= step).sum()),
-        "mean_largest_elsewhere": int((np.array(mean_off) > step).sum()),
-        "mean_distance_median_offset": digits(np.median(mean_off)),
-    }
-
-
-def _images(job: Job) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int, int]:
+def ten_class_images(job: Job) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int, int]:
     """50 images of every class (n, 3, 32, 32), one-hot targets less 1/10, the records left out, depth and steps."""
     records, rows, depth, steps = (20, 1, 1, 5) if job.small else (500, 10, 5, 40)
     pixels, labels = ten_classes(job, records, seed=21)
@@ -148,4 +116,4 @@ def _images(job: Job) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int, in
     return images.contiguous(), hot.to(job.device), chosen, depth, steps
 
 
-SETTINGS = {"lood_queries": Setting("lood_queries", "Several queries, normalization, the sine example", run)}
+SETTINGS = {"lood_queries": Setting("lood_queries", "Several queries, normalization", run)}

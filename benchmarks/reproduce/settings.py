@@ -17,7 +17,8 @@ HOMES = {
     "sst2_transformer": "text",
     "gls_resnet18": "gls_resnet",
     "gls_full_model": "gls_full_model",
-    **{f"lood_{part}": f"lood_{part}" for part in ("retrained", "correlation", "influence", "activations", "queries")},
+    **{f"lood_{part}": f"lood_{part}" for part in ("retrained", "correlation", "influence", "activations")},
+    **{f"lood_{part}": f"lood_{part}" for part in ("queries", "searches", "toys")},
 }
 
 
