@@ -172,7 +172,7 @@ def activations(data: Images, folder: Path) -> dict:
     titles = {
         "sphere": "on the sphere, K(x, x) = 1",
         "critical": "on the sphere, critical variances",
-        "raw": "raw pixels, σw² = 2",
+        "raw": "pixels from 0 to 1, σw² = 2",
     }
     figure, plots = blank((10.5, 4.0), list(titles.values()), columns=3)
     result = {}

@@ -16,17 +16,21 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.reproduce.claims import FAILS, HOLDS, NOT_RUN, UNMEASURED
 from benchmarks.reproduce.lood_activations import SETTINGS as ACTIVATIONS
+from benchmarks.reproduce.lood_claims import judged_claims
 from benchmarks.reproduce.lood_correlation import SETTINGS as CORRELATION
-from benchmarks.reproduce.lood_data import SCALE, cars_and_planes, made_pictures, write_cars_and_planes
+from benchmarks.reproduce.lood_data import SCALE, cars_and_planes, made_pictures, ten_classes, write_cars_and_planes
 from benchmarks.reproduce.lood_gaussian import distances
 from benchmarks.reproduce.lood_influence import SETTINGS as INFLUENCE
 from benchmarks.reproduce.lood_influence import empirical_kernel, left_out, train_with_checkpoints
 from benchmarks.reproduce.lood_measures import attack_auc, correlation, largest_at, where_largest
-from benchmarks.reproduce.lood_networks import SMALL, build_network, perturbed, retrain
-from benchmarks.reproduce.lood_queries import sine
+from benchmarks.reproduce.lood_networks import SMALL, build_network, chosen_records, perturbed, retrain
 from benchmarks.reproduce.lood_retrained import SETTINGS as RETRAINED
-from benchmarks.reproduce.page_lood import claims, section
-from benchmarks.reproduce.pictures_lood import draw
+from benchmarks.reproduce.lood_searches import SETTINGS as SEARCHES
+from benchmarks.reproduce.lood_searches import by_step, pixels
+from benchmarks.reproduce.lood_toys import SETTINGS as TOYS
+from benchmarks.reproduce.lood_toys import domain, normal_places, placed, see, slopes, steepest
+from benchmarks.reproduce.page_lood import FIGURES, claims, section
+from benchmarks.reproduce.pictures_lood import beside_the_record, draw
 from benchmarks.reproduce.printed_lood import GROUPS, PERTURBED, SINE
 from benchmarks.reproduce.printed_lood import RETRAINED as PRINTED
 from benchmarks.reproduce.setting import RESULTS, Job, OutOfTime
@@ -34,7 +38,9 @@ from benchmarks.reproduce.setting import RESULTS, Job, OutOfTime
 from giveaway.attacks.membership import model_seed
 from giveaway.attacks.stacked import train_stacked
 from giveaway.figures import save_figure
+from giveaway.gp.kernels import RBF
 from giveaway.gp.nngp import NNGP
+from giveaway.gp.posterior import fit
 from giveaway.network import InverseCurvature, Network, score_records
 
 TINY = replace(SMALL, records=24, held_out=8, chosen=3, rounds=2, width=8, epochs=2, batch=8)
@@ -50,7 +56,12 @@ def measured(tmp_path_factory):
         ("lood_activations", ACTIVATIONS),
     ):
         settings[name].run(_job(root, name))
-    CORRELATION["lood_correlation"].run(_job(root, "lood_correlation"))
+    for name, settings in (
+        ("lood_correlation", CORRELATION),
+        ("lood_searches", SEARCHES),
+        ("lood_toys", TOYS),
+    ):
+        settings[name].run(_job(root, name))
     kept = root / "results"
     kept.mkdir()
     for file in [*root.glob("*-small/lood_*.json"), *root.glob("*-small/lood_*.npz")]:
@@ -75,7 +86,10 @@ def test_small_runs_leave_results_that_the_page_states(measured):
     difference = f"{results['lood_activations']['networks']['mean_difference']:+.3f}".replace("-", "−")
     assert f"mean difference {difference} ±" in page
     assert f"KL {results['lood_correlation']['correlation_with_auc']['rbf']['images']['kl']['spearman']:.3f}" in page
-    assert page.count(NOT_RUN) == 4  # lood_queries
+    ends, placed_at = results["lood_searches"]["cars_and_planes"], results["lood_toys"]["placed"]
+    assert f"| {ends['found']} of {ends['chosen']}; the record is the nearest" in page
+    assert f"at most {placed_at['-5']['offset_of_the_largest'][2]:g} and" in page
+    assert page.count(NOT_RUN) == 3  # lood_queries
     assert all("nan" not in line.lower() for line in section(results))
 
 
@@ -87,30 +101,87 @@ def test_pictures_are_those_the_page_shows(measured, tmp_path):
     drawn = {path.name for path in tmp_path.iterdir()}
     shown = {line.split("images/")[1].rstrip(")") for line in section(results) if line.startswith("![")}
     assert drawn == shown
-    assert len(drawn) == 5
+    assert len(drawn) == 12
     assert draw(tmp_path / "nothing") == {}
 
 
 def test_without_results_nothing_is_claimed_but_what_lood_figures_measured():
     page = section({})
-    assert sum(NOT_RUN in line for line in page) == 15
+    assert sum(NOT_RUN in line for line in page) == 30
     verdicts = [claim.verdict for claim in claims({})]
-    assert verdicts.count(UNMEASURED) == 9
+    assert verdicts.count(UNMEASURED) == 19
     assert "84%; 94%, 8%" in "\n".join(page)  # benchmarks/results/lood_figures.json
 
 
 def test_committed_results_and_claims_agree():
-    results = {file.stem: json.loads(file.read_text()) for file in RESULTS.glob("lood_*.json")}
+    results, figures = _committed(), json.loads(FIGURES.read_text())
     page = "\n".join(section(results))
     judged = {claim.text: claim for claim in claims(results)}
-    assert len(judged) == 15
-    for name, text in (("lood_correlation", "Spearman images: KL"), ("lood_queries", "at most")):
-        assert (text in page) == (name in results)
-    if "lood_queries" in results:
-        sine_claim = next(claim for text, claim in judged.items() if "Algorithm 1" in text)
-        told = results["lood_queries"]["sine"]
-        right = told["kl_largest_at_the_record"] == told["mean_largest_elsewhere"] == told["draws"]
-        assert sine_claim.verdict == (HOLDS if right else FAILS)
+    assert len(judged) == 28
+    assert NOT_RUN not in page
+    assert UNMEASURED not in {claim.verdict for claim in judged.values()}
+
+    def verdict(part: str) -> str:
+        (found,) = (claim.verdict for text, claim in judged.items() if part in text)
+        return found
+
+    toys = results["lood_toys"]
+    told = toys["steepest"]
+    right = told["kl_largest_at_the_record"] == told["mean_largest_elsewhere"] == told["draws"]
+    assert verdict("Algorithm 1's record the mean") == (HOLDS if right else FAILS)
+    assert verdict("on a sine") == (HOLDS if toys["domain"]["kl_largest_at_the_record"] == 100 else FAILS)
+    assert f"{told['steepest_between'][0]:g} to {told['steepest_between'][1]:g} in 100 draws" in page
+    ends = results["lood_searches"]["cars_and_planes"]
+    assert verdict("a single search") == (HOLDS if ends["found"] > ends["chosen"] / 2 else FAILS)
+    alike = ends["not_found"]["alike"] + ends["not_found"]["negative"]
+    assert verdict("where a search ends lower") == (HOLDS if 2 * alike > ends["not_found"]["searches"] else FAILS)
+    assert f"{ends['found']} of {ends['chosen']}; the record" in page
+    sphere = results["lood_activations"]["nngp_sphere"]
+    assert f"mean difference {sphere['mean_difference']:+.3f} ± {sphere['standard_error']:.3f}" in page
+    assert (verdict("with GELU than with ReLU: inputs on the sphere") == HOLDS) == (
+        sphere["mean_difference"] > 2 * sphere["standard_error"]
+    )
+    studied = figures["activations"]["gelu_beside_relu"]["raw"]
+    lower = [cell["kl_lower_by_more_than_1.1"] for cell in studied.values()]
+    assert verdict("1.1 times") == FAILS
+    assert f"{lower[0]:.0%} at depth 2, {lower[-1]:.0%} at depth 10" in page
+    assert min(lower) < 0.95
+    assert verdict("gap between GELU and ReLU grows") == HOLDS
+    single = figures["groups"]["one_query"]["value_over_the_most_exposed_members_min_median_max"]
+    assert verdict("best single query") == FAILS
+    assert single[0] > 1
+    assert f"{single[0]:.3f} to {single[2]:.3f} in 10 groups" in page
+
+
+def test_verdicts_of_searches_toys_and_activations_turn_with_the_numbers():
+    results = {**_committed(), "lood_figures": json.loads(FIGURES.read_text())}
+    told = json.loads(json.dumps(results))
+    told["lood_searches"]["cars_and_planes"] |= {"found": 250}
+    told["lood_searches"]["cars_and_planes"]["not_found"] |= {"alike": 90, "negative": 7, "searches": 193}
+    told["lood_searches"]["convolutional"]["auc_at_the_query"][0] -= 0.1
+    told["lood_toys"]["domain"]["kl_largest_at_the_record"] -= 1
+    told["lood_toys"]["steepest"]["at_the_mean_optimum_over_the_record"]["log_ratio"][2] = 1.1
+    told["lood_toys"]["placed"]["5"]["offset_of_the_largest"][2] = 0.2
+    told["lood_retrained"]["largest_along_a_direction"]["networks"]["at_the_record"] = 55
+    told["lood_activations"]["nngp_sphere"] |= {"mean_difference": 0.03}
+    told["lood_queries"]["normalized"]["darker_than_the_record"] = 6
+    figures = told["lood_figures"]
+    figures["activations"]["gelu_beside_relu"]["critical"]["6"]["kl_median_of_ratios"] = 1.1
+    for cell in figures["activations"]["gelu_beside_relu"]["raw"].values():
+        cell["kl_lower_by_more_than_1.1"] = 0.96
+    figures["groups"]["one_query"]["value_over_the_most_exposed_members_min_median_max"] = [0.9, 0.95, 1.0]
+    before, after = judged_claims(results), judged_claims(told)
+    turned = {a.text[:40] for a, b in zip(before, after, strict=True) if a.verdict != b.verdict}
+    similar = next(claim for claim in before if claim.text.startswith("the best query's LOOD"))
+    assert len(turned) == (11 if similar.verdict == HOLDS else 10) + (1 if _resembling(before) == FAILS else 0)
+
+
+def _resembling(judged: list) -> str:
+    return next(claim.verdict for claim in judged if claim.text.startswith("where a search ends lower"))
+
+
+def _committed() -> dict:
+    return {file.stem: json.loads(file.read_text()) for file in RESULTS.glob("lood_*.json")}
 
 
 def test_printed_numbers_are_the_papers():
@@ -128,9 +199,9 @@ def test_claims_turn_with_the_numbers(measured):
     for name in told["lood_influence"]["with_the_change"]:
         told["lood_influence"]["with_the_change"][name]["pearson"] = 0.3
     told["lood_influence"]["with_the_change"]["lood_mean"]["pearson"] = 0.4
-    assert claims(told)[4].verdict == HOLDS
+    assert claims(told)[5].verdict == HOLDS
     told["lood_influence"]["with_the_change"]["tracin"]["pearson"] = 0.5
-    assert claims(told)[4].verdict == FAILS
+    assert claims(told)[5].verdict == FAILS
 
 
 def test_a_round_leaves_each_chosen_record_out_and_a_second_command_goes_on(tmp_path):
@@ -265,6 +336,95 @@ def test_cars_and_planes_of_a_folder(tmp_path):
         cars_and_planes(replace(job, data=tmp_path / "none"), 10, 4)
 
 
-def test_the_sine_example(tmp_path):
-    told = sine(_job(tmp_path, "lood_queries"))
+def _naive_posterior(kernel, x, y, noise, queries):
+    """Means (q, C) and variances (q,) from an inverse matrix."""
+    inverse = np.linalg.inv(kernel(x, x) + noise * np.eye(len(x)))
+    cross = kernel(queries, x)
+    variance = np.array([kernel(q[None], q[None])[0, 0] for q in queries]) - np.einsum(
+        "qi,ij,qj->q", cross, inverse, cross
+    )
+    return cross @ inverse @ y, variance
+
+
+def _naive_lood(kernel, x, y, noise, left_out, queries):
+    """Mean distance, log ratio of variances and KL at each query, one by one, from two posteriors."""
+    kept = np.arange(len(x)) != left_out
+    (mean, variance), (mean_with, variance_with) = (
+        _naive_posterior(kernel, x[rows], y[rows], noise, queries) for rows in (kept, np.ones(len(x), dtype=bool))
+    )
+    squares = ((mean - mean_with) ** 2).sum(1)
+    ratio = variance / variance_with
+    return squares / 2, np.log(ratio), (y.shape[1] * (ratio - 1 - np.log(ratio)) + squares / variance_with) / 2
+
+
+def _rbf(a, b):
+    return np.exp(-((a[:, None, 0] - b[None, :, 0]) ** 2) / 2)
+
+
+def test_what_is_seen_on_a_sine_is_that_of_two_posteriors():
+    x, record = normal_places(3), torch.tensor([2.5], dtype=torch.float64)
+    queries = torch.linspace(-4.0, 4.0, 33, dtype=torch.float64)
+    found = see(x, record, queries)
+    places = torch.cat([x, record]).numpy()[:, None]
+    naive = _naive_lood(_rbf, places, np.sin(places), 0.01, 10, queries.numpy()[:, None])
+    for ours, theirs in zip((found.mean, found.log_ratio, found.kl), naive, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-9)
+    assert found.kl.max() > 1  # or the comparison says nothing
+
+
+def test_the_slope_that_algorithm_1_climbs_is_that_of_the_mean_distance():
+    x, step = normal_places(3), 1e-5
+    for record in (-3.0, 2.2, 3.9):
+        places = np.append(x.numpy(), record)[:, None]
+        beside = np.array([[record - step], [record + step]])
+        low, high = _naive_lood(_rbf, places, np.sin(places), 0.01, 10, beside)[0]
+        before = fit(RBF(1.0), x[:, None], x.sin()[:, None], 0.01)
+        found = slopes(before, torch.tensor([record], dtype=torch.float64))[0]
+        assert found == pytest.approx(abs(high - low) / (2 * step), rel=1e-4)
+
+
+def test_the_sine_examples(tmp_path):
+    job = _job(tmp_path, "lood_toys")
+    told, arrays = domain(job)
+    assert told["kl_largest_at_the_record"] == told["draws"]
+    grid = np.linspace(-5, 5, len(arrays["kl"]))
+    assert abs(grid[arrays["kl"].argmax()] - arrays["record"][0]) < 0.03
+    told, arrays = steepest(job)
     assert told["kl_largest_at_the_record"] == told["mean_largest_elsewhere"] == told["draws"]
+    assert told["no_slope_of_the_grid_is_steeper"] == told["draws"]
+    assert abs(grid[arrays["slope"].argmax()] - told["shown"]["steepest"]) < 0.03
+    assert abs(grid[arrays["mean"].argmax()] - told["shown"]["mean_largest_at"]) < 0.03
+    assert told["at_the_mean_optimum_over_the_record"]["kl"][2] < 1
+    told, arrays = placed(job)
+    naive = []
+    queries = np.linspace(-8, 8, 2_001)[:, None]
+    for number in range(told["draws"]):
+        places = np.append(normal_places(number).numpy(), -5.0)[:, None]
+        naive.append(_naive_lood(_rbf, places, np.sin(places), 0.01, 10, queries)[0].max())
+    np.testing.assert_allclose(told["-5"]["largest_mean_distance"], np.quantile(naive, (0, 0.5, 1)), rtol=1e-3)
+
+
+def test_a_search_by_steps_climbs_to_what_two_posteriors_say(tmp_path):
+    job = _job(tmp_path, "lood_searches")
+    told, arrays = by_step(job)
+    assert (np.diff(arrays["share"], axis=2) >= -1e-12).all()  # each search goes on where the shorter one ended
+    assert arrays["share"].max() <= 1 + 1e-9
+    flat, labels = ten_classes(job, told["records"], seed=21)
+    x, y = 4 * (flat - 0.5), np.eye(10)[labels] - 0.1
+    row = int(chosen_records(told["records"], told["chosen"], job.seed)[0])
+    np.testing.assert_array_equal(arrays["record"], pixels(torch.from_numpy(x[row : row + 1])))
+    query = (arrays["queries"][-1].reshape(1, -1) - 127.5) / SCALE
+
+    def kernel(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return NNGP(told["depth"])(torch.from_numpy(a), torch.from_numpy(b)).numpy()
+
+    at_query, at_record = _naive_lood(kernel, x, y, 0.05, row, np.concatenate([query, x[row : row + 1]]))[2]
+    assert at_query / at_record == pytest.approx(told["shown"]["20"], rel=0.01)  # whole pixel values
+
+
+def test_records_that_tie_are_drawn_in_their_order():
+    auc = np.ones((70, 3))
+    auc[:, 0] = np.arange(70) / 100
+    arrays = {"offsets": np.array([-10.0, 0.0, 10.0]), "auc": auc, "nngp_auc_along": auc}
+    lines = beside_the_record({}, arrays).axes[0].lines[70:75]
+    assert [line.get_ydata()[0] for line in lines] == [0.0, 0.01, 0.02, 0.03, 0.04]

@@ -1,7 +1,7 @@
-"""Searches for the best query, one start a record, as the LOOD paper runs and shows them.
+"""Searches for the best query, as the LOOD paper runs and shows them: from noise that is uniform in the box of pixels.
 
-cars_and_planes  the networks' kernel of depth 10: where 500 searches end (Figures 1 and 14–19), and how alike the model
-                 finds the end and the record (Figure 1c)
+cars_and_planes  the networks' kernel of depth 10: where 500 searches end, one a record (Figures 1 and 14–19), and how
+                 alike the model finds the end and the record (Figure 1c)
 by_step          fully connected of depth 5, all ten classes: LOOD step by step (Figures 8a and 9)
 convolutional    CNN of depth 5: two searches (Figure 8b)
 normalized       the same where records are normalized by their own statistics, begun at the record (Figure 10)
@@ -21,6 +21,7 @@ from benchmarks.reproduce.lood_gaussian import NOISE
 from benchmarks.reproduce.lood_measures import digits, spread
 from benchmarks.reproduce.lood_networks import chosen_records
 from benchmarks.reproduce.lood_queries import BOX, FROM_THE_RECORD, SEARCH, ten_class_images
+from benchmarks.reproduce.printed_lood import BY_STEP
 from benchmarks.reproduce.setting import Job, Setting, write_arrays, write_json
 from giveaway.gp.attack import query_attack
 from giveaway.gp.conv_nngp import ConvNNGP
@@ -33,7 +34,8 @@ from giveaway.gp.removal import remove
 
 FOUND = 0.99  # share of the record's KL from which an end counts as found, as in benchmarks/lood_figures.py
 ALIKE = 0.5  # cosine from which an end counts as an image of the record; below −ALIKE as its negative
-AFTER = (0, 10, 20)  # steps whose queries Figure 9 shows
+AFTER = BY_STEP["after"]
+STARTS = 4
 SHOWN = 2  # runs of Figures 8b and 10
 Part = tuple[dict[str, Any], dict[str, np.ndarray]]
 
@@ -62,7 +64,6 @@ def run(job: Job) -> None:
 
 
 def ends_of_searches(job: Job) -> Part:
-    """One start a record, uniform in the box of pixels."""
     records, rows, depth, steps, shown = (40, 6, 2, 20, 4) if job.small else (1_000, 500, 10, 150, 16)
     pictures = cars_and_planes(job, records, 0)
     x, y = (torch.from_numpy(part).to(job.device, torch.float64) for part in (pictures.inputs, pictures.targets))
@@ -101,35 +102,39 @@ def ends_of_searches(job: Job) -> Part:
 
 
 def by_step(job: Job) -> Part:
-    """A search of k steps is the beginning of one of more, so that each is run by itself."""
-    records, rows, depth, steps = (20, 2, 2, 21) if job.small else (1_000, 10, 5, 60)
+    """A search of k steps is the beginning of one of more, so each k is run by itself; a record's best start counts."""
+    records, rows, depth, starts, steps = (20, 2, 2, 2, 21) if job.small else (1_000, 10, 5, STARTS, 40)
     flat, labels = ten_classes(job, records, seed=21)
     x = 4 * (torch.from_numpy(flat).to(job.device) - 0.5)
     y = (torch.nn.functional.one_hot(torch.from_numpy(labels), 10).double() - 0.1).to(job.device)
     chosen = torch.from_numpy(chosen_records(records, rows, job.seed)).to(job.device)
     removal = remove(fit(NNGP(depth), x, y, NOISE), chosen)
-    searches = [optimal_queries(removal, starts=1, bounds=BOX, steps=1 + k, **SEARCH) for k in range(steps + 1)]
-    share = torch.stack([found.value / found.own for found in searches], 1).cpu().numpy()
-    best = searches[-1].queries
-    at_query, at_record = (query_attack(removal, asked).auc.cpu().numpy() for asked in (best, x[chosen][:, None]))
+    searches = [optimal_queries(removal, starts=starts, bounds=BOX, steps=1 + k, **SEARCH) for k in range(steps + 1)]
+    share = torch.stack([found.values / found.own[:, None] for found in searches], 2).cpu().numpy()
+    best = share[:, :, -1].argmax(1)
+    climbed = share[np.arange(rows), best]
+    asked = (searches[-1].queries, x[chosen][:, None])
+    at_query, at_record = (query_attack(removal, queries).auc.cpu().numpy() for queries in asked)
     told = {
         "records": records,
         "chosen": rows,
         "depth": depth,
+        "starts": starts,
         "steps": steps,
-        "after": {str(k): [digits(value) for value in np.quantile(share[:, k], (0, 0.5, 1))] for k in AFTER},
-        "at_the_end": [digits(value) for value in np.quantile(share[:, -1], (0, 0.5, 1))],
-        "found": int((share[:, -1] > FOUND).sum()),
-        "steps_until_found": _first(share),
-        "auc_at_the_record": [digits(value) for value in np.quantile(at_record, (0, 0.5, 1))],
-        "auc_lower_at_the_query": [digits(value) for value in np.quantile(at_record - at_query, (0, 0.5, 1))],
+        "share_of_own_kl_after": {str(k): _ends(climbed[:, k]) for k in (*AFTER, steps)},
+        "found": int((climbed[:, -1] > FOUND).sum()),
+        "starts_found": int((share[:, :, -1] > FOUND).sum()),
+        "auc_at_the_record": _ends(at_record),
+        "auc_lower_at_the_query": _ends(at_record - at_query),
+        "shown": {str(k): digits(climbed[0, k]) for k in (*AFTER, steps)},
     }
     return told, {
         "share": share,
+        "best": best,
         "auc_at_the_record": at_record,
         "auc_at_the_query": at_query,
         "record": pixels(x[chosen][:1]),
-        "queries": pixels(torch.stack([searches[k].queries[0, 0] for k in AFTER])),
+        "queries": pixels(torch.stack([searches[k].ends[0, best[0], 0] for k in AFTER])),
     }
 
 
@@ -137,11 +142,12 @@ def convolutional(job: Job) -> Part:
     x, y, chosen, depth, steps = ten_class_images(job)
     chosen = chosen[:SHOWN]
     removal = remove(fit(ConvNNGP(depth), x, y, NOISE), chosen)
-    found = optimal_queries(removal, starts=2, bounds=BOX, steps=steps, **SEARCH)
+    found = optimal_queries(removal, starts=STARTS, bounds=BOX, steps=steps, **SEARCH)
     at_query, at_record = (query_attack(removal, asked).auc for asked in (found.queries, x[chosen][:, None]))
     return {
         "records": len(x),
         "depth": depth,
+        "starts": STARTS,
         "share_of_own_kl": [digits(value) for value in (found.value / found.own).tolist()],
         "auc_at_the_record": [digits(value) for value in at_record.tolist()],
         "auc_at_the_query": [digits(value) for value in at_query.tolist()],
@@ -188,9 +194,9 @@ def _alike_of(cosines: np.ndarray) -> dict[str, int]:
     }
 
 
-def _first(share: np.ndarray) -> list[int | None]:
-    """The step of each search from which it is FOUND."""
-    return [int(row.argmax()) if row.any() else None for row in share > FOUND]
+def _ends(values: np.ndarray) -> list[float]:
+    """The smallest, the median and the largest."""
+    return [digits(value) for value in np.quantile(values, (0, 0.5, 1))]
 
 
 SETTINGS = {"lood_searches": Setting("lood_searches", "Where searches for the best query end, and how", run)}

@@ -27,7 +27,6 @@ from giveaway.gp.posterior import Posterior, fit
 from giveaway.gp.removal import remove
 
 RECORDS, NOISE, ENDS = SINE["records"], SINE["noise"], 5.0
-PLACED = (-5.0, 0.0, 5.0)
 BEYOND = 8.0  # queries of `placed` go past the records at ±5
 QUERIES, KEPT = 2_001, 401  # on a grid: those asked, and those whose curves are kept
 Part = tuple[dict[str, Any], dict[str, np.ndarray]]
@@ -117,7 +116,7 @@ def placed(job: Job) -> Part:
     grid = _grid(BEYOND)
     told: dict[str, Any] = {"draws": _draws(job)}
     arrays = {"records": normal_places(0).numpy()}
-    for place in PLACED:
+    for place in SINE["placed"]:
         record = torch.tensor([place], dtype=torch.float64)
         means = [see(normal_places(draw), record, grid).mean for draw in range(_draws(job))]
         optima = np.array([float(grid[mean.argmax()]) for mean in means])

@@ -8,7 +8,9 @@ from typing import Any
 
 from benchmarks.reproduce.claims import NOT_RUN, Claim, Results
 from benchmarks.reproduce.lood_claims import judged_claims
+from benchmarks.reproduce.lood_claims_activations import CENTRED_PIXELS, SPHERE, UNIT_PIXELS
 from benchmarks.reproduce.lood_remarks import between, both, correlations, differences, pictures, plus
+from benchmarks.reproduce.lood_rows import Row, rows_of_searches, rows_of_toys
 from benchmarks.reproduce.printed_lood import (
     ACTIVATIONS,
     CORRELATION,
@@ -18,12 +20,9 @@ from benchmarks.reproduce.printed_lood import (
     NORMALIZED,
     PERTURBED,
     RETRAINED,
-    SINE,
 )
 
 FIGURES = Path(__file__).parents[1] / "results" / "lood_figures.json"
-SETTINGS = ("lood_retrained", "lood_influence", "lood_activations", "lood_correlation", "lood_queries")
-Row = tuple[str, str, str, str]  # figure, what, printed, ours
 
 
 def section(results: Results) -> list[str]:
@@ -31,7 +30,8 @@ def section(results: Results) -> list[str]:
     lines = ["## Leave-one-out distinguishability (cars and planes)", ""]
     lines += _set_up(results.get("lood_retrained"))
     lines += ["| figure | what | printed | ours |", "|---|---|---|---|"]
-    for rows in (_retrained, _influence, _activations, _correlation, _queries, _pictured):
+    tables = (_retrained, _influence, _activations, _correlation, _queries, rows_of_searches, _pictured, rows_of_toys)
+    for rows in tables:
         lines += [f"| {' | '.join(row)} |" for row in rows(results)]
     return [*lines, "", *differences(results), *correlations(results), *pictures(results)]
 
@@ -67,6 +67,11 @@ def _retrained(results: Results) -> list[Row]:
     rows = [
         ("3a", "AUC on networks and AUC on NNGP", "“strong correlation”"),
         ("2c", "offset of the largest AUC on networks, pixel values", plus(PERTURBED["networks"], 3)),
+        (
+            "2c",
+            "AUC on networks largest at the record itself",
+            "{} of {} shown".format(*PERTURBED["shown_largest_at_the_record"]),
+        ),
         ("2b", "offset of the largest KL on NNGP", plus(PERTURBED["nngp"], 3)),
         (
             "3a",
@@ -82,6 +87,7 @@ def _retrained(results: Results) -> list[Row]:
     ours = [
         both(found["correlation_with_auc"]["nngp_auc"]),
         f"{plus(along['networks'])}{of_those}",
+        f"{along['networks']['at_the_record']} of {along['networks']['records']}",
         f"{plus(along['nngp'])}, at the record for {along['nngp']['at_the_record']} of {along['nngp']['records']}",
         f"{seconds['retraining_relu']:,.0f} s for {found['trainings']:,} networks trained together, "
         f"{seconds['lood']:.2g} s for all {found['lood_scored_records']:,} records: {found['times_faster']:,.0f} ×",
@@ -105,27 +111,40 @@ def _influence(results: Results) -> list[Row]:
 
 def _activations(results: Results) -> list[Row]:
     found, pictured = results.get("lood_activations"), with_figures(results)["lood_figures"]["activations"]
-    studied = pictured["gelu_beside_relu"]
-    printed = f"ReLU {ACTIVATIONS['factor']:g} × higher in {ACTIVATIONS['share']:.0%} (text); GELU higher (Figure 5)"
-    share = "; ".join(
+    studied, settings = pictured["gelu_beside_relu"], (("sphere", SPHERE), ("raw", UNIT_PIXELS))
+    higher = "; ".join(
         f"{name}: GELU {studied[key]['10']['kl_median_of_ratios']:.2f} ×, "
         f"higher for {studied[key]['10']['kl_higher_than_relu']:.0%}"
-        for key, name in (("sphere", "on the sphere"), ("raw", "raw pixels"))
+        for key, name in settings
     )
-    rows = [("5", "GELU and ReLU: KL on NNGP, depth 10", printed, f"{share} ({pictured['records']:,} records)")]
-    head = ("5", f"GELU and ReLU: AUC on networks, {ACTIVATIONS['shown']} records", "GELU higher")
-    if found is None:
-        return [*rows, (*head, NOT_RUN)]
-    told = found["networks"]
-    return [
-        *rows,
+    factor = f"{ACTIVATIONS['factor']:g}"
+    relu = "; ".join(
+        f"{name}: {studied[key]['2'][f'kl_lower_by_more_than_{factor}']:.0%} at depth 2, "
+        f"{studied[key]['10'][f'kl_lower_by_more_than_{factor}']:.0%} at depth 10"
+        for key, name in settings
+    )
+    rows = [
+        ("5", "GELU and ReLU: KL on NNGP, depth 10", "GELU higher", f"{higher} ({pictured['records']:,} records)"),
         (
-            *head,
-            f"GELU higher for {told['gelu_higher']} of {found['chosen']}, mean difference "
-            f"{told['mean_difference']:+.3f} ± {told['standard_error']:.3f} (standard error); medians "
-            f"{told['auc_gelu'][2]:.2f} and {told['auc_relu'][2]:.2f}".replace("-", "−"),
+            "5",
+            f"records whose KL is more than {factor} × higher with ReLU",
+            f"{ACTIVATIONS['share']:.0%} (in the text)",
+            relu,
         ),
     ]
+    sides = (("nngp_sphere", f"NNGP, {SPHERE}"), ("nngp_raw", f"NNGP, {CENTRED_PIXELS}"), ("networks", "networks"))
+    for key, name in sides:
+        head = ("5", f"GELU and ReLU: AUC on {name}, {ACTIVATIONS['shown']} records", "GELU higher")
+        rows.append((*head, NOT_RUN if found is None else _gelu_beside(found[key], found["chosen"])))
+    return rows
+
+
+def _gelu_beside(told: dict[str, Any], records: int) -> str:
+    return (
+        f"GELU higher for {told['gelu_higher']} of {records}, mean difference {told['mean_difference']:+.3f} ± "
+        f"{told['standard_error']:.3f} (standard error); medians {told['auc_gelu'][2]:.2f} and "
+        f"{told['auc_relu'][2]:.2f}".replace("-", "−")
+    )
 
 
 def _correlation(results: Results) -> list[Row]:
@@ -150,15 +169,17 @@ def _queries(results: Results) -> list[Row]:
     counts = ", ".join(map(str, MULTIPLE["queries"]))
     heads = [
         ("E.1", f"KL of the best q = {counts} queries over that at the record", "never above 1"),
-        ("10", f"the same, records normalized by their statistics, CNN of depth {NORMALIZED['depth']}", "above 1"),
+        (
+            "10",
+            f"the same, records normalized by their statistics, CNN of depth {NORMALIZED['depth']}",
+            "above 1, darker",
+        ),
         ("8b", "best query of a CNN's kernel over the record", "similar"),
-        ("11, 7", "sine: KL largest at S*, mean distance elsewhere", f"one draw, S* = {SINE['steepest']}"),
     ]
     if found is None:
         return [(*head, NOT_RUN) for head in heads]
     shares = [cell for row in found["multiple"]["share_of_own_kl"].values() for cell in row.values()]
     above, searches = (sum(cell[key] for cell in shares) for key in ("above_the_record", "searches"))
-    sine = found["sine"]
     ours = [
         f"at most {max(cell['largest'] for cell in shares):.4f}; above 1 in {above} of {searches} searches "
         f"({found['multiple']['records']:,} records, {found['multiple']['chosen']} left out)",
@@ -166,8 +187,6 @@ def _queries(results: Results) -> list[Row]:
         f"darker than the record: {found['normalized']['darker_than_the_record']} of {found['normalized']['chosen']}",
         f"{between(found['convolutional']['share_of_own_kl'])}; nearest of all records is the one left out: "
         f"{found['convolutional']['nearest_to_its_record']} of {found['convolutional']['chosen']}",
-        f"{sine['kl_largest_at_the_record']} and {sine['mean_largest_elsewhere']} of {sine['draws']} draws, "
-        f"\\|S*\\| from {sine['steepest_between'][0]:g} to {sine['steepest_between'][1]:g}",
     ]
     return [(*head, cell) for head, cell in zip(heads, ours, strict=True)]
 
@@ -180,11 +199,12 @@ def _pictured(results: Results) -> list[Row]:
     recovered = groups["runs_in_which_a_member_is_recovered_most_to_least_exposed"]
     found = queries["best_query_nearest_to_its_record_among_all"]["euclidean"]
     share = MEAN_OPTIMUM["share_at_least"]
+    single = kept["groups"]["one_query"]["value_over_the_most_exposed_members_min_median_max"]
     return [
         (
-            "1, 9, 14–19",
-            "best query's KL over the record's, depth 5",
-            "close in a majority of 500",
+            "1, 14–19",
+            f"best of {queries['starts']} searches, depth 5: KL over the record's",
+            "close in a majority",
             f"{best[0]:.4f} to {best[2]:.4f}; nearest to its record {found} of {queries['records']}",
         ),
         (
@@ -192,6 +212,12 @@ def _pictured(results: Results) -> list[Row]:
             "groups of three, three queries: converged; most and least exposed member recovered",
             f"{GROUPS['converged']:.0%}; {GROUPS['most_exposed']:.0%}, {GROUPS['least_exposed']:.0%}",
             f"{groups['converged_starts']:.0%}; {recovered[0]:.0%}, {recovered[-1]:.0%}",
+        ),
+        (
+            "4",
+            "groups of three, the best single query: KL over the most exposed member's",
+            "above 1 in one case",
+            f"{single[0]:.3f} to {single[2]:.3f} in {kept['groups']['groups']} groups",
         ),
         (
             "13",

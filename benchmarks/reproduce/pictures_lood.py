@@ -1,4 +1,4 @@
-"""Figures 2c, 3a, 3c, 5 (networks) and 6 of the LOOD paper from the kept results; the others are in docs/lood.md."""
+"""The LOOD paper's figures from the kept results: here 2c, 3a, 3c, 5 (networks) and 6; others are in docs/lood.md."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from benchmarks.reproduce import pictures_lood_searches, pictures_lood_toys
 from benchmarks.reproduce.kept_results import Arrays, read_kept
 from giveaway.reporting.figures import COLOURS, GREY, PALE
 from giveaway.reporting.picture import blank, new_picture
@@ -19,12 +20,23 @@ SHOWN = 5  # curves of single records
 
 
 def draw(results: Path, data: Path | None = None) -> dict[str, Figure]:
-    """Every picture that the results allow, by name; none shows a record."""
+    """Every picture that the results allow, by name."""
     pictures: dict[str, dict[str, Callable[[dict[str, Any], Arrays], Figure]]] = {
         "lood_retrained": {"lood_retrained": networks_and_process, "lood_perturbed": beside_the_record},
         "lood_influence": {"lood_influence": predicted_changes},
         "lood_activations": {"lood_networks": activations},
         "lood_correlation": {"lood_correlation": correlations},
+        "lood_searches": {
+            "lood_ends": pictures_lood_searches.ends,
+            "lood_gallery": pictures_lood_searches.gallery,
+            "lood_steps": pictures_lood_searches.steps,
+            "lood_runs": pictures_lood_searches.runs,
+        },
+        "lood_toys": {
+            "lood_slopes": pictures_lood_toys.slopes,
+            "lood_sine": pictures_lood_toys.steepest,
+            "lood_placed": pictures_lood_toys.placed,
+        },
     }
     drawn: dict[str, Figure] = {}
     for setting, figures in pictures.items():
@@ -55,7 +67,8 @@ def beside_the_record(found: dict[str, Any], arrays: Arrays) -> Figure:
     sides = {"auc": "networks", "nngp_auc_along": "NNGP"}
     for place, (name, title) in enumerate(sides.items()):
         _, axes = blank(f"The attack at the record and beside it: {title}", (0, 0), figure.add_subplot(1, 2, place + 1))
-        strongest = np.argsort(-arrays["auc"][:, len(arrays["offsets"]) // 2])[:SHOWN]
+        own = arrays["auc"][:, len(arrays["offsets"]) // 2]
+        strongest = np.argsort(-own, kind="stable")[:SHOWN]  # some tie
         axes.plot(arrays["offsets"], arrays[name].T, color=PALE, linewidth=0.5)
         for colour, row in zip(COLOURS, strongest, strict=False):
             axes.plot(arrays["offsets"], arrays[name][row], color=colour, linewidth=1.4)
@@ -88,7 +101,7 @@ def predicted_changes(found: dict[str, Any], arrays: Arrays) -> Figure:
 
 def activations(found: dict[str, Any], arrays: Arrays) -> Figure:
     """Figure 5 for networks, and NNGP in both settings."""
-    titles = {"auc": "networks", "nngp_sphere": "NNGP on the sphere", "nngp_raw": "NNGP, σw² = 2"}
+    titles = {"auc": "networks", "nngp_sphere": "NNGP on the sphere", "nngp_raw": "NNGP, centred pixels, σw² = 2"}
     figure = new_picture((11.0, 3.9))
     for place, (name, title) in enumerate(titles.items()):
         relu, gelu = arrays[f"{name}_relu"], arrays[f"{name}_gelu"]

@@ -37,5 +37,8 @@ MEAN_OPTIMUM: dict[str, Any] = {
     "lower_by": 0.025,
     "share_at_least": 0.5,
 }  # Figure 13: AUC at the optimum and the record
-SINE: dict[str, Any] = {"records": 10, "noise": 0.01, "steepest": 3.899}
+SINE: dict[str, Any] = {"records": 10, "noise": 0.01, "steepest": 3.899, "placed": (-5.0, 0.0, 5.0)}
 NORMALIZED: dict[str, Any] = {"records": 500, "depth": 5}
+SEARCHED: dict[str, Any] = {"records": 10_000, "chosen": 500, "depth": 10}  # Figures 1 and 14–19
+BY_STEP: dict[str, Any] = {"records": 1_000, "depth": 5, "after": (0, 10, 20)}  # Figures 8 and 9
+CHANGED: dict[str, Any] = {"models": 100, "records": 50, "caption_records": 70}  # Figure 3c: its text, its caption
