@@ -56,8 +56,9 @@ def _of_activations(found: dict[str, Any]) -> list[str]:
         f"layer to layer. The NNGP of that beginning says {raw['gelu_higher']} of {found['chosen']} too, and its AUC "
         f"with GELU goes with the networks' ({told}); that of the sphere does not ({other}).",
         f"On the sphere KL is higher with GELU for {sphere['kl_higher_share_all_records']:.0%} of all "
-        f"{found['records']:,} records and the AUC for {sphere['gelu_higher']} of {found['chosen']}: the two measures "
-        "do not rank activations alike.",
+        f"{found['records']:,} records, the AUC for {sphere['gelu_higher']} of {found['chosen']}: from 5 to 95 % of "
+        f"the records it goes from {sphere['auc_gelu'][0]:.2f} to {sphere['auc_gelu'][-1]:.2f}, with ReLU from "
+        f"{sphere['auc_relu'][0]:.2f} to {sphere['auc_relu'][-1]:.2f}: GELU raises what is low and lowers what is high.",
     ]
 
 

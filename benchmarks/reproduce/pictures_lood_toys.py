@@ -40,7 +40,7 @@ def steepest(found: dict[str, Any], arrays: Arrays) -> Figure:
     titles = [f"{name}, at most {told['largest'][key]:.3g}" for key, name in names.items()]
     for place, (axes, key) in enumerate(zip(_panels(figure, titles), names, strict=True)):
         _curve(axes, arrays[f"steepest_{key}"], ENDS, COLOURS[place], None)
-        axes.axvline(told["mean_largest_at"], color="black", linestyle="--", linewidth=1.2, label="Q*")
+        _line(axes, told["mean_largest_at"], "Q*", color="black", linestyle="--", linewidth=1.2)
         _mark(axes, arrays["steepest_records"], told["steepest"], "S*")
     return figure
 
@@ -55,7 +55,7 @@ def placed(found: dict[str, Any], arrays: Arrays) -> Figure:
     ]
     for place, axes in enumerate(_panels(figure, titles)):
         _curve(axes, arrays[f"placed_mean_{names[place]}"], BEYOND, COLOURS[place], "mean distance")
-        axes.axvline(told[place]["mean_largest_at"], color="black", linestyle="--", linewidth=1.2, label="Q*")
+        _line(axes, told[place]["mean_largest_at"], "Q*", color="black", linestyle="--", linewidth=1.2)
         _mark(axes, arrays["placed_records"], SINE["placed"][place], "S")
     return figure
 
@@ -73,7 +73,12 @@ def _curve(axes: Axes, values: np.ndarray, ends: float, colour: str, label: str 
 
 
 def _mark(axes: Axes, records: np.ndarray, added: float, label: str) -> None:
-    axes.axvline(added, color=GREY, linestyle=":", linewidth=1.6, label=label)
+    _line(axes, added, label, color=GREY, linestyle=":", linewidth=1.8)
     axes.scatter(records, np.zeros(len(records)), s=22, color="#D00000", zorder=3, label="records")
-    axes.set_ylim(-0.06, 1.42)  # room for the legend
+    axes.set_ylim(-0.06, 1.4)  # room for the legend
+    axes.set_yticks(np.linspace(0, 1, 6))
     axes.legend(frameon=False, fontsize=9, loc="upper center", ncols=2)
+
+
+def _line(axes: Axes, at: float, label: str, **style: Any) -> None:
+    axes.plot([at, at], [0, 1.05], label=label, **style)
