@@ -58,7 +58,7 @@ def _of_activations(found: dict[str, Any]) -> list[str]:
         f"On the sphere KL is higher with GELU for {sphere['kl_higher_share_all_records']:.0%} of all "
         f"{found['records']:,} records, the AUC for {sphere['gelu_higher']} of {found['chosen']}: from 5 to 95 % of "
         f"the records it goes from {sphere['auc_gelu'][0]:.2f} to {sphere['auc_gelu'][-1]:.2f}, with ReLU from "
-        f"{sphere['auc_relu'][0]:.2f} to {sphere['auc_relu'][-1]:.2f}: GELU raises what is low and lowers what is high.",
+        f"{sphere['auc_relu'][0]:.2f} to {sphere['auc_relu'][-1]:.2f}: GELU raises the low ones and lowers the high.",
     ]
 
 
