@@ -70,14 +70,15 @@ def _one_search(found: dict[str, Any] | None) -> Claim:
 
 def _resembles(found: dict[str, Any] | None) -> Claim:
     text = (
-        "where a search ends lower, its query still looks like the record (cosine of centred pixels above 0.5, or "
-        "below −0.5 for a negative, for most)"
+        "where a search ends lower, its query still looks like the record (of all records, the one left out has the "
+        "likest details, for most)"
     )
     if found is None:
         return judged(text, None, NOT_RUN)
     told = found["cars_and_planes"]["not_found"]
-    why = f"{told['alike']} and {told['negative']} of {told['searches']} such searches"
-    return judged(text, 2 * (told["alike"] + told["negative"]) > told["searches"], why)
+    likest, negative = told["record_has_the_likest_details_of_all"], told["of_those_negative"]
+    why = f"{likest} of {told['searches']} such searches, {negative} of them as a negative"
+    return judged(text, 2 * likest > told["searches"], why)
 
 
 def _similar(found: dict[str, Any] | None) -> Claim:

@@ -72,15 +72,19 @@ def _of_queries(found: dict[str, Any]) -> list[str]:
 
 
 def _of_searches(found: dict[str, Any]) -> list[str]:
-    ends, climbed = found["cars_and_planes"], found["by_step"]
+    ends, climbed, normal = (found[name] for name in ("cars_and_planes", "by_step", "normalized"))
     return [
         f"Figures 1 and 14–19: {ends['depth']} layers, {ends['chosen']} records, each left out of {ends['records']:,} "
         f"(the paper: {SEARCHED['depth']}, {SEARCHED['chosen']}, {SEARCHED['records']:,}), one search each from pixels "
         "drawn uniformly. Searches are by L-BFGS, the paper's by gradient descent. Without biases KL does not depend "
         "on a query's length, so “nearest” is by direction. The paper shows one search that ended lower (1b), and "
-        "judges by eye.",
+        "judges by eye; here details are pixels less the mean of 5 × 5 around them, compared by their cosine, "
+        "whatever its sign.",
         f"Figures 8a and 9: {climbed['starts_found']} of {climbed['starts'] * climbed['chosen']} single starts come "
         "within 1 % of the record's KL; the others end at another optimum, so a record's best start is what is stated.",
+        "Figure 10: the queries of both runs shown lose contrast "
+        f"({' and '.join(f'{value:.2f}' for value in normal['contrast_over_the_records'])} of the record's) and turn "
+        "grey: a bright record's is darker, a dark record's brighter.",
     ]
 
 

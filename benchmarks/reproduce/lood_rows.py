@@ -17,7 +17,7 @@ def rows_of_searches(results: Results) -> list[Row]:
             f"one search from noise, depth {SEARCHED['depth']}: ends within 1 % of the record's KL",
             "a majority",
         ),
-        ("1b", "searches that end lower: cosine of centred pixels with the record", "looks alike"),
+        ("1b", "searches that end lower: the record left out has the likest details of all", "looks alike"),
         ("1c", "KL of the prediction at the record from that at the query", "similar"),
         ("9", f"KL over the record's after {steps} steps, fully connected of depth {BY_STEP['depth']}", "rises to it"),
         ("8a", "best of the starts: KL over the record's, and AUC", "similar"),
@@ -41,13 +41,14 @@ def rows_of_searches(results: Results) -> list[Row]:
     pairs = zip(
         convolved["share_of_own_kl"], convolved["auc_at_the_record"], convolved["auc_at_the_query"], strict=True
     )
-    moved = zip(normal["over_the_record"], normal["brighter_by_pixel_values"], strict=True)
+    changed = (normal[name] for name in ("over_the_record", "brighter_by_pixel_values", "contrast_over_the_records"))
     ours = [
         f"{ends['found']} of {ends['chosen']}; the record is the nearest of all {ends['records']:,} for "
         f"{ends['nearest_of_all_records']}",
-        f"above 0.5 for {lower['alike']}, below −0.5 for {lower['negative']} of {lower['searches']}",
+        f"{lower['record_has_the_likest_details_of_all']} of {lower['searches']}, {lower['of_those_negative']} of them "
+        "as a negative",
         f"median {alike[2]:.2g}, quarters at {alike[1]:.1g} and {alike[3]:.2g}{of_those}",
-        f"medians {', '.join(f'{after[str(k)][1]:.2g}' for k in BY_STEP['after'])}; {last[1]:.4f} "
+        f"medians {', '.join(f'{after[str(k)][1]:.3g}' for k in BY_STEP['after'])}; {last[1]:.4f} "
         f"after {climbed['steps']} ({climbed['chosen']} records, the best of {climbed['starts']} starts each)",
         f"{last[0]:.4f} to {last[2]:.4f}; AUC "
         f"{climbed['auc_at_the_record'][1]:.4f} at the record in the median, lower by at most "
@@ -55,7 +56,10 @@ def rows_of_searches(results: Results) -> list[Row]:
         f"{climbed['starts'] * climbed['chosen']} starts come within 1 %",
         "; ".join(f"{share:.4f}, AUC {record:.4f} at the record and {query:.4f}" for share, record, query in pairs)
         + f" (the best of {convolved['starts']} starts)",
-        "; ".join(f"{share:.4f}, brighter by {bright:.2g} pixel values" for share, bright in moved).replace("-", "−"),
+        "; ".join(
+            f"{share:.4f}, brighter by {bright:.2g} pixel values, {contrast:.2f} × the contrast"
+            for share, bright, contrast in zip(*changed, strict=True)
+        ).replace("-", "−"),
     ]
     return [(*head, cell) for head, cell in zip(heads, ours, strict=True)]
 

@@ -33,7 +33,7 @@ from giveaway.gp.reconstruct import reconstruct
 from giveaway.gp.removal import remove
 
 FOUND = 0.99  # share of the record's KL from which an end counts as found, as in benchmarks/lood_figures.py
-ALIKE = 0.5  # cosine from which an end counts as an image of the record; below −ALIKE as its negative
+AROUND = 5  # pixels a side whose mean is taken away for the details of an image
 AFTER = BY_STEP["after"]
 STARTS = 4
 SHOWN = 2  # runs of Figures 8b and 10
@@ -74,7 +74,9 @@ def ends_of_searches(job: Job) -> Part:
     prediction = reconstruct(removal, found).prediction[:, 0, 0, 0].cpu().numpy()
     # by direction: without biases the kernel's KL is blind to a query's length
     nearest = (found.queries[:, 0] @ torch.nn.functional.normalize(x).T).argmax(1)
-    alike = cosine(found.queries[:, 0], x[chosen]).cpu().numpy()
+    query, record, everyone = (details(part) for part in (found.queries[:, 0], x[chosen], x))
+    alike = (query * record).sum(1).cpu().numpy()
+    likest = (query @ everyone.T).abs().argmax(1).eq(chosen).cpu().numpy()
     order = np.argsort(1 - share, kind="stable")[np.linspace(0, rows - 1, shown).round().astype(int)]
     told = {
         "records": len(x),
@@ -85,15 +87,17 @@ def ends_of_searches(job: Job) -> Part:
         "largest_share": float(share.max()),
         "found": int((share > FOUND).sum()),
         "nearest_of_all_records": int((nearest == chosen).sum()),
-        "alike": int((alike > ALIKE).sum()),
-        "negative": int((alike < -ALIKE).sum()),
-        "not_found": _alike_of(alike[share <= FOUND]),
+        "not_found": {
+            "searches": int((share <= FOUND).sum()),
+            "record_has_the_likest_details_of_all": int(likest[share <= FOUND].sum()),
+            "of_those_negative": int((likest & (alike < 0))[share <= FOUND].sum()),
+        },
         "prediction_kl": spread(prediction),
         "prediction_kl_of_found": spread(prediction[share > FOUND]) if (share > FOUND).any() else None,
     }
     return told, {
         "share": share,
-        "cosine": alike,
+        "details": alike,
         "prediction_kl": prediction,
         "shown": order,
         "shown_records": pixels(x[chosen][order]),
@@ -161,18 +165,21 @@ def normalized(job: Job) -> Part:
     own = x[chosen].unsqueeze(1).unsqueeze(1)
     found = optimal_queries(removal, starts=own, bounds=BOX, steps=steps, tolerance=FROM_THE_RECORD)
     brighter = (found.queries[:, 0].mean((1, 2, 3)) - x[chosen].mean((1, 2, 3))) * SCALE
+    records, queries = pixels(_last(x[chosen])), pixels(_last(found.queries[:, 0]))
     return {
         "records": len(x),
         "depth": depth,
         "over_the_record": [round(value, 6) for value in (found.value / found.own).tolist()],
         "brighter_by_pixel_values": [digits(value) for value in brighter.tolist()],
-    }, {"records": pixels(_last(x[chosen])), "queries": pixels(_last(found.queries[:, 0]))}
+        "contrast_over_the_records": [digits(q.std() / r.std()) for q, r in zip(queries, records, strict=True)],
+    }, {"records": records, "queries": queries}
 
 
-def cosine(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Of pixels less their mean (n, d): free of brightness and contrast, negative for a negative."""
-    a, b = (v - v.mean(1, keepdim=True) for v in (a, b))
-    return (a * b).sum(1) / (a.norm(dim=1) * b.norm(dim=1))
+def details(inputs: torch.Tensor) -> torch.Tensor:
+    """Images (n, 3072) less the mean around each pixel, of length 1: products tell shapes, negative for a negative."""
+    images = inputs.unflatten(1, (32, 32, 3)).permute(0, 3, 1, 2)
+    around = torch.nn.functional.avg_pool2d(images, AROUND, 1, AROUND // 2, count_include_pad=False)
+    return torch.nn.functional.normalize((images - around).flatten(1))
 
 
 def pixels(inputs: torch.Tensor) -> np.ndarray:
@@ -184,14 +191,6 @@ def pixels(inputs: torch.Tensor) -> np.ndarray:
 def _last(images: torch.Tensor) -> torch.Tensor:
     """(n, 3, 32, 32) with colours last, flat."""
     return images.permute(0, 2, 3, 1).flatten(1)
-
-
-def _alike_of(cosines: np.ndarray) -> dict[str, int]:
-    return {
-        "searches": len(cosines),
-        "alike": int((cosines > ALIKE).sum()),
-        "negative": int((cosines < -ALIKE).sum()),
-    }
 
 
 def _ends(values: np.ndarray) -> list[float]:

@@ -22,11 +22,11 @@ def ends(found: dict[str, Any], arrays: Arrays) -> Figure:
     """Figure 1c, and how near each search came."""
     figure = new_picture((10.0, 4.0))
     told = found["cars_and_planes"]
-    share, alike = arrays["cars_and_planes_share"], arrays["cars_and_planes_cosine"]
+    share, alike = arrays["cars_and_planes_share"], arrays["cars_and_planes_details"]
     title = f"{told['found']} of {told['chosen']} searches come to the record"
     _, left = blank(title, (0, 0), figure.add_subplot(1, 2, 1))
     left.scatter(alike, share, s=12, color=COLOURS[0], linewidths=0, alpha=0.6)
-    left.set_xlabel("cosine of centred pixels, query and record")
+    left.set_xlabel("cosine of their details, query and record")
     left.set_ylabel("KL at the query over that at the record")
     _, right = blank("How alike the model finds query and record", (0, 0), figure.add_subplot(1, 2, 2))
     # in float16 the smallest are 0
@@ -35,7 +35,7 @@ def ends(found: dict[str, Any], arrays: Arrays) -> Figure:
     near = share > 0.99
     for colour, side, label in ((COLOURS[0], near, "came to the record"), (COLOURS[1], ~near, "ended lower")):
         right.hist(logs[side], bins=bins, color=colour, alpha=0.75, label=label)
-    right.set_xlabel("log₁₀ KL of the prediction at the record from that at the query")
+    right.set_xlabel("log₁₀ KL of the two predictions")
     right.set_ylabel("searches")
     right.legend(frameon=False)
     return figure
@@ -61,7 +61,7 @@ def gallery(found: dict[str, Any], arrays: Arrays) -> Figure:
 
 def steps(found: dict[str, Any], arrays: Arrays) -> Figure:
     """Figure 9: one search in images, and all of them as curves (Figure 8a is where they end)."""
-    figure = new_picture((11.0, 3.6))
+    figure = new_picture((11.0, 3.0))
     told = found["by_step"]
     grid = figure.add_gridspec(1, 6)
     for place, after in enumerate(BY_STEP["after"]):
@@ -87,7 +87,7 @@ def runs(found: dict[str, Any], arrays: Arrays) -> Figure:
         "normalized": ("10: CNN, normalized records", found["normalized"]["over_the_record"]),
     }
     count = max(len(shares) for _, shares in sides.values())
-    figure = new_picture((2.5 * count, 5.6))
+    figure = new_picture((3.4 * count, 4.6))
     grid = figure.subplots(2, 2 * count, squeeze=False)
     for row, (name, (title, shares)) in enumerate(sides.items()):
         grid[row, 0].set_title(title, fontsize=11, loc="left")
