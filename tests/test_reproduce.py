@@ -404,7 +404,7 @@ def test_small_results_are_refused(tmp_path, committed):
 def test_verdicts_stand_on_the_page(committed):
     text = page(committed, DOCS / "images")
     every = [claim for claims in claims_of_all(committed).values() for claim in claims]
-    assert len(every) == 29
+    assert len(every) == 42
     for claim in every:
         assert f"{claim.text[1:]} | **{claim.verdict}** | " in text
 

@@ -136,6 +136,10 @@ def test_committed_results_and_claims_agree():
     alike, lower = (ends["not_found"][name] for name in ("record_has_the_likest_details_of_all", "searches"))
     assert verdict("where a search ends lower") == (HOLDS if 2 * alike > lower else FAILS)
     assert f"{ends['found']} of {ends['chosen']}; the record" in page
+    with np.load(RESULTS / "lood_searches.npz") as held:
+        share, details_alike = held["cars_and_planes_share"], held["cars_and_planes_details"]
+    assert (share > 0.99).sum() == ends["found"] == ends["chosen"] - lower
+    assert (details_alike[share <= 0.99] < 0).sum() >= ends["not_found"]["of_those_negative"]
     sphere = results["lood_activations"]["nngp_sphere"]
     assert f"mean difference {sphere['mean_difference']:+.3f} ± {sphere['standard_error']:.3f}" in page
     assert (verdict("with GELU than with ReLU: inputs on the sphere") == HOLDS) == (

@@ -93,7 +93,7 @@ def _similar(found: dict[str, Any] | None) -> Claim:
     pairs = zip(convolved["auc_at_the_record"], convolved["auc_at_the_query"], strict=True)
     lower = connected["auc_lower_at_the_query"][2], max(record - query for record, query in pairs)
     why = "; ".join(
-        f"{name}: {share:.4f} × or more, AUC lower by {less:.1g} or less in {records} records"
+        f"{name}: {share:.4f} × or more, AUC lower by at most {less:.1g} in {records} records"
         for name, share, less, records in zip(
             ("fully connected", "convolutional"),
             shares,

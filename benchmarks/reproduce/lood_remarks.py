@@ -51,9 +51,10 @@ def _of_activations(found: dict[str, Any]) -> list[str]:
     told = f"Pearson {raw['correlation_with_the_networks']['gelu']['pearson']:.2f}"
     other = f"{sphere['correlation_with_the_networks']['gelu']['pearson']:.2f}".replace("-", "−")
     return [
-        f"Why GELU is higher for {networks['gelu_higher']} of {found['chosen']} networks only: Proposition H.1 is of "
-        "inputs on the sphere, and our networks begin at σw² = 2 on centred pixels, where GELU shrinks its input from "
-        f"layer to layer. The NNGP of that beginning says {raw['gelu_higher']} of {found['chosen']} too, and its AUC "
+        f"On networks GELU is higher for {networks['gelu_higher']} of {found['chosen']} records only. A likely reason: "
+        "Proposition H.1 is of inputs on the sphere, and our networks begin at σw² = 2 on centred pixels, where GELU "
+        "shrinks its input from layer to layer. The NNGP of that beginning says "
+        f"{raw['gelu_higher']} of {found['chosen']} too, and its AUC "
         f"with GELU goes with the networks' ({told}); that of the sphere does not ({other}).",
         f"On the sphere KL is higher with GELU for {sphere['kl_higher_share_all_records']:.0%} of all "
         f"{found['records']:,} records, the AUC for {sphere['gelu_higher']} of {found['chosen']}: from 5 to 95 % of "
