@@ -47,3 +47,16 @@ def plus(value: dict[str, float], digits: int = 2) -> str:
     """A mean with its ±, which a few targets do not have."""
     middle = f"{round(value['mean'], digits) + 0.0:.{digits}f}".replace("-", "−")
     return middle if value["of"] < FEW else f"{middle} ± {value['half_width']:.{digits}f}"
+
+
+def cell(found: dict[str, Any] | None, depth: str, metric: str) -> str:
+    """Spearman of GLS (trace) with a metric, over all training records."""
+    if found is None or depth not in found["depths"]:
+        return missing(found, depth)
+    value = found["depths"][depth]["all"]["gls_trace"].get(metric)
+    return "–" if value is None else plus(value)
+
+
+def solve_error(measured: dict[str, Any]) -> str:
+    """With a mark where it is of a run older than the bound, and estimated from the worst residual."""
+    return f"{'' if 'sum_of_traces' in measured else '≈ '}{measured['solve_error']:.2f}"
