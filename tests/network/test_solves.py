@@ -111,10 +111,11 @@ def test_a_preconditioner_shortens_badly_scaled_solves():
     network = Network(model, (x, y), loss="cross_entropy")
     b = right_sides(network.size, 1)
     steps = {
-        name: InverseCurvature(network, damping=0.1, preconditioner=name, most_steps=5000)(b).steps
+        # with more damping the scales hardly matter, and which is shorter depends on rounding
+        name: InverseCurvature(network, damping=1e-3, preconditioner=name, most_steps=5000)(b).steps
         for name in ("none", "diagonal", "kronecker")
     }
-    assert steps["kronecker"] < 0.8 * steps["diagonal"] <= 0.8 * steps["none"]
+    assert steps["kronecker"] < 0.8 * steps["diagonal"] < 0.5 * steps["none"]
 
 
 def test_the_steepest_directions():
