@@ -518,6 +518,13 @@ def test_cells_far_from_the_printed_ones_are_counted_and_explained(committed):
     assert "Far in Table 5: none of 16 cells." in next(line for line in lines if line.startswith("- Energy"))
 
 
+def test_a_setting_that_was_never_run_here_has_its_place_on_the_page(committed):
+    """CIFAR-100, once somebody has its data."""
+    ran = committed | {"cifar100_resnet20": committed["cifar10_cnn"] | {"setting": "cifar100_resnet20"}}
+    line = next(line for line in page(ran, DOCS / "images").splitlines() if line.startswith("- CIFAR-100: 200 ref"))
+    assert "Far in Table 5: " in line
+
+
 def test_other_attacks_have_every_measure_on_the_page(committed):
     text = page(committed, DOCS / "images")
     rows = [line for line in text.splitlines() if line.startswith("| Energy | Newton step |") and "→" not in line]

@@ -95,8 +95,12 @@ def _alike(depths: dict[str, Any]) -> Claim:
         for depth, measured in depths.items()
     }
     told = [f"{value:.2f} ({depth}{_unjudged(depths[depth])})" for depth, value in found.items()]
-    least = min(value for depth, value in found.items() if not doubtful(depths[depth]))
-    return judged(text, least >= ALIKE, f"Spearman with the trace at least {', '.join(told)}; asked: {ALIKE}")
+    solved = [value for depth, value in found.items() if not doubtful(depths[depth])]
+    return judged(
+        text,
+        min(solved) >= ALIKE if solved else None,
+        f"Spearman with the trace at least {', '.join(told)}; asked: {ALIKE}",
+    )
 
 
 def _judged_depths(depths: dict[str, Any]) -> dict[str, Any]:

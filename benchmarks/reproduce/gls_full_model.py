@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.reproduce import gls_resnet
-from benchmarks.reproduce.gls_measures import at_depth, mean_by_record
+from benchmarks.reproduce.gls_measures import at_depth, mean_by_record, of_training
 from benchmarks.reproduce.gls_network import DEPTHS
-from benchmarks.reproduce.gls_tradeoff import spread
 from benchmarks.reproduce.gls_training import members_of
 from benchmarks.reproduce.gls_truth import said_by_summaries
 from benchmarks.reproduce.gls_work import Work
@@ -64,11 +63,9 @@ def _save(work: Work, summaries: Arrays) -> None:
     members = {number: members_of(number, records, job.seed) for number in work.targets}
     held = {number: kept.phi(number) for number in work.targets}
     known = {number: (said_by_summaries(held[number][0], summaries), members[number]) for number in work.targets}
-    notes = [note for _, note in held.values()]
     result: dict[str, Any] = {
         "references": {"setting": REFERENCES, "models": work.targets.start},
-        "trained_on": sorted({note["environment"]["device"] for note in notes}),
-        "accuracy": {name: spread([note[name] for note in notes]) for name in notes[0] if name.startswith("accuracy")},
+        **of_training([note for _, note in held.values()]),
         "training": asdict(work.size.schedule),
         "solving": asdict(work.size.solving),
         "depths": {},
@@ -77,9 +74,8 @@ def _save(work: Work, summaries: Arrays) -> None:
     arrays = {}
     for depth in COMPARED:
         have = {number: known[number] for number in work.targets if kept.has_piece(number, depth)}
-        reasons = [kept.why_not(number, depth) for number in work.targets]
-        if any(reasons):
-            result["not_to_be_had"][depth] = sorted({reason for reason in reasons if reason})
+        if reasons := kept.reasons(work.targets, depth):
+            result["not_to_be_had"][depth] = reasons
         if have:
             result["depths"][depth] = at_depth(kept, depth, have)
             traces = [kept.piece(number, depth)[0]["gls_trace"] for number in have]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +80,10 @@ class Kept:
         """Why it cannot be had, where that was noted."""
         path = self._piece(number, piece).with_suffix(".json")
         return str(json.loads(path.read_text())["ended"]) if path.exists() else None
+
+    def reasons(self, targets: Iterable[int], piece: str) -> list[str]:
+        """Why it cannot be had of some of these targets, each reason once."""
+        return sorted({why for why in (self.why_not(number, piece) for number in targets) if why})
 
     def settled(self, number: int, piece: str) -> bool:
         """Whether nothing is left to do for it."""

@@ -40,8 +40,7 @@ def measure(
     result: dict[str, Any] = {
         "records": len(labels),
         "models_trained": models,
-        "trained_on": sorted({note["environment"]["device"] for note in told}),
-        "accuracy": {name: spread([note[name] for note in told]) for name in told[0] if name.startswith("accuracy")},
+        **of_training(told),
         "seconds_a_model": spread([note["seconds"] for note in told]),
         "attack": strength(attack),
         "lira_of_two_targets": between_targets(attack, targets),
@@ -57,9 +56,8 @@ def measure(
     }
     for depth in DEPTHS:
         have = [number for number in range(targets) if kept.has_piece(number, depth)]
-        reasons = [kept.why_not(number, depth) for number in range(targets)]
-        if any(reasons):
-            result["not_to_be_had"][depth] = sorted({reason for reason in reasons if reason})
+        if reasons := kept.reasons(range(targets), depth):
+            result["not_to_be_had"][depth] = reasons
         if not have:
             continue
         known = {number: (truth[number], members[number]) for number in have}
@@ -73,6 +71,14 @@ def measure(
     _extremes(result, arrays)
     _drawn(result, arrays, kept, labels, members)
     return result, arrays
+
+
+def of_training(notes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Where models were trained, and how good they are."""
+    return {
+        "trained_on": sorted({note["environment"]["device"] for note in notes}),
+        "accuracy": {name: spread([note[name] for note in notes]) for name in notes[0] if name.startswith("accuracy")},
+    }
 
 
 def at_depth(kept: Kept, depth: str, known: Mapping[int, Known]) -> dict[str, Any]:

@@ -108,7 +108,7 @@ def _similar(found: dict[str, Any] | None) -> Claim:
 def _found(told: dict[str, Any]) -> Claim:
     near = told["best_query_nearest_to_its_record_among_all"]["euclidean"]
     why = f"{near} of {told['records']} records; {told['share_of_own_kl']['starts_above_99_percent']:.0%} of all starts"
-    text = "the best of 20 searches recovers the record in a majority of cases"
+    text = f"the best of {told['starts']} searches recovers the record in a majority of cases"
     return judged(text, near > told["records"] / 2, why)
 
 

@@ -59,7 +59,7 @@ def _of_activations(found: dict[str, Any]) -> list[str]:
         f"On the sphere KL is higher with GELU for {sphere['kl_higher_share_all_records']:.0%} of all "
         f"{found['records']:,} records, the AUC for {sphere['gelu_higher']} of {found['chosen']}: from 5 to 95 % of "
         f"the records it goes from {sphere['auc_gelu'][0]:.2f} to {sphere['auc_gelu'][-1]:.2f}, with ReLU from "
-        f"{sphere['auc_relu'][0]:.2f} to {sphere['auc_relu'][-1]:.2f}: GELU raises the low ones and lowers the high.",
+        f"{sphere['auc_relu'][0]:.2f} to {sphere['auc_relu'][-1]:.2f}.",
     ]
 
 
@@ -84,8 +84,7 @@ def _of_searches(found: dict[str, Any]) -> list[str]:
         f"Figures 8a and 9: {climbed['starts_found']} of {climbed['starts'] * climbed['chosen']} single starts come "
         "within 1 % of the record's KL; the others end at another optimum, so a record's best start is what is stated.",
         "Figure 10: the queries of both runs shown lose contrast "
-        f"({' and '.join(f'{value:.2f}' for value in normal['contrast_over_the_records'])} of the record's) and turn "
-        "grey: a bright record's is darker, a dark record's brighter.",
+        f"({' and '.join(f'{value:.2f}' for value in normal['contrast_over_the_records'])} of the record's).",
     ]
 
 
@@ -156,7 +155,7 @@ def pictures(results: Results) -> list[str]:
         "lood_activations": [("GELU and ReLU on networks and on NNGP", "lood_networks")],
         "lood_correlation": [("LOOD and the attack's AUC", "lood_correlation")],
         "lood_searches": [
-            ("Figures 1 and 1c: where 500 searches end", "lood_ends"),
+            ("Figures 1 and 1c: where searches end", "lood_ends"),
             ("Figures 14–19: records and the queries that searches end at", "lood_gallery"),
             ("Figures 8a and 9: a search step by step", "lood_steps"),
             ("Figures 8b and 10: two runs of a convolutional kernel, without and with normalization", "lood_runs"),

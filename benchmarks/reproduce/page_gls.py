@@ -107,10 +107,7 @@ def _first_records(found: dict[str, Any]) -> list[str]:
         f"|---|{'---|' * len(depths)}",
     ]
     for metric, title in {**METRICS, "effect_size": "effect size"}.items():
-        cells = []
-        for depth in depths:
-            value = found["depths"][depth]["first"]["gls_trace"].get(metric)
-            cells.append("–" if value is None else plus(value))
+        cells = [cell(found, depth, metric, over="first") for depth in depths]
         lines.append(f"| {title} | {' | '.join(cells)} |")
     return lines
 
@@ -218,8 +215,8 @@ def _beside(found: dict[str, Any]) -> list[str]:
 
 def _recall(each: list[float]) -> str:
     """In per cent, with the standard deviation over targets."""
-    cell = f"{100 * mean(each):.1f}"
-    return cell if len(each) < 2 else f"{cell} ± {100 * stdev(each):.1f}"
+    middle = f"{100 * mean(each):.1f}"
+    return middle if len(each) < 2 else f"{middle} ± {100 * stdev(each):.1f}"
 
 
 def _figures(found: dict[str, Any]) -> list[str]:

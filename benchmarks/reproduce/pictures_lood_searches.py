@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.reproduce.kept_results import Arrays
+from benchmarks.reproduce.lood_data import CENTRE
+from benchmarks.reproduce.lood_searches import FOUND
 from benchmarks.reproduce.printed_lood import BY_STEP
 from giveaway.reporting.figures import COLOURS, PALE
 from giveaway.reporting.picture import blank, new_picture
@@ -14,8 +16,6 @@ from giveaway.reporting.picture import blank, new_picture
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-GREY_LEVEL = 127.5
 
 
 def ends(found: dict[str, Any], arrays: Arrays) -> Figure:
@@ -32,7 +32,7 @@ def ends(found: dict[str, Any], arrays: Arrays) -> Figure:
     # in float16 the smallest are 0
     logs = np.log10(np.maximum(arrays["cars_and_planes_prediction_kl"], 1e-7))
     bins = np.linspace(logs.min(), logs.max(), 31)
-    near = share > 0.99
+    near = share > FOUND
     for colour, side, label in ((COLOURS[0], near, "came to the record"), (COLOURS[1], ~near, "ended lower")):
         right.hist(logs[side], bins=bins, color=colour, alpha=0.75, label=label)
     right.set_xlabel("log₁₀ KL of the two predictions")
@@ -101,8 +101,8 @@ def runs(found: dict[str, Any], arrays: Arrays) -> Figure:
 
 def stretched(query: np.ndarray) -> np.ndarray:
     """With as much contrast as pixels allow: without biases a kernel sees only the direction from mid-grey."""
-    away = query.astype(np.float64) - GREY_LEVEL
-    return GREY_LEVEL + away * (GREY_LEVEL / np.abs(away).max())
+    away = query.astype(np.float64) - CENTRE
+    return CENTRE + away * (CENTRE / np.abs(away).max())
 
 
 def _show(axes: Axes, image: np.ndarray, label: str | None) -> None:

@@ -49,11 +49,11 @@ def plus(value: dict[str, float], digits: int = 2) -> str:
     return middle if value["of"] < FEW else f"{middle} ± {value['half_width']:.{digits}f}"
 
 
-def cell(found: dict[str, Any] | None, depth: str, metric: str) -> str:
-    """Spearman of GLS (trace) with a metric, over all training records."""
+def cell(found: dict[str, Any] | None, depth: str, metric: str, over: str = "all") -> str:
+    """Spearman of GLS (trace) with a metric, over all training records of a target or the first of them."""
     if found is None or depth not in found["depths"]:
         return missing(found, depth)
-    value = found["depths"][depth]["all"]["gls_trace"].get(metric)
+    value = found["depths"][depth][over]["gls_trace"].get(metric)
     return "–" if value is None else plus(value)
 
 
