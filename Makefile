@@ -3,14 +3,22 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test hunt lint docs clean
+.PHONY: demo test test-slow test-all hunt lint docs clean
 
 demo: $(READY)
 	$(BIN)/giveaway demo
 
 # one thread a process: pytest runs as many processes as there are cores; a file stays in one, which sets it up once
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
+
 test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
+	$(PYTEST) -m "not slow"
+
+test-slow: $(READY)
+	$(PYTEST) -m slow
+
+test-all: $(READY)
+	$(PYTEST)
 
 # looks for new counterexamples instead of repeating the known examples
 hunt: $(READY)

@@ -30,7 +30,7 @@ from scipy.stats import binomtest
 from torch.utils.data import TensorDataset
 
 import giveaway as ga
-from giveaway.demo import WEIGHT_DECAY, digits_dataset, train_digits_network
+from giveaway.cli.demo import WEIGHT_DECAY, digits_dataset, train_digits_network
 from giveaway.extract import from_torch
 from giveaway.findings.gate import judge
 from giveaway.findings.gate_change import level_of, prediction_bound, share_above

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 import giveaway as ga
+from giveaway.curvature.products import HeadProducts
 from giveaway.evaluation.ranking import recall_at, spearman
-from giveaway.heads.products import HeadProducts
 from giveaway.linalg.precision import Precision
 
 GPU = torch.device("cuda")

@@ -49,8 +49,8 @@ import giveaway as ga
 from giveaway.attacks.lira import lira, lira_within
 from giveaway.attacks.membership import balanced_membership, model_membership
 from giveaway.auditing.batches import Portion, record_spans
+from giveaway.curvature.dense import DenseCurvature
 from giveaway.evaluation import effect_sizes, recall_at, spearman, success_rate
-from giveaway.heads.dense import DenseCurvature
 from giveaway.linalg.threads import in_threads
 from giveaway.reporting.figures import COLOURS, GREY, PALE, save_figure
 from giveaway.scores.influence import newton as newton_score

@@ -682,8 +682,8 @@ def test_purge_removes_everything(giveaway, file):
     ("module", "function"),
     [
         ("giveaway.auditing.curvature", "DenseCurvature"),
-        ("giveaway.audit_command", "look_closer"),
-        ("giveaway.audit_command", "render"),
+        ("giveaway.cli.audit_folder", "look_closer"),
+        ("giveaway.cli.audit_folder", "render"),
         ("giveaway.auditing.store", "write_atomically"),
         ("giveaway.auditing.run", "count_duplicates"),
     ],

@@ -20,7 +20,7 @@ from giveaway import ScoreTable
 from giveaway.auditing import progress
 from giveaway.auditing.depths import Depths, audit_depths
 from giveaway.checks import InputError
-from giveaway.source import source_from
+from giveaway.cli.source import source_from
 from tests.test_cli import folder, one_line, read_csv  # noqa: F401
 
 N = 40

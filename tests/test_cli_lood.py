@@ -34,7 +34,7 @@ def pictures() -> None:
 @pytest.fixture(autouse=True)
 def no_pictures(request, monkeypatch) -> None:
     if "pictures" not in request.fixturenames:
-        monkeypatch.setattr("giveaway.lood_command.figure_bytes", lambda figure: b"a picture")
+        monkeypatch.setattr("giveaway.cli.lood_folder.figure_bytes", lambda figure: b"a picture")
 
 
 @pytest.fixture
@@ -369,7 +369,7 @@ def test_an_earlier_result_survives_a_failed_run(giveaway, file, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("giveaway.lood_command.lood_map", interrupted)
+    monkeypatch.setattr("giveaway.cli.lood_folder.lood_map", interrupted)
     assert one_line(giveaway("lood", file, "--out", "result"), code=130).startswith("interrupted")
     assert {path.name: path.read_bytes() for path in Path("result").iterdir()} == before
     assert one_line(giveaway("lood", file, "--out", "new"), code=130).startswith("interrupted")

@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 from giveaway import ScoreTable, audit
 from giveaway.auditing.store import purge, save_page
 from giveaway.checks import InputError
-from giveaway.cli_next import canaries, check_audited, compare, gate, judged, leave, rules_of, weights
+from giveaway.cli.follow_up_commands import canaries, check_audited, compare, gate, judged, leave, rules_of, weights
 from giveaway.findings.canaries import choose
 from giveaway.findings.changes import changes
 from giveaway.findings.closer_look import FILE as LOOK

@@ -145,12 +145,12 @@ LEAVING = """
 import atexit, os, sys
 import torch.distributed as dist
 sys.argv = ["giveaway", *sys.argv[1:]]
-from giveaway import audit_command
-save = audit_command.save_audit
+from giveaway.cli import audit_folder
+save = audit_folder.save_audit
 def saved(*arguments):
     print("saving with a team:", dist.is_initialized(), flush=True)
     save(*arguments)
-audit_command.save_audit = saved
+audit_folder.save_audit = saved
 atexit.register(lambda: print(f"rank {os.environ['RANK']} ends with a team:", dist.is_initialized(), flush=True))
 from giveaway.cli import main
 main()
@@ -217,7 +217,7 @@ def saves(self, name, tensors):
     if left[0] == 0:
         os.kill(os.getpid(), signal.SIGKILL)
 checkpoint.Checkpoint.save = saves
-from giveaway.heads import dense, sketched
+from giveaway.curvature import dense, sketched
 dense.MOST_ROWS = 2_000
 sketched.MOST_AT_ONCE = 32
 from giveaway.cli import main
@@ -227,8 +227,8 @@ main()
 
 @pytest.mark.parametrize(("kind", "saves"), [("dense", 2), ("dense", 6), ("sketch", 1), ("sketch", 4)])
 def test_a_killed_audit_goes_on_where_it_was(giveaway, arrays, monkeypatch, kind, saves):
-    monkeypatch.setattr("giveaway.heads.dense.MOST_ROWS", 2_000)
-    monkeypatch.setattr("giveaway.heads.sketched.MOST_AT_ONCE", 32)
+    monkeypatch.setattr("giveaway.curvature.dense.MOST_ROWS", 2_000)
+    monkeypatch.setattr("giveaway.curvature.sketched.MOST_AT_ONCE", 32)
     options, _ = KINDS[kind]
     command = ("audit", "--features", "features.npz", "--l2", 1, *QUIET, *options)
     assert giveaway(*command, "--out", "whole")[0] == 0

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from giveaway import InputError
-from giveaway.config import read_config, to_toml
+from giveaway.cli.config import read_config, to_toml
 
 KINDS = {"features": str, "scores": str, "l2": float, "top": int, "refit": bool, "batch_size": int}
 

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from giveaway import ScoreTable, audit
-from giveaway.audit_command import main_table
+from giveaway.cli.audit_folder import main_table
 from giveaway.findings.closer_look import CloserLook
 from giveaway.findings.contents import contents_of
 from giveaway.findings.measured import Measured

@@ -14,25 +14,23 @@ SOURCE = Path(giveaway.__file__).parent
 
 # names of one layer do not use each other; below checks.py, records/ is the package of its layer
 LAYERS = [
-    {"checks", "screen"},
-    {"files"},
+    {"version", "checks"},
+    {"text"},
+    {"storage"},
     {"records"},
     {"linalg", "theory"},
     {"views"},
-    {"extract", "heads", "network", "gp", "attacks"},
+    {"extract", "curvature", "network", "gp", "attacks"},
     {"scores", "evaluation"},
     {"auditing"},
     {"findings"},
     {"reporting"},
-    {"demo", "config", "source", "figures"},
-    {"audit_command", "lood_command", "theory_command"},
-    {"cli_theory", "cli_next"},
-    {"cli_audit"},
+    {"figures"},
     {"cli"},
     {"__main__"},
 ]
 DEPTH = {name: depth for depth, names in enumerate(LAYERS) for name in names}
-DOORS = ("__init__", "cli", "cli_audit", "cli_theory", "cli_next")  # where imports may wait inside a function
+DOORS = ("__init__", "cli")  # where imports may wait inside a function
 
 
 def project_imports(tree: ast.AST, package: tuple[str, ...], inside: bool = False) -> Iterator[tuple[int, str, bool]]:
@@ -69,7 +67,7 @@ def violations(source: Path) -> list[str]:
             place = f"{where}:{line}"
             if inside and own not in DOORS:
                 found.append(f"{place}: imports {name} inside a function")
-            if own in ("__init__", other) or name == "__version__":
+            if own in ("__init__", other) or name == "VERSION":
                 continue
             if other not in DEPTH:
                 found.append(f"{place}: imports {name or 'the package'} through the package's door")
@@ -92,25 +90,29 @@ def test_every_layer_is_there():
     [
         (
             "linalg/solve.py",
-            "from giveaway.heads.dense import helmert",
-            "heads.dense.helmert from a layer that is not above",
+            "from giveaway.curvature.dense import helmert",
+            "curvature.dense.helmert from a layer that is not above",
         ),
         ("records/head.py", "import giveaway.auditing.run", "auditing.run from a layer that is not above records"),
         (
-            "heads/dense.py",
+            "curvature/dense.py",
             "from giveaway.extract import from_file",
             "extract.from_file from a layer that is not above",
         ),
         ("scores/batch.py", "from giveaway import evaluation", "evaluation from a layer that is not above scores"),
-        ("heads/dense.py", "from ..auditing import run", "auditing.run from a layer that is not above heads"),
-        ("heads/dense.py", "from .. import cli", "cli from a layer that is not above heads"),
-        ("checks.py", "from .files import write_text", "files.write_text from a layer that is not above checks"),
+        ("curvature/dense.py", "from ..auditing import run", "auditing.run from a layer that is not above curvature"),
+        ("curvature/dense.py", "from .. import cli", "cli from a layer that is not above curvature"),
+        (
+            "checks.py",
+            "from .storage.files import write_text",
+            "from a layer that is not above checks",
+        ),
         ("auditing/run.py", "from giveaway import Head", "imports Head through the package's door"),
         ("auditing/run.py", "import giveaway", "imports the package through the package's door"),
         (
             "auditing/run.py",
-            "def f():\n    from giveaway.heads import losses",
-            "imports heads.losses inside a function",
+            "def f():\n    from giveaway.curvature import losses",
+            "imports curvature.losses inside a function",
         ),
         (
             "auditing/run.py",
@@ -138,11 +140,11 @@ def test_a_planted_violation_is_found(tmp_path, file, code, why):
     ("file", "code"),
     [
         (
-            "heads/dense.py",
-            "from giveaway.records import Head\nfrom giveaway.heads.losses import Loss\nfrom . import blocks",
+            "curvature/dense.py",
+            "from giveaway.records import Head\nfrom giveaway.curvature.losses import Loss\nfrom . import blocks",
         ),
-        ("heads/dense.py", "def f():\n    import numpy"),
-        ("cli.py", "from giveaway import __version__\ndef f():\n    from giveaway.auditing.run import audit"),
+        ("curvature/dense.py", "def f():\n    import numpy"),
+        ("cli.py", "from giveaway.version import VERSION\ndef f():\n    from giveaway.auditing.run import audit"),
         ("__init__.py", "def f():\n    from giveaway.cli import main"),
     ],
 )

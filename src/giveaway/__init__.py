@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from giveaway.version import VERSION
+
 if TYPE_CHECKING:
     from giveaway import attacks, evaluation, figures, gp, network, theory
     from giveaway.auditing.run import audit
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from giveaway.records import Head, ScoreTable, Signals
     from giveaway.reporting.html import report
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 _HOMES = {
     "Head": "giveaway.records",

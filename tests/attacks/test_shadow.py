@@ -239,7 +239,7 @@ def test_a_changed_plan_is_refused(tmp_path, options, words):
 
 def test_another_version_of_giveaway_is_refused(tmp_path, monkeypatch):
     run(tmp_path, 2)
-    monkeypatch.setattr("giveaway.attacks.shadow_store.__version__", "99.0")
+    monkeypatch.setattr("giveaway.attacks.shadow_store.VERSION", "99.0")
     with pytest.raises(InputError, match=r"giveaway was '.*', is '99.0'"):
         run(tmp_path, 4)
 

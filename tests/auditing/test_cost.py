@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from giveaway import Head
 from giveaway.auditing.cost import Cost, Rate, calibrate, estimate, human_bytes, human_seconds, product_shape
 from giveaway.checks import InputError
-from giveaway.heads.dense import DenseCurvature
+from giveaway.curvature.dense import DenseCurvature
 
 LARGE = {"n": 1_281_167, "width": 2_049, "outputs": 1_000, "loss": "cross_entropy"}
 RATE = Rate(480e12, "bfloat16", "cuda", (4_096, 2_049, 4_096))

@@ -9,7 +9,7 @@ from scipy.stats import spearmanr
 
 from giveaway import Head, InputError, audit
 from giveaway.auditing import batches, progress
-from giveaway.heads.optimum import refit
+from giveaway.curvature.optimum import refit
 from giveaway.scores.catalogue import CATALOGUE
 from tests import oracles
 from tests.conftest import KINDS, made_arrays, made_head
@@ -200,7 +200,7 @@ def test_scores_do_not_depend_on_batches_and_threads(monkeypatch, grouped, threa
     whole = audit(head)
     monkeypatch.setattr(batches, "WINDOW", 7)
     monkeypatch.setattr(batches, "MOST_ROWS", 7)
-    monkeypatch.setattr("giveaway.heads.dense.ARRAY_BYTES", 3 * 8 * 25)
+    monkeypatch.setattr("giveaway.curvature.dense.ARRAY_BYTES", 3 * 8 * 25)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

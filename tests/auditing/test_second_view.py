@@ -26,7 +26,7 @@ from giveaway.auditing import second_view
 from giveaway.auditing.kernel_view import targets_of_head
 from giveaway.auditing.second_view import SecondView, model_errors, not_learned, value_spread
 from giveaway.auditing.store import fingerprint
-from giveaway.heads.optimum import refit as refit_head
+from giveaway.curvature.optimum import refit as refit_head
 from giveaway.reporting.words import notes
 from giveaway.scores.view_success import calibrated_phi, phi_of, predict_from_views
 from giveaway.views.fourier import fourier_features

@@ -11,9 +11,9 @@ import torch
 import giveaway as ga
 from giveaway.auditing import batches
 from giveaway.checks import InputError
+from giveaway.curvature import products, sketched
 from giveaway.evaluation import recall_at, spearman
 from giveaway.extract import from_file
-from giveaway.heads import products, sketched
 from tests import oracles
 from tests.conftest import made_arrays, made_head
 

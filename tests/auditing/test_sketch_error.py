@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from giveaway.auditing import sketch_error
 from giveaway.auditing.batches import Portion, record_spans
 from giveaway.auditing.sketch_error import PARTS, relative_error, sampled_spans, standard_errors
-from giveaway.heads.sketched import SketchedCurvature
+from giveaway.curvature.sketched import SketchedCurvature
 from tests import oracles
 from tests.conftest import made_head
 

@@ -8,8 +8,8 @@ from safetensors.torch import save_file
 
 from giveaway import Head
 from giveaway.checks import ROWS_PER_CHECK, InputError
+from giveaway.cli.source import source_from
 from giveaway.extract import from_file
-from giveaway.source import source_from
 
 N, D, M = 12, 4, 3
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from giveaway.checks import InputError
+from giveaway.cli.source import source_from
 from giveaway.extract import arrays as arrays_file
 from giveaway.extract import from_file, linear_outputs, shards, stored_arrays
 from giveaway.records import FileRows, LinearRows, row_reading
-from giveaway.source import source_from
 
 N, D, M = 23, 4, 3
 KINDS = ["npy", "npz", "safetensors"]

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
 from giveaway import Head, ScoreTable, audit
+from giveaway.curvature.dense import DenseCurvature
+from giveaway.curvature.optimum import gradient_sum, refit
 from giveaway.findings.removal import MOST_RISEN, Removal, removals, row_of_record, without
-from giveaway.heads.dense import DenseCurvature
-from giveaway.heads.optimum import gradient_sum, refit
 from tests import oracles
 from tests.conftest import made_arrays, made_head
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giveaway import Head, ScoreTable, audit
+from giveaway.curvature.optimum import refit
 from giveaway.findings.weights import NOTE, weights
-from giveaway.heads.optimum import refit
 from tests import oracles
 from tests.conftest import made_head
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from giveaway import InputError
-from giveaway.heads.dense import helmert
+from giveaway.curvature.dense import helmert
 from giveaway.network.losses import Given, Logistic, Softmax, Squared, loss_of
 
 GENERATOR = torch.Generator().manual_seed(0)

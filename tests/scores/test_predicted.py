@@ -11,7 +11,7 @@ from scipy.special import expit
 
 import giveaway as ga
 from giveaway.auditing.batches import Portion, record_spans
-from giveaway.heads.dense import DenseCurvature
+from giveaway.curvature.dense import DenseCurvature
 from giveaway.scores.predicted import ingredients
 from giveaway.theory import random_design
 from giveaway.theory.two_normals import best_success, two_normals
@@ -377,7 +377,7 @@ def test_rows_keep_their_place(monkeypatch):
     head = made_head("classes", l2=0.2)
     whole = ga.audit(head, scores=COLUMNS)
     monkeypatch.setattr("giveaway.auditing.batches.WINDOW", 16)
-    monkeypatch.setattr("giveaway.heads.dense.ARRAY_BYTES", 8 * 25 * 7)
+    monkeypatch.setattr("giveaway.curvature.dense.ARRAY_BYTES", 8 * 25 * 7)
     monkeypatch.setattr("giveaway.auditing.batches.MOST_ROWS", 16)
     cut = ga.audit(head, scores=COLUMNS)
     for name in COLUMNS:

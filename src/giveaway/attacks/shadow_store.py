@@ -23,11 +23,11 @@ from typing import Any, BinaryIO, Protocol
 import numpy as np
 import torch
 
-from giveaway import __version__
 from giveaway.attacks.membership import model_membership, model_seed
 from giveaway.checks import ROWS_PER_CHECK, check_choice, fail
-from giveaway.files import LOCK, locked_folder, private_folder, write_atomically, write_json
 from giveaway.records.signals import ARRAYS, KINDS, MARKER, Signals
+from giveaway.storage.files import LOCK, locked_folder, private_folder, write_atomically, write_json
+from giveaway.version import VERSION
 
 PLAN, SECONDS = "shadow.json", "seconds.csv"
 LONGEST_VALUE = 60
@@ -297,7 +297,7 @@ def remove_shadows(folder: str | os.PathLike[str]) -> int:
 
 def summaries(given: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> dict[str, Any]:
     """Provenance from what a plan knows and what its user names, arrays by their hash."""
-    known = {"giveaway": __version__, **given}
+    known = {"giveaway": VERSION, **given}
     taken = sorted({*known} & {*fingerprint})
     if taken:
         raise fail("fingerprint", "names of its own", ", ".join(taken), "these are checked anyway: leave them out")

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from giveaway.checks import fail
-from giveaway.heads.curvature import Curvature, Look
-from giveaway.heads.losses import as_taken, loss_of
+from giveaway.curvature.curvature import Curvature, Look
+from giveaway.curvature.losses import as_taken, loss_of
 from giveaway.records import Head
 from giveaway.records.window import Window
 from giveaway.scores.batch import Batch

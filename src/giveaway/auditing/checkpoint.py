@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from giveaway.checks import InputError, fail
-from giveaway.files import private_folder, write_atomically, write_json
+from giveaway.storage.files import private_folder, write_atomically, write_json
 
 FOLDER, BEGUN = "checkpoint", "checkpoint.json"
 ABOUT = "about"  # the entry that says what the tensors belong to

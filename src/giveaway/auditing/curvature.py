@@ -8,8 +8,8 @@ from typing import Any
 
 from giveaway.auditing.progress import OnRows
 from giveaway.checks import check_choice, check_number, fail
-from giveaway.heads.dense import DenseCurvature, dense_bytes
-from giveaway.heads.sketched import PROBES, TOLERANCE, SketchedCurvature, probes_at_once
+from giveaway.curvature.dense import DenseCurvature, dense_bytes
+from giveaway.curvature.sketched import PROBES, TOLERANCE, SketchedCurvature, probes_at_once
 from giveaway.linalg.kept import Kept, kept_by
 from giveaway.linalg.memory import free_memory
 from giveaway.linalg.precision import precision_named

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from giveaway.auditing.batches import People, Portion, Span, Where
-from giveaway.heads.exact_steps import exact_steps
-from giveaway.heads.sketched import SketchedCurvature
+from giveaway.curvature.exact_steps import exact_steps
+from giveaway.curvature.sketched import SketchedCurvature
 from giveaway.records import Head
 from giveaway.scores.batch import Batch
 

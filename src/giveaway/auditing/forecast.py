@@ -6,7 +6,7 @@ import torch
 
 from giveaway.auditing.cost import Cost, calibrate, estimate, product_shape
 from giveaway.auditing.curvature import CurvatureOptions, choose
-from giveaway.heads.sketched import probes_at_once
+from giveaway.curvature.sketched import probes_at_once
 from giveaway.linalg.precision import precision_named
 from giveaway.linalg.team import ALONE, Team
 from giveaway.records import Head

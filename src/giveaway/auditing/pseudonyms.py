@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from giveaway.checks import fail
-from giveaway.files import write_text
+from giveaway.storage.files import write_text
 
 LETTERS = 16  # hexadecimal digits of a pseudonym: 64 bits
 LEAST_KEY = 16  # bytes

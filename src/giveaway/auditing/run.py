@@ -18,12 +18,12 @@ from giveaway.auditing.progress import OnRows, announce, progress_of
 from giveaway.auditing.scoring import score
 from giveaway.auditing.second_view import HELD_BACK, view_of
 from giveaway.checks import InputError, fail
+from giveaway.curvature.dense import DenseCurvature
+from giveaway.curvature.optimum import GradientSums, gradient_sum
+from giveaway.curvature.optimum import refit as refit_head
+from giveaway.curvature.sketched import PROBES, TOLERANCE, SketchedCurvature
 from giveaway.evaluation.ranking import recall_at, spearman
 from giveaway.gp.table import KernelGiven
-from giveaway.heads.dense import DenseCurvature
-from giveaway.heads.optimum import GradientSums, gradient_sum
-from giveaway.heads.optimum import refit as refit_head
-from giveaway.heads.sketched import PROBES, TOLERANCE, SketchedCurvature
 from giveaway.linalg.kept import NOTHING_KEPT, Kept
 from giveaway.linalg.team import ALONE, Team
 from giveaway.records import Head, ScoreTable

@@ -15,9 +15,9 @@ from giveaway.auditing.exact_again import HIGH, chosen_again, scored_again
 from giveaway.auditing.plan import Plan
 from giveaway.auditing.progress import OnRows
 from giveaway.auditing.sketch_error import relative_error, sampled_spans, standard_errors
-from giveaway.heads.curvature import Curvature
-from giveaway.heads.optimum import gradient_sum
-from giveaway.heads.sketched import SketchedCurvature
+from giveaway.curvature.curvature import Curvature
+from giveaway.curvature.optimum import gradient_sum
+from giveaway.curvature.sketched import SketchedCurvature
 from giveaway.linalg.kept import NOTHING_KEPT, Kept
 from giveaway.linalg.team import ALONE, Team
 from giveaway.linalg.threads import in_threads

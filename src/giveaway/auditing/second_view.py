@@ -11,7 +11,7 @@ import torch
 
 from giveaway.auditing.kernel_view import centred, targets_of_head
 from giveaway.checks import ROWS_PER_CHECK, InputError, as_tensor
-from giveaway.heads.losses import loss_of, targets_of
+from giveaway.curvature.losses import loss_of, targets_of
 from giveaway.records import Head
 from giveaway.records.lazy_rows import LazyRows
 from giveaway.records.row_reading import gathered

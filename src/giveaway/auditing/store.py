@@ -14,17 +14,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from giveaway import __version__
 from giveaway.attacks.shadow_store import is_shadow_folder, remove_shadows
 from giveaway.auditing.checkpoint import FOLDER as UNFINISHED
 from giveaway.auditing.checkpoint import remove_checkpoint
 from giveaway.checks import ROWS_PER_CHECK, fail, rows_at_a_time
 from giveaway.extract.feature_cache import is_feature_cache, remove_feature_cache
 from giveaway.extract.shared_extraction import is_shared_cache, remove_shared_cache
-from giveaway.files import private_folder, write_atomically, write_json
 from giveaway.records import Head, ScoreTable
 from giveaway.records.lazy_rows import LazyRows
 from giveaway.records.score_table import MARKER
+from giveaway.storage.files import private_folder, write_atomically, write_json
+from giveaway.version import VERSION
 
 BLOCK_BYTES = 1 << 24  # of an array at a time
 
@@ -99,7 +99,7 @@ def _bytes_of(block: Any) -> bytes:
 def provenance(digest: str, config: dict[str, Any], weights: str | None = None) -> dict[str, Any]:
     """What the folder's result came from: the digest of its inputs, that of the network's weights where more of it than
     the head was looked through, options, versions."""
-    versions = {"giveaway": __version__, **{name: metadata.version(name) for name in ("torch", "numpy", "scipy")}}
+    versions = {"giveaway": VERSION, **{name: metadata.version(name) for name in ("torch", "numpy", "scipy")}}
     return {
         "audit": secrets.token_hex(8),  # names the audit where its digest, which can confirm a guess, must not stand
         "date": datetime.date.today().isoformat(),

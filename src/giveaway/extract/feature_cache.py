@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from giveaway import __version__
 from giveaway.checks import fail
 from giveaway.extract.npy_writer import NpyWriter
-from giveaway.files import LOCK, locked_folder, private_folder, write_atomically, write_json
+from giveaway.storage.files import LOCK, locked_folder, private_folder, write_atomically, write_json
+from giveaway.version import VERSION
 
 MARKER, KIND = "cache.json", "giveaway feature cache"
 ROWS = ("features", "outputs", "targets")
@@ -62,7 +62,7 @@ class FeatureCache:
     @contextmanager
     def writing(self) -> Iterator[dict[str, NpyWriter]]:
         """Writers of features, outputs and targets; nothing stays of them if the block fails."""
-        unfinished = {"kind": KIND, "complete": False, "giveaway": __version__, "files": {name: None for name in FILES}}
+        unfinished = {"kind": KIND, "complete": False, "giveaway": VERSION, "files": {name: None for name in FILES}}
         write_json(self.path / MARKER, unfinished)
         self._clear(LOCK, MARKER)
         writers = {name: NpyWriter(self.path / f"{name}.npy") for name in ROWS}
@@ -83,7 +83,7 @@ class FeatureCache:
             write_atomically(self.path / f"{name}.npy", partial(np.save, arr=array, allow_pickle=False))
         files = [f"{name}.npy" for name in (*ROWS, *present)]
         sizes = {name: _size(self.path / name) for name in files}
-        marker = {"kind": KIND, "complete": True, "giveaway": __version__, **facts, "files": sizes}
+        marker = {"kind": KIND, "complete": True, "giveaway": VERSION, **facts, "files": sizes}
         write_json(self.path / MARKER, marker)
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray, torch.Tensor, np.ndarray | None]:

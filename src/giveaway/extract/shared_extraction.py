@@ -15,10 +15,10 @@ from giveaway.extract.feature_cache import FeatureCache, is_feature_cache, remov
 from giveaway.extract.row_identity import ORDERED, why_order_is_unknown
 from giveaway.extract.torch_arguments import as_loader
 from giveaway.extract.torch_head import from_torch
-from giveaway.files import private_folder
 from giveaway.linalg.team import Team
 from giveaway.records import Head
 from giveaway.records.lazy_rows import FileRows
+from giveaway.storage.files import private_folder
 
 PART = "part-"
 

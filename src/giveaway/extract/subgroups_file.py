@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from giveaway.checks import fail
-from giveaway.files import read_arrays
+from giveaway.storage.files import read_arrays
 
 MOST_VALUES = 200  # of one kind: more are no subgroups
 

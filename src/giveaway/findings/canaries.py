@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from giveaway.checks import ROWS_PER_CHECK, check_number, fail
+from giveaway.curvature.losses import Softmax, Squared, loss_of, targets_of
 from giveaway.findings.feature_map import mean_of_records
 from giveaway.findings.removal import row_of_record
-from giveaway.heads.losses import Softmax, Squared, loss_of, targets_of
 from giveaway.records import Head, ScoreTable
 from giveaway.records.lazy_rows import LazyRows
 from giveaway.views.moments import column_scale

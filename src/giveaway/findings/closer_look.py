@@ -13,12 +13,12 @@ import numpy as np
 
 from giveaway.auditing.plan import SENSITIVITY_UP_TO
 from giveaway.checks import InputError, check_choice
-from giveaway.files import read_arrays
 from giveaway.findings.canaries import Candidates, candidates
 from giveaway.findings.contents import Contents, contents_of
 from giveaway.findings.feature_map import FeatureMap, feature_map
 from giveaway.findings.removal import Removal, removals
 from giveaway.records import Head, ScoreTable
+from giveaway.storage.files import read_arrays
 
 FILE = "look.npz"
 SHARES = (0.01, 0.05)  # of the rows, that the what-if takes out

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from giveaway.records.inputs import CHANNELS, to_numpy
-from giveaway.records.shown_text import shown_text
+from giveaway.text import shown_text
 
 MOST_LETTERS = 400
 MOST_COLUMNS = 24

@@ -13,7 +13,7 @@ import numpy as np
 from giveaway.auditing.validate import Validation
 from giveaway.checks import fail
 from giveaway.evaluation.ranking import log_spaced_counts
-from giveaway.files import read_arrays
+from giveaway.storage.files import read_arrays
 
 STATED, VALUES = "validation.json", "validation.npz"
 

@@ -14,8 +14,8 @@ import torch
 
 from giveaway.auditing.run import audit
 from giveaway.checks import check_number, fail
+from giveaway.curvature.optimum import refit
 from giveaway.evaluation.ranking import spearman
-from giveaway.heads.optimum import refit
 from giveaway.records import Head, ScoreTable
 
 MOST_RISEN = 20

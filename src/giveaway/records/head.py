@@ -22,7 +22,6 @@ from giveaway.checks import (
     fail,
     rows_at_a_time,
 )
-from giveaway.files import read_arrays, write_atomically
 from giveaway.records.array_archive import write_archive
 from giveaway.records.inputs import check_inputs, saveable, to_numpy
 from giveaway.records.lazy_rows import LazyRows, LinearRows
@@ -30,6 +29,7 @@ from giveaway.records.row_reading import as_float_rows, check_numbers, placed, r
 from giveaway.records.streamed_rows import StreamedRows
 from giveaway.records.targets import check_targets
 from giveaway.records.window import Window
+from giveaway.storage.files import read_arrays, write_atomically
 
 LOSSES = ("squared", "cross_entropy", "binary_cross_entropy")
 AGREEMENT = 1e-2  # of the outputs' spread; features stored in half precision still pass

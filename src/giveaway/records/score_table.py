@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from giveaway.checks import InputError, check_names, check_number, fail, nearest
-from giveaway.files import private_folder, read_arrays, write_atomically, write_json, write_text
-from giveaway.records.shown_text import shown_text
+from giveaway.storage.files import private_folder, read_arrays, write_atomically, write_json, write_text
+from giveaway.text import shown_text
 
 DEFAULT_RANKING = ("fused", "newton")
 MARKER = "audit.json"

@@ -14,7 +14,7 @@ import numpy as np
 from scipy.special import expit, log_softmax, logsumexp, softmax
 
 from giveaway.checks import check_choice, fail
-from giveaway.files import private_folder, write_atomically, write_json
+from giveaway.storage.files import private_folder, write_atomically, write_json
 
 KINDS = ("logits", "probabilities", "phi", "squared_error")
 VECTORS = ("logits", "probabilities")

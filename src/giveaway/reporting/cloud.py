@@ -16,7 +16,7 @@ from giveaway.checks import InputError
 from giveaway.findings.closer_look import CloserLook
 from giveaway.findings.feature_map import EXPOSED, FeatureMap, chosen_rows
 from giveaway.records import ScoreTable
-from giveaway.records.shown_text import shown_text
+from giveaway.text import shown_text
 
 MOST_POINTS = 5_000
 RINGED = 20  # that get a ring

@@ -16,8 +16,8 @@ from numpy.typing import ArrayLike
 from giveaway.checks import as_tensor, check_choice, check_finite, fail
 from giveaway.evaluation import AttackSummary, recall_at, recall_curve
 from giveaway.evaluation.ranking import log_spaced_counts
-from giveaway.files import write_atomically
 from giveaway.reporting.picture import blank, figure_bytes
+from giveaway.storage.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

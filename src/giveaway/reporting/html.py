@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 
 from giveaway.auditing.validate import Validation
-from giveaway.files import write_text
 from giveaway.findings.closer_look import CloserLook, look_closer
 from giveaway.findings.measured import Measured
 from giveaway.records import Head, ScoreTable
-from giveaway.records.shown_text import shown_text
 from giveaway.reporting.cloud import bokeh_script
 from giveaway.reporting.listing import listing
 from giveaway.reporting.pages import page
 from giveaway.reporting.parts import part, parts
 from giveaway.reporting.words import access_of, found_elsewhere, headline, notes, standing
+from giveaway.storage.files import write_text
+from giveaway.text import shown_text
 
 TOP = 100
 NO_HEAD = "the report was made from the table alone; pass head= to have it"

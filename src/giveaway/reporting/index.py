@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from giveaway.checks import fail
-from giveaway.records.shown_text import shown_text
 from giveaway.reporting.pages import page
 from giveaway.reporting.summary import SCHEMA
+from giveaway.text import shown_text
 
 SHOWN = {"date", "rows", "unit", "ranked_by", "access", "statement"}
 

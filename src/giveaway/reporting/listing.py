@@ -13,8 +13,8 @@ from giveaway.findings.breakdown import SUBGROUP
 from giveaway.findings.closer_look import CloserLook
 from giveaway.findings.measured import Measured
 from giveaway.records import ScoreTable
-from giveaway.records.shown_text import shown_text
 from giveaway.reporting.depth_words import layers_of
+from giveaway.text import shown_text
 
 FIRST = ("loss", "leverage", "predicted_success")  # scores beside the one that ranks, before the reasons
 AFTER = ("newton", "left_out", "residual")

@@ -15,13 +15,13 @@ from giveaway.findings.breakdown import breakdowns
 from giveaway.findings.closer_look import CloserLook
 from giveaway.findings.measured import Measured
 from giveaway.records import ScoreTable
-from giveaway.records.shown_text import shown_text
 from giveaway.reporting.cloud import cloud
 from giveaway.reporting.figures import recall_curves
 from giveaway.reporting.measured_figures import attack_curve
 from giveaway.reporting.table_figures import exposure_distribution
 from giveaway.reporting.theory_figures import tradeoff_curves
 from giveaway.reporting.words import agreement_lines
+from giveaway.text import shown_text
 from giveaway.theory import fixed_design
 
 if TYPE_CHECKING:

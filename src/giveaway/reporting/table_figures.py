@@ -12,9 +12,9 @@ from scipy.stats import hypergeom
 
 from giveaway.checks import check_number, fail
 from giveaway.records import ScoreTable
-from giveaway.records.shown_text import shown_text
 from giveaway.reporting.figures import COLOURS, DASHES, GREY, MOST_POINTS, PALE, legend, percent, sample
 from giveaway.reporting.picture import blank
+from giveaway.text import shown_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,9 +8,9 @@ from functools import cached_property
 
 import torch
 
-from giveaway.heads.blocks import Blocks, LeftOut
-from giveaway.heads.exact_steps import ExactSteps
-from giveaway.heads.losses import Loss
+from giveaway.curvature.blocks import Blocks, LeftOut
+from giveaway.curvature.exact_steps import ExactSteps
+from giveaway.curvature.losses import Loss
 
 
 @dataclass(frozen=True)

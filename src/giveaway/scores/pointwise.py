@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from giveaway.heads.losses import Logistic, Softmax
+from giveaway.curvature.losses import Logistic, Softmax
 from giveaway.scores.batch import Batch
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from giveaway.heads.losses import Logistic, Squared
+from giveaway.curvature.losses import Logistic, Squared
 from giveaway.records import Head
 from giveaway.scores.batch import Batch
 from giveaway.scores.leverage import leverage

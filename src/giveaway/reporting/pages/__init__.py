@@ -8,7 +8,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from giveaway.records.shown_text import shown_text
+from giveaway.text import shown_text
 
 
 def page(name: str, **values: Any) -> str:

@@ -8,18 +8,18 @@ from typing import Any
 
 import click
 
-from giveaway import __version__
-from giveaway.cli_audit import RANKING_ONLY, SEED, audit, audit_and_tell, gate_json
-from giveaway.cli_next import ROWS_OF_PEOPLE, canaries, compare, gate, judged, leave, rules_of, weights
-from giveaway.cli_theory import theory
-from giveaway.screen import say
+from giveaway.cli.audit_command import RANKING_ONLY, SEED, audit, audit_and_tell, gate_json
+from giveaway.cli.follow_up_commands import ROWS_OF_PEOPLE, canaries, compare, gate, judged, leave, rules_of, weights
+from giveaway.cli.theory_command import theory
+from giveaway.text import say
+from giveaway.version import VERSION
 
 SIGNALS = "giveaway-signals"
 EXPECTED = {"InputError": 2, "SolveError": 1, "TeamError": 1}  # by name: importing them would cost --help its speed
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="giveaway")
+@click.version_option(VERSION, prog_name="giveaway")
 def cli() -> None:
     """Find the training records whose presence your model gives away."""
 
@@ -33,7 +33,7 @@ for command in (audit, theory, canaries, weights, compare, gate):
 @click.option("--json", "as_json", is_flag=True, help="Print the result for machines.")
 def demo(out: str, as_json: bool) -> None:
     """Train a small network on scikit-learn's digits and audit it."""
-    from giveaway.demo import WEIGHT_DECAY, digits_dataset, train_digits_network
+    from giveaway.cli.demo import WEIGHT_DECAY, digits_dataset, train_digits_network
     from giveaway.extract import from_torch
 
     dataset = digits_dataset()
@@ -62,13 +62,13 @@ def demo(out: str, as_json: bool) -> None:
 def validate(folder: str, rows: str | None, rule_file: str | None, as_json: bool, **flags: Any) -> None:
     """Check an audit FOLDER against LiRA: how well do its scores find what the attack finds?"""
     from giveaway.attacks.shadow_store import stored_seconds
-    from giveaway.audit_command import rebuild
     from giveaway.auditing.store import list_signals, save_page
     from giveaway.auditing.validate import compare
+    from giveaway.cli.audit_folder import rebuild
+    from giveaway.cli.source import signals_named
     from giveaway.extract.signals_file import row_numbers
     from giveaway.records import ScoreTable
     from giveaway.reporting.validation import validation_pages
-    from giveaway.source import signals_named
 
     rules = rules_of(rule_file)
     table = ScoreTable.load(folder, "scores")
@@ -136,7 +136,7 @@ def validate(folder: str, rows: str | None, rule_file: str | None, as_json: bool
 def lood(inputs: str, out: str, top: int, as_json: bool, **flags: Any) -> None:
     """How far a Gaussian process moves when a record is left out, for every record of INPUTS.npz (inputs, targets)."""
     from giveaway.checks import check_number
-    from giveaway.lood_command import run_lood
+    from giveaway.cli.lood_folder import run_lood
 
     check_number("top", top, minimum=1, remedy="give a count")
     table, folder, pages = run_lood(inputs, out, {name: value for name, value in flags.items() if value is not None})
@@ -161,7 +161,7 @@ def lood(inputs: str, out: str, top: int, as_json: bool, **flags: Any) -> None:
 @click.argument("folder")
 def report(folder: str) -> None:
     """Rebuild the report and the summary of an audit FOLDER."""
-    from giveaway.audit_command import rebuild
+    from giveaway.cli.audit_folder import rebuild
 
     for page in rebuild(folder):
         say(f"Wrote {page}")
@@ -172,8 +172,8 @@ def report(folder: str) -> None:
 @click.option("--out", default="giveaway-index.html", show_default=True, help="File for the page.")
 def index(folders: tuple[str, ...], out: str) -> None:
     """Put the summaries of many audit FOLDERS on one page."""
-    from giveaway.files import write_text
     from giveaway.reporting.index import index_page
+    from giveaway.storage.files import write_text
 
     write_text(out, index_page(folders))
     say(f"Wrote {out}")

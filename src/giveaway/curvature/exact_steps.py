@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import torch
 
-from giveaway.heads.blocks import CAP, LeftOut
-from giveaway.heads.losses import Softmax
-from giveaway.heads.output_curvature import diagonal_curvature
-from giveaway.heads.products import HeadProducts
-from giveaway.heads.sketched import SketchedCurvature
+from giveaway.curvature.blocks import CAP, LeftOut
+from giveaway.curvature.losses import Softmax
+from giveaway.curvature.output_curvature import diagonal_curvature
+from giveaway.curvature.products import HeadProducts
+from giveaway.curvature.sketched import SketchedCurvature
 from giveaway.linalg.block_cg import block_cg
 from giveaway.linalg.precision import Precision, exact_for
 from giveaway.records.window import Window

@@ -11,8 +11,8 @@ from typing import Protocol
 
 import torch
 
-from giveaway.heads.output_curvature import diagonal_curvature
-from giveaway.heads.products import HeadProducts
+from giveaway.curvature.output_curvature import diagonal_curvature
+from giveaway.curvature.products import HeadProducts
 from giveaway.linalg.precision import Precision
 
 WORTH = 4  # features a column, up to which summing every record for every output pays

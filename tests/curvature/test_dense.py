@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from giveaway import Head
-from giveaway.heads.dense import DenseCurvature, helmert
-from giveaway.heads.losses import Softmax, loss_of
+from giveaway.curvature.dense import DenseCurvature, helmert
+from giveaway.curvature.losses import Softmax, loss_of
 from tests import oracles
 from tests.conftest import KINDS, made_arrays, made_head
 

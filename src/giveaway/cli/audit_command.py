@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from giveaway.cli_next import ROWS_OF_PEOPLE, check_audited, judged, leave, rules_of
-from giveaway.screen import say
+from giveaway.cli.follow_up_commands import ROWS_OF_PEOPLE, check_audited, judged, leave, rules_of
+from giveaway.text import say
 
 if TYPE_CHECKING:
     from giveaway.auditing.depths import DepthAudit
@@ -119,10 +119,10 @@ def audit(config: str | None, as_json: bool, resume: bool, dry_run: bool, **flag
     Started by torchrun (torchrun --nproc-per-node 8 -m giveaway audit ...), the processes share the work.
     """
     from giveaway.checks import check_number, fail
-    from giveaway.config import read_config
+    from giveaway.cli.config import read_config
+    from giveaway.cli.source import device_named, source_from
     from giveaway.extract.inputs_file import records_from
     from giveaway.linalg.team import team_from_environment
-    from giveaway.source import device_named, source_from
 
     options: dict[str, Any] = read_config(config, _kinds(flags)) if config else {}
     options |= {name: value for name, value in flags.items() if value is not None}
@@ -187,7 +187,7 @@ def audit_and_tell(
     resume: bool = False,
 ) -> None:
     """Audit into the folder `out`, and say what came of it."""
-    from giveaway.audit_command import audit_into, statement
+    from giveaway.cli.audit_folder import audit_into, statement
     from giveaway.linalg.team import ALONE
     from giveaway.reporting.words import notes
 
@@ -218,9 +218,9 @@ def _told_cost(
     head: Head, deeper: DepthAudit | None, options: dict[str, Any], team: Team, *, alone: bool, as_json: bool
 ) -> bool:
     """Say what the audit will cost, where that is asked for or it is long; whether there is no more to do."""
-    from giveaway.audit_command import work_ahead
     from giveaway.auditing.curvature import CurvatureOptions
     from giveaway.auditing.forecast import LONG, forecast, quick
+    from giveaway.cli.audit_folder import work_ahead
 
     taken = CurvatureOptions(**{name: options[name] for name in OF_CURVATURE if name in options})
     if not alone and quick(head, taken):

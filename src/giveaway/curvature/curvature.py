@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import torch
 
-from giveaway.heads.blocks import Blocks
+from giveaway.curvature.blocks import Blocks
 from giveaway.records.window import Window
 
 

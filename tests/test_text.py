@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giveaway import InputError
-from giveaway.records.shown_text import shown_text
+from giveaway.text import shown_text
 
 BIDI = [*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F, 0x061C]
 

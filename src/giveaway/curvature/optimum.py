@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 
 from giveaway.checks import InputError
-from giveaway.heads.dense import MOST_ROWS, DenseCurvature
-from giveaway.heads.losses import Softmax, as_taken, loss_of
-from giveaway.heads.preconditioner import preconditioner_for
-from giveaway.heads.products import HeadProducts
+from giveaway.curvature.dense import MOST_ROWS, DenseCurvature
+from giveaway.curvature.losses import Softmax, as_taken, loss_of
+from giveaway.curvature.preconditioner import preconditioner_for
+from giveaway.curvature.products import HeadProducts
 from giveaway.linalg.block_cg import block_cg
 from giveaway.linalg.memory import free_memory
 from giveaway.linalg.precision import Precision

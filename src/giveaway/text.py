@@ -1,8 +1,9 @@
-"""Text of others on a screen: it cannot move the cursor, turn the line around or fill the page."""
+"""Text that other people wrote, made safe for a screen or a page: it cannot move the cursor or turn the line around."""
 
 from __future__ import annotations
 
 import re
+import sys
 
 from giveaway.checks import check_number
 
@@ -36,3 +37,9 @@ def shown_text(value: object, most: int = 80) -> str:
 
 def _escape(found: re.Match[str]) -> str:
     return found.group().encode("unicode_escape").decode("ascii")
+
+
+def say(text: str = "", *, err: bool = False) -> None:
+    """Print a line, or several, with every hidden character but tabs and line ends as a visible escape."""
+    shown = HIDDEN.sub(lambda match: match.group() if match.group() in "\t\n" else _escape(match), text)
+    print(shown, file=sys.stderr if err else sys.stdout, flush=True)

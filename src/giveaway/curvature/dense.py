@@ -15,8 +15,8 @@ import torch
 from torch.nn.functional import pad
 
 from giveaway.checks import fail
-from giveaway.heads.blocks import Blocks, SeparateBlocks, SoftmaxBlocks
-from giveaway.heads.losses import Logistic, Softmax, Squared, loss_of, triangle
+from giveaway.curvature.blocks import Blocks, SeparateBlocks, SoftmaxBlocks
+from giveaway.curvature.losses import Logistic, Softmax, Squared, loss_of, triangle
 from giveaway.linalg.accumulate import PairTiles
 from giveaway.linalg.kept import NOTHING_KEPT, Kept
 from giveaway.linalg.memory import check_memory

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from giveaway.screen import say
+from giveaway.text import say
 
 if TYPE_CHECKING:
     from giveaway.findings.gate import Verdict
@@ -31,8 +31,8 @@ AS_CANARIES = (
 @AS_JSON
 def canaries(folder: str, count: int, out: str | None, as_json: bool) -> None:
     """The best canaries of an audit FOLDER: exposed records that are no copies of one another."""
-    from giveaway.audit_command import main_table
     from giveaway.checks import fail
+    from giveaway.cli.audit_folder import main_table
     from giveaway.findings.canaries import choose
     from giveaway.findings.closer_look import CloserLook
     from giveaway.records import ScoreTable
@@ -67,7 +67,7 @@ def canaries(folder: str, count: int, out: str | None, as_json: bool) -> None:
 @AS_JSON
 def weights(folder: str, cap: float, out: str, as_json: bool) -> None:
     """Training weights that hold down the most exposed records of an audit FOLDER: a heuristic."""
-    from giveaway.audit_command import main_table
+    from giveaway.cli.audit_folder import main_table
     from giveaway.findings.weights import NOTE
     from giveaway.findings.weights import weights as weights_of
     from giveaway.records import ScoreTable
@@ -97,8 +97,8 @@ def weights(folder: str, cap: float, out: str, as_json: bool) -> None:
 @AS_JSON
 def compare(before: str, after: str, retrains: tuple[str, ...], out: str | None, top: int, as_json: bool) -> None:
     """Who ranks higher in the audit folder AFTER than in BEFORE: after a retrain, a private run, a data fix."""
-    from giveaway.audit_command import main_table
     from giveaway.checks import fail
+    from giveaway.cli.audit_folder import main_table
     from giveaway.findings.changes import changes
 
     if len({Path(folder).resolve() for folder in retrains}) < len(retrains):
@@ -172,8 +172,8 @@ def _write_restricted(table: ScoreTable, out: str, name: str) -> Path:
     """The table as a file for its owner only: `out`, or `name` where that is a folder; an audit folder lists it."""
     from giveaway.auditing.store import save_page
     from giveaway.checks import fail
-    from giveaway.files import private_folder
     from giveaway.records.score_table import MARKER
+    from giveaway.storage.files import private_folder
 
     path = Path(out)
     if path.is_dir() or path.suffix == "":

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from giveaway.heads.losses import Logistic, Loss, Softmax, Squared
+from giveaway.curvature.losses import Logistic, Loss, Softmax, Squared
 from giveaway.linalg.precision import Parts, Precision
 from giveaway.linalg.probes import signs
 from giveaway.records.window import Window

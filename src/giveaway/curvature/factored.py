@@ -12,7 +12,7 @@ from functools import cached_property
 
 import torch
 
-from giveaway.heads.blocks import LeftOut, solve_floored
+from giveaway.curvature.blocks import LeftOut, solve_floored
 from giveaway.linalg.spectral import top_eigenvalue
 
 DIRECTIONS = 6

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from giveaway import Head
-from giveaway.heads import output_curvature as output_curvature_module
-from giveaway.heads import products as products_module
-from giveaway.heads.losses import Softmax, Squared
-from giveaway.heads.products import HeadProducts
+from giveaway.curvature import output_curvature as output_curvature_module
+from giveaway.curvature import products as products_module
+from giveaway.curvature.losses import Softmax, Squared
+from giveaway.curvature.products import HeadProducts
 from giveaway.linalg.precision import Precision
 from giveaway.linalg.probes import signs
 from tests import oracles

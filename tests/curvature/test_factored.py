@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from giveaway import Head
-from giveaway.heads.factored import FactoredBlocks
+from giveaway.curvature.factored import FactoredBlocks
 from tests import oracles
 from tests.conftest import made_arrays
 from tests.heads.test_products import explicit_curvature, explicit_root

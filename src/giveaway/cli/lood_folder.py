@@ -13,7 +13,8 @@ import numpy as np
 from giveaway.auditing.lood_study import LoodStudy, study
 from giveaway.auditing.store import check_folder, digest_of, provenance, save_audit
 from giveaway.checks import check_choice, check_number, fail
-from giveaway.config import to_toml
+from giveaway.cli.config import to_toml
+from giveaway.cli.source import device_named, names_in
 from giveaway.extract.inputs_file import as_numbers, inputs_from
 from giveaway.extract.reading import reading
 from giveaway.gp.named_kernels import KernelChoice
@@ -22,7 +23,6 @@ from giveaway.gp.table import fitted, table_of
 from giveaway.records import ScoreTable
 from giveaway.reporting.figures import figure_bytes
 from giveaway.reporting.lood_figures import lood_map, query_pictures
-from giveaway.source import device_named, names_in
 
 CLOSELY = 10  # records looked at unless some are named
 

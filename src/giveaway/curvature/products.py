@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from giveaway.heads.losses import Softmax, Squared, loss_of
-from giveaway.heads.output_curvature import OutputCurvature
+from giveaway.curvature.losses import Softmax, Squared, loss_of
+from giveaway.curvature.output_curvature import OutputCurvature
 from giveaway.linalg.precision import Precision
 from giveaway.linalg.probes import signs
 from giveaway.linalg.team import ALONE, Team

@@ -16,7 +16,7 @@ from giveaway.auditing.pseudonyms import pseudonyms, read_key
 from giveaway.auditing.run import audit
 from giveaway.auditing.store import check_folder, fingerprint, provenance, save_audit, save_page
 from giveaway.checks import check_choice, fail
-from giveaway.config import to_toml
+from giveaway.cli.config import to_toml
 from giveaway.extract.model_digest import model_digest
 from giveaway.extract.subgroups_file import subgroups_from
 from giveaway.findings.breakdown import SUBGROUP

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from giveaway.heads.blocks import Blocks, SeparateBlocks
-from giveaway.heads.factored import FactoredBlocks
-from giveaway.heads.losses import Logistic, Loss, Softmax, Squared
-from giveaway.heads.preconditioner import preconditioner_for
-from giveaway.heads.products import HeadProducts
+from giveaway.curvature.blocks import Blocks, SeparateBlocks
+from giveaway.curvature.factored import FactoredBlocks
+from giveaway.curvature.losses import Logistic, Loss, Softmax, Squared
+from giveaway.curvature.preconditioner import preconditioner_for
+from giveaway.curvature.products import HeadProducts
 from giveaway.linalg.block_cg import CONVERGED, Solution, block_cg
 from giveaway.linalg.kept import NOTHING_KEPT, Kept
 from giveaway.linalg.memory import free_memory

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from giveaway.screen import say
+from giveaway.text import say
 
 if TYPE_CHECKING:
-    from giveaway.theory_command import Answer
+    from giveaway.cli.theory_answers import Answer
 
 Command = Callable[..., None]
 
@@ -53,7 +53,7 @@ def _curve(command: Command) -> Command:
 @click.option("--figure", help="Draw the curves into FILE.png, .svg or .pdf.")
 def tradeoff(figure: str | None, as_json: bool, **flags: Any) -> None:
     """What the best attack on a record achieves."""
-    from giveaway.theory_command import tradeoff_answer
+    from giveaway.cli.theory_answers import tradeoff_answer
 
     _print(tradeoff_answer(_given(flags), figure), as_json, figure)
 
@@ -67,7 +67,7 @@ def tradeoff(figure: str | None, as_json: bool, **flags: Any) -> None:
 @click.option("--figure", help="Draw the gap over error and leverage into FILE.png, .svg or .pdf.")
 def gap(figure: str | None, as_json: bool, **flags: Any) -> None:
     """How much lower a record's loss is, on average, for having been trained on."""
-    from giveaway.theory_command import gap_answer
+    from giveaway.cli.theory_answers import gap_answer
 
     _print(gap_answer(_given(flags), figure), as_json, figure)
 
@@ -83,7 +83,7 @@ def gap(figure: str | None, as_json: bool, **flags: Any) -> None:
 @click.option("--confidence", type=float, default=0.95, show_default=True, help="Of the lower bound.")
 def privacy(as_json: bool, **flags: Any) -> None:
     """The (ε, δ) and μ that a curve implies, or that a measured attack shows."""
-    from giveaway.theory_command import privacy_answer
+    from giveaway.cli.theory_answers import privacy_answer
 
     _print(privacy_answer(_given(flags)), as_json, None)
 

@@ -8,8 +8,8 @@ import torch
 from sklearn.linear_model import LogisticRegression, Ridge
 
 from giveaway import Head, InputError
-from giveaway.heads.losses import Softmax, loss_of
-from giveaway.heads.optimum import gradient_sum, refit
+from giveaway.curvature.losses import Softmax, loss_of
+from giveaway.curvature.optimum import gradient_sum, refit
 from tests import oracles
 from tests.conftest import KINDS, made_arrays, made_head
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from giveaway import Head
-from giveaway.heads import sketched as sketched_module
-from giveaway.heads.blocks import CAP
-from giveaway.heads.sketched import SketchedCurvature
+from giveaway.curvature import sketched as sketched_module
+from giveaway.curvature.blocks import CAP
+from giveaway.curvature.sketched import SketchedCurvature
 from giveaway.linalg.block_cg import SolveError
 from giveaway.linalg.probes import signs
 from tests import oracles

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from giveaway.heads.losses import Logistic, Loss, Softmax, Squared, loss_of, targets_of, triangle
+from giveaway.curvature.losses import Logistic, Loss, Softmax, Squared, loss_of, targets_of, triangle
 from tests import oracles
 from tests.conftest import KINDS, made_head
 

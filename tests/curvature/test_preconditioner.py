@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from giveaway import Head
-from giveaway.heads import preconditioner as preconditioner_module
-from giveaway.heads.losses import Softmax
-from giveaway.heads.preconditioner import ClassBlocks, Preconditioner, SharedGram, preconditioner_for
-from giveaway.heads.products import HeadProducts
+from giveaway.curvature import preconditioner as preconditioner_module
+from giveaway.curvature.losses import Softmax
+from giveaway.curvature.preconditioner import ClassBlocks, Preconditioner, SharedGram, preconditioner_for
+from giveaway.curvature.products import HeadProducts
 from giveaway.linalg.block_cg import Solution, block_cg
 from giveaway.linalg.precision import Precision
 from tests.conftest import made_arrays, made_head

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from giveaway import Head
-from giveaway.heads import exact_steps as module
-from giveaway.heads.exact_steps import ExactSteps, exact_steps
-from giveaway.heads.losses import as_taken
-from giveaway.heads.optimum import gradient_sum
-from giveaway.heads.sketched import SketchedCurvature
+from giveaway.curvature import exact_steps as module
+from giveaway.curvature.exact_steps import ExactSteps, exact_steps
+from giveaway.curvature.losses import as_taken
+from giveaway.curvature.optimum import gradient_sum
+from giveaway.curvature.sketched import SketchedCurvature
 from tests import oracles
 from tests.conftest import made_arrays, made_head
 
