@@ -29,7 +29,7 @@ import giveaway as ga
 from giveaway.auditing.depths import audit_depths
 
 EXACT, ITERATIVE = 1e-12, 1e-8
-UNSTABLE = {"seconds", "device", "files", "versions"}  # metadata that differ between runs of the same code
+UNSTABLE = {"seconds", "device", "files", "versions", "chosen"}  # metadata that differ between runs of the same code
 VALUES = ["loss", "gradient_norm", "leverage", "gls_trace", "gls_frobenius", "gls_spectral"]
 VALUES += ["gls_trace_logit", "gls_frobenius_logit", "gls_spectral_logit", "influence", "newton", "loo_gap"]
 CLASSES = [*VALUES, "entropy", "margin"]
