@@ -20,15 +20,13 @@ import tempfile
 import time
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).parent / "results" / "faults.json"
 COPIED = ("src", "tests", "benchmarks", "docs", "examples", "pyproject.toml", "README.md", "CHANGELOG.md", "mkdocs.yml")
-COMPILED = shutil.ignore_patterns("__pycache__")
-LONGEST = 1_800  # seconds of one run of the tests
+LONGEST, ENDLESS = 1_800, "the tests did not end"  # seconds of one run of them
 FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 
 
@@ -49,48 +47,43 @@ def read_faults(names: list[str]) -> list[dict[str, Any]]:
     return [fault for fault in faults if not names or fault["name"] in names]
 
 
-def copied(place: Path) -> None:
-    """The tree, without what was compiled."""
+def copied(place: Path) -> Path:
+    """The tree in `place`, and what was compiled of it, which holds for all files that are not changed then."""
     for path in (ROOT / name for name in COPIED):
-        copy = partial(shutil.copytree, ignore=COMPILED) if path.is_dir() else shutil.copy
-        copy(path, place / path.name)
+        (shutil.copytree if path.is_dir() else shutil.copy2)(path, place / path.name)
+    return place
 
 
-def first_failing(tree: Path, tests: list[str], but: list[str]) -> str | None:
-    """The first test that fails in `tree`; None where all pass."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
-    command += [f"--deselect={test}" for test in but]
+def failing(tree: Path, tests: list[str], *options: str) -> list[str]:
+    """The tests that fail in `tree`."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, *tests]
     given = {**os.environ, "PYTHONPATH": str(tree / "src"), "OMP_NUM_THREADS": "1", "COLUMNS": "1000"}
     try:
         run = subprocess.run(command, cwd=tree, env=given, capture_output=True, text=True, timeout=LONGEST)
     except subprocess.TimeoutExpired:
-        return "the tests did not end"
-    named = FAILED.search(run.stdout)
-    if run.returncode and named is None:
+        return [ENDLESS]
+    found = FAILED.findall(run.stdout) if run.returncode else []
+    if run.returncode and not found:
         raise RuntimeError(f"pytest ended with {run.returncode} and named no test: {run.stdout[-2_000:]}{run.stderr}")
-    return named.group(1) if run.returncode and named else None
+    return found
 
 
 def tried(fault: dict[str, Any]) -> dict[str, Any]:
-    """Whether the tests notice the fault, by which of them, and how long that took."""
-    began, caught_by, failing_anyway = time.perf_counter(), None, list[str]()
+    """The first test that notices the fault, None where none does, and how long that took."""
+    began = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="fault-") as folder:
-        copied(Path(folder))
-        file = Path(folder) / fault["file"]
-        sound = file.read_text(encoding="utf-8")
-        while caught_by is None:
-            file.write_text(sound.replace(fault["old"], fault["new"]), encoding="utf-8")
-            failing = first_failing(Path(folder), fault["tests"], failing_anyway)
-            file.write_text(sound, encoding="utf-8")
-            if failing is None:
-                break
-            if "::" in failing and first_failing(Path(folder), [failing], []) is not None:
-                failing_anyway.append(failing)  # it says nothing of the fault
-            else:
-                caught_by = failing
+        file = copied(Path(folder)) / fault["file"]
+        file.write_text(file.read_text(encoding="utf-8").replace(fault["old"], fault["new"]), encoding="utf-8")
+        caught_by = next(iter(failing(Path(folder), fault["tests"], "-x")), None)
     print(f"{'caught ' if caught_by else 'SLIPPED'}  {fault['name']:32s}{caught_by or fault['what']}", flush=True)
-    found = {"caught": caught_by is not None, "first_failing_test": caught_by, "failing_without_it": failing_anyway}
-    return {"name": fault["name"], **found, "seconds": round(time.perf_counter() - began, 1)}
+    return {"name": fault["name"], "caught_by": caught_by, "seconds": round(time.perf_counter() - began, 1)}
+
+
+def failing_anyway(each: list[dict[str, Any]]) -> list[str]:
+    """Of the tests that noticed faults those that fail without any: they say nothing."""
+    noticed = sorted({one["caught_by"] for one in each} - {None, ENDLESS})
+    with tempfile.TemporaryDirectory(prefix="fault-") as folder:
+        return failing(copied(Path(folder)), noticed) if noticed else []
 
 
 def main(names: list[str], jobs: int) -> None:
@@ -100,13 +93,20 @@ def main(names: list[str], jobs: int) -> None:
     with ThreadPoolExecutor(jobs) as pool:
         for one in pool.map(tried, read_faults(names)):
             known[one["name"]] = one
-            each = [known[fault["name"]] for fault in read_faults([]) if fault["name"] in known]
-            slipped = [entry["name"] for entry in each if not entry["caught"]]
-            told = {"faults": len(each), "caught": len(each) - len(slipped), "slipped": len(slipped)}
-            told |= {"seconds": round(sum(entry["seconds"] for entry in each)), "names_slipped": slipped}
-            found = {"commit": git.stdout.strip(), **told, "each": each}
-            RESULTS.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    print(told)
+            told = written(git.stdout.strip(), known, [])
+    told = written(git.stdout.strip(), known, failing_anyway(list(known.values())))
+    print({name: value for name, value in told.items() if name != "each"})
+
+
+def written(commit: str, known: dict[str, Any], unsound: list[str]) -> dict[str, Any]:
+    """Counts and what became of each fault, as they are kept."""
+    each = [known[fault["name"]] for fault in read_faults([]) if fault["name"] in known]
+    slipped = [one["name"] for one in each if one["caught_by"] is None or one["caught_by"] in unsound]
+    told = {"commit": commit, "faults": len(each), "caught": len(each) - len(slipped), "slipped": len(slipped)}
+    told |= {"names_slipped": slipped, "failing_without_a_fault": unsound}
+    told |= {"seconds": round(sum(one["seconds"] for one in each)), "each": each}
+    RESULTS.write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return told
 
 
 if __name__ == "__main__":
