@@ -32,9 +32,8 @@ from torch.utils.data import TensorDataset
 import giveaway as ga
 from giveaway.cli.demo import WEIGHT_DECAY, digits_dataset, train_digits_network
 from giveaway.extract import from_torch
-from giveaway.findings.gate import judge
-from giveaway.findings.gate_change import level_of, prediction_bound, share_above
-from giveaway.findings.gate_rules import read_rules
+from giveaway.findings.changes import level_of, prediction_bound, share_above
+from giveaway.findings.gate import judge, read_rules
 
 RATES = (0.05, 0.1, 0.2)  # of wrong labels, each twice the one before
 BASELINES = (3, 5)

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from giveaway import Head, audit
-from giveaway.findings.closer_look import look_closer
+from giveaway.findings.extras import make_extras
 from giveaway.reporting.html import render
 from giveaway.reporting.summary import summary_pages
 
@@ -61,7 +61,7 @@ def measure(n: int) -> dict[str, float | int]:
     head = made_head(n)
     table = audit(head)
     began = time.perf_counter()
-    look = look_closer(head, table, method="pca")
+    look = make_extras(head, table, method="pca")
     looked = time.perf_counter() - began
     began = time.perf_counter()
     page = render(table, look=look)

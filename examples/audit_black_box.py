@@ -33,7 +33,7 @@ def main() -> None:
     print(f"training took away {view['memorized']:.0%} of that")
     for row in table.order()[:5]:
         says = table["others_say"][row]
-        print(f"  row {row:3d}: class {table['class'][row]}, the other records say {says}")
+        print(f"  row {row:3d}: class {table['class'][row]}, the other records predict {says}")
     table.save(out)
     ga.report(table, f"{out}/report.html")
     print(f"Wrote scores.csv and report.html to {out}: they name records, keep them to yourself.")

@@ -301,9 +301,9 @@ def test_values_stay_in_the_files(giveaway, folder):
     np.savez("values.npz", features=np.maximum(x, 0.0), outputs=y + rng.normal(size=N), targets=y, inputs=x)
     code, out, err = giveaway("audit", "--features", "values.npz", "--out", "result")
     assert code == 0, err
-    assert "the other records say otherwise (top " in out
+    assert "the other records predict otherwise (top " in out
     assert not re.search(r"say \d", out)
-    assert re.search(r"the other records say [\d.e+]+, not [\d.e+]+", Path("result", "report.html").read_text())
+    assert re.search(r"the other records predict [\d.e+]+, not [\d.e+]+", Path("result", "report.html").read_text())
 
 
 def test_people_and_their_records_seen_from_both_sides(giveaway, file):
@@ -773,7 +773,7 @@ def test_the_demo_trains_audits_and_prints_ten_records(giveaway, folder):
     table = ScoreTable.load("demo")
     assert [int(row[1]) for row in rows] == table.order()[:10].tolist()
     assert [int(row[4]) for row in rows] == table.top(10)["class"].tolist()
-    assert "the other records say" in out
+    assert "the other records predict" in out
     assert "nearest: " in out
     assert re.search(r"note: The other records predict a left-out one with [\d.]+ % of the squared error", out)
     assert {path.name for path in Path("demo").iterdir()} == FILES

@@ -20,11 +20,11 @@ from giveaway.checks import InputError
 from giveaway.cli.follow_up_commands import canaries, check_audited, compare, gate, judged, leave, rules_of, weights
 from giveaway.findings.canaries import choose
 from giveaway.findings.changes import changes
-from giveaway.findings.closer_look import FILE as LOOK
-from giveaway.findings.closer_look import look_closer
-from giveaway.findings.gate_rules import read_rules
-from giveaway.findings.weights import NOTE
-from giveaway.findings.weights import weights as weights_of
+from giveaway.findings.extras import FILE as LOOK
+from giveaway.findings.extras import make_extras
+from giveaway.findings.gate import read_rules
+from giveaway.findings.mitigation import NOTE
+from giveaway.findings.mitigation import weights as weights_of
 from tests.conftest import made_head
 
 SECRET = "patient"
@@ -68,7 +68,7 @@ def audited(folder: Path, *, seed: int = 0, groups=None) -> Path:
     head = made_head("classes", n=N, seed=seed, ids=names(), groups=groups)
     table = audit(head)
     table.save(folder, "scores" if groups is None else "people")
-    save_page(folder, LOOK, look_closer(head, table).to_bytes())
+    save_page(folder, LOOK, make_extras(head, table).to_bytes())
     return folder
 
 
@@ -87,7 +87,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 def test_canaries_are_named_by_row_on_the_screen_and_by_id_in_the_file(folder, tmp_path):
     table = ScoreTable.load(folder)
-    chosen = choose(look_closer(made_head("classes", n=N, ids=names()), table).candidates, 4)
+    chosen = choose(make_extras(made_head("classes", n=N, ids=names()), table).candidates, 4)
     out = told("canaries", folder, "-k", 4, "--out", tmp_path / "chosen.csv")
     assert re.findall(r"^ +(\d+) +(\d+)$", out, re.MULTILINE) == [(str(r), str(table.rank()[r])) for r in chosen]
     assert f"4 canaries of {N} records, ranked by newton" in out

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from giveaway import ScoreTable
-from giveaway.findings.closer_look import CloserLook
+from giveaway.findings.extras import ReportExtras
 from tests.test_cli import SECRET, N, arrays, file, folder, one_line  # noqa: F401
 
 PREDICTED = """
@@ -79,12 +79,12 @@ def _inputs() -> str:
 
 def test_maps_and_what_if_are_options(giveaway, file):  # noqa: F811
     audited(giveaway, file)
-    look = CloserLook.load("result")
+    look = ReportExtras.load("result")
     assert look.feature_map.method == "PCA"
     assert len(look.removals) == 2
     assert "Without the 1 most exposed (1 %)" in words_of("report.html")
     audited(giveaway, file, "--map", "none", "--no-what-if", out="less")
-    look = CloserLook.load("less")
+    look = ReportExtras.load("less")
     assert look.feature_map is None
     assert look.removals == ()
     assert "it was not asked for (--no-what-if)" in words_of("report.html", "less")

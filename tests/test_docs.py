@@ -15,7 +15,7 @@ import click
 import pytest
 
 from giveaway.cli import cli
-from giveaway.findings.gate_rules import read_rules
+from giveaway.findings.gate import read_rules
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -21,8 +21,7 @@ import pytest
 
 from giveaway import ScoreTable, audit
 from giveaway.cli.audit_folder import main_table
-from giveaway.findings.closer_look import CloserLook
-from giveaway.findings.contents import contents_of
+from giveaway.findings.extras import ReportExtras, contents_of
 from giveaway.findings.measured import Measured
 from giveaway.reporting.html import render
 from giveaway.reporting.index import index_page
@@ -566,7 +565,7 @@ def test_a_part_that_fails_leaves_a_note_in_its_place(audited, monkeypatch, part
     failing = [part] if part in PARTS else [*PARTS]
     for name in failing:
         monkeypatch.setattr(f"giveaway.reporting.parts.{name}", broken)
-    text = render(main_table(folder), look=CloserLook.load(folder), measured=Measured.load(folder))
+    text = render(main_table(folder), look=ReportExtras.load(folder), measured=Measured.load(folder))
     page = Page(text)
     assert "Traceback" not in text
     assert not HIDDEN.search(page.text)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from giveaway.extract import from_sklearn, from_torch
     from giveaway.findings.canaries import canaries
     from giveaway.findings.changes import changes
-    from giveaway.findings.weights import weights
+    from giveaway.findings.mitigation import weights
     from giveaway.gp.table import lood
     from giveaway.records import Head, ScoreTable, Signals
     from giveaway.reporting.html import report
@@ -42,7 +42,7 @@ _HOMES = {
     "report": "giveaway.reporting.html",
     "theory": "giveaway.theory",
     "validate": "giveaway.auditing.validate",
-    "weights": "giveaway.findings.weights",
+    "weights": "giveaway.findings.mitigation",
 }
 
 __all__ = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from giveaway import ScoreTable, audit
-from giveaway.auditing.why import why
+from giveaway.findings.explain import why
 from tests.conftest import made_head
 
 
@@ -21,11 +21,11 @@ def test_phrases_follow_the_place_among_all_rows():
     )
     phrases = why(table, np.array([199, 192, 160, 100, 0]))
     assert phrases == [
-        "pulls the head (top 1 %); among the worst fitted (top 1 %)",
-        "pulls the head (top 5 %); among the worst fitted (top 1 %)",
-        "pulls the head (top 25 %); among the worst fitted (top 1 %)",
-        "among the worst fitted (top 1 %)",
-        "among the worst fitted (top 1 %); alone in a direction (score capped)",
+        "high leverage (top 1 %); poorly fitted (top 1 %)",
+        "high leverage (top 5 %); poorly fitted (top 1 %)",
+        "high leverage (top 25 %); poorly fitted (top 1 %)",
+        "poorly fitted (top 1 %)",
+        "poorly fitted (top 1 %); alone in a feature direction (score capped)",
     ]
 
 
@@ -33,13 +33,13 @@ def test_the_record_of_most_leverage_and_the_worst_fitted_one_are_named_so():
     table = audit(made_head("classes", n=200))
     rows = np.array([table["leverage"].argmax(), table["residual"].argmax()])
     assert [phrase.split("; ")[k] for k, phrase in zip((0, -1), why(table, rows), strict=True)] == [
-        "pulls the head (top 1 %)",
-        "among the worst fitted (top 1 %)",
+        "high leverage (top 1 %)",
+        "poorly fitted (top 1 %)",
     ]
 
 
 def test_a_table_that_tells_nothing():
-    assert why(ScoreTable({"newton": [1.0, 2.0]}, [0, 1]), np.array([1, 0])) == ["both moderate"] * 2
+    assert why(ScoreTable({"newton": [1.0, 2.0]}, [0, 1]), np.array([1, 0])) == ["nothing stands out"] * 2
 
 
 # ------------------------------------------------------------------------------------------------ the second view
@@ -55,10 +55,10 @@ def viewed(**attributes) -> ScoreTable:
 def test_classes_that_the_others_contradict():
     table = viewed(**{"class": np.array([5, 6, 7]), "others_say": np.array([3, 6, 7]), "nearest": NEAR})
     rows = np.array([0, 1, 2])
-    expected = ["the other records say 3", "nothing stands out", "nothing stands out"]
+    expected = ["the other records predict 3", "nothing stands out", "nothing stands out"]
     assert why(table, rows, nearest=False) == expected
     assert why(table, rows) == [
-        "the other records say 3; nearest: 8, 9",
+        "the other records predict 3; nearest: 8, 9",
         "nothing stands out",
         "nothing stands out; nearest: 1, 2, 3",
     ]
@@ -73,15 +73,15 @@ def test_values_that_the_others_would_not_have_guessed():
     table = ScoreTable(scores, np.arange(n), attributes={"target": target, "others_say": said})
     rows = np.array([99, 97, 80, 60])
     assert why(table, rows) == [
-        "the other records say 2.35, not 5.12",
-        "the other records say 0.98, not 0",
-        "the other records say 0.808, not 0",
+        "the other records predict 2.35, not 5.12",
+        "the other records predict 0.98, not 0",
+        "the other records predict 0.808, not 0",
         "nothing stands out",
     ]
     assert why(table, rows, values=False) == [
-        "the other records say otherwise (top 1 %)",
-        "the other records say otherwise (top 5 %)",
-        "the other records say otherwise (top 25 %)",
+        "the other records predict otherwise (top 1 %)",
+        "the other records predict otherwise (top 5 %)",
+        "the other records predict otherwise (top 25 %)",
         "nothing stands out",
     ]
 
@@ -89,7 +89,7 @@ def test_values_that_the_others_would_not_have_guessed():
 def test_people_and_several_outputs_have_the_place_of_their_left_out_error():
     n = 100
     table = ScoreTable({"fused": np.zeros(n), "left_out": np.arange(n)}, np.arange(n))
-    said = ["the other records say otherwise (top 1 %)", "the other records say otherwise (top 5 %)"]
+    said = ["the other records predict otherwise (top 1 %)", "the other records predict otherwise (top 5 %)"]
     assert why(table, np.array([99, 96, 3])) == [*said, "nothing stands out"]
     assert why(ScoreTable({"fused": [1.0, 2.0]}, [0, 1]), np.array([1])) == ["nothing stands out"]
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giveaway import ScoreTable
-from giveaway.findings.breakdown import LEAST, POOLED, breakdown, breakdowns
+from giveaway.findings.explain import LEAST, POOLED, breakdown, breakdowns
 
 
 def made(classes, scores, **attributes) -> ScoreTable:

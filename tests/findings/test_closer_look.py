@@ -7,19 +7,19 @@ import pytest
 
 from giveaway import Head, audit
 from giveaway.checks import InputError
-from giveaway.findings.closer_look import FILE, CloserLook, look_closer
+from giveaway.findings.extras import FILE, ReportExtras, make_extras
 from tests.conftest import made_arrays, made_head
 
 
-def loaded(look: CloserLook, folder) -> CloserLook:
+def loaded(look: ReportExtras, folder) -> ReportExtras:
     (folder / FILE).write_bytes(look.to_bytes())
-    return CloserLook.load(folder)
+    return ReportExtras.load(folder)
 
 
 def test_everything_comes_back_from_the_folder(tmp_path):
     head = made_head("classes", l2=0.5, inputs=np.random.default_rng(0).random((60, 3, 5, 5)))
     table = audit(head)
-    look = look_closer(head, table, method="pca", show_records=True)
+    look = make_extras(head, table, method="pca", show_records=True)
     found = loaded(look, tmp_path)
     assert look.missing == found.missing == {}
     assert look.feature_map.method == found.feature_map.method == "PCA"
@@ -34,14 +34,14 @@ def test_everything_comes_back_from_the_folder(tmp_path):
     np.testing.assert_array_equal(found.contents.rows, table.order()[:100])
     assert look.contents.pictures == found.contents.pictures
     assert found.contents.pictures[0].startswith(b"\x89PNG")
-    assert look.to_bytes() == look_closer(head, table, method="pca", show_records=True).to_bytes()
+    assert look.to_bytes() == make_extras(head, table, method="pca", show_records=True).to_bytes()
 
 
 def test_texts_come_back_too(tmp_path):
     head = made_head("classes", l2=0.5)
     words = [f"record {i} 'quoted' \x00" for i in range(60)]
     table = audit(head)
-    found = loaded(look_closer(head, table, inputs=words, show_records=True), tmp_path)
+    found = loaded(make_extras(head, table, inputs=words, show_records=True), tmp_path)
     first = int(table.order()[0])
     assert found.contents.texts[0] == f"record {first} 'quoted' \\x00"
     assert found.contents.pictures[0] == b""
@@ -49,35 +49,35 @@ def test_texts_come_back_too(tmp_path):
 
 def test_records_are_looked_at_on_request_only():
     head = made_head("classes", inputs=np.zeros((60, 2)))
-    assert look_closer(head, audit(head)).contents is None
+    assert make_extras(head, audit(head)).contents is None
 
 
 def test_a_black_box_has_canaries_but_no_map(tmp_path):
     head = Head(**made_arrays("classes") | {"features": None})
-    look = loaded(look_closer(head, audit(head)), tmp_path)
+    look = loaded(make_extras(head, audit(head)), tmp_path)
     assert look.feature_map is None
     assert look.removals == ()
     assert look.candidates is not None
     assert look.missing["what-if"] == "a black box has no layer to take records out of"
-    assert look.missing["map"] == "nothing inside a black box was looked at"
+    assert look.missing["map"] == "a black box has no features to map"
 
 
 def test_large_heads_are_asked_before_they_take_long():
     head = made_head("classes", n=500, d=450)
     table = audit(head, scores=["newton"])
-    assert "ask for it with --what-if" in look_closer(head, table, method="none").missing["what-if"]
-    assert look_closer(head, table, method="none").missing["map"] == "it was not asked for (--map none)"
-    assert "--no-what-if" in look_closer(head, table, method="none", what_if=False).missing["what-if"]
+    assert "ask for it with --what-if" in make_extras(head, table, method="none").missing["what-if"]
+    assert make_extras(head, table, method="none").missing["map"] == "it was not asked for (--map none)"
+    assert "--no-what-if" in make_extras(head, table, method="none", what_if=False).missing["what-if"]
 
 
 def test_an_unknown_map_is_refused():
     head = made_head("classes")
     with pytest.raises(InputError, match=r"map: expected a known name, got 'umap'; choose from auto, pca, tsne, none"):
-        look_closer(head, audit(head), method="umap")
+        make_extras(head, audit(head), method="umap")
 
 
 def test_a_folder_without_a_look_says_so(tmp_path):
-    found = CloserLook.load(tmp_path)
+    found = ReportExtras.load(tmp_path)
     assert found.feature_map is None
     assert set(found.missing) == {"map", "what-if", "canaries"}
     assert all("run giveaway audit again" in reason for reason in found.missing.values())

@@ -10,7 +10,7 @@ import pytest
 import torch
 from matplotlib.image import imread
 
-from giveaway.findings.contents import contents_of
+from giveaway.findings.extras import contents_of
 
 ROWS = np.array([2, 0])
 

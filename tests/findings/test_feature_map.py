@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from sklearn.decomposition import PCA
 
 from giveaway import Head, ScoreTable, audit
-from giveaway.findings.feature_map import EXPOSED, FeatureMap, feature_map, mean_of_records
+from giveaway.findings.canaries import mean_of_records
+from giveaway.findings.extras import EXPOSED, FeatureMap, feature_map
 from tests.conftest import made_head
 
 

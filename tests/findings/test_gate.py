@@ -16,9 +16,8 @@ import giveaway as ga
 from giveaway import ScoreTable
 from giveaway.auditing.store import purge
 from giveaway.checks import InputError
-from giveaway.findings.gate import judge
-from giveaway.findings.gate_change import EXPOSED, LEVEL, prediction_bound
-from giveaway.findings.gate_rules import read_rules
+from giveaway.findings.changes import EXPOSED, LEVEL, prediction_bound
+from giveaway.findings.gate import judge, read_rules
 
 TODAY = datetime.date(2026, 5, 4)
 N = 200
@@ -92,8 +91,8 @@ def judged(folder, text, today=TODAY):
         (COUNT + "at_most_share = 0.1\n", r"expected either at_most or at_most_share, got both"),
         (COUNT.replace("at_most = 25", ""), r"expected either at_most or at_most_share, got neither"),
         (COUNT + "above = 0.7\n", r"expected only at_most, at_most_share, least_power .* got 'above'"),
-        (COUNT + COUNT, r"^rule: expected a name of its own for every rule, got 'few exposed' twice"),
-        (PREDICTED.replace("0.6", "1.0"), r"expected a success from 0.5 up to, but not, 1 for above, got 1.0"),
+        (COUNT + COUNT, r"^rule: expected a different name for every rule, got 'few exposed' twice"),
+        (PREDICTED.replace("0.6", "1.0"), r"expected a success of at least 0.5 and below 1 for above, got 1.0"),
         (PREDICTED.replace("0.1", "nan"), r"expected a share from 0 to 1 for at_most_share, got nan"),
         (PREDICTED.replace("above = 0.6\n", ""), r"^rule 'predicted': expected above, a success .* got none; add it"),
         (PREDICTED + "at_most = 3\n", r"got 'at_most'; did you mean at_most_share\?"),
@@ -105,7 +104,7 @@ def judged(folder, text, today=TODAY):
         (COUNT + WAIVER.replace("2026-05-04", "2026-05-04T10:00:00"), r"^waiver 1: expected a date"),
         (COUNT + WAIVER.replace('owner = "Ada"\n', ""), r"^waiver 1: expected owner, one line of text, .* got none"),
         (COUNT + WAIVER.replace("few exposed", "few exposd"), r"got 'few exposd'; did you mean few exposed\?"),
-        (COUNT + WAIVER + WAIVER, r"^waiver: expected one waiver a rule, got 'few exposed' twice"),
+        (COUNT + WAIVER + WAIVER, r"^waiver: expected one waiver per rule, got 'few exposed' twice"),
         (COUNT + WAIVER + "until = 1\n", r"^waiver 1: expected only rule, owner, expires, reason.* got 'until'"),
     ],
 )
@@ -150,7 +149,7 @@ def test_the_measured_count_against_its_limit(audited):
     met = judged(audited, COUNT)
     assert (met.met, met.exit_code, met.outcomes[0].value) == (True, 0, 25)
     assert "at least 25 of 200 records (12.500%) measured as exposed, allowed 25" in met.to_text()
-    assert "64 models, false discovery rate 5%, power 0.90: more may be" in met.to_text()
+    assert "64 models, false discovery rate 5%, power 0.90: more may be exposed" in met.to_text()
     missed = judged(audited, COUNT.replace("25", "24"))
     assert (missed.met, missed.exit_code) == (False, 3)
     assert "0 of 1 rules met; not met: few exposed" in missed.to_text()
@@ -346,12 +345,10 @@ def test_a_few_rows_more_at_the_same_weight_decay_are_comparable(audited):
 
 def test_one_model_in_two_places_shows_no_noise(audited):
     made(audited / "b2", 14, seed=1)
-    with pytest.raises(
-        InputError, match=r"baseline 3: expected a model of its own, got the scores of baseline 1; retr"
-    ):
+    with pytest.raises(InputError, match=r"baseline 3: expected a different model, got the scores of baseline 1; retr"):
         judged(audited, CHANGE)
     made(audited / "b2", 16, seed=0)
-    with pytest.raises(InputError, match=r"baseline 3: expected a model of its own, got the scores of this audit"):
+    with pytest.raises(InputError, match=r"baseline 3: expected a different model, got the scores of this audit"):
         judged(audited, CHANGE)
 
 
@@ -380,7 +377,7 @@ def test_a_waiver_holds_through_its_last_day_and_no_longer(audited):
     over = judged(audited, text, TODAY + datetime.timedelta(days=1))
     assert over.exit_code == 3
     assert "not met: few exposed" in over.to_text()
-    assert "the waiver of Ada ran out on 2026-05-04" in over.to_text()
+    assert "the waiver of Ada expired on 2026-05-04" in over.to_text()
     told = over.to_json()["rules"][0]
     assert (told["waived_by"], told["waiver"]["expired"]) == (None, True)
 

@@ -14,12 +14,12 @@ from scipy.stats import spearmanr
 from giveaway import Head, ScoreTable, audit
 from giveaway.curvature.dense import DenseCurvature
 from giveaway.curvature.optimum import gradient_sum, refit
-from giveaway.findings.removal import MOST_RISEN, Removal, removals, row_of_record, without
+from giveaway.findings.mitigation import MOST_RISEN, RemovalEffect, removals, row_of_record, without
 from tests import oracles
 from tests.conftest import made_arrays, made_head
 
 
-def removal(head: Head, table: ScoreTable, *, share: float) -> Removal:
+def removal(head: Head, table: ScoreTable, *, share: float) -> RemovalEffect:
     (found,) = removals(head, table, shares=(share,))
     return found
 

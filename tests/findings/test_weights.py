@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from giveaway import Head, ScoreTable, audit
 from giveaway.curvature.optimum import refit
-from giveaway.findings.weights import NOTE, weights
+from giveaway.findings.mitigation import NOTE, weights
 from tests import oracles
 from tests.conftest import made_head
 

@@ -14,8 +14,7 @@ from giveaway.text import say
 
 if TYPE_CHECKING:
     from giveaway.auditing.depths import DepthAudit
-    from giveaway.findings.gate import Verdict
-    from giveaway.findings.gate_rules import Rules
+    from giveaway.findings.gate import Rules, Verdict
     from giveaway.linalg.team import Team
     from giveaway.records import Head, ScoreTable
 
@@ -242,7 +241,7 @@ def gate_json(verdict: Verdict | None) -> dict[str, Any]:
 def _print_top(table: ScoreTable, top: int) -> None:
     import numpy as np
 
-    from giveaway.auditing.why import why
+    from giveaway.findings.explain import why
 
     by = table.ranking()
     rows = table.order(by)[:top]

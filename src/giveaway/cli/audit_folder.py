@@ -19,9 +19,9 @@ from giveaway.checks import check_choice, fail
 from giveaway.cli.config import to_toml
 from giveaway.extract.model_digest import model_digest
 from giveaway.extract.subgroups_file import subgroups_from
-from giveaway.findings.breakdown import SUBGROUP
-from giveaway.findings.closer_look import FILE as LOOK
-from giveaway.findings.closer_look import MAPS, CloserLook, look_closer
+from giveaway.findings.explain import SUBGROUP
+from giveaway.findings.extras import FILE as LOOK
+from giveaway.findings.extras import MAPS, ReportExtras, make_extras
 from giveaway.findings.measured import Measured
 from giveaway.linalg.team import ALONE, Team
 from giveaway.records import Head, ScoreTable
@@ -78,7 +78,7 @@ def audit_into(
         tables = {"scores": table}
         if by_record is not None:
             tables = {"people": table, "scores": _finished(by_record, config, subgroups, head, origin)}
-        look = look_closer(
+        look = make_extras(
             head,
             table,
             inputs=arguments.get("inputs"),
@@ -120,7 +120,7 @@ def statement(folder: str | Path, table: ScoreTable) -> str:
     return headline(table, Measured.load(folder), access_of(table))
 
 
-def report_pages(table: ScoreTable, look: CloserLook, measured: Measured | None) -> dict[str, str | bytes]:
+def report_pages(table: ScoreTable, look: ReportExtras, measured: Measured | None) -> dict[str, str | bytes]:
     """The restricted report and the summary to share."""
     return {"report.html": render(table, look=look, measured=measured), **summary_pages(table, measured=measured)}
 
@@ -130,7 +130,7 @@ def rebuild(folder: str | Path) -> list[Path]:
     table = main_table(folder)
     if "optimum" not in table.meta:
         raise fail("folder", "an audit of a model", f"{folder}, which has none", "see the tables and pictures in it")
-    pages = report_pages(table, CloserLook.load(folder), Measured.load(folder))
+    pages = report_pages(table, ReportExtras.load(folder), Measured.load(folder))
     return [save_page(folder, name, page) for name, page in pages.items()]
 
 

@@ -12,8 +12,7 @@ import click
 from giveaway.text import say
 
 if TYPE_CHECKING:
-    from giveaway.findings.gate import Verdict
-    from giveaway.findings.gate_rules import Rules
+    from giveaway.findings.gate import Rules, Verdict
     from giveaway.records import ScoreTable
 
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print the result for machines.")
@@ -34,10 +33,10 @@ def canaries(folder: str, count: int, out: str | None, as_json: bool) -> None:
     from giveaway.checks import fail
     from giveaway.cli.audit_folder import main_table
     from giveaway.findings.canaries import choose
-    from giveaway.findings.closer_look import CloserLook
+    from giveaway.findings.extras import ReportExtras
     from giveaway.records import ScoreTable
 
-    table, look = main_table(folder), CloserLook.load(folder)
+    table, look = main_table(folder), ReportExtras.load(folder)
     if look.candidates is None:
         reason = look.missing.get("canaries", "none in the folder")
         raise fail("folder", "an audit with candidates for canaries", f"none ({reason})", "run giveaway audit again")
@@ -68,8 +67,8 @@ def canaries(folder: str, count: int, out: str | None, as_json: bool) -> None:
 def weights(folder: str, cap: float, out: str, as_json: bool) -> None:
     """Training weights that hold down the most exposed records of an audit FOLDER: a heuristic."""
     from giveaway.cli.audit_folder import main_table
-    from giveaway.findings.weights import NOTE
-    from giveaway.findings.weights import weights as weights_of
+    from giveaway.findings.mitigation import NOTE
+    from giveaway.findings.mitigation import weights as weights_of
     from giveaway.records import ScoreTable
 
     table = main_table(folder)
@@ -119,7 +118,7 @@ def compare(before: str, after: str, retrains: tuple[str, ...], out: str | None,
 @AS_JSON
 def gate(folder: str, rule_file: str, as_json: bool) -> None:
     """Judge an audit FOLDER by the rules of RULE.toml; exit code 3 where one is neither met nor waived."""
-    from giveaway.findings.gate_rules import read_rules
+    from giveaway.findings.gate import read_rules
 
     verdict = judged(read_rules(rule_file), folder)
     assert verdict is not None
@@ -129,7 +128,7 @@ def gate(folder: str, rule_file: str, as_json: bool) -> None:
 
 def rules_of(rule_file: str | None) -> Rules | None:
     """The rules of --gate, read before the work, so that a mistake in them costs nothing."""
-    from giveaway.findings.gate_rules import read_rules
+    from giveaway.findings.gate import read_rules
 
     return None if rule_file is None else read_rules(rule_file)
 

@@ -1,26 +1,84 @@
-"""Judge an audit folder by the rules of a gate: each rule met, waived or not met, and never a word on records."""
+"""Judge an audit folder by the rules of a TOML file. Each rule is met, waived or not met, and no record is named.
+
+A rule uses one of three measures that mean the same for every model: the count that `giveaway validate` measured, the
+share of records above a predicted success, or a change beyond the noise of retrains of one recipe. A waiver lets a
+rule be missed; it names its owner and the last day on which it holds.
+"""
 
 from __future__ import annotations
 
 import datetime
+import hashlib
 import json
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from giveaway.auditing.store import save_page
-from giveaway.checks import fail
-from giveaway.findings.gate_change import Found, change_of, check_column, share_above
-from giveaway.findings.gate_rules import Rule, Rules, Waiver
+from giveaway.checks import fail, nearest
+from giveaway.findings.changes import LEAST_RETRAINS, Measurement, check_column, measure_change, share_above
 from giveaway.records import ScoreTable
 
 FILE = "gate.json"
+SCHEMA = 1
+LONGEST = 200  # characters of a name, an owner or a reason
+LEAST_POWER = 0.5  # of a measured count unless a rule says otherwise: with few models any limit would be met
+NO_COMMON_UNIT = (
+    "values of different models have no common unit: the largest newton is .03 on CIFAR-10 and 80 on BloodMNIST, "
+    "although CIFAR-10 gives more away; gate a measured count, predicted success or a change"
+)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What one rule measures and allows; fields that its measure does not use are None."""
+
+    name: str
+    measure: str
+    at_most: int | None = None
+    at_most_share: float | None = None
+    least_power: float = LEAST_POWER
+    above: float | None = None
+    of: str | None = None
+    baseline: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True)
+class Waiver:
+    """Who answers for a missed rule, why, and the last day on which that is accepted."""
+
+    rule: str
+    owner: str
+    expires: datetime.date
+    reason: str
+
+
+@dataclass(frozen=True)
+class Rules:
+    """A rule file; `digest` is its SHA-256."""
+
+    rules: tuple[Rule, ...]
+    waivers: tuple[Waiver, ...]
+    digest: str
+
+    @property
+    def needs_validation(self) -> bool:
+        """Whether a rule needs what `giveaway validate` measures."""
+        return any(rule.measure == "measured_count" for rule in self.rules)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The score columns that the rules need; an audit has predicted_success only when it is named."""
+        fixed = {"measured_count": None, "predicted_success": "predicted_success"}
+        needed = (fixed.get(rule.measure, rule.of) for rule in self.rules)
+        return tuple(dict.fromkeys(name for name in needed if name is not None))
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one rule found. `words` say what was measured and what was allowed."""
+    """The result of one rule. `words` say what was measured and what was allowed."""
 
     rule: Rule
     value: float
@@ -32,26 +90,26 @@ class Outcome:
 
     @property
     def met(self) -> bool:
-        """Whether what was measured is allowed."""
+        """Whether the measured value is allowed."""
         return self.value <= self.allowed
 
     @property
     def waived(self) -> bool:
-        """Whether a waiver that has not run out stands in for a rule that is not met."""
+        """Whether the rule is not met, but a waiver that has not expired covers it."""
         return not self.met and self.waiver is not None and self.today <= self.waiver.expires
 
     def to_text(self) -> str:
-        """One line."""
+        """The result in one line."""
         state = "met" if self.met else "waived" if self.waived else "not met"
-        told = f"{state}: {self.rule.name}: {self.words}"
+        line = f"{state}: {self.rule.name}: {self.words}"
         if self.met or self.waiver is None:
-            return told
+            return line
         if self.waived:
-            return f"{told}; waived by {self.waiver.owner} until {self.waiver.expires}: {self.waiver.reason}"
-        return f"{told}; the waiver of {self.waiver.owner} ran out on {self.waiver.expires}"
+            return f"{line}; waived by {self.waiver.owner} until {self.waiver.expires}: {self.waiver.reason}"
+        return f"{line}; the waiver of {self.waiver.owner} expired on {self.waiver.expires}"
 
     def to_json(self) -> dict[str, Any]:
-        """Numbers, words and the waiver."""
+        """The result with its numbers, its words and its waiver."""
         waiver = None
         if self.waiver is not None:
             waiver = {
@@ -75,7 +133,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Every rule's outcome, in the order of the file."""
+    """The outcomes of all rules, in the order of the file."""
 
     outcomes: tuple[Outcome, ...]
     today: datetime.date
@@ -83,27 +141,26 @@ class Verdict:
 
     @property
     def met(self) -> bool:
-        """Whether every rule is met, without any waiver."""
+        """Whether every rule is met without a waiver."""
         return all(outcome.met for outcome in self.outcomes)
 
     @property
     def exit_code(self) -> int:
-        """0 where every rule is met or waived, 3 otherwise."""
+        """0 if every rule is met or waived, otherwise 3."""
         return 0 if all(outcome.met or outcome.waived for outcome in self.outcomes) else 3
 
     def to_text(self) -> str:
-        """A line a rule, then what it comes to."""
+        """One line per rule, then the totals."""
         missed = [outcome.rule.name for outcome in self.outcomes if not (outcome.met or outcome.waived)]
         waived = sum(outcome.waived for outcome in self.outcomes)
-        last = f"{sum(outcome.met for outcome in self.outcomes)} of {len(self.outcomes)} rules met"
-        last += f", {waived} waived" if waived else ""
-        last += f"; not met: {', '.join(missed)}" if missed else ""
-        return "\n".join(
-            [*(outcome.to_text() for outcome in self.outcomes), f"{last}. A rule met is no finding of safety."]
-        )
+        total = f"{sum(outcome.met for outcome in self.outcomes)} of {len(self.outcomes)} rules met"
+        total += f", {waived} waived" if waived else ""
+        total += f"; not met: {', '.join(missed)}" if missed else ""
+        lines = [outcome.to_text() for outcome in self.outcomes]
+        return "\n".join([*lines, f"{total}. Meeting a rule is not evidence of safety."])
 
     def to_json(self) -> dict[str, Any]:
-        """As gate.json holds it."""
+        """The contents of gate.json."""
         return {
             "schema": "giveaway.gate/1",
             "met": self.met,
@@ -114,22 +171,22 @@ class Verdict:
         }
 
     def save(self, folder: str | Path) -> Path:
-        """Write gate.json into the audit folder, listed there for purge."""
+        """Write gate.json into the audit folder and list it there for purge."""
         return save_page(folder, FILE, json.dumps(self.to_json(), indent=2, ensure_ascii=False) + "\n")
 
 
 def judge(rules: Rules, folder: str | Path, today: datetime.date) -> Verdict:
-    """Hold the audit in `folder` against every rule; what a rule needs and is not there is an error, never met."""
+    """Measure the audit in `folder` by every rule. A rule whose data are missing raises an error and is never met."""
     table = ScoreTable.load(folder, "scores")
     waivers = {waiver.rule: waiver for waiver in rules.waivers}
-    found = []
+    outcomes = []
     for rule in rules.rules:
         value, allowed, words, details = MEASURES[rule.measure](rule, table, Path(folder))
-        found.append(Outcome(rule, value, allowed, words, waivers.get(rule.name), today, details))
-    return Verdict(tuple(found), today, rules.digest)
+        outcomes.append(Outcome(rule, value, allowed, words, waivers.get(rule.name), today, details))
+    return Verdict(tuple(outcomes), today, rules.digest)
 
 
-def _measured_count(rule: Rule, table: ScoreTable, folder: Path) -> Found:
+def _measured_count(rule: Rule, table: ScoreTable, folder: Path) -> Measurement:
     place = f"rule {rule.name!r}"
     try:
         stated = json.loads((folder / "validation.json").read_text(encoding="utf-8"))
@@ -139,9 +196,8 @@ def _measured_count(rule: Rule, table: ScoreTable, folder: Path) -> Found:
     except FileNotFoundError as error:
         raise fail(place, "an audit that was validated", "none", "run giveaway validate on the folder first") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise fail(
-            place, "a readable validation.json", "another", "run giveaway validate on the folder again"
-        ) from error
+        remedy = "run giveaway validate on the folder again"
+        raise fail(place, "a readable validation.json", "one that is not", remedy) from error
     if records != len(table):
         got = f"one of {records} records beside an audit of {len(table)}"
         raise fail(place, "a validation of this audit", got, "run giveaway validate on the folder again")
@@ -155,12 +211,12 @@ def _measured_count(rule: Rule, table: ScoreTable, folder: Path) -> Found:
         raise fail(place, f"a count with a power of at least {rule.least_power:g}", got, remedy)
     words = (
         f"at least {count} of {records} records ({count / records:.3%}) measured as exposed, allowed {limit} "
-        f"({models} models, false discovery rate {rate:.0%}, power {power:.2f}: more may be)"
+        f"({models} models, false discovery rate {rate:.0%}, power {power:.2f}: more may be exposed)"
     )
-    return value, allowed, words, {"models": models, "false_discovery_rate": rate, "power": power}
+    return Measurement(value, allowed, words, {"models": models, "false_discovery_rate": rate, "power": power})
 
 
-def _predicted_success(rule: Rule, table: ScoreTable, folder: Path) -> Found:
+def _predicted_success(rule: Rule, table: ScoreTable, folder: Path) -> Measurement:
     assert rule.above is not None
     assert rule.at_most_share is not None
     check_column(f"rule {rule.name!r}", table, "predicted_success")
@@ -169,11 +225,143 @@ def _predicted_success(rule: Rule, table: ScoreTable, folder: Path) -> Found:
         f"{value:.3%} of {len(table)} records with a predicted success above {rule.above:g}, allowed "
         f"{rule.at_most_share:.3%} (predicted, not measured)"
     )
-    return value, rule.at_most_share, words, {"above": rule.above, "predicted_by": table.meta["predicted_by"]}
+    details = {"above": rule.above, "predicted_by": table.meta["predicted_by"]}
+    return Measurement(value, rule.at_most_share, words, details)
 
 
-MEASURES: dict[str, Callable[[Rule, ScoreTable, Path], Found]] = {
+def _change(rule: Rule, table: ScoreTable, folder: Path) -> Measurement:
+    assert rule.of is not None
+    return measure_change(f"rule {rule.name!r}", table, folder, rule.of, rule.baseline)
+
+
+MEASURES: dict[str, Callable[[Rule, ScoreTable, Path], Measurement]] = {
     "measured_count": _measured_count,
     "predicted_success": _predicted_success,
-    "change": change_of,
+    "change": _change,
 }
+
+
+@dataclass(frozen=True)
+class _Key:
+    """What a key of the rule file must hold."""
+
+    expected: str
+    valid: Callable[[Any], bool]
+    required: bool = True
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_line(value: Any) -> bool:
+    return isinstance(value, str) and len(value.strip()) > 0 and len(value) <= LONGEST and value.isprintable()
+
+
+def _is_folder_list(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(folder, str) and folder for folder in value)
+
+
+TEXT = _Key(f"one line of text, up to {LONGEST} characters", _is_line)
+SHARE = _Key("a share from 0 to 1", lambda value: _is_number(value) and 0 <= value <= 1)
+ABOVE = _Key("a success of at least 0.5 and below 1", lambda value: _is_number(value) and 0.5 <= value < 1)
+COUNT = _Key("a whole number, 0 or more", lambda value: type(value) is int and value >= 0, required=False)
+OF = _Key('"loo_gap" or "predicted_success"', lambda value: value in ("loo_gap", "predicted_success"))
+OPTIONAL_SHARE = _Key(SHARE.expected, SHARE.valid, required=False)
+RULE_KEYS: Mapping[str, Mapping[str, _Key]] = {
+    "measured_count": {"at_most": COUNT, "at_most_share": OPTIONAL_SHARE, "least_power": OPTIONAL_SHARE},
+    "predicted_success": {"above": ABOVE, "at_most_share": SHARE},
+    "change": {"of": OF, "baseline": _Key("a list of audit folders", _is_folder_list)},
+}
+WAIVER_KEYS = {
+    "rule": TEXT,
+    "owner": TEXT,
+    "expires": _Key("a date such as 2027-03-01, without quotes", lambda value: type(value) is datetime.date),
+    "reason": TEXT,
+}
+
+
+def read_rules(path: str | Path) -> Rules:
+    """Read the rules of a TOML file and refuse, with one line, whatever could not be judged later."""
+    file = Path(path)
+    try:
+        content = file.read_bytes()
+        given = tomllib.loads(content.decode("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise fail("gate", "a readable TOML file of rules", f"{path} ({error})", "correct it") from error
+    if type(given.get("schema")) is not int or given["schema"] != SCHEMA:
+        raise fail("gate", f"schema = {SCHEMA}", repr(given.get("schema")), "name the version of the file format")
+    for key in given:
+        if key not in ("schema", "rule", "waiver"):
+            raise fail("gate", "schema, [[rule]] and [[waiver]]", f"{key!r}", nearest(key, ("rule", "waiver")))
+    rules = tuple(_rule(number, table, file.parent) for number, table in _tables(given, "rule"))
+    if not rules:
+        raise fail("gate", "at least one [[rule]]", "none", "say what is measured and what is allowed")
+    waivers = tuple(_waiver(number, table) for number, table in _tables(given, "waiver"))
+    names = [rule.name for rule in rules]
+    _check_different("rule", "a different name for every rule", names)
+    _check_different("waiver", "one waiver per rule", [waiver.rule for waiver in waivers])
+    for waiver in waivers:
+        if waiver.rule not in names:
+            raise fail("waiver", "the name of a rule in this file", repr(waiver.rule), nearest(waiver.rule, names))
+    return Rules(rules, waivers, hashlib.sha256(content).hexdigest())
+
+
+def _tables(given: dict[str, Any], key: str) -> list[tuple[int, dict[str, Any]]]:
+    tables = given.get(key, [])
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise fail("gate", f"[[{key}]] in double brackets", f"another {key!r}", f"write [[{key}]] above each {key}")
+    return list(enumerate(tables, start=1))
+
+
+def _rule(number: int, table: dict[str, Any], parent: Path) -> Rule:
+    _check_keys(f"rule {number}", {key: table[key] for key in ("name",) if key in table}, {"name": TEXT})
+    place = f"rule {table['name']!r}"
+    measure = table.get("measure")
+    if not isinstance(measure, str) or measure not in RULE_KEYS:
+        got = "none" if measure is None else repr(measure)
+        raise fail(place, f"measure to be {', '.join(RULE_KEYS)}", got, NO_COMMON_UNIT)
+    given = {key: value for key, value in table.items() if key not in ("name", "measure")}
+    if measure == "change" and isinstance(given.get("of"), str) and not OF.valid(given["of"]):
+        raise fail(place, f"of = {OF.expected}", repr(given["of"]), NO_COMMON_UNIT)
+    _check_keys(place, given, RULE_KEYS[measure])
+    if measure == "measured_count" and len({"at_most", "at_most_share"} & given.keys()) != 1:
+        got = "both" if "at_most" in given else "neither"
+        raise fail(place, "either at_most or at_most_share", got, "give one limit")
+    if measure == "change":
+        given["baseline"] = _baseline(place, [parent / folder for folder in given["baseline"]])
+    return Rule(table["name"], measure, **given)
+
+
+def _waiver(number: int, table: dict[str, Any]) -> Waiver:
+    _check_keys(f"waiver {number}", table, WAIVER_KEYS)
+    return Waiver(**table)
+
+
+def _check_keys(place: str, given: Mapping[str, Any], keys: Mapping[str, _Key]) -> None:
+    for key, value in given.items():
+        if key not in keys:
+            raise fail(place, f"only {', '.join(keys)} beside name and measure", repr(key), nearest(key, keys))
+        if not keys[key].valid(value):
+            raise fail(place, f"{keys[key].expected} for {key}", repr(value), "correct it")
+    for key, wanted in keys.items():
+        if wanted.required and key not in given:
+            raise fail(place, f"{key}, {wanted.expected}", "none", "add it")
+
+
+def _check_different(argument: str, expected: str, names: list[str]) -> None:
+    for number, name in enumerate(names):
+        if name in names[:number]:
+            raise fail(argument, expected, f"{name!r} twice", "keep one of them")
+
+
+def _baseline(place: str, folders: list[Path]) -> tuple[Path, ...]:
+    different = tuple({folder.resolve(): None for folder in folders})
+    if len(different) < LEAST_RETRAINS:
+        expected = f"a baseline of at least {LEAST_RETRAINS} different audits"
+        remedy = "train the recipe with other seeds and audit each: one or two models do not show its noise"
+        raise fail(place, expected, f"{len(different)}", remedy)
+    for folder in different:
+        if not (folder / "scores.npz").is_file():
+            raise fail(place, "audit folders in baseline", str(folder), "name the folders given to --out")
+    return different

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from giveaway.checks import InputError
-from giveaway.findings.closer_look import CloserLook
-from giveaway.findings.feature_map import EXPOSED, FeatureMap, chosen_rows
+from giveaway.findings.extras import EXPOSED, FeatureMap, ReportExtras, chosen_rows
 from giveaway.records import ScoreTable
 from giveaway.text import shown_text
 
@@ -34,7 +33,7 @@ class Cloud:
     axes: tuple[str, str] | None
 
 
-def cloud(table: ScoreTable, look: CloserLook, *, most: int = MOST_POINTS, seed: int = 0) -> Cloud:
+def cloud(table: ScoreTable, look: ReportExtras, *, most: int = MOST_POINTS, seed: int = 0) -> Cloud:
     """Both maps, or the one of them that there is."""
     from bokeh.embed import json_item
     from bokeh.layouts import gridplot

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from giveaway.auditing.validate import Validation
-from giveaway.findings.closer_look import CloserLook, look_closer
+from giveaway.findings.extras import ReportExtras, make_extras
 from giveaway.findings.measured import Measured
 from giveaway.records import Head, ScoreTable
 from giveaway.reporting.cloud import bokeh_script
@@ -43,7 +43,7 @@ def report(
     with a `validation` (ga.validate, ga.compare) the count that shadow models can defend. `access` is what the attacker
     has: labels, probabilities or weights.
     """
-    look = None if head is None else look_closer(head, table)
+    look = None if head is None else make_extras(head, table)
     measured = None if validation is None else Measured.of(validation)
     write_text(path, render(table, look=look, measured=measured, access=access, top=top))
 
@@ -51,13 +51,13 @@ def report(
 def render(
     table: ScoreTable,
     *,
-    look: CloserLook | None = None,
+    look: ReportExtras | None = None,
     measured: Measured | None = None,
     access: str | None = None,
     top: int = TOP,
 ) -> str:
     """The page as a string."""
-    seen = CloserLook(missing={"map": NO_HEAD, "what-if": NO_HEAD}) if look is None else look
+    seen = ReportExtras(missing={"map": NO_HEAD, "what-if": NO_HEAD}) if look is None else look
     chosen = access_of(table, access)
     people = table.meta.get("unit") == "person"
     sections = parts(table, seen, measured)

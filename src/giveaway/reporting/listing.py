@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from giveaway.auditing.depth_options import suffix
-from giveaway.auditing.why import why
-from giveaway.findings.breakdown import SUBGROUP
-from giveaway.findings.closer_look import CloserLook
+from giveaway.findings.explain import SUBGROUP, why
+from giveaway.findings.extras import ReportExtras
 from giveaway.findings.measured import Measured
 from giveaway.records import ScoreTable
 from giveaway.reporting.depth_words import layers_of
@@ -76,7 +75,7 @@ MEANINGS = {
 OF_PEOPLE = {"leverage": "how far the targets of a person's records pull their predictions, 0 to their number"}
 
 
-def listing(table: ScoreTable, look: CloserLook, measured: Measured | None, *, top: int) -> Listing:
+def listing(table: ScoreTable, look: ReportExtras, measured: Measured | None, *, top: int) -> Listing:
     """The `top` most exposed rows with the columns that a reader can use."""
     by = table.ranking()
     rows = table.order(by)[:top]
@@ -128,7 +127,7 @@ def _deeper(table: ScoreTable) -> dict[str, str]:
     return found
 
 
-def _contents(look: CloserLook, rows: np.ndarray) -> tuple[tuple[str, bytes], ...]:
+def _contents(look: ReportExtras, rows: np.ndarray) -> tuple[tuple[str, bytes], ...]:
     if look.contents is None:
         return ()
     held = {int(row): place for place, row in enumerate(look.contents.rows)}

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from giveaway.checks import InputError
-from giveaway.findings.breakdown import breakdowns
-from giveaway.findings.closer_look import CloserLook
+from giveaway.findings.explain import breakdowns
+from giveaway.findings.extras import ReportExtras
 from giveaway.findings.measured import Measured
 from giveaway.records import ScoreTable
 from giveaway.reporting.cloud import cloud
@@ -49,7 +49,7 @@ def part(make: Callable[[], Any]) -> Part:
         return Part(note=f"This part could not be made ({type(error).__name__}: {shown_text(error, 400)}).")
 
 
-def parts(table: ScoreTable, look: CloserLook, measured: Measured | None) -> dict[str, Part]:
+def parts(table: ScoreTable, look: ReportExtras, measured: Measured | None) -> dict[str, Part]:
     """Every optional section by its name."""
     return {
         "spread": part(lambda: picture(exposure_distribution(table))),
@@ -115,7 +115,7 @@ def _agreement(table: ScoreTable, measured: Measured | None) -> dict[str, Any]:
     return {"conclusion": conclusion, **agreement_lines(stated), "pictures": [picture(p) for p in pictures]}
 
 
-def _removals(table: ScoreTable, look: CloserLook) -> list[dict[str, Any]]:
+def _removals(table: ScoreTable, look: ReportExtras) -> list[dict[str, Any]]:
     """Who comes to the top once the most exposed are gone."""
     if not look.removals:
         raise InputError(look.missing.get("what-if", "the head was not given to the report (head=)"))

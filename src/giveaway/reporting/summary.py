@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from giveaway.findings.breakdown import LEAST, breakdowns
+from giveaway.findings.explain import LEAST, breakdowns
 from giveaway.findings.measured import Measured
 from giveaway.records import ScoreTable
 from giveaway.reporting.pages import page

@@ -11,7 +11,7 @@ from typing import Any
 
 from giveaway.auditing.second_view import LEAST_MEMORIZED
 from giveaway.checks import check_choice, fail
-from giveaway.findings.breakdown import LEAST
+from giveaway.findings.explain import LEAST
 from giveaway.findings.measured import Measured
 from giveaway.records import ScoreTable
 from giveaway.reporting.depth_words import about_depths

@@ -1,0 +1,172 @@
+"""Explain a ranking: why a row ranks high, and whether classes and subgroups share the exposure evenly."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.stats import hypergeom
+
+from giveaway.records import ScoreTable
+
+NOTABLE = 0.25  # of the rows: a row further down gets no reason
+SUBGROUP = "subgroup_"  # attributes whose names begin like this say what a row belongs to
+TOP = 0.05
+LEAST = 10  # rows: smaller groups are not shown to others
+CONFIDENCE = 0.95
+POOLED = "all smaller ones together"
+
+
+def why(table: ScoreTable, rows: np.ndarray, *, nearest: bool = True, values: bool = True) -> list[str]:
+    """Return one phrase per row that says how it stands out among all rows.
+
+    `nearest` adds the ids of the records nearest to it; without `values` the phrases hold no target but classes.
+    """
+    columns = [[""] * len(rows)]
+    for name, words in (("leverage", "high leverage"), ("residual", "poorly fitted")):
+        if name in table.scores or name in table.attributes:
+            columns.append([_phrase(words, share) for share in _shares(table[name], rows)])
+    if "newton_capped" in table.attributes:
+        capped = table["newton_capped"][rows]
+        columns.append(["alone in a feature direction (score capped)" if c else "" for c in capped])
+    if "fused" in table.scores:
+        columns.append(_contradictions(table, rows, values))
+    phrases = ["; ".join(filter(None, parts)) or "nothing stands out" for parts in zip(*columns, strict=True)]
+    if not nearest or "nearest" not in table.attributes:
+        return phrases
+    near = table["nearest"][rows].tolist()
+    return [f"{phrase}; nearest: {ids}" if ids else phrase for phrase, ids in zip(phrases, near, strict=True)]
+
+
+def _contradictions(table: ScoreTable, rows: np.ndarray, values: bool) -> list[str]:
+    """Say what the other records predict for each row where that is not the row's own target."""
+    said, classes, targets = (table.attributes.get(name) for name in ("others_say", "class", "target"))
+    if said is not None and classes is not None:
+        return [f"the other records predict {said[row]}" if said[row] != classes[row] else "" for row in rows]
+    if said is not None and targets is not None:
+        error = np.abs(said - targets)
+        if values:
+            return [
+                f"the other records predict {said[row]:.3g}, not {targets[row]:.3g}" if share <= NOTABLE else ""
+                for row, share in zip(rows, _shares(error, rows), strict=True)
+            ]
+    elif "left_out" in table.scores:
+        error = table["left_out"]
+    else:
+        return [""] * len(rows)
+    return [_phrase("the other records predict otherwise", share) for share in _shares(error, rows)]
+
+
+def _shares(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Return the rank of each row among all rows, as a share of them."""
+    return (np.searchsorted(np.sort(-values), -values[rows], side="left") + 1) / len(values)
+
+
+def _phrase(words: str, share: float) -> str:
+    for limit, name in ((0.01, "top 1 %"), (0.05, "top 5 %"), (NOTABLE, "top 25 %")):
+        if share <= limit:
+            return f"{words} ({name})"
+    return ""
+
+
+@dataclass(frozen=True)
+class Group:
+    """The rows of one class or subgroup, `exposed` of which are among the most exposed of the table.
+
+    `ratio` is its share of the most exposed over its share of all rows: 1 if the exposure is spread evenly. By chance
+    alone (the most exposed drawn at random from all rows) it would lie between `low` and `high` in 95 % of tables.
+    """
+
+    name: str
+    rows: int
+    exposed: int
+    ratio: float
+    low: float
+    high: float
+    stands_out: bool  # at least as many exposed rows occur by chance in at most 2.5 % of tables
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """The groups of one kind, the most over-represented first; `top` is the number of the most exposed rows."""
+
+    kind: str
+    groups: tuple[Group, ...]
+    rows: int
+    top: int
+
+    @property
+    def rare_share(self) -> float | None:
+        """The ratio of all rare groups together, those with less than half of an even number of rows."""
+        rare = [group for group in self.groups if group.rows < 0.5 * self.rows / len(self.groups)]
+        rows = sum(group.rows for group in rare)
+        return None if not rows else (sum(g.exposed for g in rare) / self.top) / (rows / self.rows)
+
+    def shareable(self) -> Breakdown:
+        """Pool the groups of fewer than ten rows, so that nobody can be found in a small one."""
+        ordered = sorted(self.groups, key=lambda group: group.rows)
+        small = [group for group in ordered if group.rows < LEAST]
+        if not small:
+            return self
+        rest = ordered[len(small) :]
+        while rest and sum(group.rows for group in small) < LEAST:
+            small.append(rest.pop(0))
+        pooled = [group for group in small if group.rows]
+        together = group_of(POOLED, sum(g.rows for g in pooled), sum(g.exposed for g in pooled), self.rows, self.top)
+        return Breakdown(self.kind, _ordered([*rest, together]), self.rows, self.top)
+
+    def to_json(self) -> dict[str, Any] | None:
+        """Return the shareable form; None if fewer than ten rows are the most exposed.
+
+        Counts below ten, on either side, are withheld, and as many others as it takes so that none of them follows from
+        the total.
+        """
+        if self.top < LEAST:
+            return None
+        groups = self.shareable().groups
+        hidden = {group.name for group in groups if group.exposed < LEAST or group.rows - group.exposed < LEAST}
+        for group in sorted(groups, key=lambda group: group.exposed):
+            if not hidden or (len(hidden) > 1 and sum(g.exposed for g in groups if g.name in hidden) >= LEAST):
+                break
+            hidden.add(group.name)
+        shown: list[dict[str, Any]] = []
+        for group in sorted(groups, key=lambda group: (-group.rows, group.name)):
+            counts: dict[str, Any] = {"among_the_most_exposed": None}
+            if group.name not in hidden:
+                chance = {"by_chance_from": round(group.low, 4), "by_chance_to": round(group.high, 4)}
+                ratio = {"times_an_even_share": round(group.ratio, 4), **chance}
+                counts = {"among_the_most_exposed": group.exposed, **ratio}
+            shown.append({"name": group.name, "rows": group.rows, **counts})
+        return {"kind": self.kind, "most_exposed": self.top, "groups": shown}
+
+
+def breakdowns(table: ScoreTable, *, top: float = TOP) -> list[Breakdown]:
+    """Return the breakdown by class, and by every subgroup that the table knows."""
+    kinds = {"class": "class"} if "class" in table.attributes else {}
+    kinds |= {name: name.removeprefix(SUBGROUP) for name in table.attributes if name.startswith(SUBGROUP)}
+    return [breakdown(table, name, kind, top=top) for name, kind in kinds.items()]
+
+
+def breakdown(table: ScoreTable, attribute: str, kind: str, *, top: float = TOP) -> Breakdown:
+    """Count how the most exposed `top` of the rows are spread over the values of `attribute`."""
+    count = max(1, round(top * len(table)))
+    names, value_of = np.unique(table[attribute], return_inverse=True)
+    rows = np.bincount(value_of, minlength=len(names))
+    exposed = np.bincount(value_of[table.order()[:count]], minlength=len(names))
+    groups = [
+        group_of(str(name), int(n), int(k), len(table), count) for name, n, k in zip(names, rows, exposed, strict=True)
+    ]
+    return Breakdown(kind, _ordered(groups), len(table), count)
+
+
+def group_of(name: str, rows: int, exposed: int, all_rows: int, top: int) -> Group:
+    chance = hypergeom(all_rows, rows, top)
+    tail = (1 - CONFIDENCE) / 2
+    even = rows * top / all_rows
+    low, high = float(chance.ppf(tail)) / even, float(chance.ppf(1 - tail)) / even
+    return Group(name, rows, exposed, exposed / even, low, high, bool(chance.sf(exposed - 1) <= tail))
+
+
+def _ordered(groups: list[Group]) -> tuple[Group, ...]:
+    return tuple(sorted(groups, key=lambda group: (-group.ratio, group.name)))

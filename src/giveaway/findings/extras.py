@@ -1,0 +1,312 @@
+"""What a report shows beyond the table and only the head and the records can give; saved in the audit folder.
+
+These are a map of the features, the effect of removing the most exposed, candidates for canaries, and, if asked for,
+the records themselves as pictures or text.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from scipy.linalg import eigh
+
+from giveaway.auditing.plan import SENSITIVITY_UP_TO
+from giveaway.checks import InputError, check_choice, check_number, fail
+from giveaway.findings.canaries import Candidates, candidates, mean_of_records
+from giveaway.findings.mitigation import RemovalEffect, removals, row_of_record
+from giveaway.records import Head, ScoreTable
+from giveaway.records.inputs import CHANNELS, to_numpy
+from giveaway.storage.files import read_arrays
+from giveaway.text import shown_text
+
+FILE = "look.npz"
+SHARES = (0.01, 0.05)  # of the rows, that the what-if removes
+WHAT_IF_UP_TO = 1e10  # records times squared parameters; 1.4e9 took 8 s on two cores, 2.9e10 three minutes on busy ones
+MAPS = ("auto", "pca", "tsne", "none")
+SHOWN_RECORDS = 100
+MOST_PLACES = 2_000  # on the map: t-SNE takes 18 s for them on one core, and a minute for 5,000
+PARTS = ("map", "what-if", "canaries")
+REMOVAL_ARRAYS = ("removed", "entered", "risen", "before", "after")
+CANDIDATE_ARRAYS = ("rows", "quality", "similarity")
+
+EXPOSED = 500  # of the most exposed rows always have a place on the map
+TSNE_FROM = 50  # rows: with fewer a neighbourhood is most of the map
+PERPLEXITY = 30
+DIRECTIONS = 50  # principal directions in which t-SNE measures distances
+SAME = 1.0 - 1e-9
+
+MOST_LETTERS = 400
+MOST_COLUMNS = 24
+SMALLEST_SIDE = 96  # pixels: smaller images are enlarged by whole factors
+LARGEST_SIDE = 192
+
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureMap:
+    """The places of some rows of a table. They have no unit; with t-SNE only neighbourhoods mean something."""
+
+    rows: np.ndarray  # row numbers, ascending
+    places: np.ndarray  # (rows, 2) float32
+    method: str  # "PCA" or "t-SNE"
+    explained: float | None  # share of the variance along the two directions; None for t-SNE, or without variance
+
+
+@dataclass(frozen=True)
+class Contents:
+    """A PNG or a text for each of `rows`; the other of the two is empty."""
+
+    rows: np.ndarray
+    texts: tuple[str, ...]
+    pictures: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class ReportExtras:
+    """Optional parts of a report. `missing` gives the reason for each part that is not there."""
+
+    feature_map: FeatureMap | None = None
+    removals: tuple[RemovalEffect, ...] = ()
+    candidates: Candidates | None = None
+    contents: Contents | None = None
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+    def to_bytes(self) -> bytes:
+        """Return an .npz file without pickle, which `load` reads."""
+        arrays: dict[str, np.ndarray] = {}
+        stated: dict[str, Any] = {"missing": dict(self.missing)}
+        if self.feature_map is not None:
+            arrays |= {"map_rows": self.feature_map.rows, "map_places": self.feature_map.places}
+            stated["map"] = {"method": self.feature_map.method, "explained": self.feature_map.explained}
+        stated["removals"] = [{"share": effect.share, "spearman": effect.spearman} for effect in self.removals]
+        for place, effect in enumerate(self.removals):
+            arrays |= {f"removal{place}_{name}": getattr(effect, name) for name in REMOVAL_ARRAYS}
+        if self.candidates is not None:
+            arrays |= {f"candidates_{name}": getattr(self.candidates, name) for name in CANDIDATE_ARRAYS}
+        if self.contents is not None:
+            arrays["contents_rows"] = self.contents.rows
+            stated["contents"] = list(self.contents.texts)
+            for place, picture in enumerate(self.contents.pictures):
+                if picture:
+                    arrays[f"picture{place}"] = np.frombuffer(picture, dtype=np.uint8)
+        stream = io.BytesIO()
+        np.savez_compressed(stream, allow_pickle=False, stated=np.array(json.dumps(stated)), **arrays)
+        return stream.getvalue()
+
+    @classmethod
+    def load(cls, folder: str | Path) -> ReportExtras:
+        """Read what an audit left in its folder; without a file every part is missing, with the reason."""
+        path = Path(folder) / FILE
+        if not path.is_file():
+            return cls(missing=dict.fromkeys(PARTS, "the audit folder was made without it: run giveaway audit again"))
+        arrays = read_arrays("folder", path, "giveaway audit")
+        stated = json.loads(str(arrays["stated"]))
+
+        def named(prefix: str, names: tuple[str, ...]) -> dict[str, Any]:
+            return {name: arrays[prefix + name] for name in names}
+
+        feature_map, found, contents = None, None, None
+        if stated.get("map") is not None:
+            feature_map = FeatureMap(arrays["map_rows"], arrays["map_places"], **stated["map"])
+        if "candidates_rows" in arrays:
+            found = Candidates(**named("candidates_", CANDIDATE_ARRAYS))
+        if (texts := stated.get("contents")) is not None:
+            nothing = np.empty(0, np.uint8)
+            pictures = (arrays.get(f"picture{place}", nothing).tobytes() for place in range(len(texts)))
+            contents = Contents(arrays["contents_rows"], tuple(texts), tuple(pictures))
+        effects = tuple(
+            RemovalEffect(**numbers, **named(f"removal{place}_", REMOVAL_ARRAYS))
+            for place, numbers in enumerate(stated["removals"])
+        )
+        return cls(feature_map, effects, found, contents, stated["missing"])
+
+
+def make_extras(
+    head: Head,
+    table: ScoreTable,
+    *,
+    inputs: Any = None,
+    method: str = "auto",
+    what_if: bool | None = None,
+    show_records: bool = False,
+) -> ReportExtras:
+    """Make the optional parts of a report of `table` from its head and records.
+
+    `method` is how the features are mapped (pca, tsne, or none), `what_if` scores the rest again without the most
+    exposed (by default if that takes about a minute at most), `show_records` adds the records themselves. A part that
+    this head cannot have leaves its reason in `missing`.
+    """
+    check_choice("map", method, MAPS)
+    missing: dict[str, str] = {}
+
+    def attempt(name: str, make: Callable[[], Made]) -> Made | None:
+        try:
+            return make()
+        except InputError as error:
+            missing[name] = str(error)
+        except Exception as error:  # the audit does not depend on it, and must not be lost with it
+            missing[name] = f"it could not be made ({type(error).__name__})"
+        return None
+
+    mapped = None
+    if method == "none":
+        missing["map"] = "it was not asked for (--map none)"
+    elif not head.linear:
+        missing["map"] = "a black box has no features to map"
+    else:
+        mapped = attempt("map", lambda: feature_map(head, table, method=method, most=MOST_PLACES))
+    effects: tuple[RemovalEffect, ...] = ()
+    parameters = head.width * head.m
+    quick = parameters <= SENSITIVITY_UP_TO and head.n * parameters**2 <= WHAT_IF_UP_TO
+    if head.linear and (what_if or (what_if is None and quick)):
+        effects = attempt("what-if", lambda: removals(head, table, shares=SHARES)) or ()
+    elif not head.linear:
+        missing["what-if"] = "a black box has no layer to take records out of"
+    elif what_if is False:
+        missing["what-if"] = "it was not asked for (--no-what-if)"
+    else:
+        size = f"{head.n} records and {parameters} parameters"
+        missing["what-if"] = f"it takes a while for {size}: ask for it with --what-if"
+    records = head.inputs if inputs is None else inputs
+    contents = None
+    if show_records and table.meta.get("unit") == "person":
+        missing["contents"] = "records are shown only if records are ranked: --by record"
+    elif show_records and records is not None:
+        contents = attempt("contents", lambda: contents_of(records, table.order()[:SHOWN_RECORDS]))
+    return ReportExtras(mapped, effects, attempt("canaries", lambda: candidates(head, table)), contents, missing)
+
+
+def feature_map(head: Head, table: ScoreTable, *, method: str = "auto", most: int = 5_000, seed: int = 0) -> FeatureMap:
+    """Map the features of up to `most` rows to two dimensions: the most exposed rows, and others chosen by `seed`.
+
+    A person is placed at the mean of their records. `method` "auto" is t-SNE if openTSNE is installed, otherwise PCA;
+    fewer than 50 rows, or rows that are all the same, are placed by PCA whatever was asked for.
+    """
+    check_choice("method", method, ("auto", "pca", "tsne"))
+    row_of = row_of_record(head, table)
+    if not head.linear:
+        raise fail("head", "a linear head", "a black box", "leave the map out: it shows a linear head's features")
+    most = int(check_number("most", most, minimum=2, remedy="ask for at least 2 rows"))
+    tsne = None if method == "pca" else _tsne(required=method == "tsne")
+    rows = chosen_rows(table, most, seed)
+    x = mean_of_records(lambda which: head.features[which], row_of, rows)
+    axes, explained = _principal(x, DIRECTIONS if tsne is not None else 2)
+    flat = np.zeros((len(rows), 2))
+    flat[:, : axes.shape[1]] = axes[:, :2]
+    if tsne is None or len(rows) < TSNE_FROM or explained is None:
+        return FeatureMap(rows, flat.astype(np.float32), "PCA", explained)
+    # t-SNE starts from the PCA map, made small, with noise: equal rows at one place could never part
+    start = flat + 0.01 * flat[:, 0].std() * np.random.default_rng(seed).normal(size=flat.shape)
+    placed = tsne(
+        perplexity=min(PERPLEXITY, (len(rows) - 1) / 3),
+        initialization=start * (1e-4 / start[:, 0].std()),
+        neighbors="exact",
+        negative_gradient_method="bh",
+        random_state=seed,
+        n_jobs=1,
+    ).fit(axes)
+    return FeatureMap(rows, np.asarray(placed, dtype=np.float32), "t-SNE", None)
+
+
+def chosen_rows(table: ScoreTable, most: int, seed: int) -> np.ndarray:
+    """Return the row numbers of the most exposed and of others at random, `most` in all, ascending."""
+    order = table.order()
+    exposed, others = np.split(order, [min(EXPOSED, most)])
+    more = min(most - len(exposed), len(others))
+    picked = np.random.default_rng(seed).choice(others, size=more, replace=False)
+    return np.sort(np.concatenate([exposed, picked]))
+
+
+def _principal(x: np.ndarray, count: int) -> tuple[np.ndarray, float | None]:
+    """Return up to `count` principal coordinates of the rows of x, and the share of the variance in the first two.
+
+    The eigenvectors are those of the smaller of the two products of x with itself. The largest entry of each coordinate
+    is positive, so that the same rows give the same map.
+    """
+    x = x - x[0]  # any row: constant columns become exact zeros
+    size = np.abs(x).max(initial=0.0)
+    if size == 0.0:
+        return np.zeros((len(x), 0)), None
+    x = x / size
+    x = x - x.mean(0)
+    wide = x.shape[1] > len(x)
+    product = x @ x.T if wide else x.T @ x
+    side = len(product)
+    values, vectors = eigh(product, subset_by_index=[max(0, side - count), side - 1])
+    values, vectors = values[::-1].clip(0.0), vectors[:, ::-1]
+    axes = vectors * np.sqrt(values) if wide else x @ vectors
+    largest = np.abs(axes).max(0)
+    first = (np.abs(axes) >= SAME * largest).argmax(0)
+    axes = axes * np.where(axes[first, np.arange(axes.shape[1])] < 0, -1.0, 1.0)
+    return axes, min(1.0, float(values[:2].sum() / np.trace(product)))
+
+
+def _tsne(*, required: bool) -> Any:
+    """Return openTSNE's estimator, or None if it is not installed."""
+    try:
+        from openTSNE import TSNE
+    except ImportError as error:
+        if required:
+            remedy = "pip install giveaway[tsne], or use method='pca'"
+            raise fail("method", "openTSNE installed for 'tsne'", "none", remedy) from error
+        return None
+    return TSNE
+
+
+def contents_of(inputs: Any, rows: np.ndarray) -> Contents:
+    """Show what `rows` of the records hold: images as PNG, strings cut short, a table's columns with their names."""
+    if hasattr(inputs, "iloc"):
+        names = [shown_text(name, 40) for name in inputs.columns[:MOST_COLUMNS]]
+        return _texts(rows, [_columns(names, inputs.iloc[int(row)].tolist(), len(inputs.columns)) for row in rows])
+    if isinstance(inputs, list | tuple):
+        return _texts(rows, [shown_text(inputs[int(row)], MOST_LETTERS) for row in rows])
+    held = inputs[np.sort(rows)]
+    chosen = (to_numpy(held) if isinstance(held, torch.Tensor) else np.asarray(held))[np.argsort(np.argsort(rows))]
+    if chosen.ndim in (3, 4) and chosen.dtype.kind in "fiub":
+        return Contents(rows, ("",) * len(rows), tuple(_png(image) for image in _as_colours(chosen)))
+    if chosen.ndim == 1:
+        return _texts(rows, [shown_text(value, MOST_LETTERS) for value in chosen.tolist()])
+    flat = chosen.reshape(len(chosen), -1)
+    names = [str(place) for place in range(min(MOST_COLUMNS, flat.shape[1]))]
+    return _texts(rows, [_columns(names, line, flat.shape[1]) for line in flat[:, :MOST_COLUMNS].tolist()])
+
+
+def _texts(rows: np.ndarray, texts: list[str]) -> Contents:
+    return Contents(rows, tuple(texts), (b"",) * len(rows))
+
+
+def _columns(names: list[str], values: list[Any], width: int) -> str:
+    texts = (f"{value:.4g}" if isinstance(value, float) else shown_text(value, 40) for value in values)
+    more = f", … {width - len(names)} more" if width > len(names) else ""
+    return ", ".join(f"{name}: {text}" for name, text in zip(names, texts, strict=False)) + more
+
+
+def _as_colours(images: np.ndarray) -> np.ndarray:
+    """Return (n, h, w, 3) bytes, stretched from the smallest to the largest number of each image."""
+    if images.ndim == 3:
+        images = images[:, :, :, None]
+    elif images.shape[1] in CHANNELS and images.shape[3] not in CHANNELS:
+        images = images.transpose(0, 2, 3, 1)
+    images = images[..., :3] if images.shape[3] >= 3 else np.repeat(images[..., :1], 3, axis=3)
+    values = images.astype(np.float64)
+    low, high = values.min((1, 2, 3), keepdims=True), values.max((1, 2, 3), keepdims=True)
+    return np.round(255 * (values - low) / np.maximum(high - low, 1e-300)).clip(0, 255).astype(np.uint8)
+
+
+def _png(image: np.ndarray) -> bytes:
+    from matplotlib.image import imsave
+
+    step = max(1, -(-max(image.shape[:2]) // LARGEST_SIDE))
+    image = image[::step, ::step]
+    factor = max(1, SMALLEST_SIDE // max(image.shape[:2]))
+    stream = io.BytesIO()
+    imsave(stream, image.repeat(factor, 0).repeat(factor, 1), format="png")
+    return stream.getvalue()

@@ -1,0 +1,163 @@
+"""Two ways to treat the most exposed rows, and what they would do: take them out of training, or weight them down.
+
+Rows near one another cover for one another. When one layer is taken away, the next may be as exposed as the first one
+was, so removing records is no remedy before its effect has been estimated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from giveaway.auditing.run import audit
+from giveaway.checks import check_number, fail
+from giveaway.curvature.optimum import refit
+from giveaway.evaluation.ranking import spearman
+from giveaway.records import Head, ScoreTable
+
+MOST_RISEN = 20
+NOTE = "heuristic: weights that depend on the data void a stated (ε, δ)"
+
+
+@dataclass(frozen=True, eq=False)
+class RemovalEffect:
+    """The newton score of the remaining rows, with and without the most exposed ones in training.
+
+    `entered` are the rows that are exposed now and were not before: with k rows removed, those among the k highest
+    newtons of the remaining rows after the removal that were not among the k highest of the same rows before it, the
+    highest first. A row that only moved up because others are gone is not among them. `risen` are up to 20 remaining
+    rows whose newton rises most, the largest rise first. All arrays but `before` and `after` hold row numbers.
+    """
+
+    share: float
+    removed: np.ndarray  # the most exposed first
+    spearman: float | None  # of newton before and after, over the remaining rows; None for fewer than 3
+    entered: np.ndarray
+    risen: np.ndarray
+    before: np.ndarray  # newton of `risen`
+    after: np.ndarray
+
+
+def removals(head: Head, table: ScoreTable, *, shares: Sequence[float]) -> tuple[RemovalEffect, ...]:
+    """Take each of `shares` of the rows of `table`, the most exposed ones, out of `head` and score the others again.
+
+    The head is brought to the optimum of its objective with and without them, so that only the removal moves it, and
+    newton is computed at both. A single Newton step from one to the other would not do: on a softmax head that fits its
+    records, where the most exposed hold most of the curvature, it overshot a hundredfold. Features below the head stay
+    as they are, so this is predicted, not measured.
+    """
+    row_of = row_of_record(head, table)
+    if not head.linear:
+        raise fail("head", "a linear head", "a black box", "pass the features of a linear head to Head")
+    counts = [_count(share, len(table)) for share in shares]
+    unit = table.meta.get("unit", "record")
+    whole = refit(replace(head, inputs=None))
+    before = _newton(whole, unit)
+    effects = []
+    for share, count in zip(shares, counts, strict=True):
+        removed = table.order()[:count]
+        gone = np.isin(np.arange(len(table)), removed)
+        after = _newton(without(whole, gone[row_of]), unit)
+        left = np.flatnonzero(~gone)
+        risen = _risen(before, after, left)
+        correlation = spearman(before[left], after[left]) if len(left) >= 3 else None
+        entered = _entered(before, after, left, count)
+        effects.append(RemovalEffect(share, removed, correlation, entered, risen, before[risen], after[risen]))
+    return tuple(effects)
+
+
+def without(head: Head, gone: np.ndarray) -> Head:
+    """Return `head` at its optimum without the records `gone` (n,), which keep their rows with weight 0."""
+    members = torch.from_numpy(np.flatnonzero(gone)).to(head.device)
+    whole = torch.ones(head.n, dtype=torch.float64, device=head.device)
+    weight = (whole if head.sample_weight is None else head.sample_weight).index_fill(0, members, 0.0)
+    if not bool((weight > 0).any()):
+        got = "records of weight 0 only"
+        raise fail("share", "records that count among those left", got, "take out a smaller share")
+    return refit(replace(head, sample_weight=weight))  # rows stay, so that a memory map is not copied
+
+
+def row_of_record(head: Head, table: ScoreTable) -> np.ndarray:
+    """Return, for each record of `head`, its row in the audit's `table`: its own, or that of its person."""
+    if table.meta.get("unit", "record") == "record":
+        rows, count = np.arange(head.n), head.n
+    else:
+        if head.groups is None:
+            raise fail("head", "groups, as the table is by person", "none", "pass groups= to Head, as for the audit")
+        people, rows = np.unique(head.groups, return_inverse=True)
+        count = len(people)
+    if count != len(table):
+        raise fail("table", f"{count} rows, as the head has", f"{len(table)}", "pass the whole table of this head")
+    return rows
+
+
+def _count(share: float, rows: int) -> int:
+    remedy = "give the share of the rows to take out, such as 0.01"
+    if not 0.0 < check_number("share", share, minimum=0.0, remedy=remedy) < 1.0:
+        raise fail("share", "a share between 0 and 1", f"{share:g}", remedy)
+    count = max(1, round(share * rows))
+    if rows - count < 2:
+        got = f"{count} of {rows} taken out"
+        raise fail("share", "a share that leaves at least 2 rows", got, "take out a smaller share")
+    return count
+
+
+def _newton(head: Head, unit: str) -> np.ndarray:
+    return audit(head, scores=["newton"], by=unit, l2_sensitivity=False)["newton"]
+
+
+def _entered(before: np.ndarray, after: np.ndarray, left: np.ndarray, count: int) -> np.ndarray:
+    earlier, now = (left[np.argsort(-values[left], kind="stable")[:count]] for values in (before, after))
+    return now[~np.isin(now, earlier)]
+
+
+def _risen(before: np.ndarray, after: np.ndarray, left: np.ndarray) -> np.ndarray:
+    rise = after[left] - before[left]
+    rises = np.flatnonzero(rise > 0)
+    return left[rises[np.argsort(-rise[rises], kind="stable")[:MOST_RISEN]]]
+
+
+def weights(table: ScoreTable, *, cap: float = 0.9) -> np.ndarray:
+    """Return one weight per row in (0, 1] that brings its newton down to the `cap` quantile of all rows.
+
+    Take a record of leverage h and newton N, and retrain with weight s on it. With a = xᵀ H₋ᵢ⁻¹ x, where the curvature
+    H₋ᵢ without the record does not depend on s, its gradient g₋ at the head without it, and the output curvature w, its
+    gradient becomes g₋/(1 + s·w·a) and its newton s·a·g₋²/(1 + s·w·a)². The audit, at s = 1, gives h = w·a/(1 + w·a)
+    and N = a·g₋²/(1 + w·a)². Hence
+
+        newton(s) = s·N/(1 − h + s·h)²,
+
+    and the weight is the smaller root of newton(s) = c; rows at or below the quantile c keep weight 1. This is exact
+    for squared loss and one row at a time. It is an estimate for the other losses, and where many rows are weighted at
+    once: each is then also affected by what the others lost, and some stay above c, so audit the retrained model. For h
+    above ½ a weight a little below 1 exposes a record more, which is why a row alone in its direction ends close to 0:
+    in effect it is left out.
+
+    h is read as 1 − influence/newton, the leverage along the row's own gradient: this is the column `leverage` for one
+    output, and the relevant part of it for several outputs, or for a person, whose records all get the row's weight.
+    Weights multiply those of the audited training and are not normalised: with the penalty unchanged, the data as a
+    whole count less.
+    """
+    for name in ("newton", "influence"):
+        if name not in table.scores:
+            remedy = "audit a linear head with it; a black box has no curvature to tell how a record pulls"
+            raise fail("table", f"the column {name}", ", ".join(table.columns), remedy)
+    cap = check_number("cap", cap, minimum=0.0, remedy="give a quantile, such as 0.9")
+    if not 0.0 < cap <= 1.0:
+        raise fail("cap", "a quantile above 0 and up to 1", f"{cap:g}", "give a quantile, such as 0.9")
+    newton, influence = table["newton"], table["influence"]
+    limit = float(np.quantile(newton, cap))
+    above = newton > limit
+    if limit <= 0.0 and above.any():
+        got = f"a quantile of {limit:g}, which no weight above 0 reaches"
+        raise fail("cap", "a quantile of newton above 0", got, "give a higher cap")
+    result = np.ones(len(newton))
+    ratio = limit / newton[above]
+    remainder = np.clip(influence[above] / newton[above], 0.0, 1.0)  # 1 − h
+    cross = ratio * remainder * (1.0 - remainder)
+    root = 2.0 * ratio * remainder**2 / (1.0 - 2.0 * cross + np.sqrt(1.0 - 4.0 * cross))
+    result[above] = np.clip(root, np.finfo(np.float64).tiny, 1.0)
+    return result
