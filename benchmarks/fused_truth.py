@@ -26,7 +26,7 @@ import giveaway as ga
 from giveaway.evaluation.agreement import agreement_over_targets
 from giveaway.evaluation.worth import shadow_curve
 from giveaway.extract import from_file
-from giveaway.extract.signals_file import signals_from
+from giveaway.extract.user_files import signals_from
 from giveaway.scores.fused import normal_scores
 
 RESULTS = Path(__file__).parent / "results"

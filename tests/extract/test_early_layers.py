@@ -277,7 +277,7 @@ def test_arguments_that_cannot_be(model, x, y):
         (
             nn.Tanh(),
             lambda net, x: net(net(x)),
-            r"expected a layer that runs once a record, got 'net', which runs 2 times",
+            r"expected a layer that runs once a record, got layer 'net', which runs 2 times",
         ),
         (nn.GRU(6, 2), lambda net, x: net(x)[0], r"output is a tensor of real numbers, got 'net', which gives a tuple"),
         (

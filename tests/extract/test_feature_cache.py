@@ -20,8 +20,8 @@ from giveaway.checks import InputError
 from giveaway.cli.source import source_from
 from giveaway.extract import feature_cache, from_file, from_torch
 from giveaway.extract.feature_cache import is_feature_cache, remove_feature_cache
-from giveaway.extract.model_digest import model_digest
 from giveaway.extract.npy_writer import NpyWriter
+from giveaway.extract.user_model import model_digest
 from giveaway.records import FileRows, StreamedRows, row_reading
 from tests.extract.torch_examples import N, Records, assert_is_head_of
 

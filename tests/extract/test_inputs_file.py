@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from giveaway.checks import InputError
-from giveaway.extract.inputs_file import as_numbers, inputs_from, records_from
+from giveaway.extract.user_files import inputs_from, records_from
+from giveaway.records.inputs import as_numbers
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-import giveaway.extract.kept_inputs as kept_inputs
+import giveaway.extract.model_records as model_records
 from giveaway.checks import InputError
 from giveaway.extract import from_torch
 from tests.extract.torch_examples import N, Records, Wrapped
@@ -168,9 +168,9 @@ def test_numbers_that_are_not_finite_are_not_kept(model, x, y):
 @pytest.mark.parametrize("sized", [True, False])
 def test_more_than_the_limit_is_not_kept(model, x, y, sized, monkeypatch):
     data = DataLoader(TensorDataset(x, y) if sized else Stream(x, y), batch_size=4)
-    monkeypatch.setattr(kept_inputs, "KEPT_BYTES", x.nbytes)
+    monkeypatch.setattr(model_records, "INPUT_BYTES", x.nbytes)
     assert torch.equal(from_torch(model_by_keyword(model), data, keep_inputs=True).inputs, x)
-    monkeypatch.setattr(kept_inputs, "KEPT_BYTES", x.nbytes - 1)
+    monkeypatch.setattr(model_records, "INPUT_BYTES", x.nbytes - 1)
     message = quiet_and_loud(model_by_keyword(model), data, "keep_inputs: expected at most ")
     size = f"{x.nbytes / 2**30:.3g} GiB"
     assert f" of inputs, got {'' if sized else 'at least '}{size}; give the records to audit as inputs=, " in message
@@ -178,7 +178,7 @@ def test_more_than_the_limit_is_not_kept(model, x, y, sized, monkeypatch):
 
 
 def test_a_known_size_is_refused_in_the_first_batch(model, x, y, monkeypatch):
-    monkeypatch.setattr(kept_inputs, "KEPT_BYTES", x.nbytes - 1)
+    monkeypatch.setattr(model_records, "INPUT_BYTES", x.nbytes - 1)
     read = []
     records = Records(lambda i: (read.append(i), (x[i], y[i]))[1])
     with pytest.raises(InputError, match="keep_inputs: expected at most"):
@@ -188,7 +188,7 @@ def test_a_known_size_is_refused_in_the_first_batch(model, x, y, monkeypatch):
 
 def test_strings_count_by_their_length(text_model, y, monkeypatch):
     data = Records(lambda i: (TEXTS[i], y[i]))
-    monkeypatch.setattr(kept_inputs, "KEPT_BYTES", sum(map(len, TEXTS)))
+    monkeypatch.setattr(model_records, "INPUT_BYTES", sum(map(len, TEXTS)))
     assert from_torch(text_model, data, keep_inputs=True).inputs == TEXTS
-    monkeypatch.setattr(kept_inputs, "KEPT_BYTES", sum(map(len, TEXTS)) - 1)
+    monkeypatch.setattr(model_records, "INPUT_BYTES", sum(map(len, TEXTS)) - 1)
     quiet_and_loud(text_model, data, "keep_inputs: expected at most")

@@ -1,7 +1,7 @@
 import pytest
 
 from giveaway.checks import InputError
-from giveaway.extract.reading import first_line, reading
+from giveaway.extract.user_files import first_line, reading
 
 
 @pytest.fixture

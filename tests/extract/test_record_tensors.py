@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from giveaway.checks import InputError
 from giveaway.extract import from_torch
-from giveaway.extract.record_tensors import record_tensors
+from giveaway.extract.model_records import inputs_of_head
 
 N = 23
 X = torch.randn(N, 3, generator=torch.Generator().manual_seed(0))
@@ -35,13 +35,13 @@ class Named(Dataset):
 
 def test_arguments_in_dataset_order():
     data = TensorDataset(X, Y)
-    (found,) = record_tensors(data, from_torch(nn.Linear(3, 2), data), batch_size=5)
+    (found,) = inputs_of_head(data, from_torch(nn.Linear(3, 2), data), batch_size=5)
     assert torch.equal(found, X)
 
 
 def test_several_arguments():
     data = [((X[row], 2 * X[row]), Y[row]) for row in range(N)]
-    first, second = record_tensors(data, from_torch(Two(), data))
+    first, second = inputs_of_head(data, from_torch(Two(), data))
     assert torch.equal(first, X)
     assert torch.equal(second, 2 * X)
 
@@ -50,7 +50,7 @@ def test_keywords_in_the_order_of_the_head_s_ids():
     loader = DataLoader(Named(), batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(1))
     head = from_torch(Two(), loader)
     loader.generator.manual_seed(2)  # another order
-    found = record_tensors(loader, head)
+    found = inputs_of_head(loader, head)
     numbers = [int(name.removeprefix("record ")) for name in head.ids.tolist()]
     assert numbers != sorted(numbers)
     assert list(found) == ["a", "b"]
@@ -90,7 +90,7 @@ def test_another_pass_that_gives_others_is_refused(how, words):
     head = from_torch(nn.Linear(3, 2), data, batch_size=1)
     data.later = True
     with pytest.raises(InputError) as caught:
-        record_tensors(data, head, batch_size=1)
+        inputs_of_head(data, head, batch_size=1)
     assert str(caught.value).startswith(words)
 
 
@@ -99,4 +99,4 @@ def test_more_than_memory_is_refused_before_it_is_read(monkeypatch):
     head = from_torch(nn.Linear(3, 2), data)
     monkeypatch.setattr("giveaway.linalg.memory.available_memory", lambda: 100)
     with pytest.raises(InputError, match=r"data: expected records that are kept within the 0\.0 GB of free memory"):
-        record_tensors(data, head)
+        inputs_of_head(data, head)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from giveaway import Signals
-from giveaway.extract.signals_file import row_numbers, signals_from
+from giveaway.extract.user_files import row_numbers, signals_from
 
 PHI = np.random.default_rng(0).normal(size=(4, 11)).astype(np.float16)
 MEMBERS = PHI > 0

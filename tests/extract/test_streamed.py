@@ -9,10 +9,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from giveaway import audit
 from giveaway.checks import InputError
 from giveaway.extract import from_torch
-from giveaway.extract.batches import BatchKeys, batches
-from giveaway.extract.model_digest import model_digest
-from giveaway.extract.row_identity import RowTrail
-from giveaway.extract.streamed import streamed
 from giveaway.records import StreamedRows
 from tests.extract.torch_examples import N, Records
 
@@ -122,26 +118,26 @@ def test_shuffling_loaders_are_refused_with_ids_or_without(model, x, y):
 
 
 def test_rows_of_another_kind_are_refused(x, y):
-    class Narrows:
-        """Sees fewer features in later batches."""
+    class Drifts(nn.Linear):
+        """Sees features in double precision after its first call."""
 
-        model, device, seen = nn.Linear(6, 3), torch.device("cpu"), 6
+        def forward(self, inputs):
+            return super().forward(inputs.float())
 
-        def options(self):
-            return {}
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.calls = Drifts(6, 3), 0
 
-        def rows_of(self, batch):
-            self.seen -= 1
-            return batch.arguments[0][:, : self.seen], batch.arguments[0][:, :2]
+        def forward(self, inputs):
+            self.calls += 1
+            return self.fc(inputs.double() if self.calls > 2 else inputs)
 
-    loader, keys, trail = DataLoader(TensorDataset(x, y), 10), BatchKeys(), RowTrail(N)
-    for batch in batches(loader, keys):
-        trail.add(batch)
-    stream = streamed(Narrows(), loader, keys, trail, (x[:, :5], x[:, :2]), model_digest(Narrows.model))
-    stream.read(0, 10)
-    words = r"features: expected rows of shape \(5,\) and type float32 in every batch, got rows of shape \(4,\)"
+    head = from_torch(Outer(), DataLoader(TensorDataset(x, y), 10), stream=True)
+    head.window(slice(0, 10))
+    words = r"features: expected rows of shape \(6,\) and type float32 in every batch, got rows .* type float64"
     with pytest.raises(InputError, match=words):
-        stream.read(10, 20)
+        head.window(slice(10, 20))
 
 
 def test_stream_and_cache_are_two_ways(tmp_path, model, x, y):

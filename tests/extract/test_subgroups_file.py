@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from giveaway.checks import InputError
-from giveaway.extract.subgroups_file import subgroups_from
+from giveaway.extract.user_files import subgroups_from
 
 
 def test_columns_of_a_csv_and_arrays_of_an_npz(tmp_path):

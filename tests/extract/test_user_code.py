@@ -17,7 +17,7 @@ from torch import nn
 
 from giveaway.checks import InputError
 from giveaway.extract import from_sklearn
-from giveaway.extract.user_code import call_factory, load_estimator, load_weights
+from giveaway.extract.user_files import call_factory, load_estimator, load_weights
 
 SOURCE = """
 import random

@@ -105,12 +105,12 @@ def test_every_form_of_data_gives_the_same():
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (DataLoader(TensorDataset(X, Y), shuffle=True), "in dataset order, got a loader with a RandomSampler"),
-        (DataLoader(TensorDataset(X, Y), batch_size=5, drop_last=True), "drop_last=True"),
-        (Loose(), "data: expected the same records in every pass"),
+        (DataLoader(TensorDataset(X, Y), shuffle=True), "in dataset order, got a sampler RandomSampler; use shuffle=False and no sampler"),
+        (DataLoader(TensorDataset(X, Y), batch_size=5, drop_last=True), "got drop_last=True, which leaves out 2 of 12; set drop_last=False"),
+        (Loose(), "the same inputs and targets in every pass, got 12 of 12 that differ between two passes"),
         ((X, Y[:5]), r"inputs of shape \(12, 3\) for 5 targets"),
         ((X * torch.inf, Y), "inputs: expected finite numbers"),
-        (TensorDataset(X), "got a list of 1 parts"),
+        (TensorDataset(X), "got a batch of 1 parts"),
         (X, "data: expected .inputs, targets., a Dataset or a DataLoader, got Tensor"),
         ((X[:0], Y[:0]), "at least one record"),
         ((X, Y + 1), "targets: expected classes 0 to 1"),

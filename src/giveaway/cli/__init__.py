@@ -66,7 +66,7 @@ def validate(folder: str, rows: str | None, rule_file: str | None, as_json: bool
     from giveaway.auditing.validate import compare
     from giveaway.cli.audit_folder import rebuild
     from giveaway.cli.source import signals_named
-    from giveaway.extract.signals_file import row_numbers
+    from giveaway.extract.user_files import row_numbers
     from giveaway.records import ScoreTable
     from giveaway.reporting.validation import validation_pages
 

@@ -120,7 +120,7 @@ def audit(config: str | None, as_json: bool, resume: bool, dry_run: bool, **flag
     from giveaway.checks import check_number, fail
     from giveaway.cli.config import read_config
     from giveaway.cli.source import device_named, source_from
-    from giveaway.extract.inputs_file import records_from
+    from giveaway.extract.user_files import records_from
     from giveaway.linalg.team import team_from_environment
 
     options: dict[str, Any] = read_config(config, _kinds(flags)) if config else {}

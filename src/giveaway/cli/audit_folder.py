@@ -17,8 +17,8 @@ from giveaway.auditing.run import audit
 from giveaway.auditing.store import check_folder, fingerprint, provenance, save_audit, save_page
 from giveaway.checks import check_choice, fail
 from giveaway.cli.config import to_toml
-from giveaway.extract.model_digest import model_digest
-from giveaway.extract.subgroups_file import subgroups_from
+from giveaway.extract.user_files import subgroups_from
+from giveaway.extract.user_model import model_digest
 from giveaway.findings.explain import SUBGROUP
 from giveaway.findings.extras import FILE as LOOK
 from giveaway.findings.extras import MAPS, ReportExtras, make_extras

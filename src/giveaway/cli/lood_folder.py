@@ -15,12 +15,12 @@ from giveaway.auditing.store import check_folder, digest_of, provenance, save_au
 from giveaway.checks import check_choice, check_number, fail
 from giveaway.cli.config import to_toml
 from giveaway.cli.source import device_named, names_in
-from giveaway.extract.inputs_file import as_numbers, inputs_from
-from giveaway.extract.reading import reading
+from giveaway.extract.user_files import inputs_from, reading
 from giveaway.gp.named_kernels import KernelChoice
 from giveaway.gp.posterior import Posterior
 from giveaway.gp.table import fitted, table_of
 from giveaway.records import ScoreTable
+from giveaway.records.inputs import as_numbers
 from giveaway.reporting.figures import figure_bytes
 from giveaway.reporting.lood_figures import lood_map, query_pictures
 

@@ -18,10 +18,9 @@ from giveaway.auditing.progress import progress_of
 from giveaway.auditing.validate import LEAST_MODELS
 from giveaway.checks import InputError, check_choice, fail
 from giveaway.extract import from_file, from_sklearn, from_torch
-from giveaway.extract.record_tensors import record_tensors
+from giveaway.extract.model_records import inputs_of_head
 from giveaway.extract.shared_extraction import from_torch_shared
-from giveaway.extract.signals_file import signals_from
-from giveaway.extract.user_code import call_factory, load_estimator, load_weights
+from giveaway.extract.user_files import call_factory, load_estimator, load_weights, signals_from
 from giveaway.linalg.team import ALONE, Team
 from giveaway.records import Head, Signals
 
@@ -159,7 +158,7 @@ def _from_model(options: Options, say: Say, team: Team, depth: DepthOptions | No
     head = from_torch(model, data, stream=bool(options.get("stream")), **taken)
     if depth is None:
         return Source(head)
-    inputs = record_tensors(data, head, batch_size=taken["batch_size"])
+    inputs = inputs_of_head(data, head, batch_size=taken["batch_size"])
     deeper = DepthAudit(model, (inputs, head.targets), depth, loss=head.loss)
     _check_alike(deeper.first.outputs(), head)
     return Source(head, deeper)

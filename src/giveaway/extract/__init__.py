@@ -1,7 +1,6 @@
-"""From what the user has (a torch model, a scikit-learn estimator, a file of arrays) to a Head."""
+"""Read a Head from what the user has: a torch model, a scikit-learn estimator, or arrays in files or batches."""
 
-from giveaway.extract.array_batches import from_batches
-from giveaway.extract.arrays import from_file
+from giveaway.extract.arrays import from_batches, from_file
 from giveaway.extract.early_layers import early_features
 from giveaway.extract.sklearn_head import from_sklearn
 from giveaway.extract.torch_head import from_torch

@@ -1,4 +1,4 @@
-"""early_features: what a layer of a torch model makes of each record, as trained or with its weights drawn again."""
+"""early_features: the output of any layer of a torch model for each record, as trained or with weights drawn again."""
 
 from __future__ import annotations
 
@@ -10,14 +10,11 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.nn.modules.batchnorm import _NormBase
 
 from giveaway.checks import check_finite, fail, nearest
-from giveaway.extract.batches import Batch, BatchKeys, batches
-from giveaway.extract.row_identity import ORDERED, RowTrail, check_nothing_dropped, expected_rows, why_order_is_unknown
-from giveaway.extract.rows import Rows
-from giveaway.extract.torch_arguments import as_loader, device_of, unwrapped
-from giveaway.extract.untouched import untouched
+from giveaway.extract.batches import BatchKeys, RecordBatch, RowBuffer
+from giveaway.extract.reader import RecordReader
+from giveaway.extract.user_model import call_watched, device_of, untouched, unwrapped
 
 RESETS = ("reset_parameters", "_reset_parameters")  # the second is what nn.MultiheadAttention has
 
@@ -36,7 +33,7 @@ def early_features(
     id_key: str | int | None = None,
     device: torch.device | str | None = None,
 ) -> np.ndarray:
-    """The output of `layer` for each record, (n, k) in float32 and in dataset order: a table for audit(inputs=).
+    """Return the output of `layer` for each record, (n, k) in float32 and in dataset order: a table for audit(inputs=).
 
     Features that were not trained on the labels show what the others say of a record: those of a random network
     (`initial`), or of an early layer, where training changed little. The model runs in evaluation mode and is left
@@ -64,61 +61,35 @@ def early_features(
     (5, 16)
     """
     module = unwrapped(model)
-    loader = as_loader(data, batch_size)
     _check_whole("cells", cells, minimum=1, remedy="2 suits most models")
     _check_whole("seed", seed, minimum=0, remedy="any will do")
-    _check_named(module, layer)
+    _check_layer_name(module, layer)
     where = device_of(module, device)
-    keys = BatchKeys(input_key, target_key, id_key)
-    check_nothing_dropped(loader)
-    if unknown_order := why_order_is_unknown(loader):
-        raise fail("data", ORDERED, unknown_order, "use shuffle=False and no sampler, as for the head")
-    total = expected_rows(loader)
-    first, second, features = RowTrail(total), RowTrail(total), Rows("features", total)
-    subject = _copied(module) if initial else module
-    with untouched(subject, loader, where):
+    reader = RecordReader(data, batch_size, BatchKeys(input_key, target_key, id_key), in_order=True)
+    features = RowBuffer("features", reader.total)
+    network = _copied(module) if initial else module
+    with untouched(network, reader.loader):
+        first = reader.first_pass()
         if initial:
-            _draw_again(subject, seed)
-        earlier = _followed(batches(loader, keys), first)
-        if initial and (norms := _norms(subject)):
-            _settle(norms, subject, earlier, where)
-        for _ in earlier:
+            _draw_again(network, seed)
+            _set_norm_statistics(network, first, where)
+        for _ in first:
             pass
-        first.check_complete()
-        for batch in _followed(batches(loader, keys), second):
-            output = _output_of(layer, subject, *batch.inputs_on(where))
-            features.add(_one_row_a_record(layer, output, len(batch.targets), cells).cpu())
-        first.check_repeated_by(second)
+        for batch in reader.second_pass():
+            output = _output_of(layer, network, batch, where)
+            features.add(_one_row_a_record(layer, output, batch.rows, cells).cpu())
     table = features.joined()
     check_finite(f"output of layer {layer!r}", table)
     return table.numpy()
 
 
-def _followed(passing: Iterator[Batch], trail: RowTrail) -> Iterator[Batch]:
-    for batch in passing:
-        trail.add(batch)
-        yield batch
-
-
-def _output_of(name: str, model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> torch.Tensor:
-    """What the module called `name` gives while `model` runs; it must run once."""
-    outputs: list[Any] = []
-
-    def keep(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
-        # A copy: an operation in place further on (relu_) would change it under our hands.
-        outputs.append(output.detach().clone() if isinstance(output, torch.Tensor) else output)
-
-    handle = model.get_submodule(name).register_forward_hook(keep)
-    try:
-        model(*arguments, **keywords)
-    finally:
-        handle.remove()
-    if not outputs:
+def _output_of(name: str, model: nn.Module, batch: RecordBatch, device: torch.device) -> torch.Tensor:
+    """Return what the module called `name` gives while `model` runs on `batch`."""
+    layers = {name: model.get_submodule(name)}
+    _, call = call_watched(model, *batch.inputs_on(device), layers, "name the block around it, or another")
+    if call is None:
         raise fail("layer", "a layer that runs", f"{name!r}, which the forward leaves out", "name another")
-    if len(outputs) > 1:
-        got = f"{name!r}, which runs {len(outputs)} times in one forward pass"
-        raise fail("layer", "a layer that runs once a record", got, "name the block around it, or another")
-    (output,) = outputs
+    output = call.outputs
     if not isinstance(output, torch.Tensor) or output.is_complex():
         kind = "complex tensor" if isinstance(output, torch.Tensor) else type(output).__name__
         got = f"{name!r}, which gives a {kind}"
@@ -149,7 +120,7 @@ def _copied(model: nn.Module) -> nn.Module:
 
 
 def _draw_again(model: nn.Module, seed: int) -> None:
-    """Every parameter of `model` anew from `seed`; the random states are put back, and what stays is refused."""
+    """Draw every parameter of `model` again from `seed`; refuse modules that leave one of theirs as it was."""
     for parameter in model.parameters():
         if parameter.is_floating_point():
             parameter.fill_(torch.nan)  # whatever is not drawn again shows
@@ -175,34 +146,36 @@ def _draw_again(model: nn.Module, seed: int) -> None:
 
 
 def _reset_of(module: nn.Module) -> Any:
-    return next((found for name in RESETS if callable(found := getattr(module, name, None))), None)
+    return next((reset for name in RESETS if callable(reset := getattr(module, name, None))), None)
 
 
-def _norms(model: nn.Module) -> list[_NormBase]:
-    return [m for m in model.modules() if isinstance(m, _NormBase) and m.running_mean is not None]
-
-
-def _settle(norms: list[_NormBase], model: nn.Module, passing: Iterator[Batch], where: torch.device) -> None:
-    """Give `norms` the statistics of one pass, every record counting alike; a record alone in its batch has none."""
-    seen = 0
+def _set_norm_statistics(model: nn.Module, batches: Iterator[RecordBatch], device: torch.device) -> None:
+    """Give batch norms the statistics of one pass, every record counting alike; a batch of one record has none."""
+    norms: list[Any] = [m for m in model.modules() if hasattr(m, "momentum") and _has_running_mean(m)]
+    if not norms:
+        return
+    count = 0
     for norm in norms:
         norm.training = True
-    for batch in passing:
-        rows = len(batch.targets)
-        if rows < 2:
+    for batch in batches:
+        if batch.rows < 2:
             continue
-        seen += rows
+        count += batch.rows
         for norm in norms:
-            norm.momentum = rows / seen
-        arguments, keywords = batch.inputs_on(where)
+            norm.momentum = batch.rows / count
+        arguments, keywords = batch.inputs_on(device)
         model(*arguments, **keywords)
-    if seen == 0:
+    if count == 0:
         raise fail("batch_size", "batches of at least 2 for batch-norm statistics", "1", "use larger batches")
     for norm in norms:
         norm.training = False
 
 
-def _check_named(model: nn.Module, name: str) -> None:
+def _has_running_mean(module: nn.Module) -> bool:
+    return isinstance(getattr(module, "running_mean", None), torch.Tensor)
+
+
+def _check_layer_name(model: nn.Module, name: str) -> None:
     names = [known for known, _ in model.named_modules(remove_duplicate=False) if known]
     if name not in names:
         remedy = nearest(str(name), names) if names else "the model has no modules inside"

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 
 from giveaway.checks import fail
+from giveaway.extract.batches import check_same_kind
 from giveaway.extract.linear_layer import storable
-from giveaway.extract.rows import check_alike
 from giveaway.records.array_archive import write_header
 
 
@@ -31,7 +31,7 @@ class NpyWriter:
         if self._like is None:
             self._like = block[:0].clone()
             self._header()
-        check_alike(self.path.stem, block, self._like)
+        check_same_kind(self.path.stem, block, self._like)
         with _room():
             self._stream.write(block.numpy().data)
         self.rows += len(block)

@@ -11,9 +11,9 @@ from torch import nn
 from torch.utils.data import DataLoader, Subset
 
 from giveaway.checks import fail
+from giveaway.extract.batches import as_loader
 from giveaway.extract.feature_cache import FeatureCache, is_feature_cache, remove_feature_cache
-from giveaway.extract.row_identity import ORDERED, why_order_is_unknown
-from giveaway.extract.torch_arguments import as_loader
+from giveaway.extract.reader import ORDERED, why_order_is_unknown
 from giveaway.extract.torch_head import from_torch
 from giveaway.linalg.team import Team
 from giveaway.records import Head

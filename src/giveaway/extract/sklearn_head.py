@@ -1,38 +1,41 @@
-"""from_sklearn: the linear head of a fitted scikit-learn estimator, or what any other one predicts."""
+"""from_sklearn: the linear head of a fitted scikit-learn estimator, or the predictions of any other one."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from scipy.special import expit
+from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge, RidgeClassifier
 from sklearn.neural_network import MLPClassifier, MLPRegressor
+from sklearn.pipeline import Pipeline
+from sklearn.utils import compute_sample_weight
 from sklearn.utils.validation import check_is_fitted
 
-from giveaway.checks import as_tensor, fail
-from giveaway.extract.linear_outputs import linear_outputs
-from giveaway.extract.sklearn_black_box import predictions, predicts
-from giveaway.extract.sklearn_inputs import checked_inputs, last_step, records_of
-from giveaway.extract.sklearn_linear import least_squares, logistic_regression, ridge_classifier
-from giveaway.extract.sklearn_mlp import last_layer
+from giveaway.checks import ROWS_PER_CHECK, as_tensor, check_shape, fail
+from giveaway.extract.arrays import linear_outputs
+from giveaway.extract.user_files import first_line
 from giveaway.records.head import Head
 
-READERS: dict[type, Callable[[Any, Any, np.ndarray, Any], dict[str, Any]]] = {
-    LinearRegression: least_squares,
-    Ridge: least_squares,
-    LogisticRegression: logistic_regression,
-    RidgeClassifier: ridge_classifier,
-    MLPClassifier: last_layer,
-    MLPRegressor: last_layer,
+LEAST_PROBABILITY = 1e-12
+DENSE_BYTES = 2**30  # a sparse X is made dense up to this size: a head's features are dense
+ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "identity": lambda z: z,
+    "relu": lambda z: np.maximum(z, 0),
+    "tanh": np.tanh,
+    "logistic": expit,
 }
+HARMLESS = re.compile(r"X has \d+ features|Input (X )?contains (NaN|infinity)|Expected 2D array|Found array with")
 
 
 def from_sklearn(
     estimator: Any, X: Any, y: Any, *, sample_weight: Any = None, ids: Any = None, groups: Any = None
 ) -> Head:
-    """The head of a fitted linear model, of the last layer of an MLP, or of a Pipeline that ends in one.
+    """Return the head of a fitted linear model, of the last layer of an MLP, or of a Pipeline that ends in one.
 
     Any other classifier with predict_proba and any other regressor (boosted trees, forests, nearest neighbours) gives a
     black box: outputs are logarithms of its probabilities, or its values. `X` is kept as the head's inputs, unless it
@@ -51,16 +54,16 @@ def from_sklearn(
     >>> from_sklearn(LogisticRegression(C=2.0, max_iter=1000).fit(X, y), X, y)
     Head(n=150, d=4, m=3, loss='cross_entropy', l2=0.5, inputs=(4,))
     """
-    inputs = records_of(X)
-    final, X = last_step(estimator, X)
-    read = READERS.get(type(final))
-    if read is None and predicts(final):
-        return Head(ids=ids, groups=groups, inputs=inputs, **predictions(final, X, y, sample_weight))
-    if read is None:
+    inputs = _records_of(X)
+    final, X = _last_step(estimator, X)
+    fields_of = FIELDS.get(type(final))
+    if fields_of is None and _is_black_box(final):
+        return Head(ids=ids, groups=groups, inputs=inputs, **_black_box(final, X, y, sample_weight))
+    if fields_of is None:
         best = hasattr(final, "best_estimator_")
         raise fail(
             "estimator",
-            "one of " + ", ".join(kind.__name__ for kind in READERS) + ", or a Pipeline ending in one",
+            "one of " + ", ".join(kind.__name__ for kind in FIELDS) + ", or a Pipeline ending in one",
             type(final).__name__,
             "pass its best_estimator_" if best else "for another model build Head (a black box: features=None)",
         )
@@ -68,9 +71,299 @@ def from_sklearn(
         check_is_fitted(final)
     except NotFittedError as error:
         raise fail("estimator", "a fitted estimator", f"an unfitted {type(final).__name__}", "fit it first") from error
-    fields = read(final, *checked_inputs(final, X, y), sample_weight)
+    fields = fields_of(final, *_checked_inputs(final, X, y), sample_weight)
     intercept = fields["bias"] is not None
     for name in ("features", "weight", "bias") if intercept else ("features", "weight"):
         fields[name] = as_tensor(name, fields[name])
     outputs = linear_outputs(fields["features"], fields["weight"], fields["bias"])
     return Head(outputs=outputs, intercept=intercept, ids=ids, groups=groups, inputs=inputs, **fields)
+
+
+def _is_black_box(estimator: Any) -> bool:
+    """Say whether `estimator` gives probabilities or values and has neither coefficients nor a search inside.
+
+    A linear model is not taken for a black box, which would hide most of its scores.
+    """
+    if hasattr(estimator, "coef_") or hasattr(estimator, "best_estimator_"):
+        return False
+    classifies = _is_a(ClassifierMixin, "classifier", estimator) and hasattr(estimator, "predict_proba")
+    return classifies or _is_a(RegressorMixin, "regressor", estimator)
+
+
+def _black_box(estimator: Any, X: Any, y: Any, sample_weight: Any) -> dict[str, Any]:
+    """Return the logarithms of the probabilities with class indices, or the values with squared loss."""
+    probable = hasattr(estimator, "predict_proba")
+    try:
+        outputs = np.asarray(estimator.predict_proba(X) if probable else estimator.predict(X))
+    except NotFittedError as error:
+        got = f"an unfitted {type(estimator).__name__}"
+        raise fail("estimator", "a fitted estimator", got, "fit it first") from error
+    except ValueError as error:
+        got, remedy = _harmless_line(error), "pass the X the estimator was fitted with"
+        raise fail("X", "inputs the estimator accepts", got, remedy) from error
+    if _held_out(estimator):
+        got = "early stopping on a validation set, which kept some of these records out of training"
+        raise fail("estimator", "a fit on every record", got, "fit without early stopping")
+    fields: dict[str, Any] = {"features": None, "sample_weight": sample_weight}
+    if not probable:
+        return fields | {"outputs": outputs, "targets": _checked_targets(y, len(outputs)), "loss": "squared"}
+    classes: Any = getattr(estimator, "classes_", None)
+    if outputs.ndim != 2 or np.ndim(classes) != 1:
+        got, remedy = f"{type(estimator).__name__} with another kind of outputs", "audit one label at a time"
+        raise fail("estimator", "a classifier of one label a record", got, remedy)
+    targets = _class_indices(_checked_targets(y, len(outputs)), np.asarray(classes))
+    logits = np.log(np.clip(outputs, LEAST_PROBABILITY, None))
+    return fields | {"outputs": logits, "targets": targets, "loss": "cross_entropy"}
+
+
+def _is_a(mixin: type, kind: str, estimator: Any) -> bool:
+    # the older mark as well: not every library that follows scikit-learn's interface derives from its classes
+    return isinstance(estimator, mixin) or getattr(estimator, "_estimator_type", None) == kind
+
+
+def _held_out(estimator: Any) -> bool:
+    """Say whether training stopped early by records that it did not train on."""
+    if not getattr(estimator, "validation_fraction", None):
+        return False
+    patient = getattr(estimator, "n_iter_no_change", None) is not None  # GradientBoosting's only switch
+    return bool(getattr(estimator, "do_early_stopping_", getattr(estimator, "early_stopping", patient)))
+
+
+def _last_step(estimator: Any, X: Any) -> tuple[Any, Any]:
+    """Return the final estimator of (nested) pipelines, and X as it reaches it."""
+    while isinstance(estimator, Pipeline):
+        if len(estimator.steps) > 1:
+            try:
+                X = estimator[:-1].transform(X)
+            except NotFittedError as error:
+                raise fail("estimator", "a fitted estimator", "an unfitted Pipeline", "fit it first") from error
+            except ValueError as error:
+                got = _harmless_line(error)
+                raise fail("X", "inputs the pipeline accepts", got, "pass X as it was given to fit") from error
+        estimator = estimator.steps[-1][1]
+    return estimator, X
+
+
+def _checked_inputs(estimator: Any, X: Any, y: Any) -> tuple[Any, np.ndarray]:
+    """Return X as numbers (sparse if it was) and y, in the shapes that `estimator` was fitted with."""
+    X = X.tocsr() if hasattr(X, "tocsr") else np.asarray(X)
+    if X.ndim != 2:
+        raise fail("X", "shape (records, features)", f"shape {X.shape}", "pass the X the estimator was fitted with")
+    y = _checked_targets(y, X.shape[0])
+    if X.shape[1] != estimator.n_features_in_:
+        expected = f"{estimator.n_features_in_} columns, as the estimator was fitted with"
+        raise fail("X", expected, f"{X.shape[1]} columns", "pass the X the estimator was fitted with")
+    if X.dtype.kind not in "fiub":
+        try:
+            X = X.astype(np.float64)
+        except (TypeError, ValueError) as error:
+            remedy = "encode the columns as numbers, or pass the whole Pipeline"
+            raise fail("X", "an array of numbers", f"dtype {X.dtype}", remedy) from error
+    return X, y
+
+
+def _checked_targets(y: Any, n: int) -> np.ndarray:
+    """Return y with one row a record, a single column as (n,)."""
+    y = np.asarray(y)
+    if y.ndim == 0 or len(y) != n:
+        raise fail("y", f"{n} rows, one a row of X", f"shape {y.shape}", "pass the X and y of one data set")
+    return y.ravel() if y.ndim == 2 and y.shape[1] == 1 else y
+
+
+def _records_of(X: Any) -> Any:
+    """Return X as the head's inputs; None where it is sparse, has gaps, or holds other things than numbers and text."""
+    if hasattr(X, "tocsr"):
+        return None
+    if hasattr(X, "iloc") or (isinstance(X, list) and all(isinstance(row, str) for row in X)):
+        return X
+    try:
+        array = np.asarray(X)
+    except ValueError:  # rows of several lengths, which the estimator will refuse
+        return None
+    if array.dtype.kind not in "fiubUO" or (array.dtype.kind == "f" and not np.isfinite(array).all()):
+        return None
+    return array
+
+
+def _least_squares(estimator: Any, X: Any, y: np.ndarray, sample_weight: Any) -> dict[str, Any]:
+    """LinearRegression, and Ridge: its penalty alpha·‖w‖² is l2 = 2·alpha."""
+    if estimator.positive:
+        raise fail("estimator", "unconstrained coefficients", "positive=True", "fit with positive=False")
+    alpha = np.unique(getattr(estimator, "alpha", 0.0))
+    if len(alpha) > 1:
+        got = f"{len(alpha)} alphas"
+        raise fail("estimator", "one alpha for all outputs", got, "fit and audit one estimator an output")
+    return _linear(estimator, X) | {
+        "targets": y,
+        "loss": "squared",
+        "l2": 2.0 * float(alpha[0]),
+        "penalize_intercept": False,
+        "sample_weight": sample_weight,
+    }
+
+
+def _ridge_classifier(estimator: Any, X: Any, y: np.ndarray, sample_weight: Any) -> dict[str, Any]:
+    """RidgeClassifier: ridge regression on targets of −1 and 1, one column for two classes."""
+    if y.ndim == 2:
+        targets = np.where(y > 0, 1.0, -1.0)
+    else:
+        labels = _class_indices(y, estimator.classes_)
+        targets = 2.0 * _one_hot(labels, len(estimator.classes_)) - 1.0
+        if len(estimator.classes_) == 2:
+            targets = targets[:, 1]
+    if estimator.class_weight:
+        sample_weight = _times(sample_weight, compute_sample_weight(estimator.class_weight, y))
+    return _least_squares(estimator, X, targets, sample_weight)
+
+
+def _logistic_regression(estimator: Any, X: Any, y: np.ndarray, sample_weight: Any) -> dict[str, Any]:
+    """LogisticRegression: one logit for two classes, softmax for more, or one binary head a class (one-vs-rest)."""
+    labels = _class_indices(y, estimator.classes_)
+    fields = _linear(estimator, X)
+    several = len(fields["weight"]) > 1
+    mode = getattr(estimator, "multi_class", None)  # scikit-learn before 1.8
+    if mode == "multinomial" and not several:
+        got = "multi_class='multinomial' with two classes"
+        raise fail("estimator", "the logistic loss for two classes", got, "fit without multi_class")
+    one_vs_rest = several and (estimator.solver == "liblinear" or mode == "ovr")
+    if estimator.class_weight is not None:
+        if one_vs_rest:
+            got = "class_weight with one-vs-rest, which weighs a record differently in each class"
+            raise fail("estimator", "one weight a record", got, "fit without class_weight, or multinomial")
+        if sample_weight is not None and estimator.class_weight == "balanced":
+            # Versions of scikit-learn differ in whether the balance counts records or their weights.
+            got = "class_weight='balanced' with sample_weight"
+            raise fail("estimator", "one source of weights", got, "give class_weight as a dict")
+        sample_weight = _times(sample_weight, compute_sample_weight(estimator.class_weight, y))
+    if estimator.solver == "liblinear" and fields["bias"] is not None and estimator.intercept_scaling != 1:
+        # liblinear penalizes bias / scaling: a bias of its own only as the weight of a constant feature.
+        scale = float(estimator.intercept_scaling)
+        fields["features"] = np.column_stack([fields["features"], np.full(X.shape[0], scale)])
+        fields["weight"] = np.column_stack([fields["weight"], fields["bias"] / scale])
+        fields["bias"] = None
+    return fields | {
+        "targets": _one_hot(labels, len(estimator.classes_)) if one_vs_rest else labels,
+        "loss": "binary_cross_entropy" if one_vs_rest else "cross_entropy",
+        "l2": _logistic_penalty(estimator),
+        "penalize_intercept": estimator.solver == "liblinear",
+        "sample_weight": sample_weight,
+    }
+
+
+def _logistic_penalty(estimator: Any) -> float:
+    kind, ratio = estimator.penalty, estimator.l1_ratio
+    if kind in ("deprecated", "elasticnet"):  # from 1.8 on l1_ratio alone tells, and penalty is "deprecated"
+        kind = "l2" if not ratio else "l1" if ratio == 1 else "elasticnet"
+    if kind in ("l1", "elasticnet"):
+        raise fail("estimator", "an l2 penalty or none", f"penalty {kind}", "fit with l1_ratio=0 (penalty='l2')")
+    return 0.0 if kind is None or np.isinf(estimator.C) else 1.0 / float(estimator.C)
+
+
+def _linear(estimator: Any, X: Any) -> dict[str, Any]:
+    weight = np.atleast_2d(estimator.coef_)
+    bias = np.broadcast_to(np.ravel(estimator.intercept_), len(weight)).copy() if estimator.fit_intercept else None
+    return {"features": _dense(X), "weight": weight, "bias": bias}
+
+
+def _times(sample_weight: Any, factor: np.ndarray) -> np.ndarray:
+    if sample_weight is None:
+        return factor
+    weight = as_tensor("sample_weight", sample_weight)
+    check_shape("sample_weight", weight, (len(factor),), f"({len(factor)},), one weight a record")
+    return weight.numpy() * factor
+
+
+def _last_layer(estimator: Any, X: Any, y: np.ndarray, sample_weight: Any) -> dict[str, Any]:
+    """MLPClassifier and MLPRegressor: features are what the last hidden layer gives."""
+    if estimator.early_stopping:
+        got = "early_stopping=True, which kept some of these records out of training"
+        raise fail("estimator", "a fit on every record", got, "fit with early_stopping=False")
+    if isinstance(estimator, MLPRegressor):
+        if getattr(estimator, "loss", "squared_error") != "squared_error":
+            raise fail("estimator", "loss='squared_error'", f"loss={estimator.loss!r}", "fit with the squared loss")
+        # Not 2·alpha·outputs: the loss MLPRegressor reports is a mean over outputs, the gradient it follows a sum.
+        loss, targets, factor = "squared", y, 2.0
+    else:
+        multi_label = y.ndim == 2
+        loss, factor = "binary_cross_entropy" if multi_label else "cross_entropy", 1.0
+        targets = y if multi_label else _class_indices(y, estimator.classes_)
+    return {
+        "features": _last_hidden_layer(estimator, X),
+        "weight": np.ascontiguousarray(estimator.coefs_[-1].T),
+        "bias": estimator.intercepts_[-1],
+        "targets": targets,
+        "loss": loss,
+        "l2": factor * float(estimator.alpha) * _penalties_a_pass(estimator, X.shape[0]),
+        "penalize_intercept": False,
+        "sample_weight": sample_weight,
+    }
+
+
+def _penalties_a_pass(estimator: Any, n: int) -> float:
+    """Count how often the penalty enters one sum over the records: scikit-learn divides it by each batch's size."""
+    if estimator.solver == "lbfgs":
+        return 1.0
+    size = min(200, n) if estimator.batch_size == "auto" else min(int(estimator.batch_size), n)
+    full, rest = divmod(n, size)
+    inverse_sizes = full / size + (1 / rest if rest else 0.0)
+    return n * inverse_sizes / (full + (rest > 0))
+
+
+def _last_hidden_layer(estimator: Any, X: Any) -> np.ndarray:
+    layers = list(zip(estimator.coefs_[:-1], estimator.intercepts_[:-1], strict=True))
+    if not layers:
+        return _dense(X)
+    activate = ACTIVATIONS[estimator.activation]
+    hidden = np.empty((X.shape[0], layers[-1][0].shape[1]), dtype=layers[-1][0].dtype)
+    for start in range(0, X.shape[0], ROWS_PER_CHECK):
+        block = X[start : start + ROWS_PER_CHECK]
+        for coefs, intercepts in layers:
+            block = activate(block @ coefs + intercepts)
+        hidden[start : start + ROWS_PER_CHECK] = block
+    return hidden
+
+
+def _dense(X: Any) -> np.ndarray:
+    """Return X as an array; refuse a sparse one that is too large for that."""
+    if isinstance(X, np.ndarray):
+        return X
+    size = X.shape[0] * X.shape[1] * X.dtype.itemsize
+    if size > DENSE_BYTES:
+        got = f"a sparse {X.shape[0]} by {X.shape[1]} matrix, {size / 2**30:.1f} GiB dense"
+        raise fail("X", f"at most {DENSE_BYTES / 2**30:g} GiB of features", got, "reduce its columns (TruncatedSVD)")
+    return X.toarray()
+
+
+def _class_indices(y: np.ndarray, classes: np.ndarray) -> np.ndarray:
+    """Return the position of each label of y in `classes`."""
+    if y.ndim != 1:
+        raise fail("y", "one label a record", f"shape {y.shape}", "pass the y the estimator was fitted with")
+    known = {label: index for index, label in enumerate(classes.tolist())}
+    labels, inverse = np.unique(y, return_inverse=True)
+    unknown = [at for at, label in enumerate(labels.tolist()) if label not in known]
+    if unknown:
+        row = int(np.flatnonzero(np.isin(inverse, unknown))[0])
+        got = f"another label first in row {row}"
+        raise fail("y", "labels the estimator was fitted with", got, "pass the y the estimator was fitted with")
+    return np.array([known[label] for label in labels.tolist()])[inverse]
+
+
+def _one_hot(labels: np.ndarray, classes: int) -> np.ndarray:
+    """(n, classes) with a one at each record's class index."""
+    return np.eye(classes)[labels]
+
+
+def _harmless_line(error: Exception) -> str:
+    """Return what scikit-learn says where that cannot hold a value of a record, else the error's type alone."""
+    line = first_line(error)
+    return line if HARMLESS.match(line) else f"others ({type(error).__name__})"
+
+
+FIELDS: dict[type, Callable[[Any, Any, np.ndarray, Any], dict[str, Any]]] = {
+    LinearRegression: _least_squares,
+    Ridge: _least_squares,
+    LogisticRegression: _logistic_regression,
+    RidgeClassifier: _ridge_classifier,
+    MLPClassifier: _last_layer,
+    MLPRegressor: _last_layer,
+}

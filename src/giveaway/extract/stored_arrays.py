@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from giveaway.checks import as_tensor, fail
-from giveaway.extract.reading import reading
+from giveaway.extract.user_files import reading
 from giveaway.records.lazy_rows import FileRows, LazyRows
 from giveaway.records.row_reading import LARGE_BYTES
 

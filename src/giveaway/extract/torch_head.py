@@ -1,9 +1,14 @@
-"""from_torch: the linear head of a torch model, read off while the model runs over its training data."""
+"""from_torch: the linear head of a torch model, read off while the model runs over its training data.
+
+What the layer sees is held in memory, written to a cache, or streamed: read again from the model in each pass.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,15 +16,17 @@ import torch
 from torch import nn
 
 from giveaway.checks import fail
-from giveaway.extract.batches import BatchKeys
-from giveaway.extract.feature_cache import opened
-from giveaway.extract.row_identity import check_nothing_dropped
-from giveaway.extract.torch_arguments import as_loader, device_of, unwrapped
-from giveaway.extract.torch_passes import TorchPasses
-from giveaway.extract.untouched import untouched
-from giveaway.extract.watched_layer import WatchedLayer
+from giveaway.extract.batches import BatchKeys, RowBuffer, check_same_kind
+from giveaway.extract.feature_cache import FeatureCache, opened
+from giveaway.extract.linear_layer import HeadLayer
+from giveaway.extract.model_records import InputCollector, places_of
+from giveaway.extract.reader import RecordReader
+from giveaway.extract.user_model import device_of, model_digest, untouched, unwrapped
 from giveaway.records.head import Head
+from giveaway.records.streamed_rows import Stream
 from giveaway.records.targets import infer_loss
+
+Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 def from_torch(
@@ -45,7 +52,7 @@ def from_torch(
     cache: str | os.PathLike[str] | None = None,
     stream: bool = False,
 ) -> Head:
-    """The linear head of `model` and what it sees of each record in `data`, in the loader's order.
+    """Return the linear head of `model` with what it sees of each record in `data`, in the loader's order.
 
     The model runs once over `data` in evaluation mode and is left exactly as it was. The data are read twice:
     rows are records only if both passes agree, so shuffling, dropping and random augmentation are refused,
@@ -59,7 +66,7 @@ def from_torch(
     layer : name of the nn.Linear to take; by default the last to run, which must give the model's output.
     loss, l2, penalize_intercept : as in `Head`. Weight decay wd on a mean cross-entropy is l2 = n * wd.
     reduction : "mean", "first" or "last" token, for a layer that sees (batch, tokens, features); padding counts.
-    input_key, target_key, id_key : where the batch keeps its parts, if not in the usual place.
+    input_key, target_key, id_key : where the batch holds inputs, targets and ids, if not in the usual place.
     device : which of the model's devices takes the inputs (default: that of its first parameter).
     autocast : torch.bfloat16 or torch.float16, to run the model in mixed precision.
     sample_weight, ids, groups : one a record in dataset order, or (weights, groups) a dict from id to value.
@@ -80,43 +87,136 @@ def from_torch(
     >>> from_torch(model, records, l2=0.1)
     Head(n=6, d=4, m=2, loss='cross_entropy', l2=0.1, inputs=(3,))
     """
-    module, loader = unwrapped(model), as_loader(data, batch_size)
+    module = unwrapped(model)
     if stream and cache is not None:
         raise fail("stream", "stream=True or cache=, not both", "both", "drop one of them")
-    where, keys = device_of(module, device), BatchKeys(input_key, target_key, id_key)
-    watched = WatchedLayer(module, layer, reduction=reduction, device=where, autocast=autocast)
-    check_nothing_dropped(loader)
-    passes = TorchPasses(loader, keys, watched, keep_inputs, named=ids is not None)
-    with untouched(module, loader, where):
+    keys = BatchKeys(input_key, target_key, id_key)
+    reader = RecordReader(data, batch_size, keys, ids_given=ids is not None)
+    where = device_of(module, device)
+    head_layer = HeadLayer(module, layer, reduction=reduction, device=where, autocast=autocast)
+    collector = InputCollector(keep_inputs, reader.total)
+    with untouched(module, reader.loader):
         if stream:
-            features, outputs, targets = passes.streamed()
+            rows = _streamed(reader, head_layer, collector)
         elif cache is not None:
             with opened(cache) as store:
-                features, outputs, targets = passes.cached(store)
+                rows = _through_cache(reader, head_layer, collector, store)
         else:
-            features, outputs, targets = passes.held()
+            rows = _in_memory(reader, head_layer, collector)
         # Read inside: a parametrized weight (spectral norm) may change when it is read in training mode.
-        weight, bias = watched.parameters()
-    names = ids if passes.ids is None else passes.ids
+        weight, bias = head_layer.parameters()
+    names = ids if rows.ids is None else rows.ids
     return Head(
-        features=features,
-        outputs=outputs,
-        targets=targets,
-        loss=infer_loss(targets, outputs) if loss == "auto" else loss,
+        features=rows.features,
+        outputs=rows.outputs,
+        targets=rows.targets,
+        loss=infer_loss(rows.targets, rows.outputs) if loss == "auto" else loss,
         l2=l2,
         intercept=bias is not None,
         penalize_intercept=penalize_intercept,
         weight=weight,
         bias=bias,
-        sample_weight=_in_row_order("sample_weight", sample_weight, names, passes.unknown_order),
+        sample_weight=_in_row_order("sample_weight", sample_weight, names, reader.unknown_order),
         ids=names,
-        groups=_in_row_order("groups", groups, names, passes.unknown_order),
-        inputs=passes.inputs,
+        groups=_in_row_order("groups", groups, names, reader.unknown_order),
+        inputs=rows.inputs,
         frozen=frozen,
     )
 
 
+@dataclass(frozen=True)
+class _HeadRows:
+    """What was read of all records; `inputs` are None where they were not kept, `ids` where the batches had none."""
+
+    features: Any
+    outputs: Any
+    targets: torch.Tensor
+    ids: np.ndarray | None
+    inputs: Any
+
+
+def _in_memory(reader: RecordReader, layer: HeadLayer, collector: InputCollector) -> _HeadRows:
+    """Hold features and outputs in memory; the model runs once."""
+    features, outputs, targets = (RowBuffer(name, reader.total) for name in ("features", "outputs", "targets"))
+    for batch in reader.first_pass():
+        collector.add(batch)  # before the model can write into its inputs
+        x, f = layer.rows_of(batch)
+        features.add(x)
+        outputs.add(f)
+        targets.add(batch.targets)
+    reader.check_second_pass()
+    ids = reader.fingerprints.ids
+    return _HeadRows(features.joined(), outputs.joined(), targets.joined(), ids, collector.joined())
+
+
+def _through_cache(reader: RecordReader, layer: HeadLayer, collector: InputCollector, store: FeatureCache) -> _HeadRows:
+    """Map features and outputs from the cache; the model runs only where the cache is not whole yet."""
+    facts: dict[str, Any] = {"model_sha256": model_digest(layer.model)}
+    if (known := store.facts()) is None:
+        with store.writing() as writers:
+            for batch in reader.first_pass():
+                collector.add(batch)
+                x, f = layer.rows_of(batch)
+                for name, block in (("features", x), ("outputs", f), ("targets", batch.targets)):
+                    writers[name].add(block)
+            reader.check_second_pass()
+        weight, bias = layer.parameters()
+        facts |= _facts(reader, layer) | {"layer": layer.name}
+        store.complete(facts, {"ids": reader.fingerprints.ids, "weight": weight, "bias": bias})
+    else:
+        for batch in reader.first_pass():
+            collector.add(batch)
+        store.check(facts | _facts(reader, layer))
+        layer.choose(known["layer"])
+    features, outputs, targets, ids = store.arrays()
+    inputs, ids_now = collector.joined(), reader.fingerprints.ids
+    if inputs is not None and ids is not None and ids_now is not None:
+        order = places_of(ids, ids_now)
+        inputs = [inputs[row] for row in order] if isinstance(inputs, list) else inputs[torch.from_numpy(order)]
+    return _HeadRows(features, outputs, targets, ids, inputs)
+
+
+def _facts(reader: RecordReader, layer: HeadLayer) -> dict[str, Any]:
+    prints = reader.fingerprints
+    return {"rows": prints.rows, "rows_sha256": prints.digest(), "options": layer.options()}
+
+
+def _streamed(reader: RecordReader, layer: HeadLayer, collector: InputCollector) -> _HeadRows:
+    """Keep nothing but the targets: the model runs over the first batch here, and again in each later pass."""
+    targets, first = RowBuffer("targets", reader.total), None
+    weights = model_digest(layer.model)
+    for batch in reader.first_pass():
+        collector.add(batch)
+        first = layer.rows_of(batch) if first is None else first
+        targets.add(batch.targets)
+    assert first is not None
+    next(reader.later_pass())  # random augmentation and shuffling are refused here, not in a long audit
+    like = (first[0][:0].clone(), first[1][:0].clone())
+
+    def begin() -> Iterator[Pair]:
+        if model_digest(layer.model) != weights:
+            got = "weights that changed after from_torch"
+            raise fail("model", "the same model in every pass", got, "call from_torch again, or cache= the features")
+        later = reader.later_pass()
+        while True:
+            # Batch by batch: between two of them the model is the user's, as it was.
+            with untouched(layer.model, reader.loader):
+                batch = next(later, None)
+                if batch is None:
+                    return
+                pair = layer.rows_of(batch)
+            for name, block, known in zip(("features", "outputs"), pair, like, strict=True):
+                check_same_kind(name, block, known)
+            yield pair
+
+    prints = reader.fingerprints
+    name = hashlib.sha256(f"{weights} {prints.digest()} {layer.options()}".encode()).hexdigest()
+    features, outputs = Stream(begin, prints.rows, like, name=name, of_layer=True).rows()
+    return _HeadRows(features, outputs, targets.joined(), prints.ids, collector.joined())
+
+
 def _in_row_order(argument: str, value: Any, names: Any, unknown_order: str | None) -> Any:
+    """Return weights or groups in the order of the rows; a dict is looked up by id."""
     if isinstance(value, Mapping):
         if names is None:
             raise fail(argument, "one value a record", "a dict without ids", "pass ids=, or ids in the batches")

@@ -9,7 +9,7 @@ import torch
 from torch.func import grad, jacrev, vmap
 
 from giveaway.checks import InputError, fail
-from giveaway.network.batches import Batch
+from giveaway.extract.batches import RecordBatch
 from giveaway.network.linearize import CHECKED, ColumnByColumn
 from giveaway.network.losses import units
 from giveaway.network.network import Network, Values
@@ -48,10 +48,10 @@ class RecordDerivatives:
     def _numbers(self, rows: Rows) -> torch.Tensor:
         return row_numbers(self.network, rows)
 
-    def _outputs(self, values: Values, batch: Batch) -> torch.Tensor:
+    def _outputs(self, values: Values, batch: RecordBatch) -> torch.Tensor:
         return self.network.function(batch)(values)[0]
 
-    def _loss(self, values: Values, batch: Batch) -> torch.Tensor:
+    def _loss(self, values: Values, batch: RecordBatch) -> torch.Tensor:
         return self.network.loss.value(self.network.function(batch)(values), batch.targets)[0]
 
     def _gradient(self, f: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
@@ -59,12 +59,12 @@ class RecordDerivatives:
         return self.network.loss.gradient(f, targets).unsqueeze(0)
 
     def _each(
-        self, function: Callable[[Values, Batch], torch.Tensor], derivative: Any, numbers: torch.Tensor
+        self, function: Callable[[Values, RecordBatch], torch.Tensor], derivative: Any, numbers: torch.Tensor
     ) -> Values:
         batch = self.network.records.take(numbers)
 
         def one(values: Values, arguments: tuple[torch.Tensor, ...], keywords: Values, target: torch.Tensor) -> Any:
-            alone = Batch(
+            alone = RecordBatch(
                 tuple(value.unsqueeze(0) for value in arguments),
                 {name: value.unsqueeze(0) for name, value in keywords.items()},
                 target.unsqueeze(0),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from giveaway.checks import InputError
-from giveaway.network.batches import Batch
+from giveaway.extract.batches import RecordBatch
 from giveaway.network.formed import LEAST_ROWS, Formed, Plan
 from giveaway.network.layers import ByLayers
 from giveaway.network.linearize import CHECKED, WAYS, Linearization, Way, method_of
@@ -24,7 +24,7 @@ class Piece:
     """A batch with its place among the records, and its Jacobian."""
 
     rows: slice
-    batch: Batch
+    batch: RecordBatch
     jacobian: Linearization
 
     @property

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from giveaway.network.batches import Batch
+from giveaway.extract.batches import RecordBatch
 from giveaway.network.convolutions import patches
 from giveaway.network.layers import Tap, tapped
 from giveaway.network.losses import units
@@ -113,11 +113,11 @@ class Kronecker:
         pairs = ((layer.weight, layer.bias) for layer in self.layers.values())
         return {name for pair in pairs for name in pair if name is not None}
 
-    def roots(self, f: torch.Tensor, y: torch.Tensor, _: Batch | None = None) -> torch.Tensor:
+    def roots(self, f: torch.Tensor, y: torch.Tensor, _: RecordBatch | None = None) -> torch.Tensor:
         """The columns of W's root as cotangents (b, c, m)."""
         return self.network.loss.rooted(f, y, units(f)).transpose(0, 1)
 
-    def pieces(self) -> Iterator[tuple[Batch, tuple[torch.Tensor, torch.Tensor, dict[str, Seen]]]]:
+    def pieces(self) -> Iterator[tuple[RecordBatch, tuple[torch.Tensor, torch.Tensor, dict[str, Seen]]]]:
         """All records once: outputs, targets, and what each layer saw."""
         for _, batch in self.network.records.batches(self.rows):
             with self.network.evaluating():

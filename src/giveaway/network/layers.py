@@ -18,7 +18,7 @@ from torch import nn
 from torch.func import functional_call, jvp, vjp, vmap
 from torch.nn.grad import conv2d_weight
 
-from giveaway.network.batches import Batch
+from giveaway.extract.batches import RecordBatch
 from giveaway.network.convolutions import padded, plain_convolution
 from giveaway.network.losses import units
 from giveaway.network.network import Network, Values
@@ -135,7 +135,7 @@ class Tap:
 class ByLayers:
     """The Jacobian of one batch, layer by layer."""
 
-    def __init__(self, network: Network, batch: Batch) -> None:
+    def __init__(self, network: Network, batch: RecordBatch) -> None:
         self.outputs, self.taps = tapped(network, batch)
         known = {tap.of_model(own) for tap in self.taps for own in tap.values}
         if known != set(network.parameters.values):
@@ -175,7 +175,7 @@ def backward_of(taps: Sequence[Tap], cotangents: torch.Tensor) -> Values:
 
 
 def tapped(
-    network: Network, batch: Batch, kinds: tuple[type[nn.Module], ...] = (nn.Module,)
+    network: Network, batch: RecordBatch, kinds: tuple[type[nn.Module], ...] = (nn.Module,)
 ) -> tuple[torch.Tensor, list[Tap]]:
     """Outputs of a batch, and a tap for each layer of these kinds that has no layers below it, owns chosen parameters
     that no other layer shares, runs once and returns one tensor."""

@@ -14,7 +14,7 @@ import torch
 from torch.func import jvp, vjp, vmap
 
 from giveaway.checks import InputError, fail
-from giveaway.network.batches import Batch
+from giveaway.extract.batches import RecordBatch
 from giveaway.network.network import Network, Values
 
 CHECKED = 3  # records of the check
@@ -29,13 +29,13 @@ class Linearization(Protocol):
     def backward(self, cotangents: torch.Tensor) -> Values: ...
 
 
-Way = Callable[[Network, Batch], Linearization]
+Way = Callable[[Network, RecordBatch], Linearization]
 
 
 class ForwardMode:
     """J v in forward mode, Jᵀu in reverse mode, both vmapped over columns."""
 
-    def __init__(self, network: Network, batch: Batch) -> None:
+    def __init__(self, network: Network, batch: RecordBatch) -> None:
         self.function, self.values = network.function(batch), network.parameters.values
         self.outputs, self._backward = vjp(self.function, self.values)[:2]
 
@@ -57,7 +57,7 @@ class DoubleBackward(ForwardMode):
 class ColumnByColumn:
     """The same two passes by plain autograd, one column after another: for layers that vmap cannot trace."""
 
-    def __init__(self, network: Network, batch: Batch) -> None:
+    def __init__(self, network: Network, batch: RecordBatch) -> None:
         self.values = {name: value.clone().requires_grad_() for name, value in network.parameters.values.items()}
         with torch.enable_grad():
             self._live = network.function(batch)(self.values)
@@ -122,7 +122,7 @@ def method_of(network: Network, ways: Mapping[str, Way] = WAYS) -> tuple[Way, li
     )
 
 
-def _agrees(network: Network, batch: Batch, found: Linearization) -> bool:
+def _agrees(network: Network, batch: RecordBatch, found: Linearization) -> bool:
     """Jᵀu against plain autograd, and J v through ⟨u, J v⟩ = ⟨Jᵀu, v⟩, for two random columns."""
     generator = torch.Generator().manual_seed(0)
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from giveaway.checks import fail
-from giveaway.network.batches import Batch, Records, read
-from giveaway.network.calling import evaluating, unwrapped
+from giveaway.extract.batches import RecordBatch
+from giveaway.extract.model_records import ModelRecords, read_records
+from giveaway.extract.user_model import evaluation_mode, unwrapped
 from giveaway.network.losses import OutputLoss, PerRecord, loss_of
 from giveaway.network.parameters import ParameterSet, choose, layers_in_run_order
 from giveaway.network.work import Work
@@ -47,8 +51,6 @@ class Network:
         dtype: torch.dtype | None = None,
         memory: int | None = None,
     ) -> None:
-        if not isinstance(model, nn.Module):
-            raise fail("model", "a torch.nn.Module", type(model).__name__, "pass the trained module")
         self.model = unwrapped(model)
         first = next((value for value in self.model.parameters() if value.is_floating_point()), None)
         if first is None:
@@ -56,10 +58,10 @@ class Network:
         if dtype is None and first.dtype in (torch.float16, torch.bfloat16):
             dtype = torch.float32
         self.dtype, self.device = dtype or first.dtype, first.device
-        records = read(data, self.device, self.dtype)
+        records = read_records(data, self.device, self.dtype)
         some = records.take(slice(0, min(FEW, records.n)))
         everything = choose(self.model, [name for name, _ in self.model.named_parameters()], list, dtype=dtype)
-        with evaluating(self.model), torch.no_grad():
+        with differentiable(self.model), torch.no_grad():
             outputs = self._checked_outputs(everything, some)
             self.parameters: ParameterSet = choose(
                 self.model,
@@ -69,9 +71,9 @@ class Network:
             )
         self.loss = loss_of(loss, outputs.shape[1])
         targets = self.loss.prepare(records.targets, outputs)
-        self.records = Records(records.arguments, records.keywords, targets, self.device, self.dtype)
+        self.records: ModelRecords = replace(records, targets=targets)
         self.m = outputs.shape[1]
-        with evaluating(self.model):
+        with differentiable(self.model):
             self.work = Work.measured(lambda rows: self.function(self.records.take(slice(0, rows))), self, memory)
 
     @property
@@ -83,13 +85,13 @@ class Network:
         """P, the parameters chosen."""
         return self.parameters.count
 
-    def function(self, batch: Batch) -> Callable[[Values], torch.Tensor]:
-        """θ ↦ outputs (b, m) of a batch; to be called inside `evaluating`."""
+    def function(self, batch: RecordBatch) -> Callable[[Values], torch.Tensor]:
+        """θ ↦ outputs (b, m) of a batch; to be called inside `self.evaluating()`."""
         return lambda values: self._run(self.parameters, values, batch)
 
     def evaluating(self) -> Any:
         """The context in which the model may be called."""
-        return evaluating(self.model)
+        return differentiable(self.model)
 
     def at(self, state: Values) -> Network:
         """The same network with the parameters and buffers of `state`, as a state_dict names them."""
@@ -118,7 +120,7 @@ class Network:
             ]
         return torch.cat(parts)
 
-    def _run(self, parameters: ParameterSet, values: Values, batch: Batch) -> torch.Tensor:
+    def _run(self, parameters: ParameterSet, values: Values, batch: RecordBatch) -> torch.Tensor:
         found = functional_call(self.model, {**parameters.fixed, **values}, batch.arguments, batch.keywords)
         if isinstance(found, torch.Tensor) and found.ndim == 1:
             found = found.unsqueeze(1)
@@ -128,13 +130,13 @@ class Network:
             raise fail("model", f"outputs (records, m) for {batch.rows} records", got, remedy)
         return found
 
-    def _checked_outputs(self, everything: ParameterSet, some: Batch) -> torch.Tensor:
+    def _checked_outputs(self, everything: ParameterSet, some: RecordBatch) -> torch.Tensor:
         """Outputs of a few records, refused where they change from call to call or with the company of a record."""
         first, again = (self._run(everything, everything.values, some) for _ in range(2))
         if not bool(first.isfinite().all()):
             raise fail("model", "finite outputs", "NaN or infinity", "check the weights and the inputs")
         half = slice(0, (some.rows + 1) // 2)
-        alone = Batch(
+        alone = RecordBatch(
             tuple(value[half] for value in some.arguments),
             {name: value[half] for name, value in some.keywords.items()},
             some.targets[half],
@@ -152,3 +154,16 @@ class Network:
     def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
         loose = 10 * torch.finfo(one.dtype).eps ** 0.5  # TF32 may be at work
         return bool((one - other).abs().max() <= loose * one.abs().max().clamp_min(1e-30))
+
+
+@contextmanager
+def differentiable(model: nn.Module) -> Iterator[None]:
+    """Evaluate `model` inside by kernels that every kind of differentiation knows: fused attention has neither
+    forward-mode nor second derivatives."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    with evaluation_mode(model), sdpa_kernel(SDPBackend.MATH):
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fast)

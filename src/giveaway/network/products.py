@@ -8,7 +8,7 @@ import torch
 from torch.func import grad, jvp, vjp, vmap
 
 from giveaway.checks import check_choice, check_number, fail
-from giveaway.network.batches import Batch
+from giveaway.extract.batches import RecordBatch
 from giveaway.network.jacobian import Jacobian
 from giveaway.network.linearize import CHECKED
 from giveaway.network.network import Network, Values
@@ -69,22 +69,22 @@ def _checked(damping: float) -> float:
     return check_number("damping", damping, minimum=0.0, remedy="in units of the summed loss, as n times weight decay")
 
 
-def _gradient(network: Network, batch: Batch) -> Callable[[Values], Values]:
+def _gradient(network: Network, batch: RecordBatch) -> Callable[[Values], Values]:
     function = network.function(batch)
     return grad(lambda values: network.loss.value(function(values), batch.targets).sum())
 
 
-def _forward_over_reverse(network: Network, batch: Batch) -> BatchProduct:
+def _forward_over_reverse(network: Network, batch: RecordBatch) -> BatchProduct:
     gradient, values = _gradient(network, batch), network.parameters.values
     return vmap(lambda tangent: jvp(gradient, (values,), (tangent,))[1])
 
 
-def _reverse_over_reverse(network: Network, batch: Batch) -> BatchProduct:
+def _reverse_over_reverse(network: Network, batch: RecordBatch) -> BatchProduct:
     backward = vjp(_gradient(network, batch), network.parameters.values)[1]
     return vmap(lambda tangent: backward(tangent)[0])
 
 
-def _column_by_column(network: Network, batch: Batch) -> BatchProduct:
+def _column_by_column(network: Network, batch: RecordBatch) -> BatchProduct:
     values = {name: value.clone().requires_grad_() for name, value in network.parameters.values.items()}
     with torch.enable_grad():
         total = network.loss.value(network.function(batch)(values), batch.targets).sum()
@@ -103,14 +103,14 @@ def _column_by_column(network: Network, batch: Batch) -> BatchProduct:
     return product
 
 
-HESSIAN_WAYS: dict[str, Callable[[Network, Batch], BatchProduct]] = {
+HESSIAN_WAYS: dict[str, Callable[[Network, RecordBatch], BatchProduct]] = {
     "forward over reverse": _forward_over_reverse,
     "reverse over reverse": _reverse_over_reverse,
     "column by column": _column_by_column,
 }
 
 
-def _method_of(network: Network) -> tuple[Callable[[Network, Batch], BatchProduct], list[str]]:
+def _method_of(network: Network) -> tuple[Callable[[Network, RecordBatch], BatchProduct], list[str]]:
     """The first way that agrees with plain second derivatives, and a note for each that did not."""
     batch = network.records.take(slice(0, min(CHECKED, network.n)))
     generator = torch.Generator().manual_seed(0)

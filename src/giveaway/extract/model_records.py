@@ -1,0 +1,217 @@
+"""The records in memory: all that a network is called with, or the one input that a head keeps of each record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from giveaway.checks import InputError, as_tensor, check_finite, fail
+from giveaway.extract.batches import RecordBatch, RowBuffer, is_dataset, model_inputs, row_kind
+from giveaway.extract.reader import READ_AGAIN, RecordReader
+from giveaway.linalg.memory import check_memory
+from giveaway.records.head import Head
+
+BATCH_SIZE = 512
+INPUT_BYTES = 2 * 2**30  # a head keeps inputs up to this size
+LATER = "give the records to audit as inputs=, where a memory map will do"
+
+Inputs = tuple[torch.Tensor, ...] | dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class ModelRecords:
+    """All records in a fixed order: the model's arguments and keywords, and the targets; floats go out as `dtype`."""
+
+    arguments: tuple[torch.Tensor, ...]
+    keywords: dict[str, torch.Tensor]
+    targets: torch.Tensor
+    device: torch.device
+    dtype: torch.dtype
+
+    @property
+    def n(self) -> int:
+        """The number of records."""
+        return len(self.targets)
+
+    def take(self, rows: slice | torch.Tensor) -> RecordBatch:
+        """Return the records with these numbers, on the device."""
+        return RecordBatch(
+            tuple(self._moved(value[rows]) for value in self.arguments),
+            {name: self._moved(value[rows]) for name, value in self.keywords.items()},
+            self._moved(self.targets[rows]),
+        )
+
+    def batches(self, rows: int) -> Iterator[tuple[slice, RecordBatch]]:
+        """Yield every record once, `rows` at a time."""
+        for start in range(0, self.n, rows):
+            part = slice(start, min(start + rows, self.n))
+            yield part, self.take(part)
+
+    def _moved(self, value: torch.Tensor) -> torch.Tensor:
+        return value.to(self.device, self.dtype if value.is_floating_point() else None)
+
+
+def read_records(data: Any, device: torch.device, dtype: torch.dtype) -> ModelRecords:
+    """Return the records of (inputs, targets) arrays, of a Dataset, or of a DataLoader in dataset order.
+
+    `inputs` is an array, a tuple of arrays (several arguments of the model) or a dict of them (keywords).
+    """
+    if isinstance(data, tuple | list) and len(data) == 2:
+        inputs, targets = data[0], as_tensor("targets", data[1])
+    elif not isinstance(data, tuple | list) and is_dataset(data):
+        inputs, targets, _ = _gathered(RecordReader(data, BATCH_SIZE, in_order=True))
+    else:
+        raise fail("data", "(inputs, targets), a Dataset or a DataLoader", type(data).__name__, "pass one of these")
+    arguments, keywords = model_inputs(inputs)
+    arguments = tuple(as_tensor("inputs", value) for value in arguments)
+    keywords = {name: as_tensor("inputs", value) for name, value in keywords.items()}
+    n = len(targets) if targets.ndim else 0
+    if n == 0:
+        raise fail("data", "at least one record", "none", "pass the training set")
+    for value in (*arguments, *keywords.values()):
+        if value.ndim == 0 or len(value) != n:
+            got = f"inputs of shape {tuple(value.shape)} for {n} targets"
+            raise fail("data", "one row of inputs a target", got, "align the rows")
+        check_finite("inputs", value)
+    check_finite("targets", targets)
+    return ModelRecords(arguments, keywords, targets, device, dtype)
+
+
+def inputs_of_head(data: Any, head: Head, *, batch_size: int = 256) -> Inputs:
+    """Return what the model is called with for all records of `head`, which came from `from_torch(model, data)`.
+
+    Batches with ids are put into the order of the head's.
+    """
+    inputs, targets, ids = _gathered(RecordReader(data, batch_size))
+    if len(targets) != head.n:
+        raise fail("data", f"{head.n} records in every pass", f"{len(targets)} in another", READ_AGAIN)
+    if ids is None:
+        return inputs
+    order = torch.from_numpy(places_of(head.ids, ids))
+    if isinstance(inputs, dict):
+        return {key: tensor[order] for key, tensor in inputs.items()}
+    return tuple(tensor[order] for tensor in inputs)
+
+
+def places_of(wanted: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """Return where each of the `wanted` ids stands among `ids`."""
+    order = np.argsort(ids, kind="stable")
+    places = order[np.searchsorted(ids, wanted, sorter=order).clip(max=len(ids) - 1)]
+    if not np.array_equal(ids[places], wanted):
+        raise fail("data", "the same ids in every pass", "others in another", "fix each record's id")
+    return places
+
+
+class InputCollector:
+    """Collects the one input that the model is given of each record, on the CPU and in the order of the batches.
+
+    With `wanted` True it refuses what cannot be kept; with None it keeps floats, bytes and strings, and nothing else.
+    """
+
+    def __init__(self, wanted: bool | None, total: int | None) -> None:
+        if wanted not in (None, True, False):
+            raise fail("keep_inputs", "True, False or None", repr(wanted), "leave it out to keep what can be kept")
+        self._wanted, self._total, self._active = wanted, total, wanted is not False
+        self._tensors, self._texts = RowBuffer("inputs", total), list[str]()
+        self._kind: str | None = None
+        self._bytes = 0
+
+    def add(self, batch: RecordBatch) -> None:
+        """Keep the rows of `batch`, or give all of them up."""
+        if not self._active:
+            return
+        try:
+            self._add(_only_input(batch), batch.rows)
+        except InputError:
+            if self._wanted:
+                raise
+            self._active = False
+            self._tensors, self._texts = RowBuffer("inputs", None), []
+
+    def joined(self) -> Any:
+        """Return all rows, a tensor or a list of strings; None where they were not kept."""
+        if not self._active or self._kind is None:
+            return None
+        if self._texts:
+            return self._texts
+        tensor = self._tensors.joined()
+        try:
+            check_finite("inputs", tensor)
+        except InputError:
+            if self._wanted:
+                raise
+            return None
+        return tensor
+
+    def _add(self, block: Any, rows: int) -> None:
+        text = isinstance(block, list)
+        kind = "strings" if text else row_kind(block)
+        if self._kind not in (None, kind):
+            raise fail("keep_inputs", f"rows of {self._kind} in every batch", f"rows of {kind}", "make records alike")
+        self._kind = kind
+        # Integers may be the ids of tokens, which are no quantities.
+        quantities = not text and block.ndim >= 2 and (block.is_floating_point() or block.dtype == torch.uint8)
+        if self._wanted is None and not text and not quantities:
+            raise fail("keep_inputs", "tables or images of floats or bytes", kind, "say keep_inputs=True")
+        self._bytes += sum(map(len, block)) if text else block.nbytes
+        known = not text and self._total is not None
+        size = block.nbytes // max(1, rows) * self._total if known else self._bytes
+        if size > INPUT_BYTES:
+            got = f"{'' if known else 'at least '}{size / 2**30:.3g} GiB"
+            raise fail("keep_inputs", f"at most {INPUT_BYTES / 2**30:g} GiB of inputs", got, LATER)
+        if text:
+            self._texts.extend(block)
+        else:
+            self._tensors.add(block if known else block.clone())
+
+
+def _only_input(batch: RecordBatch) -> Any:
+    """Return the batch's one input, a tensor on the CPU or a list of strings, with one row a record."""
+    values, expected = batch.inputs, "a model of one input, a tensor or strings"
+    if len(values) != 1:
+        raise fail("keep_inputs", expected, f"{len(values)} inputs", LATER)
+    (value,) = values
+    if isinstance(value, list | tuple) and all(isinstance(text, str) for text in value):
+        value = list(value)
+    elif isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
+        value = torch.from_numpy(np.ascontiguousarray(value))
+    elif not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+        raise fail("keep_inputs", expected, f"a {type(value).__name__}", LATER)
+    if getattr(value, "ndim", 1) == 0 or len(value) != batch.rows:
+        raise fail("keep_inputs", "one row of input a record", f"other rows for {batch.rows} targets", LATER)
+    return value.detach().cpu() if isinstance(value, torch.Tensor) else value
+
+
+def _gathered(reader: RecordReader) -> tuple[Inputs, torch.Tensor, np.ndarray | None]:
+    """Read inputs, targets and ids of all records, and a second time to see that they are the same."""
+    buffers: dict[int | str, RowBuffer] = {}
+    targets, keywords = RowBuffer("targets", reader.total), False
+    for batch in reader.first_pass():
+        given: dict[int | str, Any] = {**dict(enumerate(batch.arguments)), **batch.keywords}
+        tensors = {key: as_tensor("inputs", value).cpu() for key, value in given.items()}
+        if not buffers:
+            keywords = bool(batch.keywords)
+            _check_memory(tensors, batch.rows, reader.total)
+            buffers = {key: RowBuffer("inputs", reader.total) for key in tensors}
+        if set(tensors) != set(buffers) or any(t.ndim == 0 or len(t) != batch.rows for t in tensors.values()):
+            shapes = " and ".join(str(tuple(tensor.shape)) for tensor in tensors.values())
+            got = f"inputs of shape {shapes} for {batch.rows} records"
+            raise fail("data", "the same inputs in every batch, each with a row a record", got, "collate them so")
+        for key, tensor in tensors.items():
+            buffers[key].add(tensor)
+        targets.add(batch.targets)
+    reader.check_second_pass()
+    joined = {key: buffer.joined() for key, buffer in buffers.items()}
+    inputs = {str(key): tensor for key, tensor in joined.items()} if keywords else tuple(joined.values())
+    return inputs, targets.joined(), reader.fingerprints.ids
+
+
+def _check_memory(tensors: dict[int | str, torch.Tensor], rows: int, total: int | None) -> None:
+    n = rows if total is None else total
+    size = sum(tensor.nbytes for tensor in tensors.values()) * n // max(1, rows)
+    remedy = "score fewer records, the head alone, or pass (inputs, targets) with memory-mapped inputs"
+    check_memory("data", 2 * size, what="records that are kept", got=f"{n} of them", remedy=remedy)
