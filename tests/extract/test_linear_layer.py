@@ -48,9 +48,7 @@ def test_a_model_without_linear_layers_is_refused(x, y):
 def test_a_layer_that_runs_twice_is_refused(model, x, y):
     twice = Wrapped(nn.Linear(6, 6), lambda net, x: net(net(x)))
     for layer in (None, "net"):
-        with pytest.raises(
-            InputError, match="a layer that runs once a record, got layer 'net', which runs 2 times"
-        ):
+        with pytest.raises(InputError, match="a layer that runs once a record, got layer 'net', which runs 2 times"):
             from_torch(twice, TensorDataset(x, y), layer=layer)
 
 

@@ -105,8 +105,11 @@ def test_every_form_of_data_gives_the_same():
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (DataLoader(TensorDataset(X, Y), shuffle=True), "in dataset order, got a sampler RandomSampler; use shuffle=False and no sampler"),
-        (DataLoader(TensorDataset(X, Y), batch_size=5, drop_last=True), "got drop_last=True, which leaves out 2 of 12; set drop_last=False"),
+        (
+            DataLoader(TensorDataset(X, Y), shuffle=True),
+            "in dataset order, got a sampler RandomSampler; use shuffle=False",
+        ),
+        (DataLoader(TensorDataset(X, Y), batch_size=5, drop_last=True), "drop_last=True, which leaves out 2 of 12"),
         (Loose(), "the same inputs and targets in every pass, got 12 of 12 that differ between two passes"),
         ((X, Y[:5]), r"inputs of shape \(12, 3\) for 5 targets"),
         ((X * torch.inf, Y), "inputs: expected finite numbers"),

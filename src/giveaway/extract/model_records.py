@@ -191,8 +191,8 @@ def _gathered(reader: RecordReader) -> tuple[Inputs, torch.Tensor, np.ndarray | 
     buffers: dict[int | str, RowBuffer] = {}
     targets, keywords = RowBuffer("targets", reader.total), False
     for batch in reader.first_pass():
-        given: dict[int | str, Any] = {**dict(enumerate(batch.arguments)), **batch.keywords}
-        tensors = {key: as_tensor("inputs", value).cpu() for key, value in given.items()}
+        keys: list[int | str] = [*range(len(batch.arguments)), *batch.keywords]
+        tensors = {key: as_tensor("inputs", value).cpu() for key, value in zip(keys, batch.inputs, strict=True)}
         if not buffers:
             keywords = bool(batch.keywords)
             _check_memory(tensors, batch.rows, reader.total)
