@@ -22,6 +22,7 @@ from fused_truth import SCORES, figures, joined
 
 import giveaway as ga
 from giveaway.attacks.lira import lira_within
+from giveaway.curvature.choice import Auto
 from giveaway.evaluation.agreement import agreement_over_targets
 
 RESULTS = Path(__file__).parent / "results"
@@ -57,7 +58,7 @@ def audited(held: Any, inputs: Any, target: int) -> tuple[ga.ScoreTable, np.ndar
         inputs=own.tolist() if own.dtype == object else own,
     )
     names = [*SCORES, "predicted_success"]
-    return ga.audit(head, scores=names, l2_sensitivity=False), rows
+    return ga.audit(head, scores=names, curvature=Auto(l2_sensitivity=False)), rows
 
 
 def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import json
 import platform
 import resource
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import numpy as np
 import torch
 
 import giveaway as ga
+from giveaway.curvature.choice import Auto
 from giveaway.extract import from_file
 
 RESULTS = Path(__file__).parent / "results"
@@ -49,7 +51,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             inputs = np.ascontiguousarray(images["x_train"][held["index"]].transpose(0, 3, 1, 2))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began, cpu = time.perf_counter(), time.process_time()
-    table = ga.audit(head, inputs=inputs, scores=["newton", "left_out", "fused"], l2_sensitivity=False)
+    table = ga.audit(
+        replace(head, inputs=inputs), scores=["newton", "left_out", "fused"], curvature=Auto(l2_sensitivity=False)
+    )
     return {
         "records": len(table),
         "seconds": round(time.perf_counter() - began, 1),

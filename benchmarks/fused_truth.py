@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 import giveaway as ga
+from giveaway.curvature.choice import Auto
 from giveaway.evaluation.agreement import agreement_over_targets
 from giveaway.evaluation.worth import shadow_curve
 from giveaway.extract import from_file
@@ -48,7 +49,9 @@ def audited(options: argparse.Namespace, name: str, target: int) -> tuple[dict[s
     with np.load(getattr(options, argument)) as held:
         images = held[key][index].transpose(0, 3, 1, 2)
     began, cpu = time.perf_counter(), time.process_time()
-    table = ga.audit(head, inputs=np.ascontiguousarray(images), scores=list(SCORES), l2_sensitivity=False)
+    table = ga.audit(
+        replace(head, inputs=np.ascontiguousarray(images)), scores=list(SCORES), curvature=Auto(l2_sensitivity=False)
+    )
     cost = {"seconds": round(time.perf_counter() - began, 1), "cpu_seconds": round(time.process_time() - cpu, 1)}
     columns = {score: table[score] for score in SCORES}
     return columns | joined(columns), effect, {**cost, "records": len(table), "view": dict(table.meta["view"])}

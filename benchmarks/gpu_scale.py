@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 import giveaway as ga
+from giveaway.curvature.choice import Dense, Sketch
 from giveaway.curvature.products import HeadProducts
 from giveaway.evaluation.ranking import recall_at, spearman
 from giveaway.linalg.precision import Precision
@@ -84,10 +85,10 @@ def timed(work: Any) -> tuple[Any, float]:
 def dense() -> dict[str, Any]:
     """Every score of CIFAR-100's head."""
     head = made_head(25_000, 64, 100)
-    timed(lambda: ga.audit(made_head(2_000, 64, 100, seed=1), curvature="dense"))  # libraries load
+    timed(lambda: ga.audit(made_head(2_000, 64, 100, seed=1), curvature=Dense()))  # libraries load
     seconds = []
     for _ in range(3):
-        table, took = timed(lambda: ga.audit(head, curvature="dense"))
+        table, took = timed(lambda: ga.audit(head, curvature=Dense()))
         seconds.append(round(took, 3))
     return {"records": 25_000, "scores": list(table.columns), "seconds": seconds, **said_of(head)}
 
@@ -96,11 +97,11 @@ def precision() -> dict[str, Any]:
     """Sketches of several precisions against the exact scores."""
     head = made_head(20_000, 512, 100)
     names = ["influence", "newton", "leverage"]
-    exact, took = timed(lambda: ga.audit(head, scores=names, curvature="dense"))
+    exact, took = timed(lambda: ga.audit(head, scores=names, curvature=Dense()))
     found: dict[str, Any] = {**said_of(head), "dense_seconds": round(took, 2)}
     sketches = {}
     for name in ("float64", "float32", "tf32", "bf16"):
-        table, took = timed(lambda: ga.audit(head, scores=names, curvature="sketch", precision=name))  # noqa: B023
+        table, took = timed(lambda: ga.audit(head, scores=names, curvature=Sketch(precision=name)))  # noqa: B023
         sketches[name] = table
         found[name] = {"seconds": round(took, 2), "curvature": table.meta["curvature"]}
         for score in names:
@@ -130,7 +131,7 @@ def imagenet(n: int = 1_281_167, d: int = 2_048, m: int = 1_000, probes: int = 2
     rate = matrix_rate()
     torch.cuda.reset_peak_memory_stats()
     table, took = timed(
-        lambda: ga.audit(head, scores=["influence", "newton"], curvature="sketch", probes=probes, progress=True)
+        lambda: ga.audit(head, scores=["influence", "newton"], progress=True, curvature=Sketch(probes=probes))
     )
     found |= {
         "seconds": round(took, 1),

@@ -52,6 +52,8 @@ from scipy.stats import spearmanr
 from torch.nn.functional import cross_entropy, one_hot
 from torch.utils.data import DataLoader, TensorDataset
 
+from giveaway.curvature.choice import Auto
+
 SETTINGS = {"A": (5000, 64, 10), "B": (5000, 64, 100), "C": (20000, 512, 2)}  # records, features, classes
 DECAY = 1e-4  # l2 = DECAY * n: a weight decay of 1e-4 on the mean loss. It makes softmax's flat directions regular
 NO_PENALTY = 1e-7  # l2 of the reference without penalty: enough for softmax's flat directions, nothing for the others
@@ -154,7 +156,7 @@ def giveaway_audit(problem: Problem, scores: list[str] | None) -> torch.Tensor:
     import giveaway as ga
 
     head = ga.Head(problem.features, problem.outputs, problem.targets, loss="cross_entropy", l2=problem.l2)
-    return torch.as_tensor(ga.audit(head, scores=scores, l2_sensitivity=False)["influence"])
+    return torch.as_tensor(ga.audit(head, scores=scores, curvature=Auto(l2_sensitivity=False))["influence"])
 
 
 def curvlinops_ggn(problem: Problem) -> torch.Tensor:

@@ -27,6 +27,7 @@ import torch
 from threadpoolctl import threadpool_limits
 
 import giveaway as ga
+from giveaway.curvature.choice import Auto
 from giveaway.linalg.accumulate import PairTiles
 
 SETTINGS = {  # records, features, classes
@@ -45,16 +46,16 @@ def measure(setting: str, repeats: int, threads: int) -> dict:
     threadpool_limits(threads)
     n, d, m = SETTINGS[setting]
     head = made_head(n, d, m)
-    ga.audit(made_head(200, 8, m), l2_sensitivity=False)
+    ga.audit(made_head(200, 8, m), curvature=Auto(l2_sensitivity=False))
     resident = memory("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")
-    ga.audit(head, l2_sensitivity=False)
+    ga.audit(head, curvature=Auto(l2_sensitivity=False))
     peak = memory("VmHWM") - resident
     runs = []
     for _ in range(repeats):
         before = gemm_rate()
         began = time.process_time()
-        ga.audit(head, l2_sensitivity=False)
+        ga.audit(head, curvature=Auto(l2_sensitivity=False))
         seconds = time.process_time() - began
         runs.append((seconds, (before + gemm_rate()) / 2))
     width, r = d + 1, m - 1

@@ -29,6 +29,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import giveaway as ga
 from giveaway.auditing.second_view import SecondView
+from giveaway.curvature.choice import Auto
 
 RESULTS = Path(__file__).parent / "results" / "held_back.json"
 EPOCHS, DELTA, BATCHES, SHADOWS = 20, 1e-3, 4, 16
@@ -60,7 +61,7 @@ def measure(x: torch.Tensor, y: torch.Tensor, epsilon: float | None, epochs: int
             target_epsilon=float(epsilon), target_delta=DELTA, sample_rate=1 / BATCHES, epochs=epochs
         )
     head = ga.from_torch(train(x, y, seed=0, epochs=epochs, noise=noise), TensorDataset(x, y))
-    table = ga.audit(head, scores=["newton", "fused"], l2_sensitivity=False)
+    table = ga.audit(head, scores=["newton", "fused"], curvature=Auto(l2_sensitivity=False))
     view = SecondView(head)
     view.look("record", table["newton"])
     prediction = view.predict(table["fused"], head.outputs)

@@ -32,6 +32,7 @@ import numpy as np
 import torch
 
 import giveaway as ga
+from giveaway.curvature.choice import Dense, Sketch
 from giveaway.extract import from_file
 
 WEIGHT_DECAY = 1e-4
@@ -80,14 +81,16 @@ def audited(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
     """Read and audit the head in `folder`, in this process."""
     rng = np.random.default_rng(0)
     first = ga.Head(rng.normal(size=(400, 4)), rng.normal(size=(400, 3)), rng.integers(0, 3, 400), "cross_entropy")
-    ga.audit(first, **{**options, "memory": None})
+    scores, kind = options.pop("scores"), options.pop("curvature")
+    curvature = Dense(**options) if kind == "dense" else Sketch(**options)
+    ga.audit(first, scores=scores, curvature=Dense() if kind == "dense" else Sketch(**{**options, "memory": None}))
     resident, anonymous = memory("VmRSS"), memory("RssAnon")
     Path("/proc/self/clear_refs").write_text("5")  # the mark of the peak starts anew
     began, wall = time.process_time(), time.perf_counter()
     head, _ = from_file(folder)
-    table = ga.audit(head, **options)
+    table = ga.audit(head, scores=scores, curvature=curvature)
     seconds, wall = time.process_time() - began, time.perf_counter() - wall
-    curvature = table.meta["curvature"]
+    report = table.meta["curvature"]
     told = ("parameters", "precision", "preconditioner", "probes_at_once", "steps", "residual", "solved_exactly")
     arrays = [*table.scores.values(), *table.attributes.values(), table.ids]
     return {
@@ -101,7 +104,7 @@ def audited(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
         "anonymous_before_megabytes": megabytes(anonymous),
         "table_megabytes": megabytes(sum(array.nbytes for array in arrays)),
         "targets_megabytes": megabytes(head.targets.nbytes),
-        "curvature": {name: curvature[name] for name in told if name in curvature},
+        "curvature": {name: report[name] for name in told if name in report},
     }
 
 

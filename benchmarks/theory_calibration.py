@@ -49,6 +49,7 @@ import giveaway as ga
 from giveaway.attacks.lira import lira, lira_within
 from giveaway.attacks.membership import balanced_membership, model_membership
 from giveaway.auditing.batches import Portion, record_spans
+from giveaway.curvature.choice import Auto
 from giveaway.curvature.dense import DenseCurvature
 from giveaway.evaluation import effect_sizes, recall_at, spearman, success_rate
 from giveaway.linalg.threads import in_threads
@@ -185,7 +186,7 @@ def predicted_tpr(x: np.ndarray, y: np.ndarray, *, share: float) -> dict[str, np
         weight=theta[None, :-1],
         bias=theta[-1:],
     )
-    table = ga.audit(head, scores=["leverage", "loss", "predicted_tpr"], l2_sensitivity=False)
+    table = ga.audit(head, scores=["leverage", "loss", "predicted_tpr"], curvature=Auto(l2_sensitivity=False))
     h, residual = table["leverage"], np.sqrt(table["loss"])
     freedom = head.n - h.sum()
     variance = residual @ residual / freedom

@@ -7,6 +7,7 @@ import os
 import re
 import stat
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -433,7 +434,7 @@ def test_people_and_their_records_both_have_the_columns(giveaway, features, file
     assert len(rows) == 10
     head = from_file(features)[0]
     table = ga.audit(
-        ga.Head(head.features, head.outputs, head.targets, head.loss, groups=names), inputs=x, kernel="linear"
+        replace(ga.Head(head.features, head.outputs, head.targets, head.loss, groups=names), inputs=x), kernel="linear"
     )
     np.testing.assert_allclose(column("result/people.csv", "lood_kl"), table["lood_kl"], rtol=1e-10)
     expected = brute_force(K + 1e-9 * np.eye(N), y, 0.05, rows)[1]  # three records of rank three
@@ -446,7 +447,9 @@ def test_images_beside_an_audit_have_their_channels_moved_first(giveaway, featur
     flags = ("--kernel", "conv_nngp", "--scores", "lood_kl", "--out", "result")
     assert giveaway("audit", "--features", features, "--inputs", "pictures.npz", *flags)[0] == 0
     expected = ga.audit(
-        from_file(features)[0], inputs=pictures.transpose(0, 3, 1, 2) / 255.0, kernel="conv_nngp", scores=["lood_kl"]
+        replace(from_file(features)[0], inputs=pictures.transpose(0, 3, 1, 2) / 255.0),
+        kernel="conv_nngp",
+        scores=["lood_kl"],
     )
     np.testing.assert_allclose(column("result/scores.csv", "lood_kl"), expected["lood_kl"], rtol=1e-12)
 

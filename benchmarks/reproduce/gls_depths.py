@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ import torch
 
 from benchmarks.reproduce.gls_network import DEPTHS, ResNet, layers_of
 from giveaway.auditing.run import audit
+from giveaway.curvature.choice import Dense
 from giveaway.linalg.precision import tf32_products
 from giveaway.network import GaussNewton, InverseCurvature, Jacobian, Network, score_records, sketch_records
 from giveaway.network.jacobian import Piece
@@ -102,7 +103,7 @@ class Target:
         images = self.x.cpu().numpy()
 
         def both() -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-            table = audit(self._head(), scores=["fused"], inputs=images, device=self.x.device)
+            table = audit(replace(self._head().to(self.x.device), inputs=images), scores=["fused"])
             return {"fused": np.asarray(table["fused"])}, {"view": table.meta["view"]}
 
         return self._costed(both)
@@ -118,7 +119,7 @@ class Target:
     def _closed_form(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         head = self._head()
         names = [*SUMMARIES, *BESIDE]
-        table = audit(head, scores=names, curvature="dense", l2_sensitivity=False, device=self.x.device)
+        table = audit(head.to(self.x.device), scores=names, curvature=Dense(l2_sensitivity=False))
         parameters = sum(value.numel() for value in self.model.top.head.parameters())
         return {name: np.asarray(table[name]) for name in names}, {"parameters": parameters, "damping": head.l2}
 

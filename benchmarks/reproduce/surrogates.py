@@ -15,6 +15,7 @@ from torch import nn
 import giveaway as ga
 from benchmarks.reproduce.data import Data
 from benchmarks.reproduce.setting import Job, write_arrays
+from giveaway.curvature.choice import Auto
 from giveaway.network import InverseCurvature, Network, sketch_records
 
 OF_HEAD = ("loss", "gradient_norm", "influence", "newton", "leverage")
@@ -61,7 +62,7 @@ def scored(
     def of_head() -> tuple[ga.Head, ga.ScoreTable]:
         head = head_of(model, x, y, l2, job.device)
         names = OF_HEAD + (OF_CLASSES if data.classes else ())
-        return head, ga.audit(head, scores=names, l2_sensitivity=False)
+        return head, ga.audit(head, scores=names, curvature=Auto(l2_sensitivity=False))
 
     head, table = timed("surrogates", of_head)
     columns = {name: table[name] for name in table.columns}

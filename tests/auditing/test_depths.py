@@ -12,6 +12,7 @@ import giveaway as ga
 from giveaway.auditing.checkpoint import Checkpoint
 from giveaway.auditing.depths import audit_depths
 from giveaway.checks import InputError
+from giveaway.curvature.choice import Auto
 from giveaway.extract import from_torch
 from giveaway.network import InverseCurvature, Network, ekfac_records, sketch_records
 from tests.linalg.test_kept import Shelf
@@ -110,7 +111,7 @@ def test_depth_head_is_the_audit_of_the_head(loss):
     model, x, y = made("mlp", n=30)
     targets = targets_for(loss, y)
     head = from_torch(model, torch.utils.data.TensorDataset(x, targets), loss=loss, l2=0.8)
-    expected = ga.audit(head, scores=list(USUAL), l2_sensitivity=False)
+    expected = ga.audit(head, scores=list(USUAL), curvature=Auto(l2_sensitivity=False))
     exact = audit_depths(model, (x, targets), loss=loss, damping=0.8, depths="head", method="exact", tolerance=1e-11)
     sketch = audit_depths(model, (x, targets), loss=loss, damping=0.8, depths="head", probes=512)
     for name in USUAL:

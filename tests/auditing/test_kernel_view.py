@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -61,7 +63,7 @@ def agree(found, expected: tuple[np.ndarray, np.ndarray], rtol: float = 1e-7) ->
 @pytest.mark.parametrize("kind", KINDS)
 def test_by_record_it_is_the_table_of_standardized_columns(kind):
     x, y = z_scores(records()), plain_targets(kind)
-    found = audit(made_head(kind, l2=0.5), inputs=records(), scores=LOOD)
+    found = audit(replace(made_head(kind, l2=0.5), inputs=records()), scores=LOOD)
     agree(found, brute_force(median_rbf(x), y, 0.05))
     table = ga.lood("rbf", x, y, 0.05)
     agree(found, (table["lood_kl"], table["lood_mean"]), rtol=1e-9)
@@ -75,7 +77,7 @@ def test_by_record_it_is_the_table_of_standardized_columns(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_by_person_all_of_a_person_s_records_go(kind):
     x, y = z_scores(records()), plain_targets(kind)
-    found = audit(made_head(kind, groups=PEOPLE, l2=0.5), inputs=records(), kernel=RBF(1.5), noise=0.2)
+    found = audit(replace(made_head(kind, groups=PEOPLE, l2=0.5), inputs=records()), kernel=RBF(1.5), noise=0.2)
     names = sorted(set(PEOPLE.tolist()))
     assert (found.ids.tolist(), found.meta["unit"]) == (names, "person")
     K = np.exp(-((x[:, None] - x[None]) ** 2).sum(-1) / (2 * 1.5**2))
@@ -88,7 +90,8 @@ def test_by_person_all_of_a_person_s_records_go(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_head_s_own_columns_do_not_change(kind, by):
     head = made_head(kind, l2=0.5, groups=PEOPLE)
-    plain, more = audit(head, by=by), audit(head, by=by, inputs=records(), noise=0.05)
+    head = head if by == "person" else replace(head, groups=None)
+    plain, more = audit(head), audit(replace(head, inputs=records()), noise=0.05)
     assert more.columns == (*plain.columns, "left_out", "fused", *LOOD)
     told = {"others_say", "nearest", "target"} if by == "record" else set()
     assert plain.attributes.keys() <= more.attributes.keys() <= plain.attributes.keys() | told
@@ -108,7 +111,7 @@ def test_the_head_s_own_columns_do_not_change(kind, by):
 def test_the_trained_model_has_no_say():
     head, x = made_head("classes", l2=0.5), records()
     other = Head(head.features * 2 + 1, head.outputs.flip(0), head.targets, "cross_entropy")
-    first, second = (audit(h, inputs=x, scores=LOOD) for h in (head, other))
+    first, second = (audit(replace(h, inputs=x), scores=LOOD) for h in (head, other))
     assert first.columns == ("lood_kl", "lood_mean")
     for name in first.columns:
         np.testing.assert_array_equal(first[name], second[name])
@@ -117,8 +120,8 @@ def test_the_trained_model_has_no_say():
 
 def test_refitting_the_head_leaves_the_kernel_s_columns():
     head = made_head("squared", l2=0.5)
-    columns = {"inputs": records(), "scores": ["loss", "lood_kl"]}
-    plain, refitted = audit(head, **columns), audit(head, **columns, refit=True)
+    head = replace(head, inputs=records())
+    plain, refitted = (audit(head, scores=["loss", "lood_kl"], optimum=optimum) for optimum in ("assumed", "refit"))
     assert not np.allclose(plain["loss"], refitted["loss"])
     np.testing.assert_array_equal(plain["lood_kl"], refitted["lood_kl"])
 
@@ -127,7 +130,7 @@ def test_classes_nobody_has_still_count():
     """Classes are the head's outputs, not the labels that happen to occur."""
     arrays = made_arrays("classes")
     arrays["targets"] = arrays["targets"] % 3
-    found = audit(Head(**arrays), inputs=records(), kernel="linear")
+    found = audit(replace(Head(**arrays), inputs=records()), kernel="linear")
     x = z_scores(records())
     y = (arrays["targets"][:, None] == np.arange(5)) - 0.2
     agree(found, brute_force(x @ x.T, y, 0.05))
@@ -139,7 +142,7 @@ def test_classes_nobody_has_still_count():
 @pytest.mark.parametrize("shape", [(1, 4, 4), (3, 2, 3), (5, 5)])
 def test_images_meet_a_network_on_the_sphere(shape):
     images = np.random.default_rng(1).random((N, *shape))
-    found = audit(made_head("classes"), inputs=images, scores=LOOD)
+    found = audit(replace(made_head("classes"), inputs=images), scores=LOOD)
     K = arc_cosine(on_sphere(images.reshape(N, -1)), 3)
     agree(found, brute_force(K, plain_targets("classes"), 0.05))
     assert found.meta["kernel"]["kernel"].startswith("Sphere(kernel=NNGP(3, relu")
@@ -160,7 +163,7 @@ def test_bytes_of_images_become_numbers_with_their_channels_first(shape, kind):
 def test_any_kind_of_numbers(kind):
     x = np.round(100 * records())
     given = torch.from_numpy(x).to(kind) if isinstance(kind, torch.dtype) else x.astype(kind)
-    found = audit(made_head("squared"), inputs=given, scores=LOOD)
+    found = audit(replace(made_head("squared"), inputs=given), scores=LOOD)
     agree(found, brute_force(median_rbf(z_scores(x)), plain_targets("squared"), 0.05), rtol=1e-6)
 
 
@@ -179,25 +182,25 @@ def test_a_constant_column_says_nothing():
     x = records()
     wide = np.c_[x, np.full(N, 0.1)]
     for kernel in ("rbf", "laplace", "linear"):
-        plain, more = (audit(made_head("classes"), inputs=i, kernel=kernel) for i in (x, wide))
+        plain, more = (audit(replace(made_head("classes"), inputs=i), kernel=kernel) for i in (x, wide))
         agree(more, (plain["lood_kl"], plain["lood_mean"]), rtol=1e-9)
 
 
 def test_units_of_the_columns_do_not_matter():
     x = records()
-    plain, other = (audit(made_head("classes"), inputs=i, scores=LOOD) for i in (x, 1e3 * x - 7.0))
+    plain, other = (audit(replace(made_head("classes"), inputs=i), scores=LOOD) for i in (x, 1e3 * x - 7.0))
     agree(other, (plain["lood_kl"], plain["lood_mean"]), rtol=1e-6)
 
 
 def test_units_of_the_target_do_not_matter_and_constant_targets_are_0():
     arrays = made_arrays("squared_many")
-    plain = audit(Head(**arrays), inputs=records(), scores=LOOD)
+    plain = audit(replace(Head(**arrays), inputs=records()), scores=LOOD)
     scaled = Head(**(arrays | {"targets": 50.0 * arrays["targets"] + [1.0, 2.0, -9.0]}))
-    again = audit(scaled, inputs=records(), scores=LOOD)
+    again = audit(replace(scaled, inputs=records()), scores=LOOD)
     agree(again, (plain["lood_kl"], plain["lood_mean"]), rtol=1e-9)
     constant = Head(**(made_arrays("squared") | {"targets": np.full((N, 1), 0.1)}))
     assert targets_of_head(constant).abs().max() == 0.0
-    assert audit(constant, inputs=records(), scores=LOOD)["lood_mean"].max() == 0.0
+    assert audit(replace(constant, inputs=records()), scores=LOOD)["lood_mean"].max() == 0.0
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -223,7 +226,7 @@ def test_a_bayesian_last_layer_tells_what_the_head_s_leverage_tells(outputs, l2,
     head = Head(features, design @ theta, y, "squared", l2=l2)
     # one row a record as (n, 1, d + 1): a matrix would be standardized, and the bias column lost
     names = ["leverage", "loo_gap", *LOOD]
-    found = audit(head, inputs=design[:, None], kernel=Linear(2 * noise / l2), noise=noise, scores=names)
+    found = audit(replace(head, inputs=design[:, None]), kernel=Linear(2 * noise / l2), noise=noise, scores=names)
     h, scale = found["leverage"], np.sqrt((y**2).mean())
     left_out = (found["residual"] / scale / (1 - h)) ** 2
     expected = 0.5 * (outputs * (np.log(1 - h) + h / (1 - h)) + h * left_out / noise)
@@ -246,7 +249,7 @@ def test_the_bayesian_last_layer_of_people():
     hat = design @ np.linalg.solve(design.T @ design + l2 / 2 * np.eye(5), design.T)
     head = Head(features, hat @ y, y, "squared", l2=l2, groups=PEOPLE)
     names = ["leverage", "lood_kl"]
-    found = audit(head, inputs=design[:, None], kernel=Linear(2 * noise / l2), noise=noise, scores=names)
+    found = audit(replace(head, inputs=design[:, None]), kernel=Linear(2 * noise / l2), noise=noise, scores=names)
     for place, name in enumerate(found.ids):
         own = np.flatnonzero(name == PEOPLE)
         block = hat[np.ix_(own, own)]
@@ -267,7 +270,7 @@ def test_the_kernel_is_not_factored_unless_it_is_asked_for():
     def never(*_):
         raise AssertionError("the kernel was evaluated")
 
-    table = audit(made_head("classes"), inputs=records(), kernel=never, scores=["newton"])
+    table = audit(replace(made_head("classes"), inputs=records()), kernel=never, scores=["newton"])
     assert table.columns == ("newton",)
     assert table.meta["kernel"] is None
 
@@ -310,8 +313,9 @@ def test_asking_for_the_kernel_s_columns_takes_inputs(name):
     ],
 )
 def test_what_is_refused(options, words):
+    rest = {name: value for name, value in options.items() if name != "inputs"}
     with pytest.raises(InputError) as error:
-        audit(made_head("classes"), **options, scores=LOOD)
+        audit(replace(made_head("classes"), inputs=options["inputs"]), **rest, scores=LOOD)
     assert str(error.value).startswith(words)
 
 
@@ -331,4 +335,4 @@ def test_a_wrong_noise_is_found_before_any_work(noise, monkeypatch):
     monkeypatch.setattr("giveaway.auditing.run.DenseCurvature", None)
     head = made_head("classes")
     with pytest.raises(InputError, match="noise: expected a"):
-        audit(head, inputs=head.features, noise=noise)
+        audit(replace(head, inputs=head.features), noise=noise)

@@ -1,38 +1,52 @@
-"""What an audit is asked for, resolved or refused before any work."""
+"""Every option of an audit is resolved, or refused, before any work."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from giveaway import Head, InputError, audit
-from giveaway.auditing.plan import SENSITIVITY_UP_TO, plan
+from giveaway.auditing.plan import SENSITIVITY_UP_TO, named_scores, plan
+from giveaway.curvature.choice import Auto, Choice, Dense, choose
 from giveaway.scores.catalogue import CATALOGUE
 from tests.conftest import KINDS, made_arrays, made_head
 
-DEFAULTS = {"scores": None, "by": "auto", "converged": True, "refit": False, "l2_sensitivity": None}
 PREDICTED = {"predicted_success", "predicted_auc", "predicted_tpr", "predicted_tpr_low"}
+LOGIT = {"gls_trace_logit", "gls_frobenius_logit", "gls_spectral_logit"}
 HALVES, PAIRS = np.full(60, 0.5), np.arange(60) // 2
+
+
+def planned(head, scores="default", *, optimum="assumed", curvature=Auto(), view=False, process=False, inputs=False):  # noqa: B008
+    choice = choose(head, curvature) if head.linear else None
+    names = named_scores(scores)
+    return plan(head, names, optimum=optimum, choice=choice, view=view, process=process, inputs=inputs)
 
 
 @pytest.mark.parametrize(
     ("kind", "options", "words"),
     [
-        ("classes", {"by": "people"}, "by: expected a known name, got 'people'; did you mean person"),
-        ("classes", {"by": "person"}, "by: expected a head with groups, got none; pass groups= to Head"),
         ("classes", {"scores": ["newtom"]}, "scores: expected a known name, got 'newtom'; did you mean newton"),
         ("classes", {"scores": []}, "scores: expected at least one score, got none; leave scores out"),
         ("squared", {"scores": ["loss", "margin"]}, "scores: expected scores that exist for squared loss, got margin"),
         ("squared", {"scores": ["entropy"]}, "scores: expected scores that exist for squared loss, got entropy"),
+        ("classes", {"scores": "fused"}, "scores: expected inputs beside a score that looks at the records, got fused"),
+        ("classes", {"optimum": "corected"}, "optimum: expected a known name, got 'corected'; did you mean corrected"),
         (
             "classes",
-            {"converged": False},
-            "converged: expected a head with its weights when converged=False, got none; pass weight= and bias=",
+            {"optimum": "corrected"},
+            'optimum: expected a head with its weights for "corrected", got none; pass weight= and bias=',
         ),
         (
             "classes",
-            {"scores": ["leverage"], "l2_sensitivity": True},
+            {"scores": ["leverage"], "curvature": Dense(l2_sensitivity=True)},
             "l2_sensitivity: expected newton among the scores, got leverage; add newton",
+        ),
+        (
+            "classes",
+            {"curvature": "sketch"},
+            "curvature: expected Dense(), Sketch() or Auto(), got 'sketch'; make one, as ga.Sketch(probes=256)",
         ),
     ],
 )
@@ -44,19 +58,17 @@ def test_refused_with_these_words(kind, options, words):
 
 @pytest.mark.parametrize("name", sorted(PREDICTED))
 @pytest.mark.parametrize(
-    ("kind", "of_head", "by", "got", "remedy"),
+    ("kind", "of_head", "got", "remedy"),
     [
-        ("soft_labels", {}, "auto", "of other targets, or with sample weights", "leave it out"),
-        ("multi_label", {}, "record", "of other targets, or with sample weights", "leave it out"),
-        ("classes", {"sample_weight": HALVES}, "auto", "of other targets, or with sample weights", "leave it out"),
-        ("squared", {"sample_weight": HALVES}, "auto", "of other targets, or with sample weights", "leave it out"),
-        ("classes", {"groups": PAIRS}, "auto", "of people", "leave it out, or audit by='record'"),
-        ("squared", {"groups": PAIRS}, "person", "of people", "leave it out, or audit by='record'"),
+        ("soft_labels", {}, "of other targets, or with sample weights", "leave it out"),
+        ("multi_label", {}, "of other targets, or with sample weights", "leave it out"),
+        ("classes", {"sample_weight": HALVES}, "of other targets, or with sample weights", "leave it out"),
+        ("squared", {"groups": PAIRS}, "of people", "leave it out, or audit the records, by a head without groups"),
     ],
 )
-def test_predictions_are_refused_where_the_theory_has_none(name, kind, of_head, by, got, remedy):
+def test_predictions_are_refused_where_the_theory_has_none(name, kind, of_head, got, remedy):
     with pytest.raises(InputError) as caught:
-        audit(made_head(kind, **of_head), scores=["newton", name], by=by)
+        audit(made_head(kind, **of_head), scores=["newton", name])
     expected = "records of equal weight with values or one class each"
     assert str(caught.value) == f"scores: expected {expected}, got {name} {got}; {remedy}"
 
@@ -64,48 +76,50 @@ def test_predictions_are_refused_where_the_theory_has_none(name, kind, of_head, 
 @pytest.mark.parametrize("kind", ["squared", "squared_many", "one_logit", "two_classes", "classes"])
 def test_predictions_are_there_when_asked_for(kind):
     head = made_head(kind, groups=PAIRS, l2=0.1)
+    records = replace(head, groups=None)
     names = ["predicted_tpr", "newton", "predicted_auc"]
-    resolved = plan(head, **DEFAULTS | {"scores": names, "by": "record"})
+    resolved = planned(records, names)
     assert resolved.scores == tuple(names)
     assert resolved.of_theory == ("predicted_tpr", "predicted_auc")
     assert resolved.of_head == ("newton",)
-    table = audit(head, scores=names, by="record")
+    table = audit(records, scores=names)
     assert list(table.columns) == names
     assert not set(audit(head).columns) & PREDICTED
-    assert not set(audit(head, by="record").columns) & PREDICTED
-    one = audit(head, scores="predicted_tpr", by="record")
+    assert not set(audit(records).columns) & PREDICTED
+    one = audit(records, scores="predicted_tpr")
     np.testing.assert_array_equal(one["predicted_tpr"], table["predicted_tpr"])
+    more = audit(records, scores=["default", "predicted_tpr"])
+    assert more.columns == (*audit(records).columns, "predicted_tpr")
 
 
-def test_by_default_every_score_that_exists():
-    every = set(CATALOGUE) - PREDICTED
-    assert {name for name, score in CATALOGUE.items() if score.predicted} == PREDICTED
-    both = {"inputs": True, "view": True, "lood": True}
-    with_kernel = plan(made_head("classes"), **DEFAULTS, **both)
-    assert with_kernel.scores == tuple(name for name in CATALOGUE if name not in PREDICTED)
+def test_by_default_the_scores_that_rank():
+    every = set(CATALOGUE) - PREDICTED - LOGIT
+    everything = {"view": True, "process": True, "inputs": True}
+    with_kernel = planned(made_head("classes"), **everything)
+    assert set(with_kernel.scores) == every
     assert (with_kernel.of_view, with_kernel.of_lood) == (("left_out", "fused"), ("lood_kl", "lood_mean"))
-    assert every - set(plan(made_head("squared"), **DEFAULTS, **both).scores) == {"entropy", "margin"}
-    with_view = plan(made_head("classes"), **DEFAULTS, inputs=True, view=True)
+    assert every - set(planned(made_head("squared"), **everything).scores) == {"entropy", "margin"}
+    with_view = planned(made_head("classes"), inputs=True, view=True)
     assert every - set(with_view.scores) == {"lood_kl", "lood_mean"}
-    without = plan(made_head("classes"), **DEFAULTS)
+    without = planned(made_head("classes"))
     others = {"left_out", "fused", "lood_kl", "lood_mean"}
     assert every - set(without.scores) == others == every - set(without.of_head)
     assert without.of_theory == without.of_view == without.of_lood == ()
+    assert set(planned(made_head("classes"), ["default", *LOGIT]).scores) == every - others | LOGIT
 
 
 def black_box(kind: str, **options) -> Head:
-    arrays = made_arrays(kind)
-    return Head(**arrays | {"features": None}, **options)
+    return Head(**made_arrays(kind) | {"features": None}, **options)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_scores_of_a_black_box(kind):
     head = black_box(kind)
     of_classes = () if kind.startswith("squared") else ("entropy", "margin")
-    resolved = plan(head, **DEFAULTS, inputs=True, view=True)
+    resolved = planned(head, inputs=True, view=True)
     assert resolved.scores == ("loss", *of_classes, "left_out", "fused")
     assert (resolved.beside_view, resolved.l2_sensitivity) == ("loss", False)
-    assert plan(head, **DEFAULTS).scores == ("loss", *of_classes)
+    assert planned(head).scores == ("loss", *of_classes)
 
 
 @pytest.mark.parametrize("name", [name for name, score in CATALOGUE.items() if score.features])
@@ -116,36 +130,29 @@ def test_scores_of_a_linear_head_are_refused_for_a_black_box(name):
     assert str(caught.value) == expected.format(name)
 
 
-@pytest.mark.parametrize(("option", "value"), [("refit", True), ("converged", False)])
-def test_options_of_a_linear_head_are_refused_for_a_black_box(option, value):
+@pytest.mark.parametrize("optimum", ["refit", "corrected"])
+def test_a_black_box_has_no_optimum_to_correct(optimum):
     with pytest.raises(InputError) as caught:
-        audit(black_box("classes"), **{option: value})
-    assert str(caught.value) == f"{option}: expected a linear head beside it, got a black box; leave {option} out"
+        audit(black_box("classes"), optimum=optimum)
+    assert str(caught.value) == f'optimum: expected "assumed" for a black box, got {optimum!r}; leave optimum out'
 
 
 @pytest.mark.parametrize(("names", "of_head"), [(["fused"], ("newton",)), (["loss", "left_out"], ("loss", "newton"))])
-def test_the_head_s_part_of_fused_is_worked_out_unasked(names, of_head):
-    resolved = plan(made_head("classes"), **DEFAULTS | {"scores": names}, inputs=True, view=True)
+def test_the_head_s_part_of_fused_is_computed_unasked(names, of_head):
+    resolved = planned(made_head("classes"), names, inputs=True, view=True)
     assert (resolved.of_head, resolved.of_view) == (of_head, (names[-1],))
     assert resolved.options()["scores"] == names
     assert not resolved.l2_sensitivity
 
 
 def test_names_are_taken_once_in_the_order_given():
-    assert plan(made_head("classes"), **DEFAULTS | {"scores": ["newton", "loss", "newton"]}).scores == (
-        "newton",
-        "loss",
-    )
-    assert plan(made_head("classes"), **DEFAULTS | {"scores": "newton"}).scores == ("newton",)
+    assert planned(made_head("classes"), ["newton", "loss", "newton"]).scores == ("newton", "loss")
+    assert planned(made_head("classes"), "newton").scores == ("newton",)
 
 
-@pytest.mark.parametrize(
-    ("groups", "by", "unit"),
-    [(False, "auto", "record"), (True, "auto", "person"), (True, "record", "record"), (True, "person", "person")],
-)
-def test_people_where_there_are_groups(groups, by, unit):
-    head = made_head("classes", groups=np.arange(60) // 2 if groups else None)
-    assert plan(head, **DEFAULTS | {"by": by}).unit == unit
+@pytest.mark.parametrize(("groups", "unit"), [(None, "record"), (PAIRS, "person")])
+def test_people_where_there_are_groups(groups, unit):
+    assert planned(made_head("classes", groups=groups)).unit == unit
 
 
 @pytest.mark.parametrize(
@@ -155,7 +162,17 @@ def test_people_where_there_are_groups(groups, by, unit):
 def test_l2_sensitivity_by_default_up_to_two_thousand_parameters(kind, d, parameters):
     head = made_head(kind, n=4, d=d)
     assert SENSITIVITY_UP_TO == 2000
-    assert plan(head, **DEFAULTS).l2_sensitivity is (parameters <= 2000)
-    for asked in (True, False):
-        assert plan(head, **DEFAULTS | {"l2_sensitivity": asked}).l2_sensitivity is asked
-    assert not plan(head, **DEFAULTS | {"scores": ["loss"]}).l2_sensitivity
+    assert planned(head).l2_sensitivity is (parameters <= 2000)
+    for wanted in (True, False):
+        assert planned(head, curvature=Dense(l2_sensitivity=wanted)).l2_sensitivity is wanted
+    assert not planned(head, ["loss"]).l2_sensitivity
+
+
+def test_the_choice_says_why():
+    head = made_head("classes")
+    assert choose(head, Dense()) == Choice(Dense(), "asked for")
+    small, large = choose(head, Auto(memory=1e-9)), choose(head, Auto(memory=1.0))
+    assert small.sketch is not None
+    assert "does not fit the budget of 1e-09 GB" in small.because
+    assert large.sketch is None
+    assert "fits the budget of 1 GB" in large.because

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from scipy.stats import spearmanr
 
 from giveaway import Head, InputError, audit
 from giveaway.auditing import batches, progress
+from giveaway.curvature.choice import Auto
 from giveaway.curvature.optimum import refit
 from giveaway.scores.catalogue import CATALOGUE
 from tests import oracles
@@ -90,18 +93,18 @@ def test_l2_sensitivity_is_the_rank_correlation_with_other_penalties(kind, unit)
 def test_l2_sensitivity_above_two_thousand_parameters_only_on_request():
     head = made_head("multi_label", n=30, d=700, l2=1.0)
     assert audit(head, scores=["newton"]).meta["l2_sensitivity"] is None
-    asked = audit(head, scores=["newton"], l2_sensitivity=True).meta["l2_sensitivity"]
+    asked = audit(head, scores=["newton"], curvature=Auto(l2_sensitivity=True)).meta["l2_sensitivity"]
     assert set(asked) == {f"{name}_at_{factor}_l2" for name in ("spearman", "top_kept") for factor in ("0.1", "10")}
 
 
 def test_columns_besides_the_default_ones():
     head = made_head("classes")
-    plain, more = audit(head), audit(head, also=["predicted_success"])
+    plain, more = audit(head), audit(head, scores=["default", *["predicted_success"]])
     assert set(more.columns) == {*plain.columns, "predicted_success"}
-    assert audit(head, scores=["loss"], also="newton").columns == ("loss", "newton")
-    assert audit(head, scores=["newton"], also=["newton"]).columns == ("newton",)
+    assert audit(head, scores=[*["loss"], *"newton"]).columns == ("loss", "newton")
+    assert audit(head, scores=[*["newton"], *["newton"]]).columns == ("newton",)
     with pytest.raises(InputError, match="scores: expected a known name, got 'newtn'; did you mean newton"):
-        audit(head, also=["newtn"])
+        audit(head, scores=["default", *["newtn"]])
 
 
 def test_distance_from_the_optimum():
@@ -134,7 +137,7 @@ def test_without_curvature_none_is_reported():
 def test_attributes_of_records_and_of_people():
     arrays = made_arrays("classes")
     groups = np.array([f"p{i % 7}" for i in range(60)])
-    records = audit(Head(**arrays, groups=groups), by="record")
+    records = audit(replace(Head(**arrays, groups=groups), groups=None))
     assert records["class"].tolist() == arrays["targets"].tolist()
     g, _ = oracles.derivatives(arrays["outputs"], np.eye(5)[arrays["targets"]], "softmax")
     np.testing.assert_allclose(records["residual"], np.abs(g).max(1), rtol=1e-10)
@@ -153,7 +156,7 @@ def test_people_by_default_where_the_head_has_groups():
     assert (table.meta["unit"], table.meta["rows"], table.meta["records"]) == ("person", 20, 60)
     assert table.ids.tolist() == sorted(set(groups.tolist()))
     assert table.meta["repeats"] is None
-    assert audit(made_head("classes", groups=groups), by="record").ids.tolist() == list(range(60))
+    assert audit(replace(made_head("classes", groups=groups), groups=None)).ids.tolist() == list(range(60))
 
 
 def test_ids_of_the_records_come_through():
@@ -164,17 +167,17 @@ def test_ids_of_the_records_come_through():
 @pytest.mark.parametrize("kind", ["squared_many", "classes", "multi_label"])
 def test_unconverged_newton_needs_no_correction_at_the_optimum_and_does_elsewhere(kind):
     far = with_weights(kind, l2=0.5)
-    plain, corrected = audit(far)["newton"], audit(far, converged=False)["newton"]
+    plain, corrected = audit(far)["newton"], audit(far, optimum="corrected")["newton"]
     assert np.abs(plain - corrected).max() > 1e-2 * np.abs(plain).max()
     near = refit(far)
-    np.testing.assert_allclose(audit(near, converged=False)["newton"], audit(near)["newton"], rtol=1e-6, atol=1e-12)
-    assert audit(far, converged=False).meta["options"]["converged"] is False
+    np.testing.assert_allclose(audit(near, optimum="corrected")["newton"], audit(near)["newton"], rtol=1e-6, atol=1e-12)
+    assert audit(far, optimum="corrected").meta["options"]["converged"] is False
 
 
 @pytest.mark.parametrize("kind", ["squared_many", "one_logit", "classes"])
 def test_refit_scores_the_optimum(kind):
     far = with_weights(kind, l2=0.5)
-    table = audit(far, refit=True)
+    table = audit(far, optimum="refit")
     features, targets = far.features.numpy(), far.targets.numpy()
     _, outputs = oracles.refit(features, targets, far.loss, l2=0.5, n_outputs=far.m)
     expected = oracles.head_scores(features, outputs, targets, far.loss, l2=0.5)
@@ -218,7 +221,7 @@ def test_a_person_with_too_many_records_is_refused(monkeypatch):
         ValueError, match=r"groups: expected people whose joint .* a person with 30 records, which needs"
     ):
         audit(head)
-    assert len(audit(head, by="record")) == 60
+    assert len(audit(replace(head, groups=None))) == 60
 
 
 @pytest.mark.parametrize("enabled", [True, False])

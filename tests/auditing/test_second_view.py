@@ -143,8 +143,8 @@ def test_people_who_vouch_for_themselves_are_seen_through():
     y = np.r_[x[:40].sum(1), np.full(4, 30.0)]
     people = np.r_[np.arange(40), np.full(4, 40)]
     head = Head(x, y, y, "squared", inputs=x, groups=people)
-    alone = audit(head, by="record", scores=["left_out"])["left_out"]
-    together = audit(head, by="person", scores=["left_out"])["left_out"]
+    alone = audit(replace(head, groups=None), scores=["left_out"])["left_out"]
+    together = audit(head, scores=["left_out"])["left_out"]
     assert together.argmax() == 40
     assert together[40] / 4 > 1.5 * alone[40:].max()
 
@@ -276,7 +276,7 @@ def test_of_a_probe_said_to_be_frozen_fused_ranks_as_newton_does(groups):
     plain = replace(ga.from_sklearn(fitted, z, y, groups=groups), inputs=x)
     frozen = replace(plain, frozen=True)
     for inputs in (None, texts()):
-        unsaid, said = (audit(head, inputs=inputs) for head in (plain, frozen))
+        unsaid, said = (audit(replace(head, inputs=inputs)) for head in (plain, frozen))
         assert not unsaid.meta["view"]["head_is_exact"]
         assert (unsaid.order("fused") != unsaid.order("newton")).any()
         assert said.meta["view"]["head_is_exact"]
@@ -321,15 +321,15 @@ def test_a_network_and_its_mislabelled_records(network):
 
 def test_inputs_given_go_before_those_the_head_holds(network):
     own = audit(network, scores=["left_out"])
-    same = audit(network, scores=["left_out"], inputs=network.inputs.numpy().copy())
-    other = audit(network, scores=["left_out"], inputs=network.inputs[:, 1:])
+    same = audit(replace(network, inputs=network.inputs.numpy().copy()), scores=["left_out"])
+    other = audit(replace(network, inputs=network.inputs[:, 1:]), scores=["left_out"])
     np.testing.assert_array_equal(own["left_out"], same["left_out"])
     assert other.meta["view"]["columns"] == 3
     assert other.meta["view"]["left_out_error"] > own.meta["view"]["left_out_error"]
 
 
 def test_after_a_refit_the_refitted_model_is_looked_at(network):
-    refitted = audit(network, refit=True)
+    refitted = audit(network, optimum="refit")
     plain = audit(network)
     np.testing.assert_allclose(refitted.meta["view"]["left_out_error"], plain.meta["view"]["left_out_error"])
     assert refitted.meta["view"]["memorized"] != plain.meta["view"]["memorized"]
@@ -341,7 +341,7 @@ def test_a_black_box_of_classes(by):
     x = records()
     y = np.where(x[:, 0] > 5.0, "yes", "no")
     model = GradientBoostingClassifier(n_estimators=5, random_state=0).fit(x, y)
-    table = audit(ga.from_sklearn(model, x, y, groups=PEOPLE), by=by)
+    table = audit(ga.from_sklearn(model, x, y, groups=PEOPLE if by == "person" else None))
     assert table.columns == ("loss", "entropy", "margin", "left_out", "fused")
     check_fusion(table, "loss")
     assert {table.meta[name] for name in ("optimum", "curvature", "repeats", "newton_capped")} == {None}
@@ -372,7 +372,7 @@ def test_texts():
     said = [f"{text} {'good' if label else 'bad'}" for text, label in zip(texts(), y, strict=True)]
     arrays = made_arrays("two_classes") | {"targets": y}
     for inputs in (said, tuple(said), np.array(said), np.array(said, dtype=object), pd.Series(said)):
-        table = audit(Head(**arrays), inputs=inputs, scores=["left_out", "fused"])
+        table = audit(replace(Head(**arrays), inputs=inputs), scores=["left_out", "fused"])
         assert (table.meta["view"]["view"], table.meta["view"]["method"]) == ("text", "exact")
     assert table.meta["view"]["left_out_error"] < 0.5
     assert (table["others_say"] == y).mean() > 0.9
@@ -383,7 +383,7 @@ def test_images(channels):
     rng = np.random.default_rng(0)
     y = np.arange(N) % 2
     images = rng.integers(0, 60, (N, channels, 8, 8)) + 150 * y[:, None, None, None] * (np.arange(8) < 4)
-    table = audit(Head(**made_arrays("two_classes") | {"targets": y}), inputs=images.astype(np.uint8))
+    table = audit(replace(Head(**made_arrays("two_classes") | {"targets": y}), inputs=images.astype(np.uint8)))
     assert table.meta["view"]["view"] == "images"
     assert (table["others_say"] == y).mean() > 0.9
     check_fusion(table, "newton")
@@ -399,17 +399,18 @@ def test_a_table_of_numbers_and_words():
     view = table.meta["view"]
     assert (view["view"], view["columns"], view["categorical"], view["head_is_exact"]) == ("tabular", 3, 1, True)
     assert view["left_out_error"] < 0.3
-    words = audit(made_head("classes"), inputs=frame.to_numpy().astype(str), scores=["fused"])
+    words = audit(replace(made_head("classes"), inputs=frame.to_numpy().astype(str)), scores=["fused"])
     assert words.meta["view"]["categorical"] == 1
     gaps = frame.assign(age=np.where(np.arange(N) == 3, np.nan, frame["age"]))
-    assert np.isfinite(audit(made_head("classes"), inputs=gaps)["fused"]).all()
+    assert np.isfinite(audit(replace(made_head("classes"), inputs=gaps))["fused"]).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("by", ["record", "person"])
 def test_every_kind_of_head(kind, by):
-    for head, beside in ((made_head(kind, groups=PEOPLE, l2=0.5), "newton"), (black_box(kind, groups=PEOPLE), "loss")):
-        table = audit(head, inputs=records(), by=by)
+    groups = PEOPLE if by == "person" else None
+    for head, beside in ((made_head(kind, groups=groups, l2=0.5), "newton"), (black_box(kind, groups=groups), "loss")):
+        table = audit(replace(head, inputs=records()))
         check_fusion(table, beside)
         assert table.columns[-2:] == ("left_out", "fused")
         assert table.ranking() == "fused"
@@ -454,24 +455,24 @@ def test_values_have_their_target_beside_what_the_others_say():
 
 @pytest.mark.parametrize("kind", ["squared_many", "soft_labels", "multi_label"])
 def test_of_several_outputs_only_the_nearest_are_told(kind):
-    table = audit(made_head(kind), inputs=records())
+    table = audit(replace(made_head(kind), inputs=records()))
     assert "nearest" in table.attributes
     assert not {"others_say", "target"} & table.attributes.keys()
 
 
 def test_people_have_no_such_attributes():
-    table = audit(made_head("classes", groups=PEOPLE), inputs=records())
+    table = audit(replace(made_head("classes", groups=PEOPLE), inputs=records()))
     assert set(table.attributes) == {"records", "residual", "newton_capped"}
 
 
 def test_the_nearest_are_looked_up_for_the_most_exposed(monkeypatch):
     monkeypatch.setattr(second_view, "EXPLAINED", 7)
-    table = audit(made_head("classes"), inputs=records())
+    table = audit(replace(made_head("classes"), inputs=records()))
     told = np.flatnonzero(table["nearest"] != "")
     assert sorted(told) == sorted(table.order()[:7])
-    by_left_out = audit(made_head("classes"), inputs=records(), scores=["left_out"])
+    by_left_out = audit(replace(made_head("classes"), inputs=records()), scores=["left_out"])
     assert sorted(np.flatnonzero(by_left_out["nearest"] != "")) == sorted(by_left_out.order()[:7])
-    other_order = audit(made_head("classes"), inputs=records(), scores=["fused", "left_out"])
+    other_order = audit(replace(made_head("classes"), inputs=records()), scores=["fused", "left_out"])
     assert other_order["nearest"].tolist() == table["nearest"].tolist()
 
 
@@ -484,7 +485,7 @@ def test_few_records(n):
 
 
 def test_tables_with_a_view_are_saved_and_loaded(tmp_path):
-    table = audit(made_head("classes"), inputs=records())
+    table = audit(replace(made_head("classes"), inputs=records()))
     table.save(tmp_path / "audit")
     again = ga.ScoreTable.load(tmp_path / "audit")
     assert again.meta["view"] == table.meta["view"]
@@ -503,7 +504,7 @@ def test_no_view_is_computed_unless_it_is_asked_for(monkeypatch):
     head = made_head("classes", inputs=records())
     table = audit(head, scores=["newton", "loss", "lood_kl"])
     assert (table.meta["view"], table.meta["no_view"]) == (None, None)
-    assert audit(head, scores="newton", inputs=records()).columns == ("newton",)
+    assert audit(replace(head, inputs=records()), scores="newton").columns == ("newton",)
     with pytest.raises(AssertionError, match="the view was computed"):
         audit(head, scores=["fused"])
 
@@ -542,7 +543,7 @@ def test_inputs_that_make_no_view_are_noted_where_the_head_holds_them_and_refuse
     assert table.meta["no_view"].startswith(start)
     assert table.meta["no_view"].endswith(").")
     for refused in (
-        lambda: audit(made_head("classes"), inputs=inputs),
+        lambda: audit(replace(made_head("classes"), inputs=inputs)),
         lambda: audit(head, scores=["fused"]),
     ):
         with pytest.raises(InputError) as caught:
@@ -563,7 +564,7 @@ def test_inputs_that_make_no_view_are_noted_where_the_head_holds_them_and_refuse
 )
 def test_inputs_that_are_refused(inputs, words):
     with pytest.raises(InputError) as caught:
-        audit(made_head("classes"), inputs=inputs)
+        audit(replace(made_head("classes"), inputs=inputs))
     assert str(caught.value).startswith(words)
 
 
@@ -598,7 +599,7 @@ def test_logistic_regression_on_pixels_takes_no_warning():
 
 def test_predictions_come_from_both_views_where_features_were_learned():
     head = made_head("classes")
-    table = audit(head, inputs=records(), scores=["fused", "predicted_success", "predicted_auc"])
+    table = audit(replace(head, inputs=records()), scores=["fused", "predicted_success", "predicted_auc"])
     assert table.meta["predicted_by"] == "both views"
     view, _ = looked(made_head("classes", inputs=records()))
     labels = head.targets.numpy()
@@ -608,7 +609,7 @@ def test_predictions_come_from_both_views_where_features_were_learned():
     np.testing.assert_allclose(table["predicted_success"], expected.success, rtol=1e-12)
     np.testing.assert_allclose(table["predicted_auc"], expected.curve.auc(), rtol=1e-12)
     assert "predicted_* columns are estimates from both views: not measured on an attack" in " ".join(notes(table))
-    alone = audit(head, inputs=records(), scores="predicted_success")
+    alone = audit(replace(head, inputs=records()), scores="predicted_success")
     assert alone.columns == ("predicted_success",)
     np.testing.assert_array_equal(alone["predicted_success"], table["predicted_success"])
 
@@ -618,7 +619,7 @@ def test_without_a_view_that_tells_the_head_s_theory_predicts(kind):
     plain = audit(made_head(kind), scores=["newton", "predicted_success"])
     assert plain.meta["predicted_by"] == "theory of the head"
     given = records() if kind == "squared" else np.asarray(made_arrays(kind)["features"])  # values; a linear head
-    table = audit(made_head(kind), inputs=given, scores=["newton", "predicted_success"])
+    table = audit(replace(made_head(kind), inputs=given), scores=["newton", "predicted_success"])
     assert table.meta["predicted_by"] == "theory of the head"
     np.testing.assert_array_equal(table["predicted_success"], plain["predicted_success"])
     assert "in which only the last layer varies" in " ".join(notes(table))
@@ -660,24 +661,26 @@ def test_very_many_records_keep_the_smooth_kernel(monkeypatch):
 
 
 def test_the_second_view_of_many_records_is_announced(monkeypatch, capsys):
-    audit(made_head("classes"), inputs=records(), progress=True)
+    audit(replace(made_head("classes"), inputs=records()), progress=True)
     assert "second view" not in capsys.readouterr().err
     monkeypatch.setattr(sys.modules["giveaway.auditing.run"], "MANY", N)
-    audit(made_head("classes"), inputs=records(), progress=True)
+    audit(replace(made_head("classes"), inputs=records()), progress=True)
     said = "second view: predicting each of 60 records from the others, which can take minutes\n"
     assert said in capsys.readouterr().err
-    audit(made_head("classes"), inputs=records())
+    audit(replace(made_head("classes"), inputs=records()))
     assert capsys.readouterr().err == ""
 
 
 def test_after_a_refit_success_is_predicted_from_the_refitted_outputs():
     head = made_head("classes", l2=0.5)
     names = ["fused", "predicted_success"]
-    refitted = audit(head, inputs=records(), refit=True, scores=names)
-    expected = audit(refit_head(head), inputs=records(), scores=names)
+    refitted = audit(replace(head, inputs=records()), scores=names, optimum="refit")
+    expected = audit(replace(refit_head(head), inputs=records()), scores=names)
     np.testing.assert_allclose(refitted["predicted_success"], expected["predicted_success"], rtol=1e-9)
     assert (
-        np.abs(refitted["predicted_success"] - audit(head, inputs=records(), scores=names)["predicted_success"]).max()
+        np.abs(
+            refitted["predicted_success"] - audit(replace(head, inputs=records()), scores=names)["predicted_success"]
+        ).max()
         > 1e-3
     )
 
@@ -686,11 +689,11 @@ def test_no_prediction_where_the_model_was_held_back():
     """A network of next to no training: what sets it apart from the others is no memory."""
     head = made_head("classes", inputs=records())
     idle = replace(head, outputs=0.01 * head.outputs)
-    table = audit(idle, also=["predicted_success"])
+    table = audit(idle, scores=["default", *["predicted_success"]])
     assert table.meta["view"]["memorized"] < 0.1
     assert "predicted_success" not in table.columns
     assert table.meta["predicted_by"] is None
     assert table.meta["no_prediction"] in notes(table)
     with pytest.raises(InputError, match=r"scores: No predicted_\* column: the model hardly knows its records better"):
         audit(idle, scores=["predicted_success"])
-    assert audit(head, also=["predicted_success"]).meta["no_prediction"] is None
+    assert audit(head, scores=["default", *["predicted_success"]]).meta["no_prediction"] is None

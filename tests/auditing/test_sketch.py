@@ -12,6 +12,7 @@ import giveaway as ga
 from giveaway.auditing import batches
 from giveaway.checks import InputError
 from giveaway.curvature import products, sketched
+from giveaway.curvature.choice import Auto, Dense, Sketch
 from giveaway.evaluation import recall_at, spearman
 from giveaway.extract import from_file
 from tests import oracles
@@ -45,11 +46,11 @@ def small() -> ga.Head:
 
 @cache
 def dense_of_small() -> ga.ScoreTable:
-    return ga.audit(small(), curvature="dense", l2_sensitivity=False)
+    return ga.audit(small(), curvature=Dense(l2_sensitivity=False))
 
 
-def sketch(head: ga.Head, **options) -> ga.ScoreTable:
-    return ga.audit(head, curvature="sketch", l2_sensitivity=False, **options)
+def sketch(head: ga.Head, *, scores="default", optimum="assumed", **options) -> ga.ScoreTable:
+    return ga.audit(head, scores=scores, optimum=optimum, curvature=Sketch(**options))
 
 
 def errors_of(table: ga.ScoreTable, exact: ga.ScoreTable, name: str) -> np.ndarray:
@@ -162,7 +163,7 @@ def test_seeds_are_other_draws_and_the_same_seed_the_same():
 def high() -> tuple[ga.Head, ga.ScoreTable, ga.ScoreTable]:
     """Leverages up to 0.99: the head, its dense table, its sketched one."""
     head = classes_head(1_500, 6, 5, tails=1.0, l2=1e-4, seed=3)
-    return head, ga.audit(head, curvature="dense", scores=[*MAIN, "loo_gap"]), sketch(head, scores=MAIN, probes=512)
+    return head, ga.audit(head, scores=[*MAIN, "loo_gap"], curvature=Dense()), sketch(head, scores=MAIN, probes=512)
 
 
 def test_newton_where_leverage_is_high():
@@ -197,7 +198,7 @@ def test_records_solved_again_are_exact():
 @pytest.mark.parametrize("kind", ["squared_many", "one_logit", "soft_labels", "multi_label"])
 def test_other_losses(kind):
     head = made_head(kind, n=300, l2=0.3, sample_weight=np.random.default_rng(1).random(300) + 0.1)
-    exact, table = ga.audit(head, curvature="dense"), sketch(head, probes=1024)
+    exact, table = ga.audit(head, curvature=Dense()), sketch(head, probes=1024)
     for name in set(CURVED) & set(exact.columns):
         assert rms(errors_of(table, exact, name)) < 1.6 * (2 / 1024) ** 0.5, name
     assert table.columns == exact.columns
@@ -252,16 +253,16 @@ def test_refit_gets_to_the_same_optimum(kind):
     name = oracles.kind_of(head.loss, head.m)
     expected = oracles.losses(outputs, oracles.target_matrix(arrays["targets"], head.loss, head.m), name)
     np.testing.assert_allclose(table["loss"], expected, rtol=1e-7, atol=1e-10)
-    dense = ga.audit(head, curvature="dense", refit=True, scores=["loss"])
+    dense = ga.audit(head, scores=["loss"], curvature=Dense(), optimum="refit")
     np.testing.assert_allclose(table["loss"], dense["loss"], rtol=1e-7, atol=1e-10)
     assert table.meta["optimum"]["note"] == "at its optimum"
 
 
 def test_auto_goes_by_the_memory():
-    little = ga.audit(small(), scores=["newton"], memory=1e-6, probes=32)
+    little = ga.audit(small(), scores=["newton"], curvature=Auto(memory=1e-6, sketch=Sketch(probes=32)))
     assert little.meta["curvature"]["curvature"] == "sketch"
     assert little.meta["curvature"]["chosen"] == ("dense takes 1.25e-05 GB, which does not fit the budget of 1e-06 GB")
-    ample = ga.audit(small(), scores=["newton"], memory=1.0)
+    ample = ga.audit(small(), scores=["newton"], curvature=Auto(memory=1.0))
     assert ample.meta["curvature"]["curvature"] == "dense"
     assert ample.meta["curvature"]["chosen"] == "dense takes 1.25e-05 GB, which fits the budget of 1 GB"
     assert ga.audit(small(), scores=["newton"]).meta["curvature"]["curvature"] == "dense"
@@ -282,33 +283,28 @@ def test_auto_goes_by_the_memory():
             {"precision": "tf32"},
             "precision: expected bf16, float32 or float64 on a CPU, got tf32; leave it out, or compute on a GPU",
         ),
-        ({"curvature": "sketched"}, "curvature: expected a known name, got 'sketched'; did you mean sketch?"),
-        (
-            {"curvature": "dense", "errors": True},
-            "errors: expected a sketched curvature, got none: these scores are exact; leave errors out",
-        ),
         (
             {"scores": ["loss"], "errors": True},
-            "errors: expected a sketched curvature, got none: these scores are exact; leave errors out",
+            "errors: expected scores that are sketched, got none: these are exact; leave errors out",
         ),
     ],
 )
 def test_the_words_of_refusals(options, words):
     with pytest.raises(InputError) as caught:
-        ga.audit(small(), **{"curvature": "sketch"} | options)
+        sketch(small(), **options)
     assert str(caught.value) == words
 
 
 @pytest.mark.parametrize("memory", [-1.0, float("nan"), "4 GB"])
 def test_the_words_for_memory(memory):
     with pytest.raises(InputError, match=r"^memory: expected .*, got .*; give it in gigabytes$"):
-        ga.audit(small(), memory=memory)
+        ga.audit(small(), curvature=Auto(memory=memory))
 
 
 @pytest.mark.parametrize("tolerance", [-1.0, float("nan"), "small"])
 def test_the_words_for_tolerance(tolerance):
     with pytest.raises(InputError, match=r"^tolerance: expected .*, got .*; 1e-3 suits most heads$"):
-        ga.audit(small(), curvature="sketch", tolerance=tolerance)
+        ga.audit(small(), curvature=Sketch(tolerance=tolerance))
 
 
 def test_a_head_that_is_sure_of_every_record():
@@ -317,7 +313,7 @@ def test_a_head_that_is_sure_of_every_record():
     rng = np.random.default_rng(1)
     arrays["outputs"] = 20.0 * np.eye(5)[arrays["targets"]] + rng.normal(size=(60, 5))
     head = ga.Head(**arrays)
-    exact, table = ga.audit(head, curvature="dense", scores=MAIN), sketch(head, scores=MAIN, probes=128)
+    exact, table = ga.audit(head, scores=MAIN, curvature=Dense()), sketch(head, scores=MAIN, probes=128)
     for name in MAIN:
         assert rms(errors_of(table, exact, name)) < 1.6 * (2 / 128) ** 0.5, name
 
@@ -334,7 +330,7 @@ def assert_ranks_alike(table: ga.ScoreTable, exact: ga.ScoreTable, bound: float)
 
 def test_six_thousand_records_of_thirty_classes():
     head = classes_head(6_000, 40, 30, sure=4.0, tails=5.0)
-    exact = ga.audit(head, curvature="dense", scores=MAIN, l2_sensitivity=False)
+    exact = ga.audit(head, scores=MAIN, curvature=Dense(l2_sensitivity=False))
     assert_ranks_alike(sketch(head, scores=MAIN, probes=512), exact, 0.08)
 
 
@@ -343,7 +339,7 @@ def test_a_measured_model(shared):
     whole, _ = from_file(shared / "truth" / "cifar10_cnn_target_200.npz", l2=0.01)
     features, outputs, targets = (array[::10] for array in (whole.features, whole.outputs, whole.targets))
     head = ga.Head(features, outputs, targets, loss="cross_entropy", l2=0.01)
-    exact = ga.audit(head, curvature="dense", scores=MAIN, l2_sensitivity=False)
+    exact = ga.audit(head, scores=MAIN, curvature=Dense(l2_sensitivity=False))
     assert_ranks_alike(sketch(head, scores=MAIN, probes=512), exact, 0.08)
 
 
@@ -354,7 +350,7 @@ def test_a_closer_solve_moves_no_score_by_more_than_the_solves_do():
     features = centres[targets] + 1.2 * rng.normal(size=(9_000, 6))
     outputs = features @ centres.T - 0.5 * (centres**2).sum(1)
     head = ga.Head(features, outputs, targets, "cross_entropy", l2=1.0)
-    options = {"scores": ["influence", "newton", "leverage"], "curvature": "sketch", "probes": 64}
-    near, nearer = (ga.audit(head, precision="float64", tolerance=t, **options) for t in (1e-8, 1e-11))
+    options = {"scores": ["influence", "newton", "leverage"], "probes": 64, "precision": "float64"}
+    near, nearer = (sketch(head, **options, tolerance=t) for t in (1e-8, 1e-11))
     for name in near.columns:
         np.testing.assert_allclose(near[name], nearer[name], rtol=1e-7, err_msg=name)

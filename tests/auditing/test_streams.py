@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import giveaway as ga
 from giveaway.checks import InputError
+from giveaway.curvature.choice import Auto, Sketch
 from giveaway.extract import from_batches, from_file
 
 N = 5_000
@@ -52,7 +53,7 @@ def test_the_model_runs_in_two_passes(data):
 @pytest.mark.parametrize("batch_size", [1, 37, 1024, N])
 def test_neither_the_batches_nor_the_stream_show_in_the_scores(data, batch_size):
     """Exactly rounded sums would differ by 100·eps·cond(H); cond is about 3e3 here."""
-    held = ga.audit(ga.from_torch(Counting(), data, l2=1.0, keep_inputs=False), l2_sensitivity=False)
+    held = ga.audit(ga.from_torch(Counting(), data, l2=1.0, keep_inputs=False), curvature=Auto(l2_sensitivity=False))
     table = ga.audit(streamed(data, batch_size)[1])
     assert held.columns == table.columns
     for name in held.columns:
@@ -70,7 +71,7 @@ def test_arrays_in_batches_give_the_scores_of_arrays_in_files(tmp_path, data):
                 part = slice(start, start + 777)
                 yield {"features": x[part].numpy(), "targets": y[part].numpy()}
 
-    whole = ga.audit(from_file(tmp_path / "rows.npz", l2=0.5)[0], l2_sensitivity=False)
+    whole = ga.audit(from_file(tmp_path / "rows.npz", l2=0.5)[0], curvature=Auto(l2_sensitivity=False))
     table = ga.audit(from_batches(Batches(), weight=weight, bias=np.zeros(3), l2=0.5))
     for name in whole.columns:
         np.testing.assert_allclose(table[name], whole[name], rtol=1e-9, err_msg=name)
@@ -78,7 +79,7 @@ def test_arrays_in_batches_give_the_scores_of_arrays_in_files(tmp_path, data):
 
 def test_what_a_stream_cannot_do_is_said(data):
     with pytest.raises(InputError) as caught:
-        ga.audit(streamed(data, 500)[1], curvature="sketch")
+        ga.audit(streamed(data, 500)[1], curvature=Sketch())
     assert str(caught.value) == (
         "curvature: expected features that can be read many times for a sketch, got a stream that runs the model in "
         "every pass; pass cache= to from_torch, or take curvature='dense'"
@@ -91,7 +92,11 @@ def test_a_cache_serves_a_sketch(tmp_path, data):
     model = Counting()
     head = ga.from_torch(model, data, l2=1.0, keep_inputs=False, cache=tmp_path / "kept")
     seen = model.seen
-    table = ga.audit(head, curvature="sketch", probes=64, scores=["newton"])
+    table = ga.audit(head, scores=["newton"], curvature=Sketch(probes=64))
     assert model.seen == seen == N
-    held = ga.audit(ga.from_torch(Counting(), data, l2=1.0, keep_inputs=False), scores=["newton"], l2_sensitivity=False)
+    held = ga.audit(
+        ga.from_torch(Counting(), data, l2=1.0, keep_inputs=False),
+        scores=["newton"],
+        curvature=Auto(l2_sensitivity=False),
+    )
     assert np.median(np.abs(table["newton"] / held["newton"] - 1)) < 0.2

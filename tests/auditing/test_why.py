@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from giveaway import ScoreTable, audit
@@ -96,7 +98,7 @@ def test_people_and_several_outputs_have_the_place_of_their_left_out_error():
 
 def test_everything_at_once_is_one_line():
     head = made_head("classes", n=200)
-    table = audit(head, inputs=head.features**2)
+    table = audit(replace(head, inputs=head.features**2))
     lines = why(table, table.order()[:20])
     assert all("\n" not in line and len(line) < 140 for line in lines)
     assert any(line.count("; ") >= 3 for line in lines)

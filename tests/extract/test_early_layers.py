@@ -1,6 +1,7 @@
 import copy
 import random
 from collections import OrderedDict
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -373,7 +374,7 @@ def test_an_audit_takes_them_as_a_second_view(convolutional, generator, initial)
     images = torch.randn(n, 2, 6, 6, generator=generator)
     records = TensorDataset(images, (images[:, 0].mean((1, 2)) > 0).long())
     seen = early_features(convolutional, records, layer="norm", initial=initial)
-    table = ga.audit(from_torch(convolutional, records, l2=1.0), inputs=seen)
+    table = ga.audit(replace(from_torch(convolutional, records, l2=1.0), inputs=seen))
     assert np.isfinite(table["fused"]).all()
     assert len(table["fused"]) == n
     view = table.meta["view"]

@@ -52,7 +52,7 @@ def outputs_without(head: Head, gone: np.ndarray) -> np.ndarray:
 
 
 def newton_after(head: Head, gone: np.ndarray) -> np.ndarray:
-    return audit(without(head, gone), scores=["newton"], by="record")["newton"]
+    return audit(replace(without(head, gone), groups=None), scores=["newton"])["newton"]
 
 
 def top(values: np.ndarray, share: float) -> np.ndarray:
@@ -153,7 +153,7 @@ def test_people_leave_with_all_their_records(kind):
     np.testing.assert_allclose(found.after, after[found.risen], rtol=1e-8)
     np.testing.assert_allclose(found.before, table["newton"][found.risen])
     assert found.spearman == pytest.approx(spearmanr(table["newton"][left], after[left]).statistic, abs=1e-9)
-    by_record = removal(head, audit(head, by="record"), share=0.02)
+    by_record = removal(head, audit(replace(head, groups=None)), share=0.02)
     assert len(by_record.removed) == 2
 
 
@@ -296,7 +296,7 @@ def test_what_else_is_refused():
 def test_rows_of_records():
     head = made_head("squared", groups=np.array(["b", "a", "c"] * 20))
     assert row_of_record(head, audit(head)).tolist() == [1, 0, 2] * 20
-    assert row_of_record(head, audit(head, by="record")).tolist() == list(range(60))
+    assert row_of_record(head, audit(replace(head, groups=None))).tolist() == list(range(60))
 
 
 def test_several_shares_are_those_one_by_one():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -174,7 +175,7 @@ def test_every_note_is_on_the_page():
 
 def viewed(kind: str = "classes", **options) -> ScoreTable:
     head = made_head(kind, l2=0.5, **options)
-    return audit(head, inputs=np.maximum(head.features.numpy(), 0.0))
+    return audit(replace(head, inputs=np.maximum(head.features.numpy(), 0.0)))
 
 
 def test_what_the_others_say_and_who_is_nearest():
@@ -214,7 +215,7 @@ def test_no_empty_column_of_neighbours(by):
 
 def test_a_black_box_has_a_page_of_its_own_words():
     arrays = made_arrays("classes") | {"features": None}
-    table = audit(Head(**arrays), inputs=np.random.default_rng(0).normal(size=(60, 3)))
+    table = audit(replace(Head(**arrays), inputs=np.random.default_rng(0).normal(size=(60, 3))))
     text = Page(render(table)).text
     assert "A black box: nothing inside the model was looked at." in text
     assert "two views of a record together: the loss, what the trained model did with it" in text
@@ -262,7 +263,7 @@ def test_people_have_no_measured_columns_of_records():
     rng = np.random.default_rng(0)
     members = rng.random((16, 120)) < 0.5
     head = made_head("classes", n=120, groups=np.arange(120) // 2)
-    found = compare(audit(head, by="record"), Signals(rng.normal(size=(16, 120)), members, kind="phi"))
+    found = compare(audit(replace(head, groups=None)), Signals(rng.normal(size=(16, 120)), members, kind="phi"))
     page = render(audit(head), measured=Measured.of(found))
     assert "measured_success" not in headings(page)
     assert "No record of 120 could be shown to be exposed" in Page(page).text

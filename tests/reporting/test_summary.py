@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ def marked() -> ScoreTable:
     """A table with a marker in every place that is about a record."""
     ids = np.array([f"{MARK}-{i}" for i in range(60)])
     head = made_head("classes", l2=0.5, ids=ids)
-    table = audit(head, inputs=[f"{MARK} text {i % 7}" for i in range(60)])
+    table = audit(replace(head, inputs=[f"{MARK} text {i % 7}" for i in range(60)]))
     assert MARK in " ".join(table["nearest"].tolist())
     attributes = {**table.attributes, "subgroup_town": np.array([f"{MARK} town"] * 4 + ["city"] * 56)}
     origin = {"config": {"features": f"/home/{MARK}/f.npz"}, "inputs_sha256": "0" * 64, "versions": {"giveaway": "1"}}

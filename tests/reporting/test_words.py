@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -119,10 +121,10 @@ def test_notes_on_the_optimum():
     (note,) = note_about(audit(moved), "optimum")
     assert "not at the optimum" in note
     assert "scores assume it is. To see what that changes, audit with --refit." in note
-    (note,) = note_about(audit(moved, converged=False), "optimum")
+    (note,) = note_about(audit(moved, optimum="corrected"), "optimum")
     assert "scores assume it is" not in note
     assert "newton and loo_gap take it into account" in note
-    assert note_about(audit(moved, refit=True), "optimum") == []
+    assert note_about(audit(moved, optimum="refit"), "optimum") == []
 
 
 def test_notes_on_repeats_caps_rank_and_l2():
@@ -165,7 +167,7 @@ def test_predictions_are_called_that():
 
 def viewed(kind: str = "classes", **options) -> ScoreTable:
     head = made_head(kind, l2=0.5, **options)
-    return audit(head, inputs=np.maximum(head.features.numpy(), 0.0))
+    return audit(replace(head, inputs=np.maximum(head.features.numpy(), 0.0)))
 
 
 def test_notes_on_the_view():
@@ -180,7 +182,7 @@ def test_notes_on_the_view():
     )
     assert ("no better than a constant here" in blind) is (view["left_out_error"] >= 1)
     head = made_head("classes", l2=0.5)
-    exact = notes(audit(head, inputs=head.features))
+    exact = notes(audit(replace(head, inputs=head.features)))
     assert exact[0].endswith("% of that error, which is no share of records.")
     assert exact[1] == (
         "The features are a linear function of the inputs: nothing was learned before the head, "

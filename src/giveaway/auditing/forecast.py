@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from giveaway.auditing.cost import Cost, calibrate, estimate, product_shape
-from giveaway.auditing.curvature import CurvatureOptions, choose
+from giveaway.curvature.choice import Auto, Dense, Sketch, choose
 from giveaway.curvature.sketched import probes_at_once
 from giveaway.linalg.precision import precision_named
 from giveaway.linalg.team import ALONE, Team
@@ -16,21 +16,21 @@ QUICK = 3e11  # operations
 LONG = 60.0  # seconds, from which the cost is told before the work
 
 
-def quick(head: Head, options: CurvatureOptions) -> bool:
+def quick(head: Head, curvature: Dense | Sketch | Auto) -> bool:
     """Whether the audit takes seconds on any machine, so that nothing need be measured."""
-    sketch = choose(head, options).kind == "sketch"
-    per_record = head.width * head.m * (80.0 * options.probes if sketch else 2.0 * head.width * head.m)
+    sketch = choose(head, curvature).sketch
+    per_record = head.width * head.m * (2.0 * head.width * head.m if sketch is None else 80.0 * sketch.probes)
     return head.n * per_record < QUICK
 
 
-def forecast(head: Head, options: CurvatureOptions, team: Team = ALONE) -> Cost:
+def forecast(head: Head, curvature: Dense | Sketch | Auto, team: Team = ALONE) -> Cost:
     """The cost of the head's own scores; that of looking at the records themselves is not in it."""
-    choice = choose(head, options)
-    sketch = choice.kind == "sketch"
-    rows = {"width": head.width, "outputs": head.m, "loss": head.loss, "curvature": choice.kind}
+    sketch = choose(head, curvature).sketch
+    kind, options = ("dense", Sketch()) if sketch is None else ("sketch", sketch)
+    rows = {"width": head.width, "outputs": head.m, "loss": head.loss, "curvature": kind}
     precision = precision_named(options.precision, head.device)
     at_once = probes_at_once(head, options.probes, options.budget(head), precision)
-    dtype = precision.between if sketch else torch.float64
+    dtype = torch.float64 if sketch is None else precision.between
     shape = product_shape(**rows, probes=at_once, device=head.device)  # type: ignore[arg-type]
     held = 0 if isinstance(head.features, LazyRows) else head.features.nbytes
     return estimate(

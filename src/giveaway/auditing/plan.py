@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from giveaway.checks import InputError, check_choice, fail
+from giveaway.curvature.choice import Choice
 from giveaway.records import Head
 from giveaway.scores.catalogue import CATALOGUE
 from giveaway.scores.predicted import exists_for
 
 SENSITIVITY_UP_TO = 2_000
+DEFAULT = "default"
+OPTIMA = ("assumed", "corrected", "refit")
 
 
 @dataclass(frozen=True)
@@ -20,103 +23,118 @@ class Plan:
 
     scores: tuple[str, ...]
     unit: str
-    converged: bool
-    refit: bool
-    l2_sensitivity: bool
+    optimum: str = "assumed"
+    l2_sensitivity: bool = False
     beside_view: str = "newton"
 
     @property
     def of_head(self) -> tuple[str, ...]:
         """The scores that see the head, and the one that fused takes from it."""
-        named = [name for name in self.scores if not (self._elsewhere(name) or CATALOGUE[name].predicted)]
+        named = [name for name in self.scores if CATALOGUE[name].source == "head"]
         beside = [self.beside_view] if self.of_view or self.of_theory else []
         return tuple(dict.fromkeys([*named, *beside]))
 
     @property
     def of_theory(self) -> tuple[str, ...]:
         """The scores that theory predicts."""
-        return tuple(name for name in self.scores if CATALOGUE[name].predicted)
+        return self._from("theory")
 
     @property
     def of_view(self) -> tuple[str, ...]:
         """The scores of what the other records predict."""
-        return tuple(name for name in self.scores if CATALOGUE[name].view)
+        return self._from("others")
 
     @property
     def of_lood(self) -> tuple[str, ...]:
         """The scores of a Gaussian process."""
-        return tuple(name for name in self.scores if CATALOGUE[name].lood)
+        return self._from("process")
 
-    @staticmethod
-    def _elsewhere(name: str) -> bool:
-        return CATALOGUE[name].view or CATALOGUE[name].lood
+    @property
+    def curved(self) -> bool:
+        """Whether a score needs the head's curvature."""
+        return any(CATALOGUE[name].curvature for name in (*self.of_head, *self.of_theory))
+
+    def _from(self, source: str) -> tuple[str, ...]:
+        return tuple(name for name in self.scores if CATALOGUE[name].source == source)
 
     def options(self) -> dict[str, Any]:
-        """As JSON."""
-        return {name: value for name, value in asdict(self).items() if name != "beside_view"} | {
-            "scores": list(self.scores)
+        """The plan for the metadata."""
+        return {
+            "scores": list(self.scores),
+            "unit": self.unit,
+            "converged": self.optimum != "corrected",
+            "refit": self.optimum == "refit",
+            "l2_sensitivity": self.l2_sensitivity,
         }
 
 
-def plan(
-    head: Head,
-    *,
-    scores: Sequence[str] | None,
-    by: str,
-    converged: bool,
-    refit: bool,
-    l2_sensitivity: bool | None,
-    also: Sequence[str] = (),
-    view: bool = False,
-    lood: bool = False,
-    inputs: bool = False,
-    dense: bool = True,
-) -> Plan:
-    """Resolve the options of an audit of `head`, or say what cannot be had.
-
-    `also` names columns besides `scores`, or besides those there are by default. `view` says whether the records
-    themselves make a view, `lood` whether a kernel's scores are wanted besides those named, `inputs` whether the
-    records themselves are there at all, `dense` whether the curvature is exact, and records can be read again cheaply.
-    """
-    check_choice("by", by, ("auto", "person", "record"))
-    if by == "person" and head.groups is None:
-        raise fail("by", "a head with groups", "none", "pass groups= to Head, one person's name a record")
-    classes = head.loss != "squared"
-    if scores is None:
-        shown = {"view": view, "lood": lood, "predicted": False, "features": head.linear, "classes": classes}
-        names = tuple(
-            n for n, score in CATALOGUE.items() if all(on or not getattr(score, k) for k, on in shown.items())
-        )
-    else:
-        names = (scores,) if isinstance(scores, str) else tuple(scores)
-    names = (*names, *also)
+def named_scores(scores: str | Sequence[str]) -> tuple[str, ...]:
+    """The names that the option holds, each once and known, "default" among them."""
+    names = (scores,) if isinstance(scores, str) else tuple(scores)
     if not names:
-        raise fail("scores", "at least one score", "none", "leave scores out for all of them")
+        raise fail("scores", "at least one score", "none", "leave scores out for the default ones")
     for name in names:
-        check_choice("scores", name, CATALOGUE)
-        if CATALOGUE[name].classes and not classes:
-            raise fail("scores", "scores that exist for squared loss", name, "leave it out: it needs classes")
-        if CATALOGUE[name].features and not head.linear:
-            raise fail("scores", "scores that exist for a black box", name, "leave it out: it needs a linear head")
-        if (CATALOGUE[name].view or CATALOGUE[name].lood) and not inputs:
-            raise fail("scores", "inputs beside a score that looks at the records", f"{name} alone", "pass inputs")
-    unit = "person" if by == "person" or (by == "auto" and head.groups is not None) else "record"
+        check_choice("scores", name, (DEFAULT, *CATALOGUE))
+    return tuple(dict.fromkeys(names))
+
+
+def plan(
+    head: Head, scores: tuple[str, ...], *, optimum: str, choice: Choice | None, view: bool, process: bool, inputs: bool
+) -> Plan:
+    """Resolve the options of an audit of `head`, or say what is not possible.
+
+    `view` says whether the other records can predict each one, `process` whether a Gaussian process was given, `inputs`
+    whether the records themselves are there at all. `choice` is None for a black box.
+    """
+    check_choice("optimum", optimum, OPTIMA)
+    classes = head.loss != "squared"
+    available = {"head": True, "others": view, "process": process, "theory": False}
+    default = tuple(
+        name
+        for name, score in CATALOGUE.items()
+        if (available[score.source] and score.ranks)
+        and (classes or not score.classes)
+        and (head.linear or not score.features)
+    )
+    names = tuple(dict.fromkeys(n for name in scores for n in (default if name == DEFAULT else (name,))))
+    unit = "record" if head.groups is None else "person"
     for name in names:
-        if CATALOGUE[name].predicted and (unit == "person" or not exists_for(head)):
-            expected = "records of equal weight with values or one class each"
-            got = f"{name} of people" if unit == "person" else f"{name} of other targets, or with sample weights"
-            raise fail("scores", expected, got, "leave it out" + (", or audit by='record'" if unit == "person" else ""))
-    for option, asked in (("refit", refit), ("converged", not converged)):
-        if asked and not head.linear:
-            raise fail(option, "a linear head beside it", "a black box", f"leave {option} out")
-    if not converged and head.weight is None:
+        _check_score(name, head, unit, classes=classes, inputs=inputs)
+    for value in ("refit", "corrected"):
+        if optimum == value and not head.linear:
+            raise fail("optimum", '"assumed" for a black box', repr(value), "leave optimum out")
+    if optimum == "corrected" and head.weight is None:
         raise InputError(
-            "converged: expected a head with its weights when converged=False, got none; pass weight= and bias= to Head"
+            'optimum: expected a head with its weights for "corrected", got none; pass weight= and bias= to Head'
         )
-    degrees = head.m - 1 if head.loss == "cross_entropy" and head.m > 1 else head.m
-    if l2_sensitivity is None:
-        l2_sensitivity = dense and head.width * degrees <= SENSITIVITY_UP_TO and "newton" in names
-    elif l2_sensitivity and "newton" not in names:
-        raise fail("l2_sensitivity", "newton among the scores", ", ".join(names), "add newton: it is what is compared")
     beside = "newton" if head.linear else "loss"
-    return Plan(tuple(dict.fromkeys(names)), unit, converged, refit, l2_sensitivity, beside)
+    return Plan(names, unit, optimum, _compares_l2(head, names, choice), beside)
+
+
+def _check_score(name: str, head: Head, unit: str, *, classes: bool, inputs: bool) -> None:
+    score = CATALOGUE[name]
+    if score.classes and not classes:
+        raise fail("scores", "scores that exist for squared loss", name, "leave it out: it needs classes")
+    if score.features and not head.linear:
+        raise fail("scores", "scores that exist for a black box", name, "leave it out: it needs a linear head")
+    if score.source in ("others", "process") and not inputs:
+        raise fail(
+            "scores", "inputs beside a score that looks at the records", f"{name} alone", "pass inputs to the head"
+        )
+    if score.source == "theory" and (unit == "person" or not exists_for(head)):
+        expected = "records of equal weight with values or one class each"
+        got = f"{name} of people" if unit == "person" else f"{name} of other targets, or with sample weights"
+        remedy = ", or audit the records, by a head without groups" if unit == "person" else ""
+        raise fail("scores", expected, got, f"leave it out{remedy}")
+
+
+def _compares_l2(head: Head, names: tuple[str, ...], choice: Choice | None) -> bool:
+    """Whether the ranking at other penalties is computed too."""
+    wanted = None if choice is None else choice.curvature.l2_sensitivity
+    if wanted and "newton" not in names:
+        raise fail("l2_sensitivity", "newton among the scores", ", ".join(names), "add newton: it is what is compared")
+    if wanted is not None:
+        return wanted
+    degrees = head.m - 1 if head.loss == "cross_entropy" and head.m > 1 else head.m
+    exact = choice is not None and choice.sketch is None and head.looked_up
+    return exact and head.width * degrees <= SENSITIVITY_UP_TO and "newton" in names

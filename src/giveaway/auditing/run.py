@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 
-from giveaway.auditing.curvature import Choice, CurvatureOptions, check_sketch, choose, make, passes_of
 from giveaway.auditing.duplicates import count_duplicates
 from giveaway.auditing.kernel_view import NOISE, KernelView
-from giveaway.auditing.plan import Plan, plan
+from giveaway.auditing.plan import DEFAULT, Plan, named_scores, plan
 from giveaway.auditing.progress import OnRows, announce, progress_of
 from giveaway.auditing.scoring import score
-from giveaway.auditing.second_view import HELD_BACK, view_of
+from giveaway.auditing.second_view import HELD_BACK, SecondView, view_of
 from giveaway.checks import InputError, fail
+from giveaway.curvature.choice import Auto, Choice, Dense, Sketch, check_sketch, choose, compute, expected_passes
 from giveaway.curvature.dense import DenseCurvature
 from giveaway.curvature.optimum import GradientSums, gradient_sum
 from giveaway.curvature.optimum import refit as refit_head
-from giveaway.curvature.sketched import PROBES, TOLERANCE, SketchedCurvature
+from giveaway.curvature.sketched import SketchedCurvature
 from giveaway.evaluation.ranking import recall_at, spearman
 from giveaway.gp.table import KernelGiven
 from giveaway.linalg.kept import NOTHING_KEPT, Kept
@@ -34,65 +33,68 @@ TOP = 0.05
 MANY = 5_000  # records, from which the second view is announced
 
 
+@dataclass(frozen=True)
+class Execution:
+    """The processes that share an audit's work, and where it saves what it has finished."""
+
+    processes: Team = ALONE
+    checkpoint: Kept = NOTHING_KEPT
+
+
+@dataclass
+class Preparation:
+    """What an audit is made of once all its options are resolved."""
+
+    head: Head
+    plan: Plan
+    choice: Choice | None
+    view: SecondView | None
+    no_view: str | None
+    process: KernelView | None
+
+
+@dataclass
+class Results:
+    """Columns and attributes as they come together, and what the metadata say of them."""
+
+    columns: dict[str, np.ndarray]
+    attributes: dict[str, np.ndarray]
+    meta: dict[str, Any] = field(default_factory=dict)
+
+
 def audit(
     head: Head,
     *,
-    scores: Sequence[str] | None = None,
-    also: Sequence[str] = (),
-    by: str = "auto",
-    converged: bool = True,
-    refit: bool = False,
-    l2_sensitivity: bool | None = None,
-    inputs: Any = None,
+    scores: str | Sequence[str] = DEFAULT,
+    optimum: str = "assumed",
+    curvature: Dense | Sketch | Auto = Auto(),  # noqa: B008 (frozen)
     kernel: KernelGiven | None = None,
     noise: float | None = None,
-    curvature: str = "auto",
-    probes: int = PROBES,
-    tolerance: float = TOLERANCE,
-    precision: str = "auto",
-    memory: float | None = None,
-    allow_unconverged: bool = False,
-    errors: bool = False,
-    seed: int = 0,
-    device: torch.device | str | None = None,
-    team: Team = ALONE,
-    kept: Kept = NOTHING_KEPT,
     progress: bool = False,
+    execution: Execution = Execution(),  # noqa: B008 (frozen)
 ) -> ScoreTable:
-    """Every record's (or person's) exposure through the head.
+    """Rank every record (or person, where the head has groups) by its exposure.
 
     Parameters
     ----------
-    scores : names of the columns wanted; by default all that exist for the loss, but for the predicted_* ones, which
-        are estimates of an attack's power, and the lood_* ones: those are there by name (lood_* with a kernel too).
-    also : names of columns besides those, such as "predicted_success".
-    by : "person" scores each of the head's groups when all of its records are left out together, "record" each record;
-        "auto" is by person where the head has groups.
-    converged : False subtracts what leaving a record out has in common with training on, for a head that was stopped
-        before its optimum; needs the head's weights.
-    refit : bring the head to the optimum of its objective first.
-    l2_sensitivity : put the rank correlation of newton at l2/10 and 10·l2 with that at l2 into the metadata; by default
-        where the head has up to 2,000 parameters.
-    inputs : the records themselves, row by row those of the head: images (n, c, h, w), a table (n, p) of numbers or
-        categories, or strings; by default those that the head holds. They add `fused`, the score to rank by, and
-        `left_out`, what it takes from a kernel that never saw the model. Without them the ranking is by newton.
+    head : the trained head with its records; see `Head`, `from_torch` and `from_sklearn`. Inputs that it holds add
+        `left_out`, what the other records say through a kernel that never saw the model, and `fused`, the score to rank
+        by. Without them the ranking is by `newton`.
+    scores : names of the columns wanted. "default" stands for those that rank: all but the `_logit` norms, the
+        `predicted_*` columns, which estimate an attack's power, and `lood_*`, which come with a kernel. Name it with
+        others to add them: ("default", "predicted_success").
+    optimum : "assumed" takes the head as trained to the optimum of its objective; "corrected" subtracts what leaving a
+        record out has in common with training on, for a head that was stopped early (needs its weights); "refit" brings
+        the head to its optimum first.
+    curvature : `Dense()` inverts the head's curvature exactly, `Sketch()` estimates what it says of every record from
+        random probes, `Auto()` is dense where that fits the memory. The metadata say which it was, and how far a sketch
+        is off.
     kernel, noise : of the Gaussian process of the lood_* scores; by default an NNGP of images on the sphere, or an RBF
         of standardized columns with their median distance as length, and a variance of 0.05 around functions of
         variance 1.
-    curvature : "dense" inverts it exactly; "sketch" estimates what it says of every record from `probes` random
-        combinations of its inverse, for heads whose P × P matrix does not fit (`docs/scale.md`); "auto" is dense where
-        that fits the memory. The metadata say which it was, and how far a sketch is off.
-    probes, tolerance, allow_unconverged : of a sketch: the error of a score is about √(2/probes) of it; residual at
-        which its solves stop, and whether one that does not get there is used nevertheless.
-    precision : of the products inside those solves: "float64" or "float32", on a GPU also "tf32" or "bf16"; residuals
-        are looked at in a higher one. "auto" is float32 on a CPU and bf16 on a GPU.
-    memory : gigabytes that the curvature may take; by default half of what is free.
-    errors : add the standard error of every sketched score, a record, as attributes.
-    seed : of the probes.
-    device : where to compute; by default where the head's arrays are.
-    team, kept : processes that share the work, and where it keeps what it has finished: `giveaway audit` under torchrun
-        and --resume. Processes but the first get the scores of the head alone.
-    progress : show a progress bar on stderr, or lines where it is no terminal.
+    progress : show a progress bar on stderr, or lines where that is no terminal.
+    execution : processes that share the work, and where it saves what it has finished, for `giveaway audit` under
+        torchrun and with --resume. Processes other than the first get the scores of the head alone.
 
     Examples
     --------
@@ -103,85 +105,126 @@ def audit(
     3
     """
     began = time.perf_counter()
-    options = CurvatureOptions(curvature, probes, tolerance, precision, memory, allow_unconverged, seed)
-    if device is not None:
-        head = head.to(device)
-    known = head if inputs is None else replace(head, inputs=inputs)
-    if known.inputs is None and (kernel is not None or noise is not None):
-        raise fail("inputs", "inputs beside kernel and noise", "none", "pass the records themselves, or drop both")
-    named = None if scores is None else (scores,) if isinstance(scores, str) else tuple(scores)
-    more = (also,) if isinstance(also, str) else tuple(also)
-    viewed = [n for n in (*(named or ()), *more) if n in CATALOGUE and CATALOGUE[n].view]
-    predicted = [n for n in (*(named or ()), *more) if n in CATALOGUE and CATALOGUE[n].predicted]
-    asked = named is None or bool(viewed) or (bool(predicted) and known.inputs is not None)
-    required = inputs is not None or bool(viewed)
-    view, note = view_of(known, required=required) if asked else (None, None)
-    options = options.agreed(head, team)
-    choice = choose(head, options) if head.linear else Choice("none", "a black box has none")
+    prepared = _prepare(head, named_scores(scores), optimum, curvature, kernel, noise, execution.processes)
+    results = _score_head(prepared, execution, progress)
+    if execution.processes.first:
+        _ask_views(prepared, results, progress)
+    return _assemble(prepared, results, execution.processes, began)
+
+
+def _prepare(
+    head: Head,
+    names: tuple[str, ...],
+    optimum: str,
+    curvature: Dense | Sketch | Auto,
+    kernel: KernelGiven | None,
+    noise: float | None,
+    processes: Team,
+) -> Preparation:
+    """Resolve every option, so that a mistake costs nothing."""
+    wants_process = kernel is not None or noise is not None
+    if head.inputs is None and wants_process:
+        raise fail(
+            "inputs", "a head with inputs beside kernel and noise", "none", "pass the records themselves to the head"
+        )
+    sources = {CATALOGUE[name].source for name in names if name != DEFAULT}
+    viewed = DEFAULT in names or "others" in sources or ("theory" in sources and head.inputs is not None)
+    view, no_view = view_of(head, required="others" in sources) if viewed else (None, None)
+    choice = choose(head, curvature, processes) if head.linear else None
     resolved = plan(
         head,
-        scores=named,
-        also=more,
-        by=by,
-        converged=converged,
-        refit=refit,
-        l2_sensitivity=l2_sensitivity,
+        names,
+        optimum=optimum,
+        choice=choice,
         view=view is not None,
-        lood=kernel is not None or noise is not None,
-        inputs=known.inputs is not None,
-        dense=choice.kind == "dense" and head.looked_up,
+        process=wants_process,
+        inputs=head.inputs is not None,
     )
     process = None
-    if resolved.of_lood or kernel is not None or noise is not None:
-        process = KernelView(head, known.inputs, kernel, NOISE if noise is None else noise)
-    curved = any(CATALOGUE[name].curvature for name in (*resolved.of_head, *resolved.of_theory))
-    if errors and not (curved and choice.kind == "sketch"):
-        raise fail("errors", "a sketched curvature", "none: these scores are exact", "leave errors out")
-    if curved and choice.kind == "sketch":
-        check_sketch(head, options)
-    if resolved.refit:
-        head = refit_head(head, dense=choice.kind == "dense")
+    if resolved.of_lood or wants_process:
+        process = KernelView(head, head.inputs, kernel, NOISE if noise is None else noise)
+    sketch = None if choice is None else choice.sketch
+    if sketch is not None and resolved.curved:
+        check_sketch(head, sketch)
+    elif sketch is not None and sketch.errors:
+        raise fail("errors", "scores that are sketched", "none: these are exact", "leave errors out")
+    return Preparation(head, resolved, choice, view, no_view, process)
+
+
+def _score_head(prepared: Preparation, execution: Execution, progress: bool) -> Results:
+    """Compute the columns that the head's outputs and its curvature give."""
+    head, resolved, choice = prepared.head, prepared.plan, prepared.choice
+    team, kept = execution.processes, execution.checkpoint
+    if resolved.optimum == "refit":
+        assert choice is not None
+        prepared.head = head = refit_head(head, dense=choice.sketch is None)
+    curved = choice if resolved.curved else None
     compared = resolved.l2_sensitivity and head.l2 > 0
     gradients = GradientSums(head) if head.linear else None
-    passes = 1 + 2 * int(compared) + (passes_of(head, options, choice) if curved else 0)
-    found, sensitivity = None, None
+    passes = 1 + 2 * int(compared) + (0 if curved is None else expected_passes(head, curved))
     counted = team.first and resolved.unit == "record" and head.linear and head.looked_up
     repeats = count_duplicates(head) if counted else None  # before the columns are there: it holds as much as they do
+    curvature, sensitivity = None, None
     with progress_of(head.n * passes // team.size, enabled=progress) as on_rows:
-        if curved:
+        if curved is not None:
             add = gradients.add if gradients is not None else lambda window: None
-            found = make(head, options, choice, team=team, kept=kept, on_rows=on_rows, on_window=add)
-        scored = score(head, resolved, found, on_rows, team=team, kept=kept, errors=errors)
-        if found is not None and compared:
-            sensitivity = _l2_sensitivity(head, resolved, found, scored.columns["newton"], on_rows, team)
-    columns, attributes = scored.columns, scored.attributes
+            curvature = compute(head, curved, team=team, kept=kept, on_rows=on_rows, on_window=add)
+        sketch = None if curved is None else curved.sketch
+        errors = sketch is not None and sketch.errors
+        scored = score(head, resolved, curvature, on_rows, team=team, kept=kept, errors=errors)
+        if curvature is not None and compared:
+            sensitivity = _l2_sensitivity(head, resolved, curvature, scored.columns["newton"], on_rows, team)
     optimum = None
     if gradients is not None:
-        summed = isinstance(found, DenseCurvature) and not found.taken_up
+        summed = isinstance(curvature, DenseCurvature) and not curvature.taken_up
         optimum = _optimum(head, gradients if summed else None, team)
-    if not team.first:  # what follows is the first process's alone
-        view = process = None
-    predicted_by, no_prediction = "theory of the head" if resolved.of_theory else None, None
+    report = None
+    if curvature is not None and curved is not None:
+        report = {**curvature.report, "chosen": curved.because, **(scored.sketch or {})}
+    capped = scored.attributes.get("newton_capped")
+    meta = {
+        "curvature": report,
+        "optimum": optimum,
+        "l2_sensitivity": sensitivity,
+        "repeats": repeats,
+        "newton_capped": None if capped is None else int(capped.sum()),
+        "predicted_by": "theory of the head" if resolved.of_theory else None,
+    }
+    return Results(scored.columns, scored.attributes, meta)
+
+
+def _ask_views(prepared: Preparation, results: Results, progress: bool) -> None:
+    """Add the columns of what the other records predict, and of the Gaussian process."""
+    head, resolved, view = prepared.head, prepared.plan, prepared.view
     if view is not None and (resolved.of_view or resolved.of_theory):
         words = f"second view: predicting each of {head.n} records from the others, which can take minutes"
         announce(words, enabled=progress and head.n >= MANY)
-        seen = view.look(resolved.unit, columns[resolved.beside_view], head.outputs)
-        columns |= {name: CATALOGUE[name].function(seen) for name in resolved.of_view}
+        seen = view.look(resolved.unit, results.columns[resolved.beside_view], head.outputs)
+        results.columns |= {name: CATALOGUE[name].function(seen) for name in resolved.of_view}
         exposure = fused(seen)
         if resolved.unit == "record" and resolved.of_view:
-            ranked = exposure if "fused" in resolved.of_view else columns["left_out"]
-            attributes |= view.attributes(np.argsort(-ranked, kind="stable"))
+            ranked = exposure if "fused" in resolved.of_view else results.columns["left_out"]
+            results.attributes |= view.attributes(np.argsort(-ranked, kind="stable"))
         prediction = view.predict(exposure, head.outputs) if resolved.of_theory else None
         if prediction is not None and view.held_back:
-            no_prediction, predicted_by = HELD_BACK, None
-            columns = {name: values for name, values in columns.items() if name not in resolved.of_theory}
+            results.meta |= {"no_prediction": HELD_BACK, "predicted_by": None}
+            for name in resolved.of_theory:
+                del results.columns[name]
         elif prediction is not None:
-            predicted_by = "both views"
-            columns |= {name: CATALOGUE[name].function(prediction) for name in resolved.of_theory}
-    if process is not None and resolved.of_lood:
-        lood = process.lood(resolved.unit)
-        columns |= {name: CATALOGUE[name].function(lood).cpu().numpy() for name in resolved.of_lood}
-    columns = {name: columns[name] for name in resolved.scores if name in columns} if team.first else columns
+            results.meta["predicted_by"] = "both views"
+            results.columns |= {name: CATALOGUE[name].function(prediction) for name in resolved.of_theory}
+        results.meta["view"] = view.report
+    if prepared.process is not None and resolved.of_lood:
+        lood = prepared.process.lood(resolved.unit)
+        results.columns |= {name: CATALOGUE[name].function(lood).cpu().numpy() for name in resolved.of_lood}
+        results.meta["kernel"] = prepared.process.report
+
+
+def _assemble(prepared: Preparation, results: Results, processes: Team, began: float) -> ScoreTable:
+    """Put the columns that were asked for and the metadata into a table."""
+    head, resolved, columns = prepared.head, prepared.plan, results.columns
+    if processes.first:
+        columns = {name: columns[name] for name in resolved.scores if name in columns}
     if not columns:
         raise InputError(f"scores: {HELD_BACK}")
     meta = {
@@ -195,22 +238,17 @@ def audit(
         "penalize_intercept": head.penalize_intercept,
         "frozen": head.frozen,
         "options": resolved.options(),
-        "processes": team.size,
+        "processes": processes.size,
         "device": str(head.device),
-        "curvature": None if found is None else {**found.report, "chosen": choice.because, **(scored.sketch or {})},
-        "optimum": optimum,
-        "view": None if view is None else view.report,
-        "no_view": note,
-        "predicted_by": predicted_by,
-        "no_prediction": no_prediction,
-        "kernel": None if process is None else process.report,
-        "l2_sensitivity": sensitivity,
-        "repeats": repeats,
-        "newton_capped": int(attributes["newton_capped"].sum()) if "newton_capped" in attributes else None,
+        "view": None,
+        "no_view": prepared.no_view,
+        "no_prediction": None,
+        "kernel": None,
+        **results.meta,
         "seconds": round(time.perf_counter() - began, 3),
     }
-    ids = head.ids if resolved.unit == "record" else np.unique(head.groups)  # type: ignore[arg-type]
-    return ScoreTable(scores=columns, ids=ids, meta=meta, attributes=attributes)
+    ids = head.ids if head.groups is None else np.unique(head.groups)
+    return ScoreTable(scores=columns, ids=ids, meta=meta, attributes=results.attributes)
 
 
 def _l2_sensitivity(
@@ -222,7 +260,7 @@ def _l2_sensitivity(
     team: Team,
 ) -> dict[str, float]:
     """Spearman of newton at other penalties with newton at the head's own, and how much of the top 5 % stays there."""
-    only = Plan(("newton",), resolved.unit, resolved.converged, resolved.refit, False)
+    only = Plan(("newton",), resolved.unit, resolved.optimum)
     result = {}
     top = max(TOP, 1 / len(newton))
     for factor in (0.1, 10.0):
@@ -240,5 +278,5 @@ def _optimum(head: Head, gradients: GradientSums | None, team: Team) -> dict[str
     if head.weight is None and head.l2 > 0:
         return {"relative_gradient": None, "note": "unknown: the head's weights were not given"}
     relative = (gradient_sum(head, team) if gradients is None else gradients.finished(team)).relative
-    note = "at its optimum" if relative < 1e-4 else "not at its optimum: consider converged=False or refit=True"
+    note = "at its optimum" if relative < 1e-4 else 'not at its optimum: consider optimum="corrected" or "refit"'
     return {"relative_gradient": relative, "note": note}

@@ -57,7 +57,7 @@ class Scoring:
         rows = head.n if self.people is None else self.people.count
         self._place = {name: at for at, name in enumerate(names)}
         self.found = np.zeros((len(names), rows))
-        self.total = None if resolved.converged or curvature is None else gradient_sum(head, team).total
+        self.total = None if resolved.optimum != "corrected" or curvature is None else gradient_sum(head, team).total
         self.drift = None if self.total is None or curvature is None else curvature.solve(self.total)
 
     def __getitem__(self, name: str) -> np.ndarray:

@@ -14,6 +14,7 @@ from giveaway.text import say
 
 if TYPE_CHECKING:
     from giveaway.auditing.depths import DepthAudit
+    from giveaway.curvature.choice import Auto, Dense, Sketch
     from giveaway.findings.gate import Rules, Verdict
     from giveaway.linalg.team import Team
     from giveaway.records import Head, ScoreTable
@@ -23,7 +24,7 @@ RANKING_ONLY = (
 )
 GATE = "Judge the audit by these rules; exit code 3 where one is not met."
 SEED = click.IntRange(0, 2**63 - 1)
-OF_CURVATURE = ("curvature", "probes", "tolerance", "precision", "memory", "allow_unconverged", "seed")
+OF_SKETCH = ("probes", "tolerance", "precision", "memory", "allow_unconverged", "seed", "errors")
 
 
 @click.command()
@@ -135,21 +136,27 @@ def audit(config: str | None, as_json: bool, resume: bool, dry_run: bool, **flag
             options, (lambda words: say(words, err=True)) if team.first else (lambda words: None), team
         )
         head = source.head
-        wanted = ("by", "converged", "refit", "l2_sensitivity", "kernel", "noise", *OF_CURVATURE, "errors")
-        arguments: dict[str, Any] = {name: options[name] for name in wanted if name in options}
+        arguments: dict[str, Any] = {name: options[name] for name in ("kernel", "noise") if name in options}
+        arguments["curvature"] = _curvature(options)
+        arguments["optimum"] = _optimum(options)
         if "inputs" in options:
-            arguments["inputs"] = records_from(options["inputs"])
+            head = dataclasses.replace(head, inputs=records_from(options["inputs"]))
         elif head.inputs is None and {"kernel", "noise"} & options.keys():
             raise fail("inputs", "--inputs beside --kernel and --noise", "none", "name the file of the records")
-        for name in {"scores", "also"} & options.keys():
-            arguments[name] = [column.strip() for column in options[name].split(",")]
+        arguments["scores"] = _scores(options)
+        if options.get("by") == "person" and head.groups is None:
+            raise fail("by", "--groups beside it", "none", "give a file with one person's name a record")
+        if options.get("by") == "record":
+            head = dataclasses.replace(head, groups=None)
         if rules is not None:
             check_audited(rules, arguments)
         if "device" in options or team.device.type == "cuda":
             head = head.to(team.device)
         if dry_run and not head.linear:
             raise fail("dry_run", "a linear head", "a black box, which has no curvature to estimate", "leave it out")
-        if head.linear and _told_cost(head, source.deeper, options, team, alone=dry_run, as_json=as_json):
+        if head.linear and _told_cost(
+            head, source.deeper, arguments["curvature"], team, alone=dry_run, as_json=as_json
+        ):
             return
         audit_and_tell(
             out,
@@ -170,6 +177,34 @@ def _kinds(flags: dict[str, Any]) -> dict[str, type]:
     kinds = {"boolean": bool, "integer": int, "float": float}
     parameters = {parameter.name: parameter for parameter in audit.params}
     return {name: kinds.get(parameters[name].type.name, str) for name in flags}
+
+
+def _curvature(options: dict[str, Any]) -> Dense | Sketch | Auto:
+    """The curvature that the options describe; those of a sketch are checked whichever it will be."""
+    from giveaway.curvature.choice import Auto, Dense, Sketch
+
+    sketch = Sketch(**{name: options[name] for name in OF_SKETCH if name in options})
+    compare = options.get("l2_sensitivity")
+    kind = options.get("curvature", "auto")
+    if kind == "dense":
+        return Dense(l2_sensitivity=compare)
+    if kind == "sketch":
+        return dataclasses.replace(sketch, l2_sensitivity=compare)
+    return Auto(memory=sketch.memory, sketch=sketch, l2_sensitivity=compare)
+
+
+def _scores(options: dict[str, Any]) -> list[str]:
+    """The columns named, or the default ones; --inputs ask for fused by name, so that unusable ones are an error."""
+    named = [options.get("scores", "default"), options.get("also", "")]
+    if "inputs" in options and "scores" not in options:
+        named.append("fused")
+    return [name.strip() for names in named for name in names.split(",") if name.strip()]
+
+
+def _optimum(options: dict[str, Any]) -> str:
+    if options.get("refit"):
+        return "refit"
+    return "assumed" if options.get("converged", True) else "corrected"
 
 
 def audit_and_tell(
@@ -214,17 +249,15 @@ def audit_and_tell(
 
 
 def _told_cost(
-    head: Head, deeper: DepthAudit | None, options: dict[str, Any], team: Team, *, alone: bool, as_json: bool
+    head: Head, deeper: DepthAudit | None, curvature: Dense | Sketch | Auto, team: Team, *, alone: bool, as_json: bool
 ) -> bool:
     """Say what the audit will cost, where that is asked for or it is long; whether there is no more to do."""
-    from giveaway.auditing.curvature import CurvatureOptions
     from giveaway.auditing.forecast import LONG, forecast, quick
     from giveaway.cli.audit_folder import work_ahead
 
-    taken = CurvatureOptions(**{name: options[name] for name in OF_CURVATURE if name in options})
-    if not alone and quick(head, taken):
+    if not alone and quick(head, curvature):
         return False
-    cost = forecast(head, taken, team)
+    cost = forecast(head, curvature, team)
     if deeper is not None:
         cost = dataclasses.replace(cost, notes=(*cost.notes, work_ahead(deeper)))
     if alone and team.first:

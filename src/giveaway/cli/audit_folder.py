@@ -13,10 +13,11 @@ from giveaway.auditing.checkpoint import Checkpoint
 from giveaway.auditing.depths import DepthAudit, Depths
 from giveaway.auditing.progress import parts_of
 from giveaway.auditing.pseudonyms import pseudonyms, read_key
-from giveaway.auditing.run import audit
+from giveaway.auditing.run import Execution, audit
 from giveaway.auditing.store import check_folder, fingerprint, provenance, save_audit, save_page
 from giveaway.checks import check_choice, fail
 from giveaway.cli.config import to_toml
+from giveaway.curvature.choice import Auto
 from giveaway.extract.user_files import subgroups_from
 from giveaway.extract.user_model import model_digest
 from giveaway.findings.explain import SUBGROUP
@@ -53,7 +54,7 @@ def audit_into(
         head = _renamed(head, read_key(config["pseudonymize"], out))
     subgroups = subgroups_from(config["subgroups"], head.n) if "subgroups" in config else {}
     given = None if deeper is None else deeper.inputs
-    digest = team.agreed(fingerprint(head, arguments.get("inputs"), given) if team.first else "")
+    digest = team.agreed(fingerprint(head, None, given) if team.first else "")
     origin = provenance(digest, config, None if deeper is None else model_digest(deeper.model))
     existed = Path(out).is_dir()
     folder = check_folder(out, origin) if team.first else Path(out)
@@ -61,11 +62,11 @@ def audit_into(
     kept: Checkpoint | None = None
     try:
         kept = _checkpoint(folder, origin, team, resume=resume)
-        run = partial(audit, head, progress=team.first, team=team, kept=kept)
-        table = run(**arguments)
+        run = partial(audit, progress=team.first, execution=Execution(team, kept))
+        table = run(head, **arguments)
         by_record = None
         if table.meta["unit"] == "person":
-            by_record = run(**{**arguments, "by": "record", "l2_sensitivity": False})
+            by_record = run(dataclasses.replace(head, groups=None), **_without_comparison(arguments))
         team.leave()  # all at once: what is left to do is the first one's, and may take long
         if not team.first:
             return None
@@ -81,7 +82,6 @@ def audit_into(
         look = make_extras(
             head,
             table,
-            inputs=arguments.get("inputs"),
             method=config.get("map", "auto"),
             what_if=config.get("what_if"),
             show_records=bool(config.get("show_records")),
@@ -103,6 +103,11 @@ def work_ahead(deeper: DepthAudit) -> str:
     more = ", and some for records in doubt" if deeper.options.method == "sketch" else ""
     sizes = ", ".join(f"{depth} ({network.size:,} parameters)" for depth, network in deeper.networks.items())
     return f"depths: {sizes}: {solves} each{more}; not in this estimate"
+
+
+def _without_comparison(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments for a second audit, which need not compare penalties again."""
+    return {**arguments, "curvature": dataclasses.replace(arguments.get("curvature", Auto()), l2_sensitivity=False)}
 
 
 def _checkpoint(folder: Path, origin: dict[str, Any], team: Team, *, resume: bool) -> Checkpoint:

@@ -140,12 +140,10 @@ def check_audited(rules: Rules, arguments: dict[str, Any]) -> None:
     if rules.needs_validation:
         got = "a measured count, which an audit alone does not have"
         raise fail("gate", "rules on an audit", got, "run giveaway validate FOLDER --gate with them")
-    also = arguments.get("also") or []
-    for column in rules.columns:
-        if arguments.get("scores") and column not in (*arguments["scores"], *also):
-            raise fail("gate", f"the column {column} among the scores", "none", f"add --also {column}")
-    if rules.columns and not arguments.get("scores"):
-        arguments["also"] = list(dict.fromkeys([*also, *rules.columns]))
+    missing = [column for column in rules.columns if column not in arguments["scores"]]
+    if missing and "default" not in arguments["scores"]:
+        raise fail("gate", f"the column {missing[0]} among the scores", "none", f"add {missing[0]} to --scores")
+    arguments["scores"] = [*arguments["scores"], *missing]
 
 
 def judged(rules: Rules | None, folder: str | Path) -> Verdict | None:

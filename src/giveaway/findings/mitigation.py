@@ -14,6 +14,7 @@ import torch
 
 from giveaway.auditing.run import audit
 from giveaway.checks import check_number, fail
+from giveaway.curvature.choice import Auto
 from giveaway.curvature.optimum import refit
 from giveaway.evaluation.ranking import spearman
 from giveaway.records import Head, ScoreTable
@@ -106,7 +107,8 @@ def _count(share: float, rows: int) -> int:
 
 
 def _newton(head: Head, unit: str) -> np.ndarray:
-    return audit(head, scores=["newton"], by=unit, l2_sensitivity=False)["newton"]
+    scored = head if unit == "person" else replace(head, groups=None)
+    return audit(scored, scores="newton", curvature=Auto(l2_sensitivity=False))["newton"]
 
 
 def _entered(before: np.ndarray, after: np.ndarray, left: np.ndarray, count: int) -> np.ndarray:

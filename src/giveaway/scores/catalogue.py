@@ -11,16 +11,19 @@ from giveaway.scores import fused, influence, leave_one_out, leverage, lood, poi
 
 @dataclass(frozen=True)
 class Score:
-    """One column: how to get it from a batch (from both views, a kernel's Lood, or a Prediction), and what it needs."""
+    """One column: the function that computes it, and what it needs.
+
+    The function takes what its `source` gives: a batch of records of the head, the predictions of the other records,
+    the divergences of a Gaussian process, or a prediction from theory.
+    """
 
     name: str
     function: Callable[[Any], Any]
+    source: str = "head"  # or "others", "process", "theory"
     curvature: bool = True
-    features: bool = True  # of a linear head: what a black box has not
+    features: bool = True  # a linear head, which a black box has not
     classes: bool = False  # exists for class targets only
-    view: bool = False  # what the other records predict
-    lood: bool = False  # of a Gaussian process: there when asked for, or with a kernel
-    predicted: bool = False  # an attack's power as theory has it: there when asked for
+    ranks: bool = True  # among the default columns wherever its source is
 
 
 _SCORES = [
@@ -32,20 +35,20 @@ _SCORES = [
     Score("gls_trace", leverage.gls_trace),
     Score("gls_frobenius", leverage.gls_frobenius),
     Score("gls_spectral", leverage.gls_spectral),
-    Score("gls_trace_logit", leverage.gls_trace_logit),
-    Score("gls_frobenius_logit", leverage.gls_frobenius_logit),
-    Score("gls_spectral_logit", leverage.gls_spectral_logit),
+    Score("gls_trace_logit", leverage.gls_trace_logit, ranks=False),
+    Score("gls_frobenius_logit", leverage.gls_frobenius_logit, ranks=False),
+    Score("gls_spectral_logit", leverage.gls_spectral_logit, ranks=False),
     Score("influence", influence.influence),
     Score("newton", influence.newton),
     Score("loo_gap", leave_one_out.loo_gap),
-    Score("left_out", fused.left_out, curvature=False, features=False, view=True),
-    Score("fused", fused.fused, curvature=False, features=False, view=True),
-    Score("predicted_success", predicted.predicted_success, predicted=True),
-    Score("predicted_auc", predicted.predicted_auc, predicted=True),
-    Score("predicted_tpr", predicted.predicted_tpr, predicted=True),
-    Score("predicted_tpr_low", predicted.predicted_tpr_low, predicted=True),
-    Score("lood_kl", lood.lood_kl, curvature=False, features=False, lood=True),
-    Score("lood_mean", lood.lood_mean, curvature=False, features=False, lood=True),
+    Score("left_out", fused.left_out, curvature=False, features=False, source="others"),
+    Score("fused", fused.fused, curvature=False, features=False, source="others"),
+    Score("predicted_success", predicted.predicted_success, source="theory"),
+    Score("predicted_auc", predicted.predicted_auc, source="theory"),
+    Score("predicted_tpr", predicted.predicted_tpr, source="theory"),
+    Score("predicted_tpr_low", predicted.predicted_tpr_low, source="theory"),
+    Score("lood_kl", lood.lood_kl, curvature=False, features=False, source="process"),
+    Score("lood_mean", lood.lood_mean, curvature=False, features=False, source="process"),
 ]
 
 CATALOGUE = {score.name: score for score in _SCORES}

@@ -1,0 +1,184 @@
+"""How an audit gets at H⁻¹: exactly (`Dense`), from random probes (`Sketch`), or whichever fits the memory (`Auto`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from giveaway.checks import check_number, fail
+from giveaway.curvature.dense import DenseCurvature, dense_bytes
+from giveaway.curvature.sketched import PROBES, TOLERANCE, SketchedCurvature, probes_at_once
+from giveaway.linalg.kept import NOTHING_KEPT, Kept, kept_by
+from giveaway.linalg.memory import free_memory
+from giveaway.linalg.precision import precision_named
+from giveaway.linalg.team import ALONE, Team
+from giveaway.records import Head
+from giveaway.records.window import Window
+
+LEAST_PROBES = 32
+EXPECTED_PRODUCTS = 16  # products that one block of probes takes, for the progress bar alone
+
+
+@dataclass(frozen=True)
+class Dense:
+    """Form the curvature as a matrix and invert it: exact.
+
+    Parameters
+    ----------
+    l2_sensitivity : put the rank correlation of newton at l2/10 and 10·l2 with that at l2 into the metadata; by default
+        where the head has up to 2,000 parameters.
+    """
+
+    l2_sensitivity: bool | None = None
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """Estimate what the curvature says of every record from random combinations of its inverse.
+
+    Parameters
+    ----------
+    probes : how many; the error of a score is about √(2/probes) of it.
+    tolerance : the solves stop when their worst residual is below it.
+    precision : of the products inside the solves: "float64" or "float32", on a GPU also "tf32" or "bf16"; residuals are
+        computed in a higher one. "auto" is float32 on a CPU and bf16 on a GPU.
+    memory : gigabytes that the sketch may take; by default half of what is free.
+    allow_unconverged : use solves that do not reach the tolerance instead of raising an error.
+    errors : add the standard error of every score, a record, as attributes.
+    seed : of the probes.
+    l2_sensitivity : as for `Dense`; by default not.
+    """
+
+    probes: int = PROBES
+    tolerance: float = TOLERANCE
+    precision: str = "auto"
+    memory: float | None = None
+    allow_unconverged: bool = False
+    errors: bool = False
+    seed: int = 0
+    l2_sensitivity: bool | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.probes, bool) or not isinstance(self.probes, int) or self.probes < LEAST_PROBES:
+            expected = f"a whole number of at least {LEAST_PROBES}"
+            raise fail("probes", expected, repr(self.probes), "256 suits most heads")
+        check_number("tolerance", self.tolerance, minimum=0.0, remedy="1e-3 suits most heads")
+        if not 0 < self.tolerance < 1:
+            raise fail("tolerance", "a number between 0 and 1", f"{self.tolerance:g}", "1e-3 suits most heads")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
+            raise fail("seed", "a whole number from 0 to 2**63 - 1", repr(self.seed), "leave it out for 0")
+        check_memory_option(self.memory)
+
+    def budget(self, head: Head) -> int:
+        """How many bytes the sketch may take."""
+        return budget(self.memory, head)
+
+
+@dataclass(frozen=True)
+class Auto:
+    """Take `Dense` where its matrices fit into `memory` gigabytes (by default half of what is free), else `sketch`."""
+
+    memory: float | None = None
+    sketch: Sketch = field(default_factory=Sketch)
+    l2_sensitivity: bool | None = None
+
+    def __post_init__(self) -> None:
+        check_memory_option(self.memory)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The curvature that will be computed, `Dense` or `Sketch`, and why."""
+
+    curvature: Dense | Sketch
+    because: str
+
+    @property
+    def sketch(self) -> Sketch | None:
+        """The options of the sketch, if it is one."""
+        return self.curvature if isinstance(self.curvature, Sketch) else None
+
+
+def choose(head: Head, wanted: Dense | Sketch | Auto, processes: Team = ALONE) -> Choice:
+    """Resolve `Auto`, by the memory that every process has, and check that a sketch of `head` is possible."""
+    if isinstance(wanted, Dense):
+        return Choice(wanted, "asked for")
+    if not isinstance(wanted, Sketch | Auto):
+        raise fail("curvature", "Dense(), Sketch() or Auto()", repr(wanted), "make one, as ga.Sketch(probes=256)")
+    memory = wanted.memory
+    if processes.size > 1:
+        memory = processes.smallest(budget(memory, head)) / 1e9
+    if isinstance(wanted, Sketch):
+        return Choice(replace(wanted, memory=memory), "asked for")
+    needed, available = dense_bytes(head), budget(memory, head)
+    fits = needed <= available
+    because = f"dense takes {needed / 1e9:.3g} GB, which {'fits' if fits else 'does not fit'} the budget of "
+    because += f"{available / 1e9:.3g} GB"
+    if fits:
+        return Choice(Dense(l2_sensitivity=wanted.l2_sensitivity), because)
+    return Choice(replace(wanted.sketch, memory=memory, l2_sensitivity=wanted.l2_sensitivity), because)
+
+
+def check_sketch(head: Head, sketch: Sketch) -> None:
+    """Refuse a sketch of a head whose records cannot be read many times."""
+    precision_named(sketch.precision, head.device)
+    if not head.looked_up:
+        raise fail(
+            "curvature",
+            "features that can be read many times for a sketch",
+            "a stream that runs the model in every pass",
+            "pass cache= to from_torch, or take curvature=Dense()",
+        )
+
+
+def compute(
+    head: Head,
+    choice: Choice,
+    *,
+    team: Team = ALONE,
+    kept: Kept = NOTHING_KEPT,
+    on_rows: Callable[[int], Any] = lambda rows: None,
+    on_window: Callable[[Window], Any] = lambda window: None,
+) -> DenseCurvature | SketchedCurvature:
+    """Compute the chosen curvature; a dense one hands every window of its sums to `on_window`."""
+
+    def each(window: Window) -> None:
+        on_window(window)
+        on_rows(len(window))
+
+    sketch = choice.sketch
+    if sketch is None:
+        return DenseCurvature(head, team=team, kept=kept, on_window=each)
+    return SketchedCurvature(
+        head,
+        probes=sketch.probes,
+        tolerance=sketch.tolerance,
+        precision=sketch.precision,
+        memory=sketch.budget(head),
+        allow_unconverged=sketch.allow_unconverged,
+        seed=sketch.seed,
+        team=team,
+        kept=kept_by(kept, team),
+        on_rows=on_rows,
+    )
+
+
+def expected_passes(head: Head, choice: Choice) -> int:
+    """Estimate how often computing the curvature reads the records."""
+    sketch = choice.sketch
+    if sketch is None:
+        return 1
+    precision = precision_named(sketch.precision, head.device)
+    at_once = probes_at_once(head, sketch.probes, sketch.budget(head), precision)
+    return EXPECTED_PRODUCTS * -(-sketch.probes // at_once)
+
+
+def budget(memory: float | None, head: Head) -> int:
+    """Bytes that a curvature may take: `memory` gigabytes, or half of what is free where the head's arrays are."""
+    return free_memory(head.device) // 2 if memory is None else int(memory * 1e9)
+
+
+def check_memory_option(memory: float | None) -> None:
+    if memory is not None:
+        check_number("memory", memory, minimum=0.0, remedy="give it in gigabytes")
