@@ -30,7 +30,7 @@ def test_pipeline_hands_transformed_inputs_to_its_last_step(X, labels):
     assert off_optimum(head) < 1e-4
     assert head.ids[0] == 100
     assert head.groups[3] == 1
-    with pytest.raises(InputError, match="X: expected inputs the pipeline accepts, got X has 4 features"):
+    with pytest.raises(InputError, match="X: expected inputs the estimator accepts, got X has 4 features"):
         from_sklearn(pipeline, X[:, :4], labels)
     with pytest.raises(InputError, match="an unfitted Pipeline; fit it first"):
         from_sklearn(make_pipeline(StandardScaler(), Ridge()), X, labels)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -60,17 +61,12 @@ def from_sklearn(
     if fields_of is None and _is_black_box(final):
         return Head(ids=ids, groups=groups, inputs=inputs, **_black_box(final, X, y, sample_weight))
     if fields_of is None:
-        best = hasattr(final, "best_estimator_")
-        raise fail(
-            "estimator",
-            "one of " + ", ".join(kind.__name__ for kind in FIELDS) + ", or a Pipeline ending in one",
-            type(final).__name__,
-            "pass its best_estimator_" if best else "for another model build Head (a black box: features=None)",
-        )
-    try:
+        expected = "one of " + ", ".join(kind.__name__ for kind in FIELDS) + ", or a Pipeline ending in one"
+        remedy = "for another model build Head (a black box: features=None)"
+        remedy = "pass its best_estimator_" if hasattr(final, "best_estimator_") else remedy
+        raise fail("estimator", expected, type(final).__name__, remedy)
+    with _refusals(final):
         check_is_fitted(final)
-    except NotFittedError as error:
-        raise fail("estimator", "a fitted estimator", f"an unfitted {type(final).__name__}", "fit it first") from error
     fields = fields_of(final, *_checked_inputs(final, X, y), sample_weight)
     intercept = fields["bias"] is not None
     for name in ("features", "weight", "bias") if intercept else ("features", "weight"):
@@ -93,14 +89,8 @@ def _is_black_box(estimator: Any) -> bool:
 def _black_box(estimator: Any, X: Any, y: Any, sample_weight: Any) -> dict[str, Any]:
     """Return the logarithms of the probabilities with class indices, or the values with squared loss."""
     probable = hasattr(estimator, "predict_proba")
-    try:
+    with _refusals(estimator):
         outputs = np.asarray(estimator.predict_proba(X) if probable else estimator.predict(X))
-    except NotFittedError as error:
-        got = f"an unfitted {type(estimator).__name__}"
-        raise fail("estimator", "a fitted estimator", got, "fit it first") from error
-    except ValueError as error:
-        got, remedy = _harmless_line(error), "pass the X the estimator was fitted with"
-        raise fail("X", "inputs the estimator accepts", got, remedy) from error
     if _held_out(estimator):
         got = "early stopping on a validation set, which kept some of these records out of training"
         raise fail("estimator", "a fit on every record", got, "fit without early stopping")
@@ -133,13 +123,8 @@ def _last_step(estimator: Any, X: Any) -> tuple[Any, Any]:
     """Return the final estimator of (nested) pipelines, and X as it reaches it."""
     while isinstance(estimator, Pipeline):
         if len(estimator.steps) > 1:
-            try:
+            with _refusals(estimator):
                 X = estimator[:-1].transform(X)
-            except NotFittedError as error:
-                raise fail("estimator", "a fitted estimator", "an unfitted Pipeline", "fit it first") from error
-            except ValueError as error:
-                got = _harmless_line(error)
-                raise fail("X", "inputs the pipeline accepts", got, "pass X as it was given to fit") from error
         estimator = estimator.steps[-1][1]
     return estimator, X
 
@@ -186,7 +171,7 @@ def _records_of(X: Any) -> Any:
 
 
 def _least_squares(estimator: Any, X: Any, y: np.ndarray, sample_weight: Any) -> dict[str, Any]:
-    """LinearRegression, and Ridge: its penalty alpha·‖w‖² is l2 = 2·alpha."""
+    """Read LinearRegression and Ridge, whose penalty alpha·‖w‖² is l2 = 2·alpha."""
     if estimator.positive:
         raise fail("estimator", "unconstrained coefficients", "positive=True", "fit with positive=False")
     alpha = np.unique(getattr(estimator, "alpha", 0.0))
@@ -203,7 +188,7 @@ def _least_squares(estimator: Any, X: Any, y: np.ndarray, sample_weight: Any) ->
 
 
 def _ridge_classifier(estimator: Any, X: Any, y: np.ndarray, sample_weight: Any) -> dict[str, Any]:
-    """RidgeClassifier: ridge regression on targets of −1 and 1, one column for two classes."""
+    """Read RidgeClassifier, a ridge regression on targets of −1 and 1, one column for two classes."""
     if y.ndim == 2:
         targets = np.where(y > 0, 1.0, -1.0)
     else:
@@ -217,7 +202,7 @@ def _ridge_classifier(estimator: Any, X: Any, y: np.ndarray, sample_weight: Any)
 
 
 def _logistic_regression(estimator: Any, X: Any, y: np.ndarray, sample_weight: Any) -> dict[str, Any]:
-    """LogisticRegression: one logit for two classes, softmax for more, or one binary head a class (one-vs-rest)."""
+    """Read LogisticRegression: one logit for two classes, softmax for more, or one binary head a class."""
     labels = _class_indices(y, estimator.classes_)
     fields = _linear(estimator, X)
     several = len(fields["weight"]) > 1
@@ -274,7 +259,7 @@ def _times(sample_weight: Any, factor: np.ndarray) -> np.ndarray:
 
 
 def _last_layer(estimator: Any, X: Any, y: np.ndarray, sample_weight: Any) -> dict[str, Any]:
-    """MLPClassifier and MLPRegressor: features are what the last hidden layer gives."""
+    """Read the last layer of MLPClassifier or MLPRegressor; features are what the last hidden layer gives."""
     if estimator.early_stopping:
         got = "early_stopping=True, which kept some of these records out of training"
         raise fail("estimator", "a fit on every record", got, "fit with early_stopping=False")
@@ -353,10 +338,18 @@ def _one_hot(labels: np.ndarray, classes: int) -> np.ndarray:
     return np.eye(classes)[labels]
 
 
-def _harmless_line(error: Exception) -> str:
-    """Return what scikit-learn says where that cannot hold a value of a record, else the error's type alone."""
-    line = first_line(error)
-    return line if HARMLESS.match(line) else f"others ({type(error).__name__})"
+@contextmanager
+def _refusals(estimator: Any) -> Iterator[None]:
+    """Say in our words what scikit-learn refuses; its own words only where they cannot hold a value of a record."""
+    try:
+        yield
+    except NotFittedError as error:
+        got = f"an unfitted {type(estimator).__name__}"
+        raise fail("estimator", "a fitted estimator", got, "fit it first") from error
+    except ValueError as error:
+        line = first_line(error)
+        got = line if HARMLESS.match(line) else f"others ({type(error).__name__})"
+        raise fail("X", "inputs the estimator accepts", got, "pass the X the estimator was fitted with") from error
 
 
 FIELDS: dict[type, Callable[[Any, Any, np.ndarray, Any], dict[str, Any]]] = {

@@ -17,7 +17,7 @@ from torch import nn
 
 from giveaway.checks import fail
 from giveaway.extract.batches import BatchKeys, RowBuffer, check_same_kind
-from giveaway.extract.feature_cache import FeatureCache, opened
+from giveaway.extract.feature_cache import ROWS, FeatureCache, opened
 from giveaway.extract.linear_layer import HeadLayer
 from giveaway.extract.model_records import InputCollector, places_of
 from giveaway.extract.reader import RecordReader
@@ -135,50 +135,46 @@ class _HeadRows:
     inputs: Any
 
 
-def _in_memory(reader: RecordReader, layer: HeadLayer, collector: InputCollector) -> _HeadRows:
-    """Hold features and outputs in memory; the model runs once."""
-    features, outputs, targets = (RowBuffer(name, reader.total) for name in ("features", "outputs", "targets"))
+def _run(reader: RecordReader, layer: HeadLayer, collector: InputCollector, sinks: Mapping[str, Any]) -> None:
+    """Run the model over all records into `sinks`, and read the data again to see that rows are records."""
     for batch in reader.first_pass():
         collector.add(batch)  # before the model can write into its inputs
-        x, f = layer.rows_of(batch)
-        features.add(x)
-        outputs.add(f)
-        targets.add(batch.targets)
+        for sink, block in zip(sinks.values(), (*layer.rows_of(batch), batch.targets), strict=True):
+            sink.add(block)
     reader.check_second_pass()
-    ids = reader.fingerprints.ids
-    return _HeadRows(features.joined(), outputs.joined(), targets.joined(), ids, collector.joined())
+
+
+def _in_memory(reader: RecordReader, layer: HeadLayer, collector: InputCollector) -> _HeadRows:
+    """Hold features and outputs in memory; the model runs once."""
+    buffers = {name: RowBuffer(name, reader.total) for name in ROWS}
+    _run(reader, layer, collector, buffers)
+    features, outputs, targets = (buffer.joined() for buffer in buffers.values())
+    return _HeadRows(features, outputs, targets, reader.fingerprints.ids, collector.joined())
 
 
 def _through_cache(reader: RecordReader, layer: HeadLayer, collector: InputCollector, store: FeatureCache) -> _HeadRows:
     """Map features and outputs from the cache; the model runs only where the cache is not whole yet."""
-    facts: dict[str, Any] = {"model_sha256": model_digest(layer.model)}
-    if (known := store.facts()) is None:
+    weights, known = model_digest(layer.model), store.facts()
+    if known is None:
         with store.writing() as writers:
-            for batch in reader.first_pass():
-                collector.add(batch)
-                x, f = layer.rows_of(batch)
-                for name, block in (("features", x), ("outputs", f), ("targets", batch.targets)):
-                    writers[name].add(block)
-            reader.check_second_pass()
-        weight, bias = layer.parameters()
-        facts |= _facts(reader, layer) | {"layer": layer.name}
-        store.complete(facts, {"ids": reader.fingerprints.ids, "weight": weight, "bias": bias})
+            _run(reader, layer, collector, writers)
     else:
         for batch in reader.first_pass():
             collector.add(batch)
-        store.check(facts | _facts(reader, layer))
+    prints = reader.fingerprints
+    facts = {"model_sha256": weights, "rows": prints.rows, "rows_sha256": prints.digest(), "options": layer.options()}
+    if known is None:
+        weight, bias = layer.parameters()
+        store.complete(facts | {"layer": layer.name}, {"ids": prints.ids, "weight": weight, "bias": bias})
+    else:
+        store.check(facts)
         layer.choose(known["layer"])
     features, outputs, targets, ids = store.arrays()
-    inputs, ids_now = collector.joined(), reader.fingerprints.ids
-    if inputs is not None and ids is not None and ids_now is not None:
-        order = places_of(ids, ids_now)
+    inputs = collector.joined()
+    if inputs is not None and ids is not None and prints.ids is not None:
+        order = places_of(ids, prints.ids)
         inputs = [inputs[row] for row in order] if isinstance(inputs, list) else inputs[torch.from_numpy(order)]
     return _HeadRows(features, outputs, targets, ids, inputs)
-
-
-def _facts(reader: RecordReader, layer: HeadLayer) -> dict[str, Any]:
-    prints = reader.fingerprints
-    return {"rows": prints.rows, "rows_sha256": prints.digest(), "options": layer.options()}
 
 
 def _streamed(reader: RecordReader, layer: HeadLayer, collector: InputCollector) -> _HeadRows:
