@@ -42,7 +42,7 @@ from giveaway.gp.posterior import Posterior, fit
 from giveaway.gp.query import optimal_queries
 from giveaway.gp.reconstruct import reconstruct
 from giveaway.gp.removal import Removal, remove
-from giveaway.reporting.figures import COLOURS, DASHES, GREY, PALE, save_figure
+from giveaway.reporting.picture import COLOURS, DASHES, GREY, PALE, save_figure
 
 ROOT = Path(__file__).parent.parent
 NOISE = 0.05

@@ -23,8 +23,8 @@ import numpy as np
 
 from giveaway import Head, audit
 from giveaway.findings.extras import make_extras
-from giveaway.reporting.html import render
-from giveaway.reporting.summary import summary_pages
+from giveaway.reporting.pages import summary_pages
+from giveaway.reporting.report import render
 
 RESULTS = Path(__file__).parent / "results" / "report_size.json"
 
@@ -64,7 +64,7 @@ def measure(n: int) -> dict[str, float | int]:
     look = make_extras(head, table, method="pca")
     looked = time.perf_counter() - began
     began = time.perf_counter()
-    page = render(table, look=look)
+    page = render(table, extras=look)
     pages = summary_pages(table)
     written = time.perf_counter() - began
     with tempfile.TemporaryDirectory() as folder:

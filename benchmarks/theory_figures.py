@@ -8,8 +8,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from giveaway.reporting.figures import save_figure
-from giveaway.reporting.theory_figures import gap_map, tradeoff_curves
+from giveaway.figures import gap_map
+from giveaway.reporting.figures import tradeoff_curves
+from giveaway.reporting.picture import save_figure
 from giveaway.theory import fixed_design, random_design
 
 FREEDOM = 100

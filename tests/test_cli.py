@@ -284,7 +284,7 @@ def test_a_black_box(giveaway, folder, arrays, inputs, options):
         assert (told["ranked_by"], told["optimum"], told["curvature"], told["repeats"]) == (by, None, None, None)
     else:
         assert f"of 40 records, by {by}" in out
-        assert "note: A black box: nothing inside the model was looked at." in out
+        assert "note: A black box: nothing inside the model was used." in out
         assert "optimum" not in out
     rows = read_csv(Path("result", "scores.csv"))
     scores = ["loss", "entropy", "margin", *(["left_out", "fused"] if inputs else [])]

@@ -22,10 +22,9 @@ import pytest
 from giveaway import ScoreTable, audit
 from giveaway.cli.audit_folder import main_table
 from giveaway.findings.extras import ReportExtras, contents_of
-from giveaway.findings.measured import Measured
-from giveaway.reporting.html import render
-from giveaway.reporting.index import index_page
-from giveaway.reporting.summary import summary_pages
+from giveaway.reporting.pages import index_page, summary_pages
+from giveaway.reporting.report import render
+from giveaway.reporting.validation import StoredValidation
 from tests.conftest import made_head
 from tests.reporting.test_html import Page
 from tests.test_leaks import Run, made_arrays, made_signals, run, working_in
@@ -540,12 +539,12 @@ def audited(friendly) -> tuple[Path, str]:
 SECTIONS = ("spread", "exposed", "groups", "attack", "what-if", "read", "do", "provenance", "review")
 PARTS = {
     "exposure_distribution": "spread",
-    "cloud": "exposed",
+    "maps": "exposed",
     "breakdowns": "groups",
     "tradeoff_curves": "attack",
-    "attack_curve": "attack",
+    "draw_roc": "attack",
 }
-FAILED = "This part could not be made (ZeroDivisionError: &lt;script&gt;alert(6)&lt;/script&gt;"
+FAILED = "This section could not be made (ZeroDivisionError: &lt;script&gt;alert(6)&lt;/script&gt;"
 
 
 def broken(*_: object, **__: object) -> None:
@@ -564,12 +563,12 @@ def test_a_part_that_fails_leaves_a_note_in_its_place(audited, monkeypatch, part
     folder, before = audited
     failing = [part] if part in PARTS else [*PARTS]
     for name in failing:
-        monkeypatch.setattr(f"giveaway.reporting.parts.{name}", broken)
-    text = render(main_table(folder), look=ReportExtras.load(folder), measured=Measured.load(folder))
+        monkeypatch.setattr(f"giveaway.reporting.report.{name}", broken)
+    text = render(main_table(folder), extras=ReportExtras.load(folder), measured=StoredValidation.load(folder))
     page = Page(text)
     assert "Traceback" not in text
     assert not HIDDEN.search(page.text)
-    assert text.count("<script") == before.count("<script") - 2 * ("cloud" in failing)
+    assert text.count("<script") == before.count("<script") - 2 * ("maps" in failing)
     whole, now = sections(before), sections(text)
     for name in SECTIONS:
         assert now[name].count(FAILED) == sum(PARTS[each] == name for each in failing), name
@@ -580,7 +579,7 @@ def test_a_part_that_fails_leaves_a_note_in_its_place(audited, monkeypatch, part
 
 def test_a_part_of_the_summary_that_fails_leaves_both_pages(audited, tmp_path, monkeypatch):
     folder = shutil.copytree(audited[0], tmp_path / "audit")
-    for place in ("parts", "summary"):
+    for place in ("report", "pages"):
         monkeypatch.setattr(f"giveaway.reporting.{place}.breakdowns", broken)
     done = run("report", folder)
     check_screen(done)

@@ -121,7 +121,7 @@ def test_every_layer_is_there():
             "imports checks inside a function",
         ),
         (
-            "reporting/html.py",
+            "reporting/report.py",
             "if True:\n    from giveaway.cli import main",
             "cli.main from a layer that is not above reporting",
         ),

@@ -74,7 +74,7 @@ def test_the_search_knows_a_count():
     for words in (
         "The 10 most exposed of 100 records, by fused",
         "Ranking only: 100 records, ordered by estimated exposure to an attacker",
-        "so no number exposed is stated",
+        "so no number of exposed records is stated",
         "Among the 5 most exposed (5 %). 1 × is an even share",
         "Without the 5 most exposed (5 %), 2 records that newton ranked lower come into the first 5 of the rest",
     ):
@@ -240,7 +240,7 @@ def test_without_an_attack_no_page_states_a_count(pages):
     for name, text in pages.items():
         words = Page(text).text
         assert counted(words) == [], name
-        assert "no number exposed is stated" in words
+        assert "no number of exposed records is stated" in words
         assert counted(visible(text)) == [], name
 
 
@@ -248,7 +248,7 @@ def test_without_an_attack_no_command_states_a_count(unmeasured):
     for done in unmeasured:
         assert counted(done.said) == [], done.arguments
     people = json.loads(unmeasured[1].out)
-    assert "no number exposed is stated" in people["statement"]
+    assert "no number of exposed records is stated" in people["statement"]
 
 
 def keys_of(value: object) -> set[str]:

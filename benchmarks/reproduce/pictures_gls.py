@@ -14,8 +14,7 @@ from benchmarks.reproduce.kept_results import Arrays, read_kept
 from benchmarks.reproduce.printed_gls import LEVERAGES, TABLE_2
 from benchmarks.reproduce.shown_gls import DOUBTFUL, NAME, NAME_MORE, SHOWN, at_all_depths, doubtful
 from giveaway.figures import tradeoff_curves
-from giveaway.reporting.figures import COLOURS, GREY
-from giveaway.reporting.picture import blank, new_picture
+from giveaway.reporting.picture import COLOURS, GREY, blank, new_picture
 from giveaway.theory import fixed_design
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ import numpy as np
 
 from benchmarks.reproduce import pictures_lood_searches, pictures_lood_toys
 from benchmarks.reproduce.kept_results import Arrays, read_kept
-from giveaway.reporting.figures import COLOURS, GREY, PALE
-from giveaway.reporting.picture import blank, new_picture
+from giveaway.reporting.picture import COLOURS, GREY, PALE, blank, new_picture
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

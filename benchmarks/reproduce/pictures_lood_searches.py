@@ -10,8 +10,7 @@ from benchmarks.reproduce.kept_results import Arrays
 from benchmarks.reproduce.lood_data import CENTRE
 from benchmarks.reproduce.lood_searches import FOUND
 from benchmarks.reproduce.printed_lood import BY_STEP
-from giveaway.reporting.figures import COLOURS, PALE
-from giveaway.reporting.picture import blank, new_picture
+from giveaway.reporting.picture import COLOURS, PALE, blank, new_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

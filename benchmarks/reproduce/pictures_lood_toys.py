@@ -10,8 +10,7 @@ import numpy as np
 from benchmarks.reproduce.kept_results import Arrays
 from benchmarks.reproduce.lood_toys import BEYOND, ENDS
 from benchmarks.reproduce.printed_lood import SINE
-from giveaway.reporting.figures import COLOURS, GREY
-from giveaway.reporting.picture import blank, new_picture
+from giveaway.reporting.picture import COLOURS, GREY, blank, new_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,8 +12,7 @@ from benchmarks.reproduce.claims_mia import WHOLE_NETWORK
 from benchmarks.reproduce.data import bloodmnist_images, cifar10
 from benchmarks.reproduce.kept_results import Arrays, read_kept
 from benchmarks.reproduce.printed_mia import NAMES, SHORT, TOP
-from giveaway.reporting.figures import COLOURS, GREY
-from giveaway.reporting.picture import blank, new_picture
+from giveaway.reporting.picture import COLOURS, GREY, blank, new_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

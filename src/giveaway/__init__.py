@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from giveaway.findings.mitigation import weights
     from giveaway.gp.table import lood
     from giveaway.records import Head, ScoreTable, Signals
-    from giveaway.reporting.html import report
+    from giveaway.reporting.report import report
 
 __version__ = VERSION
 
@@ -39,7 +39,7 @@ _HOMES = {
     "gp": "giveaway.gp",
     "lood": "giveaway.gp.table",
     "network": "giveaway.network",
-    "report": "giveaway.reporting.html",
+    "report": "giveaway.reporting.report",
     "theory": "giveaway.theory",
     "validate": "giveaway.auditing.validate",
     "weights": "giveaway.findings.mitigation",

@@ -345,7 +345,7 @@ def test_a_black_box_of_classes(by):
     assert table.columns == ("loss", "entropy", "margin", "left_out", "fused")
     check_fusion(table, "loss")
     assert {table.meta[name] for name in ("optimum", "curvature", "repeats", "newton_capped")} == {None}
-    assert "A black box: nothing inside the model was looked at." in notes(table)
+    assert "A black box: nothing inside the model was used." in notes(table)
     if by == "record":
         probability = model.predict_proba(x)[np.arange(N), (y == "yes").astype(int)]
         np.testing.assert_allclose(table["loss"], -np.log(probability), rtol=1e-9)

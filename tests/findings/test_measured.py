@@ -10,8 +10,8 @@ import pytest
 from giveaway import audit
 from giveaway.auditing.validate import compare
 from giveaway.checks import InputError
-from giveaway.findings.measured import Measured
 from giveaway.records import Signals
+from giveaway.reporting.validation import StoredValidation
 from tests.conftest import made_head
 
 
@@ -24,11 +24,11 @@ def found():
 
 
 def test_it_comes_back_from_the_folder(found, tmp_path):
-    assert Measured.load(tmp_path) is None
-    measured = Measured.of(found)
+    assert StoredValidation.load(tmp_path) is None
+    measured = StoredValidation.of(found)
     for name, page in measured.pages().items():
         (tmp_path / name).write_bytes(page if isinstance(page, bytes) else page.encode())
-    again = Measured.load(tmp_path)
+    again = StoredValidation.load(tmp_path)
     assert again.stated == {**json.loads(json.dumps(found.to_json())), "recipe": None}
     np.testing.assert_array_equal(again.success, found.success)
     np.testing.assert_array_equal(again.effect_size, found.effect_size)
@@ -37,7 +37,7 @@ def test_it_comes_back_from_the_folder(found, tmp_path):
 
 
 def test_the_thinned_curve_lies_on_the_attack_s(found):
-    measured = Measured.of(found)
+    measured = StoredValidation.of(found)
     assert measured.false_positives[0] == 1 / found.attack.nonmembers
     assert measured.false_positives[-1] == 1.0
     for rate, cell in found.attack.true_positive_rate.items():
@@ -48,14 +48,14 @@ def test_the_thinned_curve_lies_on_the_attack_s(found):
 
 
 def test_a_damaged_file_is_named(found, tmp_path):
-    for name, page in Measured.of(found).pages().items():
+    for name, page in StoredValidation.of(found).pages().items():
         (tmp_path / name).write_bytes(page if isinstance(page, bytes) else page.encode())
     (tmp_path / "validation.json").write_text("{")
     with pytest.raises(InputError, match=r"folder: expected a readable validation, got .*validation.json"):
-        Measured.load(tmp_path)
+        StoredValidation.load(tmp_path)
 
 
 def test_half_a_validation_is_named(found, tmp_path):
     (tmp_path / "validation.json").write_text(json.dumps(found.to_json()))
     with pytest.raises(InputError, match=r"folder: expected a file written by giveaway validate, got .*validation.npz"):
-        Measured.load(tmp_path)
+        StoredValidation.load(tmp_path)

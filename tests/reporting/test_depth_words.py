@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from giveaway.reporting.depth_words import about_depths
+from giveaway.reporting.words import about_depths
 
 DONE = {"curvature": "ggn", "damping": 2.0, "probes": 64, "sketch_error": {"newton": 0.18}}
 
@@ -23,14 +23,12 @@ def test_solves_that_leave_little_beside_chance_are_not_spoken_of(bound):
 
 
 def test_what_solves_leave_is_of_all_records_together():
-    words = (
-        "% each and by what solves leave, at most 25 % of the projections that scores are squares of, over all records"
-    )
+    words = "% each and by the solver's error, at most 25 % of the projections whose squares the scores are, over all"
     assert words in said(solve_error=0.25)
-    assert words + " together; 3 solves did not get to their tolerance" in said(solve_error=0.25, unsolved=3)
+    assert words + " records together; 3 solves did not reach their tolerance" in said(solve_error=0.25, unsolved=3)
 
 
 def test_a_bound_from_one_on_says_nothing():
-    words = "by more than can be said: at best the order of records counts"
+    words = "by an unknown amount: at best the order of the records is meaningful"
     assert words in said(solve_error=1.0)
     assert words not in said(solve_error=0.99)

@@ -13,15 +13,8 @@ from matplotlib.figure import Figure
 from giveaway import InputError
 from giveaway.attacks.result import AttackScores
 from giveaway.evaluation import AttackSummary, recall_at, summarize
-from giveaway.reporting.figures import (
-    COLOURS,
-    PALE,
-    figure_bytes,
-    loss_by_influence,
-    recall_curves,
-    roc_curves,
-    save_figure,
-)
+from giveaway.reporting.figures import loss_by_influence, recall_curves, roc_curves
+from giveaway.reporting.picture import COLOURS, PALE, figure_bytes, save_figure
 
 
 def made_scores(count: int, n: int = 500) -> tuple[dict[str, np.ndarray], np.ndarray]:
@@ -157,7 +150,7 @@ def test_png_has_150_dots_an_inch():
 def test_matplotlib_waits_for_a_picture_and_stays_as_it_was():
     code = (
         "import sys, numpy as np\n"
-        "from giveaway.reporting import figures\n"
+        "from giveaway.reporting import figures, picture\n"
         "assert 'matplotlib' not in sys.modules\n"
         "import matplotlib\n"
         "before = dict(dict.items(matplotlib.rcParams))\n"
@@ -166,7 +159,7 @@ def test_matplotlib_waits_for_a_picture_and_stays_as_it_was():
         "own = figures.recall_curves({'a': x}, x, axes=Figure().add_subplot())\n"
         "for figure in (own, figures.recall_curves({'a': x}, x), figures.loss_by_influence(x, x, x / 200)):\n"
         "    for kind in ('png', 'svg', 'pdf'):\n"
-        "        figures.figure_bytes(figure, kind)\n"
+        "        picture.figure_bytes(figure, kind)\n"
         "assert dict(dict.items(matplotlib.rcParams)) == before\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"
     )
@@ -232,12 +225,12 @@ ONES = np.ones(200)
         (lambda: recall_curves({}, ONES), "scores: expected at least one, got none"),
         (lambda: recall_curves({"a": ONES[1:]}, ONES), "scores: expected two rankings of the same records"),
         (lambda: recall_curves({"a": ONES * np.nan}, ONES), r"scores\['a'\]: expected finite numbers"),
-        (lambda: recall_curves({"a": ONES}, ONES[:, None]), "truth: expected one number a record"),
+        (lambda: recall_curves({"a": ONES}, ONES[:, None]), "truth: expected one number per record"),
         (lambda: recall_curves({"a": ONES}, ONES, ranked_by="b"), "ranked_by: expected a known name, got 'b'"),
         (lambda: recall_curves({"a": ONES}, ONES, top=1e-4), "top: expected a share that keeps 1 to 200 records"),
         (lambda: roc_curves([]), "attacks: expected at least one, got none"),
         (lambda: roc_curves([made_attack(), dataclasses.replace(made_attack())]), "attacks: expected a different name"),
-        (lambda: loss_by_influence(ONES, ONES, ONES[1:]), "expected one value a record, got 200, 200, 199 values"),
+        (lambda: loss_by_influence(ONES, ONES, ONES[1:]), "expected one value per record, got 200, 200, 199 values"),
         (lambda: loss_by_influence(ONES, ONES, 2 * ONES), "success: expected rates from 0 to 1, got 2 to 2"),
         (lambda: loss_by_influence(0 * ONES, ONES, ONES), "loss, influence: expected positive values in some record"),
         (lambda: loss_by_influence(ONES, ONES, ONES, most_points=0), "most_points: expected at least 1, got 0"),

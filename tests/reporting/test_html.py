@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from giveaway import Head, ScoreTable, Signals, audit, compare, report
-from giveaway.findings.measured import Measured
-from giveaway.reporting.html import render
+from giveaway.reporting.report import render
+from giveaway.reporting.validation import StoredValidation
 from giveaway.reporting.words import notes
 from tests.conftest import KINDS, made_arrays, made_head
 
@@ -102,7 +102,7 @@ def test_summary_and_top_table_are_plain_html(table):
 def test_the_headline_is_a_ranking_never_a_count(table):
     text = Page(render(table)).text
     assert "Ranking only:" in text
-    assert "no number exposed is stated" in text
+    assert "no number of exposed records is stated" in text
     assert "A low rank is not evidence of safety" in text
     assert not re.search(r"\b\d+ (records|people)[^.]{0,20} (are|is) (exposed|vulnerable|at risk)", text)
     unit = "people" if table.meta["unit"] == "person" else "records"
@@ -194,9 +194,9 @@ def test_what_the_others_say_and_who_is_nearest():
     text = Page(page).text
     for words in (
         "most exposed records, by fused",
-        "fused puts two views of a record together: newton, what the trained model did with it, and left_out",
-        "others_say is what the other records predict for this one, nearest are the records most like it",
-        "All but fused and left_out look at the last linear layer only.",
+        "fused combines two views of a record: newton, what the trained model did with it, and left_out",
+        "others_say is what the other records predict for this one, nearest are the records most similar to it",
+        "All scores but fused and left_out use the last linear layer only.",
         "view · view tabular",
         "view · head_is_exact False",
     ):
@@ -209,16 +209,16 @@ def test_no_empty_column_of_neighbours(by):
     assert ">nearest</th>" not in render(table)
     text = Page(render(table)).text
     assert "others_say" not in text
-    assert ("fused puts two views of a person together" in text) is (by == "person")
-    assert ("Scores look at the last linear layer only." in text) is (by == "record")
+    assert ("fused combines two views of a person" in text) is (by == "person")
+    assert ("The scores use the last linear layer only." in text) is (by == "record")
 
 
 def test_a_black_box_has_a_page_of_its_own_words():
     arrays = made_arrays("classes") | {"features": None}
     table = audit(replace(Head(**arrays), inputs=np.random.default_rng(0).normal(size=(60, 3))))
     text = Page(render(table)).text
-    assert "A black box: nothing inside the model was looked at." in text
-    assert "two views of a record together: the loss, what the trained model did with it" in text
+    assert "A black box: nothing inside the model was used." in text
+    assert "two views of a record: the loss, what the trained model did with it" in text
     for word in ("newton", "leverage", "linear layer", "optimum", "its weights were not given"):
         assert word not in text.split("Before you read on")[0]
     assert re.search(NEVER_SAID, text, flags=re.IGNORECASE) is None
@@ -241,7 +241,7 @@ def test_after_a_validation_the_page_counts_and_shows_what_was_measured():
     signals = Signals(rng.normal(size=(32, 120)) + members * np.linspace(0, 5, 120), members, kind="phi")
     table = audit(made_head("classes", n=120))
     found = compare(table, signals)
-    page = render(table, measured=Measured.of(found), top=120)
+    page = render(table, measured=StoredValidation.of(found), top=120)
     text = Page(page).text
     assert f"At least {found.count.at_least} of 120 records are exposed under this training recipe" in text
     assert "Ranking only" not in text
@@ -264,10 +264,10 @@ def test_people_have_no_measured_columns_of_records():
     members = rng.random((16, 120)) < 0.5
     head = made_head("classes", n=120, groups=np.arange(120) // 2)
     found = compare(audit(replace(head, groups=None)), Signals(rng.normal(size=(16, 120)), members, kind="phi"))
-    page = render(audit(head), measured=Measured.of(found))
+    page = render(audit(head), measured=StoredValidation.of(found))
     assert "measured_success" not in headings(page)
-    assert "No record of 120 could be shown to be exposed" in Page(page).text
-    assert "the theory is of single records, not of people" in Page(page).text
+    assert "None of 120 records could be shown to be exposed" in Page(page).text
+    assert "the theory is about single records, not about people" in Page(page).text
 
 
 def test_the_report_takes_a_head_and_a_validation(tmp_path):

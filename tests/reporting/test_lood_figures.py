@@ -8,9 +8,9 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
-from giveaway.reporting import lood_figures
-from giveaway.reporting.figures import COLOURS, figure_bytes
-from giveaway.reporting.lood_figures import lood_map, query_pictures
+from giveaway import figures
+from giveaway.figures import lood_map, query_pictures
+from giveaway.reporting.picture import COLOURS, figure_bytes
 
 PNG = b"\x89PNG\r\n"
 
@@ -57,7 +57,7 @@ def test_ties_are_marked_in_row_order():
 
 
 def test_of_too_many_rows_a_sample_is_drawn_and_the_top_is_marked_all_the_same(monkeypatch):
-    monkeypatch.setattr(lood_figures, "MOST_POINTS", 20)
+    monkeypatch.setattr(figures, "MOST_POINTS", 20)
     kl, mean = values(500)
     figure = lood_map(kl, mean)
     everyone, marked = sets(figure)

@@ -89,7 +89,7 @@ def test_what_is_no_axes(wrong):
 def test_without_pyplot_and_without_a_trace():
     code = (
         "import sys\n"
-        "from giveaway.reporting import picture, table_figures\n"
+        "from giveaway.reporting import figures, picture\n"
         "assert 'matplotlib' not in sys.modules\n"
         "import matplotlib\n"
         "before = dict(dict.items(matplotlib.rcParams))\n"

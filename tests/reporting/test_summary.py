@@ -12,8 +12,7 @@ import pytest
 
 from giveaway import Head, ScoreTable, audit
 from giveaway.checks import InputError
-from giveaway.reporting.index import index_page
-from giveaway.reporting.summary import summary, summary_pages
+from giveaway.reporting.pages import index_page, summary, summary_pages
 from giveaway.reporting.words import headline
 from tests.conftest import made_arrays, made_head
 from tests.reporting.test_html import NEVER_SAID, Page

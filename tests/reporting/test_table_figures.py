@@ -10,9 +10,9 @@ import pytest
 from matplotlib.figure import Figure
 
 from giveaway import InputError, ScoreTable
-from giveaway.reporting import table_figures
-from giveaway.reporting.figures import figure_bytes
-from giveaway.reporting.table_figures import by_class, exposure_distribution, loss_by_leverage
+from giveaway.reporting import figures
+from giveaway.reporting.figures import by_class, exposure_distribution, loss_by_leverage
+from giveaway.reporting.picture import figure_bytes
 
 
 def made(n: int = 400, **changes) -> ScoreTable:
@@ -119,7 +119,7 @@ def test_points_and_the_most_exposed_of_them():
 
 
 def test_the_cap_is_stated_and_the_marked_are_drawn_all_the_same(monkeypatch):
-    monkeypatch.setattr(table_figures, "MOST_POINTS", 50)
+    monkeypatch.setattr(figures, "MOST_POINTS", 50)
     table = made()
     (axes,) = loss_by_leverage(table).axes
     everyone, marked = (np.asarray(points.get_offsets()) for points in axes.collections)
@@ -137,7 +137,7 @@ def test_zeros_have_no_place_and_are_counted():
     np.testing.assert_array_equal(everyone.get_offsets(), np.c_[loss, leverage][6:])
     assert len(marked.get_offsets()) == 4
     assert legend_of(axes)[1] == "4 of the 5 most exposed by newton"
-    assert axes.get_title(loc="left") == "Loss and leverage: 394 rows\n6 more not positive"
+    assert axes.get_title(loc="left") == "Loss and leverage: 394 rows; 6 more are not positive"
     assert figure_bytes(axes.figure).startswith(b"\x89PNG")
 
 

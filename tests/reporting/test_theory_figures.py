@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.figure import Figure
 
-from giveaway.reporting.theory_figures import gap_map, tradeoff_curves
+from giveaway.figures import gap_map
+from giveaway.reporting.figures import tradeoff_curves
 from giveaway.theory import expected_gap, fixed_design, random_design
 
 

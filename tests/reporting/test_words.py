@@ -10,17 +10,17 @@ import torch
 
 from giveaway import Head, ScoreTable, audit
 from giveaway.checks import InputError
-from giveaway.findings.measured import Measured
+from giveaway.reporting.validation import StoredValidation
 from giveaway.reporting.words import access_of, found_elsewhere, headline, notes, standing
 from tests.conftest import made_arrays, made_head
 
 COUNT = {"records": 37, "effect_size_above": 1.04, "false_discovery_rate": 0.05, "power_at_twice_that": 0.83}
 
 
-def measured(records: int = 60) -> Measured:
+def measured(records: int = 60) -> StoredValidation:
     stated = {"models": 64, "records": records, "at_least_exposed": COUNT, "lira": {"auc": [0.71, 0.69, 0.73]}}
     nothing = np.zeros(records)
-    return Measured(stated, nothing, nothing, nothing > 0, nothing, nothing)
+    return StoredValidation(stated, nothing, nothing, nothing > 0, nothing, nothing)
 
 
 # ------------------------------------------------------------------------------------------------ the headline
@@ -29,8 +29,8 @@ def measured(records: int = 60) -> Measured:
 def test_without_an_attack_the_headline_is_a_ranking():
     assert headline(audit(made_head("classes")), None, "probabilities") == (
         "Ranking only: 60 records, ordered by estimated exposure to an attacker who holds the record and has the "
-        "model's output probabilities for it. No attack was measured on this model, so no number exposed is stated. A "
-        "low rank is not evidence of safety, and this is no finding on anonymity or compliance."
+        "model's output probabilities for it. No attack was measured on this model, so no number of exposed "
+        "records is stated. A low rank is not evidence of safety, and this is no finding on anonymity or compliance."
     )
 
 
@@ -53,9 +53,9 @@ def test_the_attacker_has_what_the_user_says(access, words):
 
 def test_after_shadow_models_the_headline_is_a_lower_bound():
     assert headline(audit(made_head("classes")), measured(), "weights") == (
-        "At least 37 of 60 records are exposed under this training recipe: membership told with over 70 % balanced "
-        "success (per-record test, 64 models, false discovery rate 5 %). More may be; estimated power 0.83 for "
-        "records told apart twice as well as that, less for others."
+        "At least 37 of 60 records are exposed under this training recipe: their membership can be told with over "
+        "70 % balanced success (per-record test, 64 models, false discovery rate 5 %). More may be exposed; the "
+        "estimated power is 0.83 for records twice as distinguishable as that, and lower for others."
     )
 
 
@@ -64,26 +64,28 @@ def test_nothing_found_is_no_finding_that_nothing_is_there():
     few.stated["at_least_exposed"] = COUNT | {"records": 0, "power_at_twice_that": 0.0013}
     said = headline(audit(made_head("classes")), few, "weights")
     assert said.startswith(
-        "No record of 60 could be shown to be exposed under this training recipe, which is no finding"
+        "None of 60 records could be shown to be exposed under this training recipe, which does not mean"
     )
-    assert "estimated power 0.0013" in said
+    assert "estimated power is 0.0013" in said
     assert said.endswith("Train more shadow models.")
 
 
 def test_people_are_not_counted_from_their_records():
     table = audit(made_head("classes", groups=np.arange(60) // 3))
-    assert headline(table, measured(), "weights").endswith("and no count of people was made.")
+    assert headline(table, measured(), "weights").endswith("and no people were counted.")
 
 
 def test_values_have_no_labels_to_see():
-    with pytest.raises(InputError, match="access: expected probabilities or weights for a model of values, got labels"):
+    with pytest.raises(InputError, match="access: expected probabilities or weights for a regression, got labels"):
         access_of(audit(made_head("squared")), "labels")
 
 
 def test_what_the_score_found_stands_beside_it():
     assert "held 81 % (CIFAR-10) and 96 % (BloodMNIST) of the 1 %" in found_elsewhere("fused")
     assert "held 51 % (CIFAR-10) and 87 % (BloodMNIST) of the 1 %" in found_elsewhere("newton")
-    assert found_elsewhere("margin") == "No benchmark of ours says how much of what attacks find margin finds."
+    assert found_elsewhere("margin") == (
+        "None of our benchmarks shows how many of the records that attacks find are also found by margin."
+    )
 
 
 def test_access_is_the_audit_s_unless_it_is_named():
@@ -116,13 +118,13 @@ def note_about(table: ScoreTable, word: str) -> list[str]:
 
 def test_notes_on_the_optimum():
     far = made_head("classes", l2=0.5)
-    assert "not known: its weights were not given" in note_about(audit(far, scores=["newton"]), "optimum")[0]
+    assert "from its optimum: its weights were not given" in note_about(audit(far, scores=["newton"]), "optimum")[0]
     moved = far.with_parameters(torch.ones(5, 5, dtype=torch.float64).tril())
     (note,) = note_about(audit(moved), "optimum")
     assert "not at the optimum" in note
-    assert "scores assume it is. To see what that changes, audit with --refit." in note
+    assert "scores assume that it is. To see what this changes, audit with --refit." in note
     (note,) = note_about(audit(moved, optimum="corrected"), "optimum")
-    assert "scores assume it is" not in note
+    assert "scores assume that it is" not in note
     assert "newton and loo_gap take it into account" in note
     assert note_about(audit(moved, optimum="refit"), "optimum") == []
 
@@ -136,8 +138,8 @@ def test_notes_on_repeats_caps_rank_and_l2():
     arrays["targets"][[20, 21]] = arrays["targets"][22]
     table = audit(Head(**arrays | {"features": features}))
     assert "3 records have an exact copy" in note_about(table, "copy")[0]
-    assert "understated: pass groups" in note_about(table, "copy")[0]
-    assert "1 rows are alone in some direction" in note_about(table, "alone")[0]
+    assert "too low: pass groups" in note_about(table, "copy")[0]
+    assert "Rows alone in some feature direction: 1." in note_about(table, "alone")[0]
     assert len(note_about(table, "singular; its pseudo-inverse was used")) == 1
     assert note_about(table, "tenth of l2") == []
     penalized = audit(Head(**made_arrays("classes"), l2=2.0))
@@ -176,17 +178,17 @@ def test_notes_on_the_view():
     said, blind = notes(table)[:2]
     assert said == (
         f"The other records predict a left-out one with {100 * view['left_out_error']:.3g} % of the squared error of a "
-        f"constant (columns of the table, rbf kernel, {view['method']}); training took away "
-        f"{100 * view['memorized']:.3g} % of that error, which is no share of records. In fused the model's own view "
-        f"counts {view['head_weight']:.2g} and theirs 1."
+        f"constant (columns of the table, rbf kernel, {view['method']}); training removed "
+        f"{100 * view['memorized']:.3g} % of that error, which is not a share of records. In fused the model's own "
+        f"view has weight {view['head_weight']:.2g} and theirs 1."
     )
     assert ("no better than a constant here" in blind) is (view["left_out_error"] >= 1)
     head = made_head("classes", l2=0.5)
     exact = notes(audit(replace(head, inputs=head.features)))
-    assert exact[0].endswith("% of that error, which is no share of records.")
+    assert exact[0].endswith("% of that error, which is not a share of records.")
     assert exact[1] == (
         "The features are a linear function of the inputs: nothing was learned before the head, "
-        "fused ranks as newton does."
+        "so fused ranks as newton does."
     )
     assert notes(audit(head))[0] == "No fused score: the records themselves were not given (inputs)."
     assert not any("fused" in note for note in notes(audit(head, scores=["newton"])))

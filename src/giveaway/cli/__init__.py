@@ -172,7 +172,7 @@ def report(folder: str) -> None:
 @click.option("--out", default="giveaway-index.html", show_default=True, help="File for the page.")
 def index(folders: tuple[str, ...], out: str) -> None:
     """Put the summaries of many audit FOLDERS on one page."""
-    from giveaway.reporting.index import index_page
+    from giveaway.reporting.pages import index_page
     from giveaway.storage.files import write_text
 
     write_text(out, index_page(folders))

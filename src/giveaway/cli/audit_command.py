@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from giveaway.records import Head, ScoreTable
 
 RANKING_ONLY = (
-    "Ranking only: no attack was measured, so no number exposed is stated; a low rank is not evidence of safety."
+    "Ranking only: no attack was measured, so no number of exposed records is stated; a low rank is not evidence of "
+    "safety."
 )
 GATE = "Judge the audit by these rules; exit code 3 where one is not met."
 SEED = click.IntRange(0, 2**63 - 1)

@@ -21,13 +21,13 @@ from giveaway.curvature.choice import Auto
 from giveaway.extract.user_files import subgroups_from
 from giveaway.extract.user_model import model_digest
 from giveaway.findings.explain import SUBGROUP
-from giveaway.findings.extras import FILE as LOOK
+from giveaway.findings.extras import FILE as EXTRAS
 from giveaway.findings.extras import MAPS, ReportExtras, make_extras
-from giveaway.findings.measured import Measured
 from giveaway.linalg.team import ALONE, Team
 from giveaway.records import Head, ScoreTable
-from giveaway.reporting.html import render
-from giveaway.reporting.summary import summary_pages
+from giveaway.reporting.pages import summary_pages
+from giveaway.reporting.report import render
+from giveaway.reporting.validation import StoredValidation
 from giveaway.reporting.words import access_of, check_access, headline
 
 MIXED = "several"
@@ -79,14 +79,14 @@ def audit_into(
         tables = {"scores": table}
         if by_record is not None:
             tables = {"people": table, "scores": _finished(by_record, config, subgroups, head, origin)}
-        look = make_extras(
+        extras = make_extras(
             head,
             table,
             method=config.get("map", "auto"),
             what_if=config.get("what_if"),
             show_records=bool(config.get("show_records")),
         )
-        pages = {**report_pages(table, look, Measured.load(folder)), LOOK: look.to_bytes()}
+        pages = {**report_pages(table, extras, StoredValidation.load(folder)), EXTRAS: extras.to_bytes()}
         save_audit(folder, tables, pages, to_toml(config))
         kept.finish()
     except BaseException:
@@ -122,12 +122,12 @@ def _checkpoint(folder: Path, origin: dict[str, Any], team: Team, *, resume: boo
 
 def statement(folder: str | Path, table: ScoreTable) -> str:
     """What may be said of the audit in `folder`: the headline of its pages."""
-    return headline(table, Measured.load(folder), access_of(table))
+    return headline(table, StoredValidation.load(folder), access_of(table))
 
 
-def report_pages(table: ScoreTable, look: ReportExtras, measured: Measured | None) -> dict[str, str | bytes]:
+def report_pages(table: ScoreTable, extras: ReportExtras, measured: StoredValidation | None) -> dict[str, str | bytes]:
     """The restricted report and the summary to share."""
-    return {"report.html": render(table, look=look, measured=measured), **summary_pages(table, measured=measured)}
+    return {"report.html": render(table, extras=extras, measured=measured), **summary_pages(table, measured=measured)}
 
 
 def rebuild(folder: str | Path) -> list[Path]:
@@ -135,7 +135,7 @@ def rebuild(folder: str | Path) -> list[Path]:
     table = main_table(folder)
     if "optimum" not in table.meta:
         raise fail("folder", "an audit of a model", f"{folder}, which has none", "see the tables and pictures in it")
-    pages = report_pages(table, ReportExtras.load(folder), Measured.load(folder))
+    pages = report_pages(table, ReportExtras.load(folder), StoredValidation.load(folder))
     return [save_page(folder, name, page) for name, page in pages.items()]
 
 

@@ -16,13 +16,13 @@ from giveaway.checks import check_choice, check_number, fail
 from giveaway.cli.config import to_toml
 from giveaway.cli.source import device_named, names_in
 from giveaway.extract.user_files import inputs_from, reading
+from giveaway.figures import lood_map, query_pictures
 from giveaway.gp.named_kernels import KernelChoice
 from giveaway.gp.posterior import Posterior
 from giveaway.gp.table import fitted, table_of
 from giveaway.records import ScoreTable
 from giveaway.records.inputs import as_numbers
-from giveaway.reporting.figures import figure_bytes
-from giveaway.reporting.lood_figures import lood_map, query_pictures
+from giveaway.reporting.picture import figure_bytes
 
 CLOSELY = 10  # records looked at unless some are named
 

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from giveaway.checks import check_choice, fail
-from giveaway.reporting.figures import save_figure
-from giveaway.reporting.theory_figures import gap_map, tradeoff_curves
+from giveaway.figures import gap_map
+from giveaway.reporting.figures import tradeoff_curves
+from giveaway.reporting.picture import save_figure
 from giveaway.theory import (
     RandomDesign,
     TradeOff,

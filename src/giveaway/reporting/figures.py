@@ -1,39 +1,46 @@
-"""Pictures of a validation: recall curves, ROC curves, and who is exposed by loss and influence.
+"""Figures of an audit and of a validation: how exposure is spread, what scores find, and what attacks achieve.
 
-With `axes` a picture is drawn there, and their figure returned, instead of a new one.
+With `axes` a figure is drawn there, and their figure is returned, instead of a new one.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from giveaway.checks import as_tensor, check_choice, check_finite, fail
+from giveaway.checks import as_tensor, check_choice, check_finite, check_number, fail
 from giveaway.evaluation import AttackSummary, recall_at, recall_curve
 from giveaway.evaluation.ranking import log_spaced_counts
-from giveaway.reporting.picture import blank, figure_bytes
-from giveaway.storage.files import write_atomically
+from giveaway.findings.explain import LEAST, group_of
+from giveaway.records import ScoreTable
+from giveaway.reporting.picture import (
+    CHANCE,
+    COLOURS,
+    DASHES,
+    GREY,
+    MOST_POINTS,
+    PALE,
+    blank,
+    legend,
+    percent,
+    plain,
+    positive_rows,
+)
+from giveaway.theory import TradeOff
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")  # Okabe and Ito's
-DASHES: tuple[Any, ...] = (
-    "-",
-    (0, (6, 1.5)),
-    (0, (3, 1.5)),
-    (0, (6, 1.5, 1, 1.5)),
-    (0, (1, 1)),
-)  # curves often lie on each other
-GREY, PALE = "#555555", "#C8C8C8"
+Curve = tuple[np.ndarray, np.ndarray]
 KEPT = 0.05  # the share whose recall the legend states
-MOST_POINTS = 20_000
+TOPS = (0.05, 0.01)
+LOGARITHMIC_FROM = 10  # largest over smallest: closer values are read as well on a linear axis
+MOST_CLASSES = 20
+POINTS = 400  # of a trade-off curve
 
 
 def recall_curves(
@@ -44,7 +51,7 @@ def recall_curves(
     ranked_by: str | None = None,
     axes: Axes | None = None,
 ) -> Figure:
-    """How much of the true top each score finds, for every share of the records kept.
+    """Draw how much of the true top each score finds, for every share of the records kept.
 
     The five highest curves (by their mean over the logarithmic axis) have a colour, and so has `ranked_by`; the others
     are grey.
@@ -55,17 +62,16 @@ def recall_curves(
     columns = {name: _finite(f"scores[{name!r}]", values) for name, values in scores.items()}
     curves = {name: recall_curve(values, known, top) for name, values in columns.items()}
     height = {name: float(recalls.mean()) for name, (_, recalls) in curves.items()}
-    figure, axes = blank(
-        f"What each score finds of the {percent(top)} most exposed of {len(known):,} records", (7.2, 4.6), axes
-    )
+    title = f"What each score finds of the {percent(top)} most exposed of {len(known):,} records"
+    figure, axes = blank(title, (7.2, 4.6), axes)
     kept = max(KEPT, 1 / len(known))
     labels = {
         name: f"{name}: {100 * recall_at(values, known, top, kept):.0f} % in {percent(kept)}"
         for name, values in columns.items()
     }
-    _draw(axes, curves, height, labels, first=ranked_by, others="scores", drawstyle="default")
+    _draw_curves(axes, curves, height, labels, first=ranked_by, others="scores", drawstyle="default")
     keeps = log_spaced_counts(len(known)) / len(known)
-    axes.plot(keeps, keeps, color=GREY, linestyle=":", linewidth=1.3, label="chance", zorder=1)
+    axes.plot(keeps, keeps, zorder=1, **CHANCE)
     axes.set(xscale="log", xlim=(keeps[0], 1), ylim=(0, 1.01))
     axes.set_xlabel("share of records kept, highest scores first (percent, logarithmic)")
     axes.set_ylabel(f"share of the true top {percent(top)} found (percent)")
@@ -76,36 +82,63 @@ def recall_curves(
 
 
 def roc_curves(attacks: Sequence[AttackSummary], *, axes: Axes | None = None) -> Figure:
-    """True against false positives of each attack, both logarithmic, down to one false positive."""
+    """Draw true against false positives of each attack, both logarithmic, down to one false positive."""
     if len({attack.attack for attack in attacks}) < len(attacks):
         raise fail("attacks", "a different name for each", "repeated names", "rename them")
-    curves = {}
-    for attack in attacks:
-        rates = log_spaced_counts(attack.nonmembers) / attack.nonmembers
-        allowed = np.searchsorted(attack.false_positives, rates + 1e-12, side="right") - 1
-        curves[attack.attack] = (rates, attack.true_positives[allowed])
+    curves = {attack.attack: roc_points(attack) for attack in attacks}
+    return draw_roc(curves, {a.attack: (a.auc.value, a.auc.low, a.auc.high) for a in attacks}, axes)
+
+
+def roc_points(attack: AttackSummary) -> Curve:
+    """Thin the ROC curve of an attack to false-positive rates that are evenly spaced on a logarithmic axis."""
+    rates = log_spaced_counts(attack.nonmembers) / attack.nonmembers
+    allowed = np.searchsorted(attack.false_positives, rates + 1e-12, side="right") - 1
+    return rates, attack.true_positives[allowed]
+
+
+def draw_roc(
+    curves: Mapping[str, Curve], aucs: Mapping[str, tuple[float, float, float]], axes: Axes | None = None
+) -> Figure:
+    """Draw thinned ROC curves, each of which begins at one false positive; AUCs come with their interval."""
     figure, axes = blank("What the attack finds at each rate of false alarms", (6.2, 5.4), axes)
-    labels = {a.attack: f"{a.attack}: AUC {a.auc.value:.3f} ({a.auc.low:.3f}–{a.auc.high:.3f})" for a in attacks}
-    _draw(
-        axes,
-        curves,
-        {a.attack: a.auc.value for a in attacks},
-        labels,
-        first=None,
-        others="attacks",
-        drawstyle="steps-post",
-    )
-    nonmembers = max(attack.nonmembers for attack in attacks)
-    least = 1 / nonmembers
+    labels = {name: f"{name}: AUC {auc:.3f} ({low:.3f}–{high:.3f})" for name, (auc, low, high) in aucs.items()}
+    height = {name: auc for name, (auc, _, _) in aucs.items()}
+    _draw_curves(axes, curves, height, labels, first=None, others="attacks", drawstyle="steps-post")
+    least = min(float(rates[0]) for rates, _ in curves.values())
     edge = least / 2
-    axes.plot([edge, 1], [edge, 1], color=GREY, linestyle=":", linewidth=1.3, label="chance", zorder=1)
+    axes.plot([edge, 1], [edge, 1], zorder=1, **CHANCE)
     axes.axvspan(edge, least, color="#EEEEEE", linewidth=0, zorder=0)
-    axes.axvline(least, color=GREY, linewidth=0.8, label=f"1 of {nonmembers:,} non-members:\nno smaller rate is known")
+    words = f"1 of {round(1 / least):,} non-members:\nno smaller rate is known"
+    axes.axvline(least, color=GREY, linewidth=0.8, label=words)
     axes.set(xscale="log", yscale="log", xlim=(edge, 1), ylim=(edge, 1.1))
     axes.set_xlabel("false-positive rate: share of non-members called members")
     axes.set_ylabel("true-positive rate: share of members called members")
     legend(axes)
     return figure
+
+
+def _draw_curves(
+    axes: Axes,
+    curves: Mapping[str, Curve],
+    height: Mapping[str, float],
+    labels: Mapping[str, str],
+    *,
+    first: str | None,
+    others: str,
+    drawstyle: Any,
+) -> None:
+    """Draw the highest curves, and `first`, in colour, and the rest in grey with one label."""
+    if not curves:
+        raise fail(others, "at least one", "none", "name what to draw")
+    chosen = sorted(curves, key=lambda name: (name != first, -height[name]))[: len(COLOURS)]
+    rest = [name for name in curves if name not in chosen]
+    for place, name in enumerate(sorted(chosen, key=lambda name: -height[name])):
+        width = 2.6 if name == first else 1.8
+        (line,) = axes.plot(*curves[name], color=COLOURS[place], linewidth=width, drawstyle=drawstyle, zorder=3 + place)
+        line.set(label=labels[name], linestyle=DASHES[place])  # curves often lie on each other
+    for name in rest:
+        label = f"{len(rest)} other {others}" if name == rest[0] else None
+        axes.plot(*curves[name], color=PALE, linewidth=1, label=label, drawstyle=drawstyle, zorder=2)
 
 
 def loss_by_influence(
@@ -116,26 +149,23 @@ def loss_by_influence(
     most_points: int = MOST_POINTS,
     axes: Axes | None = None,
 ) -> Figure:
-    """A point a record at its loss and influence, coloured by the attack's success rate, the most exposed on top.
+    """Draw each record at its loss and influence, coloured by the attack's success rate, the most exposed on top.
 
-    Above `most_points` a random choice of the records is drawn. Records where either value is not positive have no
-    place on logarithmic axes; the title counts them.
+    Above `most_points` a random choice of the records is drawn. Records with a value that is not positive have no place
+    on logarithmic axes; the title counts them.
     """
     values = [_finite(name, v) for name, v in (("loss", loss), ("influence", influence), ("success", success))]
     if len({len(column) for column in values}) > 1:
         got = f"{', '.join(str(len(column)) for column in values)} values"
-        raise fail("loss, influence, success", "one value a record", got, "align them")
+        raise fail("loss, influence, success", "one value per record", got, "align them")
     x, y, rate = values
     if rate.min() < 0 or rate.max() > 1:
         raise fail("success", "rates from 0 to 1", f"{rate.min():g} to {rate.max():g}", "pass a share of models")
     if most_points < 1:
         raise fail("most_points", "at least 1", f"{most_points}", "allow more points")
-    rows = np.flatnonzero((x > 0) & (y > 0))
+    rows, title = positive_rows(x, y, "records", most_points)
     if not len(rows):
         raise fail("loss, influence", "positive values in some record", "none", "draw scores that are not all zero")
-    hidden = len(x) - len(rows)
-    rows, title = sample(rows, most_points, "records")
-    title += f"; {hidden:,} more are not positive" if hidden else ""
     rows = rows[np.argsort(rate[rows], kind="stable")]
     figure, axes = blank(f"Exposure by loss and influence: {title}", (7.0, 5.0), axes)
     points = axes.scatter(
@@ -150,57 +180,167 @@ def loss_by_influence(
     return figure
 
 
-def save_figure(figure: Figure, path: str | os.PathLike[str]) -> None:
-    """Write the picture as the suffix of `path` says: .png, .svg or .pdf."""
-    content = figure_bytes(figure, Path(path).suffix.removeprefix(".").lower())
-    write_atomically(path, lambda stream: stream.write(content))
+def loss_by_leverage(table: ScoreTable, top: int = 20, axes: Axes | None = None) -> Figure:
+    """Draw each row at its loss and leverage, with the `top` most exposed marked.
+
+    Of more than 20,000 rows a random choice is drawn, and all that are marked. Rows with a value that is not positive
+    have no place on logarithmic axes; the title counts them.
+    """
+    top = int(check_number("top", top, minimum=1, remedy="mark at least one row"))
+    loss, leverage = _column(table, "loss"), _column(table, "leverage")
+    shown, title = positive_rows(loss, leverage, "rows", MOST_POINTS)
+    if not len(shown):
+        raise fail("table", "a positive loss and leverage in some row", "none", "draw exposure_distribution instead")
+    highest = table.order()[:top]
+    marked = highest[(loss[highest] > 0) & (leverage[highest] > 0)]
+    label = f"{len(highest):,} most exposed by {plain(table.ranking())}"
+    label = label if len(marked) == len(highest) else f"{len(marked):,} of the {label}"
+    figure, axes = blank(f"Loss and leverage: {title}", (7.0, 5.0), axes)
+    axes.scatter(
+        loss[shown], leverage[shown], s=7, color=COLOURS[0], alpha=0.45, linewidths=0, rasterized=True, label="a row"
+    )
+    axes.scatter(
+        loss[marked], leverage[marked], s=26, color=COLOURS[1], edgecolors="white", linewidths=0.5, label=label
+    )
+    axes.set(xscale="log", yscale="log")
+    axes.set_xlabel("loss of the row in the audited model (logarithmic)")
+    axes.set_ylabel("leverage: its pull on the model's last layer (logarithmic)")
+    legend(axes)
+    return figure
 
 
-def sample(rows: np.ndarray, most: int, unit: str) -> tuple[np.ndarray, str]:
-    """The rows, or a random choice of `most` of them, the same each time; and the words that say so."""
-    if len(rows) <= most:
-        return rows, f"{len(rows):,} {unit}"
-    chosen = np.random.default_rng(0).choice(rows, most, replace=False)
-    return chosen, f"{most:,} of {len(rows):,} {unit}, chosen at random"
+def exposure_distribution(table: ScoreTable, by: str | None = None, axes: Axes | None = None) -> Figure:
+    """Draw how many rows have which score, with the median and the points where the top 5 % and 1 % begin.
+
+    Scores that are nowhere negative and span more than a decade have a logarithmic axis; zeros have no place on it, and
+    the title counts them.
+    """
+    name = table.ranking(by)
+    values = np.sort(_not_empty(table)[name])[::-1]
+    n, placed = len(values), values
+    logarithmic = bool(values[-1] >= 0 and values[0] > LOGARITHMIC_FROM * values[values > 0].min(initial=np.inf))
+    title = f"How {plain(name)} is spread over {_rows(n)}"
+    if logarithmic and values[-1] == 0:
+        placed = values[values > 0]
+        title += f"; {n - len(placed):,} of them are 0, left out"
+    figure, axes = blank(title, (7.0, 4.2), axes)
+    bins = int(np.clip(2 * np.sqrt(len(placed)), 10, 60))
+    edges = np.geomspace(placed[-1], placed[0], bins + 1) if logarithmic else np.histogram_bin_edges(placed, bins)
+    edges[[0, -1]] = min(edges[0], placed[-1]), max(edges[-1], placed[0])  # geomspace may end a rounding short
+    counts, *_ = axes.hist(placed, edges.tolist(), color=COLOURS[0], alpha=0.55, linewidth=0)
+    marks = [(f"median: {np.median(values):.3g}", float(np.median(values)))]
+    for count, share in ((round(share * n), share) for share in TOPS):
+        if count:  # of 40 rows none is the top 1 %
+            begins = float(values[count - 1])
+            marks.append((f"top {percent(share)} ({_rows(count)}): from {begins:.3g}", begins))
+    for (label, place), colour, dashes in zip(marks, (GREY, COLOURS[4], COLOURS[1]), DASHES, strict=False):
+        style = {"color": colour, "linestyle": dashes, "linewidth": 1.8, "label": label}
+        if logarithmic and place == 0:
+            axes.plot([], [], **style)
+        else:
+            axes.axvline(place, **style)
+    axes.set_xscale("log" if logarithmic else "linear")
+    axes.set_xlabel(plain(name) + (" (logarithmic)" if logarithmic else "") + ", higher is more exposed")
+    axes.set(ylabel="rows", ylim=(0, 1.3 * np.max(counts)))  # room for the legend
+    legend(axes)
+    return figure
 
 
-def legend(axes: Axes, title: str | None = None) -> None:
-    """Words beside the curves, without a frame."""
-    axes.legend(loc="best", frameon=False, fontsize=10, title=title, title_fontsize=10, alignment="left")
+def by_class(table: ScoreTable, share: float = 0.05, axes: Axes | None = None) -> Figure:
+    """Draw each class's share of the most exposed `share` of the rows over its share of all rows; 1 is an even spread.
+
+    The grey band of a class holds at least 95 % of what drawing the same number of rows at random would give. Classes
+    under 10 rows share one line, and so do those nearest to an even spread beyond the first 20.
+    """
+    if "class" not in table.attributes:
+        remedy = "draw exposure_distribution, or audit a classifier by record"
+        raise fail("table", "a class of every row", "none", remedy)
+    n = len(_not_empty(table))
+    count = round(n * check_number("share", share, minimum=0, remedy="such as 0.05"))
+    if not 0 < count <= n:
+        raise fail("share", f"a share that keeps 1 to {n} rows", f"{share:g}", "keep more, or fewer")
+    highest = table.order()[:count]
+    names, class_of = np.unique(table["class"], return_inverse=True)
+    labels, line_of = _lines(names, np.bincount(class_of), np.bincount(class_of[highest], minlength=len(names)))
+    line = line_of[class_of]
+    sizes, found = np.bincount(line), np.bincount(line[highest], minlength=len(labels))
+    groups = [group_of(*item, n, count) for item in zip(labels, sizes.tolist(), found.tolist(), strict=True)]
+    groups.sort(key=lambda group: -group.ratio)
+    groups.reverse()  # the highest on top
+    title = f"Classes of the top {percent(share)} by {plain(table.ranking())} ({count:,} of {_rows(n)})"
+    figure, axes = blank(title, (7.8, 1.8 + 0.28 * len(groups)), axes)
+    heights = range(len(groups))
+    low, high = [group.low for group in groups], [group.high for group in groups]
+    axes.hlines(heights, low, high, color=PALE, linewidth=8, label="by chance (95 %)", zorder=2)
+    even = CHANCE | {"label": "even spread", "linewidth": 1.5}
+    axes.plot([1, 1], [-0.6, len(groups) - 0.4], zorder=3, **even)
+    axes.plot([group.ratio for group in groups], heights, "o", color=COLOURS[0], markersize=7, zorder=4)
+    for height, group in enumerate(groups):
+        words = f"{percent(group.exposed / count)} of the top, {percent(group.rows / n)} of all"
+        axes.text(1.02, height, words, transform=axes.get_yaxis_transform(), va="center", fontsize=9, color=GREY)
+    axes.set_yticks(heights, [group.name for group in groups])
+    largest = max(1.0, *high, *(group.ratio for group in groups))
+    axes.set(xlim=(-0.05, 1.08 * largest), ylim=(-1.6, len(groups) - 0.4))
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel("share of the top ÷ share of all rows")
+    axes.set_ylabel("class")
+    legend(axes, loc="lower right", ncols=2)  # in the free line below the classes
+    return figure
 
 
-def percent(share: float) -> str:
-    """0.05 as 5 %."""
-    return f"{100 * share:.3g} %"
+def _lines(names: np.ndarray, sizes: np.ndarray, found: np.ndarray) -> tuple[list[str], np.ndarray]:
+    """Return a label for each line, and the line of every class: its own, the one near even, or the one of the rare."""
+    rare = sizes < LEAST
+    uneven = np.where(rare, -1.0, np.abs(found - sizes * found.sum() / sizes.sum()))
+    single = np.sort(np.argsort(-uneven, kind="stable")[: min(MOST_CLASSES, int((~rare).sum()))])
+    line = np.full(len(names), -1)
+    line[single] = np.arange(len(single))
+    labels = [plain(name) for name in names[single].tolist()]
+    for pooled, words in ((~rare & (line < 0), "others"), (rare, "rare")):
+        if pooled.any():
+            line[pooled] = len(labels)
+            kinds = int(pooled.sum())
+            labels.append(f"{words} ({kinds:,} class{'' if kinds == 1 else 'es'})")
+    return labels, line
+
+
+def tradeoff_curves(
+    curves: Mapping[str, TradeOff], *, title: str = "Errors of the best attack", axes: Axes | None = None
+) -> Figure:
+    """Draw missed members β against falsely accused non-members α, a line per curve; chance is the falling diagonal."""
+    figure, axes = blank(title, (5.6, 5.0), axes)
+    alpha = np.concatenate([np.geomspace(1e-6, 1e-2, POINTS // 4), np.linspace(1e-2, 1, POINTS)[1:]])
+    for place, (label, curve) in enumerate(curves.items()):
+        style = {"color": COLOURS[place % len(COLOURS)], "linestyle": DASHES[place % len(DASHES)]}
+        axes.plot(alpha, curve.beta(alpha), label=label, linewidth=1.8, **style)
+    axes.plot([0, 1], [1, 0], **CHANCE)
+    axes.set(xlim=(0, 1), ylim=(0, 1))
+    axes.set_xlabel("false-positive rate α: share of non-members accused")
+    axes.set_ylabel("false-negative rate β: share of members missed")
+    legend(axes)
+    return figure
 
 
 def _finite(argument: str, values: ArrayLike) -> np.ndarray:
     tensor = as_tensor(argument, values)
     if tensor.ndim != 1 or not len(tensor):
-        raise fail(argument, "one number a record", f"shape {tuple(tensor.shape)}", "pass a vector")
+        raise fail(argument, "one number per record", f"shape {tuple(tensor.shape)}", "pass a vector")
     check_finite(argument, tensor)
     return tensor.cpu().double().numpy()
 
 
-def _draw(
-    axes: Axes,
-    curves: Mapping[str, tuple[np.ndarray, np.ndarray]],
-    height: Mapping[str, float],
-    labels: Mapping[str, str],
-    *,
-    first: str | None,
-    others: str,
-    drawstyle: Any,
-) -> None:
-    """The highest curves, and `first`, in colour, the rest in grey with one label."""
-    if not curves:
-        raise fail(others, "at least one", "none", "name what to draw")
-    chosen = sorted(curves, key=lambda name: (name != first, -height[name]))[: len(COLOURS)]
-    rest = [name for name in curves if name not in chosen]
-    for place, name in enumerate(sorted(chosen, key=lambda name: -height[name])):
-        width = 2.6 if name == first else 1.8
-        (line,) = axes.plot(*curves[name], color=COLOURS[place], linewidth=width, drawstyle=drawstyle, zorder=3 + place)
-        line.set(label=labels[name], linestyle=DASHES[place])
-    for name in rest:
-        label = f"{len(rest)} other {others}" if name == rest[0] else None
-        axes.plot(*curves[name], color=PALE, linewidth=1, label=label, drawstyle=drawstyle, zorder=2)
+def _column(table: ScoreTable, name: str) -> np.ndarray:
+    if name not in table.scores:
+        remedy = f"audit with the score {name}" if name != "leverage" else "audit a model with a linear head"
+        raise fail("table", f"the score {name}", ", ".join(table.columns[:12]), remedy)
+    return _not_empty(table)[name]
+
+
+def _not_empty(table: ScoreTable) -> ScoreTable:
+    if not len(table):
+        raise fail("table", "at least one row", "none", "audit some records")
+    return table
+
+
+def _rows(count: int) -> str:
+    return f"{count:,} row{'' if count == 1 else 's'}"

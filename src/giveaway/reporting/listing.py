@@ -1,4 +1,4 @@
-"""The table of the most exposed rows: what a cell shows, and the number it is sorted by."""
+"""The table of the most exposed rows: what each cell shows, and the number by which it is sorted."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import numpy as np
 from giveaway.auditing.depth_options import suffix
 from giveaway.findings.explain import SUBGROUP, why
 from giveaway.findings.extras import ReportExtras
-from giveaway.findings.measured import Measured
 from giveaway.records import ScoreTable
-from giveaway.reporting.depth_words import layers_of
+from giveaway.reporting.validation import StoredValidation
+from giveaway.reporting.words import layers_of
 from giveaway.text import shown_text
 
-FIRST = ("loss", "leverage", "predicted_success")  # scores beside the one that ranks, before the reasons
-AFTER = ("newton", "left_out", "residual")
-SAID = ("class", "target", "others_say", "records")
+BEFORE_WHY = ("loss", "leverage", "predicted_success")  # scores after the one that ranks, before the reasons
+AFTER_WHY = ("newton", "left_out", "residual")
+ABOUT_ROW = ("class", "target", "others_say", "records")
 MOST_LETTERS = 200
 
 
 @dataclass(frozen=True)
 class Column:
-    """A heading, the key the page's script knows it by, what it means, and whether its cells are numbers."""
+    """A heading, its key in the script of the page, what it means, and whether its cells are numbers."""
 
     name: str
     key: str
@@ -33,7 +33,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Cell:
-    """What is shown and, of a number, what sorts it."""
+    """The text that is shown and, for a number, the value that sorts it."""
 
     text: str
     value: str = ""
@@ -41,7 +41,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Listing:
-    """Rows in the order of their exposure; `contents` has a text or a picture's address for each, or is empty."""
+    """Rows in the order of their exposure; `contents` has a text or a picture for each, or is empty."""
 
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
@@ -52,31 +52,29 @@ class Listing:
 
 MEANINGS = {
     "rank": "1 is the most exposed",
-    "id": "name of the row",
-    "percentile": "share of all rows that rank lower, in percent",
+    "id": "the name of the row",
+    "percentile": "the percentage of all rows that rank lower",
     "class": "its target",
     "target": "its target",
     "others_say": "what the other records predict for it",
     "records": "how many records the person has",
     "residual": "how far its prediction is from its target",
-    "fused": "both views by rank: what the model did with it, and what the other records would say",
-    "newton": "estimated rise of its loss had it been left out",
-    "influence": "the same to first order: too small where leverage is high",
-    "left_out": "how wrong the other records are about it",
+    "fused": "two views combined by rank: what the model did with it, and what the other records predict",
+    "newton": "the estimated rise of its loss if it had been left out",
+    "influence": "the same to first order: too small if leverage is high",
+    "left_out": "how wrongly the other records predict it",
     "leverage": "how far its own target pulls its own prediction, 0 to 1",
     "loss": "its loss in the audited model",
-    "predicted_success": "balanced success that an attack on it is predicted to have: not measured",
-    "measured_success": "share of shadow models whose membership LiRA told right: measured, of the recipe",
+    "predicted_success": "the predicted balanced success of an attack on it: not measured",
+    "measured_success": "the share of shadow models for which LiRA got its membership right: measured, of the recipe",
     "found_exposed": "counted as exposed by the per-record test",
     "why": "what stands out about it",
 }
+OF_PEOPLE = {"leverage": "how far the targets of a person's records pull their predictions, from 0 to their number"}
 
 
-OF_PEOPLE = {"leverage": "how far the targets of a person's records pull their predictions, 0 to their number"}
-
-
-def listing(table: ScoreTable, look: ReportExtras, measured: Measured | None, *, top: int) -> Listing:
-    """The `top` most exposed rows with the columns that a reader can use."""
+def listing(table: ScoreTable, extras: ReportExtras, measured: StoredValidation | None, *, top: int) -> Listing:
+    """List the `top` most exposed rows with the columns that a reader can use."""
     by = table.ranking()
     rows = table.order(by)[:top]
     ranks = np.arange(1, len(rows) + 1)
@@ -84,18 +82,19 @@ def listing(table: ScoreTable, look: ReportExtras, measured: Measured | None, *,
     subgroups = [name for name in table.attributes if name.startswith(SUBGROUP)]
     deeper = _deeper(table)
     flags = ["newton_capped", *(f"newton_capped{suffix(depth)}" for depth in table.meta.get("depths") or {})]
-    own = [name for name in table.attributes if name not in (*SAID, *AFTER, *subgroups, *flags, "nearest")]
-    for name in [*(n for n in SAID if n in table.attributes), *subgroups, *own]:
+    known = (*ABOUT_ROW, *AFTER_WHY, *subgroups, *flags, "nearest")
+    others = [name for name in table.attributes if name not in known]
+    for name in [*(n for n in ABOUT_ROW if n in table.attributes), *subgroups, *others]:
         values[name] = table[name][rows]
     values[by] = table[by][rows]
     values["percentile"] = 100.0 * (len(table) - ranks) / len(table)
-    values |= {name: table[name][rows] for name in FIRST if name in table.scores and name != by}
+    values |= {name: table[name][rows] for name in BEFORE_WHY if name in table.scores and name != by}
     if measured is not None and len(measured.success) == len(table) and table.meta.get("unit") != "person":
         values["measured_success"] = measured.success[rows]
         values["found_exposed"] = np.where(measured.flagged[rows], "yes", "not shown")
     values["why"] = np.array(why(table, rows, nearest=False), dtype=object)
-    known = {**table.attributes, **table.scores}
-    values |= {name: known[name][rows] for name in (*AFTER, *deeper) if name in known and name != by}
+    columns_of = {**table.attributes, **table.scores}
+    values |= {name: columns_of[name][rows] for name in (*AFTER_WHY, *deeper) if name in columns_of and name != by}
     near = table["nearest"][rows].tolist() if "nearest" in table.attributes else []
     meanings = MEANINGS | deeper | (OF_PEOPLE if table.meta.get("unit") == "person" else {})
     columns = [
@@ -103,7 +102,7 @@ def listing(table: ScoreTable, look: ReportExtras, measured: Measured | None, *,
             shown_text(name.removeprefix(SUBGROUP), 80),
             name if name in MEANINGS or name == by else "",
             meanings.get(name, "a column of the table"),
-            _number(column),
+            column.dtype.kind in "fiu",
         )
         for name, column in values.items()
     ]
@@ -113,12 +112,12 @@ def listing(table: ScoreTable, look: ReportExtras, measured: Measured | None, *,
         tuple(zip(*cells, strict=True)),
         tuple(int(row) for row in rows),
         tuple(shown_text(names, 200) for names in near) if any(near) else (),
-        _contents(look, rows),
+        _contents(extras, rows),
     )
 
 
 def _deeper(table: ScoreTable) -> dict[str, str]:
-    """One column of each depth, newton where there is one, and what it means."""
+    """Return one column of each depth, newton if there is one, and what it means."""
     found = {}
     for depth in table.meta.get("depths") or {}:
         name = next((name for name in ("newton", "influence") if name + suffix(depth) in table.scores), None)
@@ -127,16 +126,12 @@ def _deeper(table: ScoreTable) -> dict[str, str]:
     return found
 
 
-def _contents(look: ReportExtras, rows: np.ndarray) -> tuple[tuple[str, bytes], ...]:
-    if look.contents is None:
+def _contents(extras: ReportExtras, rows: np.ndarray) -> tuple[tuple[str, bytes], ...]:
+    held = extras.contents
+    if held is None:
         return ()
-    held = {int(row): place for place, row in enumerate(look.contents.rows)}
-    places = [held.get(int(row)) for row in rows]
-    return tuple(("", b"") if p is None else (look.contents.texts[p], look.contents.pictures[p]) for p in places)
-
-
-def _number(column: np.ndarray) -> bool:
-    return column.dtype.kind in "fiu"
+    shown = {int(row): item for row, *item in zip(held.rows, held.texts, held.pictures, strict=True)}
+    return tuple(tuple(shown.get(int(row), ("", b""))) for row in rows)
 
 
 def _cell(value: Any) -> Cell:

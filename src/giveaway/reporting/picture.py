@@ -1,28 +1,40 @@
-"""The empty picture every figure starts from: one style, bytes that repeat, shown by a notebook as it is.
+"""The style that all figures share, and how a figure is saved or shown in a notebook.
 
-matplotlib is imported when a picture is drawn, and only through its objects: nothing global of the caller's changes.
+matplotlib is imported when a figure is drawn, and only through its objects: nothing global of the caller changes. The
+same figure always gives the same bytes.
 """
 
 from __future__ import annotations
 
 import base64
 import io
+import os
 from functools import cache
 from html import escape
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from giveaway.checks import check_choice, fail
+from giveaway.storage.files import write_atomically
+from giveaway.text import shown_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")  # Okabe and Ito's
+DASHES: tuple[Any, ...] = ("-", *((0, dashes) for dashes in ((6, 1.5), (3, 1.5), (6, 1.5, 1, 1.5), (1, 1))))
+GREY, PALE = "#555555", "#C8C8C8"
+CHANCE: dict[str, Any] = {"color": GREY, "linestyle": ":", "linewidth": 1.3, "label": "chance"}
+MOST_POINTS = 20_000
 UNDATED = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
 PIXELS_PER_INCH = 96  # of a web page
 
 
 def blank(title: str, size: tuple[float, float], axes: Axes | None = None) -> tuple[Figure, Axes]:
-    """Axes with a title in the style of the others: the caller's, or those of a new picture of `size` inches."""
+    """Return axes in the common style, with a title: the caller's axes, or those of a new figure of `size` inches."""
     if axes is None:
         axes = new_picture(size).add_subplot()
     figure = figure_of(axes)
@@ -37,7 +49,7 @@ def blank(title: str, size: tuple[float, float], axes: Axes | None = None) -> tu
 
 
 def new_picture(size: tuple[float, float]) -> Figure:
-    """A Picture (a Figure that a notebook shows) of `size` inches, without pyplot."""
+    """Return a Picture (a Figure that a notebook shows) of `size` inches, without pyplot."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     figure = picture_class()(figsize=size, layout="constrained")
@@ -46,7 +58,7 @@ def new_picture(size: tuple[float, float]) -> Figure:
 
 
 def figure_of(axes: Axes) -> Figure:
-    """The whole figure that `axes` belong to, also from within a subfigure."""
+    """Return the whole figure that `axes` belong to, also if they are in a subfigure."""
     from matplotlib.axes import Axes
 
     if not isinstance(axes, Axes):
@@ -56,38 +68,67 @@ def figure_of(axes: Axes) -> Figure:
 
 @cache
 def picture_class() -> type[Figure]:
-    """Picture, made on the first call: a subclass of Figure needs matplotlib, which importing giveaway does not."""
+    """Make the class Picture on the first call: it needs matplotlib, which importing giveaway does not load."""
     from matplotlib.figure import Figure
 
     class Picture(Figure):
-        """A Figure that shows itself in a notebook, though pyplot does not know it."""
+        """A Figure that shows itself in a notebook, although pyplot does not know it."""
 
         def _repr_html_(self) -> str:
-            return picture_html(self)
+            """Return an <img> with the PNG, as wide as the figure's inches, and its title as the alternative text."""
+            content = base64.b64encode(figure_bytes(self)).decode("ascii")
+            width = round(PIXELS_PER_INCH * self.get_size_inches()[0])
+            return f'<img src="data:image/png;base64,{content}" alt="{escape(title_of(self))}" width="{width}">'
 
     return Picture
 
 
-def picture_html(figure: Figure) -> str:
-    """An <img> that holds the PNG, as wide as the figure's inches, with its title for those who cannot see it."""
-    content = base64.b64encode(figure_bytes(figure)).decode("ascii")
-    width = round(PIXELS_PER_INCH * figure.get_size_inches()[0])
-    return f'<img src="data:image/png;base64,{content}" alt="{escape(title_of(figure))}" width="{width}">'
-
-
 def title_of(figure: Figure) -> str:
-    """The figure's own title, else the first there is of its axes."""
+    """Return the figure's own title, or the first title of its axes."""
     titles = [figure.get_suptitle()]
     titles += [axes.get_title(loc=place) for axes in figure.axes for place in ("left", "center", "right")]
     return next(filter(None, titles), "")
 
 
-def figure_bytes(figure: Figure, kind: str = "png") -> bytes:
-    """The picture as png (150 dots an inch), svg or pdf; the same figure gives the same bytes."""
+def figure_bytes(figure: Figure, kind: str = "png", **style: Any) -> bytes:
+    """Return the figure as png (150 dots per inch), svg or pdf; `style` are further rcParams."""
     from matplotlib import rc_context
 
     check_choice("kind", kind, UNDATED)
     stream = io.BytesIO()
-    with rc_context({"svg.hashsalt": "giveaway"}):  # ids in an SVG are random without it
+    with rc_context({"svg.hashsalt": "giveaway", **style}):  # without the salt, ids in an SVG are random
         figure.savefig(stream, format=kind, dpi=150, metadata=UNDATED[kind])
     return stream.getvalue()
+
+
+def save_figure(figure: Figure, path: str | os.PathLike[str]) -> None:
+    """Write the figure in the format that the suffix of `path` names: .png, .svg or .pdf."""
+    content = figure_bytes(figure, Path(path).suffix.removeprefix(".").lower())
+    write_atomically(path, lambda stream: stream.write(content))
+
+
+def positive_rows(x: np.ndarray, y: np.ndarray, unit: str, most: int) -> tuple[np.ndarray, str]:
+    """Return the rows that logarithmic axes can show, at most `most` of them at random, and how many in words."""
+    rows = np.flatnonzero((x > 0) & (y > 0))
+    hidden = len(x) - len(rows)
+    words = f"{len(rows):,} {unit}"
+    if len(rows) > most:
+        words = f"{most:,} of {len(rows):,} {unit}, chosen at random"
+        rows = np.random.default_rng(0).choice(rows, most, replace=False)
+    return rows, f"{words}; {hidden:,} more are not positive" if hidden else words
+
+
+def legend(axes: Axes, title: str | None = None, **options: Any) -> None:
+    """Add a legend without a frame."""
+    options = {"loc": "best", "title": title, "title_fontsize": 10, "alignment": "left"} | options
+    axes.legend(frameon=False, fontsize=10, **options)
+
+
+def percent(share: float) -> str:
+    """Write 0.05 as 5 %."""
+    return f"{100 * share:.3g} %"
+
+
+def plain(value: object) -> str:
+    """Return a name that matplotlib does not read as a formula between dollar signs."""
+    return shown_text(value, 24).replace("$", r"\$")

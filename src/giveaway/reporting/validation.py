@@ -1,15 +1,70 @@
-"""The files of a validation: its words, its table and its pictures."""
+"""The files of a validation: its text, its table, its figures, and what reports and gates read again."""
 
 from __future__ import annotations
 
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
 from giveaway.auditing.validate import Validation
-from giveaway.findings.measured import Measured
+from giveaway.checks import fail
 from giveaway.records import ScoreTable
-from giveaway.reporting.figures import figure_bytes, loss_by_influence, recall_curves, roc_curves
+from giveaway.reporting.figures import loss_by_influence, recall_curves, roc_curves, roc_points
+from giveaway.reporting.picture import figure_bytes
+from giveaway.storage.files import read_arrays
+
+STATED, VALUES = "validation.json", "validation.npz"
+ARRAYS = ("success", "effect_size", "flagged", "false_positives", "true_positives")
+
+
+@dataclass(frozen=True, eq=False)
+class StoredValidation:
+    """What shadow models measured, as it is stored in an audit folder.
+
+    `stated` is what validation.json says of all records; `success`, `effect_size` and `flagged` have a value per
+    record, and the ROC curve is thinned.
+    """
+
+    stated: dict[str, Any]
+    success: np.ndarray
+    effect_size: np.ndarray
+    flagged: np.ndarray
+    false_positives: np.ndarray
+    true_positives: np.ndarray
+
+    @classmethod
+    def of(cls, found: Validation, *, recipe: str | None = None) -> StoredValidation:
+        """Keep what a validation found; `recipe` names the recipe if it is one of giveaway's own."""
+        stated = {**found.to_json(), "recipe": recipe}
+        return cls(stated, found.success, found.effect_size, found.count.flagged, *roc_points(found.attack))
+
+    def pages(self) -> dict[str, str | bytes]:
+        """Return the names and contents of the files that `load` reads."""
+        stream = io.BytesIO()
+        np.savez(stream, allow_pickle=False, **{name: getattr(self, name) for name in ARRAYS})
+        return {VALUES: stream.getvalue(), STATED: json.dumps(self.stated, indent=2) + "\n"}
+
+    @classmethod
+    def load(cls, folder: str | Path) -> StoredValidation | None:
+        """Read what `giveaway validate` left in an audit folder; None if it never ran there."""
+        path = Path(folder)
+        if not (path / STATED).is_file():
+            return None
+        try:
+            stated = json.loads((path / STATED).read_text(encoding="utf-8"))
+        except ValueError as error:
+            got = f"{path / STATED}, which is not"
+            raise fail("folder", "a readable validation", got, "run giveaway validate again") from error
+        return cls(stated, **read_arrays("folder", path / VALUES, "giveaway validate"))
 
 
 def validation_pages(table: ScoreTable, found: Validation, *, recipe: str | None = None) -> dict[str, str | bytes]:
-    """File names and contents. A table without loss and influence has no picture of them."""
+    """Return file names and contents. A table without loss and influence has no figure of them."""
     scores = {name: table[name] for name in table.columns}
     figures = {
         "validation_recall.png": recall_curves(scores, found.effect_size, ranked_by=found.ranked_by),
@@ -21,6 +76,32 @@ def validation_pages(table: ScoreTable, found: Validation, *, recipe: str | None
     return {
         "validation.md": found.to_markdown() + shown,
         "validation.csv": found.table.to_csv(),
-        **Measured.of(found, recipe=recipe).pages(),
+        **StoredValidation.of(found, recipe=recipe).pages(),
         **{name: figure_bytes(figure) for name, figure in figures.items()},
     }
+
+
+def agreement_lines(stated: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Return the agreement of every score with the attack, as headings and lines of text."""
+    scores = stated["agreement"]
+    tops = [key for key in next(iter(scores.values())) if key.startswith("top ")]
+    lines = [
+        (name, *(_interval(values[key]) for key in [*tops, "spearman"]), _worth(values["worth_in_shadow_models"]))
+        for name, values in scores.items()
+    ]
+    return {"heads": [*map(_heading, tops), "Spearman", "worth in shadow models"], "lines": lines}
+
+
+def _heading(key: str) -> str:
+    """Write a recall of validation.json, such as "top 0.01 in 0.05", as a heading."""
+    _, top, _, keep = key.split()
+    return f"of the top {100 * float(top):g} %, found in {100 * float(keep):g} %"
+
+
+def _interval(cell: list[float]) -> str:
+    return f"{cell[0]:.2f} ({cell[1]:.2f} to {cell[2]:.2f})"
+
+
+def _worth(models: float | None) -> str:
+    """Write a worth in shadow models; outside the measured range it is only a bound."""
+    return "more than were measured" if models is None else f"about {models:.1f}" if models >= 2 else "fewer than 2"

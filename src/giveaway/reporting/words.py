@@ -1,4 +1,4 @@
-"""What a page may say: the headline, what stands behind it, and what a reader must know besides the numbers.
+"""What a page may say: the headline, the basis it stands on, and what a reader must know besides the numbers.
 
 Without an attack measured on shadow models there is a ranking and never a count; what was measured, what is predicted
 and what is assumed are kept apart.
@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from giveaway.auditing.depth_options import suffix
 from giveaway.auditing.second_view import LEAST_MEMORIZED
 from giveaway.checks import check_choice, fail
 from giveaway.findings.explain import LEAST
-from giveaway.findings.measured import Measured
 from giveaway.records import ScoreTable
-from giveaway.reporting.depth_words import about_depths
+from giveaway.reporting.validation import StoredValidation
 
 ACCESS = {
     "labels": "the model's predicted label for it",
@@ -22,91 +22,105 @@ ACCESS = {
     "weights": "the model's weights",
 }
 OF_VALUES = {"probabilities": "the model's prediction for it"}  # a regression has no probabilities
-FOUND = {  # docs/fused.md, README's limits: means over two audited models each
+ABOUT_ACCESS = {
+    "labels": "Scores use the outputs behind the labels, which reveal more: nothing was estimated for labels alone, "
+    "and the order may differ.",
+    "probabilities": "Nothing else about the training is public.",
+    "weights": "Scores use the outputs and the last layer; what the weights reveal beyond them was not estimated.",
+}
+BENCHMARKED = {  # docs/fused.md, README's limits: means over two audited models each
     "fused": (81, 96),
     "newton": (51, 87),
 }
 PREDICTED = {
     "theory of the head": (
-        "predicted_* columns are estimates from theory in which only the last layer varies: not measured, no "
-        "guarantee, and far too low for networks."
+        "predicted_* columns are estimates from a theory in which only the last layer varies: not measured, not "
+        "guaranteed, and far too low for networks."
     ),
     "both views": (
-        "predicted_* columns are estimates from both views: not measured on an attack, no guarantee; docs/fused.md "
-        "says how far they were off."
+        "predicted_* columns are estimates from both views: not measured on an attack and not guaranteed; "
+        "docs/fused.md says how far off they were."
     ),
 }
 KINDS = {"images": "patches of the images", "tabular": "columns of the table", "text": "words and letters"}
 EXACT = (
-    "The features are a linear function of the inputs: nothing was learned before the head, fused ranks as newton does."
+    "The features are a linear function of the inputs: nothing was learned before the head, so fused ranks as newton "
+    "does."
 )
 FROZEN = (
-    "Nothing before the head was trained on these records, as was said (frozen): fused ranks as newton does. If "
-    "something was, fused and predicted_* do not see what it holds of them."
+    "You said that nothing before the head was trained on these records (frozen), so fused ranks as newton does. If "
+    "something was, fused and predicted_* do not see what it remembers of them."
 )
-BLIND = "What the other records say is no better than a constant here: read fused with care, beside the other columns."
-NO_PENALTY = "No L2 penalty: none was given (weight decay times the number of records, where the trainer had one)."
+BLIND = (
+    "The other records predict no better than a constant here: read fused with care, together with the other columns."
+)
+NO_PENALTY = (
+    "No L2 penalty: none was given (weight decay times the number of records, if the model was trained with one)."
+)
 UNTRAINED = (
-    "The model fits these records no better than the other records predict them: is it trained to the end, without "
+    "The model fits these records no better than the other records predict them: was it trained to the end, without "
     "noise, and on these records?"
 )
-WITHOUT_DRIFT = "newton and loo_gap take it into account, as asked; influence does not."
+WITHOUT_DRIFT = "newton and loo_gap take it into account, as requested; influence does not."
+CURVATURE = {"hessian": "the exact Hessian", "ekfac": "Kronecker factors, an approximation"}
+STATED_FROM = 1 / 3  # of the random error: from there the bound on the solver's error is stated
+LAYERS = {"head": "the last linear layer", "all": "all layers", "last:1": "the last layer"}
 
 
 def access_of(table: ScoreTable, access: str | None = None) -> str:
-    """The attacker's access, as asked for or as the audit was told."""
+    """Return what the attacker has: as asked for here, or as the audit was told."""
     return check_access(access or table.meta.get("access", "probabilities"), table.meta.get("loss"))
 
 
 def check_access(access: str, loss: str | None) -> str:
-    """A kind of access that there is to a model of this loss."""
+    """Return `access` if a model with this loss can be accessed in that way."""
     if check_choice("access", access, ACCESS) == "labels" and loss == "squared":
-        expected = "probabilities or weights for a model of values"
-        raise fail("access", expected, "labels", "a value is all there is to see")
+        expected = "probabilities or weights for a regression"
+        raise fail("access", expected, "labels", "a regression has no labels, only a predicted value")
     return access
 
 
-def headline(table: ScoreTable, measured: Measured | None, access: str) -> str:
-    """One paragraph: a ranking, or the count that shadow models can defend."""
+def headline(table: ScoreTable, measured: StoredValidation | None, access: str) -> str:
+    """Return one paragraph: a ranking, or the count that shadow models can defend."""
     if measured is not None:
         return _counted(table, measured)
     people = f" of {len(table)} people" if table.meta.get("unit") == "person" else ""
     return (
         f"Ranking only: {table.meta.get('records', len(table))} records{people}, ordered by estimated exposure to an "
         f"attacker who holds the record and has {_access(table, access)}. No attack was measured on this model, so no "
-        "number exposed is stated. A low rank is not evidence of safety, and this is no finding on anonymity or "
-        "compliance."
+        "number of exposed records is stated. A low rank is not evidence of safety, and this is no finding on "
+        "anonymity or compliance."
     )
 
 
-def _counted(table: ScoreTable, measured: Measured) -> str:
+def _counted(table: ScoreTable, measured: StoredValidation) -> str:
     count, stated = measured.stated["at_least_exposed"], measured.stated
     models, power = stated["models"], f"{count['power_at_twice_that']:.2g}"
     test = f"per-record test, {models} models, false discovery rate {100 * count['false_discovery_rate']:.3g} %"
     by_record = ""
     if table.meta.get("unit") == "person":
         by_record = (
-            " Measured by record: a person with several records can be more exposed than any of them, and no count of "
-            "people was made."
+            " Measured by record: a person with several records can be more exposed than any single one of them, and "
+            "no people were counted."
         )
     if not count["records"]:
         return (
-            f"No record of {stated['records']} could be shown to be exposed under this training recipe, which is no "
-            f"finding that none is: estimated power {power} for records told apart twice as well as with 70 % balanced "
-            f"success, less for others ({test}). Train more shadow models.{by_record}"
+            f"None of {stated['records']} records could be shown to be exposed under this training recipe, which does "
+            f"not mean that none is: the estimated power is {power} for records twice as distinguishable as at 70 % "
+            f"balanced success, and lower for others ({test}). Train more shadow models.{by_record}"
         )
     return (
-        f"At least {count['records']} of {stated['records']} records are exposed under this training recipe: "
-        f"membership told with over 70 % balanced success ({test}). More may be; estimated power {power} for records "
-        f"told apart twice as well as that, less for others.{by_record}"
+        f"At least {count['records']} of {stated['records']} records are exposed under this training recipe: their "
+        f"membership can be told with over 70 % balanced success ({test}). More may be exposed; the estimated power is "
+        f"{power} for records twice as distinguishable as that, and lower for others.{by_record}"
     )
 
 
 def found_elsewhere(by: str) -> str:
-    """What the ranking score found on our benchmarks."""
-    if by not in FOUND:
-        return f"No benchmark of ours says how much of what attacks find {by} finds."
-    first, second = FOUND[by]
+    """Say what the ranking score found on our benchmarks."""
+    if by not in BENCHMARKED:
+        return f"None of our benchmarks shows how many of the records that attacks find are also found by {by}."
+    first, second = BENCHMARKED[by]
     return (
         f"On two image sets where 200 shadow models were trained, the 5 % of records that {by} ranked highest held "
         f"{first} % (CIFAR-10) and {second} % (BloodMNIST) of the 1 % that the attack LiRA found most exposed. On "
@@ -114,106 +128,57 @@ def found_elsewhere(by: str) -> str:
     )
 
 
-def standing(table: ScoreTable, measured: Measured | None, access: str) -> list[tuple[str, list[str]]]:
-    """What was measured, what is predicted, what is assumed."""
-    by = table.ranking()
+def standing(table: ScoreTable, measured: StoredValidation | None, access: str) -> list[tuple[str, list[str]]]:
+    """Say what was measured, what is predicted and what is assumed."""
     return [
         ("Measured", _measured(measured)),
-        ("Predicted, not measured", _predicted(table, by)),
+        ("Predicted, not measured", _predicted(table)),
         ("Assumed", _assumed(table, access, measured)),
     ]
 
 
-def _measured(measured: Measured | None) -> list[str]:
+def _measured(measured: StoredValidation | None) -> list[str]:
     if measured is None:
         return ["No attack. Only the model's own outputs and losses on its training records."]
-    stated = measured.stated
-    auc = stated["lira"]["auc"]
+    auc, low, high = measured.stated["lira"]["auc"]
     return [
-        f"LiRA over {stated['models']} shadow models: AUC {auc[0]:.3f} ({auc[1]:.3f} to {auc[2]:.3f}).",
-        "The count above, a lower bound: records are missed where the models are few. It is about the recipe, not "
-        "about this one model.",
+        f"LiRA over {measured.stated['models']} shadow models: AUC {auc:.3f} ({low:.3f} to {high:.3f}).",
+        "The count above, which is a lower bound: with few models, exposed records are missed. It is about the "
+        "training recipe, not about this one model.",
     ]
 
 
-def _predicted(table: ScoreTable, by: str) -> list[str]:
-    said = [f"The order of the {_rows(table)}, by {by}: an estimate without retraining."]
+def _predicted(table: ScoreTable) -> list[str]:
+    rows = "people" if table.meta.get("unit") == "person" else "records"
+    sentences = [f"The order of the {rows}, by {table.ranking()}: an estimate without retraining."]
     if any(name.startswith("predicted_") for name in table.columns):
-        said.append(PREDICTED[table.meta.get("predicted_by") or "theory of the head"])
-    return said
+        sentences.append(PREDICTED[table.meta.get("predicted_by") or "theory of the head"])
+    return sentences
 
 
-def _assumed(table: ScoreTable, access: str, measured: Measured | None) -> list[str]:
-    said = [
-        f"An attacker who holds the record, with its target, and has {_access(table, access)}.",
-        {
-            "labels": "Scores look at the outputs behind the labels, which tell more: for labels alone nothing was "
-            "estimated, and the order may differ.",
-            "probabilities": "Nothing else about the training is public.",
-            "weights": "Scores look at outputs and the last layer; what weights tell beyond them was not estimated.",
-        }[access],
-    ]
+def _assumed(table: ScoreTable, access: str, measured: StoredValidation | None) -> list[str]:
+    attacker = f"An attacker who holds the record, with its target, and has {_access(table, access)}."
+    sentences = [attacker, ABOUT_ACCESS[access]]
     if table.meta.get("optimum") is not None and (table.meta.get("options") or {}).get("converged", True):
-        said.append("A last layer at the optimum of its training objective.")
+        sentences.append("A last layer at the optimum of its training objective.")
     if table.meta.get("l2") is not None and table.meta.get("optimum") is not None:
         given = f"An L2 penalty of {table.meta['l2']:.4g} in summed-loss units, as it was given."
-        said.append(given if table.meta["l2"] else NO_PENALTY)
+        sentences.append(given if table.meta["l2"] else NO_PENALTY)
     if measured is not None:
         recipe = measured.stated.get("recipe")
-        own = f"giveaway's recipe {recipe}" if recipe else "the training they came from"
-        said.append(f"Shadow models trained as the audited model was: theirs is {own}.")
-    return said
-
-
-def agreement_lines(stated: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """The agreement of every score with the attack, as headings and lines of text."""
-    found = stated["agreement"]
-    tops = [key for key in next(iter(found.values())) if key.startswith("top ")]
-    heads = [_top_in_words(key) for key in tops]
-    lines = [
-        (name, *(_interval(values[key]) for key in [*tops, "spearman"]), _worth(values["worth_in_shadow_models"]))
-        for name, values in found.items()
-    ]
-    return {"heads": [*heads, "Spearman", "worth in shadow models"], "lines": lines}
-
-
-def _top_in_words(key: str) -> str:
-    """A recall of validation.json, "top 0.01 in 0.05", as a heading."""
-    _, top, _, keep = key.split()
-    return f"of the top {100 * float(top):g} %, found in {100 * float(keep):g} %"
-
-
-def _interval(cell: list[float]) -> str:
-    return f"{cell[0]:.2f} ({cell[1]:.2f} to {cell[2]:.2f})"
-
-
-def _worth(models: float | None) -> str:
-    """Outside of what the curve shows a worth has only a bound."""
-    return "more than were measured" if models is None else f"about {models:.1f}" if models >= 2 else "fewer than 2"
+        source = f"giveaway's recipe {recipe}" if recipe else "your own"
+        sentences.append(f"Shadow models trained in the same way as the audited model: their training is {source}.")
+    return sentences
 
 
 def notes(table: ScoreTable, *, shared: bool = False) -> list[str]:
-    """What a reader must know of this table besides its numbers; `shared`, without counts of a few rows."""
+    """Say what a reader must know of this table besides its numbers; if `shared`, without counts of a few rows."""
     meta = table.meta
 
     def told(count: int) -> str:
         return f"fewer than {LEAST}" if shared and 0 < count < LEAST else str(count)
 
-    said = [*_about_view(meta)]
-    optimum = meta.get("optimum")
-    relative = (optimum or {}).get("relative_gradient")
-    if optimum is None:
-        if "optimum" in meta:
-            said.append("A black box: nothing inside the model was looked at.")
-    elif relative is None:
-        said.append("How far the head is from its optimum is not known: its weights were not given.")
-    elif relative >= 1e-4:
-        assumed = (meta.get("options") or {}).get("converged", True)
-        said.append(
-            f"The head is not at the optimum of its training objective (relative gradient {relative:.2g}), as is usual "
-            "for networks: "
-            + ("scores assume it is. To see what that changes, audit with --refit." if assumed else WITHOUT_DRIFT)
-        )
+    said = [*_about_view(meta), *_about_optimum(meta)]
     if any(name.startswith("predicted_") for name in table.columns):
         said.append(PREDICTED[meta.get("predicted_by") or "theory of the head"])
     if meta.get("no_prediction"):
@@ -222,17 +187,15 @@ def notes(table: ScoreTable, *, shared: bool = False) -> list[str]:
     if repeats.get("exact") or repeats.get("near"):
         said.append(
             f"{told(repeats['exact'])} records have an exact copy and at least {told(repeats['near'])} more a near "
-            "copy. Scores of repeated people are understated: pass groups to score people instead of rows."
+            "copy. The scores of repeated people are too low: pass groups to score people instead of rows."
         )
     if meta.get("newton_capped"):
-        said.append(
-            f"{told(meta['newton_capped'])} rows are alone in some direction; their newton and loo_gap are capped."
-        )
+        capped = told(meta["newton_capped"])
+        said.append(f"Rows alone in some feature direction: {capped}. Their newton and loo_gap are capped.")
     curvature = meta.get("curvature") or {}
     if "eigenvectors" in curvature.get("inverse", ""):
-        said.append(
-            f"The curvature is singular; its pseudo-inverse was used{'' if shared else ' (rank and cut below)'}."
-        )
+        where = "" if shared else " (rank and cut below)"
+        said.append(f"The curvature is singular; its pseudo-inverse was used{where}.")
     if curvature.get("curvature") == "sketch":
         said.append(_about_sketch(curvature, told))
     if meta.get("depths"):
@@ -244,12 +207,30 @@ def notes(table: ScoreTable, *, shared: bool = False) -> list[str]:
     return said
 
 
+def _about_optimum(meta: Mapping[str, Any]) -> list[str]:
+    """Say how far the head is from the optimum of its training objective."""
+    optimum = meta.get("optimum")
+    relative = (optimum or {}).get("relative_gradient")
+    if optimum is None:
+        return ["A black box: nothing inside the model was used."] if "optimum" in meta else []
+    if relative is None:
+        return ["It is not known how far the head is from its optimum: its weights were not given."]
+    if relative < 1e-4:
+        return []
+    assumed = (meta.get("options") or {}).get("converged", True)
+    return [
+        f"The head is not at the optimum of its training objective (relative gradient {relative:.2g}), as is usual for "
+        "networks: "
+        + ("scores assume that it is. To see what this changes, audit with --refit." if assumed else WITHOUT_DRIFT)
+    ]
+
+
 def _about_sketch(curvature: Mapping[str, Any], told: Callable[[int], str]) -> str:
-    """What stands between sketched scores and exact ones."""
+    """Say how sketched scores differ from exact ones."""
     said = f"Scores of the head are estimates from {curvature['probes']} random probes of its curvature"
     error = next((e for n in ("newton", "influence", "leverage") if (e := curvature["relative_errors"].get(n))), None)
     if error is not None:
-        said += f", off by about {100 * error:.2g} % each: records with close scores may stand in either order"
+        said += f", off by about {100 * error:.2g} % each: records with close scores may be in either order"
     high, solved = curvature.get("high_leverage", 0), curvature.get("solved_exactly", 0)
     if solved:
         said += f". Of {told(high)} rows with high leverage {told(solved)} were solved exactly"
@@ -257,27 +238,62 @@ def _about_sketch(curvature: Mapping[str, Any], told: Callable[[int], str]) -> s
 
 
 def _about_view(meta: Mapping[str, Any]) -> list[str]:
-    """The second view in words, or why there is none."""
+    """Describe the second view, or say why there is none."""
     view = meta.get("view")
     if not view:
         return [meta["no_view"]] if meta.get("no_view") else []
-    error, kept = view["left_out_error"], view["memorized"]
+    error, memorized = view["left_out_error"], view["memorized"]
     said = [
         f"The other records predict a left-out one with {100 * error:.3g} % of the squared error of a constant "
-        f"({KINDS.get(view['view'], view['view'])}, {view['kernel']} kernel, {view['method']}); training took away "
-        f"{100 * kept:.3g} % of that error, which is no share of records."
+        f"({KINDS.get(view['view'], view['view'])}, {view['kernel']} kernel, {view['method']}); training removed "
+        f"{100 * memorized:.3g} % of that error, which is not a share of records."
     ]
     if view["head_is_exact"]:
         return [*said, FROZEN if meta.get("frozen") else EXACT]
-    said[0] += f" In fused the model's own view counts {view['head_weight']:.2g} and theirs 1."
-    if kept < LEAST_MEMORIZED:
+    said[0] += f" In fused the model's own view has weight {view['head_weight']:.2g} and theirs 1."
+    if memorized < LEAST_MEMORIZED:
         said.insert(0, UNTRAINED)
     return [*said, BLIND] if error >= 1.0 else said
 
 
+def about_depths(table: ScoreTable, told: Callable[[int], str]) -> list[str]:
+    """Say, for each depth of the network, what its columns are and how far off they may be."""
+    said = []
+    for depth, done in table.meta["depths"].items():
+        name = f"Columns ending in {suffix(depth)} are scores through {layers_of(depth)} of the network"
+        if table.meta.get("unit") == "person":
+            name += ", of single records: they are in scores.csv and are not added up for people"
+        how = f"{CURVATURE.get(done['curvature'], 'Gauss–Newton curvature')}, damping {done['damping']:.4g}"
+        errors = done.get("sketch_error")
+        if errors:
+            error = errors.get("newton", next(iter(errors.values())))
+            how += f", estimates from {done['probes']} random probes, off by about {100 * error:.2g} % each"
+            how += _left_by_solves(done.get("solve_error", 0.0), error)
+        if done.get("unsolved"):
+            how += f"; {told(done['unsolved'])} solves did not reach their tolerance, which was allowed"
+        capped = table.attributes.get(f"newton_capped{suffix(depth)}")
+        if capped is not None and capped.any():
+            how += f"; newton{suffix(depth)} of {told(int(capped.sum()))} rows is capped"
+        said.append(f"{name}: {how}.")
+    return said
+
+
+def layers_of(depth: str) -> str:
+    """Name the layers of a depth."""
+    return LAYERS.get(depth, f"the last {depth.removeprefix('last:')} layers")
+
+
+def _left_by_solves(bound: float, chance: float) -> str:
+    """Say how much error unfinished solves may leave, if that matters beside the random error."""
+    if bound < STATED_FROM * chance:
+        return ""
+    if bound >= 1:
+        return " and, as solves stopped early, by an unknown amount: at best the order of the records is meaningful"
+    return (
+        f" and by the solver's error, at most {100 * bound:.2g} % of the projections whose squares the scores are, "
+        "over all records together"
+    )
+
+
 def _access(table: ScoreTable, access: str) -> str:
     return (OF_VALUES if table.meta.get("loss") == "squared" else {}).get(access, ACCESS[access])
-
-
-def _rows(table: ScoreTable) -> str:
-    return "people" if table.meta.get("unit") == "person" else "records"

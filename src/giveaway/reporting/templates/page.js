@@ -1,5 +1,5 @@
 "use strict";
-// Sorts and filters the table of the most exposed, and ties it to the maps: what is selected there is listed here.
+// Sorts and filters the table of the most exposed, and links it to the maps: what is selected there is listed here.
 (function () {
   const table = document.getElementById("listing");
   const body = table.tBodies[0];

@@ -1,7 +1,7 @@
-"""The maps of a report: loss against leverage and the head's features, one set of points behind both (bokeh).
+"""The maps of a report: loss against leverage, and the head's features, with one set of points behind both (bokeh).
 
-Points are drawn for the most exposed rows and a random choice of the others. The page's own script ties the points to
-the table: what is selected here is listed there.
+Points are drawn for the most exposed rows and a random choice of the others. The script of the page links the points to
+the table: what is selected in a map is listed there.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import Any
 import numpy as np
 
 from giveaway.checks import InputError
-from giveaway.findings.extras import EXPOSED, FeatureMap, ReportExtras, chosen_rows
+from giveaway.findings.extras import EXPOSED, ReportExtras, chosen_rows
 from giveaway.records import ScoreTable
 from giveaway.text import shown_text
 
 MOST_POINTS = 5_000
-RINGED = 20  # that get a ring
+RINGED = 20  # of the most exposed have a ring
 SOURCE = "cloud"
 COLOURS = "Viridis256"
 TOOLS = "pan,wheel_zoom,box_select,lasso_select,tap,reset"
 
 
 @dataclass(frozen=True)
-class Cloud:
+class Maps:
     """bokeh's document as JSON that cannot end a script element, how much is drawn, and the first map's columns."""
 
     item: str
@@ -33,17 +33,17 @@ class Cloud:
     axes: tuple[str, str] | None
 
 
-def cloud(table: ScoreTable, look: ReportExtras, *, most: int = MOST_POINTS, seed: int = 0) -> Cloud:
-    """Both maps, or the one of them that there is."""
+def maps(table: ScoreTable, extras: ReportExtras, *, most: int = MOST_POINTS, seed: int = 0) -> Maps:
+    """Draw both maps, or the one that the table allows."""
     from bokeh.embed import json_item
     from bokeh.layouts import gridplot
     from bokeh.models import ColumnDataSource
 
-    seen = look.feature_map
+    features = extras.feature_map
     axes = next((pair for pair in (("loss", "leverage"), ("loss", "left_out")) if set(pair) <= {*table.columns}), None)
-    if axes is None and seen is None:
-        raise InputError("there is no map without loss beside leverage or left_out, and none of features")
-    rows = chosen_rows(table, most, seed) if seen is None else seen.rows
+    if axes is None and features is None:
+        raise InputError("a map needs loss with leverage or left_out, or the features")
+    rows = chosen_rows(table, most, seed) if features is None else features.rows
     ranks = table.rank()[rows]
     by = table.ranking()
     columns: dict[str, Any] = {
@@ -65,8 +65,8 @@ def cloud(table: ScoreTable, look: ReportExtras, *, most: int = MOST_POINTS, see
             hidden += int((values <= 0).sum())
             columns[side] = np.maximum(values, floor).astype(np.float32)
             columns[f"{name}_value"] = values.astype(np.float32)
-    if seen is not None:
-        columns["u"], columns["v"] = seen.places[:, 0], seen.places[:, 1]
+    if features is not None:
+        columns["u"], columns["v"] = features.places[:, 0], features.places[:, 1]
     order = np.argsort(-ranks, kind="stable")  # the most exposed are drawn last, on top
     columns = {k: [v[i] for i in order] if isinstance(v, list) else v[order] for k, v in columns.items()}
     source = ColumnDataSource(columns, name=SOURCE)
@@ -74,20 +74,22 @@ def cloud(table: ScoreTable, look: ReportExtras, *, most: int = MOST_POINTS, see
     if axes is not None:
         words = {"loss": "loss in the audited model", "leverage": "leverage", "left_out": "left_out"}
         plots.append(_plot(source, "x", "y", f"Loss and {axes[1]}", [words[name] for name in axes], "log"))
-    if seen is not None:
-        plots.append(_plot(source, "u", "v", f"Features of the last layer ({_method(seen)})", ["", ""], "linear"))
+    if features is not None:
+        method = features.method
+        method += "" if features.explained is None else f", {100 * features.explained:.0f} % of their variance"
+        plots.append(_plot(source, "u", "v", f"Features of the last layer ({method})", ["", ""], "linear"))
     layout = gridplot([plots], toolbar_location="above", merge_tools=True, sizing_mode="stretch_width")
     drawn = f"{len(rows):,} of {len(table):,} drawn" if len(rows) < len(table) else f"all {len(table):,} drawn"
     if len(rows) < len(table):
         drawn += f": the {min(EXPOSED, len(rows)):,} most exposed and others at random"
     if hidden:
-        drawn += f"; {hidden:,} values of zero stand at the edge"
+        drawn += f"; {hidden:,} values of zero are drawn at the edge"
     item: Any = json_item(layout, "maps")  # type: ignore[arg-type]
-    return Cloud(script_text(renumbered(item)), drawn, axes)
+    return Maps(script_text(renumbered(item)), drawn, axes)
 
 
 def renumbered(item: Any) -> Any:
-    """The same document with its models numbered from 1, not from how many bokeh made before."""
+    """Number the models of a document from 1, whatever bokeh made before."""
     numbers: dict[str, str] = {}
 
     def walk(value: Any) -> Any:
@@ -102,21 +104,17 @@ def renumbered(item: Any) -> Any:
 
 
 def script_text(value: Any) -> str:
-    """JSON for a script element: no character in it can end the element or a line of it."""
+    """Write JSON for a script element: no character in it can end the element or a line of it."""
     text = json.dumps(value, ensure_ascii=True, allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def bokeh_script() -> str:
-    """bokeh's own code, without its widgets."""
+    """Return bokeh's own code, without its widgets."""
     from bokeh.resources import Resources
 
     code = "\n".join(Resources(mode="inline", components=["bokeh"], minified=True, log_level="error").js_raw)
     return code.replace("</script", "<\\/script").replace("<!--", "<\\!--")
-
-
-def _method(seen: FeatureMap) -> str:
-    return seen.method if seen.explained is None else f"{seen.method}, {100 * seen.explained:.0f} % of their variance"
 
 
 def _plot(source: Any, x: str, y: str, title: str, labels: list[str], kind: Any) -> Any:
@@ -156,9 +154,9 @@ def _plot(source: Any, x: str, y: str, title: str, labels: list[str], kind: Any)
         "nonselection_line_alpha": 0.3,
     }
     plot.scatter(x, y, source=source, view=ringed, **ring)
-    told = [("rank", "@rank"), ("id", "@id"), ("row", "@row"), ("score", "@score{0.0000}")]
-    told += [("class", "@class")] if "class" in source.data else []
-    plot.add_tools(HoverTool(tooltips=told, renderers=[points]))
+    hover = [("rank", "@rank"), ("id", "@id"), ("row", "@row"), ("score", "@score{0.0000}")]
+    hover += [("class", "@class")] if "class" in source.data else []
+    plot.add_tools(HoverTool(tooltips=hover, renderers=[points]))
     plot.xaxis.axis_label, plot.yaxis.axis_label = labels
     if kind == "linear":
         plot.axis.major_label_text_font_size = "0px"

@@ -1,0 +1,219 @@
+"""report.html: one self-contained page for those who may see the training data, with every text escaped.
+
+It loads nothing, is complete without JavaScript except for the maps, and its content policy forbids any request. A
+section that cannot be made says why in its place.
+"""
+
+from __future__ import annotations
+
+import os
+from base64 import b64encode
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from giveaway.auditing.validate import Validation
+from giveaway.checks import InputError
+from giveaway.findings.explain import breakdowns
+from giveaway.findings.extras import ReportExtras, make_extras
+from giveaway.records import Head, ScoreTable
+from giveaway.reporting.figures import draw_roc, exposure_distribution, recall_curves, tradeoff_curves
+from giveaway.reporting.listing import listing
+from giveaway.reporting.maps import bokeh_script, maps
+from giveaway.reporting.pages import Section, page, section
+from giveaway.reporting.picture import figure_bytes, title_of
+from giveaway.reporting.validation import StoredValidation, agreement_lines
+from giveaway.reporting.words import access_of, found_elsewhere, headline, notes, standing
+from giveaway.storage.files import write_text
+from giveaway.text import shown_text
+from giveaway.theory import fixed_design
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+TOP = 100
+CURVES = 4  # of the most exposed, beside that of the row in the middle
+RATES = (0.01, 0.05)
+NO_HEAD = "the report was made from the table alone; pass head= to have it"
+
+
+def report(
+    table: ScoreTable,
+    path: str | os.PathLike[str],
+    *,
+    head: Head | None = None,
+    validation: Validation | None = None,
+    access: str | None = None,
+    top: int = TOP,
+) -> None:
+    """Write the page of `table` to `path`, readable by you alone.
+
+    With the `head` it was made of, the page has a map of its features and shows what happens once the most exposed are
+    taken out; with a `validation` (ga.validate, ga.compare) it has the count that shadow models can defend. `access` is
+    what the attacker has: labels, probabilities or weights.
+    """
+    extras = None if head is None else make_extras(head, table)
+    measured = None if validation is None else StoredValidation.of(validation)
+    write_text(path, render(table, extras=extras, measured=measured, access=access, top=top))
+
+
+def render(
+    table: ScoreTable,
+    *,
+    extras: ReportExtras | None = None,
+    measured: StoredValidation | None = None,
+    access: str | None = None,
+    top: int = TOP,
+) -> str:
+    """Return the page as a string."""
+    extras = extras or ReportExtras(missing={"map": NO_HEAD, "what-if": NO_HEAD})
+    chosen = access_of(table, access)
+    people = table.meta.get("unit") == "person"
+    sections = _sections(table, extras, measured)
+    listed = listing(table, extras, measured, top=top)
+    noted = section(lambda: notes(table))
+    return page(
+        "report.html",
+        unit="people" if people else "records",
+        one="person" if people else "record",
+        rows=len(table),
+        by=table.ranking(),
+        headline=headline(table, measured, chosen),
+        counted=measured is not None,
+        found=found_elsewhere(table.ranking()),
+        standing=standing(table, measured, chosen),
+        notes=[noted.note] if noted.note else noted.content,
+        title=shown_text(table.meta.get("title") or "", 120),
+        date=(table.meta.get("provenance") or {}).get("date", ""),
+        missing_contents=extras.missing.get("contents", ""),
+        listed=listed,
+        pictures=[b64encode(png).decode() if png else "" for _, png in listed.contents],
+        sections=sections,
+        missing_map=extras.missing.get("map", ""),
+        bokeh=bokeh_script() if sections["maps"].content else "",
+        scores=table.columns,
+        linear=table.meta.get("optimum") is not None or "newton" in table.scores,
+        deeper=bool(table.meta.get("depths")) and not people,
+        others_say="others_say" in table.attributes,
+        spread=_spread(table[table.ranking()]),
+        facts=[(shown_text(name, 120), shown_text(value, 400)) for name, value in facts(table.meta)],
+    )
+
+
+def facts(meta: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Return every entry of the metadata as a name and a text."""
+    found = []
+    for key, value in meta.items():
+        if isinstance(value, dict):
+            found += facts(value, f"{prefix}{key} · ")
+        elif value is not None:
+            found.append((prefix + key, ", ".join(map(str, value)) if isinstance(value, list) else str(value)))
+    return found
+
+
+def _spread(values: np.ndarray) -> list[tuple[str, str]]:
+    """Return the median, the smallest value of each top share, and the largest value."""
+    ordered = np.sort(values)[::-1]
+    counts = {f"top {100 * share:g} % from": max(1, round(share * len(values))) for share in (0.1, 0.05, 0.01)}
+    found = {"median": float(np.median(values)), **{name: float(ordered[k - 1]) for name, k in counts.items()}}
+    return [(name, f"{value:.4g}") for name, value in {**found, "largest": float(ordered[0])}.items()]
+
+
+def _sections(table: ScoreTable, extras: ReportExtras, measured: StoredValidation | None) -> dict[str, Section]:
+    """Make every optional section, by its name."""
+    return {
+        "spread": section(lambda: _image(exposure_distribution(table))),
+        "maps": section(lambda: maps(table, extras)),
+        "breakdowns": section(lambda: breakdowns(table)),
+        "curves": section(lambda: _curves(table)),
+        "agreement": section(lambda: _agreement(table, measured)),
+        "removals": section(lambda: _removals(table, extras)),
+        "penalties": section(lambda: _penalties(table)),
+    }
+
+
+def _image(figure: Figure) -> tuple[str, str]:
+    """Return the address and the words of an image element: an SVG within the page."""
+    style = {"svg.fonttype": "none", "font.family": "sans-serif"}
+    content = b64encode(figure_bytes(figure, "svg", **style)).decode()
+    return f"data:image/svg+xml;base64,{content}", title_of(figure)
+
+
+def _curves(table: ScoreTable) -> dict[str, Any]:
+    """Draw the theory's trade-off curves at the leverages of the most exposed rows and of the one in the middle."""
+    if "leverage" not in table.scores:
+        raise InputError("there is no leverage, which the theory starts from")
+    if table.meta.get("unit") == "person":
+        raise InputError("the theory is about single records, not about people with several")
+    order = table.order()
+    rows = [*order[:CURVES], order[len(order) // 2]][: len(order)]
+    named = {f"rank {place + 1 if place < CURVES else len(order) // 2 + 1}": row for place, row in enumerate(rows)}
+    outputs = table.meta.get("outputs") or 1
+    degrees = outputs - 1 if table.meta.get("loss") == "cross_entropy" and outputs > 1 else outputs
+    leverages = {name: float(np.clip(table["leverage"][row], 0.0, 1.0)) for name, row in named.items()}
+    curves = {name: fixed_design.tradeoff(h, m=degrees) for name, h in leverages.items()}
+    lines = [
+        (
+            name,
+            shown_text(table.ids[named[name]], 40),
+            f"{leverages[name]:.3g}",
+            f"{float(curve.auc()):.3f}",
+            *(f"{100 * float(curve.tpr(rate)):.3g} %" for rate in RATES),
+        )
+        for name, curve in curves.items()
+    ]
+    figure = tradeoff_curves(
+        {f"{name}: leverage {leverages[name]:.2g}": curve for name, curve in curves.items()},
+        title="Errors of the best attack on a linear model",
+    )
+    return {"picture": _image(figure), "lines": lines, "rates": [f"{100 * rate:g} %" for rate in RATES]}
+
+
+def _agreement(table: ScoreTable, measured: StoredValidation | None) -> dict[str, Any]:
+    """Show how well the scores find what LiRA found, if that was measured."""
+    if measured is None:
+        raise InputError("no shadow models were trained; giveaway validate trains them and fills this section")
+    stated = measured.stated
+    roc = draw_roc({"LiRA": (measured.false_positives, measured.true_positives)}, {"LiRA": stated["lira"]["auc"]})
+    figures = [roc]
+    if table.meta.get("unit") != "person" and len(table) == len(measured.effect_size):
+        columns = {name: table[name] for name in table.columns}
+        figures.insert(0, recall_curves(columns, measured.effect_size, ranked_by=table.ranking()))
+    images = [_image(figure) for figure in figures]
+    return {"conclusion": stated["conclusion"], **agreement_lines(stated), "pictures": images}
+
+
+def _removals(table: ScoreTable, extras: ReportExtras) -> list[dict[str, Any]]:
+    """Show who comes to the top once the most exposed are gone."""
+    if not extras.removals:
+        raise InputError(extras.missing.get("what-if", "the head was not given to the report (head=)"))
+    return [
+        {
+            "share": f"{100 * effect.share:g} %",
+            "removed": len(effect.removed),
+            "entered": len(effect.entered),
+            "names": [shown_text(table.ids[row], 40) for row in effect.entered[:12]],
+            "spearman": None if effect.spearman is None else f"{effect.spearman:.3f}",
+            "lines": [
+                (shown_text(table.ids[row], 40), int(row), f"{before:.3g}", f"{after:.3g}")
+                for row, before, after in zip(effect.risen[:8], effect.before[:8], effect.after[:8], strict=True)
+            ],
+        }
+        for effect in extras.removals
+    ]
+
+
+def _penalties(table: ScoreTable) -> list[tuple[str, str, str]]:
+    """Show how the order by newton changes with l2."""
+    found = table.meta.get("l2_sensitivity")
+    if not found:
+        raise InputError("the audit did not compare penalties (--l2-sensitivity; there must be an l2)")
+    return [
+        (
+            f"{factor} × l2",
+            f"{found[f'spearman_at_{factor}_l2']:.3f}",
+            f"{100 * found[kept]:.0f} %" if (kept := f"top_kept_at_{factor}_l2") in found else "not known",
+        )
+        for factor in ("0.1", "10")
+    ]
