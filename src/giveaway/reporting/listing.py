@@ -130,8 +130,8 @@ def _contents(extras: ReportExtras, rows: np.ndarray) -> tuple[tuple[str, bytes]
     held = extras.contents
     if held is None:
         return ()
-    shown = {int(row): item for row, *item in zip(held.rows, held.texts, held.pictures, strict=True)}
-    return tuple(tuple(shown.get(int(row), ("", b""))) for row in rows)
+    shown = dict(zip(held.rows.tolist(), zip(held.texts, held.pictures, strict=True), strict=True))
+    return tuple(shown.get(int(row), ("", b"")) for row in rows)
 
 
 def _cell(value: Any) -> Cell:

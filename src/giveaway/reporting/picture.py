@@ -96,7 +96,8 @@ def figure_bytes(figure: Figure, kind: str = "png", **style: Any) -> bytes:
 
     check_choice("kind", kind, UNDATED)
     stream = io.BytesIO()
-    with rc_context({"svg.hashsalt": "giveaway", **style}):  # without the salt, ids in an SVG are random
+    settings: Any = {"svg.hashsalt": "giveaway", **style}  # without the salt, ids in an SVG are random
+    with rc_context(settings):
         figure.savefig(stream, format=kind, dpi=150, metadata=UNDATED[kind])
     return stream.getvalue()
 
