@@ -28,7 +28,7 @@ from threadpoolctl import threadpool_limits
 
 import giveaway as ga
 from giveaway.curvature.choice import Auto
-from giveaway.linalg.accumulate import PairTiles
+from giveaway.linalg.pairs import PairTiles
 
 SETTINGS = {  # records, features, classes
     "A": (5_000, 64, 10),

@@ -52,7 +52,7 @@ from giveaway.auditing.batches import Portion, record_spans
 from giveaway.curvature.choice import Auto
 from giveaway.curvature.dense import DenseCurvature
 from giveaway.evaluation import effect_sizes, recall_at, spearman, success_rate
-from giveaway.linalg.threads import in_threads
+from giveaway.linalg.processes import in_threads
 from giveaway.reporting.picture import COLOURS, GREY, PALE, save_figure
 from giveaway.scores.influence import newton as newton_score
 from giveaway.scores.predicted import LARGEST_LEVERAGE, LEAST_SPREAD, ingredients, predict

@@ -369,14 +369,14 @@ def test_a_killed_audit_goes_on_inside_a_depth(giveaway, mine, monkeypatch, save
     torch.save(weights, "weights.pt")
 
     taken = []
-    load = importlib.import_module("giveaway.auditing.checkpoint").Checkpoint.load
+    load = importlib.import_module("giveaway.storage.checkpoint").FolderCheckpoint.load
 
     def noted(self, name):
         found = load(self, name)
         taken.extend([name] if found is not None and name.startswith("depth-") else [])
         return found
 
-    monkeypatch.setattr("giveaway.auditing.checkpoint.Checkpoint.load", noted)
+    monkeypatch.setattr("giveaway.storage.checkpoint.FolderCheckpoint.load", noted)
     done, _, err = giveaway(*again)
     assert done == 0, err
     assert taken

@@ -148,10 +148,10 @@ sys.argv = ["giveaway", *sys.argv[1:]]
 from giveaway.cli import audit_folder
 save = audit_folder.save_audit
 def saved(*arguments):
-    print("saving with a team:", dist.is_initialized(), flush=True)
+    print("saving with a group:", dist.is_initialized(), flush=True)
     save(*arguments)
 audit_folder.save_audit = saved
-atexit.register(lambda: print(f"rank {os.environ['RANK']} ends with a team:", dist.is_initialized(), flush=True))
+atexit.register(lambda: print(f"rank {os.environ['RANK']} ends with a group:", dist.is_initialized(), flush=True))
 from giveaway.cli import main
 main()
 """
@@ -168,9 +168,9 @@ def test_every_process_leaves_the_team_before_it_ends(arrays, more, status):
     assert (ended.returncode != 0) == status, ended.stderr
     said = ended.stdout.splitlines()
     for rank in range(2):
-        assert f"rank {rank} ends with a team: True" not in said
-        assert f"rank {rank} ends with a team: False" in said or status
-    assert ("saving with a team: False" in said) == (not more)
+        assert f"rank {rank} ends with a group: True" not in said
+        assert f"rank {rank} ends with a group: False" in said or status
+    assert ("saving with a group: False" in said) == (not more)
 
 
 def test_a_model_s_features_are_made_by_both_processes(giveaway, folder):
@@ -255,7 +255,7 @@ def test_a_killed_audit_goes_on_where_it_was(giveaway, arrays, monkeypatch, kind
     )
 
     read = []
-    monkeypatch.setattr("giveaway.auditing.checkpoint._read", _noting(read))
+    monkeypatch.setattr("giveaway.storage.checkpoint.FolderCheckpoint.load", _noting(read))
     code, _, error = giveaway(*command, "--out", "parts", "--resume")
     assert code == 0, error
     assert read  # something of the killed run was used
@@ -264,13 +264,14 @@ def test_a_killed_audit_goes_on_where_it_was(giveaway, arrays, monkeypatch, kind
 
 
 def _noting(read: list[str]):
-    from giveaway.auditing import checkpoint
+    from giveaway.storage.checkpoint import FolderCheckpoint
 
-    original = checkpoint._read
+    original = FolderCheckpoint.load
 
-    def noted(array, kind):
-        read.append(kind)
-        return original(array, kind)
+    def noted(self, name):
+        stored = original(self, name)
+        read.extend(stored or ())
+        return stored
 
     return noted
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 import warnings
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ import torch
 
 ROWS_PER_CHECK = 16_384
 CHECK_BYTES = 2**23  # of an array at a time, if that is fewer rows
+CPU = torch.device("cpu")
 
 
 class InputError(ValueError):
@@ -130,3 +133,30 @@ def check_names(argument: str, value: Any, n: int, *, unique: bool) -> np.ndarra
                 "make ids unique, and pass groups= to say which records belong to one person",
             )
     return names
+
+
+def check_memory(argument: str, needed: int, *, what: str, got: str, remedy: str, device: torch.device = CPU) -> None:
+    """Refuse work that needs more bytes than are free on `device`."""
+    available = free_memory(device)
+    if needed > available:
+        expected = f"{what} within the {available / 1e9:.1f} GB of free memory"
+        raise fail(argument, expected, f"{got}, which need {needed / 1e9:.1f} GB", remedy)
+
+
+def available_memory() -> int:
+    """Return the bytes that can be allocated without swapping; the page cache counts as free where the system tells."""
+    information = Path("/proc/meminfo")
+    if information.is_file():
+        for line in information.read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def free_memory(device: torch.device) -> int:
+    """Return the bytes that can be allocated on `device`."""
+    if device.type == "cuda":
+        # torch's own cache is free to this process
+        spare = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + spare
+    return available_memory()

@@ -9,7 +9,7 @@ from sklearn.linear_model import Ridge
 from giveaway.attacks.leave_one_out import leave_one_out
 from giveaway.attacks.membership import model_seed
 from giveaway.attacks.retrain import retrain_without
-from giveaway.attacks.shadow_store import remove_shadows, stored_seconds
+from giveaway.attacks.shadow_store import ShadowFolder, stored_seconds
 from giveaway.checks import InputError
 from giveaway.records import Signals
 
@@ -185,7 +185,7 @@ def test_finished_models_are_stored_at_once_and_a_killed_run_goes_on(tmp_path):
             retrain_without(train, CHOSEN, **{**stored, **change})
     with pytest.raises(InputError, match="got chosen differ"):
         retrain_without(train, CHOSEN[::-1], **stored)
-    remove_shadows(folder)
+    ShadowFolder(folder).remove()
     assert not folder.exists()
 
 

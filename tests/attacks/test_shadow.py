@@ -16,7 +16,7 @@ import pytest
 
 from giveaway.attacks.membership import balanced_membership, model_seed
 from giveaway.attacks.shadow import collect_shadows, train_shadows
-from giveaway.attacks.shadow_store import ShadowPlan, is_shadow_folder, remove_shadows, stored_seconds
+from giveaway.attacks.shadow_store import ShadowFolder, ShadowPlan, stored_seconds
 from giveaway.checks import InputError
 from giveaway.records import Signals
 
@@ -402,12 +402,12 @@ def test_what_training_wrote_is_removed_and_nothing_else(tmp_path):
         (folder / name).write_text("mine")
     written = {file.name for file in folder.iterdir()} - mine
     assert {"model-000002.npy", "values.npy", "population.npy", "members.npy", "seconds.csv", "lock"} < written
-    assert is_shadow_folder(folder)
-    assert remove_shadows(folder) == len(written)
+    assert ShadowFolder(folder).marked
+    assert ShadowFolder(folder).remove() == len(written)
     assert {file.name for file in folder.iterdir()} == mine
-    assert not is_shadow_folder(folder)
+    assert not ShadowFolder(folder).marked
     run(tmp_path / "alone", 2)
-    remove_shadows(tmp_path / "alone")
+    ShadowFolder(tmp_path / "alone").remove()
     assert not (tmp_path / "alone").exists()
 
 
@@ -417,7 +417,7 @@ def test_a_folder_in_use_is_not_removed(tmp_path):
     with open(tmp_path / "lock") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(InputError, match=r"folder: expected a folder of its own, got .*, in use by another run"):
-            remove_shadows(tmp_path)
+            ShadowFolder(tmp_path).remove()
     assert sorted(file.name for file in tmp_path.iterdir()) == before
 
 
@@ -434,9 +434,9 @@ def test_an_interrupted_removal_can_be_repeated(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            remove_shadows(tmp_path / "run")
-    assert is_shadow_folder(tmp_path / "run")
-    remove_shadows(tmp_path / "run")
+            ShadowFolder(tmp_path / "run").remove()
+    assert ShadowFolder(tmp_path / "run").marked
+    ShadowFolder(tmp_path / "run").remove()
     assert not (tmp_path / "run").exists()
 
 

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 import giveaway as ga
-from giveaway.auditing.checkpoint import Checkpoint
 from giveaway.auditing.depths import audit_depths
 from giveaway.checks import InputError
 from giveaway.curvature.choice import Auto
 from giveaway.extract import from_torch
 from giveaway.network import InverseCurvature, Network, ekfac_records, sketch_records
+from giveaway.storage.checkpoint import FolderCheckpoint
 from tests.linalg.test_kept import Shelf
 from tests.network.cases import dense, made, targets_for
 
@@ -149,11 +149,11 @@ def test_a_killed_run_goes_on_to_the_same_columns(options, first):
                 raise Killed
 
         with pytest.raises(Killed):
-            audit_depths(case[0], case[1:], **options, kept=shelf, on_part=kill)
+            audit_depths(case[0], case[1:], **options, checkpoint=shelf, on_part=kill)
         assert len(shelf) > 0
         again: list[int] = []
         found = audit_depths(
-            case[0], case[1:], **options, kept=shelf, on_part=lambda done, total, again=again: again.append(done)
+            case[0], case[1:], **options, checkpoint=shelf, on_part=lambda done, total, again=again: again.append(done)
         )
         for name, column in whole.columns.items():
             np.testing.assert_array_equal(found.columns[name], column)
@@ -174,11 +174,11 @@ def test_finished_work_is_not_done_again(monkeypatch):
             raise Killed
 
     with pytest.raises(Killed):
-        audit_depths(case[0], case[1:], **options, kept=shelf, on_part=kill)
+        audit_depths(case[0], case[1:], **options, checkpoint=shelf, on_part=kill)
     solved = []
     plain = InverseCurvature.__call__
     monkeypatch.setattr(InverseCurvature, "__call__", lambda self, b: (solved.append(b.shape[1]), plain(self, b))[1])
-    found = audit_depths(case[0], case[1:], **options, kept=shelf)
+    found = audit_depths(case[0], case[1:], **options, checkpoint=shelf)
     assert found.report["all"]["redone"] > 0
     assert sum(solved) == found.report["all"]["right_sides"] - 32
 
@@ -192,10 +192,10 @@ def test_a_checkpoint_on_disk_takes_it_up(tmp_path):
         if done > 40:
             raise Killed
 
-    first = Checkpoint(tmp_path, {"audit": 1}, resume=False, every=0.0)
+    first = FolderCheckpoint(tmp_path, {"audit": 1}, resume=False, every=0.0)
     with pytest.raises(Killed):
-        audit_depths(case[0], case[1:], **options, kept=first, on_part=kill)
-    found = audit_depths(case[0], case[1:], **options, kept=Checkpoint(tmp_path, {"audit": 1}, resume=True))
+        audit_depths(case[0], case[1:], **options, checkpoint=first, on_part=kill)
+    found = audit_depths(case[0], case[1:], **options, checkpoint=FolderCheckpoint(tmp_path, {"audit": 1}, resume=True))
     for name, column in whole.columns.items():
         np.testing.assert_array_equal(found.columns[name], column)
 

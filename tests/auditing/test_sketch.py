@@ -128,7 +128,7 @@ def test_the_same_table_however_work_is_cut(monkeypatch, precision, error):
 
 
 def test_what_is_done_already_is_told_in_spans_that_no_memory_and_no_threads_change():
-    """A checkpoint, and the processes of a team, count in them."""
+    """A checkpoint, and several processes, count in them."""
     made = {}
     for memory, threads in ((1e-4, 1), (1e-4, 3), (64.0, 3)):
         before = torch.get_num_threads()

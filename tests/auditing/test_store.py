@@ -15,7 +15,6 @@ import torch
 
 from giveaway import Head, InputError, ScoreTable, audit
 from giveaway.attacks import train_shadows
-from giveaway.auditing import store
 from giveaway.auditing.store import (
     check_folder,
     fingerprint,
@@ -26,6 +25,7 @@ from giveaway.auditing.store import (
     save_audit,
     save_page,
 )
+from giveaway.storage import arrays
 from tests.conftest import made_arrays, made_head
 
 FILES = {"scores.npz", "scores.csv", "report.html", "config.toml", "audit.json"}
@@ -148,8 +148,8 @@ def test_a_fingerprint_does_not_depend_on_its_blocks(monkeypatch, size):
     base = made_arrays("classes") | {"groups": np.arange(60) // 2}
     inputs = [np.arange(240).reshape(60, 4), [f"text {i}" for i in range(60)], torch.arange(60.0)[:, None]]
     whole = [fingerprint(Head(**base, inputs=value)) for value in inputs]
-    monkeypatch.setattr(store, "BLOCK_BYTES", size)
-    monkeypatch.setattr(store, "ROWS_PER_CHECK", min(size, 7))
+    monkeypatch.setattr(arrays, "BLOCK_BYTES", size)
+    monkeypatch.setattr(arrays, "ROWS_PER_CHECK", min(size, 7))
     assert [fingerprint(Head(**base, inputs=value)) for value in inputs] == whole
 
 

@@ -11,7 +11,7 @@ from giveaway.curvature import preconditioner as preconditioner_module
 from giveaway.curvature.losses import Softmax
 from giveaway.curvature.preconditioner import ClassBlocks, Preconditioner, SharedGram, preconditioner_for
 from giveaway.curvature.products import HeadProducts
-from giveaway.linalg.block_cg import Solution, block_cg
+from giveaway.linalg.cg import Solution, column_cg
 from giveaway.linalg.precision import Precision
 from tests.conftest import made_arrays, made_head
 from tests.heads.test_products import FLOAT32, FLOAT64, explicit_curvature, unseen, vectors_for
@@ -30,8 +30,8 @@ def matrix_of(preconditioner: Preconditioner, products: HeadProducts) -> np.ndar
 def solved(products: HeadProducts, preconditioner: Preconditioner | None, precision: Precision = FLOAT64) -> Solution:
     """H x = A v for a known v, to 1e-10 (float64) or 1e-4."""
     exact = vectors_for(products, 4)
-    right = products.apply(exact, FLOAT64).to(precision.kept)
-    return block_cg(
+    right = products.apply(exact, FLOAT64).to(precision.dtype)
+    return column_cg(
         lambda v: products.apply(v, precision),
         right,
         precondition=preconditioner,
@@ -39,7 +39,7 @@ def solved(products: HeadProducts, preconditioner: Preconditioner | None, precis
         most_steps=400,
         exact_product=None
         if precision is FLOAT64
-        else lambda v: products.apply(v.double(), FLOAT64).to(precision.kept),
+        else lambda v: products.apply(v.double(), FLOAT64).to(precision.dtype),
     )
 
 
@@ -76,11 +76,11 @@ def test_symmetric_and_positive_on_what_the_loss_sees(kind, made, l2, precision)
     head = made_head(kind, l2=l2, penalize_intercept=False, sample_weight=WEIGHTS)
     products = HeadProducts(head, head.l2)
     preconditioner = made(products, precision)
-    columns = [preconditioner(v.to(precision.kept)) for v in vectors_for(products, 3).split(1, 2)]
+    columns = [preconditioner(v.to(precision.dtype)) for v in vectors_for(products, 3).split(1, 2)]
     if isinstance(products.loss, Softmax):
         for column in columns:
             assert float(column.sum(1).abs().max()) < 1e-4 * float(column.abs().max())
-    unit = torch.eye(products.width * products.k, dtype=precision.kept).view(*products.shape, -1)
+    unit = torch.eye(products.width * products.k, dtype=precision.dtype).view(*products.shape, -1)
     projection = np.kron(np.eye(head.width), unseen(head))
     matrix = preconditioner(unit).double().reshape(projection.shape).numpy() @ projection
     rounding = 1e-12 if precision is FLOAT64 else 1e-5
@@ -116,7 +116,7 @@ def test_both_save_steps_where_features_differ_in_size():
     shared = solved(products, SharedGram(products, FLOAT64)).steps
     assert blocks <= 40
     assert blocks <= shared <= 150
-    plain = block_cg(
+    plain = column_cg(
         lambda v: products.apply(v, FLOAT64),
         products.apply(vectors_for(products, 4), FLOAT64),
         tolerance=1e-10,

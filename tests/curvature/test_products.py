@@ -191,7 +191,7 @@ def test_sure_records_keep_their_digits(lead, precision, error):
     head = sure_head(lead)
     products = HeadProducts(head, 0.0)
     v = vectors_for(products, 3)
-    found = products.apply(v.to(precision.kept), precision).double().numpy()
+    found = products.apply(v.to(precision.dtype), precision).double().numpy()
     expected = np.zeros(found.shape)
     for x, p, complement in zip(*sure_terms(head), strict=True):
         u = np.einsum("d,dks->ks", x, v.numpy())

@@ -10,7 +10,7 @@ from giveaway import Head
 from giveaway.curvature import sketched as sketched_module
 from giveaway.curvature.blocks import CAP
 from giveaway.curvature.sketched import SketchedCurvature
-from giveaway.linalg.block_cg import SolveError
+from giveaway.linalg.cg import SolveError
 from giveaway.linalg.probes import signs
 from tests import oracles
 from tests.conftest import made_arrays, made_head

@@ -19,10 +19,9 @@ from giveaway import audit
 from giveaway.checks import InputError
 from giveaway.cli.source import source_from
 from giveaway.extract import feature_cache, from_file, from_torch
-from giveaway.extract.feature_cache import is_feature_cache, remove_feature_cache
-from giveaway.extract.npy_writer import NpyWriter
+from giveaway.extract.feature_cache import FeatureCache, NpyWriter
 from giveaway.extract.user_model import model_digest
-from giveaway.records import FileRows, StreamedRows, row_reading
+from giveaway.records import FileRows, StreamedRows, rows
 from tests.extract.torch_examples import N, Records, assert_is_head_of
 
 
@@ -36,7 +35,7 @@ def counted(model):
 
 @pytest.fixture
 def large(monkeypatch):
-    monkeypatch.setattr(row_reading, "LARGE_BYTES", 1)
+    monkeypatch.setattr(rows, "LARGE_BYTES", 1)
 
 
 @pytest.mark.usefixtures("large")
@@ -300,7 +299,7 @@ def test_a_killed_run_is_done_again(tmp_path, counted, x, y):
     assert "cache.json" in left
     assert "features.npy" not in left
     assert {stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir()} == {0o600}
-    assert is_feature_cache(folder)
+    assert FeatureCache(folder).marked
     assert_is_head_of(from_torch(model, TensorDataset(x, y), cache=folder), model, x)
     assert sum(rows) == N
     assert not list(folder.glob(".*.part"))
@@ -329,16 +328,16 @@ def test_two_runs_do_not_share_a_folder(tmp_path, model, x, y):
 def test_removal_takes_what_the_cache_wrote_and_nothing_else(tmp_path, model, x, y):
     folder = tmp_path / "cache"
     from_torch(model, TensorDataset(x, y), cache=folder)
-    assert is_feature_cache(folder)
+    assert FeatureCache(folder).marked
     (folder / "mine.npy").write_bytes(b"mine")
     (folder / ".outputs.npy-00ff.part").write_bytes(b"half")
-    assert remove_feature_cache(folder) == 8
+    assert FeatureCache(folder).remove() == 8
     assert [file.name for file in folder.iterdir()] == ["mine.npy"]
-    assert not is_feature_cache(folder)
-    with pytest.raises(InputError, match=r"folder: expected a feature cache with its cache.json, got .*; name"):
-        remove_feature_cache(folder)
+    assert not FeatureCache(folder).marked
+    with pytest.raises(InputError, match=r"folder: expected a cache folder with cache.json, got .*; name"):
+        FeatureCache(folder).remove()
     from_torch(model, TensorDataset(x, y), cache=tmp_path / "other")
-    assert remove_feature_cache(tmp_path / "other") == 7
+    assert FeatureCache(tmp_path / "other").remove() == 7
     assert not (tmp_path / "other").exists()
 
 

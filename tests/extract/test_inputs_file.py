@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from giveaway.checks import InputError
 from giveaway.extract.user_files import inputs_from, records_from
-from giveaway.records.inputs import as_numbers
+from giveaway.records.examples import as_numbers
 
 
 @pytest.fixture

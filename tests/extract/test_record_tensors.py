@@ -97,6 +97,6 @@ def test_another_pass_that_gives_others_is_refused(how, words):
 def test_more_than_memory_is_refused_before_it_is_read(monkeypatch):
     data = TensorDataset(X, Y)
     head = from_torch(nn.Linear(3, 2), data)
-    monkeypatch.setattr("giveaway.linalg.memory.available_memory", lambda: 100)
+    monkeypatch.setattr("giveaway.checks.available_memory", lambda: 100)
     with pytest.raises(InputError, match=r"data: expected records that are kept within the 0\.0 GB of free memory"):
         inputs_of_head(data, head)

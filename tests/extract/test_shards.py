@@ -15,7 +15,7 @@ from giveaway.checks import InputError
 from giveaway.cli.source import source_from
 from giveaway.extract import arrays as arrays_file
 from giveaway.extract import from_file, shards, stored_arrays
-from giveaway.records import FileRows, LinearRows, row_reading
+from giveaway.records import FileRows, LinearRows, rows
 
 N, D, M = 23, 4, 3
 KINDS = ["npy", "npz", "safetensors"]
@@ -73,7 +73,7 @@ def first_rows(arrays, count):
 @pytest.fixture
 def large(monkeypatch):
     """Everything counts as large."""
-    for module in (row_reading, stored_arrays, shards, arrays_file):
+    for module in (rows, stored_arrays, shards, arrays_file):
         monkeypatch.setattr(module, "LARGE_BYTES", 1)
 
 

@@ -11,11 +11,11 @@ from scipy.integrate import trapezoid
 from scipy.spatial.distance import cdist, pdist
 
 import giveaway as ga
+from giveaway import checks
 from giveaway.checks import InputError
 from giveaway.gp import table
 from giveaway.gp.kernels import RBF, Linear
 from giveaway.gp.named_kernels import KernelChoice
-from giveaway.linalg import memory
 from tests.gp.test_named_kernels import arc_cosine, on_sphere
 
 
@@ -312,25 +312,25 @@ def test_more_records_than_memory_are_refused_before_any_work(monkeypatch):
         raise AssertionError("the kernel was evaluated")
 
     free = 22 * 25**2
-    monkeypatch.setattr(memory, "available_memory", lambda: free - 1)
+    monkeypatch.setattr(checks, "available_memory", lambda: free - 1)
     with pytest.raises(InputError) as error:
         ga.lood(never, X, Y, 0.1)
     assert str(error.value) == (
         "inputs: expected matrices of records × records within the 0.0 GB of free memory, got 25 records, "
         "which need 0.0 GB; take a sample of them, or a machine with more memory"
     )
-    monkeypatch.setattr(memory, "available_memory", lambda: free)
+    monkeypatch.setattr(checks, "available_memory", lambda: free)
     agree(ga.lood(RBF(1.0), X, Y, 0.1), brute_force(rbf(X, 1.0), Y, 0.1))
 
 
 def test_memory_is_counted_for_the_real_size(monkeypatch):
-    monkeypatch.setattr(memory, "available_memory", lambda: 10**9)
+    monkeypatch.setattr(checks, "available_memory", lambda: 10**9)
     with pytest.raises(InputError, match=r"the 1\.0 GB of free memory, got 50000 records, which need 55\.0 GB"):
         table.fitted("rbf", np.zeros((50_000, 1)), np.zeros(50_000), 0.1)
 
 
 def test_whole_numbers_that_are_no_classes_do_not_fill_the_memory(monkeypatch):
-    monkeypatch.setattr(memory, "available_memory", lambda: 10**9)
+    monkeypatch.setattr(checks, "available_memory", lambda: 10**9)
     prices = np.arange(25) * 100_000_000
     words = r"one-hot classes within the 1\.0 GB .* got classes up to 2400000000, .*; number the classes from 0 without"
     with pytest.raises(InputError, match=f"^targets: expected {words}"):

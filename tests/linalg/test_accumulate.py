@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from giveaway.linalg.accumulate import PairTiles
+from giveaway.linalg.pairs import PairTiles
 
 
 def made(n: int, d: int, p: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -58,13 +58,12 @@ def test_sums_and_forms(n, d, p):
 
 @settings(max_examples=40, deadline=None)
 @given(n=st.integers(2, 60), d=st.integers(1, 50), p=st.integers(1, 40), cut=st.floats(0, 1), seed=st.integers(0, 99))
-def test_sums_of_parts_add_and_merge_to_the_whole(n, d, p, cut, seed):
+def test_sums_of_parts_add_up_to_the_whole(n, d, p, cut, seed):
     x, v = made(n, d, p, seed)
     k = 1 + round(cut * (n - 2))
-    first, second = PairTiles(d, p), PairTiles(d, p)
+    first = PairTiles(d, p)
     first.add(x[:, :k], v[:, :k])
-    second.add(x[:, k:], v[:, k:])
-    first.merge(second)
+    first.add(x[:, k:], v[:, k:])
     expected = torch.einsum("aj,bj,pj->abp", x, x, v)
     assert_upper_equal(upper_pairs(first), expected)
     forms = as_forms(expected).forms(x)

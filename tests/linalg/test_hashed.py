@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giveaway.linalg.hashed import mixed
+from giveaway.linalg.probes import mixed
 
 ALL = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15

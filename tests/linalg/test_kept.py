@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from giveaway.linalg.kept import NOTHING_KEPT, Kept, KeptTogether, kept_by
-from giveaway.linalg.team import ALONE, Team
+from giveaway.linalg.processes import ALONE, Processes, SharedCheckpoint, shared_checkpoint
+from giveaway.storage.checkpoint import NO_CHECKPOINT, Checkpoint
 
 
 class Shelf(dict):
@@ -27,28 +27,28 @@ class Shelf(dict):
 
 
 def test_nothing_is_kept():
-    NOTHING_KEPT.save("sums", {"x": torch.ones(3)})
-    assert NOTHING_KEPT.load("sums") is None
-    assert not NOTHING_KEPT.due()
-    NOTHING_KEPT.drop("sums")
+    NO_CHECKPOINT.save("sums", {"x": torch.ones(3)})
+    assert NO_CHECKPOINT.load("sums") is None
+    assert not NO_CHECKPOINT.due()
+    NO_CHECKPOINT.drop("sums")
 
 
 def test_alone_or_without_anything_kept_nothing_is_added():
     shelf = Shelf()
-    assert kept_by(shelf, ALONE) is shelf
-    assert kept_by(NOTHING_KEPT, Team(0, 2)) is NOTHING_KEPT
-    assert isinstance(kept_by(shelf, Team(0, 2)), KeptTogether)
+    assert shared_checkpoint(shelf, ALONE) is shelf
+    assert shared_checkpoint(NO_CHECKPOINT, Processes(0, 2)) is NO_CHECKPOINT
+    assert isinstance(shared_checkpoint(shelf, Processes(0, 2)), SharedCheckpoint)
 
 
 def test_a_set_that_was_not_saved_by_a_team_counts_as_not_there():
     shelf = Shelf(sums={"x": torch.ones(2)})
-    assert KeptTogether(shelf, ALONE).load("sums") is None
+    assert SharedCheckpoint(shelf, ALONE).load("sums") is None
     assert shelf == {}
 
 
 def test_what_is_kept_together_comes_back_without_its_turn():
     shelf = Shelf()
-    kept: Kept = KeptTogether(shelf, ALONE)
+    kept: Checkpoint = SharedCheckpoint(shelf, ALONE)
     kept.save("sums", {"x": torch.arange(3)})
     found = kept.load("sums")
     assert found is not None

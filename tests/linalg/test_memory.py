@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from giveaway.checks import InputError
-from giveaway.linalg import memory
-from giveaway.linalg.memory import available_memory, check_memory
+from giveaway import checks
+from giveaway.checks import InputError, available_memory, check_memory
 
 
 @pytest.mark.skipif(not Path("/proc/meminfo").is_file(), reason="no /proc/meminfo here")
@@ -33,13 +32,13 @@ def test_the_system_s_own_words_are_read(monkeypatch, tmp_path, text, bytes_):
     file = tmp_path / "meminfo"
     if text is not None:
         file.write_text(text)
-    monkeypatch.setattr(memory, "Path", lambda name: file)
+    monkeypatch.setattr(checks, "Path", lambda name: file)
     everything = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert available_memory() == (everything if bytes_ is None else bytes_)
 
 
 def test_more_than_there_is_is_refused_and_as_much_is_not(monkeypatch):
-    monkeypatch.setattr(memory, "available_memory", lambda: 2_500_000_000)
+    monkeypatch.setattr(checks, "available_memory", lambda: 2_500_000_000)
     words = {"what": "two matrices", "got": "9 records", "remedy": "take fewer"}
     check_memory("inputs", 2_500_000_000, **words)
     with pytest.raises(InputError) as error:

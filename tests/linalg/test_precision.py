@@ -22,9 +22,9 @@ def test_products_and_sums_of_them(name, error):
     a, b, before = made(30, 20, 0), made(20, 9, 1), made(30, 9, 2)
     expected = np.array([[sum(x * y for x, y in zip(row, column, strict=True)) for column in b.T] for row in a])
     product = precision.product(precision.parts(a), precision.parts(b))
-    assert product.dtype == precision.between == precision.kept
+    assert product.dtype == precision.between == precision.dtype
     np.testing.assert_allclose(product, expected, rtol=0, atol=error * np.abs(expected).max())
-    total = before.clone().to(precision.kept)
+    total = before.clone().to(precision.dtype)
     precision.add_product(total, precision.parts(a), precision.parts(b))
     np.testing.assert_allclose(total, before.numpy() + expected, rtol=0, atol=error * np.abs(expected).max())
 
@@ -51,7 +51,7 @@ def test_three_products_of_halves_are_worth_sixteen_bits():
 
 
 def test_what_is_kept_between_products():
-    kept = {name: (Precision(name).kept, Precision(name).between) for name in (*CHOICES[1:], "bf16x3")}
+    kept = {name: (Precision(name).dtype, Precision(name).between) for name in (*CHOICES[1:], "bf16x3")}
     assert kept == {
         "float64": (torch.float64, torch.float64),
         "float32": (torch.float32, torch.float32),

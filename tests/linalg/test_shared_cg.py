@@ -8,9 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from giveaway.linalg.block_cg import CONVERGED, RAN_OUT, SolveError, block_cg
-from giveaway.linalg.shared_cg import shared_cg
-from tests.linalg.test_block_cg import product_with, sides, true_residuals, with_spectrum
+from giveaway.linalg.cg import CONVERGED, RAN_OUT, SolveError, column_cg, shared_cg
+from tests.linalg.test_cg import product_with, sides, true_residuals, with_spectrum
 
 
 @settings(max_examples=60)
@@ -37,13 +36,13 @@ def test_solves_to_the_true_residual(size, count, condition, tolerance, seed):
 def test_as_many_right_sides_as_dimensions_are_solved_in_one_step(condition):
     matrix = with_spectrum(np.geomspace(1, condition, 30))
     assert shared_cg(product_with(matrix), sides(30, 30), tolerance=1e-8).steps <= 2
-    assert block_cg(product_with(matrix), sides(30, 30), tolerance=1e-8, most_steps=2_000).steps >= 20
+    assert column_cg(product_with(matrix), sides(30, 30), tolerance=1e-8, most_steps=2_000).steps >= 20
 
 
 def test_many_right_sides_take_fewer_steps_than_each_alone():
     matrix, b = with_spectrum(np.geomspace(1e-2, 1e4, 400)), sides(400, 40)
     shared = shared_cg(product_with(matrix), b, tolerance=1e-6, most_steps=2_000)
-    alone = block_cg(product_with(matrix), b, tolerance=1e-6, most_steps=1_000, allow_unconverged=True)
+    alone = column_cg(product_with(matrix), b, tolerance=1e-6, most_steps=1_000, allow_unconverged=True)
     assert alone.status == (RAN_OUT,) * 40
     assert shared.steps <= 50  # ten blocks of forty are all directions that there are
     assert true_residuals(matrix, shared.x, b).max() <= 1e-6

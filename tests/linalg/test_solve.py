@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from giveaway.linalg.solve import ROWS, Inverse, invert
+from giveaway.linalg.inverse import ROWS, Inverse, invert
 
 EPS = np.finfo(np.float64).eps
 

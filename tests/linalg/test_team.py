@@ -15,17 +15,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giveaway.checks import InputError
-from giveaway.linalg import team as team_module
-from giveaway.linalg.team import ALONE, Team, TeamError, join_team, team_from_environment
+from giveaway.linalg import processes as team_module
+from giveaway.linalg.processes import ALONE, ProcessError, Processes, join_processes, processes_from_environment
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 BEGIN = """
 import sys, torch, numpy as np
-from giveaway.linalg import team as module
-from giveaway.linalg.team import TeamError, team_from_environment
+from giveaway.linalg import processes as module
+from giveaway.linalg.processes import ProcessError, processes_from_environment
 module.PIECE_BYTES = 1000
-team = team_from_environment(timeout=60)
-other = 1 - team.rank
+processes = processes_from_environment(timeout=60)
+other = 1 - processes.rank
 def of(rank, dtype, shape=(7, 50)):
     return (torch.randn(shape, generator=torch.Generator().manual_seed(rank)) * 100).to(dtype)
 """
@@ -72,27 +72,27 @@ def run_two(tmp_path: Path, work: str) -> list[tuple[int, str, str]]:
 def test_sums_and_shares_of_two_processes_under_torchrun(tmp_path):
     work = """
 for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.int64):
-    mine = of(team.rank, dtype)
-    assert team.sum_(mine) is mine and mine.dtype == dtype
+    mine = of(processes.rank, dtype)
+    assert processes.sum_(mine) is mine and mine.dtype == dtype
     assert torch.equal(mine, of(0, dtype) + of(1, dtype)), dtype
-tiny = torch.tensor(1.0 if team.first else 1e-15, dtype=torch.float64)
-assert team.sum_(tiny).item() == 1.0 + 1e-15 > 1.0
-strided = of(team.rank, torch.float64)
-team.sum_(strided[:, ::3])
-both, alone = of(0, torch.float64) + of(1, torch.float64), of(team.rank, torch.float64)
+tiny = torch.tensor(1.0 if processes.first else 1e-15, dtype=torch.float64)
+assert processes.sum_(tiny).item() == 1.0 + 1e-15 > 1.0
+strided = of(processes.rank, torch.float64)
+processes.sum_(strided[:, ::3])
+both, alone = of(0, torch.float64) + of(1, torch.float64), of(processes.rank, torch.float64)
 expected = alone.clone()
 expected[:, ::3] = both[:, ::3]
 assert torch.equal(strided, expected)
-assert torch.equal(team.sum_(of(team.rank, torch.float64).T), both.T)
-flags = torch.tensor([team.first, not team.first, False, True]).repeat(600)
-assert team.sum_(flags).view(torch.uint8).tolist() == [1, 1, 0, 1] * 600
-assert team.sum_(torch.zeros(0)).tolist() == []
+assert torch.equal(processes.sum_(of(processes.rank, torch.float64).T), both.T)
+flags = torch.tensor([processes.first, not processes.first, False, True]).repeat(600)
+assert processes.sum_(flags).view(torch.uint8).tolist() == [1, 1, 0, 1] * 600
+assert processes.sum_(torch.zeros(0)).tolist() == []
 table = np.zeros(11)
-mine = team.share(np.arange(11))
+mine = processes.share(np.arange(11))
 table[mine] = mine + 1.0
-assert team.sum_array(table) is table and table.tolist() == [i + 1.0 for i in range(11)]
+assert processes.sum_array(table) is table and table.tolist() == [i + 1.0 for i in range(11)]
 
-from giveaway.linalg.kept import kept_by
+from giveaway.linalg.processes import shared_checkpoint
 class Shelf(dict):
     wants = False
     def load(self, name):
@@ -104,27 +104,27 @@ class Shelf(dict):
     def drop(self, name):
         self.pop(name, None)
 shelf = Shelf()
-kept = kept_by(shelf, team)
+kept = shared_checkpoint(shelf, processes)
 for step in range(3):
-    kept.save("even", {"x": torch.tensor(float(step + team.rank))})
+    kept.save("even", {"x": torch.tensor(float(step + processes.rank))})
 kept.save("torn", {"x": torch.tensor(1.0)})
-if team.first:
+if processes.first:
     kept.save("torn", {"x": torch.tensor(2.0)})  # the other was killed before its own
     kept.save("half", {"x": torch.tensor(3.0)})
-again = kept_by(shelf, team)
-assert again.load("even") == {"x": torch.tensor(2.0 + team.rank)}
+again = shared_checkpoint(shelf, processes)
+assert again.load("even") == {"x": torch.tensor(2.0 + processes.rank)}
 assert again.load("torn") is None and again.load("half") is None and again.load("never") is None
 assert set(shelf) == {"even"}
 again.save("even", {"x": torch.tensor(9.0)})
-assert kept_by(shelf, team).load("even") == {"x": torch.tensor(9.0)}
-shelf.wants = not team.first
+assert shared_checkpoint(shelf, processes).load("even") == {"x": torch.tensor(9.0)}
+shelf.wants = not processes.first
 assert not kept.due()
-shelf.wants = team.first
+shelf.wants = processes.first
 assert kept.due()
-team.barrier()
+processes.barrier()
 with open(f"{sys.argv[1]}/ended", "a") as stream:
-    stream.write(str(team.rank))
-team.leave()
+    stream.write(str(processes.rank))
+processes.leave()
 """
     script = tmp_path / "work.py"
     script.write_text(BEGIN + work)
@@ -141,17 +141,17 @@ team.leave()
 @pytest.mark.parametrize(("what", "stays"), [("sum", 0), ("barrier", 1)])
 def test_a_peer_that_ends_is_one_line_and_no_success(tmp_path, what, stays):
     work = f"""
-team.barrier()
-if team.rank != {stays}:
+processes.barrier()
+if processes.rank != {stays}:
     import os
     os._exit(0)
 try:
-    {"team.sum_(torch.ones(1_000_000))" if what == "sum" else "team.barrier()"}
-except TeamError as error:
+    {"processes.sum_(torch.ones(1_000_000))" if what == "sum" else "processes.barrier()"}
+except ProcessError as error:
     print(error, file=sys.stderr)
     sys.exit(1)
 finally:
-    team.leave()
+    processes.leave()
 """
     ended = run_two(tmp_path, work)
     status, _, words = ended[stays]
@@ -164,16 +164,16 @@ finally:
 
 def test_a_peer_that_hangs_is_told_apart(tmp_path):
     work = """
-team.barrier()
+processes.barrier()
 import datetime, time
 import torch.distributed as dist
 dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=1))
-if not team.first:
+if not processes.first:
     time.sleep(3)
     sys.exit(0)
 try:
-    team.sum_(torch.ones(3))
-except TeamError as error:
+    processes.sum_(torch.ones(3))
+except ProcessError as error:
     print(error)
 """
     (_, words, _), _ = run_two(tmp_path, work)
@@ -187,7 +187,7 @@ def test_failures_that_are_not_a_peer_s_come_through(monkeypatch):
     monkeypatch.setattr(team_module.dist, "get_backend", lambda: "gloo")
     monkeypatch.setattr(team_module.dist, "all_reduce", out_of_memory)
     with pytest.raises(torch.OutOfMemoryError):
-        Team(0, 2).sum_(torch.ones(3))
+        Processes(0, 2).sum_(torch.ones(3))
 
 
 def test_large_tensors_go_in_bounded_pieces(monkeypatch):
@@ -195,7 +195,7 @@ def test_large_tensors_go_in_bounded_pieces(monkeypatch):
     monkeypatch.setattr(team_module.dist, "get_backend", lambda: "gloo")
     monkeypatch.setattr(team_module.dist, "all_reduce", lambda piece, operation: sent.append(piece.nbytes))
     monkeypatch.setattr(team_module, "PIECE_BYTES", 800)
-    Team(0, 2).sum_(torch.ones(17, 25, dtype=torch.float64))
+    Processes(0, 2).sum_(torch.ones(17, 25, dtype=torch.float64))
     assert sum(sent) == 17 * 25 * 8
     assert max(sent) <= 800
     assert len(sent) == 5
@@ -206,13 +206,13 @@ def test_large_tensors_go_in_bounded_pieces(monkeypatch):
 
 @given(count=st.integers(0, 60), size=st.integers(1, 70))
 def test_shares_cover_in_order_and_differ_by_one(count, size):
-    shares = [Team(rank, size).share(range(count)) for rank in range(size)]
+    shares = [Processes(rank, size).share(range(count)) for rank in range(size)]
     assert [item for share in shares for item in share] == list(range(count))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
 def test_shares_of_lists_arrays_and_tensors():
-    second = Team(1, 3)
+    second = Processes(1, 3)
     assert second.share(["a", "b", "c", "d"]) == ["b"]
     np.testing.assert_array_equal(second.share(np.arange(6)), [2, 3])
     assert second.share(torch.arange(6)).tolist() == [2, 3]
@@ -230,10 +230,10 @@ def test_alone_everything_is_the_identity():
 
 
 def test_without_torchrun_a_process_is_alone(without_torchrun, monkeypatch):
-    assert team_from_environment() is ALONE
-    assert team_from_environment("cuda") == Team(0, 1, torch.device("cuda"))
+    assert processes_from_environment() is ALONE
+    assert processes_from_environment("cuda") == Processes(0, 1, torch.device("cuda"))
     monkeypatch.setenv("WORLD_SIZE", "1")
-    assert team_from_environment() is ALONE
+    assert processes_from_environment() is ALONE
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_half_an_environment_is_refused(without_torchrun, monkeypatch, variables
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(InputError) as error:
-        team_from_environment()
+        processes_from_environment()
     assert str(error.value) == (
         f"torchrun: expected the environment that torchrun sets, got {got}; start the audit with torchrun"
     )
@@ -261,12 +261,12 @@ def test_more_processes_than_gpus_are_refused(without_torchrun, monkeypatch):
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(InputError, match="device: expected a GPU a process, got LOCAL_RANK 1 with 1 GPUs; start one"):
-        join_team("cuda")
+        join_processes("cuda")
 
 
 def test_peers_that_never_come_are_one_line(without_torchrun, monkeypatch):
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     for name, value in {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", **place}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(TeamError, match=r"^audit: expected all 2 processes to join, got no meeting .* for rank 1; "):
-        join_team(timeout=1)
+    with pytest.raises(ProcessError, match=r"^audit: expected all 2 processes to join, got no meeting .* for rank 1; "):
+        join_processes(timeout=1)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from giveaway.linalg.threads import in_threads
+from giveaway.linalg.processes import in_threads
 
 CPU = torch.device("cpu")
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from giveaway import InputError
-from giveaway.linalg.block_cg import Solution
+from giveaway.linalg.cg import Solution
 from giveaway.network import InverseCurvature, Network, score_records, sketch_records
 from tests.network.cases import KINDS, dense, made
 

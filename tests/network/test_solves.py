@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from giveaway import InputError
-from giveaway.linalg.block_cg import SolveError
+from giveaway.linalg.cg import SolveError
 from giveaway.network import InverseCurvature, Jacobian, Network, RecordDerivatives, score_records
 from giveaway.network.kronecker import Kronecker
 from giveaway.network.nystrom import rank_for, steepest

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 from scipy import sparse
 
-import giveaway.records.inputs as inputs_module
+import giveaway.records.examples as inputs_module
 from giveaway import Head, InputError
 
 N = 6

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from giveaway import Head, InputError
-from giveaway.records import FileRows, HostRows, LinearRows, row_reading
+from giveaway.records import FileRows, HostRows, LinearRows
+from giveaway.records import rows as row_module
 from tests.records.test_head import spoilt
 
 N, D, M = 30, 4, 3
@@ -28,7 +29,7 @@ def arrays() -> dict:
 
 @pytest.fixture
 def everything_is_large(monkeypatch):
-    monkeypatch.setattr(row_reading, "LARGE_BYTES", 1)
+    monkeypatch.setattr(row_module, "LARGE_BYTES", 1)
 
 
 def on_disk(folder, array, name="array"):
@@ -194,13 +195,13 @@ def test_what_does_not_fit_is_sent_in_windows(arrays):
     # "meta" stands for a device of its own: tensors there have shapes and no contents
     features, outputs = (torch.from_numpy(arrays[name]) for name in ("features", "outputs"))
     meta = torch.device("meta")
-    sent = row_reading.placed(features, outputs, meta, resident=False)
+    sent = row_module.placed(features, outputs, meta, resident=False)
     assert [type(rows) for rows in sent] == [HostRows, HostRows]
     assert sent[0][2:5].shape == (3, D)
-    held = row_reading.placed(features, outputs, meta, resident=True)
+    held = row_module.placed(features, outputs, meta, resident=True)
     assert [type(rows) for rows in held] == [torch.Tensor, torch.Tensor]
     linear = LinearRows(features, torch.from_numpy(arrays["weight"]))
-    lazy = row_reading.placed(features, linear, meta, resident=False)
+    lazy = row_module.placed(features, linear, meta, resident=False)
     assert isinstance(lazy[1], LinearRows)
     assert lazy[1].reads(lazy[0])
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from giveaway.checks import InputError
 from giveaway.records import FileRows, HostRows, LinearRows
-from giveaway.records.lazy_rows import map_of
+from giveaway.records.rows import map_of
 
 SHARDS = st.lists(st.integers(0, 7), min_size=1, max_size=5).filter(lambda sizes: sum(sizes) > 0)
 TYPES = {

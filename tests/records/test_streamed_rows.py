@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giveaway import Head, InputError
-from giveaway.records import Stream, row_reading
+from giveaway.records import Stream
+from giveaway.records import rows as row_module
 
 N = 40
 X = torch.from_numpy(np.random.default_rng(0).normal(size=(N, 3)).astype(np.float32))
@@ -123,10 +124,10 @@ def test_rows_are_gathered_by_one_pass_where_they_are_not_looked_up(sizes, numbe
     source, wanted = Source(sizes), torch.tensor(numbers).long()
     features, _ = Stream(source, N, (X, F)).rows()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(row_reading, "rows_at_a_time", lambda rows: at_a_time)
-        assert torch.equal(row_reading.gathered(features, wanted), X[wanted])
+        patch.setattr(row_module, "rows_at_a_time", lambda rows: at_a_time)
+        assert torch.equal(row_module.selected_rows(features, wanted), X[wanted])
     assert source.passes == (1 if numbers else 0)
-    assert torch.equal(row_reading.gathered(X, wanted), X[wanted])
+    assert torch.equal(row_module.selected_rows(X, wanted), X[wanted])
 
 
 def test_a_head_takes_both_parts_from_one_read_and_checks_nothing_beforehand():

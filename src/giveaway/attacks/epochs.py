@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from giveaway.linalg.hashed import mixed
+from giveaway.linalg.probes import mixed
 
 
 class EpochBatches:

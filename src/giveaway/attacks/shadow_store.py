@@ -8,7 +8,6 @@ finished model: its number, and how long it took.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -17,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -24,13 +24,14 @@ import numpy as np
 import torch
 
 from giveaway.attacks.membership import model_membership, model_seed
-from giveaway.checks import ROWS_PER_CHECK, check_choice, fail
+from giveaway.checks import check_choice, fail
 from giveaway.records.signals import ARRAYS, KINDS, MARKER, Signals
-from giveaway.storage.files import LOCK, locked_folder, private_folder, write_atomically, write_json
+from giveaway.storage.arrays import array_digest, write_npy
+from giveaway.storage.files import write_atomically, write_json
+from giveaway.storage.folder import MarkedFolder
 from giveaway.version import VERSION
 
-PLAN, SECONDS = "shadow.json", "seconds.csv"
-LONGEST_VALUE = 60
+SECONDS = "seconds.csv"
 
 
 class EnsemblePlan(Protocol):
@@ -158,11 +159,19 @@ class ShadowPlan:
         return summaries(given, self.fingerprint)
 
 
-class ShadowStore:
+class ShadowFolder(MarkedFolder):
+    """A folder that shadow models were trained into."""
+
+    marker, kind, locks = "shadow.json", "shadow folder", True
+    names = "|".join(map(re.escape, (MARKER, SECONDS, *(f"{name}.npy" for name in ARRAYS)))) + r"|model-\d{6,}\.npy"
+
+
+class ShadowStore(ShadowFolder):
     """The finished models of one plan in one folder; made by `open_store`, which holds the folder's lock."""
 
-    def __init__(self, path: Path, plan: EnsemblePlan, *, temporary: bool) -> None:
-        self.path, self.plan, self.temporary = path, plan, temporary
+    def __init__(self, path: str | os.PathLike[str], plan: EnsemblePlan, *, temporary: bool) -> None:
+        super().__init__(path)
+        self.plan, self.temporary = plan, temporary
         self._form: tuple[np.dtype[Any], tuple[int, ...]] | None = None
 
     def finished(self) -> set[int]:
@@ -208,15 +217,11 @@ class ShadowStore:
             self._file(number).unlink(missing_ok=True)
 
     def _write_rows(self, name: str, rows: Iterator[np.ndarray], count: int) -> None:
-        """One .npy of `count` rows without ever holding two of them."""
+        """Write one .npy of `count` rows, row by row."""
+        first = next(rows)
 
         def write(stream: BinaryIO) -> None:
-            for number, row in enumerate(rows):
-                if number == 0:
-                    descr = np.lib.format.dtype_to_descr(row.dtype)
-                    header = {"descr": descr, "fortran_order": False, "shape": (count, *row.shape)}
-                    np.lib.format.write_array_header_1_0(stream, header)
-                stream.write(np.ascontiguousarray(row).data)
+            write_npy(stream, first.dtype, (count, *first.shape), chain([first], rows))
 
         write_atomically(self.path / f"{name}.npy", write)
 
@@ -247,21 +252,17 @@ def open_store(folder: str | os.PathLike[str] | None, plan: EnsemblePlan) -> Ite
     Without a folder it is a temporary one; signals that were read from it stay in their memory map.
     """
     with tempfile.TemporaryDirectory(prefix="giveaway-") if folder is None else nullcontext(folder) as place:
-        path, marker = Path(place), Path(place) / PLAN
-        if path.is_dir() and not marker.is_file() and any(file.name != LOCK for file in path.iterdir()):
-            raise fail("folder", "a new, empty or earlier shadow folder", f"{path} with other files", "choose another")
-        with locked_folder("folder", private_folder(path)):
-            for unfinished in path.glob(".*.part"):  # what a killed run was writing
+        store = ShadowStore(place, plan, temporary=folder is None)
+        store.claim()
+        with store.locked():
+            for unfinished in store.path.glob(".*.part"):  # what a killed run was writing
                 unfinished.unlink()
             expected = plan.provenance()
-            if marker.is_file():
-                different = _differences(_stored_plan(marker), expected)
-                if different:
-                    remedy = "train them in another folder"
-                    raise fail("folder", "shadow models of the same plan", "; ".join(different), remedy)
+            if store.marked:
+                store.check(store.read(), expected, "shadow models of the same plan", "train them in another folder")
             else:
-                write_json(marker, expected)
-            yield ShadowStore(path, plan, temporary=folder is None)
+                store.write(expected)
+            yield store
 
 
 def stored_seconds(folder: str | os.PathLike[str], models: int) -> float | None:
@@ -274,27 +275,6 @@ def stored_seconds(folder: str | os.PathLike[str], models: int) -> float | None:
     return sum(known[number] for number in range(models)) if known.keys() >= set(range(models)) else None
 
 
-def is_shadow_folder(folder: str | os.PathLike[str]) -> bool:
-    """Whether giveaway trained models into this folder."""
-    return (Path(folder) / PLAN).is_file()
-
-
-def remove_shadows(folder: str | os.PathLike[str]) -> int:
-    """Remove the files that training wrote into the folder, and the folder if nothing else is in it; their number."""
-    path = Path(folder)
-    _stored_plan(path / PLAN)
-    written = {MARKER, SECONDS, LOCK, PLAN} | {f"{name}.npy" for name in ARRAYS}
-    names = "|".join(map(re.escape, sorted(written))) + r"|model-\d{6,}\.npy"
-    ours = re.compile(rf"({names})|\.({names})-\w+\.part")
-    with locked_folder("folder", path):
-        found = [file for file in path.iterdir() if ours.fullmatch(file.name) and file.is_file()]
-        for file in sorted(found, key=lambda file: file.name == PLAN):  # last, so that a killed purge can be repeated
-            file.unlink()
-        if not any(path.iterdir()):
-            path.rmdir()
-    return len(found)
-
-
 def summaries(given: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> dict[str, Any]:
     """Provenance from what a plan knows and what its user names, arrays by their hash."""
     known = {"giveaway": VERSION, **given}
@@ -304,42 +284,10 @@ def summaries(given: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> dict[
     return {name: _summary(value) for name, value in {**known, **fingerprint}.items()}
 
 
-def _stored_plan(marker: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(marker.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        found = None
-    if not isinstance(found, dict):
-        raise fail("folder", f"a readable {PLAN}", str(marker), "choose another folder")
-    return found
-
-
-def _differences(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
-    lines = []
-    for name in sorted({*found, *expected}):
-        was, now = found.get(name), expected.get(name)
-        if was == now:
-            continue
-        hashed = any(isinstance(value, str) and value.startswith("sha256 ") for value in (was, now))
-        lines.append(f"{name} differ" if hashed else f"{name} was {_short(was)}, is {_short(now)}")
-    return lines
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= LONGEST_VALUE else text[: LONGEST_VALUE - 1] + "…"
-
-
 def _summary(value: Any) -> Any:
     """Arrays by their hash, block by block; anything else as JSON gives it back."""
     if isinstance(value, np.ndarray | torch.Tensor) and value.ndim and value.dtype != object:
-        digest = hashlib.sha256(f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}".encode())
-        for start in range(0, len(value), ROWS_PER_CHECK):
-            block = value[start : start + ROWS_PER_CHECK]
-            if isinstance(block, torch.Tensor):
-                block = block.detach().cpu().contiguous().view(torch.uint8).numpy()
-            digest.update(block.tobytes())
-        return f"sha256 {digest.hexdigest()}"
+        return f"sha256 {array_digest(value)}"
     try:
         return json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError) as error:

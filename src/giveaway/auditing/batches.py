@@ -17,7 +17,7 @@ from giveaway.checks import fail
 from giveaway.curvature.curvature import Curvature, Look
 from giveaway.curvature.losses import as_taken, loss_of
 from giveaway.records import Head
-from giveaway.records.window import Window
+from giveaway.records.rows import Window
 from giveaway.scores.batch import Batch
 
 WINDOW = 1_024

@@ -195,7 +195,7 @@ def product_shape(
     else:
         softmax = loss == "cross_entropy" and outputs > 1
         pairs = outputs * (outputs - 1) // 2 if softmax else 1 if loss == "squared" else outputs
-        # pairs of features against the numbers of W, or features against both: linalg.accumulate expands the smaller
+        # pairs of features against the numbers of W, or features against both: linalg.pairs expands the smaller
         a, b, c = (width * width // 2, ROWS, pairs) if 2 * pairs > width else (width, ROWS, pairs * width)
     most = MATRIX_BYTES["cuda" if torch.device(device).type == "cuda" else "cpu"] // 8
     a = max(1, min(a, most // b))

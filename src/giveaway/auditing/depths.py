@@ -15,10 +15,9 @@ from torch import nn
 
 from giveaway.auditing.depth_options import DepthOptions, suffix
 from giveaway.checks import check_number, fail
-from giveaway.linalg.kept import NOTHING_KEPT, Kept
 from giveaway.network.ekfac import ekfac_records
 from giveaway.network.gradients import row_numbers
-from giveaway.network.in_parts import KeptSolves, right_sides_of_a_record, score_in_parts
+from giveaway.network.in_parts import CheckpointedSolves, right_sides_of_a_record, score_in_parts
 from giveaway.network.losses import OutputLoss, PerRecord
 from giveaway.network.network import Network
 from giveaway.network.nystrom import rank_for
@@ -26,6 +25,7 @@ from giveaway.network.scores import NetworkScores
 from giveaway.network.sketch import sketch_records
 from giveaway.network.solves import InverseCurvature
 from giveaway.records import ScoreTable
+from giveaway.storage.checkpoint import NO_CHECKPOINT, Checkpoint
 
 PROBES_AT_ONCE = 16  # a killed run loses no more than their solves
 TOLD = {"worst_residual": "residual", "most_steps_taken": "steps"}  # names of the network's report, and ours
@@ -74,7 +74,7 @@ def audit_depths(
     seed: int = 0,
     memory: float | None = None,
     dtype: torch.dtype | None = None,
-    kept: Kept = NOTHING_KEPT,
+    checkpoint: Checkpoint = NO_CHECKPOINT,
     on_part: OnPart = lambda done, total: None,
 ) -> Depths:
     """Exposure of records through the whole network or its last layers.
@@ -92,7 +92,7 @@ def audit_depths(
     tolerance, most_steps, allow_unconverged : of the solves: their residual, how long they may take to get there, and
         whether those that do not are used nevertheless.
     memory : gigabytes that a piece of work may take; by default a quarter of what is free, 1 on a CPU.
-    kept : where finished work is kept, to go on with after a kill.
+    checkpoint : where finished work is saved, to go on with after a kill.
     on_part : told how many right sides are solved and how many there are as far as is known (records that a sketch
         is in doubt of add to them); with "ekfac", depths.
 
@@ -119,7 +119,7 @@ def audit_depths(
         seed=seed,
         memory=memory,
     )
-    return DepthAudit(model, data, options, loss=loss, rows=rows, dtype=dtype).run(kept, on_part)
+    return DepthAudit(model, data, options, loss=loss, rows=rows, dtype=dtype).run(checkpoint, on_part)
 
 
 class DepthAudit:
@@ -164,15 +164,15 @@ class DepthAudit:
         records = self.first.records
         return {**{str(place): value for place, value in enumerate(records.arguments)}, **records.keywords}
 
-    def run(self, kept: Kept = NOTHING_KEPT, on_part: OnPart = lambda done, total: None) -> Depths:
-        """Score every depth, or take up what `kept` has of it."""
+    def run(self, checkpoint: Checkpoint = NO_CHECKPOINT, on_part: OnPart = lambda done, total: None) -> Depths:
+        """Score every depth, or take up what `checkpoint` has of it."""
         told = _Told(on_part, self.solves or 1, len(self.networks))
         found: dict[str, NetworkScores] = {}
         for depth, network in self.networks.items():
             told.begin()
             place = f"depth-{suffix(depth).removeprefix('_')}"
-            one = _load(kept, place, self.rows)
-            found[depth] = self._scored(network, kept, place, told) if one is None else one
+            one = _load(checkpoint, place, self.rows)
+            found[depth] = self._scored(network, checkpoint, place, told) if one is None else one
             told.end(found[depth].report.get("right_sides", 1))
         return Depths(
             self.rows.numpy(),
@@ -189,13 +189,13 @@ class DepthAudit:
             {depth: {TOLD.get(key, key): value for key, value in one.report.items()} for depth, one in found.items()},
         )
 
-    def _scored(self, network: Network, kept: Kept, place: str, told: OnPart) -> NetworkScores:
+    def _scored(self, network: Network, checkpoint: Checkpoint, place: str, told: OnPart) -> NetworkScores:
         began, solves, options = time.perf_counter(), None, self.options
         if options.method == "ekfac":
             found = ekfac_records(network, damping=options.damping)
         else:
             inverse = InverseCurvature(network, rank=rank_for(self.solves), **options.of_solves)
-            solves = KeptSolves(inverse, kept, place)
+            solves = CheckpointedSolves(inverse, checkpoint, place)
             if options.method == "exact":
                 found = score_in_parts(solves, self.rows, scores=options.columns, on_solved=told)
             else:
@@ -209,7 +209,7 @@ class DepthAudit:
                     on_solved=told,
                 )
         found.report.update(method=options.method, seconds=round(time.perf_counter() - began, 3))
-        _save(kept, place, found)
+        _save(checkpoint, place, found)
         if solves is not None:
             solves.drop()
         return found
@@ -239,14 +239,14 @@ def _already_read(network: Network) -> Any:
     return records.arguments or records.keywords, records.targets
 
 
-def _save(kept: Kept, place: str, found: NetworkScores) -> None:
+def _save(checkpoint: Checkpoint, place: str, found: NetworkScores) -> None:
     """A finished depth, which needs its parts no more."""
     report = torch.frombuffer(bytearray(json.dumps(found.report).encode()), dtype=torch.uint8)
-    kept.save(place, {**found.columns, "capped": found.capped, "residual": found.residual, "report": report})
+    checkpoint.save(place, {**found.columns, "capped": found.capped, "residual": found.residual, "report": report})
 
 
-def _load(kept: Kept, place: str, rows: torch.Tensor) -> NetworkScores | None:
-    columns = kept.load(place)
+def _load(checkpoint: Checkpoint, place: str, rows: torch.Tensor) -> NetworkScores | None:
+    columns = checkpoint.load(place)
     if columns is None:
         return None
     capped, residual, report = (columns.pop(name) for name in ("capped", "residual", "report"))

@@ -8,9 +8,9 @@ from giveaway.auditing.cost import Cost, calibrate, estimate, product_shape
 from giveaway.curvature.choice import Auto, Dense, Sketch, choose
 from giveaway.curvature.sketched import probes_at_once
 from giveaway.linalg.precision import precision_named
-from giveaway.linalg.team import ALONE, Team
+from giveaway.linalg.processes import ALONE, Processes
 from giveaway.records import Head
-from giveaway.records.lazy_rows import LazyRows
+from giveaway.records.rows import LazyRows
 
 QUICK = 3e11  # operations
 LONG = 60.0  # seconds, from which the cost is told before the work
@@ -23,7 +23,7 @@ def quick(head: Head, curvature: Dense | Sketch | Auto) -> bool:
     return head.n * per_record < QUICK
 
 
-def forecast(head: Head, curvature: Dense | Sketch | Auto, team: Team = ALONE) -> Cost:
+def forecast(head: Head, curvature: Dense | Sketch | Auto, processes: Processes = ALONE) -> Cost:
     """The cost of the head's own scores; that of looking at the records themselves is not in it."""
     sketch = choose(head, curvature).sketch
     kind, options = ("dense", Sketch()) if sketch is None else ("sketch", sketch)
@@ -42,5 +42,5 @@ def forecast(head: Head, curvature: Dense | Sketch | Auto, team: Team = ALONE) -
         rate=calibrate(head.device, dtype, shape=shape),
         probe_blocks=-(-options.probes // at_once),
         held_bytes=held,
-        processes=team.size,
+        processes=processes.size,
     )

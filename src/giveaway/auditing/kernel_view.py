@@ -14,7 +14,7 @@ from giveaway.gp.named_kernels import KernelChoice
 from giveaway.gp.posterior import Posterior
 from giveaway.gp.table import KernelGiven, centred_targets, fitted, people
 from giveaway.records import Head
-from giveaway.records.inputs import CHANNELS, as_numbers
+from giveaway.records.examples import CHANNELS, as_numbers
 
 NOISE = 0.05
 IMAGES, COLUMNS = KernelChoice("nngp", sphere=True), KernelChoice("rbf")

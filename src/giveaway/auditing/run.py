@@ -23,11 +23,11 @@ from giveaway.curvature.optimum import refit as refit_head
 from giveaway.curvature.sketched import SketchedCurvature
 from giveaway.evaluation.ranking import recall_at, spearman
 from giveaway.gp.table import KernelGiven
-from giveaway.linalg.kept import NOTHING_KEPT, Kept
-from giveaway.linalg.team import ALONE, Team
+from giveaway.linalg.processes import ALONE, Processes
 from giveaway.records import Head, ScoreTable
 from giveaway.scores.catalogue import CATALOGUE
 from giveaway.scores.fused import fused
+from giveaway.storage.checkpoint import NO_CHECKPOINT, Checkpoint
 
 TOP = 0.05
 MANY = 5_000  # records, from which the second view is announced
@@ -37,8 +37,8 @@ MANY = 5_000  # records, from which the second view is announced
 class Execution:
     """The processes that share an audit's work, and where it saves what it has finished."""
 
-    processes: Team = ALONE
-    checkpoint: Kept = NOTHING_KEPT
+    processes: Processes = ALONE
+    checkpoint: Checkpoint = NO_CHECKPOINT
 
 
 @dataclass
@@ -119,7 +119,7 @@ def _prepare(
     curvature: Dense | Sketch | Auto,
     kernel: KernelGiven | None,
     noise: float | None,
-    processes: Team,
+    processes: Processes,
 ) -> Preparation:
     """Resolve every option, so that a mistake costs nothing."""
     wants_process = kernel is not None or noise is not None
@@ -154,7 +154,7 @@ def _prepare(
 def _score_head(prepared: Preparation, execution: Execution, progress: bool) -> Results:
     """Compute the columns that the head's outputs and its curvature give."""
     head, resolved, choice = prepared.head, prepared.plan, prepared.choice
-    team, kept = execution.processes, execution.checkpoint
+    processes, checkpoint = execution.processes, execution.checkpoint
     if resolved.optimum == "refit":
         assert choice is not None
         prepared.head = head = refit_head(head, dense=choice.sketch is None)
@@ -162,22 +162,24 @@ def _score_head(prepared: Preparation, execution: Execution, progress: bool) -> 
     compared = resolved.l2_sensitivity and head.l2 > 0
     gradients = GradientSums(head) if head.linear else None
     passes = 1 + 2 * int(compared) + (0 if curved is None else expected_passes(head, curved))
-    counted = team.first and resolved.unit == "record" and head.linear and head.looked_up
+    counted = processes.first and resolved.unit == "record" and head.linear and head.looked_up
     repeats = count_duplicates(head) if counted else None  # before the columns are there: it holds as much as they do
     curvature, sensitivity = None, None
-    with progress_of(head.n * passes // team.size, enabled=progress) as on_rows:
+    with progress_of(head.n * passes // processes.size, enabled=progress) as on_rows:
         if curved is not None:
             add = gradients.add if gradients is not None else lambda window: None
-            curvature = compute(head, curved, team=team, kept=kept, on_rows=on_rows, on_window=add)
+            curvature = compute(
+                head, curved, processes=processes, checkpoint=checkpoint, on_rows=on_rows, on_window=add
+            )
         sketch = None if curved is None else curved.sketch
         errors = sketch is not None and sketch.errors
-        scored = score(head, resolved, curvature, on_rows, team=team, kept=kept, errors=errors)
+        scored = score(head, resolved, curvature, on_rows, processes=processes, checkpoint=checkpoint, errors=errors)
         if curvature is not None and compared:
-            sensitivity = _l2_sensitivity(head, resolved, curvature, scored.columns["newton"], on_rows, team)
+            sensitivity = _l2_sensitivity(head, resolved, curvature, scored.columns["newton"], on_rows, processes)
     optimum = None
     if gradients is not None:
         summed = isinstance(curvature, DenseCurvature) and not curvature.taken_up
-        optimum = _optimum(head, gradients if summed else None, team)
+        optimum = _optimum(head, gradients if summed else None, processes)
     report = None
     if curvature is not None and curved is not None:
         report = {**curvature.report, "chosen": curved.because, **(scored.sketch or {})}
@@ -220,7 +222,7 @@ def _ask_views(prepared: Preparation, results: Results, progress: bool) -> None:
         results.meta["kernel"] = prepared.process.report
 
 
-def _assemble(prepared: Preparation, results: Results, processes: Team, began: float) -> ScoreTable:
+def _assemble(prepared: Preparation, results: Results, processes: Processes, began: float) -> ScoreTable:
     """Put the columns that were asked for and the metadata into a table."""
     head, resolved, columns = prepared.head, prepared.plan, results.columns
     if processes.first:
@@ -257,26 +259,26 @@ def _l2_sensitivity(
     curvature: DenseCurvature | SketchedCurvature,
     newton: np.ndarray,
     on_rows: OnRows,
-    team: Team,
+    processes: Processes,
 ) -> dict[str, float]:
     """Spearman of newton at other penalties with newton at the head's own, and how much of the top 5 % stays there."""
     only = Plan(("newton",), resolved.unit, resolved.optimum)
     result = {}
     top = max(TOP, 1 / len(newton))
     for factor in (0.1, 10.0):
-        other = score(head, only, curvature.with_l2(factor * head.l2), on_rows, team=team).columns["newton"]
+        other = score(head, only, curvature.with_l2(factor * head.l2), on_rows, processes=processes).columns["newton"]
         result[f"spearman_at_{factor:g}_l2"] = round(spearman(newton, other), 6)
         result[f"top_kept_at_{factor:g}_l2"] = round(recall_at(other, newton, top, top), 6)
     return result
 
 
-def _optimum(head: Head, gradients: GradientSums | None, team: Team) -> dict[str, Any]:
+def _optimum(head: Head, gradients: GradientSums | None, processes: Processes) -> dict[str, Any]:
     """How far the head is from the optimum of its objective, as far as its weights tell.
 
     `gradients` are those added up while the records were read, if they were.
     """
     if head.weight is None and head.l2 > 0:
         return {"relative_gradient": None, "note": "unknown: the head's weights were not given"}
-    relative = (gradient_sum(head, team) if gradients is None else gradients.finished(team)).relative
+    relative = (gradient_sum(head, processes) if gradients is None else gradients.finished(processes)).relative
     note = "at its optimum" if relative < 1e-4 else 'not at its optimum: consider optimum="corrected" or "refit"'
     return {"relative_gradient": relative, "note": note}

@@ -18,13 +18,12 @@ from giveaway.auditing.sketch_error import relative_error, sampled_spans, standa
 from giveaway.curvature.curvature import Curvature
 from giveaway.curvature.optimum import gradient_sum
 from giveaway.curvature.sketched import SketchedCurvature
-from giveaway.linalg.kept import NOTHING_KEPT, Kept
-from giveaway.linalg.team import ALONE, Team
-from giveaway.linalg.threads import in_threads
+from giveaway.linalg.processes import ALONE, Processes, in_threads
 from giveaway.records import Head
 from giveaway.scores.batch import Batch
 from giveaway.scores.catalogue import CATALOGUE
 from giveaway.scores.predicted import ingredients, predict
+from giveaway.storage.checkpoint import NO_CHECKPOINT, Checkpoint
 
 OF_STEP = ("influence", "newton", "loo_gap")  # what solving for a record's own step makes exact
 PARTS = ("part 0", "part 1", "part 2")  # what theory predicts from
@@ -43,8 +42,10 @@ class Scored:
 class Scoring:
     """One walk over a head under `curvature`; the numbers found are one array, kept and summed as such."""
 
-    def __init__(self, head: Head, resolved: Plan, curvature: Curvature | None, team: Team, *, errors: bool) -> None:
-        self.head, self.resolved, self.curvature, self.team = head, resolved, curvature, team
+    def __init__(
+        self, head: Head, resolved: Plan, curvature: Curvature | None, processes: Processes, *, errors: bool
+    ) -> None:
+        self.head, self.resolved, self.curvature, self.processes = head, resolved, curvature, processes
         self.by_person = resolved.unit == "person"
         self.people = People(head) if self.by_person else None
         self.sketch = curvature if isinstance(curvature, SketchedCurvature) else None
@@ -57,21 +58,23 @@ class Scoring:
         rows = head.n if self.people is None else self.people.count
         self._place = {name: at for at, name in enumerate(names)}
         self.found = np.zeros((len(names), rows))
-        self.total = None if resolved.optimum != "corrected" or curvature is None else gradient_sum(head, team).total
+        self.total = (
+            None if resolved.optimum != "corrected" or curvature is None else gradient_sum(head, processes).total
+        )
         self.drift = None if self.total is None or curvature is None else curvature.solve(self.total)
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self.found[self._place[name]]
 
-    def walk(self, kept: Kept, on_rows: OnRows) -> None:
+    def walk(self, checkpoint: Checkpoint, on_rows: OnRows) -> None:
         """Score this process's share, and bring all shares together."""
         people, curvature = self.people, self.curvature
         spans = record_spans(self.head, curvature) if people is None else people.all_spans(curvature)
         looked = np.ones(len(spans), dtype=bool) if self.errors else sampled_spans([span.count for span in spans])
-        own = list(self.team.share(list(zip(spans, looked.tolist(), strict=True))))
+        own = list(self.processes.share(list(zip(spans, looked.tolist(), strict=True))))
         done = torch.zeros(len(own), dtype=torch.bool)
         name = f"scores-{self.resolved.unit}"
-        if (earlier := kept.load(name)) is not None:
+        if (earlier := checkpoint.load(name)) is not None:
             self.found[:] = earlier["found"].numpy()
             done = earlier["done"]
         lock = threading.Lock()
@@ -87,12 +90,12 @@ class Scoring:
                         self[column + ERROR][where] = error
             with lock:
                 done[place] = True
-                if kept.due():
-                    kept.save(name, {"found": torch.from_numpy(self.found), "done": done})
+                if checkpoint.due():
+                    checkpoint.save(name, {"found": torch.from_numpy(self.found), "done": done})
 
         at_once = None if curvature is None else curvature.looks_at_once
         in_threads(work, self._opened(own, done), self.head.device, at_once)
-        self.team.sum_array(self.found)
+        self.processes.sum_array(self.found)
 
     def solve_again(self) -> dict[str, Any]:
         """Exact steps for the groups of highest leverage, and what that came to."""
@@ -160,13 +163,13 @@ def score(
     curvature: Curvature | None,
     on_rows: OnRows,
     *,
-    team: Team = ALONE,
-    kept: Kept = NOTHING_KEPT,
+    processes: Processes = ALONE,
+    checkpoint: Checkpoint = NO_CHECKPOINT,
     errors: bool = False,
 ) -> Scored:
     """The columns asked for; `errors` adds the standard error of every sketched number as attributes."""
-    scoring = Scoring(head, resolved, curvature, team, errors=errors)
-    scoring.walk(kept, on_rows)
+    scoring = Scoring(head, resolved, curvature, processes, errors=errors)
+    scoring.walk(checkpoint, on_rows)
     if scoring.sketch is None:
         return scoring.finished(None)
     told = {"relative_errors": scoring.relative_errors()}

@@ -13,8 +13,7 @@ from giveaway.auditing.kernel_view import centred, targets_of_head
 from giveaway.checks import ROWS_PER_CHECK, InputError, as_tensor
 from giveaway.curvature.losses import loss_of, targets_of
 from giveaway.records import Head
-from giveaway.records.lazy_rows import LazyRows
-from giveaway.records.row_reading import gathered
+from giveaway.records.rows import LazyRows, selected_rows
 from giveaway.scores.fused import Seen
 from giveaway.scores.predicted import Prediction
 from giveaway.scores.view_success import calibrated_phi, phi_of, predict_from_views
@@ -189,7 +188,7 @@ def not_learned(head: Head, numbers: Callable[[Any], torch.Tensor] | None) -> bo
     some = torch.randperm(head.features.shape[1], generator=generator)[:TRIED]
     device = head.device
     x = centred(numbers(rows).to(device, torch.float64))
-    z = centred(gathered(head.features, rows.to(device))[:, some.to(device)].to(torch.float64))
+    z = centred(selected_rows(head.features, rows.to(device))[:, some.to(device)].to(torch.float64))
     spread = x.square().mean(0).sqrt()
     x = x / torch.where(spread > 0, spread, 1.0)
     gram = x.T @ x

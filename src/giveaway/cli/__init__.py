@@ -183,14 +183,14 @@ def index(folders: tuple[str, ...], out: str) -> None:
 @click.argument("folder")
 def purge(folder: str) -> None:
     """Remove every file that an audit, or the training of shadow models, wrote into FOLDER."""
-    from giveaway.attacks.shadow_store import is_shadow_folder
+    from giveaway.attacks.shadow_store import ShadowFolder
     from giveaway.auditing.store import listed_signals
     from giveaway.auditing.store import purge as remove
 
     elsewhere = listed_signals(folder)
     say(f"Removed {remove(folder)} files")
     for place in elsewhere:
-        how = f"; giveaway purge {place} removes them" if is_shadow_folder(place) else ""
+        how = f"; giveaway purge {place} removes them" if ShadowFolder(place).marked else ""
         say(f"Kept: the signals it was validated with, in {place}{how}")
 
 

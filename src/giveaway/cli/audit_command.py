@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from giveaway.auditing.depths import DepthAudit
     from giveaway.curvature.choice import Auto, Dense, Sketch
     from giveaway.findings.gate import Rules, Verdict
-    from giveaway.linalg.team import Team
+    from giveaway.linalg.processes import Processes
     from giveaway.records import Head, ScoreTable
 
 RANKING_ONLY = (
@@ -123,7 +123,7 @@ def audit(config: str | None, as_json: bool, resume: bool, dry_run: bool, **flag
     from giveaway.cli.config import read_config
     from giveaway.cli.source import device_named, source_from
     from giveaway.extract.user_files import records_from
-    from giveaway.linalg.team import team_from_environment
+    from giveaway.linalg.processes import processes_from_environment
 
     options: dict[str, Any] = read_config(config, _kinds(flags)) if config else {}
     options |= {name: value for name, value in flags.items() if value is not None}
@@ -132,9 +132,9 @@ def audit(config: str | None, as_json: bool, resume: bool, dry_run: bool, **flag
     check_number("l2", options.get("l2", 0.0), minimum=0.0, remedy="give the penalty in summed-loss units")
     top, out = options.pop("top", 10), options.pop("out", "giveaway-audit")
     rules = rules_of(options.pop("gate", None))
-    with team_from_environment(device_named(options.get("device")) or "cpu") as team:
+    with processes_from_environment(device_named(options.get("device")) or "cpu") as processes:
         source = source_from(
-            options, (lambda words: say(words, err=True)) if team.first else (lambda words: None), team
+            options, (lambda words: say(words, err=True)) if processes.first else (lambda words: None), processes
         )
         head = source.head
         arguments: dict[str, Any] = {name: options[name] for name in ("kernel", "noise") if name in options}
@@ -151,12 +151,12 @@ def audit(config: str | None, as_json: bool, resume: bool, dry_run: bool, **flag
             head = dataclasses.replace(head, groups=None)
         if rules is not None:
             check_audited(rules, arguments)
-        if "device" in options or team.device.type == "cuda":
-            head = head.to(team.device)
+        if "device" in options or processes.device.type == "cuda":
+            head = head.to(processes.device)
         if dry_run and not head.linear:
             raise fail("dry_run", "a linear head", "a black box, which has no curvature to estimate", "leave it out")
         if head.linear and _told_cost(
-            head, source.deeper, arguments["curvature"], team, alone=dry_run, as_json=as_json
+            head, source.deeper, arguments["curvature"], processes, alone=dry_run, as_json=as_json
         ):
             return
         audit_and_tell(
@@ -168,7 +168,7 @@ def audit(config: str | None, as_json: bool, resume: bool, dry_run: bool, **flag
             as_json=as_json,
             rules=rules,
             deeper=source.deeper,
-            team=team,
+            processes=processes,
             resume=resume,
         )
 
@@ -218,15 +218,15 @@ def audit_and_tell(
     as_json: bool,
     rules: Rules | None = None,
     deeper: DepthAudit | None = None,
-    team: Team | None = None,
+    processes: Processes | None = None,
     resume: bool = False,
 ) -> None:
     """Audit into the folder `out`, and say what came of it."""
     from giveaway.cli.audit_folder import audit_into, statement
-    from giveaway.linalg.team import ALONE
+    from giveaway.linalg.processes import ALONE
     from giveaway.reporting.words import notes
 
-    found = audit_into(out, head, config, arguments, deeper=deeper, team=team or ALONE, resume=resume)
+    found = audit_into(out, head, config, arguments, deeper=deeper, processes=processes or ALONE, resume=resume)
     if found is None:
         return
     table, folder = found
@@ -250,7 +250,13 @@ def audit_and_tell(
 
 
 def _told_cost(
-    head: Head, deeper: DepthAudit | None, curvature: Dense | Sketch | Auto, team: Team, *, alone: bool, as_json: bool
+    head: Head,
+    deeper: DepthAudit | None,
+    curvature: Dense | Sketch | Auto,
+    processes: Processes,
+    *,
+    alone: bool,
+    as_json: bool,
 ) -> bool:
     """Say what the audit will cost, where that is asked for or it is long; whether there is no more to do."""
     from giveaway.auditing.forecast import LONG, forecast, quick
@@ -258,12 +264,12 @@ def _told_cost(
 
     if not alone and quick(head, curvature):
         return False
-    cost = forecast(head, curvature, team)
+    cost = forecast(head, curvature, processes)
     if deeper is not None:
         cost = dataclasses.replace(cost, notes=(*cost.notes, work_ahead(deeper)))
-    if alone and team.first:
+    if alone and processes.first:
         say(json.dumps(cost.to_json()) if as_json else "\n".join(cost.lines()))
-    elif team.first and (cost.seconds or 0.0) >= LONG:
+    elif processes.first and (cost.seconds or 0.0) >= LONG:
         say(cost.lines()[0], err=True)
     return alone
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from giveaway.auditing.checkpoint import Checkpoint
 from giveaway.auditing.depths import DepthAudit, Depths
 from giveaway.auditing.progress import parts_of
 from giveaway.auditing.pseudonyms import pseudonyms, read_key
@@ -23,12 +22,13 @@ from giveaway.extract.user_model import model_digest
 from giveaway.findings.explain import SUBGROUP
 from giveaway.findings.extras import FILE as EXTRAS
 from giveaway.findings.extras import MAPS, ReportExtras, make_extras
-from giveaway.linalg.team import ALONE, Team
+from giveaway.linalg.processes import ALONE, Processes
 from giveaway.records import Head, ScoreTable
 from giveaway.reporting.pages import summary_pages
 from giveaway.reporting.report import render
 from giveaway.reporting.validation import StoredValidation
 from giveaway.reporting.words import access_of, check_access, headline
+from giveaway.storage.checkpoint import FolderCheckpoint
 
 MIXED = "several"
 
@@ -40,7 +40,7 @@ def audit_into(
     arguments: dict[str, Any],
     *,
     deeper: DepthAudit | None = None,
-    team: Team = ALONE,
+    processes: Processes = ALONE,
     resume: bool = False,
 ) -> tuple[ScoreTable, Path] | None:
     """Audit `head` with the `arguments` of ga.audit; `config` are the user's options, kept beside the result.
@@ -54,25 +54,25 @@ def audit_into(
         head = _renamed(head, read_key(config["pseudonymize"], out))
     subgroups = subgroups_from(config["subgroups"], head.n) if "subgroups" in config else {}
     given = None if deeper is None else deeper.inputs
-    digest = team.agreed(fingerprint(head, None, given) if team.first else "")
+    digest = processes.agreed(fingerprint(head, None, given) if processes.first else "")
     origin = provenance(digest, config, None if deeper is None else model_digest(deeper.model))
     existed = Path(out).is_dir()
-    folder = check_folder(out, origin) if team.first else Path(out)
-    team.barrier()
-    kept: Checkpoint | None = None
+    folder = check_folder(out, origin) if processes.first else Path(out)
+    processes.barrier()
+    checkpoint: FolderCheckpoint | None = None
     try:
-        kept = _checkpoint(folder, origin, team, resume=resume)
-        run = partial(audit, progress=team.first, execution=Execution(team, kept))
+        checkpoint = _checkpoint(folder, origin, processes, resume=resume)
+        run = partial(audit, progress=processes.first, execution=Execution(processes, checkpoint))
         table = run(head, **arguments)
         by_record = None
         if table.meta["unit"] == "person":
             by_record = run(dataclasses.replace(head, groups=None), **_without_comparison(arguments))
-        team.leave()  # all at once: what is left to do is the first one's, and may take long
-        if not team.first:
+        processes.leave()  # all at once: what is left to do is the first one's, and may take long
+        if not processes.first:
             return None
         if deeper is not None:
             with parts_of(enabled=True, work="depths", unit="solve") as on_part:
-                found = deeper.run(kept, on_part)
+                found = deeper.run(checkpoint, on_part)
             table = _with_depths(table, found)
             by_record = None if by_record is None else _with_depths(by_record, found)
         table = _finished(table, config, subgroups, head, origin)
@@ -88,10 +88,10 @@ def audit_into(
         )
         pages = {**report_pages(table, extras, StoredValidation.load(folder)), EXTRAS: extras.to_bytes()}
         save_audit(folder, tables, pages, to_toml(config))
-        kept.finish()
+        checkpoint.finish()
     except BaseException:
-        left = kept is not None and kept.abandon()
-        if team.first and not left and not existed and not any(folder.iterdir()):
+        left = checkpoint is not None and checkpoint.abandon()
+        if processes.first and not left and not existed and not any(folder.iterdir()):
             folder.rmdir()
         raise
     return table, folder
@@ -110,14 +110,14 @@ def _without_comparison(arguments: dict[str, Any]) -> dict[str, Any]:
     return {**arguments, "curvature": dataclasses.replace(arguments.get("curvature", Auto()), l2_sensitivity=False)}
 
 
-def _checkpoint(folder: Path, origin: dict[str, Any], team: Team, *, resume: bool) -> Checkpoint:
-    """Where unfinished work is kept; the first process makes it, the others come after."""
+def _checkpoint(folder: Path, origin: dict[str, Any], processes: Processes, *, resume: bool) -> FolderCheckpoint:
+    """Make the checkpoint of this process; the first process makes its own before the others."""
     same = ("inputs_sha256", "weights_sha256", "config", "versions")
     begun: dict[str, Any] = {name: origin[name] for name in same if name in origin}
-    begun["processes"] = team.size
-    kept = Checkpoint(folder, begun, resume=resume, rank=team.rank) if team.first else None
-    team.barrier()
-    return kept or Checkpoint(folder, begun, resume=resume, rank=team.rank)
+    begun["processes"] = processes.size
+    checkpoint = FolderCheckpoint(folder, begun, resume=resume, rank=processes.rank) if processes.first else None
+    processes.barrier()
+    return checkpoint or FolderCheckpoint(folder, begun, resume=resume, rank=processes.rank)
 
 
 def statement(folder: str | Path, table: ScoreTable) -> str:

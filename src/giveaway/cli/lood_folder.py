@@ -21,7 +21,7 @@ from giveaway.gp.named_kernels import KernelChoice
 from giveaway.gp.posterior import Posterior
 from giveaway.gp.table import fitted, table_of
 from giveaway.records import ScoreTable
-from giveaway.records.inputs import as_numbers
+from giveaway.records.examples import as_numbers
 from giveaway.reporting.picture import figure_bytes
 
 CLOSELY = 10  # records looked at unless some are named

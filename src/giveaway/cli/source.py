@@ -21,7 +21,7 @@ from giveaway.extract import from_file, from_sklearn, from_torch
 from giveaway.extract.model_records import inputs_of_head
 from giveaway.extract.shared_extraction import from_torch_shared
 from giveaway.extract.user_files import call_factory, load_estimator, load_weights, signals_from
-from giveaway.linalg.team import ALONE, Team
+from giveaway.linalg.processes import ALONE, Processes
 from giveaway.records import Head, Signals
 
 Options = dict[str, Any]
@@ -50,7 +50,7 @@ class Source:
     deeper: DepthAudit | None = None
 
 
-def source_from(options: Options, say: Say, team: Team = ALONE) -> Source:
+def source_from(options: Options, say: Say, processes: Processes = ALONE) -> Source:
     """The one source that `options` names; `say` is told what a user should know on the way."""
     named = [name for name in USES if name in options]
     if len(named) != 1:
@@ -63,9 +63,9 @@ def source_from(options: Options, say: Say, team: Team = ALONE) -> Source:
             raise fail(name, f"{fit} beside it", f"--{source}", f"drop --{name.replace('_', '-')}")
     if source != "features" and "data" not in options:
         raise fail("data", f"--data module:function beside --{source}", "none", "name your data set")
-    depth = _depth_options(options, team)
+    depth = _depth_options(options, processes)
     if source == "model":
-        found = _from_model(options, say, team, depth)
+        found = _from_model(options, say, processes, depth)
     else:
         found = Source({"features": _from_arrays, "estimator": _from_estimator}[source](options, say))
     names: dict[str, Any] = {name: names_in(options[name], name) for name in ("groups", "ids") if name in options}
@@ -129,10 +129,10 @@ def _from_estimator(options: Options, say: Say) -> Head:
     return from_sklearn(estimator, *_inputs_and_targets(options, say, "estimator"))
 
 
-def _from_model(options: Options, say: Say, team: Team, depth: DepthOptions | None) -> Source:
+def _from_model(options: Options, say: Say, processes: Processes, depth: DepthOptions | None) -> Source:
     device = device_named(options.get("device"))
-    if team.size > 1:
-        device = team.device
+    if processes.size > 1:
+        device = processes.device
     say(f"Running your code: {options['model']} and {options['data']}")
     model = call_factory("model", options["model"])
     if "weights" not in options:
@@ -153,8 +153,8 @@ def _from_model(options: Options, say: Say, team: Team, depth: DepthOptions | No
         "keep_inputs": False if "inputs" in options else None,
         "cache": options.get("cache"),
     }
-    if team.size > 1:
-        return Source(from_torch_shared(model, data, team, **taken))
+    if processes.size > 1:
+        return Source(from_torch_shared(model, data, processes, **taken))
     head = from_torch(model, data, stream=bool(options.get("stream")), **taken)
     if depth is None:
         return Source(head)
@@ -164,7 +164,7 @@ def _from_model(options: Options, say: Say, team: Team, depth: DepthOptions | No
     return Source(head, deeper)
 
 
-def _depth_options(options: Options, team: Team) -> DepthOptions | None:
+def _depth_options(options: Options, processes: Processes) -> DepthOptions | None:
     """Those of scores through the network, in the words of the command's options."""
     if "depth" not in options:
         for name in OF_DEPTH:
@@ -174,8 +174,10 @@ def _depth_options(options: Options, team: Team) -> DepthOptions | None:
     for name, why in BESIDE_DEPTH.items():
         if options.get(name):
             raise fail("depth", "the network as it is, in memory", f"--{name}, {why}", f"drop --{name}, or --depth")
-    if team.size > 1:
-        raise fail("depth", "one process", f"{team.size} of torchrun", "audit deeper by one process, without torchrun")
+    if processes.size > 1:
+        raise fail(
+            "depth", "one process", f"{processes.size} of torchrun", "audit deeper by one process, without torchrun"
+        )
     if "damping" not in options:
         remedy = "n times the weight decay that a mean loss was trained with"
         raise fail("damping", "--damping beside --depth", "none", f"give one: {remedy}, as docs/network.md says")

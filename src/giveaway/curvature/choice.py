@@ -6,15 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from giveaway.checks import check_number, fail
+from giveaway.checks import check_number, fail, free_memory
 from giveaway.curvature.dense import DenseCurvature, dense_bytes
 from giveaway.curvature.sketched import PROBES, TOLERANCE, SketchedCurvature, probes_at_once
-from giveaway.linalg.kept import NOTHING_KEPT, Kept, kept_by
-from giveaway.linalg.memory import free_memory
 from giveaway.linalg.precision import precision_named
-from giveaway.linalg.team import ALONE, Team
+from giveaway.linalg.processes import ALONE, Processes, shared_checkpoint
 from giveaway.records import Head
-from giveaway.records.window import Window
+from giveaway.records.rows import Window
+from giveaway.storage.checkpoint import NO_CHECKPOINT, Checkpoint
 
 LEAST_PROBES = 32
 EXPECTED_PRODUCTS = 16  # products that one block of probes takes, for the progress bar alone
@@ -100,7 +99,7 @@ class Choice:
         return self.curvature if isinstance(self.curvature, Sketch) else None
 
 
-def choose(head: Head, wanted: Dense | Sketch | Auto, processes: Team = ALONE) -> Choice:
+def choose(head: Head, wanted: Dense | Sketch | Auto, processes: Processes = ALONE) -> Choice:
     """Resolve `Auto`, by the memory that every process has, and check that a sketch of `head` is possible."""
     if isinstance(wanted, Dense):
         return Choice(wanted, "asked for")
@@ -136,8 +135,8 @@ def compute(
     head: Head,
     choice: Choice,
     *,
-    team: Team = ALONE,
-    kept: Kept = NOTHING_KEPT,
+    processes: Processes = ALONE,
+    checkpoint: Checkpoint = NO_CHECKPOINT,
     on_rows: Callable[[int], Any] = lambda rows: None,
     on_window: Callable[[Window], Any] = lambda window: None,
 ) -> DenseCurvature | SketchedCurvature:
@@ -149,7 +148,7 @@ def compute(
 
     sketch = choice.sketch
     if sketch is None:
-        return DenseCurvature(head, team=team, kept=kept, on_window=each)
+        return DenseCurvature(head, processes=processes, checkpoint=checkpoint, on_window=each)
     return SketchedCurvature(
         head,
         probes=sketch.probes,
@@ -158,8 +157,8 @@ def compute(
         memory=sketch.budget(head),
         allow_unconverged=sketch.allow_unconverged,
         seed=sketch.seed,
-        team=team,
-        kept=kept_by(kept, team),
+        processes=processes,
+        checkpoint=shared_checkpoint(checkpoint, processes),
         on_rows=on_rows,
     )
 

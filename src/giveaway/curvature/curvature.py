@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 
 from giveaway.curvature.blocks import Blocks
-from giveaway.records.window import Window
+from giveaway.records.rows import Window
 
 
 class Look(Protocol):

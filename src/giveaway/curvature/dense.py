@@ -1,6 +1,6 @@
 """Exact dense curvature of a head in float64: H = Σ_j s_j x_j x_jᵀ ⊗ W_j + λI, inverted once, used for every record.
 
-Sums and forms run over pairs of features times the numbers of W (linalg.accumulate). In between, the matrix that is
+Sums and forms run over pairs of features times the numbers of W (linalg.pairs). In between, the matrix that is
 inverted is scaled to a unit diagonal, which makes the numerical rank independent of the features' units and of how
 sure the head is, and gets a one on the diagonal for features without any curvature: both leave every score as it is.
 """
@@ -14,16 +14,15 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from giveaway.checks import fail
+from giveaway.checks import check_memory, fail
 from giveaway.curvature.blocks import Blocks, SeparateBlocks, SoftmaxBlocks
 from giveaway.curvature.losses import Logistic, Softmax, Squared, loss_of, triangle
-from giveaway.linalg.accumulate import PairTiles
-from giveaway.linalg.kept import NOTHING_KEPT, Kept
-from giveaway.linalg.memory import check_memory
-from giveaway.linalg.solve import Inverse, invert
-from giveaway.linalg.team import ALONE, Team
+from giveaway.linalg.inverse import Inverse, invert
+from giveaway.linalg.pairs import PairTiles
+from giveaway.linalg.processes import ALONE, Processes
 from giveaway.records import Head
-from giveaway.records.window import Window
+from giveaway.records.rows import Window
+from giveaway.storage.checkpoint import NO_CHECKPOINT, Checkpoint
 
 KEPT = "sums"
 MOST_ROWS = 4_096
@@ -39,8 +38,8 @@ class DenseCurvature:
         self,
         head: Head,
         *,
-        team: Team = ALONE,
-        kept: Kept = NOTHING_KEPT,
+        processes: Processes = ALONE,
+        checkpoint: Checkpoint = NO_CHECKPOINT,
         on_window: Callable[[Window], Any] = lambda window: None,
     ) -> None:
         self.loss = loss_of(head)
@@ -52,17 +51,19 @@ class DenseCurvature:
             remedy="take curvature='sketch', a machine with more memory, or a head with fewer features or classes",
         )
         self.sums = PairTiles(head.width, self._pairs(), head.device)
-        self.taken_up = self._add_up(head, team, kept, on_window)
+        self.taken_up = self._add_up(head, processes, checkpoint, on_window)
         self.diagonals = self._diagonals()
         self.penalized = torch.ones(head.width, dtype=torch.float64, device=head.device)
         if head.intercept and not head.penalize_intercept:
             self.penalized[-1] = 0.0
         self._factor(head.l2)
 
-    def _add_up(self, head: Head, team: Team, kept: Kept, on_window: Callable[[Window], Any]) -> bool:
+    def _add_up(
+        self, head: Head, processes: Processes, checkpoint: Checkpoint, on_window: Callable[[Window], Any]
+    ) -> bool:
         """Sum over the records, going on from what was kept; whether anything was."""
-        parts = team.share(list(head.slices(_rows_at_a_time(head.width, self.sums.p))))
-        earlier = kept.load(KEPT)
+        parts = processes.share(list(head.slices(_rows_at_a_time(head.width, self.sums.p))))
+        earlier = checkpoint.load(KEPT)
         first = 0
         if earlier is not None:
             self.sums.pairs.copy_(earlier["sums"])
@@ -74,9 +75,9 @@ class DenseCurvature:
                 v = v * window.sample_weight
             self.sums.add(x, v)
             on_window(window)
-            if kept.due():
-                kept.save(KEPT, {"sums": self.sums.pairs, "parts": torch.tensor(place + 1)})
-        team.sum_(self.sums.pairs)
+            if checkpoint.due():
+                checkpoint.save(KEPT, {"sums": self.sums.pairs, "parts": torch.tensor(place + 1)})
+        processes.sum_(self.sums.pairs)
         return earlier is not None
 
     def with_l2(self, l2: float) -> DenseCurvature:

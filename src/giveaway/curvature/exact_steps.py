@@ -15,9 +15,9 @@ from giveaway.curvature.losses import Softmax
 from giveaway.curvature.output_curvature import diagonal_curvature
 from giveaway.curvature.products import HeadProducts
 from giveaway.curvature.sketched import SketchedCurvature
-from giveaway.linalg.block_cg import block_cg
+from giveaway.linalg.cg import column_cg
 from giveaway.linalg.precision import Precision, exact_for
-from giveaway.records.window import Window
+from giveaway.records.rows import Window
 
 STEPS = 300
 TOLERANCE, ROUGH_TOLERANCE = 1e-5, 3e-4  # the latter where residuals have sixteen bits
@@ -53,9 +53,9 @@ def exact_steps(
     shape = (len(right), curvature.products.k, -1)
     precision = curvature.precision if right.is_cuda else Precision("float64")
     exact = exact_for(precision, right.device)
-    solution = block_cg(
+    solution = column_cg(
         lambda v: local.apply(v, right.shape, precision),
-        right.reshape(shape).to(precision.kept),
+        right.reshape(shape).to(precision.dtype),
         precondition=curvature.precondition,
         tolerance=min(curvature.tolerance, TOLERANCE if exact is None else ROUGH_TOLERANCE),
         most_steps=STEPS,
@@ -86,7 +86,7 @@ class _Local:
 
     def apply(self, v: torch.Tensor, shape: torch.Size, precision: Precision) -> torch.Tensor:
         """H v, less the groups' own terms in their second columns; v as (D, k, columns), told apart as `shape`."""
-        result = self._products.apply(v.to(precision.kept), precision).to(v.dtype)
+        result = self._products.apply(v.to(precision.dtype), precision).to(v.dtype)
         seen = torch.einsum("nsd,dmn->nsm", self.x, v.view(shape)[:, :, 1].to(torch.float64))
         own = torch.einsum("nsd,nsm->dmn", self.x, CAP * self._curve(seen))
         result.view(shape)[:, :, 1] -= own.to(v.dtype)

@@ -7,17 +7,16 @@ from dataclasses import dataclass
 
 import torch
 
-from giveaway.checks import InputError
+from giveaway.checks import InputError, free_memory
 from giveaway.curvature.dense import MOST_ROWS, DenseCurvature
 from giveaway.curvature.losses import Softmax, as_taken, loss_of
 from giveaway.curvature.preconditioner import preconditioner_for
 from giveaway.curvature.products import HeadProducts
-from giveaway.linalg.block_cg import block_cg
-from giveaway.linalg.memory import free_memory
+from giveaway.linalg.cg import column_cg
 from giveaway.linalg.precision import Precision
-from giveaway.linalg.team import ALONE, Team
+from giveaway.linalg.processes import ALONE, Processes
 from giveaway.records import Head
-from giveaway.records.window import Window
+from giveaway.records.rows import Window
 
 MAX_STEPS = 100
 RELATIVE_GRADIENT = 1e-11
@@ -53,9 +52,9 @@ class GradientSums:
         self._sums[0] += float((window.row_norms() * g.norm(dim=1)).sum())
         self._sums[1] += float(value.sum())
 
-    def finished(self, team: Team = ALONE) -> GradientSum:
+    def finished(self, processes: Processes = ALONE) -> GradientSum:
         """With the penalty; needs the head's weights where there is one."""
-        total, sums = team.sum_(self._total.clone()), team.sum_(self._sums.clone())
+        total, sums = processes.sum_(self._total.clone()), processes.sum_(self._sums.clone())
         size, objective = sums.tolist()
         if self._head.l2 > 0:
             theta = _penalized(self._head, self._head.parameters())
@@ -64,12 +63,12 @@ class GradientSums:
         return GradientSum(total, float(total.norm()) / max(size, 1e-300), objective)
 
 
-def gradient_sum(head: Head, team: Team = ALONE) -> GradientSum:
+def gradient_sum(head: Head, processes: Processes = ALONE) -> GradientSum:
     """The gradient of the summed objective; needs the head's weights where it is penalized."""
     sums = GradientSums(head)
-    for part in team.share(list(head.slices(MOST_ROWS))):
+    for part in processes.share(list(head.slices(MOST_ROWS))):
         sums.add(head.window(part))
-    return sums.finished(team)
+    return sums.finished(processes)
 
 
 def refit(head: Head, *, dense: bool = True) -> Head:
@@ -110,7 +109,7 @@ def refit(head: Head, *, dense: bool = True) -> Head:
 def newton_step(head: Head, total: torch.Tensor) -> torch.Tensor:
     """H⁻¹ `total` (d, m) by conjugate gradients, which is as good as exact far from the optimum, and goes there."""
     products, precision = HeadProducts(head, head.l2), Precision("float64")
-    solution = block_cg(
+    solution = column_cg(
         lambda v: products.apply(v, precision),
         products.as_vectors(total),
         precondition=preconditioner_for(products, free_memory(head.device) // 4, 1, precision),

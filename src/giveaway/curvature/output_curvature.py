@@ -14,7 +14,7 @@ import torch
 from giveaway.curvature.losses import Logistic, Loss, Softmax, Squared
 from giveaway.linalg.precision import Parts, Precision
 from giveaway.linalg.probes import signs
-from giveaway.records.window import Window
+from giveaway.records.rows import Window
 
 CACHED = 1 << 20  # numbers of an array that a CPU passes over many times
 
@@ -56,7 +56,7 @@ class OutputCurvature:
         rows = max(1, CACHED // (k * s))
         if window.numbers.is_cuda or len(window) <= rows:
             return precision.parts(self._draw(seed, window, k, probes, precision).flatten(1))
-        drawn = torch.empty(len(window), k * s, dtype=precision.kept)
+        drawn = torch.empty(len(window), k * s, dtype=precision.dtype)
         for start in range(0, len(window), rows):
             part = slice(start, start + rows)
             drawn[part] = self._draw(seed, window.part(part), k, probes, precision).flatten(1)
@@ -68,10 +68,10 @@ class OutputCurvature:
             p, weight = self._probabilities(window, precision)
             return self._quick(_draw_softmax, window)(seed, numbers, probes.start, probes.stop, p, weight)
         root = (diagonal_curvature(self._loss, window) * window.weights.unsqueeze(1)).sqrt().unsqueeze(2)
-        return signs(seed, numbers, k, probes, dtype=precision.kept) * root.to(precision.kept)
+        return signs(seed, numbers, k, probes, dtype=precision.dtype) * root.to(precision.dtype)
 
     def _probabilities(self, window: Window, precision: Precision) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.softmax(window.outputs.to(precision.kept), 1), window.weights.to(precision.kept).unsqueeze(1)
+        return torch.softmax(window.outputs.to(precision.dtype), 1), window.weights.to(precision.dtype).unsqueeze(1)
 
     def _quick(self, plain: Callable[..., Any], window: Window) -> Callable[..., Any]:
         """Compiled, for windows of the usual size: every other size would be compiled anew."""

@@ -37,13 +37,13 @@ def preconditioner_for(
         precision = Precision("tf32" if products.head.device.type == "cuda" else "float32")
     width, k = products.shape
     every_record = width <= WORTH * columns
-    held = k * width * width * precision.kept.itemsize
+    held = k * width * width * precision.dtype.itemsize
     if not every_record:
-        held += WEIGHTS.itemsize * k * products.head.n // products.team.size
+        held += WEIGHTS.itemsize * k * products.head.n // products.processes.size
     if held > memory:
         return SharedGram(products, precision)
     # rows are looked up once an output: better from memory than from files, where they fit
-    looked_up = products.head.n // products.team.size * width * precision.kept.itemsize
+    looked_up = products.head.n // products.processes.size * width * precision.dtype.itemsize
     return ClassBlocks(products, precision, every_record=every_record, hold_rows=held + looked_up <= memory)
 
 
@@ -57,13 +57,13 @@ class ClassBlocks:
         self, products: HeadProducts, precision: Precision, *, every_record: bool = True, hold_rows: bool = True
     ) -> None:
         width, k = products.shape
-        self.dtype = precision.kept
-        blocks = torch.zeros(k, width, width, dtype=precision.kept, device=products.head.device)
+        self.dtype = precision.dtype
+        blocks = torch.zeros(k, width, width, dtype=precision.dtype, device=products.head.device)
         if every_record:
             _add_all(blocks, products, precision)
         else:
             _add_heaviest(blocks, products, precision, hold_rows=hold_rows)
-        products.team.sum_(blocks)
+        products.processes.sum_(blocks)
         for block in blocks:
             block.copy_(_inverse(block, products.penalty.view(-1)))
         self._products, self._inverses = products, blocks
@@ -76,15 +76,15 @@ def _add_all(blocks: torch.Tensor, products: HeadProducts, precision: Precision)
     """Every record, window by window."""
     width = products.width
     for window in products.windows(max(1, width // 4)):
-        root = (diagonal_curvature(products.loss, window) * window.weights.unsqueeze(1)).sqrt().to(precision.kept)
-        x = window.rows(precision.kept, width)
+        root = (diagonal_curvature(products.loss, window) * window.weights.unsqueeze(1)).sqrt().to(precision.dtype)
+        x = window.rows(precision.dtype, width)
         for of_output, block in zip(root.T, blocks, strict=True):
             _add_square(block, x * of_output.unsqueeze(1), precision)
 
 
 def _add_heaviest(blocks: torch.Tensor, products: HeadProducts, precision: Precision, *, hold_rows: bool) -> None:
     """The heaviest records of each output, and its rest times the mean record."""
-    (width, k), device, kept = products.shape, blocks.device, precision.kept
+    (width, k), device, kept = products.shape, blocks.device, precision.dtype
     amount = torch.zeros(k, dtype=torch.float64, device=device)
     mean = torch.zeros(width, width, dtype=kept, device=device)
     slices = products.slices(max(1, width // 4))
@@ -101,9 +101,9 @@ def _add_heaviest(blocks: torch.Tensor, products: HeadProducts, precision: Preci
         _add_square(mean, x, precision)
         if hold_rows:
             design[here] = x
-    products.team.sum_(mean)
+    products.processes.sum_(mean)
     mean /= products.head.n
-    heaviest = min(HEAVIEST // products.team.size, max(4 * width, records // 8), records)
+    heaviest = min(HEAVIEST // products.processes.size, max(4 * width, records // 8), records)
     for weight, whole, block in zip(weights, amount.tolist(), blocks, strict=True):
         heavy, places = weight.float().topk(heaviest)
         x = design[places] if hold_rows else products.head.window(first + places).rows(kept, width)
@@ -118,22 +118,22 @@ class SharedGram:
 
     def __init__(self, products: HeadProducts, precision: Precision) -> None:
         width, k = products.shape
-        self.dtype = precision.kept
-        gram = torch.zeros(width, width, dtype=precision.kept, device=products.head.device)
+        self.dtype = precision.dtype
+        gram = torch.zeros(width, width, dtype=precision.dtype, device=products.head.device)
         amount = torch.zeros(k, dtype=torch.float64, device=products.head.device)
         for window in products.windows(max(1, width // 4)):
             weight = diagonal_curvature(products.loss, window) * window.weights.unsqueeze(1)
-            _add_square(gram, window.rows(precision.kept, width) * weight.sum(1, keepdim=True).sqrt(), precision)
+            _add_square(gram, window.rows(precision.dtype, width) * weight.sum(1, keepdim=True).sqrt(), precision)
             amount += weight.sum(0)
-        products.team.sum_(gram)
-        products.team.sum_(amount)
+        products.processes.sum_(gram)
+        products.processes.sum_(amount)
         values, vectors = torch.linalg.eigh(gram.to(torch.float64))
         share = amount / amount.sum().clamp_min(torch.finfo(torch.float64).tiny)
         penalty = products.l2
-        floor = width * torch.finfo(precision.kept).eps * float(values[-1].clamp_min(1e-300))
+        floor = width * torch.finfo(precision.dtype).eps * float(values[-1].clamp_min(1e-300))
         divisor = values.clamp_min(floor)[:, None] * share + penalty
         self._products = products
-        self._vectors, self._over = vectors.to(precision.kept), (1.0 / divisor.clamp_min(1e-300)).to(precision.kept)
+        self._vectors, self._over = vectors.to(precision.dtype), (1.0 / divisor.clamp_min(1e-300)).to(precision.dtype)
 
     def __call__(self, r: torch.Tensor) -> torch.Tensor:
         width, k, s = r.shape
@@ -144,7 +144,7 @@ class SharedGram:
 
 def _add_square(total: torch.Tensor, x: torch.Tensor, precision: Precision) -> None:
     """total += xᵀ x."""
-    factor = precision.parts(x.to(precision.kept))
+    factor = precision.parts(x.to(precision.dtype))
     precision.add_product(total, tuple(part.T for part in factor), factor)
 
 

@@ -17,9 +17,9 @@ from giveaway.curvature.losses import Softmax, Squared, loss_of
 from giveaway.curvature.output_curvature import OutputCurvature
 from giveaway.linalg.precision import Precision
 from giveaway.linalg.probes import signs
-from giveaway.linalg.team import ALONE, Team
+from giveaway.linalg.processes import ALONE, Processes
 from giveaway.records import Head
-from giveaway.records.window import Window
+from giveaway.records.rows import Window
 
 ALIGNED = 8  # numbers in a row, on a GPU
 HOST_BYTES, GPU_BYTES = 8_000_000, 2_200_000_000  # of one array between two products
@@ -28,10 +28,12 @@ FUSED_FROM = 1e8  # records × outputs on a GPU, from which compiling pays
 
 
 class HeadProducts:
-    """Products with H of `head` at penalty `l2`, summed over the processes of `team`."""
+    """Products with H of `head` at penalty `l2`, summed over all `processes`."""
 
-    def __init__(self, head: Head, l2: float, *, team: Team = ALONE, on_rows: Callable[[int], Any] = lambda n: None):
-        self.head, self.l2, self.team, self.on_rows = head, l2, team, on_rows
+    def __init__(
+        self, head: Head, l2: float, *, processes: Processes = ALONE, on_rows: Callable[[int], Any] = lambda n: None
+    ):
+        self.head, self.l2, self.processes, self.on_rows = head, l2, processes, on_rows
         self.loss = loss_of(head)
         self.k = 1 if isinstance(self.loss, Squared) else head.m
         on_gpu = head.device.type == "cuda"
@@ -64,7 +66,7 @@ class HeadProducts:
         """This process's records, in consecutive pieces for products of so many columns."""
         rows = self._bytes // (4 * self.k * columns)
         rows = max(LEAST_ROWS, min(MOST_ROWS, 1 << max(rows, 1).bit_length() - 1))
-        return self.team.share(list(self.head.slices(rows)))
+        return self.processes.share(list(self.head.slices(rows)))
 
     def windows(self, columns: int) -> Iterator[Window]:
         """The same, read."""
@@ -73,30 +75,30 @@ class HeadProducts:
     def apply(self, v: torch.Tensor, precision: Precision) -> torch.Tensor:
         """H v."""
         s = v.shape[2]
-        total = torch.zeros(self.width, self.k * s, dtype=precision.kept, device=v.device)
+        total = torch.zeros(self.width, self.k * s, dtype=precision.dtype, device=v.device)
         factor = precision.parts(v.reshape(self.width, -1))
         for window in self.windows(s):
-            x = precision.parts(window.rows(precision.kept, self.width))
+            x = precision.parts(window.rows(precision.dtype, self.width))
             u = precision.product(x, factor).view(len(window), self.k, s)
             curved = self.curvature.curve(u, window, precision)
             precision.add_product(total, tuple(part.T for part in x), curved)
             self.on_rows(len(window))
-        self.team.sum_(total)
+        self.processes.sum_(total)
         return self.project_(total.view_as(v)).addcmul_(v, self.penalty.to(v.dtype))
 
     def draw(self, seed: int, probes: slice, precision: Precision) -> torch.Tensor:
         """Aᵀ Ω for the signs Ω of these probes."""
         s = probes.stop - probes.start
-        total = torch.zeros(self.width, self.k * s, dtype=precision.kept, device=self.head.device)
+        total = torch.zeros(self.width, self.k * s, dtype=precision.dtype, device=self.head.device)
         for window in self.windows(s):
-            x = precision.parts(window.rows(precision.kept, self.width))
+            x = precision.parts(window.rows(precision.dtype, self.width))
             drawn = self.curvature.draw(seed, window, self.k, probes, precision)
             precision.add_product(total, tuple(part.T for part in x), drawn)
             self.on_rows(len(window))
-        self.team.sum_(total)
+        self.processes.sum_(total)
         # the penalty's own signs come after those of the records
         features = torch.arange(self.head.n, self.head.n + self.width, device=self.head.device)
-        penalty = signs(seed, features, self.k, probes, dtype=precision.kept) * self.penalty.sqrt().to(precision.kept)
+        penalty = signs(seed, features, self.k, probes, dtype=precision.dtype) * self.penalty.sqrt().to(precision.dtype)
         return self.project_(total.view(self.width, self.k, s) + penalty)
 
     def project_(self, v: torch.Tensor) -> torch.Tensor:

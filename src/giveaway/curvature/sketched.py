@@ -12,19 +12,19 @@ from typing import Any
 
 import torch
 
+from giveaway.checks import free_memory
 from giveaway.curvature.blocks import Blocks, SeparateBlocks
 from giveaway.curvature.factored import FactoredBlocks
 from giveaway.curvature.losses import Logistic, Loss, Softmax, Squared
 from giveaway.curvature.preconditioner import preconditioner_for
 from giveaway.curvature.products import HeadProducts
-from giveaway.linalg.block_cg import CONVERGED, Solution, block_cg
-from giveaway.linalg.kept import NOTHING_KEPT, Kept
-from giveaway.linalg.memory import free_memory
+from giveaway.linalg.cg import CONVERGED, Solution, column_cg
 from giveaway.linalg.precision import Parts, Precision, exact_for, higher_than, precision_named
 from giveaway.linalg.probes import WORD, signs
-from giveaway.linalg.team import ALONE, Team
+from giveaway.linalg.processes import ALONE, Processes
 from giveaway.records import Head
-from giveaway.records.window import Window
+from giveaway.records.rows import Window
+from giveaway.storage.checkpoint import NO_CHECKPOINT, Checkpoint
 
 PROBES = 256
 TOLERANCE = 1e-3
@@ -48,8 +48,8 @@ class SketchedCurvature:
         memory: int | None = None,
         allow_unconverged: bool = False,
         seed: int = 0,
-        team: Team = ALONE,
-        kept: Kept = NOTHING_KEPT,
+        processes: Processes = ALONE,
+        checkpoint: Checkpoint = NO_CHECKPOINT,
         on_rows: Callable[[int], Any] = lambda rows: None,
     ) -> None:
         self.head, self.seed, self.probes, self.tolerance = head, seed, probes, tolerance
@@ -62,11 +62,11 @@ class SketchedCurvature:
             memory=memory,
             allow_unconverged=allow_unconverged,
             seed=seed,
-            team=team,
+            processes=processes,
             on_rows=on_rows,
         )
         self.l2 = head.l2 if l2 is None else l2
-        self.products = HeadProducts(head, self.l2, team=team, on_rows=on_rows)
+        self.products = HeadProducts(head, self.l2, processes=processes, on_rows=on_rows)
         self.precision = precision_named(precision, head.device)
         self.exact, self.begun_with = exact_for(self.precision, head.device), self.precision.name
         self.memory = free_memory(head.device) // 2 if memory is None else memory
@@ -74,24 +74,24 @@ class SketchedCurvature:
         wide = self.precision if self.precision.name == "float64" else None
         self.preconditioner = preconditioner_for(self.products, self.memory // 2, probes, wide)
         width, k = self.products.shape
-        self.z = torch.empty(width, k, probes, dtype=self.precision.kept, device=head.device)
+        self.z = torch.empty(width, k, probes, dtype=self.precision.dtype, device=head.device)
         self.at_once = probes_at_once(head, probes, self.memory, self.precision)
         self.residual, self.steps = 0.0, 0
         unsaved = {}
         for start in range(0, probes, self.at_once):
             part = slice(start, min(start + self.at_once, probes))
             name = f"probes-{part.start}-{part.stop}"
-            found = kept.load(name)
+            found = checkpoint.load(name)
             if found is None:
                 found = unsaved[name] = self._solve_block(part)
             self.z[:, :, part] = found["z"].to(self.z.device)
             self.residual = max(self.residual, float(found["residual"].max()))
             self.steps = max(self.steps, int(found["steps"]))
-            if kept.due():
+            if checkpoint.due():
                 for finished, tensors in unsaved.items():
-                    kept.save(finished, tensors)
+                    checkpoint.save(finished, tensors)
                 unsaved.clear()
-            elif kept is NOTHING_KEPT:
+            elif checkpoint is NO_CHECKPOINT:
                 unsaved.clear()
 
     @cached_property
@@ -114,7 +114,7 @@ class SketchedCurvature:
 
     def group_bytes(self, s: int) -> int:
         """Of one array of a group of s records."""
-        return s * self.products.k * self.probes * self.precision.kept.itemsize
+        return s * self.products.k * self.probes * self.precision.dtype.itemsize
 
     @property
     def array_bytes(self) -> int:
@@ -156,18 +156,20 @@ class SketchedCurvature:
 
     def solve(self, v: torch.Tensor) -> torch.Tensor:
         """H⁻¹ v for v (d, m): a gradient of the summed loss with respect to θ; softmax needs rows that sum to zero."""
-        return self.products.as_parameters(self._cg(self.products.as_vectors(v).to(self.precision.kept)).x).to(v.dtype)
+        return self.products.as_parameters(self._cg(self.products.as_vectors(v).to(self.precision.dtype)).x).to(v.dtype)
 
     def _cg(self, right: torch.Tensor) -> Solution:
         exact = self.exact
         higher = higher_than(self.precision, right.device)
-        solution = block_cg(
+        solution = column_cg(
             lambda v: self.products.apply(v, self.precision),
             right,
             precondition=self.precondition,
             tolerance=self.tolerance,
             most_steps=MOST_STEPS,
-            exact_product=None if exact is None else lambda v: self.products.apply(v.to(exact.kept), exact).to(v.dtype),
+            exact_product=None
+            if exact is None
+            else lambda v: self.products.apply(v.to(exact.dtype), exact).to(v.dtype),
             trusted=self.precision.trusted,
             allow_unconverged=self.allow_unconverged or higher is not None,
         )
@@ -176,7 +178,7 @@ class SketchedCurvature:
         # products too rough for a curvature so uneven: from here on in the next precision, which the report tells
         self.precision, self.exact = higher, exact_for(higher, right.device)
         self.__dict__.pop("factors", None)
-        return self._cg(right.to(higher.kept))
+        return self._cg(right.to(higher.dtype))
 
     def _solve_block(self, part: slice) -> dict[str, torch.Tensor]:
         right = self.products.draw(self.seed, part, self.precision)
@@ -190,8 +192,8 @@ def probes_at_once(head: Head, probes: int, memory: int, precision: Precision) -
     products = HeadProducts(head, head.l2)
     width, k = products.shape
     exact = exact_for(precision, head.device)
-    arrays = ARRAYS + (WIDER_ARRAYS if exact is not None and exact.kept != precision.kept else 0)
-    fit = max(1, memory // 4 // (arrays * width * k * precision.kept.itemsize))
+    arrays = ARRAYS + (WIDER_ARRAYS if exact is not None and exact.dtype != precision.dtype else 0)
+    fit = max(1, memory // 4 // (arrays * width * k * precision.dtype.itemsize))
     # fused passes want a record's numbers in a GPU's cache
     most = min(WORD if products.curvature.fused_rows else MOST_AT_ONCE, probes)
     if fit >= most:
@@ -206,7 +208,7 @@ class Look:
     def __init__(self, curvature: SketchedCurvature, window: Window, size: int) -> None:
         self._curvature, self._window, self._size = curvature, window, size
         products, precision = curvature.products, curvature.precision
-        kept = precision.kept
+        kept = precision.dtype
         x = precision.parts(window.rows(kept, products.width))
         u = precision.product(x, curvature.factors).to(kept)
         self._u = u.view(-1, size, products.k, curvature.probes)

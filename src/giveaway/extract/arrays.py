@@ -17,12 +17,10 @@ from giveaway.extract.batches import RecordBatch, RowBuffer, check_same_kind
 from giveaway.extract.reader import RowFingerprints
 from giveaway.extract.shards import read_folder
 from giveaway.extract.stored_arrays import COMPRESSED, read_stored
+from giveaway.records.examples import as_records, infer_loss
 from giveaway.records.head import Head
-from giveaway.records.inputs import as_records
-from giveaway.records.lazy_rows import LazyRows, LinearRows
-from giveaway.records.row_reading import LARGE_BYTES, as_float_rows
-from giveaway.records.streamed_rows import Stream
-from giveaway.records.targets import infer_loss
+from giveaway.records.rows import LARGE_BYTES, LazyRows, LinearRows, as_float_rows
+from giveaway.records.streams import Stream
 
 ARRAYS = ("features", "outputs", "targets", "weight", "bias", "sample_weight", "ids", "groups", "inputs")
 SETTINGS = ("l2", "options")

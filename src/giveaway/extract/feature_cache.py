@@ -1,70 +1,78 @@
-"""The folder of a feature cache: what a model's layer saw of each record, so that the model runs once.
+"""The folder of a feature cache: the features and outputs of each record, so that the model runs once.
 
 cache.json is there first, so that a killed run can be removed or run again, and says last that all files are whole.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
 from giveaway.checks import fail
-from giveaway.extract.npy_writer import NpyWriter
-from giveaway.storage.files import LOCK, locked_folder, private_folder, write_atomically, write_json
+from giveaway.extract.batches import check_same_kind
+from giveaway.extract.linear_layer import storable
+from giveaway.storage.arrays import write_npy
+from giveaway.storage.files import write_atomically
+from giveaway.storage.folder import LOCK, MarkedFolder
 from giveaway.version import VERSION
 
-MARKER, KIND = "cache.json", "giveaway feature cache"
+KIND = "giveaway feature cache"
 ROWS = ("features", "outputs", "targets")
-FILES = (*(f"{name}.npy" for name in (*ROWS, "ids", "weight", "bias")), LOCK, MARKER)
+FILES = tuple(f"{name}.npy" for name in (*ROWS, "ids", "weight", "bias"))
+PART = "part-"  # what folders of the processes that share a cache begin with
 
 
-class FeatureCache:
-    """A cache folder in use by this run; made by `opened`."""
+class FeatureCache(MarkedFolder):
+    """A cache of one model's features; `opened` gives the one in use by this run."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    marker, kind, argument, locks = "cache.json", "cache folder", "cache", True
+    names = "|".join(map(re.escape, FILES))
+    words: ClassVar[Mapping[str, str]] = {
+        "model_sha256": "the model or its weights differ",
+        "rows": "{old} records then, {new} now",
+        "rows_sha256": "the records differ",
+    }
+
+    @property
+    def marked(self) -> bool:
+        """Whether from_torch wrote this folder, whole or not."""
+        return super().marked and self.read().get("kind") == KIND
 
     def facts(self) -> dict[str, Any] | None:
-        """What the cache was made of; None where it is not whole."""
-        if not (self.path / MARKER).is_file():
+        """Return what the cache was made of; None where it is not whole."""
+        if not super().marked:
             return None
-        found = _marker(self.path)
-        sizes = {name: _size(self.path / name) for name in found.get("files", {})}
-        return found if found.get("complete") and sizes == found["files"] else None
+        stored = self.read()
+        sizes = {name: _size(self.path / name) for name in stored.get("files", {})}
+        return stored if stored.get("complete") and sizes == stored["files"] else None
 
-    def check(self, expected: dict[str, Any]) -> None:
+    def check_made_of(self, expected: dict[str, Any]) -> None:
         """Refuse a cache that was made of something else, and say what differs."""
-        found, different = self.facts() or {}, []
-        if found.get("model_sha256") != expected["model_sha256"]:
-            different.append("the model or its weights differ")
-        if found.get("rows") != expected["rows"]:
-            different.append(f"{found.get('rows')} records then, {expected['rows']} now")
-        elif found.get("rows_sha256") != expected["rows_sha256"]:
-            different.append("the records differ")
-        then, now = found.get("options", {}), expected["options"]
-        for name in now:
-            same = now[name] == then.get(name) or (name == "layer" and now[name] == found.get("layer"))
-            if not same:
-                different.append(f"{name} was {then.get(name)!r}, is {now[name]!r}")
-        if different:
-            remedy = "choose another folder, or remove this one with giveaway purge"
-            raise fail("cache", "features of the same model and data", "; ".join(different), remedy)
+        stored = self.facts() or {}
+        names = ("model_sha256", "rows") if stored.get("rows") != expected["rows"] else ("model_sha256", "rows_sha256")
+        options, then = expected["options"], stored.get("options", {})
+        if options.get("layer") == stored.get("layer"):  # named now, found by itself then
+            then = {**then, "layer": options.get("layer")}
+        old = {name: stored.get(name) for name in names} | {"options": {name: then.get(name) for name in options}}
+        new = {name: expected[name] for name in names} | {"options": options}
+        remedy = "choose another folder, or remove this one with giveaway purge"
+        self.check(old, new, "features of the same model and data", remedy)
 
     @contextmanager
     def writing(self) -> Iterator[dict[str, NpyWriter]]:
-        """Writers of features, outputs and targets; nothing stays of them if the block fails."""
-        unfinished = {"kind": KIND, "complete": False, "giveaway": VERSION, "files": {name: None for name in FILES}}
-        write_json(self.path / MARKER, unfinished)
-        self._clear(LOCK, MARKER)
+        """Give writers of features, outputs and targets; remove what they wrote if the block fails."""
+        files = {name: None for name in (*FILES, LOCK, self.marker)}
+        self.write({"kind": KIND, "complete": False, "giveaway": VERSION, "files": files})
+        self.clear(LOCK, self.marker)
         writers = {name: NpyWriter(self.path / f"{name}.npy") for name in ROWS}
         try:
             yield writers
@@ -73,7 +81,7 @@ class FeatureCache:
         except BaseException:
             for writer in writers.values():
                 writer.close()
-            self._clear(LOCK)
+            self.clear(LOCK)
             raise
 
     def complete(self, facts: dict[str, Any], others: dict[str, Any]) -> None:
@@ -81,70 +89,97 @@ class FeatureCache:
         present = {name: np.asarray(value) for name, value in others.items() if value is not None}
         for name, array in present.items():
             write_atomically(self.path / f"{name}.npy", partial(np.save, arr=array, allow_pickle=False))
-        files = [f"{name}.npy" for name in (*ROWS, *present)]
-        sizes = {name: _size(self.path / name) for name in files}
-        marker = {"kind": KIND, "complete": True, "giveaway": VERSION, **facts, "files": sizes}
-        write_json(self.path / MARKER, marker)
+        sizes = {name: _size(self.path / name) for name in (f"{name}.npy" for name in (*ROWS, *present))}
+        self.write({"kind": KIND, "complete": True, "giveaway": VERSION, **facts, "files": sizes})
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray, torch.Tensor, np.ndarray | None]:
-        """Features and outputs as memory maps, targets, and ids if the batches carried them."""
+        """Return features and outputs as memory maps, targets, and ids if the batches carried them."""
         features, outputs = (np.load(self.path / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in ROWS[:2])
         targets = torch.from_numpy(np.load(self.path / "targets.npy", allow_pickle=False))
         ids = self.path / "ids.npy"
         return features, outputs, targets, np.load(ids, allow_pickle=False) if ids.is_file() else None
 
+
+class SharedCache(MarkedFolder):
+    """A folder with the feature cache of each of several processes; it has no marker of its own."""
+
+    kind, argument = "cache folder", "cache"
+
+    @property
+    def marked(self) -> bool:
+        """Whether any process wrote its part."""
+        return bool(self.parts())
+
+    def parts(self) -> list[FeatureCache]:
+        """Return the caches of the processes."""
+        found = sorted(self.path.glob(f"{PART}*")) if self.path.is_dir() else []
+        return [cache for cache in map(FeatureCache, found) if cache.marked]
+
+    def part(self, rank: int, size: int) -> FeatureCache:
+        """Return the cache of process `rank` of `size`."""
+        return FeatureCache(self.path / f"{PART}{rank}-of-{size}")
+
     def remove(self) -> int:
-        """Remove every file of the cache, cache.json last, so that a killed removal can be repeated; their number."""
-        return self._clear(LOCK, MARKER) + self._clear()
+        """Remove every part, and the folder if nothing else is in it; return the number of files."""
+        removed = sum(part.remove() for part in self.parts())
+        self.remove_if_empty()
+        return removed
 
-    def _clear(self, *kept: str) -> int:
-        gone = [file for file in self._ours() if file.name not in kept]
-        for file in gone:
-            file.unlink()
-        return len(gone)
 
-    def _ours(self) -> list[Path]:
-        names = "|".join(map(re.escape, FILES))
-        pattern = re.compile(rf"({names})|\.({names})-\w+\.part")
-        return [file for file in self.path.iterdir() if pattern.fullmatch(file.name) and file.is_file()]
+class NpyWriter:
+    """Writes rows of one array under a temporary name, however many there will be; `finish` gives the file its name."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.rows = path, 0
+        self._part = path.parent / f".{path.name}-{secrets.token_hex(4)}.part"
+        self._stream = os.fdopen(os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "w+b")
+        self._like: torch.Tensor | None = None
+
+    def add(self, block: torch.Tensor) -> None:
+        """Append the rows of `block`, which must be like those before."""
+        block = storable(block).contiguous()
+        if self._like is None:
+            self._like = block[:0].clone()
+            self._header()
+        check_same_kind(self.path.stem, block, self._like)
+        with _room():
+            self._stream.write(block.numpy().data)
+        self.rows += len(block)
+
+    def finish(self) -> None:
+        """Write the number of rows into the header and rename the file into place."""
+        with _room():
+            self._stream.seek(0)
+            self._header()
+            self._stream.close()
+        os.replace(self._part, self.path)
+
+    def close(self) -> None:
+        """Leave the file as it is, under its temporary name unless it is finished."""
+        with suppress(OSError):  # what could not be written before cannot be written now
+            self._stream.close()
+
+    def _header(self) -> None:
+        assert self._like is not None
+        write_npy(self._stream, self._like.numpy().dtype, (self.rows, *self._like.shape[1:]))
 
 
 @contextmanager
 def opened(folder: str | os.PathLike[str]) -> Iterator[FeatureCache]:
-    """The cache in `folder`, which must be new, empty or an earlier cache, and is refused to a second run."""
-    path = Path(folder)
-    if path.is_dir() and not is_feature_cache(path) and any(file.name != LOCK for file in path.iterdir()):
-        got = f"{path} with other files"
-        raise fail("cache", "a new, empty or earlier cache folder", got, "choose another folder")
-    with locked_folder("cache", private_folder(path)):
-        yield FeatureCache(path)
+    """Give the cache in `folder`, which must be new, empty or an earlier cache; refuse it to a second run."""
+    cache = FeatureCache(folder)
+    cache.claim()
+    with cache.locked():
+        yield cache
 
 
-def is_feature_cache(folder: str | os.PathLike[str]) -> bool:
-    """Whether from_torch wrote this folder, whole or not."""
-    return (Path(folder) / MARKER).is_file() and _marker(Path(folder)).get("kind") == KIND
-
-
-def remove_feature_cache(folder: str | os.PathLike[str]) -> int:
-    """Remove the files of the cache, and the folder if nothing else is in it; their number."""
-    path = Path(folder)
-    if not is_feature_cache(path):
-        raise fail("folder", f"a feature cache with its {MARKER}", str(path), "name the folder given as cache=")
-    with locked_folder("cache", path):
-        removed = FeatureCache(path).remove()
-        if not any(path.iterdir()):
-            path.rmdir()
-    return removed
-
-
-def _marker(path: Path) -> dict[str, Any]:
+@contextmanager
+def _room() -> Iterator[None]:
     try:
-        found = json.loads((path / MARKER).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        found = None
-    if not isinstance(found, dict):
-        raise fail("cache", f"a readable {MARKER}", str(path / MARKER), "remove it, or choose another folder")
-    return found
+        yield
+    except OSError as error:
+        got, remedy = error.strerror or str(error), "choose a folder on a larger disk, or stream=True"
+        raise fail("cache", "room for the features", got, remedy) from error
 
 
 def _size(file: Path) -> int | None:

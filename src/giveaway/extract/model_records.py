@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from giveaway.checks import InputError, as_tensor, check_finite, fail
+from giveaway.checks import InputError, as_tensor, check_finite, check_memory, fail
 from giveaway.extract.batches import RecordBatch, RowBuffer, is_dataset, model_inputs, row_kind
 from giveaway.extract.reader import READ_AGAIN, RecordReader
-from giveaway.linalg.memory import check_memory
 from giveaway.records.head import Head
 
 BATCH_SIZE = 512

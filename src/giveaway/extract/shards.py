@@ -8,7 +8,7 @@ from typing import Any
 
 from giveaway.checks import fail
 from giveaway.extract.stored_arrays import COMPRESSED, StoredArray, read_npy, read_stored, stacked
-from giveaway.records.row_reading import LARGE_BYTES
+from giveaway.records.rows import LARGE_BYTES
 
 ROWS = ("features", "outputs", "targets", "sample_weight", "ids", "groups")
 ONCE = ("weight", "bias", "l2")

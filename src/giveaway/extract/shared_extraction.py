@@ -12,21 +12,19 @@ from torch.utils.data import DataLoader, Subset
 
 from giveaway.checks import fail
 from giveaway.extract.batches import as_loader
-from giveaway.extract.feature_cache import FeatureCache, is_feature_cache, remove_feature_cache
+from giveaway.extract.feature_cache import SharedCache
 from giveaway.extract.reader import ORDERED, why_order_is_unknown
 from giveaway.extract.torch_head import from_torch
-from giveaway.linalg.team import Team
+from giveaway.linalg.processes import Processes
 from giveaway.records import Head
-from giveaway.records.lazy_rows import FileRows
+from giveaway.records.rows import FileRows
 from giveaway.storage.files import private_folder
-
-PART = "part-"
 
 
 def from_torch_shared(
-    model: nn.Module, data: Any, team: Team, *, cache: str | Path | None, batch_size: int, **options: Any
+    model: nn.Module, data: Any, processes: Processes, *, cache: str | Path | None, batch_size: int, **options: Any
 ) -> Head:
-    """`from_torch` by all processes of `team`, through parts of a feature cache that lies where each of them sees it.
+    """`from_torch` by all `processes`, through parts of a feature cache that lies where each of them sees it.
 
     The records themselves are not kept.
     """
@@ -36,8 +34,8 @@ def from_torch_shared(
     loader = as_loader(data, batch_size)
     if (reason := why_order_is_unknown(loader)) is not None:
         raise fail("data", ORDERED, reason, "use shuffle=False and no sampler where several processes share the work")
-    private_folder(cache)
-    rows = team.share(range(len(loader.dataset)))  # type: ignore[arg-type]
+    shared = SharedCache(private_folder(cache))
+    rows = processes.share(range(len(loader.dataset)))  # type: ignore[arg-type]
     part = DataLoader(
         Subset(loader.dataset, rows),
         batch_size=loader.batch_size or batch_size,
@@ -45,9 +43,11 @@ def from_torch_shared(
         num_workers=loader.num_workers,
         collate_fn=loader.collate_fn,
     )
-    own = from_torch(model, part, cache=_folder(cache, team.rank, team.size), **{**options, "keep_inputs": False})
-    team.barrier()
-    parts = [FeatureCache(_folder(cache, rank, team.size)).arrays() for rank in range(team.size)]
+    own = from_torch(
+        model, part, cache=shared.part(processes.rank, processes.size).path, **{**options, "keep_inputs": False}
+    )
+    processes.barrier()
+    parts = [shared.part(rank, processes.size).arrays() for rank in range(processes.size)]
     names = [ids for *_, ids in parts if ids is not None]
     return Head(
         features=FileRows("features", [features for features, *_ in parts]),
@@ -62,25 +62,3 @@ def from_torch_shared(
         bias=own.bias,
         ids=np.concatenate(names) if len(names) == len(parts) else None,  # type: ignore[arg-type]
     )
-
-
-def is_shared_cache(folder: str | Path) -> bool:
-    """Whether `from_torch_shared` wrote this folder."""
-    return bool(_parts(folder))
-
-
-def remove_shared_cache(folder: str | Path) -> int:
-    """Remove every part, and the folder if nothing else is in it; the number of files."""
-    removed = sum(remove_feature_cache(part) for part in _parts(folder))
-    if not any(Path(folder).iterdir()):
-        Path(folder).rmdir()
-    return removed
-
-
-def _folder(cache: str | Path, rank: int, size: int) -> Path:
-    return Path(cache) / f"{PART}{rank}-of-{size}"
-
-
-def _parts(folder: str | Path) -> list[Path]:
-    path = Path(folder)
-    return [part for part in sorted(path.glob(f"{PART}*")) if is_feature_cache(part)] if path.is_dir() else []

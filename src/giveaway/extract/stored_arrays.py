@@ -15,8 +15,7 @@ import torch
 
 from giveaway.checks import as_tensor, fail
 from giveaway.extract.user_files import reading
-from giveaway.records.lazy_rows import FileRows, LazyRows
-from giveaway.records.row_reading import LARGE_BYTES
+from giveaway.records.rows import LARGE_BYTES, FileRows, LazyRows
 
 NO_PICKLE = "Object arrays"  # how NumPy begins to refuse them
 COMPRESSED = "{} compressed, so read whole: numpy.savez would leave them on disk"

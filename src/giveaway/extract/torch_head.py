@@ -22,9 +22,9 @@ from giveaway.extract.linear_layer import HeadLayer
 from giveaway.extract.model_records import InputCollector, places_of
 from giveaway.extract.reader import RecordReader
 from giveaway.extract.user_model import device_of, model_digest, untouched, unwrapped
+from giveaway.records.examples import infer_loss
 from giveaway.records.head import Head
-from giveaway.records.streamed_rows import Stream
-from giveaway.records.targets import infer_loss
+from giveaway.records.streams import Stream
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -167,7 +167,7 @@ def _through_cache(reader: RecordReader, layer: HeadLayer, collector: InputColle
         weight, bias = layer.parameters()
         store.complete(facts | {"layer": layer.name}, {"ids": prints.ids, "weight": weight, "bias": bias})
     else:
-        store.check(facts)
+        store.check_made_of(facts)
         layer.choose(known["layer"])
     features, outputs, targets, ids = store.arrays()
     inputs = collector.joined()

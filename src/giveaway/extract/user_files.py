@@ -19,9 +19,9 @@ from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from giveaway.checks import InputError, fail, nearest
 from giveaway.records import Signals
-from giveaway.records.inputs import as_numbers, as_records
+from giveaway.records.examples import as_numbers, as_records
 from giveaway.records.signals import KINDS
-from giveaway.storage.files import read_arrays
+from giveaway.storage.arrays import read_arrays
 
 CHECKPOINT_KEYS = ("state_dict", "model_state_dict", "model")
 WRAPPER_PREFIXES = ("_orig_mod.", "module.")  # torch.compile, and the parallel wrappers

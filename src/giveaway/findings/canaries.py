@@ -16,7 +16,7 @@ from giveaway.checks import ROWS_PER_CHECK, check_number, fail
 from giveaway.curvature.losses import Softmax, Squared, loss_of, targets_of
 from giveaway.findings.mitigation import row_of_record
 from giveaway.records import Head, ScoreTable
-from giveaway.records.lazy_rows import LazyRows
+from giveaway.records.rows import LazyRows
 from giveaway.views.moments import column_scale
 
 MOST = 500

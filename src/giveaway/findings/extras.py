@@ -22,8 +22,8 @@ from giveaway.checks import InputError, check_choice, check_number, fail
 from giveaway.findings.canaries import Candidates, candidates, mean_of_records
 from giveaway.findings.mitigation import RemovalEffect, removals, row_of_record
 from giveaway.records import Head, ScoreTable
-from giveaway.records.inputs import CHANNELS, to_numpy
-from giveaway.storage.files import read_arrays
+from giveaway.records.examples import CHANNELS
+from giveaway.storage.arrays import read_arrays, to_numpy
 from giveaway.text import shown_text
 
 FILE = "look.npz"

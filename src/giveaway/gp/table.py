@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from giveaway.checks import as_tensor, check_finite, check_names, fail
+from giveaway.checks import as_tensor, check_finite, check_memory, check_names, fail
 from giveaway.gp.divergence import lood as lood_of
 from giveaway.gp.named_kernels import KernelChoice
 from giveaway.gp.posterior import Posterior, fit
-from giveaway.linalg.memory import check_memory
 from giveaway.records import ScoreTable
 
 KernelGiven = str | KernelChoice | Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

@@ -26,29 +26,29 @@ class Precision:
     name: str
 
     @property
-    def kept(self) -> torch.dtype:
-        """What sums and vectors are kept in."""
+    def dtype(self) -> torch.dtype:
+        """The type of sums and vectors."""
         return torch.float64 if self.name == "float64" else torch.float32
 
     @property
     def between(self) -> torch.dtype:
-        """What one product is kept in until the next."""
-        return torch.bfloat16 if self.name == "bf16" else self.kept
+        """The type of one product until the next."""
+        return torch.bfloat16 if self.name == "bf16" else self.dtype
 
     @property
     def trusted(self) -> float:
-        """How far a residual may fall by such products before it has to be looked at in a higher precision."""
+        """How far a residual may fall by such products before it is computed in a higher precision."""
         return {"bf16": 0.02, "tf32": 0.01}.get(self.name, 1e-4)
 
     def parts(self, a: torch.Tensor) -> Parts:
-        """A factor as it is multiplied."""
+        """Return a factor as the matrix units multiply it."""
         if self.name != "bf16x3":
             return (a.to(self.between),)
         high = a.to(torch.bfloat16)
         return high, (a - high).to(torch.bfloat16)
 
     def product(self, a: Parts, b: Parts) -> torch.Tensor:
-        """a @ b, kept in `between`."""
+        """Return a @ b in the type `between`."""
         if self.name == "bf16x3":
             total = torch.mm(a[0], b[0], out_dtype=torch.float32)
             self.add_product(total, a, b, leading=False)
@@ -57,7 +57,7 @@ class Precision:
             return a[0] @ b[0]
 
     def add_product(self, total: torch.Tensor, a: Parts, b: Parts, *, leading: bool = True) -> None:
-        """total += a @ b, with `total` of type `kept`; without `leading` only what the trailing halves add."""
+        """total += a @ b, with `total` of type `dtype`; without `leading` only what the trailing halves add."""
         if self.name not in ("bf16", "bf16x3"):
             with tf32_products(self.name == "tf32"):
                 total.addmm_(a[0], b[0])
@@ -72,7 +72,7 @@ class Precision:
 
 
 def precision_named(name: str, device: torch.device) -> Precision:
-    """The precision that an option names; `auto` is the quickest that `device` has matrix units for."""
+    """Return the precision that an option names; `auto` is the quickest that `device` has matrix units for."""
     check_choice("precision", name, CHOICES)
     if name == "auto":
         return Precision("bf16" if device.type == "cuda" else "float32")
@@ -82,7 +82,7 @@ def precision_named(name: str, device: torch.device) -> Precision:
 
 
 def higher_than(precision: Precision, device: torch.device) -> Precision | None:
-    """The next precision to try where products in this one are too rough; None after the highest."""
+    """Return the next precision to try where products in this one are too rough; None after the highest."""
     ladder = ["bf16", "float32", "float64"]
     if device.type == "cuda":
         ladder.insert(1, "tf32")
@@ -91,7 +91,7 @@ def higher_than(precision: Precision, device: torch.device) -> Precision | None:
 
 
 def exact_for(precision: Precision, device: torch.device) -> Precision | None:
-    """In which precision the residuals of solves with such products are looked at; None where it is its own."""
+    """Return the precision in which residuals of solves with such products are computed; None where it is its own."""
     if precision.name == "float64":
         return None
     if precision.name == "float32":
@@ -101,7 +101,7 @@ def exact_for(precision: Precision, device: torch.device) -> Precision | None:
 
 @contextmanager
 def tf32_products(enabled: bool) -> Iterator[None]:
-    """Whether float32 products may use TF32, for a while."""
+    """Allow or forbid TF32 in float32 products inside the block."""
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = enabled
     try:

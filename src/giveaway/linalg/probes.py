@@ -1,13 +1,12 @@
-"""Random signs that depend on a seed and on what they stand for alone: the same on every device, however work is cut.
+"""Random signs that depend only on a seed and on what they stand for: the same on every device, however work is cut.
 
-A hash of (seed, record, word, output) gives WORD signs at once, one a probe.
+A hash of (seed, record, word, output) gives WORD signs at once, one a probe. It is computed in whole numbers, which no
+device rounds.
 """
 
 from __future__ import annotations
 
 import torch
-
-from giveaway.linalg.hashed import mixed
 
 WORD = 32  # probes that one hash serves
 
@@ -27,3 +26,20 @@ def signs(
     bits = (hashed >> 32).to(torch.int32).unsqueeze(3) >> torch.arange(WORD, device=device, dtype=torch.int32)
     wanted = slice(probes.start - first * WORD, probes.stop - first * WORD)
     return bits.bitwise_and_(1).flatten(2)[:, :, wanted].to(dtype).mul_(2).sub_(1)
+
+
+def mixed(words: torch.Tensor) -> torch.Tensor:
+    """The finalizer of SplitMix64 (Steele, Lea and Flood 2014), on 64-bit words with wrap-around."""
+    words = words + _signed(0x9E3779B97F4A7C15)
+    words = (words ^ _shifted(words, 30)) * _signed(0xBF58476D1CE4E5B9)
+    words = (words ^ _shifted(words, 27)) * _signed(0x94D049BB133111EB)
+    return words ^ _shifted(words, 31)
+
+
+def _shifted(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """A shift to the right that brings in zeros; torch's own brings in the sign."""
+    return (words >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 64)

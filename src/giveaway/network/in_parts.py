@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from giveaway.linalg.kept import NOTHING_KEPT, Kept
 from giveaway.network.gradients import row_numbers
 from giveaway.network.network import Network
 from giveaway.network.scores import NetworkScores, score_records
 from giveaway.network.solves import InverseCurvature
+from giveaway.storage.checkpoint import NO_CHECKPOINT, Checkpoint
 
 AT_ONCE = 64  # right sides of a part of chosen records
 COUNTS = "counts"
@@ -20,11 +20,11 @@ Tensors = dict[str, torch.Tensor]
 OnSolved = Callable[[int, int], Any]  # right sides done, and all of them as far as known
 
 
-class KeptSolves:
+class CheckpointedSolves:
     """Parts of the work of `inverse`, under names that begin with `name`."""
 
-    def __init__(self, inverse: InverseCurvature, kept: Kept = NOTHING_KEPT, name: str = "solves") -> None:
-        self.inverse, self.kept, self.name = inverse, kept, name
+    def __init__(self, inverse: InverseCurvature, checkpoint: Checkpoint = NO_CHECKPOINT, name: str = "solves") -> None:
+        self.inverse, self.checkpoint, self.name = inverse, checkpoint, name
         self._unsaved: dict[str, Tensors] = {}
         self._seen: list[str] = []
 
@@ -32,26 +32,26 @@ class KeptSolves:
         """What `solve` gives, or gave to a run before this one; its cost is counted either way."""
         full = f"{self.name}-{name}"
         self._seen.append(full)
-        found = self.kept.load(full)
+        found = self.checkpoint.load(full)
         if found is not None:
             self._add(found.pop(COUNTS).tolist())
             return found
         before = self._sums()
         found = solve()
-        if self.kept is not NOTHING_KEPT:
+        if self.checkpoint is not NO_CHECKPOINT:
             added = [new - old for new, old in zip(self._sums(), before, strict=True)]
             counts = torch.tensor([*added, self.inverse.steps, self.inverse.worst], dtype=torch.float64)
             self._unsaved[full] = {**found, COUNTS: counts}
-        if self.kept.due():
+        if self.checkpoint.due():
             for finished, tensors in self._unsaved.items():
-                self.kept.save(finished, tensors)
+                self.checkpoint.save(finished, tensors)
             self._unsaved.clear()
         return found
 
     def drop(self) -> None:
         """Forget all parts: what they were for is finished."""
         for name in self._seen:
-            self.kept.drop(name)
+            self.checkpoint.drop(name)
 
     def _sums(self) -> tuple[int, ...]:
         inverse = self.inverse
@@ -73,7 +73,7 @@ def right_sides_of_a_record(network: Network, scores: Sequence[str]) -> int:
 
 
 def score_in_parts(
-    solves: KeptSolves,
+    solves: CheckpointedSolves,
     rows: Any = None,
     *,
     scores: Sequence[str],

@@ -18,7 +18,7 @@ import torch
 from giveaway.checks import check_choice, fail
 from giveaway.linalg.probes import signs
 from giveaway.network.blocks import SCORES, RecordBlocks, gls_trace, scored
-from giveaway.network.in_parts import KeptSolves, OnSolved, Tensors, score_in_parts
+from giveaway.network.in_parts import CheckpointedSolves, OnSolved, Tensors, score_in_parts
 from giveaway.network.jacobian import Piece
 from giveaway.network.nystrom import parameter_signs
 from giveaway.network.products import GaussNewton
@@ -36,7 +36,7 @@ def sketch_records(
     scores: Sequence[str] = ("influence", "newton", "leverage", "gls_trace"),
     most_redone: int = 128,
     at_once: int | None = None,
-    solves: KeptSolves | None = None,
+    solves: CheckpointedSolves | None = None,
     on_solved: OnSolved = lambda done, total: None,
 ) -> NetworkScores:
     """Scores of every record from `probes` solves, `at_once` together (by default as many as fit).
@@ -55,7 +55,7 @@ def sketch_records(
     if not isinstance(inverse.curvature, GaussNewton):
         raise fail("curvature", '"ggn" for a sketch', repr(inverse.curvature.kind), "score chosen records with it")
     network = inverse.network
-    solves = KeptSolves(inverse) if solves is None else solves
+    solves = CheckpointedSolves(inverse) if solves is None else solves
     projected, residual, left = _projection(solves, probes, seed, at_once or probes, on_solved)
     found: list[dict[str, torch.Tensor]] = []
     halves: list[dict[str, torch.Tensor]] = []
@@ -101,7 +101,7 @@ def check_probes(probes: int) -> None:
 
 
 def _projection(
-    solves: KeptSolves, probes: int, seed: int, at_once: int, on_solved: OnSolved
+    solves: CheckpointedSolves, probes: int, seed: int, at_once: int, on_solved: OnSolved
 ) -> tuple[torch.Tensor, float, float]:
     """Z (P, q), the worst residual of its solves and the norm of what they leave of the right sides."""
     inverse, worst, left = solves.inverse, 0.0, 0.0

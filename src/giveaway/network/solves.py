@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 from giveaway.checks import check_number, fail
-from giveaway.linalg.block_cg import Solution, block_cg
-from giveaway.linalg.shared_cg import shared_cg
+from giveaway.linalg.cg import Solution, column_cg, shared_cg
 from giveaway.network.network import Network
 from giveaway.network.preconditioners import preconditioner_of
 from giveaway.network.products import GaussNewton, Hessian, curvature_of
@@ -103,7 +102,7 @@ class InverseCurvature:
         # laid out column by column, as the products are
         wide = right.T.contiguous().T
         # what curves downwards along one right side would spoil the directions of all
-        solve = shared_cg if isinstance(self.curvature, GaussNewton) and self.network.loss.convex else block_cg
+        solve = shared_cg if isinstance(self.curvature, GaussNewton) and self.network.loss.convex else column_cg
         found = solve(self.curvature, wide, precondition=self._precondition, **self._options)
         self.steps = max(self.steps, found.steps)
         self.right_sides += len(found.status)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from giveaway.linalg.memory import available_memory
+from giveaway.checks import available_memory
 
 MOST_ON_CPU = 1_000_000_000
 CACHED_ON_CPU = 32_000_000  # bytes of activations that one piece touches on a CPU: more only leaves the caches

@@ -22,14 +22,11 @@ from giveaway.checks import (
     fail,
     rows_at_a_time,
 )
-from giveaway.records.array_archive import write_archive
-from giveaway.records.inputs import check_inputs, saveable, to_numpy
-from giveaway.records.lazy_rows import LazyRows, LinearRows
-from giveaway.records.row_reading import as_float_rows, check_numbers, placed, read_together
-from giveaway.records.streamed_rows import StreamedRows
-from giveaway.records.targets import check_targets
-from giveaway.records.window import Window
-from giveaway.storage.files import read_arrays, write_atomically
+from giveaway.records.examples import check_inputs, check_targets, saveable
+from giveaway.records.rows import LazyRows, LinearRows, Window, as_float_rows, check_numbers, placed, read_together
+from giveaway.records.streams import StreamedRows
+from giveaway.storage.arrays import read_arrays, to_numpy, write_archive
+from giveaway.storage.files import write_atomically
 
 LOSSES = ("squared", "cross_entropy", "binary_cross_entropy")
 AGREEMENT = 1e-2  # of the outputs' spread; features stored in half precision still pass

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from giveaway.checks import InputError, check_names, check_number, fail, nearest
-from giveaway.storage.files import private_folder, read_arrays, write_atomically, write_json, write_text
+from giveaway.storage.arrays import read_arrays
+from giveaway.storage.files import private_folder, write_atomically, write_json, write_text
 from giveaway.text import shown_text
 
 DEFAULT_RANKING = ("fused", "newton")

@@ -16,7 +16,7 @@ from giveaway.checks import fail
 from giveaway.records import ScoreTable
 from giveaway.reporting.figures import loss_by_influence, recall_curves, roc_curves, roc_points
 from giveaway.reporting.picture import figure_bytes
-from giveaway.storage.files import read_arrays
+from giveaway.storage.arrays import read_arrays
 
 STATED, VALUES = "validation.json", "validation.npz"
 ARRAYS = ("success", "effect_size", "flagged", "false_positives", "true_positives")

@@ -1,22 +1,15 @@
-"""Private, atomic files: a killed run leaves the old file or the new one, never half of one. No pickle is read."""
+"""Private, atomic files: a killed run leaves the old file or the new one, never half of one."""
 
 from __future__ import annotations
 
 import json
 import os
 import tempfile
-import zipfile
-import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import numpy as np
-
 from giveaway.checks import fail
-
-LOCK = "lock"
 
 
 def private_folder(folder: str | os.PathLike[str]) -> Path:
@@ -34,23 +27,6 @@ def private_folder(folder: str | os.PathLike[str]) -> Path:
         reason = error.strerror or str(error)
         raise fail("out", "a folder that can be written", f"{path} ({reason})", "choose another folder") from error
     return path
-
-
-@contextmanager
-def locked_folder(argument: str, folder: Path) -> Iterator[None]:
-    """Hold the folder's lock, or refuse `argument` where another run does. The file stays: all lock the same one."""
-    import fcntl  # not every system has it, and most of the library goes without
-
-    lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            got = f"{folder}, in use by another run"
-            raise fail(argument, "a folder of its own", got, "wait for that run, or choose another folder") from error
-        yield
-    finally:
-        os.close(lock)
 
 
 def write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], Any]) -> None:
@@ -78,14 +54,3 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
     """Write `value` as indented JSON, atomically; NaN is refused."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
-
-
-def read_arrays(argument: str, path: str | os.PathLike[str], writer: str) -> dict[str, np.ndarray]:
-    """Every array of the .npz that `writer` wrote to `path`, or an error on `argument` where it is none or is cut."""
-    try:
-        with np.load(path, allow_pickle=False) as stored:
-            return {key: stored[key] for key in stored.files}
-    except (OSError, EOFError, ValueError, AttributeError, TypeError, zipfile.BadZipFile, zlib.error) as error:
-        missing = isinstance(error, FileNotFoundError)
-        got = f"{path}, which does not exist" if missing else f"{path}, truncated or another file"
-        raise fail(argument, f"a file written by {writer}", got, "check the path, or write it again") from error

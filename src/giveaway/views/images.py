@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional
 
 from giveaway.checks import as_tensor, check_finite, check_number, fail
-from giveaway.linalg.threads import in_threads
+from giveaway.linalg.processes import in_threads
 from giveaway.views.blocks import RecordFeatures
 
 PATCHES = 50_000  # that the covariance is taken from

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from giveaway.checks import check_finite
-from giveaway.linalg.memory import available_memory
+from giveaway.checks import available_memory, check_finite
 from giveaway.views.blocks import RecordFeatures
 from giveaway.views.exact import CHOSEN_ON, choose_noise, errors_of_rows
 from giveaway.views.fourier import fourier_features

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from giveaway.checks import check_finite, fail
-from giveaway.linalg.memory import check_memory
+from giveaway.checks import check_finite, check_memory, fail
 from giveaway.views.blocks import Blocks, float_blocks
 from giveaway.views.moments import check_rows, column_scale, moments
 

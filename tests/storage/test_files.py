@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from giveaway import InputError
-from giveaway.storage.files import private_folder, read_arrays, write_atomically, write_json, write_text
+from giveaway.storage.arrays import read_arrays
+from giveaway.storage.files import private_folder, write_atomically, write_json, write_text
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])

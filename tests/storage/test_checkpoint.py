@@ -14,10 +14,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from giveaway.auditing import checkpoint
-from giveaway.auditing.checkpoint import Checkpoint, remove_checkpoint
 from giveaway.checks import InputError
-from giveaway.linalg.kept import Kept
+from giveaway.storage import checkpoint
+from giveaway.storage.checkpoint import Checkpoint, FolderCheckpoint, UnfinishedWork
 
 DIGEST = {
     "inputs_sha256": "ab" * 32,
@@ -58,8 +57,8 @@ def same(found: dict[str, torch.Tensor] | None, expected: dict[str, torch.Tensor
     )
 
 
-def begun(folder: Path, *, resume: bool = False, rank: int = 0, **changes) -> Checkpoint:
-    return Checkpoint(folder, {**DIGEST, **changes}, resume=resume, rank=rank)
+def begun(folder: Path, *, resume: bool = False, rank: int = 0, **changes) -> FolderCheckpoint:
+    return FolderCheckpoint(folder, {**DIGEST, **changes}, resume=resume, rank=rank)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -72,7 +71,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("piece", [1, 100, 1 << 24])
 def test_tensors_come_back_bit_for_bit(tmp_path, monkeypatch, piece):
     monkeypatch.setattr(checkpoint, "PIECE_BYTES", piece)
-    kept: Kept = begun(tmp_path)
+    kept: Checkpoint = begun(tmp_path)
     kept.save("sums", tensors())
     assert same(kept.load("sums"), tensors())
     kept.save("sums", tensors(1))
@@ -127,7 +126,7 @@ def test_every_rank_has_its_own(tmp_path):
         found = begun(tmp_path, rank=rank, resume=True).load("sums")
         assert found == ({"x": torch.tensor(1)} if rank == 1 else None)
     first = begun(tmp_path, resume=True)
-    assert first.files() == ["checkpoint/checkpoint.json", *(f"checkpoint/sums-{rank}.npz" for rank in range(3))]
+    assert [file.name for file in first.files()] == ["checkpoint.json", *(f"sums-{rank}.npz" for rank in range(3))]
 
 
 def test_everything_is_private(tmp_path):
@@ -139,8 +138,8 @@ def test_everything_is_private(tmp_path):
         os.umask(umask)
     assert stat.S_IMODE((tmp_path / "audit" / "checkpoint").stat().st_mode) == 0o700
     assert len(kept.files()) == 2
-    for name in kept.files():
-        assert stat.S_IMODE((tmp_path / "audit" / name).stat().st_mode) == 0o600
+    for file in kept.files():
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
 # ---------------------------------------------------------------------------------------------------- what is refused
@@ -230,7 +229,7 @@ def test_a_full_disk_is_one_line_and_keeps_the_earlier_file(tmp_path, monkeypatc
     def full(entry, tensor):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "_write", full)
+    monkeypatch.setattr(checkpoint, "_write_tensor", full)
     with pytest.raises(InputError, match=r"^out: expected room for 0\.0 GB of unfinished work, got .*\(No space left"):
         kept.save("sums", tensors(1))
     assert same(kept.load("sums"), tensors())
@@ -243,9 +242,9 @@ def test_a_full_disk_is_one_line_and_keeps_the_earlier_file(tmp_path, monkeypatc
 def test_kill_9_in_the_middle_of_a_save_leaves_the_earlier_one(tmp_path):
     script = """
 import os, signal, sys, torch
-from giveaway.auditing import checkpoint
-from tests.auditing.test_checkpoint import DIGEST, tensors
-kept = checkpoint.Checkpoint(sys.argv[1], DIGEST, resume=False)
+from giveaway.storage import checkpoint
+from tests.storage.test_checkpoint import DIGEST, tensors
+kept = checkpoint.FolderCheckpoint(sys.argv[1], DIGEST, resume=False)
 kept.save("sums", tensors(4))
 checkpoint.PIECE_BYTES, left, pieces = 64, [9], checkpoint._pieces
 def some(tensor):
@@ -270,7 +269,7 @@ kept.save("sums", tensors(5))
 def test_a_sum_killed_anywhere_and_resumed_is_the_sum(tmp_path):
     numbers = torch.randn(20, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
-    def work(kept: Kept, until: int) -> torch.Tensor:
+    def work(kept: Checkpoint, until: int) -> torch.Tensor:
         state = kept.load("sum") or {"next": torch.tensor(0), "total": torch.zeros((), dtype=torch.float64)}
         total = state["total"]
         for i in range(int(state["next"]), until):
@@ -319,13 +318,13 @@ def test_cut_or_changed_bytes_are_never_taken_for_tensors(stored, data):
 
 def test_saving_stays_a_small_share_of_the_time(tmp_path, monkeypatch):
     now, slow = 0.0, 0.0
-    kept = Checkpoint(tmp_path, DIGEST, resume=False, every=60.0, clock=lambda: now)
+    kept = FolderCheckpoint(tmp_path, DIGEST, resume=False, clock=lambda: now)
 
     def write(entry, tensor):
         nonlocal now
         now += slow
 
-    monkeypatch.setattr(checkpoint, "_write", write)
+    monkeypatch.setattr(checkpoint, "_write_tensor", write)
     for wait, took, next_wait in ((60.0, 0.5, 60.0), (60.0, 10.0, 200.0), (200.0, 1.0, 60.0)):
         start, slow = now, took
         now = start + wait - 0.01
@@ -353,10 +352,10 @@ def test_finishing_and_purging_leave_nothing_of_ours(tmp_path):
     assert kept.files() == []
     begun(tmp_path).save("sums", tensors())
     (tmp_path / "checkpoint" / "notes.txt").write_text("mine")
-    assert remove_checkpoint(tmp_path) == 2
+    assert UnfinishedWork(tmp_path).remove() == 2
     assert set(contents(tmp_path)) == {"notes.txt"}
-    assert remove_checkpoint(tmp_path) == 0
-    assert remove_checkpoint(tmp_path / "nowhere") == 0
+    assert UnfinishedWork(tmp_path).remove() == 0
+    assert UnfinishedWork(tmp_path / "nowhere").remove() == 0
 
 
 def test_a_process_with_a_disk_of_its_own_clears_it(tmp_path):
@@ -368,5 +367,5 @@ def test_a_process_with_a_disk_of_its_own_clears_it(tmp_path):
 def test_a_foreign_folder_of_that_name_is_left_alone(tmp_path):
     (tmp_path / "checkpoint").mkdir()
     (tmp_path / "checkpoint" / "model-3.npz").write_bytes(b"theirs")
-    assert remove_checkpoint(tmp_path) == 0
+    assert UnfinishedWork(tmp_path).remove() == 0
     assert set(contents(tmp_path)) == {"model-3.npz"}

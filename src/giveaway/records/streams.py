@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 
 from giveaway.checks import InputError, check_finite, fail
-from giveaway.records.lazy_rows import LazyRows, on_device
+from giveaway.records.rows import LazyRows, on_device
 
 PARTS = ("features", "outputs")
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -113,6 +113,7 @@ class StreamedRows(LazyRows):
     """The features or the outputs of a stream."""
 
     looked_up = False
+    checked_when_read = True
 
     def __init__(
         self, stream: Stream, part: Literal["features", "outputs"], device: torch.device | str = "cpu"
@@ -130,10 +131,10 @@ class StreamedRows(LazyRows):
         """The same stream, read onto `device`."""
         return StreamedRows(self.stream, self.part, device)
 
-    def with_outputs(self, outputs: StreamedRows, which: slice) -> Pair:
-        """These rows, and those of the outputs of the same stream, from one read."""
-        if outputs.stream is not self.stream:
-            return self[which], outputs[which]
+    def with_outputs(self, outputs: torch.Tensor | LazyRows, which: slice) -> Pair | None:
+        """Read these rows, and those of the outputs of the same stream, at once."""
+        if not isinstance(outputs, StreamedRows) or outputs.stream is not self.stream:
+            return None
         start, stop, _ = which.indices(len(self))
         pair = dict(zip(PARTS, self.stream.read(start, max(start, stop)), strict=True))
         return on_device(pair[self.part], self.device), on_device(pair[outputs.part], outputs.device)

@@ -1,4 +1,4 @@
-"""Rows that are read when they are asked for: what a head's features and outputs may be besides tensors."""
+"""Rows of a head: tensors, or lazy rows that are read when they are sliced, and windows of them in memory."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import mmap
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,15 @@ import torch
 
 from giveaway.checks import as_tensor, check_finite, rows_at_a_time
 
+LARGE_BYTES = 64 * 2**20  # what lies in files is read window by window from this size on
 SCATTERED = 64  # rows looked up before their pages go: the system maps what lies around each, too
 
 
 class LazyRows(ABC):
-    """An array of rows (n, …) kept elsewhere; a slice or a tensor of row numbers reads those rows onto `device`."""
+    """An array of rows (n, …) that lies elsewhere; a slice or a tensor of row numbers reads them onto `device`."""
 
-    looked_up = True  # whether rows can be had in any order
+    looked_up = True  # whether rows can be read in any order
+    checked_when_read = False  # whether NaN and infinity are refused in every read
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
         self.shape, self.dtype, self.device = shape, dtype, device
@@ -52,8 +55,12 @@ class LazyRows(ABC):
         return None
 
     def is_floating_point(self) -> bool:
-        """As of a tensor."""
+        """Whether the numbers are floats, as torch.Tensor.is_floating_point."""
         return self.dtype.is_floating_point
+
+    def with_outputs(self, outputs: torch.Tensor | LazyRows, which: slice) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Read these rows and those of `outputs` at once, where one read gives both; None where it does not."""
+        return None
 
     def whole(self) -> torch.Tensor:
         """All rows as one tensor on `device`, read in pieces."""
@@ -165,6 +172,8 @@ class HostRows(LazyRows):
 class LinearRows(LazyRows):
     """Outputs of a linear layer, features @ weight.T + bias in float64, computed as they are read."""
 
+    checked_when_read = True
+
     def __init__(
         self, features: torch.Tensor | LazyRows, weight: torch.Tensor, bias: torch.Tensor | None = None
     ) -> None:
@@ -235,3 +244,140 @@ def _release(array: np.ndarray) -> None:
     mapped = map_of(array)
     if mapped is not None and getattr(array, "mode", "") == "r" and hasattr(mapped, "madvise"):
         mapped.madvise(mmap.MADV_DONTNEED)
+
+
+def as_float_rows(argument: str, value: Any) -> torch.Tensor | LazyRows:
+    """Return `value` as a tensor of floats that shares its memory where possible; a large memory map as lazy rows."""
+    if argument == "outputs" and isinstance(value, np.ndarray | torch.Tensor) and value.ndim == 1:
+        value = value.reshape(-1, 1)  # a memory map stays one
+    if isinstance(value, LazyRows):
+        return value
+    if isinstance(value, np.memmap) and map_of(value) is not None and value.ndim and value.nbytes >= LARGE_BYTES:
+        return FileRows(argument, [value])
+    rows = as_tensor(argument, value)
+    if argument == "outputs" and rows.ndim == 1:
+        rows = rows.unsqueeze(1)
+    return rows if rows.is_floating_point() else rows.to(torch.float64)
+
+
+def read_together(
+    features: torch.Tensor | LazyRows, outputs: torch.Tensor | LazyRows, which: slice | torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Read rows of both; a file or a stream only once."""
+    if isinstance(features, LazyRows) and isinstance(which, slice):
+        together = features.with_outputs(outputs, which)
+        if together is not None:
+            return together
+    block = features[which]
+    if isinstance(outputs, LinearRows) and outputs.reads(features):
+        return block, outputs.of(block, which)
+    return block, outputs[which]
+
+
+def selected_rows(rows: torch.Tensor | LazyRows, numbers: torch.Tensor) -> torch.Tensor:
+    """Read the rows with these numbers, in this order; of a stream in one pass, which ends at the last of them."""
+    numbers = numbers.to(rows.device)
+    if isinstance(rows, torch.Tensor) or rows.looked_up:
+        return rows[numbers]
+    out = torch.empty(len(numbers), *rows.shape[1:], dtype=rows.dtype, device=rows.device)
+    size = rows_at_a_time(rows)
+    for start in range(0, int(numbers.max()) + 1 if len(numbers) else 0, size):
+        here = (numbers >= start) & (numbers < start + size)
+        block = rows[start : start + size]
+        out[here] = block[numbers[here] - start]
+    return out
+
+
+def check_numbers(argument: str, rows: torch.Tensor | LazyRows) -> None:
+    """Refuse NaN and infinity in one pass, unless the rows are checked whenever they are read."""
+    if not (isinstance(rows, LazyRows) and rows.checked_when_read):
+        check_finite(argument, rows)
+
+
+def placed(
+    features: torch.Tensor | LazyRows,
+    outputs: torch.Tensor | LazyRows,
+    device: torch.device,
+    resident: bool | None,
+) -> tuple[torch.Tensor | LazyRows, torch.Tensor | LazyRows]:
+    """Return both for use on `device`: held there if `resident`; if that is None, as far as half of a GPU has room."""
+    room = float("inf") if resident else 0.0
+    if resident is None and device.type == "cuda":
+        room = torch.cuda.mem_get_info(device)[0] / 2
+    moved = _placed(features, device, room)
+    if isinstance(outputs, LinearRows) and outputs.reads(features):
+        outputs = outputs.over(moved)
+    taken = moved.nbytes if isinstance(moved, torch.Tensor) else 0
+    return moved, _placed(outputs, device, room - taken)
+
+
+def _placed(rows: torch.Tensor | LazyRows, device: torch.device, room: float) -> torch.Tensor | LazyRows:
+    if isinstance(rows, HostRows):
+        rows = rows.tensor
+    if isinstance(rows, torch.Tensor):
+        held = rows.device == device or device.type == "cpu" or rows.nbytes <= room
+        return rows.to(device) if held else HostRows(rows.cpu(), device)
+    lazy = rows if rows.device == device else rows.to(device)
+    return lazy.whole() if lazy.looked_up and lazy.nbytes <= room else lazy
+
+
+@dataclass(frozen=True, eq=False)
+class Window:
+    """Some records of a head in memory, on one device: their row numbers, features, outputs, targets and weights."""
+
+    numbers: torch.Tensor
+    features: torch.Tensor
+    outputs: torch.Tensor
+    targets: torch.Tensor
+    sample_weight: torch.Tensor | None
+    intercept: bool
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    @property
+    def width(self) -> int:
+        """Columns of the design matrix: the features, and the bias column if the head has one."""
+        return self.features.shape[1] + int(self.intercept)
+
+    @property
+    def weights(self) -> torch.Tensor:
+        """Weights of the records in the training loss, ones where none were given."""
+        if self.sample_weight is not None:
+            return self.sample_weight
+        return torch.ones(len(self), dtype=torch.float64, device=self.features.device)
+
+    def part(self, which: slice) -> Window:
+        """Return some of these rows; nothing is copied."""
+        weight = None if self.sample_weight is None else self.sample_weight[which]
+        return Window(
+            self.numbers[which],
+            self.features[which],
+            self.outputs[which],
+            self.targets[which],
+            weight,
+            self.intercept,
+        )
+
+    def rows(self, dtype: torch.dtype = torch.float64, columns: int | None = None) -> torch.Tensor:
+        """Return rows of the design matrix, the bias column last, or zeros after it up to `columns`."""
+        d = self.features.shape[1]
+        out = torch.empty(len(self), columns or self.width, dtype=dtype, device=self.features.device)
+        out[:, :d] = self.features
+        out[:, d : self.width] = 1.0
+        out[:, self.width :] = 0.0
+        return out
+
+    def columns(self) -> torch.Tensor:
+        """Return the same rows in float64 as the columns of a contiguous (width, records) matrix."""
+        block = self.features
+        out = torch.empty(self.width, len(block), dtype=torch.float64, device=block.device)
+        # converting while transposing would be slower
+        out[: block.shape[1]] = block.T if block.dtype == torch.float64 else block.T.contiguous()
+        out[block.shape[1] :] = 1.0
+        return out
+
+    def row_norms(self) -> torch.Tensor:
+        """Return ‖x‖ of the rows of the design matrix."""
+        norms = torch.linalg.vector_norm(self.features.to(torch.float64), dim=1)
+        return torch.hypot(norms, torch.ones_like(norms)) if self.intercept else norms

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import torch
 
-from giveaway.linalg.threads import in_threads
+from giveaway.linalg.processes import in_threads
 
 EXPANDED_BYTES = 1_100_000  # of one expanded tile: it should stay in the cache until the product has read it
 BATCHED_FROM = 8  # numbers a pair from which a batched product contracts faster
@@ -57,10 +57,6 @@ class PairTiles:
                     tile.view(-1, self.p).addmm_(_expand(features[s:], features[s:e], space), weights.T)
 
         in_threads(add_to, self, x.device)
-
-    def merge(self, other: PairTiles) -> None:
-        """Add the sums of other records."""
-        self.pairs += other.pairs
 
     def forms(self, x: torch.Tensor) -> torch.Tensor:
         """q (p, c), with this object's tiles as M."""

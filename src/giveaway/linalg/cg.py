@@ -1,0 +1,280 @@
+"""Preconditioned conjugate gradients for many right sides at once, with a true residual for every column.
+
+`column_cg` gives every column step lengths of its own; the columns only share the products. `shared_cg` lets every
+column search along the directions of all (block Krylov): many right sides then take far fewer steps, for the price of
+a few products of the block with itself, which are small beside a product with a matrix that is made from data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from giveaway.linalg.precision import tf32_products
+
+CONVERGED, RAN_OUT, NEGATIVE = "converged", "steps", "negative curvature"
+STALLED_AT = 0.9  # of the true residual before: what a rough product no longer improves
+STALLS = 3
+DONE = 0.3  # of the tolerance, below which a column is left alone
+NUMBERS_AT_ONCE = 1 << 21  # converted to float64 at a time
+LEAST_SPREAD = 1e-12  # of a block's directions in float64, below which they count as one
+WORN = 0.1  # deviation from conjugacy at which a block's directions are made anew
+
+Product = Callable[[torch.Tensor], torch.Tensor]
+
+
+class SolveError(RuntimeError):
+    """An iterative solve did not reach its tolerance; the message is one line and says what to do."""
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The solution x of an iterative solve, and for every column its true relative residual and how it ended."""
+
+    x: torch.Tensor
+    residual: torch.Tensor
+    steps: int
+    status: tuple[str, ...]
+
+    def checked(self, tolerance: float, *, allow_unconverged: bool) -> Solution:
+        """Return this solution; raise SolveError if a column did not converge, unless that is allowed."""
+        if allow_unconverged or all(status == CONVERGED for status in self.status):
+            return self
+        columns, negative = len(self.status), self.status.count(NEGATIVE)
+        if negative:
+            raise SolveError(
+                f"solve: expected a curvature that is nowhere negative, got {negative} of {columns} right sides along "
+                "which it is; use the Gauss-Newton curvature, more damping (l2), or a higher precision"
+            )
+        worst = float(self.residual.max())
+        raise SolveError(
+            f"solve: expected a residual of {tolerance:g} for every right side, got {worst:.2g} for the worst of "
+            f"{columns} after {self.steps} steps; allow more steps, a larger tolerance, or more damping"
+        )
+
+
+def column_cg(
+    product: Product,
+    right: torch.Tensor,
+    *,
+    precondition: Product | None = None,
+    tolerance: float = 1e-3,
+    most_steps: int = 200,
+    start: torch.Tensor | None = None,
+    exact_product: Product | None = None,
+    trusted: float = 0.1,
+    allow_unconverged: bool = False,
+    on_step: Callable[[int], Any] = lambda step: None,
+) -> Solution:
+    """Solve A X = `right` for positive (semi-)definite A; stop when the worst column's residual is `tolerance`.
+
+    Right sides stand in the last dimension; whatever comes before it is one vector. A column along which A is not
+    positive stops where it is. The products may be rough (float32, TF32, bfloat16): with `exact_product` the
+    recursion's residual is replaced by b − A x in that product's precision each time it has fallen by the factor
+    `trusted`, and before a column counts as solved. Without convergence SolveError is raised, unless
+    `allow_unconverged`.
+    """
+    exact = product if exact_product is None else exact_product
+    inverse = (lambda r: r) if precondition is None else precondition
+    norms = _norms(right)
+    scale = torch.where(norms > 0, norms, 1.0)
+    x = torch.zeros_like(right) if start is None else start.clone()
+    r = right.clone() if start is None else right - exact(x)
+    relative = _norms(r) / scale
+    negative = torch.zeros_like(norms, dtype=torch.bool)
+    z = inverse(r)
+    direction, rz = z.clone(), _dots(r, z)
+    last_true, stalls, steps = _worst(relative, negative), 0, 0
+    while last_true > tolerance and steps < most_steps and stalls < STALLS:
+        image = product(direction)
+        curvature = _dots(direction, image)
+        negative |= (curvature <= 0) & (rz > 0) & (relative > tolerance)
+        # a solved column stays where it is: following the rounding that is left of it would lead away
+        going = (curvature > 0) & ~negative & (relative > DONE * tolerance)
+        length = torch.where(going, rz / torch.where(going, curvature, 1.0), 0.0)
+        x.addcmul_(direction, length)
+        r.addcmul_(image, length, value=-1)
+        steps += 1
+        on_step(steps)
+        relative = _norms(r) / scale
+        worst = _worst(relative, negative)
+        doubtful = exact_product is not None and worst <= trusted * last_true
+        if doubtful or worst <= tolerance or steps == most_steps:
+            del r  # before the product takes its space
+            r = right - exact(x)
+            relative = _norms(r) / scale
+            now = _worst(relative, negative)
+            stalls = stalls + 1 if now > STALLED_AT * last_true else 0
+            last_true = now
+        z = inverse(r)
+        # from the change of the residual: equal to Fletcher and Reeves for exact products, forgiving for rough ones
+        turned = -length * _dots(z, image) / torch.where(rz > 0, rz, 1.0)
+        rz = _dots(r, z)
+        direction.mul_(turned).add_(z)
+        del z
+    ended = zip(negative.tolist(), relative.tolist(), strict=True)
+    status = tuple(NEGATIVE if bad else CONVERGED if at <= tolerance else RAN_OUT for bad, at in ended)
+    return Solution(x, relative, steps, status).checked(tolerance, allow_unconverged=allow_unconverged)
+
+
+def _dots(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return (a * b).flatten(0, -2).sum(0)
+
+
+def _norms(a: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.vector_norm(a.flatten(0, -2), dim=0)
+
+
+def _worst(relative: torch.Tensor, negative: torch.Tensor) -> float:
+    return float(torch.where(negative, 0.0, relative).max())
+
+
+def shared_cg(
+    product: Product,
+    right: torch.Tensor,
+    *,
+    precondition: Product | None = None,
+    tolerance: float = 1e-3,
+    most_steps: int = 200,
+    allow_unconverged: bool = False,
+    on_step: Callable[[int], Any] = lambda step: None,
+) -> Solution:
+    """Solve A X = `right` (size, columns) for positive (semi-)definite A; stop when the worst residual is `tolerance`.
+
+    The true residual is computed before a column counts as solved, and where rounding has worn the directions; steps
+    begin again from there. Of a column that is not solved, the x with the least true residual is returned. Without
+    convergence SolveError is raised, unless `allow_unconverged`.
+    """
+    inverse = (lambda r: r) if precondition is None else precondition
+    norms = torch.linalg.vector_norm(right, dim=0)
+    scale = torch.where(norms > 0, norms, 1.0)
+    x, r = torch.zeros_like(right), right / scale
+    best = _Best(norms / scale)
+    last, stalls, steps = float(best.residual.max()), 0, 0
+    while float(best.residual.max()) > tolerance and steps < most_steps and stalls < STALLS:
+        block = _Block(r, inverse)
+        del r
+        while True:
+            block.step(product, x)
+            steps += 1
+            on_step(steps)
+            if steps == most_steps or block.worn or float(block.residuals().max()) <= tolerance:
+                break
+        excused = block.worn or block.dropped
+        del block  # before the product takes its space
+        r = torch.sub(right / scale, product(x))
+        now = torch.linalg.vector_norm(r, dim=0)
+        best.update(x, now)
+        worst = float(now.max())
+        stalls = stalls + 1 if worst > STALLED_AT * last and not excused else 0
+        last = worst
+    best.put_into(x)
+    status = tuple(CONVERGED if at <= tolerance else RAN_OUT for at in best.residual.tolist())
+    solution = Solution(x.mul_(scale), best.residual, steps, status)
+    return solution.checked(tolerance, allow_unconverged=allow_unconverged)
+
+
+class _Best:
+    """The x with the least true residual of every column; zero to begin with."""
+
+    def __init__(self, residual: torch.Tensor) -> None:
+        self.residual = residual
+        self._x: torch.Tensor | None = None
+
+    def update(self, x: torch.Tensor, residual: torch.Tensor) -> None:
+        better = residual < self.residual
+        if bool(better.all()):
+            self._x = x.clone()
+        else:
+            self._x = torch.zeros_like(x) if self._x is None else self._x
+            self._x[:, better] = x[:, better]
+        self.residual = torch.where(better, residual, self.residual)
+
+    def put_into(self, x: torch.Tensor) -> None:
+        if self._x is not None:
+            x.copy_(self._x)
+
+
+class _Block:
+    """Residuals as R = W σ, with WᵀM⁻¹W = I for the preconditioner M⁻¹.
+
+    Stored apart from their lengths, the directions in W stay distinct while the residuals shrink and grow alike.
+    """
+
+    def __init__(self, r: torch.Tensor, inverse: Product) -> None:
+        self._inverse = inverse
+        self._w, self._directions, self._sigma = _orthonormal(r, inverse(r))
+        self.dropped, self.worn = self._w.shape[1] < r.shape[1], False
+
+    def step(self, product: Product, x: torch.Tensor) -> None:
+        """Add to x the part of the solution that lies along the block's directions."""
+        images = product(self._directions)
+        form = _inverse_form(_gram(self._directions, images), x.dtype)
+        with tf32_products(False):
+            x.addmm_(self._directions, (form @ self._sigma).to(x.dtype))
+            left = self._w.addmm_(images, form.to(x.dtype), alpha=-1)
+        del images
+        self._w, turned, zeta = _orthonormal(left, self._inverse(left))
+        self._directions = _times(self._directions, zeta.T).add_(turned)
+        self._sigma = zeta @ self._sigma
+        # the identity where the directions are conjugate
+        between = _gram(self._directions, self._w)
+        between.diagonal().sub_(1.0)
+        self.worn = not bool((between.abs() <= WORN).all())
+
+    def residuals(self) -> torch.Tensor:
+        """Return the norm of every column of R."""
+        squares = (_gram(self._w, self._w) @ self._sigma * self._sigma).sum(0)
+        return squares.clamp_min(0.0).sqrt()
+
+
+def _orthonormal(r: torch.Tensor, z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return W, M⁻¹W and σ (float64) with r = W σ and WᵀM⁻¹W = I, for z = M⁻¹r.
+
+    Directions that the columns share, which rounding alone tells apart, are dropped.
+    """
+    sigma = torch.eye(r.shape[1], dtype=torch.float64, device=r.device)
+    for _ in range(2):  # the second pass removes what rounding left of the first
+        scale, values, vectors = _spectrum(_gram(r, z))
+        distinct = values > max(10 * torch.finfo(r.dtype).eps, LEAST_SPREAD) * values[-1:]  # none where all is solved
+        root, vectors = values[distinct].sqrt(), vectors[:, distinct]
+        turn = vectors / (scale.unsqueeze(1) * root)
+        r, z = _times(r, turn), _times(z, turn)
+        sigma = root.unsqueeze(1) * (vectors.T @ (scale.unsqueeze(1) * sigma))
+    return r, z, sigma
+
+
+def _inverse_form(form: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Invert the curvature along a block's directions; leave out those that depend on the others."""
+    scale, values, vectors = _spectrum(form)
+    distinct = values > torch.finfo(dtype).eps * values[-1:]
+    turn = vectors[:, distinct] / scale.unsqueeze(1)
+    return (turn / values[distinct]) @ turn.T
+
+
+def _spectrum(form: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return c, and eigenvalues and -vectors of form / c cᵀ, whose diagonal is one: all columns count alike."""
+    if not bool(form.isfinite().all()):
+        raise SolveError("solve: expected finite products, got infinity or nan; use a wider dtype or more damping")
+    diagonal = form.diagonal()
+    scale = torch.where(diagonal > 0, diagonal, 1.0).sqrt()
+    values, vectors = torch.linalg.eigh(0.5 * (form + form.T) / (scale.unsqueeze(1) * scale))
+    return scale, values, vectors
+
+
+def _times(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Return a b in column-major layout, as the products have it."""
+    with tf32_products(False):
+        return (b.T.to(a.dtype) @ a.T).T
+
+
+def _gram(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Return aᵀ b in float64."""
+    total = torch.zeros(a.shape[1], b.shape[1], dtype=torch.float64, device=a.device)
+    rows = max(1, NUMBERS_AT_ONCE // max(1, a.shape[1], b.shape[1]))
+    for one, other in zip(a.split(rows), b.split(rows), strict=True):
+        total.addmm_(one.to(torch.float64).T, other.to(torch.float64))
+    return total

@@ -1,0 +1,272 @@
+"""Work shared by the processes that torchrun started, and by the threads of one of them.
+
+Each process takes a consecutive share of the items, and sums are made over all processes through torch.distributed:
+gloo between CPUs, NCCL between GPUs.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from giveaway.checks import fail
+from giveaway.storage.checkpoint import NO_CHECKPOINT, Checkpoint
+
+PIECE_BYTES = 256_000_000  # of a tensor summed at a time: the transport allocates buffers of the same size
+CPU = torch.device("cpu")
+TIMEOUT = 1_800.0  # seconds; a peer that ends is noticed at once on gloo, one that hangs only by this
+
+
+class Sliceable(Protocol):
+    """A sequence, an array or a tensor."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, part: slice, /) -> Any: ...
+
+
+Items = TypeVar("Items", bound=Sliceable)
+Item = TypeVar("Item")
+
+TURN = "_turn"  # the number of a save, stored beside its tensors
+
+
+class ProcessError(RuntimeError):
+    """Another process is gone, or never came; the message is one line and says what to do."""
+
+
+@dataclass(frozen=True)
+class Processes:
+    """All processes of an audit, seen from number `rank` of `size`, which computes on `device`.
+
+    Every process must ask for the same sums in the same order.
+    """
+
+    rank: int = 0
+    size: int = 1
+    device: torch.device = CPU
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that prints and writes."""
+        return self.rank == 0
+
+    def share(self, items: Items) -> Items:
+        """Return this process's consecutive share of `items`; the lengths of the shares differ by at most one."""
+        count = len(items)
+        return items[count * self.rank // self.size : count * (self.rank + 1) // self.size]
+
+    def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Sum `tensor` over the processes, in place and in its own precision; booleans are combined with "or"."""
+        if self.size == 1:
+            return tensor
+        flat = tensor.detach().contiguous().view(-1)
+        numbers = flat.view(torch.uint8) if flat.dtype == torch.bool else flat
+        operation = dist.ReduceOp.MAX if flat.dtype == torch.bool else dist.ReduceOp.SUM
+        wire = self.device if dist.get_backend() == "nccl" else CPU
+        for piece in numbers.split(max(1, PIECE_BYTES // numbers.element_size())):
+            sent = piece.to(wire)
+            with self._answered("sum"):
+                dist.all_reduce(sent, operation)
+            if sent is not piece:
+                piece.copy_(sent)
+        if not tensor.is_contiguous():
+            tensor.detach().copy_(flat.view(tensor.shape))
+        return tensor
+
+    def sum_array(self, array: np.ndarray) -> np.ndarray:
+        """Sum `array` over the processes, in place."""
+        if self.size > 1:
+            self.sum_(torch.from_numpy(array))
+        return array
+
+    def agreed(self, text: str) -> str:
+        """Give every process the first one's `text`, of up to 256 letters."""
+        letters = torch.zeros(256, dtype=torch.int64)
+        if self.first:
+            letters[: len(text)] = torch.tensor([ord(letter) for letter in text], dtype=torch.int64)
+        return "".join(chr(letter) for letter in self.sum_(letters).tolist() if letter)
+
+    def smallest(self, number: int) -> int:
+        """Return the smallest `number` of all processes."""
+        numbers = torch.zeros(self.size, dtype=torch.int64)
+        numbers[self.rank] = number
+        return int(self.sum_(numbers).min())
+
+    def barrier(self) -> None:
+        """Wait until every process is here."""
+        if self.size > 1:
+            with self._answered("barrier"):
+                dist.barrier()
+
+    def leave(self) -> None:
+        """Disconnect from the others; nothing can be summed afterwards.
+
+        A process that ends without this may be aborted by threads of the transport, and torchrun then ends the others.
+        """
+        if self.size > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # NCCL's end waits for the peers, which may be in the middle of a sum where this process failed
+        if kind is None or (dist.is_initialized() and dist.get_backend() == "gloo"):
+            self.leave()
+
+    @contextmanager
+    def _answered(self, what: str) -> Iterator[None]:
+        """Turn the failure of a collective, which gloo and NCCL raise from deep inside, into a ProcessError."""
+        try:
+            yield
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            late = any(words in str(error).lower() for words in ("timeout", "timed out"))
+            raise ProcessError(
+                f"audit: expected all {self.size} processes to stay, got none answering rank {self.rank}'s {what} "
+                f"({'a peer did not come in time' if late else 'a peer ended'}); nothing was written, start it again "
+                "with --resume"
+            ) from error
+
+
+ALONE = Processes()
+
+
+def processes_from_environment(device: torch.device | str = "cpu", *, timeout: float = TIMEOUT) -> Processes:
+    """Join the processes that torchrun started; ALONE where it did not, or started one process only."""
+    if os.environ.get("WORLD_SIZE", "1").strip() in ("", "1"):
+        return ALONE if torch.device(device) == CPU else Processes(device=torch.device(device))
+    return join_processes(device, timeout=timeout)
+
+
+def join_processes(device: torch.device | str = "cpu", *, timeout: float = TIMEOUT) -> Processes:
+    """Connect to the other processes that torchrun started; on "cuda" each takes the GPU of its LOCAL_RANK.
+
+    `timeout` is the longest, in seconds, that one process may let the others wait.
+    """
+    rank, size, local = (_from_torchrun(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    if "MASTER_ADDR" not in os.environ or rank >= size:
+        got = f"RANK {rank} of WORLD_SIZE {size}" if rank >= size else "no MASTER_ADDR"
+        raise fail("torchrun", "the environment that torchrun sets", got, "start the audit with torchrun")
+    place = torch.device(device)
+    if place.type == "cuda":
+        place = torch.device("cuda", local)
+        if local >= torch.cuda.device_count():
+            got = f"LOCAL_RANK {local} with {torch.cuda.device_count()} GPUs"
+            raise fail("device", "a GPU a process", got, "start one process a GPU (torchrun --nproc-per-node)")
+        torch.cuda.set_device(place)
+        # without it a lost peer ends the process from a watchdog thread, before anything can be said
+        os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
+    try:
+        dist.init_process_group(
+            "nccl" if place.type == "cuda" else "gloo",
+            rank=rank,
+            world_size=size,
+            timeout=datetime.timedelta(seconds=timeout),
+            device_id=place if place.type == "cuda" else None,
+        )
+    except (RuntimeError, ValueError) as error:
+        raise ProcessError(
+            f"audit: expected all {size} processes to join, got no meeting at MASTER_ADDR for rank {rank}; "
+            "check that every machine was started with the same --rdzv-endpoint and --nnodes"
+        ) from error
+    return Processes(rank, size, place)
+
+
+def _from_torchrun(name: str) -> int:
+    value = os.environ.get(name)
+    if value is None or not value.strip().isdecimal():
+        got = f"no {name}" if value is None else f"{name}={value!r}"
+        raise fail("torchrun", "the environment that torchrun sets", got, "start the audit with torchrun")
+    return int(value)
+
+
+class SharedCheckpoint:
+    """The checkpoints of all processes, resumed only as far as every process has the same saves.
+
+    A kill can fall between the saves of two processes. Every save has a number; a name whose numbers differ counts as
+    not saved, on all of them. Every process must make the same calls in the same order.
+    """
+
+    def __init__(self, own: Checkpoint, processes: Processes) -> None:
+        self.own, self.processes = own, processes
+        self.turns: dict[str, int] = {}
+
+    def load(self, name: str) -> dict[str, torch.Tensor] | None:
+        """Return what was last saved under `name` if every process has it from the same save."""
+        stored = self.own.load(name)
+        turn = 0 if stored is None else int(stored.pop(TURN, torch.tensor(0)))
+        turns = torch.zeros(self.processes.size, dtype=torch.int64)
+        turns[self.processes.rank] = turn
+        self.processes.sum_(turns)
+        if turn and bool((turns == turn).all()):
+            self.turns[name] = turn
+            return stored
+        self.drop(name)
+        return None
+
+    def save(self, name: str, tensors: dict[str, torch.Tensor]) -> None:
+        """Save `tensors` with the number of the save."""
+        self.turns[name] = self.turns.get(name, 0) + 1
+        self.own.save(name, {**tensors, TURN: torch.tensor(self.turns[name])})
+
+    def due(self) -> bool:
+        """Whether the first process finds it time to save; every process gets the same answer."""
+        asked = torch.tensor(self.processes.first and self.own.due())
+        return bool(self.processes.sum_(asked))
+
+    def drop(self, name: str) -> None:
+        """Forget `name`."""
+        self.turns.pop(name, None)
+        self.own.drop(name)
+
+
+def shared_checkpoint(own: Checkpoint, processes: Processes) -> Checkpoint:
+    """Return `own` as all processes share it; itself where a process works alone or nothing is saved."""
+    return own if processes.size == 1 or own is NO_CHECKPOINT else SharedCheckpoint(own, processes)
+
+
+def in_threads(
+    work: Callable[[Item], Any], items: Iterable[Item], device: torch.device, most: int | None = None
+) -> None:
+    """Call `work` on every item, on as many threads as torch is set to use, at most `most`; on one for a GPU.
+
+    Torch splits each operation over its threads and waits for the slowest after every one; on a busy machine, or for
+    operations as small as a cache, the waiting costs more than the work. Here a thread takes a whole item, and the
+    operations inside stay on it.
+    """
+    threads = torch.get_num_threads()
+    workers = 1 if device.type == "cuda" else min(threads, most or threads)
+    if workers == 1:
+        for item in items:
+            work(item)
+        return
+    torch.set_num_threads(threads // workers)
+    try:
+        with ThreadPoolExecutor(workers) as pool:
+            _feed(pool, work, items, 2 * workers)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _feed(pool: ThreadPoolExecutor, work: Callable[[Item], Any], items: Iterable[Item], most: int) -> None:
+    """Submit the items, never more than `most` of them at a time, so that the memory they hold stays bounded."""
+    pending: set[Future[Any]] = set()
+    for item in items:
+        if len(pending) >= most:
+            done, pending = wait(pending, return_when=FIRST_COMPLETED)
+            for future in done:
+                future.result()
+        pending.add(pool.submit(work, item))
+    for future in pending:
+        future.result()
