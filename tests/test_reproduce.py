@@ -1,320 +1,35 @@
+"""docs/results.md: the page is what the committed results give, and every verdict follows its rule."""
+
 from __future__ import annotations
 
 import json
-import pickle
 import re
-import shutil
-import sys
-import time
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
+from benchmarks.reproduce.claims import FAILS, HOLDS, NO_DATA, NOT_RUN, UNMEASURED, judge
+from benchmarks.reproduce.job import RESULTS, SETTINGS
+from benchmarks.reproduce.page import (
+    FIGURES,
+    PAPERS,
+    claims_of,
+    claims_of_all,
+    page,
+    read_paper,
+    read_results,
+    section,
+    words,
+    write_page,
+)
+from benchmarks.reproduce.wording import duration, gain, unwrap, widens
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from benchmarks.reproduce import __main__ as command
-from benchmarks.reproduce import claims_mia, costs_mia, images, remarks_mia
-from benchmarks.reproduce import data as sets
-from benchmarks.reproduce import printed_mia as printed
-from benchmarks.reproduce.attacked import Truth, _truth, balanced_accuracy, best_threshold, halves_of
-from benchmarks.reproduce.claims import FAILS, HOLDS, NO_DATA, NOT_RUN, UNMEASURED, Claim, judged
-from benchmarks.reproduce.compared import METRICS, figures, repeated
-from benchmarks.reproduce.made_data import made_table
-from benchmarks.reproduce.page import claims_of_all, page, read_results, write_page
-from benchmarks.reproduce.pictures import draw_all
-from benchmarks.reproduce.pictures_mia import highest
-from benchmarks.reproduce.setting import RESULTS, Job, OutOfTime
-from benchmarks.reproduce.settings import HOMES, setting
-from benchmarks.reproduce.text import build_transformer
-
-from giveaway.attacks import AttackScores, rmia
-from giveaway.attacks.membership import balanced_membership
-from giveaway.attacks.training import Training
-from giveaway.checks import InputError
-from giveaway.records import Signals
-
-SHOWN = ("newton", "influence", "fused")
 DOCS = Path(__file__).parents[1] / "docs"
 PAPER = Path(__file__).parents[2] / "shared" / "papers" / "per-sample-mia.txt"
-
-
-def job(folder, name="energy_mlp", **options):
-    return Job(name, None, folder, models=6, targets=2, small=True, out=folder, **options)
-
-
-def run_small(name, folder, **options):
-    folder.mkdir(exist_ok=True)
-    setting(name).run(job(folder, name, **options))
-    return json.loads((folder / f"{name}.json").read_text())
-
-
-def test_a_setting_runs_small_and_its_numbers_come_from_what_it_kept(tmp_path):
-    result = run_small("california_mlp", tmp_path)
-    assert result["small"]
-    assert (result["models"], result["targets"]) == (6, 2)
-    truths = set(result["agreement"])
-    assert truths == {"lira", "lira_tied", "effect_size", "rmia", "shokri"}
-    scores = {"loss", "gradient_norm", "influence", "newton", "fused", "whole_network"}
-    assert set(result["agreement"]["lira"]) == scores
-    assert result["newton_over_influence"]["largest_error"] < 1e-6  # 1/(1 − h), one output
-    assert {"references", "targets", "attacks", "surrogates", "fused", "whole_network"} <= set(result["seconds"])
-    with np.load(tmp_path / "california_mlp.npz") as kept, np.load(tmp_path / "truth-6" / "lira.npz") as truth:
-        assert kept["success_lira"].dtype == np.float16
-        found = []
-        for number in range(2):
-            with np.load(tmp_path / "scores" / f"{number}.npz") as columns:
-                rows = np.flatnonzero(members_of(tmp_path, number))
-                order = naive_order(truth["success"][rows], truth["effect"][rows])
-                best = set(np.argsort(-columns["newton"])[: round(len(rows) * 0.05)])
-                sought = set(np.argsort(-order)[: round(len(rows) * 0.05)])
-                found.append(len(best & sought) / len(sought))
-        mean, std = result["agreement"]["lira"]["newton"]["5%"]
-        assert mean == pytest.approx(np.mean(found), abs=1e-4)
-        assert std == pytest.approx(np.std(found, ddof=1), abs=1e-4)
-
-
-def members_of(folder, number):
-    from giveaway.attacks.membership import model_membership
-
-    return model_membership(10_000 + number, sets.SMALL[0], seed=0)
-
-
-def naive_order(success, effect):
-    pairs = sorted(range(len(success)), key=lambda row: (success[row], effect[row]))
-    order = np.empty(len(success))
-    order[pairs] = np.arange(len(success))
-    return order
-
-
-def test_a_run_stops_in_time_keeps_what_it_has_and_goes_on_to_the_same_numbers(tmp_path):
-    whole = run_small("energy_mlp", tmp_path / "whole")
-    (tmp_path / "parts").mkdir()
-    stops = 0
-    for _ in range(20):
-        try:
-            setting("energy_mlp").run(job(tmp_path / "parts", deadline=time.monotonic() - 1))
-        except OutOfTime:
-            stops += 1
-        else:
-            break
-    again = json.loads((tmp_path / "parts" / "energy_mlp.json").read_text())
-    assert stops >= 2
-    assert again["agreement"] == whole["agreement"]
-
-
-def test_what_is_known_of_the_references_is_enough_without_them(tmp_path):
-    first = run_small("energy_mlp", tmp_path)
-    for gone in ("references", "targets", "scores"):
-        shutil.rmtree(tmp_path / gone)
-    (tmp_path / "seconds.json").unlink()
-    again = run_small("energy_mlp", tmp_path)
-    assert not (tmp_path / "references").exists()
-    for name in ("agreement", "fit", "attacks", "half_of_the_references_with_the_other"):
-        assert again[name] == first[name]
-    for phase in ("references", "attacks"):
-        assert again["seconds"][phase] == first["seconds"][phase]
-
-
-def test_a_truth_of_other_data_is_refused(tmp_path, monkeypatch):
-    run_small("energy_mlp", tmp_path)
-    shutil.rmtree(tmp_path / "references")
-    with pytest.raises(SystemExit, match=r"truth-6 is of another seed: take another folder"):
-        run_small("energy_mlp", tmp_path, seed=1)
-    monkeypatch.setattr(sets, "made_table", lambda count: [values[::-1] for values in made_table(count)])
-    with pytest.raises(SystemExit, match=r"truth-6 is of another inputs, targets: take another folder"):
-        run_small("energy_mlp", tmp_path)
-
-
-def test_a_refused_run_leaves_the_folder_to_the_right_one(tmp_path):
-    first = run_small("energy_mlp", tmp_path)
-    shutil.rmtree(tmp_path / "truth-6")
-    with pytest.raises(InputError, match="seed"):
-        run_small("energy_mlp", tmp_path, seed=1)
-    assert run_small("energy_mlp", tmp_path)["agreement"] == first["agreement"]
-
-
-def test_the_command_says_run_again_and_where_the_results_are(tmp_path, capsys):
-    arguments = ["run", "energy_mlp", "--small", "--models", "6", "--work", str(tmp_path), "--device", "cpu"]
-    assert command.main([*arguments, "--limit", "0"]) == command.RUN_AGAIN
-    assert "run again to go on" in capsys.readouterr().out
-    assert command.main(arguments) == 0
-    assert str(tmp_path / "energy_mlp-small") in capsys.readouterr().out
-    with pytest.raises(SystemExit, match="--data"):
-        command.main(["run", "energy_mlp", "--work", str(tmp_path)])
-
-
-def test_summaries_over_the_limit_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="bytes"):
-        job(tmp_path).save("big", {}, {"noise": np.random.default_rng(0).normal(size=4_000_000)})
-
-
-def write_cifar100(folder):
-    """As torchvision leaves it: 300 images to train on, 80 others."""
-    inside = folder / "cifar-100-python"
-    inside.mkdir()
-    rng = np.random.default_rng(0)
-    made = {
-        "train": rng.integers(0, 256, (300, 32, 32, 3), np.uint8),
-        "test": rng.integers(0, 256, (80, 32, 32, 3), np.uint8),
-    }
-    for name, pixels in made.items():
-        rows = pixels.transpose(0, 3, 1, 2).reshape(len(pixels), -1)  # red, then green, then blue planes
-        held = {"data": rows, "fine_labels": [row % 100 for row in range(len(rows))], "coarse_labels": [0] * len(rows)}
-        (inside / name).write_bytes(pickle.dumps(held))
-    return made
-
-
-def test_cifar100_is_read_from_the_folder_that_torchvision_writes(tmp_path):
-    written = write_cifar100(tmp_path)
-    x, y, x_test, y_test = sets.cifar100(tmp_path)
-    np.testing.assert_array_equal(x, written["train"])
-    np.testing.assert_array_equal(x_test, written["test"])
-    assert (y[101], y_test[79]) == (1, 79)
-    made = sets.cifar100_images(tmp_path)
-    assert (made.records, len(made.inputs), made.outputs) == (300, 380, 100)
-    np.testing.assert_allclose(made.inputs[:300].mean((0, 2, 3)), 0, atol=1e-4)
-
-
-def test_the_recipe_of_cifar100_runs_on_that_folder(tmp_path):
-    """From the folder to the results, with fewer epochs and a narrower network."""
-    write_cifar100(tmp_path)
-    experiment = next(each for each in images._EXPERIMENTS if each.name == "cifar100_resnet20")
-    assert experiment.training == Training(50, 256, "sgd", 1e-3, weight_decay=5e-4, momentum=0.9, precision="bfloat16")
-    quick = replace(experiment, build=experiment.build_small, training=replace(experiment.training, epochs=1))
-    work = tmp_path / "work"
-    work.mkdir()
-    quick.setting().run(Job(quick.name, tmp_path, work, models=8, targets=1, out=tmp_path))
-    result = json.loads((tmp_path / "cifar100_resnet20.json").read_text())
-    assert (result["records"], result["others"], result["records_a_model"]) == (300, 80, 150)
-    assert set(result["agreement"]["lira"]) == {"loss", "gradient_norm", "entropy", "influence", "newton", "fused"}
-    assert set(result["attacks"]) == {"lira", "rmia", "shokri"}
-
-
-def test_resnet_20_has_its_layers_and_its_dropout():
-    network = images.build_with_dropout((3, 32, 32), 100)
-    layers = [layer for layer in network.modules() if isinstance(layer, torch.nn.Conv2d | torch.nn.Linear)]
-    assert len([layer for layer in layers if getattr(layer, "kernel_size", None) == (3, 3)]) == 19
-    assert isinstance(network[-1], torch.nn.Linear)
-    assert network[-1].out_features == 100
-    assert network[-2].p == 0.3
-    x = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    assert not torch.equal(network.train()(x), network(x))
-    assert torch.equal(network.eval()(x), network(x))
-
-
-def test_parts_of_cifar10_are_read_in_order(tmp_path, monkeypatch):
-    rng = np.random.default_rng(0)
-    x, y = rng.integers(0, 256, (50_000, 2, 2, 3), np.uint8), rng.integers(0, 10, 50_000, np.uint8)
-    np.savez(tmp_path / "cifar10.npz", x_train=x, y_train=y, x_test=x[:9], y_test=y[:9])
-    monkeypatch.setattr(sets, "PART_BYTES", 100_000)
-    to = tmp_path / "parts"
-    written = sets.split_cifar10(tmp_path, to)
-    assert len(written) == 7
-    found = sets.cifar10(to)
-    for here, there in zip(found, (x, y, x[:9], y[:9]), strict=True):
-        np.testing.assert_array_equal(here, there)
-    written[2].unlink()
-    with pytest.raises(FileNotFoundError, match="parts"):
-        sets.cifar10(to)
-
-
-def test_a_transformer_does_not_see_what_is_not_there():
-    torch.manual_seed(0)
-    model = build_transformer((6,), 2, width=8).eval()
-    numbers = torch.tensor([[5.0, 9.0, 3.0, 0.0, 0.0, 0.0]])
-    longer = build_transformer((4,), 2, width=8).eval()
-    state = model.state_dict()
-    state["0.places"] = state["0.places"][:4]
-    longer.load_state_dict(state)
-    torch.testing.assert_close(model(numbers), longer(numbers[:, :4]))
-
-
-def test_ties_of_the_success_rate_are_in_the_order_of_the_effect():
-    truth = Truth(np.array([0.5, 1.0, 1.0, 0.7]), np.array([9.0, 1.0, 2.0, 0.0]), 0.0, 0.0)
-    assert truth.ordered.tolist() == [0, 2, 3, 1]
-
-
-def test_what_ties_in_both_is_found_by_chance():
-    """And not in the order of rows."""
-    truth = Truth(np.full(1000, 0.5), np.zeros(1000), 0.0, 0.0)
-    assert figures(np.arange(1000.0), truth.ordered)[:4] == pytest.approx([0.05, 0.001, 0.01, 0.05])
-
-
-def test_rmia_tells_records_apart_that_models_hardly_favour():
-    """Probabilities of members are a tenth higher: none is favoured twice as much as others."""
-    rng = np.random.default_rng(0)
-    members = balanced_membership(40, 60, seed=0)
-    p = np.clip(0.6 + 0.1 * members + 0.01 * rng.normal(size=members.shape), 0, 1)
-    others = np.clip(0.6 + 0.01 * rng.normal(size=(40, 30)), 0, 1)
-    logits, elsewhere = (2 * np.log(np.stack([values, 1 - values], axis=-1)) for values in (p, others))
-    signals = Signals(logits, members, "logits", np.zeros(60, int), elsewhere, np.zeros(30, int))
-    assert _truth("rmia", signals).accuracy > 0.95
-    assert rmia(signals, signals, gamma=2.0).scores.max() == 0
-
-
-def test_half_of_the_references_with_the_other():
-    """Records that models remember are the same in both halves; noise is not; eight references have no halves."""
-    rng = np.random.default_rng(0)
-    members = balanced_membership(80, 400, seed=0)
-    noise = rng.normal(size=members.shape)
-    exposed = np.maximum(0, 4 - np.arange(400) / 10)
-
-    def of_halves(signals):
-        return repeated([_truth("lira", signals.of_models(own)) for own in halves_of(signals.models)])
-
-    found = of_halves(Signals(noise + exposed * members, members, "phi"))
-    assert found["top 1% in 5%"] > 0.7
-    assert found["5%"] > 0.6
-    nothing = of_halves(Signals(noise, members, "phi"))
-    assert nothing["5%"] < 0.2
-    assert abs(nothing["spearman"]) < 0.15 < found["spearman"]
-    assert of_halves(Signals(noise[:8], members[:8], "phi")) is None
-    assert sorted(np.concatenate(halves_of(80))) == list(range(80))
-
-
-def test_the_best_threshold_is_the_best_of_all():
-    rng = np.random.default_rng(0)
-    scores, members = rng.integers(0, 9, (5, 30)) / 8, rng.random((5, 30)) < 0.5
-    attack = AttackScores("rmia", scores + 0.1 * members.round(), members, {})
-    every = [balanced_accuracy(attack, value) for value in np.linspace(-1, 2, 601)]
-    assert balanced_accuracy(attack, best_threshold(attack)) == pytest.approx(max(every))
-
-
-def test_few_records_still_have_one_at_the_top():
-    score = np.arange(307.0)
-    assert figures(score, score) == [1.0] * len(METRICS)
-
-
-def test_claims_have_one_of_three_verdicts():
-    assert [judged("x", holds, "").verdict for holds in (True, False, None)] == [HOLDS, FAILS, UNMEASURED]
-    with pytest.raises(ValueError, match="verdict"):
-        Claim("x", "perhaps", "")
-
-
-def test_every_printed_setting_has_a_home():
-    assert set(printed.TOP) == set(printed.RECALLS) == set(printed.SECONDS) == set(printed.HOURS)
-    assert set(printed.TOP) <= set(HOMES)
-
-
-@pytest.mark.skipif(not PAPER.exists(), reason="the paper's text is not here")
-def test_printed_numbers_stand_in_the_paper():
-    text = re.sub(r"<[^>]+>|\*\*|\$|\\", "", PAPER.read_text(encoding="utf-8"))
-    for rows in printed.TOP.values():
-        for mean, std in rows.values():
-            assert f"{mean:.1f} pm {std:.1f} %" in text
-    for rows in printed.RECALLS.values():
-        for cells in rows.values():
-            shown = [f"{c[0]:.2f} pm {c[1]:.2f}" for c in cells[:3] if c] + [
-                f"{c[0]:.3f} pm {c[1]:.3f}" for c in cells[3:] if c
-            ]
-            assert all(cell in text for cell in shown)
-            assert "\t".join(shown) in text
-
-
-# the page
+PER_SAMPLE, GLS, LOOD = (read_paper(name) for name in PAPERS)
+TO_BE_HAD = PER_SAMPLE["to_be_had"]
+NAME, MORE = "gls_resnet18", "gls_full_model"
+ALIKE = PER_SAMPLE["metrics"]
 
 
 @pytest.fixture(scope="module")
@@ -322,35 +37,23 @@ def committed():
     return read_results(RESULTS)
 
 
+@pytest.fixture(scope="module")
+def text(committed):
+    return page(committed, DOCS / "images")
+
+
 def copy_of(results):
     return json.loads(json.dumps(results))
 
 
-def everywhere(results, change):
-    """The results of Energy, changed, for every setting of the second paper whose data there are."""
-    made = {}
-    for name in claims_mia.TO_BE_HAD:
-        made[name] = copy_of(results["energy_mlp"]) | {"setting": name}
-        for truth in made[name]["agreement"].values():
-            truth["whole_network"] = copy_of(truth["influence"])
-        made[name]["seconds"]["per_target"]["whole_network"] = 9.0
-        change(name, made[name])
-    made["gls_resnet18"] = {"beside": {"fused": {"recall": {"0": 0.7, "2": 0.8}}}}
-    made["gls_resnet18"]["beside"]["newton"] = {"recall": {"0": 0.6, "1": 0.99, "2": 0.7}}
-    return made
+# the page
 
 
-def set_recall(found, score, mean, spread=0.01, truth="lira"):
-    found["agreement"][truth][score]["top 1% in 5%"] = [mean, spread]
-    if truth == "lira":
-        found["top 1% in 5%, each target"][score] = [mean - spread, mean + spread]
-
-
-def test_the_committed_page_is_what_the_committed_results_give(tmp_path, committed):
-    assert (DOCS / "results.md").read_text(encoding="utf-8") == page(committed, DOCS / "images")
+def test_the_committed_page_is_what_the_committed_results_give(tmp_path, text):
+    assert (DOCS / "results.md").read_text(encoding="utf-8") == text
     written = write_page(RESULTS, tmp_path)  # a folder without pictures
-    without = [line for line in (DOCS / "results.md").read_text(encoding="utf-8").splitlines() if line[:2] != "!["]
-    assert [line for line in written.read_text(encoding="utf-8").splitlines() if line] == [x for x in without if x]
+    without = [line for line in text.splitlines() if line and line[:2] != "!["]
+    assert [line for line in written.read_text(encoding="utf-8").splitlines() if line] == without
 
 
 def test_every_picture_of_the_page_is_there_and_every_picture_is_on_it():
@@ -361,9 +64,7 @@ def test_every_picture_of_the_page_is_there_and_every_picture_is_on_it():
     assert drawn <= shown
 
 
-def test_every_number_of_a_setting_stands_on_the_page(committed):
-    told = copy_of(committed)
-    before = page(told, DOCS / "images")
+def test_every_number_of_a_setting_stands_on_the_page(committed, text):
     for name, score, metric in (
         ("energy_mlp", "newton", "top 1% in 5%"),
         ("energy_mlp", "fused", "spearman"),
@@ -371,16 +72,16 @@ def test_every_number_of_a_setting_stands_on_the_page(committed):
     ):
         told = copy_of(committed)
         told[name]["agreement"]["lira"][score][metric][0] += 0.1234
-        assert page(told, DOCS / "images") != before
         value = told[name]["agreement"]["lira"][score][metric][0]
         shown = {"spearman": f"{value:.3f} ±", "0.1%": f"{100 * value:.2f} ±"}.get(metric, f"{100 * value:.1f} ±")
-        assert f"→ {shown}" in page(told, DOCS / "images")
+        assert f"→ {shown}" in section("per_sample", told)
+        assert f"→ {shown}" not in text
     told = copy_of(committed)
     seconds = told["energy_mlp"]["seconds"]
     seconds["references"] *= 3
     ratio = f"{seconds['references'] / seconds['per_target']['surrogates']:,.0f} ×"
-    assert ratio in page(told, DOCS / "images")
-    assert ratio not in before
+    assert ratio in section("per_sample", told)
+    assert ratio not in text
 
 
 def test_without_results_there_are_no_numbers_of_ours(tmp_path):
@@ -390,9 +91,16 @@ def test_without_results_there_are_no_numbers_of_ours(tmp_path):
     for row in rows:
         for cell in re.findall(r"→ ([^|]+) [|]", row):
             assert cell in (NOT_RUN, NO_DATA)
-    for name in HOMES:
+    for name in SETTINGS:
         assert f"run {name} --data DIR" in text
-    assert {claim.verdict for claim in claims_mia.claims({})} == {UNMEASURED}
+    assert {claim.verdict for claim in claims_of("per_sample", {})} == {UNMEASURED}
+    assert {claim.verdict for claim in claims_of("gls", {})} == {UNMEASURED}
+    assert section("gls", {}).count(f"→ {NOT_RUN}") == 16
+    # what benchmarks/lood_figures.py measured needs no setting
+    assert [claim.verdict for claim in claims_of("lood", {})].count(UNMEASURED) == 19
+    lood = section("lood", {})
+    assert sum(NOT_RUN in line for line in lood.splitlines()) == 30
+    assert "84 %; 94 %, 8 %" in lood
 
 
 def test_small_results_are_refused(tmp_path, committed):
@@ -401,12 +109,58 @@ def test_small_results_are_refused(tmp_path, committed):
         read_results(tmp_path)
 
 
-def test_verdicts_stand_on_the_page(committed):
-    text = page(committed, DOCS / "images")
+def test_verdicts_stand_on_the_page(committed, text):
     every = [claim for claims in claims_of_all(committed).values() for claim in claims]
-    assert len(every) == 42
+    assert [len(claims) for claims in claims_of_all(committed).values()] == [9, 5, 28]
     for claim in every:
-        assert f"{claim.text[1:]} | **{claim.verdict}** | " in text
+        assert f"| {claim.text} | **{claim.verdict}** | " in text
+    assert [claim.verdict for claim in every].count(HOLDS) == 28
+    assert UNMEASURED not in {claim.verdict for claim in every}
+
+
+def test_a_rule_that_speaks_of_what_is_not_there_is_an_error():
+    names = {"claims": [{"text": "x", "holds": "found.missing > 1", "measured": ""}], "found": {}}
+    with pytest.raises(Exception, match="missing"):
+        judge(names)
+    names["claims"] = [{"text": "x", "let": {"n": "1 + 1", "m": "n + 1"}, "holds": "m == 3", "measured": "{{ m }}"}]
+    assert [(claim.verdict, claim.measured) for claim in judge(names)] == [(HOLDS, "3")]
+
+
+def test_words_of_numbers():
+    assert unwrap("a\nb\n\n- c\nd\n- e\n| f |\n| g |\n\n\n\nh\n```\ni\nj\n```") == (
+        "a b\n\n- c d\n- e\n| f |\n| g |\n\nh\n```\ni\nj\n```\n"
+    )
+    assert [duration(seconds) for seconds in (None, 0.0326, 12.4, 195.0, 7920.0)] == [
+        "–", "0.033 s", "12 s", "3.25 min", "2.2 h",
+    ]  # fmt: skip
+    assert gain([0.5, 0.7], [0.4, 0.5])["text"] == "; +15.0 ± 5.0 (standard error) over the same 2 targets"
+    assert gain([0.5], [0.4])["text"] == ""
+    assert widens([1.2, 1.5])
+    assert widens([0.9, 0.5])
+    assert not any(widens(ratios) for ratios in ([1.5, 1.2], [0.9, 1.2], [1.2, 1.2]))
+
+
+# the per-sample paper
+
+
+def everywhere(results, change):
+    """The results of Energy, changed, for every setting of the per-sample paper whose data can be had."""
+    made = {}
+    for name in TO_BE_HAD:
+        made[name] = copy_of(results["energy_mlp"]) | {"setting": name}
+        for truth in made[name]["agreement"].values():
+            truth["whole_network"] = copy_of(truth["influence"])
+        made[name]["seconds"]["per_target"]["whole_network"] = 9.0
+        change(name, made[name])
+    made[NAME] = {"beside": {"fused": {"recall": {"0": 0.7, "2": 0.8}}}}
+    made[NAME]["beside"]["newton"] = {"recall": {"0": 0.6, "1": 0.99, "2": 0.7}}
+    return made
+
+
+def set_recall(found, score, mean, spread=0.01, truth="lira"):
+    found["agreement"][truth][score]["top 1% in 5%"] = [mean, spread]
+    if truth == "lira":
+        found["top 1% in 5%, each target"][score] = [mean - spread, mean + spread]
 
 
 @pytest.mark.parametrize("place", range(9))
@@ -436,18 +190,21 @@ def test_each_claim_turns_with_its_numbers(committed, place):
         lambda found: found["attacks"]["rmia"].update(balanced_accuracy=0.71),
         lambda found: set_recall(found, "fused", 0.5),
     ][place]
+
+    def verdict(results):
+        return claims_of("per_sample", results)[place].verdict
+
     results = everywhere(committed, good)
-    assert claims_mia.claims(results)[place].verdict == HOLDS
-    del results["california_mlp"]
+    assert verdict(results) == HOLDS
     about_most = place in (0, 4)
-    assert claims_mia.claims(results)[place].verdict == (HOLDS if about_most else UNMEASURED)
-    results = everywhere(committed, good)
-    turned = claims_mia.TO_BE_HAD[-4:] if about_most else ("california_mlp",)
+    missing = {name: found for name, found in results.items() if name != "california_mlp"}
+    assert verdict(missing) == (HOLDS if about_most else UNMEASURED)
+    turned = TO_BE_HAD[-4:] if about_most else ["california_mlp"]
     for name in turned[1:]:
         bad(results[name])
-    assert claims_mia.claims(results)[place].verdict == HOLDS
+    assert verdict(results) == HOLDS
     bad(results[turned[0]])
-    assert claims_mia.claims(results)[place].verdict == FAILS
+    assert verdict(results) == FAILS
 
 
 def test_fused_is_held_against_newton_on_the_resnet_too(committed):
@@ -456,53 +213,71 @@ def test_fused_is_held_against_newton_on_the_resnet_too(committed):
             set_recall(found, score, share)
 
     results = everywhere(committed, change)
-    assert claims_mia.claims(results)[8].verdict == HOLDS
-    results["gls_resnet18"]["beside"]["fused"]["recall"] = {"0": 0.5, "2": 0.6}
-    claim = claims_mia.claims(results)[8]
+    assert claims_of("per_sample", results)[8].verdict == HOLDS
+    results[NAME]["beside"]["fused"]["recall"] = {"0": 0.5, "2": 0.6}
+    claim = claims_of("per_sample", results)[8]
     assert claim.verdict == FAILS
-    assert "ResNet-18 55.0 % against 65.0 % of the largest effect sizes; −10.0 ± 0.0 (standard error)" in claim.why
-    del results["gls_resnet18"]["beside"]["fused"]
-    assert claims_mia.claims(results)[8].verdict == UNMEASURED
+    assert (
+        "ResNet-18: 55.0 % against 65.0 % of the largest effect sizes; −10.0 ± 0.0 (standard error)" in claim.measured
+    )
+    del results[NAME]["beside"]["fused"]
+    assert claims_of("per_sample", results)[8].verdict == UNMEASURED
 
 
 def test_the_whole_network_is_held_against_the_last_layer_of_the_same_targets(committed):
     found = copy_of(committed["cifar10_cnn"])
     found["top 1% in 5%, each target"] |= {"whole_network": [0.5, 0.6], "influence": [0.4, 0.5, 0.9]}
-    less, why = claims_mia._whole_network(found)
-    assert not less
-    assert "55.0 % in" in why
-    assert "last layer 45.0 % in" in why
-    assert why.endswith("+10.0 ± 0.0 (standard error) over the same 2 targets")
+    claim = claims_of("per_sample", {"cifar10_cnn": found})[5]
+    assert claim.verdict == FAILS
+    assert "CIFAR-10: 55.0 % in" in claim.measured
+    assert "last layer 45.0 % in" in claim.measured
+    assert claim.measured.endswith("+10.0 ± 0.0 (standard error) over the same 2 targets (not so)")
 
 
 def test_scores_that_shared_their_gpu_are_told_and_not_counted(committed):
-    claim = claims_mia.claims(committed)[6]
-    assert claim.why.startswith("so in 3 of 6: ")
+    claim = claims_of("per_sample", committed)[6]
+    assert claim.measured.startswith("true in 3 of 6: ")
     told = committed["sst2_transformer"]["seconds"]
     times = f"{told['references'] / told['per_target']['surrogates']:,.0f}"
-    assert claim.why.endswith(
-        f"; not counted: SST-2, transformer {times} ×, its scores on a GPU that another training shared"
-    )
+    note = f"; not counted: SST-2, transformer {times} ×, whose scores shared a GPU with another training run"
+    assert claim.measured.endswith(note)
     alone = copy_of(committed)
     alone["sst2_transformer"]["seconds"]["surrogates"] += 1.0
-    assert claims_mia.claims(alone)[6].why.startswith("so in 3 of 7: ")
+    assert claims_of("per_sample", alone)[6].measured.startswith("true in 3 of 7: ")
+
+
+def test_less_is_less_beyond_the_noise(committed):
+    found = copy_of(committed["bloodmnist_head"])
+    set_recall(found, "fused", 0.5)
+    for truth, mean in (("lira", 0.6), ("rmia", 0.58), ("shokri", 0.2)):
+        set_recall(found, "newton", mean, 0.05, truth)
+    measured = claims_of("per_sample", {"bloodmnist_head": found})[4].measured
+    assert measured.startswith("true in 0 of 1, 6 not run yet: ")  # 0.02 with a standard error of 0.018
+    set_recall(found, "newton", 0.5, 0.05, "rmia")
+    measured = claims_of("per_sample", {"bloodmnist_head": found})[4].measured
+    assert measured.startswith("true in 1 of 1, 6 not run yet: ")
+
+
+def remarks(results):
+    lines = [line for line in section("per_sample", results).splitlines() if line.startswith("- ")]
+    return {line.split(":")[0][2:]: line for line in lines}
 
 
 def test_cells_far_from_the_printed_ones_are_counted_and_explained(committed):
     """By hand, for every setting: two standard errors of both sides' targets."""
-    told = {line.split(":")[0][2:]: line for line in remarks_mia.remarks(committed) if line.startswith("- ")}
-    for name in claims_mia.TO_BE_HAD:
+    told, printed = remarks(committed), PER_SAMPLE["printed"]["table_5"]
+    for name in TO_BE_HAD:
         found, far, cells = committed[name], [], 0
-        for score, row in printed.RECALLS[name].items():
-            for metric, cell in zip(printed.ALIKE, row, strict=True):
-                if cell is None:
+        for score, row in printed[name].items():
+            for metric, cell in zip(ALIKE, row, strict=True):
+                if not cell:
                     continue
                 own, scale = found["agreement"]["lira"][score], 1 if metric == "spearman" else 100
                 mean, spread = scale * np.array(own[metric])
                 cells += 1
                 if abs(mean - cell[0]) > 2 * np.hypot(cell[1] / 4, spread / np.sqrt(own["targets"])):
                     far.append((metric != "spearman", abs(mean - cell[0]), mean - cell[0]))
-        line = told[printed.SHORT[name]]
+        line = told[PER_SAMPLE["settings"][name]]
         assert f"Far in Table 5: {len(far)} of {cells} cells, farthest " in line
         for digits, share in ((1, True), (3, False)):
             more = max((each for each in far if each[0] == share), key=lambda each: each[1])[2]
@@ -510,76 +285,227 @@ def test_cells_far_from_the_printed_ones_are_counted_and_explained(committed):
     assert "Far in Table 1: loss (+6.3), gradient norm (+38.8)." in told["California, MLP"]
     assert "Far in Table 1: no cell." in told["Energy"]
     near = copy_of(committed["energy_mlp"])
-    for score, row in printed.RECALLS["energy_mlp"].items():
-        for metric, cell in zip(printed.ALIKE, row, strict=True):
+    for score, row in printed["energy_mlp"].items():
+        for metric, cell in zip(ALIKE, row, strict=True):
             scale = 1 if metric == "spearman" else 100
             near["agreement"]["lira"][score][metric] = [cell[0] / scale, cell[1] / scale]
-    lines = remarks_mia.remarks({"energy_mlp": near})
-    assert "Far in Table 5: none of 16 cells." in next(line for line in lines if line.startswith("- Energy"))
+    assert "Far in Table 5: none of 16 cells." in remarks({"energy_mlp": near})["Energy"]
 
 
 def test_a_setting_that_was_never_run_here_has_its_place_on_the_page(committed):
     """CIFAR-100, once somebody has its data."""
     ran = committed | {"cifar100_resnet20": committed["cifar10_cnn"] | {"setting": "cifar100_resnet20"}}
-    line = next(line for line in page(ran, DOCS / "images").splitlines() if line.startswith("- CIFAR-100: 200 ref"))
+    line = remarks(ran)["CIFAR-100"]
+    assert line.startswith("- CIFAR-100: 200 references")
     assert "Far in Table 5: " in line
 
 
-def test_other_attacks_have_every_measure_on_the_page(committed):
-    text = page(committed, DOCS / "images")
+def test_other_attacks_and_records_themselves_are_on_the_page(committed, text):
     rows = [line for line in text.splitlines() if line.startswith("| Energy | Newton step |") and "→" not in line]
-    agreement = committed["energy_mlp"]["agreement"]
     expected = []
     for truth in ("rmia", "shokri"):
-        for metric in printed.ALIKE:
-            mean, spread = agreement[truth]["newton"][metric]
+        for metric in ALIKE:
+            mean, spread = committed["energy_mlp"]["agreement"][truth]["newton"][metric]
             scale, digits = (1, 3) if metric == "spearman" else (100, 2)
             expected.append(f"{scale * mean:.{digits}f} ± {scale * spread:.{digits}f}")
     assert rows == [f"| Energy | Newton step | {' | '.join(expected)} |"]
+    share = 100 * committed["bloodmnist_head"]["agreement"]["lira"]["fused_records"]["top 1% in 5%"][0]
+    assert f"with the records themselves it finds {share:.1f} %" in text
 
 
 def test_table_4_has_the_sum_of_what_was_run(committed):
     few = {name: committed[name] for name in ("energy_mlp", "california_linear")}
     left_out = ("per_target", "halves", "fused", "fused_records")
     spent = sum(value for found in few.values() for phase, value in found["seconds"].items() if phase not in left_out)
-    told = "\n".join(costs_mia.table_4(few))
-    assert f"| 5.3 h → {costs_mia._time(spent)} |" in told
+    told = section("per_sample", few)
+    assert f"| 5.3 h → {duration(spent)} |" in told
     assert "50,000 × for BloodMNIST" in told
-    assert "features are made once" not in told
-    assert "BloodMNIST: features are made once" in "\n".join(
-        costs_mia.table_4(few | {"bloodmnist_head": committed["bloodmnist_head"]})
+    assert "features are computed once" not in told
+    more = section("per_sample", few | {"bloodmnist_head": committed["bloodmnist_head"]})
+    assert "BloodMNIST: features are computed once" in more
+
+
+def test_every_printed_setting_has_a_home():
+    tables = [set(PER_SAMPLE["printed"][f"table_{number}"]) for number in (1, 4, 5)]
+    assert tables[0] == tables[1] == tables[2]
+    assert tables[0] <= set(SETTINGS)
+
+
+@pytest.mark.skipif(not PAPER.exists(), reason="the paper's text is not here")
+def test_printed_numbers_stand_in_the_paper():
+    text = re.sub(r"<[^>]+>|\*\*|\$|\\", "", PAPER.read_text(encoding="utf-8"))
+    for rows in PER_SAMPLE["printed"]["table_1"].values():
+        assert all(f"{mean:.1f} pm {std:.1f} %" in text for mean, std in rows.values())
+    for rows in PER_SAMPLE["printed"]["table_5"].values():
+        for cells in rows.values():
+            shown = [f"{c[0]:.2f} pm {c[1]:.2f}" for c in cells[:3] if c]
+            shown += [f"{c[0]:.3f} pm {c[1]:.3f}" for c in cells[3:] if c]
+            assert all(cell in text for cell in shown)
+            assert "\t".join(shown) in text
+
+
+def test_printed_numbers_are_those_of_the_papers():
+    table = GLS["printed"]["table_2"]
+    assert (table["lira"]["last layer"], table["tpr"]["full model"]) == ([0.50, 0.05], [0.29, 0.05])
+    assert table["mean_gap"]["4 last layers"] == [0.07, 0.04]
+    printed = LOOD["printed"]
+    told = printed["retrained"]
+    assert told["training_hours"] * 60 / told["lood_minutes"] >= told["times_faster"] == 140
+    assert printed["perturbed"]["networks"] == [-2.375, 5.978]
+    assert (printed["groups"]["most_exposed"], printed["groups"]["least_exposed"]) == (0.61, 0.08)
+    assert printed["sine"]["steepest"] == 3.899
+
+
+# the GLS paper
+
+
+def gls(results):
+    return section("gls", results), claims_of("gls", results)
+
+
+def test_a_depth_whose_solves_ended_early_is_marked_and_not_judged(committed):
+    result = copy_of(committed[NAME])
+    full = result["depths"]["full model"]
+    full.update(solve_error=0.1, worst_residual=0.004, most_steps_taken=19)
+    text, claims = gls({NAME: result})
+    assert "full model\\*" not in text
+    assert "not judged" not in text + claims[3].measured
+    for metric in ("lira", "effect_size"):
+        full["all"]["gls_trace"][metric]["mean"] += 0.1  # deeper is better
+    assert claims_of("gls", {NAME: result})[3].verdict == FAILS
+    full["solve_error"] = 0.9
+    text, claims = gls({NAME: result})
+    assert claims[3].verdict == HOLDS
+    assert "(full model, 4 targets, not judged: the error of its solves is too large; " in claims[3].measured
+    assert text.count("full model\\*") == 5
+    assert (
+        "\\* The error of solves is 0.5 or more (full model: ≈ 0.90 after 19 steps, with a residual of 0.004)" in text
     )
 
 
-def test_less_is_less_beyond_the_noise(committed):
-    found = json.loads(json.dumps(committed["bloodmnist_head"]))
-    for truth, mean in (("lira", 0.6), ("rmia", 0.58), ("shokri", 0.2)):
-        set_recall(found, "newton", mean, 0.05, truth)
-    assert not claims_mia._harder(found)[0]  # 0.02 with a standard error of 0.018
-    set_recall(found, "newton", 0.5, 0.05, "rmia")
-    assert claims_mia._harder(found)[0]
+def test_what_was_solved_further_stands_beside_the_depths_and_is_judged(committed):
+    results = copy_of({name: committed[name] for name in (NAME, MORE)})
+    full = results[MORE]["depths"]["full model"]
+    text, claims = gls(results)
+    lines = text.splitlines()
+    rows = {line.split("|")[1].strip(): line.split("|")[2:-1] for line in lines if "→" in line and "|" in line}
+    value = full["all"]["gls_trace"]["lira"]
+    assert rows["LiRA score"][4].strip() == f"0.51 ± 0.04 → {value['mean']:.2f} ± {value['half_width']:.2f}"
+    assert rows["TPR at 5 % FPR"][4].strip() == "0.29 ± 0.05 → –"
+    costs = next(line for line in lines if line.startswith("| full model, more targets | 11,173,962"))
+    assert f"| {full['most_steps_taken']} | {full['worst_residual']:.2g} | {full['solve_error']:.2f} |" in costs
+    assert f"{full['unsolved']} of {full['right_sides']} right-hand sides had not reached the tolerance of 0.01" in text
+    assert "full model, more targets (4 targets, no TPR at 5 % FPR)" in claims[0].measured
+    assert claims[3].verdict == HOLDS
+    full["all"]["gls_trace"]["effect_size"]["mean"] += 0.1  # deeper is better
+    assert claims_of("gls", results)[3].verdict == FAILS
+    full["solve_error"] = 0.6
+    text, claims = gls(results)
+    assert claims[3].verdict == HOLDS  # solved too little to say so
+    assert "full model, more targets\\*" in text
+    results[MORE]["depths"] = {}
+    results[MORE]["not_to_be_had"] = {"full model": ["out of memory"]}
+    text, claims = gls(results)
+    assert "| 0.51 ± 0.04 → not to be had |" in text
+    assert "Full model, more targets (for some targets at least): out of memory." in text
+    assert "full model, more targets not to be had" in claims[3].measured
 
 
-def test_fused_of_a_frozen_encoder_is_told_with_what_the_records_give(committed):
-    told = page(committed, DOCS / "images")
-    share = 100 * committed["bloodmnist_head"]["agreement"]["lira"]["fused_records"]["top 1% in 5%"][0]
-    assert f"with the records themselves it finds {share:.1f} %" in told
+def test_gls_verdicts_follow_the_results(committed):
+    changed = copy_of(committed[NAME])
+    depths = changed["depths"]
+    for own, lira in zip(depths.values(), (0.5, 0.52, 0.51, 0.5), strict=True):
+        own |= {"targets": 4, "solve_error": 0.1}
+        for metric in GLS["metrics"]:
+            own["all"]["gls_trace"][metric] |= {"mean": lira, "half_width": 0.04, "of": 4}
+        own["last layer of these targets"] = {"lira": {"mean": 0.5}, "effect_size": {"mean": 0.6}}
+        own["all"]["gls_trace"]["effect_size"] |= {"mean": 0.6, "of": 4}
+        for score in ("gls_frobenius", "gls_spectral"):
+            own["all"][f"{score}_with_trace"]["mean"] = 0.97
+    depths["last layer"]["tradeoff"]["share_of_models_higher"] = 1.0
+    assert [claim.verdict for claim in claims_of("gls", {NAME: changed})] == [HOLDS] * 5
+    depths["full model"]["all"]["gls_trace"]["effect_size"]["mean"] = 0.7
+    depths["last layer"]["tradeoff"]["share_of_models_higher"] = 0.5
+    depths["2 last layers"]["all"]["gls_spectral_with_trace"]["mean"] = 0.5
+    depths["4 last layers"]["all"]["gls_trace"]["lira"] |= {"mean": 0.3, "half_width": 0.4}
+    assert [claim.verdict for claim in claims_of("gls", {NAME: changed})] == [FAILS] * 5
+    for own in depths.values():
+        own["targets"] = 1
+    verdicts = [claim.verdict for claim in claims_of("gls", {NAME: changed})]
+    assert [verdicts[place] for place in (0, 1, 3)] == [UNMEASURED] * 3  # one target has no spread
+    del depths["full model"], depths["4 last layers"]
+    changed["not_to_be_had"] = {"full model": ["out of memory"]}
+    measured = claims_of("gls", {NAME: changed})[3].measured
+    assert "full model not to be had" in measured
+    assert "4 last layers not run yet" in measured
 
 
-def test_images_of_the_highest_scores_are_in_their_order():
-    images = np.random.default_rng(0).integers(0, 256, (30, 4, 4, 3), np.uint8)
-    shown = {score: {"highest": list(range(place, place + 10))} for place, score in enumerate(SHOWN)}
-    axes = highest({"bloodmnist_head": shown}, {"bloodmnist_head": images}).axes
-    assert len(axes) == 30
-    for place, (row, column) in enumerate((row, column) for row in range(3) for column in range(10)):
-        np.testing.assert_array_equal(axes[place].images[0].get_array(), images[row + column])
+# the LOOD paper
 
 
-def test_pictures_are_drawn_of_what_there_is(tmp_path):
-    for name in ("energy_mlp.json", "energy_mlp.npz"):
-        (tmp_path / name).write_bytes((RESULTS / name).read_bytes())
-    drawn = {path.name for path in draw_all(tmp_path, tmp_path / "images")}
-    assert drawn == {f"mia_recall_{name}.png" for name in ("lira", "rmia", "shokri")} | {
-        "mia_loss_influence.png",
-        "gls_theory.png",
-    }
+def test_verdicts_of_searches_toys_and_activations_turn_with_the_numbers(committed):
+    before = claims_of("lood", {"lood_figures": json.loads(FIGURES.read_text()), **committed})
+    told = copy_of(committed) | {"lood_figures": json.loads(FIGURES.read_text())}
+    told["lood_searches"]["cars_and_planes"] |= {"found": 250}
+    told["lood_searches"]["cars_and_planes"]["not_found"]["record_has_the_likest_details_of_all"] = 96
+    told["lood_searches"]["convolutional"]["auc_at_the_query"][0] -= 0.1
+    told["lood_toys"]["domain"]["kl_largest_at_the_record"] -= 1
+    told["lood_toys"]["steepest"]["at_the_mean_optimum_over_the_record"]["log_ratio"][2] = 1.1
+    told["lood_toys"]["placed"]["5"]["offset_of_the_largest"][2] = 0.2
+    told["lood_retrained"]["largest_along_a_direction"]["networks"]["at_the_record"] = 55
+    told["lood_activations"]["nngp_sphere"] |= {"mean_difference": 0.03}
+    told["lood_queries"]["normalized"]["darker_than_the_record"] = 6
+    figures = told["lood_figures"]
+    figures["activations"]["gelu_beside_relu"]["critical"]["6"]["kl_median_of_ratios"] = 1.1
+    for cell in figures["activations"]["gelu_beside_relu"]["raw"].values():
+        cell["kl_lower_by_more_than_1.1"] = 0.96
+    figures["groups"]["one_query"]["value_over_the_most_exposed_members_min_median_max"] = [0.9, 0.95, 1.0]
+    turned = {was.text for was, now in zip(before, claims_of("lood", told), strict=True) if was.verdict != now.verdict}
+    assert len(turned) == 12, turned  # one for each line above
+    told["lood_queries"]["normalized"]["over_the_record"] = [0.9, 1.0]
+    figures["groups"]["one_query"]["value_over_the_most_exposed_members_min_median_max"] = [0.9, 0.95, 1.1]
+    claims = {claim.text: claim for claim in claims_of("lood", told)}
+    unsure = [
+        claim for text, claim in claims.items() if "some query reveals more" in text or "best single query" in text
+    ]
+    assert [claim.verdict for claim in unsure] == [UNMEASURED] * 2
+
+
+def test_lood_claims_follow_the_committed_numbers(committed):
+    claims, text = {claim.text: claim for claim in claims_of("lood", committed)}, section("lood", committed)
+    assert NOT_RUN not in text
+
+    def verdict(part):
+        (found,) = (claim.verdict for said, claim in claims.items() if part in said)
+        return found
+
+    told = committed["lood_toys"]["steepest"]
+    right = told["kl_largest_at_the_record"] == told["mean_largest_elsewhere"] == told["draws"]
+    assert verdict("Algorithm 1's record the mean") == (HOLDS if right else FAILS)
+    assert f"{told['steepest_between'][0]:g} to {told['steepest_between'][1]:g} in 100 draws" in text
+    ends = committed["lood_searches"]["cars_and_planes"]
+    assert verdict("A single search") == (HOLDS if ends["found"] > ends["chosen"] / 2 else FAILS)
+    assert f"{ends['found']} of {ends['chosen']}; the record" in text
+    with np.load(RESULTS / "lood_searches.npz") as held:
+        share, alike = held["cars_and_planes_share"], held["cars_and_planes_details"]
+    assert (share > 0.99).sum() == ends["found"] == ends["chosen"] - ends["not_found"]["searches"]
+    assert (alike[share <= 0.99] < 0).sum() >= ends["not_found"]["of_those_negative"]
+    sphere = committed["lood_activations"]["nngp_sphere"]
+    assert f"mean difference {sphere['mean_difference']:+.3f} ± {sphere['standard_error']:.3f}" in text
+    lower = [cell["kl_lower_by_more_than_1.1"] for cell in words("lood", committed)["studied"]["raw"].values()]
+    assert verdict("1.1 times") == FAILS
+    assert min(lower) < 0.95
+    assert f"{lower[0]:.0%} at depth 2, {lower[-1]:.0%} at depth 10".replace("%", " %") in text
+
+
+@pytest.mark.parametrize(("score", "others", "expected"), [("lood_mean", 0.3, HOLDS), ("tracin", 0.5, FAILS)])
+def test_the_best_predictor_of_retraining_is_judged(committed, score, others, expected):
+    told = copy_of(committed)
+    for name in told["lood_influence"]["with_the_change"]:
+        told["lood_influence"]["with_the_change"][name]["pearson"] = 0.3
+    told["lood_influence"]["with_the_change"]["lood_mean"]["pearson"] = 0.4
+    told["lood_influence"]["with_the_change"]["tracin"]["pearson"] = others
+    assert claims_of("lood", told)[5].verdict == expected
+    for pearson, verdict in ((0.9, HOLDS), (0.2, FAILS)):
+        told["lood_retrained"]["correlation_with_auc"]["nngp_auc"] = {"pearson": pearson, "p": 1e-9, "spearman": 0.0}
+        assert claims_of("lood", told)[0].verdict == verdict

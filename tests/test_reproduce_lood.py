@@ -1,39 +1,25 @@
-"""The LOOD settings of benchmarks/reproduce: small runs on made data, their oracles, and the page they lead to."""
+"""The LOOD settings: small runs on synthetic data, their oracles, and the part of the page they lead to."""
 
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from benchmarks.reproduce.claims import NOT_RUN
+from benchmarks.reproduce.job import Job, OutOfTime
+from benchmarks.reproduce.lood.data import SCALE, cars_and_planes, made_pictures, ten_classes, write_cars_and_planes
+from benchmarks.reproduce.lood.influence import empirical_kernel, left_out, train_with_checkpoints
+from benchmarks.reproduce.lood.measures import attack_auc, correlation, distances, largest_at, where_largest
+from benchmarks.reproduce.lood.networks import SMALL, build_network, chosen_records, perturbed, retrain
+from benchmarks.reproduce.lood.pictures import beside_the_record, draw
+from benchmarks.reproduce.lood.searches import by_step, details, pixels
+from benchmarks.reproduce.lood.toys import at_queries, domain, normal_places, placed, slopes, steepest
+from benchmarks.reproduce.page import section
 from torch import nn
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from benchmarks.reproduce.claims import FAILS, HOLDS, NOT_RUN, UNMEASURED
-from benchmarks.reproduce.lood_activations import SETTINGS as ACTIVATIONS
-from benchmarks.reproduce.lood_claims import judged_claims
-from benchmarks.reproduce.lood_correlation import SETTINGS as CORRELATION
-from benchmarks.reproduce.lood_data import SCALE, cars_and_planes, made_pictures, ten_classes, write_cars_and_planes
-from benchmarks.reproduce.lood_gaussian import distances
-from benchmarks.reproduce.lood_influence import SETTINGS as INFLUENCE
-from benchmarks.reproduce.lood_influence import empirical_kernel, left_out, train_with_checkpoints
-from benchmarks.reproduce.lood_measures import attack_auc, correlation, largest_at, where_largest
-from benchmarks.reproduce.lood_networks import SMALL, build_network, chosen_records, perturbed, retrain
-from benchmarks.reproduce.lood_retrained import SETTINGS as RETRAINED
-from benchmarks.reproduce.lood_searches import SETTINGS as SEARCHES
-from benchmarks.reproduce.lood_searches import by_step, details, pixels
-from benchmarks.reproduce.lood_toys import SETTINGS as TOYS
-from benchmarks.reproduce.lood_toys import domain, normal_places, placed, see, slopes, steepest
-from benchmarks.reproduce.page_lood import FIGURES, claims, section
-from benchmarks.reproduce.pictures_lood import beside_the_record, draw
-from benchmarks.reproduce.printed_lood import GROUPS, PERTURBED, SINE
-from benchmarks.reproduce.printed_lood import RETRAINED as PRINTED
-from benchmarks.reproduce.setting import RESULTS, Job, OutOfTime
 
 from giveaway.attacks.membership import model_seed
 from giveaway.attacks.stacked import train_stacked
@@ -50,18 +36,8 @@ TINY = replace(SMALL, records=24, held_out=8, chosen=3, rounds=2, width=8, epoch
 def measured(tmp_path_factory):
     """Small runs of the settings that depend on one another, in one folder."""
     root = tmp_path_factory.mktemp("lood")
-    for name, settings in (
-        ("lood_retrained", RETRAINED),
-        ("lood_influence", INFLUENCE),
-        ("lood_activations", ACTIVATIONS),
-    ):
-        settings[name].run(_job(root, name))
-    for name, settings in (
-        ("lood_correlation", CORRELATION),
-        ("lood_searches", SEARCHES),
-        ("lood_toys", TOYS),
-    ):
-        settings[name].run(_job(root, name))
+    for name in ("retrained", "influence", "activations", "correlation", "searches", "toys"):
+        _job(root, f"lood_{name}").run()
     kept = root / "results"
     kept.mkdir()
     for file in [*root.glob("*-small/lood_*.json"), *root.glob("*-small/lood_*.npz")]:
@@ -75,9 +51,10 @@ def _job(root: Path, name: str, **options) -> Job:
     return Job(setting=name, data=None, work=work, models=8, small=True, out=work, **options)
 
 
+@pytest.mark.slow
 def test_small_runs_leave_results_that_the_page_states(measured):
     _, results = measured
-    page = "\n".join(section(results))
+    page = section("lood", results)
     told = results["lood_retrained"]
     assert told["trainings"] == told["rounds"] * (1 + told["chosen"])
     pearson = f"{told['correlation_with_auc']['nngp_auc']['pearson']:.2f}".replace("-", "−")
@@ -90,117 +67,22 @@ def test_small_runs_leave_results_that_the_page_states(measured):
     assert f"| {ends['found']} of {ends['chosen']}; the record is the nearest" in page
     assert f"at most {placed_at['-5']['offset_of_the_largest'][2]:g} and" in page
     assert page.count(NOT_RUN) == 3  # lood_queries
-    assert all("nan" not in line.lower() for line in section(results))
+    assert all("nan" not in line.lower() for line in page.splitlines())
 
 
+@pytest.mark.slow
 def test_pictures_are_those_the_page_shows(measured, tmp_path):
     root, results = measured
     figures = draw(root / "results")
     for name, figure in figures.items():
         save_figure(figure, tmp_path / f"{name}.png")
     drawn = {path.name for path in tmp_path.iterdir()}
-    shown = {line.split("images/")[1].rstrip(")") for line in section(results) if line.startswith("![")}
+    shown = {
+        line.split("images/")[1].rstrip(")") for line in section("lood", results).splitlines() if line.startswith("![")
+    }
     assert drawn == shown
     assert len(drawn) == 12
     assert draw(tmp_path / "nothing") == {}
-
-
-def test_without_results_nothing_is_claimed_but_what_lood_figures_measured():
-    page = section({})
-    assert sum(NOT_RUN in line for line in page) == 30
-    verdicts = [claim.verdict for claim in claims({})]
-    assert verdicts.count(UNMEASURED) == 19
-    assert "84%; 94%, 8%" in "\n".join(page)  # benchmarks/results/lood_figures.json
-
-
-def test_committed_results_and_claims_agree():
-    results, figures = _committed(), json.loads(FIGURES.read_text())
-    page = "\n".join(section(results))
-    judged = {claim.text: claim for claim in claims(results)}
-    assert len(judged) == 28
-    assert NOT_RUN not in page
-    assert UNMEASURED not in {claim.verdict for claim in judged.values()}
-
-    def verdict(part: str) -> str:
-        (found,) = (claim.verdict for text, claim in judged.items() if part in text)
-        return found
-
-    toys = results["lood_toys"]
-    told = toys["steepest"]
-    right = told["kl_largest_at_the_record"] == told["mean_largest_elsewhere"] == told["draws"]
-    assert verdict("Algorithm 1's record the mean") == (HOLDS if right else FAILS)
-    assert verdict("on a sine") == (HOLDS if toys["domain"]["kl_largest_at_the_record"] == 100 else FAILS)
-    assert f"{told['steepest_between'][0]:g} to {told['steepest_between'][1]:g} in 100 draws" in page
-    ends = results["lood_searches"]["cars_and_planes"]
-    assert verdict("a single search") == (HOLDS if ends["found"] > ends["chosen"] / 2 else FAILS)
-    alike, lower = (ends["not_found"][name] for name in ("record_has_the_likest_details_of_all", "searches"))
-    assert verdict("where a search ends lower") == (HOLDS if 2 * alike > lower else FAILS)
-    assert f"{ends['found']} of {ends['chosen']}; the record" in page
-    with np.load(RESULTS / "lood_searches.npz") as held:
-        share, details_alike = held["cars_and_planes_share"], held["cars_and_planes_details"]
-    assert (share > 0.99).sum() == ends["found"] == ends["chosen"] - lower
-    assert (details_alike[share <= 0.99] < 0).sum() >= ends["not_found"]["of_those_negative"]
-    sphere = results["lood_activations"]["nngp_sphere"]
-    assert f"mean difference {sphere['mean_difference']:+.3f} ± {sphere['standard_error']:.3f}" in page
-    assert (verdict("with GELU than with ReLU: inputs on the sphere") == HOLDS) == (
-        sphere["mean_difference"] > 2 * sphere["standard_error"]
-    )
-    studied = figures["activations"]["gelu_beside_relu"]["raw"]
-    lower = [cell["kl_lower_by_more_than_1.1"] for cell in studied.values()]
-    assert verdict("1.1 times") == FAILS
-    assert f"{lower[0]:.0%} at depth 2, {lower[-1]:.0%} at depth 10" in page
-    assert min(lower) < 0.95
-    assert verdict("gap between GELU and ReLU grows") == HOLDS
-    single = figures["groups"]["one_query"]["value_over_the_most_exposed_members_min_median_max"]
-    assert verdict("best single query") == FAILS
-    assert single[0] > 1
-    assert f"{single[0]:.3f} to {single[2]:.3f} in 10 groups" in page
-
-
-def test_verdicts_of_searches_toys_and_activations_turn_with_the_numbers():
-    results = {**_committed(), "lood_figures": json.loads(FIGURES.read_text())}
-    told = json.loads(json.dumps(results))
-    told["lood_searches"]["cars_and_planes"] |= {"found": 250}
-    told["lood_searches"]["cars_and_planes"]["not_found"]["record_has_the_likest_details_of_all"] = 96
-    told["lood_searches"]["convolutional"]["auc_at_the_query"][0] -= 0.1
-    told["lood_toys"]["domain"]["kl_largest_at_the_record"] -= 1
-    told["lood_toys"]["steepest"]["at_the_mean_optimum_over_the_record"]["log_ratio"][2] = 1.1
-    told["lood_toys"]["placed"]["5"]["offset_of_the_largest"][2] = 0.2
-    told["lood_retrained"]["largest_along_a_direction"]["networks"]["at_the_record"] = 55
-    told["lood_activations"]["nngp_sphere"] |= {"mean_difference": 0.03}
-    told["lood_queries"]["normalized"]["darker_than_the_record"] = 6
-    figures = told["lood_figures"]
-    figures["activations"]["gelu_beside_relu"]["critical"]["6"]["kl_median_of_ratios"] = 1.1
-    for cell in figures["activations"]["gelu_beside_relu"]["raw"].values():
-        cell["kl_lower_by_more_than_1.1"] = 0.96
-    figures["groups"]["one_query"]["value_over_the_most_exposed_members_min_median_max"] = [0.9, 0.95, 1.0]
-    before, after = judged_claims(results), judged_claims(told)
-    turned = {was.text for was, now in zip(before, after, strict=True) if was.verdict != now.verdict}
-    assert len(turned) == 12, turned  # one for each line above
-
-
-def _committed() -> dict:
-    return {file.stem: json.loads(file.read_text()) for file in RESULTS.glob("lood_*.json")}
-
-
-def test_printed_numbers_are_the_papers():
-    assert (PRINTED["training_hours"] * 60 / PRINTED["lood_minutes"]) >= PRINTED["times_faster"] == 140
-    assert PERTURBED["networks"] == {"mean": -2.375, "deviation": 5.978}
-    assert (GROUPS["most_exposed"], GROUPS["least_exposed"], SINE["steepest"]) == (0.61, 0.08, 3.899)
-
-
-def test_claims_turn_with_the_numbers(measured):
-    _, results = measured
-    told = json.loads(json.dumps(results))
-    for pearson, verdict in ((0.9, HOLDS), (0.2, FAILS)):
-        told["lood_retrained"]["correlation_with_auc"]["nngp_auc"] = {"pearson": pearson, "p": 1e-9, "spearman": 0.0}
-        assert claims(told)[0].verdict == verdict
-    for name in told["lood_influence"]["with_the_change"]:
-        told["lood_influence"]["with_the_change"][name]["pearson"] = 0.3
-    told["lood_influence"]["with_the_change"]["lood_mean"]["pearson"] = 0.4
-    assert claims(told)[5].verdict == HOLDS
-    told["lood_influence"]["with_the_change"]["tracin"]["pearson"] = 0.5
-    assert claims(told)[5].verdict == FAILS
 
 
 def test_a_round_leaves_each_chosen_record_out_and_a_second_command_goes_on(tmp_path):
@@ -215,7 +97,7 @@ def test_a_round_leaves_each_chosen_record_out_and_a_second_command_goes_on(tmp_
         retrain(replace(job, deadline=0.0), pictures, chosen, queries, "relu", TINY)
     again = retrain(job, pictures, chosen, queries, "relu", TINY)
     np.testing.assert_array_equal(answers.without, again.without)
-    with pytest.raises(SystemExit, match="another size, seed or data"):
+    with pytest.raises(SystemExit, match="is of another epochs: take another folder"):
         retrain(job, pictures, chosen, queries, "relu", replace(TINY, epochs=3))
 
 
@@ -363,7 +245,7 @@ def _rbf(a, b):
 def test_what_is_seen_on_a_sine_is_that_of_two_posteriors():
     x, record = normal_places(3), torch.tensor([2.5], dtype=torch.float64)
     queries = torch.linspace(-4.0, 4.0, 33, dtype=torch.float64)
-    found = see(x, record, queries)
+    found = at_queries(x, record, queries)
     places = torch.cat([x, record]).numpy()[:, None]
     naive = _naive_lood(_rbf, places, np.sin(places), 0.01, 10, queries.numpy()[:, None])
     for ours, theirs in zip((found.mean, found.log_ratio, found.kl), naive, strict=True):
@@ -384,17 +266,17 @@ def test_the_slope_that_algorithm_1_climbs_is_that_of_the_mean_distance():
 
 def test_the_sine_examples(tmp_path):
     job = _job(tmp_path, "lood_toys")
-    told, arrays = domain(job)
+    arrays, told = domain(job)
     assert told["kl_largest_at_the_record"] == told["draws"]
     grid = np.linspace(-5, 5, len(arrays["kl"]))
     assert abs(grid[arrays["kl"].argmax()] - arrays["record"][0]) < 0.03
-    told, arrays = steepest(job)
+    arrays, told = steepest(job)
     assert told["kl_largest_at_the_record"] == told["mean_largest_elsewhere"] == told["draws"]
     assert told["no_slope_of_the_grid_is_steeper"] == told["draws"]
     assert abs(grid[arrays["slope"].argmax()] - told["shown"]["steepest"]) < 0.03
     assert abs(grid[arrays["mean"].argmax()] - told["shown"]["mean_largest_at"]) < 0.03
     assert told["at_the_mean_optimum_over_the_record"]["kl"][2] < 1
-    told, arrays = placed(job)
+    _, told = placed(job)
     naive = []
     queries = np.linspace(-8, 8, 2_001)[:, None]
     for number in range(told["draws"]):
@@ -405,7 +287,7 @@ def test_the_sine_examples(tmp_path):
 
 def test_a_search_by_steps_climbs_to_what_two_posteriors_say(tmp_path):
     job = _job(tmp_path, "lood_searches")
-    told, arrays = by_step(job)
+    arrays, told = by_step(job)
     assert (np.diff(arrays["share"], axis=2) >= -1e-12).all()  # each search goes on where the shorter one ended
     assert arrays["share"].max() <= 1 + 1e-9
     flat, labels = ten_classes(job, told["records"], seed=21)

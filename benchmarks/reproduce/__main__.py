@@ -1,4 +1,4 @@
-"""The papers' experiments from one command each.
+"""The papers' experiments, one command each.
 
     python -m benchmarks.reproduce run SETTING --data DIR [--work DIR] [--models 200] [--targets 16] [--device cuda]
         [--seed 0] [--limit SECONDS] [--small] [--out DIR]
@@ -8,7 +8,7 @@
     python -m benchmarks.reproduce table
     python -m benchmarks.reproduce figures [--data DIR]
 
-`run` keeps every finished model in --work and goes on from there; `table` writes docs/results.md and `figures` its
+`run` keeps every finished model in --work and continues from there; `table` writes docs/results.md and `figures` its
 pictures, both from benchmarks/reproduce/results alone, without training anything.
 """
 
@@ -21,8 +21,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.reproduce.setting import RESULTS, Job, OutOfTime
-from benchmarks.reproduce.settings import HOMES, setting
+from benchmarks.reproduce.job import RESULTS, SETTINGS, Job, OutOfTime
 
 RUN_AGAIN = 75  # the exit status that says "not finished, run again"
 SMALL = {"models": 8, "targets": 2}
@@ -52,7 +51,7 @@ def _run(options: argparse.Namespace) -> int:
         sys.exit(f"{options.setting} needs --data DIR, the folder that holds its data set (or --small)")
     work.mkdir(parents=True, exist_ok=True)
     try:
-        setting(options.setting).run(job)
+        job.run()
     except FileNotFoundError as missing:
         sys.exit(f"--data: {missing}")
     except OutOfTime:
@@ -63,15 +62,15 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _features(options: argparse.Namespace) -> int:
-    from benchmarks.reproduce.encoders import write_features
+    from benchmarks.reproduce.per_sample.encoders import write_features
 
     print(f"{options.which}: {write_features(options.which, options.data, options.to or options.data)}")
     return 0
 
 
 def _parts(options: argparse.Namespace) -> int:
-    from benchmarks.reproduce.data import split_cifar10
-    from benchmarks.reproduce.lood_data import write_cars_and_planes
+    from benchmarks.reproduce.lood.data import write_cars_and_planes
+    from benchmarks.reproduce.per_sample.data import split_cifar10
 
     for path in (*split_cifar10(options.data, options.to), write_cars_and_planes(options.data, options.to)):
         print(path)
@@ -97,20 +96,20 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.reproduce", description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="train what is missing, attack, score, and write results/SETTING.json")
-    run.add_argument("setting", choices=sorted(HOMES))
+    run.add_argument("setting", choices=sorted(SETTINGS))
     run.add_argument("--data", type=Path, help="the folder of data sets")
     run.add_argument("--work", type=Path, default=Path("reproduce-work"), help="where models and signals are kept")
-    run.add_argument("--models", type=int, help="reference models, 200 unless told")
-    run.add_argument("--targets", type=int, help="target models, 16 unless told")
+    run.add_argument("--models", type=int, help="number of reference models (default 200)")
+    run.add_argument("--targets", type=int, help="number of target models (default 16)")
     run.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     run.add_argument("--seed", type=int, default=0)
-    run.add_argument("--limit", type=float, help="stop cleanly after these seconds, to be run again")
+    run.add_argument("--limit", type=float, help="stop cleanly after these seconds; run again to continue")
     run.add_argument("--small", action="store_true", help="few models and epochs, to try it out")
     run.add_argument("--out", type=Path, help="where the results go instead of the repository")
     features = commands.add_parser("features", help="features of a frozen encoder, on the CPU")
     features.add_argument("which", choices=["bloodmnist", "sst2"])
     features.add_argument("--data", type=Path, required=True)
-    features.add_argument("--to", type=Path, help="where the .npy goes, --data unless told")
+    features.add_argument("--to", type=Path, help="where the .npy goes (default: --data)")
     parts = commands.add_parser("parts", help="cifar10.npz in parts that can be carried one at a time")
     parts.add_argument("--data", type=Path, required=True)
     parts.add_argument("--to", type=Path, required=True)

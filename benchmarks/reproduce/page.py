@@ -3,49 +3,36 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+import tomllib
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
 
-from benchmarks.reproduce import claims_gls, claims_mia, page_gls, page_lood, page_mia
-from benchmarks.reproduce.claims import NO_DATA, NOT_RUN, Claim, Results
-from benchmarks.reproduce.printed_mia import TOP
-from benchmarks.reproduce.settings import HOMES
+from benchmarks.reproduce.claims import NO_DATA, NOT_RUN, Claim, Results, judge
+from benchmarks.reproduce.job import SETTINGS
+from benchmarks.reproduce.wording import fixed, plus, say, section_template, signed, spread, unwrap
 
+FOLDER = Path(__file__).parent
+PAPERS = ("per_sample", "gls", "lood")  # in the order of the page
 PICTURE = re.compile(r"!\[[^]]*]\(images/([^)]+)\)")
-ASKED = {"gls_resnet18": " --models 65", "gls_full_model": " --targets 4"}  # beside --data
-OPENING = """\
-# The papers' experiments
-
-The three papers that this library builds on print tables and figures. Here is each that can be had, beside what we
-measure with our own code, and a verdict on every claim. Numbers of ours come from `benchmarks/reproduce/results`; of
-LOOD, some come from `benchmarks/results/lood_figures.json` (its section says which). This page and its pictures are
-written by
-
-```console
-python -m benchmarks.reproduce table
-python -m benchmarks.reproduce figures --data DIR
-```
-
-from what is kept, without training or measuring anything (`--data` for the two pictures that show records). One setting
-is measured again, from its data to its numbers, by `python -m benchmarks.reproduce run SETTING --data DIR` (`--small`
-tries it out on made data). A run that is stopped goes on where it was. Ours differ from the papers' experiments in
-encoders, splits, numbers of models and machines; each section says where.
-
-All of these are rankings, compared with what attacks find. A ranking is not a count of exposed records, and a record
-that none of these attacks finds may be found by another.
-"""
+FIGURES = Path(__file__).parents[1] / "results" / "lood_figures.json"
+NOT_THE_PAPERS = ("per_target", "halves", "fused", "fused_records")  # phases of Table 4 that only we have
 
 
 def write_page(results: Path, docs: Path) -> Path:
-    """Write docs/results.md; where it is."""
+    """Write docs/results.md and return its path."""
     path = docs / "results.md"
     path.write_text(page(read_results(results), docs / "images"), encoding="utf-8")
     return path
 
 
 def read_results(folder: Path) -> Results:
-    """What was measured, by setting. Results of a small run have no place on the page."""
-    files = {name: folder / f"{name}.json" for name in HOMES}
+    """Read what was measured, by setting. Results of a small run have no place on the page."""
+    files = {name: folder / f"{name}.json" for name in SETTINGS}
     found = {name: json.loads(file.read_text(encoding="utf-8")) for name, file in files.items() if file.exists()}
     small = [name for name, result in found.items() if result["small"]]
     if small:
@@ -54,51 +41,230 @@ def read_results(folder: Path) -> Results:
 
 
 def page(results: Results, images: Path) -> str:
-    """The whole page; pictures that are not in `images` are left out."""
-    lines = [*OPENING.splitlines(), "", *_verdicts(results), *_still_to_run(results)]
-    lines += [*page_mia.section(results), *page_gls.section(results), *page_lood.section(results)]
+    """Return the whole page; pictures that are not in `images` are left out."""
+    names = {"papers": claims_of_all(results), "waiting": [name for name in SETTINGS if name not in results]}
+    parts = [section_template("page.md.jinja").render(**names, **words("per_sample", results))]
+    text = "\n\n".join([*parts, *(section(paper, results) for paper in PAPERS)])
     kept = []
-    for line in lines:
+    for line in text.splitlines():
         picture = PICTURE.match(line)
         if picture is None or (images / picture[1]).exists():
             kept.append(line)
-    return re.sub(r"\n{3,}", "\n\n", "\n".join(kept)).rstrip("\n") + "\n"
+    return unwrap("\n".join(kept))
+
+
+def section(paper: str, results: Results) -> str:
+    """Return one paper's part of the page."""
+    return unwrap(section_template(f"{paper}/page.md.jinja").render(**words(paper, results)))
+
+
+@cache
+def read_paper(name: str) -> dict[str, Any]:
+    """Return the printed values, claims, rules and limits of one paper."""
+    return tomllib.loads((FOLDER / name / "paper.toml").read_text(encoding="utf-8"))
 
 
 def claims_of_all(results: Results) -> dict[str, list[Claim]]:
-    """By paper."""
+    """Return the claims with their verdicts, by the paper's title."""
+    return {read_paper(paper)["title"]: claims_of(paper, results) for paper in PAPERS}
+
+
+def claims_of(paper: str, results: Results) -> list[Claim]:
+    return judge(words(paper, results))
+
+
+def words(paper: str, results: Results) -> dict[str, Any]:
+    """Return all that the rules and the template of a paper may speak of."""
+    names: dict[str, Any] = dict.fromkeys(SETTINGS) | results
+    names |= {"results": results, "NOT_RUN": NOT_RUN, "NO_DATA": NO_DATA, **read_paper(paper)}
+    return names | {"per_sample": _PerSample, "gls": _of_gls, "lood": _of_lood}[paper](names)
+
+
+class _PerSample(dict[str, Any]):
+    """Functions of one setting's result, for the rules and tables of the per-sample paper."""
+
+    def __init__(self, names: dict[str, Any]) -> None:
+        super().__init__(
+            top=self._top,
+            each_target=lambda found, score: found["top 1% in 5%, each target"][score],
+            times_faster=lambda found: found["seconds"]["references"] / found["seconds"]["per_target"]["surrogates"],
+            shared=lambda found: names["shared_gpu"].get(found["setting"]) == found["seconds"]["surrogates"],
+            missing=lambda name: NOT_RUN if name in names["to_be_had"] or name not in names["settings"] else NO_DATA,
+            cell=self._cell,
+            seconds_of=_seconds,
+            all_seconds=_all_seconds,
+            machine=lambda found: (
+                found["environment"]["device"].replace("cpu, 1 threads", "one CPU thread").replace("cpu, ", "")
+            ),
+            reason=self._reason,
+            far_in_table_1=self._far_in_table_1,
+            far_in_table_5=self._far_in_table_5,
+        )
+        self.names = names
+
+    def _top(self, found: dict[str, Any], score: str, truth: str = "lira") -> float:
+        return found["agreement"][truth][score][self.names["recall"]][0]
+
+    def _cell(self, name: str, score: str, metric: str, truth: str = "lira", places: int = 2) -> str:
+        """Write ours: per cent with so many places, Spearman with three; or why there is none."""
+        if name not in self.names["results"]:
+            return self["missing"](name)
+        measured = self.names["results"][name]["agreement"][truth]
+        if score not in measured:
+            return "not scored"
+        return (
+            spread(measured[score][metric], 3) if metric == "spearman" else spread(measured[score][metric], places, 100)
+        )
+
+    def _reason(self, name: str, found: dict[str, Any]) -> str | None:
+        """Why a setting's numbers are far from the printed ones, as far as we know."""
+        template = self.names["reasons"].get(name)
+        halves, agreement = found.get("half_of_the_references_with_the_other"), found["agreement"]
+        recall = self.names["recall"]
+        told = "" if halves is None else f" (its halves share {fixed(100 * halves[recall], 1)} %)"
+        names = {
+            "found": found,
+            "accuracy": found["attacks"]["lira"]["balanced_accuracy"],
+            "ties": found["ties"]["share_with_it"],
+            "halves": told,
+            "tied": agreement["lira_tied"]["newton"]["5%"][0],
+            "ordered": agreement["lira"]["newton"]["5%"][0],
+        }
+        return template and say(template, names)
+
+    def _far_in_table_1(self, name: str, found: dict[str, Any]) -> list[tuple[str, float]]:
+        """Score, and how much more ours is, of the cells beyond two standard errors."""
+        recall = self.names["recall"]
+        cells = ((score, cell, recall) for score, cell in self.names["printed"]["table_1"][name].items())
+        return [(score, more) for score, _, more, far in self._compared(found, cells) if far]
+
+    def _far_in_table_5(self, name: str, found: dict[str, Any]) -> dict[str, Any]:
+        """How many cells there are, how many are far, and the farthest by share and by rank: score, metric, more."""
+        printed = self.names["printed"]["table_5"][name]
+        metrics = self.names["metrics"]
+        cells = (
+            (score, cell, metric) for score, row in printed.items() for metric, cell in zip(metrics, row, strict=True)
+        )
+        every = list(self._compared(found, cells))
+        far = [(score, metric, more) for score, metric, more, is_far in every if is_far]
+        kinds = [[each for each in far if (each[1] == "spearman") == ranks] for ranks in (False, True)]
+        farthest = [max(kind, key=lambda each: abs(each[2])) for kind in kinds if kind]
+        return {"cells": len(every), "far": len(far), "farthest": farthest}
+
+    def _compared(self, found: dict[str, Any], cells: Any) -> Iterator[tuple[str, str, float, bool]]:
+        """Each printed cell that has ours beside it: score, metric, how much more ours is, and whether that is far."""
+        for score, cell, metric in cells:
+            own = found["agreement"]["lira"].get(score)
+            if not cell or own is None:
+                continue
+            scale = 1 if metric == "spearman" else 100
+            middle, deviation = (scale * value for value in own[metric])
+            error = math.sqrt(cell[1] ** 2 / self.names["printed"]["targets"] + deviation**2 / own["targets"])
+            more = middle - cell[0]
+            yield score, metric, more, abs(more) > self.names["limits"]["errors"] * error
+
+
+def _seconds(found: dict[str, Any], phase: str) -> float | None:
+    spent = found["seconds"]
+    if phase == "a_model":
+        return spent["references"] / found["models"]
+    return spent["per_target"].get(phase) if phase in ("surrogates", "whole_network") else spent[phase]
+
+
+def _all_seconds(found: dict[str, Any]) -> float:
+    """All seconds without fused, and without what only measures how noisy the truth is."""
+    return sum(value for phase, value in found["seconds"].items() if phase not in NOT_THE_PAPERS)
+
+
+def _of_gls(names: dict[str, Any]) -> dict[str, Any]:
+    """The depths with what the rules ask of them; `found` is the result with the full model of more targets beside."""
+    found, more, title = names["gls_resnet18"], names["gls_full_model"], names["more"]
+    limits, printed_depths = names["limits"], list(names["printed"]["table_2"]["lira"])
+    measured, given_up = ({}, {}) if found is None else (dict(found["depths"]), dict(found["not_to_be_had"]))
+    if found is not None and more is not None:
+        measured |= {title: more["depths"]["full model"]} if "full model" in more["depths"] else {}
+        given_up |= {title: more["not_to_be_had"]["full model"]} if "full model" in more["not_to_be_had"] else {}
+    shown = [*printed_depths, *([title] if title in measured or title in given_up else [])]
+    depths: dict[str, Any] = {}
+    for name, own in measured.items():
+        trace = own["all"]["gls_trace"]
+        cells = [
+            {
+                **trace[metric],
+                "depth": name,
+                "metric": metric,
+                "low": trace[metric]["mean"] - trace[metric]["half_width"],
+            }
+            for metric in names["metrics"]
+            if metric in trace
+        ]
+        doubtful = own.get("solve_error", 0.0) >= limits["doubtful"]
+        depths[name] = {
+            **own,
+            "name": name,
+            "title": f"{name}\\*" if doubtful else name,
+            "printed": "full model" if name == title else name,
+            "doubtful": doubtful,
+            "judged": own["targets"] >= limits["few_targets"] and not doubtful,
+            "unjudged": ", not judged: the error of its solves is too large" if doubtful else "",
+            "lowest": min(cells, key=lambda cell: cell["low"]),
+            "without": [words for metric, words in names["metrics"].items() if metric not in trace],
+        }
+
+    def missing(depth: str) -> str:
+        return "not to be had" if depth in given_up else NOT_RUN
+
+    def cell(depth: str, metric: str, over: str = "all") -> str:
+        if depth not in depths:
+            return missing(depth)
+        value = depths[depth][over]["gls_trace"].get(metric)
+        return "–" if value is None else plus(value)
+
     return {
-        "Scores against shadow models": claims_mia.claims(results),
-        "Generalized leverage scores": claims_gls.claims(results),
-        "Leave-one-out distinguishability": page_lood.claims(results),
+        "found": found,
+        "depths": depths,
+        "given_up": given_up,
+        "shown": shown,
+        "missing_depths": [f"{name} {missing(name)}" for name in shown[1:] if name not in depths],
+        "cell": cell,
+        "solve_error": lambda own: f"{'' if 'sum_of_traces' in own else '≈ '}{own['solve_error']:.2f}",
+        "per_cent": lambda each: spread([mean(each), stdev(each) if len(each) > 1 else None], 1, 100),
     }
 
 
-def _verdicts(results: Results) -> list[str]:
-    lines = ["## Verdicts", ""]
-    for paper, claims in claims_of_all(results).items():
-        lines += [f"### {paper}", "", "| claim | verdict | measured |", "|---|---|---|"]
-        lines += [f"| {_capital(claim.text)} | **{claim.verdict}** | {_capital(claim.why)} |" for claim in claims]
-        lines.append("")
-    return lines
+def _of_lood(names: dict[str, Any]) -> dict[str, Any]:
+    figures = names.get("lood_figures") or json.loads(FIGURES.read_text(encoding="utf-8"))
+    made = names | {
+        "figures": figures,
+        "studied": figures["activations"]["gelu_beside_relu"],
+        "lower": f"kl_lower_by_more_than_{names['printed']['activations']['factor']:g}",
+        "rounds_error": lambda rounds: math.sqrt((2 * rounds + 1) / (12 * rounds**2)),
+        "gelu_beside_relu": _gelu_beside_relu,
+        "kinds": _kinds,
+    }
+    return made | {"rows": [_row(row, made) for row in names["rows"]]}
 
 
-def _still_to_run(results: Results) -> list[str]:
-    waiting = [name for name in HOMES if name not in results]
-    here = [name for name in waiting if claims_mia.missing(name) == NOT_RUN or name not in TOP]
-    lines = []
-    if here:
-        lines = ["## Still to be run", "", f"Rows of these settings say “{NOT_RUN}”.", "", "```console"]
-        lines += [f"python -m benchmarks.reproduce run {name} --data DIR{ASKED.get(name, '')}" for name in here]
-        lines += ["```", ""]
-    if "cifar100_resnet20" in waiting:
-        lines += [
-            f"CIFAR-100, ResNet-20: {NO_DATA}. Its recipe and loader are there, for the folder that torchvision writes "
-            "(`python -m benchmarks.reproduce run cifar100_resnet20 --data DIR`).",
-            "",
-        ]
-    return lines
+def _row(row: dict[str, str], names: dict[str, Any]) -> dict[str, str]:
+    """A row of the table: its texts are templates, and ours needs what it speaks of."""
+    ours = row["ours"] if "needs" not in row or names[row["needs"]] is not None else NOT_RUN
+    cells = {"figure": row["figure"], "what": row["what"], "printed": row["printed"], "ours": ours}
+    return {name: say(text, names) for name, text in cells.items()}
 
 
-def _capital(text: str) -> str:
-    return text[0].upper() + text[1:]
+def _gelu_beside_relu(found: dict[str, Any], where: str) -> str:
+    told = found[where]
+    return (
+        f"GELU higher for {told['gelu_higher']} of {found['chosen']}, mean difference "
+        f"{signed(told['mean_difference'], 3)} ± {told['standard_error']:.3f} (standard error); medians "
+        f"{told['auc_gelu'][2]:.2f} and {told['auc_relu'][2]:.2f}"
+    )
+
+
+def _kinds(told: dict[str, Any]) -> str:
+    """Spearman of both distances with the AUC, by the kind of the records added."""
+    cells = [
+        f"{kind}: KL {fixed(told[kind]['kl']['spearman'], 3)}, mean {fixed(told[kind]['mean']['spearman'], 3)}"
+        for kind in ("images", "uniform", "together")
+    ]
+    return f"Spearman {'; '.join(cells)}"

@@ -1,0 +1,183 @@
+"""Training models and scoring targets, piece of work by piece of work, with all that is finished kept.
+
+Set REPRODUCE_COMPILE=1 to train through torch.compile where a C compiler is there.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+
+import numpy as np
+import torch
+
+from benchmarks.measuring import environment
+from benchmarks.reproduce.gls.leverage import DAMPING, Solving, Target
+from benchmarks.reproduce.gls.network import CLASSES, DEPTHS, ResNet, made_images, read_images
+from benchmarks.reproduce.gls.store import Store
+from benchmarks.reproduce.gls.training import Schedule, Trainer, members_of, phi_of
+from benchmarks.reproduce.job import Job, OutOfTime, Piece
+from giveaway.attacks.membership import model_seed
+
+PICTURED = "frog"  # the class of Figure 2
+FUSED, CHECKED, DRAWN = "fused", "checked", "drawn"
+UNSOLVED = 0.1  # residual from which a solve says too little of a record
+COMPONENTS = 50  # of the features that t-SNE is given
+
+
+@dataclass(frozen=True)
+class Size:
+    """What a run is made of. Pieces of work, each with the number of targets that it is done for, in this order:
+    `at_once` when a target is trained, `after_all` once all models are, `at_last` while the targets' weights are there:
+    what is not needed for a result, but makes it better."""
+
+    widths: tuple[int, ...]
+    schedule: Schedule
+    solving: Solving
+    at_once: dict[str, int]
+    after_all: dict[str, int]
+    at_last: tuple[tuple[str, int], ...]
+
+    def needed(self, place: int) -> list[str]:
+        """Return the pieces of the target at this place without which a result is not complete."""
+        return [piece for pieces in (self.at_once, self.after_all) for piece in pieces if place < pieces[piece]]
+
+
+class Work:
+    """Training and scoring, with the trainer made when it is first needed. `targets` are their numbers."""
+
+    def __init__(self, job: Job, size: Size, targets: range) -> None:
+        self.job, self.size, self.targets = job, size, targets
+        if job.small:
+            self.images = made_images()
+        else:
+            assert job.data is not None
+            self.images = read_images(job.data)
+        plan = {"seed": job.seed, "records": len(self.images.labels), "widths": size.widths, **asdict(size.schedule)}
+        self.kept = Store(job.work, {**plan, "solving": asdict(size.solving), "damping": DAMPING})
+        self._trainer: Trainer | None = None
+
+    def measures_only(self, models: Iterable[int]) -> bool:
+        """Return whether this machine is to train nothing; then all of these models must be there."""
+        if self.job.device.type != "cpu" or self.job.small:
+            return False
+        each = [self.kept.has_model(number) for number in models]
+        if not all(each):
+            missing = len(each) - sum(each)
+            raise SystemExit(f"{missing} of {len(each)} models are missing: train them with --device cuda")
+        return True
+
+    @property
+    def trainer(self) -> Trainer:
+        if self._trainer is None:
+            torch.backends.cudnn.allow_tf32 = True
+            make = partial(ResNet, 10, self.size.widths)
+            compiled = self.job.device.type == "cuda" and _may_compile()
+            self._trainer = Trainer(make, self.images, self.size.schedule, self.job.device, compiled)
+        return self._trainer
+
+    def train(self, number: int) -> None:
+        """Train one model, and keep what it says of every record."""
+        self.job.stop_in_time()
+        trainer, members = self.trainer, members_of(number, len(self.images.labels), self.job.seed)
+        began = time.perf_counter()
+        torch.backends.cudnn.benchmark = True
+        with self.job.phase("training"):
+            model = trainer.train(members, model_seed(number, seed=self.job.seed))
+            logits, held_out = trainer.logits(), trainer.logits(held_out=True)
+            right = (logits.argmax(1) == trainer.y).cpu().numpy()
+        torch.backends.cudnn.benchmark = False  # what follows has batches of many sizes
+        told = {
+            "seconds": round(time.perf_counter() - began, 2),
+            "accuracy_trained": round(float(right[members].mean()), 4),
+            "accuracy_left_out": round(float(right[~members].mean()), 4),
+            "accuracy_held_out": round(float((held_out.argmax(1) == trainer.held_out_y).float().mean()), 4),
+            "environment": environment(self.job.device),
+        }
+        if number in self.targets:
+            told["weights"] = self.kept.save_weights(number, model)
+        phi = phi_of(logits, trainer.y).cpu().numpy()
+        self.kept.save_model(number, phi, told, torch.cat([logits, held_out]).cpu().numpy())
+        print(f"model {number}:", {k: told[k] for k in told if k not in ("environment", "weights")}, flush=True)
+
+    def target(self, number: int, pieces: Mapping[str, int]) -> None:
+        """Do the pieces of one target that are not kept yet. A target whose weights are gone is trained first, and then
+        all its pieces are done anew."""
+        place = self.targets.index(number)
+        missing = self._missing(number, [piece for piece in pieces if place < pieces[piece]])
+        if self.kept.has_model(number) and not missing:
+            return
+        model = ResNet(10, self.size.widths)
+        if not (self.kept.has_model(number) and self.kept.load_weights(number, model)):
+            again = self.kept.has_model(number)
+            self.train(number)
+            self.kept.load_weights(number, model)
+            missing = self.size.needed(place) if again else missing
+        self._work_off(number, model, missing)
+
+    def at_last(self) -> None:
+        """Do what may be left out: no target is trained again for it. A piece that took longer than there is time for
+        leaves its time to the next ones."""
+        waits = False
+        for piece, count in self.size.at_last:
+            for number in self.targets[:count]:
+                model = ResNet(10, self.size.widths)
+                if not (self._missing(number, [piece]) and self.kept.load_weights(number, model)):
+                    continue
+                if self.job.has_time_for(self.kept.longest(piece)):
+                    self._work_off(number, model, [piece])
+                else:
+                    waits = True
+        if waits:
+            raise OutOfTime
+
+    def _missing(self, number: int, pieces: list[str]) -> list[str]:
+        return [piece for piece in pieces if not self.kept.settled(number, piece)]
+
+    def _work_off(self, number: int, model: ResNet, missing: list[str]) -> None:
+        members = np.flatnonzero(members_of(number, len(self.images.labels), self.job.seed))
+        x, y = self.trainer.pictures(members), self.trainer.y[torch.from_numpy(members).to(self.job.device)]
+        target = Target(model.to(self.job.device), x, y, self.size.solving, self._on_step)
+        for piece in missing:
+            self.job.stop_in_time()
+            try:
+                with self.job.phase(f"leverage, {piece}"):
+                    columns, told = self._done(target, piece)
+            except torch.OutOfMemoryError:
+                self.kept.give_up(number, piece, "out of memory")
+                print(f"target {number}, {piece}: out of memory, left out", flush=True)
+                continue
+            if told.get("worst_residual", 0.0) > UNSOLVED:
+                why = f"not solved: a residual of {told['worst_residual']:.2g} after {told['most_steps_taken']} steps"
+                self.kept.give_up(number, piece, why)
+                print(f"target {number}, {piece}: {why}, left out", flush=True)
+                continue
+            self.kept.save_piece(number, piece, columns, told)
+            print(f"target {number}, {piece}:", told, flush=True)
+
+    def _on_step(self, step: int) -> None:
+        """Say where a solve is, which can take minutes, and end it when the time is up."""
+        if self.job.device.type == "cuda":
+            torch.cuda.synchronize(self.job.device)
+            print(f"step {step} at {time.strftime('%H:%M:%S')}", flush=True)
+        self.job.stop_in_time()
+
+    def _done(self, target: Target, piece: str) -> Piece:
+        if piece in DEPTHS:
+            return target.score(piece)
+        if piece == FUSED:
+            return target.fused()
+        if piece == CHECKED:
+            return target.check(DEPTHS[1], range(self.size.solving.checked))
+        own = target.features()[target.y == CLASSES.index(PICTURED)].double()
+        centred = own - own.mean(0)
+        _, _, directions = torch.linalg.svd(centred, full_matrices=False)
+        return {"pictured": (centred @ directions[:COMPONENTS].T).cpu().numpy()}, {"class": PICTURED}
+
+
+def _may_compile() -> bool:
+    return os.environ.get("REPRODUCE_COMPILE") == "1" and shutil.which("gcc") is not None

@@ -1,0 +1,236 @@
+"""LOOD beside attacks: on really retrained networks, with GELU instead of ReLU, and on the Gaussian process itself."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+
+import numpy as np
+import torch
+
+from benchmarks.reproduce.job import RESULTS, Arrays, Job, Piece
+from benchmarks.reproduce.lood.data import cars_and_planes, ten_classes
+from benchmarks.reproduce.lood.measures import (
+    NOISE,
+    along,
+    attack_auc,
+    correlation,
+    digits,
+    distances,
+    spread,
+    where_largest,
+)
+from benchmarks.reproduce.lood.networks import chosen_records, described, directions, perturbed, retrain, size_of
+from giveaway.gp.activation_study import study_kernel
+from giveaway.gp.attack import query_attack
+from giveaway.gp.divergence import lood_at
+from giveaway.gp.kernels import RBF, Kernel, kernel_matrix
+from giveaway.gp.nngp import NNGP, NTK
+from giveaway.gp.posterior import fit
+from giveaway.gp.removal import remove
+
+NOISES = (0.001, 0.01, 0.05, 0.2, 1.0)
+LEAKS = 0.6  # AUC at the record from which the place of the largest AUC says something: 0.06 is one standard error
+KINDS = ("images", "uniform")
+
+
+def run_retrained(job: Job) -> None:
+    """Measure Figures 2c and 3a: 50 networks with each of 70 records and 50 without, cars and planes, queried at the
+    record and along a random direction; LOOD and the attack on the infinitely wide network; what both sides cost."""
+    size = size_of(job)
+    pictures = cars_and_planes(job, size.records, size.held_out)
+    chosen = chosen_records(pictures.records, size.chosen, job.seed)
+    toward, offsets = directions(len(chosen), pictures.inputs.shape[1], job.seed), size.offsets
+    queries = perturbed(pictures.inputs[chosen], toward, offsets)
+    targets = pictures.targets[chosen]
+    middle = len(offsets) // 2
+
+    distances(NNGP(1), pictures, job.device)  # libraries are loaded before the clock runs
+    answers = retrain(job, pictures, chosen, queries, "relu", size)
+    began = time.perf_counter()
+    wide = distances(NNGP(size.depth), pictures, job.device)
+    seconds = {"retraining_relu": job.seconds()["retraining_relu"], "lood": time.perf_counter() - began}
+    nearby, nearby_auc = along(NNGP(size.depth), pictures, chosen, queries, job.device)
+    tangent = distances(NTK(size.depth), pictures, job.device)
+
+    auc = attack_auc(answers.with_record, answers.without, targets)
+    own = auc[:, middle]
+    halves = [
+        attack_auc(answers.with_record[rounds], answers.without[rounds], targets)[:, middle]
+        for rounds in (slice(0, None, 2), slice(1, None, 2))
+    ]
+    deviations = [side[:, :, middle].std(0, ddof=1) for side in (answers.with_record, answers.without)]
+    effect = np.abs(answers.change[:, middle]) / np.sqrt(np.square(deviations).mean(0))
+    scores = {"nngp_auc": wide.auc, "lood_kl": wide.kl, "lood_mean": wide.mean}
+    scores |= {"ntk_auc": tangent.auc, "ntk_lood_kl": tangent.kl, "ntk_lood_mean": tangent.mean}
+    scores = {name: values[chosen] for name, values in scores.items()}
+    matrix = kernel_matrix(NNGP(size.depth), pictures.trained(job.device)[0])
+    by_noise = {}
+    for noise in NOISES:
+        found = distances(NNGP(size.depth), pictures, job.device, noise, matrix)
+        by_noise[str(noise)] = {
+            "nngp_auc": correlation(found.auc[chosen], own),
+            "lood_kl": correlation(found.kl[chosen], own),
+            "auc_median": digits(np.median(found.auc[chosen])),
+        }
+    leaking = own >= LEAKS
+    result = {
+        **described(size, pictures, "relu"),
+        "chosen": len(chosen),
+        "rounds": size.rounds,
+        "trainings": size.rounds * (1 + len(chosen)),
+        "error_trained": digits(answers.loss.mean()),
+        "accuracy_held_out": digits(answers.accuracy.mean()),
+        "noise": NOISE,
+        "auc": {"networks": spread(own), "nngp": spread(wide.auc[chosen])},
+        "correlation_with_auc": {name: correlation(values, own) for name, values in scores.items()},
+        "effect_size": spread(effect),
+        "correlation_with_effect_size": {name: correlation(values, effect) for name, values in scores.items()},
+        "by_noise": by_noise,
+        "auc_of_half_the_rounds_with_the_other": correlation(*halves),
+        "largest_along_a_direction": {
+            "networks": where_largest(auc, offsets),
+            "networks_that_leak": where_largest(auc[leaking], offsets) if leaking.any() else None,
+            "nngp": where_largest(nearby, offsets),
+            "leaks_from_auc": LEAKS,
+        },
+        "mean_auc_along": {
+            "offsets": offsets.tolist(),
+            "networks": [digits(value) for value in auc.mean(0)],
+            "nngp": [digits(value) for value in nearby_auc.mean(0)],
+        },
+        "seconds": {name: digits(value) for name, value in seconds.items()},
+        "lood_scored_records": pictures.records,
+        "times_faster": digits(seconds["retraining_relu"] / seconds["lood"]),
+    }
+    arrays = {"chosen": chosen, "offsets": offsets, "targets": targets, "auc": auc, "effect_size": effect}
+    arrays |= {"change": answers.change[:, middle], "nngp_auc_along": nearby_auc, "nngp_kl_along": nearby}
+    arrays |= {"deviation_with": deviations[0], "deviation_without": deviations[1]}
+    arrays |= {"nngp_change": wide.change[chosen], "ntk_change": tangent.change[chosen]}
+    job.save(result, {**arrays, **scores})
+
+
+def truth_of(job: Job) -> Arrays:
+    """Return the summaries of lood_retrained, of this output folder or of the repository; a small run's are beside."""
+    small = job.work.parent / "lood_retrained-small"
+    for folder in [small] if job.small else [job.out, RESULTS]:
+        if (folder / "lood_retrained.npz").exists():
+            return dict(np.load(folder / "lood_retrained.npz"))
+    raise SystemExit(f"{job.setting}: lood_retrained has no results yet; run it first")
+
+
+def run_activations(job: Job) -> None:
+    """Measure Figure 5: GELU against ReLU, on retrained networks and on their Gaussian processes.
+
+    The first 20 of lood_retrained's records: networks with GELU, trained as those with ReLU were (the same first
+    weights, rounds, rate and epochs), attacked at the record. Beside it the attack on NNGP(10) of either activation, on
+    the same inputs and σw² = 2, as at the networks' initialization, and on the sphere with K(x, x) = 1, where both
+    kernels have one scale.
+    """
+    size = size_of(job)
+    relu = truth_of(job)
+    pictures = cars_and_planes(job, size.records, size.held_out)
+    chosen, targets = relu["chosen"][: size.compared], relu["targets"][: size.compared].astype(np.float32)
+    if not np.array_equal(targets, pictures.targets[chosen]):
+        raise SystemExit("lood_activations: the results of lood_retrained are of other data; run it again")
+    answers = retrain(job, pictures, chosen, pictures.inputs[chosen][:, None], "gelu", size)
+    smooth = attack_auc(answers.with_record, answers.without, targets)[:, 0]
+    rectified = relu["auc"][: len(chosen), relu["auc"].shape[1] // 2].astype(np.float64)
+    networks = {"relu": rectified, "gelu": smooth}
+    result, arrays = {"networks": _gelu_over_relu(networks)}, {"chosen": chosen}
+    arrays |= {f"auc_{name}": values for name, values in networks.items()}
+    for kernel in ("raw", "sphere"):
+        sides = {name: distances(study_kernel(kernel, size.depth, name), pictures, job.device) for name in networks}
+        aucs = {name: side.auc[chosen] for name, side in sides.items()}
+        result[f"nngp_{kernel}"] = _gelu_over_relu(aucs) | {
+            "kl_median_of_ratios_all_records": digits(np.median(sides["gelu"].kl / sides["relu"].kl)),
+            "kl_higher_share_all_records": digits((sides["gelu"].kl > sides["relu"].kl).mean()),
+            "correlation_with_the_networks": {name: correlation(aucs[name], networks[name]) for name in aucs},
+        }
+        arrays |= {f"nngp_{kernel}_{name}": values for name, values in aucs.items()}
+    told = {
+        **described(size, pictures, "gelu"),
+        "chosen": len(chosen),
+        "rounds": size.rounds,
+        "trainings": size.rounds * (1 + len(chosen)),
+        "noise": NOISE,
+        "error_trained_gelu": digits(answers.loss.mean()),
+        "accuracy_held_out_gelu": digits(answers.accuracy.mean()),
+    }
+    job.save({**told, **result, "seconds": {name: digits(value) for name, value in job.seconds().items()}}, arrays)
+
+
+def _gelu_over_relu(auc: Arrays) -> dict:
+    difference = auc["gelu"] - auc["relu"]
+    return {
+        "auc_relu": spread(auc["relu"]),
+        "auc_gelu": spread(auc["gelu"]),
+        "gelu_higher": int((difference > 0).sum()),
+        "equal": int((difference == 0).sum()),
+        "mean_difference": digits(difference.mean()),
+        "standard_error": digits(difference.std(ddof=1) / np.sqrt(len(difference))),
+    }
+
+
+def run_correlation(job: Job) -> None:
+    """Measure Figures 3b and 6: LOOD against the AUC of the best attack, both of the Gaussian process.
+
+    Each of 200 CIFAR-10 images, and of 200 records of uniform pixels, is added by itself to 1,000 images of all
+    classes; KL and mean distance at the record, under the RBF kernel of the median distance and NNGP of depth 1.
+    """
+    kept, added = (60, 20) if job.small else (1_000, 200)
+    pixels, labels = ten_classes(job, kept + added, seed=11)
+    uniform = np.random.default_rng(12).random((added, pixels.shape[1]))
+    x = torch.from_numpy(np.concatenate([pixels, uniform])).to(job.device)
+    classes = torch.from_numpy(np.concatenate([labels, labels[kept:]]))
+    y = (torch.nn.functional.one_hot(classes, 10).double() - 0.1).to(job.device)
+    length = float(torch.pdist(x[:kept]).median())
+    kernels: dict[str, Kernel] = {"rbf": RBF(length), "nngp_1": NNGP(1)}
+    result: dict[str, dict] = {}
+    arrays: Arrays = {}
+    for name, kernel in kernels.items():
+        firsts = {kind: kept + place * added for place, kind in enumerate(KINDS)}
+        both = {
+            kind: job.piece(f"{name}_{kind}.npz", name, partial(_added, kernel, x, y, kept, first, added))[0]
+            for kind, first in firsts.items()
+        }
+        for kind, found in both.items():
+            columns = {"kl": found["kl"], "mean": found["mean"], "miss": 1.0 - found["auc"]}  # 0.9999 in float16
+            arrays |= {f"{name}_{kind}_{key}": values for key, values in columns.items()}
+        both["together"] = {key: np.concatenate([both[kind][key] for kind in KINDS]) for key in ("kl", "mean", "auc")}
+        result[name] = {kind: _correlated_with_auc(found) for kind, found in both.items()}
+    told = {"data": "made" if job.data is None else "CIFAR-10, all classes", "records": kept, "added": added}
+    told |= {"noise": NOISE, "rbf_length": digits(length), "correlation_with_auc": result}
+    job.save({**told, "seconds": job.seconds()}, arrays)
+
+
+def _correlated_with_auc(found: Arrays) -> dict:
+    low = found["auc"] < LEAKS
+    return {
+        "kl": correlation(found["kl"], found["auc"]),
+        "mean": correlation(found["mean"], found["auc"]),
+        "auc": spread(found["auc"]),
+        "kl_of_auc_below_0.6": digits(found["kl"][low].max()) if low.any() else None,
+    }
+
+
+def _added(kernel: Kernel, x: torch.Tensor, y: torch.Tensor, kept: int, first: int, added: int) -> Piece:
+    """Return both distances and the AUC of each record from `first` on, added by itself to the `kept` ones."""
+    everyone = torch.tensor([*range(kept), *range(first, first + added)], device=x.device)
+    matrix = kernel_matrix(kernel, x[everyone])
+    found = []
+    for place in range(kept, kept + added):
+        at = torch.tensor([*range(kept), place], device=x.device)
+        rows = everyone[at]
+        removal = remove(fit(kernel, x[rows], y[rows], NOISE, matrix=matrix[at[:, None], at]), [kept])
+        own = x[rows[-1]].view(1, 1, -1)
+        distance = lood_at(removal, own)
+        found.append((float(distance.kl), float(distance.mean), float(query_attack(removal, own).auc)))
+    return dict(zip(("kl", "mean", "auc"), np.array(found).T, strict=True)), {}
+
+
+RUNS = {
+    "lood_retrained": run_retrained,
+    "lood_activations": run_activations,
+    "lood_correlation": run_correlation,
+}

@@ -1,0 +1,156 @@
+"""The LOOD paper's one-dimensional examples: ten records of a sine, the RBF kernel exp(−(x − x′)²/2), σ² = 0.01.
+
+domain    records and the one added uniform in [−5, 5]: KL at every query (Figure 2a)
+steepest  records from N(0, 1), and Algorithm 1's record added to them: the slope that it climbs (Figure 11a), and both
+          distances and the ratio of variances at every query (Figures 7 and 11b)
+placed    the same records, and one added at −5, 0 or 5: the mean distance at every query (Figure 12)
+
+Each is drawn many times; the curves of one draw are kept, each over its largest value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.reproduce.job import Job, Piece
+from benchmarks.reproduce.lood.measures import digits, ends
+from benchmarks.reproduce.page import read_paper
+from giveaway.gp.differing_point import steepest_point, steepness
+from giveaway.gp.divergence import kl_of_change, mean_distance
+from giveaway.gp.kernels import RBF
+from giveaway.gp.posterior import Posterior, fit
+from giveaway.gp.removal import remove
+
+SINE = read_paper("lood")["printed"]["sine"]
+RECORDS, NOISE, ENDS = SINE["records"], SINE["noise"], 5.0
+BEYOND = 8.0  # queries of `placed` go past the records at ±5
+QUERIES, KEPT = 2_001, 401  # on a grid: those asked, and those whose curves are kept
+
+
+@dataclass(frozen=True, eq=False)
+class AtQueries:
+    """At each query (q,): ½(mean without − mean with)², log(variance without/with), KL."""
+
+    mean: np.ndarray
+    log_ratio: np.ndarray
+    kl: np.ndarray
+
+
+def run(job: Job) -> None:
+    job.save_pieces({"domain": domain, "steepest": steepest, "placed": placed}, noise=NOISE)
+
+
+def domain(job: Job) -> Piece:
+    """Ask at every query; the record itself is the last of them."""
+    at_the_record = 0
+    shown: dict[str, np.ndarray] = {}
+    for draw in range(_draws(job)):
+        uniform = torch.rand(RECORDS + 1, generator=_generator(draw), dtype=torch.float64)
+        places = ENDS * (2 * uniform - 1)
+        kl = at_queries(places[:-1], places[-1:], torch.cat([_grid(ENDS), places[-1:]])).kl
+        at_the_record += int(kl.argmax() == len(kl) - 1)
+        if draw == 0:
+            kept = at_queries(places[:-1], places[-1:], _grid(ENDS, KEPT)).kl
+            shown = {"records": places[:-1].numpy(), "record": places[-1:].numpy(), "kl": kept / kept.max()}
+    return shown, {"draws": _draws(job), "queries": QUERIES, "kl_largest_at_the_record": at_the_record}
+
+
+def steepest(job: Job) -> Piece:
+    """Add Algorithm 1's record, and find Q*, where the mean distance is largest."""
+    grid = _grid(ENDS)
+    step = float(grid[1] - grid[0])
+    found, optima, steepest_of_all, at_the_record = [], [], 0, 0
+    shares: dict[str, list[float]] = {"log_ratio": [], "kl": []}
+    for draw in range(_draws(job)):
+        x = normal_places(draw)
+        before = _fit(x)
+        best = steepest_point(before, torch.sin, bounds=(-ENDS, ENDS), starts=32, seed=draw)
+        queries = torch.cat([grid, best.point.view(1)])
+        found_at = at_queries(x, best.point.view(1), queries)
+        far = int(found_at.mean.argmax())
+        found.append(float(best.point))
+        optima.append(float(queries[far]))
+        steepest_of_all += int(slopes(before, grid).max() <= best.steepness * (1 + 1e-6))
+        at_the_record += int(found_at.kl.argmax() == len(grid))
+        shares["log_ratio"].append(found_at.log_ratio[far] / found_at.log_ratio[-1])
+        shares["kl"].append(found_at.kl[far] / found_at.kl[-1])
+    offsets = np.abs(np.array(optima) - found)
+    shown = int(np.abs(np.abs(found) - SINE["steepest"]).argmin())  # the draw most like the printed one
+    x, record = normal_places(shown), torch.tensor([found[shown]], dtype=torch.float64)
+    kept = at_queries(x, record, _grid(ENDS, KEPT))
+    curves = {"slope": slopes(_fit(x), _grid(ENDS, KEPT)), **vars(kept)}
+    told = {
+        "draws": len(found),
+        "steepest_between": [digits(np.abs(found).min()), digits(np.abs(found).max())],
+        "no_slope_of_the_grid_is_steeper": steepest_of_all,
+        "kl_largest_at_the_record": at_the_record,
+        "mean_largest_elsewhere": int((offsets > step).sum()),
+        "mean_distance_median_offset": digits(np.median(offsets)),
+        "at_the_mean_optimum_over_the_record": {name: ends(share) for name, share in shares.items()},
+        "shown": {
+            "draw": shown,
+            "steepest": digits(found[shown]),
+            "mean_largest_at": digits(optima[shown]),
+            "largest": {name: digits(curve.max()) for name, curve in curves.items()},
+        },
+    }
+    arrays = {name: curve / curve.max() for name, curve in curves.items()}
+    return {"records": x.numpy(), "record": record.numpy(), **arrays}, told
+
+
+def placed(job: Job) -> Piece:
+    grid = _grid(BEYOND)
+    told: dict[str, Any] = {"draws": _draws(job)}
+    arrays = {"records": normal_places(0).numpy()}
+    for place in SINE["placed"]:
+        record = torch.tensor([place], dtype=torch.float64)
+        means = [at_queries(normal_places(draw), record, grid).mean for draw in range(_draws(job))]
+        optima = np.array([float(grid[mean.argmax()]) for mean in means])
+        kept = at_queries(normal_places(0), record, _grid(BEYOND, KEPT)).mean
+        arrays[f"mean_{place:g}"] = kept / kept.max()
+        told[f"{place:g}"] = {
+            "offset_of_the_largest": ends(np.abs(optima - place)),
+            "largest_mean_distance": ends(np.max(means, 1)),
+            "shown": {"mean_largest_at": digits(optima[0]), "largest": digits(kept.max())},
+        }
+    return arrays, told
+
+
+def at_queries(x: torch.Tensor, record: torch.Tensor, queries: torch.Tensor) -> AtQueries:
+    """Add one record at `record` (1,) to those at `x` (n,), and measure at queries (q,)."""
+    removal = remove(_fit(torch.cat([x, record])), torch.full((len(queries),), len(x)))
+    mean_change, excess, with_ = removal.change(queries[:, None, None])
+    values = (mean_distance(mean_change), (excess @ excess.mT / with_).log1p()[:, 0, 0])
+    return AtQueries(*(value.numpy() for value in (*values, kl_of_change(mean_change, excess, with_))))
+
+
+def slopes(posterior: Posterior, records: torch.Tensor) -> np.ndarray:
+    """Return |∇M(Q)| at Q = S for each of the records S (s,), were it added."""
+    return steepness(posterior, records[:, None], records.sin()[:, None]).abs()[:, 0].numpy()
+
+
+def normal_places(draw: int) -> torch.Tensor:
+    return torch.randn(RECORDS, generator=_generator(draw), dtype=torch.float64)
+
+
+def _fit(x: torch.Tensor) -> Posterior:
+    return fit(RBF(1.0), x[:, None], x.sin()[:, None], NOISE)
+
+
+def _grid(ends: float, queries: int = QUERIES) -> torch.Tensor:
+    return torch.linspace(-ends, ends, queries, dtype=torch.float64)
+
+
+def _generator(draw: int) -> torch.Generator:
+    return torch.Generator().manual_seed(draw)
+
+
+def _draws(job: Job) -> int:
+    return 5 if job.small else 100
+
+
+RUNS = {"lood_toys": run}

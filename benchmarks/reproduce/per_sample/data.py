@@ -1,0 +1,258 @@
+"""The data sets of the per-sample paper, read from a folder that the user names, or synthetic ones of that shape."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+SMALL, SMALL_WIDTH = (240, 60), 32  # records, others and numbers in a row of a small run
+PART_BYTES = 55 * 10**6
+
+
+@dataclass(frozen=True)
+class Data:
+    """Records 0 … records − 1 may be trained on; the rows after them are the population, which no model sees.
+
+    inputs (rows, …) float32, targets (rows,) classes or values. themselves : the records as an auditor has them, one
+    each. rows : where each record stands in the file it came from.
+    """
+
+    inputs: np.ndarray
+    targets: np.ndarray
+    records: int
+    themselves: Any
+    rows: np.ndarray
+
+    @property
+    def classes(self) -> bool:
+        return self.targets.dtype.kind in "iu"
+
+    @property
+    def outputs(self) -> int:
+        """How many outputs a model of these data has."""
+        return int(self.targets.max()) + 1 if self.classes else 1
+
+    def of(self, record: np.ndarray) -> Any:
+        """Return some of the records themselves."""
+        if isinstance(self.themselves, list):
+            return [self.themselves[row] for row in record]
+        return self.themselves[record]
+
+
+Load = Callable[[Path | None], Data]
+
+
+def made_table(rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Make eight columns, and a value with a few outliers."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(rows, 8))
+    return x, np.tanh(x @ rng.normal(size=8)) + 0.1 * rng.standard_t(3, rows)
+
+
+def made_images(rows: int, side: int, classes: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Make noise around a colour for each class, uint8 (rows, side, side, 3); every seed has the same colours."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, classes, rows)
+    means = np.random.default_rng(7).integers(40, 216, (classes, 3))
+    noise = rng.normal(scale=40, size=(rows, side, side, 3))
+    return np.clip(means[labels][:, None, None] + noise, 0, 255).astype(np.uint8), labels
+
+
+def made_sentences(records: int = 600, others: int = 100) -> tuple[list[str], np.ndarray, int]:
+    """Make sentences of words of which some belong to one class; labels, and how many are records."""
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 2, records + others)
+    words = [f"word{number}" for number in range(400)]
+    sentences = [
+        " ".join(words[number] for number in rng.integers(0, 200, rng.integers(2, 20)) + 100 * label)
+        for label in labels
+    ]
+    return sentences, labels, records
+
+
+def small(data: Data, seed: int = 0) -> Data:
+    """Take a few of the records and of the others."""
+    rng = np.random.default_rng(seed)
+    records = np.sort(rng.permutation(data.records)[: SMALL[0]])
+    others = data.records + np.sort(rng.permutation(len(data.inputs) - data.records)[: SMALL[1]])
+    kept = np.concatenate([records, others])
+    return replace(
+        data,
+        inputs=data.inputs[kept, :SMALL_WIDTH] if data.inputs.ndim == 2 else data.inputs[kept],
+        targets=data.targets[kept],
+        records=len(records),
+        themselves=data.of(records),
+        rows=data.rows[records],
+    )
+
+
+def energy(folder: Path | None) -> Data:
+    """Read UCI Energy, heating load: 614 of the 768 buildings, as the paper has it."""
+    if folder is None:
+        return _table(*made_table(768), 614)
+    with (folder / "energy_efficiency.csv").open(encoding="utf-8") as file:
+        table = np.array([[float(cell) for cell in row[:9]] for row in list(csv.reader(file))[1:] if row and row[0]])
+    return _table(table[:, :8], table[:, 8], 614)
+
+
+def california(folder: Path | None) -> Data:
+    """Read California Housing: 16,512 of the 20,640 districts."""
+    if folder is None:
+        return _table(*made_table(20640), 16512)
+    with np.load(folder / "california_housing.npz") as held:
+        return _table(held["X"], held["y"], 16512)
+
+
+def bloodmnist_images(folder: Path | None) -> tuple[np.ndarray, np.ndarray]:
+    """Read uint8 images (n, 28, 28, 3) and classes, from MedMNIST's own bloodmnist.npz if it is there."""
+    if folder is None:
+        return made_images(11_959, 28, 8)
+    official = folder / "bloodmnist.npz"
+    if official.exists():
+        with np.load(official) as held:
+            return held["train_images"], held["train_labels"].reshape(-1).astype(np.int64)
+    with np.load(folder / "bloodmnist_28_train.npz") as held:
+        return held["images"], held["labels"].reshape(-1).astype(np.int64)
+
+
+def bloodmnist_features(folder: Path | None) -> Data:
+    """Read features of the frozen encoder: 8,000 of the images, as many as the paper's."""
+    images, labels = bloodmnist_images(folder)
+    x = _features(folder, "bloodmnist", len(labels), 1280)
+    order = _order(len(labels))
+    kept = order[:8000]
+    return Data(x[order], labels[order], 8000, images[kept].transpose(0, 3, 1, 2), kept)
+
+
+def cifar10(folder: Path | None) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Read x_train, y_train, x_test, y_test; images uint8 (n, 32, 32, 3). From cifar10.npz, or parts of it."""
+    if folder is None:
+        return (*made_images(1_000, 32, 10), *made_images(200, 32, 10, seed=1))
+    x, y, x_test, y_test = _cifar10_arrays(folder, ("x_train", "y_train", "x_test", "y_test"))
+    return x, y.reshape(-1).astype(np.int64), x_test, y_test.reshape(-1).astype(np.int64)
+
+
+def cifar10_training(folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Return only what may be trained on."""
+    x, y = _cifar10_arrays(folder, ("x_train", "y_train"))
+    return x, y.reshape(-1).astype(np.int64)
+
+
+def _cifar10_arrays(folder: Path, names: tuple[str, ...]) -> list[np.ndarray]:
+    whole = folder / "cifar10.npz"
+    if whole.exists():
+        with np.load(whole) as held:
+            return [held[name] for name in names]
+    parts = sorted(folder.glob("cifar10_part_*.npz"))
+    found: dict[str, list[np.ndarray]] = {name: [] for name in names}
+    for path in parts:
+        with np.load(path) as held:
+            for name in set(held) & set(names):
+                found[name].append(held[name])
+    if sum(len(labels) for labels in found["y_train"]) != 50_000:
+        raise FileNotFoundError(f"{folder} holds neither cifar10.npz nor all its parts ({len(parts)} found)")
+    return [np.concatenate(found[name]) for name in names]
+
+
+def split_cifar10(folder: Path, to: Path) -> list[Path]:
+    """Write cifar10.npz in parts that are small enough to be carried one at a time, in order."""
+    x, y, x_test, y_test = cifar10(folder)
+    count = -(-x.nbytes // PART_BYTES)
+    to.mkdir(parents=True, exist_ok=True)
+    written = []
+    for number, (images, labels) in enumerate(zip(np.array_split(x, count), np.array_split(y, count), strict=True)):
+        path = to / f"cifar10_part_{number}.npz"
+        np.savez(path, x_train=images, y_train=labels)
+        written.append(path)
+    np.savez(to / "cifar10_part_test.npz", x_test=x_test, y_test=y_test)
+    return [*written, to / "cifar10_part_test.npz"]
+
+
+def cifar10_images(folder: Path | None) -> Data:
+    """Read all 50,000 training images, standardized by channel; the 10,000 test images are the population."""
+    return _images(*cifar10(folder))
+
+
+def cifar100(folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Read the python version as torchvision keeps it: cifar-100-python/{train,test}, pickled dicts."""
+    inside = folder / "cifar-100-python"
+    found: list[np.ndarray] = []
+    for name in ("train", "test"):
+        with (inside / name).open("rb") as file:
+            held = pickle.load(file, encoding="latin1")  # the published format is a pickle
+        found.append(np.asarray(held["data"], np.uint8).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
+        found.append(np.asarray(held["fine_labels"], np.int64))
+    return found[0], found[1], found[2], found[3]
+
+
+def cifar100_images(folder: Path | None) -> Data:
+    """Read all training images of CIFAR-100."""
+    made = (*made_images(1_000, 32, 100), *made_images(200, 32, 100, seed=1))
+    return _images(*(made if folder is None else cifar100(folder)))
+
+
+def sst2(folder: Path | None) -> tuple[list[str], np.ndarray, int]:
+    """Read sentences and labels of the training part and then of the development part, and the size of the first."""
+    if folder is None:
+        return made_sentences()
+    sentences: list[str] = []
+    labels: list[int] = []
+    counts = []
+    for name in ("sst2_train.tsv.gz", "sst2_dev.tsv.gz"):
+        with gzip.open(folder / name, "rt", encoding="utf-8") as file:
+            rows = [line.rstrip("\n").split("\t") for line in file][1:]
+        sentences += [row[0].strip() for row in rows]
+        labels += [int(row[1]) for row in rows]
+        counts.append(len(rows))
+    return sentences, np.array(labels, np.int64), counts[0]
+
+
+def sst2_features(folder: Path | None) -> Data:
+    """Read features of the frozen encoder, one row a sentence."""
+    sentences, labels, records = sst2(folder)
+    x = _features(folder, "sst2", len(labels), 384)
+    return Data(x, labels, records, sentences[:records], np.arange(records))
+
+
+def _features(folder: Path | None, name: str, count: int, width: int) -> np.ndarray:
+    if folder is None:
+        rng = np.random.default_rng(2)
+        return rng.normal(size=(count, width)).astype(np.float32)
+    path = folder / f"{name}_features.npy"
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: run python -m benchmarks.reproduce features {name} --data {folder} first")
+    x = np.load(path).astype(np.float32)
+    if x.shape != (count, width):
+        raise ValueError(f"{path} has shape {x.shape} where {(count, width)} was expected: make it again")
+    return x
+
+
+def _table(x: np.ndarray, y: np.ndarray, records: int) -> Data:
+    order = _order(len(x))
+    kept = order[:records]
+    centre, spread = x[kept].mean(0), np.maximum(x[kept].std(0), 1e-12)
+    inputs = ((x - centre) / spread)[order].astype(np.float32)
+    targets = ((y - y[kept].mean()) / y[kept].std())[order].astype(np.float32)
+    return Data(inputs, targets, records, inputs[:records], kept)
+
+
+def _images(x: np.ndarray, y: np.ndarray, x_test: np.ndarray, y_test: np.ndarray) -> Data:
+    scale = x.astype(np.float32) / 255
+    centre, spread = scale.mean((0, 1, 2)), scale.std((0, 1, 2))
+    both = np.concatenate([x, x_test])
+    inputs = ((both.astype(np.float32) / 255 - centre) / spread).transpose(0, 3, 1, 2)
+    themselves = np.ascontiguousarray(x.transpose(0, 3, 1, 2))
+    labels = np.concatenate([y, y_test])
+    return Data(np.ascontiguousarray(inputs), labels, len(x), themselves, np.arange(len(x)))
+
+
+def _order(count: int) -> np.ndarray:
+    """Which rows of a file come first; the same in every run, whatever its seed."""
+    return np.random.default_rng(0).permutation(count)
