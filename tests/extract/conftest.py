@@ -6,9 +6,7 @@ import torch
 from sklearn.preprocessing import StandardScaler
 from torch import nn
 
-from tests.extract.sklearn_examples import D
-from tests.extract.sklearn_examples import N as ROWS
-from tests.extract.torch_examples import N
+from tests.extract.examples import ROWS, D, N
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from giveaway.extract import feature_cache, from_file, from_torch
 from giveaway.extract.feature_cache import FeatureCache, NpyWriter
 from giveaway.extract.user_model import model_digest
 from giveaway.records import FileRows, StreamedRows, rows
-from tests.extract.torch_examples import N, Records, assert_is_head_of
+from tests.extract.examples import N, Records, assert_is_head_of
 
 
 @pytest.fixture

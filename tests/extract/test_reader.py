@@ -1,11 +1,15 @@
+"""Row i is record i, for from_torch and for Network, and the model is left as it was; or an error says why not."""
+
 import random
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
+    Dataset,
     IterableDataset,
     RandomSampler,
     Sampler,
@@ -18,7 +22,8 @@ from torch.utils.data import (
 from giveaway import audit
 from giveaway.checks import InputError
 from giveaway.extract import from_torch
-from tests.extract.torch_examples import N, Records, Wrapped, assert_is_head_of, expected
+from giveaway.extract.model_records import inputs_of_head
+from tests.extract.examples import N, Records, Wrapped, assert_is_head_of, expected, snapshot
 
 
 class Backwards(Sampler):
@@ -249,3 +254,144 @@ def test_text_that_changes_is_seen(model, x, y):
     data = Records(lambda i: {"image": x[i], "text": str(random.random()), "y": y[i]})
     with pytest.raises(InputError, match="got 23 of 23 that differ"):
         from_torch(ignoring, data)
+
+
+class Fragile(nn.Module):
+    """Mixed modes, a buffer that every forward moves, dropout that draws though in eval mode, and a failing batch."""
+
+    def __init__(self, fails_at):
+        super().__init__()
+        self.body, self.norm, self.fc = nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("scratch", torch.ones(2))
+        self.fails_at = fails_at
+
+    def forward(self, x):
+        assert not self.training
+        assert not self.norm.training
+        assert not torch.is_grad_enabled()
+        self.calls += 1
+        self.scratch = self.scratch + 1
+        if self.calls == self.fails_at:
+            raise RuntimeError("out of luck")
+        torch.rand(3), random.random(), np.random.rand()  # noqa: NPY002
+        return self.fc(self.norm(self.body(x)))
+
+
+@pytest.mark.parametrize("fails_at", [3, None])
+def test_everything_is_put_back_also_when_the_forward_raises(x, y, fails_at):
+    net = Fragile(fails_at).train()
+    net.norm.eval()
+    net.body.weight.requires_grad_(False)
+    net.fc.weight.grad = torch.full_like(net.fc.weight, 2.0)
+    net.fc.register_forward_hook(lambda *_: None)
+    loader = DataLoader(TensorDataset(x, y), batch_size=5, generator=torch.Generator().manual_seed(1))
+    before = snapshot(net, loader)
+    if fails_at:
+        with pytest.raises(RuntimeError, match="out of luck"):
+            from_torch(net, loader)
+    else:
+        from_torch(net, loader)
+    assert snapshot(net, loader) == before
+
+
+def test_the_head_does_not_share_memory_with_the_model(x, y):
+    net = nn.Linear(6, 3)
+    head = from_torch(net, TensorDataset(x, y))
+    kept = head.weight.clone(), head.features.clone()
+    with torch.no_grad():
+        net.weight.zero_()
+        x.zero_()
+    assert torch.equal(head.weight, kept[0])
+    assert torch.equal(head.features, kept[1])
+
+
+N = 23
+X = torch.randn(N, 3, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(N) % 2
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return self.head(a + b)
+
+
+class Named(Dataset):
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, row: int) -> dict:
+        return {"a": X[row], "b": 2 * X[row], "y": Y[row], "id": f"record {row}"}
+
+
+def test_arguments_in_dataset_order():
+    data = TensorDataset(X, Y)
+    (found,) = inputs_of_head(data, from_torch(nn.Linear(3, 2), data), batch_size=5)
+    assert torch.equal(found, X)
+
+
+def test_several_arguments():
+    data = [((X[row], 2 * X[row]), Y[row]) for row in range(N)]
+    first, second = inputs_of_head(data, from_torch(Two(), data))
+    assert torch.equal(first, X)
+    assert torch.equal(second, 2 * X)
+
+
+def test_keywords_in_the_order_of_the_head_s_ids():
+    loader = DataLoader(Named(), batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(1))
+    head = from_torch(Two(), loader)
+    loader.generator.manual_seed(2)  # another order
+    found = inputs_of_head(loader, head)
+    numbers = [int(name.removeprefix("record ")) for name in head.ids.tolist()]
+    assert numbers != sorted(numbers)
+    assert list(found) == ["a", "b"]
+    assert torch.equal(found["a"], X[numbers])
+    assert torch.equal(found["b"], 2 * X[numbers])
+
+
+class Changing(Dataset):
+    """Other names, fewer records or more inputs, once a head was read."""
+
+    def __init__(self, how: str) -> None:
+        self.how, self.later = how, False
+
+    def __len__(self) -> int:
+        return N - 1 if self.later and self.how == "shorter" else N
+
+    def __getitem__(self, row: int) -> dict:
+        record = {"input": X[row], "y": Y[row], "id": row + 100 * (self.later and self.how == "renamed")}
+        if self.later and self.how == "more" and row > 10:
+            record["mask"] = X[row]
+        return record
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        (
+            "shorter",
+            "data: expected 23 records in every pass, got 22 in another; pass a dataset that can be read again",
+        ),
+        ("renamed", "data: expected the same ids in every pass, got others in another; fix each record's id"),
+        ("more", "data: expected the same inputs in every batch, each with a row a record, got inputs of shape (1, 3)"),
+    ],
+)
+def test_another_pass_that_gives_others_is_refused(how, words):
+    data = Changing(how)
+    head = from_torch(nn.Linear(3, 2), data, batch_size=1)
+    data.later = True
+    with pytest.raises(InputError) as caught:
+        inputs_of_head(data, head, batch_size=1)
+    assert str(caught.value).startswith(words)
+
+
+def test_more_than_memory_is_refused_before_it_is_read(monkeypatch):
+    data = TensorDataset(X, Y)
+    head = from_torch(nn.Linear(3, 2), data)
+    monkeypatch.setattr("giveaway.checks.available_memory", lambda: 100)
+    with pytest.raises(InputError, match=r"data: expected records that are kept within the 0\.0 GB of free memory"):
+        inputs_of_head(data, head)

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import giveaway.extract.model_records as model_records
 from giveaway.checks import InputError
 from giveaway.extract import from_torch
-from tests.extract.torch_examples import N, Records, Wrapped
+from tests.extract.examples import N, Records, Wrapped
 
 IMAGES = torch.arange(N * 3 * 4 * 4).reshape(N, 3, 4, 4)
 TEXTS = ["x" * (row % 5) for row in range(N)]

@@ -6,10 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge, RidgeClassifier
+from sklearn.neural_network import MLPClassifier, MLPRegressor
 
 from giveaway.checks import InputError
 from giveaway.extract import from_sklearn
-from tests.extract.sklearn_examples import EXACT, N, off_optimum
+from tests.extract.examples import EXACT, LBFGS, ROWS, off_optimum
 
 
 def test_linear_regression_is_stationary_without_penalty(X, values):
@@ -22,7 +23,7 @@ def test_linear_regression_is_stationary_without_penalty(X, values):
 @pytest.mark.parametrize("outputs", [1, 2])
 def test_ridge_penalty_is_twice_alpha_and_spares_the_intercept(X, values, outputs, fit_intercept):
     y = values[:, 0] if outputs == 1 else values
-    weights = np.linspace(0.5, 2, N)
+    weights = np.linspace(0.5, 2, ROWS)
     ridge = Ridge(alpha=7.0, fit_intercept=fit_intercept).fit(X, y, sample_weight=weights)
     head = from_sklearn(ridge, X, y, sample_weight=weights)
     assert head.l2 == 14.0
@@ -127,7 +128,7 @@ def test_class_weights_become_sample_weights(X, labels, kind, class_weight):
 
 
 def test_class_weights_multiply_sample_weights(X, labels):
-    weights = np.linspace(0.2, 3, N)
+    weights = np.linspace(0.2, 3, ROWS)
     model = LogisticRegression(class_weight={"ant": 3.0}, **EXACT).fit(X, labels, sample_weight=weights)
     assert off_optimum(from_sklearn(model, X, labels, sample_weight=weights)) < 1e-4
     with pytest.raises(
@@ -152,3 +153,75 @@ def test_ridge_classifier_is_least_squares_on_signs(X, labels):
 def test_multi_label_ridge_classifier(X, values):
     y = (values > values.mean(0)).astype(int)
     assert off_optimum(from_sklearn(RidgeClassifier(alpha=4.0).fit(X, y), X, y)) < 1e-9
+
+
+@pytest.mark.parametrize("activation", ["relu", "tanh", "logistic", "identity"])
+def test_mlp_classifier_last_layer(Z, labels, activation):
+    model = MLPClassifier(hidden_layer_sizes=(6, 4), activation=activation, **LBFGS).fit(Z, labels)
+    head = from_sklearn(model, Z, labels)
+    assert (head.features.shape[1], head.m, head.l2) == (4, 3, 0.3)
+    np.testing.assert_allclose(head.outputs.softmax(1).numpy(), model.predict_proba(Z), atol=1e-12)
+    if activation != "relu":  # lbfgs stops at a kink
+        assert off_optimum(head) < 0.02
+
+
+def test_mlp_classifier_with_one_logit_and_with_several_labels(Z, values, labels):
+    binary = labels == "bee"
+    head = from_sklearn(MLPClassifier(hidden_layer_sizes=(4,), activation="tanh", **LBFGS).fit(Z, binary), Z, binary)
+    assert (head.m, head.loss) == (1, "cross_entropy")
+    assert off_optimum(head) < 0.02
+    several = (values > values.mean(0)).astype(int)
+    head = from_sklearn(MLPClassifier(hidden_layer_sizes=(4,), activation="tanh", **LBFGS).fit(Z, several), Z, several)
+    assert head.loss == "binary_cross_entropy"
+    assert off_optimum(head) < 0.02
+
+
+def test_mlp_sample_weights(Z, labels):
+    weights = np.linspace(0.2, 3, ROWS)
+    model = MLPClassifier(hidden_layer_sizes=(4,), activation="tanh", **LBFGS).fit(Z, labels, sample_weight=weights)
+    assert off_optimum(from_sklearn(model, Z, labels, sample_weight=weights)) < 0.02
+    assert off_optimum(from_sklearn(model, Z, labels)) > 0.2
+
+
+def gradient_descent(kind, Z, y, **options):
+    model = kind(hidden_layer_sizes=(), solver="sgd", tol=0, n_iter_no_change=10**6, random_state=0, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return model.fit(Z, y)
+
+
+def test_mlp_regressor_penalty_is_two_alpha_whatever_the_outputs(Z, values):
+    single = MLPRegressor(hidden_layer_sizes=(4,), activation="tanh", **LBFGS).fit(Z, values[:, 0])
+    head = from_sklearn(single, Z, values[:, 0])
+    assert head.l2 == 0.6
+    assert off_optimum(head) < 0.02
+    np.testing.assert_allclose(head.outputs.numpy()[:, 0], single.predict(Z))
+    double = gradient_descent(
+        MLPRegressor, Z, values, alpha=2.0, batch_size=ROWS, learning_rate_init=0.05, max_iter=1500
+    )
+    head = from_sklearn(double, Z, values)
+    assert head.l2 == 4.0
+    assert off_optimum(head) < 1e-6
+    assert off_optimum(head, l2=8.0) > 0.9
+
+
+def test_mlp_trained_in_batches_is_penalized_once_a_batch(Z, labels):
+    model = gradient_descent(
+        MLPClassifier, Z, labels, alpha=2.0, batch_size=20, learning_rate_init=0.01, max_iter=600, momentum=0.0
+    )
+    head = from_sklearn(model, Z, labels)
+    assert head.l2 == pytest.approx(2.0 * ROWS * (4 / 20 + 1 / 10) / 5)
+    assert off_optimum(head) < 0.2  # the noise of stochastic steps
+    assert off_optimum(head, l2=2.0) > 0.6
+
+
+def test_mlp_refusals(X, labels, values):
+    model = MLPClassifier(hidden_layer_sizes=(4,), max_iter=2, early_stopping=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.fit(X, labels)
+        poisson = MLPRegressor(hidden_layer_sizes=(4,), loss="poisson", max_iter=2).fit(X, np.abs(values[:, 0]))
+    with pytest.raises(InputError, match="early_stopping=True, which kept some of these records out of training"):
+        from_sklearn(model, X, labels)
+    with pytest.raises(InputError, match="expected loss='squared_error', got loss='poisson'"):
+        from_sklearn(poisson, X, np.abs(values[:, 0]))

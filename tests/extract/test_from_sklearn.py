@@ -1,0 +1,277 @@
+"""from_sklearn: heads, black boxes, the inputs that are kept, and what is refused."""
+
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy import sparse
+from sklearn.cluster import KMeans
+from sklearn.compose import TransformedTargetRegressor, make_column_transformer
+from sklearn.ensemble import (
+    GradientBoostingClassifier,
+    HistGradientBoostingClassifier,
+    HistGradientBoostingRegressor,
+    RandomForestClassifier,
+    RandomForestRegressor,
+)
+from sklearn.feature_extraction.text import CountVectorizer
+from sklearn.impute import SimpleImputer
+from sklearn.linear_model import LinearRegression, LogisticRegression, LogisticRegressionCV, Ridge
+from sklearn.mixture import GaussianMixture
+from sklearn.model_selection import GridSearchCV
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.neural_network import MLPClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
+from sklearn.svm import SVC, LinearSVC
+from sklearn.tree import DecisionTreeClassifier
+
+import giveaway.extract.sklearn_head as sklearn_head
+from giveaway import Head
+from giveaway.checks import InputError
+from giveaway.extract import from_sklearn
+from tests.extract.examples import EXACT, LBFGS, ROWS, D, off_optimum
+
+
+def test_pipeline_hands_transformed_inputs_to_its_last_step(X, labels):
+    pipeline = make_pipeline(StandardScaler(), make_pipeline(LogisticRegression(C=0.5, **EXACT))).fit(X, labels)
+    head = from_sklearn(pipeline, X, labels, ids=np.arange(ROWS) + 100, groups=np.arange(ROWS) // 2)
+    np.testing.assert_allclose(head.features.numpy(), StandardScaler().fit_transform(X))
+    assert off_optimum(head) < 1e-4
+    assert head.ids[0] == 100
+    assert head.groups[3] == 1
+    with pytest.raises(InputError, match="X: expected inputs the estimator accepts, got X has 4 features"):
+        from_sklearn(pipeline, X[:, :4], labels)
+    with pytest.raises(InputError, match="an unfitted Pipeline; fit it first"):
+        from_sklearn(make_pipeline(StandardScaler(), Ridge()), X, labels)
+
+
+def test_features_keep_their_precision(X, values):
+    small = X.astype(np.float32)
+    head = from_sklearn(Ridge().fit(small, values), small, values)
+    assert head.features.dtype == torch.float32
+    assert head.features.data_ptr() == small.ctypes.data
+
+
+def test_sparse_inputs_become_dense_up_to_a_limit(X, labels, monkeypatch):
+    X = np.where(X > 2, X, 0)
+    model = LogisticRegression(**EXACT).fit(sparse.csc_matrix(X), labels)
+    head = from_sklearn(model, sparse.csc_matrix(X), labels)
+    np.testing.assert_array_equal(head.features.numpy(), X)
+    mlp = MLPClassifier(hidden_layer_sizes=(4,), **LBFGS).fit(sparse.csr_array(X), labels)
+    monkeypatch.setattr(sklearn_head, "DENSE_BYTES", X.nbytes - 1)
+    np.testing.assert_allclose(
+        from_sklearn(mlp, sparse.csr_array(X), labels).outputs.softmax(1).numpy(), mlp.predict_proba(X), atol=1e-12
+    )
+    with pytest.raises(
+        InputError, match=rf"got a sparse {ROWS} by {D} matrix, .* dense; reduce its columns \(TruncatedSVD"
+    ):
+        from_sklearn(model, sparse.csr_array(X), labels)
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        LogisticRegressionCV(),
+        LinearSVC(),
+        SVC(kernel="rbf"),
+        KMeans(3, n_init=1),
+        GaussianMixture(2),
+    ],
+    ids=lambda estimator: type(estimator).__name__,
+)
+def test_unsupported_estimators_name_the_supported(X, labels, estimator):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        estimator.fit(X, labels)
+    words = (
+        f"expected one of LinearRegression, Ridge, .*MLPRegressor, or a Pipeline .*, got {type(estimator).__name__};"
+    )
+    with pytest.raises(InputError, match=words + r" for another model build Head \(a black box: features=None\)$"):
+        from_sklearn(estimator, X, labels)
+
+
+def test_grid_search_points_to_its_best_estimator(X, labels):
+    search = GridSearchCV(LogisticRegression(), {"C": [0.1, 1.0]}).fit(X, labels)
+    with pytest.raises(InputError, match="got GridSearchCV; pass its best_estimator_"):
+        from_sklearn(search, X, labels)
+
+
+def test_bad_inputs(X, values, labels):
+    fitted = LogisticRegression().fit(X, labels)
+    with pytest.raises(InputError, match="expected a fitted estimator, got an unfitted Ridge; fit it first"):
+        from_sklearn(Ridge(), X, values)
+    with pytest.raises(InputError, match=r"y: expected 90 rows, one a row of X, got shape \(89,\)"):
+        from_sklearn(fitted, X, labels[:-1])
+    with pytest.raises(InputError, match="X: expected 5 columns, as the estimator was fitted with, got 3 columns"):
+        from_sklearn(fitted, X[:, :3], labels)
+    with pytest.raises(InputError, match=r"X: expected shape \(records, features\), got shape \(90,\)"):
+        from_sklearn(fitted, X[:, 0], labels)
+    with pytest.raises(
+        InputError, match="y: expected labels the estimator was fitted with, got another label first in row 2"
+    ):
+        from_sklearn(fitted, X, np.array([*labels[:2], "dog", *labels[3:]]))
+    with pytest.raises(InputError, match="y: expected one label a record"):
+        from_sklearn(fitted, X, values)
+    with pytest.raises(InputError, match="X: expected an array of numbers, got dtype <U1"):
+        from_sklearn(fitted, np.full((ROWS, D), "a"), labels)
+    with pytest.raises(InputError, match="features: expected finite numbers, got NaN or infinity first in row 4"):
+        from_sklearn(fitted, np.where(np.arange(ROWS)[:, None] == 4, np.nan, X), labels)
+    with pytest.raises(InputError, match="unconstrained coefficients, got positive=True"):
+        from_sklearn(LinearRegression(positive=True).fit(X, values), X, values)
+    with pytest.raises(InputError, match="one alpha for all outputs, got 2 alphas"):
+        from_sklearn(Ridge(alpha=[1.0, 2.0]).fit(X, values), X, values)
+
+
+# ------------------------------------------------------------------------------------------------ X as the inputs
+
+
+def test_the_inputs_are_x_before_the_pipeline(X, labels):
+    pipeline = make_pipeline(StandardScaler(), LogisticRegression()).fit(X, labels)
+    head = from_sklearn(pipeline, X, labels)
+    assert head.inputs is X
+    assert not np.allclose(head.features.numpy(), X)
+    assert repr(head).endswith(f"l2=1, inputs=({D},))")
+    whole = np.round(X).astype(int)
+    np.testing.assert_array_equal(from_sklearn(pipeline, whole.tolist(), labels).inputs, whole)
+
+
+def test_strings_and_tables_are_kept_as_they_were_given(X, labels):
+    texts = [f"word{row % 7} {label}" for row, label in enumerate(labels)]
+    pipeline = make_pipeline(CountVectorizer(), LogisticRegression()).fit(texts, labels)
+    for given in (texts, np.array(texts), np.array(texts, dtype=object), pd.Series(texts)):
+        assert from_sklearn(pipeline, given, labels).inputs == texts
+    frame = pd.DataFrame({"age": X[:, 0], "town": np.where(X[:, 1] > 0, "x", "y")})
+    encode = make_column_transformer((OneHotEncoder(), ["town"]), remainder="passthrough")
+    pipeline = make_pipeline(encode, LogisticRegression()).fit(frame, labels)
+    head = from_sklearn(pipeline, frame, labels)
+    assert head.inputs is frame
+    assert repr(head).endswith("inputs=(2,))")
+
+
+def test_sparse_inputs_and_numbers_with_gaps_are_not_kept(X, labels):
+    assert from_sklearn(LogisticRegression().fit(X, labels), sparse.csr_array(X), labels).inputs is None
+    gaps = np.where(np.arange(ROWS)[:, None] == 4, np.nan, X)
+    head = from_sklearn(make_pipeline(SimpleImputer(), LogisticRegression()).fit(gaps, labels), gaps, labels)
+    assert head.inputs is None
+    assert head.n == ROWS
+
+
+CLASSIFIERS = [
+    HistGradientBoostingClassifier(max_iter=5),
+    RandomForestClassifier(5, random_state=0),
+    KNeighborsClassifier(3),
+    make_pipeline(StandardScaler(), DecisionTreeClassifier(random_state=0)),
+]
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("model", CLASSIFIERS, ids=lambda model: type(model).__name__)
+def test_classifiers_give_logarithms_of_probabilities(X, labels, model, classes):
+    y = labels if classes == 3 else np.where(labels == "ant", "zebra", "ape")
+    model.fit(X, y)
+    weights = np.linspace(1, 2, ROWS)
+    head = from_sklearn(model, X, y, ids=np.arange(ROWS) + 9, groups=np.arange(ROWS) // 2, sample_weight=weights)
+    p = model.predict_proba(X)
+    assert (head.linear, head.n, head.m, head.loss, head.width) == (False, ROWS, classes, "cross_entropy", 0)
+    np.testing.assert_allclose(head.outputs.exp().numpy(), np.maximum(p, 1e-12), rtol=1e-12)
+    np.testing.assert_array_equal(model.classes_[head.targets.numpy()], y)
+    loss = torch.nn.functional.cross_entropy(head.outputs, head.targets, reduction="none")
+    own = p[np.arange(ROWS), np.searchsorted(model.classes_, y)]
+    np.testing.assert_allclose(loss.numpy(), -np.log(np.maximum(own, 1e-12)), atol=1e-9)
+    assert head.inputs is X
+    assert (head.ids[0], head.groups[3], float(head.sample_weight[-1])) == (9, 1, 2.0)
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+@pytest.mark.parametrize(
+    "model", [RandomForestRegressor(5, random_state=0), TransformedTargetRegressor(Ridge())], ids=["forest", "wrapped"]
+)
+def test_regressors_give_values(X, values, model, outputs):
+    y = values[:, :1] if outputs == 1 else values
+    model.fit(X, y.squeeze())
+    head = from_sklearn(model, X, y)
+    assert (head.linear, head.m, head.loss) == (False, outputs, "squared")
+    np.testing.assert_allclose(head.outputs.numpy().squeeze(), model.predict(X))
+    np.testing.assert_array_equal(head.targets.numpy(), y)
+
+
+def test_sparse_gapped_text_and_tabular_inputs(X, labels, values):
+    forest = RandomForestClassifier(5, random_state=0).fit(X, labels)
+    assert from_sklearn(forest, sparse.csr_array(X), labels).inputs is None
+    gaps = np.where(np.arange(ROWS)[:, None] == 4, np.nan, X)
+    boosted = HistGradientBoostingRegressor(max_iter=5).fit(gaps, values[:, 0])
+    head = from_sklearn(boosted, gaps, values[:, 0])
+    assert head.inputs is None
+    np.testing.assert_array_equal(head.outputs[:, 0].numpy(), boosted.predict(gaps))
+    texts = [f"{label} {row % 5}" for row, label in enumerate(labels)]
+    model = make_pipeline(CountVectorizer(), RandomForestClassifier(5, random_state=0)).fit(texts, labels)
+    assert from_sklearn(model, texts, labels).inputs == texts
+    frame = pd.DataFrame(X, columns=list("abcde"))
+    model = RandomForestClassifier(5, random_state=0).fit(frame, labels)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # scikit-learn warns where names are lost
+        assert from_sklearn(model, frame, labels).inputs is frame
+
+
+def test_saved_and_loaded(X, labels, tmp_path):
+    head = from_sklearn(RandomForestClassifier(5, random_state=0).fit(X, labels), X, labels)
+    head.save(tmp_path / "head.npz")
+    again = Head.load(tmp_path / "head.npz")
+    assert repr(again) == f"Head(n={ROWS}, black box, m=3, loss='cross_entropy', inputs=({D},))"
+    assert torch.equal(again.outputs, head.outputs)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [RandomForestClassifier(), RandomForestRegressor(), KNeighborsClassifier(), TransformedTargetRegressor(Ridge())],
+    ids=lambda model: type(model).__name__,
+)
+def test_unfitted(X, labels, model):
+    words = f"^estimator: expected a fitted estimator, got an unfitted {type(model).__name__}; fit it first$"
+    with pytest.raises(InputError, match=words):
+        from_sklearn(model, X, labels)
+
+
+def test_what_does_not_fit(X, labels, values):
+    forest = RandomForestClassifier(5, random_state=0).fit(X, labels)
+    with pytest.raises(
+        InputError, match=r"X: expected inputs the estimator accepts, got X has 3 features, .*; pass the X the"
+    ):
+        from_sklearn(forest, X[:, :3], labels)
+    with pytest.raises(InputError, match=r"y: expected 90 rows, one a row of X, got shape \(89,\)"):
+        from_sklearn(forest, X, labels[:-1])
+    with pytest.raises(
+        InputError, match="y: expected labels the estimator was fitted with, got another label first in"
+    ):
+        from_sklearn(forest, X, np.array([*labels[:2], "dog", *labels[3:]]))
+    both = (values > values.mean(0)).astype(int)
+    words = "estimator: expected a classifier of one label a record, got RandomForestClassifier with another kind of"
+    with pytest.raises(InputError, match=words):
+        from_sklearn(RandomForestClassifier(5, random_state=0).fit(X, both), X, both)
+
+
+@pytest.mark.parametrize(
+    ("model", "held_out"),
+    [
+        (HistGradientBoostingClassifier(max_iter=5, early_stopping=True), True),
+        (HistGradientBoostingClassifier(max_iter=5, early_stopping=True, validation_fraction=None), False),
+        (HistGradientBoostingClassifier(max_iter=5, early_stopping="auto"), False),  # on from 10,000 records
+        (GradientBoostingClassifier(n_estimators=5, n_iter_no_change=3), True),
+        (GradientBoostingClassifier(n_estimators=5), False),
+        (type("OwnMLP", (MLPClassifier,), {})(max_iter=5), False),
+        (type("OwnMLP", (MLPClassifier,), {})(max_iter=5, early_stopping=True), True),
+    ],
+)
+def test_records_held_out_of_training_are_no_members(X, labels, model, held_out):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.fit(X, labels)
+    if not held_out:
+        assert not from_sklearn(model, X, labels).linear
+        return
+    words = "estimator: expected a fit on every record, got early stopping on a validation set, .*; fit without early"
+    with pytest.raises(InputError, match=words):
+        from_sklearn(model, X, labels)

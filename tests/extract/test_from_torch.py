@@ -1,0 +1,334 @@
+"""from_torch: batches of every form, the layer that is the head, and what cannot be one."""
+
+import copy
+from collections import OrderedDict
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from giveaway import Head
+from giveaway.checks import InputError
+from giveaway.extract import from_torch
+from tests.extract.examples import N, Records, Wrapped, assert_is_head_of, expected
+
+
+@pytest.mark.parametrize("form", ["loader", "dataset", "list"])
+def test_features_outputs_and_parameters_in_dataset_order(model, x, y, form):
+    records = TensorDataset(x, y)
+    data = {"loader": DataLoader(records, batch_size=4), "dataset": records, "list": list(records)}[form]
+    head = from_torch(model, data, l2=0.5, batch_size=5, groups=np.arange(N) // 2, sample_weight=torch.ones(N))
+    assert_is_head_of(head, model, x)
+    assert torch.equal(head.targets, y)
+    assert (head.loss, head.l2, head.intercept, head.features.dtype) == ("cross_entropy", 0.5, True, torch.float32)
+    assert head.groups[4] == 2
+
+
+def test_a_head_without_bias_has_no_intercept(x, y):
+    head = from_torch(nn.Linear(6, 3, bias=False), TensorDataset(x, y))
+    assert not head.intercept
+    torch.testing.assert_close(head.features, x)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_whether_the_layers_below_are_frozen_is_said_and_not_guessed(model, x, y, frozen):
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    assert from_torch(model, TensorDataset(x, y), frozen=frozen).frozen is frozen
+
+
+def test_float_targets_are_regression_and_outputs_may_be_squeezed(model, x):
+    squeezed = Wrapped(nn.Linear(6, 1), lambda net, x: net(x).squeeze(1).double())
+    head = from_torch(squeezed, TensorDataset(x, x[:, 0] * 2), l2=1.0, penalize_intercept=False)
+    assert (head.loss, head.m, head.penalize_intercept) == ("squared", 1, False)
+
+
+def test_a_named_layer_gives_its_own_outputs(model, x, y):
+    softmax = nn.Sequential(OrderedDict(net=model, out=nn.Softmax(dim=1)))
+    assert_is_head_of(from_torch(softmax, TensorDataset(x, y), layer="net.fc"), model, x)
+    inner = from_torch(model, TensorDataset(x, x[:, :5] * 2), layer="body", loss="squared")
+    torch.testing.assert_close(inner.features, x)
+
+
+def test_the_last_layer_is_the_last_to_run_not_the_last_defined(x, y):
+    class Reversed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(4, 3)
+            self.body = nn.Linear(6, 4)
+
+        def forward(self, x):
+            return self.head(input=self.body(x))
+
+    net = Reversed()
+    head = from_torch(net, TensorDataset(x, y))
+    assert torch.equal(head.weight, net.head.weight.detach())
+    torch.testing.assert_close(head.features, net.body(x).detach())
+
+
+def test_later_operations_in_place_do_not_reach_what_was_kept(model, x, y):
+    in_place = Wrapped(model, lambda net, x: net(x).sigmoid_())
+    with pytest.raises(InputError, match="head is not linear"):
+        from_torch(in_place, TensorDataset(x, y))
+    assert_is_head_of(from_torch(in_place, TensorDataset(x, y), layer="net.fc"), model, x)
+
+
+def test_compiled_and_parallel_wrappers_are_looked_through(model, x, y):
+    compiled = torch.compile(model, backend="eager")
+    head = from_torch(nn.DataParallel(compiled), TensorDataset(x, y), layer="fc")
+    assert_is_head_of(head, model.cpu(), x)  # DataParallel moves its module to the GPU where there is one
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_features_keep_their_precision_but_bfloat16_becomes_float32(model, x, y, dtype, tmp_path):
+    net = model.to(dtype)
+    head = from_torch(net, TensorDataset(x.to(dtype), y))
+    kept = torch.float32 if dtype == torch.bfloat16 else dtype
+    assert {head.features.dtype, head.outputs.dtype, head.weight.dtype, head.bias.dtype} == {kept}
+    torch.testing.assert_close(head.features.to(dtype), expected(net, x.to(dtype))[0])
+    head.save(tmp_path / "head.npz")
+    torch.testing.assert_close(Head.load(tmp_path / "head.npz").weight.to(dtype), net.fc.weight.detach())
+
+
+def test_autocast(model, x, y):
+    head = from_torch(model, TensorDataset(x, y), autocast=torch.bfloat16)
+    exact = from_torch(model, TensorDataset(x, y))
+    assert head.features.dtype == torch.float32
+    assert 0 < (head.features - exact.features).abs().max() < 0.1
+    with pytest.raises(InputError, match=r"autocast: expected None, torch.bfloat16 or torch.float16, got torch.int8"):
+        from_torch(model, TensorDataset(x, y), autocast=torch.int8)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("autocast", [None, torch.float16])
+def test_a_model_on_the_gpu(model, x, y, autocast):
+    net = copy.deepcopy(model).cuda()
+    state = torch.cuda.get_rng_state()
+    head = from_torch(net, DataLoader(TensorDataset(x, y), batch_size=4), autocast=autocast)
+    tolerance = 1e-5 if autocast is None else 3e-2
+    torch.testing.assert_close(head.features.float(), expected(model, x)[0], atol=tolerance, rtol=tolerance)
+    assert head.features.device.type == head.weight.device.type == "cpu"
+    assert all(parameter.is_cuda for parameter in net.parameters())
+    assert torch.equal(torch.cuda.get_rng_state(), state)
+
+
+def test_devices_and_batch_sizes_that_cannot_be(model, x, y):
+    records = TensorDataset(x, y)
+    assert_is_head_of(from_torch(model, records, device="cpu"), model, x)
+    with pytest.raises(InputError, match=r"device: expected a torch device, as cpu or cuda:1, got 'gpu'; check"):
+        from_torch(model, records, device="gpu")
+    with pytest.raises(
+        InputError,
+        match=r"device: expected where the model is, got meta for a model on cpu; move it first with model.to",
+    ):
+        from_torch(model, records, device="meta")
+    for size in (0, -1, 2.5):
+        with pytest.raises(InputError, match=f"batch_size: expected a whole number of at least 1, got {size}; 256"):
+            from_torch(model, records, batch_size=size)
+
+
+def test_one_record_is_refused(model, x, y):
+    with pytest.raises(InputError, match="features: expected at least 2 records, got 1"):
+        from_torch(model, TensorDataset(x[:1], y[:1]))
+
+
+@pytest.mark.parametrize("target", ["labels", "label", "targets", "target", "y"])
+def test_dict_batches_go_to_the_model_by_keyword(model, x, y, target):
+    data = Records(lambda i: {"pixels": x[i], target: y[i], "id": f"r{i}"})
+    head = from_torch(Wrapped(model, lambda net, pixels: net(pixels)), data)
+    assert_is_head_of(head, model, x)
+    assert head.ids[7] == "r7"
+
+
+def test_keys_name_the_parts_of_a_batch(model, x, y):
+    data = Records(lambda i: {"image": x[i], "diagnosis": y[i], "patient": i + 50, "note": "text"})
+    head = from_torch(model, data, input_key="image", target_key="diagnosis", id_key="patient")
+    assert_is_head_of(head, model, x)
+    assert head.ids.tolist() == list(range(50, 50 + N))
+    head = from_torch(model, Records(lambda i: (i, y[i], "text", x[i])), target_key=1, id_key=0, input_key=-1)
+    assert_is_head_of(head, model, x)
+
+
+def test_two_dimensional_ids_are_inputs(model, x, y):
+    data = Records(lambda i: {"ids": x[i], "y": y[i]})
+    head = from_torch(Wrapped(model, lambda net, ids: net(ids)), data)
+    assert_is_head_of(head, model, x)
+    assert head.ids.tolist() == list(range(N))
+
+
+@pytest.mark.parametrize(
+    "inputs", [lambda x: (x[:2], x[2:]), lambda x: [x[:2], x[2:]], lambda x: {"left": x[:2], "right": x[2:]}]
+)
+def test_several_inputs_are_unpacked(model, x, y, inputs):
+    joins = Wrapped(model, lambda net, left, right: net(torch.cat([left, right], dim=1)))
+    assert_is_head_of(from_torch(joins, Records(lambda i: (inputs(x[i]), y[i]))), model, x)
+    assert_is_head_of(from_torch(joins, Records(lambda i: (x[i, :2], x[i, 2:], y[i])), target_key=2), model, x)
+
+
+@pytest.mark.parametrize(
+    "pack",
+    [lambda f: {"logits": f, "loss": 0}, lambda f: {"out": f}, lambda f: SimpleNamespace(logits=f), lambda f: (f, 1)],
+)
+def test_outputs_that_are_packed(model, x, y, pack):
+    assert_is_head_of(from_torch(Wrapped(model, lambda net, x: pack(net(x))), TensorDataset(x, y)), model, x)
+
+
+def test_batches_that_cannot_be_read(model, x, y):
+    with pytest.raises(InputError, match=r"batches \(inputs, targets\), or .* with id_key=2, got a batch of 3 parts"):
+        from_torch(model, TensorDataset(x, y, y))
+    with pytest.raises(InputError, match="one of the keys labels, label, targets, target, y, got keys x, kind; name"):
+        from_torch(model, Records(lambda i: {"x": x[i], "kind": y[i]}))
+    with pytest.raises(InputError, match="got keys label, y; name the targets with target_key="):
+        from_torch(model, Records(lambda i: {"x": x[i], "y": y[i], "label": y[i]}))
+    with pytest.raises(InputError, match=r"target_key: expected a key of the batch, got 'knd'; did you mean kind\?"):
+        from_torch(model, Records(lambda i: {"x": x[i], "kind": y[i]}), target_key="knd")
+    with pytest.raises(InputError, match="id_key: expected a position in the batch, 0 to 1, got 5"):
+        from_torch(model, TensorDataset(x, y), id_key=5)
+    with pytest.raises(InputError, match=r"expected .* or dicts, got Tensor; return the targets as well"):
+        from_torch(model, Records(lambda i: x[i]))
+    with pytest.raises(InputError, match="one target a record, got a single target; give the DataLoader a batch_size"):
+        from_torch(model, DataLoader(TensorDataset(x, y), batch_size=None))
+    with pytest.raises(InputError, match="data: expected a DataLoader or a Dataset, got dict"):
+        from_torch(model, {"x": x})
+    with pytest.raises(InputError, match="data: expected at least 2 records, got 0"):
+        from_torch(model, TensorDataset(x[:0], y[:0]))
+    with pytest.raises(InputError, match=r"model: expected a torch.nn.Module, got str; for scikit-learn use from_skl"):
+        from_torch("model", TensorDataset(x, y))
+    with pytest.raises(InputError, match="cannot be compared between two passes"):
+        from_torch(model, DataLoader(TensorDataset(x, y), collate_fn=lambda rows: (object(), torch.zeros(1))))
+    uneven = DataLoader(
+        TensorDataset(x, y), 4, collate_fn=lambda rows: (x[: len(rows)], torch.zeros(len(rows), len(rows)))
+    )
+    with pytest.raises(
+        InputError,
+        match=r"targets: expected rows of shape \(4,\) and type float32 in every batch, got rows of shape \(3,",
+    ):
+        from_torch(model, uneven)
+    mixed = Records(lambda i: (x[i], 1 if i < 8 else 1.5))
+    with pytest.raises(
+        InputError, match=r"targets: expected rows .* type int64 in every batch, got rows .* type float64"
+    ):
+        from_torch(model, mixed, batch_size=4)
+
+
+def test_layer_names(model, x, y):
+    with pytest.raises(
+        InputError, match=r"layer: expected the name of an nn.Linear .*, got 'bdy'; did you mean body\?"
+    ):
+        from_torch(model, TensorDataset(x, y), layer="bdy")
+    with pytest.raises(InputError, match=r"layer: expected an nn.Linear, got 'act', a ReLU; choose from body, fc"):
+        from_torch(model, TensorDataset(x, y), layer="act")
+    with pytest.raises(InputError, match=r"got 'fc'; the model has no nn.Linear"):
+        from_torch(nn.Flatten(), TensorDataset(x, y), layer="fc")
+    unused = Wrapped(nn.ModuleList([model, nn.Linear(2, 2)]), lambda nets, x: nets[0](x))
+    with pytest.raises(InputError, match=r"a layer that runs, got 'net.1', which the forward leaves out"):
+        from_torch(unused, TensorDataset(x, y), layer="net.1")
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda net, x: net(x).softmax(1),
+        lambda net, x: net(x) * 2,
+        lambda net, x: (net.fc(torch.relu(net.body(x))), net.fc(torch.relu(net.body(x))))[0] * 0,
+        lambda net, x: {"a": net(x), "b": net(x)},
+    ],
+    ids=["softmax", "scaled", "zeroed", "two outputs"],
+)
+def test_what_follows_the_last_layer_is_refused(model, x, y, forward):
+    words = "head is not linear|which runs 2 times in one forward pass"
+    with pytest.raises(InputError, match=words):
+        from_torch(Wrapped(model, forward), TensorDataset(x, y))
+
+
+def test_a_model_without_linear_layers_is_refused(x, y):
+    words = r"a model whose head is not linear \(no nn.Linear ran\); return raw outputs \(no softmax\), name the layer"
+    words += r" with layer=, or build Head \(a black box: features=None\)$"
+    with pytest.raises(InputError, match=words):
+        from_torch(nn.Sequential(nn.Unflatten(1, (6, 1)), nn.Conv1d(6, 3, 1), nn.Flatten()), TensorDataset(x, y))
+
+
+def test_a_layer_that_runs_twice_is_refused(model, x, y):
+    twice = Wrapped(nn.Linear(6, 6), lambda net, x: net(net(x)))
+    for layer in (None, "net"):
+        with pytest.raises(InputError, match="a layer that runs once a record, got layer 'net', which runs 2 times"):
+            from_torch(twice, TensorDataset(x, y), layer=layer)
+
+
+@pytest.mark.parametrize("tie", ["parameter", "memory"])
+def test_a_tied_weight_is_refused(tie):
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = nn.Embedding(7, 4)
+            self.out = nn.Linear(4, 7, bias=False)
+            if tie == "parameter":
+                self.out.weight = self.embedding.weight
+            else:
+                self.out.weight.data = self.embedding.weight.data
+
+        def forward(self, tokens):
+            return self.out(self.embedding(tokens).mean(1))
+
+    tokens = torch.arange(N * 2).reshape(N, 2) % 7
+    with pytest.raises(InputError, match=r"layer 'out', whose weight is tied to 'embedding.weight'; untie them"):
+        from_torch(Tied(), TensorDataset(tokens, tokens[:, 0]))
+
+
+class TokenModel(nn.Module):
+    def __init__(self, pool):
+        super().__init__()
+        self.fc = nn.Linear(6, 3)
+        self.pool = pool
+
+    def forward(self, tokens):
+        return self.pool(self.fc(tokens))
+
+
+REDUCE = {"mean": lambda t: t.mean(1), "first": lambda t: t[:, 0], "last": lambda t: t[:, -1]}
+
+
+@pytest.mark.parametrize("reduction", REDUCE)
+@pytest.mark.parametrize("pooled", [True, False])
+def test_tokens_are_reduced_as_named(generator, y, reduction, pooled):
+    tokens = torch.randn(N, 4, 6, generator=generator)
+    net = TokenModel(REDUCE[reduction] if pooled else nn.Identity())
+    with pytest.raises(InputError, match=r"'last', since layer 'fc' sees \(batch, tokens, features\), got None"):
+        from_torch(net, TensorDataset(tokens, y))
+    head = from_torch(net, TensorDataset(tokens, y), reduction=reduction)
+    torch.testing.assert_close(head.features, REDUCE[reduction](tokens))
+    torch.testing.assert_close(head.outputs, REDUCE[reduction](net.fc(tokens)).detach())
+
+
+def test_reductions_that_do_not_fit(generator, model, x, y):
+    tokens = torch.randn(N, 4, 6, generator=generator)
+    net = TokenModel(REDUCE["first"])
+    with pytest.raises(InputError, match="reduction: expected a known name, got 'men'; did you mean mean"):
+        from_torch(net, TensorDataset(tokens, y), reduction="men")
+    with pytest.raises(InputError, match="head is not linear"):
+        from_torch(net, TensorDataset(tokens, y), reduction="last")
+    with pytest.raises(
+        InputError, match=r"reduction: expected None, since layer 'fc' sees one row a record, got 'mean'"
+    ):
+        from_torch(model, TensorDataset(x, y), reduction="mean")
+    with pytest.raises(InputError, match=r"reduction: expected 'mean' or 'first' or 'last', since layer 'fc' sees"):
+        from_torch(net, TensorDataset(tokens, y), layer="fc")
+    flat = Wrapped(nn.Linear(6, 3), lambda net, t: net(t.reshape(-1, 6)))
+    with pytest.raises(
+        InputError, match=r"one row of features a record in layer 'net', got shape \(92, 6\) for 23 targets"
+    ):
+        from_torch(flat, TensorDataset(tokens, y))
+
+
+def test_a_linear_layer_that_does_not_multiply_by_its_weight_is_refused(x, y):
+    class Cosine(nn.Linear):
+        def forward(self, x):
+            return super().forward(nn.functional.normalize(x))
+
+    with pytest.raises(
+        InputError, match=r"outputs: expected features @ weight.T \+ bias, got a difference of .* in row \d+ where"
+    ):
+        from_torch(Cosine(6, 3), TensorDataset(3 * x, y))

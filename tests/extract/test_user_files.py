@@ -1,0 +1,305 @@
+"""Inputs, signals, row numbers and subgroups from files, or an error in one line."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from giveaway import Signals
+from giveaway.checks import InputError
+from giveaway.extract.user_files import (
+    first_line,
+    inputs_from,
+    reading,
+    records_from,
+    row_numbers,
+    signals_from,
+    subgroups_from,
+)
+from giveaway.records.examples import as_numbers
+
+RNG = np.random.default_rng(1)
+both = pytest.mark.parametrize("suffix", [".npz", ".npy"])
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "records.npz"
+
+
+def saved(path, values, suffix=".npz"):
+    path = path.with_suffix(suffix)
+    np.savez(path, inputs=values, other=1) if suffix == ".npz" else np.save(path, values)
+    return path
+
+
+def refusal(path, read=inputs_from, **options):
+    with pytest.raises(InputError) as error:
+        read(path, **options)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+class Trap:
+    def __reduce__(self):
+        return (pytest.fail, ("the pickle was opened",))
+
+
+# ------------------------------------------------------------------------------------------------ inputs as numbers
+
+
+@settings(max_examples=20, deadline=None)
+@given(shape=st.tuples(st.integers(0, 4), st.integers(1, 5), st.integers(1, 5), st.sampled_from([1, 3, 4])))
+def test_bytes_of_images_become_shares_with_channels_first(shape):
+    images = np.random.default_rng(0).integers(0, 256, shape).astype(np.uint8)
+    numbers = as_numbers(images)
+    n, h, w, c = shape
+    assert (numbers.shape, numbers.dtype) == ((n, c, h, w), np.float64)
+    assert numbers.flags.c_contiguous
+    for i, y, x, k in np.ndindex(shape):
+        assert numbers[i, k, y, x] == int(images[i, y, x, k]) / 255
+
+
+def test_images_in_a_file(path):
+    images = np.random.default_rng(0).integers(0, 256, (3, 5, 4, 3)).astype(np.uint8)
+    images[0, 0, 0] = 0, 255, 128
+    np.savez(path, inputs=images, targets=np.arange(3), other=1)
+    numbers, targets = inputs_from(path)
+    assert targets is None
+    np.testing.assert_array_equal(numbers[0, :, 0, 0], [0.0, 1.0, 128 / 255])
+    np.testing.assert_array_equal(numbers[2, 1], images[2, :, :, 1] / 255)
+    numbers, targets = inputs_from(str(path), targets=True)
+    np.testing.assert_array_equal(targets, [0, 1, 2])
+    assert numbers.shape == (3, 3, 5, 4)
+
+
+OTHERS = [
+    RNG.normal(size=(4, 3, 6, 6)).astype(np.float32),
+    RNG.normal(size=(4, 6, 6, 3)),
+    np.arange(12).reshape(4, 3),
+    np.arange(12, dtype=np.uint8).reshape(4, 3),  # a matrix of bytes is no image
+    np.arange(12).reshape(4, 3) > 5,
+    np.arange(4.0),
+]
+
+
+@pytest.mark.parametrize("values", OTHERS)
+def test_other_numbers_stay_as_they_are(path, values):
+    numbers, _ = inputs_from(saved(path, values))
+    assert numbers.dtype == np.float64
+    np.testing.assert_array_equal(numbers, values)
+
+
+def test_the_array_handed_over_is_left_alone():
+    images, matrix = np.full((1, 2, 2, 3), 7, dtype=np.uint8), np.ones((2, 2))
+    as_numbers(images)[:] = 0.0
+    as_numbers(matrix)[:] = 0.0
+    assert (images == 7).all()
+    assert (matrix == 1).all()
+
+
+def test_images_are_known_by_their_channels():
+    images = np.random.default_rng(0).integers(0, 256, size=(2, 5, 6, 3), dtype=np.uint8)
+    last = as_numbers(images)
+    np.testing.assert_array_equal(as_numbers(images.transpose(0, 3, 1, 2)), last)
+    np.testing.assert_array_equal(as_numbers(images[..., 0]), last[:, :1])
+    with pytest.raises(InputError, match=r"inputs: expected images with 1, 3 or 4 channels, last or first, got shape"):
+        as_numbers(images[..., [0, 1]])
+
+
+def test_missing_keys_are_named(path):
+    np.savez(path, features=np.ones((2, 2)), labels=np.ones(2))
+    expected = "inputs: expected the key inputs in records.npz, got keys features, labels; add it"
+    assert refusal(path) == refusal(path, targets=True) == refusal(path, records_from) == expected
+    np.savez(path, inputs=np.ones((2, 2)))
+    inputs_from(path)
+    assert refusal(path, targets=True) == "targets: expected the key targets in records.npz, got keys inputs; add it"
+
+
+@pytest.mark.parametrize("values", [np.array(["a", "b"]), np.array([b"a"]), np.ones(2, dtype=complex)])
+def test_words_and_other_kinds_are_refused(path, values):
+    expected = f"inputs: expected images or a matrix of numbers, got dtype {values.dtype}; embed them, and pass the"
+    assert refusal(saved(path, values)).startswith(expected)
+
+
+@pytest.mark.parametrize("read", [inputs_from, records_from])
+def test_files_that_are_none(path, tmp_path, read):
+    assert refusal(path, read) == f"inputs: expected a file that exists, got {path}; check the path"
+    assert refusal(tmp_path, read).startswith("inputs: expected a file that exists, got")
+    whole = "inputs: expected a whole {0} file, got records{0}, truncated or not of that format; write the file again"
+    for suffix in (".npz", ".npy"):
+        file = saved(path, np.ones((200, 20)), suffix)
+        if suffix == ".npz" or read is records_from:
+            file.write_bytes(file.read_bytes()[:-300])
+            assert refusal(file, read) == whole.format(suffix)
+        else:
+            assert refusal(file, read).startswith("inputs: expected a whole .npz file, got records.npy")
+    path.write_text("inputs")
+    assert refusal(path, read) == whole.format(".npz")
+
+
+# ------------------------------------------------------------------------------------------------ in their own type
+
+
+@both
+@settings(max_examples=20, deadline=None)
+@given(shape=st.tuples(st.integers(1, 4), st.integers(1, 5), st.integers(5, 7), st.sampled_from([1, 3, 4])))
+def test_records_of_bytes_stay_bytes_with_channels_first(tmp_path_factory, suffix, shape):
+    images = np.random.default_rng(0).integers(0, 256, shape).astype(np.uint8)
+    path = tmp_path_factory.mktemp("images") / "records.npz"
+    for stored in (images, images.transpose(0, 3, 1, 2)) if shape[1] not in (1, 3, 4) else (images,):
+        records = records_from(saved(path, stored, suffix))
+        assert records.dtype == np.uint8
+        np.testing.assert_array_equal(records, images.transpose(0, 3, 1, 2))
+    np.testing.assert_array_equal(records_from(saved(path, images[..., 0], suffix)), images[:, None, :, :, 0])
+
+
+@both
+@pytest.mark.parametrize("values", [*OTHERS[:-1], np.array([["red", "1.5"], ["green", "2"]])])
+def test_records_of_other_kinds_stay_as_they_are(path, values, suffix):
+    records = records_from(str(saved(path, values, suffix)))
+    assert records.dtype == values.dtype
+    np.testing.assert_array_equal(records, values)
+
+
+def test_an_npy_is_mapped_into_memory(path):
+    for values in (np.ones((4, 3)), np.ones((4, 5, 5, 3), dtype=np.uint8)):
+        records = records_from(saved(path, values, ".npy"))
+        assert isinstance(records, np.memmap)
+        assert not records.flags.writeable
+
+
+@both
+def test_records_that_are_strings_become_a_list(path, suffix):
+    assert records_from(saved(path, np.array(["one", "Straße", ""]), suffix)) == ["one", "Straße", ""]
+
+
+@both
+@pytest.mark.parametrize("values", [np.array([b"a"]), np.ones(2, dtype=complex), np.array(["2020-01-01"], "M8[D]")])
+def test_records_of_unknown_kinds_are_refused(path, values, suffix):
+    expected = f"inputs: expected images, numbers or strings, got dtype {values.dtype}; convert them to numbers or str"
+    assert refusal(saved(path, values, suffix), records_from) == expected
+
+
+@both
+def test_records_that_need_pickle_are_refused_unread(path, suffix):
+    file = saved(path, np.array([Trap()], dtype=object), suffix)
+    assert refusal(file, records_from) == (
+        f"inputs: expected arrays that need no pickle, got {file.name}, which needs it; save plain numbers, or a table "
+        "as strings: table.astype(str)"
+    )
+    assert refusal(file).startswith("inputs: expected")
+
+
+# ------------------------------------------------------------------------------------------------ signals, row numbers
+
+PHI = np.random.default_rng(0).normal(size=(4, 11)).astype(np.float16)
+MEMBERS = PHI > 0
+
+
+@pytest.mark.parametrize("members", [MEMBERS, MEMBERS.astype(np.int8), np.packbits(MEMBERS, axis=1)])
+def test_signals_of_an_npz(path, members):
+    np.savez(path, phi=PHI, members=members, note=np.array(1))
+    signals = signals_from(path)
+    np.testing.assert_array_equal(signals.values[..., 0], PHI)
+    np.testing.assert_array_equal(signals.members, MEMBERS)
+
+
+def test_signals_of_a_folder(tmp_path):
+    Signals(PHI, MEMBERS, "phi").save(tmp_path / "signals")
+    np.testing.assert_array_equal(signals_from(tmp_path / "signals").members, MEMBERS)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({"phi": PHI}, "signals: expected members and one of logits, probabilities, phi, squared_error"),
+        ({"members": MEMBERS}, "got keys members; store one kind of signal"),
+        ({"phi": PHI, "logits": PHI, "members": MEMBERS}, "store one kind of signal"),
+        ({"logits": PHI[..., None], "members": MEMBERS}, "labels: expected a class index a record, got none"),
+    ],
+)
+def test_signals_that_cannot_be_used(path, arrays, words):
+    np.savez(path, **arrays)
+    assert words in refusal(path, signals_from)
+
+
+def test_signals_and_rows_that_cannot_be_read(tmp_path, path):
+    assert refusal(tmp_path / "missing.npz", signals_from).startswith("signals: expected a file that exists")
+    path.write_bytes(b"PK")
+    assert refusal(path, signals_from).startswith("signals: expected a whole .npz file")
+    np.savez(path, rows=np.arange(3))
+    words = "rows: expected the key index in records.npz, got keys rows; add it"
+    assert refusal(path, row_numbers) == words
+
+
+def test_row_numbers(tmp_path):
+    np.save(tmp_path / "rows.npy", np.array([3, 1]))
+    np.savez(tmp_path / "target.npz", index=np.array([2, 0]))
+    assert row_numbers(tmp_path / "rows.npy").tolist() == [3, 1]
+    assert row_numbers(tmp_path / "target.npz").tolist() == [2, 0]
+
+
+# ------------------------------------------------------------------------------------------------ subgroups
+
+
+def test_subgroups_are_columns_of_a_csv_or_arrays_of_an_npz(tmp_path):
+    (tmp_path / "s.csv").write_text('sex,"age, years"\nf,"40,5"\nm,30\nf,\n', encoding="utf-8")
+    columns = subgroups_from(str(tmp_path / "s.csv"), 3)
+    assert {k: v.tolist() for k, v in columns.items()} == {"sex": ["f", "m", "f"], "age, years": ["40,5", "30", ""]}
+    np.savez(tmp_path / "s.npz", site=np.array([1, 2, 2]))
+    assert subgroups_from(str(tmp_path / "s.npz"), 3)["site"].tolist() == ["1", "2", "2"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("s.txt", "a\n", r"subgroups: expected FILE.csv with a heading, or FILE.npz, got .*s.txt"),
+        ("s.csv", "sex\nf\n", r"expected 3 values, one a record, got 1 in column 0; align the file"),
+        ("s.csv", "sex,age\nf\n", r"expected 2 cells a line, got .*, where lines differ"),
+        ("s.csv", "", r"expected a readable CSV with a heading"),
+        ("s.csv", "name\n" + "\n".join(map(str, range(300))), r"expected at most 200 subgroups, got 300 in column 0"),
+        ("none.csv", None, r"expected a readable CSV with a heading, got .*none.csv; check the file"),
+        ("none.npz", None, r"expected a file written by numpy.savez, got .* which does not exist"),
+    ],
+)
+def test_what_is_no_file_of_subgroups(tmp_path, name, text, words):
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(InputError, match=words):
+        subgroups_from(str(tmp_path / name), 300 if "300" in words else 3)
+
+
+# ------------------------------------------------------------------------------------------------ failures to read
+
+
+@pytest.mark.parametrize(
+    ("failure", "words"),
+    [
+        (PermissionError(13, "denied"), "model: expected a file that can be read, got .*records.npz; check its perm"),
+        (ValueError("one\ntwo"), "model: expected a whole bin file, got records.npz, truncated or not of that format"),
+        (AssertionError(), "model: expected a whole bin file, got records.npz, truncated or not of that format; write"),
+        (AttributeError("no Net in it\n?"), r"imported, got records.npz, which needs more \(no Net in it\);"),
+        (InputError("its own words"), "^its own words$"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_failures_to_read_are_told_in_one_line(path, failure, words):
+    path.write_bytes(b"x")
+    with pytest.raises(InputError, match=words) as caught, reading("model", path, "bin file"):
+        raise failure
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("failure", [MemoryError, KeyboardInterrupt])
+def test_what_is_no_fault_of_the_file_is_not_blamed_on_it(path, failure):
+    path.write_bytes(b"x")
+    with pytest.raises(failure), reading("model", str(path), "bin file"):
+        raise failure
+    with reading("model", str(path), "bin file") as given:
+        assert given == path
+
+
+def test_first_line():
+    assert first_line(ValueError("a\nb")) == "a"
+    assert first_line(ValueError()) == "ValueError"
