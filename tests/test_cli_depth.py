@@ -212,7 +212,7 @@ def test_people_keep_their_records_apart(giveaway, mine):
     assert not [name for name in (*people.columns, *people.attributes) if name.endswith("_all")]
     np.testing.assert_allclose(records["newton_all"], found.columns["newton_all"], rtol=1e-12, atol=0)
     assert without_time(people.meta["depths"]) == without_time(found.report)
-    assert "of single records: they stand in scores.csv and are not added up for people" in out
+    assert "of single records: they are in scores.csv and are not added up for people" in out
     assert SECRET not in out + err
 
 
@@ -314,7 +314,7 @@ def test_solves_that_do_not_get_there(giveaway, mine):
     assert not Path("deep").exists()
     code, out, err = giveaway(*command(mine, *options, "--allow-unconverged", model="single", data="singles"))
     assert code == 0, err
-    assert "solves did not get to their tolerance, as was allowed" in out
+    assert "solves did not reach their tolerance, which was allowed" in out
 
 
 # ------------------------------------------------------------------------------------------------ going on

@@ -76,7 +76,7 @@ def test_the_search_knows_a_count():
         "Ranking only: 100 records, ordered by estimated exposure to an attacker",
         "so no number of exposed records is stated",
         "Among the 5 most exposed (5 %). 1 × is an even share",
-        "Without the 5 most exposed (5 %), 2 records that newton ranked lower come into the first 5 of the rest",
+        "Without the 5 most exposed (5 %), 2 records that newton ranked lower enter the top 5 of the rest",
     ):
         assert not counted(words), words
 

@@ -284,7 +284,7 @@ def test_of_a_probe_said_to_be_frozen_fused_ranks_as_newton_does(groups):
         np.testing.assert_array_equal(said.order("fused"), said.order("newton"))
         np.testing.assert_array_equal(said["newton"], unsaid["newton"])
         check_fusion(said, "newton")
-        assert any("as was said (frozen): fused ranks as newton does" in note for note in notes(said))
+        assert any("these records (frozen), so fused ranks as newton does" in note for note in notes(said))
         assert not any("frozen" in note for note in notes(unsaid))
     assert fingerprint(plain) != fingerprint(frozen)
 

@@ -1,38 +1,66 @@
 """What an audit will cost, before it starts: operations by stage, memory, disk, and time at a measured rate.
 
-Operations are floating-point ones, a multiplication and an addition being two, of the matrix products and the
+Operations are floating-point ones (a multiplication and an addition are two) of the matrix products and the
 factorizations, which are nearly all there is at sizes where the cost matters. With n records, d features (the bias
-column included), m outputs, q probes:
+column included), m outputs and q probes they are
 
-dense, softmax     n·d(d+1)·r(r+1) + P³ with r = m − 1, P = d·r, and a Cholesky m³/3 a record
+dense, softmax     n·d(d+1)·r(r+1) + P³ with r = m − 1, P = d·r, and a Cholesky factorization of m³/3 per record
 dense, separate    2·n·d(d+1)·k + k·d³ with k = 1 matrix (squared) or m
-sketch             4·n·d·m·q a step, 2·n·d·m·q each for right sides and scores, and the preconditioner
+sketch             4·n·d·m·q per step, 2·n·d·m·q each for right sides and scores, and the preconditioner
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
 import torch
 
-from giveaway.checks import check_choice
+from giveaway.auditing.progress import human_seconds
+from giveaway.curvature.choice import Auto, Dense, Sketch, choose
+from giveaway.curvature.sketched import probes_at_once
+from giveaway.linalg.precision import precision_named
+from giveaway.linalg.processes import ALONE, Processes
+from giveaway.records import Head
+from giveaway.records.rows import LazyRows
 
-LOSSES = ("squared", "cross_entropy", "binary_cross_entropy")
-CURVATURES = ("dense", "sketch")
-PRECONDITIONERS = ("blocks", "shared", "diagonal")
-STEPS = 20  # of conjugate gradients, where nothing is known of the problem
-SKETCH_BYTES = 4  # a number of a sketch
-WORKING_COPIES = 7  # right sides, solution, residual, the same preconditioned, direction, product, and one on the way
+QUICK = 3e11  # operations
+LONG = 60.0  # seconds; the cost of a longer audit is announced before the work
+STEPS = 20  # of conjugate gradients, while nothing is known about the problem
+SKETCH_BYTES = 4  # per number of a sketch
+WORKING_COPIES = 7  # right sides, solution, residual, preconditioned residual, direction, product, and one in transit
 COLUMNS = 14  # of a table with every score
-MATRIX_BYTES = {"cpu": 16_000_000, "cuda": 256_000_000}  # in a product that is timed: full speed, and soon done
+MATRIX_BYTES = {"cpu": 16_000_000, "cuda": 256_000_000}  # in a timed product: large enough for full speed, soon done
 ROWS = 4_096
-
-Stages = dict[str, float]
 NOTE = "an estimate: matrix products at a measured rate; reading the features and small steps come on top"
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The size of an audit. `features` includes the bias column; without `probes` the curvature is dense."""
+
+    records: int
+    features: int
+    outputs: int
+    loss: str
+    probes: int | None = None
+    probe_blocks: int = 1  # in which the probes are solved one after the other
+    processes: int = 1
+    device: str = "cpu"
+    feature_bytes: int = 4  # per number
+    held_bytes: int = 0  # in memory besides, such as features that are not streamed
+
+    @property
+    def softmax(self) -> bool:
+        """Whether the outputs share one curvature matrix of all classes."""
+        return self.loss == "cross_entropy" and self.outputs > 1
+
+    @property
+    def separate(self) -> int:
+        """The number of curvature matrices of a loss that is not a softmax."""
+        return 1 if self.loss == "squared" else self.outputs
 
 
 @dataclass(frozen=True)
@@ -45,171 +73,120 @@ class Rate:
     shape: tuple[int, int, int]
 
     def __str__(self) -> str:
-        return scaled(self.per_second, ("FLOP/s", "kFLOP/s", "MFLOP/s", "GFLOP/s", "TFLOP/s", "PFLOP/s"))
+        return _scaled(self.per_second, ("FLOP/s", "kFLOP/s", "MFLOP/s", "GFLOP/s", "TFLOP/s", "PFLOP/s"))
 
 
 @dataclass(frozen=True)
-class Cost:
-    """The cost of one audit. `bytes` is the peak of one process, `seconds` None where no rate was measured."""
+class AuditCost:
+    """The cost of one audit. `bytes` is the peak of one process; `seconds` is None if no rate was measured."""
 
-    records: int
-    features: int
-    outputs: int
-    loss: str
-    curvature: str
-    probes: int | None
-    processes: int
-    device: str
-    flops: dict[str, float]
+    work: Workload
+    flops: dict[str, float]  # by stage
     bytes: int
     disk_bytes: int
-    seconds: float | None
     passes: float
-    rate: Rate | None = None
-    notes: tuple[str, ...] = (NOTE,)
+    seconds: float | None
+    rate: Rate | None
+    notes: tuple[str, ...]
 
     @property
     def operations(self) -> float:
-        """All stages together."""
+        """The operations of all stages together."""
         return sum(self.flops.values())
 
     def lines(self) -> list[str]:
-        """The cost in short lines: a headline, then what to know of it."""
-        kind = "class" if self.loss == "cross_entropy" and self.outputs > 1 else "output"
-        size = f"{_count(self.records, 'record')} × {_count(self.features, 'feature')} × {_count(self.outputs, kind)}"
-        how = "dense curvature"
-        if self.probes is not None:
-            how = f"sketched curvature, {_count(self.probes, 'probe')}"
-        where = "on this GPU" if torch.device(self.device).type == "cuda" else "on this machine"
-        if self.processes > 1:
-            where = f"with {self.processes} processes like this one"
-        took = "time not measured"
+        """Return the cost in short lines: a headline, then further facts."""
+        work = self.work
+        kind = "class" if work.softmax else "output"
+        size = f"{_count(work.records, 'record')} × {_count(work.features, 'feature')} × {_count(work.outputs, kind)}"
+        how = "dense curvature" if work.probes is None else f"sketched curvature, {_count(work.probes, 'probe')}"
+        where = "on this GPU" if torch.device(work.device).type == "cuda" else "on this machine"
+        if work.processes > 1:
+            where = f"with {work.processes} processes like this one"
+        time = "time not measured"
         if self.seconds is not None:
-            took = f"{human_seconds(self.seconds)} {where} (measured rate {self.rate})"
-        about = f"about {_power(self.operations)} operations, {human_bytes(self.bytes)}, {took}"
+            time = f"{human_seconds(self.seconds)} {where} (measured rate {self.rate})"
+        mantissa, exponent = f"{self.operations:.1e}".split("e")
+        about = f"about {mantissa}e{int(exponent)} operations, {human_bytes(self.bytes)}, {time}"
         disk = f"disk: {human_bytes(self.disk_bytes)}; passes over the features: {self.passes:,.0f}"
         return [f"audit: {size}; {how}; {about}", disk, *self.notes]
 
     def to_json(self) -> dict[str, Any]:
-        """The same for machines."""
-        return {**dataclasses.asdict(self), "notes": list(self.notes), "operations": self.operations}
+        """Return the same for machines."""
+        found = dataclasses.asdict(self)
+        named = ("records", "features", "outputs", "loss", "probes", "processes", "device")
+        work = {name: getattr(self.work, name) for name in named}
+        del found["work"]
+        kind = "dense" if self.work.probes is None else "sketch"
+        return {**work, "curvature": kind, **found, "notes": list(self.notes), "operations": self.operations}
 
 
-def estimate(
-    *,
-    n: int,
-    width: int,
-    outputs: int,
-    loss: str,
-    curvature: str,
-    probes: int = 256,
-    steps: int = STEPS,
-    features_dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
-    rate: Rate | None = None,
-    preconditioner: str = "blocks",
-    probe_blocks: int = 1,
-    held_bytes: int = 0,
-    processes: int = 1,
-    checkpointed: bool = True,
-) -> Cost:
-    """The cost of an audit of `n` records with `width` features (the bias column included).
-
-    `probe_blocks` is how many blocks the probes are solved in, `held_bytes` what is held in memory besides (features
-    that are not streamed, rows in work). Processes share the records; a dense inverse is every process's own work.
-    """
-    check_choice("loss", loss, LOSSES)
-    check_choice("curvature", curvature, CURVATURES)
-    check_choice("preconditioner", preconditioner, PRECONDITIONERS)
-    if curvature == "dense":
-        shared, own, matrices, disk = _dense(n, width, outputs, loss)
-        passes = 2.0
-    else:
-        shared, own, matrices, disk = _sketch(n, width, outputs, probes, steps, preconditioner, probe_blocks)
-        passes = float(probe_blocks * (steps + 1) + 1 + (preconditioner != "diagonal"))
-    table = 8 * COLUMNS * n
+def estimate(work: Workload, rate: Rate | None = None) -> AuditCost:
+    """Estimate the cost of an audit. Processes share the records; each one factors the matrices by itself."""
+    shared, repeated, matrices, checkpoint = _dense(work) if work.probes is None else _sketch(work, work.probes)
+    table = 8 * COLUMNS * work.records
     seconds = None
     if rate is not None:
-        seconds = (sum(shared.values()) / processes + sum(own.values())) / rate.per_second
-    notes = [f"each pass reads {human_bytes(n * width * features_dtype.itemsize)} of features"]
-    if curvature == "sketch":
+        seconds = (sum(shared.values()) / work.processes + sum(repeated.values())) / rate.per_second
+    notes = [f"each pass reads {human_bytes(work.records * work.features * work.feature_bytes)} of features"]
+    if work.probes is not None:
         notes.append(f"memory: {WORKING_COPIES} copies of the probes solved at once, and the preconditioner")
-    return Cost(
-        records=n,
-        features=width,
-        outputs=outputs,
-        loss=loss,
-        curvature=curvature,
-        probes=probes if curvature == "sketch" else None,
-        processes=processes,
-        device=str(device),
-        flops=shared | own,
-        bytes=matrices + table + held_bytes,
-        disk_bytes=3 * table + (disk if checkpointed else 0),  # .csv takes twice what .npz does
+    return AuditCost(
+        work=work,
+        flops=shared | repeated,
+        bytes=matrices + table + work.held_bytes,
+        disk_bytes=3 * table + checkpoint,  # .csv takes twice what .npz does
+        passes=2.0 if work.probes is None else float(work.probe_blocks * (STEPS + 1) + 2),
         seconds=seconds,
-        passes=passes,
         rate=rate,
         notes=(*notes, NOTE),
     )
 
 
-def _dense(n: int, d: int, m: int, loss: str) -> tuple[Stages, Stages, int, int]:
-    """Stages shared by records, stages of every process, bytes of matrices, bytes of a checkpoint."""
-    if loss == "cross_entropy" and m > 1:
-        r = m - 1
-        pairs, matrices, size = r * (r + 1) // 2, 1, d * r
-        shared = {"left out": n * m**3 / 3}
-    else:
-        pairs = matrices = 1 if loss == "squared" else m
-        size = d
-        shared = {}
+def _dense(work: Workload) -> tuple[dict[str, float], dict[str, float], int, int]:
+    """Return the operations that processes share and those of each one, and the bytes of matrices and checkpoint."""
+    n, d, m = work.records, work.features, work.outputs
+    pairs = matrices = work.separate
+    size, extra = d, {}
+    if work.softmax:
+        pairs, matrices, size = m * (m - 1) // 2, 1, d * (m - 1)
+        extra = {"left out": n * m**3 / 3}
     products = float(n * d * (d + 1) * pairs)
-    sums = 8 * pairs * d * (d + 1) // 2
     inverse = {"inverse": float(matrices * size**3)}
-    return {"sums": products, "forms": products, **shared}, inverse, 16 * matrices * size**2, sums
+    return {"sums": products, "forms": products, **extra}, inverse, 16 * matrices * size**2, 4 * pairs * d * (d + 1)
 
 
-def _sketch(
-    n: int, d: int, m: int, q: int, steps: int, preconditioner: str, blocks: int
-) -> tuple[Stages, Stages, int, int]:
-    """The same for a sketch; its columns are kept for all probes, the rest of the copies for one block of them."""
+def _sketch(work: Workload, q: int) -> tuple[dict[str, float], dict[str, float], int, int]:
+    """Return the same for a sketch; it keeps its columns for all probes, and the other copies for one block."""
+    n, d, m = work.records, work.features, work.outputs
     product = 2.0 * n * d * m * q
     column = SKETCH_BYTES * d * m
-    shared = {"right sides": product, "steps": 2 * product * steps, "scores": product}
-    at_once = math.ceil(q / blocks)
-    matrices = {"blocks": m, "shared": 1, "diagonal": 0}[preconditioner]
-    own = {"preconditioner factors": float(matrices * d**3), "preconditioner": 0.0}
-    if matrices:
-        shared["preconditioner sums"] = float(n * d * (d + 1) * matrices)
-        own["preconditioner"] = 2.0 * d * d * m * q * (steps + 1)
-    held = column * (q + (WORKING_COPIES - 1) * at_once) + max(SKETCH_BYTES * matrices * d * d, column)
-    return shared, own, held, column * q
+    at_once = -(-q // work.probe_blocks)
+    shared = {"right sides": product, "steps": 2 * product * STEPS, "scores": product}
+    shared["preconditioner sums"] = float(n * d * (d + 1) * m)
+    repeated = {"preconditioner factors": float(m * d**3), "preconditioner": 2.0 * d * d * m * q * (STEPS + 1)}
+    held = column * (q + (WORKING_COPIES - 1) * at_once) + SKETCH_BYTES * m * d * d
+    return shared, repeated, held, column * q
 
 
-def product_shape(
-    *, width: int, outputs: int, loss: str, curvature: str, probes: int = 256, device: torch.device | str = "cpu"
-) -> tuple[int, int, int]:
-    """(a, b, c) of the product (a × b)·(b × c) that such an audit is made of, cut to what is quick to measure."""
-    if curvature == "sketch":
-        a, b, c = ROWS, width, outputs * probes
+def product_shape(work: Workload) -> tuple[int, int, int]:
+    """Return (a, b, c) of the product (a × b)·(b × c) that such an audit consists of, cut to what is quick to time."""
+    d, m = work.features, work.outputs
+    if work.probes is not None:
+        a, b, c = ROWS, d, m * -(-work.probes // work.probe_blocks)
     else:
-        softmax = loss == "cross_entropy" and outputs > 1
-        pairs = outputs * (outputs - 1) // 2 if softmax else 1 if loss == "squared" else outputs
+        pairs = m * (m - 1) // 2 if work.softmax else work.separate
         # pairs of features against the numbers of W, or features against both: linalg.pairs expands the smaller
-        a, b, c = (width * width // 2, ROWS, pairs) if 2 * pairs > width else (width, ROWS, pairs * width)
-    most = MATRIX_BYTES["cuda" if torch.device(device).type == "cuda" else "cpu"] // 8
+        a, b, c = (d * d // 2, ROWS, pairs) if 2 * pairs > d else (d, ROWS, pairs * d)
+    most = MATRIX_BYTES["cuda" if torch.device(work.device).type == "cuda" else "cpu"] // 8
     a = max(1, min(a, most // b))
     return a, b, max(1, min(c, most // max(a, b)))
 
 
 def calibrate(
-    device: torch.device | str,
-    dtype: torch.dtype,
-    seconds: float = 0.3,
-    *,
-    shape: tuple[int, int, int] = (ROWS, 1_024, 1_024),
+    device: torch.device | str, dtype: torch.dtype, shape: tuple[int, int, int], *, seconds: float = 0.3
 ) -> Rate:
-    """The rate of products of `shape` in `dtype`, measured here for about `seconds`, after one that warms up."""
+    """Measure the rate of products of `shape` in `dtype` for about `seconds`, after one that warms up."""
     place = torch.device(device)
     a, b, c = shape
     # random numbers: a GPU multiplies constants faster
@@ -218,12 +195,16 @@ def calibrate(
     right = torch.randn(b, c, dtype=dtype, device=place, generator=generator)
     out = torch.empty(a, c, dtype=dtype, device=place)
 
+    def wait() -> None:
+        if place.type == "cuda":
+            torch.cuda.synchronize(place)
+
     def timed(repeats: int) -> float:
-        _finish(place)
+        wait()
         began = perf_counter()
         for _ in range(repeats):
             torch.mm(left, right, out=out)
-        _finish(place)
+        wait()
         return max(perf_counter() - began, 1e-9)
 
     timed(1)
@@ -232,40 +213,48 @@ def calibrate(
     return Rate(rate, str(dtype).removeprefix("torch."), str(place), shape)
 
 
-def _finish(device: torch.device) -> None:
-    """Wait for what a GPU was told to do."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def quick(head: Head, curvature: Dense | Sketch | Auto) -> bool:
+    """Whether the audit takes seconds on any machine, so that nothing need be measured."""
+    sketch = choose(head, curvature).sketch
+    per_record = head.width * head.m * (2.0 * head.width * head.m if sketch is None else 80.0 * sketch.probes)
+    return head.n * per_record < QUICK
 
 
-def human_seconds(seconds: float) -> str:
-    """A duration as one says it: 40 s, 12 minutes, 3.5 hours."""
-    if seconds < 0.95:
-        return "under a second"
-    for most, unit, name in ((100, 1, "s"), (6_000, 60, "minutes"), (172_800, 3_600, "hours")):
-        if seconds < most:
-            return f"{seconds / unit:.1f} {name}" if name == "hours" else f"{seconds / unit:.0f} {name}"
-    return f"{seconds / 86_400:.1f} days"
+def forecast(head: Head, curvature: Dense | Sketch | Auto, processes: Processes = ALONE) -> AuditCost:
+    """Estimate the cost of the head's own scores at a rate measured here; views of the records are not included."""
+    sketch = choose(head, curvature).sketch
+    dtype, probes, blocks = torch.float64, None, 1
+    if sketch is not None:
+        precision = precision_named(sketch.precision, head.device)
+        dtype, probes = precision.between, sketch.probes
+        blocks = -(-probes // probes_at_once(head, probes, sketch.budget(head), precision))
+    work = Workload(
+        records=head.n,
+        features=head.width,
+        outputs=head.m,
+        loss=head.loss,
+        probes=probes,
+        probe_blocks=blocks,
+        processes=processes.size,
+        device=str(head.device),
+        feature_bytes=head.features.dtype.itemsize,
+        held_bytes=0 if isinstance(head.features, LazyRows) else head.features.nbytes,
+    )
+    return estimate(work, calibrate(head.device, dtype, product_shape(work)))
 
 
 def human_bytes(count: float) -> str:
-    """A size as one says it, in powers of a thousand: 21 GB."""
-    return scaled(count, ("bytes", "kB", "MB", "GB", "TB", "PB"))
+    """Write a size as people say it, in powers of a thousand: 21 GB."""
+    return _scaled(count, ("bytes", "kB", "MB", "GB", "TB", "PB"))
 
 
-def scaled(value: float, units: tuple[str, ...]) -> str:
-    """Two digits of `value`, or three before the point, in the unit that suits it; units are a thousand apart."""
+def _scaled(value: float, units: tuple[str, ...]) -> str:
+    """Write two digits of `value`, or three before the point, in the unit that suits it; units are a thousand apart."""
     place = 0
     while place + 1 < len(units) and round(value) >= 1_000:
         value, place = value / 1_000, place + 1
     digits = 1 if place and round(value, 1) < 10 else 0
     return f"{value:,.{digits}f} {units[place]}"
-
-
-def _power(value: float) -> str:
-    """6.8e16."""
-    mantissa, exponent = f"{value:.1e}".split("e")
-    return f"{mantissa}e{int(exponent)}"
 
 
 def _count(number: int, name: str) -> str:

@@ -1,4 +1,4 @@
-"""Count records that are in the data more than once, exactly or nearly: their scores understate their person's."""
+"""Count records that are in the data more than once, exactly or nearly: their scores are too low for their person."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ ROWS = 1_024
 
 
 def count_duplicates(head: Head, *, seed: int = 0) -> dict[str, Any]:
-    """Records with an exact copy, and with a near one (at least: found by sorting along random directions).
+    """Count the records with an exact copy, and at least how many have a near one.
 
-    Near means a distance in feature space below 1 % of the root-mean-square distance from the mean record. Every
-    record is compared with its neighbours along a few random directions, so a near copy can be missed, never invented.
+    Near means a distance in feature space below 1 % of the root-mean-square distance from the mean record. Every record
+    is compared with its neighbours along a few random directions, so a near copy can be missed but never invented.
     """
-    sketch, spread = _sketch(head, seed)
+    projected, spread = _project(head, seed)
     near = np.zeros(head.n, dtype=bool)
     exact = np.zeros(head.n, dtype=bool)
     radius = NEAR * spread
     for k in range(SORTS):
-        order = torch.argsort(sketch[k])
-        one, two = sketch[k - 1][order], sketch[k - 2][order]
+        order = torch.argsort(projected[k])
+        one, two = projected[k - 1][order], projected[k - 2][order]
         for shift in range(1, min(NEIGHBOURS, head.n - 1) + 1):
-            # a random projection of unit variance has the distance as its expectation; 3 leaves out next to nothing
+            # a random projection of unit variance is the distance on average; a factor of 3 misses next to nothing
             close = (one[shift:] - one[:-shift]).abs() <= 3.0 * radius
             close &= (two[shift:] - two[:-shift]).abs() <= 3.0 * radius
             pairs = torch.stack([order[:-shift][close], order[shift:][close]])
-            pairs = pairs[:, (sketch[:, pairs[0]] - sketch[:, pairs[1]]).norm(dim=0) <= 3.0 * radius]
+            pairs = pairs[:, (projected[:, pairs[0]] - projected[:, pairs[1]]).norm(dim=0) <= 3.0 * radius]
             for start in range(0, pairs.shape[1], ROWS):
                 _mark(head, pairs[:, start : start + ROWS], radius, exact, near)
     return {
@@ -44,23 +44,23 @@ def count_duplicates(head: Head, *, seed: int = 0) -> dict[str, Any]:
     }
 
 
-def _sketch(head: Head, seed: int) -> tuple[torch.Tensor, float]:
-    """Random projections (PROJECTIONS, n) of the records, and the root-mean-square distance from their mean."""
+def _project(head: Head, seed: int) -> tuple[torch.Tensor, float]:
+    """Return random projections (PROJECTIONS, n) of the records, and their root-mean-square distance from the mean."""
     device, d = head.device, head.features.shape[1]
     kind = head.features.dtype if head.features.dtype in (torch.float32, torch.float64) else torch.float32
     generator = torch.Generator().manual_seed(seed)
     directions = (torch.randn(d, PROJECTIONS, generator=generator) / PROJECTIONS**0.5).to(device, kind)
     total = torch.zeros(d, dtype=torch.float64, device=device)
-    origin = head.features[:1].to(kind)  # any record: a mean far from zero would swallow the variance
+    origin = head.features[:1].to(kind)  # any record will do: a mean far from zero would swallow the variance
     squares = 0.0
-    sketch = torch.empty(PROJECTIONS, head.n, dtype=kind, device=device)
-    for part in head.slices(ROWS):
-        x = head.features[part].to(kind) - origin
-        sketch[:, part] = (x @ directions).T
+    projected = torch.empty(PROJECTIONS, head.n, dtype=kind, device=device)
+    for rows in head.slices(ROWS):
+        x = head.features[rows].to(kind) - origin
+        projected[:, rows] = (x @ directions).T
         total += x.sum(0)
         squares += float(x.norm()) ** 2
     variance = squares / head.n - float((total / head.n).square().sum())
-    return sketch, max(variance, 0.0) ** 0.5
+    return projected, max(variance, 0.0) ** 0.5
 
 
 def _mark(head: Head, pairs: torch.Tensor, radius: float, exact: np.ndarray, near: np.ndarray) -> None:

@@ -1,4 +1,4 @@
-"""Progress of long work on stderr."""
+"""Show the progress of long work on stderr: a bar on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from giveaway.auditing.cost import human_seconds
-
 OnRows = Callable[[int], Any]
 OnPart = Callable[[int, int], Any]
 SECONDS_BETWEEN_LINES = 10.0
@@ -18,27 +16,28 @@ SECONDS_BETWEEN_LINES = 10.0
 
 @contextmanager
 def progress_of(total: int, *, enabled: bool, work: str = "audit", unit: str = "rec") -> Iterator[OnRows]:
-    """What to call with the number of rows just done: a bar on a terminal, lines elsewhere, nothing unless enabled."""
-    if not enabled:
-        yield lambda rows: None
-    elif not sys.stderr.isatty():
-        yield _one_at_a_time(_lines(total, work))
-    else:
-        from tqdm import tqdm  # audits run where only torch, NumPy, SciPy and scikit-learn are installed
+    """Yield a function to call with the number of rows just done, from any thread; it shows nothing unless enabled."""
+    lock, done = threading.Lock(), 0
+    with parts_of(enabled=enabled, work=work, unit=unit, in_percent=True) as on_part:
 
-        with tqdm(total=total, unit=unit, desc=work, file=sys.stderr, delay=1.0, leave=False) as bar:
-            yield _one_at_a_time(bar.update)
+        def on_rows(rows: int) -> None:
+            nonlocal done
+            with lock:
+                done += rows
+                on_part(done, total)
+
+        yield on_rows
 
 
 @contextmanager
-def parts_of(*, enabled: bool, work: str, unit: str) -> Iterator[OnPart]:
-    """What to call with the number of parts done and that of all of them, which may grow: shown with the time left."""
+def parts_of(*, enabled: bool, work: str, unit: str, in_percent: bool = False) -> Iterator[OnPart]:
+    """Yield a function to call with the number of parts done and of all parts, which may grow."""
     if not enabled:
         yield lambda done, total: None
     elif not sys.stderr.isatty():
-        yield _lines_with_time_left(work, unit)
+        yield _lines(work, unit, in_percent)
     else:
-        from tqdm import tqdm
+        from tqdm import tqdm  # audits run where only torch, NumPy, SciPy and scikit-learn are installed
 
         with tqdm(unit=unit, desc=work, file=sys.stderr, delay=1.0, leave=False) as bar:
 
@@ -50,45 +49,33 @@ def parts_of(*, enabled: bool, work: str, unit: str) -> Iterator[OnPart]:
 
 
 def announce(words: str, *, enabled: bool) -> None:
-    """Say on stderr what begins now and cannot say how far it is."""
+    """Say on stderr what begins now and cannot report how far it is."""
     if enabled:
         print(words, file=sys.stderr)
 
 
-def _one_at_a_time(on_rows: OnRows) -> OnRows:
-    """Threads report their rows as they finish them."""
-    lock = threading.Lock()
-
-    def locked(rows: int) -> None:
-        with lock:
-            on_rows(rows)
-
-    return locked
-
-
-def _lines(total: int, work: str) -> OnRows:
-    done, said = 0, time.monotonic()
-
-    def on_rows(rows: int) -> None:
-        nonlocal done, said
-        done += rows
-        if time.monotonic() - said >= SECONDS_BETWEEN_LINES:
-            said = time.monotonic()
-            print(f"{work}: {min(100, 100 * done // total)} %", file=sys.stderr)
-
-    return on_rows
-
-
-def _lines_with_time_left(work: str, unit: str) -> OnPart:
-    before, said = 0, time.monotonic()
+def _lines(work: str, unit: str, in_percent: bool) -> OnPart:
+    """Print a line every ten seconds: the percentage done, or the number of parts and the time left."""
+    before, last = 0, time.monotonic()
 
     def on_part(done: int, total: int) -> None:
-        nonlocal before, said
+        nonlocal before, last
         now = time.monotonic()
-        if done > before and now - said >= SECONDS_BETWEEN_LINES:
-            # by the pace since the line before: what a killed run had done was taken up at once
-            left = (total - done) * (now - said) / (done - before)
-            before, said = done, now
-            print(f"{work}: {done} of {total} {unit}s, {human_seconds(left)} left", file=sys.stderr)
+        if done > before and now - last >= SECONDS_BETWEEN_LINES:
+            # by the pace since the previous line: a resumed run reports earlier work all at once
+            left = (total - done) * (now - last) / (done - before)
+            before, last = done, now
+            shown = f"{done} of {total} {unit}s, {human_seconds(left)} left"
+            print(f"{work}: {f'{min(100, 100 * done // total)} %' if in_percent else shown}", file=sys.stderr)
 
     return on_part
+
+
+def human_seconds(seconds: float) -> str:
+    """Write a duration as people say it: 40 s, 12 minutes, 3.5 hours."""
+    if seconds < 0.95:
+        return "under a second"
+    for most, unit, name in ((100, 1, "s"), (6_000, 60, "minutes"), (172_800, 3_600, "hours")):
+        if seconds < most:
+            return f"{seconds / unit:.1f} {name}" if name == "hours" else f"{seconds / unit:.0f} {name}"
+    return f"{seconds / 86_400:.1f} days"

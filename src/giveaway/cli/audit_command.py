@@ -259,7 +259,7 @@ def _told_cost(
     as_json: bool,
 ) -> bool:
     """Say what the audit will cost, where that is asked for or it is long; whether there is no more to do."""
-    from giveaway.auditing.forecast import LONG, forecast, quick
+    from giveaway.auditing.cost import LONG, forecast, quick
     from giveaway.cli.audit_folder import work_ahead
 
     if not alone and quick(head, curvature):
