@@ -73,7 +73,7 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
         table, rows = audited(held, inputs, target)
         columns = {score: table[score] for score in SCORES}
         given.append((columns | joined(columns), effect[rows]))
-        views.append(dict(table.meta["view"]))
+        views.append(table.meta.view.to_json())
         calibrated.append((table["predicted_success"], success[rows]))
     table = agreement_over_targets(given)
     rows = {}

@@ -60,7 +60,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "cpu_seconds": round(time.process_time() - cpu, 1),
         "peak_gb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6, 2),
         "data_gb": round(before / 1e6, 2),
-        "view": dict(table.meta["view"]),
+        "view": table.meta.view.to_json(),
     }
 
 

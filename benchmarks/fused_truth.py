@@ -54,7 +54,7 @@ def audited(options: argparse.Namespace, name: str, target: int) -> tuple[dict[s
     )
     cost = {"seconds": round(time.perf_counter() - began, 1), "cpu_seconds": round(time.process_time() - cpu, 1)}
     columns = {score: table[score] for score in SCORES}
-    return columns | joined(columns), effect, {**cost, "records": len(table), "view": dict(table.meta["view"])}
+    return columns | joined(columns), effect, {**cost, "records": len(table), "view": table.meta.view.to_json()}
 
 
 def joined(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

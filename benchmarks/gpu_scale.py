@@ -103,7 +103,7 @@ def precision() -> dict[str, Any]:
     for name in ("float64", "float32", "tf32", "bf16"):
         table, took = timed(lambda: ga.audit(head, scores=names, curvature=Sketch(precision=name)))  # noqa: B023
         sketches[name] = table
-        found[name] = {"seconds": round(took, 2), "curvature": table.meta["curvature"]}
+        found[name] = {"seconds": round(took, 2), "curvature": table.meta.curvature.to_json()}
         for score in names:
             told, truth, same = table[score], exact[score], sketches["float64"][score]
             found[name][score] = {
@@ -137,8 +137,8 @@ def imagenet(n: int = 1_281_167, d: int = 2_048, m: int = 1_000, probes: int = 2
         "seconds": round(took, 1),
         "peak_gigabytes": round(torch.cuda.max_memory_allocated() / 1e9, 1),
         "bf16_product_tflops": round(rate, 1),
-        "curvature": table.meta["curvature"],
-        "newton_capped": table.meta["newton_capped"],
+        "curvature": table.meta.curvature.to_json(),
+        "newton_capped": table.meta.newton_capped,
     }
     found["products"] = product_rates(head, rate)
     return found

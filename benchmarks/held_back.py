@@ -80,7 +80,7 @@ def measure(x: torch.Tensor, y: torch.Tensor, epsilon: float | None, epochs: int
     return {
         "epsilon": epsilon,
         "epochs": epochs,
-        "memorized": table.meta["view"]["memorized"],
+        "memorized": table.meta.view.memorized,
         "predicted": round(float(prediction.success.mean()), 3),
         "measured": round(float(found.success.mean()), 3),
         "predicted highest tenth": round(float(prediction.success[highest].mean()), 3),

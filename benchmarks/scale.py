@@ -90,7 +90,7 @@ def audited(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
     head, _ = from_file(folder)
     table = ga.audit(head, scores=scores, curvature=curvature)
     seconds, wall = time.process_time() - began, time.perf_counter() - wall
-    report = table.meta["curvature"]
+    report = table.meta.curvature.to_json()
     told = ("parameters", "precision", "preconditioner", "probes_at_once", "steps", "residual", "solved_exactly")
     arrays = [*table.scores.values(), *table.attributes.values(), table.ids]
     return {

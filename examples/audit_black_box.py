@@ -28,9 +28,9 @@ def main() -> None:
     same = np.array_equal(ga.audit(box).order()[:20], table.order()[:20])
     print("the same 20 most exposed from arrays:", same)
 
-    view = table.meta["view"]
-    print(f"the other records leave {view['left_out_error']:.1%} of the squared error of a constant;", end=" ")
-    print(f"training took away {view['memorized']:.0%} of that")
+    view = table.meta.view
+    print(f"the other records leave {view.left_out_error:.1%} of the squared error of a constant;", end=" ")
+    print(f"training took away {view.memorized:.0%} of that")
     for row in table.order()[:5]:
         says = table["others_say"][row]
         print(f"  row {row:3d}: class {table['class'][row]}, the other records predict {says}")

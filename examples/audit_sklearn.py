@@ -30,7 +30,7 @@ def main() -> None:
         predicted = table["predicted_success"]
         print(f"C = {C:g}: accuracy {model.score(unseen, unseen_y):.3f} on unseen patients;", end=" ")
         print(f"predicted attack success {predicted.mean():.3f} on average, {np.quantile(predicted, 0.99):.3f} for the")
-        print(f"  most exposed 1 %; the head is {table.meta['optimum']['note']}")
+        print(f"  most exposed 1 %; the head is {table.meta.optimum.note}")
 
     print("\nThe most exposed under the weak penalty, and their predicted success under the strong one:")
     weak, strong = tables.values()

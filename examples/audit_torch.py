@@ -45,11 +45,9 @@ def main() -> None:
     table.save(out)
     ga.report(table, f"{out}/report.html", head=head)  # with the head: map and what-if
 
-    view = table.meta["view"]
+    view = table.meta.view
     print(table.top(5))
-    print(
-        f"\nTraining took away {view['memorized']:.0%} of the error that the other records make about a left-out one."
-    )
+    print(f"\nTraining took away {view.memorized:.0%} of the error that the other records make about a left-out one.")
     print(f"Wrote scores.csv and report.html to {out}: they name records, keep them to yourself.")
 
 

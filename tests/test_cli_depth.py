@@ -101,7 +101,8 @@ def deeper(mine: str, *, model: str = "model", data: str = "data", loss: str = "
 
 
 def without_time(report: dict) -> dict:
-    return {depth: {name: value for name, value in told.items() if name != "seconds"} for depth, told in report.items()}
+    plain = {depth: told if isinstance(told, dict) else told.to_json() for depth, told in report.items()}
+    return {depth: {name: value for name, value in told.items() if name != "seconds"} for depth, told in plain.items()}
 
 
 # ------------------------------------------------------------------------------------------------ the columns
@@ -116,7 +117,7 @@ def test_columns_are_those_of_the_python_function(giveaway, mine):
     assert list(found.columns) == [f"{name}_{depth}" for depth in ("head", "last2", "all") for name in USUAL]
     for name, column in {**found.columns, **found.attributes}.items():
         np.testing.assert_allclose(table[name], column, rtol=1e-12, atol=0)
-    assert without_time(table.meta["depths"]) == without_time(found.report)
+    assert without_time(table.meta.depths) == without_time(found.report)
     assert set(read_csv(Path("deep", "scores.csv"))[0]) >= {"newton", "newton_last2", "newton_capped_all"}
 
     assert giveaway(*command(mine, "--l2", 0.7, "--out", "plain"))[0] == 0
@@ -125,8 +126,8 @@ def test_columns_are_those_of_the_python_function(giveaway, mine):
     for name in plain.columns:
         np.testing.assert_array_equal(table[name], plain[name])
     assert table.ranking() == plain.ranking() == "newton"
-    assert "depths" not in plain.meta
-    assert "weights_sha256" not in plain.meta["provenance"]
+    assert plain.meta.depths is None
+    assert plain.meta.provenance.weights_sha256 is None
 
 
 @pytest.mark.parametrize(
@@ -211,7 +212,7 @@ def test_people_keep_their_records_apart(giveaway, mine):
     assert len(people) == 10
     assert not [name for name in (*people.columns, *people.attributes) if name.endswith("_all")]
     np.testing.assert_allclose(records["newton_all"], found.columns["newton_all"], rtol=1e-12, atol=0)
-    assert without_time(people.meta["depths"]) == without_time(found.report)
+    assert without_time(people.meta.depths) == without_time(found.report)
     assert "of single records: they are in scores.csv and are not added up for people" in out
     assert SECRET not in out + err
 
@@ -385,7 +386,7 @@ def test_a_killed_audit_goes_on_inside_a_depth(giveaway, mine, monkeypatch, save
     assert whole.columns == parts.columns
     for name in whole.columns:
         np.testing.assert_allclose(parts[name], whole[name], rtol=1e-12, atol=0)
-    told = [without_time(table.meta["depths"]) for table in (whole, parts)]
+    told = [without_time(table.meta.depths) for table in (whole, parts)]
     assert told[0]["all"]["right_sides"] == told[1]["all"]["right_sides"]
     assert not Path("parts/checkpoint").exists()
 

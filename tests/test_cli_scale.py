@@ -89,7 +89,7 @@ def test_two_processes_write_the_table_that_one_writes(giveaway, arrays, kind):
     ended = torchrun(*command, "--out", "together")
     assert ended.returncode == 0, ended.stderr
     table = same("alone", "together", rtol=rtol)
-    assert table.meta["processes"] == 2
+    assert table.meta.processes == 2
     assert ended.stdout.count("Open together/report.html") == 1
     assert not Path("together/checkpoint").exists()
     assert set(os.listdir("together")) == set(os.listdir("alone"))

@@ -116,7 +116,7 @@ def _check_privacy(names: dict[str, Any]) -> None:
     canaries = names["canaries"]
     assert private.attack.auc.value < plain.attack.auc.value
     assert private.effect_size[canaries].mean() < 0.5 * plain.effect_size[canaries].mean()
-    assert names["before"].meta["predicted_by"] == "both views"
+    assert names["before"].meta.predicted_by == "both views"
     assert "predicted_success" not in names["after"].columns
 
 

@@ -25,7 +25,7 @@ def test_python_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     assert "newton" in printed
     assert "fused" in printed
     assert table.ranking() == "fused"
-    assert not table.meta["view"]["head_is_exact"]
+    assert not table.meta.view.head_is_exact
     assert (tmp_path / "report.html").is_file()
 
 

@@ -78,7 +78,7 @@ def test_all_records_the_same(soft):
 
 def test_the_audit_says_so_unless_people_are_given():
     features, targets = planted(0.0, np.float64)
-    assert audit(head_of(features, targets), scores=["loss"]).meta["repeats"]["exact"] == 41
+    assert audit(head_of(features, targets), scores=["loss"]).meta.repeats.exact == 41
     by_person = head_of(features, targets, groups=np.arange(len(features)) // 2)
-    assert audit(by_person, scores=["loss"]).meta["repeats"] is None
-    assert audit(replace(by_person, groups=None), scores=["loss"]).meta["repeats"]["exact"] == 41
+    assert audit(by_person, scores=["loss"]).meta.repeats is None
+    assert audit(replace(by_person, groups=None), scores=["loss"]).meta.repeats.exact == 41

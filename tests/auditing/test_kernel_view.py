@@ -67,11 +67,8 @@ def test_by_record_it_is_the_table_of_standardized_columns(kind):
     agree(found, brute_force(median_rbf(x), y, 0.05))
     table = ga.lood("rbf", x, y, 0.05)
     agree(found, (table["lood_kl"], table["lood_mean"]), rtol=1e-9)
-    assert found.meta["kernel"] == {
-        "kernel": table.meta["kernel"],
-        "noise": 0.05,
-        "condition": pytest.approx(table.meta["condition"], rel=1e-6),
-    }
+    assert (found.meta.kernel.name, found.meta.kernel.noise) == (table.meta.kernel.name, 0.05)
+    assert found.meta.kernel.condition == pytest.approx(table.meta.kernel.condition, rel=1e-6)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -79,7 +76,7 @@ def test_by_person_all_of_a_person_s_records_go(kind):
     x, y = z_scores(records()), plain_targets(kind)
     found = audit(replace(made_head(kind, groups=PEOPLE, l2=0.5), inputs=records()), kernel=RBF(1.5), noise=0.2)
     names = sorted(set(PEOPLE.tolist()))
-    assert (found.ids.tolist(), found.meta["unit"]) == (names, "person")
+    assert (found.ids.tolist(), found.meta.unit) == (names, "person")
     K = np.exp(-((x[:, None] - x[None]) ** 2).sum(-1) / (2 * 1.5**2))
     agree(found, brute_force(K, y, 0.2, [np.flatnonzero(name == PEOPLE) for name in names]))
     table = ga.lood(RBF(1.5), x, y, 0.2, groups=PEOPLE)
@@ -98,13 +95,13 @@ def test_the_head_s_own_columns_do_not_change(kind, by):
     for name in (*plain.columns, *plain.attributes):
         np.testing.assert_array_equal(plain[name], more[name])
     ours = {"kernel", "options", "seconds", "view", "no_view", "curvature"}
-    assert {k: v for k, v in plain.meta.items() if k not in ours} == {
-        k: v for k, v in more.meta.items() if k not in ours
+    assert {k: v for k, v in plain.meta.to_json().items() if k not in ours} == {
+        k: v for k, v in more.meta.to_json().items() if k not in ours
     }
     # why it was chosen names the memory that was free
-    one, other = ({k: v for k, v in table.meta["curvature"].items() if k != "chosen"} for table in (plain, more))
+    one, other = ({k: v for k, v in table.meta.curvature.to_json().items() if k != "chosen"} for table in (plain, more))
     assert one == other
-    assert plain.meta["kernel"] is None
+    assert plain.meta.kernel is None
     assert (plain.ranking(), more.ranking()) == ("newton", "fused")
 
 
@@ -115,7 +112,7 @@ def test_the_trained_model_has_no_say():
     assert first.columns == ("lood_kl", "lood_mean")
     for name in first.columns:
         np.testing.assert_array_equal(first[name], second[name])
-    assert first.meta["curvature"] is None
+    assert first.meta.curvature is None
 
 
 def test_refitting_the_head_leaves_the_kernel_s_columns():
@@ -145,7 +142,7 @@ def test_images_meet_a_network_on_the_sphere(shape):
     found = audit(replace(made_head("classes"), inputs=images), scores=LOOD)
     K = arc_cosine(on_sphere(images.reshape(N, -1)), 3)
     agree(found, brute_force(K, plain_targets("classes"), 0.05))
-    assert found.meta["kernel"]["kernel"].startswith("Sphere(kernel=NNGP(3, relu")
+    assert found.meta.kernel.name.startswith("Sphere(kernel=NNGP(3, relu")
 
 
 @pytest.mark.parametrize("shape", [(1, 5, 6), (3, 5, 6), (5, 6, 3), (5, 6), (3, 4, 4)])
@@ -272,7 +269,7 @@ def test_the_kernel_is_not_factored_unless_it_is_asked_for():
 
     table = audit(replace(made_head("classes"), inputs=records()), kernel=never, scores=["newton"])
     assert table.columns == ("newton",)
-    assert table.meta["kernel"] is None
+    assert table.meta.kernel is None
 
 
 @pytest.mark.parametrize("name", [name for name, score in CATALOGUE.items() if score.view or score.lood])

@@ -43,20 +43,20 @@ def test_metadata_of_a_plain_audit():
         "penalize_intercept": False,
         "newton_capped": 0,
     }
-    assert {key: meta[key] for key in expected} == expected
-    assert meta["options"] == {
+    assert {key: getattr(meta, key) for key in expected} == expected
+    assert meta.options.to_json() == {
         "scores": [name for name, score in CATALOGUE.items() if not (score.view or score.lood or score.predicted)],
         "unit": "record",
         "converged": True,
         "refit": False,
         "l2_sensitivity": True,
     }
-    assert meta["view"] is None
-    assert meta["no_view"] == "No fused score: the records themselves were not given (inputs)."
-    curvature = meta["curvature"]
-    assert (curvature["parameters"], curvature["rank"], curvature["l2"]) == (20, 20, 0.5)
-    assert curvature["rank_relative_cut"] == 20 * EPS
-    assert curvature["inverse"] == "cholesky"
+    assert meta.view is None
+    assert meta.no_view == "No fused score: the records themselves were not given (inputs)."
+    curvature = meta.curvature
+    assert (curvature.parameters, curvature.rank, curvature.l2) == (20, 20, 0.5)
+    assert curvature.rank_relative_cut == 20 * EPS
+    assert curvature.inverse == "cholesky"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -64,13 +64,13 @@ def test_rank_and_cut_of_deficient_heads(kind):
     arrays = made_arrays(kind, d=3)
     features = arrays["features"]
     copies = Head(**arrays | {"features": np.column_stack([features, features])})
-    curvature = audit(copies, scores=["leverage"]).meta["curvature"]
+    curvature = audit(copies, scores=["leverage"]).meta.curvature
     m = copies.m
     degrees = m - 1 if copies.loss == "cross_entropy" and m > 1 else m
-    assert (curvature["rank"], curvature["parameters"]) == (4 * degrees, 7 * degrees)
-    assert curvature["inverse"] == "eigenvectors"
+    assert (curvature.rank, curvature.parameters) == (4 * degrees, 7 * degrees)
+    assert curvature.inverse == "eigenvectors"
     coupled = degrees if copies.loss == "cross_entropy" else 1
-    assert curvature["rank_relative_cut"] == 7 * coupled * EPS
+    assert curvature.rank_relative_cut == 7 * coupled * EPS
 
 
 @pytest.mark.parametrize("unit", ["record", "person"])
@@ -82,18 +82,18 @@ def test_l2_sensitivity_is_the_rank_correlation_with_other_penalties(kind, unit)
     for factor, l2 in (("0.1", 2.0), ("10", 200.0)):
         other = audit(Head(**arrays, l2=l2, groups=groups), scores=["newton"])["newton"]
         expected = spearmanr(table["newton"], other).statistic
-        assert table.meta["l2_sensitivity"][f"spearman_at_{factor}_l2"] == pytest.approx(expected, abs=2e-6)
+        assert table.meta.l2_sensitivity[f"spearman_at_{factor}_l2"] == pytest.approx(expected, abs=2e-6)
         k = max(1, round(0.05 * len(table)))
         tops = [set(np.argsort(-values)[:k].tolist()) for values in (table["newton"], other)]
         kept = len(tops[0] & tops[1]) / k
-        assert table.meta["l2_sensitivity"][f"top_kept_at_{factor}_l2"] == pytest.approx(kept, abs=2e-6)
-    assert min(table.meta["l2_sensitivity"].values()) < 1.0
+        assert table.meta.l2_sensitivity[f"top_kept_at_{factor}_l2"] == pytest.approx(kept, abs=2e-6)
+    assert min(table.meta.l2_sensitivity.values()) < 1.0
 
 
 def test_l2_sensitivity_above_two_thousand_parameters_only_on_request():
     head = made_head("multi_label", n=30, d=700, l2=1.0)
-    assert audit(head, scores=["newton"]).meta["l2_sensitivity"] is None
-    asked = audit(head, scores=["newton"], curvature=Auto(l2_sensitivity=True)).meta["l2_sensitivity"]
+    assert audit(head, scores=["newton"]).meta.l2_sensitivity is None
+    asked = audit(head, scores=["newton"], curvature=Auto(l2_sensitivity=True)).meta.l2_sensitivity
     assert set(asked) == {f"{name}_at_{factor}_l2" for name in ("spearman", "top_kept") for factor in ("0.1", "10")}
 
 
@@ -109,29 +109,29 @@ def test_columns_besides_the_default_ones():
 
 def test_distance_from_the_optimum():
     head = with_weights("classes", l2=0.5)
-    far = audit(head, scores=["loss"]).meta["optimum"]
+    far = audit(head, scores=["loss"]).meta.optimum
     x, f, y = head.window(slice(0, 60)).rows().numpy(), head.outputs.numpy(), np.eye(5)[head.targets]
     g, _ = oracles.derivatives(f, y, "softmax")
     theta = head.parameters().numpy()
     total = x.T @ g + 0.5 * (theta - theta.mean(1, keepdims=True))
     size = (np.linalg.norm(x, axis=1) * np.linalg.norm(g, axis=1)).sum()
-    assert far["relative_gradient"] == pytest.approx(np.linalg.norm(total) / size, rel=1e-9)
-    assert far["note"].startswith("not at its optimum")
-    near = audit(refit(head), scores=["loss"]).meta["optimum"]
-    assert near["relative_gradient"] < 1e-10
-    assert near["note"] == "at its optimum"
+    assert far.relative_gradient == pytest.approx(np.linalg.norm(total) / size, rel=1e-9)
+    assert far.note.startswith("not at its optimum")
+    near = audit(refit(head), scores=["loss"]).meta.optimum
+    assert near.relative_gradient < 1e-10
+    assert near.note == "at its optimum"
 
 
 def test_distance_from_the_optimum_without_weights():
-    unknown = audit(made_head("classes", l2=0.5), scores=["loss"]).meta["optimum"]
-    assert unknown == {"relative_gradient": None, "note": "unknown: the head's weights were not given"}
-    unpenalized = audit(made_head("classes"), scores=["loss"]).meta["optimum"]
-    assert unpenalized["relative_gradient"] > 1e-3
+    unknown = audit(made_head("classes", l2=0.5), scores=["loss"]).meta.optimum
+    assert unknown.to_json() == {"relative_gradient": None, "note": "unknown: the head's weights were not given"}
+    unpenalized = audit(made_head("classes"), scores=["loss"]).meta.optimum
+    assert unpenalized.relative_gradient > 1e-3
 
 
 def test_without_curvature_none_is_reported():
     meta = audit(made_head("classes"), scores=["loss", "margin"]).meta
-    assert (meta["curvature"], meta["newton_capped"]) == (None, None)
+    assert (meta.curvature, meta.newton_capped) == (None, None)
 
 
 def test_attributes_of_records_and_of_people():
@@ -153,9 +153,9 @@ def test_attributes_of_records_and_of_people():
 def test_people_by_default_where_the_head_has_groups():
     groups = np.array([f"person {i // 3}" for i in range(60)])
     table = audit(made_head("classes", groups=groups))
-    assert (table.meta["unit"], table.meta["rows"], table.meta["records"]) == ("person", 20, 60)
+    assert (table.meta.unit, table.meta.rows, table.meta.records) == ("person", 20, 60)
     assert table.ids.tolist() == sorted(set(groups.tolist()))
-    assert table.meta["repeats"] is None
+    assert table.meta.repeats is None
     assert audit(replace(made_head("classes", groups=groups), groups=None)).ids.tolist() == list(range(60))
 
 
@@ -171,7 +171,7 @@ def test_unconverged_newton_needs_no_correction_at_the_optimum_and_does_elsewher
     assert np.abs(plain - corrected).max() > 1e-2 * np.abs(plain).max()
     near = refit(far)
     np.testing.assert_allclose(audit(near, optimum="corrected")["newton"], audit(near)["newton"], rtol=1e-6, atol=1e-12)
-    assert audit(far, optimum="corrected").meta["options"]["converged"] is False
+    assert audit(far, optimum="corrected").meta.options.converged is False
 
 
 @pytest.mark.parametrize("kind", ["squared_many", "one_logit", "classes"])
@@ -183,8 +183,8 @@ def test_refit_scores_the_optimum(kind):
     expected = oracles.head_scores(features, outputs, targets, far.loss, l2=0.5)
     for name in ("loss", "leverage", "newton", "gls_spectral"):
         np.testing.assert_allclose(table[name], expected[name], rtol=1e-6, atol=1e-9 * expected[name].max())
-    assert table.meta["optimum"]["relative_gradient"] < 1e-10
-    assert table.meta["options"]["refit"] is True
+    assert table.meta.optimum.relative_gradient < 1e-10
+    assert table.meta.options.refit is True
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -284,7 +284,7 @@ def test_no_score_is_ever_nan(kind, unit, l2):
 def test_a_head_without_intercept_that_sees_only_zeros(kind):
     table = audit(Head(**made_arrays(kind) | {"features": np.zeros((60, 2))}, intercept=False))
     assert table["leverage"].tolist() == [0.0] * 60
-    assert table.meta["curvature"]["rank"] == 0
+    assert table.meta.curvature.rank == 0
 
 
 @pytest.mark.parametrize("lead", [60.0, 200.0, 400.0, 1000.0])
@@ -295,7 +295,7 @@ def test_heads_that_are_sure_of_every_record(kind, lead):
     truth = oracles.target_matrix(arrays["targets"], arrays["loss"], outputs.shape[1])
     direction = truth if "classes" in kind else 2 * truth - 1
     table = audit(Head(**arrays | {"outputs": outputs + lead * direction}))
-    assert table["gls_trace"].sum() == pytest.approx(table.meta["curvature"]["rank"], rel=1e-6)
+    assert table["gls_trace"].sum() == pytest.approx(table.meta.curvature.rank, rel=1e-6)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -304,14 +304,14 @@ def test_a_record_alone_in_a_direction_is_flagged_and_ranks_first(kind):
     head = Head(**arrays)
     table = audit(head)
     assert np.flatnonzero(table["newton_capped"]).tolist() == [11]
-    assert table.meta["newton_capped"] == 1
+    assert table.meta.newton_capped == 1
     assert table.order("newton")[0] == 11
     if KINDS[kind][1] == 1:
         assert table["leverage"][11] == pytest.approx(1.0, abs=1e-9)
         cap = 1e-8
         assert table["newton"][11] == pytest.approx(table["influence"][11] / cap, rel=1e-6)
     damped = audit(Head(**arrays, l2=0.1))
-    assert damped.meta["newton_capped"] == 0
+    assert damped.meta.newton_capped == 0
 
 
 def test_capped_people_are_flagged_too():
@@ -323,4 +323,4 @@ def test_capped_people_are_flagged_too():
 def test_traces_sum_to_the_reported_rank_on_degenerate_heads():
     for case in ("dead features", "duplicated columns", "more parameters than records", "all records the same"):
         table = audit(Head(**degenerate("classes")[case]))
-        assert table["gls_trace"].sum() == pytest.approx(table.meta["curvature"]["rank"], rel=1e-8), case
+        assert table["gls_trace"].sum() == pytest.approx(table.meta.curvature.rank, rel=1e-8), case

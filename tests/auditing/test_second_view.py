@@ -176,14 +176,14 @@ def test_values_that_are_all_the_same():
     assert value_spread(head) == 1.0
     table = audit(head)
     np.testing.assert_array_equal(table["left_out"], 0.0)
-    assert table.meta["view"]["memorized"] == 0.0
+    assert table.meta.view.memorized == 0.0
 
 
 # ------------------------------------------------------------------------------------------------ was anything learned
 
 
 def exact(head: Head) -> bool:
-    return audit(head, scores=["fused"]).meta["view"]["head_is_exact"]
+    return audit(head, scores=["fused"]).meta.view.head_is_exact
 
 
 def test_features_that_are_the_inputs_or_a_linear_function_of_them():
@@ -243,11 +243,11 @@ def normal_scores(values: np.ndarray) -> np.ndarray:
 
 def check_fusion(table: ga.ScoreTable, beside: str) -> None:
     """fused follows from the columns of its own table and the metadata."""
-    view = table.meta["view"]
+    view = table.meta.view
     own = normal_scores(table[beside])
-    m, g = view["memorized"], view["held_by_memory"]
-    assert view["head_weight"] == pytest.approx((1 - g) * (m**2 + (1 - m) ** 2), abs=4e-6)
-    expected = own if view["head_is_exact"] else normal_scores(table["left_out"]) + view["head_weight"] * own
+    m, g = view.memorized, view.held_by_memory
+    assert view.head_weight == pytest.approx((1 - g) * (m**2 + (1 - m) ** 2), abs=4e-6)
+    expected = own if view.head_is_exact else normal_scores(table["left_out"]) + view.head_weight * own
     np.testing.assert_allclose(table["fused"], expected, atol=1e-5)
 
 
@@ -260,7 +260,7 @@ def test_of_a_linear_model_fused_ranks_as_newton_does(groups, scaled):
     table = audit(ga.from_sklearn(model.fit(x, y), x, y, groups=groups))
     assert table.ranking() == "fused"
     np.testing.assert_array_equal(table.order("fused"), table.order("newton"))
-    assert table.meta["view"]["head_is_exact"]
+    assert table.meta.view.head_is_exact
     check_fusion(table, "newton")
     words = "nothing was learned before the head, fused ranks as newton does."
     assert any(note.endswith(words) for note in notes(table))
@@ -277,10 +277,10 @@ def test_of_a_probe_said_to_be_frozen_fused_ranks_as_newton_does(groups):
     frozen = replace(plain, frozen=True)
     for inputs in (None, texts()):
         unsaid, said = (audit(replace(head, inputs=inputs)) for head in (plain, frozen))
-        assert not unsaid.meta["view"]["head_is_exact"]
+        assert not unsaid.meta.view.head_is_exact
         assert (unsaid.order("fused") != unsaid.order("newton")).any()
-        assert said.meta["view"]["head_is_exact"]
-        assert said.meta["frozen"]
+        assert said.meta.view.head_is_exact
+        assert said.meta.frozen
         np.testing.assert_array_equal(said.order("fused"), said.order("newton"))
         np.testing.assert_array_equal(said["newton"], unsaid["newton"])
         check_fusion(said, "newton")
@@ -310,8 +310,8 @@ def network() -> Head:
 def test_a_network_and_its_mislabelled_records(network):
     table = audit(network)
     check_fusion(table, "newton")
-    assert (table.meta["view"]["view"], table.meta["view"]["head_is_exact"]) == ("tabular", False)
-    assert table.meta["view"]["memorized"] > 0.5
+    assert (table.meta.view.kind, table.meta.view.head_is_exact) == ("tabular", False)
+    assert table.meta.view.memorized > 0.5
     wrong = np.abs(network.inputs[:6, 0].numpy()) > 0.3  # those near the border are nobody's mistake
     assert wrong.sum() >= 3
     assert (table.rank()[:6][wrong] <= 25).all()
@@ -324,15 +324,15 @@ def test_inputs_given_go_before_those_the_head_holds(network):
     same = audit(replace(network, inputs=network.inputs.numpy().copy()), scores=["left_out"])
     other = audit(replace(network, inputs=network.inputs[:, 1:]), scores=["left_out"])
     np.testing.assert_array_equal(own["left_out"], same["left_out"])
-    assert other.meta["view"]["columns"] == 3
-    assert other.meta["view"]["left_out_error"] > own.meta["view"]["left_out_error"]
+    assert other.meta.view.columns == 3
+    assert other.meta.view.left_out_error > own.meta.view.left_out_error
 
 
 def test_after_a_refit_the_refitted_model_is_looked_at(network):
     refitted = audit(network, optimum="refit")
     plain = audit(network)
-    np.testing.assert_allclose(refitted.meta["view"]["left_out_error"], plain.meta["view"]["left_out_error"])
-    assert refitted.meta["view"]["memorized"] != plain.meta["view"]["memorized"]
+    np.testing.assert_allclose(refitted.meta.view.left_out_error, plain.meta.view.left_out_error)
+    assert refitted.meta.view.memorized != plain.meta.view.memorized
     check_fusion(refitted, "newton")
 
 
@@ -344,7 +344,7 @@ def test_a_black_box_of_classes(by):
     table = audit(ga.from_sklearn(model, x, y, groups=PEOPLE if by == "person" else None))
     assert table.columns == ("loss", "entropy", "margin", "left_out", "fused")
     check_fusion(table, "loss")
-    assert {table.meta[name] for name in ("optimum", "curvature", "repeats", "newton_capped")} == {None}
+    assert {getattr(table.meta, name) for name in ("optimum", "curvature", "repeats", "newton_capped")} == {None}
     assert "A black box: nothing inside the model was used." in notes(table)
     if by == "record":
         probability = model.predict_proba(x)[np.arange(N), (y == "yes").astype(int)]
@@ -373,8 +373,8 @@ def test_texts():
     arrays = made_arrays("two_classes") | {"targets": y}
     for inputs in (said, tuple(said), np.array(said), np.array(said, dtype=object), pd.Series(said)):
         table = audit(replace(Head(**arrays), inputs=inputs), scores=["left_out", "fused"])
-        assert (table.meta["view"]["view"], table.meta["view"]["method"]) == ("text", "exact")
-    assert table.meta["view"]["left_out_error"] < 0.5
+        assert (table.meta.view.kind, table.meta.view.method) == ("text", "exact")
+    assert table.meta.view.left_out_error < 0.5
     assert (table["others_say"] == y).mean() > 0.9
 
 
@@ -384,7 +384,7 @@ def test_images(channels):
     y = np.arange(N) % 2
     images = rng.integers(0, 60, (N, channels, 8, 8)) + 150 * y[:, None, None, None] * (np.arange(8) < 4)
     table = audit(replace(Head(**made_arrays("two_classes") | {"targets": y}), inputs=images.astype(np.uint8)))
-    assert table.meta["view"]["view"] == "images"
+    assert table.meta.view.kind == "images"
     assert (table["others_say"] == y).mean() > 0.9
     check_fusion(table, "newton")
 
@@ -396,11 +396,11 @@ def test_a_table_of_numbers_and_words():
     y = 5.0 * (town == "x") + frame["age"].to_numpy()
     encode = make_column_transformer((OneHotEncoder(), ["town"]), (StandardScaler(), ["age", "pay"]))
     table = audit(ga.from_sklearn(make_pipeline(encode, Ridge(0.1)).fit(frame, y), frame, y))
-    view = table.meta["view"]
-    assert (view["view"], view["columns"], view["categorical"], view["head_is_exact"]) == ("tabular", 3, 1, True)
-    assert view["left_out_error"] < 0.3
+    view = table.meta.view
+    assert (view.kind, view.columns, view.categorical, view.head_is_exact) == ("tabular", 3, 1, True)
+    assert view.left_out_error < 0.3
     words = audit(replace(made_head("classes"), inputs=frame.to_numpy().astype(str)), scores=["fused"])
-    assert words.meta["view"]["categorical"] == 1
+    assert words.meta.view.categorical == 1
     gaps = frame.assign(age=np.where(np.arange(N) == 3, np.nan, frame["age"]))
     assert np.isfinite(audit(replace(made_head("classes"), inputs=gaps))["fused"]).all()
 
@@ -488,7 +488,7 @@ def test_tables_with_a_view_are_saved_and_loaded(tmp_path):
     table = audit(replace(made_head("classes"), inputs=records()))
     table.save(tmp_path / "audit")
     again = ga.ScoreTable.load(tmp_path / "audit")
-    assert again.meta["view"] == table.meta["view"]
+    assert again.meta.view == table.meta.view
     assert again["nearest"].tolist() == table["nearest"].tolist()
     np.testing.assert_array_equal(again["others_say"], table["others_say"])
 
@@ -503,7 +503,7 @@ def test_no_view_is_computed_unless_it_is_asked_for(monkeypatch):
     monkeypatch.setattr(second_view, "features_of", never)
     head = made_head("classes", inputs=records())
     table = audit(head, scores=["newton", "loss", "lood_kl"])
-    assert (table.meta["view"], table.meta["no_view"]) == (None, None)
+    assert (table.meta.view, table.meta.no_view) == (None, None)
     assert audit(replace(head, inputs=records()), scores="newton").columns == ("newton",)
     with pytest.raises(AssertionError, match="the view was computed"):
         audit(head, scores=["fused"])
@@ -519,8 +519,8 @@ def test_without_inputs_the_ranking_is_by_newton_and_the_note_says_so():
     table = audit(made_head("classes"))
     assert table.ranking() == "newton"
     assert not {"fused", "left_out"} & set(table.columns)
-    assert table.meta["no_view"] == "No fused score: the records themselves were not given (inputs)."
-    assert notes(table)[0] == table.meta["no_view"]
+    assert table.meta.no_view == "No fused score: the records themselves were not given (inputs)."
+    assert notes(table)[0] == table.meta.no_view
 
 
 UNSEEN = {
@@ -540,8 +540,8 @@ def test_inputs_that_make_no_view_are_noted_where_the_head_holds_them_and_refuse
     table = audit(head)
     assert table.ranking() == "newton"
     start = f"No fused score: the inputs that the model was given make no view ({words}"
-    assert table.meta["no_view"].startswith(start)
-    assert table.meta["no_view"].endswith(").")
+    assert table.meta.no_view.startswith(start)
+    assert table.meta.no_view.endswith(").")
     for refused in (
         lambda: audit(replace(made_head("classes"), inputs=inputs)),
         lambda: audit(head, scores=["fused"]),
@@ -600,7 +600,7 @@ def test_logistic_regression_on_pixels_takes_no_warning():
 def test_predictions_come_from_both_views_where_features_were_learned():
     head = made_head("classes")
     table = audit(replace(head, inputs=records()), scores=["fused", "predicted_success", "predicted_auc"])
-    assert table.meta["predicted_by"] == "both views"
+    assert table.meta.predicted_by == "both views"
     view, _ = looked(made_head("classes", inputs=records()))
     labels = head.targets.numpy()
     left_out = (targets_of_head(head) - view._found.error).numpy()
@@ -617,10 +617,10 @@ def test_predictions_come_from_both_views_where_features_were_learned():
 @pytest.mark.parametrize("kind", ["classes", "squared"])
 def test_without_a_view_that_tells_the_head_s_theory_predicts(kind):
     plain = audit(made_head(kind), scores=["newton", "predicted_success"])
-    assert plain.meta["predicted_by"] == "theory of the head"
+    assert plain.meta.predicted_by == "theory of the head"
     given = records() if kind == "squared" else np.asarray(made_arrays(kind)["features"])  # values; a linear head
     table = audit(replace(made_head(kind), inputs=given), scores=["newton", "predicted_success"])
-    assert table.meta["predicted_by"] == "theory of the head"
+    assert table.meta.predicted_by == "theory of the head"
     np.testing.assert_array_equal(table["predicted_success"], plain["predicted_success"])
     assert "in which only the last layer varies" in " ".join(notes(table))
 
@@ -640,8 +640,8 @@ def test_a_model_that_memorizes_a_rough_table_is_seen_through_the_rough_kernel(m
     x, y = rough_table()
     outputs = margin * np.column_stack([0.5 - y, y - 0.5])
     table = audit(Head(np.tanh(x), outputs, y, "cross_entropy", l2=1.0, inputs=x), scores=["fused"])
-    assert table.meta["view"]["kernel"] == kernel
-    assert (table.meta["view"]["memorized"] > 0.5) == (kernel == "laplace")
+    assert table.meta.view.kernel == kernel
+    assert (table.meta.view.memorized > 0.5) == (kernel == "laplace")
 
 
 def test_a_smooth_table_keeps_the_smooth_kernel():
@@ -649,15 +649,15 @@ def test_a_smooth_table_keeps_the_smooth_kernel():
     x = rng.normal(size=(200, 2))
     y = x @ [1.0, -2.0] + 0.01 * rng.normal(size=200)
     table = audit(Head(np.tanh(x), y, y, "squared", inputs=x), scores=["fused"])
-    assert table.meta["view"]["kernel"] == "rbf"
-    assert table.meta["view"]["memorized"] == 1.0
+    assert table.meta.view.kernel == "rbf"
+    assert table.meta.view.memorized == 1.0
 
 
 def test_very_many_records_keep_the_smooth_kernel(monkeypatch):
     x, y = rough_table()
     head = Head(np.tanh(x), 8.0 * np.column_stack([0.5 - y, y - 0.5]), y, "cross_entropy", l2=1.0, inputs=x)
     monkeypatch.setattr(second_view, "EXACT_UP_TO", 199)
-    assert audit(head, scores=["fused"]).meta["view"]["kernel"] == "rbf"
+    assert audit(head, scores=["fused"]).meta.view.kernel == "rbf"
 
 
 def test_the_second_view_of_many_records_is_announced(monkeypatch, capsys):
@@ -690,10 +690,10 @@ def test_no_prediction_where_the_model_was_held_back():
     head = made_head("classes", inputs=records())
     idle = replace(head, outputs=0.01 * head.outputs)
     table = audit(idle, scores=["default", *["predicted_success"]])
-    assert table.meta["view"]["memorized"] < 0.1
+    assert table.meta.view.memorized < 0.1
     assert "predicted_success" not in table.columns
-    assert table.meta["predicted_by"] is None
-    assert table.meta["no_prediction"] in notes(table)
+    assert table.meta.predicted_by is None
+    assert table.meta.no_prediction in notes(table)
     with pytest.raises(InputError, match=r"scores: No predicted_\* column: the model hardly knows its records better"):
         audit(idle, scores=["predicted_success"])
-    assert audit(head, scores=["default", *["predicted_success"]]).meta["no_prediction"] is None
+    assert audit(head, scores=["default", *["predicted_success"]]).meta.no_prediction is None

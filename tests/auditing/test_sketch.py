@@ -90,7 +90,7 @@ def of_other_seeds() -> list[ga.ScoreTable]:
 def test_the_error_that_is_stated_is_the_real_one(name):
     """Over some draws: in one, records share their directions and so their errors."""
     tables = of_other_seeds()
-    stated = rms(np.array([table.meta["curvature"]["relative_errors"][name] for table in tables]))
+    stated = rms(np.array([table.meta.curvature.relative_errors[name] for table in tables]))
     real = rms(np.stack([errors_of(table, dense_of_small(), name) for table in tables]))
     assert stated == pytest.approx(real, rel=0.25)
 
@@ -146,7 +146,7 @@ def test_the_same_table_however_many_probes_at_once(monkeypatch):
     whole = sketch(small(), **options)
     monkeypatch.setattr(sketched, "MOST_AT_ONCE", 32)
     cut = sketch(small(), **options)
-    assert (whole.meta["curvature"]["probes_at_once"], cut.meta["curvature"]["probes_at_once"]) == (128, 32)
+    assert (whole.meta.curvature.probes_at_once, cut.meta.curvature.probes_at_once) == (128, 32)
     for name in CURVED:
         np.testing.assert_allclose(cut[name], whole[name], rtol=1e-4, err_msg=name)
 
@@ -156,7 +156,7 @@ def test_seeds_are_other_draws_and_the_same_seed_the_same():
     for name in CURVED:
         np.testing.assert_array_equal(again[name], by_probes(128)[name])
         assert rms(other[name] / by_probes(128)[name] - 1) > 0.05
-    assert other.meta["curvature"]["seed"] == 1
+    assert other.meta.curvature.seed == 1
 
 
 @cache
@@ -177,10 +177,10 @@ def test_newton_where_leverage_is_high():
     assert np.median(off[own]) <= 0.05
     assert np.median(off[decile]) <= 0.05
     assert recall_at(table["newton"], exact["newton"], 0.01, 0.01) >= 0.9
-    solved = table.meta["curvature"]
-    assert solved["high_leverage_from"] == 0.5
-    assert solved["high_leverage"] == pytest.approx(int((top > 0.5).sum()), abs=4)
-    assert solved["high_leverage"] - 1 <= solved["solved_exactly"] <= solved["high_leverage"]
+    solved = table.meta.curvature
+    assert solved.high_leverage_from == 0.5
+    assert solved.high_leverage == pytest.approx(int((top > 0.5).sum()), abs=4)
+    assert solved.high_leverage - 1 <= solved.solved_exactly <= solved.high_leverage
 
 
 def test_records_solved_again_are_exact():
@@ -189,7 +189,7 @@ def test_records_solved_again_are_exact():
     table = sketch(head, scores=[*MAIN, "loo_gap"], probes=64, errors=True)
     for name in ("influence", "newton", "loo_gap"):
         again = table.attributes[name + "_error"] == 0
-        assert again.sum() == table.meta["curvature"]["solved_exactly"] > 0
+        assert again.sum() == table.meta.curvature.solved_exactly > 0
         assert np.abs(errors_of(table, exact, name)[again]).max() < 2e-3
         assert rms(errors_of(table, exact, name)[~again]) > 0.05
     assert (table.attributes["gls_trace_error"] > 0).all()
@@ -210,7 +210,7 @@ def test_people(kind):
     groups = np.random.default_rng(2).integers(0, 30, 60)
     options = {"l2": 0.3, "sample_weight": np.random.default_rng(1).random(60) + 0.1}
     table = sketch(ga.Head(**arrays, groups=groups, **options), probes=1024, scores=["influence", "newton", "loo_gap"])
-    assert table.meta["unit"] == "person"
+    assert table.meta.unit == "person"
     exact = oracles.group_scores(**arrays, groups=groups, **options)
     for name in table.columns:
         off = np.abs(table[name] / exact[name] - 1)
@@ -255,18 +255,18 @@ def test_refit_gets_to_the_same_optimum(kind):
     np.testing.assert_allclose(table["loss"], expected, rtol=1e-7, atol=1e-10)
     dense = ga.audit(head, scores=["loss"], curvature=Dense(), optimum="refit")
     np.testing.assert_allclose(table["loss"], dense["loss"], rtol=1e-7, atol=1e-10)
-    assert table.meta["optimum"]["note"] == "at its optimum"
+    assert table.meta.optimum.note == "at its optimum"
 
 
 def test_auto_goes_by_the_memory():
     little = ga.audit(small(), scores=["newton"], curvature=Auto(memory=1e-6, sketch=Sketch(probes=32)))
-    assert little.meta["curvature"]["curvature"] == "sketch"
-    assert little.meta["curvature"]["chosen"] == ("dense takes 1.25e-05 GB, which does not fit the budget of 1e-06 GB")
+    assert little.meta.curvature.kind == "sketch"
+    assert little.meta.curvature.chosen == ("dense takes 1.25e-05 GB, which does not fit the budget of 1e-06 GB")
     ample = ga.audit(small(), scores=["newton"], curvature=Auto(memory=1.0))
-    assert ample.meta["curvature"]["curvature"] == "dense"
-    assert ample.meta["curvature"]["chosen"] == "dense takes 1.25e-05 GB, which fits the budget of 1 GB"
-    assert ga.audit(small(), scores=["newton"]).meta["curvature"]["curvature"] == "dense"
-    assert by_probes(32).meta["curvature"]["chosen"] == "asked for"
+    assert ample.meta.curvature.kind == "dense"
+    assert ample.meta.curvature.chosen == "dense takes 1.25e-05 GB, which fits the budget of 1 GB"
+    assert ga.audit(small(), scores=["newton"]).meta.curvature.kind == "dense"
+    assert by_probes(32).meta.curvature.chosen == "asked for"
     # small as the budget is, the sketch is that of an ample one, up to what it is solved to
     np.testing.assert_allclose(little["newton"], by_probes(32)["newton"], rtol=0.02)
 
@@ -325,7 +325,7 @@ def assert_ranks_alike(table: ga.ScoreTable, exact: ga.ScoreTable, bound: float)
     for name in MAIN:
         off = errors_of(table, exact, name)
         assert rms(off) < bound, name
-        assert table.meta["curvature"]["relative_errors"][name] == pytest.approx(rms(off), rel=0.25), name
+        assert table.meta.curvature.relative_errors[name] == pytest.approx(rms(off), rel=0.25), name
 
 
 def test_six_thousand_records_of_thirty_classes():

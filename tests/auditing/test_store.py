@@ -33,12 +33,14 @@ FILES = {"scores.npz", "scores.csv", "report.html", "config.toml", "audit.json"}
 
 def audited(head: Head, config: dict) -> ScoreTable:
     table = audit(head, scores=["loss", "newton"])
-    return dataclasses.replace(table, meta={**table.meta, "provenance": provenance(fingerprint(head), config)})
+    return dataclasses.replace(
+        table, meta=dataclasses.replace(table.meta, provenance=provenance(fingerprint(head), config))
+    )
 
 
 def write_audit(folder: Path, head: Head, config: dict) -> ScoreTable:
     table = audited(head, config)
-    path = check_folder(folder, table.meta["provenance"])
+    path = check_folder(folder, table.meta.provenance)
     save_audit(path, {"scores": table}, {"report.html": "<html></html>"}, "l2 = 0.5\n")
     return table
 
@@ -56,7 +58,7 @@ def test_every_file_is_there_private_and_listed(tmp_path):
     assert set(contents(folder)) == FILES
     stored = json.loads((folder / "audit.json").read_text())
     assert set(stored["files"]) == FILES
-    assert stored["options"] == table.meta["options"]
+    assert stored["options"] == table.meta.options.to_json()
     assert stored["curvature"]["rank"] == 20
     assert stored["provenance"]["config"] == {"l2": 0.5}
     assert set(stored["provenance"]["versions"]) == {"giveaway", "torch", "numpy", "scipy", "python"}
@@ -224,7 +226,7 @@ class Interrupted:
 def test_an_interruption_leaves_nothing(tmp_path, monkeypatch, at, error):
     folder = tmp_path / "audit"
     table = audited(made_head("classes"), {})
-    path = check_folder(folder, table.meta["provenance"])
+    path = check_folder(folder, table.meta.provenance)
     rename = Interrupted(os.replace, at, error)
     monkeypatch.setattr("os.replace", rename)
     with pytest.raises(error):

@@ -47,7 +47,7 @@ def test_the_model_runs_in_two_passes(data):
     before = model.seen
     table = ga.audit(head)
     assert model.seen - before == 2 * N
-    assert table.meta["optimum"]["relative_gradient"] > 0
+    assert table.meta.optimum.relative_gradient > 0
 
 
 @pytest.mark.parametrize("batch_size", [1, 37, 1024, N])

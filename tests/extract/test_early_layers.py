@@ -321,5 +321,5 @@ def test_an_audit_takes_them_as_a_second_view(convolutional, generator, initial)
     table = ga.audit(replace(from_torch(convolutional, records, l2=1.0), inputs=seen))
     assert np.isfinite(table["fused"]).all()
     assert len(table["fused"]) == n
-    view = table.meta["view"]
-    assert (view["view"], view["columns"], view["categorical"]) == ("tabular", 12, 0)
+    view = table.meta.view
+    assert (view.kind, view.columns, view.categorical) == ("tabular", 12, 0)

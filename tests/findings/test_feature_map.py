@@ -144,7 +144,7 @@ def test_people_stand_at_the_mean_of_their_records():
     groups = np.random.default_rng(2).integers(0, 30, 200)
     head = made_head("classes", n=200, groups=groups)
     table = audit(head)
-    assert table.meta["unit"] == "person"
+    assert table.meta.unit == "person"
     means = np.array([head.features.numpy()[groups == person].mean(0) for person in np.unique(groups)])
     found = feature_map(head, table, method="pca")
     np.testing.assert_array_equal(found.rows, np.arange(len(means)))

@@ -123,7 +123,7 @@ def test_integers_are_classes_around_an_even_guess(kind):
     one_hot = (classes.astype(int)[:, None] == np.arange(count)) - 1.0 / count
     found = ga.lood("rbf", x, classes, 0.05)
     agree(found, brute_force(median_rbf(x), one_hot, 0.05))
-    assert found.meta["outputs"] == count
+    assert found.meta.outputs == count
 
 
 def test_a_matrix_of_integers_is_values():
@@ -176,7 +176,7 @@ def test_people_are_left_out_as_a_whole_in_the_order_of_their_names():
     names = ["ann", "bob", "eve"]
     assert found.ids.tolist() == names
     agree(found, brute_force(median_rbf(x), y, 0.1, [np.flatnonzero(name == GROUPS) for name in names]), rtol=1e-7)
-    assert (found.meta["unit"], found.meta["rows"], found.meta["records"]) == ("person", 3, 25)
+    assert (found.meta.unit, found.meta.rows, found.meta.records) == ("person", 3, 25)
 
 
 @settings(max_examples=20, deadline=None)
@@ -236,13 +236,13 @@ def test_the_order_of_the_records_does_not_matter(seed, people):
 
 def test_the_metadata_says_what_was_done():
     x, y = data()
-    meta = ga.lood(RBF(0.8), x, y, 0.1).meta
+    meta = ga.lood(RBF(0.8), x, y, 0.1).meta.to_json()
     stated = {"unit": "record", "rows": 25, "records": 25, "outputs": 2, "kernel": "RBF(length=0.8)", "noise": 0.1}
     assert {key: meta[key] for key in stated} == stated
     M = rbf(x, 0.8) + 0.1 * np.eye(25)
     assert 0.5 * np.linalg.cond(M) < meta["condition"] < 1.0001 * np.linalg.cond(M)
     assert 0 <= meta["seconds"] < 60
-    assert ga.lood("rbf", x, y, 0.1).meta["kernel"] == f"RBF(length={np.median(pdist(x)):g})"
+    assert ga.lood("rbf", x, y, 0.1).meta.kernel.name == f"RBF(length={np.median(pdist(x)):g})"
 
 
 def test_what_was_given_stays_as_it_was():

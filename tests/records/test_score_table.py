@@ -39,7 +39,7 @@ def test_columns_attributes_ids_and_meta(table):
     assert table["newton"].tolist() == NEWTON
     assert table["class"].tolist() == [0, 1, 1, 0, 2]
     assert table.ids.tolist() == ["a", "b", "c", "d", "e"]
-    assert table.meta["nested"] == {"rank": 3}
+    assert table.meta.more["nested"] == {"rank": 3}
     assert len(table) == 5
 
 
@@ -55,7 +55,9 @@ def test_an_unknown_column_suggests_the_near_ones(table):
 def test_frozen(table):
     with pytest.raises(FrozenInstanceError):
         table.ids = None
-    for mapping in (table.scores, table.attributes, table.meta):
+    with pytest.raises(FrozenInstanceError):
+        table.meta.unit = "person"
+    for mapping in (table.scores, table.attributes):
         with pytest.raises(TypeError):
             mapping["new"] = np.zeros(5)
 

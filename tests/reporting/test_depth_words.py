@@ -6,13 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from giveaway.records.meta import Meta
 from giveaway.reporting.words import about_depths
 
 DONE = {"curvature": "ggn", "damping": 2.0, "probes": 64, "sketch_error": {"newton": 0.18}}
 
 
 def said(**more) -> str:
-    (line,) = about_depths(SimpleNamespace(meta={"depths": {"all": {**DONE, **more}}}, attributes={}), str)
+    (line,) = about_depths(SimpleNamespace(meta=Meta().with_depths({"all": {**DONE, **more}}), attributes={}), str)
     return line
 
 

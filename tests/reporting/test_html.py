@@ -105,7 +105,7 @@ def test_the_headline_is_a_ranking_never_a_count(table):
     assert "no number of exposed records is stated" in text
     assert "A low rank is not evidence of safety" in text
     assert not re.search(r"\b\d+ (records|people)[^.]{0,20} (are|is) (exposed|vulnerable|at risk)", text)
-    unit = "people" if table.meta["unit"] == "person" else "records"
+    unit = "people" if table.meta.unit == "person" else "records"
     assert f"The {min(100, len(table))} most exposed {unit}" in text
 
 
@@ -136,8 +136,8 @@ def test_text_is_escaped_wherever_it_comes_from():
 def test_provenance_names_rank_cut_and_options(table):
     text = Page(render(table)).text
     facts = {
-        "curvature · rank": table.meta["curvature"]["rank"],
-        "curvature · rank_relative_cut": table.meta["curvature"]["rank_relative_cut"],
+        "curvature · rank": table.meta.curvature.rank,
+        "curvature · rank_relative_cut": table.meta.curvature.rank_relative_cut,
         "l2": 0.5,
         "loss": "cross_entropy",
         "options · scores": ", ".join(table.columns),

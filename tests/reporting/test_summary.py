@@ -29,7 +29,7 @@ def marked() -> ScoreTable:
     assert MARK in " ".join(table["nearest"].tolist())
     attributes = {**table.attributes, "subgroup_town": np.array([f"{MARK} town"] * 4 + ["city"] * 56)}
     origin = {"config": {"features": f"/home/{MARK}/f.npz"}, "inputs_sha256": "0" * 64, "versions": {"giveaway": "1"}}
-    return ScoreTable(table.scores, ids, {**table.meta, "provenance": origin}, attributes)
+    return ScoreTable(table.scores, ids, {**table.meta.to_json(), "provenance": origin}, attributes)
 
 
 def test_no_record_and_no_small_group_is_in_it():

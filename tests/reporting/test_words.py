@@ -143,7 +143,7 @@ def test_notes_on_repeats_caps_rank_and_l2():
     assert len(note_about(table, "singular; its pseudo-inverse was used")) == 1
     assert note_about(table, "tenth of l2") == []
     penalized = audit(Head(**made_arrays("classes"), l2=2.0))
-    low, high = (penalized.meta["l2_sensitivity"][f"spearman_at_{factor}_l2"] for factor in ("0.1", "10"))
+    low, high = (penalized.meta.l2_sensitivity[f"spearman_at_{factor}_l2"] for factor in ("0.1", "10"))
     assert note_about(penalized, "tenth of l2") == [
         f"Rank correlation of newton with itself at a tenth of l2: {low:.3f}, at ten times: {high:.3f}."
     ]
@@ -155,7 +155,7 @@ def test_one_singular_label_among_several_is_said():
     arrays = made_arrays("multi_label")
     arrays["outputs"][2:, 0] = 1e4  # two records alone have curvature there
     table = audit(Head(**arrays))
-    assert table.meta["curvature"]["inverse"] == "cholesky/eigenvectors"
+    assert table.meta.curvature.inverse == "cholesky/eigenvectors"
     assert len(note_about(table, "singular")) == 1
 
 
@@ -174,15 +174,15 @@ def viewed(kind: str = "classes", **options) -> ScoreTable:
 
 def test_notes_on_the_view():
     table = viewed()
-    view = table.meta["view"]
+    view = table.meta.view
     said, blind = notes(table)[:2]
     assert said == (
-        f"The other records predict a left-out one with {100 * view['left_out_error']:.3g} % of the squared error of a "
-        f"constant (columns of the table, rbf kernel, {view['method']}); training removed "
-        f"{100 * view['memorized']:.3g} % of that error, which is not a share of records. In fused the model's own "
-        f"view has weight {view['head_weight']:.2g} and theirs 1."
+        f"The other records predict a left-out one with {100 * view.left_out_error:.3g} % of the squared error of a "
+        f"constant (columns of the table, rbf kernel, {view.method}); training removed "
+        f"{100 * view.memorized:.3g} % of that error, which is not a share of records. In fused the model's own "
+        f"view has weight {view.head_weight:.2g} and theirs 1."
     )
-    assert ("no better than a constant here" in blind) is (view["left_out_error"] >= 1)
+    assert ("no better than a constant here" in blind) is (view.left_out_error >= 1)
     head = made_head("classes", l2=0.5)
     exact = notes(audit(replace(head, inputs=head.features)))
     assert exact[0].endswith("% of that error, which is not a share of records.")

@@ -51,7 +51,7 @@ def test_people(kind: str, weighted: bool) -> None:
     if weighted:
         options["sample_weight"] = np.random.default_rng(1).random(len(groups)) + 0.1
     table = ga.audit(ga.Head(**arrays, groups=groups, **options))
-    assert table.meta["unit"] == "person"
+    assert table.meta.unit == "person"
     assert (table.ids == np.unique(groups)).all()
     assert_same(table, oracles.group_scores(**arrays, groups=groups, **options))
 
@@ -90,4 +90,4 @@ def test_unconverged_newton(kind: str) -> None:
     np.testing.assert_allclose(table["newton"], expected, rtol=1e-8, atol=1e-10 * np.abs(expected).max())
     plain = ga.audit(head)["newton"]
     assert np.abs(plain - expected).max() > 0.01 * np.abs(expected).max()
-    assert table.meta["options"]["converged"] is False
+    assert table.meta.options.converged is False

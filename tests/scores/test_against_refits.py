@@ -102,7 +102,7 @@ def test_a_copy_hides_the_record_but_not_the_person(kind: str) -> None:
     for name in ("newton", "loo_gap"):
         assert own[0][name][watched] > own[1][name][watched] > own[2][name][watched]
         assert person[0][name][watched] < person[1][name][watched] < person[2][name][watched]
-    assert own[1].meta["repeats"]["exact"] == 2
+    assert own[1].meta.repeats.exact == 2
     if kind == "squared":
         gaps = oracles.leave_group_out_refits(features, targets, "squared", rows, **options)
         np.testing.assert_allclose(person[2]["loo_gap"], gaps, rtol=1e-9)

@@ -40,7 +40,7 @@ def test_linear_map_of_the_features_without_penalty(kind: str) -> None:
     change = np.random.default_rng(0).normal(size=(4, 4)) * np.array([1e-3, 1.0, 10.0, 1e4])
     mapped = dict(arrays, features=arrays["features"] @ change)
     tables = ga.audit(ga.Head(**arrays)), ga.audit(ga.Head(**mapped))
-    assert tables[1].meta["curvature"]["inverse"] == "cholesky"
+    assert tables[1].meta.curvature.inverse == "cholesky"
     assert_tables_equal(*tables, but=("gradient_norm",), rtol=1e-6)
 
 
@@ -68,7 +68,7 @@ def test_two_classes_equal_one_logit_with_half_the_penalty() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_traces_sum_to_the_rank(kind: str) -> None:
     table = ga.audit(made_head(kind, n=80))
-    rank = table.meta["curvature"]["rank"]
+    rank = table.meta.curvature.rank
     loss, m = KINDS[kind]
     assert rank == 5 * (m - 1 if loss == "cross_entropy" and m > 1 else m)
     assert table["gls_trace"].sum() == pytest.approx(rank, rel=1e-10)

@@ -104,7 +104,7 @@ class Target:
 
         def both() -> Piece:
             table = audit(replace(self._head().to(self.x.device), inputs=images), scores=["fused"])
-            return {"fused": np.asarray(table["fused"])}, {"view": table.meta["view"]}
+            return {"fused": np.asarray(table["fused"])}, {"view": table.meta.view.to_json()}
 
         return self._costed(both)
 

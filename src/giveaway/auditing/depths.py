@@ -44,15 +44,15 @@ class Depths:
     report: dict[str, dict[str, Any]]
 
     def beside(self, table: ScoreTable) -> ScoreTable:
-        """`table`, of the same records in the same order, with these columns too and the report as meta["depths"]."""
-        if table.meta.get("unit") == "person" or not np.array_equal(self.rows, np.arange(len(table))):
+        """`table`, of the same records in the same order, with these columns too and the report as meta.depths."""
+        if table.meta.by_person or not np.array_equal(self.rows, np.arange(len(table))):
             expected = f"a table of the {len(self.rows)} records that were scored, each a row"
             raise fail("table", expected, f"one of {len(table)} rows", 'audit by="record", and score all of them')
         return dataclasses.replace(
             table,
             scores={**table.scores, **self.columns},
             attributes={**table.attributes, **self.attributes},
-            meta={**table.meta, "depths": self.report},
+            meta=table.meta.with_depths(self.report),
         )
 
 

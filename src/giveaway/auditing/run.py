@@ -25,6 +25,7 @@ from giveaway.evaluation.ranking import recall_at, spearman
 from giveaway.gp.table import KernelGiven
 from giveaway.linalg.processes import ALONE, Processes
 from giveaway.records import Head, ScoreTable
+from giveaway.records.meta import Meta
 from giveaway.scores.catalogue import CATALOGUE
 from giveaway.scores.fused import fused
 from giveaway.storage.checkpoint import NO_CHECKPOINT, Checkpoint
@@ -250,7 +251,7 @@ def _assemble(prepared: Preparation, results: Results, processes: Processes, beg
         "seconds": round(time.perf_counter() - began, 3),
     }
     ids = head.ids if head.groups is None else np.unique(head.groups)
-    return ScoreTable(scores=columns, ids=ids, meta=meta, attributes=results.attributes)
+    return ScoreTable(scores=columns, ids=ids, meta=Meta.from_json(meta), attributes=results.attributes)
 
 
 def _l2_sensitivity(

@@ -13,6 +13,7 @@ from typing import Any
 from giveaway.attacks.shadow_store import ShadowFolder
 from giveaway.extract.feature_cache import FeatureCache, SharedCache
 from giveaway.records import Head, ScoreTable
+from giveaway.records.meta import Provenance
 from giveaway.records.score_table import MARKER
 from giveaway.storage.arrays import digest_of
 from giveaway.storage.checkpoint import FOLDER as UNFINISHED
@@ -55,27 +56,27 @@ def fingerprint(head: Head, inputs: Any = None, given: dict[str, Any] | None = N
     return digest_of(arrays | {"ids": head.ids, "groups": head.groups} | named, options)
 
 
-def provenance(digest: str, config: dict[str, Any], weights: str | None = None) -> dict[str, Any]:
+def provenance(digest: str, config: dict[str, Any], weights: str | None = None) -> Provenance:
     """Say what a result came from: the digest of its inputs and, for an audit of depths, of the weights; options,
     versions."""
     versions = {"giveaway": VERSION, **{name: metadata.version(name) for name in ("torch", "numpy", "scipy")}}
-    return {
-        "audit": secrets.token_hex(8),  # names the audit where its digest, which can confirm a guess, must not stand
-        "date": datetime.date.today().isoformat(),
-        "inputs_sha256": digest,
-        **({} if weights is None else {"weights_sha256": weights}),
-        "config": config,
-        "versions": {**versions, "python": platform.python_version()},
-    }
+    return Provenance(
+        audit=secrets.token_hex(8),
+        date=datetime.date.today().isoformat(),
+        inputs_sha256=digest,
+        weights_sha256=weights,
+        config=config,
+        versions={**versions, "python": platform.python_version()},
+    )
 
 
-def check_folder(folder: str | Path, expected: dict[str, Any]) -> Path:
+def check_folder(folder: str | Path, expected: Provenance) -> Path:
     """Make the folder; refuse one with other files, or with an audit of other inputs or options."""
     place = AuditFolder(folder)
     if place.marked:
         stored = place.read().get("provenance", {})
         same = ("inputs_sha256", "weights_sha256", "config")
-        old, new = ({name: one.get(name) for name in same} for one in (stored, expected))
+        old, new = ({name: one.get(name) for name in same} for one in (stored, expected.to_json()))
         place.check(old, new, "an audit of the same inputs and options", "choose another folder")
     place.claim()
     return place.path
@@ -91,7 +92,7 @@ def save_audit(folder: Path, tables: dict[str, ScoreTable], pages: dict[str, str
     earlier = place.read() if place.marked else {}
     files += [name for name in earlier.get("files", []) if name not in files]  # a validation's pages stay listed
     signals = {name: earlier[name] for name in ("signals",) if name in earlier}
-    meta = next(iter(tables.values())).meta
+    meta = next(iter(tables.values())).meta.to_json()
     new = [folder / name for name in files if not (folder / name).exists()]
     try:
         if folder / MARKER in new:

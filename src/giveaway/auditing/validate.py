@@ -226,7 +226,7 @@ def compare(
         models=own.models,
         ranked_by=table.ranking(),
         target=left_out,
-        audit_seconds=table.meta.get("seconds"),
+        audit_seconds=table.meta.seconds,
         attack_seconds=time.perf_counter() - began,
         training_seconds=training_seconds,
     )

@@ -89,7 +89,7 @@ def validate(folder: str, rows: str | None, rule_file: str | None, as_json: bool
     pages = validation_pages(table, found, recipe=named.get("recipe"))
     for name, page in pages.items():
         save_page(folder, name, page)
-    rebuilt = [page.name for page in rebuild(folder)] if "optimum" in table.meta else []
+    rebuilt = [page.name for page in rebuild(folder)] if table.meta.of_model else []
     verdict = judged(rules, folder)
     if as_json:
         say(json.dumps({**found.to_json(), **gate_json(verdict)}, indent=2))
@@ -144,10 +144,15 @@ def lood(inputs: str, out: str, top: int, as_json: bool, **flags: Any) -> None:
         by = table.ranking()
         rows = [{"row": int(row), by: float(table[by][row])} for row in table.order()[:top]]
         told = {"ranked_by": by, "top": rows, "statement": RANKING_ONLY, "files": pages}
-        say(json.dumps({"folder": str(folder), **{k: v for k, v in table.meta.items() if k != "provenance"}, **told}))
+        say(
+            json.dumps(
+                {"folder": str(folder), **{k: v for k, v in table.meta.to_json().items() if k != "provenance"}, **told}
+            )
+        )
         return
-    unit = "people" if table.meta["unit"] == "person" else "records"
-    say(f"The {min(top, len(table))} most exposed of {len(table)} {unit}, by lood_kl under {table.meta['kernel']}\n")
+    kernel = "" if table.meta.kernel is None else table.meta.kernel.name
+    unit = table.meta.rows_are
+    say(f"The {min(top, len(table))} most exposed of {len(table)} {unit}, by lood_kl under {kernel}\n")
     say("rank    row    lood_kl  lood_mean")
     for place, row in enumerate(table.order()[:top], start=1):
         say(f"{place:4d}  {row:5d}  {table['lood_kl'][row]:9.4g}  {table['lood_mean'][row]:9.4g}")

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from giveaway.linalg.processes import Processes
     from giveaway.records import Head, ScoreTable
 
+STATED = ("optimum", "curvature", "l2_sensitivity", "repeats", "depths", "view", "no_view", "seconds")  # in --json
 RANKING_ONLY = (
     "Ranking only: no attack was measured, so no number of exposed records is stated; a low rank is not evidence of "
     "safety."
@@ -235,7 +236,7 @@ def audit_and_tell(
         say(json.dumps({**_summary(table, folder, top), **gate_json(verdict)}))
         return leave(verdict)
     _print_top(table, top)
-    if table.meta["unit"] == "person":
+    if table.meta.by_person:
         say(ROWS_OF_PEOPLE.format("people.csv"))
     for note in notes(table):
         say(f"note: {note}")
@@ -285,7 +286,7 @@ def _print_top(table: ScoreTable, top: int) -> None:
 
     by = table.ranking()
     rows = table.order(by)[:top]
-    unit = "people" if table.meta["unit"] == "person" else "records"
+    unit = table.meta.rows_are
     say(f"The {len(rows)} most exposed of {len(table)} {unit}, by {by}\n")
     shown = [name for name in ("class", "records", "residual") if name in table.attributes]
     beside = "newton" if by == "fused" else "leverage"
@@ -302,21 +303,14 @@ def _print_top(table: ScoreTable, top: int) -> None:
 
 
 def _summary(table: ScoreTable, folder: Path, top: int) -> dict[str, Any]:
-    by = table.ranking()
+    by, meta = table.ranking(), table.meta.to_json()
     rows = table.order(by)[:top]
     return {
         "folder": str(folder),
-        "unit": table.meta["unit"],
+        "unit": table.meta.unit,
         "rows": len(table),
         "ranked_by": by,
         "top": [{"row": int(row), by: float(table[by][row])} for row in rows],
         "statement": RANKING_ONLY,
-        "optimum": table.meta["optimum"],
-        "curvature": table.meta["curvature"],
-        "l2_sensitivity": table.meta["l2_sensitivity"],
-        "repeats": table.meta["repeats"],
-        "depths": table.meta.get("depths"),
-        "view": table.meta["view"],
-        "no_view": table.meta["no_view"],
-        "seconds": table.meta["seconds"],
+        **{name: meta.get(name) for name in STATED},
     }

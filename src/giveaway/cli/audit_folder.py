@@ -24,6 +24,7 @@ from giveaway.findings.extras import FILE as EXTRAS
 from giveaway.findings.extras import MAPS, ReportExtras, make_extras
 from giveaway.linalg.processes import ALONE, Processes
 from giveaway.records import Head, ScoreTable
+from giveaway.records.meta import Provenance
 from giveaway.reporting.pages import summary_pages
 from giveaway.reporting.report import render
 from giveaway.reporting.validation import StoredValidation
@@ -65,7 +66,7 @@ def audit_into(
         run = partial(audit, progress=processes.first, execution=Execution(processes, checkpoint))
         table = run(head, **arguments)
         by_record = None
-        if table.meta["unit"] == "person":
+        if table.meta.by_person:
             by_record = run(dataclasses.replace(head, groups=None), **_without_comparison(arguments))
         processes.leave()  # all at once: what is left to do is the first one's, and may take long
         if not processes.first:
@@ -110,10 +111,10 @@ def _without_comparison(arguments: dict[str, Any]) -> dict[str, Any]:
     return {**arguments, "curvature": dataclasses.replace(arguments.get("curvature", Auto()), l2_sensitivity=False)}
 
 
-def _checkpoint(folder: Path, origin: dict[str, Any], processes: Processes, *, resume: bool) -> FolderCheckpoint:
+def _checkpoint(folder: Path, origin: Provenance, processes: Processes, *, resume: bool) -> FolderCheckpoint:
     """Make the checkpoint of this process; the first process makes its own before the others."""
     same = ("inputs_sha256", "weights_sha256", "config", "versions")
-    begun: dict[str, Any] = {name: origin[name] for name in same if name in origin}
+    begun: dict[str, Any] = {name: value for name, value in origin.to_json().items() if name in same}
     begun["processes"] = processes.size
     checkpoint = FolderCheckpoint(folder, begun, resume=resume, rank=processes.rank) if processes.first else None
     processes.barrier()
@@ -133,7 +134,7 @@ def report_pages(table: ScoreTable, extras: ReportExtras, measured: StoredValida
 def rebuild(folder: str | Path) -> list[Path]:
     """Write the pages of an audit folder again from what lies in it."""
     table = main_table(folder)
-    if "optimum" not in table.meta:
+    if not table.meta.of_model:
         raise fail("folder", "an audit of a model", f"{folder}, which has none", "see the tables and pictures in it")
     pages = report_pages(table, ReportExtras.load(folder), StoredValidation.load(folder))
     return [save_page(folder, name, page) for name, page in pages.items()]
@@ -151,21 +152,21 @@ def _renamed(head: Head, key: bytes) -> Head:
 
 def _with_depths(table: ScoreTable, found: Depths) -> ScoreTable:
     """With the columns of its records. A person's would not be their sum: a table of people has the report alone."""
-    if table.meta["unit"] == "person":
-        return dataclasses.replace(table, meta={**table.meta, "depths": found.report})
+    if table.meta.by_person:
+        return dataclasses.replace(table, meta=table.meta.with_depths(found.report))
     return found.beside(table)
 
 
 def _finished(
-    table: ScoreTable, config: dict[str, Any], subgroups: dict[str, np.ndarray], head: Head, origin: dict[str, Any]
+    table: ScoreTable, config: dict[str, Any], subgroups: dict[str, np.ndarray], head: Head, origin: Provenance
 ) -> ScoreTable:
     """The table as it may be written: with its subgroups, and neighbours only on request."""
     attributes = {k: v for k, v in table.attributes.items() if k != "nearest" or config.get("show_records")}
     for name, values in subgroups.items():
-        of_rows = _of_people(values, head) if table.meta["unit"] == "person" else values
+        of_rows = _of_people(values, head) if table.meta.by_person else values
         attributes[f"{SUBGROUP}{name}"] = of_rows
     told = {"access": config.get("access", "probabilities"), "title": config.get("title")}
-    meta = {**table.meta, **told, "provenance": origin}
+    meta = dataclasses.replace(table.meta, **told, provenance=origin)
     return dataclasses.replace(table, attributes=attributes, meta=meta)
 
 

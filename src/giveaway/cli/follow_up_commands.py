@@ -197,7 +197,7 @@ def _print_end(table: ScoreTable, words: str, written: Path | None) -> None:
 
 
 def _unit(table: ScoreTable) -> str:
-    return str(table.meta.get("unit", "record"))
+    return str(table.meta.unit)
 
 
 def _plural(table: ScoreTable) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from giveaway.auditing.lood_study import LoodStudy, study
-from giveaway.auditing.store import check_folder, digest_of, provenance, save_audit
+from giveaway.auditing.store import check_folder, provenance, save_audit
 from giveaway.checks import check_choice, check_number, fail
 from giveaway.cli.config import to_toml
 from giveaway.cli.source import device_named, names_in
@@ -23,6 +23,7 @@ from giveaway.gp.table import fitted, table_of
 from giveaway.records import ScoreTable
 from giveaway.records.examples import as_numbers
 from giveaway.reporting.picture import figure_bytes
+from giveaway.storage.arrays import digest_of
 
 CLOSELY = 10  # records looked at unless some are named
 
@@ -51,7 +52,7 @@ def run_lood(path: str, out: str, options: dict[str, Any]) -> tuple[ScoreTable, 
         posterior = fitted(choice, x, y, options["noise"], device=device_named(options.get("device")))
         table = table_of(posterior, groups=groups)
         seconds = round(time.perf_counter() - began, 3)
-        table = replace(table, meta={**table.meta, "seconds": seconds, "provenance": origin})
+        table = replace(table, meta=replace(table.meta, seconds=seconds, provenance=origin))
         pages: dict[str, str | bytes] = {"lood.png": figure_bytes(lood_map(table["lood_kl"], table["lood_mean"]))}
         if groups is None:
             rows = _rows(options["records"]) if "records" in options else table.order()[:CLOSELY].copy()

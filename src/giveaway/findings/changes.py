@@ -163,13 +163,13 @@ def changes(before: ScoreTable, after: ScoreTable, *, retrains: Sequence[ScoreTa
     lacks is not judged. On digits networks with wrong labels, three retrains found 80 % of newly mislabelled records by
     newton and 90 % by fused; an unchanged retrain had some row flagged in 5 % of the cases.
     """
-    by, unit = before.ranking(), before.meta.get("unit", "record")
+    by, unit = before.ranking(), before.meta.unit
     if 0 < len(retrains) < LEAST_RETRAINS:
         remedy = "train the earlier recipe with other seeds and audit each"
         raise fail("retrains", f"none, or at least {LEAST_RETRAINS}", f"{len(retrains)}", remedy)
     for name, other in (("after", after), *(("retrains", table) for table in retrains)):
-        if other.meta.get("unit", "record") != unit or other.ranking() != by:
-            got = f"{other.meta.get('unit', 'record')}s ranked by {other.ranking()}"
+        if other.meta.unit != unit or other.ranking() != by:
+            got = f"{other.meta.unit}s ranked by {other.ranking()}"
             raise fail(name, f"{unit}s ranked by {by} as in the earlier audit", got, "audit both alike")
         if len(other) != len(before) and _numbered(other) and _numbered(before):
             got = f"row numbers for ids, {len(before)} and {len(other)} of them"
@@ -244,7 +244,7 @@ def _predicted(before: ScoreTable, after: ScoreTable) -> tuple[float, float] | N
     """Return the mean predicted success of both audits if both have it from the same source."""
     if not all("predicted_success" in table.scores for table in (before, after)):
         return None
-    if before.meta.get("predicted_by") != after.meta.get("predicted_by"):
+    if before.meta.predicted_by != after.meta.predicted_by:
         return None
     return float(before["predicted_success"].mean()), float(after["predicted_success"].mean())
 
@@ -284,7 +284,7 @@ def measure_change(place: str, table: ScoreTable, folder: Path, column: str, bas
     value = share_above(table[column], above)
     shares = np.array([share_above(other[column], above) for other in tables])
     mean, bound = float(shares.mean()), prediction_bound(shares, len(table))
-    unit = "people" if table.meta.get("unit") == "person" else "records"
+    unit = table.meta.rows_are
     words = (
         f"{value:.3%} of {len(table)} {unit} with {column} above {above:.3g}, {mean:.3%} on average in "
         f"{len(tables)} retrains, allowed {bound:.3%} (their {LEVEL:.0%} prediction bound; estimated, not measured)"
@@ -337,17 +337,17 @@ def _audited(folder: Path, column: str, records: ScoreTable | None = None) -> Sc
 
 def check_column(place: str, table: ScoreTable, column: str) -> None:
     """Refuse an audit without the column, or with a prediction that a gate cannot use."""
-    if column not in table.scores and column.startswith("predicted_") and table.meta.get("no_prediction"):
+    if column not in table.scores and column.startswith("predicted_") and table.meta.no_prediction:
         got = "a model held back by noise or early stopping, for which there is none"
         raise fail(place, f"an audit with the column {column}", got, "use measured_count, and giveaway validate")
     if column not in table.scores:
         remedy = f"audit again with it: giveaway audit --also {column}"
         raise fail(place, f"an audit with the column {column}", "none", remedy)
-    exact = bool((table.meta.get("view") or {}).get("head_is_exact"))
-    if column == "predicted_success" and table.meta.get("predicted_by") != "both views" and not exact:
+    exact = table.meta.view is not None and bool(table.meta.view.head_is_exact)
+    if column == "predicted_success" and table.meta.predicted_by != "both views" and not exact:
         expected = "predicted success from both views, or from a head whose features are known not to be learned"
         remedy = "audit with inputs and classes: the head's theory alone is far too low for networks and hides exposure"
-        raise fail(place, expected, f"{table.meta.get('predicted_by')}", remedy)
+        raise fail(place, expected, f"{table.meta.predicted_by}", remedy)
 
 
 def _difference(table: ScoreTable, other: ScoreTable) -> str:
@@ -358,7 +358,7 @@ def _difference(table: ScoreTable, other: ScoreTable) -> str:
     for name in ours:
         if ours[name] != theirs[name] and not (name == "giveaway" and None in (ours[name], theirs[name])):
             return f"{name} {theirs[name]} beside {ours[name]}"
-    l2, their_l2 = float(table.meta.get("l2", 0.0)), float(other.meta.get("l2", 0.0))
+    l2, their_l2 = table.meta.l2 or 0.0, other.meta.l2 or 0.0
     # a summed loss: the same weight decay is a larger l2 on more rows
     if not (math.isclose(l2, their_l2) or math.isclose(l2 / len(table), their_l2 / len(other))):
         return f"l2 {their_l2:g} beside {l2:g}"
@@ -367,12 +367,11 @@ def _difference(table: ScoreTable, other: ScoreTable) -> str:
 
 def _described(table: ScoreTable) -> dict[str, Any]:
     meta = table.meta
-    options, view = meta.get("options") or {}, meta.get("view") or {}
     return {
-        **{name: meta.get(name) for name in ("unit", "loss", "outputs", "predicted_by")},
-        **{name: options.get(name) for name in ("converged", "refit")},
+        **{name: getattr(meta, name) for name in ("unit", "loss", "outputs", "predicted_by")},
+        **{name: getattr(meta.options, name, None) for name in ("converged", "refit")},
         "scores": sorted(table.columns),
-        "view": view.get("view"),
-        "frozen": bool(meta.get("frozen")),
-        "giveaway": meta.get("provenance", {}).get("versions", {}).get("giveaway"),
+        "view": None if meta.view is None else meta.view.kind,
+        "frozen": bool(meta.frozen),
+        "giveaway": None if meta.provenance is None else meta.provenance.versions.get("giveaway"),
     }

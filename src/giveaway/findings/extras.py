@@ -177,7 +177,7 @@ def make_extras(
         missing["what-if"] = f"it takes a while for {size}: ask for it with --what-if"
     records = head.inputs if inputs is None else inputs
     contents = None
-    if show_records and table.meta.get("unit") == "person":
+    if show_records and table.meta.by_person:
         missing["contents"] = "records are shown only if records are ranked: --by record"
     elif show_records and records is not None:
         contents = attempt("contents", lambda: contents_of(records, table.order()[:SHOWN_RECORDS]))

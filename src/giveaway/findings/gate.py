@@ -225,7 +225,7 @@ def _predicted_success(rule: Rule, table: ScoreTable, folder: Path) -> Measureme
         f"{value:.3%} of {len(table)} records with a predicted success above {rule.above:g}, allowed "
         f"{rule.at_most_share:.3%} (predicted, not measured)"
     )
-    details = {"above": rule.above, "predicted_by": table.meta["predicted_by"]}
+    details = {"above": rule.above, "predicted_by": table.meta.predicted_by}
     return Measurement(value, rule.at_most_share, words, details)
 
 

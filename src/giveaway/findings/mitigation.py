@@ -54,7 +54,7 @@ def removals(head: Head, table: ScoreTable, *, shares: Sequence[float]) -> tuple
     if not head.linear:
         raise fail("head", "a linear head", "a black box", "pass the features of a linear head to Head")
     counts = [_count(share, len(table)) for share in shares]
-    unit = table.meta.get("unit", "record")
+    unit = table.meta.unit
     whole = refit(replace(head, inputs=None))
     before = _newton(whole, unit)
     effects = []
@@ -83,7 +83,7 @@ def without(head: Head, gone: np.ndarray) -> Head:
 
 def row_of_record(head: Head, table: ScoreTable) -> np.ndarray:
     """Return, for each record of `head`, its row in the audit's `table`: its own, or that of its person."""
-    if table.meta.get("unit", "record") == "record":
+    if table.meta.unit == "record":
         rows, count = np.arange(head.n), head.n
     else:
         if head.groups is None:

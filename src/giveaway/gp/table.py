@@ -15,6 +15,7 @@ from giveaway.gp.divergence import lood as lood_of
 from giveaway.gp.named_kernels import KernelChoice
 from giveaway.gp.posterior import Posterior, fit
 from giveaway.records import ScoreTable
+from giveaway.records.meta import KernelReport, Meta
 
 KernelGiven = str | KernelChoice | Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -55,7 +56,7 @@ def lood(
     """
     began = time.perf_counter()
     table = table_of(fitted(kernel, inputs, targets, noise, device=device), groups=groups, ids=ids)
-    return replace(table, meta={**table.meta, "seconds": round(time.perf_counter() - began, 3)})
+    return replace(table, meta=replace(table.meta, seconds=round(time.perf_counter() - began, 3)))
 
 
 def table_of(posterior: Posterior, *, groups: Any = None, ids: Any = None) -> ScoreTable:
@@ -69,15 +70,13 @@ def table_of(posterior: Posterior, *, groups: Any = None, ids: Any = None) -> Sc
             raise fail("ids", "no ids beside groups", "both", "a row is a person: its name is the group's")
         names, members = people(check_names("groups", groups, n, unique=False))
     found = lood_of(posterior, members)
-    meta = {
-        "unit": "record" if groups is None else "person",
-        "rows": len(names),
-        "records": n,
-        "outputs": posterior.targets.shape[1],
-        "kernel": repr(posterior.kernel),
-        "noise": posterior.noise,
-        "condition": posterior.condition,
-    }
+    meta = Meta(
+        unit="record" if groups is None else "person",
+        rows=len(names),
+        records=n,
+        outputs=posterior.targets.shape[1],
+        kernel=KernelReport(name=repr(posterior.kernel), noise=posterior.noise, condition=posterior.condition),
+    )
     columns = {"lood_kl": found.kl.cpu().numpy(), "lood_mean": found.mean.cpu().numpy()}
     return ScoreTable(scores=columns, ids=names, meta=meta)
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from giveaway.checks import InputError, check_names, check_number, fail, nearest
+from giveaway.records.meta import Meta
 from giveaway.storage.arrays import read_arrays
 from giveaway.storage.files import private_folder, write_atomically, write_json, write_text
 from giveaway.text import shown_text
@@ -27,11 +28,12 @@ FORMULA_STARTS = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ScoreTable:
-    """Scores of every row. `attributes` are facts about a row that are no score (class, capped, records)."""
+    """Scores of every row. `attributes` are facts about a row that are no score (class, capped, records); `meta` may be
+    given as the dictionary that audit.json holds."""
 
     scores: Mapping[str, np.ndarray]
     ids: np.ndarray
-    meta: Mapping[str, Any] = field(default_factory=dict)
+    meta: Meta = field(default_factory=Meta)
     attributes: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -50,7 +52,8 @@ class ScoreTable:
         object.__setattr__(self, "ids", check_names("ids", self.ids, n, unique=True))
         object.__setattr__(self, "scores", MappingProxyType(scores))
         object.__setattr__(self, "attributes", MappingProxyType(attributes))
-        object.__setattr__(self, "meta", MappingProxyType(dict(self.meta)))
+        if not isinstance(self.meta, Meta):
+            object.__setattr__(self, "meta", Meta.from_json(self.meta))
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -109,13 +112,13 @@ class ScoreTable:
         """Write {name}.npz, {name}.csv and audit.json, which lists them, into a private folder, each atomically."""
         path = private_folder(folder)
         self.save_columns(path, name)
-        write_json(path / MARKER, {**self.meta, "files": [f"{name}.npz", f"{name}.csv", MARKER]})
+        write_json(path / MARKER, {**self.meta.to_json(), "files": [f"{name}.npz", f"{name}.csv", MARKER]})
 
     def save_columns(self, folder: Path, name: str) -> None:
         """Write {name}.npz, which `load` reads, and {name}.csv into a folder that exists."""
         arrays = {f"score:{k}": v for k, v in self.scores.items()}
         arrays |= {f"attribute:{k}": v for k, v in self.attributes.items()}
-        arrays |= {"ids": self.ids, "meta": np.array(json.dumps(dict(self.meta), allow_nan=False))}
+        arrays |= {"ids": self.ids, "meta": np.array(json.dumps(self.meta.to_json(), allow_nan=False))}
         write_atomically(folder / f"{name}.npz", lambda stream: np.savez(stream, allow_pickle=False, **arrays))
         self.to_csv(folder / f"{name}.csv")
 
@@ -128,7 +131,7 @@ class ScoreTable:
         arrays = read_arrays("folder", path, "ScoreTable.save")
         if not {"meta", "ids"} <= arrays.keys():
             raise fail("folder", f"{name}.npz of an audit", "another .npz", "name the folder given to --out")
-        meta = json.loads(str(arrays.pop("meta")))
+        meta = Meta.from_json(json.loads(str(arrays.pop("meta"))))
         ids = arrays.pop("ids")
         split = {key: key.split(":", 1) for key in arrays}
         return cls(

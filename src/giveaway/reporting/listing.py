@@ -81,7 +81,7 @@ def listing(table: ScoreTable, extras: ReportExtras, measured: StoredValidation 
     values: dict[str, Any] = {"rank": ranks, "id": table.ids[rows]}
     subgroups = [name for name in table.attributes if name.startswith(SUBGROUP)]
     deeper = _deeper(table)
-    flags = ["newton_capped", *(f"newton_capped{suffix(depth)}" for depth in table.meta.get("depths") or {})]
+    flags = ["newton_capped", *(f"newton_capped{suffix(depth)}" for depth in table.meta.depths or {})]
     known = (*ABOUT_ROW, *AFTER_WHY, *subgroups, *flags, "nearest")
     others = [name for name in table.attributes if name not in known]
     for name in [*(n for n in ABOUT_ROW if n in table.attributes), *subgroups, *others]:
@@ -89,14 +89,14 @@ def listing(table: ScoreTable, extras: ReportExtras, measured: StoredValidation 
     values[by] = table[by][rows]
     values["percentile"] = 100.0 * (len(table) - ranks) / len(table)
     values |= {name: table[name][rows] for name in BEFORE_WHY if name in table.scores and name != by}
-    if measured is not None and len(measured.success) == len(table) and table.meta.get("unit") != "person":
+    if measured is not None and len(measured.success) == len(table) and not table.meta.by_person:
         values["measured_success"] = measured.success[rows]
         values["found_exposed"] = np.where(measured.flagged[rows], "yes", "not shown")
     values["why"] = np.array(why(table, rows, nearest=False), dtype=object)
     columns_of = {**table.attributes, **table.scores}
     values |= {name: columns_of[name][rows] for name in (*AFTER_WHY, *deeper) if name in columns_of and name != by}
     near = table["nearest"][rows].tolist() if "nearest" in table.attributes else []
-    meanings = MEANINGS | deeper | (OF_PEOPLE if table.meta.get("unit") == "person" else {})
+    meanings = MEANINGS | deeper | (OF_PEOPLE if table.meta.by_person else {})
     columns = [
         Column(
             shown_text(name.removeprefix(SUBGROUP), 80),
@@ -119,7 +119,7 @@ def listing(table: ScoreTable, extras: ReportExtras, measured: StoredValidation 
 def _deeper(table: ScoreTable) -> dict[str, str]:
     """Return one column of each depth, newton if there is one, and what it means."""
     found = {}
-    for depth in table.meta.get("depths") or {}:
+    for depth in table.meta.depths or {}:
         name = next((name for name in ("newton", "influence") if name + suffix(depth) in table.scores), None)
         if name is not None:
             found[name + suffix(depth)] = f"{MEANINGS[name]}; through {layers_of(depth)} of the network"

@@ -22,6 +22,7 @@ from markupsafe import Markup
 from giveaway.checks import InputError, fail
 from giveaway.findings.explain import LEAST, breakdowns
 from giveaway.records import ScoreTable
+from giveaway.records.meta import Provenance
 from giveaway.reporting.validation import StoredValidation, agreement_lines
 from giveaway.reporting.words import access_of, found_elsewhere, headline, notes, standing
 from giveaway.text import shown_text
@@ -75,7 +76,7 @@ def summary(
     """Return everything that the summary says, for machines."""
     chosen = access_of(table, access)
     meta = table.meta
-    origin = meta.get("provenance") or {}
+    origin = meta.provenance or Provenance()
     by = table.ranking()
     spread = section(lambda: [shared for each in breakdowns(table) if (shared := each.to_json()) is not None])
     found: dict[str, Any] = {
@@ -84,22 +85,22 @@ def summary(
         "measured": measured is not None,
         "found_on_benchmarks": found_elsewhere(by),
         "standing": dict(standing(table, measured, chosen)),
-        "title": meta.get("title"),
+        "title": meta.title,
         "notes": notes(table, shared=True) if len(table) >= LEAST else [],
-        "unit": meta.get("unit", "record"),
+        "unit": meta.unit,
         "rows": len(table),
-        "records": meta.get("records", len(table)),
-        "loss": meta.get("loss"),
+        "records": meta.records or len(table),
+        "loss": meta.loss,
         "access": chosen,
         "ranked_by": by,
         "quantiles": _quantiles(table[by]),
         "spread_over": spread.content or [],
         "no_spread": "This section could not be made." if spread.note else None,  # an error's words may hold values
-        "l2_sensitivity": meta.get("l2_sensitivity") if len(table) >= LEAST else None,
-        "seconds": meta.get("seconds"),
-        "audit": origin.get("audit"),
-        "versions": origin.get("versions"),
-        "date": date.isoformat() if date else origin.get("date") or datetime.date.today().isoformat(),
+        "l2_sensitivity": meta.l2_sensitivity if len(table) >= LEAST else None,
+        "seconds": meta.seconds,
+        "audit": origin.audit,
+        "versions": dict(origin.versions) or None,
+        "date": date.isoformat() if date else origin.date or datetime.date.today().isoformat(),
     }
     if "predicted_success" in table.scores and len(table) >= LEAST:
         found["mean_predicted_success"] = round(float(table["predicted_success"].mean()), 4)

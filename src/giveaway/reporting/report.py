@@ -18,6 +18,7 @@ from giveaway.checks import InputError
 from giveaway.findings.explain import breakdowns
 from giveaway.findings.extras import ReportExtras, make_extras
 from giveaway.records import Head, ScoreTable
+from giveaway.records.meta import Provenance
 from giveaway.reporting.figures import draw_roc, exposure_distribution, recall_curves, tradeoff_curves
 from giveaway.reporting.listing import listing
 from giveaway.reporting.maps import bokeh_script, maps
@@ -69,7 +70,7 @@ def render(
     """Return the page as a string."""
     extras = extras or ReportExtras(missing={"map": NO_HEAD, "what-if": NO_HEAD})
     chosen = access_of(table, access)
-    people = table.meta.get("unit") == "person"
+    people = table.meta.by_person
     sections = _sections(table, extras, measured)
     listed = listing(table, extras, measured, top=top)
     noted = section(lambda: notes(table))
@@ -84,8 +85,8 @@ def render(
         found=found_elsewhere(table.ranking()),
         standing=standing(table, measured, chosen),
         notes=[noted.note] if noted.note else noted.content,
-        title=shown_text(table.meta.get("title") or "", 120),
-        date=(table.meta.get("provenance") or {}).get("date", ""),
+        title=shown_text(table.meta.title or "", 120),
+        date=(table.meta.provenance or Provenance()).date or "",
         missing_contents=extras.missing.get("contents", ""),
         listed=listed,
         pictures=[b64encode(png).decode() if png else "" for _, png in listed.contents],
@@ -93,11 +94,11 @@ def render(
         missing_map=extras.missing.get("map", ""),
         bokeh=bokeh_script() if sections["maps"].content else "",
         scores=table.columns,
-        linear=table.meta.get("optimum") is not None or "newton" in table.scores,
-        deeper=bool(table.meta.get("depths")) and not people,
+        linear=table.meta.optimum is not None or "newton" in table.scores,
+        deeper=bool(table.meta.depths) and not people,
         others_say="others_say" in table.attributes,
         spread=_spread(table[table.ranking()]),
-        facts=[(shown_text(name, 120), shown_text(value, 400)) for name, value in facts(table.meta)],
+        facts=[(shown_text(name, 120), shown_text(value, 400)) for name, value in facts(table.meta.to_json())],
     )
 
 
@@ -144,13 +145,13 @@ def _curves(table: ScoreTable) -> dict[str, Any]:
     """Draw the theory's trade-off curves at the leverages of the most exposed rows and of the one in the middle."""
     if "leverage" not in table.scores:
         raise InputError("there is no leverage, which the theory starts from")
-    if table.meta.get("unit") == "person":
+    if table.meta.by_person:
         raise InputError("the theory is about single records, not about people with several")
     order = table.order()
     rows = [*order[:CURVES], order[len(order) // 2]][: len(order)]
     named = {f"rank {place + 1 if place < CURVES else len(order) // 2 + 1}": row for place, row in enumerate(rows)}
-    outputs = table.meta.get("outputs") or 1
-    degrees = outputs - 1 if table.meta.get("loss") == "cross_entropy" and outputs > 1 else outputs
+    outputs = table.meta.outputs or 1
+    degrees = outputs - 1 if table.meta.loss == "cross_entropy" and outputs > 1 else outputs
     leverages = {name: float(np.clip(table["leverage"][row], 0.0, 1.0)) for name, row in named.items()}
     curves = {name: fixed_design.tradeoff(h, m=degrees) for name, h in leverages.items()}
     lines = [
@@ -177,7 +178,7 @@ def _agreement(table: ScoreTable, measured: StoredValidation | None) -> dict[str
     stated = measured.stated
     roc = draw_roc({"LiRA": (measured.false_positives, measured.true_positives)}, {"LiRA": stated["lira"]["auc"]})
     figures = [roc]
-    if table.meta.get("unit") != "person" and len(table) == len(measured.effect_size):
+    if not table.meta.by_person and len(table) == len(measured.effect_size):
         columns = {name: table[name] for name in table.columns}
         figures.insert(0, recall_curves(columns, measured.effect_size, ranked_by=table.ranking()))
     images = [_image(figure) for figure in figures]
@@ -206,7 +207,7 @@ def _removals(table: ScoreTable, extras: ReportExtras) -> list[dict[str, Any]]:
 
 def _penalties(table: ScoreTable) -> list[tuple[str, str, str]]:
     """Show how the order by newton changes with l2."""
-    found = table.meta.get("l2_sensitivity")
+    found = table.meta.l2_sensitivity
     if not found:
         raise InputError("the audit did not compare penalties (--l2-sensitivity; there must be an l2)")
     return [

@@ -6,14 +6,14 @@ and what is assumed are kept apart.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from giveaway.auditing.depth_options import suffix
 from giveaway.auditing.second_view import LEAST_MEMORIZED
 from giveaway.checks import check_choice, fail
 from giveaway.findings.explain import LEAST
 from giveaway.records import ScoreTable
+from giveaway.records.meta import CurvatureReport, Meta
 from giveaway.reporting.validation import StoredValidation
 
 ACCESS = {
@@ -69,7 +69,7 @@ LAYERS = {"head": "the last linear layer", "all": "all layers", "last:1": "the l
 
 def access_of(table: ScoreTable, access: str | None = None) -> str:
     """Return what the attacker has: as asked for here, or as the audit was told."""
-    return check_access(access or table.meta.get("access", "probabilities"), table.meta.get("loss"))
+    return check_access(access or table.meta.access or "probabilities", table.meta.loss)
 
 
 def check_access(access: str, loss: str | None) -> str:
@@ -84,9 +84,9 @@ def headline(table: ScoreTable, measured: StoredValidation | None, access: str) 
     """Return one paragraph: a ranking, or the count that shadow models can defend."""
     if measured is not None:
         return _counted(table, measured)
-    people = f" of {len(table)} people" if table.meta.get("unit") == "person" else ""
+    people = f" of {len(table)} people" if table.meta.by_person else ""
     return (
-        f"Ranking only: {table.meta.get('records', len(table))} records{people}, ordered by estimated exposure to an "
+        f"Ranking only: {table.meta.records or len(table)} records{people}, ordered by estimated exposure to an "
         f"attacker who holds the record and has {_access(table, access)}. No attack was measured on this model, so no "
         "number of exposed records is stated. A low rank is not evidence of safety, and this is no finding on "
         "anonymity or compliance."
@@ -98,7 +98,7 @@ def _counted(table: ScoreTable, measured: StoredValidation) -> str:
     models, power = stated["models"], f"{count['power_at_twice_that']:.2g}"
     test = f"per-record test, {models} models, false discovery rate {100 * count['false_discovery_rate']:.3g} %"
     by_record = ""
-    if table.meta.get("unit") == "person":
+    if table.meta.by_person:
         by_record = (
             " Measured by record: a person with several records can be more exposed than any single one of them, and "
             "no people were counted."
@@ -149,21 +149,21 @@ def _measured(measured: StoredValidation | None) -> list[str]:
 
 
 def _predicted(table: ScoreTable) -> list[str]:
-    rows = "people" if table.meta.get("unit") == "person" else "records"
+    rows = table.meta.rows_are
     sentences = [f"The order of the {rows}, by {table.ranking()}: an estimate without retraining."]
     if any(name.startswith("predicted_") for name in table.columns):
-        sentences.append(PREDICTED[table.meta.get("predicted_by") or "theory of the head"])
+        sentences.append(PREDICTED[table.meta.predicted_by or "theory of the head"])
     return sentences
 
 
 def _assumed(table: ScoreTable, access: str, measured: StoredValidation | None) -> list[str]:
     attacker = f"An attacker who holds the record, with its target, and has {_access(table, access)}."
     sentences = [attacker, ABOUT_ACCESS[access]]
-    if table.meta.get("optimum") is not None and (table.meta.get("options") or {}).get("converged", True):
+    if table.meta.optimum is not None and table.meta.assumes_optimum:
         sentences.append("A last layer at the optimum of its training objective.")
-    if table.meta.get("l2") is not None and table.meta.get("optimum") is not None:
-        given = f"An L2 penalty of {table.meta['l2']:.4g} in summed-loss units, as it was given."
-        sentences.append(given if table.meta["l2"] else NO_PENALTY)
+    if table.meta.l2 is not None and table.meta.optimum is not None:
+        given = f"An L2 penalty of {table.meta.l2:.4g} in summed-loss units, as it was given."
+        sentences.append(given if table.meta.l2 else NO_PENALTY)
     if measured is not None:
         recipe = measured.stated.get("recipe")
         source = f"giveaway's recipe {recipe}" if recipe else "your own"
@@ -180,77 +180,80 @@ def notes(table: ScoreTable, *, shared: bool = False) -> list[str]:
 
     said = [*_about_view(meta), *_about_optimum(meta)]
     if any(name.startswith("predicted_") for name in table.columns):
-        said.append(PREDICTED[meta.get("predicted_by") or "theory of the head"])
-    if meta.get("no_prediction"):
-        said.append(meta["no_prediction"])
-    repeats = meta.get("repeats") or {}
-    if repeats.get("exact") or repeats.get("near"):
+        said.append(PREDICTED[meta.predicted_by or "theory of the head"])
+    if meta.no_prediction:
+        said.append(meta.no_prediction)
+    repeats = meta.repeats
+    if repeats is not None and (repeats.exact or repeats.near):
         said.append(
-            f"{told(repeats['exact'])} records have an exact copy and at least {told(repeats['near'])} more a near "
+            f"{told(repeats.exact)} records have an exact copy and at least {told(repeats.near)} more a near "
             "copy. The scores of repeated people are too low: pass groups to score people instead of rows."
         )
-    if meta.get("newton_capped"):
-        capped = told(meta["newton_capped"])
+    if meta.newton_capped:
+        capped = told(meta.newton_capped)
         said.append(f"Rows alone in some feature direction: {capped}. Their newton and loo_gap are capped.")
-    curvature = meta.get("curvature") or {}
-    if "eigenvectors" in curvature.get("inverse", ""):
+    curvature = meta.curvature
+    if curvature is not None and "eigenvectors" in (curvature.inverse or ""):
         where = "" if shared else " (rank and cut below)"
         said.append(f"The curvature is singular; its pseudo-inverse was used{where}.")
-    if curvature.get("curvature") == "sketch":
+    if curvature is not None and curvature.kind == "sketch":
         said.append(_about_sketch(curvature, told))
-    if meta.get("depths"):
+    if meta.depths:
         said += about_depths(table, told)
-    sensitivity = meta.get("l2_sensitivity")
+    sensitivity = meta.l2_sensitivity
     if sensitivity:
         low, high = sensitivity["spearman_at_0.1_l2"], sensitivity["spearman_at_10_l2"]
         said.append(f"Rank correlation of newton with itself at a tenth of l2: {low:.3f}, at ten times: {high:.3f}.")
     return said
 
 
-def _about_optimum(meta: Mapping[str, Any]) -> list[str]:
+def _about_optimum(meta: Meta) -> list[str]:
     """Say how far the head is from the optimum of its training objective."""
-    optimum = meta.get("optimum")
-    relative = (optimum or {}).get("relative_gradient")
-    if optimum is None:
-        return ["A black box: nothing inside the model was used."] if "optimum" in meta else []
+    if meta.optimum is None:
+        return ["A black box: nothing inside the model was used."] if meta.of_model else []
+    relative = meta.optimum.relative_gradient
     if relative is None:
         return ["It is not known how far the head is from its optimum: its weights were not given."]
     if relative < 1e-4:
         return []
-    assumed = (meta.get("options") or {}).get("converged", True)
     return [
         f"The head is not at the optimum of its training objective (relative gradient {relative:.2g}), as is usual for "
         "networks: "
-        + ("scores assume that it is. To see what this changes, audit with --refit." if assumed else WITHOUT_DRIFT)
+        + (
+            "scores assume that it is. To see what this changes, audit with --refit."
+            if meta.assumes_optimum
+            else WITHOUT_DRIFT
+        )
     ]
 
 
-def _about_sketch(curvature: Mapping[str, Any], told: Callable[[int], str]) -> str:
+def _about_sketch(curvature: CurvatureReport, told: Callable[[int], str]) -> str:
     """Say how sketched scores differ from exact ones."""
-    said = f"Scores of the head are estimates from {curvature['probes']} random probes of its curvature"
-    error = next((e for n in ("newton", "influence", "leverage") if (e := curvature["relative_errors"].get(n))), None)
+    said = f"Scores of the head are estimates from {curvature.probes} random probes of its curvature"
+    errors = curvature.relative_errors or {}
+    error = next((e for n in ("newton", "influence", "leverage") if (e := errors.get(n))), None)
     if error is not None:
         said += f", off by about {100 * error:.2g} % each: records with close scores may be in either order"
-    high, solved = curvature.get("high_leverage", 0), curvature.get("solved_exactly", 0)
-    if solved:
-        said += f". Of {told(high)} rows with high leverage {told(solved)} were solved exactly"
+    if curvature.solved_exactly:
+        high, solved = told(curvature.high_leverage or 0), told(curvature.solved_exactly)
+        said += f". Of {high} rows with high leverage {solved} were solved exactly"
     return said + "."
 
 
-def _about_view(meta: Mapping[str, Any]) -> list[str]:
+def _about_view(meta: Meta) -> list[str]:
     """Describe the second view, or say why there is none."""
-    view = meta.get("view")
-    if not view:
-        return [meta["no_view"]] if meta.get("no_view") else []
-    error, memorized = view["left_out_error"], view["memorized"]
+    view = meta.view
+    if view is None:
+        return [meta.no_view] if meta.no_view else []
+    error, memorized = view.left_out_error, view.memorized
     said = [
         f"The other records predict a left-out one with {100 * error:.3g} % of the squared error of a constant "
-        f"({KINDS.get(view['view'], view['view'])}, {view['kernel']} kernel, {view['method']}); training removed "
+        f"({KINDS.get(view.kind, view.kind)}, {view.kernel} kernel, {view.method}); training removed "
         f"{100 * memorized:.3g} % of that error, which is not a share of records."
     ]
-    if view["head_is_exact"]:
-        return [*said, FROZEN if meta.get("frozen") else EXACT]
-    said[0] += f" In fused the model's own view has weight {view['head_weight']:.2g} and theirs 1."
+    if view.head_is_exact:
+        return [*said, FROZEN if meta.frozen else EXACT]
+    said[0] += f" In fused the model's own view has weight {view.head_weight:.2g} and theirs 1."
     if memorized < LEAST_MEMORIZED:
         said.insert(0, UNTRAINED)
     return [*said, BLIND] if error >= 1.0 else said
@@ -259,18 +262,18 @@ def _about_view(meta: Mapping[str, Any]) -> list[str]:
 def about_depths(table: ScoreTable, told: Callable[[int], str]) -> list[str]:
     """Say, for each depth of the network, what its columns are and how far off they may be."""
     said = []
-    for depth, done in table.meta["depths"].items():
+    for depth, done in (table.meta.depths or {}).items():
         name = f"Columns ending in {suffix(depth)} are scores through {layers_of(depth)} of the network"
-        if table.meta.get("unit") == "person":
+        if table.meta.by_person:
             name += ", of single records: they are in scores.csv and are not added up for people"
-        how = f"{CURVATURE.get(done['curvature'], 'Gauss–Newton curvature')}, damping {done['damping']:.4g}"
-        errors = done.get("sketch_error")
+        how = f"{CURVATURE.get(done.curvature, 'Gauss–Newton curvature')}, damping {done.damping:.4g}"
+        errors = done.sketch_error
         if errors:
             error = errors.get("newton", next(iter(errors.values())))
-            how += f", estimates from {done['probes']} random probes, off by about {100 * error:.2g} % each"
-            how += _left_by_solves(done.get("solve_error", 0.0), error)
-        if done.get("unsolved"):
-            how += f"; {told(done['unsolved'])} solves did not reach their tolerance, which was allowed"
+            how += f", estimates from {done.probes} random probes, off by about {100 * error:.2g} % each"
+            how += _left_by_solves(done.solve_error or 0.0, error)
+        if done.unsolved:
+            how += f"; {told(done.unsolved)} solves did not reach their tolerance, which was allowed"
         capped = table.attributes.get(f"newton_capped{suffix(depth)}")
         if capped is not None and capped.any():
             how += f"; newton{suffix(depth)} of {told(int(capped.sum()))} rows is capped"
@@ -296,4 +299,4 @@ def _left_by_solves(bound: float, chance: float) -> str:
 
 
 def _access(table: ScoreTable, access: str) -> str:
-    return (OF_VALUES if table.meta.get("loss") == "squared" else {}).get(access, ACCESS[access])
+    return (OF_VALUES if table.meta.loss == "squared" else {}).get(access, ACCESS[access])

@@ -1,0 +1,259 @@
+"""Metadata of a score table: what was audited, with which options, and what the audit found besides the scores.
+
+`to_json` writes the keys of audit.json and `from_json` reads them back. Keys that no field is named after stay in
+`more`, so that a file written by another version loses nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from typing import Any, ClassVar, Self
+
+from giveaway.checks import fail
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A part of the metadata. A field that is None is left out of the JSON, and one that is missing there is None."""
+
+    more: Mapping[str, Any] = field(default_factory=dict)
+    KEYS: ClassVar[Mapping[str, str]] = {}  # JSON keys of fields that are named otherwise
+    ALWAYS: ClassVar[tuple[str, ...]] = ()  # fields that are written even where they are None
+
+    @classmethod
+    def from_json(cls, given: Mapping[str, Any]) -> Self:
+        """Read what `to_json` wrote."""
+        if not isinstance(given, Mapping):
+            raise fail("meta", f"a mapping for {cls.__name__}", type(given).__name__, "write the audit again")
+        names = {cls.KEYS.get(one.name, one.name): one for one in fields(cls) if one.name != "more"}
+        known = {one.name: given[key] for key, one in names.items() if key in given}
+        known |= {one.name: None for one in names.values() if _required(one) and one.name not in known}
+        return cls(**known, more={key: value for key, value in given.items() if key not in names})
+
+    def to_json(self) -> dict[str, Any]:
+        """Write the section as a dictionary of plain values."""
+        values = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "more"}
+        written = {name: value for name, value in values.items() if value is not None or name in self.ALWAYS}
+        return {self.KEYS.get(name, name): value for name, value in written.items()} | dict(self.more)
+
+
+def _required(one: Field[Any]) -> bool:
+    return one.default is MISSING and one.default_factory is MISSING
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditOptions(Section):
+    """The options an audit ran with, defaults filled in."""
+
+    scores: list[str]
+    unit: str
+    converged: bool
+    refit: bool
+    l2_sensitivity: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurvatureReport(Section):
+    """How the curvature of the head was inverted; the fields from `probes` on describe a sketch."""
+
+    kind: str
+    parameters: int | None = None
+    l2: float | None = None
+    chosen: str | None = None
+    rank: int | None = None
+    rank_relative_cut: float | None = None
+    inverse: str | None = None
+    dead_features: int | None = None
+    probes: int | None = None
+    probes_at_once: int | None = None
+    seed: int | None = None
+    precision: str | None = None
+    precision_begun_with: str | None = None
+    residual_precision: str | None = None
+    tolerance: float | None = None
+    residual: float | None = None
+    steps: int | None = None
+    preconditioner: str | None = None
+    fused_passes: bool | None = None
+    relative_errors: Mapping[str, float | None] | None = None
+    high_leverage: int | None = None
+    high_leverage_from: float | None = None
+    solved_exactly: int | None = None
+
+    KEYS: ClassVar[Mapping[str, str]] = {"kind": "curvature"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimum(Section):
+    """How far the head is from the optimum of its objective; the gradient is None where its weights are unknown."""
+
+    relative_gradient: float | None
+    note: str
+
+    ALWAYS = ("relative_gradient",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViewReport(Section):
+    """How the other records predicted a left-out one, and how that was fused with the model's own view."""
+
+    kind: str
+    kernel: str | None = None
+    length: float | None = None
+    method: str | None = None
+    noise: float | None = None
+    noise_chosen_on: int | None = None
+    landmarks: int | None = None
+    l2: float | None = None
+    columns: int | None = None
+    categorical: int | None = None
+    left_out_error: float
+    memorized: float
+    held_by_memory: float | None = None
+    head_weight: float
+    head_is_exact: bool
+
+    KEYS: ClassVar[Mapping[str, str]] = {"kind": "view"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelReport(Section):
+    """The Gaussian process of the lood scores."""
+
+    name: str
+    noise: float
+    condition: float
+
+    KEYS: ClassVar[Mapping[str, str]] = {"name": "kernel"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repeats(Section):
+    """How many records are in the data more than once."""
+
+    exact: int
+    near: int
+    near_means: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DepthReport(Section):
+    """How the scores through more of the network than its head were made."""
+
+    method: str | None = None
+    curvature: str
+    damping: float
+    probes: int | None = None
+    sketch_error: Mapping[str, float] | None = None
+    solve_error: float | None = None
+    unsolved: int | None = None
+    residual: float | None = None
+    steps: int | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provenance(Section):
+    """What an audit came from. `audit` names it where the digest of its inputs, which can confirm a guess, must not."""
+
+    audit: str | None = None
+    date: str | None = None
+    inputs_sha256: str | None = None
+    weights_sha256: str | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meta(Section):
+    """Metadata of a table. `of_model` tells an audit of a model from a table of Gaussian-process scores alone."""
+
+    unit: str = "record"
+    rows: int | None = None
+    records: int | None = None
+    outputs: int | None = None
+    loss: str | None = None
+    l2: float | None = None
+    intercept: bool | None = None
+    penalize_intercept: bool | None = None
+    frozen: bool | None = None
+    options: AuditOptions | None = None
+    processes: int | None = None
+    device: str | None = None
+    curvature: CurvatureReport | None = None
+    optimum: Optimum | None = None
+    view: ViewReport | None = None
+    no_view: str | None = None
+    predicted_by: str | None = None
+    no_prediction: str | None = None
+    kernel: KernelReport | None = None
+    l2_sensitivity: Mapping[str, float] | None = None
+    repeats: Repeats | None = None
+    newton_capped: int | None = None
+    seconds: float | None = None
+    depths: Mapping[str, DepthReport] | None = None
+    access: str | None = None
+    title: str | None = None
+    provenance: Provenance | None = None
+    of_model: bool = False
+
+    SECTIONS: ClassVar[Mapping[str, type[Section]]] = {
+        "options": AuditOptions,
+        "curvature": CurvatureReport,
+        "optimum": Optimum,
+        "view": ViewReport,
+        "kernel": KernelReport,
+        "repeats": Repeats,
+        "provenance": Provenance,
+    }
+    LATER: ClassVar[tuple[str, ...]] = ("depths", "access", "title", "provenance")  # not of every audit
+
+    @property
+    def by_person(self) -> bool:
+        """Whether a row is a person rather than a record."""
+        return self.unit == "person"
+
+    @property
+    def rows_are(self) -> str:
+        """'people' or 'records'."""
+        return "people" if self.by_person else "records"
+
+    @property
+    def assumes_optimum(self) -> bool:
+        """Whether the scores take the head to be at the optimum of its objective."""
+        return self.options is None or self.options.converged is not False
+
+    def with_depths(self, reports: Mapping[str, Mapping[str, Any]]) -> Meta:
+        """Return the same metadata with the reports of the network's depths."""
+        return replace(self, depths={depth: DepthReport.from_json(report) for depth, report in reports.items()})
+
+    @classmethod
+    def from_json(cls, given: Mapping[str, Any]) -> Self:
+        """Read what `to_json` wrote."""
+        read: dict[str, Any] = {**given, "of_model": "optimum" in given}
+        if isinstance(given.get("kernel"), str):  # a table of Gaussian-process scores has these on the top level
+            read["kernel"] = {name: read.pop(name, None) for name in ("kernel", "noise", "condition")}
+        for name, section in cls.SECTIONS.items():
+            if read.get(name) is not None:
+                read[name] = section.from_json(read[name])
+        if read.get("depths") is not None:
+            read["depths"] = {depth: DepthReport.from_json(report) for depth, report in read["depths"].items()}
+        return super().from_json(read)
+
+    def to_json(self) -> dict[str, Any]:
+        """Write the metadata as JSON can hold them, under the keys of audit.json."""
+        written = super().to_json()
+        del written["of_model"]
+        if self.of_model:
+            later = () if self.provenance is None else ("title",)
+            skipped = {"more", "of_model", *self.LATER} - {*later}
+            written = {one.name: None for one in fields(self) if one.name not in skipped} | written
+        for name in self.SECTIONS:
+            if written.get(name) is not None:
+                written[name] = written[name].to_json()
+        if self.kernel is not None and not self.of_model:
+            written |= self.kernel.to_json()
+        if self.depths is not None:
+            written["depths"] = {depth: report.to_json() for depth, report in self.depths.items()}
+        return written
