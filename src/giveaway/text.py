@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 import sys
 
-from giveaway.checks import check_number
-
 # Control characters (C0, DEL, C1), marks that reorder a line (bidi), separators of lines and paragraphs, and halves of
 # surrogate pairs, which no file can hold.
 HIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -20,7 +18,6 @@ def shown_text(value: object, most: int = 80) -> str:
     >>> shown_text("x" * 10_000_000, most=8)
     'xxxxxxx…'
     """
-    most = int(check_number("most", most, minimum=1, remedy="show at least one character"))
     text = str(value)
     start = text[:most]  # first: a text may have megabytes
     shown = HIDDEN.sub(_escape, start)

@@ -28,8 +28,39 @@ GATE = "Judge the audit by these rules; exit code 3 where one is not met."
 SEED = click.IntRange(0, 2**63 - 1)
 OF_SKETCH = ("probes", "tolerance", "precision", "memory", "allow_unconverged", "seed", "errors")
 
+RARE: dict[str, tuple[type, str]] = {  # options without a flag of their own: what they hold, and what they do
+    "title": (str, "What was audited, for the heading of both pages."),
+    "top": (int, "How many rows to print; 10 by default."),
+    "by": (str, "person or record: what to rank where the records have groups."),
+    "optimum": (str, "assumed, corrected (the head was stopped early) or refit (bring it to its optimum first)."),
+    "penalize_intercept": (bool, "Whether l2 acts on the bias."),
+    "frozen": (bool, "Nothing before the head was trained on these records."),
+    "reduction": (str, "For a layer that sees tokens: mean, first or last."),
+    "batch_size": (int, "Records at a time through the model."),
+    "stream": (bool, "Run the model again in every pass and keep nothing."),
+    "kernel": (str, "Add lood_kl and lood_mean, of a Gaussian process with this kernel: nngp, rbf, ..."),
+    "noise": (float, "Add them too: the variance of the targets around the process's functions."),
+    "probes": (int, "Of a sketch of the head, 256 by default: its error is about √(2/probes)."),
+    "tolerance": (float, "The residual at which the solves of a sketch or a depth stop; 1e-3 by default."),
+    "precision": (str, "Of the products inside a sketch's solves: float64, float32, on a GPU also tf32 or bf16."),
+    "memory": (float, "Gigabytes that the curvature, or a piece of a depth's work, may take."),
+    "allow_unconverged": (bool, "Use a sketch, or a depth, whose solves did not reach the tolerance."),
+    "errors": (bool, "Add the standard error of every sketched score."),
+    "seed": (int, "Of the probes of a sketch and of a depth."),
+    "l2_sensitivity": (bool, "Tell how much the ranking depends on l2."),
+    "depth_method": (str, "For --depth: sketch, exact (solves for every record) or ekfac (approximate)."),
+    "depth_curvature": (str, "Of exact ones: ggn or hessian."),
+    "depth_probes": (int, "Of a depth's sketch, 64 by default."),
+    "map": (str, "Map of features in the report: auto, pca, tsne or none."),
+    "what_if": (bool, "Score the rest again without the most exposed."),
+}
 
-@click.command()
+
+@click.command(
+    epilog="Rarer options go through --config, in a TOML file or as NAME=VALUE: "
+    + ", ".join(RARE)
+    + ". Each is explained in docs/reference/commands.md."
+)
 @click.option(
     "--features",
     help="FILE.npz or .safetensors: features, targets, and weight with bias, or outputs (these alone: a black box).",
@@ -38,127 +69,58 @@ OF_SKETCH = ("probes", "tolerance", "precision", "memory", "allow_unconverged", 
 @click.option("--weights", help="File of weights for --model: safetensors or a plain state dict.")
 @click.option("--estimator", help="scikit-learn estimator: FILE.skops, or a pickle with --allow-pickle.")
 @click.option("--data", help="module:function of yours for the Dataset, DataLoader or (X, y) (your code runs).")
-@click.option("--layer", help="Name of the linear layer to audit; default the last one that runs.")
-@click.option("--reduction", help="For a layer that sees tokens: mean, first or last.")
-@click.option("--loss", help="squared, cross_entropy or binary_cross_entropy; default auto, from the targets.")
+@click.option("--layer", help="Name of the linear layer to audit; by default the last one that runs.")
+@click.option("--loss", help="squared, cross_entropy or binary_cross_entropy; by default told from the targets.")
 @click.option("--l2", type=float, help="L2 penalty in summed-loss units (weight decay of a mean loss times n).")
-@click.option("--penalize-intercept/--free-intercept", default=None, help="Whether l2 acts on the bias.")
-@click.option("--frozen", is_flag=True, default=None, help="Nothing before the head was trained on these records.")
-@click.option("--groups", help="File with one person's name a record (.npy, or a line each): scores by person.")
+@click.option("--groups", help="File with one person's name a record (.npy, or a line each): rank people.")
 @click.option("--ids", help="File with a different name for each record (.npy, or a line each); default their numbers.")
-@click.option("--by", type=click.Choice(["auto", "person", "record"]), help="Rank people or records.")
 @click.option(
     "--inputs",
     help="The records themselves, for the score fused: FILE.npz with the key inputs, or FILE.npy; uint8 images, a "
-    "matrix of numbers, strings, or a table of strings. Default what the model was given, where it could be kept.",
+    "matrix of numbers, strings, or a table of strings. By default what the model was given, where it could be kept.",
 )
-@click.option("--kernel", help="Adds lood_kl and lood_mean, of a Gaussian process with this kernel: nngp, rbf, …")
-@click.option("--noise", type=float, help="Adds them too: variance of the targets around the process's functions.")
-@click.option("--title", help="What was audited, for the heading of both pages.")
-@click.option("--access", type=click.Choice(["labels", "probabilities", "weights"]), help="What the attacker has.")
-@click.option("--subgroups", help="FILE.csv with a heading, or .npz: is some subgroup among the exposed more often?")
-@click.option("--pseudonymize", metavar="KEYFILE", help="Write keyed pseudonyms for ids; the key is made if missing.")
-@click.option("--map", type=click.Choice(["auto", "pca", "tsne", "none"]), help="Map of features in the report.")
-@click.option("--what-if/--no-what-if", default=None, help="Score the rest again without the most exposed.")
-@click.option("--scores", help="Comma-separated names of columns; default all but predicted_* and lood_*.")
-@click.option("--also", help="Comma-separated names of columns besides those, such as predicted_success.")
+@click.option("--scores", help="Comma-separated columns; default,NAME adds to the usual ones.")
 @click.option(
     "--depth",
     metavar="DEPTHS",
-    help="Adds scores through more of --model than its last layer, such as newton_all: head, last:2, last:4, …, all.",
+    help="Add scores through more of --model than its last layer, such as newton_all: head, last:2, last:4, ..., all.",
 )
 @click.option("--damping", type=float, help="For --depth, needed: n times the weight decay of a mean loss.")
-@click.option(
-    "--depth-method",
-    type=click.Choice(["sketch", "exact", "ekfac"]),
-    help="For --depth: random probes (default), a solve or more for every record, or a cheap approximation.",
-)
-@click.option("--depth-curvature", type=click.Choice(["ggn", "hessian"]), help="Of exact ones: ggn is the default.")
-@click.option("--depth-probes", type=int, help="Of a depth's sketch (default 64): its error is about √(2/probes).")
-@click.option("--converged/--not-converged", default=None, help="Is the head at its optimum?")
-@click.option("--refit", is_flag=True, default=None, help="Bring the head to its optimum first.")
-@click.option("--l2-sensitivity/--no-l2-sensitivity", default=None, help="How much the ranking depends on l2.")
-@click.option("--device", help="Where the model runs and scores are computed, such as cuda; default where weights are.")
-@click.option("--batch-size", type=int, help="Records at a time through the model.")
-@click.option(
-    "--cache", metavar="DIR", help="Keep the features of --model there: the model runs once, memory stays flat."
-)
-@click.option("--stream", is_flag=True, default=None, help="Run --model again in every pass and keep nothing.")
 @click.option("--curvature", type=click.Choice(["auto", "dense", "sketch"]), help="Exact, or from random probes.")
-@click.option("--probes", type=int, help="Of the head's sketch (default 256): its error is about √(2/probes).")
-@click.option(
-    "--tolerance", type=float, help="Of a sketch and of --depth: residual at which their solves stop (default 1e-3)."
-)
-@click.option(
-    "--allow-unconverged", is_flag=True, default=None, help="Use a sketch, or a depth, whose solves did not get there."
-)
-@click.option(
-    "--precision",
-    type=click.Choice(["auto", "float64", "float32", "tf32", "bf16"]),
-    help="Of the products inside the solves of the head's sketch.",
-)
-@click.option(
-    "--memory",
-    type=float,
-    metavar="GB",
-    help="That the curvature may take (default half of what is free), and a piece of a depth's work (a quarter, on a "
-    "CPU at most 1).",
-)
-@click.option("--errors", is_flag=True, default=None, help="Add the standard error of every sketched score.")
-@click.option("--seed", type=SEED, help="Of a sketch's probes, the head's and a depth's.")
-@click.option("--resume", is_flag=True, help="Go on with the unfinished audit in --out.")
-@click.option("--dry-run", is_flag=True, help="Tell what it would cost, and do nothing.")
-@click.option("--allow-pickle", is_flag=True, default=None, help="Trust pickled files: they can run any code.")
-@click.option("--config", help="TOML file with any of these options; flags go before it.")
+@click.option("--device", help="Where to run and compute, such as cuda; by default where the weights are.")
+@click.option("--cache", metavar="DIR", help="Keep the features of --model there: it runs once, memory stays flat.")
+@click.option("--access", type=click.Choice(["labels", "probabilities", "weights"]), help="What the attacker has.")
+@click.option("--subgroups", help="FILE.csv with a heading, or .npz: is some subgroup among the exposed more often?")
+@click.option("--pseudonymize", metavar="KEYFILE", help="Write keyed pseudonyms for ids; the key is made if missing.")
 @click.option("--show-records", is_flag=True, default=None, help="Show the exposed records and name their nearest.")
 @click.option("--gate", metavar="RULE.toml", help=GATE)
-@click.option("--top", type=int, help="Rows to print (default 10).")
+@click.option("--config", multiple=True, metavar="FILE|NAME=VALUE", help="Options from a TOML file, or a rare one.")
+@click.option("--allow-pickle", is_flag=True, default=None, help="Trust pickled files: they can run any code.")
+@click.option("--resume", is_flag=True, help="Go on with the unfinished audit in --out.")
+@click.option("--dry-run", is_flag=True, help="Tell what it would cost, and do nothing.")
 @click.option("--out", help="Folder for the audit (default giveaway-audit).")
 @click.option("--json", "as_json", is_flag=True, help="Print the result for machines.")
-def audit(config: str | None, as_json: bool, resume: bool, dry_run: bool, **flags: Any) -> None:
+def audit(config: tuple[str, ...], as_json: bool, resume: bool, dry_run: bool, **flags: Any) -> None:
     """Rank a trained model's records by how exposed they are to membership inference.
 
     Started by torchrun (torchrun --nproc-per-node 8 -m giveaway audit ...), the processes share the work.
     """
-    from giveaway.checks import check_number, fail
-    from giveaway.cli.config import read_config
     from giveaway.cli.source import device_named, source_from
-    from giveaway.extract.user_files import records_from
     from giveaway.linalg.processes import processes_from_environment
 
-    options: dict[str, Any] = read_config(config, _kinds(flags)) if config else {}
-    options |= {name: value for name, value in flags.items() if value is not None}
-    for name in {"top", "batch_size"} & options.keys():
-        check_number(name, options[name], minimum=1, remedy="give a count")
-    check_number("l2", options.get("l2", 0.0), minimum=0.0, remedy="give the penalty in summed-loss units")
+    options = _resolved(config, flags)
     top, out = options.pop("top", 10), options.pop("out", "giveaway-audit")
     rules = rules_of(options.pop("gate", None))
     with processes_from_environment(device_named(options.get("device")) or "cpu") as processes:
-        source = source_from(
-            options, (lambda words: say(words, err=True)) if processes.first else (lambda words: None), processes
-        )
-        head = source.head
-        arguments: dict[str, Any] = {name: options[name] for name in ("kernel", "noise") if name in options}
-        arguments["curvature"] = _curvature(options)
-        arguments["optimum"] = _optimum(options)
-        if "inputs" in options:
-            head = dataclasses.replace(head, inputs=records_from(options["inputs"]))
-        elif head.inputs is None and {"kernel", "noise"} & options.keys():
-            raise fail("inputs", "--inputs beside --kernel and --noise", "none", "name the file of the records")
-        arguments["scores"] = _scores(options)
-        if options.get("by") == "person" and head.groups is None:
-            raise fail("by", "--groups beside it", "none", "give a file with one person's name a record")
-        if options.get("by") == "record":
-            head = dataclasses.replace(head, groups=None)
+        source = source_from(options, lambda words: say(words, err=True) if processes.first else None, processes)
+        head = _audited_head(source.head, options)
+        arguments = {name: options[name] for name in ("kernel", "noise", "optimum") if name in options}
+        arguments |= {"curvature": _curvature(options), "scores": _scores(options)}
         if rules is not None:
             check_audited(rules, arguments)
         if "device" in options or processes.device.type == "cuda":
             head = head.to(processes.device)
-        if dry_run and not head.linear:
-            raise fail("dry_run", "a linear head", "a black box, which has no curvature to estimate", "leave it out")
-        if head.linear and _told_cost(
-            head, source.deeper, arguments["curvature"], processes, alone=dry_run, as_json=as_json
-        ):
+        if _tells_cost(head, source.deeper, arguments["curvature"], processes, only=dry_run, as_json=as_json):
             return
         audit_and_tell(
             out,
@@ -174,11 +136,35 @@ def audit(config: str | None, as_json: bool, resume: bool, dry_run: bool, **flag
         )
 
 
-def _kinds(flags: dict[str, Any]) -> dict[str, type]:
-    """What a config file may hold for each of the command's options."""
-    kinds = {"boolean": bool, "integer": int, "float": float}
+def _resolved(config: tuple[str, ...], flags: dict[str, Any]) -> dict[str, Any]:
+    """The options of --config, and the flags, which go before them."""
+    from giveaway.checks import check_choice, check_number
+    from giveaway.cli.config import read_config
+
+    kinds = {"boolean": bool, "float": float}
     parameters = {parameter.name: parameter for parameter in audit.params}
-    return {name: kinds.get(parameters[name].type.name, str) for name in flags}
+    known = {name: kinds.get(parameters[name].type.name, str) for name in flags}
+    options = read_config(config, known | {name: kind for name, (kind, _) in RARE.items()})
+    options |= {name: value for name, value in flags.items() if value is not None}
+    for name in {"top", "batch_size"} & options.keys():
+        check_number(name, options[name], minimum=1, remedy="give a count")
+    check_number("l2", options.get("l2", 0.0), minimum=0.0, remedy="give the penalty in summed-loss units")
+    check_choice("by", options.get("by", "auto"), ("auto", "person", "record"))
+    return options
+
+
+def _audited_head(head: Head, options: dict[str, Any]) -> Head:
+    """The head with the records of --inputs, by person or by record."""
+    from giveaway.checks import fail
+    from giveaway.extract.user_files import records_from
+
+    if "inputs" in options:
+        head = dataclasses.replace(head, inputs=records_from(options["inputs"]))
+    elif head.inputs is None and {"kernel", "noise"} & options.keys():
+        raise fail("inputs", "--inputs beside kernel and noise", "none", "name the file of the records")
+    if options.get("by") == "person" and head.groups is None:
+        raise fail("by", "--groups beside person", "none", "give a file with one person's name a record")
+    return dataclasses.replace(head, groups=None) if options.get("by") == "record" else head
 
 
 def _curvature(options: dict[str, Any]) -> Dense | Sketch | Auto:
@@ -197,16 +183,8 @@ def _curvature(options: dict[str, Any]) -> Dense | Sketch | Auto:
 
 def _scores(options: dict[str, Any]) -> list[str]:
     """The columns named, or the default ones; --inputs ask for fused by name, so that unusable ones are an error."""
-    named = [options.get("scores", "default"), options.get("also", "")]
-    if "inputs" in options and "scores" not in options:
-        named.append("fused")
-    return [name.strip() for names in named for name in names.split(",") if name.strip()]
-
-
-def _optimum(options: dict[str, Any]) -> str:
-    if options.get("refit"):
-        return "refit"
-    return "assumed" if options.get("converged", True) else "corrected"
+    names = options.get("scores", "default,fused" if "inputs" in options else "default")
+    return [name.strip() for name in names.split(",")]
 
 
 def audit_and_tell(
@@ -250,29 +228,26 @@ def audit_and_tell(
     leave(verdict)
 
 
-def _told_cost(
-    head: Head,
-    deeper: DepthAudit | None,
-    curvature: Dense | Sketch | Auto,
-    processes: Processes,
-    *,
-    alone: bool,
-    as_json: bool,
+def _tells_cost(
+    head: Head, deeper: DepthAudit | None, curvature: Dense | Sketch | Auto, processes: Processes, *, only: bool, as_json: bool
 ) -> bool:
-    """Say what the audit will cost, where that is asked for or it is long; whether there is no more to do."""
+    """Say what the audit will cost, where that is all that is wanted or it is long; return whether it is all."""
     from giveaway.auditing.cost import LONG, forecast, quick
+    from giveaway.checks import fail
     from giveaway.cli.audit_folder import work_ahead
 
-    if not alone and quick(head, curvature):
+    if not head.linear and only:
+        raise fail("dry_run", "a linear head", "a black box, which has no curvature to estimate", "leave it out")
+    if not only and (not head.linear or quick(head, curvature)):
         return False
     cost = forecast(head, curvature, processes)
     if deeper is not None:
         cost = dataclasses.replace(cost, notes=(*cost.notes, work_ahead(deeper)))
-    if alone and processes.first:
+    if only and processes.first:
         say(json.dumps(cost.to_json()) if as_json else "\n".join(cost.lines()))
     elif processes.first and (cost.seconds or 0.0) >= LONG:
         say(cost.lines()[0], err=True)
-    return alone
+    return only
 
 
 def gate_json(verdict: Verdict | None) -> dict[str, Any]:
