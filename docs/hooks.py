@@ -13,8 +13,10 @@ from typing import Any
 import click
 
 from giveaway.cli import cli
+from giveaway.cli.audit_command import RARE
 
 PAGE = "reference/commands.md"
+KINDS = {str: "text", int: "whole number", float: "number", bool: "true or false"}
 INTRODUCTION = """\
 # Commands
 
@@ -57,6 +59,9 @@ def _section(context: click.Context) -> str:
     rows = [_row(option, context) for option in parameters if isinstance(option, click.Option) and not option.hidden]
     if rows:
         lines += ["| option | | default |", "|---|---|---|", *rows, ""]
+    if context.command_path == "giveaway audit":
+        lines += ["Rarer options, in a TOML file or as `--config NAME=VALUE`:", "", "| option | | |", "|---|---|---|"]
+        lines += [f"| `{name}` | {KINDS[kind]} | {words} |" for name, (kind, words) in RARE.items()] + [""]
     return "\n".join(lines)
 
 

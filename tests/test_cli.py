@@ -74,7 +74,7 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 
 
 def test_audit_writes_the_folder_and_prints_a_ranking(giveaway, file):
-    code, out, err = giveaway("audit", "--features", file, "--l2", 0.5, "--out", "result", "--top", 5)
+    code, out, err = giveaway("audit", "--features", file, "--l2", 0.5, "--out", "result", "--config", "top=5")
     assert code == 0, err
     result = Path("result")
     assert {path.name for path in result.iterdir()} == FILES
@@ -105,7 +105,7 @@ def test_ids_are_row_numbers_unless_given(giveaway, folder, arrays):
 
 
 def test_json_for_machines(giveaway, file):
-    code, out, _ = giveaway("audit", "--features", file, "--l2", 0.5, "--out", "result", "--top", 4, "--json")
+    code, out, _ = giveaway("audit", "--features", file, "--l2", 0.5, "--out", "result", "--config", "top=4", "--json")
     assert code == 0
     result = json.loads(out)
     expected = audit(from_file(file, l2=0.5)[0])
@@ -165,13 +165,26 @@ def test_people(giveaway, file, suffix):
 
 def test_people_may_be_ranked_as_records(giveaway, file):
     Path("people.txt").write_text("\n".join(str(i % 10) for i in range(N)))
-    code, out, _ = giveaway("audit", "--features", file, "--groups", "people.txt", "--by", "record", "--out", "result")
+    code, out, _ = giveaway(
+        "audit", "--features", file, "--groups", "people.txt", "--config", "by=record", "--out", "result"
+    )
     assert code == 0
     assert "of 40 records" in out
 
 
 def test_scores_converged_refit_and_sensitivity_reach_the_audit(giveaway, file):
-    options = ("--scores", "newton, leverage", "--not-converged", "--refit", "--no-l2-sensitivity", "--l2", 0.5)
+    options = (
+        "--scores",
+        "newton, leverage",
+        "--config",
+        "optimum=corrected",
+        "--config",
+        "optimum=refit",
+        "--config",
+        "l2_sensitivity=false",
+        "--l2",
+        0.5,
+    )
     assert giveaway("audit", "--features", file, "--out", "result", *options)[0] == 0
     meta = json.loads(Path("result", "audit.json").read_text())
     assert meta["options"] == {
@@ -186,14 +199,19 @@ def test_scores_converged_refit_and_sensitivity_reach_the_audit(giveaway, file):
 
 
 def test_a_probe_that_is_said_to_be_frozen(giveaway, file):
-    assert giveaway("audit", "--features", file, "--frozen", "--out", "result")[0] == 0
+    assert giveaway("audit", "--features", file, "--config", "frozen=true", "--out", "result")[0] == 0
     assert json.loads(Path("result", "audit.json").read_text())["frozen"] is True
-    code, _, said = giveaway("audit", "--estimator", "any.skops", "--data", "any:one", "--frozen", "--out", "other")
+    code, _, said = giveaway(
+        "audit", "--estimator", "any.skops", "--data", "any:one", "--config", "frozen=true", "--out", "other"
+    )
     assert code != 0
     assert "frozen" in said
 
 
-@pytest.mark.parametrize(("flag", "penalized"), [("--penalize-intercept", True), ("--free-intercept", False)])
+@pytest.mark.parametrize(
+    ("flag", "penalized"),
+    [("--config", "penalize_intercept=true", True), ("--config", "penalize_intercept=false", False)],
+)
 def test_the_intercept_s_penalty(giveaway, file, flag, penalized):
     assert giveaway("audit", "--features", file, "--l2", 1, flag, "--out", "result")[0] == 0
     assert json.loads(Path("result", "audit.json").read_text())["penalize_intercept"] is penalized
@@ -228,7 +246,7 @@ def test_inputs_of_every_kind(giveaway, file, kind, view, suffix):
     given = records_of_kind(kind)
     np.savez("inputs.npz", inputs=given)
     np.save("inputs.npy", given)
-    options = ("--features", file, "--l2", 0.5, "--out", "result", "--top", 5)
+    options = ("--features", file, "--l2", 0.5, "--out", "result", "--config", "top=5")
     code, out, err = giveaway("audit", *options, "--inputs", f"inputs{suffix}", "--show-records")
     assert code == 0, err
     assert "The 5 most exposed of 40 records, by fused" in out
@@ -253,7 +271,7 @@ def test_inputs_inside_the_file_of_features(giveaway, folder, arrays):
     told = json.loads(out)
     assert (told["ranked_by"], told["no_view"], told["view"]["view"]) == ("fused", None, "tabular")
     assert [place["row"] for place in told["top"]] == audit(from_file("with.npz")[0]).order()[:10].tolist()
-    code, out, _ = giveaway("audit", "--features", "with.npz", "--kernel", "rbf", "--out", "kernel")
+    code, out, _ = giveaway("audit", "--features", "with.npz", "--config", "kernel=rbf", "--out", "kernel")
     assert code == 0
     assert "lood_kl" in read_csv(Path("kernel", "scores.csv"))[0]
     np.savez("other.npz", **arrays, inputs=given + 1e-9)
@@ -376,7 +394,9 @@ def test_a_model_its_weights_and_its_data(giveaway, user_code):
     model = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.ReLU(), torch.nn.Linear(5, 3))
     torch.save(model.state_dict(), "weights.pt")
     options = ("--model", f"{user_code}:model", "--data", f"{user_code}:dataset", "--weights", "weights.pt")
-    code, out, err = giveaway("audit", *options, "--l2", 0.5, "--out", "result", "--layer", "2", "--batch-size", 7)
+    code, out, err = giveaway(
+        "audit", *options, "--l2", 0.5, "--out", "result", "--layer", "2", "--config", "batch_size=7"
+    )
     assert code == 0, err
     assert f"Running your code: {user_code}:model and {user_code}:dataset" in err
     assert "of 30 records" in out
@@ -454,11 +474,11 @@ def test_what_an_estimator_can_be_refused_for(giveaway, estimator, options, word
             "device: expected a device that torch can use",
         ),
         (
-            ("--model", "{m}:model", "--data", "{m}:dataset", "--batch-size", "0"),
+            ("--model", "{m}:model", "--data", "{m}:dataset", "--config", "batch_size=0"),
             "batch_size: expected a finite number of at",
         ),
         (
-            ("--model", "{m}:model", "--data", "{m}:dataset", "--reduction", "max"),
+            ("--model", "{m}:model", "--data", "{m}:dataset", "--config", "reduction=max"),
             "reduction: expected a known name, got 'max'",
         ),
     ],
@@ -543,11 +563,11 @@ def test_bad_files_are_one_line_and_leave_nothing(giveaway, folder, arrays, kind
             ("--features", "features.npz", "--scores", "newtom"),
             "scores: expected a known name, got 'newtom'; did you mean",
         ),
-        (("--features", "features.npz", "--by", "person"), "by: expected a head with groups, got none"),
-        (("--features", "features.npz", "--by", "cat"), "Invalid value for '--by': 'cat' is not one of"),
+        (("--features", "features.npz", "--config", "by=person"), "by: expected a head with groups, got none"),
+        (("--features", "features.npz", "--config", "by=cat"), "Invalid value for '--by': 'cat' is not one of"),
         (("--features", "features.npz", "--loss", "hinge"), "loss: expected a known name, got 'hinge'"),
-        (("--features", "features.npz", "--top", "0"), "top: expected a finite number of at least 1, got 0"),
-        (("--features", "features.npz", "--top", "-3"), "top: expected a finite number of at least 1, got -3"),
+        (("--features", "features.npz", "--config", "top=0"), "top: expected a finite number of at least 1, got 0"),
+        (("--features", "features.npz", "--config", "top=-3"), "top: expected a finite number of at least 1, got -3"),
         (("--features", "features.npz", "--layer", "head"), "layer: expected --model beside it, got --features"),
         (("--features", "features.npz", "--allow-pickle"), "allow_pickle: expected --estimator or --model"),
         (("--features", "features.npz", "--groups", "missing.txt"), "groups: expected a .npy of names, or a text file"),
@@ -574,7 +594,7 @@ def test_bad_usage_is_one_line_and_leaves_nothing(giveaway, file, options, words
 def test_separable_classes_without_penalty_cannot_be_refitted(giveaway, folder):
     features = np.repeat(np.eye(3), 5, axis=0)
     np.savez("easy.npz", features=features, outputs=features, targets=np.repeat(np.arange(3), 5))
-    line = one_line(giveaway("audit", "--features", "easy.npz", "--refit"))
+    line = one_line(giveaway("audit", "--features", "easy.npz", "--config", "optimum=refit"))
     assert line.startswith("refit: expected a head with a finite optimum")
     assert line.endswith("give l2 above 0")
 
@@ -612,7 +632,20 @@ def test_flags_go_before_the_config_file_and_the_resolved_options_are_saved(give
 
 
 def test_the_saved_options_repeat_the_audit(giveaway, file):
-    assert giveaway("audit", "--features", "features.npz", "--l2", 0.5, "--free-intercept", "--out", "result")[0] == 0
+    assert (
+        giveaway(
+            "audit",
+            "--features",
+            "features.npz",
+            "--l2",
+            0.5,
+            "--config",
+            "penalize_intercept=false",
+            "--out",
+            "result",
+        )[0]
+        == 0
+    )
     before = Path("result", "scores.csv").read_bytes()
     assert giveaway("audit", "--config", "result/config.toml", "--out", "result")[0] == 0
     assert giveaway("audit", "--config", "result/config.toml", "--out", "again")[0] == 0
@@ -848,7 +881,7 @@ def test_validate_trains_shadow_models_of_a_recipe(giveaway, folder):
     assert again["agreement"] == first["agreement"]
     more = json.loads(giveaway(*options, "--models", "32")[1])
     assert more["models"] == 32
-    assert one_line(giveaway(*options, "--seed", "1")).startswith("folder: expected")
+    assert one_line(giveaway(*options, "--config", "seed=1")).startswith("folder: expected")
     assert first["target"] == []
     assert 0 < first["seconds"]["training"] == again["seconds"]["training"] < more["seconds"]["training"]
     stored = giveaway("validate", "result")[1]

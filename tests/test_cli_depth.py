@@ -26,7 +26,16 @@ from tests.test_cli import folder, one_line, read_csv  # noqa: F401
 N = 40
 SECRET = "patient"
 VALUE = "7.8125"  # of a record's input, in the files alone
-QUIET = ("--map", "none", "--no-what-if", "--no-l2-sensitivity", "--scores", "loss,newton,leverage,influence,gls_trace")
+QUIET = (
+    "--config",
+    "map=none",
+    "--config",
+    "what_if=false",
+    "--config",
+    "l2_sensitivity=false",
+    "--scores",
+    "loss,newton,leverage,influence,gls_trace",
+)
 USUAL = ("influence", "newton", "leverage", "gls_trace")
 CODE = f"""
 import torch
@@ -109,7 +118,18 @@ def without_time(report: dict) -> dict:
 
 
 def test_columns_are_those_of_the_python_function(giveaway, mine):
-    options = ("--depth", "head, last:2,all", "--damping", 0.7, "--depth-probes", 32, "--seed", 5, "--tolerance", 1e-6)
+    options = (
+        "--depth",
+        "head, last:2,all",
+        "--damping",
+        0.7,
+        "--config",
+        "depth_probes=32",
+        "--config",
+        "seed=5",
+        "--config",
+        "tolerance=1e-6",
+    )
     code, _, err = giveaway(*command(mine, *options, "--l2", 0.7, "--out", "deep"))
     assert code == 0, err
     table = ScoreTable.load("deep")
@@ -133,9 +153,12 @@ def test_columns_are_those_of_the_python_function(giveaway, mine):
 @pytest.mark.parametrize(
     ("options", "taken"),
     [
-        (("--depth-method", "exact"), {"method": "exact"}),
-        (("--depth-method", "exact", "--depth-curvature", "hessian"), {"method": "exact", "curvature": "hessian"}),
-        (("--depth-method", "ekfac"), {"method": "ekfac"}),
+        (("--config", "depth_method=exact"), {"method": "exact"}),
+        (
+            ("--config", "depth_method=exact", "--config", "depth_curvature=hessian"),
+            {"method": "exact", "curvature": "hessian"},
+        ),
+        (("--config", "depth_method=ekfac"), {"method": "ekfac"}),
     ],
 )
 def test_other_methods(giveaway, mine, options, taken):
@@ -163,7 +186,18 @@ def test_depth_head_is_the_head_in_every_row(giveaway, mine, model, data, loss):
         with open(f"{mine}.py", "a") as code:
             code.write("class model(nn.Module):\n    def __init__(self):\n        super().__init__()\n")
             code.write("        self.body = body(3)\n    def forward(self, input):\n        return self.body(input)\n")
-    options = ("--depth", "head", "--damping", 0.8, "--depth-method", "exact", "--tolerance", 1e-11, "--loss", loss)
+    options = (
+        "--depth",
+        "head",
+        "--damping",
+        0.8,
+        "--config",
+        "depth_method=exact",
+        "--config",
+        "tolerance=1e-11",
+        "--loss",
+        loss,
+    )
     code, _, err = giveaway(*command(mine, *options, "--l2", 0.8, "--out", "deep", model=model, data=data))
     assert code == 0, err
     table = ScoreTable.load("deep")
@@ -176,7 +210,7 @@ def test_depth_head_is_the_head_in_every_row(giveaway, mine, model, data, loss):
 
 
 def test_features_may_be_cached(giveaway, mine):
-    options = ("--depth", "all", "--damping", 0.8, "--depth-probes", 8)
+    options = ("--depth", "all", "--damping", 0.8, "--config", "depth_probes=8")
     for out in ("made", "read"):
         code, _, err = giveaway(*command(mine, *options, "--cache", "kept", "--out", out))
         assert code == 0, err
@@ -204,7 +238,7 @@ def test_options_in_a_config_file(giveaway, mine):
 
 def test_people_keep_their_records_apart(giveaway, mine):
     Path("people.txt").write_text("\n".join(f"{SECRET} {row % 10}" for row in range(N)))
-    options = ("--depth", "all", "--damping", 0.7, "--depth-probes", 8, "--groups", "people.txt")
+    options = ("--depth", "all", "--damping", 0.7, "--config", "depth_probes=8", "--groups", "people.txt")
     code, out, err = giveaway(*command(mine, *options, "--out", "deep"))
     assert code == 0, err
     people, records = ScoreTable.load("deep", "people"), ScoreTable.load("deep")
@@ -234,7 +268,7 @@ def test_columns_stand_beside_their_own_records_alone(mine):
 
 def test_the_report_shows_columns_and_what_was_done_and_the_terminal_no_value(giveaway, mine):
     Path("ids.txt").write_text("\n".join(f"{SECRET}-{row}" for row in range(N)))
-    options = ("--depth", "last:2,all", "--damping", 0.7, "--depth-probes", 16, "--ids", "ids.txt", "--json")
+    options = ("--depth", "last:2,all", "--damping", 0.7, "--config", "depth_probes=16", "--ids", "ids.txt", "--json")
     code, out, err = giveaway(*command(mine, *options, "--out", "deep"))
     assert code == 0, err
     assert VALUE not in out + err
@@ -262,7 +296,7 @@ def test_the_report_shows_columns_and_what_was_done_and_the_terminal_no_value(gi
 
 
 def test_ekfac_is_shown_by_its_influence(giveaway, mine):
-    options = ("--depth", "all", "--damping", 0.7, "--depth-method", "ekfac", "--out", "deep")
+    options = ("--depth", "all", "--damping", 0.7, "--config", "depth_method=ekfac", "--out", "deep")
     code, out, _ = giveaway(*command(mine, *options))
     assert code == 0
     assert "note: Columns ending in _all are scores through all layers of the network: Kronecker factors, an" in out
@@ -277,11 +311,14 @@ def test_a_dry_run_says_what_it_leaves_out(giveaway, mine):
         "ekfac": "no solves, a few passes over the records each",
     }
     for method, words in told.items():
-        code, out, _ = giveaway(*command(mine, *options, "--depth-method", method))
+        code, out, _ = giveaway(*command(mine, *options, "--config", f"depth_method={method}"))
         assert code == 0
         last = out.splitlines()[-1]
         assert last == f"depths: head (18 parameters), all (83 parameters): {words}; not in this estimate"
-    assert last in json.loads(giveaway(*command(mine, *options, "--depth-method", method, "--json"))[1])["notes"]
+    assert (
+        last
+        in json.loads(giveaway(*command(mine, *options, "--config", f"depth_method={method}", "--json"))[1])["notes"]
+    )
     assert not Path("giveaway-audit").exists()
 
 
@@ -306,14 +343,16 @@ def test_progress_tells_the_time_that_is_left(capsys, monkeypatch):
 
 
 def test_solves_that_do_not_get_there(giveaway, mine):
-    few = ("--depth", "all", "--damping", 1, "--tolerance", 1e-9, "--out", "deep")
+    few = ("--depth", "all", "--damping", 1, "--config", "tolerance=1e-9", "--out", "deep")
     line = one_line(giveaway(*command(mine, *few, model="single", data="singles")))
     assert line.startswith("tolerance: expected a finite number of at least 1.19209e-07, got 1e-09; 1e-3 suits most")
-    options = ("--depth", "all", "--damping", 1e-5, "--tolerance", 1.3e-7, "--out", "deep")
+    options = ("--depth", "all", "--damping", 1e-5, "--config", "tolerance=1.3e-7", "--out", "deep")
     line = one_line(giveaway(*command(mine, *options, model="single", data="singles")), code=1)
     assert line.startswith("solve: expected a residual of 1.3e-07 for every right side, got")
     assert not Path("deep").exists()
-    code, out, err = giveaway(*command(mine, *options, "--allow-unconverged", model="single", data="singles"))
+    code, out, err = giveaway(
+        *command(mine, *options, "--config", "allow_unconverged=true", model="single", data="singles")
+    )
     assert code == 0, err
     assert "solves did not reach their tolerance, which was allowed" in out
 
@@ -401,10 +440,13 @@ WRONG = [
         "trained with, as docs/network.md says",
     ),
     (("--damping", 1), "damping: expected --depth beside it, got none; name a depth, or drop --damping"),
-    (("--depth-probes", 8), "depth_probes: expected --depth beside it, got none; name a depth, or drop --depth-probes"),
-    (("--depth-method", "exact"), "depth_method: expected --depth beside it, got none; name a depth, or drop"),
     (
-        ("--depth", "all", "--damping", 1, "--stream"),
+        ("--config", "depth_probes=8"),
+        "depth_probes: expected --depth beside it, got none; name a depth, or drop --depth-probes",
+    ),
+    (("--config", "depth_method=exact"), "depth_method: expected --depth beside it, got none; name a depth, or drop"),
+    (
+        ("--depth", "all", "--damping", 1, "--config", "stream=true"),
         "depth: expected the network as it is, in memory, got --stream, which keeps no records; drop --stream, or",
     ),
     (
@@ -413,7 +455,7 @@ WRONG = [
         "network's; drop --layer, or --depth",
     ),
     (
-        ("--depth", "all", "--damping", 1, "--reduction", "mean"),
+        ("--depth", "all", "--damping", 1, "--config", "reduction=mean"),
         "depth: expected the network as it is, in memory, got --reduction, by which the head's outputs are others than",
     ),
     (
@@ -424,22 +466,25 @@ WRONG = [
     (("--depth", "all", "--damping", 0), "damping: expected a positive number, got 0.0; n times the weight decay"),
     (("--depth", "all", "--damping", -1), "damping: expected a finite number of at least 0, got -1.0"),
     (
-        ("--depth", "all", "--damping", 1, "--depth-curvature", "hessian"),
+        ("--depth", "all", "--damping", 1, "--config", "depth_curvature=hessian"),
         "depth_curvature: expected --depth-method exact beside hessian, got sketch; use the exact method for it",
     ),
     (
-        ("--depth", "all", "--damping", 1, "--depth-probes", 5),
+        ("--depth", "all", "--damping", 1, "--config", "depth_probes=5"),
         "depth_probes: expected an even number of at least 4, got 5; 64 suits a ranking",
     ),
     (
-        ("--depth", "all", "--damping", 1, "--depth-method", "exact", "--depth-probes", 8),
+        ("--depth", "all", "--damping", 1, "--config", "depth_method=exact", "--config", "depth_probes=8"),
         "depth_probes: expected a sketch, got --depth-method exact; drop --depth-probes",
     ),
     (
         ("--depth", "last:9", "--damping", 1),
         "parameters: expected last:k, as \"last:2\", got 'last:9'; the model has 3 layers with parameters",
     ),
-    (("--depth", "all", "--damping", 1, "--depth-method", "kfac"), "Invalid value for '--depth-method': 'kfac' is not"),
+    (
+        ("--depth", "all", "--damping", 1, "--config", "depth_method=kfac"),
+        "Invalid value for '--depth-method': 'kfac' is not",
+    ),
 ]
 
 
@@ -481,6 +526,6 @@ def test_a_model_that_remembers_its_calls_is_refused(giveaway, mine):
             "        self.calls += 1\n"
             "        return self.head(self.body(x) + (100.0 if self.calls > 5 else 0.0))\n"
         )
-    line = one_line(giveaway(*command(mine, "--depth", "all", "--damping", 1, "--batch-size", 8)))
+    line = one_line(giveaway(*command(mine, "--depth", "all", "--damping", 1, "--config", "batch_size=8")))
     assert line.startswith("model: expected the same outputs of the model in every pass, got others where the network")
     assert not Path("giveaway-audit").exists()

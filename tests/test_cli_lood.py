@@ -392,7 +392,7 @@ def features(file, arrays) -> str:
 def test_inputs_add_the_kernel_s_columns_to_an_audit(giveaway, features, file, arrays):
     common = ("audit", "--features", features, "--l2", 0.5, "--out")
     assert giveaway(*common, "plain")[0] == 0
-    code, out, err = giveaway(*common, "more", "--inputs", file, "--noise", 0.05)
+    code, out, err = giveaway(*common, "more", "--inputs", file, "--config", "noise=0.05")
     assert code == 0, err
     plain, more = read_csv(Path("plain/scores.csv")), read_csv(Path("more/scores.csv"))
     assert more[0].keys() - plain[0].keys() == {"left_out", "fused", "others_say", "lood_kl", "lood_mean"}
@@ -416,7 +416,18 @@ def test_kernel_and_noise_reach_the_audit_also_from_a_config_file(giveaway, feat
     kl, mean = brute_force(z @ z.T, one_hot(arrays["targets"]), 2.0)
     np.testing.assert_allclose(column("first/scores.csv", "lood_kl"), kl, rtol=1e-8)
     np.testing.assert_allclose(column("first/scores.csv", "lood_mean"), mean, rtol=1e-8)
-    flags = ("--features", features, "--inputs", file, "--kernel", "linear", "--noise", 2, "--scores", "lood_kl")
+    flags = (
+        "--features",
+        features,
+        "--inputs",
+        file,
+        "--config",
+        "kernel=linear",
+        "--config",
+        "noise=2",
+        "--scores",
+        "lood_kl",
+    )
     assert giveaway("audit", *flags, "--out", "second")[0] == 0
     assert column("second/scores.csv", "lood_kl") == column("first/scores.csv", "lood_kl")
 
@@ -424,7 +435,7 @@ def test_kernel_and_noise_reach_the_audit_also_from_a_config_file(giveaway, feat
 def test_people_and_their_records_both_have_the_columns(giveaway, features, file, arrays):
     names = np.arange(N) // 3
     np.save("people.npy", names)
-    flags = ("--features", features, "--inputs", file, "--groups", "people.npy", "--kernel", "linear")
+    flags = ("--features", features, "--inputs", file, "--groups", "people.npy", "--config", "kernel=linear")
     assert giveaway("audit", *flags, "--out", "result")[0] == 0
     x = arrays["inputs"]
     z = (x - x.mean(0)) / x.std(0)
@@ -444,7 +455,7 @@ def test_people_and_their_records_both_have_the_columns(giveaway, features, file
 def test_images_beside_an_audit_have_their_channels_moved_first(giveaway, features):
     pictures = np.random.default_rng(3).integers(0, 256, (N, 4, 4, 3)).astype(np.uint8)
     np.savez("pictures.npz", inputs=pictures)
-    flags = ("--kernel", "conv_nngp", "--scores", "lood_kl", "--out", "result")
+    flags = ("--config", "kernel=conv_nngp", "--scores", "lood_kl", "--out", "result")
     assert giveaway("audit", "--features", features, "--inputs", "pictures.npz", *flags)[0] == 0
     expected = ga.audit(
         replace(from_file(features)[0], inputs=pictures.transpose(0, 3, 1, 2) / 255.0),
@@ -466,15 +477,15 @@ def test_other_inputs_make_another_audit(giveaway, features, file, arrays):
     assert "got inputs differ; choose another folder" in one_line(giveaway(*flags))
     assert giveaway(*flags[:-1], "other")[0] == 0
     assert json.loads(Path("other/audit.json").read_text())["provenance"]["inputs_sha256"] != first
-    line = one_line(giveaway(*flags[:-1], "other", "--kernel", "linear"))
+    line = one_line(giveaway(*flags[:-1], "other", "--config", "kernel=linear"))
     assert "kernel was None, is 'linear'" in line
 
 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--kernel", "rbf"), "inputs: expected --inputs beside --kernel and --noise, got none; name the file"),
-        (("--noise", 1), "inputs: expected --inputs beside --kernel and --noise, got none; name the file"),
+        (("--config", "kernel=rbf"), "inputs: expected --inputs beside kernel and noise, got none; name the file"),
+        (("--config", "noise=1"), "inputs: expected --inputs beside kernel and noise, got none; name the file"),
         (
             ("--scores", "lood_kl"),
             "scores: expected inputs beside a score that looks at the records, got lood_kl alone",
@@ -483,8 +494,11 @@ def test_other_inputs_make_another_audit(giveaway, features, file, arrays):
         (("--inputs", "features.npz"), "inputs: expected the key inputs in features.npz, got keys features"),
         (("--inputs", "short.npz"), "inputs: expected 30 rows, one a record, got 29 rows; align them"),
         (("--inputs", "hole.npz"), "inputs: expected finite numbers, got NaN or infinity first in row 5"),
-        (("--inputs", "records.npz", "--kernel", "rfb"), "kernel: expected a known name, got 'rfb'; did you mean rbf"),
-        (("--inputs", "records.npz", "--noise", 0), "noise: expected a variance above 0, got 0"),
+        (
+            ("--inputs", "records.npz", "--config", "kernel=rfb"),
+            "kernel: expected a known name, got 'rfb'; did you mean rbf",
+        ),
+        (("--inputs", "records.npz", "--config", "noise=0"), "noise: expected a variance above 0, got 0"),
     ],
 )
 def test_what_is_refused_beside_an_audit(giveaway, features, arrays, flags, words):

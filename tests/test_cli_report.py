@@ -25,7 +25,7 @@ at_most_share = 0.0
 
 
 def audited(giveaway, file, *options, out="result"):  # noqa: F811
-    code, said, err = giveaway("audit", "--features", file, "--l2", 0.5, "--map", "pca", "--out", out, *options)
+    code, said, err = giveaway("audit", "--features", file, "--l2", 0.5, "--config", "map=pca", "--out", out, *options)
     assert code == 0, err
     return said
 
@@ -83,7 +83,7 @@ def test_maps_and_what_if_are_options(giveaway, file):  # noqa: F811
     assert look.feature_map.method == "PCA"
     assert len(look.removals) == 2
     assert "Without the 1 most exposed (1 %)" in words_of("report.html")
-    audited(giveaway, file, "--map", "none", "--no-what-if", out="less")
+    audited(giveaway, file, "--config", "map=none", "--config", "what_if=false", out="less")
     look = ReportExtras.load("less")
     assert look.feature_map is None
     assert look.removals == ()
@@ -97,7 +97,7 @@ def test_a_validation_is_in_the_pages_from_then_on(giveaway, folder):  # noqa: F
     np.savez("large.npz", **arrays_of)
     members = np.stack([rng.permutation(np.arange(16) < 8) for _ in range(n)], axis=1)
     np.savez("signals.npz", phi=rng.normal(size=(16, n)) + 5 * members, members=members)
-    options = ("audit", "--features", "large.npz", "--loss", "cross_entropy", "--map", "none", "--out", "result")
+    options = ("audit", "--features", "large.npz", "--loss", "cross_entropy", "--config", "map=none", "--out", "result")
     assert giveaway(*options)[0] == 0
     assert "Ranking only" in words_of("report.html")
     Path("rule.toml").write_text('schema = 1\n[[rule]]\nname = "few"\nmeasure = "measured_count"\nat_most = 3\n')
@@ -142,7 +142,7 @@ def test_a_gate_gives_the_audit_the_columns_it_looks_at(giveaway, fitted):
     audited(giveaway, file, *options, "--gate", "loose.toml")
     assert "predicted_success" in ScoreTable.load("result").columns
     assert "1 of 1 rules met" in audited(giveaway, file, *options, "--gate", "loose.toml")
-    base = ("audit", "--features", file, "--l2", 0.5, "--map", "pca", *options)
+    base = ("audit", "--features", file, "--l2", 0.5, "--config", "map=pca", *options)
     code, out, err = giveaway(*base, "--gate", "strict.toml", "--out", "strict")
     assert code == 3, err
     assert "not met: hardly any" in out
@@ -159,7 +159,7 @@ def test_a_gate_gives_the_audit_the_columns_it_looks_at(giveaway, fitted):
 
 
 def test_columns_besides_the_default_ones(giveaway, fitted):
-    audited(giveaway, fitted, "--inputs", _inputs(), "--also", "predicted_success, lood_kl")
+    audited(giveaway, fitted, "--inputs", _inputs(), "--scores", "default,predicted_success, lood_kl")
     columns = ScoreTable.load("result").columns
     assert {"fused", "newton", "predicted_success", "lood_kl"} <= set(columns)
     assert "predicted_success" in words_of("report.html")
@@ -176,7 +176,7 @@ def test_new_commands_have_help(giveaway, folder, command):  # noqa: F811
 def test_ids_and_a_title_from_the_command_line(giveaway, folder, arrays):  # noqa: F811
     np.savez("plain.npz", **arrays)
     Path("ids.txt").write_text("".join(f"row {i}\n" for i in range(N)))
-    audited(giveaway, "plain.npz", "--ids", "ids.txt", "--title", "<b>Readmission</b> v3")
+    audited(giveaway, "plain.npz", "--ids", "ids.txt", "--config", "title=<b>Readmission</b> v3")
     assert ScoreTable.load("result").ids.tolist() == [f"row {i}" for i in range(N)]
     for name in ("report.html", "summary.html"):
         page = Path("result", name).read_text()
@@ -195,7 +195,7 @@ def test_signals_of_other_records_are_refused(giveaway, folder):  # noqa: F811
     labels = np.arange(n) % 2
     labels[7] = 1 - labels[7]
     np.savez("signals.npz", logits=rng.normal(size=(16, n, 2)), members=members, labels=labels)
-    options = ("--features", "a.npz", "--loss", "cross_entropy", "--map", "none", "--out", "result")
+    options = ("--features", "a.npz", "--loss", "cross_entropy", "--config", "map=none", "--out", "result")
     assert giveaway("audit", *options)[0] == 0
     code, _, err = giveaway("validate", "result", "--signals", "signals.npz")
     assert code == 2

@@ -16,7 +16,7 @@ import pytest
 from giveaway import ScoreTable
 
 N, D, M = 9_000, 6, 4
-QUIET = ("--map", "none", "--no-what-if", "--no-l2-sensitivity")
+QUIET = ("--config", "map=none", "--config", "what_if=false", "--config", "l2_sensitivity=false")
 
 
 @pytest.fixture
@@ -71,10 +71,10 @@ def same(one: str, other: str, *, rtol: float) -> ScoreTable:
     return right
 
 
-SKETCH = ("--curvature", "sketch", "--probes", 64)
+SKETCH = ("--curvature", "sketch", "--config", "probes=64")
 KINDS = {
     "dense": ((), 1e-9),
-    "sketch": ((*SKETCH, "--precision", "float64", "--tolerance", 1e-8), 1e-6),
+    "sketch": ((*SKETCH, "--config", "precision=float64", "--config", "tolerance=1e-8"), 1e-6),
 }  # a solve ends at its tolerance, where it ends depends on the shares
 
 
@@ -97,7 +97,18 @@ def test_two_processes_write_the_table_that_one_writes(giveaway, arrays, kind):
 
 def test_two_processes_on_people_and_a_head_that_is_not_converged(giveaway, arrays):
     np.save("people.npy", np.random.default_rng(1).integers(0, 4_000, N))
-    command = ("audit", "--features", "features.npz", "--l2", 1, *QUIET, "--groups", "people.npy", "--not-converged")
+    command = (
+        "audit",
+        "--features",
+        "features.npz",
+        "--l2",
+        1,
+        *QUIET,
+        "--groups",
+        "people.npy",
+        "--config",
+        "optimum=corrected",
+    )
     assert giveaway(*command, "--out", "alone")[0] == 0
     ended = torchrun(*command, "--out", "together")
     assert ended.returncode == 0, ended.stderr
@@ -157,7 +168,7 @@ main()
 """
 
 
-@pytest.mark.parametrize(("more", "status"), [((), 0), (("--dry-run",), 0), (("--by", "person"), 1)])
+@pytest.mark.parametrize(("more", "status"), [((), 0), (("--dry-run",), 0), (("--config", "by=person"), 1)])
 def test_every_process_leaves_the_team_before_it_ends(arrays, more, status):
     """One that does not may be aborted at its end, and the first killed while it writes."""
     script = Path("leaving.py")
@@ -247,7 +258,7 @@ def test_a_killed_audit_goes_on_where_it_was(giveaway, arrays, monkeypatch, kind
     assert code == 2
     assert "out: expected a folder without unfinished work, got an unfinished audit in parts/checkpoint; " in error
     assert "add --resume to go on with it, or remove it with giveaway purge" in error
-    code, _, error = giveaway(*command, "--out", "parts", "--resume", "--not-converged")
+    code, _, error = giveaway(*command, "--out", "parts", "--resume", "--config", "optimum=corrected")
     assert code == 2
     assert (
         "resume: expected the inputs and options that the audit was begun with, got converged was None, is False"
@@ -343,11 +354,17 @@ def test_what_a_sketch_is_worth_is_said(giveaway, arrays):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--probes", 5), "probes: expected a whole number of at least 32, got 5; 256 suits most heads"),
-        (("--tolerance", 2), "tolerance: expected a number between 0 and 1, got 2; 1e-3 suits most heads"),
-        (("--errors",), "errors: expected a sketched curvature, got none: these scores are exact; leave errors out"),
+        (("--config", "probes=5"), "probes: expected a whole number of at least 32, got 5; 256 suits most heads"),
+        (("--config", "tolerance=2"), "tolerance: expected a number between 0 and 1, got 2; 1e-3 suits most heads"),
         (
-            ("--curvature", "sketch", "--precision", "tf32"),
+            (
+                "--config",
+                "errors=true",
+            ),
+            "errors: expected a sketched curvature, got none: these scores are exact; leave errors out",
+        ),
+        (
+            ("--curvature", "sketch", "--config", "precision=tf32"),
             "precision: expected bf16, float32 or float64 on a CPU, got tf32; leave it out, or compute on a GPU",
         ),
         (("--cache", "there"), "cache: expected --model beside it, got --features; drop --cache"),

@@ -15,12 +15,12 @@ KINDS = {"features": str, "scores": str, "l2": float, "top": int, "refit": bool,
 def written(tmp_path, text: str):
     path = tmp_path / "options.toml"
     path.write_text(text, encoding="utf-8")
-    return path
+    return str(path)
 
 
 def test_every_kind_and_both_spellings(tmp_path):
     text = 'features = "a.npz"\nl2 = 2\ntop = 3\nrefit = false\nbatch-size = 8\nscores = ["newton", "loss"]\n'
-    assert read_config(written(tmp_path, text), KINDS) == {
+    assert read_config([written(tmp_path, text)], KINDS) == {
         "features": "a.npz",
         "l2": 2,
         "top": 3,
@@ -42,20 +42,42 @@ def test_every_kind_and_both_spellings(tmp_path):
         ("features = 3", r"config: expected text for features, got 3"),
         ("scores = [1]", r"config: expected text for scores, got \[1\]"),
         ("[features]\nname = 'a'", r"config: expected text for features"),
-        ("l2 = ", r"config: expected a readable TOML file, got .*options\.toml"),
+        ("l2 = ", r"config: expected a readable TOML file, or NAME=VALUE, got .*options\.toml"),
     ],
 )
 def test_refused(tmp_path, text, words):
     with pytest.raises(InputError, match=words):
-        read_config(written(tmp_path, text), KINDS)
+        read_config([written(tmp_path, text)], KINDS)
+
+
+def test_settings_on_the_command_line_go_before_earlier_ones(tmp_path):
+    file = written(tmp_path, "top = 3\nl2 = 1.0\n")
+    given = [file, "top=4", "refit=TRUE", "batch-size=8", "features=a=b.npz"]
+    expected = {"top": 4, "l2": 1.0, "refit": True, "batch_size": 8, "features": "a=b.npz"}
+    assert read_config(given, KINDS) == expected
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("l3=1", "config: expected options of this command, got 'l3'; did you mean l2"),
+        ("l2=much", "config: expected a number for l2, got 'much'; correct it"),
+        ("top=2.5", "config: expected a whole number for top, got '2.5'; correct it"),
+        ("refit=no", "config: expected true or false for refit, got 'no'; correct it"),
+    ],
+)
+def test_settings_refused(setting, words):
+    with pytest.raises(InputError) as caught:
+        read_config([setting], KINDS)
+    assert str(caught.value).startswith(words)
 
 
 def test_files_that_cannot_be_read(tmp_path):
-    with pytest.raises(InputError, match=r"config: expected a readable TOML file, got .*missing\.toml"):
-        read_config(tmp_path / "missing.toml", KINDS)
+    with pytest.raises(InputError, match=r"config: expected a readable TOML file, or NAME=VALUE, got .*missing\.toml"):
+        read_config([str(tmp_path / "missing.toml")], KINDS)
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(InputError, match="config: expected a readable TOML file"):
-        read_config(tmp_path / "bytes.toml", KINDS)
+        read_config([str(tmp_path / "bytes.toml")], KINDS)
 
 
 @settings(deadline=None)
@@ -69,4 +91,4 @@ def test_what_is_written_comes_back(tmp_path_factory, features, l2, top, refit):
     options = {"features": features, "l2": l2, "top": top, "refit": refit}
     path = tmp_path_factory.mktemp("config") / "config.toml"
     path.write_bytes(to_toml({**options, "scores": None}).encode())
-    assert read_config(path, KINDS) == options
+    assert read_config([str(path)], KINDS) == options

@@ -215,7 +215,7 @@ def world(tmp_path_factory) -> dict[str, list[Run]]:
             'schema = 1\n[[rule]]\nname = "<b>few</b> =1+1"\nmeasure = "measured_count"\nat_most = 0\n'
             '[[waiver]]\nrule = "<b>few</b> =1+1"\nowner = "<i>Ada</i>"\nexpires = 9999-01-01\nreason = "@SUM(A1)"\n'
         )
-        source = ("audit", "--features", "features.npz", "--l2", 0.5, "--map", "pca")
+        source = ("audit", "--features", "features.npz", "--l2", 0.5, "--config", "map=pca")
         with working_in(folder):
             done = [run(*source, *more, "--out", kind) for kind, more in KINDS.items()]
             done += [
@@ -352,7 +352,7 @@ def test_ten_megabytes_go_through_an_audit(tmp_path):
     long = "L" * 10_000_000
     np.savez(tmp_path / "features.npz", **small(2, "classes"), ids=np.array([long, "b"]))
     with working_in(tmp_path):
-        check_screen(run("audit", "--features", "features.npz", "--l2", 0.1, "--map", "none", "--out", "audit"))
+        check_screen(run("audit", "--features", "features.npz", "--l2", 0.1, "--config", "map=none", "--out", "audit"))
         check_screen(run("canaries", "audit", "-k", 2, "--out", "audit"))
     assert (tmp_path / "audit" / "report.html").stat().st_size < 2_000_000
     assert [row[0] for row in read_rows(tmp_path / "audit" / "scores.csv")] == ["id", long, "b"]
@@ -371,7 +371,17 @@ def test_halves_of_letters_go_through_an_audit(tmp_path, where):
     np.savez(tmp_path / "wards.npz", ward=names["subgroups"])
     more = ("--groups", "people.npy") if where == "groups" else ("--inputs", "text.npz", "--subgroups", "wards.npz")
     with working_in(tmp_path):
-        source = ("audit", "--features", "features.npz", "--map", "none", "--no-what-if", *more, "--show-records")
+        source = (
+            "audit",
+            "--features",
+            "features.npz",
+            "--config",
+            "map=none",
+            "--config",
+            "what_if=false",
+            *more,
+            "--show-records",
+        )
         check_screen(run(*source, "--out", "audit"))
         check_screen(run("report", "audit"))
     found = Page((tmp_path / "audit" / "report.html").read_text(encoding="utf-8"))
@@ -388,7 +398,17 @@ def test_hostile_names_of_files_and_folders(tmp_path, name):
     (tmp_path / f"{name}.txt").write_text("\n".join(str(i // 2) for i in range(40)))
     out = f"./{name}"
     with working_in(tmp_path):
-        source = ("audit", "--features", f"./{name}.npz", "--groups", f"./{name}.txt", "--map", "none", "--out", out)
+        source = (
+            "audit",
+            "--features",
+            f"./{name}.npz",
+            "--groups",
+            f"./{name}.txt",
+            "--config",
+            "map=none",
+            "--out",
+            out,
+        )
         check_screen(run(*source))
         check_screen(run("canaries", out, "-k", 3, "--out", out))
         check_screen(run("weights", out, "--out", out, "--json"))
@@ -420,7 +440,7 @@ def test_hostile_names_of_files_and_folders(tmp_path, name):
         ("audit", "--features", "features.npz", "--config", f"{ESCAPE}.toml"),
         ("audit", "--features", "features.npz", "--scores", ESCAPE),
         ("audit", "--features", "features.npz", "--gate", f"{ESCAPE}.toml"),
-        ("audit", "--features", "features.npz", "--by", ESCAPE),
+        ("audit", "--features", "features.npz", "--config", f"by={ESCAPE}"),
         ("audit", "--features", "features.npz", f"--{ESCAPE}"),
         ("audit", "--model", f"{ESCAPE}:model", "--data", "os:getcwd"),
         ("audit", "--features", "headings.npz", "--subgroups", "headings.csv"),
@@ -449,7 +469,7 @@ def test_keys_of_a_file_repeat_no_escape(tmp_path):
     np.savez(tmp_path / "keys.npz", **made_arrays(20), **{f"extra {ESCAPE}": np.zeros(3)})
     np.savez(tmp_path / "none.npz", **{f"extra {ESCAPE}": np.zeros(3)})
     with working_in(tmp_path):
-        check_screen(run("audit", "--features", "keys.npz", "--map", "none", "--out", "audit"))
+        check_screen(run("audit", "--features", "keys.npz", "--config", "map=none", "--out", "audit"))
         check_screen(run("audit", "--features", "none.npz"), code=2)
         check_screen(run("audit", "--features", "keys.npz", "--inputs", "none.npz"), code=2)
         check_screen(run("validate", "audit", "--signals", "none.npz"), code=2)
@@ -494,7 +514,7 @@ def small(n: int, kind: str) -> dict[str, np.ndarray]:
         (2, "classes", ("--show-records",)),
         (2, "classes", ("--inputs", "inputs.npz", "--show-records")),
         (2, "classes", ("--inputs", "inputs.npz", "--groups", "people.txt")),
-        (2, "one feature", ("--inputs", "inputs.npz", "--also", "predicted_success")),
+        (2, "one feature", ("--inputs", "inputs.npz", "--scores", "default,predicted_success")),
         (2, "values", ("--inputs", "inputs.npz")),
         (2, "values", ("--groups", "people.txt")),
         (3, "classes", ("--groups", "people.txt", "--inputs", "text.npz")),

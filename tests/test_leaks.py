@@ -167,7 +167,14 @@ AUDITS = {
     "records": ("--inputs", f"{PATH}-text.npz", "--subgroups", f"{PATH}-subgroups.csv", "--access", "weights"),
     "people": ("--inputs", f"{PATH}-text.npz", "--groups", f"{PATH}-people.txt", "--json"),
     "renamed": ("--inputs", f"{PATH}-text.npz", "--pseudonymize", f"{PATH}-key", "--show-records"),
-    "renamed-people": ("--groups", f"{PATH}-people.txt", "--pseudonymize", "made-key", "--no-l2-sensitivity"),
+    "renamed-people": (
+        "--groups",
+        f"{PATH}-people.txt",
+        "--pseudonymize",
+        "made-key",
+        "--config",
+        "l2_sensitivity=false",
+    ),
 }
 SHOWN = {TEXT: "renamed", CELL: "frame-shown", COLUMN: "frame-shown"}
 
@@ -178,9 +185,18 @@ def world(tmp_path_factory) -> World:
     folder = tmp_path_factory.mktemp("world")
     write_files(folder)
     made = World(folder, {path.name for path in folder.iterdir()} | {"__pycache__"})
-    source = ("audit", "--features", f"{PATH}-features.npz", "--l2", 0.5, "--map", "pca")
-    estimator = ("audit", "--estimator", "model.joblib", "--data", "users_frame:data", "--allow-pickle", "--map", "pca")
-    quick = ("--map", "none", "--no-what-if", "--no-l2-sensitivity")
+    source = ("audit", "--features", f"{PATH}-features.npz", "--l2", 0.5, "--config", "map=pca")
+    estimator = (
+        "audit",
+        "--estimator",
+        "model.joblib",
+        "--data",
+        "users_frame:data",
+        "--allow-pickle",
+        "--config",
+        "map=pca",
+    )
+    quick = ("--config", "map=none", "--config", "what_if=false", "--config", "l2_sensitivity=false")
     commands: dict[str, list[tuple[object, ...]]] = {
         name: [(*source, *options, "--out", name)] for name, options in AUDITS.items()
     }
@@ -319,7 +335,9 @@ def test_numbers_of_a_record_are_in_no_file(tmp_path):
     np.savez(tmp_path / "features.npz", **arrays)
     np.savez(tmp_path / "inputs.npz", inputs=inputs)
     with working_in(tmp_path):
-        done = run("audit", "--features", "features.npz", "--inputs", "inputs.npz", "--map", "pca", "--out", "audit")
+        done = run(
+            "audit", "--features", "features.npz", "--inputs", "inputs.npz", "--config", "map=pca", "--out", "audit"
+        )
         assert done.code == 0, done.err
         assert run("canaries", "audit", "-k", 2, "--out", "audit").code == 0
     values = [*inputs.ravel(), *arrays["features"].ravel()]
@@ -373,7 +391,7 @@ def test_everything_is_its_owner_s_alone_whatever_the_umask(world):
 def test_folders_made_on_the_way_are_its_owner_s_alone_too(tmp_path):
     np.savez(tmp_path / "features.npz", **made_arrays(40))
     with working_in(tmp_path, umask=0):
-        assert run("audit", "--features", "features.npz", "--map", "none", "--out", "deep/er/audit").code == 0
+        assert run("audit", "--features", "features.npz", "--config", "map=none", "--out", "deep/er/audit").code == 0
     assert modes(tmp_path, {"features.npz"}) == {}
 
 
@@ -385,7 +403,7 @@ def test_shadow_models_trained_here_are_their_owner_s_alone(tmp_path):
         f"def data():\n    a = np.load('{PATH}-features.npz')\n    return a['features'], a['targets']\n"
     )
     with working_in(tmp_path, umask=0):
-        assert run("audit", "--features", f"{PATH}-features.npz", "--map", "none", "--out", "audit").code == 0
+        assert run("audit", "--features", f"{PATH}-features.npz", "--config", "map=none", "--out", "audit").code == 0
         recipe = ("--recipe", "logistic", "--data", "users_pair:data", "--models", 8)
         done = run("validate", "audit", *recipe)
         assert done.code == 0, done.err
@@ -489,8 +507,8 @@ PROVOKED: dict[str, tuple[object, ...]] = {
         f"inputs {name}": (*FROM_FILE, "fine.npz", "--inputs", f"{name}.npz")
         for name in ("short-text", "bytes", "cut", "holes")
     },
-    "kernel of text": (*FROM_FILE, "fine.npz", "--inputs", "text.npz", "--kernel", "rbf"),
-    "kernel of a table": (*FROM_FILE, "fine.npz", "--inputs", "cells.npz", "--kernel", "rbf"),
+    "kernel of text": (*FROM_FILE, "fine.npz", "--inputs", "text.npz", "--config", "kernel=rbf"),
+    "kernel of a table": (*FROM_FILE, "fine.npz", "--inputs", "cells.npz", "--config", "kernel=rbf"),
     **{f"groups {name}": (*FROM_FILE, "fine.npz", "--groups", name) for name in ("few.txt", "odd.npy", "latin.txt")},
     **{f"subgroups {name}": (*FROM_FILE, "fine.npz", "--subgroups", f"{name}.csv") for name in ("headless", "ragged")},
     "a weak key": (*FROM_FILE, "fine.npz", "--pseudonymize", "weak-key"),

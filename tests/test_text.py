@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giveaway import InputError
 from giveaway.text import shown_text
 
 BIDI = [*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F, 0x061C]
@@ -55,11 +54,6 @@ def test_an_escape_is_never_cut_in_two():
     assert shown_text("ab\u202ecd", 9) == r"ab\u202e…"
     assert shown_text("ab\u202ecd", 8) == "ab…"
     assert shown_text("\0" * 100, 12) == r"\x00\x00…"
-
-
-def test_most():
-    with pytest.raises(InputError, match="most: expected a finite number of at least 1, got 0"):
-        shown_text("a", 0)
 
 
 @given(st.text(st.characters()), st.integers(1, 90))

@@ -138,7 +138,7 @@ def test_neither_the_readme_nor_the_documentation_says_it():
 
 N = 100
 WAIVER = '[[waiver]]\nrule = "few exposed"\nowner = "Ada"\nexpires = 9999-01-01\nreason = "a fix is on its way"\n'
-MORE = ("--access", "labels", "--also", "predicted_success")
+MORE = ("--access", "labels", "--scores", "default,predicted_success")
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +159,7 @@ def folder(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def unmeasured(folder) -> list[Run]:
     """Audits that were never validated."""
-    source = ("audit", "--features", "features.npz", "--l2", 0.5, "--map", "pca")
+    source = ("audit", "--features", "features.npz", "--l2", 0.5, "--config", "map=pca")
     with working_in(folder):
         done = [
             run(*source, "--inputs", "records.npz", "--subgroups", "subgroups.csv", *MORE, "--out", "records"),

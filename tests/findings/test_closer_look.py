@@ -67,7 +67,7 @@ def test_large_heads_are_asked_before_they_take_long():
     table = audit(head, scores=["newton"])
     assert "ask for it with --what-if" in make_extras(head, table, method="none").missing["what-if"]
     assert make_extras(head, table, method="none").missing["map"] == "it was not asked for (--map none)"
-    assert "--no-what-if" in make_extras(head, table, method="none", what_if=False).missing["what-if"]
+    assert "--config", "what_if=false" in make_extras(head, table, method="none", what_if=False).missing["what-if"]
 
 
 def test_an_unknown_map_is_refused():

@@ -32,7 +32,7 @@ for command in (audit, theory, canaries, weights, compare, gate):
 @click.option("--out", default="giveaway-demo", show_default=True, help="Folder for the audit.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result for machines.")
 def demo(out: str, as_json: bool) -> None:
-    """Train a small network on scikit-learn's digits and audit it."""
+    """Train a small network on digits and audit it."""
     from giveaway.cli.demo import WEIGHT_DECAY, digits_dataset, train_digits_network
     from giveaway.extract import from_torch
 
@@ -60,7 +60,11 @@ def demo(out: str, as_json: bool) -> None:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result for machines.")
 def validate(folder: str, rows: str | None, rule_file: str | None, as_json: bool, **flags: Any) -> None:
-    """Check an audit FOLDER against LiRA: how well do its scores find what the attack finds?"""
+    """Check an audit FOLDER against a real attack.
+
+    Shadow models are attacked with LiRA; the result says how well each score of the audit finds what the attack finds,
+    and how many records are exposed at least.
+    """
     from giveaway.attacks.shadow_store import stored_seconds
     from giveaway.auditing.store import list_signals, save_page
     from giveaway.auditing.validate import compare
@@ -134,7 +138,11 @@ def validate(folder: str, rows: str | None, rule_file: str | None, as_json: bool
 @click.option("--out", default="giveaway-lood", show_default=True, help="Folder for the result.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result for machines.")
 def lood(inputs: str, out: str, top: int, as_json: bool, **flags: Any) -> None:
-    """How far a Gaussian process moves when a record is left out, for every record of INPUTS.npz (inputs, targets)."""
+    """Ask a Gaussian process instead of a model.
+
+    For every record of INPUTS.npz (keys inputs and targets), it says how far the process's prediction moves when the
+    record is left out.
+    """
     from giveaway.checks import check_number
     from giveaway.cli.lood_folder import run_lood
 
@@ -187,7 +195,7 @@ def index(folders: tuple[str, ...], out: str) -> None:
 @cli.command()
 @click.argument("folder")
 def purge(folder: str) -> None:
-    """Remove every file that an audit, or the training of shadow models, wrote into FOLDER."""
+    """Remove every file that giveaway wrote into FOLDER."""
     from giveaway.attacks.shadow_store import ShadowFolder
     from giveaway.auditing.store import listed_signals
     from giveaway.auditing.store import purge as remove

@@ -101,7 +101,9 @@ RARE: dict[str, tuple[type, str]] = {  # options without a flag of their own: wh
 @click.option("--out", help="Folder for the audit (default giveaway-audit).")
 @click.option("--json", "as_json", is_flag=True, help="Print the result for machines.")
 def audit(config: tuple[str, ...], as_json: bool, resume: bool, dry_run: bool, **flags: Any) -> None:
-    """Rank a trained model's records by how exposed they are to membership inference.
+    """Rank a model's training records by how exposed they are.
+
+    Exposed means that an attacker can tell from the model whether the record was trained on (membership inference).
 
     Started by torchrun (torchrun --nproc-per-node 8 -m giveaway audit ...), the processes share the work.
     """
@@ -114,7 +116,7 @@ def audit(config: tuple[str, ...], as_json: bool, resume: bool, dry_run: bool, *
     with processes_from_environment(device_named(options.get("device")) or "cpu") as processes:
         source = source_from(options, lambda words: say(words, err=True) if processes.first else None, processes)
         head = _audited_head(source.head, options)
-        arguments = {name: options[name] for name in ("kernel", "noise", "optimum") if name in options}
+        arguments: dict[str, Any] = {n: options[n] for n in ("kernel", "noise", "optimum") if n in options}
         arguments |= {"curvature": _curvature(options), "scores": _scores(options)}
         if rules is not None:
             check_audited(rules, arguments)

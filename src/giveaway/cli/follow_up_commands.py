@@ -29,7 +29,10 @@ AS_CANARIES = (
 @click.option("--out", help="FILE.csv, or a folder, for their ids (restricted: it names records).")
 @AS_JSON
 def canaries(folder: str, count: int, out: str | None, as_json: bool) -> None:
-    """The best canaries of an audit FOLDER: exposed records that are no copies of one another."""
+    """Pick the best canaries of an audit FOLDER.
+
+    Canaries are exposed records that are no copies of one another.
+    """
     from giveaway.checks import fail
     from giveaway.cli.audit_folder import main_table
     from giveaway.findings.canaries import choose
@@ -65,7 +68,10 @@ def canaries(folder: str, count: int, out: str | None, as_json: bool) -> None:
 @click.option("--out", required=True, help="FILE.csv, or a folder, for a weight each id (restricted).")
 @AS_JSON
 def weights(folder: str, cap: float, out: str, as_json: bool) -> None:
-    """Training weights that hold down the most exposed records of an audit FOLDER: a heuristic."""
+    """Write training weights for the records of an audit FOLDER.
+
+    They hold down the most exposed records: a heuristic.
+    """
     from giveaway.cli.audit_folder import main_table
     from giveaway.findings.mitigation import NOTE
     from giveaway.findings.mitigation import weights as weights_of
@@ -95,7 +101,10 @@ def weights(folder: str, cap: float, out: str, as_json: bool) -> None:
 @click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="Rows to print.")
 @AS_JSON
 def compare(before: str, after: str, retrains: tuple[str, ...], out: str | None, top: int, as_json: bool) -> None:
-    """Who ranks higher in the audit folder AFTER than in BEFORE: after a retrain, a private run, a data fix."""
+    """Show who ranks higher in AFTER than in BEFORE.
+
+    Both are audit folders: before and after a retrain, a private run, a data fix.
+    """
     from giveaway.checks import fail
     from giveaway.cli.audit_folder import main_table
     from giveaway.findings.changes import changes
@@ -117,7 +126,10 @@ def compare(before: str, after: str, retrains: tuple[str, ...], out: str | None,
 @click.argument("rule_file", metavar="RULE.toml")
 @AS_JSON
 def gate(folder: str, rule_file: str, as_json: bool) -> None:
-    """Judge an audit FOLDER by the rules of RULE.toml; exit code 3 where one is neither met nor waived."""
+    """Judge an audit FOLDER by the rules of RULE.toml.
+
+    The exit code is 3 where a rule is neither met nor waived.
+    """
     from giveaway.findings.gate import read_rules
 
     verdict = judged(read_rules(rule_file), folder)

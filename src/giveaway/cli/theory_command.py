@@ -18,7 +18,7 @@ Command = Callable[..., None]
 
 @click.group()
 def theory() -> None:
-    """Trade-off curves, expected gaps and privacy figures from numbers alone."""
+    """Compute trade-off curves, gaps and privacy figures."""
 
 
 def _record(command: Command) -> Command:
