@@ -231,7 +231,13 @@ def audit_and_tell(
 
 
 def _tells_cost(
-    head: Head, deeper: DepthAudit | None, curvature: Dense | Sketch | Auto, processes: Processes, *, only: bool, as_json: bool
+    head: Head,
+    deeper: DepthAudit | None,
+    curvature: Dense | Sketch | Auto,
+    processes: Processes,
+    *,
+    only: bool,
+    as_json: bool,
 ) -> bool:
     """Say what the audit will cost, where that is all that is wanted or it is long; return whether it is all."""
     from giveaway.auditing.cost import LONG, forecast, quick
