@@ -483,7 +483,7 @@ WRONG = [
     ),
     (
         ("--depth", "all", "--damping", 1, "--config", "depth_method=kfac"),
-        "Invalid value for '--depth-method': 'kfac' is not",
+        "depth_method: expected a known name, got 'kfac'",
     ),
 ]
 

@@ -357,10 +357,7 @@ def test_what_a_sketch_is_worth_is_said(giveaway, arrays):
         (("--config", "probes=5"), "probes: expected a whole number of at least 32, got 5; 256 suits most heads"),
         (("--config", "tolerance=2"), "tolerance: expected a number between 0 and 1, got 2; 1e-3 suits most heads"),
         (
-            (
-                "--config",
-                "errors=true",
-            ),
+            ("--config", "errors=true"),
             "errors: expected a sketched curvature, got none: these scores are exact; leave errors out",
         ),
         (

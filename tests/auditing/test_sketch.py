@@ -285,7 +285,7 @@ def test_auto_goes_by_the_memory():
         ),
         (
             {"scores": ["loss"], "errors": True},
-            "errors: expected scores that are sketched, got none: these are exact; leave errors out",
+            "errors: expected a sketched curvature, got none: these scores are exact; leave errors out",
         ),
     ],
 )

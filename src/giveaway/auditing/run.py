@@ -147,8 +147,8 @@ def _prepare(
     sketch = None if choice is None else choice.sketch
     if sketch is not None and resolved.curved:
         check_sketch(head, sketch)
-    elif sketch is not None and sketch.errors:
-        raise fail("errors", "scores that are sketched", "none: these are exact", "leave errors out")
+    elif curvature.wants_errors:
+        raise fail("errors", "a sketched curvature", "none: these scores are exact", "leave errors out")
     return Preparation(head, resolved, choice, view, no_view, process)
 
 
