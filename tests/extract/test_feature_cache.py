@@ -20,7 +20,7 @@ from giveaway.checks import InputError
 from giveaway.cli.source import source_from
 from giveaway.extract import feature_cache, from_file, from_torch
 from giveaway.extract.feature_cache import FeatureCache, NpyWriter
-from giveaway.extract.user_model import model_digest
+from giveaway.extract.torch_model import model_digest
 from giveaway.records import FileRows, StreamedRows, rows
 from tests.extract.examples import N, Records, assert_is_head_of
 

@@ -11,7 +11,7 @@ from giveaway import Head
 from giveaway.checks import ROWS_PER_CHECK, InputError
 from giveaway.cli.source import source_from
 from giveaway.extract import arrays as arrays_module
-from giveaway.extract import from_file, shards, stored_arrays
+from giveaway.extract import from_file, stored_arrays
 from giveaway.records import FileRows, LinearRows
 from giveaway.records import rows as rows_module
 from tests.extract.stored import FILES, FOLDERS, ONCE, M, N, linear, made, plain, refusal, save, written
@@ -23,7 +23,7 @@ NO_FEATURES = "no features: a black box, of which only outputs and inputs can be
 @pytest.fixture
 def large(monkeypatch):
     """Everything counts as large."""
-    for module in (rows_module, stored_arrays, shards, arrays_module):
+    for module in (rows_module, stored_arrays, arrays_module):
         monkeypatch.setattr(module, "LARGE_BYTES", 1)
 
 

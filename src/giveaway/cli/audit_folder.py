@@ -17,8 +17,8 @@ from giveaway.auditing.store import check_folder, fingerprint, provenance, save_
 from giveaway.checks import check_choice, fail
 from giveaway.cli.config import to_toml
 from giveaway.curvature.choice import Auto
+from giveaway.extract.torch_model import model_digest
 from giveaway.extract.user_files import subgroups_from
-from giveaway.extract.user_model import model_digest
 from giveaway.findings.explain import SUBGROUP
 from giveaway.findings.extras import FILE as EXTRAS
 from giveaway.findings.extras import MAPS, ReportExtras, make_extras

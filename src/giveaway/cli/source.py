@@ -19,7 +19,7 @@ from giveaway.auditing.validate import LEAST_MODELS
 from giveaway.checks import InputError, check_choice, fail
 from giveaway.extract import from_file, from_sklearn, from_torch
 from giveaway.extract.model_records import inputs_of_head
-from giveaway.extract.shared_extraction import from_torch_shared
+from giveaway.extract.torch_head import from_torch_shared
 from giveaway.extract.user_files import call_factory, load_estimator, load_weights, signals_from
 from giveaway.linalg.processes import ALONE, Processes
 from giveaway.records import Head, Signals

@@ -15,8 +15,7 @@ import torch
 from giveaway.checks import as_tensor, check_shape, fail, rows_at_a_time
 from giveaway.extract.batches import RecordBatch, RowBuffer, check_same_kind
 from giveaway.extract.reader import RowFingerprints
-from giveaway.extract.shards import read_folder
-from giveaway.extract.stored_arrays import COMPRESSED, read_stored
+from giveaway.extract.stored_arrays import COMPRESSED, read_folder, read_stored
 from giveaway.records.examples import as_records, infer_loss
 from giveaway.records.head import Head
 from giveaway.records.rows import LARGE_BYTES, LazyRows, LinearRows, as_float_rows

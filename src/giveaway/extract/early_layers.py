@@ -14,7 +14,7 @@ from torch.nn import functional
 from giveaway.checks import check_finite, fail, nearest
 from giveaway.extract.batches import BatchKeys, RecordBatch, RowBuffer
 from giveaway.extract.reader import RecordReader
-from giveaway.extract.user_model import call_watched, device_of, untouched, unwrapped
+from giveaway.extract.torch_model import call_watched, device_of, untouched, unwrapped
 
 RESETS = ("reset_parameters", "_reset_parameters")  # the second is what nn.MultiheadAttention has
 

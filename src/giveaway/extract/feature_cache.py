@@ -19,7 +19,7 @@ import torch
 
 from giveaway.checks import fail
 from giveaway.extract.batches import check_same_kind
-from giveaway.extract.linear_layer import storable
+from giveaway.extract.torch_model import storable
 from giveaway.storage.arrays import write_npy
 from giveaway.storage.files import write_atomically
 from giveaway.storage.folder import LOCK, MarkedFolder

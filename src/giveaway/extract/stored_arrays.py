@@ -1,10 +1,11 @@
-"""Arrays in .npy, .npz and .safetensors files, the large ones as memory maps of where they lie in the file."""
+"""Arrays in .npy, .npz and .safetensors files and in folders of them; the large ones are mapped where they lie."""
 
 from __future__ import annotations
 
 import json
 import math
 import zipfile
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,13 @@ SAFETENSORS = {
     "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<i2", "BOOL": "?", "U8": "u1", "I8": "i1",
     "I16": "<i2", "U16": "<u2", "I32": "<i4", "U32": "<u4", "I64": "<i8", "U64": "<u8",
 }  # fmt: skip
+ROWS = ("features", "outputs", "targets", "sample_weight", "ids", "groups")
+ONCE = ("weight", "bias", "l2")
+KINDS = (".npy", ".npz", ".safetensors")
+HEAD = "head"  # the name of the file that may hold weight, bias and l2 beside the shards
+
+Wanted = Callable[[str], bool]
+FolderArrays = tuple[dict[str, Any], list[str], list[str]]  # arrays, names of others, and notes
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,9 +51,6 @@ class StoredArray:
         """As a head takes it: lazily where it is large and mapped."""
         large = self.bfloat16 and isinstance(self.array, np.memmap) and self.array.nbytes >= LARGE_BYTES
         return FileRows(name, [self.array], bfloat16=True) if large else self.value()
-
-
-Wanted = Callable[[str], bool]
 
 
 def read_stored(argument: str, path: Path, wanted: Wanted, large: int) -> tuple[dict[str, StoredArray], list[str]]:
@@ -79,6 +84,100 @@ def pickled(argument: str, file: Path) -> Exception:
     """The refusal of a file whose arrays are Python objects."""
     remedy = "save plain numbers and strings (no object arrays) with numpy.savez"
     return fail(argument, "arrays that need no pickle", f"{file.name}, which needs it", remedy)
+
+
+def read_folder(folder: Path) -> FolderArrays:
+    """The known arrays of a folder, the names of others, and notes."""
+    files = sorted(file for file in folder.iterdir() if file.is_file() and file.suffix in KINDS)
+    kinds = sorted({file.suffix for file in files if file.stem != HEAD} or {file.suffix for file in files})
+    if not files:
+        remedy = "save shards there, or features.npy, targets.npy, weight.npy and bias.npy"
+        raise fail(
+            "file", f"a folder with {', '.join(KINDS[:2])} or {KINDS[2]} files", f"none in {folder.name}", remedy
+        )
+    if len(kinds) > 1:
+        got = f"{' and '.join(kinds)} in {folder.name}"
+        raise fail("file", "files of one kind in the folder", got, "keep one kind there, and move the others away")
+    return _read_npy_files(files) if kinds == [".npy"] else _read_shards(files)
+
+
+def stacked(name: str, parts: list[StoredArray]) -> Any:
+    """Rows of several files, one below the other: lazily where they are large, else in memory."""
+    if name not in ("features", "outputs"):
+        return np.concatenate([np.asarray(part.value()) for part in parts])
+    arrays = [part.array.reshape(-1, 1) if part.array.ndim == 1 and name == "outputs" else part.array for part in parts]
+    as_tensor(name, arrays[0][:0])  # refuses what is not numbers
+    rows = FileRows(name, arrays, bfloat16=parts[0].bfloat16)
+    return rows if rows.nbytes >= LARGE_BYTES else rows.whole()
+
+
+def _read_npy_files(files: list[Path]) -> FolderArrays:
+    """features.npy, or features-*.npy in name order, and so on; inputs.npy in one piece, mapped."""
+    places: defaultdict[str, list[Path]] = defaultdict(list)
+    for file in files:
+        places[file.stem.split("-", 1)[0]].append(file)
+    stored: dict[str, Any] = {}
+    for name in [name for name in places if name in (*ROWS, *ONCE, "inputs")]:
+        found = places.pop(name)
+        if len(found) > 1 and (name not in ROWS or any(file.stem == name for file in found)):
+            got = " and ".join(file.name for file in found[:2])
+            raise fail(name, f"{name}.npy" + (f" or {name}-*.npy" if name in ROWS else ""), got, "keep one of them")
+        parts = [read_npy("file", file, mapped=name in (*ROWS[:2], "inputs")) for file in found]
+        _check_alike(name, parts, found)
+        stored[name] = stacked(name, parts) if name in ROWS else parts[0].value()
+    return stored, sorted(places), []
+
+
+def _read_shards(files: list[Path]) -> FolderArrays:
+    shards: list[tuple[Path, dict[str, StoredArray]]] = []
+    once: dict[str, tuple[Path, StoredArray]] = {}
+    ignored: set[str] = set()
+    for file in files:
+        found, others = read_stored("file", file, lambda name: name in ROWS + ONCE, large=0)
+        ignored |= set(others)
+        for name in [name for name in found if name in ONCE]:
+            if name in once:
+                got = f"one in {once[name][0].name} and one in {file.name}"
+                raise fail(name, f"one {name} for all shards", got, f"keep it in one of them, or in {HEAD}.npz")
+            once[name] = (file, found.pop(name))
+        if found:
+            shards.append((file, found))
+    stored: dict[str, Any] = {name: part.value() for name, (_, part) in once.items()}
+    notes = []
+    for name in ROWS:
+        having = [(file, found[name]) for file, found in shards if name in found]
+        if not having:
+            continue
+        if len(having) < len(shards):
+            lacking = next(file.name for file, found in shards if name not in found)
+            raise fail(name, "the same arrays in every shard", f"no {name} in {lacking}", "write it there as well")
+        _check_alike(name, [part for _, part in having], [file for file, _ in having])
+        for (file, part), (_, found) in zip(having, shards, strict=True):
+            beside = next(other for other in ROWS if other in found)
+            if len(part.array) != len(found[beside].array):
+                expected = f"{len(found[beside].array)} rows in {file.name}, as of {beside}"
+                raise fail(name, expected, f"{len(part.array)} rows", "write one row a record in every array")
+        size = sum(part.array.nbytes for _, part in having)
+        if name in ROWS[:2] and size >= LARGE_BYTES and any(part.compressed for _, part in having):
+            notes.append(COMPRESSED.format(name))
+        stored[name] = stacked(name, [part for _, part in having])
+    return stored, sorted(ignored), notes
+
+
+def _check_alike(name: str, parts: list[StoredArray], files: list[Path]) -> None:
+    """One row of every file is like one row of the first."""
+    for part, file in zip(parts, files, strict=True):
+        first = parts[0]
+        if name in ROWS and part.array.ndim == 0:
+            raise fail(name, f"rows in {file.name}", "a single number", "write one row a record")
+        if name in ROWS and part.array.shape[1:] != first.array.shape[1:]:
+            expected = f"rows of shape {first.array.shape[1:]} as in {files[0].name}"
+            got = f"rows of shape {part.array.shape[1:]} in {file.name}"
+            raise fail(name, expected, got, "write all shards with the same columns")
+        kinds = [(str(each.array.dtype), each.bfloat16) for each in (first, part)]
+        if name in ROWS[:2] and kinds[0] != kinds[1]:
+            got = f"{kinds[1][0]} in {file.name}"
+            raise fail(name, f"{kinds[0][0]} as in {files[0].name}", got, "write all shards in one precision")
 
 
 def _read_npz(file: Path, wanted: Wanted, large: int) -> tuple[dict[str, StoredArray], list[str]]:
@@ -166,13 +265,3 @@ def _mapped(file: Path, dtype: np.dtype, shape: tuple[int, ...], order: Any, off
     if offset + _count(shape) * dtype.itemsize > file.stat().st_size:
         raise ValueError("an array beyond the file")
     return np.memmap(file, dtype, "r", offset, shape, order)
-
-
-def stacked(name: str, parts: list[StoredArray]) -> Any:
-    """Rows of several files, one below the other: lazily where they are large, else in memory."""
-    if name not in ("features", "outputs"):
-        return np.concatenate([np.asarray(part.value()) for part in parts])
-    arrays = [part.array.reshape(-1, 1) if part.array.ndim == 1 and name == "outputs" else part.array for part in parts]
-    as_tensor(name, arrays[0][:0])  # refuses what is not numbers
-    rows = FileRows(name, arrays, bfloat16=parts[0].bfloat16)
-    return rows if rows.nbytes >= LARGE_BYTES else rows.whole()

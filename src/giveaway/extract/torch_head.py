@@ -8,23 +8,26 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, Subset
 
 from giveaway.checks import fail
-from giveaway.extract.batches import BatchKeys, RowBuffer, check_same_kind
-from giveaway.extract.feature_cache import ROWS, FeatureCache, opened
-from giveaway.extract.linear_layer import HeadLayer
+from giveaway.extract.batches import BatchKeys, RowBuffer, as_loader, check_same_kind
+from giveaway.extract.feature_cache import ROWS, FeatureCache, SharedCache, opened
 from giveaway.extract.model_records import InputCollector, places_of
-from giveaway.extract.reader import RecordReader
-from giveaway.extract.user_model import device_of, model_digest, untouched, unwrapped
+from giveaway.extract.reader import ORDERED, RecordReader, why_order_is_unknown
+from giveaway.extract.torch_model import HeadLayer, device_of, model_digest, untouched, unwrapped
+from giveaway.linalg.processes import Processes
 from giveaway.records.examples import infer_loss
 from giveaway.records.head import Head
+from giveaway.records.rows import FileRows
 from giveaway.records.streams import Stream
+from giveaway.storage.files import private_folder
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -121,6 +124,47 @@ def from_torch(
         groups=_in_row_order("groups", groups, names, reader.unknown_order),
         inputs=rows.inputs,
         frozen=frozen,
+    )
+
+
+def from_torch_shared(
+    model: nn.Module,
+    data: Any,
+    processes: Processes,
+    *,
+    cache: str | os.PathLike[str] | None,
+    batch_size: int,
+    **options: Any,
+) -> Head:
+    """Run `from_torch` by all `processes`, each over its share of the records; return the head of all of them.
+
+    The shares meet in a feature cache that every process sees. The records themselves are not kept.
+    """
+    if cache is None:
+        expected = "a folder that all processes see, beside a model"
+        raise fail("cache", expected, "none", "add --cache DIR: each process writes its share of the features there")
+    loader = as_loader(data, batch_size)
+    if (reason := why_order_is_unknown(loader)) is not None:
+        raise fail("data", ORDERED, reason, "use shuffle=False and no sampler where several processes share the work")
+    shared, size = SharedCache(private_folder(cache)), processes.size
+    share = DataLoader(
+        Subset(loader.dataset, processes.share(range(len(loader.dataset)))),  # type: ignore[arg-type]
+        batch_size=loader.batch_size or batch_size,
+        shuffle=False,
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+    )
+    options |= {"keep_inputs": False, "cache": shared.part(processes.rank, size).path}
+    head = from_torch(model, share, **options)
+    processes.barrier()
+    parts = [shared.part(rank, size).arrays() for rank in range(size)]
+    ids = [names for *_, names in parts if names is not None]
+    return replace(
+        head,
+        features=FileRows("features", [features for features, *_ in parts]),
+        outputs=FileRows("outputs", [outputs for _, outputs, *_ in parts]),
+        targets=torch.cat([targets for _, _, targets, _ in parts]),
+        ids=np.concatenate(ids) if len(ids) == size else None,  # type: ignore[arg-type]
     )
 
 

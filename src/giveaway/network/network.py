@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from giveaway.checks import fail
 from giveaway.extract.batches import RecordBatch
 from giveaway.extract.model_records import ModelRecords, read_records
-from giveaway.extract.user_model import evaluation_mode, unwrapped
+from giveaway.extract.torch_model import evaluation_mode, unwrapped
 from giveaway.network.losses import OutputLoss, PerRecord, loss_of
 from giveaway.network.parameters import ParameterSet, choose, layers_in_run_order
 from giveaway.network.work import Work
