@@ -63,7 +63,6 @@ def column_cg(
     precondition: Product | None = None,
     tolerance: float = 1e-3,
     most_steps: int = 200,
-    start: torch.Tensor | None = None,
     exact_product: Product | None = None,
     trusted: float = 0.1,
     allow_unconverged: bool = False,
@@ -81,8 +80,7 @@ def column_cg(
     inverse = (lambda r: r) if precondition is None else precondition
     norms = _norms(right)
     scale = torch.where(norms > 0, norms, 1.0)
-    x = torch.zeros_like(right) if start is None else start.clone()
-    r = right.clone() if start is None else right - exact(x)
+    x, r = torch.zeros_like(right), right.clone()
     relative = _norms(r) / scale
     negative = torch.zeros_like(norms, dtype=torch.bool)
     z = inverse(r)

@@ -1,4 +1,4 @@
-"""Processes that share work: sums over all of them, shares that cover, and one line where a peer is gone."""
+"""Processes and threads that share work: sums, shares, checkpoints, and one line where a peer is gone."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import os
 import socket
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +18,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giveaway.checks import InputError
-from giveaway.linalg import processes as team_module
-from giveaway.linalg.processes import ALONE, ProcessError, Processes, join_processes, processes_from_environment
+from giveaway.linalg import processes as module
+from giveaway.linalg.processes import (
+    ALONE,
+    ProcessError,
+    Processes,
+    SharedCheckpoint,
+    in_threads,
+    join_processes,
+    processes_from_environment,
+    shared_checkpoint,
+)
+from giveaway.storage.checkpoint import NO_CHECKPOINT, Checkpoint
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 BEGIN = """
@@ -69,6 +82,7 @@ def run_two(tmp_path: Path, work: str) -> list[tuple[int, str, str]]:
 # ------------------------------------------------------------------------------------------------------ two processes
 
 
+@pytest.mark.slow
 def test_sums_and_shares_of_two_processes_under_torchrun(tmp_path):
     work = """
 for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.int64):
@@ -138,6 +152,7 @@ processes.leave()
     assert sorted((tmp_path / "ended").read_text()) == ["0", "1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("what", "stays"), [("sum", 0), ("barrier", 1)])
 def test_a_peer_that_ends_is_one_line_and_no_success(tmp_path, what, stays):
     work = f"""
@@ -162,6 +177,7 @@ finally:
     )
 
 
+@pytest.mark.slow
 def test_a_peer_that_hangs_is_told_apart(tmp_path):
     work = """
 processes.barrier()
@@ -184,17 +200,17 @@ def test_failures_that_are_not_a_peer_s_come_through(monkeypatch):
     def out_of_memory(*arguments):
         raise torch.OutOfMemoryError("8 GB")
 
-    monkeypatch.setattr(team_module.dist, "get_backend", lambda: "gloo")
-    monkeypatch.setattr(team_module.dist, "all_reduce", out_of_memory)
+    monkeypatch.setattr(module.dist, "get_backend", lambda: "gloo")
+    monkeypatch.setattr(module.dist, "all_reduce", out_of_memory)
     with pytest.raises(torch.OutOfMemoryError):
         Processes(0, 2).sum_(torch.ones(3))
 
 
 def test_large_tensors_go_in_bounded_pieces(monkeypatch):
     sent: list[int] = []
-    monkeypatch.setattr(team_module.dist, "get_backend", lambda: "gloo")
-    monkeypatch.setattr(team_module.dist, "all_reduce", lambda piece, operation: sent.append(piece.nbytes))
-    monkeypatch.setattr(team_module, "PIECE_BYTES", 800)
+    monkeypatch.setattr(module.dist, "get_backend", lambda: "gloo")
+    monkeypatch.setattr(module.dist, "all_reduce", lambda piece, operation: sent.append(piece.nbytes))
+    monkeypatch.setattr(module, "PIECE_BYTES", 800)
     Processes(0, 2).sum_(torch.ones(17, 25, dtype=torch.float64))
     assert sum(sent) == 17 * 25 * 8
     assert max(sent) <= 800
@@ -270,3 +286,132 @@ def test_peers_that_never_come_are_one_line(without_torchrun, monkeypatch):
         monkeypatch.setenv(name, value)
     with pytest.raises(ProcessError, match=r"^audit: expected all 2 processes to join, got no meeting .* for rank 1; "):
         join_processes(timeout=1)
+
+
+class Shelf(dict):
+    """Tensors in memory."""
+
+    wants = True
+
+    def load(self, name: str) -> dict[str, torch.Tensor] | None:
+        return dict(self[name]) if name in self else None
+
+    def save(self, name: str, tensors: dict[str, torch.Tensor]) -> None:
+        self[name] = dict(tensors)
+
+    def due(self) -> bool:
+        return self.wants
+
+    def drop(self, name: str) -> None:
+        self.pop(name, None)
+
+
+def test_nothing_is_kept():
+    NO_CHECKPOINT.save("sums", {"x": torch.ones(3)})
+    assert NO_CHECKPOINT.load("sums") is None
+    assert not NO_CHECKPOINT.due()
+    NO_CHECKPOINT.drop("sums")
+
+
+def test_alone_or_without_anything_kept_nothing_is_added():
+    shelf = Shelf()
+    assert shared_checkpoint(shelf, ALONE) is shelf
+    assert shared_checkpoint(NO_CHECKPOINT, Processes(0, 2)) is NO_CHECKPOINT
+    assert isinstance(shared_checkpoint(shelf, Processes(0, 2)), SharedCheckpoint)
+
+
+def test_a_set_that_was_not_saved_by_a_team_counts_as_not_there():
+    shelf = Shelf(sums={"x": torch.ones(2)})
+    assert SharedCheckpoint(shelf, ALONE).load("sums") is None
+    assert shelf == {}
+
+
+def test_what_is_kept_together_comes_back_without_its_turn():
+    shelf = Shelf()
+    kept: Checkpoint = SharedCheckpoint(shelf, ALONE)
+    kept.save("sums", {"x": torch.arange(3)})
+    found = kept.load("sums")
+    assert found is not None
+    assert list(found) == ["x"]
+    assert found["x"].tolist() == [0, 1, 2]
+    assert kept.due()
+    kept.drop("sums")
+    assert kept.load("sums") is None
+
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(params=[1, 3])
+def threads(request) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def test_every_item_once(threads):
+    done = []
+    in_threads(done.append, iter(range(100)), CPU)
+    assert sorted(done) == list(range(100))
+    assert torch.get_num_threads() == threads
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize("at", [0, 50, 99])
+def test_a_failure_comes_through_and_the_threads_are_put_back(threads, at, error):
+    def work(item: int) -> None:
+        if item == at:
+            raise error
+
+    with pytest.raises(error):
+        in_threads(work, range(100), CPU)
+    assert torch.get_num_threads() == threads
+
+
+def test_items_are_made_as_they_are_needed(threads):
+    waiting, most = 0, 0
+    lock = threading.Lock()
+
+    def items() -> Iterator[int]:
+        nonlocal waiting, most
+        for item in range(200):
+            with lock:
+                waiting += 1
+                most = max(most, waiting)
+            yield item
+
+    def work(_: int) -> None:
+        nonlocal waiting
+        with lock:
+            waiting -= 1
+
+    in_threads(work, items(), CPU)
+    assert waiting == 0
+    assert most <= 2 * threads + 1
+
+
+def test_operations_inside_stay_on_one_thread(threads):
+    inside = set()
+    in_threads(lambda _: inside.add(torch.get_num_threads()), range(20), CPU)
+    assert inside == {1}
+
+
+def test_fewer_at_a_time_have_more_threads_each(threads):
+    inside, here, most = set(), 0, 0
+    lock = threading.Lock()
+
+    def work(_: int) -> None:
+        nonlocal here, most
+        with lock:
+            here += 1
+            most = max(most, here)
+        inside.add(torch.get_num_threads())
+        time.sleep(0.002)
+        with lock:
+            here -= 1
+
+    in_threads(work, range(20), CPU, most=2)
+    assert most <= 2
+    assert inside == {max(1, threads // 2)}
+    assert torch.get_num_threads() == threads
