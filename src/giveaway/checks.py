@@ -23,12 +23,12 @@ class InputError(ValueError):
 
 
 def fail(argument: str, expected: str, got: str, remedy: str) -> InputError:
-    """The error for `argument`, worded as everywhere in giveaway (raise what this returns)."""
+    """Return the error for `argument`, worded as everywhere in giveaway, for the caller to raise."""
     return InputError(f"{argument}: expected {expected}, got {got}; {remedy}")
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:
-    """'did you mean a or b?' for a misspelt name, else the names to choose from."""
+    """Suggest names near a misspelt one, else list the names to choose from."""
     known = list(choices)
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     if near:
@@ -37,7 +37,7 @@ def nearest(name: str, choices: Iterable[str]) -> str:
 
 
 def as_tensor(argument: str, value: Any) -> torch.Tensor:
-    """`value` as a CPU or device tensor, sharing its memory where possible (NumPy, memory maps, torch)."""
+    """Return `value` as a CPU or device tensor that shares its memory where possible (NumPy, memory maps, torch)."""
     if isinstance(value, torch.Tensor):
         return value.detach()
     array = np.asarray(value)
@@ -56,7 +56,7 @@ def as_tensor(argument: str, value: Any) -> torch.Tensor:
 
 
 def rows_at_a_time(rows: Any) -> int:
-    """How many rows of a tensor, or of rows that are read lazily, a pass over them takes at a time."""
+    """Return how many rows of a tensor or of lazy rows a pass over them should read at a time."""
     return max(1, min(ROWS_PER_CHECK, CHECK_BYTES * len(rows) // max(1, rows.nbytes)))
 
 
@@ -92,7 +92,7 @@ def check_shape(argument: str, tensor: Any, expected: tuple[int | None, ...], me
 
 
 def check_number(argument: str, value: Any, *, minimum: float, remedy: str) -> float:
-    """A finite number not below `minimum`."""
+    """Return `value` as a finite number; refuse one below `minimum`."""
     try:
         number = float(value)
     except (TypeError, ValueError):
@@ -103,7 +103,7 @@ def check_number(argument: str, value: Any, *, minimum: float, remedy: str) -> f
 
 
 def check_choice(argument: str, value: str, choices: Iterable[str]) -> str:
-    """One of `choices`, else an error that suggests the near ones."""
+    """Return `value` if it is one of `choices`; else suggest the near ones."""
     known = list(choices)
     if value not in known:
         raise fail(argument, "a known name", repr(value), nearest(str(value), known))
@@ -111,7 +111,7 @@ def check_choice(argument: str, value: str, choices: Iterable[str]) -> str:
 
 
 def check_names(argument: str, value: Any, n: int, *, unique: bool) -> np.ndarray:
-    """`value` as an array of n integer or string names (ids or groups)."""
+    """Return `value` as an array of n integer or string names (ids or groups)."""
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu().numpy()
     names = np.asarray(value)

@@ -15,7 +15,7 @@ ROWS = 512
 
 @dataclass(frozen=True)
 class Inverse:
-    """The inverse or pseudo-inverse of a matrix (its upper triangle alone is meaningful), and how it came about."""
+    """The inverse or pseudo-inverse of a matrix, as its upper triangle, and how it was computed."""
 
     upper: torch.Tensor
     rank: int
@@ -24,7 +24,7 @@ class Inverse:
 
     @cached_property
     def full(self) -> torch.Tensor:
-        """Both triangles: the lower one is filled from the upper, in place (threads that race write the same)."""
+        """Both triangles: the lower one is filled in from the upper, in place (threads that race write the same)."""
         for i in range(0, len(self.upper), ROWS):
             corner = self.upper[i : i + ROWS, i : i + ROWS]
             corner.copy_(corner.triu() + corner.triu(1).T)

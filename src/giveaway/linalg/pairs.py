@@ -59,7 +59,7 @@ class PairTiles:
         in_threads(add_to, self, x.device)
 
     def forms(self, x: torch.Tensor) -> torch.Tensor:
-        """q (p, c), with this object's tiles as M."""
+        """Return q (p, c), with this object's tiles as M."""
         out = x.new_empty(self.p, x.shape[1])
         rows = self._rows_at_a_time(x.shape[1])
         space = x.new_empty(rows * (len(self.pairs) if self._at_once else self._expansion))
@@ -74,7 +74,7 @@ class PairTiles:
         return out
 
     def _all_pairs(self, x: torch.Tensor, space: torch.Tensor) -> torch.Tensor:
-        """Products of features, (pairs, c), in the order of the tiles."""
+        """Return the products of features, (pairs, c), in the order of the tiles."""
         products = space[: len(self.pairs) * x.shape[1]].view(-1, x.shape[1])
         sizes = [tile.shape[0] * tile.shape[1] for tile in self.tiles]
         for (s, e), piece in zip(self.edges, products.split(sizes), strict=True):
@@ -82,7 +82,7 @@ class PairTiles:
         return products
 
     def _contract(self, x: torch.Tensor, space: torch.Tensor, target: torch.Tensor) -> None:
-        """target = Σ_a x_a (Σ_b x_b M[b, a]) of records x (d, c), as (p, c)."""
+        """Set target = Σ_a x_a (Σ_b x_b M[b, a]) for records x (d, c), as (p, c)."""
         target.zero_()
         for s, e, tile in self:
             if not self.expand_weights:
@@ -93,7 +93,7 @@ class PairTiles:
             target += half.view(e - s, self.p, -1).mul_(x[s:e].unsqueeze(1)).sum(0)
 
     def _contracted(self, x: torch.Tensor, space: torch.Tensor) -> torch.Tensor:
-        """The same of records x (c, d), as (c, p): a batched product, where p makes it worth while."""
+        """Return the same for records x (c, d), as (c, p), by a batched product: faster from some p on."""
         out = x.new_zeros(len(x), 1, self.p)
         for s, e, tile in self:
             half = space[: len(x) * (e - s) * self.p].view(len(x), -1)
@@ -102,7 +102,7 @@ class PairTiles:
         return out.squeeze(1)
 
     def _rows_at_a_time(self, count: int) -> int:
-        """How many records to expand at a time."""
+        """Return how many records to expand at a time."""
         rows = 1024
         if self.expand_weights:
             rows = min(2048, EXPANDED_BYTES // (8 * self._expansion) // 64 * 64)
@@ -116,12 +116,12 @@ class PairTiles:
 
     @property
     def _expansion(self) -> int:
-        """Expanded numbers a record, in the widest tile."""
+        """The expanded numbers of a record in the widest tile."""
         return max(e - s for s, e in self.edges) * (self.p if self.expand_weights else self.d)
 
 
 def _expand(left: torch.Tensor, right: torch.Tensor, space: torch.Tensor) -> torch.Tensor:
-    """(left × right, c) products of every row of left with every row of right."""
+    """Return (left × right, c) products of every row of left with every row of right."""
     size = len(left), len(right), left.shape[1]
     expanded = space[: size[0] * size[1] * size[2]].view(size)
     torch.mul(left.unsqueeze(1), right.unsqueeze(0), out=expanded)

@@ -14,7 +14,7 @@ WORD = 32  # probes that one hash serves
 def signs(
     seed: int, numbers: torch.Tensor, outputs: int, probes: slice, *, dtype: torch.dtype = torch.float64
 ) -> torch.Tensor:
-    """±1 as (records, outputs, probes) for records with these numbers."""
+    """Return ±1 as (records, outputs, probes) for records with these numbers."""
     device = numbers.device
     first = probes.start // WORD
     words = torch.arange(first, (probes.stop - 1) // WORD + 1, device=device)
@@ -29,7 +29,7 @@ def signs(
 
 
 def mixed(words: torch.Tensor) -> torch.Tensor:
-    """The finalizer of SplitMix64 (Steele, Lea and Flood 2014), on 64-bit words with wrap-around."""
+    """Apply the finalizer of SplitMix64 (Steele, Lea and Flood 2014) to 64-bit words with wrap-around."""
     words = words + _signed(0x9E3779B97F4A7C15)
     words = (words ^ _shifted(words, 30)) * _signed(0xBF58476D1CE4E5B9)
     words = (words ^ _shifted(words, 27)) * _signed(0x94D049BB133111EB)
@@ -37,7 +37,7 @@ def mixed(words: torch.Tensor) -> torch.Tensor:
 
 
 def _shifted(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """A shift to the right that brings in zeros; torch's own brings in the sign."""
+    """Shift to the right and bring in zeros; torch's own shift brings in the sign."""
     return (words >> bits) & ((1 << (64 - bits)) - 1)
 
 

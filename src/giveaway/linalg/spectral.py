@@ -20,7 +20,7 @@ TINY = torch.finfo(torch.float64).tiny
 
 
 def top_eigenvalue(matrices: torch.Tensor) -> torch.Tensor:
-    """λ_max of symmetric positive semi-definite matrices (R, R, Q) → (Q,)."""
+    """Return λ_max of symmetric positive semi-definite matrices (R, R, Q) → (Q,)."""
     if len(matrices) == 1:
         return matrices[0, 0].clone()
     # the largest entry stands on the diagonal
@@ -29,7 +29,7 @@ def top_eigenvalue(matrices: torch.Tensor) -> torch.Tensor:
 
 
 def top_singular_value(matrices: torch.Tensor) -> torch.Tensor:
-    """σ_max of square matrices (R, R, Q) → (Q,)."""
+    """Return σ_max of square matrices (R, R, Q) → (Q,)."""
     if len(matrices) == 1:
         return matrices[0, 0].abs()
     scale = torch.maximum(matrices.amax(dim=(0, 1)), -matrices.amin(dim=(0, 1))).clamp_min(TINY)
@@ -38,7 +38,7 @@ def top_singular_value(matrices: torch.Tensor) -> torch.Tensor:
 
 
 def _over(matrices: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """The matrices divided by `scale`, as (Q, R, R)."""
+    """Return the matrices divided by `scale`, as (Q, R, R)."""
     return (matrices / scale).permute(2, 0, 1).contiguous()
 
 
@@ -90,7 +90,7 @@ def _by_lanczos(matrices: torch.Tensor) -> torch.Tensor:
 
 
 def _lanczos_round(matrices: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Top Ritz value, an estimate of its error, and the Ritz vector, after LANCZOS_STEPS from v (Q, R).
+    """Return the top Ritz value, an estimate of its error, and the Ritz vector, after LANCZOS_STEPS from v (Q, R).
 
     Vectors are not kept orthogonal beyond the recurrence: what that loses shows as copies of converged Ritz values,
     which close the gap but leave the residual small.

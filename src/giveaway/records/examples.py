@@ -16,7 +16,7 @@ TEXT_BYTES = 2**31  # strings are saved as wide as the longest of them, up to th
 
 
 def as_numbers(inputs: np.ndarray, argument: str = "inputs") -> np.ndarray:
-    """Inputs as float64, images with their channels first."""
+    """Return inputs as float64, images with their channels first."""
     if inputs.dtype.kind not in "fiub":
         raise fail(
             argument, "images or a matrix of numbers", f"dtype {inputs.dtype}", "embed them, and pass the vectors"
@@ -27,7 +27,7 @@ def as_numbers(inputs: np.ndarray, argument: str = "inputs") -> np.ndarray:
 
 
 def as_records(inputs: np.ndarray, argument: str = "inputs") -> Any:
-    """Inputs in their own type, never copied: uint8 images with their channels first, one string a record as a list."""
+    """Return inputs in their own type, uncopied: uint8 images with channels first, one string a record as a list."""
     if inputs.dtype.kind not in "fiubU":
         remedy = "convert them to numbers or str"
         raise fail(argument, "images, numbers or strings", f"dtype {inputs.dtype}", remedy)
@@ -52,7 +52,7 @@ def _channels_first(images: np.ndarray, argument: str) -> np.ndarray:
 
 
 def check_inputs(value: Any, n: int) -> Any:
-    """The records themselves, n rows: a tensor, an array, a DataFrame, or a list of strings."""
+    """Return the records themselves, n rows, as a tensor, an array, a DataFrame, or a list of strings."""
     if isinstance(value, torch.Tensor):
         value = value.detach()
     elif isinstance(value, list | tuple):
@@ -75,7 +75,7 @@ def check_inputs(value: Any, n: int) -> Any:
 
 
 def saveable(inputs: Any) -> np.ndarray:
-    """As an array of numbers or strings that an .npz gives back as it was, without pickle."""
+    """Return inputs as an array of numbers or strings that an .npz can hold without pickle."""
     stored = to_numpy(inputs) if isinstance(inputs, torch.Tensor) else inputs
     if isinstance(inputs, list) and 4 * len(inputs) * max(map(len, inputs)) <= TEXT_BYTES:
         stored = np.array(inputs)
@@ -105,7 +105,7 @@ def _holds_strings(array: np.ndarray) -> bool:
 
 
 def infer_loss(targets: Any, outputs: Any) -> str:
-    """The loss that `loss="auto"` stands for, from the targets' type; ambiguous targets are refused."""
+    """Infer the loss that `loss="auto"` stands for from the type of the targets; refuse ambiguous ones."""
     y, f = as_tensor("targets", targets), outputs if isinstance(outputs, LazyRows) else as_tensor("outputs", outputs)
     width = f.shape[1] if f.ndim == 2 else 1
     column = y.reshape(len(y)) if y.ndim == 2 and y.shape[1] == 1 else y
@@ -131,7 +131,7 @@ def infer_loss(targets: Any, outputs: Any) -> str:
 
 
 def check_targets(y: torch.Tensor, outputs: torch.Tensor | LazyRows, loss: str) -> torch.Tensor:
-    """Targets in one form a loss: class indices (n,) int64, or floats (n, m)."""
+    """Return targets in one form for each loss: class indices (n,) int64, or floats (n, m)."""
     n, m = outputs.shape
     if y.ndim == 0 or len(y) != n:
         raise fail("targets", f"{n} rows, one a record", f"shape {tuple(y.shape)}", "align them with the features")
@@ -176,7 +176,7 @@ def check_targets(y: torch.Tensor, outputs: torch.Tensor | LazyRows, loss: str) 
 
 
 def _check_two_classes(y: torch.Tensor) -> None:
-    """Refuse certain labels that are all the same."""
+    """Refuse labels that are all the same and certain."""
     if bool((y == y[0]).all()) and bool((y[0] == y[0].round()).all()):
         raise fail("targets", "at least two classes", "one class only", "pass the whole training set")
 

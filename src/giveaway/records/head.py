@@ -1,4 +1,4 @@
-"""Head: what a trained model made of its training records, one row each: its last linear layer, or outputs alone."""
+"""Head: a model's last linear layer with the features and outputs of its training records, or the outputs alone."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ class Head:
 
     @property
     def device(self) -> torch.device:
-        """Where the records are computed with."""
+        """The device that computes with the records."""
         return self.features.device
 
     @property
@@ -153,7 +153,7 @@ class Head:
 
     @property
     def lazy(self) -> bool:
-        """Whether features or outputs are read, or computed, when they are asked for."""
+        """Whether features or outputs are read, or computed, only when a slice of them is needed."""
         return isinstance(self.features, LazyRows) or isinstance(self.outputs, LazyRows)
 
     @property
@@ -162,12 +162,12 @@ class Head:
         return all(not isinstance(rows, LazyRows) or rows.looked_up for rows in (self.features, self.outputs))
 
     def slices(self, size: int) -> Iterator[slice]:
-        """The records in consecutive slices of at most `size`."""
+        """Yield consecutive slices of at most `size` records."""
         for start in range(0, self.n, size):
             yield slice(start, min(start + size, self.n))
 
     def window(self, which: slice | torch.Tensor) -> Window:
-        """These records, read into memory: consecutive ones by a slice, any by their row numbers."""
+        """Read these records into memory: consecutive ones by a slice, any others by their row numbers."""
         weight = None if self.sample_weight is None else self.sample_weight[which]
         if isinstance(which, slice):
             numbers = torch.arange(*which.indices(self.n), device=self.device)
@@ -177,7 +177,7 @@ class Head:
         return Window(numbers, features, outputs, self.targets[which], weight, self.intercept)
 
     def to(self, device: torch.device | str, *, resident: bool | None = None) -> Head:
-        """The same head for use on `device`; nothing is checked again.
+        """Return the same head for use on `device`; nothing is checked again.
 
         Features and outputs are held there as a whole if `resident`; None holds what fits in half of a GPU's free
         memory and reads the rest window by window. A stream stays one. Inputs stay where they are.
@@ -191,12 +191,12 @@ class Head:
         return self._with(**moved)
 
     def named(self, *, ids: Any = None, groups: Any = None) -> Head:
-        """The same records under other ids or groups; nothing else is checked again."""
+        """Return the same records under other ids or groups; nothing else is checked again."""
         given = {name: value for name, value in (("ids", ids), ("groups", groups)) if value is not None}
         return self._with(**{name: check_names(name, v, self.n, unique=name == "ids") for name, v in given.items()})
 
     def parameters(self) -> torch.Tensor:
-        """θ as (width, m) in float64; an error where the head was built without its weights."""
+        """Return θ as (width, m) in float64; raise where the head was built without its weights."""
         if not self.linear:
             raise fail("head", "a linear head", "a black box", "pass the features of a linear head to Head")
         if self.weight is None:
@@ -208,7 +208,7 @@ class Head:
         return torch.cat([theta, self.bias.to(torch.float64).unsqueeze(0)])
 
     def with_parameters(self, theta: torch.Tensor) -> Head:
-        """The same records under other parameters θ (width, m); outputs are computed from them, lazily if these are."""
+        """Return the same records with the outputs of other parameters θ (width, m), lazily if these are lazy."""
         d = self.features.shape[1]
         weight, bias = theta[:d].T.contiguous(), theta[d] if self.intercept else None
         if self.lazy:
@@ -258,7 +258,7 @@ class Head:
         return f"Head({', '.join(parts)})"
 
     def _with(self, **changed: Any) -> Head:
-        """A copy with other fields, which are known to be sound: nothing is read to check them."""
+        """Return a copy with other fields, which are known to be valid: nothing is read to check them."""
         other = copy.copy(self)
         for name, value in changed.items():
             object.__setattr__(other, name, value)
@@ -315,7 +315,7 @@ class Head:
 
 
 def _check_logarithms(outputs: torch.Tensor | LazyRows, loss: str) -> None:
-    """Refuse probabilities in place of logits, which is what most black boxes give, and logarithms of 0."""
+    """Refuse probabilities in place of logits, which most black boxes give, and logarithms of 0."""
     if loss != "cross_entropy" or len(outputs) == 0:
         return
     probable, size = outputs.shape[1] > 1, rows_at_a_time(outputs)

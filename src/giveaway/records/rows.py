@@ -29,29 +29,29 @@ class LazyRows(ABC):
 
     @abstractmethod
     def to(self, device: torch.device | str) -> LazyRows:
-        """The same rows, read onto `device`."""
+        """Return the same rows, read onto `device`."""
 
     @abstractmethod
     def _consecutive(self, start: int, stop: int) -> torch.Tensor:
-        """Rows `start` to `stop`."""
+        """Read rows `start` to `stop`."""
 
     @abstractmethod
     def _numbered(self, numbers: torch.Tensor) -> torch.Tensor:
-        """The rows with these numbers, in this order; `numbers` is on the CPU."""
+        """Read the rows with these numbers, in this order; `numbers` is on the CPU."""
 
     @property
     def ndim(self) -> int:
-        """Axes, the rows among them."""
+        """The number of axes, the rows included."""
         return len(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """What all rows would take in memory."""
+        """The bytes that all rows would take in memory."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     @property
     def identity(self) -> str | None:
-        """A text that stands for the contents where reading them all to tell heads apart would cost too much."""
+        """A text that names the contents, where reading all of them to tell heads apart would cost too much."""
         return None
 
     def is_floating_point(self) -> bool:
@@ -63,7 +63,7 @@ class LazyRows(ABC):
         return None
 
     def whole(self) -> torch.Tensor:
-        """All rows as one tensor on `device`, read in pieces."""
+        """Read all rows, in pieces, into one tensor on `device`."""
         out = torch.empty(self.shape, dtype=self.dtype, device=self.device)
         size = rows_at_a_time(self)
         for start in range(0, len(self), size):
@@ -97,7 +97,7 @@ class LazyRows(ABC):
 
 
 class FileRows(LazyRows):
-    """Memory maps, one below the other; what was read is released again, so that memory stays at a window.
+    """Memory maps, one below the other; pages are released once they are read, so that memory stays at a window.
 
     `bfloat16` says that 16-bit integers are the bits of bfloat16, which NumPy does not have; they are given as float32.
     """
@@ -117,7 +117,7 @@ class FileRows(LazyRows):
         super().__init__(shape, dtype, torch.device(device))
 
     def to(self, device: torch.device | str) -> FileRows:
-        """The same files, read onto `device`."""
+        """Return the same files, read onto `device`."""
         return FileRows(self.argument, self.arrays, bfloat16=self.bfloat16, device=device)
 
     def _consecutive(self, start: int, stop: int) -> torch.Tensor:
@@ -159,7 +159,7 @@ class HostRows(LazyRows):
         super().__init__(tuple(tensor.shape), tensor.dtype, torch.device(device))
 
     def to(self, device: torch.device | str) -> HostRows:
-        """The same tensor, sent to `device`."""
+        """Return the same tensor, sent to `device`."""
         return HostRows(self.tensor, device)
 
     def _consecutive(self, start: int, stop: int) -> torch.Tensor:
@@ -185,15 +185,15 @@ class LinearRows(LazyRows):
 
     @property
     def identity(self) -> str:
-        """What they are computed from tells heads apart."""
+        """A constant: the features and weights that outputs are computed from tell heads apart."""
         return "features @ weight.T + bias"
 
     def to(self, device: torch.device | str) -> LinearRows:
-        """The same outputs, computed on `device`."""
+        """Return the same outputs, computed on `device`."""
         return self.over(self.features.to(device))
 
     def over(self, features: torch.Tensor | LazyRows) -> LinearRows:
-        """The same layer's outputs from other features."""
+        """Return the same layer's outputs for other features."""
         return LinearRows(features, self.weight, self.bias)
 
     def reads(self, features: torch.Tensor | LazyRows) -> bool:
@@ -211,7 +211,7 @@ class LinearRows(LazyRows):
         return self.reads(features) and torch.equal(self.weight, weight.to(zero)) and torch.equal(mine, other)
 
     def of(self, block: torch.Tensor, which: slice | torch.Tensor) -> torch.Tensor:
-        """The outputs of rows `which`, whose features are `block`; numbers beyond float64 are refused."""
+        """Compute the outputs of rows `which`, whose features are `block`; refuse numbers beyond float64."""
         outputs = torch.matmul(block.to(torch.float64), self.weight.T)
         if self.bias is not None:
             outputs += self.bias
@@ -228,19 +228,19 @@ class LinearRows(LazyRows):
 
 
 def on_device(block: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """`block` on `device`; to a GPU through pinned memory, from where the copy runs at the bus's own rate."""
+    """Send `block` to `device`; to a GPU through pinned memory, from which it is copied at the full rate of the bus."""
     if device.type == "cuda" and block.device.type == "cpu":
         return block.pin_memory().to(device, non_blocking=True)
     return block.to(device)
 
 
 def map_of(array: np.ndarray) -> mmap.mmap | None:
-    """The memory map that `array` lies in; None where it lies in memory."""
+    """Return the memory map that `array` lies in; None where it lies in memory."""
     return getattr(array, "_mmap", None)
 
 
 def _release(array: np.ndarray) -> None:
-    """Let go of the pages that were read. Maps of other modes may hold changes that no file has."""
+    """Release the pages that were read; not of maps in other modes, which may hold changes that no file has."""
     mapped = map_of(array)
     if mapped is not None and getattr(array, "mode", "") == "r" and hasattr(mapped, "madvise"):
         mapped.madvise(mmap.MADV_DONTNEED)

@@ -71,7 +71,7 @@ class ScoreTable:
         raise fail("column", "a column of this table", repr(name), nearest(name, [*self.scores, *self.attributes]))
 
     def ranking(self, by: str | None = None) -> str:
-        """The column that `by` stands for: itself, or fused, newton or the only one there is."""
+        """Return the column to rank by: `by`, or by default fused, else newton, else the first."""
         if by is not None:
             if by not in self.scores:
                 raise fail("by", "a score of this table", repr(by), nearest(by, self.scores))
@@ -82,26 +82,26 @@ class ScoreTable:
         return self.columns[0]
 
     def order(self, by: str | None = None) -> np.ndarray:
-        """Row numbers from the most to the least exposed; ties stay in row order."""
+        """Return row numbers from the most to the least exposed; ties stay in row order."""
         return np.argsort(-self.scores[self.ranking(by)], kind="stable")
 
     def rank(self, by: str | None = None) -> np.ndarray:
-        """Every row's rank, 1 for the most exposed."""
+        """Return every row's rank, 1 for the most exposed."""
         ranks = np.empty(len(self), dtype=np.int64)
         ranks[self.order(by)] = np.arange(1, len(self) + 1)
         return ranks
 
     def top(self, k: int = 10, by: str | None = None) -> ScoreTable:
-        """The k most exposed rows, the most exposed first."""
+        """Return the k most exposed rows, the most exposed first."""
         k = int(check_number("k", k, minimum=1, remedy="ask for at least one row"))
         return self._take(self.order(by)[:k])
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
-        """One line a row in row order, `id` first; no cell can start a spreadsheet formula."""
+        """Write one line a row in row order, `id` first; no cell can start a spreadsheet formula."""
         write_text(path, self._csv())
 
     def to_pandas(self) -> Any:
-        """A pandas DataFrame indexed by id."""
+        """Return a pandas DataFrame indexed by id."""
         try:
             import pandas
         except ImportError as error:
@@ -151,7 +151,7 @@ class ScoreTable:
         return "\n".join([*lines, *self._more()])
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the first rows, every text escaped."""
+        """Return what a notebook shows: the first rows, every text escaped."""
         head, *body = zip(*self._shown(), strict=True)
         rows = f"{len(self):,} row{'' if len(self) == 1 else 's'}"
         return "\n".join(
@@ -168,7 +168,7 @@ class ScoreTable:
         )
 
     def _shown(self) -> list[list[str]]:
-        """The first rows, a list a column, each with its name first."""
+        """Return the first rows as one list a column, its name first."""
         columns = {"id": self.ids, **self._named_columns()}
         return [[shown_text(name), *map(_cell, values[:ROWS_SHOWN])] for name, values in columns.items()]
 

@@ -1,4 +1,4 @@
-"""Signals: what many models say of the same records, and which of the records each was trained on."""
+"""Signals: the predictions of many models for the same records, and which records each was trained on."""
 
 from __future__ import annotations
 
@@ -73,30 +73,30 @@ class Signals:
 
     @property
     def models(self) -> int:
-        """M."""
+        """The number M of models."""
         return self.values.shape[0]
 
     @property
     def records(self) -> int:
-        """N."""
+        """The number N of records."""
         return self.values.shape[1]
 
     @property
     def queries(self) -> int:
-        """Q."""
+        """The number Q of queries a record."""
         return self.values.shape[2]
 
     def __repr__(self) -> str:
         return f"Signals(models={self.models}, records={self.records}, queries={self.queries}, kind={self.kind!r})"
 
     def blocks(self) -> Iterator[slice]:
-        """The records in slices whose float64 values stay in a few tens of MB."""
+        """Yield slices of records whose float64 values take a few tens of MB."""
         size = max(1, BLOCK_NUMBERS // max(1, self.values[:, :1].size))
         for start in range(0, self.records, size):
             yield slice(start, min(start + size, self.records))
 
     def statistic(self, which: slice | np.ndarray = slice(None)) -> np.ndarray:
-        """What LiRA looks at, (M, n, Q) in float64, high for a member: φ, or minus the log of the squared error."""
+        """Return the statistic of LiRA, (M, n, Q), high for a member: φ, or minus the log of the squared error."""
         values = np.asarray(self.values[:, which], dtype=np.float64)
         if self.kind == "phi":
             return values
@@ -110,7 +110,7 @@ class Signals:
     def confidence(
         self, which: slice | np.ndarray = slice(None), *, temperature: float = 1.0, of_population: bool = False
     ) -> np.ndarray:
-        """The probability of the true label, (M, n, Q) in float64; of the population's points if asked."""
+        """Return the probability of the true label, (M, n, Q), for the records or for the population's points."""
         stored = self.population if of_population else self.values
         labels = self.population_labels if of_population else self.labels
         if stored is None:
@@ -127,19 +127,19 @@ class Signals:
         return _at(p, labels[which])
 
     def distribution(self, which: slice | np.ndarray = slice(None)) -> np.ndarray:
-        """Probabilities of all classes, (M, n, Q, C) in float64."""
+        """Return the probabilities of all classes, (M, n, Q, C) in float64."""
         if self.kind not in VECTORS:
             raise fail("signals", "logits or probabilities", self.kind, "store the whole prediction")
         values = np.asarray(self.values[:, which], dtype=np.float64)
         return np.exp(log_softmax(values, axis=-1)) if self.kind == "logits" else values
 
     def of_models(self, which: slice | np.ndarray) -> Signals:
-        """The same records seen by some of the models."""
+        """Return the signals of some of the models."""
         population = None if self.population is None else self.population[which]
         return replace(self, values=self.values[which], members=self.members[which], population=population)
 
     def of_records(self, which: slice | np.ndarray) -> Signals:
-        """Some of the records, seen by the same models."""
+        """Return the signals on some of the records."""
         labels = None if self.labels is None else self.labels[which]
         return replace(self, values=self.values[:, which], members=self.members[:, which], labels=labels)
 
@@ -153,7 +153,7 @@ class Signals:
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Signals:
-        """What `save` wrote, memory-mapped."""
+        """Map what `save` wrote into memory."""
         path = Path(folder)
         try:
             stored = json.loads((path / MARKER).read_text(encoding="utf-8"))
@@ -197,7 +197,7 @@ def _checked_labels(argument: str, labels: Any, values: np.ndarray, kind: str) -
 
 
 def _at(values: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """values[m, i, q, labels[i]]."""
+    """Return values[m, i, q, labels[i]]."""
     index = np.broadcast_to(labels[None, :, None, None], (*values.shape[:3], 1))
     return np.take_along_axis(values, index, axis=-1)[..., 0]
 

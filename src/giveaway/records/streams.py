@@ -1,4 +1,4 @@
-"""Rows that come in one order only: batches of any size, read again in each pass and cut to the slices asked for."""
+"""Rows that come in one order only: batches of any size, read again in each pass and cut to the slices needed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 class Stream:
-    """Features and outputs of records that are read from the start in each pass; a window of them is held.
+    """Features and outputs of records that are read from the start in each pass; one window of them is in memory.
 
     Slices in increasing order go on with the pass under way, an earlier one begins another. `begin` gives the batches
     of one pass, of any sizes, and refuses records that are others than before; `name` stands for their contents, and
@@ -41,11 +41,11 @@ class Stream:
         self._held: tuple[int, Pair] | None = None
 
     def rows(self, device: torch.device | str = "cpu") -> tuple[StreamedRows, StreamedRows]:
-        """Features and outputs, to hand to a Head."""
+        """Return features and outputs, to pass to a Head."""
         return StreamedRows(self, "features", device), StreamedRows(self, "outputs", device)
 
     def read(self, start: int, stop: int) -> Pair:
-        """Features and outputs of rows `start` to `stop`, from one read."""
+        """Read features and outputs of rows `start` to `stop` at once."""
         with self._lock:
             if self._held is not None:
                 first, pair = self._held
@@ -75,7 +75,7 @@ class Stream:
             self._next(min(start - self._at, 1_024))
 
     def _next(self, count: int) -> Pair:
-        """The next `count` rows."""
+        """Read the next `count` rows."""
         parts, missing = [], count
         while missing:
             batch = self._spare.pop() if self._spare else next(self._passing, None)
@@ -93,7 +93,7 @@ class Stream:
         return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
 
     def _end(self) -> None:
-        """The pass is over: nothing may follow, and the source may look back at it."""
+        """End the pass: refuse rows that follow, and let the source check what it gave."""
         rest = [*self._spare, *self._passing]
         if any(len(features) for features, _ in rest):
             raise self._other_rows(f"more than {self.n}")
@@ -128,7 +128,7 @@ class StreamedRows(LazyRows):
         return self.stream.name
 
     def to(self, device: torch.device | str) -> StreamedRows:
-        """The same stream, read onto `device`."""
+        """Return the same stream, read onto `device`."""
         return StreamedRows(self.stream, self.part, device)
 
     def with_outputs(self, outputs: torch.Tensor | LazyRows, which: slice) -> Pair | None:
