@@ -28,8 +28,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import giveaway as ga
-from giveaway.auditing.second_view import SecondView
 from giveaway.curvature.choice import Auto
+from giveaway.views.others import OthersView
 
 RESULTS = Path(__file__).parent / "results" / "held_back.json"
 EPOCHS, DELTA, BATCHES, SHADOWS = 20, 1e-3, 4, 16
@@ -62,8 +62,8 @@ def measure(x: torch.Tensor, y: torch.Tensor, epsilon: float | None, epochs: int
         )
     head = ga.from_torch(train(x, y, seed=0, epochs=epochs, noise=noise), TensorDataset(x, y))
     table = ga.audit(head, scores=["newton", "fused"], curvature=Auto(l2_sensitivity=False))
-    view = SecondView(head)
-    view.look("record", table["newton"])
+    view = OthersView(head)
+    view.compare("record", table["newton"])
     prediction = view.predict(table["fused"], head.outputs)
     assert prediction is not None
 

@@ -33,15 +33,13 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from giveaway.evaluation import spearman
-from giveaway.gp.activation_study import SETTINGS, activation_study
 from giveaway.gp.attack import query_attack, record_attack
-from giveaway.gp.divergence import lood, lood_at
+from giveaway.gp.distinguishability import divergence, divergence_at
 from giveaway.gp.kernels import RBF, kernel_matrix
 from giveaway.gp.nngp import NNGP
-from giveaway.gp.posterior import Posterior, fit
+from giveaway.gp.posterior import Posterior, RemovedRecords, fit, remove
 from giveaway.gp.query import optimal_queries
-from giveaway.gp.reconstruct import reconstruct
-from giveaway.gp.removal import Removal, remove
+from giveaway.gp.studies import SETTINGS, activation_study, reconstruct
 from giveaway.reporting.picture import COLOURS, DASHES, GREY, PALE, save_figure
 
 ROOT = Path(__file__).parent.parent
@@ -278,7 +276,7 @@ def auc_and_lood(data: Images) -> tuple[dict, dict[str, tuple[np.ndarray, np.nda
                 posterior = fit(kernel, everything[rows], targets[rows], NOISE, matrix=matrix[rows[:, None], rows])
                 removal = remove(posterior, [1_000])
                 own = everything[row].view(1, 1, -1)
-                found = lood_at(removal, own)
+                found = divergence_at(removal, own)
                 kl.append(float(found.kl))
                 mean.append(float(found.mean))
                 rate.append(float(query_attack(removal, own).auc))
@@ -294,15 +292,15 @@ def auc_and_lood(data: Images) -> tuple[dict, dict[str, tuple[np.ndarray, np.nda
 def of_all(data: Images) -> dict:
     x, y = cars_and_planes(data, 1_000)
     posterior = fit(NNGP(5), x, y, NOISE)
-    found, rate = lood(posterior), record_attack(posterior).auc.numpy()
+    found, rate = divergence(posterior), record_attack(posterior).auc.numpy()
     return {name: number(spearman(getattr(found, name).numpy(), rate)) for name in ("kl", "mean")}
 
 
-def at(removal: Removal, records: torch.Tensor, toward: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
+def at(removal: RemovedRecords, records: torch.Tensor, toward: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
     """KL (records, steps) at each of the steps from the records; `removal` has all records as often, steps first."""
     steps = torch.cat([steps, steps.new_zeros(TOGETHER - len(steps))])
     queries = records + steps[:, None, None] * toward
-    kl = lood_at(removal, queries.view(-1, 1, records.shape[1])).kl
+    kl = divergence_at(removal, queries.view(-1, 1, records.shape[1])).kl
     return kl.view(len(steps), -1).T
 
 

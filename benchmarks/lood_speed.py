@@ -34,10 +34,9 @@ import torch
 from scipy.linalg import lapack
 from threadpoolctl import threadpool_limits
 
-from giveaway.gp.conv_nngp import ConvNNGP
-from giveaway.gp.divergence import Lood, lood
+from giveaway.gp.distinguishability import Divergence, divergence
 from giveaway.gp.kernels import RBF, kernel_matrix
-from giveaway.gp.nngp import NNGP
+from giveaway.gp.nngp import NNGP, ConvNNGP
 from giveaway.gp.posterior import fit
 
 STARTED = time.perf_counter()
@@ -66,7 +65,7 @@ def records_part(n: int, repeats: int) -> dict:
         trtri, (_, info) = cpu_seconds(lambda factor=factor: lapack.dtrtri(factor, lower=1, overwrite_c=1))
         assert info == 0
         fitted, posterior = cpu_seconds(lambda: fit(kernel, x, y, NOISE, matrix=matrix))
-        left, found = cpu_seconds(lambda posterior=posterior: lood(posterior))
+        left, found = cpu_seconds(lambda posterior=posterior: divergence(posterior))
         del posterior
         alone, by_hand = cpu_seconds(lambda repeat=repeat: one_by_one(matrix, y, repeat * ALONE))
         worst = max(abs(float(found.kl[i]) - kl) / kl for i, kl in by_hand.items())
@@ -186,7 +185,7 @@ def images_part(n: int, device: str, data: Path | None, budget: float | None) ->
     finish(device)
     fitted = time.perf_counter() - began
     began = time.perf_counter()
-    found = lood(posterior)
+    found = divergence(posterior)
     finish(device)
     left = time.perf_counter() - began
     print(f"{n} images: kernel {filled:.1f}, factorization {fitted:.1f}, distances {left:.1f} s", flush=True)
@@ -205,8 +204,8 @@ def images_part(n: int, device: str, data: Path | None, budget: float | None) ->
     }
 
 
-def of_few(kernel: ConvNNGP, x: torch.Tensor, y: torch.Tensor) -> Lood:
-    return lood(fit(kernel, x, y, NOISE, matrix=kernel_matrix(kernel, x)))
+def of_few(kernel: ConvNNGP, x: torch.Tensor, y: torch.Tensor) -> Divergence:
+    return divergence(fit(kernel, x, y, NOISE, matrix=kernel_matrix(kernel, x)))
 
 
 def fitting(kernel: ConvNNGP, x: torch.Tensor, seconds: float) -> int:

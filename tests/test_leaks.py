@@ -30,7 +30,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from giveaway.checks import InputError
 from giveaway.cli import main
-from giveaway.views.tabular import tabular_features
+from giveaway.views.tables import tabular_features
 
 N = 100  # as many as a validation needs
 RECORD, PERSON, TEXT, CELL, COLUMN = "zqrecordmark", "zqpersonmark", "zqwordsmark", "zqcellmark", "zqcolumnmark"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from giveaway.findings.canaries import canaries
     from giveaway.findings.changes import changes
     from giveaway.findings.mitigation import weights
-    from giveaway.gp.table import lood
+    from giveaway.gp.distinguishability import lood
     from giveaway.records import Head, ScoreTable, Signals
     from giveaway.reporting.report import report
 
@@ -37,7 +37,7 @@ _HOMES = {
     "from_sklearn": "giveaway.extract",
     "from_torch": "giveaway.extract",
     "gp": "giveaway.gp",
-    "lood": "giveaway.gp.table",
+    "lood": "giveaway.gp.distinguishability",
     "network": "giveaway.network",
     "report": "giveaway.reporting.report",
     "theory": "giveaway.theory",

@@ -5,14 +5,24 @@ from __future__ import annotations
 import sys
 
 import mpmath
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.spatial.distance import cdist
+from sklearn.kernel_ridge import KernelRidge
 
 from giveaway.checks import InputError
-from giveaway.gp.leave_one_out import invert_lower_, leave_group_out, leave_one_out
+from giveaway.gp.leave_one_out import (
+    invert_lower_,
+    kernel_regression,
+    leave_groups_out,
+    leave_one_out,
+    left_out_errors,
+)
 from giveaway.gp.posterior import fit
+from giveaway.gp.ridge import rows_of_groups
 from tests.gp.test_posterior import draw, rbf
 
 module = sys.modules["giveaway.gp.leave_one_out"]  # the package has a function of that name
@@ -63,7 +73,7 @@ def test_groups_of_any_sizes_against_fitting_again(n, sizes, outputs, noise, see
     generator = torch.Generator().manual_seed(seed)
     groups = [torch.randperm(n, generator=generator)[:size] for size in sizes]
     seen = set()
-    for part in leave_group_out(posterior, groups):
+    for part in leave_groups_out(posterior, groups):
         for g, place in enumerate(part.place.tolist()):
             seen.add(place)
             rows = part.rows[g]
@@ -80,7 +90,7 @@ def test_groups_of_any_sizes_against_fitting_again(n, sizes, outputs, noise, see
 
 def test_without_any_record_the_prior_is_left():
     posterior = fit(rbf, draw(9, 2), draw(9, 2, seed=1), 0.1)
-    (part,) = leave_group_out(posterior, [torch.arange(9)])
+    (part,) = leave_groups_out(posterior, [torch.arange(9)])
     torch.testing.assert_close(part.mean, torch.zeros_like(part.mean), rtol=0, atol=1e-12)
     torch.testing.assert_close(part.covariance[0], rbf(posterior.inputs, posterior.inputs), rtol=1e-12, atol=1e-12)
 
@@ -89,8 +99,8 @@ def test_few_groups_are_solved_for_and_many_inverted_with_one_answer(monkeypatch
     posterior = fit(rbf, draw(30, 2), draw(30, seed=1), 0.1)
     every = leave_one_out(posterior)
     monkeypatch.setattr(module, "GATHERED", 40)
-    (few,) = leave_group_out(posterior, [[4], [29], [0]])
-    (many,) = leave_group_out(posterior, [[i] for i in range(30)])
+    (few,) = leave_groups_out(posterior, [[4], [29], [0]])
+    (many,) = leave_groups_out(posterior, [[i] for i in range(30)])
     torch.testing.assert_close(few.covariance.flatten(), every.variance[[4, 29, 0]], rtol=1e-12, atol=0)
     torch.testing.assert_close(many.covariance.flatten(), every.variance, rtol=1e-12, atol=0)
     torch.testing.assert_close(many.mean_change[:, 0], every.mean_change, rtol=1e-12, atol=1e-15)
@@ -115,7 +125,7 @@ def test_tiny_and_large_leverages_keep_their_digits(scale):
         inverse = (k + mpmath.mpf(noise) * mpmath.eye(n)) ** -1
         truth = [1 - mpmath.mpf(noise) * inverse[i, i] for i in range(n)]
     leverage = leave_one_out(posterior).leverage.tolist()
-    (group,) = leave_group_out(posterior, [list(range(n))])
+    (group,) = leave_groups_out(posterior, [list(range(n))])
     for i in range(n):
         assert leverage[i] == pytest.approx(float(truth[i]), rel=1e-12)
         assert float(group.covariance_with[0, i, i]) == pytest.approx(float(noise * truth[i]), rel=1e-12)
@@ -149,4 +159,163 @@ def test_a_kernel_with_negative_variances_is_refused():
 def test_wrong_groups_are_refused(groups, words):
     posterior = fit(rbf, draw(4, 2), draw(4), 0.1)
     with pytest.raises(InputError, match=words):
-        leave_group_out(posterior, groups)
+        leave_groups_out(posterior, groups)
+
+
+# with a free constant beside the kernel, as the view of the other records has it
+
+
+def laplace_data(n, outputs=2, d=3, seed=0):
+    """Points of which some lie far out, their Laplace kernel by SciPy, and targets with outliers."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, d))
+    x[: max(1, n // 10)] *= 6.0
+    y = np.sin(x @ rng.normal(size=(d, outputs))) + 0.3 * rng.standard_t(3, size=(n, outputs)) + 2.0
+    return x, np.exp(-cdist(x, x) / 1.7), y
+
+
+def bordered_fit(k, y, noise):
+    """Weights and constant of kernel ridge regression by the dense bordered system."""
+    n = len(k)
+    system = np.block([[k + noise * np.eye(n), np.ones((n, 1))], [np.ones((1, n)), np.zeros((1, 1))]])
+    solved = np.linalg.solve(system, np.vstack([y, np.zeros((1, y.shape[1]))]))
+    return solved[:-1], solved[-1]
+
+
+def kernel_refits(k, y, noise, names):
+    """y minus what a fit to the other groups predicts."""
+    error = np.empty_like(y)
+    for name in np.unique(names):
+        out = names == name
+        weights, constant = bordered_fit(k[np.ix_(~out, ~out)], y[~out], noise)
+        error[out] = y[out] - (k[np.ix_(out, ~out)] @ weights + constant)
+    return error
+
+
+def with_constant(k, y, noise, members=()):
+    # above the diagonal nothing may be read
+    lower = torch.from_numpy(np.tril(k) + np.triu(np.full_like(k, np.nan), 1))
+    return left_out_errors(kernel_regression(lower, torch.from_numpy(y), noise, constant=True), members)
+
+
+def members_of(names):
+    return list(rows_of_groups(names, len(names)).values())
+
+
+def mixed_groups(n, seed=0):
+    """Scattered groups: singles, pairs and some larger ones."""
+    sizes, left = [], n
+    for size in np.random.default_rng(seed).choice([1, 1, 2, 3, 7], size=n):
+        sizes.append(min(size, left))
+        left -= sizes[-1]
+    names = np.repeat(np.arange(n), sizes)
+    if len(set(names.tolist())) < 2:
+        names[0] = n
+    return np.random.default_rng(seed + 1).permutation(names)
+
+
+@pytest.mark.parametrize("noise", [1e-4, 1e-2, 1.0, 100.0])
+def test_with_a_constant_every_record_is_predicted_as_after_a_refit(noise):
+    _, k, y = laplace_data(60)
+    result = with_constant(k, y, noise)
+    expected = kernel_refits(k, y, noise, np.arange(60))
+    np.testing.assert_allclose(result.error.numpy(), expected, rtol=1e-8, atol=1e-10)
+    weights, constant = bordered_fit(k, y, noise)
+    moved = np.abs(expected - (y - k @ weights - constant)).max(1)  # by being left out
+    most = np.argsort(-moved)[:6]
+    np.testing.assert_allclose(result.error.numpy()[most], expected[most], rtol=1e-8)
+
+
+@pytest.mark.parametrize("noise", [1e-3, 0.3, 30.0])
+def test_with_a_constant_groups_are_predicted_as_after_a_refit(noise, monkeypatch):
+    _, k, y = laplace_data(50, outputs=3)
+    names = mixed_groups(50)
+    sizes = {rows.shape[1] for rows in members_of(names)}
+    assert {1, 2, 7} <= sizes
+    expected = kernel_refits(k, y, noise, names)
+    result = with_constant(k, y, noise, members_of(names))
+    np.testing.assert_allclose(result.error.numpy(), expected, rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(result.leverage, with_constant(k, y, noise).leverage, rtol=0, atol=0)
+    monkeypatch.setattr(module, "GATHERED", 1)  # one group at a time
+    torch.testing.assert_close(
+        with_constant(k, y, noise, members_of(names)).error, result.error, rtol=1e-12, atol=1e-12
+    )
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    n=st.integers(2, 25),
+    outputs=st.integers(1, 3),
+    power=st.floats(-4, 2),
+    grouped=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_with_a_constant_any_shape(n, outputs, power, grouped, seed):
+    _, k, y = laplace_data(n, outputs, seed=seed)
+    names = mixed_groups(n, seed) if grouped else np.arange(n)
+    result = with_constant(k, y, 10.0**power, members_of(names) if grouped else ())
+    np.testing.assert_allclose(result.error.numpy(), kernel_refits(k, y, 10.0**power, names), rtol=1e-8, atol=1e-8)
+    assert result.leverage.shape == (n,)
+    assert ((result.leverage >= 0) & (result.leverage <= 1)).all()
+
+
+def test_the_leverage_is_how_far_a_fit_follows_its_own_target():
+    _, k, y = laplace_data(30, outputs=1)
+    for noise in (1e-3, 1.0, 50.0):
+        followed = []
+        for i in range(30):
+            nudged = y.copy()
+            nudged[i] += 1.0  # the fit is linear in y: any step is exact
+            weights, constant = bordered_fit(k, np.hstack([y, nudged]), noise)
+            fitted = k[i] @ weights + constant
+            followed.append(fitted[1] - fitted[0])
+        np.testing.assert_allclose(with_constant(k, y, noise).leverage.numpy(), followed, rtol=1e-8, atol=1e-10)
+
+
+def test_scikit_learn_says_the_same():
+    """It has no constant; one whose prior variance is very large (k + 10⁶) comes to the same."""
+    _, k, y = laplace_data(40)
+    for noise in (0.1, 3.0):
+        error = np.empty_like(y)
+        for i in range(40):
+            others = np.arange(40) != i
+            model = KernelRidge(alpha=noise, kernel="precomputed").fit(k[np.ix_(others, others)] + 1e6, y[others])
+            error[i] = y[i] - model.predict(k[i : i + 1, others] + 1e6)[0]
+        np.testing.assert_allclose(with_constant(k, y, noise).error.numpy(), error, rtol=2e-4, atol=2e-5)
+
+
+def test_fifty_digits_say_the_same():
+    x, k, y = laplace_data(7, outputs=1)
+    noise = 1e-4
+    x[1] = x[0] + 1e-6  # nearly the same record twice
+    k = np.exp(-cdist(x, x) / 1.7)
+    with mpmath.workdps(50):
+        for i in range(7):
+            others = [j for j in range(7) if j != i]
+            system = mpmath.matrix(7, 7)
+            right = mpmath.matrix(7, 1)
+            for a, row in enumerate(others):
+                for b, column in enumerate(others):
+                    system[a, b] = mpmath.mpf(float(k[row, column])) + (mpmath.mpf(noise) if a == b else 0)
+                system[a, 6] = system[6, a] = 1
+                right[a] = mpmath.mpf(float(y[row, 0]))
+            solved = mpmath.lu_solve(system, right)
+            guess = solved[6] + sum(mpmath.mpf(float(k[i, row])) * solved[a] for a, row in enumerate(others))
+            assert float(with_constant(k, y, noise).error[i, 0]) == pytest.approx(float(y[i, 0] - guess), rel=1e-8)
+
+
+def test_a_constant_that_is_added_to_the_targets_changes_nothing():
+    _, k, y = laplace_data(30)
+    torch.testing.assert_close(
+        with_constant(k, y + 1e3, 0.1).error, with_constant(k, y, 0.1).error, rtol=1e-7, atol=1e-8
+    )
+
+
+def test_a_kernel_that_cannot_be_is_refused():
+    k = torch.eye(5, dtype=torch.float64)
+    k[0, 0] = -1.0
+    with pytest.raises(torch.linalg.LinAlgError):
+        kernel_regression(k, torch.ones(5, 1).double(), 0.5, constant=True)
+    k[:2, :2] = torch.tensor([[0.05, 0.95], [0.95, 0.05]])  # −0.9: with λ = 1 positive, but 0.1 where 1 is due
+    with pytest.raises(torch.linalg.LinAlgError, match="below −σ²/2"):
+        left_out_errors(kernel_regression(k, torch.ones(5, 1).double(), 1.0, constant=True))

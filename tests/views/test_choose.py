@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from giveaway.checks import InputError
-from giveaway.views import choose, images
-from giveaway.views.choose import features_of
-from giveaway.views.images import patch_features
-from giveaway.views.kernel import scaling_of
+from giveaway.views import images
+from giveaway.views.features import scaling_of
+from giveaway.views.images import as_images, draw_patches, patch_features
 from giveaway.views.left_out import left_out
-from giveaway.views.tabular import tabular_features
+from giveaway.views.others import features_of
+from giveaway.views.tables import tabular_features
 from giveaway.views.text import text_features
 
 RANDOM = np.random.default_rng(0)
@@ -24,7 +24,7 @@ TEXTS = ["a text", "another", "and one more"]
 @pytest.fixture(autouse=True)
 def few_patches(monkeypatch):
     monkeypatch.setattr(images, "PATCHES", 300)
-    monkeypatch.setattr(choose, "FILTERS", 4)
+    monkeypatch.setattr(images, "FILTERS", 4)
 
 
 def gather(blocks):
@@ -42,7 +42,8 @@ def averaged(x, factor):
 
 
 def patches_and_pixels(x, sizes=(3,), seed=0):
-    made = [gather(patch_features(x, filters=4, size=size, pool=4, seed=seed + k)) for k, size in enumerate(sizes)]
+    pictures = as_images(x)
+    made = [patch_features(pictures, draw_patches(pictures, 4, size, seed + k), 4) for k, size in enumerate(sizes)]
     pixels = np.asarray(x)
     pixels = averaged(pixels if pixels.ndim == 4 else pixels[:, None], 2)
     return torch.cat([*made, torch.from_numpy(pixels).flatten(1).float()], dim=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,12 +13,13 @@ from hypothesis import strategies as st
 
 from giveaway.checks import InputError
 from giveaway.views import images as module
-from giveaway.views.images import draw_patches, patch_features
+from giveaway.views.images import THRESHOLD, draw_patches, image_features, patch_features
 
 
 @pytest.fixture(autouse=True)
 def few_patches(monkeypatch):
     monkeypatch.setattr(module, "PATCHES", 300)
+    monkeypatch.setattr(module, "FILTERS", 4)
 
 
 def pictures(n, channels, height, width, seed=0, dtype=np.uint8):
@@ -60,9 +62,9 @@ def by_loops(images, patches, pool, threshold):
 )
 def test_features_are_those_of_plain_loops(channels, height, width, size, pool, dtype):
     images = pictures(4, channels, height, width, dtype=dtype)
-    made = gather(patch_features(images, filters=5, size=size, pool=pool, threshold=0.3, seed=4))
     patches = draw_patches(torch.from_numpy(images), 5, size, 4)
-    expected = by_loops(images, patches, pool, 0.3)
+    made = patch_features(torch.from_numpy(images), patches, pool)
+    expected = by_loops(images, patches, pool, THRESHOLD)
     assert made.dtype == torch.float32
     assert made.shape == (4, 2 * 5 * pool * pool)
     np.testing.assert_allclose(made.numpy(), expected, rtol=1e-4, atol=1e-4)
@@ -103,69 +105,53 @@ def test_whitening_is_the_inverse_root_of_the_covariance():
     np.testing.assert_allclose(patches.offset.numpy(), unit @ whiten @ normal.mean(0), rtol=1e-4, atol=1e-5)
 
 
+def features_of_patches(images, cells=2, filters=4, size=6, seed=0):
+    pictures = torch.from_numpy(images)
+    return patch_features(pictures, draw_patches(pictures, filters, min(size, *images.shape[2:]), seed), cells)
+
+
 @settings(max_examples=15, deadline=None)
 @given(
     n=st.integers(1, 7),
     channels=st.integers(1, 3),
     height=st.integers(1, 9),
     width=st.integers(5, 9),
-    pool=st.integers(1, 4),
     block=st.integers(1, 8),
 )
-def test_any_shape_in_blocks_of_any_size(n, channels, height, width, pool, block):
-    images = pictures(n, channels, height, width)
-    whole = gather(patch_features(images, filters=3, pool=pool))
-    parts = patch_features(images, filters=3, pool=pool, block=block)
+def test_any_shape_in_blocks_of_any_size(n, channels, height, width, block):
+    features = image_features(pictures(n, channels, height, width))[1]
+    whole, parts = gather(features), replace(features, block=block)
     torch.testing.assert_close(gather(parts), whole, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(gather(parts), gather(parts), rtol=0, atol=0)
     assert whole.isfinite().all()
-
-
-def test_rows_may_be_asked_for_in_any_order():
-    features = patch_features(pictures(9, 2, 7, 7), filters=3, size=3, block=4, device=torch.device("cpu"))
-    whole = gather(features)
-    assert features.n == len(whole) == 9
-    assert [len(part) for part in features()] == [4, 4, 1]
-    for rows in (torch.tensor([8, 0, 8]), slice(2, 5), torch.arange(9)):
-        torch.testing.assert_close(features.of(rows), whole[rows], rtol=1e-5, atol=1e-5)
-
-
-def test_the_seed_decides_the_features():
-    images = pictures(6, 3, 8, 8)
-    first, again, other = (gather(patch_features(images, filters=4, seed=seed)) for seed in (1, 1, 2))
-    assert torch.equal(first, again)
-    assert not torch.allclose(first, other)
+    assert features.n == len(whole) == n
+    rows = torch.arange(n - 1, -1, -2)
+    torch.testing.assert_close(parts.of(rows), whole[rows], rtol=1e-5, atol=1e-5)
 
 
 def test_brightness_and_contrast_do_not_matter():
     images = pictures(6, 1, 8, 8, dtype=np.float64)
-    plain, changed = (gather(patch_features(x, filters=4)) for x in (images, images * 0.01 - 7.0))
+    plain, changed = (features_of_patches(x) for x in (images, images * 0.01 - 7.0))
     torch.testing.assert_close(plain, changed, rtol=1e-3, atol=1e-3)
 
 
-def test_one_channel_may_be_left_out_and_flat_images_are_zero_or_finite():
+def test_flat_images_are_zero_or_finite():
     images = pictures(5, 1, 8, 8)
-    torch.testing.assert_close(
-        gather(patch_features(images[:, 0], filters=4)), gather(patch_features(images, filters=4)), rtol=0, atol=0
-    )
-    assert gather(patch_features(np.full((4, 1, 8, 8), 9, np.uint8), filters=4)).eq(0).all()
+    assert features_of_patches(np.full((4, 1, 8, 8), 9, np.uint8)).eq(0).all()
     half = np.concatenate([images, np.zeros_like(images)])
     filters = draw_patches(torch.from_numpy(half), 20, 6, 0).filters
     assert len(torch.unique(filters, dim=0)) > 15  # black patches are not drawn while there are others
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("images", "words"),
     [
-        ({"images": np.zeros((3, 4))}, r"images: expected images of shape \(n, channels, height, width\)"),
-        ({"images": np.zeros((0, 1, 4, 4))}, "images: expected images of shape"),
-        ({"images": np.zeros((2, 8, 8, 3))}, "channels before height and width.*transpose"),
-        ({"images": np.full((2, 1, 8, 8), np.nan)}, "images: expected finite numbers"),
-        ({"filters": 0}, "filters: expected a finite number of at least 1"),
-        ({"threshold": -1.0}, "threshold: expected a finite number of at least 0"),
+        (np.zeros((3, 4)), r"images: expected images of shape \(n, channels, height, width\)"),
+        (np.zeros((0, 1, 4, 4)), "images: expected images of shape"),
+        (np.zeros((2, 8, 8, 3)), "channels before height and width.*transpose"),
+        (np.full((2, 1, 8, 8), np.nan), "images: expected finite numbers"),
     ],
 )
-def test_errors_say_what_to_do(arguments, words):
-    call = {"images": np.ones((2, 1, 8, 8)), **arguments}
+def test_errors_say_what_to_do(images, words):
     with pytest.raises(InputError, match=words):
-        patch_features(call.pop("images"), **call)
+        image_features(images)

@@ -10,16 +10,17 @@ import torch
 from scipy.spatial.distance import cdist, pdist
 
 from giveaway.checks import InputError
-from giveaway.views import exact, kernel, landmarks
+from giveaway.gp import ridge
+from giveaway.gp.leave_one_out import kernel_regression, left_out_errors
+from giveaway.gp.ridge import RELATIVE
+from giveaway.views import features as features_module
 from giveaway.views import left_out as module
-from giveaway.views.blocks import RecordFeatures
-from giveaway.views.images import patch_features
-from giveaway.views.kernel import scaling_of
-from giveaway.views.landmarks import landmark_features
-from giveaway.views.left_out import left_out, left_out_smooth
-from giveaway.views.ridge import RELATIVE
-from giveaway.views.tabular import tabular_features
+from giveaway.views.features import RecordFeatures, landmark_features, laplace_matrix, scaling_of
+from giveaway.views.images import image_features
+from giveaway.views.left_out import NOISES, choose_noise, errors_of_rows, left_out, left_out_smooth
+from giveaway.views.tables import tabular_features
 from giveaway.views.text import text_features
+from tests.gp.test_leave_one_out import kernel_refits, laplace_data, members_of, mixed_groups
 
 WAYS = {
     "exact": lambda features, y, **options: left_out(features, y, exact=True, **options),
@@ -42,19 +43,9 @@ def two_clouds(n=80, d=3, seed=0):
     return x, label.unsqueeze(1)
 
 
-def kernel_refits(x, y, noise, names, length, standardize=True):
-    z = x.double().numpy() - x.double().numpy().mean(0)
-    z = z / z.std(0) if standardize else z
-    k, error = np.exp(-cdist(z, z) / length), np.empty(y.shape)
-    for name in np.unique(names):
-        out = names == name
-        m = int((~out).sum())
-        system = np.ones((m + 1, m + 1))
-        system[:m, :m] = k[np.ix_(~out, ~out)] + noise * np.eye(m)
-        system[m, m] = 0.0
-        solved = np.linalg.solve(system, np.vstack([y.numpy()[~out], np.zeros((1, y.shape[1]))]))
-        error[out] = y.numpy()[out] - (k[np.ix_(out, ~out)] @ solved[:-1] + solved[-1])
-    return error
+def laplace_refits(x, y, noise, names, length, standardize=True):
+    z = x.double().numpy() / (x.double().numpy().std(0) if standardize else 1.0)
+    return kernel_refits(np.exp(-cdist(z, z) / length), y.numpy(), noise, names)
 
 
 def ridge_refits(features, y, l2, names):
@@ -79,19 +70,17 @@ def test_exact_errors_are_those_of_refits(standardize, grouped):
     z = x.double().numpy() / (x.double().numpy().std(0) if standardize else 1.0)
     assert found.report["length"] == pytest.approx(pdist(z).mean(), rel=1e-5)
     # float32 distances: the oracle's are float64
-    expected = kernel_refits(x, y, found.report["noise"], names, found.report["length"], standardize)
+    expected = laplace_refits(x, y, found.report["noise"], names, found.report["length"], standardize)
     np.testing.assert_allclose(found.error.numpy(), expected, rtol=1e-3, atol=2e-4)
-    errors = [
-        np.square(kernel_refits(x, y, noise, names, found.report["length"], standardize)) for noise in exact.NOISES
-    ]
-    assert found.report["noise"] == exact.NOISES[int(np.argmin([error.mean() for error in errors]))]
+    errors = [np.square(laplace_refits(x, y, noise, names, found.report["length"], standardize)) for noise in NOISES]
+    assert found.report["noise"] == NOISES[int(np.argmin([error.mean() for error in errors]))]
     spread = float((y - y.mean(0)).square().mean())
     assert found.report["left_out_error"] == pytest.approx(np.square(expected).mean() / spread, rel=1e-2)
 
 
 @pytest.mark.parametrize("grouped", [False, True])
 def test_errors_from_landmarks_are_those_of_refits_on_the_same_features(grouped, monkeypatch):
-    monkeypatch.setattr(landmarks, "MOST", 16)
+    monkeypatch.setattr(features_module, "MOST_LANDMARKS", 16)
     x, y = two_clouds(60)
     names = np.arange(60) // 4 if grouped else np.arange(60)
     found = left_out(held(x), y, groups=names if grouped else None, exact=False, seed=3)
@@ -105,7 +94,7 @@ def test_errors_from_landmarks_are_those_of_refits_on_the_same_features(grouped,
         np.square(ridge_refits(seen, y, share * np.var(seen, axis=0).sum() * 60, names)).mean() for share in RELATIVE
     ]
     assert np.square(expected).mean() == pytest.approx(min(squared), rel=1e-6)
-    monkeypatch.setattr(landmarks, "KEPT_BYTES", 0)
+    monkeypatch.setattr(features_module, "KEPT_BYTES", 0)
     streamed = left_out(held(x, 7), y, groups=names if grouped else None, exact=False, seed=3)
     torch.testing.assert_close(streamed.error, found.error, rtol=1e-4, atol=1e-5)
 
@@ -115,7 +104,7 @@ def test_with_every_record_a_landmark_both_say_the_same():
     y = y + 0.3 * torch.randn(60, 1, generator=torch.Generator().manual_seed(5)).double()
     ours = left_out(held(x), y, exact=False)
     l2 = ours.report["l2"]
-    expected = kernel_refits(x, y, l2, np.arange(60), ours.report["length"])
+    expected = laplace_refits(x, y, l2, np.arange(60), ours.report["length"])
     np.testing.assert_allclose(ours.error.numpy(), expected, rtol=1e-2, atol=2e-3)
 
 
@@ -160,8 +149,8 @@ def test_results_do_not_depend_on_the_size_of_blocks(way, monkeypatch):
     x, y = two_clouds(40)
     groups = np.arange(40) // 3
     whole = WAYS[way](held(x), y, groups=groups)
-    monkeypatch.setattr(kernel, "PAIRS_AT_ONCE", 90)
-    monkeypatch.setattr(exact, "BLOCKS_AT_ONCE", 5)
+    monkeypatch.setattr(features_module, "PAIRS_AT_ONCE", 90)
+    monkeypatch.setattr(ridge, "NUMBERS", 5)
     parts = WAYS[way](held(x, 7), y, groups=groups)
     torch.testing.assert_close(parts.error, whole.error, rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(parts.leverage, whole.leverage, rtol=1e-3, atol=1e-4)
@@ -269,7 +258,7 @@ def test_images_and_texts():
     pixels[label == 1] += 3 * np.sin(2 * np.arange(8))  # stripes
     flipped = label.copy()
     flipped[10] = 1
-    images = patch_features(pixels, filters=16, size=3)
+    _, images = image_features(pixels)
     assert left_out(images, torch.from_numpy(flipped - 0.5)).error.abs().argmax() == 10
     words = [["gradient descent step", "posterior mean field"], ["salt pepper soup", "bread butter knife"]]
     texts = [f"{words[label[i]][i % 4 // 2]} {words[label[i]][i % 3 % 2]} {i}" for i in range(60)]
@@ -302,3 +291,115 @@ def test_errors_say_what_to_do(way, change, words):
     call = {"features": held(torch.arange(20.0).view(10, 2)), "targets": torch.arange(10.0), **change}
     with pytest.raises(InputError, match=words):
         WAYS[way](call.pop("features"), call.pop("targets"), **call)
+
+
+def brute_noise(x, y, names, length):
+    k = np.exp(-cdist(x, x) / length)
+    errors = [np.square(kernel_refits(k, y, noise, names)).mean() for noise in NOISES]
+    return NOISES[int(np.argmin(errors))]
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.3, 3.0])
+def test_the_noise_is_the_best_by_refits(spread):
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(45, 2)).astype(np.float32)
+    y = x.sum(1, keepdims=True) + spread * rng.normal(size=(45, 1))
+    names = mixed_groups(45)
+    rows, targets = torch.from_numpy(x), torch.from_numpy(y.astype(np.float64))
+    assert choose_noise(rows, targets, 1.5, [], seed=0) == brute_noise(x, y, np.arange(45), 1.5)
+    assert choose_noise(rows, targets, 1.5, members_of(names), seed=0) == brute_noise(x, y, names, 1.5)
+
+
+def test_more_noise_is_chosen_for_noisier_targets():
+    x, _, _ = laplace_data(80)
+    rows = torch.from_numpy(x).float()
+    rng = np.random.default_rng(0)
+    chosen = [
+        choose_noise(rows, torch.from_numpy(x[:, :1] + spread * rng.normal(size=(80, 1))), 2.0, [], seed=0)
+        for spread in (0.0, 0.5, 5.0)
+    ]
+    assert chosen == sorted(chosen)
+    assert chosen[0] < chosen[2]
+
+
+def seen_by_choosing(monkeypatch, n, names, seed):
+    """The rows, and the groups among them, on which the noise is chosen; a record's feature is its number."""
+    calls = []
+
+    def matrix(rows, length):
+        calls.append(rows)
+        return torch.eye(len(rows)).double()
+
+    def errors(regression, members):
+        calls.append((regression.targets, members))
+        return left_out_errors(regression, members)
+
+    monkeypatch.setattr(module, "laplace_matrix", matrix)
+    monkeypatch.setattr(module, "left_out_errors", errors)
+    numbers = torch.arange(n, dtype=torch.float32).unsqueeze(1)
+    choose_noise(numbers, numbers.double(), 1.0, [] if names is None else members_of(names), seed=seed)
+    monkeypatch.undo()
+    rows = calls[0].flatten().long()
+    targets, groups = calls[1]
+    assert torch.equal(targets.flatten().long(), rows)
+    return rows, [rows[part] for group in groups for part in group]
+
+
+def test_on_many_records_the_noise_is_chosen_on_some(monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "CHOSEN_ON", 40)
+        rows, _ = seen_by_choosing(patch, 100, None, 3)
+    assert len(rows) == len(set(rows.tolist())) == 40
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_on_many_records_whole_groups_are_taken(monkeypatch, seed):
+    names = mixed_groups(200, seed)
+    drawn = []
+    for again in (seed, seed, seed + 10):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "CHOSEN_ON", 40)
+            rows, groups = seen_by_choosing(patch, 200, names, again)
+        assert len(set(rows.tolist())) == len(rows)
+        assert 30 <= len(rows) <= 40
+        assert sorted(row for group in groups for row in group.tolist()) == sorted(rows.tolist())
+        for group in groups:
+            assert set(group.tolist()) == set(np.flatnonzero(names == names[group[0]]).tolist())
+        drawn.append(rows.tolist())
+    assert drawn[0] == drawn[1]
+    assert drawn[0] != drawn[2]
+
+
+@pytest.mark.parametrize("names", [np.arange(100) // 50, np.minimum(np.arange(100), 3), np.arange(100) // 34])
+def test_groups_larger_than_the_sample_leave_somebody_to_predict_from(names, monkeypatch):
+    monkeypatch.setattr(module, "CHOSEN_ON", 40)
+    x, _, y = laplace_data(100)
+    noise = choose_noise(torch.from_numpy(x).float(), torch.from_numpy(y), 1.7, members_of(names), seed=0)
+    assert noise in NOISES
+
+
+def test_records_nearly_the_same_do_not_stop_it():
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(200, 2000, generator=generator)
+    rows[:150] = rows[0] + 8e-4 * torch.randn(150, 2000, generator=generator)  # where rounding is a distance or none
+    targets = torch.randn(200, 1, generator=generator).double()
+    with pytest.raises(torch.linalg.LinAlgError):
+        left_out_errors(kernel_regression(laplace_matrix(rows, 35.0), targets, NOISES[0], constant=True))
+    assert choose_noise(rows, targets, 35.0, [], seed=0) > NOISES[0]
+    result, used = errors_of_rows(rows, targets, 35.0, NOISES[0])
+    assert used in NOISES[1:]
+    close = np.exp(-cdist(rows.double().numpy(), rows.double().numpy()) / 35.0)
+    # as far as float32 tells distances: the kernel of the cluster is off by about 1e-3
+    expected = kernel_refits(close, targets.numpy(), used, np.arange(200))
+    assert np.abs(result.error.numpy() - expected)[150:].max() < 0.05
+    assert result.error.abs().max() < 20
+
+
+def test_a_noise_that_suffices_is_kept(monkeypatch):
+    monkeypatch.setattr(features_module, "PAIRS_AT_ONCE", 100)
+    x, _, y = laplace_data(30)
+    rows = torch.from_numpy(x).float()
+    result, used = errors_of_rows(rows, torch.from_numpy(y), 1.7, 0.02)
+    assert used == 0.02
+    k = np.exp(-cdist(rows.double().numpy(), rows.double().numpy()) / 1.7)
+    np.testing.assert_allclose(result.error.numpy(), kernel_refits(k, y, 0.02, np.arange(30)), rtol=1e-3, atol=1e-4)

@@ -21,13 +21,12 @@ from benchmarks.reproduce.lood.measures import (
     where_largest,
 )
 from benchmarks.reproduce.lood.networks import chosen_records, described, directions, perturbed, retrain, size_of
-from giveaway.gp.activation_study import study_kernel
 from giveaway.gp.attack import query_attack
-from giveaway.gp.divergence import lood_at
+from giveaway.gp.distinguishability import divergence_at
 from giveaway.gp.kernels import RBF, Kernel, kernel_matrix
 from giveaway.gp.nngp import NNGP, NTK
-from giveaway.gp.posterior import fit
-from giveaway.gp.removal import remove
+from giveaway.gp.posterior import fit, remove
+from giveaway.gp.studies import study_kernel
 
 NOISES = (0.001, 0.01, 0.05, 0.2, 1.0)
 LEAKS = 0.6  # AUC at the record from which the place of the largest AUC says something: 0.06 is one standard error
@@ -224,7 +223,7 @@ def _added(kernel: Kernel, x: torch.Tensor, y: torch.Tensor, kept: int, first: i
         rows = everyone[at]
         removal = remove(fit(kernel, x[rows], y[rows], NOISE, matrix=matrix[at[:, None], at]), [kept])
         own = x[rows[-1]].view(1, 1, -1)
-        distance = lood_at(removal, own)
+        distance = divergence_at(removal, own)
         found.append((float(distance.kl), float(distance.mean), float(query_attack(removal, own).auc)))
     return dict(zip(("kl", "mean", "auc"), np.array(found).T, strict=True)), {}
 

@@ -14,11 +14,10 @@ from benchmarks.reproduce.lood.data import Pictures
 from giveaway.attacks.leave_one_out import leave_one_out as loss_attack
 from giveaway.evaluation import spearman
 from giveaway.gp.attack import query_attack, record_attack
-from giveaway.gp.divergence import lood, lood_at
+from giveaway.gp.distinguishability import divergence, divergence_at
 from giveaway.gp.kernels import Kernel
 from giveaway.gp.leave_one_out import leave_one_out
-from giveaway.gp.posterior import fit
-from giveaway.gp.removal import remove
+from giveaway.gp.posterior import fit, remove
 
 NOISE = 0.05  # σ²; the paper does not state its own
 SPREAD = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -88,7 +87,7 @@ def distances(
 ) -> Distances:
     """Return the distances of all records of the training set, from one factorization."""
     posterior = fit(kernel, *pictures.trained(device), noise, matrix=matrix)
-    found = lood(posterior)
+    found = divergence(posterior)
     change = -leave_one_out(posterior).mean_change[:, 0]
     return Distances(*(value.cpu().numpy() for value in (found.kl, found.mean, record_attack(posterior).auc, change)))
 
@@ -99,6 +98,6 @@ def along(
     """Return KL and the attack's AUC, (chosen, offsets), at queries (chosen, offsets, pixels)."""
     removal = remove(fit(kernel, *pictures.trained(device), NOISE), torch.from_numpy(chosen))
     asked = torch.from_numpy(queries).to(device, torch.float64)
-    kl = [lood_at(removal, asked[:, [place]]).kl for place in range(asked.shape[1])]
+    kl = [divergence_at(removal, asked[:, [place]]).kl for place in range(asked.shape[1])]
     auc = [query_attack(removal, asked[:, [place]]).auc for place in range(asked.shape[1])]
     return torch.stack(kl, 1).cpu().numpy(), torch.stack(auc, 1).cpu().numpy()

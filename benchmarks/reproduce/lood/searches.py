@@ -26,13 +26,10 @@ from benchmarks.reproduce.lood.data import CENTRE, SCALE, cars_and_planes, ten_c
 from benchmarks.reproduce.lood.measures import NOISE, digits, ends, spread
 from benchmarks.reproduce.lood.networks import chosen_records
 from giveaway.gp.attack import query_attack
-from giveaway.gp.conv_nngp import ConvNNGP
-from giveaway.gp.nngp import NNGP
-from giveaway.gp.normalization import remove_normalized
-from giveaway.gp.posterior import fit
+from giveaway.gp.nngp import NNGP, ConvNNGP
+from giveaway.gp.posterior import fit, remove
 from giveaway.gp.query import optimal_queries
-from giveaway.gp.reconstruct import reconstruct
-from giveaway.gp.removal import remove
+from giveaway.gp.studies import reconstruct, remove_normalized
 
 BOX = (-2.0, 2.0)  # of pixels as `lood.data.scaled` leaves them
 SEARCH: dict[str, Any] = {"bounds": BOX, "tolerance": 1e-3, "seed": 4}

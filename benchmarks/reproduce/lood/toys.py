@@ -19,11 +19,10 @@ import torch
 from benchmarks.reproduce.job import Job, Piece
 from benchmarks.reproduce.lood.measures import digits, ends
 from benchmarks.reproduce.page import read_paper
-from giveaway.gp.differing_point import steepest_point, steepness
-from giveaway.gp.divergence import kl_of_change, mean_distance
+from giveaway.gp.distinguishability import kl_of_change, mean_distance
 from giveaway.gp.kernels import RBF
-from giveaway.gp.posterior import Posterior, fit
-from giveaway.gp.removal import remove
+from giveaway.gp.posterior import Posterior, fit, remove
+from giveaway.gp.studies import steepest_point, steepness
 
 SINE = read_paper("lood")["printed"]["sine"]
 RECORDS, NOISE, ENDS = SINE["records"], SINE["noise"], 5.0

@@ -1,10 +1,11 @@
-"""A closer look at chosen records under a Gaussian process: at given queries, and at the best ones there are."""
+"""A study of chosen records under a Gaussian process: at given queries, and at the best queries there are."""
 
 from __future__ import annotations
 
 import csv
 import io
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +14,9 @@ import torch
 
 from giveaway.checks import as_tensor, check_finite, fail
 from giveaway.gp.attack import record_attack
-from giveaway.gp.divergence import lood, lood_at
-from giveaway.gp.posterior import Posterior
-from giveaway.gp.query import Queries, optimal_queries
-from giveaway.gp.removal import Removal, remove
+from giveaway.gp.distinguishability import divergence, divergence_at
+from giveaway.gp.posterior import Posterior, RemovedRecords, remove
+from giveaway.gp.query import OptimalQueries, optimal_queries
 
 FPR = (0.001, 0.01, 0.1)
 
@@ -27,7 +27,7 @@ class LoodStudy:
 
     records: np.ndarray
     pages: dict[str, str]
-    optimum: Queries | None
+    optimum: OptimalQueries | None
 
 
 def study(
@@ -37,83 +37,63 @@ def study(
     queries: Any = None,
     optimize: str | None = None,
     starts: int = 8,
-    method: str = "lbfgs",
     bounds: tuple[float, float] | None = None,
     steps: int = 200,
     seed: int = 0,
 ) -> LoodStudy:
-    """The attack on each record at its own input, distances at given queries, and the queries that maximize one."""
+    """Attack each record at its own input, measure it at given queries, and search for the queries that tell most."""
     removal = remove(posterior, records)
     if removal.rows.shape[1] != 1:
         got = f"shape {tuple(removal.rows.shape)}"
         raise fail("records", "single records, (R,)", got, "name each record by its row")
-    rows = removal.rows[:, 0].cpu().numpy()
-    pages = {"records.csv": _attack_page(posterior, removal)}
+    rows = removal.rows[:, 0]
+    attack, distance = record_attack(posterior, fpr=FPR), divergence(posterior, list(removal.rows))
+    names = ["row", "lood_kl", "lood_mean", "attack_auc", *(f"attack_tpr_at_{rate:g}" for rate in FPR)]
+    columns = [rows, distance.kl, distance.mean, attack.auc[rows], *attack.tpr[rows].T]
+    pages = {"records.csv": _csv(names, columns)}
     if queries is not None:
         pages["queries.csv"] = _query_page(removal, queries)
     optimum = None
     if optimize is not None:
-        optimum = optimal_queries(
-            removal,
-            objective=optimize,  # type: ignore[arg-type]
-            starts=starts,
-            method=method,  # type: ignore[arg-type]
-            bounds=bounds,
-            steps=steps,
-            seed=seed,
-        )
-        pages["optimized.csv"] = _optimum_page(rows, optimum)
-    return LoodStudy(rows, pages, optimum)
+        optimum = optimal_queries(removal, objective=optimize, starts=starts, bounds=bounds, steps=steps, seed=seed)  # type: ignore[arg-type]
+        names = ["row", "value", "value_at_the_record", "ratio", "starts_converged"]
+        columns = [rows, optimum.value, optimum.own, optimum.value / optimum.own, optimum.converged.sum(1)]
+        pages["optimized.csv"] = _csv(names, columns)
+    return LoodStudy(rows.cpu().numpy(), pages, optimum)
 
 
-def _attack_page(posterior: Posterior, removal: Removal) -> str:
-    found = record_attack(posterior, fpr=FPR)
-    rows = removal.rows[:, 0]
-    own = lood(posterior, list(removal.rows))
-    columns = [rows, own.kl, own.mean, found.auc[rows], *found.tpr[rows].T]
-    return _csv(["row", "lood_kl", "lood_mean", "attack_auc", *(f"attack_tpr_at_{rate:g}" for rate in FPR)], columns)
-
-
-def _query_page(removal: Removal, queries: Any) -> str:
-    """Every record at every query alone, and at all of them together (query "all")."""
+def _query_page(removal: RemovedRecords, queries: Any) -> str:
+    """Measure every record at every query alone, and at all of them together (query "all")."""
     points = as_tensor("queries", queries).to(torch.float64)
-    own = tuple(removal.posterior.inputs.shape[1:])
-    if points.ndim != len(own) + 1 or tuple(points.shape[1:]) != own or not len(points):
+    shape = tuple(removal.inputs.shape[1:])
+    if points.ndim != len(shape) + 1 or tuple(points.shape[1:]) != shape or not len(points):
         got = f"shape {tuple(points.shape)}"
-        raise fail("queries", f"queries as (q, {', '.join(map(str, own))})", got, "shape them as the inputs")
+        raise fail("queries", f"queries as (q, {', '.join(map(str, shape))})", got, "shape them as the inputs")
     check_finite("queries", points)
-    lines = []
-    parts = [*enumerate(points.split(1)), *([("all", points)] if len(points) > 1 else [])]
-    for name, part in parts:
-        found = lood_at(removal, part.unsqueeze(0).to(removal.posterior.inputs))
-        lines += [
-            [int(row), name, f"{kl:.10g}", f"{mean:.10g}"]
-            for row, kl, mean in zip(removal.rows[:, 0], found.kl.tolist(), found.mean.tolist(), strict=True)
-        ]
+    lines: list[tuple[Any, ...]] = []
+    for name, part in [*enumerate(points.split(1)), *([("all", points)] if len(points) > 1 else [])]:
+        distance = divergence_at(removal, part.unsqueeze(0).to(removal.inputs))
+        lines += [(row, name, kl, mean) for row, kl, mean in _lines([removal.rows[:, 0], distance.kl, distance.mean])]
     return _text(["row", "query", "lood_kl", "lood_mean"], lines)
 
 
-def _optimum_page(rows: np.ndarray, found: Queries) -> str:
-    reached = found.converged.sum(1)
-    columns = [torch.from_numpy(rows), found.value, found.own, found.value / found.own, reached]
-    return _csv(["row", "value", "value_at_the_record", "ratio", "starts_converged"], columns)
+def _csv(names: Sequence[str], columns: Sequence[torch.Tensor]) -> str:
+    return _text(names, _lines(columns))
 
 
-def _csv(names: list[str], columns: list[torch.Tensor]) -> str:
-    values = [column.tolist() for column in columns]
-    return _text(names, [[_cell(value) for value in line] for line in zip(*values, strict=True)])
+def _lines(columns: Sequence[torch.Tensor]) -> Iterable[tuple[Any, ...]]:
+    return zip(*(column.tolist() for column in columns), strict=True)
 
 
-def _cell(value: float) -> int | str:
-    """A number with ten digits, and nothing where there is none (no query told anything of the record)."""
-    if isinstance(value, int):
-        return value
-    return "" if math.isnan(value) else f"{value:.10g}"
-
-
-def _text(names: list[str], lines: list[list[Any]]) -> str:
+def _text(names: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
+    """Write numbers with ten digits, and nothing where there is none (no query told anything of the record)."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(names)
-    writer.writerows(lines)
+    for line in lines:
+        writer.writerow([_cell(value) if isinstance(value, float) else value for value in line])
     return stream.getvalue()
+
+
+def _cell(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.10g}"

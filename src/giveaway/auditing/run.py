@@ -10,11 +10,9 @@ from typing import Any
 import numpy as np
 
 from giveaway.auditing.duplicates import count_duplicates
-from giveaway.auditing.kernel_view import NOISE, KernelView
 from giveaway.auditing.plan import DEFAULT, Plan, named_scores, plan
 from giveaway.auditing.progress import OnRows, announce, progress_of
 from giveaway.auditing.scoring import score
-from giveaway.auditing.second_view import HELD_BACK, SecondView, view_of
 from giveaway.checks import InputError, fail
 from giveaway.curvature.choice import Auto, Choice, Dense, Sketch, check_sketch, choose, compute, expected_passes
 from giveaway.curvature.dense import DenseCurvature
@@ -22,13 +20,15 @@ from giveaway.curvature.optimum import GradientSums, gradient_sum
 from giveaway.curvature.optimum import refit as refit_head
 from giveaway.curvature.sketched import SketchedCurvature
 from giveaway.evaluation.ranking import recall_at, spearman
-from giveaway.gp.table import KernelGiven
+from giveaway.gp.distinguishability import NOISE, KernelGiven, Process
 from giveaway.linalg.processes import ALONE, Processes
 from giveaway.records import Head, ScoreTable
 from giveaway.records.meta import Meta
 from giveaway.scores.catalogue import CATALOGUE
 from giveaway.scores.fused import fused
 from giveaway.storage.checkpoint import NO_CHECKPOINT, Checkpoint
+from giveaway.views.others import HELD_BACK, OthersView, view_of
+from giveaway.views.process import ProcessView
 
 TOP = 0.05
 MANY = 5_000  # records, from which the second view is announced
@@ -49,9 +49,9 @@ class Preparation:
     head: Head
     plan: Plan
     choice: Choice | None
-    view: SecondView | None
+    view: OthersView | None
     no_view: str | None
-    process: KernelView | None
+    process: ProcessView | None
 
 
 @dataclass
@@ -143,7 +143,7 @@ def _prepare(
     )
     process = None
     if resolved.of_lood or wants_process:
-        process = KernelView(head, head.inputs, kernel, NOISE if noise is None else noise)
+        process = ProcessView(head, head.inputs, Process(kernel, NOISE if noise is None else noise))
     sketch = None if choice is None else choice.sketch
     if sketch is not None and resolved.curved:
         check_sketch(head, sketch)
@@ -202,7 +202,7 @@ def _ask_views(prepared: Preparation, results: Results, progress: bool) -> None:
     if view is not None and (resolved.of_view or resolved.of_theory):
         words = f"second view: predicting each of {head.n} records from the others, which can take minutes"
         announce(words, enabled=progress and head.n >= MANY)
-        seen = view.look(resolved.unit, results.columns[resolved.beside_view], head.outputs)
+        seen = view.compare(resolved.unit, results.columns[resolved.beside_view], head.outputs)
         results.columns |= {name: CATALOGUE[name].function(seen) for name in resolved.of_view}
         exposure = fused(seen)
         if resolved.unit == "record" and resolved.of_view:
@@ -218,7 +218,7 @@ def _ask_views(prepared: Preparation, results: Results, progress: bool) -> None:
             results.columns |= {name: CATALOGUE[name].function(prediction) for name in resolved.of_theory}
         results.meta["view"] = view.report
     if prepared.process is not None and resolved.of_lood:
-        lood = prepared.process.lood(resolved.unit)
+        lood = prepared.process.divergence(resolved.unit)
         results.columns |= {name: CATALOGUE[name].function(lood).cpu().numpy() for name in resolved.of_lood}
         results.meta["kernel"] = prepared.process.report
 

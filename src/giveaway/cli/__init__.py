@@ -128,7 +128,6 @@ def validate(folder: str, rows: str | None, rule_file: str | None, as_json: bool
 @click.option("--queries", help="FILE.npz with the key queries: the distances there.")
 @click.option("--optimize", help="kl or mean: search the queries with the largest distance.")
 @click.option("--starts", type=int, default=8, show_default=True, help="With --optimize: from how many points.")
-@click.option("--method", default="lbfgs", show_default=True, help="With --optimize: lbfgs or adam.")
 @click.option("--steps", type=int, default=200, show_default=True, help="With --optimize: at most so many.")
 @click.option("--low", type=float, help="With --optimize: smallest number of a query, such as 0 for pixels.")
 @click.option("--high", type=float, help="With --optimize: largest number of a query, such as 1 for pixels.")

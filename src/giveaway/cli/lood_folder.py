@@ -12,14 +12,13 @@ import numpy as np
 
 from giveaway.auditing.lood_study import LoodStudy, study
 from giveaway.auditing.store import check_folder, provenance, save_audit
-from giveaway.checks import check_choice, check_number, fail
+from giveaway.checks import check_choice, fail
 from giveaway.cli.config import to_toml
 from giveaway.cli.source import device_named, names_in
 from giveaway.extract.user_files import inputs_from, reading
 from giveaway.figures import lood_map, query_pictures
-from giveaway.gp.named_kernels import KernelChoice
+from giveaway.gp.distinguishability import KernelChoice, Process, lood_table
 from giveaway.gp.posterior import Posterior
-from giveaway.gp.table import fitted, table_of
 from giveaway.records import ScoreTable
 from giveaway.records.examples import as_numbers
 from giveaway.reporting.picture import figure_bytes
@@ -32,12 +31,10 @@ def run_lood(path: str, out: str, options: dict[str, Any]) -> tuple[ScoreTable, 
     """The table, the folder, and the files in it."""
     named = {field.name for field in fields(KernelChoice)} - {"name"}
     choice = KernelChoice(options["kernel"], **{name: options[name] for name in named if name in options})
-    choice.options()
+    process = Process(choice, options["noise"])
     bounds = _bounds(options)
     if "optimize" in options:
         check_choice("optimize", options["optimize"], ("kl", "mean"))
-    check_choice("method", options.get("method", "lbfgs"), ("lbfgs", "adam"))
-    check_number("noise", options["noise"], minimum=0.0, remedy="give the variance of the targets")
     x, y = inputs_from(path, targets=True)
     queries = _queries(options["queries"]) if "queries" in options else None
     groups = names_in(options["groups"]) if "groups" in options else None
@@ -49,14 +46,14 @@ def run_lood(path: str, out: str, options: dict[str, Any]) -> tuple[ScoreTable, 
     folder = check_folder(out, origin)
     try:
         began = time.perf_counter()
-        posterior = fitted(choice, x, y, options["noise"], device=device_named(options.get("device")))
-        table = table_of(posterior, groups=groups)
+        posterior = process.fit(x, y, device=device_named(options.get("device")))
+        table = lood_table(posterior, groups=groups)
         seconds = round(time.perf_counter() - began, 3)
         table = replace(table, meta=replace(table.meta, seconds=seconds, provenance=origin))
         pages: dict[str, str | bytes] = {"lood.png": figure_bytes(lood_map(table["lood_kl"], table["lood_mean"]))}
         if groups is None:
             rows = _rows(options["records"]) if "records" in options else table.order()[:CLOSELY].copy()
-            searched = ("optimize", "starts", "method", "steps", "seed")
+            searched = ("optimize", "starts", "steps", "seed")
             chosen = {name: options[name] for name in searched if name in options}
             found = study(posterior, rows, queries=queries, bounds=bounds, **chosen)
             pages |= found.pages | _pictures(posterior, found, options.get("optimize", ""))

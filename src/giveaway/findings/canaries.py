@@ -15,9 +15,9 @@ import torch
 from giveaway.checks import ROWS_PER_CHECK, check_number, fail
 from giveaway.curvature.losses import Softmax, Squared, loss_of, targets_of
 from giveaway.findings.mitigation import row_of_record
+from giveaway.gp.ridge import column_scale
 from giveaway.records import Head, ScoreTable
 from giveaway.records.rows import LazyRows
-from giveaway.views.moments import column_scale
 
 MOST = 500
 COPY = 1e-6  # if less of a candidate is unexplained, it is a copy: the rest is float32 rounding

@@ -1,21 +1,13 @@
 """Gaussian processes: kernels of wide networks, leave-one-out from one factorization, and what it gives away."""
 
-from giveaway.gp.activation_study import activation_study
-from giveaway.gp.attack import query_attack, record_attack
-from giveaway.gp.bounds import distance_to_constant, leakage_bounds
-from giveaway.gp.conv_nngp import ConvNNGP, ConvNTK
-from giveaway.gp.differing_point import steepest_point
-from giveaway.gp.divergence import lood_at
+from giveaway.gp.attack import distance_to_constant, leakage_bounds, query_attack, record_attack
+from giveaway.gp.distinguishability import KernelChoice, Process, divergence, divergence_at
 from giveaway.gp.kernels import RBF, Correlation, FeatureKernel, Kernel, Laplace, Linear, Sphere, kernel_matrix
-from giveaway.gp.leave_one_out import leave_group_out, leave_one_out
-from giveaway.gp.named_kernels import KernelChoice
-from giveaway.gp.nngp import NNGP, NTK
-from giveaway.gp.normalization import remove_normalized
-from giveaway.gp.posterior import Posterior, fit
+from giveaway.gp.leave_one_out import leave_groups_out, leave_one_out
+from giveaway.gp.nngp import NNGP, NTK, ConvNNGP, ConvNTK
+from giveaway.gp.posterior import Posterior, RemovedRecords, fit, remove
 from giveaway.gp.query import optimal_queries
-from giveaway.gp.reconstruct import reconstruct
-from giveaway.gp.removal import Removal, remove
-from giveaway.gp.table import lood
+from giveaway.gp.studies import activation_study, reconstruct, remove_normalized, steepest_point
 
 __all__ = [
     "NNGP",
@@ -30,17 +22,18 @@ __all__ = [
     "Laplace",
     "Linear",
     "Posterior",
-    "Removal",
+    "Process",
+    "RemovedRecords",
     "Sphere",
     "activation_study",
     "distance_to_constant",
+    "divergence",
+    "divergence_at",
     "fit",
     "kernel_matrix",
     "leakage_bounds",
-    "leave_group_out",
+    "leave_groups_out",
     "leave_one_out",
-    "lood",
-    "lood_at",
     "optimal_queries",
     "query_attack",
     "reconstruct",

@@ -1,12 +1,12 @@
-"""How well the best membership test tells the two posteriors apart: its AUC, and its true positive rates.
+"""How well the best membership test tells two posteriors apart, and how little it can under a nearly constant kernel.
 
-The attacker sees the latent predictions f(Q), one draw from the posterior with the records (positive) or without them,
-knows both laws, and thresholds their likelihood ratio; no other test does better at any false positive rate.
-
-Whitened by the law with the records, a draw is z ~ N(0, I) with and z ~ N(d, I + diag(x)) without, x ≥ 0. Taking one
-record out moves mean and covariance along one direction, whatever the number of queries: then only x and δ = ‖d‖ over
-the C outputs matter, the ratio grows with s = 2δz₁ − x‖z‖² (the sign of z₁ chosen so), and {s ≥ τ} is a ball, whose
-probabilities are normal and noncentral χ² ones. They are computed in a form that stays exact as x → 0.
+The attacker sees the latent predictions f(Q), one draw from the posterior with
+the records (positive) or without them, knows both laws, and thresholds their likelihood ratio; no other test does
+better at any false positive rate. Whitened by the law with the records, a draw is z ~ N(0, I) with and
+z ~ N(d, I + diag(x)) without, x ≥ 0. Taking one record out moves mean and covariance along one direction, whatever the
+number of queries: then only x and δ = ‖d‖ over the C outputs matter, the ratio grows with s = 2δz₁ − x‖z‖² (the sign of
+z₁ chosen so), and {s ≥ τ} is a ball, whose probabilities are normal and noncentral χ² ones. They are computed in a form
+that stays exact as x → 0.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ import numpy as np
 import torch
 from scipy.special import owens_t
 
-from giveaway.checks import check_number, fail
-from giveaway.gp.divergence import whitened
-from giveaway.gp.leave_one_out import leave_one_out
-from giveaway.gp.posterior import Posterior
-from giveaway.gp.removal import Removal
+from giveaway.checks import as_tensor, check_finite, check_number, fail
+from giveaway.gp.distinguishability import whitened
+from giveaway.gp.leave_one_out import EPS, leave_one_out
+from giveaway.gp.posterior import Posterior, RemovedRecords, check_noise
 
 NODES = 48  # of the integral over the directions that the mean does not move along
 STEPS = 1_024  # of the integral over the characteristic function, in log u
@@ -31,7 +30,7 @@ ROOT_STEPS, ROOT_GAP = 64, 1e-11
 TOGETHER = 256  # records in one piece of the integrals
 FAR = 1e3  # δ/x from which the ball {s ≥ τ} is treated as nearly a half-space
 TAIL = 9.0  # standard deviations past which a Gaussian is nothing in float64
-SMALLEST, TINY, EPS = 1e-300, 1e-300, torch.finfo(torch.float64).eps
+TINY = 1e-300
 NOTHING = 1e-14  # x and δ below this leave every rate where chance has it, in float64
 
 
@@ -47,7 +46,7 @@ class Attack:
 
 @torch.no_grad()
 def record_attack(posterior: Posterior, *, fpr: Sequence[float] = (0.001, 0.01, 0.1)) -> Attack:
-    """Every record attacked at its own input, the query that tells most (see `divergence.lood`)."""
+    """Attack every record at its own input, the query that tells most (see `divergence`)."""
     single = leave_one_out(posterior)
     pull = -(single.mean_change * single.residual).sum(1) / posterior.noise
     return _one_direction(single.variance / posterior.noise, pull.sqrt(), posterior.targets.shape[1], _rates(fpr))
@@ -55,14 +54,14 @@ def record_attack(posterior: Posterior, *, fpr: Sequence[float] = (0.001, 0.01, 
 
 @torch.no_grad()
 def query_attack(
-    removal: Removal,
+    removal: RemovedRecords,
     queries: torch.Tensor,
     *,
     fpr: Sequence[float] = (0.001, 0.01, 0.1),
     draws: int = 20_000,
     seed: int | None = None,
 ) -> Attack:
-    """Every removal attacked at its queries (R, q, …) or (1, q, …).
+    """Attack every removal at its queries (R, q, …) or (1, q, …).
 
     Removals of several records at several queries have no closed form for the true positive rate: it is sampled, from
     `draws` draws and `seed`, and comes with its standard error. The AUC is a one-dimensional integral in every case.
@@ -90,7 +89,7 @@ def _rates(fpr: Sequence[float]) -> torch.Tensor:
 
 
 def _one_direction(x: torch.Tensor, delta: torch.Tensor, outputs: int, fpr: torch.Tensor) -> Attack:
-    """AUC and TPR for x and δ (R,), on any device."""
+    """Compute AUC and TPR for x and δ (R,), on any device."""
     fpr = fpr.to(x.device)
     if outputs == 1:
         auc = _auc_of_one_output(x, delta)
@@ -125,7 +124,7 @@ def _tpr(x: torch.Tensor, delta: torch.Tensor, outputs: int, fpr: torch.Tensor) 
     goal = torch.special.ndtri(fpr)
 
     def gap(tau: torch.Tensor) -> torch.Tensor:
-        rate = _exceed(tau, x, delta, outputs, with_=False).clamp(SMALLEST, 1.0 - EPS)
+        rate = _exceed(tau, x, delta, outputs, with_=False).clamp(TINY, 1.0 - EPS)
         return torch.special.ndtri(rate) - goal
 
     tpr = _exceed(_root(gap, low, high), x, delta, outputs, with_=True)
@@ -265,3 +264,52 @@ def _sampled(
         rates.append(at.to(torch.float64) / draws)
         errors.append(caught.std(2) / math.sqrt(draws))
     return torch.cat(rates), torch.cat(errors)
+
+
+@dataclass(frozen=True)
+class LeakageBounds:
+    """The constant α and distance ε of the kernel, and bounds on the other four: every entry is within ε of α."""
+
+    constant: float
+    distance: float
+    variance: float
+    residual: float
+    mean_distance: float
+    kl: float
+
+
+def distance_to_constant(matrix: torch.Tensor) -> tuple[float, float]:
+    """Return (α, ε): the constant α ≥ 0 nearest to all entries of a kernel matrix, and the largest distance to it."""
+    k = as_tensor("matrix", matrix)
+    if k.ndim != 2 or k.numel() == 0:
+        raise fail("matrix", "a kernel matrix", f"shape {tuple(k.shape)}", "give the kernel between the records")
+    check_finite("matrix", k)
+    low, high = (float(value) for value in torch.aminmax(k))
+    constant = max(0.0, (low + high) / 2)
+    return constant, max(high - constant, constant - low)
+
+
+def leakage_bounds(matrix: torch.Tensor, noise: float, largest_target: float, *, outputs: int = 1) -> LeakageBounds:
+    """Bound both distances for each of the records of `matrix` (n + 1, n + 1) left out; docs/lood.md has the proof.
+
+    `largest_target` ζ bounds the norm of every record's target over its `outputs`. The bounds replace Proposition 5.1
+    of the LOOD paper, whose printed constants fail. They say that leakage vanishes with ε and 1/n; as numbers they are
+    vacuous at real sizes, far from any kernel in use.
+    """
+    constant, distance = distance_to_constant(matrix)
+    n = len(matrix) - 1
+    sigma2 = check_noise(noise)
+    zeta = check_number("largest_target", largest_target, minimum=0.0, remedy="give the largest norm of a target")
+    upper, lower = constant + distance, max(constant - distance, 0.0)
+    variance = upper - lower**2 / (upper + sigma2 / n) if n > 0 and upper > 0.0 else upper
+    residual = zeta * (1.0 + math.sqrt(n * variance / sigma2))
+    steepest = min(variance, sigma2)
+    excess = variance / sigma2
+    return LeakageBounds(
+        constant=constant,
+        distance=distance,
+        variance=variance,
+        residual=residual,
+        mean_distance=variance * steepest / (steepest + sigma2) ** 2 * residual**2 / 2,
+        kl=(outputs * (excess - math.log1p(excess)) + excess / (1.0 + excess) * residual**2 / sigma2) / 2,
+    )

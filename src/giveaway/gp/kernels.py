@@ -46,36 +46,35 @@ class Kernel(ABC):
         return _Sum(other, self) if callable(other) else NotImplemented
 
     def __mul__(self, other: KernelLike | float) -> Kernel:
-        if callable(other):
-            return _Product(self, other)
-        return _Scaled(self, other) if isinstance(other, Real) else NotImplemented
+        if isinstance(other, Real):
+            return _Scaled(self, float(other))
+        return _Product(self, other) if callable(other) else NotImplemented
 
     def __rmul__(self, other: KernelLike | float) -> Kernel:
-        if callable(other):
-            return _Product(other, self)
-        return _Scaled(self, other) if isinstance(other, Real) else NotImplemented
+        return self * other if isinstance(other, Real) else _Product(other, self) if callable(other) else NotImplemented
 
 
-class _Sum(Kernel):
+class _Combined(Kernel):
+    """The sum or product, by `operator`, of two kernels."""
+
+    operator: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
     def __init__(self, left: KernelLike, right: KernelLike) -> None:
         self.left, self.right = left, right
 
     def __call__(self, X: torch.Tensor, Z: torch.Tensor) -> torch.Tensor:
-        return self.left(X, Z) + self.right(X, Z)
+        return self.operator(self.left(X, Z), self.right(X, Z))
 
     def diagonal(self, X: torch.Tensor) -> torch.Tensor:
-        return diagonal_of(self.left, X) + diagonal_of(self.right, X)
+        return self.operator(diagonal_of(self.left, X), diagonal_of(self.right, X))
 
 
-class _Product(Kernel):
-    def __init__(self, left: KernelLike, right: KernelLike) -> None:
-        self.left, self.right = left, right
+class _Sum(_Combined):
+    operator = staticmethod(torch.add)
 
-    def __call__(self, X: torch.Tensor, Z: torch.Tensor) -> torch.Tensor:
-        return self.left(X, Z) * self.right(X, Z)
 
-    def diagonal(self, X: torch.Tensor) -> torch.Tensor:
-        return diagonal_of(self.left, X) * diagonal_of(self.right, X)
+class _Product(_Combined):
+    operator = staticmethod(torch.mul)
 
 
 class _Scaled(Kernel):
@@ -90,33 +89,31 @@ class _Scaled(Kernel):
         return self.factor * diagonal_of(self.kernel, X)
 
 
-class RBF(Kernel):
-    """exp(−‖x − z‖² / (2 length²))."""
+class _ByDistance(Kernel):
+    """A kernel of ‖x − z‖ and a length, 1 at distance 0."""
 
     def __init__(self, length: float = 1.0) -> None:
-        self.length = _check_length(length)
-
-    def __call__(self, X: torch.Tensor, Z: torch.Tensor) -> torch.Tensor:
-        return torch.exp(_squared_distances(X, Z) * (-0.5 / self.length**2))
+        self.length = check_positive("length", length, remedy="give a length such as the typical distance")
 
     def diagonal(self, X: torch.Tensor) -> torch.Tensor:
         return X.new_ones(len(X))
 
 
-class Laplace(Kernel):
-    """exp(−‖x − z‖ / length) with the Euclidean distance; its gradient at x = z is given as 0."""
+class RBF(_ByDistance):
+    """exp(−‖x − z‖² / (2 length²))."""
 
-    def __init__(self, length: float = 1.0) -> None:
-        self.length = _check_length(length)
+    def __call__(self, X: torch.Tensor, Z: torch.Tensor) -> torch.Tensor:
+        return torch.exp(_squared_distances(X, Z) * (-0.5 / self.length**2))
+
+
+class Laplace(_ByDistance):
+    """exp(−‖x − z‖ / length) with the Euclidean distance; its gradient at x = z is given as 0."""
 
     def __call__(self, X: torch.Tensor, Z: torch.Tensor) -> torch.Tensor:
         square = _squared_distances(X, Z)
         apart = square > 0
         distance = torch.where(apart, torch.where(apart, square, 1.0).sqrt(), 0.0)
         return torch.exp(distance * (-1.0 / self.length))
-
-    def diagonal(self, X: torch.Tensor) -> torch.Tensor:
-        return X.new_ones(len(X))
 
 
 class Linear(Kernel):
@@ -198,22 +195,18 @@ class FeatureKernel(Mapped):
         self.kernel = Linear() if kernel is None else kernel
 
     def map(self, X: torch.Tensor) -> torch.Tensor:
-        found = self.features(X)
-        if found.ndim != 2 or len(found) != len(X):
-            raise fail(
-                "features",
-                f"one row of features a record, shape ({len(X)}, p)",
-                f"shape {tuple(found.shape)}",
-                "flatten what the callable returns",
-            )
-        return found
+        features = self.features(X)
+        if features.ndim != 2 or len(features) != len(X):
+            expected = f"one row of features a record, shape ({len(X)}, p)"
+            raise fail("features", expected, f"shape {tuple(features.shape)}", "flatten what the callable returns")
+        return features
 
 
 def diagonal_of(kernel: KernelLike, X: torch.Tensor) -> torch.Tensor:
-    """K(x, x) (n,) of any kernel: its own `diagonal`, else the diagonals of small blocks."""
-    own = getattr(kernel, "diagonal", None)
-    if callable(own):
-        result: torch.Tensor = own(X)
+    """Evaluate K(x, x) (n,) of any kernel by its `diagonal` method, or from the diagonals of small blocks."""
+    diagonal = getattr(kernel, "diagonal", None)
+    if callable(diagonal):
+        result: torch.Tensor = diagonal(X)
         return result
     if len(X) == 0:
         return X.new_zeros(0)
@@ -222,7 +215,7 @@ def diagonal_of(kernel: KernelLike, X: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def kernel_matrix(kernel: KernelLike, X: Any, Z: Any = None, *, block: int | None = None) -> torch.Tensor:
-    """K (n, m) evaluated block by block into one matrix, without gradients.
+    """Evaluate K (n, m) block by block into one matrix, without gradients.
 
     Without Z only the lower blocks of K(X, X) are evaluated and mirrored: the result is exactly symmetric. Integers
     become float64. `block` rows and columns at a time (512 on a CPU, 4,096 elsewhere).
@@ -252,38 +245,42 @@ def kernel_matrix(kernel: KernelLike, X: Any, Z: Any = None, *, block: int | Non
 
 
 def flat_pair(X: torch.Tensor, Z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both sets of records as (n, d) and (m, d)."""
+    """Flatten both sets of records to (n, d) and (m, d)."""
     for name, records in (("X", X), ("Z", Z)):
         if records.ndim < 2:
             raise fail(name, "records as (n, ...)", f"shape {tuple(records.shape)}", "give a single record as x[None]")
     x, z = X.flatten(1), Z.flatten(1)
     if x.shape[1] != z.shape[1]:
-        raise fail(
-            "Z",
-            f"records of {x.shape[1]} numbers, as X has",
-            f"{z.shape[1]} numbers a record",
-            "give both the same preprocessing",
-        )
+        expected = f"records of {x.shape[1]} numbers, as X has"
+        raise fail("Z", expected, f"{z.shape[1]} numbers a record", "give both the same preprocessing")
     return x, x if Z is X else z
 
 
 def check_variances(weight_variance: float, bias_variance: float) -> tuple[float, float]:
-    """Variances of weights and biases, neither negative."""
+    """Check that neither the variance of the weights nor that of the biases is negative, and return both."""
     return (
         check_number("weight_variance", weight_variance, minimum=0.0, remedy="give a variance such as 1 or 2"),
         check_number("bias_variance", bias_variance, minimum=0.0, remedy="give a variance, 0 for no biases"),
     )
 
 
-def _check_length(length: float) -> float:
-    number = check_number("length", length, minimum=0.0, remedy="give a length such as the typical distance")
+def check_positive(argument: str, value: Any, *, expected: str = "a positive number", remedy: str) -> float:
+    """A finite number above 0."""
+    number = check_number(argument, value, minimum=0.0, remedy=remedy)
     if number == 0.0:
-        raise fail("length", "a positive number", repr(length), "give a length such as the typical distance")
+        raise fail(argument, expected, repr(value), remedy)
     return number
 
 
+def check_whole(argument: str, value: Any, minimum: int = 1, *, remedy: str = "give how many there should be") -> int:
+    """A whole number of at least `minimum`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        raise fail(argument, f"a whole number of at least {minimum}", repr(value), remedy)
+    return value
+
+
 def _squared_distances(X: torch.Tensor, Z: torch.Tensor) -> torch.Tensor:
-    """‖x − z‖² (n, m) as one matrix product, with pairs so close that the product would cancel taken from x − z."""
+    """Compute ‖x − z‖² (n, m) as one matrix product; pairs so close that it would cancel are taken from x − z."""
     x, z = flat_pair(X, Z)
     origin = z.detach().mean(0) if len(z) else 0.0
     x = x - origin
@@ -313,7 +310,7 @@ def _blocks(x: torch.Tensor, size: int) -> Iterator[tuple[slice, torch.Tensor]]:
 
 
 def _shown(value: Any) -> str:
-    """A part of a kernel's repr: numbers short, plain callables by name."""
+    """Write an attribute for a kernel's repr: numbers short, plain callables by name."""
     if isinstance(value, float):
         return f"{value:g}"
     return getattr(value, "__name__", repr(value))

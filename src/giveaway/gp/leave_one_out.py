@@ -1,23 +1,29 @@
-"""What the posterior would be at each record, or group of records, had it been left out: all from one factorization.
+"""Regression under a kernel from one Cholesky factorization, and what it would be without each record or group.
 
-With M = K + σ²I over all records, p_i = [M⁻¹]_ii and w = M⁻¹y, leaving record i out gives at its own input the residual
-e = w_i/p_i and, with the leverage h = 1 − σ²p_i = [K M⁻¹]_ii,
-    variance without σ²h/(1 − h),   variance with σ²h,   mean without − mean with = −h·e.
-A group S has the same with the block B = M⁻¹[S, S] for p: e = B⁻¹w_S, H = I − σ²B, covariances σ²H(I − H)⁻¹ and σ²H.
+With K the kernel of all n records, M = K + σ²I and P = M⁻¹; with a free constant beside the kernel,
+P = M⁻¹ − M⁻¹11ᵀM⁻¹/(1ᵀM⁻¹1). Leaving out the records S gives at their own inputs, with H = I − σ²P_SS,
+
+    errors e = P_SS⁻¹(Py)_S,   covariance without σ²H(I − H)⁻¹,   with σ²H,   mean without − mean with = −H e.
+
+This is exact: it is what a fit to the other records gives. For one record P_SS is a number and H its leverage.
+`giveaway.gp.ridge` has the same errors from features, where they are fewer than the records or of many strengths.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from giveaway.checks import as_tensor, fail
-from giveaway.gp.posterior import EPS, Posterior
 
+EPS = torch.finfo(torch.float64).eps
+PROBES, POWERS = 4, 8  # of the estimate of the condition number
 BASE = 512  # rows of the triangles at which the recursive inverse stops
 STRIP = 256
 GATHERED = 1 << 24  # numbers gathered at a time for the blocks of groups
@@ -25,7 +31,58 @@ NEGATIVE = 1e-8  # a leverage below −this is more than rounding wherever M is 
 
 
 @dataclass(frozen=True, eq=False)
-class LeaveOneOut:
+class KernelRegression:
+    """The factored system: `factor` (n, n) is the lower Cholesky factor of M, `diagonal` (n,) is that of K.
+
+    `weights` (n, C) are Py for the targets y (n, C). `constant` (n,) is M⁻¹1/√(1ᵀM⁻¹1) where there is a free constant.
+    """
+
+    targets: torch.Tensor
+    noise: float
+    factor: torch.Tensor
+    weights: torch.Tensor
+    diagonal: torch.Tensor
+    constant: torch.Tensor | None = None
+
+    @cached_property
+    def condition(self) -> float:
+        """Estimate the condition number of M by power iterations on M and M⁻¹: from below, and close in practice."""
+        generator = torch.Generator().manual_seed(0)
+        start = torch.randn(len(self.factor), PROBES, generator=generator, dtype=torch.float64).to(self.factor.device)
+        largest = _growth(start, lambda v: self.factor @ (self.factor.T @ v))
+        return largest * _growth(start, lambda v: torch.cholesky_solve(v, self.factor))
+
+
+def kernel_regression(
+    matrix: torch.Tensor, targets: torch.Tensor, noise: float, *, constant: bool = False
+) -> KernelRegression:
+    """Factor K + noise·I; only the lower half of `matrix` is read. LinAlgError where it is not positive definite."""
+    diagonal = matrix.diagonal().clone()
+    matrix.diagonal().add_(noise)
+    factor, info = torch.linalg.cholesky_ex(matrix)
+    matrix.diagonal().copy_(diagonal)
+    if int(info) != 0:
+        raise torch.linalg.LinAlgError(f"a matrix whose Cholesky factorization stops at record {int(info) - 1}")
+    right = torch.cat([targets, torch.ones_like(targets[:, :1])], dim=1) if constant else targets
+    # unlike cholesky_solve, this makes no copy of the factor
+    half = torch.linalg.solve_triangular(factor, right, upper=False)
+    weights = torch.linalg.solve_triangular(factor.mT, half, upper=True)
+    if not constant:
+        return KernelRegression(targets, noise, factor, weights, diagonal)
+    weights, ones = weights[:, :-1], weights[:, -1]
+    shift = ones / ones.sum().sqrt()
+    return KernelRegression(targets, noise, factor, weights - torch.outer(shift, shift @ targets), diagonal, shift)
+
+
+class LeftOutErrors(NamedTuple):
+    """y minus what the other records predict (n, C), and leverages (n,)."""
+
+    error: torch.Tensor
+    leverage: torch.Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class LeftOutRecords:
     """Each record's own latent prediction without and with it: (n, C) means, (n,) variances, noise not included.
 
     `residual` is y − mean, the error of the prediction without the record; `mean_change` is mean − mean_with.
@@ -40,8 +97,8 @@ class LeaveOneOut:
 
 
 @dataclass(frozen=True, eq=False)
-class LeaveGroupOut:
-    """As LeaveOneOut for the groups of one size s, at each group's own records: means (G, s, C), covariances (G, s, s).
+class LeftOutGroups:
+    """LeftOutRecords for groups of one size s, at each group's own records: means (G, s, C), covariances (G, s, s).
 
     `place` (G,) says where each group stood in the list that was given, `rows` (G, s) which records it has.
     """
@@ -55,50 +112,72 @@ class LeaveGroupOut:
     mean_change: torch.Tensor
 
 
-def leave_one_out(posterior: Posterior) -> LeaveOneOut:
-    """Every record left out in turn, at its own input, for the price of one triangular inverse."""
-    noise, factor = posterior.noise, posterior.factor
-    work = factor.clone()
-    work.diagonal().zero_()
-    explained = _row_squares(work)
-    work.diagonal().copy_(factor.diagonal())
-    invert_lower_(work)
-    own = work.diagonal().square()
-    work.diagonal().zero_()
-    others = torch.linalg.vector_norm(work, dim=0).square_()
-    del work
-    leverage = _leverage(posterior, slice(None), explained, own, others)
-    precision = own + others
-    residual = posterior.weights / precision.unsqueeze(1)
-    return LeaveOneOut(
-        mean=posterior.targets - residual,
+def leave_one_out(regression: KernelRegression) -> LeftOutRecords:
+    """Leave every record out in turn and predict at its own input, for the price of one triangular inverse."""
+    _, precision, leverage = _inverse_columns(regression)
+    leverage = _not_negative(regression, leverage)
+    residual = regression.weights / precision.unsqueeze(1)
+    return LeftOutRecords(
+        mean=regression.targets - residual,
         variance=leverage / precision,
-        variance_with=noise * leverage,
+        variance_with=regression.noise * leverage,
         residual=residual,
         mean_change=-leverage.unsqueeze(1) * residual,
         leverage=leverage,
     )
 
 
-def leave_group_out(posterior: Posterior, groups: Sequence[Any]) -> list[LeaveGroupOut]:
-    """Every group left out in turn, one result for each size of group, sizes ascending.
+def leave_groups_out(regression: KernelRegression, groups: Sequence[Any]) -> list[LeftOutGroups]:
+    """Leave every group out in turn; there is one result for each size of group, sizes ascending.
 
     `groups` holds index arrays of any sizes, which may overlap. A group of all records is left with the prior: mean 0
     and covariance K.
     """
-    flat, sizes = _flatten(groups, len(posterior.factor))
-    rows = torch.from_numpy(flat).to(posterior.factor.device)
+    flat, sizes = _flatten(groups, len(regression.factor))
+    rows = torch.from_numpy(flat).to(regression.factor.device)
     needed, position = torch.unique(rows, return_inverse=True)
-    columns, leverage = _inverse_columns(posterior, needed)
+    columns, _, leverage = _inverse_columns(regression, needed)
+    leverage = _not_negative(regression, leverage)
     starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
     results = []
     for size in np.unique(sizes):
-        place = np.flatnonzero(sizes == size)
-        index = torch.from_numpy(starts[place][:, None] + np.arange(size)).to(rows.device)
-        at = position[index]
-        block = _blocks(columns, at)
-        results.append(_left_out(posterior, torch.from_numpy(place), rows[index], block, leverage[at]))
+        place = torch.from_numpy(np.flatnonzero(sizes == size)).to(rows.device)
+        index = torch.from_numpy(starts[sizes == size][:, None] + np.arange(size)).to(rows.device)
+        at, members = position[index], rows[index]
+        block = _blocks(regression, columns, at)
+        root = torch.linalg.cholesky(block)
+        residual = torch.cholesky_solve(regression.weights[members], root)
+        hat = block.mul_(-regression.noise)
+        hat.diagonal(dim1=1, dim2=2).copy_(leverage[at])
+        without = torch.cholesky_solve(hat, root)
+        results.append(
+            LeftOutGroups(
+                place=place,
+                rows=members,
+                mean=regression.targets[members] - residual,
+                covariance=(without + without.mT) / 2,
+                covariance_with=regression.noise * hat,
+                residual=residual,
+                mean_change=-hat @ residual,
+            )
+        )
     return results
+
+
+def left_out_errors(regression: KernelRegression, members: Sequence[torch.Tensor] = ()) -> LeftOutErrors:
+    """Leave out every record, or the groups whose row numbers `members` (B, s) gives by size; the factor is used up.
+
+    LinAlgError where K has a direction below −σ²/2, which only rounding can give it.
+    """
+    columns, precision, leverage = _inverse_columns(regression, overwrite=True)
+    if regression.noise * float(precision.max()) > 2.0:  # at most 1 of a kernel without negative directions
+        raise torch.linalg.LinAlgError("the kernel has a direction below −σ²/2")
+    error = regression.weights / precision.unsqueeze(1)
+    for rows in members:
+        for part in rows.split(max(1, GATHERED // rows.shape[1] ** 2)) if rows.shape[1] > 1 else ():
+            root = torch.linalg.cholesky(_blocks(regression, columns, part))
+            error[part] = torch.cholesky_solve(regression.weights[part], root)
+    return LeftOutErrors(error, leverage.clamp_(0.0, 1.0))
 
 
 def invert_lower_(triangle: torch.Tensor) -> None:
@@ -117,92 +196,77 @@ def invert_lower_(triangle: torch.Tensor) -> None:
     invert_lower_(second)
 
 
+def _inverse_columns(
+    regression: KernelRegression, needed: torch.Tensor | None = None, *, overwrite: bool = False
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return columns of L⁻¹ as rows (u, n), [P]_ii and the leverage 1 − σ²[P]_ii of the records `needed` (None: all).
+
+    The leverage does not cancel where σ²p is near 1: p = 1/L_ii² + (the other squares of column i of L⁻¹) and
+    L_ii² = σ² + s, s = K_ii − (the other squares of row i of L), so 1 − σ²p = s/L_ii² − σ²(others), exact to rounding
+    of K_ii rather than of σ² + K_ii.
+    """
+    factor, noise = regression.factor, regression.noise
+    n = len(factor)
+    rows = torch.arange(n, device=factor.device) if needed is None else needed
+    explained = _row_squares(factor)[rows]
+    each = torch.arange(len(rows), device=factor.device)
+    if 3 * len(rows) < n:
+        unit = torch.zeros(n, len(rows), dtype=factor.dtype, device=factor.device)
+        unit[rows, each] = 1.0
+        columns = torch.linalg.solve_triangular(factor, unit, upper=False).T
+    else:
+        work = factor if overwrite else factor.clone()
+        invert_lower_(work)
+        columns = work.T if len(rows) == n else work[:, rows].T
+    on_diagonal = columns[each, rows]
+    columns[each, rows] = 0.0
+    others = torch.linalg.vector_norm(columns, dim=1).square_()
+    columns[each, rows] = on_diagonal
+    squared = on_diagonal.square()
+    precision = squared + others
+    kept = noise * precision
+    leverage = torch.where(kept > 0.5, (regression.diagonal[rows] - explained) * squared - noise * others, 1.0 - kept)
+    if regression.constant is not None:
+        free = regression.constant[rows].square()
+        precision, leverage = precision - free, leverage + noise * free
+    return columns, precision, leverage
+
+
 def _row_squares(lower: torch.Tensor) -> torch.Tensor:
-    """Σ_j L_ij² of a lower triangle by strips of columns: factors come in column order, where rows are slow to walk."""
+    """Sum L_ij² over j < i by strips of columns: factors come in column order, where rows are slow to walk."""
     total = lower.new_zeros(len(lower))
     for j in range(0, len(lower), STRIP):
-        total[j:] += lower[j:, j : j + STRIP].square().sum(1)
+        square = lower[j:, j : j + STRIP].square()
+        square.diagonal().zero_()
+        total[j:] += square.sum(1)
     return total
 
 
-def _leverage(
-    posterior: Posterior, rows: Any, explained: torch.Tensor, own: torch.Tensor, others: torch.Tensor
-) -> torch.Tensor:
-    """1 − σ²p without the cancellation where σ²p is near 1.
-
-    p = 1/L_ii² + (the other squares of column i of L⁻¹) and L_ii² = σ² + s, s = K_ii − (the other squares of row i of
-    L): so 1 − σ²p = s/L_ii² − σ²(others), exact to rounding of K_ii rather than of σ² + K_ii.
-    """
-    noise, diagonal = posterior.noise, posterior.diagonal[rows]
-    kept = noise * (own + others)
-    small = (diagonal - explained) * own - noise * others
-    leverage = torch.where(kept > 0.5, small, 1.0 - kept)
+def _not_negative(regression: KernelRegression, leverage: torch.Tensor) -> torch.Tensor:
     lowest = float(leverage.min())
-    if lowest < -NEGATIVE and lowest < -10 * len(posterior.factor) * EPS * posterior.condition:
-        raise fail(
-            "kernel",
-            "a positive semi-definite kernel",
-            f"a negative posterior variance (leverage {lowest:.1e})",
-            "use a kernel that is positive semi-definite",
-        )
+    if lowest < -NEGATIVE and lowest < -10 * len(regression.factor) * EPS * regression.condition:
+        got = f"a negative posterior variance (leverage {lowest:.1e})"
+        remedy = "use a kernel that is positive semi-definite"
+        raise fail("kernel", "a positive semi-definite kernel", got, remedy)
     return leverage.clamp_(0.0, 1.0)
 
 
-def _inverse_columns(posterior: Posterior, needed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Columns `needed` of L⁻¹ as rows (u, n), and those records' leverage."""
-    factor = posterior.factor
-    n, u = len(factor), len(needed)
-    each = torch.arange(u, device=factor.device)
-    if 3 * u < n:
-        unit = torch.zeros(n, u, dtype=factor.dtype, device=factor.device)
-        unit[needed, each] = 1.0
-        columns = torch.linalg.solve_triangular(factor, unit, upper=False).T
-    else:
-        work = factor.clone()
-        invert_lower_(work)
-        columns = work.T if u == n else work[:, needed].T
-    row = factor[needed]
-    row[each, needed] = 0.0
-    on_diagonal = columns[each, needed]
-    columns[each, needed] = 0.0
-    others = torch.linalg.vector_norm(columns, dim=1).square_()
-    columns[each, needed] = on_diagonal
-    explained = torch.linalg.vector_norm(row, dim=1).square_()
-    return columns, _leverage(posterior, needed, explained, on_diagonal.square(), others)
-
-
-def _blocks(columns: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-    """M⁻¹[S, S] (G, s, s) for groups at rows `at` (G, s) of the columns of L⁻¹."""
+def _blocks(regression: KernelRegression, columns: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    """Return P_SS (G, s, s) for groups at rows `at` (G, s) of the columns of L⁻¹."""
     groups, size = at.shape
     block = columns.new_empty(groups, size, size)
     step = max(1, GATHERED // (size * columns.shape[1]))
     for i in range(0, groups, step):
         part = columns[at[i : i + step]]
         torch.bmm(part, part.mT, out=block[i : i + step])
+    if regression.constant is not None:
+        free = regression.constant[at]
+        block -= free.unsqueeze(2) * free.unsqueeze(1)
     return block
 
 
-def _left_out(
-    posterior: Posterior, place: torch.Tensor, rows: torch.Tensor, block: torch.Tensor, leverage: torch.Tensor
-) -> LeaveGroupOut:
-    root = torch.linalg.cholesky(block)
-    residual = torch.cholesky_solve(posterior.weights[rows], root)
-    hat = block.mul_(-posterior.noise)
-    hat.diagonal(dim1=1, dim2=2).copy_(leverage)
-    without = torch.cholesky_solve(hat, root)
-    return LeaveGroupOut(
-        place=place.to(rows.device),
-        rows=rows,
-        mean=posterior.targets[rows] - residual,
-        covariance=(without + without.mT) / 2,
-        covariance_with=posterior.noise * hat,
-        residual=residual,
-        mean_change=-hat @ residual,
-    )
-
-
 def _flatten(groups: Sequence[Any], n: int) -> tuple[np.ndarray, np.ndarray]:
-    """All groups' rows one after the other, and their sizes."""
+    """Return all groups' rows one after the other, and their sizes."""
     arrays = [as_tensor("groups", group).cpu().numpy().reshape(-1) for group in groups]
     sizes = np.array([len(array) for array in arrays], dtype=np.int64)
     if len(arrays) == 0 or bool((sizes == 0).any()):
@@ -226,3 +290,11 @@ def check_rows(argument: str, rows: np.ndarray, group: np.ndarray, n: int) -> No
         first = int(place[1:][repeated][0])
         got = f"row {first % n} twice in group {first // n}"
         raise fail(argument, "each record once a group", got, "drop the repeated row")
+
+
+def _growth(start: torch.Tensor, apply: Callable[[torch.Tensor], torch.Tensor]) -> float:
+    v = start
+    for _ in range(POWERS):
+        v = apply(v / v.norm(dim=0))
+    growth = float(v.norm(dim=0).max())
+    return growth if math.isfinite(growth) else math.inf

@@ -1,34 +1,44 @@
-"""The queries at which two posteriors, without and with some records, differ most: gradient ascent from many starts.
+"""The queries at which two posteriors, without and with some records, differ most: ascent from many starts at once.
 
-Every (removal, start) is a problem of its own, and all problems move together: one kernel call a step for all that are
-still moving. What is climbed is the logarithm of the distance, which has the same optima and does not go flat far from
-the records; lengths are counted in units of the inputs' standard deviation, so rates and tolerances are free of scale.
+Every (removal, start) is a problem of its own with its own history and end, and all problems move together by a
+projected L-BFGS: one kernel call a step for all that are still moving. What is climbed is the logarithm of the
+distance, which has the same optima and does not go flat far from the records; lengths are counted in units of the
+inputs' standard deviation, so that step lengths and tolerances are free of scale.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 
 from giveaway.checks import as_tensor, check_choice, check_finite, check_number, fail
-from giveaway.gp.ascent import HISTORY, Method, maximize, whole
-from giveaway.gp.divergence import kl_of_change, lood, mean_distance
-from giveaway.gp.removal import Removal
+from giveaway.gp.distinguishability import divergence, kl_of_change, mean_distance
+from giveaway.gp.kernels import check_whole
+from giveaway.gp.posterior import RemovedRecords
 
 Objective = Literal["kl", "mean"]
 Origin = Literal["kept", "removed", "bounds"]
+Climb = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
+MEMORY = 2**30  # bytes for the problems that move together
 KEPT_FOR_GRADIENT = 64  # numbers that a kernel is taken to keep an entry until its gradient is known
 REPEATED = 1e-8  # share of a query's variance, given the others, below which they count as one query
+FIRST_STEP = 0.1  # standard deviations in every coordinate
+HISTORY = 8  # pairs of steps and changes of gradient
+ARMIJO, CURVATURE = 1e-4, 1e-10
+ROUNDING = 1e-13  # by which a value may seem to fall
+SHORTEST = 1e-12  # share of a direction below which it is given up
+TINY = 1e-30
 
 
 @dataclass(frozen=True, eq=False)
-class Queries:
-    """`queries` (R, q, …), the best of all starts, with `value` (R,), its distance.
+class OptimalQueries:
+    """The best `queries` (R, q, …) of all starts, with `value` (R,), their distance.
 
     `ends` (R, starts, q, …), `values` and `converged` (R, starts) say where every start came to; `own` (R,) is the
     distance at the removed records themselves. A start at which there is no distance stays there, with value NaN.
@@ -42,8 +52,8 @@ class Queries:
     own: torch.Tensor
 
 
-class Target(Protocol):
-    """R pairs of predictions, without and with the records `rows` (R, s) of `inputs` (n, …)."""
+class Removals(Protocol):
+    """R pairs of posteriors, without and with the records `rows` (R, s) of `inputs` (n, …)."""
 
     @property
     def inputs(self) -> torch.Tensor: ...
@@ -52,17 +62,17 @@ class Target(Protocol):
     def rows(self) -> torch.Tensor: ...
 
     def measure(self, objective: Objective, owner: torch.Tensor, queries: torch.Tensor) -> torch.Tensor:
-        """The distance (p,) of the pairs `owner` (p,) at their queries (p, q, …); NaN or 0 where there is none."""
+        """Return the distance (p,) of the pairs `owner` (p,) at queries (p, q, …); NaN or 0 where there is none."""
 
     def own(self, objective: Objective) -> torch.Tensor:
-        """The distance (R,) of every pair at the removed records themselves."""
+        """Return the distance (R,) of every pair at the removed records themselves."""
 
     def numbers(self, queries: int) -> int:
-        """How many numbers measuring one pair at so many queries holds at once, roughly."""
+        """Say roughly how many numbers are held at once to measure one pair at so many queries."""
 
 
 def optimal_queries(
-    removal: Removal | Target,
+    removal: RemovedRecords | Removals,
     *,
     objective: Objective = "kl",
     queries: int = 1,
@@ -70,92 +80,68 @@ def optimal_queries(
     origin: Origin | None = None,
     noise: float = 0.5,
     bounds: tuple[Any, Any] | None = None,
-    method: Method = "lbfgs",
     steps: int = 200,
     tolerance: float = 1e-5,
-    learning_rate: float = 0.1,
     seed: int | None = None,
-    memory: int = 2**30,
-) -> Queries:
+) -> OptimalQueries:
     """Maximize KL(f_D(Q) ‖ f_D′(Q)) or the mean distance over `queries` queries for every removal.
 
     `starts` is (starts, q, …) for all removals alike, (R, starts, q, …), or how many to draw from `seed`: uniformly in
     the box (`origin` "bounds", the default where there are bounds), or around other records ("kept") or the removed
     ones ("removed"), with normal noise of `noise` standard deviations of the inputs. `bounds` (low, high) are numbers
     or of a record's shape. At most `steps` evaluations are spent on a start, which has converged when the gradient of
-    the logarithm, without what points out of the box, has norm ≤ `tolerance`.
-
-    "adam" moves by about `learning_rate`, falling to 0 along a cosine, puts each step back into the box, and returns
-    the best point that it met. "lbfgs" is a projected L-BFGS: coordinates that the gradient holds at a bound are left
-    out of the direction and of its history, and steps are put back into the box and halved until they gain enough;
-    `learning_rate` is its first step. A mean distance costs O(n) a query and step, a divergence O(n²). Problems are
-    taken so many at a time that they need about `memory` bytes.
+    the logarithm, without what points out of the box, has norm ≤ `tolerance`. A mean distance costs O(n) a query and
+    step, a divergence O(n²).
     """
-    target: Target = _Exact(removal) if isinstance(removal, Removal) else removal
+    target: Removals = _Measured(removal) if isinstance(removal, RemovedRecords) else removal
     check_choice("objective", objective, ("kl", "mean"))
-    count = whole("queries", queries, 1)
-    low, high = box(bounds, target.inputs)
-    unit = spread(target.inputs)
-    start = _starts(target, count, starts, origin, noise, bounds, unit, seed)
+    count = check_whole("queries", queries)
+    space = search_space(bounds, target.inputs)
+    start = _starts(target, count, starts, origin, noise, space, seed)
     removals, each = start.shape[:2]
-    shape = start.shape[2:]
 
     def climb(problems: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
-        return target.measure(objective, problems // each, (points * unit).unflatten(1, shape)).log()
+        return target.measure(objective, problems // each, points).log()
 
-    size = 8 * (target.numbers(count) + (2 * HISTORY + 16) * shape.numel())
-    ascent = maximize(
-        climb,
-        start.flatten(0, 1).flatten(1) / unit,
-        low.flatten().repeat(count) / unit,
-        high.flatten().repeat(count) / unit,
-        method=method,
-        steps=steps,
-        tolerance=tolerance,
-        learning_rate=learning_rate,
-        together=max(1, int(check_number("memory", memory, minimum=1, remedy="give bytes, such as 2**30")) // size),
-    )
-    ends = (ascent.points * unit).unflatten(1, shape).unflatten(0, (removals, each))
-    ends = torch.minimum(torch.maximum(ends, low), high)
-    values = ascent.values.exp().view(removals, each)
+    size = 8 * (target.numbers(count) + (2 * HISTORY + 16) * start.shape[2:].numel())
+    together = max(1, MEMORY // size)
+    ascent = maximize(climb, start.flatten(0, 1), space, steps=steps, tolerance=tolerance, together=together)
+    ends, values, converged = (part.unflatten(0, (removals, each)) for part in ascent)
     best = values.nan_to_num(nan=-1.0).argmax(1)
     at = torch.arange(removals, device=best.device)
-    converged = ascent.converged.view(removals, each)
-    return Queries(ends[at, best], values[at, best], ends, values, converged, target.own(objective))
+    return OptimalQueries(ends[at, best], values[at, best], ends, values, converged, target.own(objective))
 
 
-class _Exact:
-    """A Removal as a Target."""
+class _Measured:
+    """RemovedRecords as Removals."""
 
-    def __init__(self, removal: Removal) -> None:
+    def __init__(self, removal: RemovedRecords) -> None:
         self.removal = removal
-        self.inputs, self.rows = removal.posterior.inputs, removal.rows
+        self.inputs, self.rows = removal.inputs, removal.rows
 
     def measure(self, objective: Objective, owner: torch.Tensor, queries: torch.Tensor) -> torch.Tensor:
         return distance_at(self.removal, objective, owner, queries)
 
     def own(self, objective: Objective) -> torch.Tensor:
-        found = lood(self.removal.posterior, list(self.rows))
-        return found.kl if objective == "kl" else found.mean
+        return getattr(divergence(self.removal.posterior, list(self.rows)), objective)
 
     def numbers(self, queries: int) -> int:
         n, size = self.removal.columns.shape[1:]
         return n * (KEPT_FOR_GRADIENT * queries + 3 * size + self.removal.step.shape[2])
 
 
-def distance_at(removal: Removal, objective: Objective, owner: torch.Tensor, queries: torch.Tensor) -> torch.Tensor:
-    """One of the distances of `lood_at`, (p,), of the removals `owner` (p,) at their queries (p, q, …).
+def distance_at(
+    removal: RemovedRecords, objective: Objective, owner: torch.Tensor, queries: torch.Tensor
+) -> torch.Tensor:
+    """Return one of the distances of `divergence_at`, (p,), of the removals `owner` (p,) at queries (p, q, …).
 
-    A divergence is NaN where its queries (nearly) repeat one another; `lood_at` refuses the whole batch for it.
+    A divergence is NaN where its queries (nearly) repeat one another; `divergence_at` refuses the whole batch for it.
     """
     if objective == "mean":
         cross = removal.posterior.cross(queries.flatten(0, 1)).view(*queries.shape[:2], -1)
         return mean_distance(cross @ removal.step[owner])
-    fields = {name: getattr(removal, name)[owner] for name in ("rows", "columns", "root", "step")}
-    return _kl(*replace(removal, **fields).change(queries))
-
-
-def _kl(mean_change: torch.Tensor, excess: torch.Tensor, with_: torch.Tensor) -> torch.Tensor:
+    chosen = {name: getattr(removal, name)[owner] for name in ("rows", "columns", "root", "step")}
+    mean_change, excess, with_ = replace(removal, **chosen).change(queries)
     repeated = near_singular(with_)[:, None, None]
     eye = torch.eye(with_.shape[-1], dtype=with_.dtype, device=with_.device)
     kl = kl_of_change(mean_change, excess, torch.where(repeated, eye, with_))
@@ -163,24 +149,36 @@ def _kl(mean_change: torch.Tensor, excess: torch.Tensor, with_: torch.Tensor) ->
 
 
 def near_singular(covariance: torch.Tensor) -> torch.Tensor:
-    """Which of the covariances (p, q, q) of queries leave one of them nearly determined by the others."""
+    """Say which of the covariances (p, q, q) of queries leave one of them nearly determined by the others."""
     root, info = torch.linalg.cholesky_ex(covariance.detach())
     left = root.diagonal(dim1=-2, dim2=-1).square()
     known = left <= REPEATED * covariance.detach().diagonal(dim1=-2, dim2=-1)
     return (info != 0) | known.any(-1) | ~left.isfinite().all(-1)
 
 
-def spread(inputs: torch.Tensor) -> float:
-    """The inputs' standard deviation over the records, all coordinates together: the unit of length of a search."""
-    deviation = float(inputs.var(0, correction=0).mean().sqrt())
-    return deviation if deviation > 0.0 else 1.0
+class SearchSpace(NamedTuple):
+    """The box of a search, `low` and `high` of a record's shape, infinite unless `bounded`, and its unit of length."""
+
+    low: torch.Tensor
+    high: torch.Tensor
+    unit: float
+    bounded: bool
+
+    def uniform(self, shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
+        """Draw points (*shape, …) uniformly from the box."""
+        if not bool((self.high - self.low).isfinite().all()):
+            remedy = "give (low, high), or another origin"
+            raise fail("bounds", "a finite box to draw starts from", "an infinite one", remedy)
+        draw = torch.rand(*shape, *self.low.shape, generator=generator, dtype=torch.float64).to(self.low)
+        return self.low + (self.high - self.low) * draw
 
 
-def box(bounds: tuple[Any, Any] | None, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Lower and upper bounds of every number of a record, infinite where there are none."""
+def search_space(bounds: tuple[Any, Any] | None, inputs: torch.Tensor) -> SearchSpace:
+    """Check bounds (low, high); the unit is the inputs' standard deviation over records, all coordinates together."""
     shape = inputs.shape[1:]
+    unit = float(inputs.var(0, correction=0).mean().sqrt()) or 1.0
     if bounds is None:
-        return inputs.new_full(shape, -math.inf), inputs.new_full(shape, math.inf)
+        return SearchSpace(inputs.new_full(shape, -math.inf), inputs.new_full(shape, math.inf), unit, False)
     ends = []
     for name, value in zip(("low", "high"), bounds, strict=True):
         end = as_tensor("bounds", value).to(inputs)
@@ -193,61 +191,43 @@ def box(bounds: tuple[Any, Any] | None, inputs: torch.Tensor) -> tuple[torch.Ten
         place = int((~(low < high)).flatten().nonzero()[0])
         got = f"low {float(low.flatten()[place]):g} and high {float(high.flatten()[place]):g}"
         raise fail("bounds", "low below high", got, "give (low, high)")
-    return low, high
+    return SearchSpace(low, high, unit, True)
+
+
+def seeded(seed: int | None) -> torch.Generator:
+    """Make the generator that starts are drawn from."""
+    if seed is None:
+        raise fail("seed", "an integer, for the starts are drawn", "None", "give a seed, or the starts themselves")
+    return torch.Generator().manual_seed(seed)
 
 
 def _starts(
-    target: Target,
+    target: Removals,
     queries: int,
     starts: int | torch.Tensor,
     origin: Origin | None,
     noise: float,
-    bounds: tuple[Any, Any] | None,
-    unit: float,
+    space: SearchSpace,
     seed: int | None,
 ) -> torch.Tensor:
-    """(R, starts, q, …)."""
+    """Check or draw the starts (R, starts, q, …)."""
     inputs, rows = target.inputs, target.rows
-    own = tuple(inputs.shape[1:])
-    if isinstance(starts, Integral):
-        return _drawn(target, (len(rows), whole("starts", int(starts), 1), queries), origin, noise, bounds, unit, seed)
-    given = as_tensor("starts", starts).to(inputs)
-    if given.ndim == inputs.ndim + 1:
-        given = given.expand(len(rows), *given.shape)
-    fits = given.ndim == inputs.ndim + 2 and (len(given), *given.shape[2:]) == (len(rows), queries, *own)
-    if not fits or given.shape[1] == 0:
-        text = ", ".join(["starts", str(queries), *map(str, own)])
-        got = f"shape {tuple(as_tensor('starts', starts).shape)}"
-        raise fail("starts", f"shape ({text}) or ({len(rows)}, {text})", got, "give one point a query of each start")
-    check_finite("starts", given)
-    return given
-
-
-def _drawn(
-    target: Target,
-    shape: tuple[int, int, int],
-    origin: Origin | None,
-    noise: float,
-    bounds: tuple[Any, Any] | None,
-    unit: float,
-    seed: int | None,
-) -> torch.Tensor:
-    inputs, rows = target.inputs, target.rows
-    if seed is None:
-        raise fail("seed", "an integer, for the starts are drawn", "None", "give a seed, or the starts themselves")
-    generator = torch.Generator().manual_seed(seed)
-    low, high = box(bounds, inputs)
-    if origin is None:
-        origin = "kept" if bounds is None else "bounds"
+    if not isinstance(starts, Integral):
+        given = as_tensor("starts", starts).to(inputs)
+        spread_out = given.expand(len(rows), *given.shape) if given.ndim == inputs.ndim + 1 else given
+        shape = (queries, *inputs.shape[1:])
+        if len(spread_out) != len(rows) or spread_out.shape[2:] != shape or spread_out.numel() == 0:
+            text = ", ".join(["starts", *map(str, shape)])
+            expected, got = f"shape ({text}) or ({len(rows)}, {text})", f"shape {tuple(given.shape)}"
+            raise fail("starts", expected, got, "give one point a query of each start")
+        check_finite("starts", given)
+        return spread_out
+    shape, size = (len(rows), check_whole("starts", int(starts)), queries), rows.shape[1]
+    generator = seeded(seed)
+    origin = origin or ("bounds" if space.bounded else "kept")
     if check_choice("origin", origin, ("kept", "removed", "bounds")) == "bounds":
-        if not bool((high - low).isfinite().all()):
-            raise fail(
-                "bounds", "a finite box to draw starts from", repr(bounds), "give (low, high), or another origin"
-            )
-        uniform = torch.rand(*shape, *inputs.shape[1:], generator=generator, dtype=torch.float64).to(inputs)
-        return low + (high - low) * uniform
-    deviation = unit * check_number("noise", noise, minimum=0.0, remedy="0.5 standard deviations suit most data")
-    size = rows.shape[1]
+        return space.uniform(shape, generator)
+    deviation = space.unit * check_number("noise", noise, minimum=0.0, remedy="0.5 standard deviations suit most data")
     if origin == "removed":
         pick = torch.randint(size, shape, generator=generator).to(rows.device)
         chosen = rows.gather(1, pick.flatten(1)).view(shape)
@@ -259,3 +239,159 @@ def _drawn(
             chosen += chosen >= row[:, None, None]
     normal = torch.randn(*shape, *inputs.shape[1:], generator=generator, dtype=torch.float64).to(inputs)
     return inputs[chosen] + deviation * normal
+
+
+class Ascent(NamedTuple):
+    """The end of each of P problems: `points` (P, …), `values` (P,), NaN if it never had one, `converged` (P,)."""
+
+    points: torch.Tensor
+    values: torch.Tensor
+    converged: torch.Tensor
+
+
+@torch.no_grad()
+def maximize(
+    climb: Climb, start: torch.Tensor, space: SearchSpace, *, steps: int, tolerance: float, together: int
+) -> Ascent:
+    """Maximize exp(climb(problems (p,), points (p, …)) (p,)) from `start` (P, …) within the box, `together` at a time.
+
+    No problem sees another: each has its own history, step length and end. A value that is not finite counts as
+    a point that cannot be gone to.
+    """
+    check_whole("steps", steps)
+    gap = check_number("tolerance", tolerance, minimum=0.0, remedy="1e-5 suits most kernels")
+    shape = start.shape[1:]
+    low, high = (end.expand(shape).flatten() / space.unit for end in (space.low, space.high))
+    parts = []
+    for problems in torch.arange(len(start), device=start.device).split(together):
+
+        def part(which: torch.Tensor, points: torch.Tensor, of: torch.Tensor = problems) -> torch.Tensor:
+            return climb(of[which], (points * space.unit).reshape(len(points), *shape))
+
+        at = start[problems].reshape(len(problems), -1) / space.unit
+        parts.append(_lbfgs(part, torch.minimum(torch.maximum(at, low), high), low, high, steps, gap))
+    points, values, converged = (torch.cat(column) for column in zip(*parts, strict=True))
+    points = torch.minimum(torch.maximum((points * space.unit).reshape(start.shape), space.low), space.high)
+    return Ascent(points, values.exp(), converged)
+
+
+def _lbfgs(
+    climb: Climb, x: torch.Tensor, low: torch.Tensor, high: torch.Tensor, steps: int, tolerance: float
+) -> Ascent:
+    problems, numbers = x.shape
+    reach = math.sqrt(numbers)  # one standard deviation in every coordinate
+    everyone = torch.arange(problems, device=x.device)
+    value, slope, good = _evaluate(climb, everyone, x)
+    value = torch.where(good, value, math.nan)
+    history = _History(x)
+    length = x.new_full((problems,), FIRST_STEP * reach)
+    direction, share = torch.zeros_like(x), x.new_ones(problems)
+
+    def aim(which: torch.Tensor) -> None:
+        inward = _inward(x[which], slope[which], low, high)
+        towards, known = history.direction(which, inward)
+        norm = inward.norm(dim=1)
+        known &= (towards * inward).sum(1) > CURVATURE * norm * towards.norm(dim=1)
+        steepest = inward * (length[which] / norm.clamp_min(TINY))[:, None]
+        towards = torch.where(known[:, None], towards, steepest)
+        far = towards.norm(dim=1).clamp_min(TINY)
+        direction[which] = towards * (reach / far).clamp_max(1.0)[:, None]
+        share[which] = 1.0
+
+    def still(which: torch.Tensor) -> torch.Tensor:
+        return _inward(x[which], slope[which], low, high).norm(dim=1) <= tolerance
+
+    active = everyone[good & ~still(everyone)]
+    aim(active)
+    for _ in range(steps - 1):
+        if len(active) == 0:
+            break
+        trial = torch.minimum(torch.maximum(x[active] + share[active, None] * direction[active], low), high)
+        found, new_slope, good = _evaluate(climb, active, trial)
+        move = trial - x[active]
+        promised = (slope[active] * move).sum(1)
+        gained = found - value[active]
+        slack = ROUNDING * (1.0 + value[active].abs())
+        accepted = good & (gained >= ARMIJO * promised - slack) & (promised > 0)
+
+        on, off = active[accepted], active[~accepted]
+        history.add(on, move[accepted], slope[on] - new_slope[accepted])
+        grown = torch.where(share[on] == 1.0, 2.0 * length[on], share[on] * length[on])
+        length[on] = grown.clamp(SHORTEST, reach)
+        x[on], value[on], slope[on] = trial[accepted], found[accepted], new_slope[accepted]
+        on = on[~still(on)]
+        aim(on)
+
+        # the maximum of the parabola through what is known, kept between a tenth and a half of the step
+        parabola = (promised / (2.0 * (promised - gained)))[~accepted]
+        share[off] *= torch.where(good[~accepted], parabola.nan_to_num(nan=0.5), 0.1).clamp(0.1, 0.5)
+        length[off] = (length[off] / 2).clamp_min(SHORTEST)
+        spent = share[off] < SHORTEST
+        again = off[spent & (history.count[off] > 0)]
+        history.count[again] = 0
+        aim(again)
+        active = torch.cat([on, off[~spent], again]).sort().values
+    return Ascent(x, value, value.isfinite() & still(everyone))
+
+
+class _History:
+    """The last HISTORY pairs of each problem: `steps` s and `bends` y = −(change of gradient), both (P, HISTORY, D)."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.steps = x.new_zeros(len(x), HISTORY, x.shape[1])
+        self.bends = torch.zeros_like(self.steps)
+        self.count = torch.zeros(len(x), dtype=torch.int64, device=x.device)
+
+    def add(self, which: torch.Tensor, step: torch.Tensor, bend: torch.Tensor) -> None:
+        kept = (step * bend).sum(1) > CURVATURE * step.norm(dim=1) * bend.norm(dim=1)
+        which = which[kept]
+        slot = self.count[which] % HISTORY
+        self.steps[which, slot], self.bends[which, slot] = step[kept], bend[kept]
+        self.count[which] += 1
+
+    def direction(self, which: torch.Tensor, inward: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The inverse curvature times `inward` (p, D), by the two-loop recursion, and where any curvature is known.
+
+        Coordinates at which `inward` is 0 are held: the pairs are seen without them.
+        """
+        free, d = inward != 0, inward.clone()
+        known = torch.zeros(len(which), dtype=torch.bool, device=d.device)
+        scale = d.new_ones(len(which))
+        held = []
+        for back in range(1, HISTORY + 1):
+            there = self.count[which] >= back
+            if not bool(there.any()):
+                break
+            slot = (self.count[which] - back) % HISTORY
+            step, bend = self.steps[which, slot] * free, self.bends[which, slot] * free
+            product, size = (step * bend).sum(1), bend.square().sum(1)
+            usable = there & (product > CURVATURE * step.norm(dim=1) * size.sqrt())
+            inverse = torch.where(usable, 1.0 / product, 0.0)
+            scale = torch.where(usable & ~known, product / size, scale)
+            known |= usable
+            weight = inverse * (step * d).sum(1)
+            d -= weight[:, None] * bend
+            held.append((slot, inverse, weight))
+        d *= scale[:, None]
+        for slot, inverse, weight in reversed(held):
+            step, bend = self.steps[which, slot] * free, self.bends[which, slot] * free
+            d += (weight - inverse * (bend * d).sum(1))[:, None] * step
+        return d, known
+
+
+def _evaluate(
+    climb: Climb, problems: torch.Tensor, points: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Values (p,), gradients (p, D), and where both are finite."""
+    with torch.enable_grad():
+        at = points.detach().requires_grad_()
+        value = climb(problems, at)
+        finite = value.isfinite()
+        (slope,) = torch.autograd.grad(torch.where(finite, value, 0.0).sum(), at)
+    return value.detach(), slope, finite & slope.isfinite().all(1)
+
+
+def _inward(x: torch.Tensor, slope: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+    """The gradient without the coordinates at a bound that it would push out of the box."""
+    held = ((x <= low) & (slope < 0)) | ((x >= high) & (slope > 0))
+    return torch.where(held, 0.0, slope)

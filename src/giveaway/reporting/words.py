@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from giveaway.auditing.depth_options import suffix
-from giveaway.auditing.second_view import LEAST_MEMORIZED
 from giveaway.checks import check_choice, fail
 from giveaway.findings.explain import LEAST
 from giveaway.records import ScoreTable
 from giveaway.records.meta import CurvatureReport, Meta
 from giveaway.reporting.validation import StoredValidation
+from giveaway.views.others import LEAST_MEMORIZED
 
 ACCESS = {
     "labels": "the model's predicted label for it",

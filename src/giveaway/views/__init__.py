@@ -1,1 +1,1 @@
-"""Features of the records that never saw the labels, and what a ridge regression predicts for records left out."""
+"""What the other records and a Gaussian process say of each record, beside what the model's head did with it."""

@@ -3,7 +3,8 @@
 A patch p (c·k·k numbers) is normalized, p̂ = (p − mean)/√(var + noise), and whitened, W(p̂ − m), with m and the
 covariance of patches Σ + ridge·I = W⁻². A filter f is such a patch of unit length; the features are averages over the
 cells of a grid, of max(0, r − t) and max(0, −r − t), r = fᵀW(p̂ − m) at every place of the image.
-After Coates, Ng (2012), "Learning feature representations with k-means", with patches drawn in place of means.
+After Coates, Ng (2012), "Learning feature representations with k-means", with patches drawn in place of means. As the
+normalization takes brightness and colour out, the image itself, coarsely, goes beside patches of two sizes.
 """
 
 from __future__ import annotations
@@ -14,14 +15,48 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from giveaway.checks import as_tensor, check_finite, check_number, fail
+from giveaway.checks import as_tensor, check_finite, fail
 from giveaway.linalg.processes import in_threads
-from giveaway.views.blocks import RecordFeatures
+from giveaway.views.features import RecordFeatures
 
+SIDE = 32  # pixels; larger images are averaged down to between this and twice this
+PATCH_SHARES = (3 / 16, 5 / 16)  # of the side: patches of 6 and 10 for 32 × 32
+SMALLEST_PATCH = 3
+FILTERS = 256  # of each size
+CELLS = 4  # by as many, over which responses are averaged
+THRESHOLD = 0.25  # that a response must exceed to count
+PIXEL_SHARE = 0.2  # of squared distances that the pixels have beside the patches
+BLOCK = 1024  # rows of features made at a time
 PATCHES = 50_000  # that the covariance is taken from
 RIDGE = 0.01  # of the whitening, times the mean variance of a direction
 NOISE = 1e-3  # of the normalization, times the mean variance of a patch
 MAP_NUMBERS = 1 << 23  # of the responses held by one thread
+
+
+def image_features(
+    images: Any, *, seed: int = 0, device: torch.device | str = "cpu"
+) -> tuple[dict[str, Any], RecordFeatures]:
+    """Describe and make the features of images (n, c, h, w) or (n, h, w), uint8 or floats of any range, on `device`."""
+    averaged = _averaged(as_images(images))
+    side = min(averaged.shape[2:])
+    sizes = sorted({min(side, max(SMALLEST_PATCH, round(share * side))) for share in PATCH_SHARES})
+    banks = [draw_patches(averaged, FILTERS, size, seed + k) for k, size in enumerate(sizes)]
+
+    def of(rows: slice | torch.Tensor) -> torch.Tensor:
+        chosen = averaged[rows].to(device)
+        return torch.cat([*(patch_features(chosen, bank, CELLS) for bank in banks), _coarse(chosen)], dim=1)
+
+    widths = [patch_features(averaged[:1], bank, CELLS).shape[1] for bank in banks]
+    shares = ((width, (1.0 - PIXEL_SHARE) / len(banks)) for width in widths)
+    features = RecordFeatures(len(averaged), of, BLOCK, (*shares, (_coarse(averaged[:1]).shape[1], PIXEL_SHARE)))
+    return {
+        "view": "images",
+        "side": side,
+        "patches": sizes,
+        "filters": FILTERS,
+        "cells": CELLS,
+        "seed": seed,
+    }, features
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,37 +67,6 @@ class Patches:
     offset: torch.Tensor
     noise: float
     shape: tuple[int, int, int]
-
-
-def patch_features(
-    images: Any,
-    *,
-    filters: int = 512,
-    size: int = 6,
-    pool: int = 2,
-    threshold: float = 0.25,
-    seed: int = 0,
-    block: int = 1024,
-    device: torch.device | str = "cpu",
-) -> RecordFeatures:
-    """Features (rows, 2·filters·pool²) of images (n, c, h, w), float32, `block` rows at a time.
-
-    (n, h, w) are images of one channel. A patch is at most as large as the image. Images may be uint8 or floats of any
-    range: the normalization takes brightness and contrast out. Ordered by sign, filter, grid row, grid column. They are
-    made on `device`, wherever the images are.
-    """
-    tensor = as_images(images)
-    for name, value in (("filters", filters), ("size", size), ("pool", pool), ("block", block)):
-        check_number(name, value, minimum=1, remedy="give a positive whole number")
-    check_number("threshold", threshold, minimum=0.0, remedy="0 keeps every response")
-    size = min(size, tensor.shape[2], tensor.shape[3])
-    most = min(tensor.shape[2], tensor.shape[3]) - size + 1
-    patches = draw_patches(tensor, filters, size, seed)
-
-    def of(rows: slice | torch.Tensor) -> torch.Tensor:
-        return _features(tensor[rows].to(device), patches, min(pool, most), threshold)
-
-    return RecordFeatures(len(tensor), of, block)
 
 
 def draw_patches(images: torch.Tensor, filters: int, size: int, seed: int) -> Patches:
@@ -94,12 +98,16 @@ def draw_patches(images: torch.Tensor, filters: int, size: int, seed: int) -> Pa
     return Patches(weights.float(), (weights @ mean).float(), noise, (channels, size, size))
 
 
-def _features(images: torch.Tensor, patches: Patches, pool: int, threshold: float) -> torch.Tensor:
-    """(rows, 2·F·pool²): images in small batches, one a thread."""
+def patch_features(images: torch.Tensor, patches: Patches, cells: int) -> torch.Tensor:
+    """Return features (rows, 2·F·cells²) of images, in small batches, one a thread.
+
+    They are ordered by sign, filter, grid row, grid column; there are no more cells than places of a patch.
+    """
     count = len(patches.filters)
     channels, size, _ = patches.shape
     height, width = images.shape[2] - size + 1, images.shape[3] - size + 1
-    out = torch.empty(len(images), 2, count * pool * pool, dtype=torch.float32, device=images.device)
+    cells = min(cells, height, width)
+    out = torch.empty(len(images), 2, count * cells * cells, dtype=torch.float32, device=images.device)
     # of a normalized patch the response is ⟨f, p⟩/√(var(p) + noise) − offset, as Σf = 0: no patch is ever formed
     kernel = patches.filters - patches.filters.mean(1, keepdim=True)  # rounding, which bright images would multiply
     kernel = kernel.view(count, channels, size, size).to(images.device)
@@ -114,14 +122,15 @@ def _features(images: torch.Tensor, patches: Patches, pool: int, threshold: floa
         variance = (functional.conv2d(x.square(), box) - mean.square()).clamp_min_(0.0)
         response = functional.conv2d(x, kernel).mul_((variance + patches.noise).rsqrt_()).sub_(offset)
         for sign in (0, 1):
-            kept = (response if sign == 0 else -response).sub(threshold).relu_()
-            out[start : start + step, sign] = functional.adaptive_avg_pool2d(kept, pool).flatten(1)
+            kept = (response if sign == 0 else -response).sub(THRESHOLD).relu_()
+            out[start : start + step, sign] = functional.adaptive_avg_pool2d(kept, cells).flatten(1)
 
     in_threads(fill, range(0, len(images), step), images.device)
     return out.flatten(1)
 
 
 def as_images(images: Any) -> torch.Tensor:
+    """Check images, and return them as (n, c, h, w)."""
     tensor = as_tensor("images", images)
     if tensor.ndim == 3:
         tensor = tensor.unsqueeze(1)
@@ -131,8 +140,21 @@ def as_images(images: Any) -> torch.Tensor:
         raise fail("images", expected, f"shape {tuple(tensor.shape)}", remedy)
     if tensor.shape[3] <= 4 < min(tensor.shape[1], tensor.shape[2]):
         expected = "channels before height and width"
-        raise fail(
-            "images", expected, f"shape {tuple(tensor.shape)}", "move the last axis: images.transpose(0, 3, 1, 2)"
-        )
+        remedy = "move the last axis: images.transpose(0, 3, 1, 2)"
+        raise fail("images", expected, f"shape {tuple(tensor.shape)}", remedy)
     check_finite("images", tensor)
     return tensor
+
+
+def _coarse(images: torch.Tensor) -> torch.Tensor:
+    """Return the pixels (r, …), averaged two by two where there are as many."""
+    factor = 2 if min(images.shape[2:]) >= 2 else 1
+    return functional.avg_pool2d(images.float(), factor).flatten(1)
+
+
+def _averaged(images: torch.Tensor) -> torch.Tensor:
+    """Average larger images over squares of whole pixels, so that an image costs about the same whatever its size."""
+    factor = min(images.shape[2:]) // SIDE
+    if factor < 2:
+        return images
+    return torch.cat([functional.avg_pool2d(part.float(), factor) for part in images.split(256)])

@@ -16,34 +16,34 @@ from typing import Any
 import numpy as np
 import torch
 
-from giveaway.checks import check_number, fail
-from giveaway.views.blocks import RecordFeatures
+from giveaway.checks import fail
+from giveaway.views.features import RecordFeatures
 
+DIMENSIONS = 4096
+BLOCK = 1024  # rows of features made at a time
 CHARACTERS = (3, 4, 5)
 MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 WORD = re.compile(r"\w+")
 
 
-def text_features(strings: Any, *, dimensions: int = 4096, block: int = 1024) -> RecordFeatures:
-    """(rows, dimensions) of signed, hashed character n-grams and words, float32, `block` rows at a time.
+def text_features(strings: Any, *, dimensions: int = DIMENSIONS) -> RecordFeatures:
+    """Return features (rows, dimensions) of signed, hashed character n-grams and words, float32.
 
     >>> row = next(text_features(["ab"], dimensions=8)())
     >>> row.shape, round(float(row.norm()), 6)
     (torch.Size([1, 8]), 1.0)
     """
     texts = as_strings(strings)
-    check_number("dimensions", dimensions, minimum=1, remedy="give a positive whole number")
-    check_number("block", block, minimum=1, remedy="give a positive whole number")
 
     def of(rows: slice | torch.Tensor) -> torch.Tensor:
         chosen = texts[rows] if isinstance(rows, slice) else [texts[row] for row in rows.tolist()]
         return _hashed(chosen, dimensions)
 
-    return RecordFeatures(len(texts), of, block)
+    return RecordFeatures(len(texts), of, BLOCK)
 
 
 def as_strings(strings: Any) -> Sequence[str]:
-    """A non-empty list or one-dimensional array of str."""
+    """Check a non-empty list or one-dimensional array of str."""
     if isinstance(strings, str):
         raise fail("strings", "a list of strings, one a record", "one string", "put it in a list")
     texts = strings.tolist() if isinstance(strings, np.ndarray) else list(strings)
@@ -56,7 +56,7 @@ def as_strings(strings: Any) -> Sequence[str]:
 
 
 def term_hash(codes: np.ndarray, size: int) -> np.ndarray:
-    """The 64-bit hashes of all windows of `size` code points."""
+    """Return the 64-bit hashes of all windows of `size` code points."""
     count = max(0, len(codes) - size + 1)
     value = np.full(count, size, dtype=np.uint64)
     for k in range(size):
@@ -65,7 +65,7 @@ def term_hash(codes: np.ndarray, size: int) -> np.ndarray:
 
 
 def _mix(value: np.ndarray) -> np.ndarray:
-    """The finalizer of splitmix64 (Steele, Lea, Flood, 2014): every bit depends on every bit."""
+    """Mix by the finalizer of splitmix64 (Steele, Lea, Flood, 2014): every bit depends on every bit."""
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return value ^ (value >> np.uint64(31))
@@ -74,13 +74,13 @@ def _mix(value: np.ndarray) -> np.ndarray:
 def _terms(text: str) -> np.ndarray:
     plain = text.lower()
     words = WORD.findall(plain)
-    own = np.array([zlib.crc32(word.encode("utf-8", "surrogatepass")) for word in words], dtype=np.uint64)
+    hashes = np.array([zlib.crc32(word.encode("utf-8", "surrogatepass")) for word in words], dtype=np.uint64)
     spaced = " ".join(plain.split())
     if not spaced:
-        return own
+        return hashes
     raw = f" {spaced} ".encode("utf-32-le", "surrogatepass")
     codes = np.frombuffer(raw, dtype="<u4").astype(np.uint64)
-    return np.concatenate([_mix(own * MULTIPLIER), *(term_hash(codes, size) for size in CHARACTERS)])
+    return np.concatenate([_mix(hashes * MULTIPLIER), *(term_hash(codes, size) for size in CHARACTERS)])
 
 
 def _hashed(texts: Sequence[str], dimensions: int) -> torch.Tensor:

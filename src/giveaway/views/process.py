@@ -1,4 +1,7 @@
-"""What a Gaussian process says of a head's records: a second pair of eyes that never saw the trained model."""
+"""The view of a Gaussian process that never saw the trained model: what it says of a head's records (docs/lood.md).
+
+It needs the records themselves and a `Process`, costs one factorization of its kernel, and returns a `Divergence`.
+"""
 
 from __future__ import annotations
 
@@ -7,62 +10,48 @@ from typing import Any
 import numpy as np
 import torch
 
-from giveaway.checks import as_tensor, check_finite, check_number, fail
-from giveaway.gp.divergence import Lood
-from giveaway.gp.divergence import lood as lood_of
-from giveaway.gp.named_kernels import KernelChoice
+from giveaway.checks import as_tensor, check_finite, fail
+from giveaway.gp.distinguishability import Divergence, Process, centred_targets, divergence, rows_of_people
 from giveaway.gp.posterior import Posterior
-from giveaway.gp.table import KernelGiven, centred_targets, fitted, people
 from giveaway.records import Head
 from giveaway.records.examples import CHANNELS, as_numbers
 
-NOISE = 0.05
-IMAGES, COLUMNS = KernelChoice("nngp", sphere=True), KernelChoice("rbf")
 
-
-class KernelView:
-    """The head's targets as seen from the records' own inputs; factored when first asked.
+class ProcessView:
+    """The head's targets as a process predicts them from the records' own inputs; factored when first needed.
 
     Classes become one-hot vectors and multi-label targets their probabilities, both minus an even guess; values are
     centred and scaled to variance 1, so that one noise fits all of them. Columns of a matrix are standardized.
     """
 
-    def __init__(self, head: Head, inputs: Any, kernel: KernelGiven | None, noise: float) -> None:
+    def __init__(self, head: Head, inputs: Any, process: Process) -> None:
         x = numbers_of(inputs)
         if x.ndim < 2 or len(x) != head.n:
             got = f"shape {tuple(x.shape)}"
             raise fail("inputs", f"the head's {head.n} records, (n, …)", got, "align them with the features")
         check_finite("inputs", x)
-        if isinstance(kernel, str):
-            KernelChoice(kernel).options()
-        if check_number("noise", noise, minimum=0.0, remedy="give the variance of the targets") == 0.0:
-            raise fail("noise", "a variance above 0", "0", "give the variance of the targets")
-        self._head, self._noise = head, noise
+        self._head, self._process = head, process
         self._inputs = standardized(x) if x.ndim == 2 else x
-        self._kernel = kernel if kernel is not None else COLUMNS if x.ndim == 2 else IMAGES
         self._posterior: Posterior | None = None
 
-    def lood(self, unit: str) -> Lood:
-        """Of every record, or of every person in the order of np.unique(groups)."""
+    def divergence(self, unit: str) -> Divergence:
+        """Measure every record, or every person in the order of np.unique(groups)."""
         if self._posterior is None:
-            self._posterior = fitted(self._kernel, self._inputs, targets_of_head(self._head), self._noise)
-        groups = None if unit == "record" else people(self._head.groups)[1]  # type: ignore[arg-type]
-        return lood_of(self._posterior, groups)
+            self._posterior = self._process.fit(self._inputs, targets_of_head(self._head))
+        groups = None if unit == "record" else rows_of_people(self._head.groups)[1]  # type: ignore[arg-type]
+        return divergence(self._posterior, groups)
 
     @property
     def report(self) -> dict[str, Any] | None:
-        """For the metadata, once it has been asked."""
+        """What goes into the metadata, once the process has been fitted."""
         if self._posterior is None:
             return None
-        return {
-            "kernel": repr(self._posterior.kernel),
-            "noise": self._posterior.noise,
-            "condition": self._posterior.condition,
-        }
+        posterior = self._posterior
+        return {"kernel": repr(posterior.kernel), "noise": posterior.noise, "condition": posterior.condition}
 
 
 def numbers_of(inputs: Any) -> torch.Tensor:
-    """Inputs as a tensor of numbers, bytes of images from 0 to 1; their channels come first unless they cannot."""
+    """Return inputs as a tensor of numbers, bytes of images from 0 to 1 with their channels first where they can be."""
     if isinstance(inputs, list | tuple) and len(inputs) and isinstance(inputs[0], str):
         raise fail("inputs", "images or a matrix of numbers", "strings", "embed them, and pass the vectors")
     if isinstance(inputs, torch.Tensor) and inputs.dtype != torch.uint8:
@@ -76,7 +65,7 @@ def numbers_of(inputs: Any) -> torch.Tensor:
 
 
 def targets_of_head(head: Head) -> torch.Tensor:
-    """Targets (n, C) around 0."""
+    """Return targets (n, C) around 0."""
     y = head.targets
     if head.loss == "squared":
         around_0 = centred(y.to(torch.float64).reshape(head.n, -1))
@@ -90,12 +79,12 @@ def targets_of_head(head: Head) -> torch.Tensor:
 
 
 def standardized(inputs: torch.Tensor) -> torch.Tensor:
-    """Columns with mean 0 and variance 1; constant ones become 0."""
+    """Scale columns to mean 0 and variance 1; constant ones become 0."""
     around_0 = centred(inputs.to(torch.float64))
     spread = around_0.square().mean(0).sqrt()
     return around_0 / torch.where(spread > 0, spread, 1.0)
 
 
 def centred(x: torch.Tensor) -> torch.Tensor:
-    """Columns minus their means; constant ones become exactly 0, whatever the rounding of the mean."""
+    """Subtract the columns' means; constant columns become exactly 0, whatever the rounding of the mean."""
     return torch.where(x.amax(0) > x.amin(0), x - x.mean(0), 0.0)

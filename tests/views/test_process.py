@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 import giveaway as ga
 from giveaway import Head, audit
-from giveaway.auditing.kernel_view import KernelView, numbers_of, standardized, targets_of_head
 from giveaway.checks import InputError
+from giveaway.gp.distinguishability import KernelChoice, Process
 from giveaway.gp.kernels import RBF, Linear
-from giveaway.gp.named_kernels import KernelChoice
 from giveaway.scores.catalogue import CATALOGUE
+from giveaway.views.process import ProcessView, numbers_of, standardized, targets_of_head
 from tests.conftest import KINDS, made_arrays, made_head
-from tests.gp.test_named_kernels import arc_cosine, on_sphere
-from tests.gp.test_table import brute_force, median_rbf
+from tests.gp.test_kernels import arc_cosine, on_sphere
+from tests.gp.test_lood import brute_force, median_rbf
 
 N = 60
 LOOD = ["lood_kl", "lood_mean"]
@@ -86,9 +86,10 @@ def test_by_person_all_of_a_person_s_records_go(kind):
 @pytest.mark.parametrize("by", ["record", "person"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_head_s_own_columns_do_not_change(kind, by):
-    head = made_head(kind, l2=0.5, groups=PEOPLE)
-    head = head if by == "person" else replace(head, groups=None)
-    plain, more = audit(head), audit(replace(head, inputs=records()), noise=0.05)
+    plain, more = (
+        audit(made_head(kind, l2=0.5, groups=PEOPLE if by == "person" else None, inputs=inputs), noise=noise)
+        for inputs, noise in ((None, None), (records(), 0.05))
+    )
     assert more.columns == (*plain.columns, "left_out", "fused", *LOOD)
     told = {"others_say", "nearest", "target"} if by == "record" else set()
     assert plain.attributes.keys() <= more.attributes.keys() <= plain.attributes.keys() | told
@@ -261,7 +262,7 @@ def test_the_bayesian_last_layer_of_people():
 
 
 def test_the_kernel_is_not_factored_unless_it_is_asked_for():
-    view = KernelView(made_head("classes"), records(), None, 0.05)
+    view = ProcessView(made_head("classes"), records(), Process())
     assert view.report is None
 
     def never(*_):
@@ -272,9 +273,11 @@ def test_the_kernel_is_not_factored_unless_it_is_asked_for():
     assert table.meta.kernel is None
 
 
-@pytest.mark.parametrize("name", [name for name, score in CATALOGUE.items() if score.view or score.lood])
+@pytest.mark.parametrize("name", [name for name, score in CATALOGUE.items() if score.source in ("others", "process")])
 def test_asking_for_the_kernel_s_columns_takes_inputs(name):
-    words = f"^scores: expected inputs beside a score that looks at the records, got {name} alone; pass inputs$"
+    words = (
+        f"^scores: expected inputs beside a score that looks at the records, got {name} alone; pass inputs to the head$"
+    )
     with pytest.raises(InputError, match=words):
         audit(made_head("classes"), scores=["newton", name])
 
@@ -318,12 +321,14 @@ def test_what_is_refused(options, words):
 
 def test_a_misspelt_kernel_costs_no_work():
     with pytest.raises(InputError, match="kernel: expected a known name, got 'rbff'; did you mean rbf"):
-        KernelView(made_head("classes"), records(), "rbff", 0.05)
+        Process("rbff")
 
 
 @pytest.mark.parametrize("given", [{"kernel": "rbf"}, {"noise": 0.1}])
 def test_a_kernel_without_inputs_is_refused(given):
-    with pytest.raises(InputError, match="inputs: expected inputs beside kernel and noise, got none; pass the records"):
+    with pytest.raises(
+        InputError, match="inputs: expected a head with inputs beside kernel and noise, got none; pass the"
+    ):
         audit(made_head("classes"), **given)
 
 

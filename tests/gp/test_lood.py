@@ -13,10 +13,9 @@ from scipy.spatial.distance import cdist, pdist
 import giveaway as ga
 from giveaway import checks
 from giveaway.checks import InputError
-from giveaway.gp import table
+from giveaway.gp.distinguishability import KernelChoice, Process
 from giveaway.gp.kernels import RBF, Linear
-from giveaway.gp.named_kernels import KernelChoice
-from tests.gp.test_named_kernels import arc_cosine, on_sphere
+from tests.gp.test_kernels import arc_cosine, on_sphere
 
 
 def gaussians(K: np.ndarray, y: np.ndarray, noise: float, seen: np.ndarray, at: np.ndarray) -> tuple:
@@ -279,7 +278,7 @@ X, Y = data()
         (("rbf", X, Y, 0.0), "noise: expected a variance above 0, got 0"),
         (("rbf", X, Y, -0.1), "noise: expected a finite number of at least 0, got -0.1"),
         (("rfb", X, Y, 0.1), "kernel: expected a known name, got 'rfb'; did you mean rbf?"),
-        ((None, X, Y, 0.1), "kernel: expected a kernel's name, or a callable (X, Z) -> K, got None"),
+        ((3.0, X, Y, 0.1), "kernel: expected a kernel's name, or a callable (X, Z) -> K, got 3.0"),
         ((RBF, X, Y, 0.1), "kernel: expected a kernel's name, or a callable (X, Z) -> K, got <class"),
         (("conv_nngp", X, Y, 0.1), "X: expected images"),
     ],
@@ -326,7 +325,7 @@ def test_more_records_than_memory_are_refused_before_any_work(monkeypatch):
 def test_memory_is_counted_for_the_real_size(monkeypatch):
     monkeypatch.setattr(checks, "available_memory", lambda: 10**9)
     with pytest.raises(InputError, match=r"the 1\.0 GB of free memory, got 50000 records, which need 55\.0 GB"):
-        table.fitted("rbf", np.zeros((50_000, 1)), np.zeros(50_000), 0.1)
+        Process("rbf", 0.1).fit(np.zeros((50_000, 1)), np.zeros(50_000))
 
 
 def test_whole_numbers_that_are_no_classes_do_not_fill_the_memory(monkeypatch):

@@ -1,24 +1,31 @@
-"""The second view of an audit: what the other records predict for each record, beside what the head did with it."""
+"""The view of the other records: what they predict for each record, beside what the head did with it (docs/fused.md).
+
+It needs the records themselves (`Head.inputs`: images, a table, or texts) and costs one factorization of a kernel of
+them; it returns left-out errors and leverages, from which `left_out`, `fused` and predicted attacks are made.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from giveaway.auditing.kernel_view import centred, targets_of_head
-from giveaway.checks import ROWS_PER_CHECK, InputError, as_tensor
+from giveaway.checks import ROWS_PER_CHECK, InputError, as_tensor, fail
 from giveaway.curvature.losses import loss_of, targets_of
 from giveaway.records import Head
 from giveaway.records.rows import LazyRows, selected_rows
 from giveaway.scores.fused import Seen
 from giveaway.scores.predicted import Prediction
 from giveaway.scores.view_success import calibrated_phi, phi_of, predict_from_views
-from giveaway.views.choose import features_of
-from giveaway.views.left_out import EXACT_UP_TO, LeftOut, left_out, left_out_smooth
+from giveaway.views.features import RecordFeatures
+from giveaway.views.images import image_features
+from giveaway.views.left_out import EXACT_UP_TO, LeftOutPrediction, left_out, left_out_smooth
+from giveaway.views.process import centred, targets_of_head
+from giveaway.views.tables import as_table, tabular_features
+from giveaway.views.text import DIMENSIONS, text_features
 
 LEAST_MEMORIZED = 0.1  # of the left-out error, below which predictions rose where attacks fell: docs/fused.md
 HELD_BACK = (
@@ -34,17 +41,51 @@ TO_SPARE = 256  # rows at most beyond what a linear function could fit anyway
 RIDGE = 1e-9  # of a column's variance, in normal equations that may be singular; two corrections take it out again
 
 
-class SecondView:
-    """Left-out predictions for a head's records from the inputs it holds; computed at the first look."""
+def features_of(
+    inputs: Any, *, seed: int = 0, device: torch.device | str = "cpu"
+) -> tuple[dict[str, Any], RecordFeatures]:
+    """Choose features by what the records are; describe them, in words and numbers for the metadata, and make them.
+
+    Images: (n, c, h, w), or (n, h, w) of uint8. Text: a list or array of str. Tables: (n, columns) or (n,) numbers, a
+    DataFrame, or a matrix of objects or strings, some of whose columns may be categories.
+
+    >>> described, features = features_of(["to be", "or not"])
+    >>> described["view"], next(features()).shape
+    ('text', torch.Size([2, 4096]))
+    """
+    if hasattr(inputs, "iloc") and inputs.ndim == 1:  # a column of a DataFrame
+        inputs = np.asarray(inputs)
+    if _is_text(inputs):
+        return {"view": "text", "dimensions": DIMENSIONS}, text_features(inputs)
+    array = inputs if isinstance(inputs, torch.Tensor) or hasattr(inputs, "iloc") else _as_array(inputs)
+    if array.ndim and 0 in array.shape:
+        got = f"shape {tuple(array.shape)}"
+        raise fail("inputs", "at least one record, of one number at least", got, "give one row a record")
+    if array.ndim == 4 or (array.ndim == 3 and str(array.dtype).endswith("uint8")):
+        return image_features(array, seed=seed, device=device)
+    if array.ndim in (1, 2):
+        table, categorical = as_table(array)
+        described = {"view": "tabular", "columns": table.shape[1], "categorical": len(categorical)}
+        return described, tabular_features(table, categorical=categorical)
+    raise fail(
+        "inputs",
+        "images (n, c, h, w), strings, or a table (n, columns)",
+        f"shape {tuple(array.shape)} of {array.dtype}",
+        "reshape it (images of one channel: inputs[:, None]), or supply features of your own",
+    )
+
+
+class OthersView:
+    """Left-out predictions for a head's records from the inputs it holds; `compare` computes them."""
 
     def __init__(self, head: Head) -> None:
         self._head = head
         self._described, self._features = features_of(head.inputs, device=head.device)
-        self._found: LeftOut | None = None
+        self._left_out: LeftOutPrediction | None = None
         self._seen: Seen | None = None
 
-    def look(self, unit: str, score: np.ndarray, outputs: torch.Tensor | LazyRows | None = None) -> Seen:
-        """Both views of every record, or of every person in the order of np.unique(groups).
+    def compare(self, unit: str, score: np.ndarray, outputs: torch.Tensor | LazyRows | None = None) -> Seen:
+        """Compare both views of every record, or of every person in the order of np.unique(groups).
 
         `score` is the head's, `outputs` what the model says where that is not the head's own (after a refit).
         """
@@ -52,9 +93,9 @@ class SecondView:
         by_person = unit == "person"
         targets = targets_of_head(head)
         inside = model_errors(head, outputs).square().sum(1).cpu().numpy()
-        self._found = self._predicted(targets, head.groups if by_person else None, inside.sum())
-        outside = self._found.error.square().sum(1).numpy()
-        leverage = self._found.leverage.numpy()
+        self._left_out = self._predicted(targets, head.groups if by_person else None, inside.sum())
+        outside = self._left_out.error.square().sum(1).numpy()
+        leverage = self._left_out.leverage.numpy()
         if by_person:
             assert head.groups is not None
             _, person, counts = np.unique(head.groups, return_inverse=True, return_counts=True)
@@ -64,8 +105,8 @@ class SecondView:
         self._seen = Seen(score, inside, outside, leverage, variation, not_learned(head, self._numbers()))
         return self._seen
 
-    def _predicted(self, targets: torch.Tensor, groups: np.ndarray | None, inside: float) -> LeftOut:
-        """What the others predict. A table is seen through a smooth kernel unless the model memorizes (it took away
+    def _predicted(self, targets: torch.Tensor, groups: np.ndarray | None, inside: float) -> LeftOutPrediction:
+        """Predict every record from the others. A table has a smooth kernel unless the model memorizes (it took away
         more than half of the left-out error) and the kernel that memorizes too predicts left-out records better."""
         kind, features = self._described["view"], self._features
         sharp = partial(left_out, features, targets, groups=groups, device=self._head.device)
@@ -74,43 +115,43 @@ class SecondView:
         smooth = left_out_smooth(features, targets, groups=groups)
         if features.n > EXACT_UP_TO or inside > 0.5 * float(smooth.error.square().sum()):
             return smooth
-        return min(smooth, sharp(), key=lambda found: found.report["left_out_error"])
+        return min(smooth, sharp(), key=lambda one: one.report["left_out_error"])
 
     def attributes(self, order: np.ndarray) -> dict[str, np.ndarray]:
-        """What the others predict for each record, and for the first of `order` who is nearest, by id.
+        """Return what the others predict for each record, and who is nearest, by id, to the first of `order`.
 
-        Values have their target beside it. What is said of several outputs at once would be no single number: left out.
+        Values have their target beside it. A prediction of several outputs at once would be no single number: left out.
         """
-        assert self._found is not None
-        head, found = self._head, self._found
-        told: dict[str, np.ndarray] = {}
+        assert self._left_out is not None
+        head, prediction = self._head, self._left_out
+        columns: dict[str, np.ndarray] = {}
         if head.loss == "cross_entropy" and head.targets.ndim == 1:
-            prediction = targets_of_head(head).cpu() - found.error
-            guess = prediction.argmax(1) if head.m > 1 else (prediction[:, 0] > 0).long()
-            told["others_say"] = guess.numpy()
+            scores = targets_of_head(head).cpu() - prediction.error
+            guess = scores.argmax(1) if head.m > 1 else (scores[:, 0] > 0).long()
+            columns["others_say"] = guess.numpy()
         elif head.loss == "squared" and head.m == 1:
-            told["target"] = head.targets.cpu().numpy()[:, 0]
-            told["others_say"] = told["target"] - found.error[:, 0].numpy() * value_spread(head)
+            columns["target"] = head.targets.cpu().numpy()[:, 0]
+            columns["others_say"] = columns["target"] - prediction.error[:, 0].numpy() * value_spread(head)
         rows = order[:EXPLAINED]
-        near = found.nearest(rows.copy(), min(NEIGHBOURS, head.n - 1)).numpy()
+        near = prediction.nearest(rows.copy(), min(NEIGHBOURS, head.n - 1)).numpy()
         names = np.full(head.n, "", dtype=object)
         for row, others in zip(rows, near, strict=True):
             names[row] = ", ".join(str(head.ids[other]) for other in others if other >= 0)
-        told["nearest"] = names.astype(str)
-        return told
+        columns["nearest"] = names.astype(str)
+        return columns
 
     def predict(self, exposure: np.ndarray, outputs: torch.Tensor | LazyRows) -> Prediction | None:
-        """Attack success from both views, in the order of `exposure`; None where the head's own theory is what holds.
+        """Predict attack success from both views, in the order of `exposure`; None where the head's own theory holds.
 
         That is so for values, and for a head whose features were not learned. `outputs` are what the model says.
         """
-        assert self._found is not None
+        assert self._left_out is not None
         assert self._seen is not None
         head = self._head
         if self._seen.head_is_exact or head.loss != "cross_entropy" or head.targets.ndim != 1:
             return None
         labels = head.targets.cpu().numpy()
-        scores = (targets_of_head(head).cpu() - self._found.error).numpy()
+        scores = (targets_of_head(head).cpu() - self._left_out.error).numpy()
         model = phi_of(outputs[: head.n].to(torch.float64).cpu().numpy(), labels)
         return predict_from_views(model, calibrated_phi(scores, labels), exposure)
 
@@ -123,12 +164,12 @@ class SecondView:
 
     @property
     def report(self) -> dict[str, Any] | None:
-        """For the metadata, once it has been looked at."""
-        if self._found is None or self._seen is None:
+        """What goes into the metadata, once both views have been compared."""
+        if self._left_out is None or self._seen is None:
             return None
         return {
             **self._described,
-            **self._found.report,
+            **self._left_out.report,
             "memorized": round(self._seen.memorized, 6),
             "held_by_memory": round(self._seen.held, 6),
             "head_weight": round(self._seen.head_weight, 6),
@@ -145,12 +186,12 @@ class SecondView:
         return lambda rows: pixels[rows]
 
 
-def view_of(head: Head, *, required: bool) -> tuple[SecondView | None, str | None]:
-    """The view of the inputs that the head holds; None and why where there is none, an error where it is required."""
+def view_of(head: Head, *, required: bool) -> tuple[OthersView | None, str | None]:
+    """Make the view of the inputs that the head holds; None and why where there is none, an error if required."""
     if head.inputs is None:
         return None, "No fused score: the records themselves were not given (inputs)."
     try:
-        return SecondView(head), None
+        return OthersView(head), None
     except InputError as error:
         if required:
             raise
@@ -158,24 +199,24 @@ def view_of(head: Head, *, required: bool) -> tuple[SecondView | None, str | Non
 
 
 def model_errors(head: Head, outputs: torch.Tensor | LazyRows | None = None) -> torch.Tensor:
-    """What the model says of its records minus their targets (n, C), in the units of `targets_of_head`."""
-    said = head.outputs if outputs is None else outputs
+    """Return what the model says of its records minus their targets (n, C), in the units of `targets_of_head`."""
+    outputs = head.outputs if outputs is None else outputs
     loss = loss_of(head)
     parts = []
     for part in head.slices(ROWS_PER_CHECK):
-        parts.append(loss.gradient(said[part].to(torch.float64), targets_of(head, part)) / loss.sensitivity)
+        parts.append(loss.gradient(outputs[part].to(torch.float64), targets_of(head, part)) / loss.sensitivity)
     errors = torch.cat(parts)
     return errors / value_spread(head) if head.loss == "squared" else errors
 
 
 def value_spread(head: Head) -> float:
-    """What `targets_of_head` divides values by."""
+    """Return what `targets_of_head` divides values by."""
     return float(centred(head.targets.to(torch.float64).reshape(head.n, -1)).square().mean().sqrt()) or 1.0
 
 
 def not_learned(head: Head, numbers: Callable[[Any], torch.Tensor] | None) -> bool:
-    """Whether the head's features were not learned, as said or because they are a linear function of the inputs'
-    numbers: then the head's view is exact."""
+    """Say whether the head's features were not learned, as declared or because they are a linear function of the
+    inputs' numbers: then the head's view is exact."""
     if head.frozen:
         return True
     if numbers is None or not head.linear or head.features.shape[1] == 0:
@@ -198,3 +239,18 @@ def not_learned(head: Head, numbers: Callable[[Any], torch.Tensor] | None) -> bo
     for _ in range(3):
         rest = rest - x @ torch.cholesky_solve(x.T @ rest, factor)
     return bool((rest.square().sum(0) <= SAME * z.square().sum(0)).all())
+
+
+def _as_array(inputs: Any) -> np.ndarray:
+    try:
+        return np.asarray(inputs)
+    except ValueError as error:
+        got = f"rows of different lengths ({str(error)[:60]} …)"
+        raise fail("inputs", "one shape for all records", got, "pad or cut them to one length") from None
+
+
+def _is_text(inputs: Any) -> bool:
+    """Whether the first record is a string; a list is not made an array, which would be as wide as its longest text."""
+    if isinstance(inputs, np.ndarray):
+        return inputs.ndim == 1 and (inputs.dtype.kind == "U" or (len(inputs) > 0 and isinstance(inputs[0], str)))
+    return isinstance(inputs, str) or (isinstance(inputs, Sequence) and len(inputs) > 0 and isinstance(inputs[0], str))

@@ -1,0 +1,365 @@
+"""Ridge regression of targets on features, and its errors for records left out, for many strengths at once.
+
+    minimize Σ‖y_i − c − wᵀz_i‖² + l2·‖w‖²,   z = (x − x̄)/deviation, c not penalized.
+
+Leaving out the records S gives the errors (I − H)_SS⁻¹ r_S with the hat matrix H = 11ᵀ/n + Z(ZᵀZ + l2·I)⁻¹Zᵀ and the
+residuals r = (I − H)y; for one record, r_i/(1 − h_i) with the leverage h_i. This is exact for the given l2: c and w are
+those of a refit to the other records. What stays fixed is the columns' scale, computed once with all records (their
+centre does not matter, c being free). `giveaway.gp.leave_one_out` has the same errors from a kernel.
+
+One decomposition serves every l2. In coordinates P (n, k)
+    I − H = a(I − 11ᵀ/n) + P diag(g) Pᵀ,     r = a·(y − ȳ) + P(g ∘ b),
+primal (d ≤ n): ZᵀZ = V diag(s) Vᵀ, P = ZV, a = 1, g = −1/(s + l2), b = Pᵀ(y − ȳ);
+dual (d > n): ZZᵀ = U diag(s) Uᵀ without the direction 1, P = U, a = 0, g = l2/(s + l2), b = Uᵀ(y − ȳ).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from giveaway.checks import as_tensor, check_finite, check_memory, check_names, fail
+from giveaway.gp.kernels import check_positive
+
+RELATIVE = tuple(10.0 ** (k / 2) for k in range(-18, 3))  # the default grid, times the trace of ZᵀZ
+CAP = 1e-10  # least 1 − h that is divided by
+KEPT_BYTES = 1 << 30  # of the left-out errors of all l2; beyond it the chosen l2 takes one more pass
+NUMBERS = 1 << 22  # of one block in float64
+GATHERED = 1 << 27  # numbers of the rows of groups that are held at a time
+BATCH = 1 << 22  # numbers of the group blocks worked on at a time
+TIED = 1e-9  # relative difference of errors that may be rounding
+CONSTANT = 1e-12  # a standard deviation below this share of the column's size is rounding
+
+Blocks = Callable[[], Iterator[torch.Tensor]]  # starts a new pass over (rows, d) blocks of features
+
+
+@dataclass(frozen=True, eq=False)
+class RidgeErrors:
+    """Left-out errors y − ŷ (n, C), leverages (n,), and the l2 with the least left-out squared error of the grid (G,).
+
+    `loo_error` (G,) is the mean squared left-out error; it is infinite for an l2 at which some 1 − h falls below 1e-10,
+    so that the prediction is rounding. With groups the errors are those of the whole group left out; the leverage
+    remains the record's own.
+    """
+
+    error: torch.Tensor
+    leverage: torch.Tensor
+    l2: float
+    grid: torch.Tensor
+    loo_error: torch.Tensor
+    method: str
+
+
+def leave_one_out_ridge(
+    features: Blocks, targets: Any, *, grid: Sequence[float] | None = None, groups: Any = None, standardize: bool = True
+) -> RidgeErrors:
+    """Leave out every record, or every group, in turn; the l2 is the best of `grid` by left-out error.
+
+    There are two passes over the features after a look at the first block; one more where n·C·G errors are over 1 GiB,
+    one for each GiB of grouped rows. `targets` are (n,) or (n, C) numbers, `groups` one name a record. The default grid
+    spans 1e-9 to 10 times the trace of ZᵀZ.
+
+    >>> x = torch.tensor([[0.0], [1.0], [2.0], [3.0]])
+    >>> leave_one_out_ridge(lambda: iter([x]), [1.0, 2.0, 3.0, 5.0], grid=[1e-9]).error.squeeze(1).round(decimals=3)
+    tensor([ 0.6670, -0.2860, -0.7140,  1.0000], dtype=torch.float64)
+    """
+    y = as_targets(targets)
+    members = {} if groups is None else rows_of_groups(groups, len(y))
+    decomposition, trace = _decompose(features, y, standardize)
+    if grid is None:
+        strengths = torch.tensor(RELATIVE, dtype=torch.float64) * (trace or 1.0)
+    else:
+        remedy = "give positive ridge strengths"
+        strengths = torch.tensor([check_positive("grid", l2, remedy=remedy) for l2 in grid], dtype=torch.float64)
+    strengths = strengths.to(decomposition.b.device)
+
+    n, outputs = y.shape
+    keep = 8 * n * outputs * len(strengths) <= KEPT_BYTES
+    squares = torch.zeros_like(strengths)
+    error = torch.zeros(n, len(strengths) if keep else 0, outputs, dtype=torch.float64, device=strengths.device)
+    rest = torch.zeros(error.shape[:2], dtype=torch.float64, device=strengths.device)
+    for part in _left_out(decomposition, strengths, members):
+        squares += torch.where(part.capped.any(0), torch.inf, part.error.square().sum((0, 2)))
+        if keep:
+            error[part.rows], rest[part.rows] = part.error, part.rest
+    loo_error = squares / (n * outputs)
+    best = _least(loo_error, strengths)
+    if keep:
+        error, rest = error[:, best], rest[:, best]
+    else:
+        error, rest = (
+            torch.zeros(n, *shape, dtype=torch.float64, device=strengths.device) for shape in ((outputs,), ())
+        )
+        for part in _left_out(decomposition, strengths[best : best + 1], members):
+            error[part.rows], rest[part.rows] = part.error[:, 0], part.rest[:, 0]
+    leverage = (1.0 - rest.cpu()).clamp(0.0, 1.0)
+    method = "dual" if decomposition.turn is None else "primal"
+    return RidgeErrors(error.cpu(), leverage, float(strengths[best]), strengths.cpu(), loo_error.cpu(), method)
+
+
+def _least(errors: torch.Tensor, grid: torch.Tensor) -> int:
+    """Return the place of the least error; of several that rounding alone tells apart, that of the strongest l2."""
+    alike = errors <= errors.min() * (1.0 + TIED)
+    return int(torch.where(alike, grid, -1.0).argmax())
+
+
+@dataclass(frozen=True, eq=False)
+class _Decomposition:
+    """Eigenvalues s (k,), weights b (k, C) and centred targets (n, C); `turn` (d, k) is V scaled, None in the dual."""
+
+    values: torch.Tensor
+    b: torch.Tensor
+    centred: torch.Tensor
+    blocks: Blocks
+    mean: torch.Tensor
+    turn: torch.Tensor | None
+
+    @property
+    def a(self) -> float:
+        return 0.0 if self.turn is None else 1.0
+
+    def filters(self, grid: torch.Tensor) -> torch.Tensor:
+        """Return g (k, G), one column an l2."""
+        below = self.values.unsqueeze(1) + grid
+        return grid / below if self.turn is None else -1.0 / below
+
+    def coordinates(self, wanted: torch.Tensor | None, numbers: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Walk over row numbers and rows of P, blockwise, of the records `wanted` (n,) (None: all)."""
+        start, n = 0, len(self.centred)
+        for block in _float_blocks(self.blocks, numbers):
+            check_row_count(start + len(block), n, at_most=True)
+            rows = torch.arange(start, start + len(block), device=block.device)
+            start += len(block)
+            if wanted is not None:
+                chosen = wanted[rows]
+                rows, block = rows[chosen], block[chosen]
+            if len(rows):
+                yield rows, block if self.turn is None else (block - self.mean) @ self.turn
+        check_row_count(start, n)
+
+
+def _decompose(blocks: Blocks, targets: torch.Tensor, standardize: bool) -> tuple[_Decomposition, float]:
+    """Return the decomposition and the trace of ZᵀZ, by the smaller of d × d and n × n."""
+    n = len(targets)
+    first = next(_float_blocks(blocks, NUMBERS), None)
+    if first is None or first.shape[1] == 0:
+        raise fail("features", "at least one row and one column", "none", "give one row of numbers a record")
+    d = first.shape[1]
+    check_memory(
+        "features",
+        8 * (3 * min(n, d) ** 2 + (n * d if d > n else 0)),
+        what="a decomposition",
+        got=f"{n} records with {d} features",
+        remedy="use fewer features",
+    )
+    if d <= n:
+        mean, gram, cross = _moments(_float_blocks(blocks, NUMBERS), targets)
+        scale = column_scale(mean, (gram.diagonal() / n).sqrt(), standardize)
+        gram = gram.mul_(scale).mul_(scale.unsqueeze(1))
+        trace = float(gram.trace())
+        values, vectors = torch.linalg.eigh(gram)
+        b, turn = vectors.T @ (scale.unsqueeze(1) * cross), scale.unsqueeze(1) * vectors
+        centred = targets.to(turn.device) - targets.mean(0).to(turn.device)
+        return _Decomposition(values.clamp_min(0.0), b, centred, blocks, mean, turn), trace
+    parts = list(_float_blocks(blocks, NUMBERS))  # n < d: fewer numbers than the d × d matrix would have
+    check_row_count(sum(map(len, parts)), n)
+    features = torch.cat(parts)
+    del parts
+    check_finite("features", features)
+    mean = features.mean(0)
+    features = features - mean
+    features.mul_(column_scale(mean, (features.square().sum(0) / n).sqrt(), standardize))
+    kernel = features @ features.T
+    trace = float(kernel.trace())
+    # 1 is an eigenvector with eigenvalue 0: moved to the top, where it is told apart from other null directions
+    values, vectors = torch.linalg.eigh(kernel.add_((2.0 * trace + 1.0) / n))
+    values, vectors = values[:-1].clamp_min(0.0), vectors[:, :-1].contiguous()
+    centred = targets.to(vectors.device) - targets.mean(0).to(vectors.device)
+    return _Decomposition(values, vectors.T @ centred, centred, lambda: iter([vectors]), mean, None), trace
+
+
+def _moments(blocks: Iterator[torch.Tensor], targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return x̄ (d,), Σ(x − x̄)(x − x̄)ᵀ (d, d) and Σ(x − x̄)yᵀ (d, C) from one pass.
+
+    Blocks are centred on their own means and merged (Chan), so that large column means cost no digits.
+    """
+    n = 0
+    mean = gram = cross = target_mean = torch.empty(0)
+    for block in blocks:
+        rows = len(block)
+        check_row_count(n + rows, len(targets), at_most=True)
+        check_finite("features", block)
+        y = targets[n : n + rows].to(block.device)
+        block_mean, block_target_mean = block.mean(0), y.mean(0)
+        centred = block - block_mean
+        if n == 0:
+            mean, target_mean = block_mean, block_target_mean
+            gram, cross = centred.T @ centred, centred.T @ (y - block_target_mean)
+        else:
+            step, target_step = block_mean - mean, block_target_mean - target_mean
+            weight = n * rows / (n + rows)
+            gram.addmm_(centred.T, centred).addr_(step, step, alpha=weight)
+            cross.addmm_(centred.T, y - block_target_mean).addr_(step, target_step, alpha=weight)
+            mean = mean + step * (rows / (n + rows))
+            target_mean = target_mean + target_step * (rows / (n + rows))
+        n += rows
+    check_row_count(n, len(targets))
+    return mean, gram, cross
+
+
+class _Part(NamedTuple):
+    """Row numbers (r,), left-out errors (r, G, C), 1 − h (r, G) and whether it is capped (r, G)."""
+
+    rows: torch.Tensor
+    error: torch.Tensor
+    rest: torch.Tensor
+    capped: torch.Tensor
+
+
+def _left_out(of: _Decomposition, grid: torch.Tensor, members: dict[int, torch.Tensor]) -> Iterator[_Part]:
+    """Walk over all records, each once; `members` are the rows of groups by size, none where records stand alone."""
+    n, outputs = len(of.centred), of.b.shape[1]
+    g = of.filters(grid)
+    # a block's errors (r, G·C) may be wider than its features
+    d = max(1, len(of.values))
+    numbers = max(d, NUMBERS * d // max(d, len(grid) * outputs))
+    single = None
+    if members:
+        single = torch.zeros(n, dtype=torch.bool, device=g.device)
+        single[members.get(1, torch.empty(0, 1, dtype=torch.int64)).flatten().to(g.device)] = True
+    if single is None or bool(single.any()):
+        for rows, p in of.coordinates(single, numbers):
+            error, rest = _residual(of, g, rows, p)
+            yield _Part(rows, error / rest.clamp_min(CAP).unsqueeze(2), rest, rest < CAP)
+    for chunk in _chunks(members, GATHERED // d):
+        slot = torch.full((n,), -1, dtype=torch.int64, device=g.device)
+        every = torch.cat([rows.flatten() for rows in chunk]).to(g.device)
+        slot[every] = torch.arange(len(every), device=g.device)
+        held = torch.empty(len(every), len(of.values), dtype=torch.float64, device=g.device)
+        for rows, p in of.coordinates(slot >= 0, numbers):
+            held[slot[rows]] = p
+        for rows in chunk:
+            for part in rows.to(g.device).split(max(1, BATCH // (rows.shape[1] * max(d, rows.shape[1])))):
+                yield _groups_left_out(of, g, part, held[slot[part]])
+
+
+def _residual(
+    of: _Decomposition, g: torch.Tensor, rows: torch.Tensor, p: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the residuals (r, G, C) and 1 − h (r, G) of rows with coordinates p (r, k)."""
+    a, n = of.a, len(of.centred)
+    weights = (g.unsqueeze(2) * of.b.unsqueeze(1)).flatten(1)
+    error = (p @ weights).view(len(p), g.shape[1], -1)
+    if a:
+        error += a * of.centred[rows].unsqueeze(1)
+    return error, a * (1.0 - 1.0 / n) + p.square() @ g
+
+
+def _groups_left_out(of: _Decomposition, g: torch.Tensor, rows: torch.Tensor, p: torch.Tensor) -> _Part:
+    """Leave out groups of one size, rows (B, s), p (B, s, k): by the s × s block, or the k + 1 directions if fewer."""
+    count, size, k = p.shape
+    error, rest = _residual(of, g, rows.flatten(), p.flatten(0, 1))
+    error = error.view(count, size, g.shape[1], -1)
+    capped = torch.empty(count, g.shape[1], dtype=torch.bool, device=g.device)
+    n, by_block = len(of.centred), of.a == 0.0 or size <= k + 1
+    for j in range(g.shape[1]):
+        residual = error[:, :, j]
+        if by_block:
+            matrix = (p * g[:, j]) @ p.mT
+            if of.a:
+                matrix += torch.eye(size, dtype=p.dtype, device=p.device) - 1.0 / n
+            solved, capped[:, j] = _solve(matrix, residual)
+        else:
+            ones = torch.full_like(p[..., :1], n**-0.5)
+            half = torch.cat([p * (-g[:, j]).sqrt(), ones], dim=2)  # H_SS = half·halfᵀ
+            matrix = torch.eye(k + 1, dtype=p.dtype, device=p.device) - half.mT @ half
+            inside, capped[:, j] = _solve(matrix, half.mT @ residual)
+            solved = residual + half @ inside
+        error[:, :, j] = solved
+    return _Part(rows.flatten(), error.flatten(0, 1), rest, capped.repeat_interleave(size, 0))
+
+
+def _solve(matrix: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Solve for each I − H block (B, s, s), its eigenvalues raised to CAP, and say where one was lower (B,)."""
+    factor, info = torch.linalg.cholesky_ex(matrix)
+    solved = torch.cholesky_solve(right, factor)
+    # eigenvalues of such a block are at most 1, so that none is below the determinant
+    unsure = (info != 0) | ~(factor.diagonal(dim1=1, dim2=2).square().prod(1) > CAP)
+    low = torch.zeros_like(unsure)
+    if bool(unsure.any()):
+        values, vectors = torch.linalg.eigh(matrix[unsure])
+        solved[unsure] = vectors @ (vectors.mT @ right[unsure] / values.clamp_min(CAP).unsqueeze(2))
+        low[unsure] = values[:, 0] < CAP
+    return solved, low
+
+
+def _chunks(members: dict[int, torch.Tensor], most: int) -> Iterator[list[torch.Tensor]]:
+    """Walk over groups of two and more, in lists of (B, s) row numbers of at most `most` rows (or one group) in all."""
+    chunk: list[torch.Tensor] = []
+    room = most
+    for size, rows in sorted(members.items()):
+        for part in rows.split(max(1, most // size)) if size > 1 else ():
+            if chunk and part.numel() > room:
+                yield chunk
+                chunk, room = [], most
+            chunk.append(part)
+            room -= part.numel()
+    if chunk:
+        yield chunk
+
+
+def _float_blocks(blocks: Blocks, numbers: int) -> Iterator[torch.Tensor]:
+    """Walk over all rows once in float64, at most about `numbers` numbers a block, empty blocks left out."""
+    width = None
+    for given in blocks():
+        block = as_tensor("features", given)
+        if block.ndim != 2 or block.shape[1] != (width or block.shape[1]):
+            expected = "blocks of shape (rows, d)" if width is None else f"blocks of shape (rows, {width})"
+            raise fail("features", expected, f"shape {tuple(block.shape)}", "give one row a record, all equally long")
+        width = block.shape[1]
+        for part in block.split(max(1, numbers // max(1, width))):
+            if len(part):
+                yield part.to(torch.float64)
+
+
+def rows_of_groups(groups: Any, n: int) -> dict[int, torch.Tensor]:
+    """Return the rows of each group, (B, s) by size s."""
+    names = check_names("groups", groups, n, unique=False)
+    _, inverse, counts = np.unique(names, return_inverse=True, return_counts=True)
+    if len(counts) < 2:
+        raise fail("groups", "at least two groups", "one", "leave groups out, or give the names that tell people apart")
+    order = np.argsort(inverse, kind="stable")
+    starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
+    return {
+        int(size): torch.from_numpy(order[starts[counts == size][:, None] + np.arange(size)])
+        for size in np.unique(counts)
+    }
+
+
+def as_targets(targets: Any) -> torch.Tensor:
+    """Return targets as (n, C) in float64 on the CPU; there must be two records at least."""
+    y = as_tensor("targets", targets).to("cpu", torch.float64)
+    if y.ndim == 1:
+        y = y.unsqueeze(1)
+    if y.ndim != 2 or len(y) < 2 or y.shape[1] == 0:
+        expected = "(n,) or (n, C) numbers of at least two records"
+        raise fail("targets", expected, f"shape {tuple(y.shape)}", "give one row a record")
+    check_finite("targets", y)
+    return y
+
+
+def column_scale(mean: torch.Tensor, deviation: torch.Tensor, standardize: bool = True) -> torch.Tensor:
+    """Return 1 / deviation, or 1 if not `standardize`; 0 for columns that are constant up to rounding."""
+    varies = deviation > CONSTANT * mean.abs()
+    return torch.where(varies, 1.0 / deviation if standardize else torch.ones_like(deviation), 0.0)
+
+
+def check_row_count(rows: int, expected: int, *, at_most: bool = False) -> None:
+    """Refuse features that are not as many as the targets."""
+    if rows > expected or (rows < expected and not at_most):
+        got = f"{'at least ' if at_most else ''}{rows} rows"
+        raise fail("features", f"{expected} rows, one a target", got, "align features and targets")

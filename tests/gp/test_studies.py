@@ -1,0 +1,411 @@
+"""Reconstruction, the differing point, normalization and activations, against plain loops and second fits."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy.integrate import quad
+from scipy.special import ndtr
+from torch.distributions import Normal, kl_divergence
+
+from giveaway.checks import InputError
+from giveaway.gp.activations import ACTIVATIONS, leaky_relu
+from giveaway.gp.attack import distance_to_constant
+from giveaway.gp.distinguishability import divergence, divergence_at, gaussian_kl, mean_distance
+from giveaway.gp.kernels import RBF, Linear, Sphere, kernel_matrix
+from giveaway.gp.nngp import NNGP
+from giveaway.gp.posterior import fit, remove
+from giveaway.gp.query import optimal_queries
+from giveaway.gp.studies import (
+    SETTINGS,
+    Normalized,
+    activation_study,
+    critical_variances,
+    reconstruct,
+    remove_normalized,
+    steepest_point,
+    steepness,
+    study_kernel,
+)
+from tests.gp.test_posterior import draw
+
+
+@pytest.mark.parametrize("queries", [1, 2])
+def test_every_number_against_a_plain_loop(queries):
+    posterior = fit(RBF(), 1.5 * draw(12, 2), draw(12, 2, seed=1), 0.05)
+    rows = torch.tensor([[0, 4, 2], [1, 7, 9]])
+    removal = remove(posterior, rows)
+    found = optimal_queries(removal, queries=queries, starts=7, seed=0, steps=25)
+    result = reconstruct(removal, found)
+    x = posterior.inputs
+    assert bool(found.converged.any())
+    for r in range(2):
+        counts, strays = [0, 0, 0], 0
+        for k in range(7):
+            for q in range(queries):
+                end = found.ends[r, k, q]
+                distances = (x - end).norm(dim=1)
+                torch.testing.assert_close(result.distance[r, k, q], distances[rows[r]])
+                assert int(result.nearest[r, k, q]) == int(distances[rows[r]].argmin())
+                alone = divergence_at(remove(posterior, rows[r : r + 1]), end[None, None]).kl[0]
+                torch.testing.assert_close(result.lood[r, k, q], alone)
+                for s in range(3):
+                    member = x[rows[r, s]][None]
+                    truth = sum(
+                        kl_divergence(
+                            Normal(posterior.mean(member)[0, c], posterior.variance(member)[0].sqrt()),
+                            Normal(posterior.mean(end[None])[0, c], posterior.variance(end[None])[0].sqrt()),
+                        )
+                        for c in range(2)
+                    )
+                    torch.testing.assert_close(result.prediction[r, k, q, s], truth, rtol=1e-6, atol=1e-9)
+                if found.converged[r, k]:
+                    first = int(distances.argmin())
+                    if first in rows[r].tolist():
+                        counts[rows[r].tolist().index(first)] += 1
+                    else:
+                        strays += 1
+        assert result.counts[r].tolist() == counts
+        assert int(result.strays[r]) == strays
+        assert result.unrecovered[r].tolist() == [count == 0 for count in counts]
+    own = torch.stack([divergence_at(removal, x[rows][:, s : s + 1]).kl for s in range(3)], 1)
+    torch.testing.assert_close(result.own, own)
+
+
+def test_a_record_is_recovered_from_the_posteriors_alone():
+    d = 12
+    x = draw(40, d)
+    posterior = fit(RBF(4.0), x, torch.sign(x[:, 0]), 0.01)
+    exposed = divergence(posterior).kl.topk(5).indices
+    removal = remove(posterior, exposed)
+    found = optimal_queries(removal, starts=12, bounds=(-3.0, 3.0), seed=0)
+    result = reconstruct(removal, found)
+    assert not bool(result.unrecovered.any())
+    torch.testing.assert_close(found.value, found.own, rtol=1e-6, atol=0)
+    closest = found.values.argmax(1)
+    at = torch.arange(5)
+    assert float(result.distance[at, closest].max()) < 1e-2
+    assert float(result.prediction[at, closest].max()) < 1e-5
+
+
+def test_without_a_bias_only_the_direction_can_come_back():
+    x = draw(30, 6)
+    posterior = fit(NNGP(2), x, torch.sign(x[:, 0]), 0.02)
+    removal = remove(posterior, divergence(posterior).kl.topk(4).indices)
+    found = optimal_queries(removal, starts=10, seed=0)
+    shrunk = replace(found, ends=1e-3 * found.ends)  # the same KL, by a network that has no bias
+    torch.testing.assert_close(
+        divergence_at(removal, shrunk.ends[:, 0]).kl, divergence_at(removal, found.ends[:, 0]).kl
+    )
+    there, here = (reconstruct(removal, some, scale_free=True) for some in (found, shrunk))
+    assert torch.equal(there.counts, here.counts)
+    assert int(there.unrecovered.sum()) == 0
+    torch.testing.assert_close(there.distance, here.distance)
+    ends, members = (points / points.norm(dim=-1, keepdim=True) for points in (found.ends[:, :, 0], x[removal.rows]))
+    torch.testing.assert_close(there.distance[:, :, 0], (ends[:, :, None] - members[:, None]).norm(dim=-1))
+    assert int(reconstruct(removal, shrunk).counts.sum()) < int(here.counts.sum())
+
+
+def test_the_member_that_shows_most_comes_back_most_often():
+    x = draw(60, 8)
+    posterior = fit(RBF(3.0), x, torch.sign(x[:, 0]), 0.05)
+    removal = remove(posterior, torch.arange(60).view(20, 3))
+    result = reconstruct(removal, optimal_queries(removal, starts=6, bounds=(-1.0, 1.0), seed=0, steps=80))
+    at = torch.arange(20)
+    most = int(result.counts[at, result.own.argmax(1)].sum())
+    least = int(result.counts[at, result.own.argmin(1)].sum())
+    assert most > 2 * least
+
+
+def test_queries_of_another_removal_are_refused():
+    posterior = fit(RBF(), draw(6, 2), draw(6, seed=1), 0.1)
+    found = optimal_queries(remove(posterior, torch.arange(2)), starts=1, seed=0, steps=2)
+    with pytest.raises(InputError, match="found: expected queries for these 3 removals, got ends of shape"):
+        reconstruct(remove(posterior, torch.arange(3)), found)
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [RBF(1.3), Linear(bias_variance=0.4), NNGP(2, "erf", bias_variance=0.1), Sphere(NNGP(2, "gelu"))],
+    ids=["rbf", "linear", "erf", "sphere"],
+)
+def test_steepness_is_the_gradient_of_the_mean_distance_of_a_second_fit(kernel):
+    x, y, noise = draw(8, 3), draw(8, 2, seed=1), 0.1
+    posterior = fit(kernel, x, y, noise)
+    points, labels = draw(4, 3, seed=2), draw(4, 2, seed=3)
+    found = steepness(posterior, points, labels)
+    for point, label, gradient in zip(points, labels, found, strict=True):
+        again = fit(kernel, torch.cat([x, point[None]]), torch.cat([y, label[None]]), noise)
+        at = point[None].clone().requires_grad_()
+        distance = (posterior.mean(at) - again.mean(at)).square().sum() / 2
+        (truth,) = torch.autograd.grad(distance, at)
+        torch.testing.assert_close(gradient, truth[0], rtol=1e-6, atol=1e-9)
+
+
+def test_the_steepest_point_is_that_of_a_dense_grid():
+    x = draw(7, 2)
+    posterior = fit(RBF(), x, torch.sin(x).sum(1), 0.05)
+    axis = torch.linspace(-4, 4, 121, dtype=torch.float64)
+    grid = torch.cartesian_prod(axis, axis)
+    best = steepness(posterior, grid, torch.sin(grid).sum(1, keepdim=True)).norm(dim=1).max()
+    found = steepest_point(posterior, lambda s: torch.sin(s).sum(1), starts=24, bounds=(-4, 4), seed=0)
+    assert float(best) * (1 - 1e-9) <= found.steepness <= 1.01 * float(best)
+    torch.testing.assert_close(found.label, torch.sin(found.point).sum().view(1))
+    exact = steepness(posterior, found.point[None], found.label[None]).norm()
+    assert found.steepness == pytest.approx(float(exact), rel=1e-6)
+
+
+def test_starts_that_are_given_and_starts_around_the_records():
+    posterior = fit(RBF(), draw(7, 2), draw(7, seed=1), 0.05)
+    given = steepest_point(posterior, lambda s: 0.0 * s[:, 0], starts=2.0 * draw(5, 2, seed=4))
+    drawn = steepest_point(posterior, lambda s: 0.0 * s[:, 0], starts=40, seed=0)
+    assert drawn.steepness >= given.steepness * (1 - 1e-9) > 0
+    assert given.ends.shape == (5, 2)
+
+
+def test_wrong_input_is_refused():
+    posterior = fit(RBF(), draw(7, 2), draw(7, seed=1), 0.05)
+    with pytest.raises(InputError, match="seed: expected an integer"):
+        steepest_point(posterior, lambda s: s[:, 0])
+    with pytest.raises(InputError, match=r"starts: expected shape \(starts, 2\), got shape \(4, 3\)"):
+        steepest_point(posterior, lambda s: s[:, 0], starts=torch.zeros(4, 3))
+    with pytest.raises(InputError, match=r"label: expected labels of shape \(3, 1\), got shape \(3, 2\)"):
+        steepest_point(posterior, lambda s: s, starts=3, seed=0)
+
+
+def by_hand(kernel, x, y, noise, rows, queries):
+    """Both distances of one removal at queries (q, …), from two fits to normalized arrays."""
+
+    def predict(kept):
+        axes = [a for a in range(x.ndim) if a != 1]
+        mean, deviation = x[kept].mean(axes, keepdim=True), x[kept].std(axes, correction=0, keepdim=True)
+        posterior = fit(kernel, (x[kept] - mean) / deviation, y[kept], noise)
+        at = (queries - mean) / deviation
+        return posterior.mean(at), posterior.covariance(at)
+
+    everyone = torch.ones(len(x), dtype=torch.bool)
+    kept = everyone.clone()
+    kept[rows] = False
+    (mean, covariance), (mean_with, covariance_with) = predict(kept), predict(everyone)
+    return {"kl": gaussian_kl(mean - mean_with, covariance, covariance_with), "mean": mean_distance(mean - mean_with)}
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 3, 3)])
+@pytest.mark.parametrize("objective", ["kl", "mean"])
+@pytest.mark.parametrize("q", [1, 2])
+def test_distances_against_normalizing_by_hand(shape, objective, q):
+    x, y = 3.0 * draw(12, *shape) + 1.0, draw(12, 2, seed=1)
+    rows = torch.tensor([[0, 5], [3, 2], [7, 8]])
+    removal = remove_normalized(RBF(2.0), x, y, 0.1, rows)
+    queries = 3.0 * draw(4, q, *shape, seed=2)
+    owner = torch.tensor([2, 0, 0, 1])
+    found = removal.measure(objective, owner, queries)
+    for r, query, value in zip(owner, queries, found, strict=True):
+        truth = by_hand(RBF(2.0), x, y, 0.1, rows[r], query)[objective]
+        torch.testing.assert_close(value, truth, rtol=1e-8, atol=1e-12)
+    own = removal.own(objective)
+    torch.testing.assert_close(own[1], by_hand(RBF(2.0), x, y, 0.1, rows[1], x[rows[1]])[objective])
+
+
+def test_the_optimum_leaves_the_record_and_passes_it():
+    """What cannot be under one kernel for both: there KL(Q) ≤ KL(S) for every Q."""
+    x, y = draw(10, 3), draw(10, seed=1)
+    x[:3] *= 4.0
+    options = {"starts": 6, "origin": "removed", "noise": 0.1, "seed": 0}
+    moved = optimal_queries(remove_normalized(RBF(4.0), x, y, 0.05, torch.arange(3)), **options)
+    fixed = optimal_queries(remove(fit(RBF(4.0), x, y, 0.05), torch.arange(3)), **options)
+    assert bool((fixed.value <= fixed.own * (1 + 1e-9)).all())
+    assert bool((moved.value > moved.own * 1.01).all())
+    assert bool(((moved.queries[:, 0] - x[:3]).norm(dim=1) > 0.1).all())
+    for r in range(3):
+        truth = by_hand(RBF(4.0), x, y, 0.05, [r], moved.queries[r])["kl"]
+        torch.testing.assert_close(moved.value[r], truth, rtol=1e-6, atol=0)
+
+
+def test_a_channel_that_does_not_vary_is_only_centred():
+    x = draw(6, 2)
+    x[:, 1] = 4.0
+    mapped = Normalized(RBF(), x).map(x)
+    assert bool((mapped[:, 1] == 0).all())
+    torch.testing.assert_close(mapped[:, 0].std(correction=0), torch.tensor(1.0, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "rows", "words"),
+    [
+        (draw(4, 2), torch.tensor([0.5]), "rows: expected row numbers, got dtype torch.float32"),
+        (draw(4, 2), torch.arange(4)[None], "rows: expected fewer than 4 records a removal, got 4 records"),
+        (draw(4, 2), torch.tensor([4]), "rows: expected rows from 0 to 3, got row 4"),
+        (draw(4), torch.tensor([0]), r"inputs: expected records as \(n, channels, …\), got shape \(4,\)"),
+    ],
+)
+def test_wrong_removals_are_refused(inputs, rows, words):
+    with pytest.raises(InputError, match=words):
+        remove_normalized(RBF(), inputs, draw(4), 0.1, rows)
+
+
+@pytest.mark.parametrize("n", [7, 10])
+def test_a_channel_of_one_value_is_centred_only(n):
+    records = torch.full((n, 2, 3), 0.1, dtype=torch.float64)
+    records[:, 1] = torch.arange(n, dtype=torch.float64)[:, None]
+    mapped = Normalized(RBF(), records).map(torch.full((1, 2, 3), 0.2, dtype=torch.float64))
+    torch.testing.assert_close(mapped[0, 0], torch.full((3,), 0.1, dtype=torch.float64))
+
+
+NOISE = 0.1
+
+
+def data(n=9, d=6, outputs=2):
+    rng = np.random.default_rng(0)
+    return rng.uniform(0.0, 1.0, size=(n, d)), rng.normal(size=(n, outputs))
+
+
+def rectifier_by_hand(x, depth):
+    """ReLU at σw² = 2 through the arc-cosine formula, in NumPy."""
+    k = 2 * x @ x.T / x.shape[1]
+    for _ in range(depth):
+        size = np.sqrt(np.outer(k.diagonal(), k.diagonal()))
+        angle = np.arccos(np.clip(k / size, -1.0, 1.0))
+        k = size * (np.sin(angle) + (np.pi - angle) * np.cos(angle)) / np.pi
+    return k
+
+
+def gelu_by_hand(x, depth):
+    """GELU at σw² = 2 by Gauss–Hermite quadrature of every pair."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(80)
+    weights = weights / weights.sum()
+    k = 2 * x @ x.T / x.shape[1]
+    for _ in range(depth):
+        after = np.empty_like(k)
+        for i in range(len(k)):
+            for j in range(len(k)):
+                u = math.sqrt(k[i, i]) * nodes
+                slope = k[i, j] / k[i, i]
+                rest = math.sqrt(max(k[j, j] - slope * k[i, j], 0.0))
+                v = slope * u[:, None] + rest * nodes
+                after[i, j] = 2 * weights @ (u * ndtr(u) * ((v * ndtr(v)) @ weights))
+        k = after
+    return k
+
+
+class Raised(type(ACTIVATIONS["identity"])):
+    """x + 3."""
+
+    def _dual(self, qx, qz, c):
+        return super()._dual(qx, qz, c) + 9.0
+
+
+def on_sphere(x):
+    x = x - x.mean(1, keepdims=True)
+    return x / np.sqrt((x**2).mean(1, keepdims=True))
+
+
+def correlation(k):
+    return k / np.sqrt(np.outer(k.diagonal(), k.diagonal()))
+
+
+def separate_solves(k, y):
+    """KL and mean distance of every record, from the posterior of the others and that of all."""
+    n, outputs = y.shape
+    kl, mean = np.empty(n), np.empty(n)
+    for i in range(n):
+        law = []
+        for kept in (np.delete(np.arange(n), i), np.arange(n)):
+            solved = np.linalg.solve(k[np.ix_(kept, kept)] + NOISE * np.eye(len(kept)), k[kept, i])
+            law.append((solved @ y[kept], k[i, i] - solved @ k[kept, i]))
+        (before, wide), (after, narrow) = law
+        shift = ((before - after) ** 2).sum()
+        kl[i] = 0.5 * (outputs * (math.log(narrow / wide) - 1 + wide / narrow) + shift / narrow)
+        mean[i] = 0.5 * shift
+    return kl, mean
+
+
+@pytest.mark.parametrize("setting", ["sphere", "raw"])
+def test_values_are_those_of_separate_solves(setting):
+    x, y = data()
+    study = activation_study(x, y, noise=NOISE, depths=[1, 2], activations=["gelu"], setting=setting)
+    assert study.activations == ("relu", "gelu")
+    rows = {(row.activation, row.depth): row for row in study.rows}
+    for j, depth in enumerate((1, 2)):
+        by_hand = {}
+        for i, (name, kernel) in enumerate((("relu", rectifier_by_hand), ("gelu", gelu_by_hand))):
+            k = correlation(kernel(on_sphere(x), depth)) if setting == "sphere" else kernel(x, depth)
+            by_hand[name] = separate_solves(k, y)
+            np.testing.assert_allclose(study.kl[i, j], by_hand[name][0], rtol=1e-7)
+            np.testing.assert_allclose(study.mean[i, j], by_hand[name][1], rtol=1e-7)
+            row = rows[name, depth]
+            assert row.distance == pytest.approx(
+                (k.max() - k.min()) / 2 if k.max() + k.min() > 0 else k.max(), rel=1e-9
+            )
+            assert row.kl == pytest.approx(by_hand[name][0].mean(), rel=1e-7)
+        gelu = rows["gelu", depth]
+        for measure, ratio, higher in ((0, gelu.kl_ratio, gelu.kl_higher), (1, gelu.mean_ratio, gelu.mean_higher)):
+            ours, relus = by_hand["gelu"][measure], by_hand["relu"][measure]
+            assert ratio == pytest.approx(ours.mean() / relus.mean(), rel=1e-7)
+            assert higher == (ours > relus).mean()
+
+
+def test_relu_beside_itself():
+    x, y = data()
+    study = activation_study(x, y[:, 0], noise=NOISE, depths=[3], activations=[leaky_relu(0.2), "relu"])
+    assert study.activations == ("relu", "leaky_relu(0.2)")
+    first = study.rows[0]
+    assert (first.kl_ratio, first.kl_higher, first.mean_ratio, first.mean_higher) == (1.0, 0.0, 1.0, 0.0)
+
+
+@pytest.mark.parametrize(("name", "phi"), [("gelu", lambda u: u * ndtr(u)), ("tanh", np.tanh)])
+def test_critical_variances_by_quadrature(name, phi):
+    def moment(function):
+        return quad(lambda u: function(u) ** 2 * math.exp(-u * u / 2) / math.sqrt(math.tau), -12, 12, epsabs=1e-12)[0]
+
+    weight, bias = critical_variances(name)
+    step = 1e-5
+    assert weight * moment(lambda u: (phi(u + step) - phi(u - step)) / (2 * step)) == pytest.approx(1.0, rel=1e-8)
+    assert bias + weight * moment(phi) == pytest.approx(1.0, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["relu", "gelu", "tanh", "elu", "erf"])
+def test_unit_variance_at_every_depth(name):
+    x = torch.from_numpy(data()[0])
+    for setting in ("sphere", "critical"):
+        for depth in (1, 5):
+            diagonal = kernel_matrix(study_kernel(setting, depth, name), x).diagonal()
+            torch.testing.assert_close(diagonal, torch.ones_like(diagonal), rtol=0, atol=1e-12)
+
+
+# by theory 1 − correlation tends to (9π²/2)/L² for ReLU: slopes approach −2 and −1 from the side of shallower depths
+@pytest.mark.parametrize(("name", "slope"), [("relu", -2.0), ("gelu", -1.0), ("erf", -1.0)])
+def test_rates_of_proposition_h1(name, slope):
+    x = torch.from_numpy(data(n=4)[0])
+    depths = np.array([200, 400, 800])
+    distances = [distance_to_constant(kernel_matrix(study_kernel("critical", int(d), name), x))[1] for d in depths]
+    fitted = np.polyfit(np.log(depths), np.log(distances), 1)[0]
+    assert fitted == pytest.approx(slope, abs=0.08)
+    if name == "relu":
+        assert 2 * distances[-1] * depths[-1] ** 2 == pytest.approx(4.5 * math.pi**2, rel=0.1)
+
+
+def test_a_smooth_activation_off_the_critical_line_keeps_its_distance():
+    x = torch.from_numpy(data(n=4)[0])
+    shallow, deep = (distance_to_constant(kernel_matrix(study_kernel("sphere", d, "erf"), x))[1] for d in (50, 200))
+    assert deep > 0.9 * shallow
+    assert deep > 0.1
+
+
+def test_words_of_errors():
+    x, y = data()
+    with pytest.raises(InputError, match="setting"):
+        activation_study(x, y, noise=NOISE, depths=[1], activations=["gelu"], setting="cube")
+    with pytest.raises(InputError, match=r"depths: .*at least one depth"):
+        activation_study(x, y, noise=NOISE, depths=[], activations=["gelu"])
+    with pytest.raises(InputError, match=r"inputs: .*records as"):
+        activation_study(x[0], y, noise=NOISE, depths=[1], activations=["gelu"])
+    with pytest.raises(InputError, match="activation"):
+        activation_study(x, y, noise=NOISE, depths=[1], activations=["swish"])
+    with pytest.raises(InputError, match="unit variance"):
+        critical_variances(Raised(1.0, "raised"))
+    assert SETTINGS == ("sphere", "critical", "raw")
