@@ -58,7 +58,7 @@ def test_of_a_linear_model_fused_ranks_as_newton_does(groups, scaled):
     np.testing.assert_array_equal(table.order("fused"), table.order("newton"))
     assert table.meta.view.head_is_exact
     check_fusion(table, "newton")
-    words = "nothing was learned before the head, fused ranks as newton does."
+    words = "nothing was learned before the head, so fused ranks as newton does."
     assert any(note.endswith(words) for note in notes(table))
 
 
