@@ -23,7 +23,7 @@ from fused_truth import SCORES, figures, joined
 import giveaway as ga
 from giveaway.attacks.lira import lira_within
 from giveaway.curvature.choice import Auto
-from giveaway.evaluation.agreement import agreement_over_targets
+from giveaway.evaluation.ranking import agreement_over_targets
 
 RESULTS = Path(__file__).parent / "results"
 SINGLE = ("loss", "gls_trace", "influence", "newton")

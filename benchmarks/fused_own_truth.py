@@ -25,10 +25,9 @@ import torch
 from sklearn.datasets import load_breast_cancer, load_digits
 from torch import nn
 
-from giveaway.attacks.membership import balanced_membership, model_seed
 from giveaway.attacks.recipes import build_cnn, build_mlp, signals_of, solve_logistic, solve_ridge
-from giveaway.attacks.stacked import train_stacked
-from giveaway.attacks.training import Training
+from giveaway.attacks.shadow_store import balanced_membership, model_seed
+from giveaway.attacks.stacked import Training, train_stacked
 from giveaway.views.text import text_features
 
 MODELS, TARGETS = 200, 4

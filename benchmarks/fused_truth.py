@@ -24,8 +24,8 @@ import torch
 
 import giveaway as ga
 from giveaway.curvature.choice import Auto
-from giveaway.evaluation.agreement import agreement_over_targets
-from giveaway.evaluation.worth import shadow_curve
+from giveaway.evaluation.counts import shadow_curve
+from giveaway.evaluation.ranking import agreement_over_targets
 from giveaway.extract import from_file
 from giveaway.extract.user_files import signals_from
 from giveaway.scores.fused import normal_scores

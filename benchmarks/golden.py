@@ -179,7 +179,7 @@ def validation() -> Result:
     effect = rng.gamma(1.0, 1.0, n)
     phi = rng.normal(size=(models, n)) + members * effect
     table = ga.ScoreTable({"newton": effect + 0.5 * rng.normal(size=n), "loss": rng.random(n)}, np.arange(n))
-    checked = ga.compare(table, ga.Signals(phi, members, "phi"))
+    checked = ga.validate(ga.Signals(phi, members, "phi"), table)
     return {"success": checked.success, "effect_size": checked.effect_size}, {"validation": checked.to_json()}
 
 

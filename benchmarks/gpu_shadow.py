@@ -27,10 +27,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from giveaway.attacks.membership import balanced_membership, model_seed
 from giveaway.attacks.recipes import RECIPES, build_mlp, train_recipe
-from giveaway.attacks.stacked import train_stacked
-from giveaway.attacks.training import Training
+from giveaway.attacks.shadow_store import balanced_membership, model_seed
+from giveaway.attacks.stacked import Training, train_stacked
 from giveaway.evaluation import effect_sizes, spearman
 
 RESULTS = Path(__file__).parent / "results"

@@ -47,7 +47,7 @@ from scipy.special import expit
 
 import giveaway as ga
 from giveaway.attacks.lira import lira, lira_within
-from giveaway.attacks.membership import balanced_membership, model_membership
+from giveaway.attacks.shadow_store import balanced_membership, model_membership
 from giveaway.auditing.batches import Portion, record_spans
 from giveaway.curvature.choice import Auto
 from giveaway.curvature.dense import DenseCurvature
@@ -57,7 +57,7 @@ from giveaway.reporting.picture import COLOURS, GREY, PALE, save_figure
 from giveaway.scores.influence import newton as newton_score
 from giveaway.scores.predicted import LARGEST_LEVERAGE, LEAST_SPREAD, ingredients, predict
 from giveaway.theory.random_design import random_design
-from giveaway.theory.two_normals import best_success
+from giveaway.theory.tradeoff import best_success
 
 ROOT = Path(__file__).parent.parent
 FPR = 0.05

@@ -17,7 +17,7 @@ import numpy as np
 import scipy
 
 from giveaway.theory import TradeOff, expected_gap, fixed_design, random_design
-from giveaway.theory.two_normals import best_success, two_normals
+from giveaway.theory.tradeoff import best_success, two_normals
 
 RATES = np.array([0.001, 0.01, 0.05, 0.1, 0.2])[:, None]
 

@@ -29,11 +29,9 @@ from sklearn.preprocessing import scale
 from torch.utils.data import TensorDataset
 
 import giveaway as ga
-from giveaway.attacks.epochs import EpochBatches
-from giveaway.attacks.membership import balanced_membership, model_seed
 from giveaway.attacks.recipes import RECIPES
-from giveaway.attacks.stacked import seeded_model
-from giveaway.attacks.training import Training
+from giveaway.attacks.shadow_store import balanced_membership, model_seed
+from giveaway.attacks.stacked import EpochBatches, Training, seeded_model
 
 SHARES = ((0.01, 0.05), (0.05, 0.05))
 FIRST_TARGET = 10_000  # seeds and halves that no shadow model has
@@ -75,7 +73,7 @@ def one_model(make, x, y, rows: np.ndarray, training: Training, seed: int) -> to
     model = seeded_model(make, seed)
     steps = -(-len(rows) // training.batch_size)
     batches = EpochBatches([rows], steps, [seed])
-    optimizer = training.optimizer_of(list(model.parameters()))
+    optimizer = training.optimizer_of(list(model.parameters()), training.learning_rate)
     weights = batches.weights[0].to(x.dtype)
     for _ in range(training.epochs):
         for which, weight in zip(batches.epoch()[0], weights, strict=True):

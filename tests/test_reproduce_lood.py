@@ -21,7 +21,7 @@ from benchmarks.reproduce.lood.toys import at_queries, domain, normal_places, pl
 from benchmarks.reproduce.page import section
 from torch import nn
 
-from giveaway.attacks.membership import model_seed
+from giveaway.attacks.shadow_store import model_seed
 from giveaway.attacks.stacked import train_stacked
 from giveaway.figures import save_figure
 from giveaway.gp.kernels import RBF

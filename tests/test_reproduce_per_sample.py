@@ -28,8 +28,8 @@ from benchmarks.reproduce.per_sample.settings import EXPERIMENTS, build_transfor
 from benchmarks.reproduce.pictures import draw_all
 
 from giveaway.attacks import AttackScores, rmia
-from giveaway.attacks.membership import balanced_membership, model_membership
-from giveaway.attacks.training import Training
+from giveaway.attacks.shadow_store import balanced_membership, model_membership
+from giveaway.attacks.stacked import Training
 from giveaway.checks import InputError
 from giveaway.records import Signals
 

@@ -10,7 +10,7 @@ from giveaway.version import VERSION
 if TYPE_CHECKING:
     from giveaway import attacks, evaluation, figures, gp, network, theory
     from giveaway.auditing.run import audit
-    from giveaway.auditing.validate import compare, validate
+    from giveaway.auditing.validate import validate
     from giveaway.checks import InputError
     from giveaway.extract import from_sklearn, from_torch
     from giveaway.findings.canaries import canaries
@@ -31,7 +31,6 @@ _HOMES = {
     "audit": "giveaway.auditing.run",
     "canaries": "giveaway.findings.canaries",
     "changes": "giveaway.findings.changes",
-    "compare": "giveaway.auditing.validate",
     "evaluation": "giveaway.evaluation",
     "figures": "giveaway.figures",
     "from_sklearn": "giveaway.extract",
@@ -54,7 +53,6 @@ __all__ = [
     "audit",
     "canaries",
     "changes",
-    "compare",
     "evaluation",
     "figures",
     "from_sklearn",

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from giveaway.attacks.membership import balanced_membership, model_membership, model_seed
+from giveaway.attacks.shadow_store import balanced_membership, model_membership, model_seed
 from giveaway.checks import InputError
 
 

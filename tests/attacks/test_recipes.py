@@ -9,9 +9,9 @@ import torch
 from scipy.special import softmax
 from sklearn.linear_model import LogisticRegression, Ridge
 
-from giveaway.attacks.membership import balanced_membership
 from giveaway.attacks.recipes import RECIPES, build_mlp, signals_of, solve_logistic, train_recipe
-from giveaway.attacks.training import Training
+from giveaway.attacks.shadow_store import balanced_membership
+from giveaway.attacks.stacked import Training
 from giveaway.checks import InputError
 from giveaway.records import Signals
 

@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 from sklearn.linear_model import Ridge
 
-from giveaway.attacks.leave_one_out import leave_one_out
-from giveaway.attacks.membership import model_seed
-from giveaway.attacks.retrain import retrain_without
-from giveaway.attacks.shadow_store import ShadowFolder, stored_seconds
+from giveaway.attacks.retrain import leave_one_out, retrain_without
+from giveaway.attacks.shadow_store import ShadowFolder, model_seed, stored_seconds
 from giveaway.checks import InputError
 from giveaway.records import Signals
 

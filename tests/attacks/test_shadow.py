@@ -14,9 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from giveaway.attacks.membership import balanced_membership, model_seed
 from giveaway.attacks.shadow import collect_shadows, train_shadows
-from giveaway.attacks.shadow_store import ShadowFolder, ShadowPlan, stored_seconds
+from giveaway.attacks.shadow_store import ShadowFolder, ShadowPlan, balanced_membership, model_seed, stored_seconds
 from giveaway.checks import InputError
 from giveaway.records import Signals
 

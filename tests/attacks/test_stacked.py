@@ -9,10 +9,8 @@ import torch
 from torch import nn
 
 from giveaway.attacks import stacked
-from giveaway.attacks.epochs import EpochBatches
-from giveaway.attacks.membership import balanced_membership, model_seed
-from giveaway.attacks.stacked import train_stacked
-from giveaway.attacks.training import Training
+from giveaway.attacks.shadow_store import balanced_membership, model_seed
+from giveaway.attacks.stacked import EpochBatches, Training, train_stacked
 from giveaway.checks import InputError
 
 RECORDS, EXTRA, MODELS = 37, 4, 6

@@ -9,24 +9,24 @@ import pytest
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
-from giveaway import ScoreTable, Signals, audit, compare, from_sklearn, validate
+from giveaway import ScoreTable, Signals, audit, from_sklearn, validate
 from giveaway.attacks import train_shadows
 from giveaway.evaluation import effect_sizes, recall_at
 
 
-def simulated(records: int = 1000, models: int = 64, seed: int = 0) -> tuple[ScoreTable, Signals]:
+def simulated(records: int = 1000, models: int = 64, seed: int = 0) -> tuple[Signals, ScoreTable]:
     """Records of growing exposure, a score that sees it through noise, and one that is only noise."""
     rng = np.random.default_rng(seed)
     exposure = rng.gamma(1.0, size=records)
     members = np.stack([rng.permutation(np.arange(models) < models // 2) for _ in range(records)], axis=1)
     signals = Signals(rng.normal(size=members.shape) + members * exposure, members, "phi")
     scores = {"newton": exposure + 0.3 * rng.normal(size=records), "loss": rng.normal(size=records)}
-    return ScoreTable(scores, ids=np.arange(records), meta={"seconds": 0.5}), signals
+    return signals, ScoreTable(scores, ids=np.arange(records), meta={"seconds": 0.5})
 
 
 def test_scores_are_compared_with_the_effect_size():
-    table, signals = simulated()
-    found = compare(table, signals)
+    signals, table = simulated()
+    found = validate(signals, table)
     truth = effect_sizes(signals).effect_size
     for row in found.table.rows:
         assert row.recall[0.01, 0.05].value == recall_at(table[row.score], truth, 0.01, 0.05)
@@ -36,17 +36,17 @@ def test_scores_are_compared_with_the_effect_size():
 
 
 def test_rows_name_the_signals_record_of_each_row():
-    table, signals = simulated()
+    signals, table = simulated()
     order = np.random.default_rng(1).permutation(signals.records)
     shuffled = signals.of_records(np.argsort(order))  # record i of the table stands at order[i]
-    direct, mapped = compare(table, signals), compare(table, shuffled, rows=order)
+    direct, mapped = validate(signals, table), validate(shuffled, table, rows=order)
     assert mapped.table.to_csv() == direct.table.to_csv()
     np.testing.assert_array_equal(mapped.success, direct.success)
 
 
 def test_words_and_json():
-    table, signals = simulated()
-    found = compare(table, signals)
+    signals, table = simulated()
+    found = validate(signals, table)
     recall = found.table.rows[0].recall[0.01, 0.05]
     sentence = found.conclusion()
     assert sentence.startswith(f"The 5% of records that newton ranks highest hold {recall.value:.0%} (")
@@ -72,17 +72,17 @@ def test_words_and_json():
 )
 def test_rows_that_cannot_be_used(rows, words):
     with pytest.raises(ValueError, match=words):
-        compare(*simulated(), rows=rows)
+        validate(*simulated(), rows=rows)
 
 
 def test_signals_that_cannot_be_used():
-    table, signals = simulated()
+    signals, table = simulated()
     with pytest.raises(ValueError, match="signals: expected signals on the table's 1000 records, got 999 records"):
-        compare(table, signals.of_records(slice(0, 999)))
+        validate(signals.of_records(slice(0, 999)), table)
     with pytest.raises(ValueError, match="signals: expected at least 8 models, got 6; train more shadow models"):
-        compare(table, signals.of_models(slice(0, 6)))
+        validate(signals.of_models(slice(0, 6)), table)
     with pytest.raises(ValueError, match="table: expected at least 100 records, got 60; validate a larger audit"):
-        compare(*simulated(records=60))
+        validate(*simulated(records=60))
 
 
 # ------------------------------------------------------------------------------------------------ the audited model
@@ -90,12 +90,12 @@ def test_signals_that_cannot_be_used():
 
 @pytest.mark.parametrize(("target", "numbers"), [(3, (3,)), ([9, 3, 3], (3, 9)), (np.array([63]), (63,))])
 def test_the_truth_comes_from_the_models_that_are_not_the_audited_one(target, numbers):
-    table, signals = simulated(records=200)
+    signals, table = simulated(records=200)
     changed = signals.values[..., 0].copy()
     changed[list(numbers)] = 1e3
     others = np.delete(np.arange(64), numbers)
-    found = compare(table, Signals(changed, signals.members, "phi"), target=target)
-    plain = compare(table, signals.of_models(others), target=())
+    found = validate(Signals(changed, signals.members, "phi"), table, target=target)
+    plain = validate(signals.of_models(others), table, target=())
     assert found.table.to_csv() == plain.table.to_csv()
     np.testing.assert_array_equal(found.effect_size, effect_sizes(signals.of_models(others)).effect_size)
     np.testing.assert_array_equal(found.success, plain.success)
@@ -109,8 +109,8 @@ def test_the_truth_comes_from_the_models_that_are_not_the_audited_one(target, nu
 
 
 def test_where_the_audited_model_stands_is_said():
-    table, signals = simulated(records=200)
-    unknown, none, third = (compare(table, signals, target=target) for target in (None, (), 3))
+    signals, table = simulated(records=200)
+    unknown, none, third = (validate(signals, table, target=target) for target in (None, (), 3))
     assert unknown.about_target().startswith("Whether the audited model is one of the 64 is not known; if it is, ")
     assert none.about_target() == "The audited model is none of the 64."
     assert third.about_target() == (
@@ -124,13 +124,13 @@ def test_where_the_audited_model_stands_is_said():
 @pytest.mark.parametrize("target", [64, -1, 1.0, [[1]], "3"])
 def test_targets_that_are_no_model(target):
     with pytest.raises(ValueError, match=r"target: expected models of the signals, 0 to 63, got .*; number the "):
-        compare(*simulated(records=200), target=target)
+        validate(*simulated(records=200), target=target)
 
 
 def test_models_left_out_do_not_count():
-    table, signals = simulated(records=200, models=8)
+    signals, table = simulated(records=200, models=8)
     with pytest.raises(ValueError, match="signals: expected at least 8 models, got 7"):
-        compare(table, signals, target=0)
+        validate(signals, table, target=0)
 
 
 # ------------------------------------------------------------------------------------------------ what it took
@@ -146,7 +146,7 @@ def test_models_left_out_do_not_count():
     ],
 )
 def test_the_cost_of_both_sides(seconds, words):
-    found = compare(*simulated(records=200), training_seconds=seconds, target=5)
+    found = validate(*simulated(records=200), training_seconds=seconds, target=5)
     assert found.cost().startswith("The audit took 0.5 s and the attack ")
     assert found.cost().endswith(words)
     assert found.cost() in found.to_markdown()
@@ -175,7 +175,7 @@ def test_one_call_trains_attacks_and_compares(tmp_path):
     table, seen = digits_table(), []
     found = validate(train_digits, table, folder=tmp_path / "a", seed=3, on_model=lambda *n: seen.append(n), **DATA)
     signals = train_shadows(train_digits, records=300, folder=tmp_path / "b", seed=3, **DATA)
-    by_hand = compare(table, signals, target=(), seed=3)
+    by_hand = validate(signals, table, target=(), seed=3)
     assert found.table.to_csv() == by_hand.table.to_csv()
     np.testing.assert_array_equal(found.effect_size, by_hand.effect_size)
     assert seen == [(k, 8) for k in range(1, 9)]
@@ -212,7 +212,7 @@ def test_what_is_refused_before_a_model_is_trained(tmp_path, options, words):
     def train(indices, seed):
         raise AssertionError("trained")
 
-    table, _ = simulated()
+    _, table = simulated()
     given = {"kind": "phi", "fingerprint": {}, "models": 8, **options}
     with pytest.raises(ValueError, match=words):
         validate(train, table, folder=tmp_path / "signals", **given)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from giveaway import audit
-from giveaway.auditing.validate import compare
+from giveaway.auditing.validate import validate
 from giveaway.checks import InputError
 from giveaway.records import Signals
 from giveaway.reporting.validation import StoredValidation
@@ -20,7 +20,7 @@ def found():
     rng = np.random.default_rng(0)
     members = rng.random((16, 120)) < 0.5
     phi = rng.normal(size=(16, 120)) + members * np.linspace(0, 6, 120)
-    return compare(audit(made_head("classes", n=120), scores=["newton", "loss"]), Signals(phi, members, kind="phi"))
+    return validate(Signals(phi, members, kind="phi"), audit(made_head("classes", n=120), scores=["newton", "loss"]))
 
 
 def test_it_comes_back_from_the_folder(found, tmp_path):

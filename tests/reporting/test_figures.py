@@ -11,7 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from giveaway import InputError
-from giveaway.attacks.result import AttackScores
+from giveaway.attacks.thresholds import AttackScores
 from giveaway.evaluation import AttackSummary, recall_at, summarize
 from giveaway.reporting.figures import loss_by_influence, recall_curves, roc_curves
 from giveaway.reporting.picture import COLOURS, PALE, figure_bytes, save_figure

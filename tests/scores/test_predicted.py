@@ -14,7 +14,7 @@ from giveaway.auditing.batches import Portion, record_spans
 from giveaway.curvature.dense import DenseCurvature
 from giveaway.scores.predicted import ingredients
 from giveaway.theory import random_design
-from giveaway.theory.two_normals import best_success, two_normals
+from giveaway.theory.tradeoff import best_success, two_normals
 from tests import oracles
 from tests.conftest import made_arrays, made_head
 

@@ -1,4 +1,4 @@
-"""Real least-squares fits, many at once: the oracle of the theory's laws. No formula of the theory is used here."""
+"""Oracles of the theory: real least-squares fits, many at once (no formula of the theory is used), and convexity."""
 
 from __future__ import annotations
 
@@ -25,3 +25,9 @@ def refits(x, error, *, n, runs, rng, sigma=1.0, covariance=None):
         inside.append(y - x @ np.linalg.solve(gram, moment))
         h.append(np.linalg.solve(gram, np.broadcast_to(x[:, None], (1000, p, 1)))[..., 0] @ x)
     return np.concatenate(h), np.concatenate(out), np.concatenate(inside)
+
+
+def is_convex(curve):
+    """Whether β is convex in α on a grid, as the curve of every likelihood-ratio test is, record by record."""
+    alpha = np.linspace(0, 1, 201).reshape(-1, *[1] * len(curve.shape))
+    return (np.diff(curve.errors(alpha)[1], n=2, axis=0) >= -1e-9).all(axis=0)

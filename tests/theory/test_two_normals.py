@@ -15,7 +15,8 @@ from scipy.stats import chi2, norm
 
 from giveaway.checks import InputError
 from giveaway.theory import gaussian, random_design
-from giveaway.theory.two_normals import best_success, dilated_success, two_normals
+from giveaway.theory.tradeoff import best_success, dilated_success, two_normals
+from tests.theory.refits import is_convex
 
 RATES = np.array([1e-5, 1e-3, 0.01, 0.2, 0.7, 0.99])
 EXACT = 1e-9
@@ -176,7 +177,7 @@ def test_arrays_broadcast_and_signs_do_not_matter():
             assert one.tpr(0.1) == curve.tpr(0.1)[i, j]
             assert one.auc() == curve.auc()[i, j]
             assert best_success(-gap[j], inside[i, 0], outside) == best_success(gap, inside, outside)[i, j]
-    assert curve.is_convex().all()
+    assert is_convex(curve).all()
 
 
 @pytest.mark.parametrize(

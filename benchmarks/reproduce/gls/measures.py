@@ -23,7 +23,7 @@ from benchmarks.reproduce.gls.truth import (
 )
 from benchmarks.reproduce.job import Arrays, Piece
 from giveaway.attacks.lira import lira_within
-from giveaway.attacks.result import AttackScores
+from giveaway.attacks.thresholds import AttackScores
 from giveaway.evaluation import effect_sizes, recall_at, spearman
 from giveaway.records import Signals
 

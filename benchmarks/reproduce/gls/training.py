@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from benchmarks.reproduce.gls.network import Images
-from giveaway.attacks.cuda_graph import captured
+from giveaway.attacks.stacked import captured
 
 FOLDS = 5  # models of a group: each leaves out another fifth of the records
 SUBSETS = 2  # a stream of random numbers that meets no other

@@ -12,9 +12,9 @@ from scipy.stats import norm
 
 from benchmarks.reproduce.gls.training import FOLDS
 from giveaway.attacks.lira import FLOOR
-from giveaway.attacks.result import AttackScores
+from giveaway.attacks.thresholds import AttackScores
 from giveaway.evaluation import EffectSizes, effect_sizes, spearman, success_at
-from giveaway.evaluation.roc import AttackSummary, summarize
+from giveaway.evaluation.success import AttackSummary, summarize
 from giveaway.records import Signals
 
 FALSE_POSITIVES = 0.05

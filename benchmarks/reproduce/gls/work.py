@@ -21,7 +21,7 @@ from benchmarks.reproduce.gls.network import CLASSES, DEPTHS, ResNet, made_image
 from benchmarks.reproduce.gls.store import Store
 from benchmarks.reproduce.gls.training import Schedule, Trainer, members_of, phi_of
 from benchmarks.reproduce.job import Job, OutOfTime, Piece
-from giveaway.attacks.membership import model_seed
+from giveaway.attacks.shadow_store import model_seed
 
 PICTURED = "frog"  # the class of Figure 2
 FUSED, CHECKED, DRAWN = "fused", "checked", "drawn"

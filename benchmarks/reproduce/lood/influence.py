@@ -22,8 +22,8 @@ from benchmarks.reproduce.lood.attacks import truth_of
 from benchmarks.reproduce.lood.data import Pictures, cars_and_planes
 from benchmarks.reproduce.lood.measures import correlation, digits
 from benchmarks.reproduce.lood.networks import Size, described, first_network, size_of
-from giveaway.attacks.epochs import EpochBatches
-from giveaway.attacks.membership import model_seed
+from giveaway.attacks.shadow_store import model_seed
+from giveaway.attacks.stacked import EpochBatches
 from giveaway.gp.kernels import Linear
 from giveaway.gp.leave_one_out import leave_one_out
 from giveaway.gp.posterior import fit

@@ -22,9 +22,8 @@ from torch import nn
 
 from benchmarks.reproduce.job import Arrays, Job, Piece, keep_plan
 from benchmarks.reproduce.lood.data import PIXELS, SCALE, Pictures
-from giveaway.attacks.membership import model_seed
-from giveaway.attacks.stacked import seeded_model, train_stacked
-from giveaway.attacks.training import Training
+from giveaway.attacks.shadow_store import model_seed
+from giveaway.attacks.stacked import Training, seeded_model, train_stacked
 from giveaway.linalg.precision import tf32_products
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU}

@@ -22,10 +22,9 @@ from benchmarks.reproduce.per_sample.agreement import compare
 from benchmarks.reproduce.per_sample.attacks import attack_references
 from benchmarks.reproduce.per_sample.data import Data, Load, small
 from benchmarks.reproduce.per_sample.scores import score_target
-from giveaway.attacks.membership import balanced_membership, model_seed
 from giveaway.attacks.recipes import Recipe, train_recipe
-from giveaway.attacks.stacked import State, train_stacked
-from giveaway.attacks.training import Training
+from giveaway.attacks.shadow_store import balanced_membership, model_seed
+from giveaway.attacks.stacked import State, Training, train_stacked
 from giveaway.records import Signals
 
 FIRST_TARGET = 10_000  # seeds and halves that no reference has

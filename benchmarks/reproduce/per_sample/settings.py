@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from benchmarks.reproduce.gls.network import ResidualBlock
 from benchmarks.reproduce.per_sample.data import (
     Data,
     bloodmnist_features,
@@ -23,8 +24,8 @@ from benchmarks.reproduce.per_sample.data import (
     sst2_features,
 )
 from benchmarks.reproduce.per_sample.experiment import Experiment, run
-from giveaway.attacks.recipes import build_cnn, build_resnet
-from giveaway.attacks.training import Training
+from giveaway.attacks.recipes import build_cnn
+from giveaway.attacks.stacked import Training
 
 LONGEST = 32  # words of a sentence that the transformer reads
 NOTHING, UNKNOWN, FIRST_WORD = 0, 1, 2
@@ -41,12 +42,22 @@ def build_blocks(shape: tuple[int, ...], outputs: int, hidden: tuple[int, ...], 
     return nn.Sequential(*layers, nn.Linear((shape[0], *hidden)[-1], outputs))
 
 
+def build_resnet(shape: tuple[int, ...], outputs: int, widths: tuple[int, ...], blocks: int) -> nn.Sequential:
+    """Build a ResNet for small images: no first pooling; each stage after the first halves the image."""
+    before = widths[0]
+    layers: list[nn.Module] = [nn.Conv2d(shape[0], before, 3, 1, 1, bias=False), nn.BatchNorm2d(before), nn.ReLU()]
+    for stage, width in enumerate(widths):
+        for block in range(blocks):
+            layers.append(ResidualBlock(before, width, 2 if stage and not block else 1))
+            before = width
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, outputs))
+
+
 def build_with_dropout(
     shape: tuple[int, ...], outputs: int, widths: tuple[int, ...] = (16, 32, 64), blocks: int = 3
 ) -> nn.Sequential:
     """Build ResNet-20 by default, three stages of three blocks, with dropout of 0.3 before the head."""
     network = build_resnet(shape, outputs, widths, blocks)
-    assert isinstance(network, nn.Sequential)
     return nn.Sequential(*network[:-1], nn.Dropout(0.3), network[-1])
 
 

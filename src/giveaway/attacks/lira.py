@@ -14,12 +14,13 @@ Standard deviations divide by the count. Several queries: the mean of their scor
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import log_ndtr
 
-from giveaway.attacks.result import AttackScores, check_same_records
+from giveaway.attacks.thresholds import AttackScores, check_same_records
 from giveaway.checks import check_choice, fail
 from giveaway.records import Signals
 
@@ -30,8 +31,8 @@ FLOOR = 1e-30  # added to every standard deviation, as in the reference implemen
 
 
 @dataclass(frozen=True)
-class Moments:
-    """Of the models on one side of the split: their number (n, 1), mean and variance of the statistic (n, Q)."""
+class SideMoments:
+    """Number (n, 1) of the models trained with a record, or of those without it, and mean and variance (n, Q) of φ."""
 
     count: np.ndarray
     mean: np.ndarray
@@ -46,12 +47,10 @@ def lira(
     variance: str = "per_record",
     centre: str = "median",
 ) -> AttackScores:
-    """The attack on every record of every target model, from reference models that are none of the targets.
+    """Attack every record of every target model, by reference models that are none of the targets.
 
     Scores of mode "online" are log-likelihood ratios: above 0 means that "member" is the likelier.
 
-    Examples
-    --------
     >>> phi = np.array([[4.0], [5.0], [0.0], [1.0]])
     >>> seen = Signals(phi, members=phi > 3, kind="phi")
     >>> lira(Signals(np.array([[5.5]]), np.array([[True]]), kind="phi"), seen, centre="mean").scores
@@ -82,7 +81,7 @@ def lira_within(
     centre: str = "mean",
     leave_out: bool = True,
 ) -> AttackScores:
-    """The attack on each of the models with the others as its references.
+    """Attack each of the models with the others as its references.
 
     leave_out=False keeps a model's own signals among its references, which flatters the attack; it is what a success
     rate "over the reference models" usually means.
@@ -103,17 +102,28 @@ def lira_within(
     return AttackScores("lira", scores, models.members, options)
 
 
-def moments(phi: np.ndarray, mask: np.ndarray) -> Moments:
-    """Moments of phi (M, n, Q) over the models in mask (M, n)."""
+def moments(phi: np.ndarray, mask: np.ndarray) -> SideMoments:
+    """Return the moments of phi (M, n, Q) over the models in mask (M, n)."""
     weight = mask[:, :, None].astype(np.float64)
     count = weight.sum(0)
     mean = (phi * weight).sum(0) / np.maximum(count, 1)
     variance = ((phi - mean) ** 2 * weight).sum(0) / np.maximum(count, 1)
-    return Moments(count, mean, variance)
+    return SideMoments(count, mean, variance)
+
+
+def moments_by_side(
+    models: Signals, *, merge_queries: bool = False
+) -> Iterator[tuple[slice, SideMoments, SideMoments]]:
+    """Yield blocks of records with the moments of φ over models trained with and without each of them."""
+    for rows in models.blocks():
+        phi, members = models.statistic(rows), models.members[:, rows]
+        if merge_queries:
+            phi = phi.mean(axis=2, keepdims=True)
+        yield rows, moments(phi, members), moments(phi, ~members)
 
 
 def _within_by_moments(models: Signals, mode: str) -> np.ndarray:
-    """Each model against the moments of the others, which follow from those of all."""
+    """Score each model against the moments of the others, which follow from those of all."""
     scores = np.empty(models.members.shape)
     for part in models.blocks():
         phi, members = models.statistic(part), models.members[:, part]
@@ -153,7 +163,7 @@ def _centre(phi: np.ndarray, mask: np.ndarray, centre: str) -> np.ndarray:
 
 
 def _pooled_deviations(references: Signals, variance: str, centre: str) -> tuple[float, float]:
-    """One standard deviation for all records: IN and OUT."""
+    """Return one standard deviation for all records, IN and OUT."""
     squares, total, count = np.zeros(2), np.zeros(2), np.zeros(2)
     for part in references.blocks():
         phi = references.statistic(part)
@@ -180,6 +190,5 @@ def _check_counts(references: Signals, *, both: bool, least: int) -> None:
     if int(fewest.min()) < least:
         row = int(fewest.argmin())
         sides = "with and without" if both else "without"
-        raise fail(
-            "references", f"at least {least} models {sides} every record", f"{fewest[row]} at row {row}", "add models"
-        )
+        expected = f"at least {least} models {sides} every record"
+        raise fail("references", expected, f"{fewest[row]} at row {row}", "add models")

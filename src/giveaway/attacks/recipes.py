@@ -1,4 +1,4 @@
-"""The small models of the papers, each with its usual training, ready for a shadow ensemble."""
+"""Recipes: small models with their usual training, ready for a shadow ensemble of `giveaway validate`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,9 @@ from scipy.optimize import minimize
 from scipy.special import log_softmax, logsumexp, softmax
 from torch import nn
 
-from giveaway.attacks.membership import balanced_membership
 from giveaway.attacks.shadow import OnModel, Outcome, collect_shadows
-from giveaway.attacks.shadow_store import ShadowPlan
-from giveaway.attacks.stacked import seeded_model, train_stacked
-from giveaway.attacks.training import Training
+from giveaway.attacks.shadow_store import ShadowPlan, balanced_membership
+from giveaway.attacks.stacked import Training, seeded_model, train_stacked
 from giveaway.checks import as_tensor, check_choice, check_finite, fail
 from giveaway.records import Signals
 
@@ -30,9 +28,9 @@ LARGEST_GRADIENT = 1e-8  # of the mean loss, where logistic regression stops
 class Recipe:
     """How to make one model: `build(input shape, outputs)` and how it is trained, or `solve` in one go.
 
-    `solve(inputs, targets, outputs, l2)` gives (weight with the bias in the last row, (d + 1, outputs)); l2 is the
+    `solve(inputs, targets, outputs, l2)` returns the weight (d + 1, outputs) with the bias in its last row; l2 is the
     λ of ½λ‖θ‖² beside the summed loss. `models_at_once` is how many are trained together unless told, with their
-    parameters stacked or, with `stack=False`, side by side.
+    parameters stacked or, with `stack=False`, side by side. `image` says that inputs are images.
     """
 
     loss: str
@@ -59,11 +57,11 @@ def train_recipe(
     device: str | torch.device = "cpu",
     on_model: OnModel | None = None,
 ) -> Signals:
-    """Signals of shadow models of a recipe (a name of RECIPES, or one of your own), stored as `train_shadows` does.
+    """Train shadow models of a recipe (a name of RECIPES, or your own) and store signals as `train_shadows` does.
 
-    inputs : (N, …), targets (N,) classes, or values for squared loss. The first `records` rows (all unless given) are
-    trained on by half of the models each; the others are the population. kind : "logits" for classes and
-    "squared_error" for values unless given; "phi" and "probabilities" for classes too.
+    `inputs` are (N, …), `targets` (N,) classes, or values for squared loss. The first `records` rows (all unless given)
+    are trained on by half of the models each; the others are the population. `kind` is "logits" for classes and
+    "squared_error" for values unless given; "phi" and "probabilities" are for classes too.
     """
     made = RECIPES[check_choice("recipe", recipe, RECIPES)] if isinstance(recipe, str) else recipe
     x, y, outputs = _checked_data(inputs, targets, made)
@@ -111,7 +109,7 @@ def train_recipe(
 
 
 def signals_of(outputs: np.ndarray, targets: np.ndarray, kind: str) -> np.ndarray:
-    """Signals of one `kind` from a model's outputs (rows, classes or values), in the outputs' precision."""
+    """Turn a model's outputs (rows, classes or values) into signals of one `kind`, in the outputs' precision."""
     if kind == "logits":
         return outputs
     if kind == "squared_error":
@@ -127,7 +125,7 @@ def signals_of(outputs: np.ndarray, targets: np.ndarray, kind: str) -> np.ndarra
 
 
 def solve_ridge(inputs: np.ndarray, targets: np.ndarray, outputs: int, l2: float) -> np.ndarray:
-    """The minimum of Σ‖y − xᵀw − b‖² + ½ l2 ‖w‖², the bias not penalized."""
+    """Minimize Σ‖y − xᵀw − b‖² + ½ l2 ‖w‖², the bias not penalized."""
     x, y = inputs.astype(np.float64), targets.reshape(len(targets), outputs).astype(np.float64)
     centre, level = x.mean(axis=0), y.mean(axis=0)
     gram = (x - centre).T @ (x - centre) + 0.5 * l2 * np.eye(x.shape[1])
@@ -136,7 +134,7 @@ def solve_ridge(inputs: np.ndarray, targets: np.ndarray, outputs: int, l2: float
 
 
 def solve_logistic(inputs: np.ndarray, targets: np.ndarray, outputs: int, l2: float) -> np.ndarray:
-    """The minimum of the summed cross-entropy + ½ l2 ‖θ‖², the bias penalized so that an absent class has one."""
+    """Minimize the summed cross-entropy + ½ l2 ‖θ‖², the bias penalized so that an absent class has one."""
     x = np.column_stack([inputs.astype(np.float64), np.ones(len(inputs))])
     right = np.eye(outputs)[targets]
 
@@ -186,7 +184,7 @@ def _checked_data(inputs: Any, targets: Any, recipe: Recipe) -> tuple[np.ndarray
 
 
 def build_mlp(shape: tuple[int, ...], outputs: int, hidden: Sequence[int] = (64, 64)) -> nn.Module:
-    """Fully connected layers with ReLU between them."""
+    """Build fully connected layers with ReLU between them."""
     widths = [int(np.prod(shape)), *hidden]
     layers: list[nn.Module] = [nn.Flatten()]
     for before, after in pairwise(widths):
@@ -195,7 +193,7 @@ def build_mlp(shape: tuple[int, ...], outputs: int, hidden: Sequence[int] = (64,
 
 
 def build_cnn(shape: tuple[int, ...], outputs: int, channels: Sequence[int] = (64, 128, 256)) -> nn.Module:
-    """Blocks of 3 × 3 convolution, batch norm, 2 × 2 pooling and ReLU; a layer of 128 units; a linear head.
+    """Build blocks of 3 × 3 convolution, batch norm, 2 × 2 pooling and ReLU; a layer of 128 units; a linear head.
 
     The largest of four commutes with ReLU: pooling first gives the same function for fewer passes.
     """
@@ -211,49 +209,16 @@ def build_cnn(shape: tuple[int, ...], outputs: int, channels: Sequence[int] = (6
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(flat, 128), nn.ReLU(), nn.Linear(128, outputs))
 
 
-class ResidualBlock(nn.Module):
-    """Two 3 × 3 convolutions with batch norm beside a shortcut; a projection where the shape changes."""
-
-    def __init__(self, before: int, after: int, stride: int) -> None:
-        super().__init__()
-        self.path = nn.Sequential(
-            nn.Conv2d(before, after, 3, stride, 1, bias=False),
-            nn.BatchNorm2d(after),
-            nn.ReLU(),
-            nn.Conv2d(after, after, 3, 1, 1, bias=False),
-            nn.BatchNorm2d(after),
-        )
-        self.shortcut: nn.Module = nn.Identity()
-        if before != after or stride != 1:
-            self.shortcut = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return nn.functional.relu(self.path(x) + self.shortcut(x))
-
-
-def build_resnet(shape: tuple[int, ...], outputs: int, widths: Sequence[int], blocks: int) -> nn.Module:
-    """The ResNet for small images: no first pooling; each stage after the first halves the image."""
-    first = widths[0]
-    layers: list[nn.Module] = [nn.Conv2d(shape[0], first, 3, 1, 1, bias=False), nn.BatchNorm2d(first), nn.ReLU()]
-    before = first
-    for stage, width in enumerate(widths):
-        for block in range(blocks):
-            layers.append(ResidualBlock(before, width, 2 if stage and not block else 1))
-            before = width
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, outputs))
-
-
-def _convolutional(build: Callable[[tuple[int, ...], int], nn.Module], training: Training) -> Recipe:
-    return Recipe("cross_entropy", build, training, models_at_once=4, stack=False, image=True)
-
-
-_SGD = Training(60, 128, "sgd", 0.1, weight_decay=5e-4, momentum=0.9, schedule="cosine")
-
 RECIPES: dict[str, Recipe] = {
     "ridge": Recipe("squared", solve=solve_ridge, l2=2.0),
     "logistic": Recipe("cross_entropy", solve=solve_logistic, l2=1.0),
     "mlp": Recipe("cross_entropy", build_mlp, Training(60, 64, "adam", 1e-3), models_at_once=64),
-    "cnn": _convolutional(build_cnn, Training(25, 256, "adamw", 1e-3, weight_decay=0.01)),
-    "resnet20": _convolutional(partial(build_resnet, widths=(16, 32, 64), blocks=3), _SGD),
-    "resnet18": _convolutional(partial(build_resnet, widths=(64, 128, 256, 512), blocks=2), _SGD),
+    "cnn": Recipe(
+        "cross_entropy",
+        build_cnn,
+        Training(25, 256, "adamw", 1e-3, weight_decay=0.01),
+        models_at_once=4,
+        stack=False,
+        image=True,
+    ),
 }

@@ -26,8 +26,7 @@ from math import factorial
 
 import numpy as np
 
-from giveaway.attacks.result import AttackScores, check_same_records
-from giveaway.attacks.thresholds import check_out_references, mean_over_out
+from giveaway.attacks.thresholds import AttackScores, check_out_references, check_same_records, mean_over_out
 from giveaway.checks import check_choice, check_number, fail
 from giveaway.records import Signals
 
@@ -55,13 +54,11 @@ def rmia(
     vote: str = "mean",
     population: str = "auto",
 ) -> AttackScores:
-    """The attack on every record of every target model, from reference models that are none of the targets.
+    """Attack every record of every target model, by reference models that are none of the targets.
 
     temperature=None is 2 for logits and 1 for other signals, which allow no other. Scores are shares of the population,
     found by a sorted search; only a majority of several queries compares every record with every z.
 
-    Examples
-    --------
     >>> phi = np.log([[4.0, 0.25, 0.25], [0.25, 1.0, 0.25]])
     >>> target = Signals(phi[:1], members=[[True, False, False]], kind="phi")
     >>> rmia(target, Signals(phi[1:], members=[[False] * 3], kind="phi")).scores

@@ -9,22 +9,22 @@ import pickle
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from joblib import Parallel, delayed, effective_n_jobs, parallel_config
-from joblib.externals.loky.process_executor import TerminatedWorkerError
 
-from giveaway.attacks.shadow_store import EnsemblePlan, ShadowPlan, ShadowStore, open_store
+from giveaway.attacks.shadow_store import ShadowPlan, ShadowStore, open_store
 from giveaway.checks import InputError, check_choice, fail
 from giveaway.records import Signals
 
 BACKENDS = ("loky", "threading", "dask")
 FAILURES_NAMED = 3
 LONGEST_REASON = 160
-LEAST_TASKS = 4  # a worker and wave
+LEAST_TASKS = 4  # for each worker and wave
 WAITING_BYTES = 2**28  # of finished models that may wait to be stored
 
 Train = Callable[..., Callable[..., Any]]
@@ -68,7 +68,7 @@ def train_shadows(
     devices: Sequence[str] = (),
     on_model: OnModel | None = None,
 ) -> Signals:
-    """Signals of `models` models, each trained on its own half of the records; a folder with some of them is resumed.
+    """Train `models` models, each on its own half of the records, and return their signals; resume what is in `folder`.
 
     Parameters
     ----------
@@ -94,9 +94,9 @@ def train_shadows(
 
 
 def one_model_at_a_time(
-    train: Train, plan: EnsemblePlan, *, workers: int, backend: str, devices: Sequence[str] = ()
+    train: Train, plan: ShadowPlan, *, workers: int, backend: str, devices: Sequence[str] = ()
 ) -> Callable[[Sequence[int]], Iterator[Outcome]]:
-    """What `collect_shadows` asks for missing models: each a task of joblib's."""
+    """Return the function that `collect_shadows` asks for missing models: each is a task of joblib's."""
     check_choice("backend", backend, BACKENDS)
     if not isinstance(workers, int) or workers < -1 or workers == 0:
         raise fail("workers", "a count of at least 1, or -1 for every core", repr(workers), "give a whole number")
@@ -115,8 +115,8 @@ def one_model_at_a_time(
                         number,
                         plan.indices(number),
                         plan.seed_of(number),
-                        plan.asked,
-                        plan.kept,
+                        plan.rows_predicted,
+                        plan.rows_stored,
                         {"device": devices[number % len(devices)]} if devices else {},
                     )
                     for number in missing[start : start + wave]
@@ -133,7 +133,7 @@ def one_model_at_a_time(
 
 def collect_shadows(
     train_missing: Callable[[Sequence[int]], Iterable[Outcome]],
-    plan: EnsemblePlan,
+    plan: ShadowPlan,
     *,
     folder: str | os.PathLike[str] | None,
     on_model: OnModel | None = None,
@@ -167,7 +167,7 @@ def collect_shadows(
 
 
 def predicted_signals(predict: Callable[..., Any], rows: int) -> np.ndarray:
-    """What `predict` says of rows 0 to rows − 1, handed over where it needs an argument."""
+    """Return what `predict` says of rows 0 to rows − 1, which it is given if it needs an argument."""
     try:
         parameters = inspect.signature(predict).parameters.values()
     except (TypeError, ValueError):  # some built-in functions show no signature
@@ -178,7 +178,7 @@ def predicted_signals(predict: Callable[..., Any], rows: int) -> np.ndarray:
 
 
 def source_of(train: Any) -> str | None:
-    """The hash of the source of `train`, where Python can find it: its version unless the user names one."""
+    """Hash the source of `train`, where Python can find it: this is its version unless the user names one."""
     while hasattr(train, "func"):  # functools.partial
         train = train.func
     try:
@@ -199,7 +199,7 @@ def _stored(store: ShadowStore, number: int, outcome: np.ndarray | Timed, spent:
     return None
 
 
-def _failed(failures: dict[int, Failure], plan: EnsemblePlan, store: ShadowStore) -> InputError:
+def _failed(failures: dict[int, Failure], plan: ShadowPlan, store: ShadowStore) -> InputError:
     order = sorted(failures)
     named = [f"{plan.name_of(number)}: {failures[number].reason}" for number in order]
     more = [f"and {len(named) - FAILURES_NAMED} more"] if len(named) > FAILURES_NAMED else []
@@ -222,16 +222,16 @@ def _one_model(
     number: int,
     indices: np.ndarray,
     seed: int,
-    asked: int,
-    kept: slice | np.ndarray,
+    rows: int,
+    stored: slice | np.ndarray,
     device: dict[str, str],
 ) -> Outcome:
-    """Runs in a worker, which must not raise: the other models go on."""
+    """Train a model in a worker, which must not raise: the other models go on."""
     began = time.perf_counter()
     try:
-        signals = predicted_signals(train(indices, seed, **device), asked)
-        problem = _unusable(signals, asked)
-        return number, Timed(signals[kept], time.perf_counter() - began) if problem is None else Failure(problem)
+        signals = predicted_signals(train(indices, seed, **device), rows)
+        problem = _unusable(signals, rows)
+        return number, Timed(signals[stored], time.perf_counter() - began) if problem is None else Failure(problem)
     except Exception as error:
         text = " ".join(f"{type(error).__name__}: {error}".split())
         reason = text if len(text) <= LONGEST_REASON else text[: LONGEST_REASON - 1] + "…"
@@ -248,7 +248,7 @@ def _unusable(signals: np.ndarray, rows: int) -> str | None:
 
 @contextmanager
 def _joblib(backend: str, workers: int) -> Iterator[None]:
-    """Joblib set up as asked, its own errors in giveaway's words."""
+    """Set joblib up as asked, and put its own errors in giveaway's words."""
     try:
         configured = parallel_config(backend=backend, n_jobs=workers)
     except (ImportError, ValueError) as error:
@@ -260,7 +260,7 @@ def _joblib(backend: str, workers: int) -> Iterator[None]:
     except pickle.PicklingError as error:
         remedy = 'keep open files and locks out of it, or use backend="threading"'
         raise fail("train", "a function that can be sent to another process", "one that cannot", remedy) from error
-    except TerminatedWorkerError as error:
+    except BrokenExecutor as error:  # what joblib's own error for a worker that died is a kind of
         remedy = "finished models are kept: run again with fewer workers"
         raise fail("workers", "processes that live", "one that was killed, for memory perhaps", remedy) from error
 

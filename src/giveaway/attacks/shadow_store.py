@@ -18,12 +18,11 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
 
-from giveaway.attacks.membership import model_membership, model_seed
 from giveaway.checks import check_choice, fail
 from giveaway.records.signals import ARRAYS, KINDS, MARKER, Signals
 from giveaway.storage.arrays import array_digest, write_npy
@@ -32,62 +31,47 @@ from giveaway.storage.folder import MarkedFolder
 from giveaway.version import VERSION
 
 SECONDS = "seconds.csv"
+HALVES, SEEDS = 0, 1  # streams of random numbers that do not meet
+PAIRS = "half of them leave each record out: ask for pairs"
 
 
-class EnsemblePlan(Protocol):
-    """Which models there are, what each is trained on, and what is kept of it: all that a store needs to know."""
+def balanced_membership(models: int, records: int, *, seed: int, first: int = 0) -> np.ndarray:
+    """Choose (models, records) of bool: every record is in exactly half of the models, and half the records in each.
 
-    @property
-    def records(self) -> int: ...
-    @property
-    def models(self) -> int: ...
-    @property
-    def kind(self) -> str: ...
-    @property
-    def labels(self) -> Any: ...
-    @property
-    def population(self) -> int: ...
-    @property
-    def population_labels(self) -> Any: ...
-    @property
-    def rows(self) -> int:
-        """What is stored of a model: records and population points."""
-        ...
+    Models come in pairs, and the second of a pair gets the half of the records that the first did not. A pair is
+    drawn from `seed` and its own number, so that more models (`first` on) leave the earlier rows as they were.
 
-    @property
-    def asked(self) -> int:
-        """The rows that a model is asked about."""
-        ...
+    >>> balanced_membership(4, 6, seed=0).sum(axis=0)
+    array([2, 2, 2, 2, 2, 2])
+    """
+    if models < 2 or models % 2 or first < 0 or first % 2:
+        got = f"{models}" + (f" from model {first} on" if first else "")
+        raise fail("models", "an even number of models", got, PAIRS)
+    if records < 2:
+        raise fail("records", "at least two records", str(records), "pass more records")
+    return np.stack([model_membership(first + row, records, seed=seed) for row in range(models)])
 
-    @property
-    def kept(self) -> slice | np.ndarray:
-        """Which of the rows asked about are stored."""
-        ...
 
-    def members(self, number: int) -> np.ndarray:
-        """(records,) of bool: which of the records stored model `number` is trained on."""
-        ...
+def model_membership(number: int, records: int, *, seed: int) -> np.ndarray:
+    """Return row `number` of `balanced_membership`."""
+    pair, second = divmod(number, 2)
+    rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(HALVES, pair)))
+    half = np.zeros(records, dtype=bool)
+    half[rng.permutation(records)[: records // 2]] = True
+    return ~half if second else half
 
-    def indices(self, number: int) -> np.ndarray:
-        """Row numbers of the training set of model `number`."""
-        ...
 
-    def seed_of(self, number: int) -> int:
-        """The seed that model `number` is trained with."""
-        ...
-
-    def name_of(self, number: int) -> str:
-        """Model `number` in words."""
-        ...
-
-    def provenance(self) -> dict[str, Any]:
-        """Everything that must stay the same when a run is resumed or more models are added."""
-        ...
+def model_seed(number: int, *, seed: int) -> int:
+    """Return the seed of model `number`, below 2³², from the ensemble's seed."""
+    return int(np.random.SeedSequence(seed, spawn_key=(SEEDS, number)).generate_state(1)[0])
 
 
 @dataclass(frozen=True, eq=False)
 class ShadowPlan:
-    """What decides a shadow ensemble's signals besides its training function; `fingerprint` names the rest."""
+    """Which shadow models there are, what each is trained on, and what decides their signals.
+
+    The training function is not part of it: `fingerprint` names what else the signals depend on.
+    """
 
     records: int
     models: int
@@ -101,8 +85,7 @@ class ShadowPlan:
     def __post_init__(self) -> None:
         check_choice("kind", self.kind, KINDS)
         if self.models < 2 or self.models % 2:
-            remedy = "half of them leave each record out: ask for pairs"
-            raise fail("models", "an even number of models", str(self.models), remedy)
+            raise fail("models", "an even number of models", str(self.models), PAIRS)
         if self.records < 2 or self.population < 0:
             got = f"{self.records} records and {self.population} points of a population"
             raise fail("records", "at least two records", got, "pass more records")
@@ -116,37 +99,37 @@ class ShadowPlan:
 
     @property
     def rows(self) -> int:
-        """Records and population points: what every model is asked about."""
+        """How many rows are stored of a model: records and population points."""
         return self.records + self.population
 
     @property
-    def asked(self) -> int:
-        """The same: all of them are stored."""
+    def rows_predicted(self) -> int:
+        """How many rows a model predicts."""
         return self.rows
 
     @property
-    def kept(self) -> slice:
-        """All rows."""
+    def rows_stored(self) -> slice | np.ndarray:
+        """Which of the rows predicted are stored."""
         return slice(None)
 
     def members(self, number: int) -> np.ndarray:
-        """(records,) of bool: the training set of model `number`."""
+        """Say which of the stored records model `number` is trained on: (records,) of bool."""
         return model_membership(number, self.records, seed=self.seed)
 
     def indices(self, number: int) -> np.ndarray:
-        """Its row numbers."""
+        """Return the row numbers of the training set of model `number`."""
         return np.flatnonzero(self.members(number))
 
     def seed_of(self, number: int) -> int:
-        """The seed that model `number` is trained with."""
+        """Return the seed that model `number` is trained with."""
         return model_seed(number, seed=self.seed)
 
     def name_of(self, number: int) -> str:
-        """Model and seed, in words."""
+        """Name model `number` in an error."""
         return f"model {number} (seed {self.seed_of(number)})"
 
     def provenance(self) -> dict[str, Any]:
-        """Everything that must stay the same when a run is resumed or more models are added."""
+        """Return everything that must stay the same when a run is resumed or more models are added."""
         given = {
             "split": "complementary halves",
             "records": self.records,
@@ -169,7 +152,7 @@ class ShadowFolder(MarkedFolder):
 class ShadowStore(ShadowFolder):
     """The finished models of one plan in one folder; made by `open_store`, which holds the folder's lock."""
 
-    def __init__(self, path: str | os.PathLike[str], plan: EnsemblePlan, *, temporary: bool) -> None:
+    def __init__(self, path: str | os.PathLike[str], plan: ShadowPlan, *, temporary: bool) -> None:
         super().__init__(path)
         self.plan, self.temporary = plan, temporary
         self._form: tuple[np.dtype[Any], tuple[int, ...]] | None = None
@@ -246,7 +229,7 @@ class ShadowStore(ShadowFolder):
 
 
 @contextmanager
-def open_store(folder: str | os.PathLike[str] | None, plan: EnsemblePlan) -> Iterator[ShadowStore]:
+def open_store(folder: str | os.PathLike[str] | None, plan: ShadowPlan) -> Iterator[ShadowStore]:
     """The folder's store for as long as the block runs: refused to a second run, and to a plan that differs.
 
     Without a folder it is a temporary one; signals that were read from it stay in their memory map.

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from giveaway.attacks.result import AttackScores, check_same_records
+from giveaway.attacks.thresholds import AttackScores, check_same_records
 from giveaway.checks import check_choice, fail
 from giveaway.records import Signals
 
@@ -35,7 +35,7 @@ def shokri(
     most_rows: int | None = 200_000,
     seed: int = 0,
 ) -> AttackScores:
-    """The attack on every record of every target model, from reference models that are none of the targets.
+    """Attack every record of every target model, by reference models that are none of the targets.
 
     Parameters
     ----------
@@ -45,8 +45,6 @@ def shokri(
     most_rows : an attack model with more rows than this learns from so many of them, whole pairs of model and record
         drawn without replacement by default_rng([seed, class]), or [seed] where there is one for all; None: all rows.
 
-    Examples
-    --------
     >>> p = np.array([[0.9, 0.6], [0.6, 0.9]])
     >>> shadow = Signals(np.stack([p, 1 - p], -1), members=p > 0.7, kind="probabilities", labels=[0, 0])
     >>> shokri(shadow, shadow).scores > 0

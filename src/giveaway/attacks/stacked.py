@@ -1,10 +1,10 @@
-"""Many small models trained at once: their parameters stacked, one forward and backward pass for all of them.
+"""Train many small networks at once: their parameters stacked, one forward and backward pass for all of them.
 
 Each model has its own half of the records, its own first parameters and its own order of records, all from its own
 seed; what a model without dropout becomes does not depend on its neighbours beyond rounding, as long as all are trained
-on equally many records (the largest sets the number of steps). The gradient of the summed
-losses with respect to stacked parameters is each model's own gradient, and the optimizers of torch work number by
-number, so that they serve stacked parameters as they are. On a GPU a whole step is one captured graph.
+on equally many records (the largest sets the number of steps). The gradient of the summed losses with respect to
+stacked parameters is each model's own gradient, and the optimizers of torch work number by number, so that they serve
+stacked parameters as they are. On a GPU a whole step is one captured CUDA graph, so that the host does not hold it up.
 
 Convolutions with stacked weights are slow. Such models can be trained side by side instead: unstacked, each on a stream
 of its own, all in one graph.
@@ -15,24 +15,89 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 from torch.func import functional_call, stack_module_state
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from giveaway.attacks.cuda_graph import captured, side_by_side
-from giveaway.attacks.epochs import EpochBatches
-from giveaway.attacks.training import Training
-from giveaway.checks import as_tensor, check_finite, fail
+from giveaway.checks import as_tensor, check_choice, check_finite, check_number, fail
+from giveaway.linalg.probes import mixed
 
-EVALUATED_AT_ONCE = {False: 2**24, True: 2**28}  # numbers of the largest tensor of a pass; on a GPU?
+OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+SCHEDULES = ("constant", "cosine")
+LOSSES = ("cross_entropy", "squared")
+PRECISIONS = ("float32", "bfloat16")
+WARM_UPS = 3  # steps before a graph is captured
+EVALUATED_BATCHES = 4  # a pass without gradients takes this many batches: training already held as much
 
+Loss = str | Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 State = dict[str, torch.Tensor]
 OnTrained = Callable[[int, State], Any]
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a network is trained: epochs, batches, optimizer, schedule, loss, precision.
+
+    An epoch is split into ⌈members / batch_size⌉ batches of sizes that differ by at most one (no small last batch); of
+    models trained together the one with the most members counts. The loss is the mean over a batch. "cosine" goes from
+    learning_rate to 0 over all steps. "bfloat16" multiplies in that precision (torch's autocast) and keeps parameters
+    and sums in float32.
+    """
+
+    epochs: int
+    batch_size: int
+    optimizer: str = "adamw"
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.0
+    momentum: float = 0.0
+    schedule: str = "constant"
+    loss: Loss = "cross_entropy"
+    precision: str = "float32"
+
+    def __post_init__(self) -> None:
+        check_choice("optimizer", self.optimizer, OPTIMIZERS)
+        check_choice("schedule", self.schedule, SCHEDULES)
+        check_choice("precision", self.precision, PRECISIONS)
+        if isinstance(self.loss, str):
+            check_choice("loss", self.loss, LOSSES)
+        check_number("epochs", self.epochs, minimum=1, remedy="train for at least one epoch")
+        check_number("batch_size", self.batch_size, minimum=1, remedy="a batch holds at least one record")
+        for name in ("learning_rate", "weight_decay", "momentum"):
+            check_number(name, getattr(self, name), minimum=0, remedy="give a number such as 0.001")
+        if self.momentum and self.optimizer != "sgd":
+            raise fail("momentum", "0 unless the optimizer is sgd", f"{self.momentum}", "drop it")
+
+    def optimizer_of(self, parameters: Sequence[torch.Tensor], rate: float | torch.Tensor) -> torch.optim.Optimizer:
+        """Make the optimizer for the parameters of one model or of many; a `rate` in a tensor is read at every step."""
+        options: dict[str, Any] = {"lr": rate, "weight_decay": self.weight_decay, "fused": True}
+        if self.optimizer == "sgd":
+            options["momentum"] = self.momentum
+        else:
+            options["capturable"] = parameters[0].is_cuda
+        return OPTIMIZERS[self.optimizer](list(parameters), **options)
+
+    def rates(self, steps: int) -> list[float]:
+        """Return the learning rate of every step."""
+        if self.schedule == "constant":
+            return [self.learning_rate] * steps
+        return [self.learning_rate * 0.5 * (1.0 + math.cos(math.pi * step / steps)) for step in range(steps)]
+
+    def autocast(self, device: torch.device) -> torch.autocast:
+        """Return a context in which products have the precision asked for."""
+        enabled = self.precision == "bfloat16"
+        return torch.autocast(device.type, dtype=torch.bfloat16, enabled=enabled, cache_enabled=False)
+
+    def losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the loss of every record, for outputs (records, outputs)."""
+        if callable(self.loss):
+            return self.loss(outputs, targets)
+        if self.loss == "squared":
+            return (outputs - targets.reshape(outputs.shape)).square().flatten(1).sum(1)
+        return nn.functional.cross_entropy(outputs, targets, reduction="none")
 
 
 def train_stacked(
@@ -49,7 +114,7 @@ def train_stacked(
     device: str | torch.device = "cpu",
     on_trained: OnTrained | None = None,
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Train one model a row of `membership` (M, N) and yield (row number, its outputs on all inputs).
+    """Train one model for each row of `membership` (M, N) and yield (row number, its outputs on all inputs).
 
     `make_model()` builds a model with torch's global random numbers, which are set from the model's seed for that call
     and put back. `inputs` may have more rows than `membership` has columns: those are predicted, never trained on.
@@ -73,44 +138,101 @@ def train_stacked(
         group = range(first, min(first + models_at_once, len(members)))
         if wanted.isdisjoint(group):
             continue
-        own_seeds = [seeds[number] for number in group]
-        models = [seeded_model(make_model, seed).to(x.device) for seed in own_seeds]
-        ensembles: list[_Ensemble] = [_Alone(model) for model in models]
+        models = [seeded_model(make_model, seeds[number]).to(x.device) for number in group]
+        ensembles: list[_Stacked | _Single] = [_Single(model) for model in models]
         if stack and len(models) > 1:
             ensembles = [_Stacked(models)]
-        own = [np.flatnonzero(members[number]) for number in group]
-        parts = np.array_split(np.arange(len(group)), len(ensembles))
+        numbers_of = np.array_split(np.array(group), len(ensembles))
         with torch.random.fork_rng(devices=[x.device] if x.device.type == "cuda" else []):
-            torch.manual_seed(own_seeds[0])
+            torch.manual_seed(seeds[first])
             trainers = []
-            for ensemble, part in zip(ensembles, parts, strict=True):
-                batches = EpochBatches([own[k] for k in part], steps, [own_seeds[k] for k in part], x.device)
+            for ensemble, rows in zip(ensembles, numbers_of, strict=True):
+                own = [np.flatnonzero(members[number]) for number in rows]
+                batches = EpochBatches(own, steps, [seeds[number] for number in rows], x.device)
                 trainers.append(_Trainer(ensemble, x, y, batches, training))
             _train(trainers, training.epochs)
-        for ensemble, part in zip(ensembles, parts, strict=True):
-            outputs = _outputs(ensemble, x)
-            for row, place in enumerate(part):
+        for ensemble, trainer, rows in zip(ensembles, trainers, numbers_of, strict=True):
+            outputs = trainer.outputs()
+            for place, number in enumerate(rows.tolist()):
                 if on_trained is not None:
-                    on_trained(group[place], ensemble.state_of(row))
-                yield group[place], outputs[row].numpy()
+                    on_trained(number, ensemble.state_of(place))
+                yield number, outputs[place].numpy()
 
 
-class _Ensemble(Protocol):
-    """Models of one architecture that take (models, records, …) and give (models, records, outputs)."""
+def seeded_model(make_model: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """Call `make_model()` with torch's global random numbers set from `seed`, and put them back after it."""
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(seed)
+        return make_model()
 
-    models: int
-    parameters: Sequence[torch.Tensor]
-    buffers: Sequence[torch.Tensor]
 
-    def train(self, mode: bool) -> None: ...
+def _check_rows(x: torch.Tensor, y: torch.Tensor, members: np.ndarray, seeds: Sequence[int]) -> None:
+    if members.ndim != 2 or not members.any(axis=1).all():
+        got = f"shape {members.shape}" + (", a model without records" if members.ndim == 2 else "")
+        raise fail("membership", "(models, records), some records in each", got, "use balanced_membership")
+    if len(x) != len(y) or len(x) < members.shape[1]:
+        expected = f"at least {members.shape[1]} rows, as many as targets"
+        raise fail("inputs", expected, f"{len(x)} with {len(y)} targets", "align them with the membership")
+    if len(seeds) != len(members):
+        raise fail("seeds", f"one a model, {len(members)} in all", str(len(seeds)), "use model_seed")
 
-    def state_of(self, row: int) -> State: ...
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
+class EpochBatches:
+    """The batches of several models: record numbers and weights, (models, width) at each step.
+
+    Every model takes the same number of steps. Rows that fill a batch up to the width have weight 0 (batch norm sees
+    them, and they are records of the model's own), the others 1 / size of the batch. An epoch's order is that of a hash
+    of (seed, epoch, place), in whole numbers: no device rounds it and no model depends on its neighbours.
+    """
+
+    def __init__(
+        self, members: Sequence[np.ndarray], steps: int, seeds: Sequence[int], device: torch.device | str = "cpu"
+    ) -> None:
+        self.steps = steps
+        self.width = math.ceil(max(len(own) for own in members) / steps)
+        sizes = torch.tensor([len(own) for own in members])
+        longest = int(sizes.max())
+        padded = torch.zeros(len(members), longest, dtype=torch.long)
+        for row, own in zip(padded, members, strict=True):
+            row[: len(own)] = torch.from_numpy(own)
+        places, weights = _cut(sizes, steps, self.width)
+        self._members, self._places, self.weights = padded.to(device), places.to(device), weights.to(device)
+        self._absent = (torch.arange(longest) >= sizes[:, None]).to(device)
+        self._seeds = torch.tensor(seeds, dtype=torch.long, device=device)[:, None]
+        self._epoch = 0
+
+    def epoch(self) -> torch.Tensor:
+        """Return the record numbers (models, steps, width) of the next epoch."""
+        keys = epoch_keys(self._seeds, self._epoch, self._members.shape[1])
+        self._epoch += 1
+        shuffled = self._members.gather(1, keys.masked_fill_(self._absent, torch.iinfo(torch.long).max).argsort(1))
+        return shuffled.gather(1, self._places.flatten(1)).view(self._places.shape)
+
+
+def epoch_keys(seeds: torch.Tensor, epoch: int, places: int) -> torch.Tensor:
+    """Hash to (models, places) numbers of 63 bits, for seeds (models, 1): three rounds of mixing, one for each thing.
+
+    >>> epoch_keys(torch.tensor([[7]]), 0, 2).tolist()
+    [[2017972797774257528, 1846129603375045472]]
+    """
+    of_epoch = mixed(mixed(seeds) + epoch)
+    return mixed(of_epoch + torch.arange(places, device=seeds.device)) & torch.iinfo(torch.long).max
+
+
+def _cut(sizes: torch.Tensor, steps: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return places in a shuffled row and weights (models, steps, width) of batches that differ by at most one."""
+    short, longer = (sizes // steps)[:, None], (sizes % steps)[:, None]
+    step = torch.arange(steps)
+    first = step * short + torch.minimum(step, longer)
+    own = short + (step < longer)
+    column = torch.arange(width)
+    inside = column < own[..., None]
+    places = first[..., None] + torch.where(inside, column, 0)
+    return places, inside.double() / own[..., None]
 
 
 class _Stacked:
-    """Stacked parameters and buffers, one pass for all models."""
+    """Models of one architecture with stacked parameters: (models, records, …) in, (models, records, outputs) out."""
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
         self.models = len(models)
@@ -118,10 +240,8 @@ class _Stacked:
         stacked, self._buffers = stack_module_state(list(models))
         learned = {name for name, value in models[0].named_parameters() if value.requires_grad}
         self._parameters = {name: value.detach().requires_grad_(name in learned) for name, value in stacked.items()}
-        self.parameters: Sequence[torch.Tensor] = [
-            self._parameters[name] for name in self._parameters if name in learned
-        ]
-        self.buffers: Sequence[torch.Tensor] = list(self._buffers.values())
+        self.parameters = [self._parameters[name] for name in self._parameters if name in learned]
+        self.buffers = list(self._buffers.values())
         self._forward = torch.vmap(self._one, randomness="different")
 
     def _one(self, parameters: Any, buffers: Any, x: torch.Tensor) -> torch.Tensor:
@@ -130,16 +250,16 @@ class _Stacked:
     def train(self, mode: bool) -> None:
         self._skeleton.train(mode)
 
-    def state_of(self, row: int) -> State:
+    def state_of(self, place: int) -> State:
         held = {**self._parameters, **self._buffers}
-        return {name: _kept(held[name][row]) for name in self._skeleton.state_dict()}
+        return {name: _cpu_copy(held[name][place]) for name in self._skeleton.state_dict()}
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self._forward(self._parameters, self._buffers, x)
 
 
-class _Alone:
-    """One model as it is; images with their channels last where a GPU prefers that."""
+class _Single:
+    """One model as it is, with the interface of `_Stacked`; images with their channels last, as GPUs prefer."""
 
     def __init__(self, model: nn.Module) -> None:
         self.models = 1
@@ -147,14 +267,14 @@ class _Alone:
         self._model = model
         if self._on_gpu:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.parameters: Sequence[torch.Tensor] = [value for value in model.parameters() if value.requires_grad]
-        self.buffers: Sequence[torch.Tensor] = list(model.buffers())
+        self.parameters = [value for value in model.parameters() if value.requires_grad]
+        self.buffers = list(model.buffers())
 
     def train(self, mode: bool) -> None:
         self._model.train(mode)
 
-    def state_of(self, row: int) -> State:
-        return {name: _kept(value) for name, value in self._model.state_dict().items()}
+    def state_of(self, place: int) -> State:
+        return {name: _cpu_copy(value) for name, value in self._model.state_dict().items()}
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         alone = x[0]
@@ -163,11 +283,16 @@ class _Alone:
         return self._model(alone)[None]
 
 
+def _cpu_copy(value: torch.Tensor) -> torch.Tensor:
+    """Copy to the CPU in torch's usual layout, alone in its memory."""
+    return value.detach().to("cpu", copy=True).contiguous()
+
+
 class _Trainer:
-    """Training of one ensemble, a step at a time, without a word from the host: all that changes is on the device."""
+    """Trains one ensemble a step at a time without a word from the host: all that changes is on the device."""
 
     def __init__(
-        self, ensemble: _Ensemble, x: torch.Tensor, y: torch.Tensor, batches: EpochBatches, training: Training
+        self, ensemble: _Stacked | _Single, x: torch.Tensor, y: torch.Tensor, batches: EpochBatches, training: Training
     ) -> None:
         ensemble.train(True)
         self._ensemble, self._x, self._y, self._batches, self._training = ensemble, x, y, batches, training
@@ -205,16 +330,23 @@ class _Trainer:
         states = self._optimizer.state.values()
         return [value for state in states for value in state.values() if torch.is_tensor(value)]
 
+    @torch.no_grad()
+    def outputs(self) -> torch.Tensor:
+        """Return the outputs (models, rows, …) for all inputs, on the CPU."""
+        self._ensemble.train(False)
+        blocks = self._x.split(EVALUATED_BATCHES * self._batches.width)
+        return torch.cat([self._ensemble(x.expand(self._ensemble.models, *x.shape)).cpu() for x in blocks], dim=1)
+
 
 def _train(trainers: Sequence[_Trainer], epochs: int) -> None:
-    def advance() -> None:
+    def one_after_the_other() -> None:
         for trainer in trainers:
             trainer.advance()
 
-    run = advance
+    run = one_after_the_other
     state = [tensor for trainer in trainers for tensor in trainer.state()]
     if state[0].is_cuda:
-        together = side_by_side([trainer.advance for trainer in trainers])
+        together = _side_by_side([trainer.advance for trainer in trainers])
         run = captured(together, state, lambda: [made for trainer in trainers for made in trainer.optimizer_state()])
     for epoch in range(epochs):
         if epoch:
@@ -224,62 +356,43 @@ def _train(trainers: Sequence[_Trainer], epochs: int) -> None:
             run()
 
 
-def _kept(value: torch.Tensor) -> torch.Tensor:
-    """A copy on the CPU in torch's usual layout, alone in its memory."""
-    return value.detach().to("cpu", copy=True).contiguous()
+def captured(
+    step: Callable[[], None], state: Sequence[torch.Tensor], made: Callable[[], Sequence[torch.Tensor]]
+) -> Callable[[], None]:
+    """Record `step` once as a CUDA graph; calling the result replays it on the same memory.
+
+    Libraries choose their kernels in the first steps, which therefore run for real: afterwards the tensors of `state`
+    are as they were, and those that the steps themselves made (`made()`, an optimizer's) are zero.
+    """
+    before = [tensor.detach().clone() for tensor in state]
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        for _ in range(WARM_UPS):
+            step()
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    with torch.no_grad():
+        for tensor, earlier in zip(state, before, strict=True):
+            tensor.copy_(earlier)
+        for tensor in made():
+            tensor.zero_()
+    return graph.replay
 
 
-@torch.no_grad()
-def _outputs(ensemble: _Ensemble, x: torch.Tensor) -> torch.Tensor:
-    """(models, rows, …) on the CPU."""
-    ensemble.train(False)
+def _side_by_side(steps: Sequence[Callable[[], None]]) -> Callable[[], None]:
+    """Run steps that touch different memory, each on a stream of its own."""
+    streams = [torch.cuda.Stream() for _ in steps]
 
-    def pass_of(part: torch.Tensor) -> torch.Tensor:
-        return ensemble(part.expand(ensemble.models, *part.shape))
+    def together() -> None:
+        here = torch.cuda.current_stream()
+        for step, stream in zip(steps, streams, strict=True):
+            stream.wait_stream(here)
+            with torch.cuda.stream(stream):
+                step()
+        for stream in streams:
+            here.wait_stream(stream)
 
-    block = max(1, EVALUATED_AT_ONCE[x.is_cuda] // numbers_a_row(pass_of, x))
-    return torch.cat([pass_of(part).cpu() for part in x.split(block)], dim=1)
-
-
-def numbers_a_row(forward: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> int:
-    """By how many numbers the largest tensor of a pass grows with a row of x: a word becomes a vector, an image many
-    channels, and nothing of the input tells."""
-    made = []
-    for rows in (1, 2):
-        with _Sizes() as sizes:
-            forward(x[:1].expand(rows, *x.shape[1:]))
-        made.append(sizes.numbers)
-    if len(made[0]) == len(made[1]):
-        return max(1, *(two - one for one, two in zip(*made, strict=True)))
-    return max(made[1])  # two rows go another way than one
-
-
-class _Sizes(TorchDispatchMode):
-    """The numbers of every tensor that is made."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.numbers: list[int] = [0]
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        self.numbers.extend(leaf.numel() for leaf in tree_leaves(found) if isinstance(leaf, torch.Tensor))
-        return found
-
-
-def seeded_model(make_model: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """`make_model()` with torch's global random numbers set from `seed`, and put back after it."""
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        torch.manual_seed(seed)
-        return make_model()
-
-
-def _check_rows(x: torch.Tensor, y: torch.Tensor, members: np.ndarray, seeds: Sequence[int]) -> None:
-    if members.ndim != 2 or not members.any(axis=1).all():
-        got = f"shape {members.shape}" + (", a model without records" if members.ndim == 2 else "")
-        raise fail("membership", "(models, records), some records in each", got, "use balanced_membership")
-    if len(x) != len(y) or len(x) < members.shape[1]:
-        expected = f"at least {members.shape[1]} rows, as many as targets"
-        raise fail("inputs", expected, f"{len(x)} with {len(y)} targets", "align them with the membership")
-    if len(seeds) != len(members):
-        raise fail("seeds", f"one a model, {len(members)} in all", str(len(seeds)), "use model_seed")
+    return together

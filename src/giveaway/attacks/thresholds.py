@@ -1,5 +1,7 @@
 """Threshold attacks: a record the model fits well is called a member, without or with reference models.
 
+This file also has what all attacks share: the scores they return and the checks of their reference models.
+
 by              score, high = member
 `loss`          log p_y, minus the cross-entropy (Yeom et al. 2018)
 `confidence`    p_y
@@ -14,9 +16,12 @@ normal float64.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
 import numpy as np
 
-from giveaway.attacks.result import AttackScores, check_same_records
 from giveaway.checks import check_choice, fail
 from giveaway.records import Signals
 
@@ -24,15 +29,23 @@ STATISTICS = ("loss", "confidence", "entropy", "squared_error")
 SMALLEST = np.finfo(np.float64).tiny
 
 
+@dataclass(frozen=True, eq=False)
+class AttackScores:
+    """What an attack says: scores (T, N) of N records for T target models, high = member, beside what is true."""
+
+    attack: str
+    scores: np.ndarray
+    members: np.ndarray
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
 def threshold(
     targets: Signals, references: Signals | None = None, *, by: str = "loss", modified: bool = False
 ) -> AttackScores:
-    """The attack on every record of every target model; calibrated by the references where there are any.
+    """Attack every record of every target model; calibrate by the references where there are any.
 
     `modified` asks for the modified entropy and goes with by="entropy" only.
 
-    Examples
-    --------
     >>> p = np.array([[[0.75, 0.25], [0.5, 0.5]]])
     >>> seen = Signals(p, members=[[True, False]], kind="probabilities", labels=[0, 0])
     >>> threshold(seen, by="confidence").scores
@@ -57,8 +70,19 @@ def threshold(
     return AttackScores("threshold", scores, targets.members, options)
 
 
+def check_same_records(targets: Signals, references: Signals) -> None:
+    """Refuse references that saw other records than the targets."""
+    if targets.kind != references.kind or targets.values.shape[1:] != references.values.shape[1:]:
+        raise fail("references", f"signals on the records of {targets!r}", repr(references), "align records and kind")
+    if targets.labels is not None and references.labels is not None:
+        other = np.flatnonzero(targets.labels != references.labels)
+        if len(other):
+            got = f"{len(other)} others, first at row {other[0]}"
+            raise fail("references", "the labels of the targets' records", got, "align the records")
+
+
 def mean_over_out(values: np.ndarray, members: np.ndarray) -> np.ndarray:
-    """Mean (n, Q) of values (M, n, Q) over the models that were not trained on the record; 0 where none is."""
+    """Average values (M, n, Q) over the models that were not trained on the record; (n, Q), 0 where there is none."""
     out = ~members
     return np.einsum("mnq,mn->nq", values, out.astype(np.float64)) / np.maximum(out.sum(0), 1)[:, None]
 
@@ -83,7 +107,7 @@ def _check_kind(signals: Signals, by: str) -> None:
 
 
 def _statistic(signals: Signals, part: slice, by: str, modified: bool) -> np.ndarray:
-    """(M, n, Q), high for a member."""
+    """Return the statistic (M, n, Q), high for a member."""
     if by == "squared_error":
         return -np.asarray(signals.values[:, part], dtype=np.float64)
     if by == "confidence":
@@ -96,7 +120,7 @@ def _statistic(signals: Signals, part: slice, by: str, modified: bool) -> np.nda
 
 
 def _entropy(p: np.ndarray, labels: np.ndarray | None) -> np.ndarray:
-    """Shannon's entropy (M, n, Q), or the modified one where labels are given."""
+    """Return Shannon's entropy (M, n, Q), or the modified one where labels are given."""
     # 1 − p of the largest class is the sum of the others, which does not cancel where p is nearly 1.
     complement = 1.0 - p
     largest = p.argmax(-1)[..., None]

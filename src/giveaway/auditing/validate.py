@@ -1,4 +1,4 @@
-"""Check an audit against an attack: do its scores find the records that LiRA finds?"""
+"""Check an audit against an attack: how well do its scores find the records that LiRA finds?"""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ from giveaway.attacks.lira import lira_within
 from giveaway.attacks.shadow import OnModel, Train, train_shadows
 from giveaway.attacks.shadow_store import stored_seconds
 from giveaway.checks import fail
-from giveaway.evaluation.agreement import SHARES, AgreementTable, agreement
-from giveaway.evaluation.attack_success import effect_sizes, success_rate
-from giveaway.evaluation.defensible_count import DefensibleCount, defensible_count
-from giveaway.evaluation.roc import AttackSummary, Interval, summarize
-from giveaway.evaluation.worth import shadow_curve
+from giveaway.evaluation.counts import DefensibleCount, defensible_count, shadow_curve
+from giveaway.evaluation.ranking import SHARES, AgreementTable, agreement
+from giveaway.evaluation.success import AttackSummary, Interval, effect_sizes, success_rate, summarize
 from giveaway.records import ScoreTable, Signals
 
 LEAST_MODELS = 8
@@ -48,7 +46,7 @@ class Validation:
     training_seconds: float | None
 
     def conclusion(self) -> str:
-        """One sentence for people."""
+        """Say in one sentence what was found."""
         row = next(row for row in self.table.rows if row.score == self.ranked_by)
         (top, keep), recall = next(iter(row.recall.items()))
         return (
@@ -58,7 +56,7 @@ class Validation:
         )
 
     def about_target(self) -> str:
-        """Where the audited model stands among the models, in a sentence."""
+        """Say in a sentence where the audited model stands among the models."""
         if self.target is None:
             return (
                 f"Whether the audited model is one of the {self.models} is not known; if it is, its own signals are "
@@ -70,14 +68,14 @@ class Validation:
         return f"The audited model ({named} of the signals) is left out: the truth comes from the other {self.models}."
 
     def cost(self) -> str:
-        """What either side took, in a sentence."""
+        """Say in a sentence what either side took."""
         trained = self.models + len(self.target or ())
         audit, attack, training = map(_duration, (self.audit_seconds, self.attack_seconds, self.training_seconds))
         summed = "" if self.training_seconds is None else ", summed over them"
         return f"The audit took {audit} and the attack {attack}; training {trained} models took {training}{summed}."
 
     def to_json(self) -> dict[str, Any]:
-        """Everything but the records' own values."""
+        """Return everything but the values of single records."""
         return {
             "models": self.models,
             "target": None if self.target is None else list(self.target),
@@ -112,7 +110,7 @@ class Validation:
         }
 
     def to_markdown(self) -> str:
-        """The conclusion, the table and the attack's own figures."""
+        """Write the conclusion, the table and the figures of the attack."""
         lines = [self.conclusion(), "", self.table.to_markdown(), "| score | worth in shadow models |", "|---|---|"]
         lines += [f"| {name} | {_models(value)} |" for name, value in self.worth.items()]
         rates = ", ".join(f"{cell.value:.3f} at {rate:g}" for rate, cell in self.attack.true_positive_rate.items())
@@ -123,11 +121,11 @@ class Validation:
 
 
 def validate(
-    train: Train,
+    train: Train | Signals,
     table: ScoreTable,
     *,
-    kind: str,
-    fingerprint: Mapping[str, Any],
+    kind: str | None = None,
+    fingerprint: Mapping[str, Any] | None = None,
     labels: Any = None,
     records: int | None = None,
     rows: np.ndarray | None = None,
@@ -139,12 +137,24 @@ def validate(
     backend: str = "loky",
     devices: Sequence[str] = (),
     on_model: OnModel | None = None,
+    target: int | Sequence[int] | None = None,
+    training_seconds: float | None = None,
 ) -> Validation:
     """Train shadow models with your own `train(indices, seed) -> predict`, and hold an audit's table against them.
 
-    `records` are those that `train` knows, as many as the table has rows unless `rows` says which of them each row of
-    the table is. The rest is as in `attacks.train_shadows`: the models are kept in `folder`, a killed run goes on where
-    it was, and `fingerprint` names what the signals depend on. `compare` does the same with signals that are there.
+    Signals that are there already take the place of `train`; every score of the table is compared with LiRA's effect
+    size over their models, each of which is attacked with its own signals left out of the statistics.
+
+    Parameters
+    ----------
+    records, rows : `records` are those that `train` knows, as many as the table has rows unless `rows` says which of
+        them (or of the signals' records) each row of the table is.
+    kind, fingerprint, labels, models, folder, code, workers, backend, devices, on_model : of `attacks.train_shadows`:
+        the models are kept in `folder`, a killed run goes on where it was, and `fingerprint` names what the signals
+        depend on. With `train` the first two are needed.
+    target : with signals, the numbers of the models that are the audited one: everything then comes from the others
+        only; pass () if it is none of them.
+    training_seconds : with signals, what training the models took, if you know it.
 
     >>> import tempfile
     >>> import giveaway as ga
@@ -162,6 +172,14 @@ def validate(
     >>> print(found.about_target())
     The audited model is none of the 8.
     """
+    if isinstance(train, Signals):
+        training = {"kind": kind, "fingerprint": fingerprint, "labels": labels, "records": records}
+        _refuse(training, "signals that are there")
+        return _against_signals(train, table, rows, target, training_seconds, seed)
+    _refuse({"target": target, "training_seconds": training_seconds}, "a function that trains")
+    if kind is None or fingerprint is None:
+        missing = "kind" if kind is None else "fingerprint"
+        raise fail(missing, "what attacks.train_shadows needs beside train", "none", f"pass {missing}=")
     if records is None and rows is not None:
         raise fail("records", "the number of records that train knows beside rows", "none", "pass records=")
     known = len(table) if records is None else records
@@ -182,31 +200,23 @@ def validate(
         devices=devices,
         on_model=on_model,
     )
-    return compare(table, signals, rows=rows, target=(), training_seconds=stored_seconds(folder, models), seed=seed)
+    return _against_signals(signals, table, rows, (), stored_seconds(folder, models), seed)
 
 
-def compare(
+def _against_signals(
+    signals: Signals,
     table: ScoreTable,
-    models: Signals,
-    *,
-    rows: np.ndarray | None = None,
-    target: int | Sequence[int] | None = None,
-    training_seconds: float | None = None,
-    seed: int = 0,
+    rows: np.ndarray | None,
+    target: int | Sequence[int] | None,
+    training_seconds: float | None,
+    seed: int,
 ) -> Validation:
-    """Compare every score of `table` with LiRA's effect size over `models`.
-
-    `rows` says which record of the signals each row of the table is; by default they are the same records in the same
-    order. `target` numbers the models that are the audited one: everything then comes from the others only; pass () if
-    it is none of them. Each model is attacked with its own signals left out of the statistics. `training_seconds` is
-    what training the models took, if you know it.
-    """
     began = time.perf_counter()
-    places = _check_rows(table, models.records, rows)
-    left_out = _check_target(target, models.models)
-    others = np.setdiff1d(np.arange(models.models), left_out or ())
+    places = _check_rows(table, signals.records, rows)
+    left_out = _check_target(target, signals.models)
+    others = np.setdiff1d(np.arange(signals.models), left_out or ())
     _check_counts(len(table), len(others))
-    own = models if places is None else models.of_records(places)
+    own = signals if places is None else signals.of_records(places)
     own = own.of_models(others) if left_out else own
     _check_labels(table, own)
     effect = effect_sizes(own).effect_size
@@ -230,6 +240,12 @@ def compare(
         attack_seconds=time.perf_counter() - began,
         training_seconds=training_seconds,
     )
+
+
+def _refuse(options: Mapping[str, Any], beside: str) -> None:
+    for name, value in options.items():
+        if value is not None:
+            raise fail(name, f"nothing beside {beside}", type(value).__name__, f"drop {name}=")
 
 
 def _check_rows(table: ScoreTable, records: int, rows: np.ndarray | None) -> np.ndarray | None:

@@ -46,7 +46,7 @@ def demo(out: str, as_json: bool) -> None:
 @cli.command()
 @click.argument("folder")
 @click.option("--signals", default=SIGNALS, show_default=True, help="Shadow models' signals: a folder or .npz.")
-@click.option("--recipe", help="Train the shadow models here: ridge, logistic, mlp, cnn, resnet20 or resnet18.")
+@click.option("--recipe", help="Train the shadow models here: ridge, logistic, mlp or cnn.")
 @click.option("--data", help="With --recipe: module:function of yours that returns (X, y) (your code runs).")
 @click.option("--models", type=int, help="With --recipe: how many shadow models; an even number.")
 @click.option("--device", help="With --recipe: where they train, such as cuda.")
@@ -67,7 +67,7 @@ def validate(folder: str, rows: str | None, rule_file: str | None, as_json: bool
     """
     from giveaway.attacks.shadow_store import stored_seconds
     from giveaway.auditing.store import list_signals, save_page
-    from giveaway.auditing.validate import compare
+    from giveaway.auditing.validate import validate as hold_against_signals
     from giveaway.cli.audit_folder import rebuild
     from giveaway.cli.source import signals_named
     from giveaway.extract.user_files import row_numbers
@@ -81,9 +81,9 @@ def validate(folder: str, rows: str | None, rule_file: str | None, as_json: bool
     signals = signals_named(named, lambda words: say(words, err=True))
     where = f", in {SIGNALS}" if named["signals"] == SIGNALS else ""  # a path of the user's is not repeated
     say(f"Signals: {signals.models} models on {signals.records} records{where}", err=True)
-    found = compare(
-        table,
+    found = hold_against_signals(
         signals,
+        table,
         rows=places,
         target=() if "recipe" in named else named.get("target_model"),
         training_seconds=stored_seconds(named["signals"], signals.models),

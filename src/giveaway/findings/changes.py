@@ -15,7 +15,7 @@ from scipy.stats import nbinom, norm, rankdata
 from scipy.stats import t as student
 
 from giveaway.checks import fail
-from giveaway.evaluation.defensible_count import benjamini_hochberg
+from giveaway.evaluation.counts import benjamini_hochberg
 from giveaway.evaluation.ranking import recall_at, spearman
 from giveaway.records import ScoreTable
 

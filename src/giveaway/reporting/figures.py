@@ -92,8 +92,7 @@ def roc_curves(attacks: Sequence[AttackSummary], *, axes: Axes | None = None) ->
 def roc_points(attack: AttackSummary) -> Curve:
     """Thin the ROC curve of an attack to false-positive rates that are evenly spaced on a logarithmic axis."""
     rates = log_spaced_counts(attack.nonmembers) / attack.nonmembers
-    allowed = np.searchsorted(attack.false_positives, rates + 1e-12, side="right") - 1
-    return rates, attack.true_positives[allowed]
+    return rates, attack.tpr(rates)
 
 
 def draw_roc(

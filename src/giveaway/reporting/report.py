@@ -51,7 +51,7 @@ def report(
     """Write the page of `table` to `path`, readable by you alone.
 
     With the `head` it was made of, the page has a map of its features and shows what happens once the most exposed are
-    taken out; with a `validation` (ga.validate, ga.compare) it has the count that shadow models can defend. `access` is
+    taken out; with a `validation` (ga.validate) it has the count that shadow models can defend. `access` is
     what the attacker has: labels, probabilities or weights.
     """
     extras = None if head is None else make_extras(head, table)

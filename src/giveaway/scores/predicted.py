@@ -19,8 +19,7 @@ from giveaway.records import Head
 from giveaway.scores.batch import Batch
 from giveaway.scores.leverage import leverage
 from giveaway.theory.random_design import random_design
-from giveaway.theory.tradeoff import TradeOff
-from giveaway.theory.two_normals import best_success, dilated_success, two_normals
+from giveaway.theory.tradeoff import TradeOff, best_success, dilated_success, two_normals
 
 FPR = (0.01, 0.001)
 LARGEST_LEVERAGE = 1.0 - 1e-8

@@ -14,7 +14,7 @@ from scipy.optimize import minimize_scalar
 from scipy.special import expit, logsumexp
 
 from giveaway.scores.predicted import LEAST_SPREAD, Prediction
-from giveaway.theory.two_normals import best_success, two_normals
+from giveaway.theory.tradeoff import best_success, two_normals
 
 LIKE = 50  # records of like exposure, at least, that are averaged
 SUREST = 0.1

@@ -1,7 +1,6 @@
 """The theory of both leverage papers as a tool: numbers in, trade-off curves, gaps and privacy figures out."""
 
 from giveaway.theory import fixed_design
-from giveaway.theory.gap import expected_gap, gap_expansion, simulated_gap
 from giveaway.theory.privacy import (
     epsilon_lower_bound,
     estimated_delta,
@@ -9,12 +8,13 @@ from giveaway.theory.privacy import (
     estimated_mu,
     mu_lower_bound,
 )
-from giveaway.theory.random_design import RandomDesign, random_design
-from giveaway.theory.tradeoff import TradeOff, gaussian
+from giveaway.theory.random_design import RandomDesign, expected_gap, gap_expansion, random_design, simulated_gap
+from giveaway.theory.tradeoff import TradeOff, best_success, gaussian, two_normals
 
 __all__ = [
     "RandomDesign",
     "TradeOff",
+    "best_success",
     "epsilon_lower_bound",
     "estimated_delta",
     "estimated_epsilon",
@@ -26,4 +26,5 @@ __all__ = [
     "mu_lower_bound",
     "random_design",
     "simulated_gap",
+    "two_normals",
 ]

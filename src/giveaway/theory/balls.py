@@ -1,8 +1,9 @@
-"""The normal probability of a ball: P(‖δe₁ + Z‖ ≤ x), Z ~ N(0, I_q), which every test of the theory comes down to.
+"""The probability that a normal vector falls inside a ball, which every test of the theory comes down to.
 
-‖δe₁ + Z‖² is noncentral χ²_q with noncentrality δ²; q = 1 is a difference of two normal cdfs. Far from the centre
-(δ above `far_from`) the ball is measured by t = x − δ, for x itself no longer holds the digits:
-‖δe₁ + Z‖ ≤ δ + t ⟺ Z₁ ≤ √((δ + t)² − W) − δ with W ~ χ²_{q−1}, averaged over W by quadrature.
+With Z ~ N(0, I_q) and a centre at distance δ this is P(‖δe₁ + Z‖ ≤ x). ‖δe₁ + Z‖² is noncentral χ²_q with noncentrality
+δ²; q = 1 is a difference of two normal cdfs. If the centre is far (δ above `far_from`), the ball is measured by
+t = x − δ, because x itself no longer holds the digits: ‖δe₁ + Z‖ ≤ δ + t ⟺ Z₁ ≤ √((δ + t)² − W) − δ with
+W ~ χ²_{q−1}, averaged over W by quadrature. The quadrature and the root finder stand at the end of this file.
 """
 
 from __future__ import annotations
@@ -14,10 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 
 import numpy as np
-from scipy.special import erfinv, gammaincinv, gammaln, ive, ndtr, ndtri, roots_genlaguerre
+from scipy.special import erfinv, gammainccinv, gammaincinv, gammaln, ive, ndtr, ndtri, roots_genlaguerre
 from scipy.stats import ncx2
-
-from giveaway.theory.chi_square import chi_square_nodes
 
 BLOCK = 1 << 15  # elements handled at a time: temporaries stay in the cache
 SMALLEST = 1e-300
@@ -25,15 +24,17 @@ LOWEST = 1e-150  # an α below this counts as 0: squares of its quantiles underf
 ROOT_TAU = math.sqrt(math.tau)
 GAUSS_NODES, GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(12)
 HALF_NODES, HALF_WEIGHTS = GAUSS_NODES[6:], GAUSS_WEIGHTS[6:]
+TAIL = 1e-17  # probability that the quadrature over χ²_k leaves out on either side
+ROOT_STEPS = 200
 
 
 def far_from(q: int) -> float:
-    """The distance beyond which √((δ + t)² − W) is smooth for every W and t that matter."""
+    """Return the distance beyond which √((δ + t)² − W) is smooth for every W and t that matter."""
     return 50.0 + 5.0 * (2.0 * q) ** 0.25
 
 
 def ball_probability(x: np.ndarray, t: np.ndarray, delta: np.ndarray, q: int) -> tuple[np.ndarray, np.ndarray]:
-    """(P(‖δe₁ + Z‖ ≤ x), its complement), each to full relative accuracy; t is x − δ, used where δ is far."""
+    """Return P(‖δe₁ + Z‖ ≤ x) and its complement to full relative accuracy; t is x − δ, used where δ is far."""
     inside, outside = np.empty_like(x), np.empty_like(x)
     far = delta > far_from(q)
     if far.any():
@@ -44,16 +45,16 @@ def ball_probability(x: np.ndarray, t: np.ndarray, delta: np.ndarray, q: int) ->
 
 
 def ball_density(x: np.ndarray, delta: np.ndarray, q: int) -> np.ndarray:
-    """Density of ‖δe₁ + Z‖ at x (the noncentral χ)."""
+    """Return the density of ‖δe₁ + Z‖ (the noncentral χ) at x."""
     if q == 1:
-        return _normal(x - delta) + _normal(x + delta)
+        return _normal_density(x - delta) + _normal_density(x + delta)
     with np.errstate(divide="ignore", under="ignore"):
         log = (q - 1) * np.log(x) - 0.5 * (x - delta) ** 2 + log_bessel(x * delta, q)
         return np.exp(log - (q / 2 - 1) * math.log(2) - gammaln(q / 2))
 
 
 def ball_quantile(alpha: np.ndarray, delta: np.ndarray, q: int) -> tuple[np.ndarray, np.ndarray]:
-    """(x, t = x − δ) with P(‖δe₁ + Z‖ ≤ x) = α.
+    """Return (x, t = x − δ) with P(‖δe₁ + Z‖ ≤ x) = α.
 
     log P is concave in x (Prékopa), so Newton's method on it rises to the root from any start below. Two are: the
     quantile for δ = 0 (a centred ball holds most) and that of δ + Z₁ (the norm is no smaller).
@@ -88,9 +89,9 @@ def ball_quantile(alpha: np.ndarray, delta: np.ndarray, q: int) -> tuple[np.ndar
 def dilated_ball(
     alpha: np.ndarray, delta: np.ndarray, eta: np.ndarray, q: int, *, signed: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(power, miss) of the ball that holds α of N(δe₁, I) when the point is in fact c·N(δe₁, I), c = 1/(1 + η).
+    """Return (power, miss) of the ball that holds α of N(δe₁, I), if the truth is c·N(δe₁, I) with c = 1/(1 + η).
 
-    The ball lies about the origin, or (`signed`) about c/(1 + c)·δe₁, the centre of the level sets of the likelihood
+    The ball lies about the origin or, if `signed`, about c/(1 + c)·δe₁, the centre of the level sets of the likelihood
     ratio of the two normals. Seen from the second centre the distances are δ/(1 + c) and, in units of c, cδ/(1 + c).
     """
     c = 1 / (1 + eta)
@@ -103,15 +104,15 @@ def dilated_ball(
 
 
 def in_blocks(function: Callable[..., tuple[np.ndarray, ...]], *arrays: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """function(*arrays) → (power, miss) over broadcast arrays, a block of elements at a time."""
+    """Broadcast the arrays and evaluate function(*arrays) → (power, miss) a block of elements at a time, in threads."""
     shape = np.broadcast_shapes(*(a.shape for a in arrays))
     flat = [np.broadcast_to(a, shape).reshape(-1) for a in arrays]
     size = math.prod(shape)
     power, miss = np.empty(size), np.empty(size)
 
     def fill(start: int) -> None:
-        part = slice(start, start + BLOCK)
-        power[part], miss[part] = function(*(a[part] for a in flat))
+        block = slice(start, start + BLOCK)
+        power[block], miss[block] = function(*(a[block] for a in flat))
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # the special functions release the interpreter lock
         list(pool.map(fill, range(0, size, BLOCK)))
@@ -119,7 +120,7 @@ def in_blocks(function: Callable[..., tuple[np.ndarray, ...]], *arrays: np.ndarr
 
 
 def log_bessel(z: np.ndarray, q: int) -> np.ndarray:
-    """log of Γ(ν + 1)(2/z)^ν I_ν(z)·e^{−z}, ν = q/2 − 1: minus z at small z, and log cosh z − z for q = 1."""
+    """Return log of Γ(ν + 1)(2/z)^ν I_ν(z)·e^{−z}, ν = q/2 − 1: minus z at small z, and log cosh z − z for q = 1."""
     nu = q / 2 - 1
     if q == 1:
         return np.log1p(np.exp(-2 * z)) - math.log(2)
@@ -151,7 +152,7 @@ def _centred_quantile(level: np.ndarray, q: int) -> np.ndarray:
 def _rise(
     step: Callable[..., tuple[np.ndarray, np.ndarray]], x: np.ndarray, delta: np.ndarray, level: np.ndarray
 ) -> np.ndarray:
-    """Newton's method on the elements that still move; `step` returns the step and the scale to judge it by."""
+    """Run Newton's method on the elements that still move; `step` returns the step and the scale to judge it by."""
     active = np.arange(x.size)
     for _ in range(60):
         move, scale = step(x[active], delta[active], level[active])
@@ -177,7 +178,7 @@ def _near_probability(
         total = np.zeros_like(s)
         for node, weight in zip(HALF_NODES, HALF_WEIGHTS, strict=True):
             total += weight * np.exp(-0.5 * (s * node) ** 2) * np.cosh(d * s * node)
-        inside[small] = 2 * s * _normal(d) * total
+        inside[small] = 2 * s * _normal_density(d) * total
     return inside, ndtr(delta - x) + beyond if complement else inside
 
 
@@ -194,12 +195,12 @@ def _far_density(t: np.ndarray, delta: np.ndarray, q: int) -> np.ndarray:
     total = np.zeros_like(t)
     for w, weight in _across(q):
         edge, slope = _far_edge(t, delta, w)
-        total += weight * _normal(edge) * slope
+        total += weight * _normal_density(edge) * slope
     return total
 
 
 def _far_edge(t: np.ndarray, delta: np.ndarray, w: float) -> tuple[np.ndarray, np.ndarray]:
-    """√((δ + t)² − w) − δ without cancellation, and its slope in t."""
+    """Return √((δ + t)² − w) − δ without cancellation, and its slope in t."""
     if w == 0:
         return t, np.ones_like(t)
     x = delta + t
@@ -211,15 +212,67 @@ def _far_edge(t: np.ndarray, delta: np.ndarray, w: float) -> tuple[np.ndarray, n
 
 @lru_cache(maxsize=32)
 def _across(q: int) -> list[tuple[float, float]]:
-    """Values and weights of W ~ χ²_{q−1}, what lies across e₁ (Gauss–Laguerre while its weights do not overflow)."""
+    """Return values and weights of W ~ χ²_{q−1}, the squared distance across e₁."""
     if q == 1:
         return [(0.0, 1.0)]
-    if q > 100:
-        nodes = chi_square_nodes(float(q - 1))
-        return list(zip(nodes.values.tolist(), nodes.weights.tolist(), strict=True))
+    if q > 100:  # the weights of Gauss–Laguerre would overflow
+        return chi_square_nodes(float(q - 1))
     half, weights = roots_genlaguerre(20, (q - 3) / 2)
     return list(zip((2 * half).tolist(), (weights / weights.sum()).tolist(), strict=True))
 
 
-def _normal(x: np.ndarray) -> np.ndarray:
+def _normal_density(x: np.ndarray) -> np.ndarray:
     return np.exp(-0.5 * x * x) / ROOT_TAU
+
+
+@lru_cache(maxsize=32)
+def chi_square_nodes(k: float) -> list[tuple[float, float]]:
+    """Return values v of V ~ χ²_k and weights w with Σ w·g(v) ≈ E g(V), by the trapezoid rule in log V.
+
+    In log V the density falls off exponentially on both sides, where the trapezoid rule converges exponentially: 14
+    digits for a g smooth on the scale of log V's standard deviation √(2/k), for every k from 1 to 10⁶. A g that steps
+    within less than a quarter of that deviation is seen as a staircase.
+
+    >>> round(sum(weight / value for value, weight in chi_square_nodes(100.0)), 12)  # 1/(k − 2)
+    0.010204081633
+    """
+    ends = 2 * gammaincinv(k / 2, TAIL), 2 * gammainccinv(k / 2, TAIL)
+    left, right = np.log(np.array(ends) / k)
+    step = min(0.25, 0.25 * np.sqrt(2 / k))
+    y = np.linspace(left, right, int(np.ceil((right - left) / step)) + 1)
+    weights = np.exp(k / 2 * (y - np.expm1(y)))  # centred at V = k: no digits lost for large k
+    return list(zip((k * np.exp(y)).tolist(), (weights / weights.sum()).tolist(), strict=True))
+
+
+def solve_increasing(
+    function: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]],
+    low: np.ndarray,
+    high: np.ndarray,
+    start: np.ndarray,
+    *,
+    tolerance: float,
+) -> np.ndarray:
+    """Find the zero in [low, high] of an increasing function that returns value and slope, elementwise.
+
+    Newton's method, with a bisection wherever it would leave the bracket or does not halve its step.
+    """
+    low, high, x = np.array(low), np.array(high), np.array(start)
+    before = high - low
+    unsolved = np.ones(x.shape, dtype=bool)
+    for _ in range(ROOT_STEPS):
+        value, slope = function(x)
+        np.copyto(low, x, where=value <= 0)
+        np.copyto(high, x, where=value >= 0)
+        with np.errstate(all="ignore"):
+            moved = x - value / slope
+            step = np.abs(moved - x)
+            tiny = step <= tolerance * np.abs(x)
+            newton = (moved > low) & (moved < high) & (step < 0.5 * before)
+        # at the level of rounding a step need not halve, and a bisection would only lead away
+        moved = np.where(newton, moved, np.where(tiny, x, 0.5 * low + 0.5 * high))
+        before = np.abs(moved - x)
+        x = np.where(unsolved, moved, x)
+        unsolved &= ~tiny & (before > tolerance * np.abs(x))
+        if not unsolved.any():
+            break
+    return x

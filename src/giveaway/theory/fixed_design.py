@@ -1,7 +1,8 @@
-"""Least squares with the design held fixed: members against the same points with fresh noise (GLS, section 3).
+"""Least squares in which the inputs are held fixed and only the noise is random (GLS, section 3).
 
-The residual of a record with leverage h and m outputs is N(0, σ²(1 − h)I) for a member and N(0, σ²(1 + h)I) for a
-non-member, so the two differ in scale alone and h decides everything an attacker who sees the residual can do.
+Non-members are the same points with fresh noise. The residual of a record with leverage h and m outputs is
+N(0, σ²(1 − h)I) for a member and N(0, σ²(1 + h)I) for a non-member, so the two differ in scale alone and h decides
+everything an attacker who sees the residual can do.
 """
 
 from __future__ import annotations
@@ -13,8 +14,7 @@ from scipy.stats import chi2, norm
 from scipy.stats.distributions import rv_frozen
 
 from giveaway.checks import fail
-from giveaway.theory.arguments import in_range, whole
-from giveaway.theory.tradeoff import TradeOff
+from giveaway.theory.tradeoff import TradeOff, in_range, whole
 
 LEVERAGE = "leverage is a diagonal entry of the hat matrix"
 OUTPUTS = "give the number of outputs"
@@ -22,17 +22,17 @@ VARIANCE = "give the noise variance σ²"
 
 
 def residual_law(h: ArrayLike, *, member: bool, variance: ArrayLike = 1.0) -> rv_frozen:
-    """N(0, σ²(1 ∓ h)), the law of each coordinate of the residual (a frozen scipy.stats law)."""
+    """Return N(0, σ²(1 ∓ h)), the distribution of each coordinate of the residual (frozen, from scipy.stats)."""
     return norm(scale=np.sqrt(_spread(h, member, variance)))
 
 
 def loss_law(h: ArrayLike, *, member: bool, variance: ArrayLike = 1.0, m: ArrayLike = 1) -> rv_frozen:
-    """σ²(1 ∓ h)·χ²_m, the law of the squared norm of the residual (a frozen scipy.stats law)."""
+    """Return σ²(1 ∓ h)·χ²_m, the distribution of the squared norm of the residual (frozen, from scipy.stats)."""
     return chi2(whole("m", m, 1, OUTPUTS), scale=_spread(h, member, variance))
 
 
 def statistic(residual: ArrayLike, h: ArrayLike, *, variance: ArrayLike = 1.0) -> np.ndarray:
-    """S = m/2·ln((1 + h)/(1 − h)) − h/(σ²(1 − h²))·‖r‖², the log-likelihood ratio of member to non-member.
+    """Return S = m/2·ln((1 + h)/(1 − h)) − h/(σ²(1 − h²))·‖r‖², the log-likelihood ratio of member to non-member.
 
     The last axis of `residual` holds the m outputs; the other axes broadcast with h.
     """
@@ -45,7 +45,7 @@ def statistic(residual: ArrayLike, h: ArrayLike, *, variance: ArrayLike = 1.0) -
 
 
 def tradeoff(h: ArrayLike, *, m: ArrayLike = 1) -> TradeOff:
-    """β(α) = 1 − F_m((1 + h)/(1 − h)·F_m⁻¹(α)), F_m the χ²_m cdf: the curve of the test on S.
+    """Return β(α) = 1 − F_m((1 + h)/(1 − h)·F_m⁻¹(α)), F_m the χ²_m cdf: the curve of the test on S.
 
     AUC = I_{(1+h)/2}(m/2, m/2), the chance that a member's residual is the shorter.
 
@@ -74,7 +74,7 @@ def tradeoff(h: ArrayLike, *, m: ArrayLike = 1) -> TradeOff:
 
 
 def leverage_for(tpr: ArrayLike, fpr: ArrayLike, *, m: ArrayLike = 1) -> np.ndarray:
-    """The leverage h at which the best attack reaches `tpr` at `fpr`: with quantiles a, b of χ²_m, (a − b)/(a + b).
+    """Return the leverage at which the best attack reaches `tpr` at `fpr`: (a − b)/(a + b), a, b quantiles of χ²_m.
 
     >>> leverage_for(0.0865, 0.05).round(3)
     np.float64(0.5)
@@ -82,9 +82,8 @@ def leverage_for(tpr: ArrayLike, fpr: ArrayLike, *, m: ArrayLike = 1) -> np.ndar
     high = in_range("tpr", tpr, 0, 1, "give a rate")
     low = in_range("fpr", fpr, 0, 1, "give a rate strictly between 0 and 1", closed=False)
     if (high < low).any():
-        raise fail(
-            "tpr", "rates of at least fpr", "smaller ones", "no leverage makes the best attack worse than chance"
-        )
+        remedy = "no leverage makes the best attack worse than chance"
+        raise fail("tpr", "rates of at least fpr", "smaller ones", remedy)
     half = whole("m", m, 1, OUTPUTS) / 2
     a, b = gammaincinv(half, high), gammaincinv(half, low)
     with np.errstate(invalid="ignore"):

@@ -19,8 +19,7 @@ from numpy.typing import ArrayLike
 from scipy.special import betaincinv, expit, logit, ndtri
 
 from giveaway.checks import fail
-from giveaway.theory.arguments import in_range, whole
-from giveaway.theory.tradeoff import TradeOff
+from giveaway.theory.tradeoff import TradeOff, in_range, whole
 
 GRID = 361
 GOLDEN = (np.sqrt(5) - 1) / 2
@@ -28,7 +27,7 @@ GOLDEN = (np.sqrt(5) - 1) / 2
 
 @dataclass(frozen=True)
 class LowerBound:
-    """`value` or more, at `confidence`: from rates of at least `tpr` and at most `fpr` (Clopper–Pearson)."""
+    """A bound that holds with `confidence`, from rates of at least `tpr` and at most `fpr` (Clopper–Pearson)."""
 
     value: np.ndarray
     confidence: float
@@ -50,7 +49,7 @@ class GaussianEstimate:
 
 
 def estimated_delta(curve: TradeOff, epsilon: ArrayLike) -> np.ndarray:
-    """δ(ε) = sup over α of max(1 − β − e^ε·α, 1 − α − e^ε·β), and no less than 0; ε broadcasts with the records.
+    """Return δ(ε) = sup over α of max(1 − β − e^ε·α, 1 − α − e^ε·β, 0); ε broadcasts with the records.
 
     >>> from giveaway.theory.tradeoff import gaussian
     >>> estimated_delta(gaussian(1.0), 1.0).round(4)  # Φ(−½) − e·Φ(−3/2)
@@ -65,25 +64,19 @@ def estimated_delta(curve: TradeOff, epsilon: ArrayLike) -> np.ndarray:
 
 
 def estimated_epsilon(curve: TradeOff, delta: ArrayLike) -> np.ndarray:
-    """The least ε with δ(ε) ≤ δ: sup over α of log((1 − β − δ)/α) and log((1 − α − δ)/β); δ broadcasts over records.
+    """Return the least ε with δ(ε) ≤ δ: sup over α of log((1 − β − δ)/α) and log((1 − α − δ)/β).
 
-    δ must be above 1e-13: without it the ε of a normal residual is infinite, for a large one shows a non-member for
-    certain. Infinite too where β at the best α is below the smallest double.
+    δ broadcasts over records. It must be above 1e-13: without it the ε of a normal residual is infinite, because a
+    large residual shows a non-member for certain. ε is infinite too where β at the best α is below the smallest double.
     """
     slack = in_range("delta", delta, 1e-13, 1, "give a δ such as 1e-5", closed=False)  # below, 1 − α has no digits
-
-    def loss(alpha: np.ndarray, power: np.ndarray, miss: np.ndarray) -> np.ndarray:
-        with np.errstate(divide="ignore", invalid="ignore"):
-            accuse, clear = np.log((power - slack) / alpha), np.log((1 - alpha - slack) / miss)
-        return np.fmax(np.fmax(accuse, clear), 0.0)
-
-    return _supremum(curve, loss, slack.shape)[()]
+    return _supremum(curve, lambda alpha, power, miss: _privacy_loss(power, miss, alpha, slack), slack.shape)[()]
 
 
 def estimated_mu(curve: TradeOff, *, floor: float = 1e-3) -> GaussianEstimate:
-    """The least and the greatest μ(α) = Φ⁻¹(1 − α) − Φ⁻¹(β) over the α where both error rates are at least `floor`.
+    """Return the least and the greatest μ(α) = Φ⁻¹(1 − α) − Φ⁻¹(β) where both error rates are at least `floor`.
 
-    The range is needed: laws that differ in scale, as residuals do, have no finite μ over all α.
+    The range is needed: distributions that differ in scale, as residuals do, have no finite μ over all α.
     """
     in_range("floor", floor, 0, 0.5, "give an error rate such as 1e-3", closed=False)
     at = (slice(None), *[None] * len(curve.shape))
@@ -109,7 +102,7 @@ def epsilon_lower_bound(
     confidence: float = 0.95,
     thresholds: int = 1,
 ) -> LowerBound:
-    """ε is at least max(log((TPR − δ)/FPR), log((1 − FPR − δ)/(1 − TPR)), 0) at rates the counts still allow.
+    """Return max(log((TPR − δ)/FPR), log((1 − FPR − δ)/(1 − TPR)), 0) at rates the counts still allow: ε is no less.
 
     TPR is put at its lower and FPR at its upper Clopper–Pearson limit, each at half of 1 − `confidence`, divided by
     `thresholds`, the number of operating points that were tried on these same counts. Trials must be independent:
@@ -119,10 +112,8 @@ def epsilon_lower_bound(
     np.float64(2.697)
     """
     in_range("delta", delta, 0, np.nextafter(1, 0), "give a δ such as 1e-5")
-    tpr, fpr = _limits(true_positives, members, false_positives, nonmembers, confidence, thresholds)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        accuse, clear = np.log((tpr - delta) / fpr), np.log((1 - fpr - delta) / (1 - tpr))
-    return LowerBound(np.fmax(np.fmax(accuse, clear), 0.0)[()], confidence, tpr[()], fpr[()])
+    tpr, fpr = _limits((true_positives, members), (false_positives, nonmembers), confidence, thresholds)
+    return LowerBound(_privacy_loss(tpr, 1 - tpr, fpr, delta)[()], confidence, tpr[()], fpr[()])
 
 
 def mu_lower_bound(
@@ -134,15 +125,22 @@ def mu_lower_bound(
     confidence: float = 0.95,
     thresholds: int = 1,
 ) -> LowerBound:
-    """μ is at least Φ⁻¹(TPR) − Φ⁻¹(FPR), at the rates of `epsilon_lower_bound`, and no less than 0."""
-    tpr, fpr = _limits(true_positives, members, false_positives, nonmembers, confidence, thresholds)
+    """Return max(Φ⁻¹(TPR) − Φ⁻¹(FPR), 0), at the rates of `epsilon_lower_bound`: μ is no less."""
+    tpr, fpr = _limits((true_positives, members), (false_positives, nonmembers), confidence, thresholds)
     return LowerBound(np.maximum(ndtri(tpr) - ndtri(fpr), 0.0)[()], confidence, tpr[()], fpr[()])
+
+
+def _privacy_loss(power: np.ndarray, miss: np.ndarray, alpha: np.ndarray, delta: ArrayLike) -> np.ndarray:
+    """Return the ε that one operating point shows at δ, by accusing members or by clearing non-members."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        accuse, clear = np.log((power - delta) / alpha), np.log((1 - alpha - delta) / miss)
+    return np.fmax(np.fmax(accuse, clear), 0.0)
 
 
 def _supremum(
     curve: TradeOff, function: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray], shape: tuple[int, ...]
 ) -> np.ndarray:
-    """Largest value over α: a grid in log(α/(1 − α)), then golden sections about its best point."""
+    """Return the largest value over α: a grid in log(α/(1 − α)), then golden sections about its best point."""
     full = np.broadcast_shapes(shape, curve.shape)
     grid, step = np.linspace(-36, 36, GRID, retstep=True)
 
@@ -164,26 +162,21 @@ def _supremum(
 
 
 def _limits(
-    true_positives: ArrayLike,
-    members: ArrayLike,
-    false_positives: ArrayLike,
-    nonmembers: ArrayLike,
-    confidence: float,
-    thresholds: int,
+    hits: tuple[ArrayLike, ArrayLike], false_alarms: tuple[ArrayLike, ArrayLike], confidence: float, thresholds: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Lower limit of the true-positive rate and upper limit of the false-positive rate, jointly at `confidence`."""
+    """Return the lower limit of the true- and the upper limit of the false-positive rate, jointly at `confidence`."""
     in_range("confidence", confidence, 0, 1, "give a confidence such as 0.95", closed=False)
     tried = whole("thresholds", thresholds, 1, "say how many operating points were tried")
     tail = (1 - confidence) / 2 / tried
-    counts = "give counts"
-    true, inside = whole("true_positives", true_positives, 0, counts), whole("members", members, 1, counts)
-    false, outside = whole("false_positives", false_positives, 0, counts), whole("nonmembers", nonmembers, 1, counts)
-    for name, hits, of, trials in (
-        ("true_positives", true, "members", inside),
-        ("false_positives", false, "nonmembers", outside),
-    ):
-        if (hits > trials).any():
-            raise fail(name, f"at most the number of {of}", "more", "give counts of the same attack")
+    true, inside = _counts("true_positives", "members", *hits)
+    false, outside = _counts("false_positives", "nonmembers", *false_alarms)
     tpr = np.where(true > 0, betaincinv(np.maximum(true, 1), inside - true + 1, tail), 0.0)
     fpr = np.where(false < outside, betaincinv(false + 1, np.maximum(outside - false, 1), 1 - tail), 1.0)
     return tpr, fpr
+
+
+def _counts(argument: str, of: str, count: ArrayLike, trials: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    some, every = whole(argument, count, 0, "give counts"), whole(of, trials, 1, "give counts")
+    if (some > every).any():
+        raise fail(argument, f"at most the number of {of}", "more", "give counts of the same attack")
+    return some, every

@@ -1,4 +1,4 @@
-"""Least squares with the other records drawn at random and one record held fixed (PSM, section 3).
+"""Least squares in which the other records are drawn at random and one record is held fixed (PSM, section 3).
 
 Given a record with population leverage h̄ = xᵀΣ⁻¹x and error ε = y − xᵀθ, and with k = n − p, V ~ χ²_k and a normal Z
 independent of it, the leverage, the residual when left out, when trained on, and the losses are
@@ -7,24 +7,24 @@ independent of it, the leverage, the residual when left out, when trained on, an
 
 With q outputs and noise covariance σ²I the residuals are vectors; only ‖ε‖ matters, and `e_out`, `e_in` are the laws
 of their component along ε. `integrate=False` puts V at its mean k, as Corollary 3.3 does; `integrate=True` averages
-over V.
+over V. The expected gap E[ℓ_out − ℓ_in] (Proposition 3.4) is at the end of this file.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from giveaway.checks import check_choice, fail
-from giveaway.theory.arguments import in_range, whole
-from giveaway.theory.balls import dilated_ball, in_blocks
-from giveaway.theory.cells import cell_errors
-from giveaway.theory.chi_square import Nodes, chi_square_nodes, one_node
-from giveaway.theory.laws import ErrorLaw, LeverageLaw, LossLaw
-from giveaway.theory.loss_ratio import best_shell
-from giveaway.theory.tradeoff import TradeOff
+from giveaway.checks import check_choice, check_number, fail
+from giveaway.theory.balls import chi_square_nodes, dilated_ball, in_blocks
+from giveaway.theory.best_tests import best_shell, cell_errors
+from giveaway.theory.laws import LeverageLaw, LossLaw, ResidualLaw
+from giveaway.theory.tradeoff import TradeOff, in_range, whole
 
 TESTS = ("threshold", "optimal", "signed")
 
@@ -45,41 +45,37 @@ class RandomDesign:
         return self.leverage.shape
 
     @property
-    def nodes(self) -> Nodes:
-        """The values V takes and their weights."""
-        return chi_square_nodes(self.freedom) if self.integrate else one_node(self.freedom)
-
-    @property
     def h(self) -> LeverageLaw:
-        """Law of the empirical leverage."""
+        """The law of the empirical leverage."""
         return LeverageLaw(self.leverage, self.freedom, self.integrate)
 
     @property
-    def e_out(self) -> ErrorLaw:
-        """Law of the residual (along ε) when the record is left out."""
-        return ErrorLaw(self.leverage, self.error, self.variance, self.freedom, self.integrate, member=False)
+    def e_out(self) -> ResidualLaw:
+        """The law of the residual (along ε) when the record is left out."""
+        return ResidualLaw(self.leverage, self.error, self.variance, self.freedom, self.integrate, member=False)
 
     @property
-    def e_in(self) -> ErrorLaw:
-        """Law of the residual (along ε) when the record is trained on."""
-        return ErrorLaw(self.leverage, self.error, self.variance, self.freedom, self.integrate, member=True)
+    def e_in(self) -> ResidualLaw:
+        """The law of the residual (along ε) when the record is trained on."""
+        return ResidualLaw(self.leverage, self.error, self.variance, self.freedom, self.integrate, member=True)
 
     @property
     def loss_out(self) -> LossLaw:
-        """Law of the loss when the record is left out."""
+        """The law of the loss when the record is left out."""
         return LossLaw(self.e_out, self.outputs)
 
     @property
     def loss_in(self) -> LossLaw:
-        """Law of the loss when the record is trained on."""
+        """The law of the loss when the record is trained on."""
         return LossLaw(self.e_in, self.outputs)
 
     def tradeoff(self, test: str = "threshold") -> TradeOff:
-        """The curve of one of three tests, each accusing where it says:
+        """Return the curve of one of three tests.
 
-        `threshold`: a small loss (Corollary 3.3); `optimal`: a large likelihood ratio of the loss, the best that can
-        be done with it; `signed`: a large likelihood ratio of the residual itself, the best there is. With V integrated
-        out the last two see the loss or residual in cells (`cells.py`).
+        `threshold` accuses where the loss is small (Corollary 3.3); `optimal` where the likelihood ratio of the loss is
+        large, the best that can be done with the loss; `signed` where the likelihood ratio of the residual itself is
+        large, the best there is. With V integrated out the last two see the loss or residual in small cells
+        (`best_tests.py`).
 
         >>> design = random_design(leverage=5.0, error=0.5, freedom=100)
         >>> [round(float(design.tradeoff(test).tpr(0.05)), 4) for test in TESTS]
@@ -101,17 +97,11 @@ class RandomDesign:
         spread = np.sqrt(self.variance * eta)
         # h̄ = 0: the record is never seen, and every test is a coin
         delta = np.divide(np.abs(self.error), spread, out=np.zeros(self.shape), where=spread > 0)
-        q = self.outputs
-
-        def block(alpha: np.ndarray, delta: np.ndarray, eta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            if test == "optimal":
-                return best_shell(alpha, delta, eta, q)
-            return dilated_ball(alpha, delta, eta, q, signed=test == "signed")
-
-        return TradeOff(lambda alpha: in_blocks(block, alpha, delta, eta), self.shape)
+        best = best_shell if test == "optimal" else partial(dilated_ball, signed=test == "signed")
+        return TradeOff(lambda alpha: in_blocks(partial(best, q=self.outputs), alpha, delta, eta), self.shape)
 
     def _mean_threshold(self, alpha: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The loss threshold of level α under the law of ℓ_out, and what it catches under that of ℓ_in."""
+        """Put the threshold at level α under the law of ℓ_out; return what it catches and misses under that of ℓ_in."""
         at = self.loss_out.ppf(alpha)
         seen = self.leverage > 0  # without leverage the loss is one number, in and out
         power = np.where(seen, self.loss_in.cdf(at), alpha)
@@ -128,8 +118,10 @@ def random_design(
     outputs: int = 1,
     integrate: bool = False,
 ) -> RandomDesign:
-    """Records with population leverage h̄ ≥ 0 and error ε (its norm, for several outputs), k = `freedom` = n − p and
-    noise variance σ² per output; arrays of h̄, ε and σ² broadcast."""
+    """Describe records by population leverage h̄ ≥ 0 and error ε (its norm, for several outputs).
+
+    `freedom` is k = n − p and `variance` the noise variance σ² of each output; arrays of h̄, ε and σ² broadcast.
+    """
     k = float(in_range("freedom", freedom, 1, np.inf, "give n − p, records minus features"))
     q = int(whole("outputs", outputs, 1, "give the number of outputs"))
     h, e, v = np.broadcast_arrays(
@@ -140,3 +132,55 @@ def random_design(
     if q > 1 and (e < 0).any():
         raise fail("error", "norms of error vectors", "a negative number", "take the norm over the outputs")
     return RandomDesign(h, e, v, k, q, bool(integrate))
+
+
+class SimulatedGap(NamedTuple):
+    """The mean over draws and its standard error, for every record."""
+
+    mean: np.ndarray
+    standard_error: np.ndarray
+
+
+def expected_gap(design: RandomDesign) -> np.ndarray:
+    """Return how much lower a record's loss is, on average, for having been trained on; infinite for k ≤ 2.
+
+    This is E_V[(‖ε‖² + qσ²h̄/V)·g(V)], g = h̄(2V + h̄)/(V + h̄)², V ~ χ²_k, by quadrature. E_k[g(V)/V] =
+    E_{k−2}[g(V)]/(k − 2): the second mean is of a bounded function, so that k = 3 costs no digits. V is averaged over
+    whatever the design's `integrate` says: this is the exact gap.
+    """
+    k, h = design.freedom, design.leverage
+
+    def shrinkage(freedom: float) -> np.ndarray:
+        total = np.zeros(design.shape)
+        for v, weight in chi_square_nodes(freedom):
+            c = h / (v + h)
+            total += weight * c * (2 - c)
+        return total
+
+    gap = design.error**2 * shrinkage(k)
+    if k <= 2:
+        return np.where(h > 0, math.inf, gap)[()]
+    return (gap + design.outputs * design.variance * h / (k - 2) * shrinkage(k - 2))[()]
+
+
+def gap_expansion(design: RandomDesign) -> np.ndarray:
+    """Return 2‖ε‖²h̄/k + (4‖ε‖²h̄ + h̄²(2qσ² − 3‖ε‖²))/k², the expected gap up to O(k⁻³)."""
+    k, h, square = design.freedom, design.leverage, design.error**2
+    noise = design.outputs * design.variance
+    return (2 * square * h / k + (4 * square * h + h * h * (2 * noise - 3 * square)) / k**2)[()]
+
+
+def simulated_gap(design: RandomDesign, rng: np.random.Generator, *, draws: int = 10_000) -> SimulatedGap:
+    """Return the gap's mean over draws of (V, Z), and its standard error."""
+    check_number("draws", draws, minimum=2, remedy="give a number such as 10000")
+    if design.freedom <= 2:
+        raise fail("freedom", "n − p above 2", f"{design.freedom:g}", "the expected gap is infinite")
+    size = (int(draws), *design.shape)
+    v = rng.chisquare(design.freedom, size)
+    tau = np.sqrt(design.variance * design.leverage / v)
+    loss = (design.error + tau * rng.standard_normal(size)) ** 2
+    if design.outputs > 1:
+        loss += tau**2 * rng.chisquare(design.outputs - 1, size)
+    c = design.leverage / (v + design.leverage)
+    gap = loss * c * (2 - c)
+    return SimulatedGap(gap.mean(axis=0)[()], (gap.std(axis=0, ddof=1) / math.sqrt(draws))[()])

@@ -1,0 +1,145 @@
+"""What an attack achieves: record by record over many models (effect size, success), and over all of them (ROC)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from giveaway.attacks.lira import moments_by_side
+from giveaway.attacks.thresholds import AttackScores
+from giveaway.checks import fail
+from giveaway.evaluation.ranking import Interval
+from giveaway.records import Signals
+
+RATES = (0.1, 0.01, 0.001, 0.0001)
+
+
+@dataclass(frozen=True)
+class EffectSizes:
+    """For every record, mean and standard deviation (ddof 0) of φ over models trained with and without it, and
+    (μ_in − μ_out) / √((σ_in² + σ_out²)/2)."""
+
+    mean_in: np.ndarray
+    mean_out: np.ndarray
+    deviation_in: np.ndarray
+    deviation_out: np.ndarray
+    effect_size: np.ndarray
+
+
+def effect_sizes(models: Signals) -> EffectSizes:
+    """Measure LiRA's signal without the ties of its success rate; several queries are averaged."""
+    columns = np.empty((5, models.records))
+    for rows, inside, outside in moments_by_side(models):
+        pooled = np.sqrt((inside.variance + outside.variance) / 2)
+        gap = inside.mean - outside.mean
+        effect = np.divide(gap, pooled, out=np.zeros_like(gap), where=pooled > 0)
+        stacked = (inside.mean, outside.mean, np.sqrt(inside.variance), np.sqrt(outside.variance), effect)
+        columns[:, rows] = [values.mean(axis=1) for values in stacked]
+    return EffectSizes(*columns)
+
+
+def success_rate(attack: AttackScores, *, threshold: float = 0.0) -> np.ndarray:
+    """Return the share of the target models for which the attack is right about each record."""
+    return ((attack.scores > threshold) == attack.members).mean(axis=0)
+
+
+def success_at(attack: AttackScores, false_positive_rate: float) -> np.ndarray:
+    """Return each record's true-positive rate over the models, at a threshold of its own.
+
+    The threshold keeps the share of non-member models above it at most the rate given.
+    """
+    members = attack.members
+    if not (members.any(0) & ~members.all(0)).all():
+        raise fail("attack", "records in some of the models and not in others", "others", "add models")
+    allowed = np.floor(false_positive_rate * (~members).sum(0) + 1e-12).astype(int)
+    outside = -np.sort(-np.where(members, -np.inf, attack.scores), axis=0)
+    threshold = np.take_along_axis(outside, allowed[None], axis=0)[0]
+    return ((attack.scores > threshold) & members).sum(0) / members.sum(0)
+
+
+@dataclass(frozen=True)
+class AttackSummary:
+    """The attack on all records of all target models: its ROC curve and the figures of it that people quote.
+
+    `nonmembers` limits what can be said: a false-positive rate below 1/nonmembers allows none at all.
+    `false_positives` and `true_positives` are the rates at every threshold, from the strictest on.
+    """
+
+    attack: str
+    auc: Interval
+    balanced_accuracy: Interval
+    true_positive_rate: dict[float, Interval]
+    members: int
+    nonmembers: int
+    confidence: float
+    false_positives: np.ndarray
+    true_positives: np.ndarray
+
+    def tpr(self, rates: np.ndarray) -> np.ndarray:
+        """Return the largest true-positive rate of a threshold whose false-positive rate is at most the one given."""
+        return _tpr_at(self.false_positives, self.true_positives, rates)
+
+
+def summarize(
+    attack: AttackScores,
+    *,
+    rates: Sequence[float] = RATES,
+    confidence: float = 0.95,
+    resamples: int = 200,
+    seed: int = 0,
+) -> AttackSummary:
+    """Summarize the attack on all records of all target models, with bootstrap intervals.
+
+    Intervals are percentiles over resampled records (each with all of its models) and, where there are several,
+    resampled target models.
+    """
+    inside, outside = int(attack.members.sum()), int((~attack.members).sum())
+    if not inside or not outside:
+        raise fail("attack", "members and non-members", f"{inside} and {outside}", "take targets that left records out")
+    # thresholds from the strictest: entries with the same score pass together
+    _, place = np.unique(-attack.scores, return_inverse=True)
+    place, members = place.reshape(-1), attack.members.reshape(-1)
+    generator = np.random.default_rng(seed)
+    targets, records = attack.scores.shape
+    false_positives, true_positives = _roc(place, members, np.ones(place.shape))
+    values = _figures(false_positives, true_positives, rates)
+    drawn = []
+    for _ in range(resamples):
+        by_record = generator.multinomial(records, np.full(records, 1 / records))
+        by_target = generator.multinomial(targets, np.full(targets, 1 / targets)) if targets > 1 else np.ones(1)
+        weight = np.outer(by_target, by_record).reshape(-1).astype(np.float64)
+        drawn.append(_figures(*_roc(place, members, weight), rates))
+    tail = 50 * (1 - confidence)
+    low, high = np.nanpercentile(drawn, [tail, 100 - tail], axis=0) if resamples else (values, values)
+    auc, accuracy, *at_rates = (Interval(*map(float, ends)) for ends in zip(values, low, high, strict=True))
+    return AttackSummary(
+        attack=attack.attack,
+        auc=auc,
+        balanced_accuracy=accuracy,
+        true_positive_rate=dict(zip(rates, at_rates, strict=True)),
+        members=inside,
+        nonmembers=outside,
+        confidence=confidence,
+        false_positives=false_positives,
+        true_positives=true_positives,
+    )
+
+
+def _roc(place: np.ndarray, members: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return false- and true-positive rates at every threshold, starting from (0, 0)."""
+    steps = int(place.max()) + 1
+    passed = [np.bincount(place, weights=weight * side, minlength=steps).cumsum() for side in (~members, members)]
+    false_positives, true_positives = (np.concatenate([[0.0], p / p[-1] if p[-1] > 0 else p * np.nan]) for p in passed)
+    return false_positives, true_positives
+
+
+def _tpr_at(false_positives: np.ndarray, true_positives: np.ndarray, rates: Sequence[float] | np.ndarray) -> np.ndarray:
+    return true_positives[np.searchsorted(false_positives, np.asarray(rates) + 1e-12, side="right") - 1]
+
+
+def _figures(false_positives: np.ndarray, true_positives: np.ndarray, rates: Sequence[float]) -> np.ndarray:
+    auc = (np.diff(false_positives) * (true_positives[1:] + true_positives[:-1]) / 2).sum()
+    accuracy = (1 + (true_positives - false_positives).max()) / 2
+    return np.array([auc, accuracy, *_tpr_at(false_positives, true_positives, rates)])
