@@ -191,6 +191,6 @@ class LeaveOneOutPlan(ShadowPlan):
         return f"model {turn} {trained} (seed {self.seed_of(number)})"
 
     def provenance(self) -> dict[str, Any]:
-        given = {"split": "leave one out", "chosen": self.chosen, "members": self.everyone}
+        given: dict[str, Any] = {"split": "leave one out", "chosen": self.chosen, "members": self.everyone}
         given |= {"records": self.all_rows, "kind": self.kind, "seed": self.seed, "labels": self.labels}
         return summaries(given, self.fingerprint)

@@ -182,7 +182,6 @@ def cell_errors(
         replace(law, leverage=np.maximum(law.leverage, 1e-9 * law.freedom), error=np.abs(law.error))  # mirror images
         for law in (outside, inside)
     ]
-    laws = [_map(law, np.ravel) for law in laws]
     records = laws[0].leverage.size
     cells = 2 * (SIDES[0] * 2 * SIDES[1] if signed and q > 1 else CELLS)
     each = max(1, NUMBERS_AT_ONCE // cells // 4)
@@ -193,12 +192,12 @@ def cell_errors(
         power, miss = np.empty(rates.shape), np.empty(rates.shape)
         for start in range(0, records, each):
             block = slice(start, start + each)
-            columns = [_map(law, lambda array, block=block: array[block, None]) for law in laws]
+            columns = [_records(law, block) for law in laws]
             if signed and q > 1:
                 chances = _vector_chances(columns, q)
             else:
                 chances = _residual_chances(columns) if signed else _loss_chances(columns, q)
-            power[:, block], miss[:, block] = _best_cells(*chances, rates[:, block])
+            power[:, block], miss[:, block] = _best_cells(chances[0], chances[1], rates[:, block])
         return power.reshape(full), miss.reshape(full)
 
     return errors
@@ -288,5 +287,7 @@ def _sum_pairs(values: np.ndarray) -> np.ndarray:
     return values[:, ::2] + values[:, 1::2]
 
 
-def _map(law: ResidualLaw, change: Callable[[np.ndarray], np.ndarray]) -> ResidualLaw:
-    return replace(law, leverage=change(law.leverage), error=change(law.error), variance=change(law.variance))
+def _records(law: ResidualLaw, block: slice) -> ResidualLaw:
+    """Return the law of some of the records, which stand down the first of two axes."""
+    leverage, error, variance = (array.reshape(-1, 1)[block] for array in (law.leverage, law.error, law.variance))
+    return replace(law, leverage=leverage, error=error, variance=variance)
