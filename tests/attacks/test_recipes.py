@@ -111,18 +111,12 @@ def test_what_changed_is_refused(tmp_path, change, words):
         train_recipe(**{**base, "recipe": quick, **change})
 
 
-@pytest.mark.parametrize(("name", "millions"), [("cnn", 0.90), ("resnet20", 0.272), ("resnet18", 11.17)])
-def test_image_models_have_the_papers_size(name, millions):
-    model = RECIPES[name].build((3, 32, 32), 10)
+def test_the_cnn_has_its_size_and_trains(tmp_path):
+    model = RECIPES["cnn"].build((3, 32, 32), 10)
     assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
-    assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(millions, rel=0.02)
-
-
-@pytest.mark.parametrize("name", ["cnn", "resnet20"])
-def test_image_recipes_train(tmp_path, name):
-    rng = np.random.default_rng(0)
-    images = rng.normal(size=(24, 1, 8, 8)).astype(np.float32)
-    quick = replace(RECIPES[name], training=replace(RECIPES[name].training, epochs=1, batch_size=6))
+    assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(0.90, rel=0.02)
+    images = np.random.default_rng(0).normal(size=(24, 1, 8, 8)).astype(np.float32)
+    quick = replace(RECIPES["cnn"], training=replace(RECIPES["cnn"].training, epochs=1, batch_size=6))
     signals = train_recipe(quick, images, np.arange(24) % 2, models=2, folder=tmp_path, kind="phi")
     assert signals.values.shape == (2, 24, 1)
 
