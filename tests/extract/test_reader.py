@@ -23,6 +23,7 @@ from giveaway import audit
 from giveaway.checks import InputError
 from giveaway.extract import from_torch
 from giveaway.extract.model_records import inputs_of_head
+from giveaway.network import Network
 from tests.extract.examples import N, Records, Wrapped, assert_is_head_of, expected, snapshot
 
 
@@ -37,6 +38,11 @@ class Backwards(Sampler):
         return self.n
 
 
+def network_of(model, data):
+    return Network(model, data, loss="cross_entropy")
+
+
+both_readers = pytest.mark.parametrize("read", [from_torch, network_of])
 SHUFFLED = {
     "RandomSampler": lambda data: DataLoader(data, batch_size=4, shuffle=True),
     "WeightedRandomSampler": lambda data: DataLoader(data, sampler=WeightedRandomSampler(torch.ones(N), N)),
@@ -46,15 +52,15 @@ SHUFFLED = {
 }
 
 
+@both_readers
 @pytest.mark.parametrize("sampler", SHUFFLED)
-def test_orders_that_are_not_the_datasets_are_refused(model, x, y, sampler):
+def test_orders_that_are_not_the_datasets_are_refused(model, x, y, sampler, read):
     loader = SHUFFLED[sampler](TensorDataset(x, y))
     state = torch.get_rng_state()
-    words = (
-        rf"every record once, in dataset order, got a .*sampler {sampler}, and batches without ids; use shuffle=False"
-    )
+    without = ", and batches without ids" if read is from_torch else ""
+    words = rf"every record once, in dataset order, got a .*sampler {sampler}{without}; use shuffle=False and no"
     with pytest.raises(InputError, match=words):
-        from_torch(model, loader)
+        read(model, loader)
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -69,26 +75,35 @@ def test_orders_that_are_not_the_datasets_are_refused(model, x, y, sampler):
     ],
 )
 def test_orders_that_are_plainly_the_datasets_are_taken(model, x, y, options):
-    assert_is_head_of(from_torch(model, DataLoader(TensorDataset(x, y), **options)), model, x)
+    loader = DataLoader(TensorDataset(x, y), **options)
+    assert_is_head_of(from_torch(model, loader), model, x)
+    records = network_of(model, loader).records
+    assert torch.equal(records.arguments[0], x)
+    assert torch.equal(records.targets, y)
 
 
-def test_workers_that_may_overtake_each_other_are_refused(model, x, y):
+@both_readers
+def test_workers_that_may_overtake_each_other_are_refused(model, x, y, read):
     loader = DataLoader(TensorDataset(x, y), num_workers=1, in_order=False)
-    with pytest.raises(InputError, match="got in_order=False with several workers, and batches without ids"):
-        from_torch(model, loader)
+    with pytest.raises(InputError, match="got in_order=False with several workers"):
+        read(model, loader)
+
+
+def test_a_network_has_no_ids_to_sort_by(model, x, y):
+    named = Records(lambda i: {"input": x[i], "y": y[i], "id": i})
+    state = torch.get_rng_state()
+    assert torch.equal(network_of(model, named).records.keywords["input"], x)
+    assert torch.equal(torch.get_rng_state(), state)
+    with pytest.raises(InputError, match="got a sampler RandomSampler; use shuffle=False and no sampler"):
+        network_of(model, DataLoader(named, shuffle=True))
 
 
 @pytest.mark.parametrize("sampler", ["RandomSampler", "SubsetRandomSampler", "Backwards", "list"])
 @pytest.mark.parametrize("named", [int, "r{}".format])
 def test_with_ids_any_order_gives_the_same_records(model, x, y, sampler, named):
     data = Records(lambda i: (x[i], y[i], named(i)))
-    head = from_torch(
-        model,
-        SHUFFLED[sampler](data),
-        id_key=2,
-        groups={named(i): i // 2 for i in range(N)},
-        sample_weight={named(i): float(i) for i in range(N)},
-    )
+    groups, weights = {named(i): i // 2 for i in range(N)}, {named(i): float(i) for i in range(N)}
+    head = from_torch(model, SHUFFLED[sampler](data), id_key=2, groups=groups, sample_weight=weights)
     features, outputs = expected(model, x)
     row_of = {name: row for row, name in enumerate(head.ids.tolist())}
     rows = [row_of[named(i)] for i in range(N)]
@@ -114,17 +129,11 @@ def test_with_ids_any_order_gives_the_same_scores(model, x, y):
 
 def test_ids_must_come_once_each(model, x, y):
     data = Records(lambda i: (x[i], y[i], i))
-    replaced = DataLoader(
-        data, sampler=WeightedRandomSampler(torch.ones(N), N, generator=torch.Generator().manual_seed(0))
-    )
-    with pytest.raises(
-        InputError, match=r"ids in the batches: expected a different id for every record, got .* repeated"
-    ):
-        from_torch(model, replaced, id_key=2)
+    replacing = WeightedRandomSampler(torch.ones(N), N, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(InputError, match=r"ids in the batches: expected a different id for every record, got .* repe"):
+        from_torch(model, DataLoader(data, sampler=replacing), id_key=2)
     for sampler in (RandomSampler(data, num_samples=N - 3), Backwards(N - 3)):
-        with pytest.raises(
-            InputError, match=r"got 20 rows for 23 records; use a sampler and collate_fn that give each"
-        ):
+        with pytest.raises(InputError, match=r"got 20 rows for 23 records; use a sampler and collate_fn that give"):
             from_torch(model, DataLoader(data, sampler=sampler), id_key=2)
     with pytest.raises(InputError, match="ids in the batches or ids=, not both"):
         from_torch(model, data, id_key=2, ids=np.arange(N))
@@ -135,16 +144,12 @@ def test_ids_groups_and_weights_beside_the_data(model, x, y):
     head = from_torch(model, TensorDataset(x, y), ids=names, groups={name: name[:2] for name in names})
     assert head.ids.tolist() == names
     assert head.groups[12] == "p1"
-    with pytest.raises(
-        InputError, match="groups: expected a value for every id, got none for 3 of 23; add the missing"
-    ):
+    with pytest.raises(InputError, match="groups: expected a value for every id, got none for 3 of 23; add the miss"):
         from_torch(model, TensorDataset(x, y), ids=names, groups={name: 0 for name in names[3:]})
     with pytest.raises(InputError, match="sample_weight: expected one value a record, got a dict without ids"):
         from_torch(model, TensorDataset(x, y), sample_weight={0: 1.0})
     shuffled = SHUFFLED["RandomSampler"](Records(lambda i: (x[i], y[i], i)))
-    with pytest.raises(
-        InputError, match="groups: expected a dict from id to value, got an array, with rows in the order"
-    ):
+    with pytest.raises(InputError, match="groups: expected a dict from id to value, got an array, with rows in the"):
         from_torch(model, shuffled, id_key=2, groups=np.arange(N))
 
 
@@ -153,18 +158,19 @@ def test_dropped_records_are_refused(model, x, y):
     for data, id_key in ((TensorDataset(x, y), None), (TensorDataset(x, y, torch.arange(N)), 2)):
         with pytest.raises(InputError, match=words):
             from_torch(model, DataLoader(data, batch_size=5, drop_last=True), id_key=id_key)
+    with pytest.raises(InputError, match=words):
+        network_of(model, DataLoader(TensorDataset(x, y), batch_size=5, drop_last=True))
 
 
-@pytest.mark.parametrize(
-    ("keep", "words"), [(1, "got 12 rows for 23 records"), (3, "got more than 23 rows for 23 rec")]
-)
-def test_a_collate_function_that_drops_or_repeats_is_refused(model, x, y, keep, words):
+@both_readers
+@pytest.mark.parametrize(("keep", "words"), [(1, "got 12 rows for 23 rec"), (3, "got more than 23 rows for 23 rec")])
+def test_a_collate_function_that_drops_or_repeats_is_refused(model, x, y, keep, words, read):
     def collate(rows):
         rows = (rows + rows)[:keep]
         return torch.stack([row[0] for row in rows]), torch.stack([row[1] for row in rows])
 
     with pytest.raises(InputError, match=words):
-        from_torch(model, DataLoader(TensorDataset(x, y), batch_size=2, collate_fn=collate))
+        read(model, DataLoader(TensorDataset(x, y), batch_size=2, collate_fn=collate))
 
 
 class Stream(IterableDataset):
@@ -176,10 +182,9 @@ class Stream(IterableDataset):
 
 
 def test_streams_need_ids(model, x, y):
-    with pytest.raises(
-        InputError, match="got an IterableDataset, whose records have no position, and batches without ids"
-    ):
-        from_torch(model, Stream(lambda: zip(x, y, strict=True)))
+    for read in (from_torch, network_of):
+        with pytest.raises(InputError, match="got an IterableDataset, whose records have no position"):
+            read(model, Stream(lambda: zip(x, y, strict=True)))
     head = from_torch(model, Stream(lambda: zip(x, y, range(N), strict=True)), id_key=2, batch_size=4)
     assert_is_head_of(head, model, x)
     twice = DataLoader(Stream(lambda: zip(x, y, range(N), strict=True)), num_workers=2)
@@ -189,9 +194,7 @@ def test_streams_need_ids(model, x, y):
 
 def test_a_stream_that_can_be_read_only_once_is_refused(model, x, y):
     once = zip(x, y, range(N), strict=True)
-    with pytest.raises(
-        InputError, match="got 0 rows in a second pass after 23 in the first; pass a dataset that can be"
-    ):
+    with pytest.raises(InputError, match="got 0 rows in a second pass after 23 in the first; pass a dataset that can"):
         from_torch(model, Stream(lambda: once), id_key=2)
 
 
@@ -207,18 +210,18 @@ AUGMENT = {
 }
 
 
+@both_readers
 @pytest.mark.parametrize("augment", AUGMENT)
 @pytest.mark.parametrize("workers", [0, 1])
-def test_random_augmentation_is_refused(model, x, y, augment, workers):
+def test_random_augmentation_is_refused(model, x, y, augment, workers, read):
     data = Records(lambda i: (AUGMENT[augment](x[i]).float(), y[i]))
-    words = (
-        r"same inputs and targets in every pass, got \d+ of 23 that differ between two passes, .* random augmentation"
-    )
+    words = r"same inputs and targets in every pass, got \d+ of 23 that differ between two passes, .* random augme"
     with pytest.raises(InputError, match=words):
-        from_torch(model, DataLoader(data, batch_size=4, num_workers=workers))
+        read(model, DataLoader(data, batch_size=4, num_workers=workers))
 
 
-def test_one_changed_bit_one_changed_target_or_one_changed_id_is_refused(model, x, y):
+@both_readers
+def test_one_changed_bit_one_changed_target_or_one_changed_id_is_refused(model, x, y, read):
     reads = {"count": 0}
 
     def second_pass(i):
@@ -232,7 +235,7 @@ def test_one_changed_bit_one_changed_target_or_one_changed_id_is_refused(model, 
     for make in cases.values():
         reads["count"] = 0
         with pytest.raises(InputError, match="got 1 of 23 that differ between two passes, the first in row 17"):
-            from_torch(model, DataLoader(Records(make), batch_size=4))
+            read(model, DataLoader(Records(make), batch_size=4))
     reads["count"] = 0
     with pytest.raises(InputError, match="the same ids in every pass, got others in a second pass"):
         from_torch(model, Records(lambda i: (x[i], y[i], i + 100 * second_pass(i))), id_key=2)

@@ -1,5 +1,4 @@
-"""What the options of a command name: a head (from arrays, a torch model, a scikit-learn estimator), the network around
-it, or signals."""
+"""Read what the options of a command name: a head (arrays, torch, scikit-learn), the network around it, or signals."""
 
 from __future__ import annotations
 
@@ -28,52 +27,53 @@ Options = dict[str, Any]
 Say = Callable[[str], Any]
 
 OF_DEPTH = ("damping", "depth_method", "depth_curvature", "depth_probes")
-USES = {  # what each source takes, besides the options that all share
-    "features": {"loss", "l2", "penalize_intercept", "frozen"},
+OF_HEAD = ("loss", "l2", "penalize_intercept", "frozen")
+OF_TORCH = ("layer", "reduction", "batch_size", "cache")
+TAKES = {  # the options of each source, besides those that all share
+    "features": {*OF_HEAD},
     "estimator": {"data", "allow_pickle"},
-    "model": {"weights", "data", "layer", "reduction", "loss", "l2", "penalize_intercept", "frozen", "batch_size"}
-    | {"allow_pickle", "cache", "stream", "depth", *OF_DEPTH},
+    "model": {"weights", "data", "allow_pickle", "stream", "depth", *OF_HEAD, *OF_TORCH, *OF_DEPTH},
 }
-BESIDE_DEPTH = {  # what scores through the network cannot have beside them, and why
+NOT_WITH_DEPTH = {  # options that scores through the network exclude, and why
     "stream": "which keeps no records",
     "layer": "by which the head may be another layer than the network's",
     "reduction": "by which the head's outputs are others than the network's",
 }
-ALIKE = 10.0  # times the root of a number's precision: how far outputs of two passes may be apart
+CLOSE = 10.0  # outputs of two passes may differ by this times the root of their precision
 
 
 @dataclass(frozen=True)
 class Source:
-    """A head and, where scores go deeper, the network that it is the last layer of."""
+    """A head and, where scores go deeper, the network whose last layer it is."""
 
     head: Head
     deeper: DepthAudit | None = None
 
 
 def source_from(options: Options, say: Say, processes: Processes = ALONE) -> Source:
-    """The one source that `options` names; `say` is told what a user should know on the way."""
-    named = [name for name in USES if name in options]
+    """Return the one source that `options` names; `say` prints what a user should know on the way."""
+    named = [name for name in TAKES if name in options]
     if len(named) != 1:
         given = " and ".join(f"--{name}" for name in named) or "none"
         raise InputError(f"audit: expected one of --features, --model and --estimator, got {given}; give one of them")
     (source,) = named
-    for name in sorted(set.union(*USES.values()) - USES[source]):
+    for name in sorted(set.union(*TAKES.values()) - TAKES[source]):
         if name in options:
-            fit = " or ".join(f"--{other}" for other, taken in USES.items() if name in taken)
+            fit = " or ".join(f"--{other}" for other, taken in TAKES.items() if name in taken)
             raise fail(name, f"{fit} beside it", f"--{source}", f"drop --{name.replace('_', '-')}")
     if source != "features" and "data" not in options:
         raise fail("data", f"--data module:function beside --{source}", "none", "name your data set")
     depth = _depth_options(options, processes)
     if source == "model":
-        found = _from_model(options, say, processes, depth)
+        read = _from_model(options, say, processes, depth)
     else:
-        found = Source({"features": _from_arrays, "estimator": _from_estimator}[source](options, say))
+        read = Source({"features": _from_arrays, "estimator": _from_estimator}[source](options, say))
     names: dict[str, Any] = {name: names_in(options[name], name) for name in ("groups", "ids") if name in options}
-    return replace(found, head=found.head.named(**names))
+    return replace(read, head=read.head.named(**names))
 
 
 def signals_named(options: Options, say: Say) -> Signals:
-    """Stored signals, or those of shadow models of a recipe, trained here and kept in the folder `signals`."""
+    """Return stored signals, or train shadow models of a recipe and store theirs in the folder `signals`."""
     if "recipe" not in options:
         for name in ("data", "models", "device"):
             if name in options:
@@ -112,13 +112,7 @@ def _inputs_and_targets(options: Options, say: Say, beside: str) -> tuple[Any, A
 
 
 def _from_arrays(options: Options, say: Say) -> Head:
-    head, notes = from_file(
-        options["features"],
-        loss=options.get("loss", "auto"),
-        l2=options.get("l2"),
-        penalize_intercept=options.get("penalize_intercept"),
-        frozen=options.get("frozen"),
-    )
+    head, notes = from_file(options["features"], **{name: options[name] for name in OF_HEAD if name in options})
     for note in notes:
         say(f"note: {note}")
     return head
@@ -130,9 +124,7 @@ def _from_estimator(options: Options, say: Say) -> Head:
 
 
 def _from_model(options: Options, say: Say, processes: Processes, depth: DepthOptions | None) -> Source:
-    device = device_named(options.get("device"))
-    if processes.size > 1:
-        device = processes.device
+    device = processes.device if processes.size > 1 else device_named(options.get("device"))
     say(f"Running your code: {options['model']} and {options['data']}")
     model = call_factory("model", options["model"])
     if "weights" not in options:
@@ -142,36 +134,27 @@ def _from_model(options: Options, say: Say, processes: Processes, depth: DepthOp
     if device is not None and isinstance(model, torch.nn.Module):
         model = model.to(device)
     data = call_factory("data", options["data"])
-    taken: dict[str, Any] = {
-        "layer": options.get("layer"),
-        "loss": options.get("loss", "auto"),
-        "l2": options.get("l2", 0.0),
-        "penalize_intercept": options.get("penalize_intercept", True),
-        "frozen": bool(options.get("frozen")),
-        "reduction": options.get("reduction"),
-        "batch_size": options.get("batch_size", 256),
-        "keep_inputs": False if "inputs" in options else None,
-        "cache": options.get("cache"),
-    }
+    taken: dict[str, Any] = {name: options[name] for name in (*OF_HEAD, *OF_TORCH) if name in options}
+    taken["keep_inputs"] = False if "inputs" in options else None
     if processes.size > 1:
         return Source(from_torch_shared(model, data, processes, **taken))
     head = from_torch(model, data, stream=bool(options.get("stream")), **taken)
     if depth is None:
         return Source(head)
-    inputs = inputs_of_head(data, head, batch_size=taken["batch_size"])
+    inputs = inputs_of_head(data, head, batch_size=options.get("batch_size", 256))
     deeper = DepthAudit(model, (inputs, head.targets), depth, loss=head.loss)
-    _check_alike(deeper.first.outputs(), head)
+    _check_same_outputs(deeper.first.outputs(), head)
     return Source(head, deeper)
 
 
 def _depth_options(options: Options, processes: Processes) -> DepthOptions | None:
-    """Those of scores through the network, in the words of the command's options."""
+    """Return the options of scores through the network, checked in the words of the command line."""
     if "depth" not in options:
         for name in OF_DEPTH:
             if name in options:
                 raise fail(name, "--depth beside it", "none", f"name a depth, or drop --{name.replace('_', '-')}")
         return None
-    for name, why in BESIDE_DEPTH.items():
+    for name, why in NOT_WITH_DEPTH.items():
         if options.get(name):
             raise fail("depth", "the network as it is, in memory", f"--{name}, {why}", f"drop --{name}, or --depth")
     if processes.size > 1:
@@ -199,17 +182,17 @@ def _depth_options(options: Options, processes: Processes) -> DepthOptions | Non
     return DepthOptions(depths=depths, **taken, **{name: options[name] for name in shared if name in options})
 
 
-def _check_alike(outputs: torch.Tensor, head: Head) -> None:
-    """Rows of the network are those of its head only if its outputs are."""
+def _check_same_outputs(outputs: torch.Tensor, head: Head) -> None:
+    """Refuse a network whose outputs are not the head's: its rows would be other records."""
     known = head.outputs[: head.n].to(outputs.device)
-    loose = ALIKE * max(torch.finfo(tensor.dtype).eps for tensor in (known, outputs)) ** 0.5
+    loose = CLOSE * max(torch.finfo(tensor.dtype).eps for tensor in (known, outputs)) ** 0.5
     if not bool((outputs - known).abs().max() <= loose * known.abs().max().clamp_min(1e-30)):
         expected, got = "the same outputs of the model in every pass", "others where the network is run again"
         raise fail("model", expected, got, "turn off random layers and what depends on the calls before")
 
 
 def device_named(name: str | None) -> torch.device | None:
-    """The device that an option names; None where there is none."""
+    """Return the device that an option names; None where there is none."""
     try:
         device = None if name is None else torch.empty(0, device=name).device
         if device is not None and device.type not in ("cpu", "cuda"):
@@ -220,7 +203,7 @@ def device_named(name: str | None) -> torch.device | None:
 
 
 def names_in(path: str, argument: str = "groups") -> np.ndarray:
-    """One name a record, from an .npy file or the lines of a text file."""
+    """Return one name a record, from an .npy file or the lines of a text file."""
     try:
         if path.endswith(".npy"):
             return np.load(path, allow_pickle=False)

@@ -12,6 +12,7 @@ import torch
 from giveaway.checks import InputError, as_tensor, check_finite, check_memory, fail
 from giveaway.extract.batches import RecordBatch, RowBuffer, is_dataset, model_inputs, row_kind
 from giveaway.extract.reader import READ_AGAIN, RecordReader
+from giveaway.extract.torch_model import same_random_states
 from giveaway.records.head import Head
 
 BATCH_SIZE = 512
@@ -62,7 +63,7 @@ def read_records(data: Any, device: torch.device, dtype: torch.dtype) -> ModelRe
     if isinstance(data, tuple | list) and len(data) == 2:
         inputs, targets = data[0], as_tensor("targets", data[1])
     elif not isinstance(data, tuple | list) and is_dataset(data):
-        inputs, targets, _ = _gathered(RecordReader(data, BATCH_SIZE, in_order=True))
+        inputs, targets, _ = _read_twice(RecordReader(data, BATCH_SIZE, in_order=True))
     else:
         raise fail("data", "(inputs, targets), a Dataset or a DataLoader", type(data).__name__, "pass one of these")
     arguments, keywords = model_inputs(inputs)
@@ -85,7 +86,7 @@ def inputs_of_head(data: Any, head: Head, *, batch_size: int = 256) -> Inputs:
 
     Batches with ids are put into the order of the head's.
     """
-    inputs, targets, ids = _gathered(RecordReader(data, batch_size))
+    inputs, targets, ids = _read_twice(RecordReader(data, batch_size))
     if len(targets) != head.n:
         raise fail("data", f"{head.n} records in every pass", f"{len(targets)} in another", READ_AGAIN)
     if ids is None:
@@ -185,8 +186,15 @@ def _only_input(batch: RecordBatch) -> Any:
     return value.detach().cpu() if isinstance(value, torch.Tensor) else value
 
 
+def _read_twice(reader: RecordReader) -> tuple[Inputs, torch.Tensor, np.ndarray | None]:
+    """Return inputs, targets and ids of all records, read a second time to see that they are the same."""
+    with same_random_states(reader.loader):
+        read = _gathered(reader)
+        reader.check_second_pass()
+    return read
+
+
 def _gathered(reader: RecordReader) -> tuple[Inputs, torch.Tensor, np.ndarray | None]:
-    """Read inputs, targets and ids of all records, and a second time to see that they are the same."""
     buffers: dict[int | str, RowBuffer] = {}
     targets, keywords = RowBuffer("targets", reader.total), False
     for batch in reader.first_pass():
@@ -203,7 +211,6 @@ def _gathered(reader: RecordReader) -> tuple[Inputs, torch.Tensor, np.ndarray | 
         for key, tensor in tensors.items():
             buffers[key].add(tensor)
         targets.add(batch.targets)
-    reader.check_second_pass()
     joined = {key: buffer.joined() for key, buffer in buffers.items()}
     inputs = {str(key): tensor for key, tensor in joined.items()} if keywords else tuple(joined.values())
     return inputs, targets.joined(), reader.fingerprints.ids

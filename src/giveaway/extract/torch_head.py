@@ -128,13 +128,7 @@ def from_torch(
 
 
 def from_torch_shared(
-    model: nn.Module,
-    data: Any,
-    processes: Processes,
-    *,
-    cache: str | os.PathLike[str] | None,
-    batch_size: int,
-    **options: Any,
+    model: nn.Module, data: Any, processes: Processes, *, cache: str | None = None, batch_size: int = 256, **more: Any
 ) -> Head:
     """Run `from_torch` by all `processes`, each over its share of the records; return the head of all of them.
 
@@ -154,8 +148,8 @@ def from_torch_shared(
         num_workers=loader.num_workers,
         collate_fn=loader.collate_fn,
     )
-    options |= {"keep_inputs": False, "cache": shared.part(processes.rank, size).path}
-    head = from_torch(model, share, **options)
+    more |= {"keep_inputs": False, "cache": shared.part(processes.rank, size).path}
+    head = from_torch(model, share, **more)
     processes.barrier()
     parts = [shared.part(rank, size).arrays() for rank in range(size)]
     ids = [names for *_, names in parts if names is not None]

@@ -7,7 +7,7 @@ import itertools
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -67,12 +67,26 @@ def model_digest(model: nn.Module) -> str:
 
 
 @contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Switch `model` to evaluation mode inside; put the modes and all global random states back on the way out."""
-    modes = [(module, module.training) for module in model.modules()]
+def same_random_states(loader: DataLoader[Any] | None = None, cuda: Sequence[int] = ()) -> Iterator[None]:
+    """Put all global random states, and the generators of `loader`, back on the way out."""
+    generators = [(generator, generator.get_state()) for generator in _generators(loader)]
     python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002 (the user's, kept as it is)
-    cuda = sorted({value.device.index for value in model.parameters() if value.is_cuda})
     with torch.random.fork_rng(devices=cuda):
+        try:
+            yield
+        finally:
+            for generator, state in generators:
+                generator.set_state(state)
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)  # noqa: NPY002
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module, loader: DataLoader[Any] | None = None) -> Iterator[None]:
+    """Switch `model` to evaluation mode inside; put modes and random states back on the way out."""
+    modes = [(module, module.training) for module in model.modules()]
+    cuda = sorted({value.device.index for value in model.parameters() if value.is_cuda})
+    with same_random_states(loader, cuda):
         try:
             for module, _ in modes:
                 # The flag itself: eval() may be overridden (merging adapters, freezing) with effects of its own.
@@ -81,24 +95,19 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
         finally:
             for module, training in modes:
                 module.training = training
-            random.setstate(python_state)
-            np.random.set_state(numpy_state)  # noqa: NPY002
 
 
 @contextmanager
 def untouched(model: nn.Module, loader: DataLoader[Any]) -> Iterator[None]:
-    """Evaluate without gradients inside; put back buffers and the loader's random generators as well."""
+    """Evaluate without gradients inside; leave the model, its buffers and the loader exactly as they were."""
     buffers = [(module, dict(module._buffers), _copies(module._buffers)) for module in model.modules()]
-    generators = [(generator, generator.get_state()) for generator in _generators(loader)]
     # no_grad, not inference_mode: a tensor the model caches in its forward must stay usable in training.
-    with evaluation_mode(model), torch.no_grad():
+    with evaluation_mode(model, loader), torch.no_grad():
         try:
             yield
         finally:
             for module, originals, values in buffers:
                 _restore(module, originals, values)
-            for generator, state in generators:
-                generator.set_state(state)
 
 
 @dataclass(frozen=True)
@@ -243,7 +252,9 @@ def _copy(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
 
-def _generators(loader: DataLoader[Any]) -> list[torch.Generator]:
+def _generators(loader: DataLoader[Any] | None) -> list[torch.Generator]:
+    if loader is None:
+        return []
     holders = (loader, loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None))
     known = {id(g): g for holder in holders if isinstance(g := getattr(holder, "generator", None), torch.Generator)}
     return list(known.values())
