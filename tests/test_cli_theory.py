@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
 from scipy.stats import chi2
 
-from giveaway.cli import main
 from giveaway.theory import epsilon_lower_bound, estimated_epsilon, expected_gap, fixed_design, random_design
 
 
 @pytest.fixture
-def run(capsys, monkeypatch):
-    """The command's exit code, stdout and stderr."""
-
-    def call(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["giveaway", "theory", *words])
-        code = 0
-        try:
-            main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        told = capsys.readouterr()
-        return code, told.out, told.err
-
-    return call
+def run(giveaway):
+    """Run `giveaway theory` and return its exit code, stdout and stderr."""
+    return partial(giveaway, "theory")
 
 
 def rows(output: str) -> list[dict]:

@@ -10,17 +10,14 @@ import pytest
 from giveaway.attacks.thresholds import threshold
 from giveaway.checks import InputError
 from giveaway.records import Signals
+from tests.attacks.made import made
 
 CASES = [("loss", False), ("confidence", False), ("entropy", False), ("entropy", True)]
 
 
-def made(seed, *, models=3, records=7, queries=2, classes=4, dtype="float64", kind="logits"):
-    rng = np.random.default_rng(seed)
-    logits = rng.normal(size=(models, records, queries, classes)) * 2
-    members = np.arange(models)[:, None] % 2 == rng.integers(2, size=records)
-    labels = rng.integers(classes, size=records)
-    values = logits if kind == "logits" else np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
-    return Signals(values.astype(dtype), members, kind, labels)
+def seen(seed, models=3, kind="logits"):
+    logits = made(seed, targets=models, records=7, queries=2, classes=4)[0]
+    return logits if kind == "logits" else Signals(logits.distribution(), logits.members, kind, logits.labels)
 
 
 def written_out(p, y, by, modified):
@@ -49,7 +46,7 @@ def loop(signals, by, modified):
 @pytest.mark.parametrize(("by", "modified"), CASES)
 @pytest.mark.parametrize("kind", ["logits", "probabilities"])
 def test_statistics_of_classes(by, modified, kind):
-    signals = made(0, kind=kind)
+    signals = seen(0, kind=kind)
     result = threshold(signals, by=by, modified=modified)
     np.testing.assert_allclose(result.scores, loop(signals, by, modified).mean(2), rtol=1e-9)
     assert result.options == {"by": by, "modified": modified, "calibrated": False}
@@ -58,8 +55,7 @@ def test_statistics_of_classes(by, modified, kind):
 
 @pytest.mark.parametrize(("by", "modified"), CASES)
 def test_calibration_takes_off_the_mean_of_models_without_the_record(by, modified):
-    targets, references = made(1), made(2, models=6)
-    references = Signals(references.values, references.members, "logits", targets.labels)
+    targets, references = made(1, records=7, queries=2, classes=4)
     own, theirs = loop(targets, by, modified), loop(references, by, modified)
     expected = np.empty(targets.members.shape)
     for i in range(targets.records):
@@ -101,7 +97,7 @@ def test_near_certain_predictions_stay_apart_and_finite():
 
 
 def test_errors_say_what_to_do():
-    signals = made(0)
+    signals = seen(0)
     phi = Signals(np.ones((1, 2)), np.ones((1, 2)), "phi")
     errors = Signals(np.ones((1, 2)), np.ones((1, 2)), "squared_error")
     with pytest.raises(InputError, match="by: expected a known name, got 'losses'; did you mean loss"):

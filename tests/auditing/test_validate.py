@@ -121,6 +121,13 @@ def test_where_the_audited_model_stands_is_said():
         assert found.about_target() in found.to_markdown()
 
 
+@pytest.mark.parametrize("option", [{"kind": "phi"}, {"fingerprint": {}}, {"labels": [0]}, {"records": 9}])
+def test_signals_need_no_training(option):
+    (name,) = option
+    with pytest.raises(ValueError, match=f"{name}: expected nothing beside signals that are there, got .*drop {name}="):
+        validate(*simulated(records=200), **option)
+
+
 @pytest.mark.parametrize("target", [64, -1, 1.0, [[1]], "3"])
 def test_targets_that_are_no_model(target):
     with pytest.raises(ValueError, match=r"target: expected models of the signals, 0 to 63, got .*; number the "):
@@ -206,6 +213,10 @@ def test_a_table_of_some_of_the_records(tmp_path):
         ({"models": 9}, "models: expected an even number of models, got 9"),
         ({"kind": "logit"}, "kind: expected a known name, got 'logit'; did you mean logits"),
         ({"backend": "spark"}, "backend: expected a known name, got 'spark'"),
+        ({"kind": None}, "kind: expected what attacks.train_shadows needs beside train, got none; pass kind="),
+        ({"fingerprint": None}, "fingerprint: expected what attacks.train_shadows needs beside train, got none"),
+        ({"target": ()}, "target: expected nothing beside a function that trains, got tuple; drop target="),
+        ({"training_seconds": 1.0}, "training_seconds: expected nothing beside a function that trains, got float"),
     ],
 )
 def test_what_is_refused_before_a_model_is_trained(tmp_path, options, words):

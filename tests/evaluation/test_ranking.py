@@ -1,7 +1,9 @@
-"""spearman against SciPy, recall_at against averaging over every way to break ties."""
+"""Rank correlation against SciPy, recall against every way to break ties; the agreement table and its intervals."""
 
 from __future__ import annotations
 
+import csv
+import io
 from itertools import permutations
 
 import numpy as np
@@ -10,8 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
-from giveaway import InputError
-from giveaway.evaluation import recall_at, recall_curve, spearman
+from giveaway import Head, InputError, audit
+from giveaway.evaluation import (
+    agreement,
+    agreement_over_targets,
+    effect_sizes,
+    recall_at,
+    recall_curve,
+    spearman,
+)
+from tests.evaluation.test_attack_success import measured
 
 few_values = st.lists(st.integers(0, 3), min_size=5, max_size=5)
 
@@ -122,3 +132,142 @@ def test_counts_are_rounded_shares():
 def test_refused(call, words):
     with pytest.raises(InputError, match=words):
         call()
+
+
+def made(n: int = 2000, noise: float = 1.0, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    truth = rng.normal(size=n)
+    return truth + noise * rng.normal(size=n), truth
+
+
+def test_values_are_those_of_the_single_functions():
+    scores, truth = made()
+    table = agreement({"a": scores, "b": -scores}, truth, shares=[(0.02, 0.1)])
+    for name, values, row in zip("ab", (scores, -scores), table.rows, strict=True):
+        assert row.score == name
+        assert row.recall[0.02, 0.1].value == recall_at(values, truth, 0.02, 0.1)
+        assert row.spearman.value == pytest.approx(spearman(values, truth))
+    assert table.best().score == "a"
+
+
+def test_intervals_cover_the_value_of_a_large_sample():
+    scores, truth = made(400_000)
+    recall, rank = recall_at(scores, truth, 0.05, 0.05), spearman(scores, truth)
+    covered = np.zeros(2)
+    for seed in range(1, 101):
+        row = agreement({"a": made(1000, seed=seed)[0]}, made(1000, seed=seed)[1], shares=[(0.05, 0.05)]).rows[0]
+        interval = row.recall[0.05, 0.05]
+        covered += [interval.low <= recall <= interval.high, row.spearman.low <= rank <= row.spearman.high]
+    assert covered[0] >= 85
+    assert covered[1] >= 89
+
+
+def test_texts():
+    scores, truth = made()
+    table = agreement({"newton": scores}, truth)
+    (row,) = csv.DictReader(io.StringIO(table.to_csv()))
+    assert row["score"] == "newton"
+    assert float(row["top 1% in 5%_low"]) <= float(row["top 1% in 5%"]) <= float(row["top 1% in 5%_high"])
+    assert (row["targets"], row["spearman_std"]) == ("1", "")
+    head, rule, body, _, caption = table.to_markdown().splitlines()
+    assert head == "| score | top 1% in 5% | top 5% in 5% | spearman |"
+    assert rule == "|---|---|---|---|"
+    assert body.startswith(f"| newton | {float(row['top 1% in 5%']):.2f} (")
+
+    assert caption == (
+        "1 target, 2000 records in all; in brackets 95% intervals, bootstrap over records (spearman: Fisher's)."
+    )
+    without = agreement({"newton": scores}, truth, resamples=0).to_markdown()
+    assert without.splitlines()[-1] == "1 target, 2000 records in all; without intervals."
+
+
+def several(count: int, n: int, spread: float, seed: int) -> list[tuple[dict, np.ndarray]]:
+    """Targets on which the score has a noise of its own each."""
+    noises = np.exp(spread * np.random.default_rng(seed).normal(size=count))
+    pairs = [made(n, noise, seed=1000 * seed + place) for place, noise in enumerate(noises)]
+    return [({"a": scores, "b": -scores}, truth) for scores, truth in pairs]
+
+
+def test_one_target_is_the_plain_agreement():
+    scores, truth = made(500)
+    single, plain = agreement_over_targets([({"a": scores}, truth)]), agreement({"a": scores}, truth)
+    assert (single.rows[0].recall, single.rows[0].spearman) == (plain.rows[0].recall, plain.rows[0].spearman)
+    assert single.to_csv() == plain.to_csv()
+    assert (single.targets, single.resampled) == (1, "records")
+    assert np.isnan(single.rows[0].spearman_std)
+
+
+def test_values_are_means_and_deviations_over_targets_in_any_order():
+    targets = several(4, 300, 0.5, seed=1)
+    pair = (0.05, 0.1)
+    table = agreement_over_targets(targets, shares=[pair])
+    for row in table.rows:
+        recalls = [recall_at(scores[row.score], truth, *pair) for scores, truth in targets]
+        ranks = [spearman(scores[row.score], truth) for scores, truth in targets]
+        assert row.recall[pair].value == pytest.approx(np.mean(recalls), rel=1e-12)
+        assert row.recall_std[pair] == pytest.approx(np.std(recalls, ddof=1), rel=1e-12)
+        assert row.spearman.value == pytest.approx(np.mean(ranks), rel=1e-12)
+        assert row.spearman_std == pytest.approx(np.std(ranks, ddof=1), rel=1e-12)
+        assert row.spearman.low < row.spearman.value < row.spearman.high
+    turned = agreement_over_targets(targets[::-1], shares=[pair])
+    for row, other in zip(table.rows, turned.rows, strict=True):
+        assert other.recall[pair].value == pytest.approx(row.recall[pair].value, rel=1e-12)
+        assert other.spearman.value == pytest.approx(row.spearman.value, rel=1e-12)
+        assert other.spearman_std == pytest.approx(row.spearman_std, rel=1e-12)
+
+
+def test_texts_over_targets():
+    table = agreement_over_targets(several(3, 300, 0.5, seed=2), resamples=20)
+    first, second = csv.DictReader(io.StringIO(table.to_csv()))
+    assert (first["targets"], second["targets"]) == ("3", "3")
+    assert float(first["spearman_std"]) == pytest.approx(table.rows[0].spearman_std, rel=1e-5)
+    *_, body, _, _, caption = table.to_markdown().splitlines()
+    assert f"{table.rows[0].spearman.value:.2f} ± {table.rows[0].spearman_std:.2f} (" in body
+    assert caption == (
+        "Mean ± standard deviation over 3 targets, 900 records in all; in brackets 95% intervals, "
+        "bootstrap over targets and records."
+    )
+
+
+def test_intervals_over_targets_cover_the_mean_of_many():
+    n, spread, pair = 200, 0.4, (0.05, 0.2)
+    many = agreement_over_targets(several(3000, n, spread, seed=9999), shares=[pair], resamples=0).rows[0]
+    covered, by_records = np.zeros(2), 0
+    for seed in range(1, 201):
+        targets = [({"a": scores["a"]}, truth) for scores, truth in several(8, n, spread, seed)]
+        row = agreement_over_targets(targets, shares=[pair], resamples=60, seed=seed).rows[0]
+        covered += [
+            cell.low <= other.value <= cell.high
+            for cell, other in ((row.recall[pair], many.recall[pair]), (row.spearman, many.spearman))
+        ]
+        alone = agreement(*targets[0], shares=[pair], resamples=0).rows[0].spearman
+        reach = 1.96 * np.sqrt(1.06 / (n - 3))
+        by_records += abs(np.arctanh(alone.value) - np.arctanh(many.spearman.value)) < reach
+    assert covered[0] >= 180
+    assert 165 <= covered[1] <= 196
+    assert by_records < 130  # one target's records know nothing of how targets differ
+
+
+def test_scores_of_an_audit_against_measured_signals(shared):
+    """The recalls of the audited target, from the signals of its own records instead of the stored truth."""
+    signals, _ = measured(shared, "bloodmnist")
+    stored = np.load(shared / "truth" / "bloodmnist_cnn_target_200.npz")
+    outputs = stored["features"].astype(float) @ stored["weight"].T.astype(float) + stored["bias"]
+    head = Head(stored["features"], outputs, stored["targets"].astype(int), "cross_entropy", l2=0.01)
+    effect = effect_sizes(signals.of_models(slice(0, 200))).effect_size[stored["index"]]
+    table = agreement({"newton": audit(head, scores=["newton"])["newton"]}, effect)
+    (row,) = table.rows
+    assert [round(cell.value, 3) for cell in row.recall.values()] == [0.817, 0.595]
+    assert round(row.spearman.value, 3) == 0.751
+
+
+def test_agreements_that_are_refused():
+    with pytest.raises(ValueError, match="scores: expected at least one score and one pair of shares, got none"):
+        agreement({}, [1.0, 2.0])
+    scores, truth = made(50)
+    with pytest.raises(ValueError, match="targets: expected the same scores for every target, got b beside a"):
+        agreement_over_targets([({"a": scores}, truth), ({"b": scores}, truth)])
+    with pytest.raises(ValueError, match="scores: expected two rankings of the same records"):
+        agreement({"a": scores[1:]}, truth)
+    with pytest.raises(ValueError, match="scores: expected at least one score"):
+        agreement_over_targets([])

@@ -133,6 +133,11 @@ def test_order_of_the_tests():
     assert (three(random_design(h, -e, 60), alpha)[2] == three(random_design(h, e, 60), alpha)[2]).all()
 
 
+def test_a_negative_error_is_the_mirror_image_with_v_integrated_out():
+    curves = [random_design(0.1, error, 40, integrate=True).tradeoff("signed") for error in (2.0, -2.0)]
+    assert 0.06 < curves[0].tpr(0.05) == curves[1].tpr(0.05)
+
+
 def test_only_likelihood_ratio_tests_are_convex():
     design = random_design(5.0, 0.5, 100)
     assert [bool(is_convex(design.tradeoff(test))) for test in TESTS] == [False, True, True]
