@@ -147,7 +147,7 @@ def _taylor_softmax(signals: Signals, part: slice, temperature: float, degree: i
 
 
 def _reference_means(references: Signals, probability: Probability) -> tuple[np.ndarray, np.ndarray]:
-    """Means (N, Q) over all references and over those that were not trained on the record."""
+    """Average (N, Q) over all references, and over those that were not trained on the record."""
     over_all = np.empty((references.records, references.queries))
     over_out = np.empty_like(over_all)
     for part in references.blocks():
@@ -158,12 +158,11 @@ def _reference_means(references: Signals, probability: Probability) -> tuple[np.
 
 
 def _all_records(one_model: Signals, probability: Probability) -> np.ndarray:
-    """(N, Q)."""
     return np.concatenate([probability(one_model, part)[0] for part in one_model.blocks()])
 
 
 def _points(targets: Signals, references: Signals) -> tuple[Signals, Signals]:
-    """The population's points as records that no model was trained on."""
+    """Return the population's points as records that no model was trained on."""
     found = []
     for argument, signals in (("targets", targets), ("references", references)):
         if signals.population is None:
@@ -178,7 +177,7 @@ def _points(targets: Signals, references: Signals) -> tuple[Signals, Signals]:
 
 
 def _count_below(ratios: np.ndarray, bounds: np.ndarray, vote: str) -> np.ndarray:
-    """For every row of bounds (N, Q), how many of the ratios (Z, Q) lie below it: mean or majority of the queries."""
+    """Count for every row of bounds (N, Q) the ratios (Z, Q) below it, by the mean or the majority of the queries."""
     queries = bounds.shape[1]
     if vote == "mean" or queries == 1:
         counts = [np.searchsorted(np.sort(ratios[:, q]), bounds[:, q]) for q in range(queries)]

@@ -158,7 +158,7 @@ class ShadowStore(ShadowFolder):
         self._form: tuple[np.dtype[Any], tuple[int, ...]] | None = None
 
     def finished(self) -> set[int]:
-        """Numbers of the models whose signals are stored, asked for or not."""
+        """Return the numbers of the models whose signals are stored, asked for or not."""
         alone = {int(file.stem.split("-")[1]) for file in self.path.glob("model-*.npy")}
         return alone | set(range(self._assembled()))
 
@@ -176,7 +176,7 @@ class ShadowStore(ShadowFolder):
         write_atomically(self._file(number), partial(np.save, arr=row, allow_pickle=False))
 
     def signals(self) -> Signals:
-        """The signals of the plan's models, memory-mapped; every one of them must be finished."""
+        """Return the signals of the plan's models, memory-mapped; every one of them must be finished."""
         if not (self.path / MARKER).is_file() or self._assembled() < self.plan.models:
             self._assemble()
         return Signals.load(self.path).of_models(slice(self.plan.models))
@@ -209,7 +209,7 @@ class ShadowStore(ShadowFolder):
         write_atomically(self.path / f"{name}.npy", write)
 
     def _row(self, number: int) -> np.ndarray:
-        """The stored signals of a model on records and population points."""
+        """Return the stored signals of a model on records and population points."""
         if self._file(number).is_file():
             return np.load(self._file(number), mmap_mode="r", allow_pickle=False)
         parts = [self._array("values")[number]]
@@ -230,7 +230,7 @@ class ShadowStore(ShadowFolder):
 
 @contextmanager
 def open_store(folder: str | os.PathLike[str] | None, plan: ShadowPlan) -> Iterator[ShadowStore]:
-    """The folder's store for as long as the block runs: refused to a second run, and to a plan that differs.
+    """Hold the folder's store while the block runs; refuse a second run, and a plan that differs.
 
     Without a folder it is a temporary one; signals that were read from it stay in their memory map.
     """
@@ -249,7 +249,7 @@ def open_store(folder: str | os.PathLike[str] | None, plan: ShadowPlan) -> Itera
 
 
 def stored_seconds(folder: str | os.PathLike[str], models: int) -> float | None:
-    """What training the first `models` models of a folder took, summed; None where it is not known of all of them."""
+    """Sum what training the first `models` models of a folder took; None where it is not known of all of them."""
     file = Path(folder) / SECONDS
     if not file.is_file():  # trained elsewhere, or before the seconds were kept
         return None
@@ -259,7 +259,7 @@ def stored_seconds(folder: str | os.PathLike[str], models: int) -> float | None:
 
 
 def summaries(given: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> dict[str, Any]:
-    """Provenance from what a plan knows and what its user names, arrays by their hash."""
+    """Join what a plan knows and what its user names, arrays by their hash."""
     known = {"giveaway": VERSION, **given}
     taken = sorted({*known} & {*fingerprint})
     if taken:
@@ -268,7 +268,7 @@ def summaries(given: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> dict[
 
 
 def _summary(value: Any) -> Any:
-    """Arrays by their hash, block by block; anything else as JSON gives it back."""
+    """Return the hash of an array, and anything else as JSON gives it back."""
     if isinstance(value, np.ndarray | torch.Tensor) and value.ndim and value.dtype != object:
         return f"sha256 {array_digest(value)}"
     try:

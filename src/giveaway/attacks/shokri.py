@@ -105,7 +105,7 @@ def _training_rows(
     *,
     pooled: bool,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs and membership of the (model, record, query) triples that one attack model learns from."""
+    """Return inputs and membership of the (model, record, query) triples that one attack model learns from."""
     kept = np.ones((references.models, len(records)), dtype=bool)
     if most_rows is not None and kept.size * references.queries > most_rows:
         drawn = rng.choice(kept.size, max(2, most_rows // references.queries), replace=False, shuffle=False)
@@ -121,7 +121,7 @@ def _training_rows(
 
 
 def _features(signals: Signals, records: np.ndarray, features: str, *, pooled: bool) -> np.ndarray:
-    """(M, n, Q, C), or twice C with the label."""
+    """Return probabilities (M, n, Q, C), with the label appended one-hot if `pooled`."""
     p = signals.distribution(records)
     if features == "sorted_probabilities":
         p = np.sort(p, axis=-1)[..., ::-1]

@@ -296,7 +296,7 @@ def _duration(seconds: float | None) -> str:
 
 
 def _models(worth: float) -> str:
-    """A worth in shadow models in words; outside of what the curve shows it has only a bound."""
+    """Say a worth in shadow models in words; outside of what the curve shows it has only a bound."""
     return "more than the measured" if np.isinf(worth) else f"about {worth:.1f}" if worth >= 2 else "fewer than 2"
 
 
