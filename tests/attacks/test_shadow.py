@@ -1,21 +1,19 @@
+"""Training shadow models: the split of the records, the engine, its failures, its memory."""
+
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
-import subprocess
-import sys
 import threading
-import time
 import tracemalloc
-from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from giveaway.attacks.shadow import collect_shadows, train_shadows
-from giveaway.attacks.shadow_store import ShadowFolder, ShadowPlan, balanced_membership, model_seed, stored_seconds
+from giveaway.attacks.shadow import train_shadows
+from giveaway.attacks.shadow_store import balanced_membership, model_membership, model_seed
 from giveaway.checks import InputError
 from giveaway.records import Signals
 
@@ -88,91 +86,6 @@ def test_added_models_leave_the_earlier_ones_and_fewer_are_a_part(tmp_path):
     assert Signals.load(tmp_path).models == 8
 
 
-def test_an_interrupted_run_goes_on(tmp_path):
-    left = [3]
-
-    def train(indices, seed):
-        if left[0] == 0:
-            raise KeyboardInterrupt
-        left[0] -= 1
-        return noise_and_membership(indices, seed)
-
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path, train=train)
-    assert len(list(tmp_path.glob("model-*.npy"))) == 3
-    left[0] = 3  # exactly the missing ones
-    np.testing.assert_array_equal(run(tmp_path, train=train).values[..., 0], plain_loop()[0])
-    assert sorted(file.name for file in tmp_path.iterdir()) == [
-        "lock",
-        "members.npy",
-        "seconds.csv",
-        "shadow.json",
-        "signals.json",
-        "values.npy",
-    ]
-
-
-SLOW_RUN = """
-import sys, time
-import numpy as np
-from tests.attacks.test_shadow import noise_and_membership, run
-
-def train(indices, seed):
-    time.sleep(0.2)
-    return noise_and_membership(indices, seed)
-
-run(sys.argv[1], models=20, train=train, code="1")
-"""
-
-
-def test_kill_9_and_resume(tmp_path):
-    folder = tmp_path / "run"
-    process = subprocess.Popen([sys.executable, "-c", SLOW_RUN, str(folder)], cwd=Path(__file__).parents[2])
-    deadline = time.monotonic() + 60
-    while len(list(folder.glob("model-*.npy"))) < 2 and time.monotonic() < deadline:
-        if len(list(folder.glob("model-*.npy"))) == 1:
-            with pytest.raises(InputError, match=r"expected a folder of its own, got .* in use by another run"):
-                run(folder, models=20, code="1")
-        time.sleep(0.02)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    kept = len(list(folder.glob("model-*.npy")))
-    assert 2 <= kept < 20
-    (folder / ".model-000019.npy-abc.part").write_bytes(b"half")
-    trained = []
-
-    def train(indices, seed):
-        trained.append(seed)
-        return noise_and_membership(indices, seed)
-
-    signals = run(folder, models=20, train=train, code="1")
-    assert len(trained) == 20 - kept
-    np.testing.assert_array_equal(signals.values[..., 0], plain_loop(20)[0])
-    assert not list(folder.glob(".*.part"))
-
-
-def test_a_kill_while_the_array_is_assembled_loses_nothing(tmp_path, monkeypatch):
-    options = {"train": partial(noise_and_membership, rows=RECORDS + 1), "population": 1}
-    run(tmp_path, 2, **options)
-    calls = []
-
-    def killed(*arguments):
-        calls.append(arguments)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("giveaway.attacks.shadow_store.write_json", killed)
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path, 6, **options)
-    monkeypatch.undo()
-    assert len(calls) == 1
-    # as if values.npy were the last file written
-    np.save(tmp_path / "population.npy", np.load(tmp_path / "population.npy")[:2])
-    signals = run(tmp_path, 6, **options)
-    expected = plain_loop(rows=RECORDS + 1)[0]
-    np.testing.assert_array_equal(signals.values[..., 0], expected[:, :RECORDS])
-    np.testing.assert_array_equal(signals.population[..., 0], expected[:, RECORDS:])
-
-
 def test_a_train_that_raises_names_model_and_seed_and_the_others_go_on(tmp_path):
     seeds = [model_seed(number, seed=0) for number in range(6)]
 
@@ -211,53 +124,6 @@ def test_unusable_signals_are_a_failure_of_that_model(tmp_path, gives, words):
         run(tmp_path, train=train)
 
 
-def changed_train(indices, seed):
-    return noise_and_membership(indices, seed)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"fingerprint": {"data": np.arange(4)}}, "got data differ; train them in another folder"),
-        ({"fingerprint": {"data": np.arange(3), "epochs": 5}}, "got epochs was None, is 5;"),
-        ({"seed": 1}, "got seed was 0, is 1;"),
-        ({"kind": "squared_error"}, "got kind was 'phi', is 'squared_error';"),
-        ({"records": 22}, "got records was 23, is 22;"),
-        ({"labels": np.zeros(RECORDS, dtype=int)}, "got labels differ;"),
-        ({"population": 3}, "got population was 0, is 3;"),
-        ({"train": changed_train}, "got code differ;"),
-    ],
-)
-def test_a_changed_plan_is_refused(tmp_path, options, words):
-    run(tmp_path, 2)
-    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    with pytest.raises(InputError, match=words):
-        run(tmp_path, 4, **options)
-    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
-
-
-def test_another_version_of_giveaway_is_refused(tmp_path, monkeypatch):
-    run(tmp_path, 2)
-    monkeypatch.setattr("giveaway.attacks.shadow_store.VERSION", "99.0")
-    with pytest.raises(InputError, match=r"giveaway was '.*', is '99.0'"):
-        run(tmp_path, 4)
-
-
-def test_a_second_run_on_the_folder_is_refused(tmp_path):
-    run(tmp_path, 2)
-    with open(tmp_path / "lock") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.raises(InputError, match=r"got .*, in use by another run; wait for that run"):
-            run(tmp_path, 4)
-    run(tmp_path, 4)
-
-
-def test_files_are_private(tmp_path):
-    run(tmp_path / "run", 2)
-    assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
-    assert {file.stat().st_mode & 0o777 for file in (tmp_path / "run").iterdir()} == {0o600}
-
-
 def test_devices_go_round(tmp_path):
     def train(indices, seed, device):
         return lambda: np.full(RECORDS, float(device[-1]))
@@ -292,12 +158,6 @@ def test_refusals(tmp_path, options, words):
         run(tmp_path / "new", **options)
 
 
-def test_a_folder_of_something_else_is_refused(tmp_path):
-    (tmp_path / "thesis.tex").write_text("all of it")
-    with pytest.raises(InputError, match="folder: expected a new, empty or earlier shadow folder"):
-        run(tmp_path)
-
-
 def test_a_train_that_cannot_be_sent_is_refused(tmp_path):
     held = threading.Lock()
 
@@ -315,128 +175,6 @@ def test_a_killed_worker_is_said_in_a_line(tmp_path):
 
     with pytest.raises(InputError, match="workers: expected processes that live, got one that was killed"):
         run(tmp_path, train=train, workers=2)
-
-
-# ------------------------------------------------------------------------------------------------ seconds
-
-
-def sleeping(indices, seed):
-    time.sleep(0.02)
-    return noise_and_membership(indices, seed)
-
-
-@pytest.mark.parametrize("options", [{}, {"workers": 2, "backend": "threading"}])
-def test_the_seconds_of_training_are_summed_and_survive_a_resume(tmp_path, options):
-    left = [3]
-
-    def train(indices, seed):
-        if left[0] == 0:
-            raise KeyboardInterrupt
-        left[0] -= 1
-        return sleeping(indices, seed)
-
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path, train=train, code="1")
-    assert stored_seconds(tmp_path, 2) >= 0.04
-    assert stored_seconds(tmp_path, 6) is None
-    began = time.perf_counter()
-    run(tmp_path, train=sleeping, code="1", **options)
-    took = time.perf_counter() - began
-    first, every = stored_seconds(tmp_path, 2), stored_seconds(tmp_path, 6)
-    assert 0.12 <= every <= 2 * took + 0.5  # two workers at most
-    run(tmp_path, train=sleeping, code="1")
-    assert (stored_seconds(tmp_path, 2), stored_seconds(tmp_path, 6)) == (first, every)
-
-
-def test_seconds_of_models_trained_together_go_to_the_next_that_is_stored(tmp_path):
-    plan = ShadowPlan(RECORDS, 4, "phi", {})
-
-    def train_missing(missing):
-        time.sleep(0.05)
-        yield 9, np.zeros(RECORDS)  # not asked for
-        for number in missing:
-            yield number, np.zeros(RECORDS)
-
-    collect_shadows(train_missing, plan, folder=tmp_path, on_model=lambda *_: time.sleep(0.1))
-    lines = [line.split(",") for line in (tmp_path / "seconds.csv").read_text().splitlines()]
-    assert [int(number) for number, _ in lines] == [0, 1, 2, 3]
-    seconds = [float(value) for _, value in lines]
-    assert 0.05 <= seconds[0] < 0.1  # what is done with a model is no training
-    assert max(seconds[1:]) < 0.05
-    assert stored_seconds(tmp_path, 4) == pytest.approx(sum(seconds))
-
-
-def test_a_folder_without_seconds_is_read_and_they_are_unknown(tmp_path):
-    run(tmp_path, 2)
-    (tmp_path / "seconds.csv").unlink()
-    assert stored_seconds(tmp_path, 2) is None
-    assert run(tmp_path, 4).models == 4
-    assert stored_seconds(tmp_path, 4) is None
-    assert stored_seconds(tmp_path / "signals.npz", 4) is None
-
-
-def test_of_a_model_trained_twice_the_last_line_counts_and_half_a_line_does_not(tmp_path):
-    (tmp_path / "seconds.csv").write_text("0,1.000000\n1,2.000000\n0,4.000000\n2,8.0")
-    assert stored_seconds(tmp_path, 2) == 6.0
-    assert stored_seconds(tmp_path, 3) is None
-
-
-# ------------------------------------------------------------------------------------------------ removal
-
-
-def test_what_training_wrote_is_removed_and_nothing_else(tmp_path):
-    folder = tmp_path / "run"
-
-    def interrupt(done, models):
-        if done == 3:
-            raise KeyboardInterrupt
-
-    options = {"population": 1, "train": partial(noise_and_membership, rows=RECORDS + 1), "code": "1"}
-    run(folder, 2, **options)
-    with pytest.raises(KeyboardInterrupt):
-        run(folder, 6, **options, on_model=interrupt)
-    (folder / ".values.npy-abc.part").write_bytes(b"half")
-    mine = {"model-a.npy", "values.npy.bak", "notes.txt", ".notes.txt-abc.part"}
-    for name in mine:
-        (folder / name).write_text("mine")
-    written = {file.name for file in folder.iterdir()} - mine
-    assert {"model-000002.npy", "values.npy", "population.npy", "members.npy", "seconds.csv", "lock"} < written
-    assert ShadowFolder(folder).marked
-    assert ShadowFolder(folder).remove() == len(written)
-    assert {file.name for file in folder.iterdir()} == mine
-    assert not ShadowFolder(folder).marked
-    run(tmp_path / "alone", 2)
-    ShadowFolder(tmp_path / "alone").remove()
-    assert not (tmp_path / "alone").exists()
-
-
-def test_a_folder_in_use_is_not_removed(tmp_path):
-    run(tmp_path, 2)
-    before = sorted(file.name for file in tmp_path.iterdir())
-    with open(tmp_path / "lock") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.raises(InputError, match=r"folder: expected a folder of its own, got .*, in use by another run"):
-            ShadowFolder(tmp_path).remove()
-    assert sorted(file.name for file in tmp_path.iterdir()) == before
-
-
-def test_an_interrupted_removal_can_be_repeated(tmp_path, monkeypatch):
-    run(tmp_path / "run", 2)
-    unlink, calls = Path.unlink, []
-
-    def interrupted(path, missing_ok=False):
-        calls.append(path)
-        if len(calls) == 4:
-            raise KeyboardInterrupt
-        unlink(path, missing_ok=missing_ok)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "unlink", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            ShadowFolder(tmp_path / "run").remove()
-    assert ShadowFolder(tmp_path / "run").marked
-    ShadowFolder(tmp_path / "run").remove()
-    assert not (tmp_path / "run").exists()
 
 
 # ------------------------------------------------------------------------------------------------ Dask, memory
@@ -486,3 +224,49 @@ def test_memory_does_not_grow_with_the_models(tmp_path, monkeypatch, options):
     peak_of(tmp_path / "first", 2, **options)  # what is imported or cached once
     few, many = (peak_of(tmp_path / str(models), models, **options) for models in (10, 100))
     assert many - few < 0.2 * 90 * one_model, (few / one_model, many / one_model)
+
+
+# ------------------------------------------------------------------------------------------------ membership
+
+
+@settings(max_examples=30, deadline=None)
+@given(pairs=st.integers(1, 10), records=st.integers(2, 60), seed=st.integers(0, 2**40))
+def test_every_record_is_in_half_the_models_and_every_model_has_half_the_records(pairs, records, seed):
+    members = balanced_membership(2 * pairs, records, seed=seed)
+    assert (members.sum(axis=0) == pairs).all()
+    assert set(members.sum(axis=1)) <= {records // 2, records - records // 2}
+
+
+def test_more_models_leave_the_earlier_ones():
+    all_at_once = balanced_membership(10, 31, seed=4)
+    np.testing.assert_array_equal(balanced_membership(6, 31, seed=4), all_at_once[:6])
+    np.testing.assert_array_equal(balanced_membership(4, 31, seed=4, first=6), all_at_once[6:])
+    np.testing.assert_array_equal(model_membership(7, 31, seed=4), all_at_once[7])
+
+
+def test_seeds_and_pairs_differ():
+    members = balanced_membership(20, 40, seed=0)[::2]
+    assert len(np.unique(members, axis=0)) == 10
+    assert not np.array_equal(members, balanced_membership(20, 40, seed=1)[::2])
+    assert len({model_seed(number, seed=seed) for number in range(100) for seed in (0, 1)}) == 200
+
+
+def test_membership_of_two_records_is_independent():
+    members = balanced_membership(4000, 40, seed=0)[::2]
+    together = np.corrcoef(members[:, :6].T)
+    # without replacement two records are correlated by −1/(N − 1)
+    assert np.abs(together[np.triu_indices(6, 1)] + 1 / 39).max() < 0.08
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"models": 3}, "models: expected an even number of models, got 3; half of them leave each record out"),
+        ({"models": 0}, "models: expected an even number of models, got 0"),
+        ({"first": 1}, "models: expected an even number of models, got 4 from model 1 on"),
+        ({"records": 1}, "records: expected at least two records, got 1"),
+    ],
+)
+def test_membership_refusals(options, words):
+    with pytest.raises(InputError, match=words):
+        balanced_membership(**{"models": 4, "records": 10, "seed": 0, **options})

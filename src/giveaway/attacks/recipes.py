@@ -79,10 +79,8 @@ def train_recipe(
         fingerprint["architecture"] = str(seeded_model(partial(made.build, x.shape[1:], outputs), seed=0))
     else:
         fingerprint["solver"] = getattr(made.solve, "__qualname__", "")
-    labels, others = (y[:count], y[count:]) if classes else (None, None)
-    plan = ShadowPlan(
-        count, models, chosen, fingerprint, seed, labels, len(x) - count, others if len(x) > count else None
-    )
+    labels, others = (y[:count] if classes else None), (y[count:] if classes and len(x) > count else None)
+    plan = ShadowPlan(count, models, chosen, fingerprint, seed, labels, len(x) - count, others)
 
     def train_missing(missing: Sequence[int]) -> Iterator[Outcome]:
         if made.solve is not None:
