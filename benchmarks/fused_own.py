@@ -10,22 +10,19 @@ fused and the best single score of the head; and how predicted_success is calibr
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from fused_own_truth import SETS, adult_columns, sentences
 from fused_truth import SCORES, figures, joined
+from measuring import RESULTS, environment, write_json
 
 import giveaway as ga
 from giveaway.attacks.lira import lira_within
 from giveaway.curvature.choice import Auto
 from giveaway.evaluation.ranking import agreement_over_targets
 
-RESULTS = Path(__file__).parent / "results"
 SINGLE = ("loss", "gls_trace", "influence", "newton")
 
 
@@ -118,10 +115,10 @@ def main() -> None:
     parser.add_argument("--targets", type=int)
     parser.add_argument("--out", type=Path, default=RESULTS / "fused_own.json")
     options = parser.parse_args()
-    result: dict[str, Any] = {"torch": torch.__version__, "python": platform.python_version()}
+    result: dict[str, Any] = {"environment": environment()}
     for name in options.sets:
         result[name] = measure(name, options)
-        options.out.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+        write_json(options.out, result)
         print(name, result[name]["fused minus best single"])
         for score, cells in result[name]["scores"].items():
             print(f"  {score:40s} {' · '.join(f'{cell[0]:.3f}' for cell in cells)}")

@@ -11,22 +11,17 @@ Seconds are wall-clock, memory the largest resident size of the process. Run on 
 from __future__ import annotations
 
 import argparse
-import json
-import platform
-import resource
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
+from measuring import RESULTS, environment, memory, write_json
 
 import giveaway as ga
 from giveaway.curvature.choice import Auto
 from giveaway.extract import from_file
-
-RESULTS = Path(__file__).parent / "results"
 
 
 def made_table(rows: int) -> tuple[ga.Head, np.ndarray]:
@@ -49,7 +44,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         head, _ = from_file(options.target, l2=0.01)
         with np.load(options.target) as held, np.load(options.cifar10) as images:
             inputs = np.ascontiguousarray(images["x_train"][held["index"]].transpose(0, 3, 1, 2))
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = memory("VmHWM")
     began, cpu = time.perf_counter(), time.process_time()
     table = ga.audit(
         replace(head, inputs=inputs), scores=["newton", "left_out", "fused"], curvature=Auto(l2_sensitivity=False)
@@ -58,8 +53,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "records": len(table),
         "seconds": round(time.perf_counter() - began, 1),
         "cpu_seconds": round(time.process_time() - cpu, 1),
-        "peak_gb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6, 2),
-        "data_gb": round(before / 1e6, 2),
+        "peak_gb": round(memory("VmHWM") / 1e9, 2),
+        "data_gb": round(before / 1e9, 2),
         "view": table.meta.view.to_json(),
     }
 
@@ -72,16 +67,8 @@ def main() -> None:
     parser.add_argument("--cifar10", type=Path)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    found = {
-        **measure(options),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-    }
-    print(json.dumps(found, indent=1))
-    out = options.out or RESULTS / f"fused_speed_{options.what}.json"
-    out.write_text(json.dumps(found, indent=1) + "\n")
+    found = {**measure(options), "environment": environment()}
+    write_json(options.out or RESULTS / f"fused_speed_{options.what}.json", found, show=True)
 
 
 if __name__ == "__main__":

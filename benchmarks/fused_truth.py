@@ -12,15 +12,13 @@ of one audit with both views.
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
+from measuring import RESULTS, environment, write_json
 
 import giveaway as ga
 from giveaway.curvature.choice import Auto
@@ -30,7 +28,6 @@ from giveaway.extract import from_file
 from giveaway.extract.user_files import signals_from
 from giveaway.scores.fused import normal_scores
 
-RESULTS = Path(__file__).parent / "results"
 IMAGES = {"cifar10_cnn": ("cifar10", "x_train"), "bloodmnist_cnn": ("bloodmnist", "images")}
 SIGNALS = {"cifar10_cnn": "cifar10_cnn_signals_10k.npz", "bloodmnist_cnn": "bloodmnist_cnn_signals.npz"}
 SCORES = ("loss", "gls_trace", "influence", "newton", "left_out", "fused")
@@ -117,8 +114,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=RESULTS / "fused_truth.json")
     options = parser.parse_args()
-    device = torch.cuda.get_device_name() if options.device != "cpu" else f"{torch.get_num_threads()} CPU threads"
-    result = {"device": device, "python": platform.python_version(), "torch": torch.__version__}
+    result: dict[str, Any] = {"environment": environment(options.device)}
     for name in options.sets:
         result[name] = measure(options, name)
         print(name)
@@ -127,7 +123,7 @@ def main() -> None:
             print(f"  {score:40s} {' · '.join(shown)}   worth {row['worth in shadow models']}")
         for each in result[name]["targets"]:
             print(f"  target {each['target']}: {each['fused']}, {each['seconds']} s", flush=True)
-    options.out.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    write_json(options.out, result)
 
 
 if __name__ == "__main__":

@@ -17,15 +17,13 @@ import argparse
 import datetime
 import itertools
 import json
-import os
-import platform
 import tempfile
 import time
-from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 import torch
+from measuring import RESULTS, environment, write_json
 from scipy.stats import binomtest
 from torch.utils.data import TensorDataset
 
@@ -133,17 +131,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--retrains", type=int, default=20)
     parser.add_argument("--draws", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "gate_digits.json")
+    parser.add_argument("--out", type=Path, default=RESULTS / "gate_digits.json")
     options = parser.parse_args()
     began = time.perf_counter()
     tables = {}
     for draw, rate in itertools.product(range(options.draws), RATES):
         tables[rate, draw] = audits(rate, draw, options.retrains)
         print(f"{rate:.0%} wrong, draw {draw}: {time.perf_counter() - began:.0f} s", flush=True)
-    versions = {name: metadata.version(name) for name in ("giveaway", "torch", "numpy", "scikit-learn")}
-    environment = {"cores": os.cpu_count(), "threads": torch.get_num_threads(), "python": platform.python_version()}
     report = {
-        "environment": {**environment, **versions},
+        "environment": environment("cpu", "scikit-learn"),
         "records": len(digits_dataset()),
         "retrains": options.retrains,
         "draws": options.draws,
@@ -153,9 +149,7 @@ def main() -> None:
         },
         "seconds": round(time.perf_counter() - began),
     }
-    options.out.parent.mkdir(exist_ok=True)
-    options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(report, indent=1))
+    write_json(options.out, report, show=True)
 
 
 if __name__ == "__main__":

@@ -8,11 +8,10 @@ gls : gls_trace, influence and newton of --records records, each by right sides 
     last:4 and all; Spearman with the measured effect size, and of the sketch with the exact influence.
 sketches : the first stage at the other depths: Spearman over all records.
 
-    python benchmarks/gpu_network.py --split cifar10.npz --data DIR [--shared DIR]   (parts of less than 60 MB)
     python benchmarks/gpu_network.py OUT.json --data DIR [--shared DIR] [--stages influence gls sketches]
     python benchmarks/gpu_network.py OUT.json --small   (made images, a small network, on a CPU)
 
---data holds cifar10.npz, or the parts. A stage that would outlast --limit seconds ends without a result; stages of an
+--data holds cifar10.npz. A stage that would outlast --limit seconds ends without a result; stages of an
 earlier run stay in OUT.json. Damping is in units of the summed loss. --tf32 rounds the passes through convolutions
 (convolutions), which leaves the products with the Jacobian that comes out in float32, or everything (all).
 """
@@ -21,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from measuring import environment, read_json, timed, write_json
 from torch import nn
 
 from giveaway.attacks.recipes import build_cnn
@@ -37,7 +36,6 @@ from giveaway.network import InverseCurvature, Network, NetworkScores, score_rec
 
 DEPTHS = ("head", "last:2", "last:4", "all")
 STAGES = ("influence", "gls", "sketches")
-PARTS = 2
 SMALL: dict[str, Any] = {"device": "cpu", "epochs": 3, "probes": 8, "records": 6, "most_steps": 10, "memory": 0.2}
 
 
@@ -55,30 +53,9 @@ def read_truth(shared: Path, target: int) -> tuple[np.ndarray, np.ndarray, np.nd
 
 
 def read_images(folder: Path, index: np.ndarray) -> np.ndarray:
-    """uint8 images of these records, (n, 32, 32, 3)."""
-    whole = folder / "cifar10.npz"
-    if whole.exists():
-        with np.load(whole) as held:
-            return held["x_train"][index]
-    images, found = np.empty((len(index), 32, 32, 3), np.uint8), np.zeros(len(index), bool)
-    for file in sorted(folder.glob("images_*.npz")):
-        with np.load(file) as held:
-            _, here, there = np.intersect1d(index, held["rows"], return_indices=True)
-            images[here], found[here] = held["images"][there], True
-    if not found.all():
-        raise SystemExit(f"data: {int((~found).sum())} of {len(index)} images are missing; bring all parts of --split")
-    return images
-
-
-def split(source: Path, folder: Path, index: np.ndarray) -> None:
-    """The images of these records, in parts that travel alone."""
-    with np.load(source) as held:
-        images = held["x_train"]
-    folder.mkdir(parents=True, exist_ok=True)
-    for number, rows in enumerate(np.array_split(index, PARTS)):
-        file = folder / f"images_{number}.npz"
-        np.savez_compressed(file, images=images[rows], rows=rows)
-        print(file, len(rows), file.stat().st_size)
+    """Return uint8 images of these records, (n, 32, 32, 3)."""
+    with np.load(folder / "cifar10.npz") as held:
+        return held["x_train"][index]
 
 
 def standardized(images: np.ndarray) -> torch.Tensor:
@@ -117,14 +94,9 @@ class Run:
         self.x, self.y = standardized(images).to(self.device), torch.from_numpy(labels).to(self.device)
         rng = np.random.default_rng(options.seed)
         self.rows = np.sort(rng.choice(len(labels), min(options.records, len(labels)), replace=False))
-        self.report: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
-        self.report |= {
-            "device": torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu",
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-            "records": len(labels),
-            "target": options.target,
-        }
+        self.report: dict[str, Any] = read_json(options.out)
+        told = {"environment": environment(self.device), "records": len(labels), "target": options.target}
+        self.report |= told
         self.influence: np.ndarray | None = None
         self.model = self._model()
 
@@ -137,8 +109,8 @@ class Run:
             model.load_state_dict(torch.load(options.weights, map_location=self.device, weights_only=True))
             model.eval()
         else:
-            _, seconds = self.timed(lambda: trained(model, self.x, self.y, options.epochs, options.seed))
-            self.report["training_seconds"] = seconds
+            _, seconds = timed(lambda: trained(model, self.x, self.y, options.epochs, options.seed), self.device)
+            self.report["training_seconds"] = round(seconds, 2)
             if options.weights is not None:
                 torch.save(model.state_dict(), options.weights)
         with torch.no_grad():
@@ -147,16 +119,8 @@ class Run:
         self.write()
         return model
 
-    def timed(self, work: Callable[[], Any]) -> tuple[Any, float]:
-        """What `work` gives, and its seconds on the device."""
-        self._wait()
-        began = time.perf_counter()
-        found = work()
-        self._wait()
-        return found, round(time.perf_counter() - began, 2)
-
     def write(self) -> None:
-        self.options.out.write_text(json.dumps(self.report, indent=1) + "\n", encoding="utf-8")
+        write_json(self.options.out, self.report)
 
     def stage(self, stage: str, depth: str, score: Callable[[InverseCurvature], NetworkScores]) -> NetworkScores | None:
         """One depth of a stage, its cost and settings, into the report."""
@@ -189,12 +153,12 @@ class Run:
 
         began = time.perf_counter()
         try:
-            found, told["seconds"] = self.timed(solve)
+            found, seconds = timed(solve, self.device)
         except (OutOfTime, torch.OutOfMemoryError) as error:
             told |= {"seconds": None, "ended": type(error).__name__, "steps_taken": len(taken)}
             self.write()
             return None
-        told |= found.report
+        told |= {"seconds": round(seconds, 2), **found.report}
         if len(taken) > 1:
             told["seconds_a_step"] = round((taken[-1] - taken[0]) / (len(taken) - 1), 4)
         if self.device.type == "cuda":
@@ -232,17 +196,12 @@ class Run:
             }
             self.write()
 
-    def _wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, nargs="?")
     parser.add_argument("--shared", type=Path, default=Path(__file__).parents[2] / "shared")
-    parser.add_argument("--data", type=Path, help="folder with cifar10.npz or the parts of --split")
-    parser.add_argument("--split", type=Path, help="cifar10.npz, to write in parts into --data")
+    parser.add_argument("--data", type=Path, help="folder with cifar10.npz")
     parser.add_argument("--target", type=int, default=200)
     parser.add_argument("--weights", type=Path)
     parser.add_argument("--stages", nargs="+", default=STAGES, choices=STAGES)
@@ -261,9 +220,6 @@ def main() -> None:
     parser.add_argument("--tf32", default="none", choices=("none", "convolutions", "all"), help="what is in TF32")
     parser.add_argument("--small", action="store_true", help="200 records and few steps on a CPU, to try the script")
     options = parser.parse_args()
-    if options.split is not None:
-        split(options.split, options.data, read_truth(options.shared, options.target)[0])
-        return
     if options.out is None or (options.data is None and not options.small):
         parser.error("name OUT.json, and the images with --data")
     if options.small:

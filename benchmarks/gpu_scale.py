@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import json
 import math
-import platform
 import sys
-import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from measuring import environment, write_json
+from measuring import timed as timed_on
 
 import giveaway as ga
 from giveaway.curvature.choice import Dense, Sketch
@@ -73,13 +74,7 @@ def said_of(head: ga.Head) -> dict[str, float]:
     }
 
 
-def timed(work: Any) -> tuple[Any, float]:
-    """What `work` gives, and its seconds on the device."""
-    torch.cuda.synchronize()
-    began = time.perf_counter()
-    result = work()
-    torch.cuda.synchronize()
-    return result, time.perf_counter() - began
+timed = partial(timed_on, device=GPU)
 
 
 def dense() -> dict[str, Any]:
@@ -164,18 +159,11 @@ def product_rates(head: ga.Head, rate: float) -> dict[str, Any]:
 
 def main() -> None:
     out, *chosen = sys.argv[1:]
-    results: dict[str, Any] = {
-        "environment": {
-            "device": torch.cuda.get_device_name(),
-            "torch": torch.__version__,
-            "cuda": torch.version.cuda,
-            "python": platform.python_version(),
-        }
-    }
+    results: dict[str, Any] = {"environment": environment(GPU), "cuda": torch.version.cuda}
     for name in chosen or ["dense", "precision", "imagenet"]:
         results[name] = {"dense": dense, "precision": precision, "imagenet": imagenet}[name]()
         print(name, json.dumps(results[name], indent=1), flush=True)
-        Path(out).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+        write_json(Path(out), results)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import time
 from dataclasses import replace
 from functools import partial
@@ -25,14 +24,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
+from measuring import RESULTS, environment, write_json
 
 from giveaway.attacks.recipes import RECIPES, build_mlp, train_recipe
 from giveaway.attacks.shadow_store import balanced_membership, model_seed
 from giveaway.attacks.stacked import Training, train_stacked
 from giveaway.evaluation import effect_sizes, spearman
-
-RESULTS = Path(__file__).parent / "results"
 
 
 def made_rows(rows: int, features: int = 20, classes: int = 4) -> tuple[np.ndarray, np.ndarray]:
@@ -141,17 +138,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     options.out = options.out or RESULTS / f"gpu_shadow_{options.which}.json"
-    options.out.parent.mkdir(exist_ok=True, parents=True)
-    on_gpu = torch.device(options.device).type == "cuda"
-    report = {
-        "device": torch.cuda.get_device_name(options.device) if on_gpu else "cpu",
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "models": options.models,
-        **(time_mlps(options) if options.which == "mlp" else time_cnns(options)),
-    }
-    options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(report))
+    found = time_mlps(options) if options.which == "mlp" else time_cnns(options)
+    report = {"environment": environment(options.device), "models": options.models, **found}
+    write_json(options.out, report, show=True)
 
 
 if __name__ == "__main__":

@@ -27,12 +27,9 @@ Then `python benchmarks/head_peers.py` (Linux; `--help` for the options).
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import math
 import os
-import platform
-import re
 import resource
 import signal
 import statistics
@@ -48,6 +45,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from measuring import RESULTS, environment, memory, reset_peak_memory, write_json
 from scipy.stats import spearmanr
 from torch.nn.functional import cross_entropy, one_hot
 from torch.utils.data import DataLoader, TensorDataset
@@ -61,8 +59,8 @@ BATCH = 250  # records at a time where a contender does not say its own
 MEMORY_GB = 12.0  # that a contender may map above its start
 COSTLY = 20.0  # CPU seconds above which a contender is not repeated
 AGREES = 1e-6  # the largest relative error with which a contender counts as exact
-PACKAGES = ["giveaway", "torch", "numpy", "scipy", "curvlinops-for-pytorch", "laplace-torch", "backpack-for-pytorch"]
-PACKAGES += ["pyDVL", "captum", "dattri", "statsmodels", "kronfluence"]
+PACKAGES = ("scipy", "curvlinops-for-pytorch", "laplace-torch", "backpack-for-pytorch", "pyDVL", "captum", "dattri")
+PACKAGES += ("statsmodels", "kronfluence")
 
 
 @dataclass(frozen=True)
@@ -309,7 +307,7 @@ CONTENDERS = {
 
 
 def status_mb(field: str) -> float:
-    return int(re.findall(rf"{field}:\s*(\d+) kB", Path("/proc/self/status").read_text())[0]) / 1024
+    return memory(field) / 2**20
 
 
 def set_limits(seconds: float) -> None:
@@ -332,7 +330,7 @@ def measure(name: str, stem: str, limit: float) -> None:
     try:
         run(Problem.draw(60, 5, min(3, problem.m)))
         set_limits(limit)
-        Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts again from here
+        reset_peak_memory()
         resident, start = status_mb("VmRSS"), time.process_time()
         scores = run(problem)
         outcome = {"cpu_s": time.process_time() - start, "peak_mb": status_mb("VmHWM") - resident}
@@ -438,18 +436,6 @@ def summary(report: dict) -> str:
     return "\n".join(lines)
 
 
-def environment(threads: int) -> dict:
-    installed = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
-    cpu = re.findall(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text())
-    return {
-        "python": platform.python_version(),
-        "packages": {name: installed.get(name) for name in PACKAGES},
-        "cpu": cpu[0] if cpu else platform.machine(),
-        "cores": os.cpu_count(),
-        "threads": threads,
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="CPU time, memory and agreement of giveaway and its peers.")
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
@@ -458,14 +444,14 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=120.0, help="CPU seconds a contender may take")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--records", type=int, help="replaces every setting's n, for a quick look")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "head_peers.json")
+    parser.add_argument("--out", type=Path, default=RESULTS / "head_peers.json")
     options = parser.parse_args()
-    report = {"environment": environment(options.threads), "limit_s": options.limit, "memory_gb": MEMORY_GB}
+    where = environment("cpu", *PACKAGES) | {"threads": options.threads}
+    report = {"environment": where, "limit_s": options.limit, "memory_gb": MEMORY_GB}
     report |= {"repeats": options.repeats, "settings": {}}
-    options.out.parent.mkdir(parents=True, exist_ok=True)
     for key in options.settings:
         report["settings"][key] = measure_setting(key, options)
-        options.out.write_text(json.dumps(report, indent=1) + "\n")
+        write_json(options.out, report)
     print(summary(report))
 
 

@@ -14,16 +14,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
-import subprocess
-import sys
 import time
-from importlib import metadata
 from pathlib import Path
 
 import torch
+from measuring import RESULTS, environment, in_own_process, memory, reset_peak_memory, write_json
 from threadpoolctl import threadpool_limits
 
 import giveaway as ga
@@ -48,7 +44,7 @@ def measure(setting: str, repeats: int, threads: int) -> dict:
     head = made_head(n, d, m)
     ga.audit(made_head(200, 8, m), curvature=Auto(l2_sensitivity=False))
     resident = memory("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")
+    reset_peak_memory()
     ga.audit(head, curvature=Auto(l2_sensitivity=False))
     peak = memory("VmHWM") - resident
     runs = []
@@ -115,34 +111,12 @@ def gemm_rate() -> float:
     return 4 * GEMM_SIZE**3 / (time.process_time() - began)
 
 
-def memory(field: str) -> int:
-    """VmRSS or VmHWM of this process, in bytes."""
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
-
-
-def environment(threads: int) -> dict:
-    model = next(
-        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
-        platform.processor(),
-    )
-    packages = {name: metadata.version(name) for name in ("giveaway", "torch", "numpy", "scipy")}
-    return {
-        "cpu": model,
-        "cores": os.cpu_count(),
-        "threads": threads,
-        "system": platform.system(),
-        "python": platform.python_version(),
-        **packages,
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--only", choices=SETTINGS)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "head_speed.json")
+    parser.add_argument("--out", type=Path, default=RESULTS / "head_speed.json")
     parser.add_argument("--in-this-process", choices=SETTINGS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.in_this_process:
@@ -151,11 +125,8 @@ def main() -> None:
     results = []
     print("setting    CPU s (median)   share of GEMM rate (median, best; sums, forms)   peak MB (allowed)")
     for setting in [arguments.only] if arguments.only else SETTINGS:
-        command = [sys.executable, __file__, "--in-this-process", setting]
-        command += ["--repeats", str(arguments.repeats), "--threads", str(arguments.threads)]
-        environ = {**os.environ, "OMP_NUM_THREADS": str(arguments.threads)}
-        done = subprocess.run(command, check=True, capture_output=True, text=True, env=environ)
-        result = json.loads(done.stdout)
+        asked = ("--repeats", arguments.repeats, "--threads", arguments.threads)
+        result = in_own_process(__file__, "--in-this-process", setting, *asked, threads=arguments.threads)
         results.append(result)
         print(
             f"{setting:10s} {statistics.median(result['cpu_seconds']):14.2f}   {result['median_share']:18.2f} "
@@ -164,9 +135,7 @@ def main() -> None:
             flush=True,
         )
     if not arguments.only:
-        arguments.out.parent.mkdir(exist_ok=True)
-        text = json.dumps({"environment": environment(arguments.threads), "results": results}, indent=2)
-        arguments.out.write_text(text + "\n", encoding="utf-8")
+        write_json(arguments.out, {"environment": environment("cpu", "scipy"), "results": results})
 
 
 if __name__ == "__main__":

@@ -10,17 +10,14 @@ LiRA over 16 shadow models, and both on the tenth of the records predicted highe
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import tempfile
 import warnings
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from measuring import RESULTS, environment, write_json
 from opacus import PrivacyEngine
 from opacus.accountants.utils import get_noise_multiplier
 from sklearn.datasets import load_digits
@@ -31,7 +28,6 @@ import giveaway as ga
 from giveaway.curvature.choice import Auto
 from giveaway.views.others import OthersView
 
-RESULTS = Path(__file__).parent / "results" / "held_back.json"
 EPOCHS, DELTA, BATCHES, SHADOWS = 20, 1e-3, 4, 16
 RECIPES = [*((None, epochs) for epochs in (1, 2, 4, 8, 20)), *((epsilon, EPOCHS) for epsilon in (1, 3, 8, 30, 100))]
 
@@ -91,7 +87,7 @@ def measure(x: torch.Tensor, y: torch.Tensor, epsilon: float | None, epochs: int
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, default=RESULTS / "held_back.json")
     out = parser.parse_args().out
     warnings.simplefilter("ignore", UserWarning)  # Opacus reminds of its secure mode
     digits, labels = load_digits(return_X_y=True)
@@ -100,9 +96,7 @@ def main() -> None:
     for epsilon, epochs in RECIPES:
         found.append(measure(x, y, epsilon, epochs))
         print(found[-1])
-    versions = {name: metadata.version(name) for name in ("giveaway", "torch", "opacus", "numpy")}
-    environment = {"cores": os.cpu_count(), "python": platform.python_version(), **versions}
-    out.write_text(json.dumps({"environment": environment, "found": found}, indent=2) + "\n")
+    write_json(out, {"environment": environment("cpu", "opacus"), "found": found})
 
 
 if __name__ == "__main__":

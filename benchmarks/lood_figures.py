@@ -19,18 +19,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 import torch
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from measuring import RESULTS, ROOT, environment, read_json, write_json
 
 from giveaway.evaluation import spearman
 from giveaway.gp.attack import query_attack, record_attack
@@ -40,9 +37,9 @@ from giveaway.gp.nngp import NNGP
 from giveaway.gp.posterior import Posterior, RemovedRecords, fit, remove
 from giveaway.gp.query import optimal_queries
 from giveaway.gp.studies import SETTINGS, activation_study, reconstruct
-from giveaway.reporting.picture import COLOURS, DASHES, GREY, PALE, save_figure
+from giveaway.reporting.picture import COLOURS, DASHES, GREY, PALE, new_picture, save_figure
+from giveaway.reporting.picture import blank as panel
 
-ROOT = Path(__file__).parent.parent
 NOISE = 0.05
 PLANE, CAR = 0, 1
 BOX = (0.0, 1.0)
@@ -326,7 +323,7 @@ def place_of(rank: torch.Tensor, k: int, recovered: torch.Tensor) -> torch.Tenso
 
 def pictures(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], labels: Sequence[str], title: str) -> Figure:
     columns = 5
-    figure = canvas((9.0, 1.15 * -(-len(pairs) // columns) + 0.4))
+    figure = new_picture((9.0, 1.15 * -(-len(pairs) // columns) + 0.4))
     figure.suptitle(title, fontsize=11, x=0.01, ha="left")
     grid = figure.subplots(-(-len(pairs) // columns), 2 * columns)
     for place, (pair, label) in enumerate(zip(pairs, labels, strict=True)):
@@ -338,7 +335,7 @@ def pictures(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], labels: Sequenc
 def group_pictures(x, members, several, single, values, rank) -> Figure:
     """Four groups: the members, most exposed first, the best three queries, the best single one."""
     count = 4
-    figure = canvas((8.4, 1.15 * count + 0.5))
+    figure = new_picture((8.4, 1.15 * count + 0.5))
     figure.suptitle(
         "Three records taken out; the best three queries, cosine with the likest; the best one", fontsize=11
     )
@@ -373,20 +370,9 @@ def show(axes, image: torch.Tensor, label: str | None) -> None:
         axes.set_xlabel(label, fontsize=7, labelpad=2)
 
 
-def canvas(size: tuple[float, float]) -> Figure:
-    figure = Figure(figsize=size, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
 def blank(size: tuple[float, float], titles: Sequence[str], *, columns: int = 1) -> tuple[Figure, list[Any]]:
-    figure = canvas(size)
-    plots = [figure.add_subplot(1, columns, place + 1) for place in range(columns)]
-    for axes, title in zip(plots, titles, strict=True):
-        axes.set_title(title, fontsize=11, loc="left")
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(color="#E6E6E6", linewidth=0.6)
-        axes.set_axisbelow(True)
+    figure = new_picture(size)
+    plots = [panel(title, size, figure.add_subplot(1, columns, k + 1))[1] for k, title in enumerate(titles)]
     return figure, plots
 
 
@@ -437,24 +423,19 @@ def main() -> None:
     parser.add_argument("part", choices=["all", *PARTS])
     parser.add_argument("--data", type=Path, required=True, help="an .npz with x_train (n, 32, 32, 3) and y_train")
     parser.add_argument("--images", type=Path, default=ROOT / "docs" / "images")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "lood_figures.json")
+    parser.add_argument("--out", type=Path, default=RESULTS / "lood_figures.json")
     arguments = parser.parse_args()
     with np.load(arguments.data) as stored:
         data = stored["x_train"], stored["y_train"]
     arguments.images.mkdir(parents=True, exist_ok=True)
-    results = json.loads(arguments.out.read_text(encoding="utf-8")) if arguments.out.exists() else {}
-    results["environment"] = {
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "matplotlib": matplotlib.__version__,
-    }
+    results = read_json(arguments.out)
+    results["environment"] = environment("cpu", "matplotlib")
     for name in PARTS if arguments.part == "all" else [arguments.part]:
         began = time.perf_counter()
         results[name] = PARTS[name](data, arguments.images)
         results[name]["seconds"] = round(time.perf_counter() - began, 1)
         print(name, json.dumps(results[name], indent=2), flush=True)
-        arguments.out.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+        write_json(arguments.out, results)
 
 
 if __name__ == "__main__":

@@ -19,18 +19,14 @@ are taken where the first blocks say that N would not fit.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import scipy
 import torch
+from measuring import RESULTS, digits, environment, timed, write_json
 from scipy.linalg import lapack
 from threadpoolctl import threadpool_limits
 
@@ -85,10 +81,10 @@ def records_part(n: int, repeats: int) -> dict:
     return {
         "records": n,
         "outputs": OUTPUTS,
-        "cpu_seconds": {name: rounded(values) for name, values in times.items()},
+        "cpu_seconds": {name: digits(values) for name, values in times.items()},
         "largest_relative_difference_of_kl": worst,
-        "all_records": {"ratio": rounded(over), "median": rounded(statistics.median(over)), "target": "<= 1.5"},
-        "one_record": {"ratio": rounded(faster), "median": rounded(statistics.median(faster)), "target": ">= 1000"},
+        "all_records": {"ratio": digits(over), "median": digits(statistics.median(over)), "target": "<= 1.5"},
+        "one_record": {"ratio": digits(faster), "median": digits(statistics.median(faster)), "target": ">= 1000"},
     }
 
 
@@ -134,8 +130,8 @@ def kernel_part(n: int, repeats: int) -> dict:
         "records": n,
         "features": PIXELS,
         "layers": LAYERS,
-        "cpu_seconds": {"kernel": rounded(ours), "product_and_arc_cosines": [rounded(pair) for pair in parts]},
-        "deep_kernel": {"ratio": rounded(over), "median": rounded(statistics.median(over)), "target": "<= 3"},
+        "cpu_seconds": {"kernel": digits(ours), "product_and_arc_cosines": [digits(pair) for pair in parts]},
+        "deep_kernel": {"ratio": digits(over), "median": digits(statistics.median(over)), "target": "<= 3"},
     }
 
 
@@ -176,18 +172,9 @@ def images_part(n: int, device: str, data: Path | None, budget: float | None) ->
         x, y = x[:n], y[:n]
     sides = [min(BLOCK, n - start) for start in range(0, n, BLOCK)]
     pairs = sum(side * sum(sides[: place + 1]) for place, side in enumerate(sides))
-    began = time.perf_counter()
-    matrix = kernel_matrix(Counted(kernel, pairs), x, block=BLOCK)
-    finish(device)
-    filled = time.perf_counter() - began
-    began = time.perf_counter()
-    posterior = fit(kernel, x, y, NOISE, matrix=matrix)
-    finish(device)
-    fitted = time.perf_counter() - began
-    began = time.perf_counter()
-    found = divergence(posterior)
-    finish(device)
-    left = time.perf_counter() - began
+    matrix, filled = timed(lambda: kernel_matrix(Counted(kernel, pairs), x, block=BLOCK), device)
+    posterior, fitted = timed(lambda: fit(kernel, x, y, NOISE, matrix=matrix), device)
+    found, left = timed(lambda: divergence(posterior), device)
     print(f"{n} images: kernel {filled:.1f}, factorization {fitted:.1f}, distances {left:.1f} s", flush=True)
     quantiles = torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64, device=found.kl.device)
     return {
@@ -196,11 +183,11 @@ def images_part(n: int, device: str, data: Path | None, budget: float | None) ->
         "kernel": repr(kernel),
         "outputs": IMAGE_OUTPUTS,
         "noise": NOISE,
-        "seconds": {"kernel_float32": rounded(filled), "factorization": rounded(fitted), "distances": rounded(left)},
+        "seconds": {"kernel_float32": digits(filled), "factorization": digits(fitted), "distances": digits(left)},
         "largest_relative_error_of_float32": {"images": few.stop, "kl": gaps[0], "mean": gaps[1]},
         "kl_quantiles_5_50_95": [float(f"{value:.4g}") for value in found.kl.quantile(quantiles)],
         "all_finite": bool(torch.isfinite(found.kl).all() and torch.isfinite(found.mean).all()),
-        **({"peak_device_gigabytes": rounded(torch.cuda.max_memory_allocated() / 1e9)} if kind == "cuda" else {}),
+        **({"peak_device_gigabytes": digits(torch.cuda.max_memory_allocated() / 1e9)} if kind == "cuda" else {}),
     }
 
 
@@ -212,11 +199,7 @@ def fitting(kernel: ConvNNGP, x: torch.Tensor, seconds: float) -> int:
     """The number of images, at most all, whose kernel takes `seconds` by the time of one block."""
     side = min(BLOCK, len(x))
     kernel(x[:side], x[:side])
-    finish(x.device)
-    began = time.perf_counter()
-    kernel(x[:side], x[:side])
-    finish(x.device)
-    rate = side**2 / (time.perf_counter() - began)
+    rate = side**2 / timed(lambda: kernel(x[:side], x[:side]), x.device)[1]
     needed = len(x) * (len(x) + side) / 2 / rate
     most = int(((side / 2) ** 2 + 2 * rate * max(seconds, 1.0)) ** 0.5 - side / 2)
     print(
@@ -255,27 +238,6 @@ def finish(device: str | torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def rounded(value: float | list[float]) -> float | list[float]:
-    return [float(f"{item:.4g}") for item in value] if isinstance(value, list) else float(f"{value:.4g}")
-
-
-def environment(threads: int, device: str) -> dict:
-    model = next(
-        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
-        platform.processor(),
-    )
-    on = {"device": torch.cuda.get_device_name(device)} if torch.device(device).type == "cuda" else {"threads": threads}
-    return {
-        "cpu": model,
-        "cores": os.cpu_count(),
-        **on,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "scipy": scipy.__version__,
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--records", type=int, default=5_000)
@@ -299,11 +261,8 @@ def main() -> None:
             part(500, 1)  # nothing below is a first call
         result = records_part(arguments.records, arguments.repeats)
         result = {"all_records": result, "deep_kernel": kernel_part(arguments.records, arguments.repeats)}
-    text = json.dumps({"environment": environment(arguments.threads, arguments.device), **result}, indent=2)
-    out = arguments.out or Path(__file__).parent / "results" / name
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(text + "\n", encoding="utf-8")
-    sys.stdout.write(text + "\n")
+    where = environment(arguments.device, "scipy") | {"threads": arguments.threads}
+    write_json(arguments.out or RESULTS / name, {"environment": where, **result}, show=True)
 
 
 if __name__ == "__main__":

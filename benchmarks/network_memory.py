@@ -13,17 +13,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
-import resource
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 
 import torch
+from measuring import environment, in_own_process, memory, read_json, write_json
 from torch import nn
 
 from giveaway.attacks.recipes import build_cnn
@@ -74,14 +69,7 @@ def measure(name: str, options: argparse.Namespace) -> None:
 
 
 def peak() -> float:
-    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9, 3)
-
-
-def environment(threads: int) -> dict[str, str | int | None]:
-    cpu = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), "")
-    versions = {name: metadata.version(name) for name in ("giveaway", "torch", "numpy")}
-    known: dict[str, str | int | None] = {"cpu": cpu.partition(":")[2].strip(), "cores": os.cpu_count()}
-    return known | {"threads": threads, "system": platform.system(), "python": platform.python_version(), **versions}
+    return round(memory("VmHWM") / 1e9, 3)
 
 
 def main() -> None:
@@ -97,17 +85,14 @@ def main() -> None:
     if options.one:
         measure(options.one, options)
         return
-    results = json.loads(options.out.read_text())["results"] if options.out and options.out.exists() else []
+    results = read_json(options.out).get("results", [])
     given = [f"--{key}={getattr(options, key)}" for key in ("records", "steps", "memory", "threads")]
     for name in options.networks:
-        command = [sys.executable, __file__, "--one", name, *given]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
         results = [result for result in results if result["network"] != name]
-        results.append(json.loads(done.stdout.splitlines()[-1]))
+        results.append(in_own_process(__file__, "--one", name, *given, threads=options.threads))
         print(results[-1], flush=True)
         if options.out:
-            text = json.dumps({"environment": environment(options.threads), "results": results}, indent=2)
-            options.out.write_text(text + "\n", encoding="utf-8")
+            write_json(options.out, {"environment": environment(), "results": results})
 
 
 if __name__ == "__main__":

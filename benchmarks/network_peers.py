@@ -16,17 +16,14 @@ how to get it). `python benchmarks/network_peers.py`.
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import itertools
 import json
-import platform
 import resource
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import torch
+from measuring import environment, in_own_process, read_json, write_json
 from torch import nn
 
 DIMS = (40, 800, 80, 32, 10)
@@ -142,18 +139,14 @@ def main() -> None:
     if chosen.one:
         measure(*chosen.one, chosen.records)
         return
-    versions = {name: importlib.metadata.version(name) for name in ("torch", "curvlinops-for-pytorch")}
-    environment = {"machine": platform.machine(), "python": platform.python_version(), **versions}
-    results = json.loads(chosen.out.read_text("utf-8"))["results"] if chosen.out and chosen.out.exists() else []
+    results = read_json(chosen.out).get("results", [])
     for question, name in itertools.product(chosen.questions, chosen.contenders):
-        command = [sys.executable, __file__, "--one", name, question, "--records", str(chosen.records)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
         results = [one for one in results if (one["question"], one["contender"]) != (question, name)]
-        results.append(json.loads(done.stdout.splitlines()[-1]))
+        results.append(in_own_process(__file__, "--one", name, question, "--records", chosen.records))
         print(results[-1], flush=True)
         if chosen.out:
-            text = json.dumps({"records": chosen.records, "environment": environment, "results": results}, indent=2)
-            chosen.out.write_text(text + "\n", encoding="utf-8")
+            where = environment("cpu", "curvlinops-for-pytorch")
+            write_json(chosen.out, {"records": chosen.records, "environment": where, "results": results})
 
 
 if __name__ == "__main__":

@@ -10,10 +10,9 @@ python benchmarks/network_unfinished.py
 from __future__ import annotations
 
 import json
-import platform
-from pathlib import Path
 
 import torch
+from measuring import RESULTS, environment, write_json
 from scipy.stats import spearmanr
 from sklearn.datasets import load_digits
 from torch import nn
@@ -26,7 +25,7 @@ DAMPING = 1e-3  # of the mean loss
 STEPS = (5, 6, 7, 8, 10, 12)
 THREADS = 2
 MIDDLE = torch.tensor([0.05, 0.95], dtype=torch.float64)
-OUT = Path(__file__).parent / "results" / "network_unfinished.json"
+OUT = RESULTS / "network_unfinished.json"
 
 
 def trained(x: torch.Tensor, y: torch.Tensor) -> nn.Module:
@@ -120,14 +119,10 @@ def main() -> None:
             "spearman_with_exact": float(spearmanr(solved, exact).statistic),
         },
         "ended": rows,
-        "environment": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "threads": torch.get_num_threads(),
-        },
+        "environment": environment(),
     }
     print(json.dumps(result["solved"]), result["sum_of_leverages"])
-    OUT.write_text(json.dumps(result, indent=1) + "\n")
+    write_json(OUT, result)
 
 
 if __name__ == "__main__":

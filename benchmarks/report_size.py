@@ -10,23 +10,18 @@ maps are drawn, in chromium. Writes benchmarks/results/report_size.json.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import shutil
 import tempfile
 import time
-from importlib import metadata
 from pathlib import Path
 
 import numpy as np
+from measuring import RESULTS, environment, timed, write_json
 
 from giveaway import Head, audit
 from giveaway.findings.extras import make_extras
 from giveaway.reporting.pages import summary_pages
 from giveaway.reporting.report import render
-
-RESULTS = Path(__file__).parent / "results" / "report_size.json"
 
 
 def made_head(n: int, d: int = 16, classes: int = 10) -> Head:
@@ -60,13 +55,8 @@ def opened(page: Path) -> float:
 def measure(n: int) -> dict[str, float | int]:
     head = made_head(n)
     table = audit(head)
-    began = time.perf_counter()
-    look = make_extras(head, table, method="pca")
-    looked = time.perf_counter() - began
-    began = time.perf_counter()
-    page = render(table, extras=look)
-    pages = summary_pages(table)
-    written = time.perf_counter() - began
+    look, looked = timed(lambda: make_extras(head, table, method="pca"))
+    (page, pages), written = timed(lambda: (render(table, extras=look), summary_pages(table)))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "report.html"
         path.write_text(page, encoding="utf-8")
@@ -82,11 +72,6 @@ def measure(n: int) -> dict[str, float | int]:
     }
 
 
-def environment() -> dict[str, object]:
-    versions = {name: metadata.version(name) for name in ("giveaway", "bokeh", "matplotlib", "numpy", "torch")}
-    return {"cores": os.cpu_count(), "python": platform.python_version(), **versions}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, nargs="+", default=[2, 1_000, 50_000, 1_000_000])
@@ -95,7 +80,7 @@ def main() -> None:
     for n in rows:
         found.append(measure(n))
         print(found[-1])
-    RESULTS.write_text(json.dumps({"environment": environment(), "found": found}, indent=2) + "\n")
+    write_json(RESULTS / "report_size.json", {"environment": environment("cpu", "bokeh", "matplotlib"), "found": found})
 
 
 if __name__ == "__main__":

@@ -19,17 +19,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
 import time
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from measuring import environment, memory, read_json, reset_peak_memory, write_json
 
 import giveaway as ga
 from giveaway.curvature.choice import Dense, Sketch
@@ -85,7 +84,7 @@ def audited(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
     curvature = Dense(**options) if kind == "dense" else Sketch(**options)
     ga.audit(first, scores=scores, curvature=Dense() if kind == "dense" else Sketch(**{**options, "memory": None}))
     resident, anonymous = memory("VmRSS"), memory("RssAnon")
-    Path("/proc/self/clear_refs").write_text("5")  # the mark of the peak starts anew
+    reset_peak_memory()
     began, wall = time.process_time(), time.perf_counter()
     head, _ = from_file(folder)
     table = ga.audit(head, scores=scores, curvature=curvature)
@@ -194,25 +193,8 @@ def exponent(runs: list[dict[str, Any]], size: str, value: str) -> float:
     return round(float(np.polyfit(np.log(sizes), np.log(values), 1)[0]), 3)
 
 
-def memory(field: str, process: int | str = "self") -> int:
-    """VmRSS, VmHWM or RssAnon of a process in bytes, 0 where it has just ended."""
-    try:
-        lines = Path(f"/proc/{process}/status").read_text(encoding="utf-8").splitlines()
-    except (FileNotFoundError, ProcessLookupError):
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(field)), 0)
-
-
 def megabytes(size: int) -> float:
     return round(size / 1e6, 2)
-
-
-def environment(threads: int) -> dict[str, Any]:
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    model = next((line.split(":")[1].strip() for line in lines if "model name" in line), platform.processor())
-    versions = {"giveaway": ga.__version__, **{name: metadata.version(name) for name in ("torch", "numpy", "scipy")}}
-    told = {"cpu": model, "cores": os.cpu_count(), "threads": threads, "system": platform.system()}
-    return {**told, "python": platform.python_version(), **versions}
 
 
 def main() -> None:
@@ -230,12 +212,12 @@ def main() -> None:
         return
     if arguments.out is None or not set(arguments.chosen) <= set(stages):
         parser.error(f"OUT.json, then any of {', '.join(stages)}")
-    results = json.loads(arguments.out.read_text(encoding="utf-8")) if arguments.out.exists() else {}
+    results = read_json(arguments.out)
     for name in arguments.chosen or stages:
         with tempfile.TemporaryDirectory() as folder:
             found = stages[name](Path(folder), arguments.threads, arguments.small)
-        results[name] = {"environment": environment(arguments.threads), **found}
-        arguments.out.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+        results[name] = {"environment": environment("cpu", "scipy"), "threads": arguments.threads, **found}
+        write_json(arguments.out, results)
 
 
 if __name__ == "__main__":

@@ -30,19 +30,17 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
-import os
-import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import metadata
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from measuring import RESULTS, ROOT, environment, read_json, write_json
+from measuring import digits as number
 from scipy.special import expit
 
 import giveaway as ga
@@ -53,13 +51,13 @@ from giveaway.curvature.choice import Auto
 from giveaway.curvature.dense import DenseCurvature
 from giveaway.evaluation import effect_sizes, recall_at, spearman, success_rate
 from giveaway.linalg.processes import in_threads
-from giveaway.reporting.picture import COLOURS, GREY, PALE, save_figure
+from giveaway.reporting.picture import COLOURS, GREY, PALE, new_picture, save_figure
+from giveaway.reporting.picture import blank as panel
 from giveaway.scores.influence import newton as newton_score
 from giveaway.scores.predicted import LARGEST_LEVERAGE, LEAST_SPREAD, ingredients, predict
 from giveaway.theory.random_design import random_design
 from giveaway.theory.tradeoff import best_success
 
-ROOT = Path(__file__).parent.parent
 FPR = 0.05
 ALPHA = 1.0
 FIRST_TARGET = 10_000  # halves that no refit has
@@ -623,24 +621,15 @@ def classes_figure(drawn: dict[str, tuple]) -> Figure:
 
 
 def blank(size: tuple[float, float], titles: Sequence[str], *, rows: int = 1) -> tuple[Figure, list[Any]]:
-    figure = Figure(figsize=size, layout="constrained")
-    FigureCanvasAgg(figure)
-    plots = [figure.add_subplot(rows, len(titles), place + 1) for place in range(rows * len(titles))]
-    for place, axes in enumerate(plots):
-        axes.set_title(titles[place] if place < len(titles) else "", fontsize=11, loc="left")
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(color="#E6E6E6", linewidth=0.6)
-        axes.set_axisbelow(True)
-    return figure, plots
+    figure = new_picture(size)
+    shown = [*titles, *[""] * ((rows - 1) * len(titles))]
+    add = partial(figure.add_subplot, rows, len(titles))
+    return figure, [panel(title, size, add(place + 1))[1] for place, title in enumerate(shown)]
 
 
 def with_error(values: np.ndarray) -> list[float]:
     """Mean over pairs of refits, and its standard error."""
     return [number(values.mean()), number(values.std(ddof=1) / np.sqrt(len(values)))]
-
-
-def number(value: float) -> float:
-    return float(f"{float(value):.4g}")
 
 
 PARTS: dict[str, Callable[[Path, argparse.Namespace], tuple[dict, Figure]]] = {"housing": housing, "classes": classes}
@@ -655,24 +644,19 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=800, help="of refits on 200 records, with and without each")
     parser.add_argument("--ceiling-splits", type=int, default=1)
     parser.add_argument("--images", type=Path, default=ROOT / "docs" / "images")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "theory_calibration.json")
+    parser.add_argument("--out", type=Path, default=RESULTS / "theory_calibration.json")
     options = parser.parse_args()
     if options.part != "housing" and options.truth is None:
         parser.error("classes: pass --truth, the folder of the truth files")
-    results = json.loads(options.out.read_text(encoding="utf-8")) if options.out.exists() else {}
-    results["environment"] = {
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "python": platform.python_version(),
-        **{name: metadata.version(name) for name in ("giveaway", "torch", "numpy", "scipy")},
-    }
+    results = read_json(options.out)
+    results["environment"] = environment("cpu", "scipy")
     options.images.mkdir(parents=True, exist_ok=True)
     for name in PARTS if options.part == "all" else [options.part]:
         began = time.perf_counter()
         results[name], figure = PARTS[name](options.data, options)
         results[name]["seconds"] = round(time.perf_counter() - began, 1)
         save_figure(figure, options.images / f"theory_calibration_{name}.png")
-        options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        write_json(options.out, results)
         print(name, json.dumps(results[name], indent=1), flush=True)
 
 

@@ -6,15 +6,12 @@ python benchmarks/theory_speed.py [--records 1000000] [--out FILE.json]
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import scipy
+from measuring import RESULTS, environment, write_json
 
 from giveaway.theory import TradeOff, expected_gap, fixed_design, random_design
 from giveaway.theory.tradeoff import best_success, two_normals
@@ -25,7 +22,7 @@ RATES = np.array([0.001, 0.01, 0.05, 0.1, 0.2])[:, None]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--records", type=int, default=1_000_000)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "theory_speed.json")
+    parser.add_argument("--out", type=Path, default=RESULTS / "theory_speed.json")
     options = parser.parse_args()
     rng = np.random.default_rng(0)
     n = options.records
@@ -49,14 +46,13 @@ def main() -> None:
         assert np.isfinite(run()).all()
         seconds[name] = round(time.perf_counter() - began, 2)
         print(f"{name:30s} {seconds[name]:8.2f} s", flush=True)
-    environment = {
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "scipy": scipy.__version__,
+    report = {
+        "environment": environment("cpu", "scipy"),
+        "records": n,
+        "rates": RATES.ravel().tolist(),
+        "seconds": seconds,
     }
-    report = {"environment": environment, "records": n, "rates": RATES.ravel().tolist(), "seconds": seconds}
-    options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    write_json(options.out, report)
 
 
 if __name__ == "__main__":

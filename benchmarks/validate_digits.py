@@ -12,17 +12,15 @@ stacked engine over one model at a time.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import tempfile
 import time
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 import torch
+from measuring import RESULTS, environment, write_json
 from sklearn.datasets import load_digits
 from sklearn.linear_model import Ridge
 from sklearn.preprocessing import scale
@@ -125,7 +123,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", type=int, default=200)
     parser.add_argument("--targets", type=int, default=16)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "validate_digits.json")
+    parser.add_argument("--out", type=Path, default=RESULTS / "validate_digits.json")
     options = parser.parse_args()
     shared = Path(os.environ.get("GIVEAWAY_SHARED", Path(__file__).parents[2] / "shared"))
     file = shared / "data" / "california_housing.npz"
@@ -135,17 +133,9 @@ def main() -> None:
             report["california_housing"] = housing(file, options.models, options.targets, Path(folder) / "housing")
         else:
             print(f"no California Housing at {file}: set GIVEAWAY_SHARED to the folder that holds data/")
-    versions = {name: metadata.version(name) for name in ("giveaway", "torch", "numpy", "scikit-learn")}
-    environment = {"cores": os.cpu_count(), "threads": torch.get_num_threads(), "python": platform.python_version()}
-    report = {
-        "environment": {**environment, **versions},
-        "models": options.models,
-        "targets": options.targets,
-        **report,
-    }
-    options.out.parent.mkdir(exist_ok=True)
-    options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(report, indent=1))
+    asked = {"models": options.models, "targets": options.targets}
+    report = {"environment": environment("cpu", "scikit-learn"), **asked, **report}
+    write_json(options.out, report, show=True)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.reproduce.claims import FAILS, HOLDS, NO_DATA, NOT_RUN, UNMEASURED, judge
+from benchmarks.reproduce.claims import (
+    FAILS,
+    HOLDS,
+    NO_DATA,
+    NOT_RUN,
+    UNMEASURED,
+    duration,
+    gain,
+    judge,
+    unwrap,
+    widens,
+)
 from benchmarks.reproduce.job import RESULTS, SETTINGS
 from benchmarks.reproduce.page import (
     FIGURES,
@@ -19,10 +30,8 @@ from benchmarks.reproduce.page import (
     read_paper,
     read_results,
     section,
-    words,
     write_page,
 )
-from benchmarks.reproduce.wording import duration, gain, unwrap, widens
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAPER = Path(__file__).parents[2] / "shared" / "papers" / "per-sample-mia.txt"
@@ -471,31 +480,13 @@ def test_verdicts_of_searches_toys_and_activations_turn_with_the_numbers(committ
     assert [claim.verdict for claim in unsure] == [UNMEASURED] * 2
 
 
-def test_lood_claims_follow_the_committed_numbers(committed):
-    claims, text = {claim.text: claim for claim in claims_of("lood", committed)}, section("lood", committed)
-    assert NOT_RUN not in text
-
-    def verdict(part):
-        (found,) = (claim.verdict for said, claim in claims.items() if part in said)
-        return found
-
-    told = committed["lood_toys"]["steepest"]
-    right = told["kl_largest_at_the_record"] == told["mean_largest_elsewhere"] == told["draws"]
-    assert verdict("Algorithm 1's record the mean") == (HOLDS if right else FAILS)
-    assert f"{told['steepest_between'][0]:g} to {told['steepest_between'][1]:g} in 100 draws" in text
+def test_committed_counts_of_searches_are_those_of_the_summaries(committed):
     ends = committed["lood_searches"]["cars_and_planes"]
-    assert verdict("A single search") == (HOLDS if ends["found"] > ends["chosen"] / 2 else FAILS)
-    assert f"{ends['found']} of {ends['chosen']}; the record" in text
     with np.load(RESULTS / "lood_searches.npz") as held:
         share, alike = held["cars_and_planes_share"], held["cars_and_planes_details"]
     assert (share > 0.99).sum() == ends["found"] == ends["chosen"] - ends["not_found"]["searches"]
     assert (alike[share <= 0.99] < 0).sum() >= ends["not_found"]["of_those_negative"]
-    sphere = committed["lood_activations"]["nngp_sphere"]
-    assert f"mean difference {sphere['mean_difference']:+.3f} ± {sphere['standard_error']:.3f}" in text
-    lower = [cell["kl_lower_by_more_than_1.1"] for cell in words("lood", committed)["studied"]["raw"].values()]
-    assert verdict("1.1 times") == FAILS
-    assert min(lower) < 0.95
-    assert f"{lower[0]:.0%} at depth 2, {lower[-1]:.0%} at depth 10".replace("%", " %") in text
+    assert NOT_RUN not in section("lood", committed)
 
 
 @pytest.mark.parametrize(("score", "others", "expected"), [("lood_mean", 0.3, HOLDS), ("tracin", 0.5, FAILS)])

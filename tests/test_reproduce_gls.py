@@ -15,13 +15,21 @@ from benchmarks.reproduce.__main__ import RUN_AGAIN, main
 from benchmarks.reproduce.claims import UNMEASURED
 from benchmarks.reproduce.gls import run as settings
 from benchmarks.reproduce.gls.leverage import DAMPING, Solving, Target
-from benchmarks.reproduce.gls.network import DEPTHS, Images, ResNet, layers_of, made_images
 from benchmarks.reproduce.gls.pictures import draw
 from benchmarks.reproduce.gls.run import SMALL
-from benchmarks.reproduce.gls.store import Store
-from benchmarks.reproduce.gls.training import Schedule, Trainer, members_of, phi_of
+from benchmarks.reproduce.gls.training import (
+    DEPTHS,
+    Images,
+    ResNet,
+    Schedule,
+    Trainer,
+    layers_of,
+    made_images,
+    members_of,
+    phi_of,
+)
 from benchmarks.reproduce.gls.truth import GRID, between_targets, of_model, tradeoff
-from benchmarks.reproduce.gls.work import Work
+from benchmarks.reproduce.gls.work import Store, Work
 from benchmarks.reproduce.job import RESULTS, Job
 from benchmarks.reproduce.page import claims_of, read_paper, section
 from scipy.stats import norm, spearmanr
@@ -122,6 +130,7 @@ def test_images_are_shifted_and_flipped_as_asked(shift):
         np.testing.assert_allclose(seen, (cut[:, ::-1] if flip else cut).transpose(2, 0, 1), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_training_learns_and_depends_on_its_seed_alone():
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 10, 300)
@@ -240,28 +249,116 @@ def test_tradeoff_is_what_thresholds_give_at_both_ends_of_the_leverage():
     assert told["share_of_models_higher"] == pytest.approx(higher, abs=1e-4)
 
 
+def kept_phi(folder, numbers):
+    held = [np.load(folder / "keep" / f"model-{number:03d}.npz")["phi"].astype(np.float64) for number in numbers]
+    return np.stack(held), np.stack([members_of(number, 250, 0) for number in numbers])
+
+
+def naive(here, inside, outside):
+    """All metrics of one record from φ of a target and of the models with and without the record."""
+    gap, pooled = inside.mean() - outside.mean(), np.sqrt((inside.var() + outside.var()) / 2)
+    accused = norm(outside.mean(), outside.std()).isf(0.05)
+    return {
+        "lira": norm.logpdf(here, inside.mean(), inside.std()) - norm.logpdf(here, outside.mean(), outside.std()),
+        "deviation_ratio": outside.std() / inside.std(),
+        "mean_gap": abs(gap),
+        "effect_size": gap / pooled,
+        "tpr_fitted": norm(inside.mean(), inside.std()).sf(accused),
+        "minus_phi": -here,
+    }
+
+
+def said_naively(own_phi, phi, members):
+    """Metrics of every record, each an array, from models that are not the target."""
+    rows = [
+        naive(here, phi[members[:, record], record], phi[~members[:, record], record])
+        for record, here in enumerate(own_phi)
+    ]
+    return {metric: np.array([row[metric] for row in rows]) for metric in rows[0]}
+
+
 @pytest.mark.slow
-def test_table_is_what_a_naive_computation_gives(ran, result):
-    held = [np.load(ran / "keep" / f"model-{number:03d}.npz") for number in range(20)]
-    phi = np.stack([each["phi"].astype(np.float64) for each in held])
-    members = np.stack([members_of(number, 250, 0) for number in range(20)])
-    found = {metric: [] for metric in ("lira", "deviation_ratio", "mean_gap")}
-    for number in range(2):
-        gls = np.load(ran / "keep" / f"target-{number:03d}-last-layer.npz")["gls_trace"]
-        own, rows = np.flatnonzero(members[number]), []
-        for record in own:
-            others = np.arange(20) != number
-            inside = phi[others & members[:, record], record]
-            outside = phi[others & ~members[:, record], record]
-            here = phi[number, record]
-            ratio = norm.logpdf(here, inside.mean(), inside.std()) - norm.logpdf(here, outside.mean(), outside.std())
-            rows.append((ratio, outside.std() / inside.std(), abs(outside.mean() - inside.mean())))
-        for metric, values in zip(found, np.transpose(rows), strict=True):
-            found[metric].append(spearmanr(gls, values).statistic)
-    for metric, values in found.items():
+def test_what_is_measured_is_what_a_naive_computation_gives(ran, result):
+    phi, members = kept_phi(ran, range(20))
+    said = [said_naively(phi[k], np.delete(phi, k, 0), np.delete(members, k, 0)) for k in range(20)]
+    columns = [np.load(ran / "keep" / f"target-{number:03d}-last-layer.npz") for number in range(2)]
+    for metric in said[0]:
+        values = [spearmanr(columns[k]["gls_trace"], said[k][metric][members[k]]).statistic for k in range(2)]
         cell = result["depths"]["last layer"]["all"]["gls_trace"][metric]
-        assert cell["mean"] == pytest.approx(np.mean(values), abs=2e-3)
+        assert cell["mean"] == pytest.approx(np.mean(values), abs=2e-3), metric
         assert cell["of"] == 2
+    for number in range(2):
+        sizes = said[number]["effect_size"][members[number]]
+        sought, best = np.argsort(sizes)[-2:], np.argsort(columns[number]["newton"])[-10:]  # of 200 records
+        assert result["beside"]["newton"]["recall"][str(number)] == pytest.approx(np.isin(sought, best).mean())
+    both = members[0] & members[1]
+    expected = spearmanr(said[0]["lira"][both], said[1]["lira"][both]).statistic
+    assert result["lira_of_two_targets"] == {"mean": pytest.approx(expected, abs=2e-3), "half_width": 0.0, "of": 1}
+    auc = [roc_auc_score(members[number], said[number]["lira"]) for number in range(20)]
+    assert result["attack"]["auc"]["mean"] == pytest.approx(np.mean(auc), abs=2e-4)
+    one_half = np.arange(20) // 5 % 2 == 0
+    halves = [said_naively(phi[0], phi[side], members[side])["effect_size"] for side in (one_half, ~one_half)]
+    expected = spearmanr(*halves).statistic
+    assert result["two_halves_of_the_models"]["effect_size"] == pytest.approx(expected, abs=2e-3)
+    alone = AttackScores("lira", np.zeros((2, 5)), np.eye(2, 5, dtype=bool), {})
+    assert between_targets(alone, 1) is None
+
+
+@pytest.mark.slow
+def test_more_targets_are_held_against_the_models_that_were_there_before(ran, more):
+    """Naively, from the φ of those models themselves: what was kept of them in float16 is enough."""
+    phi, members = kept_phi(ran, range(20))
+    measured = json.loads((more / f"{MORE}.json").read_text())
+    assert measured["references"] == {"setting": NAME, "models": 20}
+    assert {path.stem for path in (more / "keep").glob("model-*")} == {"model-020", "model-021"}
+    assert (measured["models"], measured["targets"]) == (20, 2)
+    notes = [json.loads(str(np.load(more / "keep" / f"model-{number:03d}.npz")["told"])) for number in (20, 21)]
+    mean = np.mean([note["accuracy_held_out"] for note in notes])
+    assert measured["accuracy"]["accuracy_held_out"]["mean"] == pytest.approx(mean, abs=1e-4)
+    found, with_last, of_last, first, means = [], [], [], [], np.full((2, 2, 250), np.nan)
+    own_phi, own_members = kept_phi(more, (20, 21))
+    for place, number in enumerate((20, 21)):
+        own = own_members[place]
+        gls, last = (
+            np.load(more / "keep" / f"target-{number:03d}-{depth}.npz")["gls_trace"]
+            for depth in ("full-model", "last-layer")
+        )
+        said = {metric: values[own] for metric, values in said_naively(own_phi[place], phi, members).items()}
+        found.append({metric: spearmanr(gls, values).statistic for metric, values in said.items()})
+        with_last.append(spearmanr(gls, last).statistic)
+        of_last.append(spearmanr(last, said["lira"]).statistic)
+        first.append(spearmanr(gls[:128], said["lira"][:128]).statistic)
+        means[:, place, own] = [last - last.mean(dtype=float), gls - gls.mean(dtype=float)]
+    full = measured["depths"]["full model"]
+    assert set(full["all"]["gls_trace"]) == set(found[0])  # and no TPR, which takes every model's answer
+    for metric in found[0]:
+        expected = np.mean([each[metric] for each in found])
+        assert full["all"]["gls_trace"][metric]["mean"] == pytest.approx(expected, abs=2e-3), metric
+    assert full["with the last layer"]["mean"] == pytest.approx(np.mean(with_last), abs=2e-3)
+    assert full["last layer of these targets"]["lira"]["mean"] == pytest.approx(np.mean(of_last), abs=2e-3)
+    assert full["first"]["gls_trace"]["lira"]["mean"] == pytest.approx(np.mean(first), abs=2e-3)
+    kept = np.load(more / f"{MORE}.npz")
+    for name, expected in zip(("gls_0", "gls_3"), np.nanmean(means, 1), strict=True):
+        np.testing.assert_allclose(kept[name], expected, atol=2e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", ["nothing", "target-000-full-model"])
+def test_run_goes_on_from_what_is_kept(ran, result, tmp_path, monkeypatch, lost):
+    """The kept folder alone, on another machine, gives the same numbers; no target is trained again for what may be
+    left out."""
+    there = tmp_path / f"{NAME}-small"
+    (there / "keep").mkdir(parents=True)
+    for path in (ran / "keep").iterdir():
+        if path.stem != lost:
+            (there / "keep" / path.name).write_bytes(path.read_bytes())
+    monkeypatch.setattr(Trainer, "__init__", lambda *given: pytest.fail("trained again"))
+    assert small_run(tmp_path) == 0
+    again = json.loads((there / f"{NAME}.json").read_text())
+    if lost == "nothing":
+        assert again == result
+    assert set(result["depths"]) - set(again["depths"]) == ({"full model"} if lost != "nothing" else set())
+    assert again["depths"]["2 last layers"] == result["depths"]["2 last layers"]
 
 
 @pytest.mark.slow
@@ -276,54 +373,6 @@ def test_the_worst_of_the_targets_solves_is_told(ran, result):
     sums = [(10 ** held["gls_trace"].astype(np.float64)).sum() for held in pieces]
     assert measured["sum_of_traces"]["mean"] == pytest.approx(np.mean(sums), rel=1e-4)
     assert (measured["right_sides"], measured["unsolved"]) == (8, 0)
-
-
-@pytest.mark.slow
-def test_more_targets_are_held_against_the_models_that_were_there_before(ran, more):
-    """Naively, from the φ of those models themselves: what was kept of them in float16 is enough."""
-    phi, members = (
-        np.stack([np.load(ran / "keep" / f"model-{number:03d}.npz")["phi"].astype(np.float64) for number in range(20)]),
-        np.stack([members_of(number, 250, 0) for number in range(20)]),
-    )
-    measured = json.loads((more / f"{MORE}.json").read_text())
-    assert measured["references"] == {"setting": NAME, "models": 20}
-    assert {path.stem for path in (more / "keep").glob("model-*")} == {"model-020", "model-021"}
-    assert (measured["models"], measured["targets"]) == (20, 2)
-    notes = [json.loads(str(np.load(more / "keep" / f"model-{number:03d}.npz")["told"])) for number in (20, 21)]
-    mean = np.mean([note["accuracy_held_out"] for note in notes])
-    assert measured["accuracy"]["accuracy_held_out"]["mean"] == pytest.approx(mean, abs=1e-4)
-    found = {metric: [] for metric in ("lira", "deviation_ratio", "mean_gap", "effect_size", "tpr_fitted", "minus_phi")}
-    with_last, of_last, first, means = [], [], [], np.full((2, 2, 250), np.nan)
-    for place, number in enumerate((20, 21)):
-        own = np.flatnonzero(members_of(number, 250, 0))
-        gls, last = (
-            np.load(more / "keep" / f"target-{number:03d}-{depth}.npz")["gls_trace"]
-            for depth in ("full-model", "last-layer")
-        )
-        rows = []
-        for record, here in zip(own, np.load(more / "keep" / f"model-{number:03d}.npz")["phi"][own], strict=True):
-            inside, outside = phi[members[:, record], record], phi[~members[:, record], record]
-            ratio = norm.logpdf(here, inside.mean(), inside.std()) - norm.logpdf(here, outside.mean(), outside.std())
-            gap, pooled = inside.mean() - outside.mean(), np.sqrt((inside.var() + outside.var()) / 2)
-            accused = norm(outside.mean(), outside.std()).isf(0.05)
-            fitted = norm(inside.mean(), inside.std()).sf(accused)
-            rows.append((ratio, outside.std() / inside.std(), abs(gap), gap / pooled, fitted, -here))
-        for metric, values in zip(found, np.transpose(rows), strict=True):
-            found[metric].append(spearmanr(gls, values).statistic)
-        with_last.append(spearmanr(gls, last).statistic)
-        of_last.append(spearmanr(last, np.transpose(rows)[0]).statistic)
-        first.append(spearmanr(gls[:128], np.transpose(rows)[0][:128]).statistic)
-        means[:, place, own] = [last - last.mean(dtype=float), gls - gls.mean(dtype=float)]
-    full = measured["depths"]["full model"]
-    assert set(full["all"]["gls_trace"]) == set(found)  # and no TPR, which takes every model's answer
-    for metric, values in found.items():
-        assert full["all"]["gls_trace"][metric]["mean"] == pytest.approx(np.mean(values), abs=2e-3), metric
-    assert full["with the last layer"]["mean"] == pytest.approx(np.mean(with_last), abs=2e-3)
-    assert full["last layer of these targets"]["lira"]["mean"] == pytest.approx(np.mean(of_last), abs=2e-3)
-    assert full["first"]["gls_trace"]["lira"]["mean"] == pytest.approx(np.mean(first), abs=2e-3)
-    kept = np.load(more / f"{MORE}.npz")
-    for name, expected in zip(("gls_0", "gls_3"), np.nanmean(means, 1), strict=True):
-        np.testing.assert_allclose(kept[name], expected, atol=2e-3)
 
 
 @pytest.mark.slow
@@ -366,56 +415,12 @@ def test_more_targets_are_not_held_against_models_trained_otherwise(ran, tmp_pat
         small_run(tmp_path, name=MORE)
 
 
-def test_results_that_go_elsewhere_find_the_committed_models(tmp_path):
+def test_more_targets_find_the_committed_models_or_say_what_they_need(tmp_path):
     told, summaries = settings._references(Job(MORE, None, tmp_path, out=tmp_path))
     assert told == json.loads((RESULTS / f"{NAME}.json").read_text())
     assert (summaries["deviation_out"] > 0).all()
-
-
-def test_more_targets_want_models_to_be_held_against(tmp_path):
     with pytest.raises(SystemExit, match=r"gls_full_model needs gls_resnet18\.json and \.npz in .*: run gls_resnet18"):
         small_run(tmp_path, name=MORE)
-
-
-@pytest.mark.slow
-def test_run_goes_on_from_what_is_kept(ran, result, tmp_path, monkeypatch):
-    """The kept folder alone, on another machine, gives the same numbers without training or scoring again."""
-    there = tmp_path / f"{NAME}-small"
-    (there / "keep").mkdir(parents=True)
-    for path in (ran / "keep").iterdir():
-        (there / "keep" / path.name).write_bytes(path.read_bytes())
-    monkeypatch.setattr(Trainer, "__init__", lambda *given: pytest.fail("trained again"))
-    assert small_run(tmp_path) == 0
-    again = json.loads((there / f"{NAME}.json").read_text())
-    assert again == result
-
-
-@pytest.mark.slow
-def test_what_is_done_at_last_trains_no_target_again(ran, result, tmp_path, monkeypatch):
-    there = tmp_path / f"{NAME}-small"
-    (there / "keep").mkdir(parents=True)
-    for path in (ran / "keep").iterdir():
-        if path.stem != "target-000-full-model":
-            (there / "keep" / path.name).write_bytes(path.read_bytes())
-    monkeypatch.setattr(Trainer, "__init__", lambda *given: pytest.fail("trained again"))
-    assert small_run(tmp_path) == 0
-    again = json.loads((there / f"{NAME}.json").read_text())
-    assert set(result["depths"]) - set(again["depths"]) == {"full model"}
-    assert again["depths"]["2 last layers"] == result["depths"]["2 last layers"]
-
-
-@pytest.mark.slow
-def test_what_there_is_no_time_for_leaves_it_to_the_next(ran, result, tmp_path, monkeypatch):
-    there = tmp_path / f"{NAME}-small"
-    shutil.copytree(ran, there)
-    for piece in ("checked", "full-model"):
-        (there / "keep" / f"target-000-{piece}.npz").unlink()
-    monkeypatch.setattr(Store, "longest", lambda kept, piece: 1e6 if piece == "checked" else 0.0)
-    assert small_run(tmp_path, "--limit", "1000") == RUN_AGAIN
-    again = json.loads((there / f"{NAME}.json").read_text())
-    assert "checked" in result
-    assert "checked" not in again
-    assert set(again["depths"]) == set(result["depths"])
 
 
 @pytest.mark.slow
@@ -441,24 +446,20 @@ def test_what_was_not_solved_is_left_out_and_said(tmp_path, monkeypatch, capsys)
 
 def test_a_target_without_weights_is_trained_and_scored_again(tmp_path):
     kept = Store(tmp_path, {"seed": 0})
-    kept.save_model(3, np.zeros(5), {}, np.zeros((5, 2)))
+    kept.save_model(3, np.zeros(5), {})
     kept.save_piece(3, "2 last layers", {"gls_trace": np.array([1e-9, 10.0])}, {"seconds": 1.0})
     np.testing.assert_allclose(kept.piece(3, "2 last layers")[0]["gls_trace"], [-9, 1], atol=1e-2)
-    kept.save_piece(4, "2 last layers", {}, {"seconds": 2.5})
-    kept.save_piece(4, "4 last layers", {}, {"seconds": 7.0})
-    assert kept.longest("2 last layers") == 2.5
-    assert kept.longest("full model") == 0
     assert not kept.load_weights(3, nn.Linear(1, 1))
     other, same = nn.Linear(2, 1), nn.Linear(2, 1)
     digest = kept.save_weights(3, same)
     assert not kept.load_weights(3, other)  # of a model that was trained elsewhere
-    kept.save_model(3, np.zeros(5), {"weights": digest}, np.zeros((5, 2)))
+    kept.save_model(3, np.zeros(5), {"weights": digest})
     assert kept.load_weights(3, other)
     torch.testing.assert_close(other.weight, same.weight)
     kept.give_up(3, "full model", "out of memory")
     assert kept.settled(3, "full model")
     assert not kept.has_piece(3, "full model")
-    kept.save_model(3, np.ones(5), {}, np.zeros((5, 2)))
+    kept.save_model(3, np.ones(5), {})
     assert not kept.settled(3, "2 last layers")
     assert not kept.settled(3, "full model")
     with pytest.raises(SystemExit, match="another seed"):
@@ -490,60 +491,6 @@ def test_page_has_the_numbers_of_the_results(result, of):
     assert f"memorized M = {view['memorized']['mean']:.2f}" in text
     assert f"its own left-out error is {view['left_out_error']['mean']:.2f}" in text
     assert f"{result['depths']['full model']['parameters']:,}" in text
-
-
-@pytest.mark.slow
-def test_what_other_models_say_is_what_a_naive_computation_gives(ran, result):
-    held = [np.load(ran / "keep" / f"model-{number:03d}.npz") for number in range(20)]
-    phi = np.stack([each["phi"].astype(np.float64) for each in held])
-    members = np.stack([members_of(number, 250, 0) for number in range(20)])
-    gls = [np.load(ran / "keep" / f"target-{number:03d}-last-layer.npz")["gls_trace"] for number in range(2)]
-
-    def effect_size(record, models):
-        inside = phi[models & members[:, record], record]
-        outside = phi[models & ~members[:, record], record]
-        return (inside.mean() - outside.mean()) / np.sqrt((inside.var() + outside.var()) / 2)
-
-    def lira(number, record):
-        others = np.arange(20) != number
-        sides = [phi[others & inside, record] for inside in (members[:, record], ~members[:, record])]
-        fits = [norm.logpdf(phi[number, record], side.mean(), side.std()) for side in sides]
-        return fits[0] - fits[1]
-
-    found = {"effect_size": [], "minus_phi": []}
-    for number in range(2):
-        own = np.flatnonzero(members[number])
-        others = np.arange(20) != number
-        sizes = [effect_size(record, others) for record in own]
-        found["effect_size"].append(spearmanr(gls[number], sizes).statistic)
-        found["minus_phi"].append(spearmanr(gls[number], -phi[number, own]).statistic)
-    for metric, values in found.items():
-        cell = result["depths"]["last layer"]["all"]["gls_trace"][metric]
-        assert cell["mean"] == pytest.approx(np.mean(values), abs=2e-3)
-
-    newton = [np.load(ran / "keep" / f"target-{number:03d}-last-layer.npz")["newton"] for number in range(2)]
-    for number in range(2):
-        own = np.flatnonzero(members[number])
-        sizes = [effect_size(record, np.arange(20) != number) for record in own]
-        sought, kept_rows = np.argsort(sizes)[-2:], np.argsort(newton[number])[-10:]  # of 200 records
-        expected = np.isin(sought, kept_rows).mean()
-        assert result["beside"]["newton"]["recall"][str(number)] == pytest.approx(expected)
-
-    scores = np.array([[lira(number, record) for record in range(250)] for number in range(20)])
-    both = members[0] & members[1]
-    expected = spearmanr(scores[0, both], scores[1, both]).statistic
-    assert result["lira_of_two_targets"] == {"mean": pytest.approx(expected, abs=2e-3), "half_width": 0.0, "of": 1}
-    auc = [roc_auc_score(members[number], scores[number]) for number in range(20)]
-    assert result["attack"]["auc"]["mean"] == pytest.approx(np.mean(auc), abs=2e-4)
-    one_half = np.arange(20) // 5 % 2 == 0
-    halves = [[effect_size(record, part) for record in range(250)] for part in (one_half, ~one_half)]
-    expected = spearmanr(*halves).statistic
-    assert result["two_halves_of_the_models"]["effect_size"] == pytest.approx(expected, abs=2e-3)
-
-
-def test_one_target_agrees_with_no_other():
-    attack = AttackScores("lira", np.zeros((2, 5)), np.eye(2, 5, dtype=bool), {})
-    assert between_targets(attack, 1) is None
 
 
 @pytest.mark.slow

@@ -11,10 +11,20 @@ import pytest
 import torch
 from benchmarks.reproduce.claims import NOT_RUN
 from benchmarks.reproduce.job import Job, OutOfTime
-from benchmarks.reproduce.lood.data import SCALE, cars_and_planes, made_pictures, ten_classes, write_cars_and_planes
 from benchmarks.reproduce.lood.influence import empirical_kernel, left_out, train_with_checkpoints
 from benchmarks.reproduce.lood.measures import attack_auc, correlation, distances, largest_at, where_largest
-from benchmarks.reproduce.lood.networks import SMALL, build_network, chosen_records, perturbed, retrain
+from benchmarks.reproduce.lood.networks import (
+    SCALE,
+    SMALL,
+    build_network,
+    cars_and_planes,
+    chosen_records,
+    made_pictures,
+    perturbed,
+    retrain,
+    ten_classes,
+    write_cars_and_planes,
+)
 from benchmarks.reproduce.lood.pictures import beside_the_record, draw
 from benchmarks.reproduce.lood.searches import by_step, details, pixels
 from benchmarks.reproduce.lood.toys import at_queries, domain, normal_places, placed, slopes, steepest
@@ -285,6 +295,7 @@ def test_the_sine_examples(tmp_path):
     np.testing.assert_allclose(told["-5"]["largest_mean_distance"], np.quantile(naive, (0, 0.5, 1)), rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_search_by_steps_climbs_to_what_two_posteriors_say(tmp_path):
     job = _job(tmp_path, "lood_searches")
     arrays, told = by_step(job)

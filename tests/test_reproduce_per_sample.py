@@ -293,6 +293,7 @@ def test_images_of_the_highest_scores_are_in_their_order():
         np.testing.assert_array_equal(axes[place].images[0].get_array(), images[row + column])
 
 
+@pytest.mark.slow
 def test_pictures_are_drawn_of_what_there_is(tmp_path):
     for name in ("energy_mlp.json", "energy_mlp.npz"):
         (tmp_path / name).write_bytes((RESULTS / name).read_bytes())

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -29,8 +30,31 @@ SMALL = {"models": 8, "targets": 2}
 
 def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    commands = {"run": _run, "features": _features, "parts": _parts, "table": _table, "figures": _figures}
-    return commands[options.command](options)
+    if options.command == "run":
+        return _run(options)
+    for line in _written(options):
+        print(line)
+    return 0
+
+
+def _written(options: argparse.Namespace) -> Iterable[object]:
+    """Do what a command other than `run` asks for, and return what was written."""
+    if options.command == "features":
+        from benchmarks.reproduce.per_sample.data import write_features
+
+        return [f"{options.which}: {write_features(options.which, options.data, options.to or options.data)}"]
+    if options.command == "parts":
+        from benchmarks.reproduce.lood.networks import write_cars_and_planes
+        from benchmarks.reproduce.per_sample.data import split_cifar10
+
+        return [*split_cifar10(options.data, options.to), write_cars_and_planes(options.data, options.to)]
+    if options.command == "table":
+        from benchmarks.reproduce.page import write_page
+
+        return [write_page(options.results, options.docs)]
+    from benchmarks.reproduce.pictures import draw_all
+
+    return draw_all(options.results, options.docs / "images", options.data)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -58,37 +82,6 @@ def _run(options: argparse.Namespace) -> int:
         print(f"{options.setting}: time is up, finished work is kept in {work}: run again to go on")
         return RUN_AGAIN
     print(f"{options.setting}: done, results in {job.out}")
-    return 0
-
-
-def _features(options: argparse.Namespace) -> int:
-    from benchmarks.reproduce.per_sample.encoders import write_features
-
-    print(f"{options.which}: {write_features(options.which, options.data, options.to or options.data)}")
-    return 0
-
-
-def _parts(options: argparse.Namespace) -> int:
-    from benchmarks.reproduce.lood.data import write_cars_and_planes
-    from benchmarks.reproduce.per_sample.data import split_cifar10
-
-    for path in (*split_cifar10(options.data, options.to), write_cars_and_planes(options.data, options.to)):
-        print(path)
-    return 0
-
-
-def _table(options: argparse.Namespace) -> int:
-    from benchmarks.reproduce.page import write_page
-
-    print(write_page(options.results, options.docs))
-    return 0
-
-
-def _figures(options: argparse.Namespace) -> int:
-    from benchmarks.reproduce.pictures import draw_all
-
-    for path in draw_all(options.results, options.docs / "images", options.data):
-        print(path)
     return 0
 
 

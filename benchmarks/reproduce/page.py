@@ -12,9 +12,9 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from benchmarks.reproduce import claims as written
 from benchmarks.reproduce.claims import NO_DATA, NOT_RUN, Claim, Results, judge
 from benchmarks.reproduce.job import SETTINGS
-from benchmarks.reproduce.wording import fixed, plus, say, section_template, signed, spread, unwrap
 
 FOLDER = Path(__file__).parent
 PAPERS = ("per_sample", "gls", "lood")  # in the order of the page
@@ -43,19 +43,19 @@ def read_results(folder: Path) -> Results:
 def page(results: Results, images: Path) -> str:
     """Return the whole page; pictures that are not in `images` are left out."""
     names = {"papers": claims_of_all(results), "waiting": [name for name in SETTINGS if name not in results]}
-    parts = [section_template("page.md.jinja").render(**names, **words("per_sample", results))]
+    parts = [written.section_template("page.md.jinja").render(**names, **words("per_sample", results))]
     text = "\n\n".join([*parts, *(section(paper, results) for paper in PAPERS)])
     kept = []
     for line in text.splitlines():
         picture = PICTURE.match(line)
         if picture is None or (images / picture[1]).exists():
             kept.append(line)
-    return unwrap("\n".join(kept))
+    return written.unwrap("\n".join(kept))
 
 
 def section(paper: str, results: Results) -> str:
     """Return one paper's part of the page."""
-    return unwrap(section_template(f"{paper}/page.md.jinja").render(**words(paper, results)))
+    return written.unwrap(written.section_template(f"{paper}/page.md.jinja").render(**words(paper, results)))
 
 
 @cache
@@ -91,12 +91,7 @@ class _PerSample(dict[str, Any]):
             shared=lambda found: names["shared_gpu"].get(found["setting"]) == found["seconds"]["surrogates"],
             missing=lambda name: NOT_RUN if name in names["to_be_had"] or name not in names["settings"] else NO_DATA,
             cell=self._cell,
-            seconds_of=_seconds,
             all_seconds=_all_seconds,
-            machine=lambda found: (
-                found["environment"]["device"].replace("cpu, 1 threads", "one CPU thread").replace("cpu, ", "")
-            ),
-            reason=self._reason,
             far_in_table_1=self._far_in_table_1,
             far_in_table_5=self._far_in_table_5,
         )
@@ -112,25 +107,8 @@ class _PerSample(dict[str, Any]):
         measured = self.names["results"][name]["agreement"][truth]
         if score not in measured:
             return "not scored"
-        return (
-            spread(measured[score][metric], 3) if metric == "spearman" else spread(measured[score][metric], places, 100)
-        )
-
-    def _reason(self, name: str, found: dict[str, Any]) -> str | None:
-        """Why a setting's numbers are far from the printed ones, as far as we know."""
-        template = self.names["reasons"].get(name)
-        halves, agreement = found.get("half_of_the_references_with_the_other"), found["agreement"]
-        recall = self.names["recall"]
-        told = "" if halves is None else f" (its halves share {fixed(100 * halves[recall], 1)} %)"
-        names = {
-            "found": found,
-            "accuracy": found["attacks"]["lira"]["balanced_accuracy"],
-            "ties": found["ties"]["share_with_it"],
-            "halves": told,
-            "tied": agreement["lira_tied"]["newton"]["5%"][0],
-            "ordered": agreement["lira"]["newton"]["5%"][0],
-        }
-        return template and say(template, names)
+        digits, scale = (3, 1) if metric == "spearman" else (places, 100)
+        return written.spread(measured[score][metric], digits, scale)
 
     def _far_in_table_1(self, name: str, found: dict[str, Any]) -> list[tuple[str, float]]:
         """Score, and how much more ours is, of the cells beyond two standard errors."""
@@ -162,13 +140,6 @@ class _PerSample(dict[str, Any]):
             error = math.sqrt(cell[1] ** 2 / self.names["printed"]["targets"] + deviation**2 / own["targets"])
             more = middle - cell[0]
             yield score, metric, more, abs(more) > self.names["limits"]["errors"] * error
-
-
-def _seconds(found: dict[str, Any], phase: str) -> float | None:
-    spent = found["seconds"]
-    if phase == "a_model":
-        return spent["references"] / found["models"]
-    return spent["per_target"].get(phase) if phase in ("surrogates", "whole_network") else spent[phase]
 
 
 def _all_seconds(found: dict[str, Any]) -> float:
@@ -218,7 +189,7 @@ def _of_gls(names: dict[str, Any]) -> dict[str, Any]:
         if depth not in depths:
             return missing(depth)
         value = depths[depth][over]["gls_trace"].get(metric)
-        return "–" if value is None else plus(value)
+        return "–" if value is None else written.plus(value)
 
     return {
         "found": found,
@@ -228,7 +199,7 @@ def _of_gls(names: dict[str, Any]) -> dict[str, Any]:
         "missing_depths": [f"{name} {missing(name)}" for name in shown[1:] if name not in depths],
         "cell": cell,
         "solve_error": lambda own: f"{'' if 'sum_of_traces' in own else '≈ '}{own['solve_error']:.2f}",
-        "per_cent": lambda each: spread([mean(each), stdev(each) if len(each) > 1 else None], 1, 100),
+        "per_cent": lambda each: written.spread([mean(each), stdev(each) if len(each) > 1 else None], 1, 100),
     }
 
 
@@ -239,8 +210,6 @@ def _of_lood(names: dict[str, Any]) -> dict[str, Any]:
         "studied": figures["activations"]["gelu_beside_relu"],
         "lower": f"kl_lower_by_more_than_{names['printed']['activations']['factor']:g}",
         "rounds_error": lambda rounds: math.sqrt((2 * rounds + 1) / (12 * rounds**2)),
-        "gelu_beside_relu": _gelu_beside_relu,
-        "kinds": _kinds,
     }
     return made | {"rows": [_row(row, made) for row in names["rows"]]}
 
@@ -249,22 +218,4 @@ def _row(row: dict[str, str], names: dict[str, Any]) -> dict[str, str]:
     """A row of the table: its texts are templates, and ours needs what it speaks of."""
     ours = row["ours"] if "needs" not in row or names[row["needs"]] is not None else NOT_RUN
     cells = {"figure": row["figure"], "what": row["what"], "printed": row["printed"], "ours": ours}
-    return {name: say(text, names) for name, text in cells.items()}
-
-
-def _gelu_beside_relu(found: dict[str, Any], where: str) -> str:
-    told = found[where]
-    return (
-        f"GELU higher for {told['gelu_higher']} of {found['chosen']}, mean difference "
-        f"{signed(told['mean_difference'], 3)} ± {told['standard_error']:.3f} (standard error); medians "
-        f"{told['auc_gelu'][2]:.2f} and {told['auc_relu'][2]:.2f}"
-    )
-
-
-def _kinds(told: dict[str, Any]) -> str:
-    """Spearman of both distances with the AUC, by the kind of the records added."""
-    cells = [
-        f"{kind}: KL {fixed(told[kind]['kl']['spearman'], 3)}, mean {fixed(told[kind]['mean']['spearman'], 3)}"
-        for kind in ("images", "uniform", "together")
-    ]
-    return f"Spearman {'; '.join(cells)}"
+    return {name: written.say(text, names) for name, text in cells.items()}

@@ -1,13 +1,4 @@
-"""Generalized leverage of a target's training records at four depths of differentiation.
-
-last layer     : the closed form, all records, in float64 (the paper's Appendix C).
-2, 4, full     : Gauss–Newton curvature of all training records; all records from random projections of it
-    (`giveaway.network.sketch_records`), whose solves are conjugate gradients as in the paper, but some tens for all
-    records instead of nine for each. At 2 and 4 only the last group of the network is run repeatedly.
-checked        : a few records with right-hand sides of their own, as in the paper: how far the projections are off.
-
-Damping is the paper's, 1e-4 to 1e-2 of the mean loss; ours is n times it (summed loss).
-"""
+"""Generalized leverage of a target's training records at four depths of differentiation."""
 
 from __future__ import annotations
 
@@ -19,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.reproduce.gls.network import DEPTHS, ResNet, layers_of
+from benchmarks.reproduce.gls.training import DEPTHS, ResNet, layers_of
 from benchmarks.reproduce.job import Piece
 from giveaway.auditing.run import audit
 from giveaway.curvature.choice import Dense

@@ -7,20 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.reproduce.gls import truth as shadows
 from benchmarks.reproduce.gls.leverage import BESIDE, SUMMARIES
-from benchmarks.reproduce.gls.network import CLASSES, DEPTHS
-from benchmarks.reproduce.gls.store import Store
-from benchmarks.reproduce.gls.training import members_of
-from benchmarks.reproduce.gls.truth import (
-    METRICS,
-    ascending,
-    between_halves,
-    between_targets,
-    said_of_target,
-    spread,
-    strength,
-    tradeoff,
-)
+from benchmarks.reproduce.gls.training import CLASSES, DEPTHS, members_of
+from benchmarks.reproduce.gls.truth import METRICS, ascending, spread, tradeoff
+from benchmarks.reproduce.gls.work import Store
 from benchmarks.reproduce.job import Arrays, Piece
 from giveaway.attacks.lira import lira_within
 from giveaway.attacks.thresholds import AttackScores
@@ -41,16 +32,16 @@ def measure(kept: Store, labels: np.ndarray, models: int, targets: int, seed: in
     signals = Signals(np.stack([phi for phi, _ in held]), members, kind="phi")
     attack = lira_within(signals)
     told = [note for _, note in held]
-    truth = [said_of_target(signals, attack, number) for number in range(targets)]
+    truth = [shadows.said_of_target(signals, attack, number) for number in range(targets)]
     effect = effect_sizes(signals)
     result: dict[str, Any] = {
         "records": len(labels),
         "models_trained": models,
         **of_training(told),
         "seconds_a_model": spread([note["seconds"] for note in told]),
-        "attack": strength(attack),
-        "lira_of_two_targets": between_targets(attack, targets),
-        "two_halves_of_the_models": between_halves(signals),
+        "attack": shadows.strength(attack),
+        "lira_of_two_targets": shadows.between_targets(attack, targets),
+        "two_halves_of_the_models": shadows.between_halves(signals),
         "depths": {},
         "not_to_be_had": {},
     }

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.reproduce.gls.network import DEPTHS
+from benchmarks.reproduce.gls.training import DEPTHS
 from benchmarks.reproduce.gls.truth import GRID
 from benchmarks.reproduce.job import Arrays, read_result
 from benchmarks.reproduce.page import words
@@ -90,8 +90,7 @@ def one_class(found: dict[str, Any], arrays: Arrays) -> Figure:
     x, y = arrays["drawn_at"][order].T
     points = axes.scatter(x, y, c=leverage[order], s=6, cmap="viridis", linewidths=0)
     figure.colorbar(points, ax=axes, label="GLS (trace), logarithm to the base of 10")
-    axes.set_xticks([])
-    axes.set_yticks([])
+    axes.set(xticks=[], yticks=[])
     return figure
 
 
@@ -119,8 +118,10 @@ def measured_tradeoff(found: dict[str, Any], arrays: Arrays) -> Figure:
         axes.fill_between(GRID, low, high, color=colour, alpha=0.2, linewidth=0)
     axes.plot([0, 1], [1, 0], color=GREY, linestyle=":", linewidth=1.3, label="chance")
     axes.set(xlim=(0, 1), ylim=(0, 1))
-    axes.set_xlabel("false-positive rate α: share of non-members accused")
-    axes.set_ylabel("false-negative rate β: share of members missed")
+    axes.set(
+        xlabel="false-positive rate α: share of non-members accused",
+        ylabel="false-negative rate β: share of members missed",
+    )
     axes.legend(frameon=False)
     return figure
 

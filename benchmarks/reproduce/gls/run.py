@@ -1,10 +1,4 @@
-"""The experiments of the GLS paper: ResNet-18 on CIFAR-10, shadow models on random 80 % subsets, GLS at four depths,
-and the full model of more targets.
-
-Models are numbered; the first `targets` of them are the targets too, and all others are a target's references. A
-target's leverage of the last layer is computed as soon as it is trained, that of deeper ones once all models are. On a
-CPU nothing is trained (except with --small): what is kept is measured.
-"""
+"""The settings of the GLS paper: ResNet-18 on CIFAR-10 with GLS at four depths, and the full model of more targets."""
 
 from __future__ import annotations
 
@@ -15,8 +9,7 @@ import numpy as np
 
 from benchmarks.reproduce.gls.leverage import Solving
 from benchmarks.reproduce.gls.measures import at_depth, mean_by_record, measure, of_training
-from benchmarks.reproduce.gls.network import DEPTHS, WIDTHS
-from benchmarks.reproduce.gls.training import FOLDS, Schedule, members_of
+from benchmarks.reproduce.gls.training import DEPTHS, FOLDS, WIDTHS, Schedule, members_of
 from benchmarks.reproduce.gls.truth import said_by_summaries
 from benchmarks.reproduce.gls.work import CHECKED, DRAWN, FUSED, Size, Work
 from benchmarks.reproduce.job import RESULTS, Arrays, Job, read_result
@@ -77,12 +70,7 @@ def _save_resnet(work: Work) -> None:
 
 
 def run_full_model(job: Job) -> None:
-    """Measure GLS of the full model on targets that are none of the models of gls_resnet18.
-
-    The solves take minutes a target and need its weights, which no run keeps for long, so new targets are trained. New
-    references are not: with a target's own φ, the means and deviations kept of those models give its LiRA scores. What
-    needs every model's answer (the TPR, attacks on some of the records) cannot be measured this way.
-    """
+    """Measure GLS of the full model on targets that are none of the models of gls_resnet18."""
     told, summaries = _references(job)
     first = told["models_trained"]
     targets = range(first, first + job.targets)

@@ -1,27 +1,126 @@
-"""Training models and scoring targets, piece of work by piece of work, with all that is finished kept.
-
-Set REPRODUCE_COMPILE=1 to train through torch.compile where a C compiler is there.
-"""
+"""Training ResNets and scoring targets, piece by piece, with all that is finished kept in WORK."""
 
 from __future__ import annotations
 
-import os
-import shutil
+import hashlib
+import json
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
-from benchmarks.measuring import environment
+from benchmarks.measuring import environment, write_json
+from benchmarks.reproduce.gls import training
 from benchmarks.reproduce.gls.leverage import DAMPING, Solving, Target
-from benchmarks.reproduce.gls.network import CLASSES, DEPTHS, ResNet, made_images, read_images
-from benchmarks.reproduce.gls.store import Store
-from benchmarks.reproduce.gls.training import Schedule, Trainer, members_of, phi_of
-from benchmarks.reproduce.job import Job, OutOfTime, Piece
+from benchmarks.reproduce.gls.training import CLASSES, DEPTHS, ResNet, Schedule, Trainer, members_of
+from benchmarks.reproduce.job import Job, Piece, keep_plan, read_piece, write_piece
 from giveaway.attacks.shadow_store import model_seed
+
+TINY = 1e-30
+SIGNED = ("fused", "pictured")  # kept as they are; all other columns are positive, and kept as logarithms
+
+
+class Store:
+    """The folder of one setting, for one plan (seed, schedule, records)."""
+
+    def __init__(self, work: Path, plan: Mapping[str, Any]) -> None:
+        self.keep, self.weights = work / "keep", work / "weights"
+        for folder in (self.keep, self.weights):
+            folder.mkdir(parents=True, exist_ok=True)
+        keep_plan(self.keep / "plan.json", plan)
+
+    def has_model(self, number: int) -> bool:
+        return self._model(number).exists()
+
+    def save_model(self, number: int, phi: np.ndarray, told: Mapping[str, Any]) -> None:
+        """Keep a model; its older pieces of work are of other weights, and are removed."""
+        for old in self.keep.glob(f"target-{number:03d}-*"):
+            old.unlink()
+        write_piece(self._model(number), {"phi": phi.astype(np.float16)}, told)
+
+    def phi(self, number: int) -> tuple[np.ndarray, dict[str, Any]]:
+        """Return φ of all records, and the notes on the training."""
+        columns, told = read_piece(self._model(number))
+        return columns["phi"], told
+
+    def save_weights(self, number: int, model: nn.Module) -> str:
+        """Keep the weights and return their digest, which is noted with the model."""
+        state = {name: value.cpu() for name, value in model.state_dict().items()}
+        torch.save(state, self._weights(number))
+        return _digest(state)
+
+    def load_weights(self, number: int, model: nn.Module) -> bool:
+        """Load the weights if they are there and those of the kept model: another machine may have trained it again."""
+        path = self._weights(number)
+        if not (path.exists() and self.has_model(number)):
+            return False
+        state = torch.load(path, weights_only=True)
+        if _digest(state) != self.phi(number)[1].get("weights"):
+            return False
+        model.load_state_dict(state)
+        return True
+
+    def has_piece(self, number: int, piece: str) -> bool:
+        return self._piece(number, piece).exists()
+
+    def save_piece(self, number: int, piece: str, columns: Mapping[str, np.ndarray], told: Mapping[str, Any]) -> None:
+        small = {name: _packed(name, np.asarray(column)) for name, column in columns.items()}
+        write_piece(self._piece(number, piece), small, told)
+
+    def give_up(self, number: int, piece: str, why: str) -> None:
+        """Note why a piece cannot be computed, so that it is not tried again."""
+        write_json(self._piece(number, piece).with_suffix(".json"), {"ended": why})
+
+    def why_not(self, number: int, piece: str) -> str | None:
+        """Return why it cannot be computed, if that was noted."""
+        path = self._piece(number, piece).with_suffix(".json")
+        return str(json.loads(path.read_text())["ended"]) if path.exists() else None
+
+    def reasons(self, targets: Iterable[int], piece: str) -> list[str]:
+        """Return why it cannot be computed for some of these targets, each reason once."""
+        return sorted({why for why in (self.why_not(number, piece) for number in targets) if why})
+
+    def settled(self, number: int, piece: str) -> bool:
+        """Return whether nothing is left to do for it."""
+        return self.has_piece(number, piece) or self.why_not(number, piece) is not None
+
+    def piece(self, number: int, piece: str) -> Piece:
+        """Return its columns (positive ones as logarithms to the base of 10) in float64, and what it cost."""
+        columns, told = read_piece(self._piece(number, piece))
+        return {name: column.astype(np.float64) for name, column in columns.items()}, told
+
+    def _model(self, number: int) -> Path:
+        return self.keep / f"model-{number:03d}.npz"
+
+    def _weights(self, number: int) -> Path:
+        return self.weights / f"target-{number:03d}.pt"
+
+    def _piece(self, number: int, piece: str) -> Path:
+        return self.keep / f"target-{number:03d}-{_slug(piece)}.npz"
+
+
+def _slug(piece: str) -> str:
+    return piece.replace(" ", "-")
+
+
+def _packed(name: str, column: np.ndarray) -> np.ndarray:
+    if name in SIGNED:
+        return column.astype(np.float16)
+    return np.log10(np.maximum(column, TINY)).astype(np.float16)
+
+
+def _digest(state: Mapping[str, torch.Tensor]) -> str:
+    found = hashlib.sha256()
+    for name, value in state.items():
+        found.update(name.encode() + value.contiguous().numpy().tobytes())
+    return found.hexdigest()
+
 
 PICTURED = "frog"  # the class of Figure 2
 FUSED, CHECKED, DRAWN = "fused", "checked", "drawn"
@@ -53,10 +152,10 @@ class Work:
     def __init__(self, job: Job, size: Size, targets: range) -> None:
         self.job, self.size, self.targets = job, size, targets
         if job.small:
-            self.images = made_images()
+            self.images = training.made_images()
         else:
             assert job.data is not None
-            self.images = read_images(job.data)
+            self.images = training.read_images(job.data)
         plan = {"seed": job.seed, "records": len(self.images.labels), "widths": size.widths, **asdict(size.schedule)}
         self.kept = Store(job.work, {**plan, "solving": asdict(size.solving), "damping": DAMPING})
         self._trainer: Trainer | None = None
@@ -76,8 +175,7 @@ class Work:
         if self._trainer is None:
             torch.backends.cudnn.allow_tf32 = True
             make = partial(ResNet, 10, self.size.widths)
-            compiled = self.job.device.type == "cuda" and _may_compile()
-            self._trainer = Trainer(make, self.images, self.size.schedule, self.job.device, compiled)
+            self._trainer = Trainer(make, self.images, self.size.schedule, self.job.device)
         return self._trainer
 
     def train(self, number: int) -> None:
@@ -100,8 +198,8 @@ class Work:
         }
         if number in self.targets:
             told["weights"] = self.kept.save_weights(number, model)
-        phi = phi_of(logits, trainer.y).cpu().numpy()
-        self.kept.save_model(number, phi, told, torch.cat([logits, held_out]).cpu().numpy())
+        phi = training.phi_of(logits, trainer.y).cpu().numpy()
+        self.kept.save_model(number, phi, told)
         print(f"model {number}:", {k: told[k] for k in told if k not in ("environment", "weights")}, flush=True)
 
     def target(self, number: int, pieces: Mapping[str, int]) -> None:
@@ -120,20 +218,12 @@ class Work:
         self._work_off(number, model, missing)
 
     def at_last(self) -> None:
-        """Do what may be left out: no target is trained again for it. A piece that took longer than there is time for
-        leaves its time to the next ones."""
-        waits = False
+        """Do what may be left out, in order, until the time is up: no target is trained again for it."""
         for piece, count in self.size.at_last:
             for number in self.targets[:count]:
                 model = ResNet(10, self.size.widths)
-                if not (self._missing(number, [piece]) and self.kept.load_weights(number, model)):
-                    continue
-                if self.job.has_time_for(self.kept.longest(piece)):
+                if self._missing(number, [piece]) and self.kept.load_weights(number, model):
                     self._work_off(number, model, [piece])
-                else:
-                    waits = True
-        if waits:
-            raise OutOfTime
 
     def _missing(self, number: int, pieces: list[str]) -> list[str]:
         return [piece for piece in pieces if not self.kept.settled(number, piece)]
@@ -177,7 +267,3 @@ class Work:
         centred = own - own.mean(0)
         _, _, directions = torch.linalg.svd(centred, full_matrices=False)
         return {"pictured": (centred @ directions[:COMPONENTS].T).cpu().numpy()}, {"class": PICTURED}
-
-
-def _may_compile() -> bool:
-    return os.environ.get("REPRODUCE_COMPILE") == "1" and shutil.which("gcc") is not None

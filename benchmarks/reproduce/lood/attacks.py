@@ -9,18 +9,9 @@ import numpy as np
 import torch
 
 from benchmarks.reproduce.job import RESULTS, Arrays, Job, Piece
-from benchmarks.reproduce.lood.data import cars_and_planes, ten_classes
-from benchmarks.reproduce.lood.measures import (
-    NOISE,
-    along,
-    attack_auc,
-    correlation,
-    digits,
-    distances,
-    spread,
-    where_largest,
-)
-from benchmarks.reproduce.lood.networks import chosen_records, described, directions, perturbed, retrain, size_of
+from benchmarks.reproduce.lood import measures, networks
+from benchmarks.reproduce.lood.measures import NOISE, attack_auc, correlation, digits, distances, spread
+from benchmarks.reproduce.lood.networks import cars_and_planes, described, retrain, size_of
 from giveaway.gp.attack import query_attack
 from giveaway.gp.distinguishability import divergence_at
 from giveaway.gp.kernels import RBF, Kernel, kernel_matrix
@@ -34,13 +25,12 @@ KINDS = ("images", "uniform")
 
 
 def run_retrained(job: Job) -> None:
-    """Measure Figures 2c and 3a: 50 networks with each of 70 records and 50 without, cars and planes, queried at the
-    record and along a random direction; LOOD and the attack on the infinitely wide network; what both sides cost."""
+    """Measure Figures 2c and 3a: the attack on retrained networks beside LOOD, and what both sides cost."""
     size = size_of(job)
     pictures = cars_and_planes(job, size.records, size.held_out)
-    chosen = chosen_records(pictures.records, size.chosen, job.seed)
-    toward, offsets = directions(len(chosen), pictures.inputs.shape[1], job.seed), size.offsets
-    queries = perturbed(pictures.inputs[chosen], toward, offsets)
+    chosen = networks.chosen_records(pictures.records, size.chosen, job.seed)
+    toward, offsets = networks.directions(len(chosen), pictures.inputs.shape[1], job.seed), size.offsets
+    queries = networks.perturbed(pictures.inputs[chosen], toward, offsets)
     targets = pictures.targets[chosen]
     middle = len(offsets) // 2
 
@@ -49,7 +39,7 @@ def run_retrained(job: Job) -> None:
     began = time.perf_counter()
     wide = distances(NNGP(size.depth), pictures, job.device)
     seconds = {"retraining_relu": job.seconds()["retraining_relu"], "lood": time.perf_counter() - began}
-    nearby, nearby_auc = along(NNGP(size.depth), pictures, chosen, queries, job.device)
+    nearby, nearby_auc = measures.along(NNGP(size.depth), pictures, chosen, queries, job.device)
     tangent = distances(NTK(size.depth), pictures, job.device)
 
     auc = attack_auc(answers.with_record, answers.without, targets)
@@ -88,9 +78,9 @@ def run_retrained(job: Job) -> None:
         "by_noise": by_noise,
         "auc_of_half_the_rounds_with_the_other": correlation(*halves),
         "largest_along_a_direction": {
-            "networks": where_largest(auc, offsets),
-            "networks_that_leak": where_largest(auc[leaking], offsets) if leaking.any() else None,
-            "nngp": where_largest(nearby, offsets),
+            "networks": measures.where_largest(auc, offsets),
+            "networks_that_leak": measures.where_largest(auc[leaking], offsets) if leaking.any() else None,
+            "nngp": measures.where_largest(nearby, offsets),
             "leaks_from_auc": LEAKS,
         },
         "mean_auc_along": {
@@ -119,13 +109,7 @@ def truth_of(job: Job) -> Arrays:
 
 
 def run_activations(job: Job) -> None:
-    """Measure Figure 5: GELU against ReLU, on retrained networks and on their Gaussian processes.
-
-    The first 20 of lood_retrained's records: networks with GELU, trained as those with ReLU were (the same first
-    weights, rounds, rate and epochs), attacked at the record. Beside it the attack on NNGP(10) of either activation, on
-    the same inputs and σw² = 2, as at the networks' initialization, and on the sphere with K(x, x) = 1, where both
-    kernels have one scale.
-    """
+    """Measure Figure 5: GELU against ReLU, on retrained networks and on their Gaussian processes."""
     size = size_of(job)
     relu = truth_of(job)
     pictures = cars_and_planes(job, size.records, size.held_out)
@@ -172,13 +156,9 @@ def _gelu_over_relu(auc: Arrays) -> dict:
 
 
 def run_correlation(job: Job) -> None:
-    """Measure Figures 3b and 6: LOOD against the AUC of the best attack, both of the Gaussian process.
-
-    Each of 200 CIFAR-10 images, and of 200 records of uniform pixels, is added by itself to 1,000 images of all
-    classes; KL and mean distance at the record, under the RBF kernel of the median distance and NNGP of depth 1.
-    """
+    """Measure Figures 3b and 6: LOOD against the AUC of the best attack, both of the Gaussian process."""
     kept, added = (60, 20) if job.small else (1_000, 200)
-    pixels, labels = ten_classes(job, kept + added, seed=11)
+    pixels, labels = networks.ten_classes(job, kept + added, seed=11)
     uniform = np.random.default_rng(12).random((added, pixels.shape[1]))
     x = torch.from_numpy(np.concatenate([pixels, uniform])).to(job.device)
     classes = torch.from_numpy(np.concatenate([labels, labels[kept:]]))
@@ -228,8 +208,4 @@ def _added(kernel: Kernel, x: torch.Tensor, y: torch.Tensor, kept: int, first: i
     return dict(zip(("kl", "mean", "auc"), np.array(found).T, strict=True)), {}
 
 
-RUNS = {
-    "lood_retrained": run_retrained,
-    "lood_activations": run_activations,
-    "lood_correlation": run_correlation,
-}
+RUNS = {"lood_retrained": run_retrained, "lood_activations": run_activations, "lood_correlation": run_correlation}

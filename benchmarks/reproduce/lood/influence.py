@@ -1,12 +1,4 @@
-"""Figure 3c of the LOOD paper: what leaving a record out does to its prediction, predicted without retraining.
-
-The truth is the mean prediction with − without of lood_retrained's networks. Beside it: the mean distance under NNGP
-and NTK, influence functions and TracIn, these two from networks trained once on everyone, with checkpoints.
-
-Influence is of the Gauss–Newton curvature of all parameters with damping λ, exact: for one output and squared loss,
-(f − y)·[G(G + λ/2)⁻¹]_ii with G = J Jᵀ over the records, which a fully connected network gives layer by layer. (It is
-what `score_records` solves for; at 12.6 million parameters and 1,000 records the n × n side is the small one.)
-"""
+"""Figure 3c of the LOOD paper: what leaving a record out does to its prediction, predicted without retraining."""
 
 from __future__ import annotations
 
@@ -19,9 +11,8 @@ from torch import nn
 
 from benchmarks.reproduce.job import Job, Piece
 from benchmarks.reproduce.lood.attacks import truth_of
-from benchmarks.reproduce.lood.data import Pictures, cars_and_planes
 from benchmarks.reproduce.lood.measures import correlation, digits
-from benchmarks.reproduce.lood.networks import Size, described, first_network, size_of
+from benchmarks.reproduce.lood.networks import Pictures, Size, cars_and_planes, described, first_network, size_of
 from giveaway.attacks.shadow_store import model_seed
 from giveaway.attacks.stacked import EpochBatches
 from giveaway.gp.kernels import Linear

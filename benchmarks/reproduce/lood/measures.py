@@ -10,7 +10,7 @@ import torch
 from numpy.typing import ArrayLike
 from scipy.stats import pearsonr
 
-from benchmarks.reproduce.lood.data import Pictures
+from benchmarks.reproduce.lood.networks import Pictures
 from giveaway.attacks.retrain import leave_one_out as loss_attack
 from giveaway.evaluation import spearman
 from giveaway.gp.attack import query_attack, record_attack

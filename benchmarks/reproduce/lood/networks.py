@@ -1,13 +1,4 @@
-"""The networks of the LOOD paper, trained with all records and without each of some, one round of them at a time.
-
-Fully connected, ten hidden layers of 1,024 (the paper's Figure 5), no biases, weights N(0, 2/fan-in): infinitely wide,
-they are NNGP(10, σw² = 2, σb = 0). One output, targets ±1, squared loss, SGD with momentum; the paper names SGD and no
-other part of the training, nor a loss.
-
-A round is one network trained on everyone and one without each chosen record, all from the same first weights and, as
-far as the missing record allows, in the same order; its networks are trained together. The networks with everyone are
-shared by all chosen records, as the paper's count of 50 × 21 trainings says.
-"""
+"""The images and networks of the LOOD paper: trained with all records and without each of some, round by round."""
 
 from __future__ import annotations
 
@@ -15,16 +6,99 @@ import copy
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from benchmarks.reproduce.job import Arrays, Job, Piece, keep_plan
-from benchmarks.reproduce.lood.data import PIXELS, SCALE, Pictures
+from benchmarks.reproduce.per_sample.data import cifar10_training
 from giveaway.attacks.shadow_store import model_seed
 from giveaway.attacks.stacked import Training, seeded_model, train_stacked
 from giveaway.linalg.precision import tf32_products
+
+PLANE, CAR = 0, 1
+CENTRE, SCALE = 127.5, 63.75  # of pixel values
+PIXELS = 32 * 32 * 3
+CUT = "cars_planes.npz"
+
+
+@dataclass(frozen=True, eq=False)
+class Pictures:
+    """Inputs (N, 3072) float32 and targets (N,) of ±1, in random order: the first `records` are trained on."""
+
+    inputs: np.ndarray
+    targets: np.ndarray
+    records: int
+    source: str
+
+    def trained(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return inputs and targets of the records that are trained on, in float64."""
+        x, y = (torch.from_numpy(side[: self.records]) for side in (self.inputs, self.targets))
+        return x.to(device, torch.float64), y.to(device, torch.float64)
+
+
+def cars_and_planes(job: Job, records: int, held_out: int) -> Pictures:
+    """Draw as many of each class; a small run without data makes its own."""
+    if job.data is None:
+        return made_pictures(records, held_out)
+    images, labels = _two_classes(job.data)
+    rng = np.random.default_rng(0)
+    half = (records // 2, held_out // 2)
+    drawn = [rng.permutation(np.flatnonzero(labels == kind))[: sum(half)] for kind in (CAR, PLANE)]
+    trained, others = (np.concatenate([d[part] for d in drawn]) for part in (slice(half[0]), slice(half[0], None)))
+    rows = np.concatenate([rng.permutation(trained), rng.permutation(others)])
+    targets = np.where(labels[rows] == CAR, 1.0, -1.0).astype(np.float32)
+    return Pictures(scaled(images[rows]), targets, 2 * half[0], "CIFAR-10, cars and planes")
+
+
+def made_pictures(records: int, held_out: int) -> Pictures:
+    """Make noise around two means."""
+    rng = np.random.default_rng(0)
+    count = records + held_out
+    targets = np.where(np.arange(count) % 2, 1.0, -1.0).astype(np.float32)
+    means = 0.1 * rng.normal(size=PIXELS)
+    inputs = rng.normal(size=(count, PIXELS)) + targets[:, None] * means
+    return Pictures(inputs.astype(np.float32), targets, records, "made")
+
+
+def ten_classes(job: Job, records: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Draw records/10 of each class in random order: pixels from 0 to 1, (records, 3072), and classes."""
+    if job.data is None:
+        rng = np.random.default_rng(seed)
+        labels = np.arange(records) % 10
+        return (rng.random((10, PIXELS))[labels] + rng.random((records, PIXELS))) / 2, labels
+    images, labels = cifar10_training(job.data)
+    rng = np.random.default_rng(seed)
+    drawn = [rng.choice(np.flatnonzero(labels == c), records // 10, replace=False) for c in range(10)]
+    rows = rng.permutation(np.concatenate(drawn))
+    return images[rows].reshape(len(rows), -1) / 255.0, labels[rows]
+
+
+def scaled(images: np.ndarray) -> np.ndarray:
+    """Return pixel values of any shape (n, …) as inputs (n, 3072)."""
+    return ((images.reshape(len(images), -1) - CENTRE) / SCALE).astype(np.float32)
+
+
+def write_cars_and_planes(folder: Path, to: Path) -> Path:
+    """Write both classes alone (27 MB), to carry elsewhere."""
+    images, labels = _two_classes(folder)
+    to.mkdir(parents=True, exist_ok=True)
+    path = to / CUT
+    np.savez_compressed(path, images=images, labels=labels.astype(np.uint8))
+    return path
+
+
+def _two_classes(folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    if (folder / CUT).exists():
+        with np.load(folder / CUT) as held:
+            return held["images"], held["labels"]
+    images, labels = cifar10_training(folder)
+    rows = np.flatnonzero(np.isin(labels, (PLANE, CAR)))
+    return images[rows], labels[rows]
+
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU}
 STEEPNESS = 8.0  # learning rate × (inputs + depth·width): the largest curvature grows like that sum

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.reproduce.job import Arrays, read_result
-from benchmarks.reproduce.lood.data import CENTRE
+from benchmarks.reproduce.lood.networks import CENTRE
 from benchmarks.reproduce.lood.searches import AFTER, FOUND
 from benchmarks.reproduce.lood.toys import BEYOND, ENDS, SINE
 from benchmarks.reproduce.pictures import panels
@@ -55,8 +55,7 @@ def networks_and_process(found: dict[str, Any], arrays: Arrays) -> Figure:
     for axes, colour, (name, label) in zip(axes_of_all, COLOURS, labels.items(), strict=False):
         axes.scatter(arrays[name], own, s=18, color=colour, linewidths=0, alpha=0.8)
         axes.axhline(0.5, color=GREY, linestyle=":", linewidth=1.2)
-        axes.set_xlabel(label)
-        axes.set_ylabel(f"AUC on {found['rounds']} networks with and {found['rounds']} without")
+        axes.set(xlabel=label, ylabel=f"AUC on {found['rounds']} networks with and {found['rounds']} without")
     return figure
 
 
@@ -73,8 +72,7 @@ def beside_the_record(found: dict[str, Any], arrays: Arrays) -> Figure:
             axes.plot(arrays["offsets"], arrays[name][row], color=colour, linewidth=1.4)
         axes.plot(arrays["offsets"], arrays[name].mean(0), color="black", linewidth=2.4, label="mean of all records")
         axes.axvline(0, color=GREY, linestyle=":", linewidth=1.0)
-        axes.set_xlabel("distance along a random direction (pixel values)")
-        axes.set_ylabel("AUC")
+        axes.set(xlabel="distance along a random direction (pixel values)", ylabel="AUC")
         axes.legend(frameon=False)
     return figure
 
@@ -89,8 +87,7 @@ def predicted_changes(found: dict[str, Any], arrays: Arrays) -> Figure:
     figure, axes_of_all = _figure((11.0, 3.9), titles)
     for axes, colour, name in zip(axes_of_all, COLOURS, labels, strict=False):
         axes.scatter(arrays["change"], arrays[name], s=18, color=colour, linewidths=0, alpha=0.8)
-        axes.set_xlabel("change of the prediction by retraining")
-        axes.set_ylabel("estimate, over its largest")
+        axes.set(xlabel="change of the prediction by retraining", ylabel="estimate, over its largest")
     return figure
 
 
@@ -106,8 +103,7 @@ def activations(found: dict[str, Any], arrays: Arrays) -> Figure:
         axes.plot(line, line, color=GREY, linestyle=":", linewidth=1.2)
         axes.scatter(relu, gelu, s=18, color=colour, linewidths=0, alpha=0.8)
         axes.locator_params(nbins=5)
-        axes.set_xlabel("AUC under ReLU")
-        axes.set_ylabel("AUC under GELU")
+        axes.set(xlabel="AUC under ReLU", ylabel="AUC under GELU")
     return figure
 
 
@@ -129,8 +125,7 @@ def correlations(found: dict[str, Any], arrays: Arrays) -> Figure:
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.set_xlabel(f"{measures[measure]} at the record (logarithmic)")
-        axes.set_ylabel("AUC of the best attack")
+        axes.set(xlabel=f"{measures[measure]} at the record (logarithmic)", ylabel="AUC of the best attack")
         axes.legend(frameon=False, fontsize=9)
     return figure
 
@@ -142,16 +137,14 @@ def ends(found: dict[str, Any], arrays: Arrays) -> Figure:
     title = f"{told['found']} of {told['chosen']} searches come to the record"
     figure, (left, right) = _figure((10.0, 4.0), [title, "How alike the model finds query and record"])
     left.scatter(alike, share, s=12, color=COLOURS[0], linewidths=0, alpha=0.6)
-    left.set_xlabel("cosine of their details, query and record")
-    left.set_ylabel("KL at the query over that at the record")
+    left.set(xlabel="cosine of their details, query and record", ylabel="KL at the query over that at the record")
     # in float16 the smallest are 0
     logs = np.log10(np.maximum(arrays["cars_and_planes_prediction_kl"], 1e-7))
     bins = np.linspace(logs.min(), logs.max(), 31)
     near = share > FOUND
     for colour, side, label in ((COLOURS[0], near, "came to the record"), (COLOURS[1], ~near, "ended lower")):
         right.hist(logs[side], bins=bins, color=colour, alpha=0.75, label=label)
-    right.set_xlabel("log₁₀ KL of the two predictions")
-    right.set_ylabel("searches")
+    right.set(xlabel="log₁₀ KL of the two predictions", ylabel="searches")
     right.legend(frameon=False)
     return figure
 
@@ -221,8 +214,7 @@ def stretched(query: np.ndarray) -> np.ndarray:
 def _show(axes: Axes, image: np.ndarray, label: str | None) -> None:
     axes.axis("on")
     axes.imshow(image.round().clip(0, 255).astype(np.uint8), interpolation="nearest")
-    axes.set_xticks([])
-    axes.set_yticks([])
+    axes.set(xticks=[], yticks=[])
     axes.spines[:].set_visible(False)
     if label is not None:
         axes.set_xlabel(label, fontsize=9)
@@ -268,8 +260,7 @@ def placed(found: dict[str, Any], arrays: Arrays) -> Figure:
 
 def _curve(axes: Axes, values: np.ndarray, far: float, colour: str, label: str | None) -> None:
     axes.plot(np.linspace(-far, far, len(values)), values, color=colour, linewidth=2.0, label=label)
-    axes.set_xlabel("query")
-    axes.set_ylabel("over its largest")
+    axes.set(xlabel="query", ylabel="over its largest")
 
 
 def _mark(axes: Axes, records: np.ndarray, added: float, label: str) -> None:

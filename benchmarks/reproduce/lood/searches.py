@@ -1,16 +1,4 @@
-"""Searches for the best query, as the LOOD paper runs and shows them: from noise that is uniform in the box of pixels.
-
-lood_queries:
-  multiple         the best q = 1, 2, 4, 8 queries for one record at depths 2 to 10 (Appendix E.1)
-  normalized       the best query where records are normalized by their own statistics, CNN of depth 5 (Figure 10)
-  convolutional    the same kernel without the normalization (Figure 8b)
-lood_searches:
-  cars_and_planes  the networks' kernel of depth 10: where 500 searches end, one a record (Figures 1 and 14–19), and how
-                   alike the model finds the end and the record (Figure 1c)
-  by_step          fully connected of depth 5, all ten classes: LOOD step by step (Figures 8a and 9)
-  convolutional    CNN of depth 5: two searches (Figure 8b)
-  normalized       the same where records are normalized by their own statistics, started at the record (Figure 10)
-"""
+"""Searches for the best query, as the LOOD paper runs and shows them: from noise uniform in the box of pixels."""
 
 from __future__ import annotations
 
@@ -22,9 +10,8 @@ import torch
 from torch.nn.functional import avg_pool2d, normalize, one_hot
 
 from benchmarks.reproduce.job import Job, Piece
-from benchmarks.reproduce.lood.data import CENTRE, SCALE, cars_and_planes, ten_classes
 from benchmarks.reproduce.lood.measures import NOISE, digits, ends, spread
-from benchmarks.reproduce.lood.networks import chosen_records
+from benchmarks.reproduce.lood.networks import CENTRE, SCALE, cars_and_planes, chosen_records, ten_classes
 from giveaway.gp.attack import query_attack
 from giveaway.gp.nngp import NNGP, ConvNNGP
 from giveaway.gp.posterior import fit, remove

@@ -1,12 +1,4 @@
-"""The LOOD paper's one-dimensional examples: ten records of a sine, the RBF kernel exp(−(x − x′)²/2), σ² = 0.01.
-
-domain    records and the one added uniform in [−5, 5]: KL at every query (Figure 2a)
-steepest  records from N(0, 1), and Algorithm 1's record added to them: the slope that it climbs (Figure 11a), and both
-          distances and the ratio of variances at every query (Figures 7 and 11b)
-placed    the same records, and one added at −5, 0 or 5: the mean distance at every query (Figure 12)
-
-Each is drawn many times; the curves of one draw are kept, each over its largest value.
-"""
+"""The LOOD paper's one-dimensional examples: ten records of a sine, drawn many times; one draw's curves are kept."""
 
 from __future__ import annotations
 

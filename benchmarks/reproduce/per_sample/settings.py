@@ -7,22 +7,16 @@ from collections import Counter
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from benchmarks.reproduce.gls.network import ResidualBlock
-from benchmarks.reproduce.per_sample.data import (
-    Data,
-    bloodmnist_features,
-    california,
-    cifar10_images,
-    cifar100_images,
-    energy,
-    sst2,
-    sst2_features,
-)
+from benchmarks.reproduce.gls.training import ResidualBlock
+from benchmarks.reproduce.page import read_paper
+from benchmarks.reproduce.per_sample import data as sets
+from benchmarks.reproduce.per_sample.data import Data, sst2
 from benchmarks.reproduce.per_sample.experiment import Experiment, run
 from giveaway.attacks.recipes import build_cnn
 from giveaway.attacks.stacked import Training
@@ -130,97 +124,22 @@ def sst2_words(folder: Path | None) -> Data:
     return Data(x, labels, records, sentences[:records], np.arange(records))
 
 
-_OWN_SPLIT = "the split into records and others is ours"
-EXPERIMENTS = (
-    Experiment(
-        "energy_mlp",
-        "UCI Energy, MLP",
-        energy,
-        partial(build_blocks, hidden=(64, 32), dropout=0.3),
-        Training(300, 32, "adam", 1e-3, weight_decay=1e-3, loss="squared"),
-        models_at_once=200,
-        differs=(_OWN_SPLIT, "heating load alone, standardized; the paper does not say which of the two loads"),
-    ),
-    Experiment(
-        "california_linear",
-        "California Housing, linear regression",
-        california,
-        partial(build_blocks, hidden=()),
-        Training(200, 256, "adam", 1e-2, weight_decay=1e-3, loss="squared"),
-        models_at_once=200,
-        differs=(_OWN_SPLIT, "trained with Adam as the paper's Table 3 has it; its Section 5 says closed form"),
-    ),
-    Experiment(
-        "california_mlp",
-        "California Housing, MLP",
-        california,
-        partial(build_blocks, hidden=(128, 128, 128)),
-        Training(200, 256, "adam", 1e-3, weight_decay=5e-4, loss="squared"),
-        models_at_once=200,
-        whole_network=16,
-        differs=(_OWN_SPLIT, "whole network: Gauss–Newton curvature from 64 probes instead of the Hessian"),
-    ),
-    Experiment(
-        "bloodmnist_head",
-        "BloodMNIST, linear head on a frozen encoder",
-        bloodmnist_features,
-        partial(build_blocks, hidden=()),
-        Training(100, 512, "sgd", 1e-2, weight_decay=1e-6, momentum=0.9),
-        models_at_once=200,
-        head_only=True,
-        differs=(
-            "EfficientNet-Lite0 (1,280 features) stands in for DINOv2 ViT-S/14 (384)",
-            "images rebuilt from the PBC collection, the split is not MedMNIST's; 8,000 of them as in the paper",
-        ),
-    ),
-    Experiment(
-        "cifar10_cnn",
-        "CIFAR-10, CNN",
-        cifar10_images,
-        build_cnn,
-        Training(25, 256, "adamw", 1e-3, weight_decay=5e-4, precision="bfloat16"),
-        models_at_once=4,
-        stack=False,
-        whole_network=2,
-        differs=(
-            "the paper names three convolutional blocks and no widths: ours have 64, 128, 256 channels and 128 units",
-            "whole network: two targets, Gauss–Newton curvature from 64 probes instead of the Hessian",
-        ),
-        build_small=partial(build_cnn, channels=(4, 4, 4)),
-    ),
-    Experiment(
-        "cifar100_resnet20",
-        "CIFAR-100, ResNet-20",
-        cifar100_images,
-        build_with_dropout,
-        Training(50, 256, "sgd", 1e-3, weight_decay=5e-4, momentum=0.9, precision="bfloat16"),
-        models_at_once=4,
-        stack=False,
-        differs=("learning rate, schedule and augmentation as printed: 0.001, constant, none",),
-        build_small=partial(build_with_dropout, widths=(4, 4), blocks=1),
-    ),
-    Experiment(
-        "sst2_head",
-        "SST-2, linear head on a frozen encoder",
-        sst2_features,
-        partial(build_blocks, hidden=()),
-        Training(10, 32, "adamw", 1e-3, weight_decay=1e-2),
-        models_at_once=200,
-        head_only=True,
-        differs=("all-MiniLM-L6-v2 (384 features) stands in for BERT-base (768)",),
-    ),
-    Experiment(
-        "sst2_transformer",
-        "SST-2, transformer trained as a whole",
-        sst2_words,
-        build_transformer,
-        Training(10, 32, "adamw", 1e-4, weight_decay=1e-2),
-        models_at_once=40,
-        differs=(
-            "two layers, 128 wide, as BERT-tiny, but from random weights: no pretrained ones were to be had",
-            "whole words, the 8,190 most frequent, instead of word pieces",
-        ),
-        build_small=partial(build_transformer, width=8),
-    ),
-)
+BUILDERS = {"mlp": build_blocks, "cnn": build_cnn, "resnet": build_with_dropout, "transformer": build_transformer}
+
+
+def read_experiment(name: str) -> Experiment:
+    """Read a setting from paper.toml; `network` and `small_network` are arguments of its builder."""
+    said = dict(read_paper("per_sample")["experiments"][name])
+    build = partial(BUILDERS[said.pop("builder")], **_tuples(said.pop("network", {})))
+    small, loader = said.pop("small_network", None), said.pop("data")
+    load = sst2_words if loader == "sst2_words" else getattr(sets, loader)
+    said |= {"differs": tuple(said["differs"]), "build_small": small and partial(build, **_tuples(small))}
+    return Experiment(name, said.pop("title"), load, build, Training(**said.pop("training")), **said)
+
+
+def _tuples(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in arguments.items()}
+
+
+EXPERIMENTS = tuple(read_experiment(name) for name in read_paper("per_sample")["experiments"])
 RUNS = {experiment.name: partial(run, experiment) for experiment in EXPERIMENTS}
