@@ -81,6 +81,7 @@ KINDS = {
 # --------------------------------------------------------------------------------------------- several processes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_processes_write_the_table_that_one_writes(giveaway, arrays, kind):
     options, rtol = KINDS[kind]
@@ -95,6 +96,7 @@ def test_two_processes_write_the_table_that_one_writes(giveaway, arrays, kind):
     assert set(os.listdir("together")) == set(os.listdir("alone"))
 
 
+@pytest.mark.slow
 def test_two_processes_on_people_and_a_head_that_is_not_converged(giveaway, arrays):
     np.save("people.npy", np.random.default_rng(1).integers(0, 4_000, N))
     command = (
@@ -117,6 +119,7 @@ def test_two_processes_on_people_and_a_head_that_is_not_converged(giveaway, arra
     np.testing.assert_allclose(two["newton"], one["newton"], rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_score_of_the_records_alone_does_not_end_the_other_process(giveaway, arrays):
     np.savez("rows.npz", inputs=arrays["features"][:400])
     np.savez("few.npz", **{k: v[:400] if len(v) == N else v for k, v in arrays.items()})
@@ -142,6 +145,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_ends_the_run_and_leaves_no_table(arrays):
     script = Path("dying.py")
     script.write_text(DYING)
@@ -168,6 +172,7 @@ main()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("more", "status"), [((), 0), (("--dry-run",), 0), (("--config", "by=person"), 1)])
 def test_every_process_leaves_the_team_before_it_ends(arrays, more, status):
     """One that does not may be aborted at its end, and the first killed while it writes."""
@@ -184,6 +189,7 @@ def test_every_process_leaves_the_team_before_it_ends(arrays, more, status):
     assert ("saving with a group: False" in said) == (not more)
 
 
+@pytest.mark.slow
 def test_a_model_s_features_are_made_by_both_processes(giveaway, folder):
     (folder / "mine.py").write_text(
         "import torch\n"

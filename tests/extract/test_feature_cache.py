@@ -19,8 +19,10 @@ from giveaway import audit
 from giveaway.checks import InputError
 from giveaway.cli.source import source_from
 from giveaway.extract import feature_cache, from_file, from_torch
-from giveaway.extract.feature_cache import FeatureCache, NpyWriter
+from giveaway.extract.feature_cache import FeatureCache, NpyWriter, SharedCache
+from giveaway.extract.torch_head import from_torch_shared
 from giveaway.extract.torch_model import model_digest
+from giveaway.linalg.processes import Processes
 from giveaway.records import FileRows, StreamedRows, rows
 from tests.extract.examples import N, Records, assert_is_head_of
 
@@ -290,6 +292,7 @@ from_torch(net, TensorDataset(torch.rand(23, 6), torch.arange(23) % 3), batch_si
 """
 
 
+@pytest.mark.slow
 def test_a_killed_run_is_done_again(tmp_path, counted, x, y):
     folder, (model, rows) = tmp_path / "cache", counted
     command = [sys.executable, "-c", KILLED, str(folder)]
@@ -339,6 +342,28 @@ def test_removal_takes_what_the_cache_wrote_and_nothing_else(tmp_path, model, x,
     from_torch(model, TensorDataset(x, y), cache=tmp_path / "other")
     assert FeatureCache(tmp_path / "other").remove() == 7
     assert not (tmp_path / "other").exists()
+
+
+def test_several_processes_share_a_cache(tmp_path, model, x, y, monkeypatch):
+    monkeypatch.setattr(Processes, "barrier", lambda self: None)
+    named = Records(lambda i: {"input": x[i], "y": y[i], "id": f"scan-{i}"})
+    for data in (TensorDataset(x, y), named):
+        cache = tmp_path / type(data).__name__
+        with pytest.raises(FileNotFoundError):  # the second process has not written its share yet
+            from_torch_shared(model, data, Processes(0, 2), cache=cache, l2=0.5)
+        head = from_torch_shared(model, data, Processes(1, 2), cache=cache, l2=0.5)
+        whole = from_torch(model, data, l2=0.5)
+        for name in ("features", "outputs", "targets", "weight"):
+            torch.testing.assert_close(getattr(head, name)[0:N], getattr(whole, name)[0:N])
+        np.testing.assert_array_equal(head.ids, whole.ids)
+        assert (head.loss, head.l2, head.inputs) == ("cross_entropy", 0.5, None)
+        assert sorted(part.name for part in cache.iterdir()) == ["part-0-of-2", "part-1-of-2"]
+        assert SharedCache(cache).remove() > 0
+        assert not cache.exists()
+    with pytest.raises(InputError, match="cache: expected a folder that all processes see, beside a model, got none"):
+        from_torch_shared(model, named, Processes(0, 2))
+    with pytest.raises(InputError, match="got a sampler RandomSampler; use shuffle=False and no sampler where several"):
+        from_torch_shared(model, DataLoader(named, shuffle=True), Processes(0, 2), cache=tmp_path / "c")
 
 
 def test_the_command_line_names_a_cache_or_a_stream(tmp_path, monkeypatch):

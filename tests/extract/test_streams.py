@@ -221,64 +221,43 @@ def test_tuples_and_tensors():
     assert torch.equal(joined(plain, 7)[1], f)
 
 
+NAMES = ["features", "outputs", "targets", "groups", "sample_weight"]
+ONE = cut([])[0]
+NARROW = cut([9])[1] | {"features": np.ones((ROWS - 9, 5), np.float32)}
 REFUSED = {
-    "an iterator": (lambda: iter(cut([9])), {}, "batches: expected something that can be read again, got an iterator"),
-    "no batches": (lambda: [], {}, "data: expected at least 2 records, got 0"),
-    "no targets": (
-        lambda: cut([9], ["features", "outputs"]),
-        {},
-        "batches: expected targets in every batch, got a",
-    ),
-    "no outputs": (
-        lambda: cut([9], ["features", "targets"]),
-        {},
-        "batches: expected outputs in every batch.*weight=",
-    ),
-    "a tensor": (lambda: [torch.ones(3, 2)], {}, "batches: expected dicts, or tuples .*, got a Tensor"),
-    "some ids": (
-        lambda: [*cut([9])[:1], *cut([9], ["features", "outputs", "targets", "groups", "sample_weight"])[1:]],
-        {},
-        "batches: expected the same arrays in every batch, got ids in some only",
-    ),
-    "rows that differ": (
-        lambda: [cut([])[0] | {"targets": [0, 1]}],
-        {},
-        r"targets: expected one row a record in every batch, got shape \(2,\) beside 30 rows",
-    ),
-    "flat features": (
-        lambda: [cut([])[0] | {"features": np.ones(ROWS)}],
-        {},
-        r"features: expected shape \(records, features\), got shape \(30,\)",
-    ),
+    "an iterator": (iter(cut([9])), "batches: expected something that can be read again, got an iterator"),
+    "no batches": ([], "data: expected at least 2 records, got 0"),
+    "no targets": (cut([9], NAMES[:2]), "batches: expected targets in every batch, got a"),
+    "no outputs": (cut([9], ["features", "targets"]), "batches: expected outputs in every batch.*weight="),
+    "a tensor": ([torch.ones(3, 2)], "batches: expected dicts, or tuples .*, got a Tensor"),
+    "some ids": ([*cut([9])[:1], *cut([9], NAMES)[1:]], "the same arrays in every batch, got ids in some only"),
+    "rows that differ": ([ONE | {"targets": [0, 1]}], r"targets: expected one row .*, got shape \(2,\) beside 30 rows"),
+    "flat features": ([ONE | {"features": np.ones(ROWS)}], r"expected shape \(records, features\), got shape \(30,\)"),
     "other columns": (
-        lambda: [cut([9])[0], cut([9])[1] | {"features": np.ones((ROWS - 9, 5), np.float32)}],
-        {},
-        r"features: expected rows of shape \(4,\) and type float32 in every batch, got rows of shape \(5,\)",
+        [cut([9])[0], NARROW],
+        r"features: expected rows of shape \(4,\) and .*, got rows of shape \(5,\)",
     ),
     "repeated ids": (
-        lambda: [cut([])[0] | {"ids": np.zeros(ROWS, int)}],
-        {},
+        [ONE | {"ids": np.zeros(ROWS, int)}],
         "ids in the batches: expected a different id for every record",
     ),
-    "weights of another head": (
-        lambda: cut([9]),
-        {"weight": np.ones((M, 2))},
-        r"weight: expected shape \(outputs, 4\), a column a feature",
-    ),
-    "bias alone": (lambda: cut([9]), {"bias": BIAS}, "bias: expected weight together with bias, got bias alone"),
-    "outputs of other weights": (
-        lambda: cut([9]),
+}
+UNFIT = {
+    "of another head": ({"weight": np.ones((M, 2))}, r"weight: expected shape \(outputs, 4\), a column a feature"),
+    "bias alone": ({"bias": BIAS}, "bias: expected weight together with bias, got bias alone"),
+    "other outputs": (
         {"weight": 2 * WEIGHT, "bias": BIAS},
-        r"outputs: expected features @ weight.T \+ bias, got a difference",
+        r"outputs: expected features @ weight.T \+ bias, got a diff",
     ),
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("case", [*REFUSED, *UNFIT])
 def test_what_is_refused(case):
-    make, options, words = REFUSED[case]
+    batches, words = REFUSED.get(case, (cut([9]), ""))
+    options, words = UNFIT.get(case, ({}, words))
     with pytest.raises(InputError, match=words) as caught:
-        joined(from_batches(make(), **options), 8)
+        joined(from_batches(batches, **options), 8)
     assert "\n" not in str(caught.value)
 
 
