@@ -177,8 +177,6 @@ def test_scores_converged_refit_and_sensitivity_reach_the_audit(giveaway, file):
         "--scores",
         "newton, leverage",
         "--config",
-        "optimum=corrected",
-        "--config",
         "optimum=refit",
         "--config",
         "l2_sensitivity=false",
@@ -190,7 +188,7 @@ def test_scores_converged_refit_and_sensitivity_reach_the_audit(giveaway, file):
     assert meta["options"] == {
         "scores": ["newton", "leverage"],
         "unit": "record",
-        "converged": False,
+        "converged": True,
         "refit": True,
         "l2_sensitivity": False,
     }
