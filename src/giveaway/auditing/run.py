@@ -20,7 +20,7 @@ from giveaway.curvature.optimum import GradientSums, gradient_sum
 from giveaway.curvature.optimum import refit as refit_head
 from giveaway.curvature.sketched import SketchedCurvature
 from giveaway.evaluation.ranking import recall_at, spearman
-from giveaway.gp.distinguishability import NOISE, KernelGiven, Process
+from giveaway.gp.distinguishability import KernelGiven, Process
 from giveaway.linalg.processes import ALONE, Processes
 from giveaway.records import Head, ScoreTable
 from giveaway.records.meta import Meta
@@ -69,8 +69,7 @@ def audit(
     scores: str | Sequence[str] = DEFAULT,
     optimum: str = "assumed",
     curvature: Dense | Sketch | Auto = Auto(),  # noqa: B008 (frozen)
-    kernel: KernelGiven | None = None,
-    noise: float | None = None,
+    kernel: Process | KernelGiven | None = None,
     progress: bool = False,
     execution: Execution = Execution(),  # noqa: B008 (frozen)
 ) -> ScoreTable:
@@ -90,9 +89,9 @@ def audit(
     curvature : `Dense()` inverts the head's curvature exactly, `Sketch()` estimates what it says of every record from
         random probes, `Auto()` is dense where that fits the memory. The metadata say which it was, and how far a sketch
         is off.
-    kernel, noise : of the Gaussian process of the lood_* scores; by default an NNGP of images on the sphere, or an RBF
-        of standardized columns with their median distance as length, and a variance of 0.05 around functions of
-        variance 1.
+    kernel : of the Gaussian process of the lood_* scores: a kernel, its name, or `ga.gp.Process(kernel, noise)`. By
+        default that is an NNGP of images on the sphere, or an RBF of standardized columns with their median distance as
+        length, and a variance of 0.05 around functions of variance 1.
     progress : show a progress bar on stderr, or lines where that is no terminal.
     execution : processes that share the work, and where it saves what it has finished, for `giveaway audit` under
         torchrun and with --resume. Processes other than the first get the scores of the head alone.
@@ -106,7 +105,7 @@ def audit(
     3
     """
     began = time.perf_counter()
-    prepared = _prepare(head, named_scores(scores), optimum, curvature, kernel, noise, execution.processes)
+    prepared = _prepare(head, named_scores(scores), optimum, curvature, kernel, execution.processes)
     results = _score_head(prepared, execution, progress)
     if execution.processes.first:
         _ask_views(prepared, results, progress)
@@ -118,16 +117,12 @@ def _prepare(
     names: tuple[str, ...],
     optimum: str,
     curvature: Dense | Sketch | Auto,
-    kernel: KernelGiven | None,
-    noise: float | None,
+    kernel: Process | KernelGiven | None,
     processes: Processes,
 ) -> Preparation:
     """Resolve every option, so that a mistake costs nothing."""
-    wants_process = kernel is not None or noise is not None
-    if head.inputs is None and wants_process:
-        raise fail(
-            "inputs", "a head with inputs beside kernel and noise", "none", "pass the records themselves to the head"
-        )
+    if head.inputs is None and kernel is not None:
+        raise fail("inputs", "inputs beside kernel", "none", "pass the records themselves to Head, or drop the kernel")
     sources = {CATALOGUE[name].source for name in names if name != DEFAULT}
     viewed = DEFAULT in names or "others" in sources or ("theory" in sources and head.inputs is not None)
     view, no_view = view_of(head, required="others" in sources) if viewed else (None, None)
@@ -138,12 +133,12 @@ def _prepare(
         optimum=optimum,
         choice=choice,
         view=view is not None,
-        process=wants_process,
+        process=kernel is not None,
         inputs=head.inputs is not None,
     )
     process = None
-    if resolved.of_lood or wants_process:
-        process = ProcessView(head, head.inputs, Process(kernel, NOISE if noise is None else noise))
+    if resolved.of_lood or kernel is not None:
+        process = ProcessView(head, head.inputs, kernel if isinstance(kernel, Process) else Process(kernel))
     sketch = None if choice is None else choice.sketch
     if sketch is not None and resolved.curved:
         check_sketch(head, sketch)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from giveaway.auditing.depths import DepthAudit
     from giveaway.curvature.choice import Auto, Dense, Sketch
     from giveaway.findings.gate import Rules, Verdict
+    from giveaway.gp import Process
     from giveaway.linalg.processes import Processes
     from giveaway.records import Head, ScoreTable
 
@@ -116,8 +117,8 @@ def audit(config: tuple[str, ...], as_json: bool, resume: bool, dry_run: bool, *
     with processes_from_environment(device_named(options.get("device")) or "cpu") as processes:
         source = source_from(options, lambda words: say(words, err=True) if processes.first else None, processes)
         head = _audited_head(source.head, options)
-        arguments: dict[str, Any] = {n: options[n] for n in ("kernel", "noise", "optimum") if n in options}
-        arguments |= {"curvature": _curvature(options), "scores": _scores(options)}
+        arguments: dict[str, Any] = {"curvature": _curvature(options), "scores": _scores(options)}
+        arguments |= {"kernel": _process(options), "optimum": options.get("optimum", "assumed")}
         if rules is not None:
             check_audited(rules, arguments)
         if "device" in options or processes.device.type == "cuda":
@@ -184,6 +185,14 @@ def _curvature(options: dict[str, Any]) -> Dense | Sketch | Auto:
     if kind == "sketch":
         return dataclasses.replace(sketch, l2_sensitivity=compare)
     return Auto(memory=sketch.memory, sketch=sketch, l2_sensitivity=compare)
+
+
+def _process(options: dict[str, Any]) -> Process | None:
+    """The Gaussian process that kernel and noise describe; None where neither is given."""
+    from giveaway.gp import Process
+
+    given = {name: options[name] for name in ("kernel", "noise") if name in options}
+    return Process(**given) if given else None
 
 
 def _scores(options: dict[str, Any]) -> list[str]:

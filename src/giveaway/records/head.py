@@ -48,7 +48,7 @@ class Head:
     loss : "squared", "cross_entropy" (also one logit with 0/1 targets) or "binary_cross_entropy" (multi-label).
     l2 : penalty in summed-loss units; see docs/notation.md for what your trainer's setting amounts to.
     intercept, penalize_intercept : whether the head has a bias, and whether l2 acts on it.
-    weight, bias : (m, d) and (m,); needed by `newton` with converged=False and by refit, checked against outputs.
+    weight, bias : (m, d) and (m,); needed by an audit with optimum="corrected", and checked against outputs.
     sample_weight : (n,) non-negative weights of the records in the training loss.
     ids : a unique name a record (row numbers by default). groups : the person each record belongs to.
     inputs : the records themselves, row by row: images (n, c, h, w) or (n, h, w), a table (n, p) of numbers, strings or

@@ -220,7 +220,7 @@ def _about_optimum(meta: Meta) -> list[str]:
         f"The head is not at the optimum of its training objective (relative gradient {relative:.2g}), as is usual for "
         "networks: "
         + (
-            "scores assume that it is. To see what this changes, audit with --refit."
+            "scores assume that it is. To see what this changes, audit with --config optimum=refit."
             if meta.assumes_optimum
             else WITHOUT_DRIFT
         )
