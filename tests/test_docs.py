@@ -59,7 +59,7 @@ def test_commands_of_a_page_exist(page: Path) -> None:
 
 def test_a_command_that_does_not_exist_is_noticed() -> None:
     _check_command("giveaway theory tradeoff --h 0.1,0.5 --figure x.png")
-    _check_command("giveaway audit ... --refit   # anything")
+    _check_command("giveaway audit ... --show-records   # anything")
     for wrong in ("giveaway adit", "giveaway audit --leyer x", "giveaway theory --h 1", "giveaway report", "giveaway"):
         with pytest.raises(AssertionError, match=r"no such|argument"):
             _check_command(wrong)

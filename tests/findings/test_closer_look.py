@@ -65,8 +65,8 @@ def test_a_black_box_has_canaries_but_no_map(tmp_path):
 def test_large_heads_are_asked_before_they_take_long():
     head = made_head("classes", n=500, d=450)
     table = audit(head, scores=["newton"])
-    assert "ask for it with --what-if" in make_extras(head, table, method="none").missing["what-if"]
-    assert make_extras(head, table, method="none").missing["map"] == "it was not asked for (--map none)"
+    assert "ask for it with --config what_if=true" in make_extras(head, table, method="none").missing["what-if"]
+    assert make_extras(head, table, method="none").missing["map"] == "it was not asked for (map=none)"
     assert "--config", "what_if=false" in make_extras(head, table, method="none", what_if=False).missing["what-if"]
 
 

@@ -122,7 +122,7 @@ def test_notes_on_the_optimum():
     moved = far.with_parameters(torch.ones(5, 5, dtype=torch.float64).tril())
     (note,) = note_about(audit(moved), "optimum")
     assert "not at the optimum" in note
-    assert "scores assume that it is. To see what this changes, audit with --refit." in note
+    assert "scores assume that it is. To see what this changes, audit with --config optimum=refit." in note
     (note,) = note_about(audit(moved, optimum="corrected"), "optimum")
     assert "scores assume that it is" not in note
     assert "newton and loo_gap take it into account" in note

@@ -341,7 +341,7 @@ def check_column(place: str, table: ScoreTable, column: str) -> None:
         got = "a model held back by noise or early stopping, for which there is none"
         raise fail(place, f"an audit with the column {column}", got, "use measured_count, and giveaway validate")
     if column not in table.scores:
-        remedy = f"audit again with it: giveaway audit --also {column}"
+        remedy = f"audit again with it: giveaway audit --scores default,{column}"
         raise fail(place, f"an audit with the column {column}", "none", remedy)
     exact = table.meta.view is not None and bool(table.meta.view.head_is_exact)
     if column == "predicted_success" and table.meta.predicted_by != "both views" and not exact:

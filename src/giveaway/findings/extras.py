@@ -158,7 +158,7 @@ def make_extras(
 
     mapped = None
     if method == "none":
-        missing["map"] = "it was not asked for (--map none)"
+        missing["map"] = "it was not asked for (map=none)"
     elif not head.linear:
         missing["map"] = "a black box has no features to map"
     else:
@@ -171,14 +171,14 @@ def make_extras(
     elif not head.linear:
         missing["what-if"] = "a black box has no layer to take records out of"
     elif what_if is False:
-        missing["what-if"] = "it was not asked for (--no-what-if)"
+        missing["what-if"] = "it was not asked for (what_if=false)"
     else:
         size = f"{head.n} records and {parameters} parameters"
-        missing["what-if"] = f"it takes a while for {size}: ask for it with --what-if"
+        missing["what-if"] = f"it takes a while for {size}: ask for it with --config what_if=true"
     records = head.inputs if inputs is None else inputs
     contents = None
     if show_records and table.meta.by_person:
-        missing["contents"] = "records are shown only if records are ranked: --by record"
+        missing["contents"] = "records are shown only if records are ranked: --config by=record"
     elif show_records and records is not None:
         contents = attempt("contents", lambda: contents_of(records, table.order()[:SHOWN_RECORDS]))
     return ReportExtras(mapped, effects, attempt("canaries", lambda: candidates(head, table)), contents, missing)

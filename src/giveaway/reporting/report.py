@@ -209,7 +209,7 @@ def _penalties(table: ScoreTable) -> list[tuple[str, str, str]]:
     """Show how the order by newton changes with l2."""
     found = table.meta.l2_sensitivity
     if not found:
-        raise InputError("the audit did not compare penalties (--l2-sensitivity; there must be an l2)")
+        raise InputError("the audit did not compare penalties (--config l2_sensitivity=true; there must be an l2)")
     return [
         (
             f"{factor} × l2",
