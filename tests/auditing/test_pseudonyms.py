@@ -9,7 +9,7 @@ import stat
 import numpy as np
 import pytest
 
-from giveaway.auditing.pseudonyms import pseudonyms, read_key
+from giveaway.auditing.store import pseudonyms, read_key
 from giveaway.checks import InputError
 
 NAMES = np.array(["anna", "bert", "anna", "ζoë", "7"])

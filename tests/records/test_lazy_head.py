@@ -234,6 +234,7 @@ print(peak() - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="needs /proc")
 def test_a_file_larger_than_what_is_held(tmp_path):
     d = 512

@@ -239,6 +239,7 @@ def test_a_full_disk_is_one_line_and_keeps_the_earlier_file(tmp_path, monkeypatc
 # ------------------------------------------------------------------------------------------------- kills and bad bytes
 
 
+@pytest.mark.slow
 def test_kill_9_in_the_middle_of_a_save_leaves_the_earlier_one(tmp_path):
     script = """
 import os, signal, sys, torch
@@ -292,7 +293,7 @@ def stored(tmp_path_factory) -> Path:
     return folder
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_cut_or_changed_bytes_are_never_taken_for_tensors(stored, data):
     kept = begun(stored, resume=True)

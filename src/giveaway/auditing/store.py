@@ -1,8 +1,10 @@
-"""The audit folder: what it holds, when it is refused, how it is removed."""
+"""The audit folder: what it holds and under which names, when it is refused, how it is removed."""
 
 from __future__ import annotations
 
 import datetime
+import hashlib
+import hmac
 import platform
 import re
 import secrets
@@ -10,7 +12,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from giveaway.attacks.shadow_store import ShadowFolder
+from giveaway.checks import fail
 from giveaway.extract.feature_cache import FeatureCache, SharedCache
 from giveaway.records import Head, ScoreTable
 from giveaway.records.meta import Provenance
@@ -18,9 +23,12 @@ from giveaway.records.score_table import MARKER
 from giveaway.storage.arrays import digest_of
 from giveaway.storage.checkpoint import FOLDER as UNFINISHED
 from giveaway.storage.checkpoint import UnfinishedWork
-from giveaway.storage.files import write_atomically
+from giveaway.storage.files import write_atomically, write_text
 from giveaway.storage.folder import MarkedFolder
 from giveaway.version import VERSION
+
+LETTERS = 16  # hexadecimal digits of a pseudonym: 64 bits
+LEAST_KEY = 16  # bytes
 
 
 class AuditFolder(MarkedFolder):
@@ -142,6 +150,33 @@ def purge(folder: str | Path) -> int:
         if kind(folder).marked:
             return kind(folder).remove()
     return AuditFolder(folder).remove()
+
+
+def read_key(path: str | Path, out: str | Path) -> bytes:
+    """Read the key in a file; make one, readable by you alone, where there is none; refuse a key within `out`."""
+    file = Path(path)
+    if Path(out).resolve() in file.resolve().parents:
+        raise fail("pseudonymize", "a key outside of the audit folder", f"{path}, in it", "keep the key elsewhere")
+    if not file.exists():
+        write_text(file, secrets.token_hex(32) + "\n")
+    try:
+        key = file.read_bytes().strip()
+    except OSError as error:
+        raise fail("pseudonymize", "a file with the key", f"{path} ({error.strerror})", "name another file") from error
+    if len(key) < LEAST_KEY:
+        got = f"{path} with {len(key)}"
+        raise fail("pseudonymize", f"a key of at least {LEAST_KEY} bytes", got, "name a file that does not exist yet")
+    return key
+
+
+def pseudonyms(names: np.ndarray, key: bytes) -> np.ndarray:
+    """Return HMAC-SHA-256 of every name under the key, as 16 hexadecimal digits; equal names stay equal."""
+    distinct, where = np.unique(names, return_inverse=True)
+    encoded = (str(name).encode("utf-8", "surrogatepass") for name in distinct)
+    made = [hmac.new(key, name, hashlib.sha256).hexdigest()[:LETTERS] for name in encoded]
+    if len(set(made)) < len(made):
+        raise fail("pseudonymize", "different pseudonyms", "two equal ones", "use another key")
+    return np.array(made)[where]
 
 
 def _write(path: Path, page: str | bytes) -> None:

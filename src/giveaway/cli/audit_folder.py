@@ -11,9 +11,8 @@ import numpy as np
 
 from giveaway.auditing.depths import DepthAudit, Depths
 from giveaway.auditing.progress import parts_of
-from giveaway.auditing.pseudonyms import pseudonyms, read_key
 from giveaway.auditing.run import Execution, audit
-from giveaway.auditing.store import check_folder, fingerprint, provenance, save_audit, save_page
+from giveaway.auditing.store import check_folder, fingerprint, provenance, pseudonyms, read_key, save_audit, save_page
 from giveaway.checks import check_choice, fail
 from giveaway.cli.config import to_toml
 from giveaway.curvature.choice import Auto
