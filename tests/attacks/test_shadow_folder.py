@@ -249,32 +249,3 @@ def test_what_training_wrote_is_removed_and_nothing_else(tmp_path):
     run(tmp_path / "alone", 2)
     ShadowFolder(tmp_path / "alone").remove()
     assert not (tmp_path / "alone").exists()
-
-
-def test_a_folder_in_use_is_not_removed(tmp_path):
-    run(tmp_path, 2)
-    before = sorted(file.name for file in tmp_path.iterdir())
-    with open(tmp_path / "lock") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.raises(InputError, match=r"folder: expected a folder of its own, got .*, in use by another run"):
-            ShadowFolder(tmp_path).remove()
-    assert sorted(file.name for file in tmp_path.iterdir()) == before
-
-
-def test_an_interrupted_removal_can_be_repeated(tmp_path, monkeypatch):
-    run(tmp_path / "run", 2)
-    unlink, calls = Path.unlink, []
-
-    def interrupted(path, missing_ok=False):
-        calls.append(path)
-        if len(calls) == 4:
-            raise KeyboardInterrupt
-        unlink(path, missing_ok=missing_ok)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "unlink", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            ShadowFolder(tmp_path / "run").remove()
-    assert ShadowFolder(tmp_path / "run").marked
-    ShadowFolder(tmp_path / "run").remove()
-    assert not (tmp_path / "run").exists()
