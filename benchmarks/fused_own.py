@@ -22,6 +22,7 @@ import giveaway as ga
 from giveaway.attacks.lira import lira_within
 from giveaway.curvature.choice import Auto
 from giveaway.evaluation.ranking import agreement_over_targets
+from giveaway.records import ScoreTable, Signals
 
 SINGLE = ("loss", "gls_trace", "influence", "newton")
 
@@ -35,13 +36,13 @@ def records_of(name: str, data: Path) -> Any:
     return SETS[name].load(data).inputs
 
 
-def truth_of(held: Any) -> ga.Signals:
+def truth_of(held: Any) -> Signals:
     n = held["phi"].shape[1]
     members = np.unpackbits(held["members"], axis=1)[:, :n].astype(bool)
-    return ga.Signals(held["phi"].astype(np.float32), members, kind=str(held["kind"]))
+    return Signals(held["phi"].astype(np.float32), members, kind=str(held["kind"]))
 
 
-def audited(held: Any, inputs: Any, target: int) -> tuple[ga.ScoreTable, np.ndarray]:
+def audited(held: Any, inputs: Any, target: int) -> tuple[ScoreTable, np.ndarray]:
     rows = held[f"index_{target}"]
     outputs, y = held[f"outputs_{target}"].astype(np.float64), held["targets"][rows]
     loss = "squared" if outputs.shape[1] == 1 else "cross_entropy"

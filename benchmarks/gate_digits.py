@@ -32,6 +32,7 @@ from giveaway.cli.demo import WEIGHT_DECAY, digits_dataset, train_digits_network
 from giveaway.extract import from_torch
 from giveaway.findings.changes import level_of, prediction_bound, share_above
 from giveaway.findings.gate import judge, read_rules
+from giveaway.records import ScoreTable
 
 RATES = (0.05, 0.1, 0.2)  # of wrong labels, each twice the one before
 BASELINES = (3, 5)
@@ -51,7 +52,7 @@ def wrong_labels(dataset: TensorDataset, rate: float, draw: int) -> TensorDatase
     return TensorDataset(images, torch.from_numpy(wrong))
 
 
-def audits(rate: float, draw: int, retrains: int) -> list[ga.ScoreTable]:
+def audits(rate: float, draw: int, retrains: int) -> list[ScoreTable]:
     """Audits of so many networks that differ in the seed alone."""
     dataset = wrong_labels(digits_dataset(), rate, draw)
     first = FIRST_SEED + 1_000 * draw + 100 * RATES.index(rate)
@@ -91,7 +92,7 @@ def rates_of(missed: list[np.ndarray], seed: int) -> dict:
     }
 
 
-def by_the_gate(before: list[ga.ScoreTable], after: list[ga.ScoreTable], column: str) -> tuple[list[int], list[int]]:
+def by_the_gate(before: list[ScoreTable], after: list[ScoreTable], column: str) -> tuple[list[int], list[int]]:
     """Exit codes of the gate itself, from folders, with the first three retrains as its baseline."""
     with tempfile.TemporaryDirectory() as folder:
         for name, tables in (("before", before), ("after", after)):

@@ -29,6 +29,7 @@ from torch.utils.data import TensorDataset
 import giveaway as ga
 from giveaway.auditing.depths import audit_depths
 from giveaway.curvature.choice import Dense, Sketch
+from giveaway.records import ScoreTable, Signals
 
 EXACT, ITERATIVE = 1e-12, 1e-8
 UNSTABLE = {"seconds", "device", "files", "versions", "chosen"}  # metadata that differ between runs of the same code
@@ -65,7 +66,7 @@ def people(n: int) -> list[str]:
     return [f"person-{row}" for row in np.random.default_rng(1).integers(0, n // 3, n)]
 
 
-def of_table(table: ga.ScoreTable) -> Result:
+def of_table(table: ScoreTable) -> Result:
     """Columns, attributes and the metadata as they are saved."""
     with tempfile.TemporaryDirectory() as folder:
         table.save(folder)
@@ -178,8 +179,8 @@ def validation() -> Result:
     members = rng.random((models, n)) < 0.5
     effect = rng.gamma(1.0, 1.0, n)
     phi = rng.normal(size=(models, n)) + members * effect
-    table = ga.ScoreTable({"newton": effect + 0.5 * rng.normal(size=n), "loss": rng.random(n)}, np.arange(n))
-    checked = ga.validate(ga.Signals(phi, members, "phi"), table)
+    table = ScoreTable({"newton": effect + 0.5 * rng.normal(size=n), "loss": rng.random(n)}, np.arange(n))
+    checked = ga.validate(Signals(phi, members, "phi"), table)
     return {"success": checked.success, "effect_size": checked.effect_size}, {"validation": checked.to_json()}
 
 
@@ -192,7 +193,7 @@ def gate() -> Result:
         meta = {"unit": "record", "loss": "cross_entropy", "outputs": 10, "predicted_by": "both views"}
         meta |= {"options": {"converged": True, "refit": False}, "view": {"view": "images", "head_is_exact": False}}
         with tempfile.TemporaryDirectory() as folder:
-            ga.ScoreTable({"newton": success, "predicted_success": success}, np.arange(300), meta=meta).save(folder)
+            ScoreTable({"newton": success, "predicted_success": success}, np.arange(300), meta=meta).save(folder)
             path = Path(folder) / "rule.toml"
             path.write_text(rule)
             command = [sys.executable, "-m", "giveaway", "gate", folder, str(path), "--json"]

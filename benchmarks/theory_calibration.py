@@ -51,6 +51,7 @@ from giveaway.curvature.choice import Auto
 from giveaway.curvature.dense import DenseCurvature
 from giveaway.evaluation import effect_sizes, recall_at, spearman, success_rate
 from giveaway.linalg.processes import in_threads
+from giveaway.records import Signals
 from giveaway.reporting.picture import COLOURS, GREY, PALE, new_picture, save_figure
 from giveaway.reporting.picture import blank as panel
 from giveaway.scores.influence import newton as newton_score
@@ -448,7 +449,7 @@ def left_out_success(file: Path, index: np.ndarray) -> list[float]:
         phi = stored["phi"][:200].astype(np.float64)
         members = np.unpackbits(stored["members"], axis=1)[:200, : phi.shape[1]].astype(bool)
     own = index[index < phi.shape[1]]
-    signals = ga.Signals(phi[:, own], members[:, own], kind="phi")
+    signals = Signals(phi[:, own], members[:, own], kind="phi")
     return [number(success_rate(lira_within(signals, leave_out=left)).mean()) for left in (False, True)]
 
 
@@ -459,7 +460,7 @@ def adult(folder: Path, refits: int) -> tuple[dict, tuple]:
     fits = [logistic(x[own], y[own], l2) for own in members]
     phi = np.stack([(2 * y - 1) * (x @ fit[:-1] + fit[-1]) for fit in fits])
     audited = np.flatnonzero(model_membership(FIRST_TARGET, n, seed=0))
-    signals = ga.Signals(phi[:, audited], members[:, audited], kind="phi")
+    signals = Signals(phi[:, audited], members[:, audited], kind="phi")
     pairs = np.arange(refits) // 2
     found = effect_sizes(signals)
     measured = {
@@ -490,7 +491,7 @@ def adult(folder: Path, refits: int) -> tuple[dict, tuple]:
     return {**about, **result}, drawn
 
 
-def crossed_success(signals: ga.Signals, first: np.ndarray) -> np.ndarray:
+def crossed_success(signals: Signals, first: np.ndarray) -> np.ndarray:
     """LiRA's success at threshold 0, either half of the models attacked with the other as references."""
     sides = [
         success_rate(
@@ -501,7 +502,7 @@ def crossed_success(signals: ga.Signals, first: np.ndarray) -> np.ndarray:
     return (sides[0] * first.sum() + sides[1] * (~first).sum()) / len(first)
 
 
-def classes_ceiling(signals: ga.Signals, pairs: np.ndarray) -> dict:
+def classes_ceiling(signals: Signals, pairs: np.ndarray) -> dict:
     """As `ceiling`, for success and for effect size; one split."""
     count = pairs[-1] + 1
     order = np.random.default_rng(0).permutation(count)

@@ -30,6 +30,7 @@ import giveaway as ga
 from giveaway.attacks.recipes import RECIPES
 from giveaway.attacks.shadow_store import balanced_membership, model_seed
 from giveaway.attacks.stacked import EpochBatches, Training, seeded_model
+from giveaway.records import Signals
 
 SHARES = ((0.01, 0.05), (0.05, 0.05))
 FIRST_TARGET = 10_000  # seeds and halves that no shadow model has
@@ -98,7 +99,7 @@ def housing(file: Path, models: int, targets: int, folder: Path) -> dict:
     return {**agreement(tables, signals), "seconds": seconds}
 
 
-def agreement(tables: list, signals: ga.Signals) -> dict:
+def agreement(tables: list, signals: Signals) -> dict:
     """Mean over targets of recall and rank correlation, and their standard error."""
     effect = ga.evaluation.effect_sizes(signals).effect_size
     found: dict[str, list] = {name: [] for name in tables[0][0].columns}

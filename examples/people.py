@@ -11,6 +11,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import scale
 
 import giveaway as ga
+from giveaway.records import ScoreTable
 
 COPIES = 5
 
@@ -22,7 +23,7 @@ def main() -> None:
     X, y = load_breast_cancer(return_X_y=True)
     X = scale(X)
 
-    def audited(X: np.ndarray, y: np.ndarray, groups: np.ndarray | None) -> ga.ScoreTable:
+    def audited(X: np.ndarray, y: np.ndarray, groups: np.ndarray | None) -> ScoreTable:
         model = LogisticRegression(tol=1e-8, max_iter=10_000).fit(X, y)
         return ga.audit(ga.from_sklearn(model, X, y, groups=groups))
 

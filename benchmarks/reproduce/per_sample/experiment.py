@@ -23,7 +23,7 @@ from giveaway.attacks.shadow_store import balanced_membership, model_seed
 from giveaway.attacks.stacked import State, Training, train_stacked
 from giveaway.curvature.choice import Auto
 from giveaway.network import InverseCurvature, Network, sketch_records
-from giveaway.records import Signals
+from giveaway.records import ScoreTable, Signals
 
 OF_HEAD = ("loss", "gradient_norm", "influence", "newton", "leverage")
 ROWS_AT_ONCE = 2000
@@ -54,7 +54,7 @@ def score_target(
             seconds[name] = time.perf_counter() - began
         return result
 
-    def of_head() -> tuple[ga.Head, ga.ScoreTable]:
+    def of_head() -> tuple[ga.Head, ScoreTable]:
         head = head_of(model, x, y, l2, job.device)
         names = OF_HEAD + (("entropy",) if data.classes else ())
         return head, ga.audit(head, scores=names, curvature=Auto(l2_sensitivity=False))
