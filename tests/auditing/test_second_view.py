@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -113,15 +112,6 @@ def test_a_network_and_its_mislabelled_records(network):
     assert (table.rank()[:6][wrong] <= 25).all()
     assert (table["others_say"][:6][wrong] != table["class"][:6][wrong]).all()
     assert (table["others_say"] == table["class"]).mean() > 0.8
-
-
-def test_inputs_given_go_before_those_the_head_holds(network):
-    own = audit(network, scores=["left_out"])
-    same = audit(replace(network, inputs=network.inputs.numpy().copy()), scores=["left_out"])
-    other = audit(replace(network, inputs=network.inputs[:, 1:]), scores=["left_out"])
-    np.testing.assert_array_equal(own["left_out"], same["left_out"])
-    assert other.meta.view.columns == 3
-    assert other.meta.view.left_out_error > own.meta.view.left_out_error
 
 
 def test_after_a_refit_the_refitted_model_is_looked_at(network):
@@ -367,23 +357,6 @@ def test_asking_for_it_by_name_without_inputs_is_refused(name):
             audit(head, scores=[name])
         words = f"inputs beside a score that looks at the records, got {name} alone; pass inputs to the head"
         assert str(caught.value) == f"scores: expected {words}"
-
-
-def test_one_score_alone_equals_that_score_among_all():
-    head = made_head("classes", l2=0.3, inputs=records())
-    together = audit(head)
-    for name in ("fused", "left_out"):
-        np.testing.assert_array_equal(audit(head, scores=name)[name], together[name])
-    assert audit(head, scores="left_out").columns == ("left_out",)
-
-
-def test_logistic_regression_on_pixels_takes_no_warning():
-    x = np.random.default_rng(0).random((80, 6))
-    y = (x[:, 0] > 0.5).astype(int)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        table = audit(ga.from_sklearn(LogisticRegression().fit(x, y), x, y))
-    np.testing.assert_array_equal(table.order("fused"), table.order("newton"))
 
 
 # ------------------------------------------------------------------------------------------------ predicted success

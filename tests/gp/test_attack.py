@@ -60,7 +60,7 @@ def test_a_record_that_moves_nothing_is_safe(x, delta, outputs):
     np.testing.assert_allclose(result.tpr[0], RATES, rtol=1e-14)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(x=st.floats(-14, 8), delta=st.floats(-14, 4), outputs=st.sampled_from([1, 2, 7]))
 def test_rates_are_finite_and_no_worse_than_chance(x, delta, outputs):
     result = made_up(10.0**x, 10.0**delta, outputs)
@@ -71,53 +71,47 @@ def test_rates_are_finite_and_no_worse_than_chance(x, delta, outputs):
     assert (tpr <= 1.0).all()
 
 
+def drawn_rates(with_, without, change, fpr, draws, rng):
+    """AUC and true positive rates of the likelihood ratio of two Gaussians, C outputs alike, from draws of both."""
+    laws = [
+        [stats.multivariate_normal(mean, covariance, allow_singular=True) for mean in means.T]
+        for means, covariance in ((0 * change, with_), (change, without))
+    ]
+    scores = []
+    for law in laws:
+        f = [one.rvs(draws, random_state=rng) for one in law]
+        scores.append(sum(laws[0][c].logpdf(f[c]) - laws[1][c].logpdf(f[c]) for c in range(len(f))))
+    auc = stats.rankdata(np.concatenate(scores))[:draws].mean() / draws - (draws + 1) / (2 * draws)
+    return auc, [(scores[0] > np.quantile(scores[1], 1 - rate)).mean() for rate in fpr]
+
+
 @pytest.mark.parametrize("outputs", [1, 2])
 def test_every_record_against_draws_of_its_two_laws(outputs):
-    n, draws = 12, 200_000
+    n, rates = 5, (0.05, 0.3)
     posterior = fit(rbf, 1.5 * draw(n, 2), draw(n, outputs, seed=1), 0.3)
-    result = record_attack(posterior, fpr=(0.05, 0.3))
+    result = record_attack(posterior, fpr=rates)
     removal = remove(posterior, torch.arange(n))
     at = posterior.inputs.unsqueeze(1)
-    without, with_ = (c[:, 0, 0].numpy() for c in removal.covariances(at))
-    change = removal.mean_change(at)[:, 0].numpy()
-    rng = np.random.default_rng(0)
+    without, with_ = (c.numpy() for c in removal.covariances(at))
+    change, rng = removal.mean_change(at).numpy(), np.random.default_rng(0)
     for i in range(n):
-
-        def ratio(f, i=i):
-            seen = stats.norm.logpdf(f, 0.0, np.sqrt(with_[i]))
-            return (seen - stats.norm.logpdf(f, change[i], np.sqrt(without[i]))).sum(1)
-
-        members = ratio(np.sqrt(with_[i]) * rng.standard_normal((draws, outputs)))
-        others = ratio(change[i] + np.sqrt(without[i]) * rng.standard_normal((draws, outputs)))
-        auc = stats.rankdata(np.concatenate([members, others]))[:draws].mean() / draws - (draws + 1) / (2 * draws)
+        auc, caught = drawn_rates(with_[i], without[i], change[i], rates, 200_000, rng)
         assert float(result.auc[i]) == pytest.approx(auc, abs=5e-3)
-        for j, rate in enumerate((0.05, 0.3)):
-            caught = (members > np.quantile(others, 1 - rate)).mean()
-            assert float(result.tpr[i, j]) == pytest.approx(caught, abs=1e-2)
+        np.testing.assert_allclose(result.tpr[i], caught, atol=1e-2)
 
 
 @pytest.mark.parametrize("q", [1, 3])
 def test_one_record_at_several_queries_is_still_one_direction(q):
-    n, draws = 6, 100_000
+    n = 4
     posterior = fit(rbf, draw(n, 2), draw(n, 2, seed=1), 0.2)
     removal = remove(posterior, torch.arange(n))
     queries = posterior.inputs.unsqueeze(1) + 0.7 * draw(n, q, 2, seed=3)
     result = query_attack(removal, queries, fpr=(0.1,))
     without, with_ = (c.numpy() for c in removal.covariances(queries))
-    change = removal.mean_change(queries).numpy()
-    rng = np.random.default_rng(1)
+    change, rng = removal.mean_change(queries).numpy(), np.random.default_rng(1)
     for i in range(n):
-        laws = [
-            [stats.multivariate_normal(mean, covariance, allow_singular=True) for mean in means.T]
-            for means, covariance in ((0 * change[i], with_[i]), (change[i], without[i]))
-        ]
-        scores = []
-        for law in laws:
-            f = [one.rvs(draws, random_state=rng) for one in law]
-            scores.append(sum(laws[0][c].logpdf(f[c]) - laws[1][c].logpdf(f[c]) for c in range(2)))
-        caught = (scores[0] > np.quantile(scores[1], 0.9)).mean()
+        auc, (caught,) = drawn_rates(with_[i], without[i], change[i], (0.1,), 100_000, rng)
         assert float(result.tpr[i, 0]) == pytest.approx(caught, abs=1e-2)
-        auc = stats.rankdata(np.concatenate(scores))[:draws].mean() / draws - (draws + 1) / (2 * draws)
         assert float(result.auc[i]) == pytest.approx(auc, abs=6e-3)
 
 
@@ -144,24 +138,12 @@ def test_groups_are_sampled_with_an_honest_error():
     exact = query_attack(removal, at, fpr=(0.01, 0.2), draws=400_000, seed=99)
     assert bool(((tpr.mean(0) - exact.tpr).abs() < 5 * error / 60**0.5 + 5 * exact.standard_error).all())
     assert torch.equal(exact.auc, runs[0].auc)
-    rng = np.random.default_rng(2)
-    draws = 200_000
     without, with_ = (c.numpy() for c in removal.covariances(at))
-    change = removal.mean_change(at).numpy()
+    change, rng = removal.mean_change(at).numpy(), np.random.default_rng(2)
     for g in range(len(rows)):
-        laws = [
-            [stats.multivariate_normal(mean, covariance) for mean in means.T]
-            for means, covariance in ((0 * change[g], with_[g]), (change[g], without[g]))
-        ]
-        scores = []
-        for law in laws:
-            f = [one.rvs(draws, random_state=rng) for one in law]
-            scores.append(sum(laws[0][c].logpdf(f[c]) - laws[1][c].logpdf(f[c]) for c in range(2)))
-        auc = stats.rankdata(np.concatenate(scores))[:draws].mean() / draws - (draws + 1) / (2 * draws)
+        auc, caught = drawn_rates(with_[g], without[g], change[g], (0.01, 0.2), 200_000, rng)
         assert float(exact.auc[g]) == pytest.approx(auc, abs=5e-3)
-        for j, rate in enumerate((0.01, 0.2)):
-            caught = (scores[0] > np.quantile(scores[1], 1 - rate)).mean()
-            assert float(exact.tpr[g, j]) == pytest.approx(caught, abs=1.5e-2)
+        np.testing.assert_allclose(exact.tpr[g], caught, atol=1.5e-2)
 
 
 def test_wrong_arguments_are_refused():
@@ -192,7 +174,7 @@ def near_constant(rng):
 def test_no_draw_breaks_the_bounds():
     rng = np.random.default_rng(0)
     closest_mean = closest_kl = 0.0
-    for _ in range(1_000):
+    for _ in range(400):
         matrix = near_constant(rng)
         n, outputs, noise = len(matrix), int(rng.integers(1, 4)), 10.0 ** rng.uniform(-3, 2)
         y = torch.from_numpy(rng.standard_normal((n, outputs)))
@@ -232,13 +214,6 @@ def test_they_vanish_with_the_distance_and_are_vacuous_at_real_sizes():
     near, far = (leakage_bounds(1.0 + scale * unit, 0.05, 1.0) for scale in (1e-9, 0.1))
     assert near.kl < 0.25 < far.kl
     assert far.mean_distance > 1.0 / 2 * 4  # more than two predictions within ±1 could ever differ by
-
-
-def test_the_printed_lemma_fails():
-    """‖A⁻¹ − B⁻¹‖ ≤ max(1/λ(A), 1/λ(B))·‖A − B‖ at A = 0.1, B = 0.2."""
-    a, b = 0.1, 0.2
-    assert abs(1 / a - 1 / b) > 4 * max(1 / a, 1 / b) * abs(a - b)
-    assert abs(1 / a - 1 / b) <= abs(a - b) / (a * b) * (1 + 1e-12)
 
 
 def test_the_printed_proposition_fails():

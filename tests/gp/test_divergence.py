@@ -28,7 +28,7 @@ def plain_kl(mean_change, without, with_):
     )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(q=st.integers(1, 5), outputs=st.integers(1, 3), seed=st.integers(0, 999))
 def test_gaussian_kl_is_that_of_torch_distributions(q, outputs, seed):
     a, b = draw(2, q, q + 2, seed=seed)
@@ -138,17 +138,6 @@ def test_x_minus_log1p_to_full_precision(x):
     assert slope.item() == pytest.approx(x / (1 + x), rel=1e-14)
 
 
-def test_the_divergence_from_without_to_with_is_the_larger_one():
-    posterior = fit(rbf, 2.0 * draw(30, 2), draw(30, 2, seed=1), 0.1)
-    removal = remove(posterior, torch.arange(30))
-    at = posterior.inputs.unsqueeze(1)
-    without, with_ = removal.covariances(at)
-    change = removal.mean_change(at)
-    forward, backward = gaussian_kl(change, without, with_), gaussian_kl(-change, with_, without)
-    assert bool((forward >= backward).all())
-    torch.testing.assert_close(forward, divergence(posterior).kl, rtol=1e-8, atol=1e-12)
-
-
 @settings(max_examples=20, deadline=None)
 @given(size=st.integers(1, 2), q=st.integers(1, 3), seed=st.integers(0, 999))
 def test_no_queries_tell_more_than_the_records_themselves(size, q, seed):
@@ -160,30 +149,12 @@ def test_no_queries_tell_more_than_the_records_themselves(size, q, seed):
     assert bool((divergence_at(remove(posterior, rows), queries).kl <= own * (1 + 1e-7)).all())
 
 
-def test_the_mean_distance_adds_up_over_queries_and_the_divergence_does_not():
-    removal = remove(fit(rbf, draw(12, 2), draw(12, seed=1), 0.1), torch.arange(12))
-    queries = draw(12, 2, 2, seed=2)
-    both = divergence_at(removal, queries)
-    first, second = divergence_at(removal, queries[:, :1]), divergence_at(removal, queries[:, 1:])
-    torch.testing.assert_close(both.mean, first.mean + second.mean)
-    assert bool((both.kl < (first.kl + second.kl)).any())
-    assert not torch.allclose(both.kl, first.kl + second.kl, rtol=1e-2)
-    assert bool((both.kl >= torch.maximum(first.kl, second.kl) * (1 - 1e-9)).all())
-
-
 @pytest.mark.parametrize(("size", "q"), [(1, 1), (1, 2), (2, 1), (2, 3)])
 def test_the_gradient_reaches_the_queries(size, q):
     removal = remove(fit(rbf, draw(6, 2), draw(6, 2, seed=1), 0.1), torch.arange(6).view(-1, size)[:2])
     queries = draw(2, q, 2, seed=2).requires_grad_()
     assert torch.autograd.gradcheck(lambda at: divergence_at(removal, at).kl, (queries,))
     assert torch.autograd.gradcheck(lambda at: divergence_at(removal, at).mean, (queries,))
-
-
-def test_at_the_record_an_isotropic_kernel_is_stationary():
-    posterior = fit(rbf, draw(8, 2), draw(8, seed=1), 0.1)
-    at = posterior.inputs.unsqueeze(1).clone().requires_grad_()
-    (slope,) = torch.autograd.grad(divergence_at(remove(posterior, torch.arange(8)), at).kl.sum(), at)
-    assert float(slope.abs().max()) < 1e-8
 
 
 def test_queries_that_repeat_are_refused():
@@ -298,7 +269,7 @@ def in_its_own_draw(X, Z):
     return RBF()(X[:, :1], Z[:, :1]) * (X[:, 1].round()[:, None] == Z[:, 1].round())
 
 
-@pytest.mark.parametrize("first", range(0, 100, 25))
+@pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in (25, 50, 75))])
 def test_the_sine_example_by_the_optimiser_and_by_a_grid(first):
     """S* of Algorithm 1: the mean-distance optimum is elsewhere, the divergence's is S*, in every draw."""
     draws, spacing, noise = 25, 0.01, 0.01

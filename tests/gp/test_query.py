@@ -181,13 +181,6 @@ def test_records_of_any_shape():
     torch.testing.assert_close(found.ends.flatten(3), same.ends, rtol=1e-6, atol=1e-8)
 
 
-def test_the_mean_distance_of_several_queries_is_so_many_times_that_of_one():
-    removal = removal_of()
-    one = optimal_queries(removal, objective="mean", starts=24, seed=0)
-    three = optimal_queries(removal, objective="mean", starts=one.queries.repeat(1, 3, 1).unsqueeze(1), queries=3)
-    torch.testing.assert_close(three.value, 3 * one.value)
-
-
 def test_a_curved_valley_in_a_box():
     """Rosenbrock's function, whose maximum inside (1, 1), and on the border x = 0.5 at y = 0.25, are known."""
 

@@ -143,12 +143,6 @@ def test_groups_are_predicted_as_after_a_refit_without_them(n, d, monkeypatch):
     torch.testing.assert_close(parts.prediction, whole.prediction, rtol=1e-10, atol=1e-10)
 
 
-def test_groups_of_one_are_records():
-    x, y = draw(30, 6)
-    names = [f"person {i}" for i in range(30)]
-    torch.testing.assert_close(ridge(x, y, l2=0.5, groups=names).prediction, ridge(x, y, l2=0.5).prediction)
-
-
 def test_the_rows_of_groups_by_size():
     rows = rows_of_groups(["b", "a", "c", "a", "b", "d"], 6)
     assert {size: found.tolist() for size, found in rows.items()} == {1: [[2], [5]], 2: [[1, 3], [0, 4]]}

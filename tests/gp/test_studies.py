@@ -110,17 +110,6 @@ def test_without_a_bias_only_the_direction_can_come_back():
     assert int(reconstruct(removal, shrunk).counts.sum()) < int(here.counts.sum())
 
 
-def test_the_member_that_shows_most_comes_back_most_often():
-    x = draw(60, 8)
-    posterior = fit(RBF(3.0), x, torch.sign(x[:, 0]), 0.05)
-    removal = remove(posterior, torch.arange(60).view(20, 3))
-    result = reconstruct(removal, optimal_queries(removal, starts=6, bounds=(-1.0, 1.0), seed=0, steps=80))
-    at = torch.arange(20)
-    most = int(result.counts[at, result.own.argmax(1)].sum())
-    least = int(result.counts[at, result.own.argmin(1)].sum())
-    assert most > 2 * least
-
-
 def test_queries_of_another_removal_are_refused():
     posterior = fit(RBF(), draw(6, 2), draw(6, seed=1), 0.1)
     found = optimal_queries(remove(posterior, torch.arange(2)), starts=1, seed=0, steps=2)
@@ -224,14 +213,6 @@ def test_the_optimum_leaves_the_record_and_passes_it():
     for r in range(3):
         truth = by_hand(RBF(4.0), x, y, 0.05, [r], moved.queries[r])["kl"]
         torch.testing.assert_close(moved.value[r], truth, rtol=1e-6, atol=0)
-
-
-def test_a_channel_that_does_not_vary_is_only_centred():
-    x = draw(6, 2)
-    x[:, 1] = 4.0
-    mapped = Normalized(RBF(), x).map(x)
-    assert bool((mapped[:, 1] == 0).all())
-    torch.testing.assert_close(mapped[:, 0].std(correction=0), torch.tensor(1.0, dtype=torch.float64))
 
 
 @pytest.mark.parametrize(
@@ -378,7 +359,9 @@ def test_unit_variance_at_every_depth(name):
 
 
 # by theory 1 − correlation tends to (9π²/2)/L² for ReLU: slopes approach −2 and −1 from the side of shallower depths
-@pytest.mark.parametrize(("name", "slope"), [("relu", -2.0), ("gelu", -1.0), ("erf", -1.0)])
+@pytest.mark.parametrize(
+    ("name", "slope"), [("relu", -2.0), ("gelu", -1.0), pytest.param("erf", -1.0, marks=pytest.mark.slow)]
+)
 def test_rates_of_proposition_h1(name, slope):
     x = torch.from_numpy(data(n=4)[0])
     depths = np.array([200, 400, 800])

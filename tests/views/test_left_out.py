@@ -18,7 +18,6 @@ from giveaway.views import left_out as module
 from giveaway.views.features import RecordFeatures, landmark_features, laplace_matrix, scaling_of
 from giveaway.views.images import image_features
 from giveaway.views.left_out import NOISES, choose_noise, errors_of_rows, left_out, left_out_smooth
-from giveaway.views.tables import tabular_features
 from giveaway.views.text import text_features
 from tests.gp.test_leave_one_out import kernel_refits, laplace_data, members_of, mixed_groups
 
@@ -203,19 +202,6 @@ def test_targets_that_are_all_equal_leave_nothing(way):
     assert found.report["left_out_error"] == 0.0
 
 
-@every_way
-def test_a_class_of_one_record_is_predicted_without_it(way):
-    x, _ = two_clouds(30)
-    x[7] += 20
-    y = torch.zeros(30, 2, dtype=torch.float64)
-    y[:, 0] = 1
-    y[7] = torch.tensor([0.0, 1.0])
-    found = WAYS[way](held(x), y - y.mean(0))
-    # without it every other has the same target
-    torch.testing.assert_close(found.error[7], torch.tensor([-1.0, 1.0], dtype=torch.float64), rtol=1e-6, atol=1e-6)
-    assert found.error.square().sum(1).argmax() == 7
-
-
 def test_exact_while_it_fits_and_landmarks_beyond(monkeypatch):
     x, y = two_clouds(30)
     assert left_out(held(x), y).report["method"] == "exact"
@@ -239,18 +225,6 @@ def test_half_precision_features_and_a_sample_that_is_not_all(monkeypatch):
     assert left_out(held(x), y, exact=False).report["landmarks"] == 40
 
 
-def test_many_near_copies_do_not_stop_it():
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(200, 2000, generator=generator)
-    for step in (0.0, 1e-5, 1e-4, 8e-4, 3e-3):
-        x[:150] = x[0] + step * torch.randn(150, 2000, generator=generator)
-        y = torch.zeros(200, 1)
-        y[150:] = torch.randn(50, 1, generator=generator)
-        found = left_out(held(x), y, standardize=False)
-        assert found.error.isfinite().all()
-        assert found.error[:150].abs().max() < 0.1
-
-
 def test_images_and_texts():
     rng = np.random.default_rng(0)
     label = np.arange(60) % 2
@@ -264,14 +238,6 @@ def test_images_and_texts():
     texts = [f"{words[label[i]][i % 4 // 2]} {words[label[i]][i % 3 % 2]} {i}" for i in range(60)]
     found = left_out(text_features(texts), torch.from_numpy(flipped - 0.5), standardize=False)
     assert found.error.abs().argmax() == 10
-
-
-def test_a_table_whose_trend_is_curved():
-    x = np.random.default_rng(0).normal(size=(200, 2))
-    y = np.sin(2 * x[:, 0]) * x[:, 1]
-    found = left_out_smooth(tabular_features(x), torch.from_numpy(y))
-    assert found.report["left_out_error"] < 0.1
-    assert found.report["kernel"] == "rbf"
 
 
 @every_way
@@ -308,18 +274,6 @@ def test_the_noise_is_the_best_by_refits(spread):
     rows, targets = torch.from_numpy(x), torch.from_numpy(y.astype(np.float64))
     assert choose_noise(rows, targets, 1.5, [], seed=0) == brute_noise(x, y, np.arange(45), 1.5)
     assert choose_noise(rows, targets, 1.5, members_of(names), seed=0) == brute_noise(x, y, names, 1.5)
-
-
-def test_more_noise_is_chosen_for_noisier_targets():
-    x, _, _ = laplace_data(80)
-    rows = torch.from_numpy(x).float()
-    rng = np.random.default_rng(0)
-    chosen = [
-        choose_noise(rows, torch.from_numpy(x[:, :1] + spread * rng.normal(size=(80, 1))), 2.0, [], seed=0)
-        for spread in (0.0, 0.5, 5.0)
-    ]
-    assert chosen == sorted(chosen)
-    assert chosen[0] < chosen[2]
 
 
 def seen_by_choosing(monkeypatch, n, names, seed):
@@ -393,13 +347,3 @@ def test_records_nearly_the_same_do_not_stop_it():
     expected = kernel_refits(close, targets.numpy(), used, np.arange(200))
     assert np.abs(result.error.numpy() - expected)[150:].max() < 0.05
     assert result.error.abs().max() < 20
-
-
-def test_a_noise_that_suffices_is_kept(monkeypatch):
-    monkeypatch.setattr(features_module, "PAIRS_AT_ONCE", 100)
-    x, _, y = laplace_data(30)
-    rows = torch.from_numpy(x).float()
-    result, used = errors_of_rows(rows, torch.from_numpy(y), 1.7, 0.02)
-    assert used == 0.02
-    k = np.exp(-cdist(rows.double().numpy(), rows.double().numpy()) / 1.7)
-    np.testing.assert_allclose(result.error.numpy(), kernel_refits(k, y, 0.02, np.arange(30)), rtol=1e-3, atol=1e-4)

@@ -45,13 +45,6 @@ def test_tensors_and_lists():
     assert categorical == []
 
 
-def test_a_memory_map_is_not_read_whole(tmp_path):
-    np.save(tmp_path / "x.npy", np.ones((50, 3)))
-    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
-    table, _ = as_table(mapped)
-    assert np.shares_memory(table, mapped)
-
-
 @pytest.mark.parametrize("gap", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("as_objects", [False, True])
 def test_missing_numbers_become_the_mean_and_a_column_that_says_so(gap, as_objects):
@@ -150,14 +143,6 @@ def test_features_of_a_dataframe_and_of_its_columns():
     assert features_of(given[["number", "small"]])[0]["columns"] == 3
     renamed = given[["small", "number"]].set_axis(["x", "x"], axis=1)  # two columns of one name
     assert features_of(renamed)[0]["columns"] == 3
-
-
-def test_a_category_weighs_as_it_would_alone():
-    words = np.array(["b", "a", "b", "c", "b"])
-    table = np.column_stack([words.astype(object), [1, 2, 3, 4, 5.0]])
-    made = next(features_of(table)[1]())
-    np.testing.assert_array_equal(made[:, 1:].numpy(), [[1, 0, 0], [0, 1, 0], [1, 0, 0], [0, 0, 1], [1, 0, 0]])
-    np.testing.assert_allclose(made[:, 0].numpy(), np.arange(-2, 3) / np.sqrt(2), rtol=1e-6)
 
 
 def draw(n, p, seed=0):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -24,17 +25,6 @@ from giveaway.records.meta import KernelReport, Meta
 
 SINGULAR = 1e-12  # share of a query's variance, given the queries before it, that may be rounding
 SERIES = 16  # terms of 2·artanh(t)/t for |t| ≤ 1/3: what is left out is below 1/9¹⁶
-LENGTH, VARIANCES, LAYERS = {"length"}, {"weight_variance", "bias_variance"}, {"depth", "activation"}
-IMAGES = {"filter_size", "stride", "padding", "readout"}
-TAKES = {
-    "rbf": LENGTH,
-    "laplace": LENGTH,
-    "linear": VARIANCES,
-    "nngp": VARIANCES | LAYERS,
-    "ntk": VARIANCES | LAYERS,
-    "conv_nngp": VARIANCES | LAYERS | IMAGES,
-    "conv_ntk": VARIANCES | LAYERS | IMAGES,
-}
 KINDS: dict[str, type[Kernel]] = {
     "rbf": RBF,
     "laplace": Laplace,
@@ -75,17 +65,17 @@ class KernelChoice:
         named = [field.name for field in fields(self) if field.name not in ("name", "sphere")]
         given = {name: getattr(self, name) for name in named if getattr(self, name) is not None}
         for name in given:
-            if name not in TAKES[self.name]:
-                fit = ", ".join(kernel for kernel, takes in TAKES.items() if name in takes)
+            if name not in signature(KINDS[self.name]).parameters:
+                fit = ", ".join(kernel for kernel, kind in KINDS.items() if name in signature(kind).parameters)
                 raise fail(name, f"one of the kernels {fit}", self.name, f"drop {name}, or choose another kernel")
         return given
 
     def kernel(self, inputs: torch.Tensor) -> Kernel:
         """The kernel for these inputs (n, …)."""
-        options = self.options()
-        if TAKES[self.name] is LENGTH and "length" not in options:
+        options, takes = self.options(), signature(KINDS[self.name]).parameters
+        if "length" in takes and "length" not in options:
             options["length"] = median_distance(Sphere(Linear(), centre=True).map(inputs) if self.sphere else inputs)
-        if "depth" in TAKES[self.name]:
+        if "depth" in takes:
             options.setdefault("depth", DEPTH)
         made = KINDS[self.name](**options)
         return Sphere(made, centre=True) if self.sphere else made

@@ -11,27 +11,16 @@ import numpy as np
 import torch
 
 from giveaway.checks import as_tensor, check_choice, check_finite, fail
+from giveaway.gp import query as search
 from giveaway.gp.activations import Activation, as_activation
 from giveaway.gp.attack import distance_to_constant
 from giveaway.gp.distinguishability import divergence, gaussian_kl, mean_distance, x_minus_log1p
 from giveaway.gp.kernels import Correlation, Kernel, KernelLike, Mapped, Sphere, check_whole, kernel_matrix
 from giveaway.gp.nngp import NNGP
 from giveaway.gp.posterior import Posterior, RemovedRecords, fit, removal_rows
-from giveaway.gp.query import (
-    KEPT_FOR_GRADIENT,
-    MEMORY,
-    Objective,
-    OptimalQueries,
-    distance_at,
-    maximize,
-    near_singular,
-    search_space,
-    seeded,
-)
 
 TOGETHER = 2**24  # numbers of pairs of records and queries at a time
 SETTINGS = ("sphere", "critical", "raw")
-REFERENCE = "relu"
 ROUNDING = 1e-12  # of variances that should be 0 or 1
 
 
@@ -44,8 +33,7 @@ class Reconstruction:
     unrecovered  (R, s): the members that no query came to
     nearest      (R, starts, q): the member nearest to each query, from 0 to s − 1
     distance     (R, starts, q, s): Euclidean distance to each member (of directions, where scale was left out)
-    prediction   (R, starts, q, s): KL of the prediction at the member from that at the query, all records in: how
-                 alike the model finds them (0 is the same)
+    prediction   (R, starts, q, s): KL of the prediction at the member from that at the query, all records in
     lood, own    (R, starts, q) and (R, s): KL-LOOD of each query and of each member asked alone
     """
 
@@ -60,7 +48,7 @@ class Reconstruction:
 
 
 @torch.no_grad()
-def reconstruct(removal: RemovedRecords, found: OptimalQueries, *, scale_free: bool = False) -> Reconstruction:
+def reconstruct(removal: RemovedRecords, found: search.OptimalQueries, *, scale_free: bool = False) -> Reconstruction:
     """Compare the ends of every start in `found`, searched for this `removal`, with the records that were removed.
 
     The attacker has the two posteriors and not the records; queries found from starts that know nothing of the removed
@@ -119,7 +107,7 @@ def _alone(removal: RemovedRecords, points: torch.Tensor) -> torch.Tensor:
     owner = torch.arange(removals, device=points.device).repeat_interleave(each)
     step = max(1, TOGETHER // (numbers * (size + 2)))
     pairs = zip(owner.split(step), points.flatten(0, 1).unsqueeze(1).split(step), strict=True)
-    return torch.cat([distance_at(removal, "kl", which, at) for which, at in pairs]).view(removals, each)
+    return torch.cat([search.distance_at(removal, "kl", which, at) for which, at in pairs]).view(removals, each)
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,8 +128,7 @@ def steepness(posterior: Posterior, points: torch.Tensor, labels: torch.Tensor) 
     Adding S moves the mean at Q by k(Q, S)/(k(S, S) + σ²)·e, with k the posterior covariance of D and e = y_S − μ_D(S).
     k is symmetric, so ∂k(Q, S)/∂Q at Q = S is ½∇v(S) for v(S) = k(S, S), and
         ∇_Q M(Q) at Q = S  =  ½·v(S)/(v(S) + σ²)²·‖e‖²·∇v(S)   for M(Q) = ½‖μ_D(Q) − μ_D′(Q)‖².
-    That is Proposition 4.1 of the paper where k(x, x) is constant, and holds for any differentiable kernel. The result
-    is differentiable in points and labels.
+    That is Proposition 4.1 where k(x, x) is constant, and holds for any kernel; differentiable in points and labels.
     """
     with torch.enable_grad():
         at = posterior.as_queries(points)
@@ -172,7 +159,7 @@ def steepest_point(
     `optimal_queries`; there is more than one maximum, and the best is returned.
     """
     inputs, outputs = posterior.inputs, posterior.targets.shape[1]
-    space = search_space(bounds, inputs)
+    space = search.search_space(bounds, inputs)
     if not isinstance(starts, int):
         start = as_tensor("starts", starts).to(inputs)
         if start.shape[1:] != inputs.shape[1:] or start.ndim == 0 or len(start) == 0:
@@ -180,9 +167,9 @@ def steepest_point(
             raise fail("starts", f"shape ({text})", f"shape {tuple(start.shape)}", "give one point a start")
         check_finite("starts", start)
     elif space.bounded:
-        start = space.uniform([check_whole("starts", starts)], seeded(seed))
+        start = space.uniform([check_whole("starts", starts)], search.seeded(seed))
     else:
-        generator = seeded(seed)
+        generator = search.seeded(seed)
         chosen = torch.randint(len(inputs), (check_whole("starts", starts),), generator=generator).to(inputs.device)
         normal = torch.randn(starts, *inputs.shape[1:], generator=generator, dtype=torch.float64).to(inputs)
         start = inputs[chosen] + space.unit * normal
@@ -199,8 +186,8 @@ def steepest_point(
         gradient = steepness(posterior, points, labels(points))
         return gradient.reshape(len(points), -1).square().sum(1).log() / 2
 
-    together = max(1, MEMORY // (16 * KEPT_FOR_GRADIENT * len(inputs)))
-    ends, values, converged = maximize(climb, start, space, steps=steps, tolerance=tolerance, together=together)
+    together = max(1, search.MEMORY // (16 * search.KEPT_FOR_GRADIENT * len(inputs)))
+    ends, values, converged = search.maximize(climb, start, space, steps=steps, tolerance=tolerance, together=together)
     best = int(values.nan_to_num(nan=-1.0).argmax())
     with torch.no_grad():
         at_best = labels(ends[best : best + 1])[0]
@@ -242,7 +229,7 @@ class NormalizedRemoval:
     def inputs(self) -> torch.Tensor:
         return self.with_.inputs
 
-    def measure(self, objective: Objective, owner: torch.Tensor, queries: torch.Tensor) -> torch.Tensor:
+    def measure(self, objective: search.Objective, owner: torch.Tensor, queries: torch.Tensor) -> torch.Tensor:
         """Return KL(f_D(Q) ‖ f_D′(Q)) or ½‖μ_D(Q) − μ_D′(Q)‖², (p,), of removals `owner` at queries (p, q, …)."""
         value = queries.new_zeros(len(queries))
         for r in owner.unique().tolist():
@@ -250,16 +237,16 @@ class NormalizedRemoval:
             value = value.index_put((here,), self._one(objective, self.without[r], queries[here]))
         return value
 
-    def own(self, objective: Objective) -> torch.Tensor:
+    def own(self, objective: search.Objective) -> torch.Tensor:
         """Return the distance at the removed records themselves, (R,)."""
         everyone = torch.arange(len(self.rows), device=self.rows.device)
         with torch.no_grad():
             return self.measure(objective, everyone, self.inputs[self.rows])
 
     def numbers(self, queries: int) -> int:
-        return 2 * KEPT_FOR_GRADIENT * queries * len(self.inputs)
+        return 2 * search.KEPT_FOR_GRADIENT * queries * len(self.inputs)
 
-    def _one(self, objective: Objective, without: Posterior, queries: torch.Tensor) -> torch.Tensor:
+    def _one(self, objective: search.Objective, without: Posterior, queries: torch.Tensor) -> torch.Tensor:
         flat, shape = queries.flatten(0, 1), queries.shape[:2]
         cross_without, cross_with = (side.cross(flat).unflatten(0, shape) for side in (without, self.with_))
         change = cross_without @ without.weights - cross_with @ self.with_.weights
@@ -267,7 +254,7 @@ class NormalizedRemoval:
             return mean_distance(change)
         before = without.covariances(queries, cross_without)
         after = self.with_.covariances(queries, cross_with)
-        repeated = (near_singular(before) | near_singular(after))[:, None, None]
+        repeated = (search.near_singular(before) | search.near_singular(after))[:, None, None]
         eye = torch.eye(shape[1], dtype=before.dtype, device=before.device)
         kl = gaussian_kl(change, torch.where(repeated, eye, before), torch.where(repeated, eye, after))
         return torch.where(repeated[:, 0, 0], math.nan, kl)
@@ -283,8 +270,7 @@ def remove_normalized(kernel: KernelLike, inputs: Any, targets: Any, noise: floa
         raise fail("inputs", "records as (n, channels, …)", f"shape {tuple(x.shape)}", "give one record a row")
     index = removal_rows(rows, len(x)).to(x.device)
     if index.shape[1] >= len(x):
-        expected, got = f"fewer than {len(x)} records a removal", f"{index.shape[1]} records"
-        raise fail("rows", expected, got, "leave some records to be normalized")
+        raise fail("rows", f"fewer than {len(x)} records a removal", f"{index.shape[1]} records", "leave some of them")
     without = []
     for group in index:
         kept = torch.ones(len(x), dtype=torch.bool, device=x.device)
@@ -343,8 +329,7 @@ def activation_study(
                 σb = 0: every activation has K(x, x) = 1.
     "critical"  the same records, with the σw² and σb² that keep K(x, x) = 1 and σw² E[φ'(u)²] = 1 in every layer. Only
                 there do all kernels tend to a constant at a rate of Proposition H.1 of the paper: the distance is
-                Θ(L⁻²) for rectifiers and Θ(L⁻¹) for smooth activations. (At other variances a smooth activation may
-                keep its distance, however deep.)
+                Θ(L⁻²) for rectifiers and Θ(L⁻¹) for smooth activations.
     "raw"       records as they come, σw² = 2, σb = 0. A rectifier then keeps the scale of its input at any depth, while
                 an activation that lets less through, as GELU does, shrinks the kernel against the noise.
     """
@@ -352,10 +337,9 @@ def activation_study(
     x = as_tensor("inputs", inputs).to(torch.float64)
     if x.ndim < 2 or len(x) == 0:
         raise fail("inputs", "records as (n, …)", f"shape {tuple(x.shape)}", "give one record a row")
-    check_finite("inputs", x)
     if len(depths) == 0:
         raise fail("depths", "at least one depth", "none", "give the numbers of hidden layers to compare")
-    chosen = {activation.name: activation for activation in map(as_activation, [REFERENCE, *activations])}
+    chosen = {activation.name: activation for activation in map(as_activation, ["relu", *activations])}
     kl, mean = (np.empty((len(chosen), len(depths), len(x))) for _ in range(2))
     rows = []
     for i, (name, activation) in enumerate(chosen.items()):
