@@ -26,7 +26,7 @@ from giveaway.reporting.pages import index_page, summary_pages
 from giveaway.reporting.report import render
 from giveaway.reporting.validation import StoredValidation
 from tests.conftest import made_head
-from tests.reporting.test_html import Page
+from tests.reporting.test_report import Page
 from tests.test_leaks import Run, made_arrays, made_signals, run, working_in
 
 N = 100

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from giveaway.cli import cli
-from tests.reporting.test_html import Page
+from tests.reporting.test_report import Page
 from tests.test_hostile import Shape
 from tests.test_leaks import RULES, Run, made_arrays, made_signals, run, working_in
 

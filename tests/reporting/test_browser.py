@@ -16,6 +16,7 @@ from giveaway import ScoreTable, audit, report
 from giveaway.records import Head
 from tests.conftest import made_arrays
 
+pytestmark = pytest.mark.slow
 HOSTILE = (
     "<script>window.broken = 1</script>",
     "</script><script>window.broken = 2</script>",

@@ -1,4 +1,4 @@
-"""A picture shows itself in a notebook and changes nothing of matplotlib's."""
+"""Pictures of the theory and of LOOD show their numbers; a picture shows itself in a notebook."""
 
 from __future__ import annotations
 
@@ -8,11 +8,28 @@ import subprocess
 import sys
 from html import unescape
 
+import numpy as np
 import pytest
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 
-from giveaway import InputError
-from giveaway.reporting.picture import blank, figure_bytes, figure_of, new_picture, picture_class, title_of
+from giveaway import InputError, ScoreTable, figures
+from giveaway.attacks.thresholds import AttackScores
+from giveaway.evaluation import AttackSummary, summarize
+from giveaway.figures import gap_map, lood_map, query_pictures
+from giveaway.reporting.figures import tradeoff_curves
+from giveaway.reporting.picture import (
+    COLOURS,
+    blank,
+    figure_bytes,
+    figure_of,
+    new_picture,
+    picture_class,
+    save_figure,
+    title_of,
+)
+from giveaway.theory import expected_gap, fixed_design, random_design
 
 
 def shown(figure) -> tuple[bytes, str, int]:
@@ -86,14 +103,274 @@ def test_what_is_no_axes(wrong):
         blank("t", (1, 1), wrong)
 
 
-def test_without_pyplot_and_without_a_trace():
+def test_curves_are_the_curves():
+    curves = {"a": fixed_design.tradeoff(0.3), "b": fixed_design.tradeoff(0.8)}
+    axes = tradeoff_curves(curves, title="Two").axes[0]
+    for label, curve in curves.items():
+        (line,) = [drawn for drawn in axes.lines if drawn.get_label() == label]
+        alpha = np.asarray(line.get_xdata())
+        np.testing.assert_array_equal(line.get_ydata(), curve.beta(alpha))
+        assert alpha[0] <= 1e-6
+        assert alpha[-1] == 1
+    (chance,) = [drawn for drawn in axes.lines if drawn.get_label() == "chance"]
+    np.testing.assert_array_equal(chance.get_ydata(), 1 - np.asarray(chance.get_xdata()))
+    assert axes.get_title(loc="left") == "Two"
+
+
+def test_the_map_shows_the_exact_gap_over_squared_error_and_leverage():
+    axes = gap_map(50.0, variance=2.0, largest_error=2.0, largest_leverage=4.0).axes[0]
+    (mesh,) = axes.collections
+    corners = mesh.get_coordinates()
+    assert corners[-1, -1].tolist() == [4.0, 4.0]
+    values = np.asarray(mesh.get_array()).reshape(corners.shape[:2])
+    for i, j in ((0, 0), (60, 30), (-1, -1)):
+        square, leverage = corners[i, j]
+        design = random_design(leverage, np.sqrt(square), 50.0, variance=2.0)
+        np.testing.assert_allclose(values[i, j], expected_gap(design), rtol=1e-12, atol=1e-15)
+
+
+PNG = b"\x89PNG\r\n"
+BAR_OF_GAPS = "mean of loss left out − loss trained on"
+
+
+def values(n: int = 60, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return rng.lognormal(size=n), rng.lognormal(size=n)
+
+
+def sets(figure) -> tuple[np.ndarray, np.ndarray]:
+    """The points of all rows, and the marked ones."""
+    everyone, marked = figure.axes[0].collections
+    assert to_hex(everyone.get_facecolor()[0], keep_alpha=False).upper() == COLOURS[0]
+    assert to_hex(marked.get_facecolor()[0], keep_alpha=False).upper() == COLOURS[1]
+    return np.asarray(everyone.get_offsets()), np.asarray(marked.get_offsets())
+
+
+def test_every_row_is_a_point_at_its_two_distances():
+    kl, mean = values()
+    figure = lood_map(kl, mean)
+    (axes,) = figure.axes
+    everyone, _ = sets(figure)
+    np.testing.assert_array_equal(everyone, np.c_[mean, kl])
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+    assert axes.get_xlabel().startswith("lood_mean")
+    assert axes.get_ylabel().startswith("lood_kl")
+    assert axes.get_title(loc="left") == "Leave-one-out distinguishability: 60 rows"
+
+
+@pytest.mark.parametrize("n", [1, 4, 10, 60])
+def test_the_most_exposed_by_divergence_are_marked_with_their_rows(n):
+    kl, mean = values(n, seed=n)
+    figure = lood_map(kl, mean)
+    _, marked = sets(figure)
+    top = sorted(range(n), key=lambda row: -kl[row])[:10]
+    np.testing.assert_array_equal(marked, [(mean[row], kl[row]) for row in top])
+    names = {text.get_text(): text.xy for text in figure.axes[0].texts}
+    assert names == {str(row): (mean[row], kl[row]) for row in top}
+
+
+def test_ties_are_marked_in_row_order():
+    kl, mean = np.ones(30), np.arange(1.0, 31.0)
+    assert [text.get_text() for text in lood_map(kl, mean).axes[0].texts] == [str(row) for row in range(10)]
+
+
+def test_of_too_many_rows_a_sample_is_drawn_and_the_top_is_marked_all_the_same(monkeypatch):
+    monkeypatch.setattr(figures, "MOST_POINTS", 20)
+    kl, mean = values(500)
+    figure = lood_map(kl, mean)
+    everyone, marked = sets(figure)
+    assert len(np.unique(everyone, axis=0)) == 20
+    assert {tuple(point) for point in everyone} <= set(zip(mean, kl, strict=True))
+    assert {point[1] for point in marked} == set(np.sort(kl)[-10:])
+    assert "20 of 500 rows, chosen at random" in figure.axes[0].get_title(loc="left")
+    np.testing.assert_array_equal(everyone, sets(lood_map(kl, mean))[0])
+
+
+def test_zeros_have_no_place_on_a_logarithmic_axis():
+    kl, mean = values()
+    kl[3], mean[5], kl[7], mean[7] = 0.0, 0.0, 0.0, 0.0
+    figure = lood_map(kl, mean)
+    keep = np.setdiff1d(np.arange(60), [3, 5, 7])
+    np.testing.assert_array_equal(sets(figure)[0], np.c_[mean, kl][keep])
+    assert "57 rows" in figure.axes[0].get_title(loc="left")
+    assert figure_bytes(figure).startswith(PNG)
+    nothing = lood_map(kl, np.zeros(60))
+    assert nothing.axes[0].get_xscale() == "linear"
+    assert figure_bytes(nothing).startswith(PNG)
+
+
+# ------------------------------------------------------------------------------------------------ pictures
+
+
+def image_in(place) -> np.ndarray:
+    (image,) = [child for child in place.get_children() if isinstance(child, AxesImage)]
+    assert image.get_clim() == (0, 1)
+    return np.asarray(image.get_array())
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+def test_records_stand_above_their_queries(channels):
+    rng = np.random.default_rng(0)
+    records, queries = rng.random((3, channels, 4, 5)), rng.random((3, channels, 4, 5))
+    figure = query_pictures(records, queries, np.array([7, 2, 11]), "mean")
+    above, below = np.array(figure.axes, dtype=object).reshape(2, 3)
+    for column in range(3):
+        for place, images in ((above, records), (below, queries)):
+            picture = images[column].transpose(1, 2, 0)
+            np.testing.assert_array_equal(
+                image_in(place[column]), picture[..., :3] if channels > 2 else picture[..., 0]
+            )
+    assert [place.get_title() for place in above] == ["row 7", "row 2", "row 11"]
+    assert (above[0].get_ylabel(), below[0].get_ylabel()) == ("record", "query")
+    assert "largest mean distance" in figure.get_suptitle()
+    assert figure_bytes(figure).startswith(PNG)
+
+
+@pytest.mark.parametrize("count", [1, 10, 13])
+def test_ten_pairs_at_most(count):
+    images = np.random.default_rng(0).random((count, 1, 2, 2))
+    figure = query_pictures(images, images, np.arange(count), "kl")
+    assert len(figure.axes) == 2 * min(count, 10)
+    assert figure.axes[min(count, 10) - 1].get_title() == f"row {min(count, 10) - 1}"
+
+
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [(0.2, 0.8), (0.0, 1.0), (-3.0, 0.5), (0.5, 4.0), (-1.0, 2.0), (0.3, 0.3), (5.0, 5.0), (-2.0, -2.0)],
+)
+def test_a_picture_keeps_the_range_from_0_to_1_unless_it_leaves_it(low, high):
+    image = np.linspace(low, high, 12).reshape(1, 1, 3, 4)
+    figure = query_pictures(image, np.full((1, 1, 3, 4), 0.5), np.array([0]), "kl")
+    record, query = (image_in(place) for place in figure.axes)
+    bottom, top = min(low, 0.0), max(high, 1.0)
+    np.testing.assert_allclose(record, (image[0, 0] - bottom) / (top - bottom), atol=1e-15)
+    assert record.min() >= 0.0
+    assert record.max() <= 1.0
+    np.testing.assert_array_equal(query, 0.5)  # each picture by its own range
+
+
+def test_pairs_in_the_caller_s_axes():
+    rng = np.random.default_rng(0)
+    records, queries = rng.random((3, 1, 4, 5)), rng.random((3, 1, 4, 5))
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    assert query_pictures(records, queries, np.array([7, 2, 11]), "mean", axes=right) is figure
+    above, below = np.array(right.child_axes, dtype=object).reshape(2, 3)
+    figure.draw_without_rendering()
+    frame = right.get_position()
+    for column in range(3):
+        np.testing.assert_array_equal(image_in(above[column]), records[column, 0])
+        np.testing.assert_array_equal(image_in(below[column]), queries[column, 0])
+        record, query = above[column].get_position(), below[column].get_position()
+        assert query.y1 < record.y0
+        assert frame.x0 - 1e-9 <= record.x0 < record.x1 <= frame.x1 + 1e-9
+        assert column == 0 or above[column - 1].get_position().x1 < record.x0
+    assert [place.get_title() for place in above] == ["row 7", "row 2", "row 11"]
+    assert "largest mean distance" in right.get_title()
+    assert figure.get_suptitle() == ""
+    assert not left.child_axes
+
+
+def test_pairs_show_themselves_in_a_notebook():
+    images = np.random.default_rng(0).random((2, 1, 3, 3))
+    page = query_pictures(images, images, np.arange(2), "kl")._repr_html_()
+    assert 'alt="Records and the queries with the largest kl distance"' in page
+
+
+# ------------------------------------------------------------------------------------------------ every figure
+
+
+def audited(n: int = 400) -> ScoreTable:
+    rng = np.random.default_rng(0)
+    scores = {name: rng.lognormal(sigma=2, size=n) for name in ("loss", "leverage", "newton")}
+    return ScoreTable(scores, np.arange(n), {}, {"class": rng.integers(0, 4, n)})
+
+
+def attack() -> AttackSummary:
+    rng = np.random.default_rng(1)
+    members = rng.random((5, 400)) < 0.5
+    return summarize(AttackScores("lira", rng.normal(size=members.shape) + members, members), resamples=10)
+
+
+DRAWN = {
+    "recall": lambda **axes: figures.recall_curves(audited().scores, audited()["newton"], top=0.1, **axes),
+    "roc": lambda **axes: figures.roc_curves([attack()], **axes),
+    "influence": lambda **axes: figures.loss_by_influence(*values(), np.linspace(0.5, 1, 60), **axes),
+    "distribution": lambda **axes: figures.exposure_distribution(audited(), **axes),
+    "leverage": lambda **axes: figures.loss_by_leverage(audited(), **axes),
+    "classes": lambda **axes: figures.by_class(audited(), **axes),
+    "tradeoff": lambda **axes: tradeoff_curves({"a": fixed_design.tradeoff(0.3)}, **axes),
+    "gap": lambda **axes: gap_map(50.0, **axes),
+    "lood": lambda **axes: lood_map(*values(), **axes),
+}
+
+
+def content(axes) -> list:
+    """Everything drawn that has numbers or words, in the order of drawing."""
+    lines = [(*map(tuple, line.get_data()), line.get_color(), str(line.get_label())) for line in axes.get_lines()]
+    points = [(np.asarray(c.get_offsets()).tolist(), np.asarray(c.get_array()).tolist()) for c in axes.collections]
+    bars = [(bar.get_x(), bar.get_width(), bar.get_height()) for bar in axes.patches if hasattr(bar, "get_width")]
+    words = [axes.get_title(loc="left"), axes.get_xlabel(), axes.get_ylabel(), axes.get_xscale(), axes.get_xlim()]
+    return [lines, points, bars, words]
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("name", DRAWN)
+def test_drawn_into_the_caller_s_axes(name, inside):
+    figure = Figure(figsize=(11, 4))
+    left, right = (figure.subfigures(1, 2)[0] if inside else figure).subplots(1, 2)
+    assert DRAWN[name](axes=right) is figure
+    assert content(right) == content(DRAWN[name]().axes[0])
+    assert not left.has_data()
+    assert left.get_title(loc="left") == ""
+    right.set_title("mine", loc="left")
+    if name == "recall":
+        assert figure_bytes(figure).startswith(PNG)
+    assert right.get_title(loc="left") == "mine"
+
+
+@pytest.mark.parametrize("name", ["influence", "gap"])
+def test_the_colour_bar_stands_beside_the_caller_s_axes(name):
+    figure = Figure()
+    above, below = figure.subplots(2, 1)
+    DRAWN[name](axes=below)
+    _, _, bar = figure.axes
+    assert bar.get_ylabel() in ("attack's success rate over models (0.5 is chance)", BAR_OF_GAPS)
+    figure.draw_without_rendering()
+    box, beside, other = (place.get_position() for place in (bar, below, above))
+    assert box.x0 > beside.x1
+    assert box.y1 < other.y0
+
+
+@pytest.mark.parametrize(
+    ("name", "suffix", "start"),
+    [("recall", "png", PNG), ("recall", "pdf", b"%PDF"), ("classes", "svg", b"<?xml"), ("lood", "png", PNG)],
+)
+def test_pictures_are_the_same_bytes_each_time(tmp_path, name, suffix, start):
+    for place in ("a", "b"):
+        save_figure(DRAWN[name](), tmp_path / f"{place}.{suffix}")
+    first = (tmp_path / f"a.{suffix}").read_bytes()
+    assert first.startswith(start)
+    assert first == (tmp_path / f"b.{suffix}").read_bytes()
+    assert b"CreationDate" not in first
+    assert b"<dc:date>" not in first
+
+
+def test_matplotlib_waits_for_a_picture_and_stays_as_it_was():
     code = (
-        "import sys\n"
-        "from giveaway.reporting import figures, picture\n"
+        "import sys, numpy as np\n"
+        "from giveaway import figures\n"
+        "from giveaway.reporting import picture\n"
         "assert 'matplotlib' not in sys.modules\n"
         "import matplotlib\n"
         "before = dict(dict.items(matplotlib.rcParams))\n"
+        "x = np.arange(1.0, 200.0)\n"
+        "from matplotlib.figure import Figure\n"
         "picture.blank('t', (3, 2))[0]._repr_html_()\n"
+        "own = figures.recall_curves({'a': x}, x, axes=Figure().add_subplot())\n"
+        "for figure in (own, figures.loss_by_influence(x, x, x / 200)):\n"
+        "    for kind in ('png', 'svg', 'pdf'):\n"
+        "        picture.figure_bytes(figure, kind)\n"
         "assert dict(dict.items(matplotlib.rcParams)) == before\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"
     )

@@ -1,21 +1,97 @@
-"""The map of the head's features: against scikit-learn's PCA, planted clusters, and odd shapes."""
+"""The optional parts of a report: the map of features, the records themselves, and all of it from the folder."""
 
 from __future__ import annotations
 
+import io
 import sys
 from dataclasses import replace
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.image import imread
 from sklearn.decomposition import PCA
 
 from giveaway import Head, ScoreTable, audit
+from giveaway.checks import InputError
 from giveaway.findings.canaries import mean_of_records
-from giveaway.findings.extras import EXPOSED, FeatureMap, feature_map
-from tests.conftest import made_head
+from giveaway.findings.extras import EXPOSED, FILE, FeatureMap, ReportExtras, contents_of, feature_map, make_extras
+from tests.conftest import made_arrays, made_head
+
+
+def loaded(look: ReportExtras, folder) -> ReportExtras:
+    (folder / FILE).write_bytes(look.to_bytes())
+    return ReportExtras.load(folder)
+
+
+def test_everything_comes_back_from_the_folder(tmp_path):
+    head = made_head("classes", l2=0.5, inputs=np.random.default_rng(0).random((60, 3, 5, 5)))
+    table = audit(head)
+    look = make_extras(head, table, method="pca", show_records=True)
+    found = loaded(look, tmp_path)
+    assert look.missing == found.missing == {}
+    assert look.feature_map.method == found.feature_map.method == "PCA"
+    assert look.feature_map.explained == found.feature_map.explained
+    np.testing.assert_array_equal(look.feature_map.places, found.feature_map.places)
+    assert [len(gone.removed) for gone in found.removals] == [1, 3]
+    for gone, again in zip(look.removals, found.removals, strict=True):
+        assert (gone.share, gone.spearman) == (again.share, again.spearman)
+        for name in ("removed", "entered", "risen", "before", "after"):
+            np.testing.assert_array_equal(getattr(gone, name), getattr(again, name))
+    np.testing.assert_array_equal(look.candidates.similarity, found.candidates.similarity)
+    np.testing.assert_array_equal(found.contents.rows, table.order()[:100])
+    assert look.contents.pictures == found.contents.pictures
+    assert found.contents.pictures[0].startswith(b"\x89PNG")
+    assert look.to_bytes() == make_extras(head, table, method="pca", show_records=True).to_bytes()
+
+
+def test_texts_come_back_too(tmp_path):
+    head = made_head("classes", l2=0.5)
+    words = [f"record {i} 'quoted' \x00" for i in range(60)]
+    table = audit(head)
+    found = loaded(make_extras(head, table, inputs=words, show_records=True), tmp_path)
+    first = int(table.order()[0])
+    assert found.contents.texts[0] == f"record {first} 'quoted' \\x00"
+    assert found.contents.pictures[0] == b""
+
+
+def test_records_are_looked_at_on_request_only():
+    head = made_head("classes", inputs=np.zeros((60, 2)))
+    assert make_extras(head, audit(head)).contents is None
+
+
+def test_a_black_box_has_canaries_but_no_map(tmp_path):
+    head = Head(**made_arrays("classes") | {"features": None})
+    look = loaded(make_extras(head, audit(head)), tmp_path)
+    assert look.feature_map is None
+    assert look.removals == ()
+    assert look.candidates is not None
+    assert look.missing["what-if"] == "a black box has no layer to take records out of"
+    assert look.missing["map"] == "a black box has no features to map"
+
+
+def test_large_heads_are_asked_before_they_take_long():
+    head = made_head("classes", n=500, d=450)
+    table = audit(head, scores=["newton"])
+    assert "ask for it with --what-if" in make_extras(head, table, method="none").missing["what-if"]
+    assert make_extras(head, table, method="none").missing["map"] == "it was not asked for (--map none)"
+    assert "--no-what-if" in make_extras(head, table, method="none", what_if=False).missing["what-if"]
+
+
+def test_an_unknown_map_is_refused():
+    head = made_head("classes")
+    with pytest.raises(InputError, match=r"map: expected a known name, got 'umap'; choose from auto, pca, tsne, none"):
+        make_extras(head, audit(head), method="umap")
+
+
+def test_a_folder_without_a_look_says_so(tmp_path):
+    found = ReportExtras.load(tmp_path)
+    assert found.feature_map is None
+    assert set(found.missing) == {"map", "what-if", "canaries"}
+    assert all("run giveaway audit again" in reason for reason in found.missing.values())
 
 
 def head_of(features: np.ndarray, **options) -> Head:
@@ -237,3 +313,55 @@ def test_what_is_refused():
         feature_map(head, table, most=1)
     with pytest.raises(ValueError, match="table: expected 60 rows, as the head has, got 4"):
         feature_map(head, table.top(4))
+
+
+ROWS = np.array([2, 0])
+
+
+def pixels(png: bytes) -> np.ndarray:
+    return np.round(255 * imread(io.BytesIO(png), format="png")[..., :3]).astype(int)
+
+
+@pytest.mark.parametrize("form", ["first", "last", "grey", "tensor", "flat channels"])
+def test_images_are_those_of_their_rows(form):
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (3, 3, 8, 6), dtype=np.uint8)
+    images[:, :, 0, 0], images[:, :, 0, 1] = 0, 255
+    given = {
+        "first": images,
+        "last": images.transpose(0, 2, 3, 1),
+        "grey": images[:, 0],
+        "tensor": torch.from_numpy(images / 255.0),
+        "flat channels": images[:, :1],
+    }[form]
+    found = contents_of(given, ROWS)
+    assert found.texts == ("", "")
+    for row, png in zip(ROWS, found.pictures, strict=True):
+        shown = pixels(png)
+        factor = shown.shape[0] // 8
+        expected = images[row] if form in ("first", "last", "tensor") else np.repeat(images[row, :1], 3, axis=0)
+        np.testing.assert_allclose(shown[::factor, ::factor].transpose(2, 0, 1), expected, atol=1)
+
+
+def test_large_images_are_thinned_and_a_constant_one_is_black():
+    found = contents_of(np.full((3, 1, 1000, 40), 0.3), ROWS)
+    assert pixels(found.pictures[0]).max() == 0
+    assert pixels(found.pictures[0]).shape[0] <= 192
+
+
+def test_strings_are_cut_and_harmless():
+    found = contents_of(["a", "b", "x" * 10_000_000 + "\x1b[31m"], ROWS)
+    assert len(found.texts[0]) <= 400
+    assert found.texts[0].endswith("…")
+    assert found.texts[1] == "a"
+    assert "\\x1b" in contents_of(["\x1b[31m"], np.array([0])).texts[0]
+
+
+def test_tables_name_their_columns():
+    frame = pandas.DataFrame({"age": [1.5, 2.0, 3.25], "job": ["x", "y", "z\u202e"]})
+    assert contents_of(frame, ROWS).texts == ("age: 3.25, job: z\\u202e", "age: 1.5, job: x")
+    wide = np.arange(90.0).reshape(3, 30)
+    text = contents_of(wide, ROWS).texts[0]
+    assert text.startswith("0: 60, 1: 61, ")
+    assert text.endswith(", … 6 more")
+    assert contents_of(np.array([["a", "b"], ["c", "d"], ["e", "f"]]), ROWS).texts[0] == "0: e, 1: f"

@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from giveaway import Head, ScoreTable, Signals, audit, compare, report
+from giveaway import Head, ScoreTable, Signals, audit, report, validate
 from giveaway.reporting.report import render
 from giveaway.reporting.validation import StoredValidation
 from giveaway.reporting.words import notes
@@ -240,7 +240,7 @@ def test_after_a_validation_the_page_counts_and_shows_what_was_measured():
     members = rng.random((32, 120)) < 0.5
     signals = Signals(rng.normal(size=(32, 120)) + members * np.linspace(0, 5, 120), members, kind="phi")
     table = audit(made_head("classes", n=120))
-    found = compare(table, signals)
+    found = validate(signals, table)
     page = render(table, measured=StoredValidation.of(found), top=120)
     text = Page(page).text
     assert f"At least {found.count.at_least} of 120 records are exposed under this training recipe" in text
@@ -263,7 +263,7 @@ def test_people_have_no_measured_columns_of_records():
     rng = np.random.default_rng(0)
     members = rng.random((16, 120)) < 0.5
     head = made_head("classes", n=120, groups=np.arange(120) // 2)
-    found = compare(audit(replace(head, groups=None)), Signals(rng.normal(size=(16, 120)), members, kind="phi"))
+    found = validate(Signals(rng.normal(size=(16, 120)), members, kind="phi"), audit(replace(head, groups=None)))
     page = render(audit(head), measured=StoredValidation.of(found))
     assert "measured_success" not in headings(page)
     assert "None of 120 records could be shown to be exposed" in Page(page).text

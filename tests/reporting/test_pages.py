@@ -15,7 +15,7 @@ from giveaway.checks import InputError
 from giveaway.reporting.pages import index_page, summary, summary_pages
 from giveaway.reporting.words import headline
 from tests.conftest import made_arrays, made_head
-from tests.reporting.test_html import NEVER_SAID, Page
+from tests.reporting.test_report import NEVER_SAID, Page
 from tests.reporting.test_words import measured
 
 MARK = "MARKER"
