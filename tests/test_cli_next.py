@@ -245,14 +245,14 @@ def test_an_audit_that_cannot_answer_its_gate_does_not_start(tmp_path):
         check_audited(read_rules(rules(tmp_path)), {})
     rule = '[[rule]]\nname = "p"\nmeasure = "predicted_success"\nabove = 0.7\nat_most_share = 0.1\n'
     predicted = read_rules(rules(tmp_path, "schema = 1\n" + rule))
-    with pytest.raises(InputError, match=r"expected the column predicted_success among the scores, got none; add --"):
+    with pytest.raises(InputError, match=r"expected the column predicted_success among the scores, got none; add pred"):
         check_audited(predicted, {"scores": ["newton"]})
     named = {"scores": ["newton", "predicted_success"]}
     check_audited(predicted, named)
     assert named == {"scores": ["newton", "predicted_success"]}
-    free = {"also": ["lood_kl"]}
+    free = {"scores": ["default", "lood_kl"]}
     check_audited(predicted, free)
-    assert free == {"also": ["lood_kl", "predicted_success"]}
+    assert free == {"scores": ["default", "lood_kl", "predicted_success"]}
 
 
 @pytest.mark.parametrize("command", [canaries, weights, compare, gate])

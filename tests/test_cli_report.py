@@ -87,7 +87,7 @@ def test_maps_and_what_if_are_options(giveaway, file):  # noqa: F811
     look = ReportExtras.load("less")
     assert look.feature_map is None
     assert look.removals == ()
-    assert "it was not asked for (what_if=false)" in words_of("report.html", "less")
+    assert "it was not asked for (--config what_if=false)" in words_of("report.html", "less")
 
 
 def test_a_validation_is_in_the_pages_from_then_on(giveaway, folder):  # noqa: F811

@@ -1,4 +1,4 @@
-"""Text that other people wrote, made safe for a screen or a page: it cannot move the cursor or turn the line around."""
+"""Text that other people wrote, harmless on a screen or a page: it cannot move the cursor or turn the line around."""
 
 from __future__ import annotations
 

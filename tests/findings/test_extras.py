@@ -52,7 +52,7 @@ def test_texts_come_back_too(tmp_path):
     head = made_head("classes", l2=0.5)
     words = [f"record {i} 'quoted' \x00" for i in range(60)]
     table = audit(head)
-    found = loaded(make_extras(head, table, inputs=words, show_records=True), tmp_path)
+    found = loaded(make_extras(replace(head, inputs=words), table, show_records=True), tmp_path)
     first = int(table.order()[0])
     assert found.contents.texts[0] == f"record {first} 'quoted' \\x00"
     assert found.contents.pictures[0] == b""
@@ -76,9 +76,9 @@ def test_a_black_box_has_canaries_but_no_map(tmp_path):
 def test_large_heads_are_asked_before_they_take_long():
     head = made_head("classes", n=500, d=450)
     table = audit(head, scores=["newton"])
-    assert "ask for it with --what-if" in make_extras(head, table, method="none").missing["what-if"]
-    assert make_extras(head, table, method="none").missing["map"] == "it was not asked for (--map none)"
-    assert "--no-what-if" in make_extras(head, table, method="none", what_if=False).missing["what-if"]
+    assert "ask for it with --config what_if=true" in make_extras(head, table, method="none").missing["what-if"]
+    assert make_extras(head, table, method="none").missing["map"] == "it was not asked for (--config map=none)"
+    assert "what_if=false" in make_extras(head, table, method="none", what_if=False).missing["what-if"]
 
 
 def test_an_unknown_map_is_refused():

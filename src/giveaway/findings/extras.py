@@ -133,7 +133,6 @@ def make_extras(
     head: Head,
     table: ScoreTable,
     *,
-    inputs: Any = None,
     method: str = "auto",
     what_if: bool | None = None,
     show_records: bool = False,
@@ -158,7 +157,7 @@ def make_extras(
 
     mapped = None
     if method == "none":
-        missing["map"] = "it was not asked for (map=none)"
+        missing["map"] = "it was not asked for (--config map=none)"
     elif not head.linear:
         missing["map"] = "a black box has no features to map"
     else:
@@ -171,16 +170,15 @@ def make_extras(
     elif not head.linear:
         missing["what-if"] = "a black box has no layer to take records out of"
     elif what_if is False:
-        missing["what-if"] = "it was not asked for (what_if=false)"
+        missing["what-if"] = "it was not asked for (--config what_if=false)"
     else:
         size = f"{head.n} records and {parameters} parameters"
         missing["what-if"] = f"it takes a while for {size}: ask for it with --config what_if=true"
-    records = head.inputs if inputs is None else inputs
     contents = None
     if show_records and table.meta.by_person:
         missing["contents"] = "records are shown only if records are ranked: --config by=record"
-    elif show_records and records is not None:
-        contents = attempt("contents", lambda: contents_of(records, table.order()[:SHOWN_RECORDS]))
+    elif show_records and head.inputs is not None:
+        contents = attempt("contents", lambda: contents_of(head.inputs, table.order()[:SHOWN_RECORDS]))
     return ReportExtras(mapped, effects, attempt("canaries", lambda: candidates(head, table)), contents, missing)
 
 

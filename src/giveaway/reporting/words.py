@@ -61,6 +61,7 @@ UNTRAINED = (
     "The model fits these records no better than the other records predict them: was it trained to the end, without "
     "noise, and on these records?"
 )
+ASSUMED_OPTIMUM = "scores assume that it is. To see what this changes, audit with --config optimum=refit."
 WITHOUT_DRIFT = "newton and loo_gap take it into account, as requested; influence does not."
 CURVATURE = {"hessian": "the exact Hessian", "ekfac": "Kronecker factors, an approximation"}
 STATED_FROM = 1 / 3  # of the random error: from there the bound on the solver's error is stated
@@ -218,12 +219,7 @@ def _about_optimum(meta: Meta) -> list[str]:
         return []
     return [
         f"The head is not at the optimum of its training objective (relative gradient {relative:.2g}), as is usual for "
-        "networks: "
-        + (
-            "scores assume that it is. To see what this changes, audit with --config optimum=refit."
-            if meta.assumes_optimum
-            else WITHOUT_DRIFT
-        )
+        "networks: " + (ASSUMED_OPTIMUM if meta.assumes_optimum else WITHOUT_DRIFT)
     ]
 
 
