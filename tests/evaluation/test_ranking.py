@@ -229,11 +229,14 @@ def test_texts_over_targets():
     )
 
 
-def test_intervals_over_targets_cover_the_mean_of_many():
+@pytest.mark.parametrize(
+    ("runs", "known", "slack"), [(24, 800, 0.06), pytest.param(200, 3000, 0.0, marks=pytest.mark.slow)]
+)
+def test_intervals_over_targets_cover_the_mean_of_many(runs, known, slack):
     n, spread, pair = 200, 0.4, (0.05, 0.2)
-    many = agreement_over_targets(several(3000, n, spread, seed=9999), shares=[pair], resamples=0).rows[0]
+    many = agreement_over_targets(several(known, n, spread, seed=9999), shares=[pair], resamples=0).rows[0]
     covered, by_records = np.zeros(2), 0
-    for seed in range(1, 201):
+    for seed in range(1, runs + 1):
         targets = [({"a": scores["a"]}, truth) for scores, truth in several(8, n, spread, seed)]
         row = agreement_over_targets(targets, shares=[pair], resamples=60, seed=seed).rows[0]
         covered += [
@@ -243,9 +246,9 @@ def test_intervals_over_targets_cover_the_mean_of_many():
         alone = agreement(*targets[0], shares=[pair], resamples=0).rows[0].spearman
         reach = 1.96 * np.sqrt(1.06 / (n - 3))
         by_records += abs(np.arctanh(alone.value) - np.arctanh(many.spearman.value)) < reach
-    assert covered[0] >= 180
-    assert 165 <= covered[1] <= 196
-    assert by_records < 130  # one target's records know nothing of how targets differ
+    assert covered[0] / runs >= 0.9 - slack
+    assert 0.825 - slack <= covered[1] / runs <= 0.98 + slack
+    assert by_records / runs < 0.65 + 2 * slack  # one target's records know nothing of how targets differ
 
 
 def test_scores_of_an_audit_against_measured_signals(shared):
