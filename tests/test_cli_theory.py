@@ -89,7 +89,7 @@ def test_an_infinite_number_is_null_in_json(run):
     assert (code, rows(out)[0]["μ, greatest"]) == (0, None)
 
 
-@pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
+@pytest.mark.parametrize("kind", ["png", "pdf", pytest.param("svg", marks=pytest.mark.slow)])
 def test_figures(run, tmp_path, kind):
     for words in (("tradeoff", "--h", "0.5"), ("gap", "--leverage", "1", "--error", "1", "--freedom", "9")):
         path = tmp_path / f"{words[0]}.{kind}"
