@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import giveaway as ga
 from giveaway.checks import InputError
 from giveaway.extract import early_features, from_torch
-from tests.extract.examples import N, Records, Wrapped, snapshot
+from tests.extract.examples import N, Records, Wrapped, refused, snapshot
 
 BATCH = 8
 
@@ -209,33 +209,27 @@ def test_rows_must_be_records(model, x, y, initial):
     for kept, id_key in ((records, None), (named, 2)):
         loader = DataLoader(kept, shuffle=True, batch_size=BATCH)
         words = r"data: expected every record once, in dataset order, got a sampler RandomSampler; use shuffle=False"
-        with pytest.raises(InputError, match=words):
-            early_features(model, loader, layer="body", id_key=id_key, initial=initial)
+        refused(words, early_features, model, loader, layer="body", id_key=id_key, initial=initial)
     with pytest.raises(InputError, match="drop_last=True, which leaves out 7 of 23"):
         early_features(model, DataLoader(records, batch_size=BATCH, drop_last=True), layer="body", initial=initial)
     noisy = Records(lambda i: (x[i] + torch.randn(6), y[i]))
-    with pytest.raises(InputError, match="23 of 23 that differ between two passes"):
-        early_features(model, noisy, layer="body", initial=initial)
+    refused("23 of 23 that differ between two passes", early_features, model, noisy, layer="body", initial=initial)
     halved = DataLoader(records, batch_size=4, collate_fn=lambda rows: tuple(map(torch.stack, zip(*rows[::2]))))  # noqa: B905
-    with pytest.raises(InputError, match="got 12 rows for 23 records"):
-        early_features(model, halved, layer="body", initial=initial)
+    refused("got 12 rows for 23 records", early_features, model, halved, layer="body", initial=initial)
 
 
 def test_arguments_that_cannot_be(model, x, y):
     records = TensorDataset(x, y)
     with pytest.raises(InputError, match=r"^layer: expected the name of a module .*, got 'bodi'; did you mean body\?$"):
         early_features(model, records, layer="bodi")
-    with pytest.raises(InputError, match=r"got ''; choose from body, act, drop, fc"):
-        early_features(model, records, layer="")
-    with pytest.raises(InputError, match="got 'fc'; the model has no modules inside"):
-        early_features(nn.Linear(6, 3), records, layer="fc")
+    refused(r"got ''; choose from body, act, drop, fc", early_features, model, records, layer="")
+    refused("got 'fc'; the model has no modules inside", early_features, nn.Linear(6, 3), records, layer="fc")
     for cells in (0, 1.5, "2"):
         with pytest.raises(InputError, match=f"cells: expected a whole number of at least 1, got {cells!r}; 2 suits"):
             early_features(model, records, layer="body", cells=cells)
     with pytest.raises(InputError, match=r"seed: expected a whole number of at least 0, got None; any will do"):
         early_features(model, records, layer="body", seed=None)
-    with pytest.raises(InputError, match=r"model: expected a torch\.nn\.Module, got str"):
-        early_features("model", records, layer="body")
+    refused(r"model: expected a torch\.nn\.Module, got str", early_features, "model", records, layer="body")
     with pytest.raises(InputError, match="device: expected where the model is, got meta"):
         early_features(model, records, layer="body", device="meta")
 
@@ -254,9 +248,7 @@ NO_FEATURES = {
 @pytest.mark.parametrize("case", NO_FEATURES)
 def test_layers_that_give_no_features(x, y, case):
     inner, forward, words = NO_FEATURES[case]
-    with pytest.raises(InputError, match=words) as caught:
-        early_features(Wrapped(inner, forward), TensorDataset(x, y), layer="net", batch_size=BATCH)
-    assert "\n" not in str(caught.value)
+    refused(words, early_features, Wrapped(inner, forward), TensorDataset(x, y), layer="net", batch_size=BATCH)
 
 
 class Scaled(nn.Module):

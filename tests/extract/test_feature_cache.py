@@ -24,7 +24,7 @@ from giveaway.extract.torch_head import from_torch_shared
 from giveaway.extract.torch_model import model_digest
 from giveaway.linalg.processes import Processes
 from giveaway.records import FileRows, StreamedRows, rows
-from tests.extract.examples import N, Records, assert_is_head_of
+from tests.extract.examples import N, Records, assert_is_head_of, refused
 
 
 @pytest.fixture
@@ -337,8 +337,7 @@ def test_removal_takes_what_the_cache_wrote_and_nothing_else(tmp_path, model, x,
     assert FeatureCache(folder).remove() == 8
     assert [file.name for file in folder.iterdir()] == ["mine.npy"]
     assert not FeatureCache(folder).marked
-    with pytest.raises(InputError, match=r"folder: expected a cache folder with cache.json, got .*; name"):
-        FeatureCache(folder).remove()
+    refused(r"folder: expected a cache folder with cache.json, got .*; name", FeatureCache(folder).remove)
     from_torch(model, TensorDataset(x, y), cache=tmp_path / "other")
     assert FeatureCache(tmp_path / "other").remove() == 7
     assert not (tmp_path / "other").exists()

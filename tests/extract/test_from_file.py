@@ -8,12 +8,13 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from giveaway import Head
-from giveaway.checks import ROWS_PER_CHECK, InputError
+from giveaway.checks import ROWS_PER_CHECK
 from giveaway.cli.source import source_from
 from giveaway.extract import arrays as arrays_module
 from giveaway.extract import from_file, stored_arrays
 from giveaway.records import FileRows, LinearRows
 from giveaway.records import rows as rows_module
+from tests.extract.examples import refused
 from tests.extract.stored import FILES, FOLDERS, ONCE, M, N, linear, made, plain, refusal, save, written
 
 ALL = [*FILES, *FOLDERS]
@@ -218,8 +219,7 @@ def test_the_command_line_reads_files_and_folders(tmp_path):
     path = written(tmp_path, {"outputs": linear(made()), "targets": made()["targets"]})
     assert not source_from({"features": str(path)}, said.append).head.linear
     assert said == ["note: ignored keys: epoch", f"note: {NO_FEATURES}"]
-    with pytest.raises(InputError, match="l2: expected no l2 for a black box"):
-        source_from({"features": str(path), "l2": 0.1}, said.append)
+    refused("l2: expected no l2 for a black box", source_from, {"features": str(path), "l2": 0.1}, said.append)
 
 
 # ------------------------------------------------------------------------------------------------ black boxes, inputs

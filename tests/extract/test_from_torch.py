@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from giveaway import Head
 from giveaway.checks import InputError
 from giveaway.extract import from_torch
-from tests.extract.examples import N, Records, Wrapped, assert_is_head_of, expected
+from tests.extract.examples import N, Records, Wrapped, assert_is_head_of, expected, refused
 
 
 @pytest.mark.parametrize("form", ["loader", "dataset", "list"])
@@ -71,8 +71,7 @@ def test_the_last_layer_is_the_last_to_run_not_the_last_defined(x, y):
 
 def test_later_operations_in_place_do_not_reach_what_was_kept(model, x, y):
     in_place = Wrapped(model, lambda net, x: net(x).sigmoid_())
-    with pytest.raises(InputError, match="head is not linear"):
-        from_torch(in_place, TensorDataset(x, y))
+    refused("head is not linear", from_torch, in_place, TensorDataset(x, y))
     assert_is_head_of(from_torch(in_place, TensorDataset(x, y), layer="net.fc"), model, x)
 
 
@@ -131,8 +130,7 @@ def test_devices_and_batch_sizes_that_cannot_be(model, x, y):
 
 
 def test_one_record_is_refused(model, x, y):
-    with pytest.raises(InputError, match="features: expected at least 2 records, got 1"):
-        from_torch(model, TensorDataset(x[:1], y[:1]))
+    refused("features: expected at least 2 records, got 1", from_torch, model, TensorDataset(x[:1], y[:1]))
 
 
 @pytest.mark.parametrize("target", ["labels", "label", "targets", "target", "y"])
@@ -185,16 +183,12 @@ def test_batches_that_cannot_be_read(model, x, y):
         from_torch(model, Records(lambda i: {"x": x[i], "y": y[i], "label": y[i]}))
     with pytest.raises(InputError, match=r"target_key: expected a key of the batch, got 'knd'; did you mean kind\?"):
         from_torch(model, Records(lambda i: {"x": x[i], "kind": y[i]}), target_key="knd")
-    with pytest.raises(InputError, match="id_key: expected a position in the batch, 0 to 1, got 5"):
-        from_torch(model, TensorDataset(x, y), id_key=5)
-    with pytest.raises(InputError, match=r"expected .* or dicts, got Tensor; return the targets as well"):
-        from_torch(model, Records(lambda i: x[i]))
+    refused("id_key: expected a position in the batch, 0 to 1, got 5", from_torch, model, TensorDataset(x, y), id_key=5)
+    refused(r"expected .* or dicts, got Tensor; return the targets as well", from_torch, model, Records(lambda i: x[i]))
     with pytest.raises(InputError, match="one target a record, got a single target; give the DataLoader a batch_size"):
         from_torch(model, DataLoader(TensorDataset(x, y), batch_size=None))
-    with pytest.raises(InputError, match="data: expected a DataLoader or a Dataset, got dict"):
-        from_torch(model, {"x": x})
-    with pytest.raises(InputError, match="data: expected at least 2 records, got 0"):
-        from_torch(model, TensorDataset(x[:0], y[:0]))
+    refused("data: expected a DataLoader or a Dataset, got dict", from_torch, model, {"x": x})
+    refused("data: expected at least 2 records, got 0", from_torch, model, TensorDataset(x[:0], y[:0]))
     with pytest.raises(InputError, match=r"model: expected a torch.nn.Module, got str; for scikit-learn use from_skl"):
         from_torch("model", TensorDataset(x, y))
     with pytest.raises(InputError, match="cannot be compared between two passes"):
@@ -221,8 +215,7 @@ def test_layer_names(model, x, y):
         from_torch(model, TensorDataset(x, y), layer="bdy")
     with pytest.raises(InputError, match=r"layer: expected an nn.Linear, got 'act', a ReLU; choose from body, fc"):
         from_torch(model, TensorDataset(x, y), layer="act")
-    with pytest.raises(InputError, match=r"got 'fc'; the model has no nn.Linear"):
-        from_torch(nn.Flatten(), TensorDataset(x, y), layer="fc")
+    refused(r"got 'fc'; the model has no nn.Linear", from_torch, nn.Flatten(), TensorDataset(x, y), layer="fc")
     unused = Wrapped(nn.ModuleList([model, nn.Linear(2, 2)]), lambda nets, x: nets[0](x))
     with pytest.raises(InputError, match=r"a layer that runs, got 'net.1', which the forward leaves out"):
         from_torch(unused, TensorDataset(x, y), layer="net.1")
@@ -240,8 +233,7 @@ def test_layer_names(model, x, y):
 )
 def test_what_follows_the_last_layer_is_refused(model, x, y, forward):
     words = "head is not linear|which runs 2 times in one forward pass"
-    with pytest.raises(InputError, match=words):
-        from_torch(Wrapped(model, forward), TensorDataset(x, y))
+    refused(words, from_torch, Wrapped(model, forward), TensorDataset(x, y))
 
 
 def test_a_model_without_linear_layers_is_refused(x, y):
@@ -308,8 +300,7 @@ def test_reductions_that_do_not_fit(generator, model, x, y):
     net = TokenModel(REDUCE["first"])
     with pytest.raises(InputError, match="reduction: expected a known name, got 'men'; did you mean mean"):
         from_torch(net, TensorDataset(tokens, y), reduction="men")
-    with pytest.raises(InputError, match="head is not linear"):
-        from_torch(net, TensorDataset(tokens, y), reduction="last")
+    refused("head is not linear", from_torch, net, TensorDataset(tokens, y), reduction="last")
     with pytest.raises(
         InputError, match=r"reduction: expected None, since layer 'fc' sees one row a record, got 'mean'"
     ):

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import giveaway.extract.model_records as model_records
 from giveaway.checks import InputError
 from giveaway.extract import from_torch
-from tests.extract.examples import N, Records, Wrapped
+from tests.extract.examples import N, Records, Wrapped, refused
 
 IMAGES = torch.arange(N * 3 * 4 * 4).reshape(N, 3, 4, 4)
 TEXTS = ["x" * (row % 5) for row in range(N)]
@@ -181,8 +181,7 @@ def test_a_known_size_is_refused_in_the_first_batch(model, x, y, monkeypatch):
     monkeypatch.setattr(model_records, "INPUT_BYTES", x.nbytes - 1)
     read = []
     records = Records(lambda i: (read.append(i), (x[i], y[i]))[1])
-    with pytest.raises(InputError, match="keep_inputs: expected at most"):
-        from_torch(model, DataLoader(records, batch_size=4), keep_inputs=True)
+    refused("keep_inputs: expected at most", from_torch, model, DataLoader(records, batch_size=4), keep_inputs=True)
     assert read == [0, 1, 2, 3]
 
 

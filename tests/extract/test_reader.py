@@ -24,7 +24,7 @@ from giveaway.checks import InputError
 from giveaway.extract import from_torch
 from giveaway.extract.model_records import inputs_of_head
 from giveaway.network import Network
-from tests.extract.examples import N, Records, Wrapped, assert_is_head_of, expected, snapshot
+from tests.extract.examples import N, Records, Wrapped, assert_is_head_of, expected, refused, snapshot
 
 
 class Backwards(Sampler):
@@ -59,8 +59,7 @@ def test_orders_that_are_not_the_datasets_are_refused(model, x, y, sampler, read
     state = torch.get_rng_state()
     without = ", and batches without ids" if read is from_torch else ""
     words = rf"every record once, in dataset order, got a .*sampler {sampler}{without}; use shuffle=False and no"
-    with pytest.raises(InputError, match=words):
-        read(model, loader)
+    refused(words, read, model, loader)
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -85,8 +84,7 @@ def test_orders_that_are_plainly_the_datasets_are_taken(model, x, y, options):
 @both_readers
 def test_workers_that_may_overtake_each_other_are_refused(model, x, y, read):
     loader = DataLoader(TensorDataset(x, y), num_workers=1, in_order=False)
-    with pytest.raises(InputError, match="got in_order=False with several workers"):
-        read(model, loader)
+    refused("got in_order=False with several workers", read, model, loader)
 
 
 def test_a_network_has_no_ids_to_sort_by(model, x, y):
@@ -135,8 +133,7 @@ def test_ids_must_come_once_each(model, x, y):
     for sampler in (RandomSampler(data, num_samples=N - 3), Backwards(N - 3)):
         with pytest.raises(InputError, match=r"got 20 rows for 23 records; use a sampler and collate_fn that give"):
             from_torch(model, DataLoader(data, sampler=sampler), id_key=2)
-    with pytest.raises(InputError, match="ids in the batches or ids=, not both"):
-        from_torch(model, data, id_key=2, ids=np.arange(N))
+    refused("ids in the batches or ids=, not both", from_torch, model, data, id_key=2, ids=np.arange(N))
 
 
 def test_ids_groups_and_weights_beside_the_data(model, x, y):
@@ -156,10 +153,8 @@ def test_ids_groups_and_weights_beside_the_data(model, x, y):
 def test_dropped_records_are_refused(model, x, y):
     words = "got drop_last=True, which leaves out 3 of 23; set drop_last=False"
     for data, id_key in ((TensorDataset(x, y), None), (TensorDataset(x, y, torch.arange(N)), 2)):
-        with pytest.raises(InputError, match=words):
-            from_torch(model, DataLoader(data, batch_size=5, drop_last=True), id_key=id_key)
-    with pytest.raises(InputError, match=words):
-        network_of(model, DataLoader(TensorDataset(x, y), batch_size=5, drop_last=True))
+        refused(words, from_torch, model, DataLoader(data, batch_size=5, drop_last=True), id_key=id_key)
+    refused(words, network_of, model, DataLoader(TensorDataset(x, y), batch_size=5, drop_last=True))
 
 
 @both_readers
@@ -169,8 +164,7 @@ def test_a_collate_function_that_drops_or_repeats_is_refused(model, x, y, keep, 
         rows = (rows + rows)[:keep]
         return torch.stack([row[0] for row in rows]), torch.stack([row[1] for row in rows])
 
-    with pytest.raises(InputError, match=words):
-        read(model, DataLoader(TensorDataset(x, y), batch_size=2, collate_fn=collate))
+    refused(words, read, model, DataLoader(TensorDataset(x, y), batch_size=2, collate_fn=collate))
 
 
 class Stream(IterableDataset):
@@ -188,8 +182,7 @@ def test_streams_need_ids(model, x, y):
     head = from_torch(model, Stream(lambda: zip(x, y, range(N), strict=True)), id_key=2, batch_size=4)
     assert_is_head_of(head, model, x)
     twice = DataLoader(Stream(lambda: zip(x, y, range(N), strict=True)), num_workers=2)
-    with pytest.raises(InputError, match="got 23 repeated ids"):
-        from_torch(model, twice, id_key=2)
+    refused("got 23 repeated ids", from_torch, model, twice, id_key=2)
 
 
 def test_a_stream_that_can_be_read_only_once_is_refused(model, x, y):
@@ -216,8 +209,7 @@ AUGMENT = {
 def test_random_augmentation_is_refused(model, x, y, augment, workers, read):
     data = Records(lambda i: (AUGMENT[augment](x[i]).float(), y[i]))
     words = r"same inputs and targets in every pass, got \d+ of 23 that differ between two passes, .* random augme"
-    with pytest.raises(InputError, match=words):
-        read(model, DataLoader(data, batch_size=4, num_workers=workers))
+    refused(words, read, model, DataLoader(data, batch_size=4, num_workers=workers))
 
 
 @both_readers
@@ -255,8 +247,7 @@ def test_inputs_of_every_kind_can_be_compared(model, x, y, extra):
 def test_text_that_changes_is_seen(model, x, y):
     ignoring = Wrapped(model, lambda net, image, text: net(image))
     data = Records(lambda i: {"image": x[i], "text": str(random.random()), "y": y[i]})
-    with pytest.raises(InputError, match="got 23 of 23 that differ"):
-        from_torch(ignoring, data)
+    refused("got 23 of 23 that differ", from_torch, ignoring, data)
 
 
 class Fragile(nn.Module):
@@ -396,5 +387,4 @@ def test_more_than_memory_is_refused_before_it_is_read(monkeypatch):
     data = TensorDataset(X, Y)
     head = from_torch(nn.Linear(3, 2), data)
     monkeypatch.setattr("giveaway.checks.available_memory", lambda: 100)
-    with pytest.raises(InputError, match=r"data: expected records that are kept within the 0\.0 GB of free memory"):
-        inputs_of_head(data, head)
+    refused(r"data: expected records that are kept within the 0\.0 GB of free memory", inputs_of_head, data, head)

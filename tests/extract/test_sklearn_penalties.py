@@ -10,7 +10,7 @@ from sklearn.neural_network import MLPClassifier, MLPRegressor
 
 from giveaway.checks import InputError
 from giveaway.extract import from_sklearn
-from tests.extract.examples import EXACT, LBFGS, ROWS, off_optimum
+from tests.extract.examples import EXACT, LBFGS, ROWS, off_optimum, refused
 
 
 def test_linear_regression_is_stationary_without_penalty(X, values):
@@ -83,15 +83,13 @@ def test_one_vs_rest_is_independent_binary_heads(X, labels):
 def test_one_vs_rest_with_class_weight_is_refused(X, labels):
     model = one_vs_rest(X, labels)
     model.class_weight = "balanced"
-    with pytest.raises(InputError, match="one weight a record, got class_weight with one-vs-rest"):
-        from_sklearn(model, X, labels)
+    refused("one weight a record, got class_weight with one-vs-rest", from_sklearn, model, X, labels)
 
 
 def test_old_two_class_softmax_is_refused(X, labels):
     model = LogisticRegression().fit(X, labels == "ant")
     model.multi_class = "multinomial"
-    with pytest.raises(InputError, match="multi_class='multinomial' with two classes"):
-        from_sklearn(model, X, labels == "ant")
+    refused("multi_class='multinomial' with two classes", from_sklearn, model, X, labels == "ant")
 
 
 @pytest.mark.parametrize("settings", [{"C": np.inf}, {"penalty": None}])
@@ -221,7 +219,5 @@ def test_mlp_refusals(X, labels, values):
         warnings.simplefilter("ignore")
         model.fit(X, labels)
         poisson = MLPRegressor(hidden_layer_sizes=(4,), loss="poisson", max_iter=2).fit(X, np.abs(values[:, 0]))
-    with pytest.raises(InputError, match="early_stopping=True, which kept some of these records out of training"):
-        from_sklearn(model, X, labels)
-    with pytest.raises(InputError, match="expected loss='squared_error', got loss='poisson'"):
-        from_sklearn(poisson, X, np.abs(values[:, 0]))
+    refused("early_stopping=True, which kept some of these records out of training", from_sklearn, model, X, labels)
+    refused("expected loss='squared_error', got loss='poisson'", from_sklearn, poisson, X, np.abs(values[:, 0]))

@@ -17,6 +17,7 @@ from giveaway.extract.user_files import (
     subgroups_from,
 )
 from giveaway.records.examples import as_numbers
+from tests.extract.examples import refused
 
 RNG = np.random.default_rng(1)
 both = pytest.mark.parametrize("suffix", [".npz", ".npy"])
@@ -266,8 +267,7 @@ def test_subgroups_are_columns_of_a_csv_or_arrays_of_an_npz(tmp_path):
 def test_what_is_no_file_of_subgroups(tmp_path, name, text, words):
     if text is not None:
         (tmp_path / name).write_text(text)
-    with pytest.raises(InputError, match=words):
-        subgroups_from(str(tmp_path / name), 300 if "300" in words else 3)
+    refused(words, subgroups_from, str(tmp_path / name), 300 if "300" in words else 3)
 
 
 # ------------------------------------------------------------------------------------------------ failures to read
