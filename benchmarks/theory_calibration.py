@@ -46,7 +46,7 @@ from scipy.special import expit
 import giveaway as ga
 from giveaway.attacks.lira import lira, lira_within
 from giveaway.attacks.shadow_store import balanced_membership, model_membership
-from giveaway.auditing.batches import Portion, record_spans
+from giveaway.auditing.batches import LoadedSpan, record_spans
 from giveaway.curvature.choice import Auto
 from giveaway.curvature.dense import DenseCurvature
 from giveaway.evaluation import effect_sizes, recall_at, spearman, success_rate
@@ -54,7 +54,7 @@ from giveaway.linalg.processes import in_threads
 from giveaway.records import Signals
 from giveaway.reporting.picture import COLOURS, GREY, PALE, new_picture, save_figure
 from giveaway.reporting.picture import blank as panel
-from giveaway.scores.influence import newton as newton_score
+from giveaway.scores.formulas import newton as newton_score
 from giveaway.scores.predicted import LARGEST_LEVERAGE, LEAST_SPREAD, ingredients, predict
 from giveaway.theory.random_design import random_design
 from giveaway.theory.tradeoff import best_success
@@ -432,12 +432,12 @@ def prediction_parts(head: ga.Head) -> tuple[np.ndarray, np.ndarray]:
     """Predicted gap and spreads (3, n) of φ, and newton, as an audit gets them."""
     parts, steps, curvature = np.empty((3, head.n)), np.empty(head.n), DenseCurvature(head)
 
-    def fill(portion: Portion) -> None:
+    def fill(portion: LoadedSpan) -> None:
         for where, batch in portion.batches():
             parts[:, where] = ingredients(batch).cpu().numpy()
             steps[where] = newton_score(batch).cpu().numpy()
 
-    portions = (Portion(head, span, curvature, None) for span in record_spans(head, curvature))
+    portions = (LoadedSpan(head, span, curvature, None) for span in record_spans(head, curvature))
     in_threads(fill, portions, head.device)
     parts[1:] = np.maximum(parts[1:], LEAST_SPREAD)
     return parts, steps

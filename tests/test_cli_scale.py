@@ -234,9 +234,9 @@ def saves(self, name, tensors):
     if left[0] == 0:
         os.kill(os.getpid(), signal.SIGKILL)
 checkpoint.Checkpoint.save = saves
-from giveaway.curvature import dense, sketched
+from giveaway.curvature import dense, sketch
 dense.MOST_ROWS = 2_000
-sketched.MOST_AT_ONCE = 32
+sketch.MOST_AT_ONCE = 32
 from giveaway.cli import main
 main()
 """
@@ -245,7 +245,7 @@ main()
 @pytest.mark.parametrize(("kind", "saves"), [("dense", 2), ("dense", 6), ("sketch", 1), ("sketch", 4)])
 def test_a_killed_audit_goes_on_where_it_was(giveaway, arrays, monkeypatch, kind, saves):
     monkeypatch.setattr("giveaway.curvature.dense.MOST_ROWS", 2_000)
-    monkeypatch.setattr("giveaway.curvature.sketched.MOST_AT_ONCE", 32)
+    monkeypatch.setattr("giveaway.curvature.sketch.MOST_AT_ONCE", 32)
     options, _ = KINDS[kind]
     command = ("audit", "--features", "features.npz", "--l2", 1, *QUIET, *options)
     assert giveaway(*command, "--out", "whole")[0] == 0

@@ -170,7 +170,7 @@ def test_finished_work_is_not_done_again(monkeypatch):
     shelf = Shelf()
 
     def kill(done: int, total: int) -> None:
-        if "depth-all-projected-16-32" in shelf:
+        if "depth-all-probes-16-32" in shelf:
             raise Killed
 
     with pytest.raises(Killed):

@@ -22,7 +22,7 @@ from giveaway import Head, InputError, audit
 from giveaway.auditing.store import fingerprint
 from giveaway.curvature.optimum import refit as refit_head
 from giveaway.reporting.words import notes
-from giveaway.scores.view_success import calibrated_phi, phi_of, predict_from_views
+from giveaway.scores.predicted import calibrated_phi, phi_of, predict_from_views
 from giveaway.views import others
 from giveaway.views.others import OthersView
 from giveaway.views.process import targets_of_head

@@ -11,7 +11,8 @@ import torch
 import giveaway as ga
 from giveaway.auditing import batches
 from giveaway.checks import InputError
-from giveaway.curvature import products, sketched
+from giveaway.curvature import products
+from giveaway.curvature import sketch as sketch_module
 from giveaway.curvature.choice import Auto, Dense, Sketch
 from giveaway.evaluation import recall_at, spearman
 from giveaway.extract import from_file
@@ -117,8 +118,8 @@ def test_the_same_table_however_work_is_cut(monkeypatch, precision, error):
     size = 8 if precision == "float64" else 4
     monkeypatch.setattr(products, "HOST_BYTES", 4 * 5 * 32 * 64)
     monkeypatch.setattr(products, "LEAST_ROWS", 8)
-    monkeypatch.setattr(sketched, "HOST_LOOK_BYTES", 17 * 5 * 128 * size)
-    monkeypatch.setattr(sketched, "MOST_AT_ONCE", 128)
+    monkeypatch.setattr(sketch_module, "HOST_WINDOW_BYTES", 17 * 5 * 128 * size)
+    monkeypatch.setattr(sketch_module, "MOST_AT_ONCE", 128)
     monkeypatch.setattr(batches, "WINDOW", 50)
     cut = sketch(small(), **options)
     for name in CURVED:
@@ -133,8 +134,8 @@ def test_what_is_done_already_is_told_in_spans_that_no_memory_and_no_threads_cha
     for memory, threads in ((1e-4, 1), (1e-4, 3), (64.0, 3)):
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
-        curvature = sketched.SketchedCurvature(small(), probes=32, memory=int(memory * 1e9))
-        made[memory, threads] = batches.record_spans(small(), curvature), curvature.looks_at_once
+        curvature = sketch_module.SketchedCurvature(small(), probes=32, memory=int(memory * 1e9))
+        made[memory, threads] = batches.record_spans(small(), curvature), curvature.windows_at_once
         torch.set_num_threads(before)
     spans, looks = zip(*made.values(), strict=True)
     assert spans[0] == spans[1] == spans[2]
@@ -144,7 +145,7 @@ def test_what_is_done_already_is_told_in_spans_that_no_memory_and_no_threads_cha
 def test_the_same_table_however_many_probes_at_once(monkeypatch):
     options = {"probes": 128, "precision": "float64", "tolerance": 1e-7}
     whole = sketch(small(), **options)
-    monkeypatch.setattr(sketched, "MOST_AT_ONCE", 32)
+    monkeypatch.setattr(sketch_module, "MOST_AT_ONCE", 32)
     cut = sketch(small(), **options)
     assert (whole.meta.curvature.probes_at_once, cut.meta.curvature.probes_at_once) == (128, 32)
     for name in CURVED:

@@ -10,10 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giveaway.auditing import sketch_error
-from giveaway.auditing.batches import Portion, record_spans
-from giveaway.auditing.sketch_error import PARTS, relative_error, sampled_spans, standard_errors
-from giveaway.curvature.sketched import SketchedCurvature
+from giveaway.auditing.batches import SAMPLED_ROWS, LoadedSpan, record_spans, sampled_spans
+from giveaway.curvature.sketch import SketchedCurvature
+from giveaway.scores.catalogue import relative_error, standard_errors
 from tests import oracles
 from tests.conftest import made_head
 
@@ -26,10 +25,10 @@ def test_sampled_spans_are_spread_and_about_as_many_rows_as_wanted(sizes):
         return
     assert looked.any()
     rows = float(np.mean(sizes)) * looked.sum()
-    if len(sizes) * np.mean(sizes) <= sketch_error.SAMPLED:
+    if len(sizes) * np.mean(sizes) <= SAMPLED_ROWS:
         assert looked.all()
     else:
-        assert sketch_error.SAMPLED / 2 <= rows <= sketch_error.SAMPLED + max(sizes)
+        assert SAMPLED_ROWS / 2 <= rows <= SAMPLED_ROWS + max(sizes)
     gaps = np.diff(np.flatnonzero(looked))
     assert len(gaps) == 0 or gaps.max() - gaps.min() <= 1
 
@@ -54,11 +53,12 @@ def test_standard_errors_are_the_spread_of_parts_of_the_probes():
         parts["gls_trace"].append(trace)
         parts["influence"].append(influence)
     for span in record_spans(head, curvature):
-        portion = Portion(head, span, curvature, None)
-        for where, found in standard_errors(portion, ["gls_trace", "influence"], 66):
+        loaded = LoadedSpan(head, span, curvature, None)
+        for batches in zip(*(loaded.batches(slice(a, b)) for a, b in pairwise(edges)), strict=True):
+            found = standard_errors([batch for _, batch in batches], ["gls_trace", "influence"])
             for name in parts:
-                expected = np.std(parts[name], axis=0, ddof=1) / PARTS**0.5
-                np.testing.assert_allclose(found[name], expected[where], rtol=1e-6)
+                expected = np.std(parts[name], axis=0, ddof=1) / 4**0.5
+                np.testing.assert_allclose(found[name], expected[batches[0][0]], rtol=1e-6)
 
 
 def test_relative_error_is_a_root_mean_square_over_rows_that_were_looked_at():
@@ -77,8 +77,10 @@ def test_the_spread_tells_the_real_error():
     features, outputs, targets = (a.numpy() for a in (head.features, head.outputs, head.targets))
     exact = oracles.head_scores(features, outputs, targets, head.loss, l2=0.4)
     (span,) = record_spans(head, curvature)
-    portion = Portion(head, span, curvature, None)
-    (_, batch), (_, stated) = next(portion.batches()), next(standard_errors(portion, ["gls_trace"], 128))
+    loaded = LoadedSpan(head, span, curvature, None)
+    _, batch = next(loaded.batches())
+    quarters = [next(loaded.batches(slice(a, a + 32)))[1] for a in range(0, 128, 32)]
+    stated = standard_errors(quarters, ["gls_trace"])
     real = batch.blocks.trace().numpy() / exact["gls_trace"] - 1
-    told = stated["gls_trace"] / exact["gls_trace"]
+    told = stated["gls_trace"].numpy() / exact["gls_trace"]
     assert np.sqrt(np.mean(told**2)) == pytest.approx(np.sqrt(np.mean(real**2)), rel=0.25)

@@ -7,11 +7,9 @@ import pytest
 import torch
 
 from giveaway import Head
-from giveaway.curvature import exact_steps as module
-from giveaway.curvature.exact_steps import ExactSteps, exact_steps
-from giveaway.curvature.losses import as_taken
+from giveaway.curvature import sketch as module
 from giveaway.curvature.optimum import gradient_sum
-from giveaway.curvature.sketched import SketchedCurvature
+from giveaway.curvature.sketch import ExactSteps, SketchedCurvature, exact_steps
 from tests import oracles
 from tests.conftest import made_arrays, made_head
 
@@ -27,7 +25,7 @@ OPTIONS = {
 @pytest.fixture(autouse=True)
 def tight(monkeypatch):
     """Solved far enough for the formulas to show; what the usual tolerance costs is a test of its own."""
-    monkeypatch.setattr(module, "TOLERANCE", 1e-9)
+    monkeypatch.setattr(module, "OWN_TOLERANCE", 1e-9)
 
 
 def steps_of(head: Head, rows: np.ndarray, size: int, *, converged: bool = True) -> ExactSteps:
@@ -35,7 +33,7 @@ def steps_of(head: Head, rows: np.ndarray, size: int, *, converged: bool = True)
     curvature = SketchedCurvature(head, probes=32, precision="float64", memory=1 << 28)
     window = head.window(torch.from_numpy(rows))
     loss = curvature.loss
-    gradient = loss.gradient(window.outputs.double(), as_taken(loss, window.targets)).view(-1, size, head.m)
+    gradient = loss.gradient(window.outputs.double(), loss.targets(window.targets)).view(-1, size, head.m)
     total = drift = None
     if not converged:
         total = gradient_sum(head).total
@@ -76,7 +74,7 @@ def assert_same(found: ExactSteps, image: np.ndarray, step: np.ndarray, head: He
         got = got.numpy() - got.numpy().mean(2, keepdims=True) if softmax else got.numpy()
         size = np.linalg.norm(expected, axis=(1, 2))
         assert (np.linalg.norm(got - expected, axis=(1, 2)) <= error * size).all()
-    assert float(found.residual.max()) <= module.TOLERANCE
+    assert float(found.residual.max()) <= module.OWN_TOLERANCE
     assert not found.left_out.capped.any()
 
 
@@ -157,4 +155,4 @@ def test_what_the_usual_tolerance_costs(monkeypatch, leverage):
     np.testing.assert_allclose(newton, (g[rows] * step[:, 0]).sum(1), rtol=1e-3)
     assert found.residual.shape == (3,)
     assert (found.residual > 0).all()
-    assert (found.residual <= module.TOLERANCE).all()
+    assert (found.residual <= module.OWN_TOLERANCE).all()

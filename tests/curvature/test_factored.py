@@ -11,9 +11,10 @@ import torch
 
 from giveaway import Head
 from giveaway.curvature.factored import FactoredBlocks
+from giveaway.curvature.losses import Softmax
 from tests import oracles
 from tests.conftest import made_arrays
-from tests.heads.test_products import explicit_curvature, explicit_root
+from tests.curvature.test_products import explicit_curvature, explicit_root
 
 NAMES = (
     "gls_trace",
@@ -49,9 +50,10 @@ class Sketch:
         def grouped(array: np.ndarray) -> torch.Tensor:
             return torch.from_numpy(np.ascontiguousarray(array)).view(-1, size, *array.shape[1:])
 
-        p = torch.softmax(self.head.outputs.double(), 1).numpy()
+        loss = Softmax(self.head.m)
+        curvature = loss.curvature(grouped(self.head.outputs.double().numpy()))
         u, own = grouped(self.u[:, :, probes] / q**0.5), grouped(self.signs[:, :, probes])
-        return FactoredBlocks(u.to(dtype), own.to(dtype), grouped(p), grouped(self.weight))
+        return FactoredBlocks(u.to(dtype), own.to(dtype), curvature, grouped(self.weight), loss)
 
     def scores(self, probes: slice, size: int = 1, dtype: torch.dtype = torch.float64) -> dict[str, np.ndarray]:
         blocks = self.blocks(probes, size, dtype)

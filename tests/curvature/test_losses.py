@@ -10,7 +10,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from giveaway.curvature.losses import Logistic, Loss, Softmax, Squared, loss_of, targets_of, triangle
+from giveaway import InputError
+from giveaway.curvature.losses import (
+    Logistic,
+    Loss,
+    Softmax,
+    Squared,
+    UserLoss,
+    loss_named,
+    loss_of,
+    triangle,
+    unit_vectors,
+)
 from tests import oracles
 from tests.conftest import KINDS, made_head
 
@@ -20,7 +31,7 @@ DIGITS = 200
 def parts(kind: str, seed: int = 0) -> tuple[Loss, torch.Tensor, torch.Tensor, np.ndarray, str]:
     """The loss of a made head with outputs and targets as it takes them, and the targets as the oracles do."""
     head = made_head(kind, seed=seed)
-    y = targets_of(head, slice(0, head.n))
+    y = loss_of(head).targets(head.targets)
     matrix = oracles.target_matrix(head.targets.numpy(), head.loss, head.m)
     return loss_of(head), head.outputs, y, matrix, oracles.kind_of(head.loss, head.m)
 
@@ -54,13 +65,13 @@ def test_pair_weights_are_the_output_hessian(kind):
     loss, f, _, matrix, name = parts(kind)
     _, hessian = oracles.derivatives(f, matrix, name)
     packed = loss.pair_weights(f).T
-    if isinstance(loss, Softmax):
+    if loss.coupled:
         rows, columns = (numbers.numpy() for numbers in triangle(loss.degrees, f.device))
         np.testing.assert_allclose(packed, hessian[:, rows, columns], rtol=1e-10, atol=1e-14)
     else:
         diagonal = hessian[:, range(loss.m), range(loss.m)]
         np.testing.assert_allclose(packed.expand_as(f), diagonal, rtol=1e-10, atol=1e-14)
-        np.testing.assert_allclose(loss.weights(f), diagonal, rtol=1e-10, atol=1e-14)
+        np.testing.assert_allclose(loss.diagonal(f), diagonal, rtol=1e-10, atol=1e-14)
         assert np.abs(hessian - np.einsum("nk,kl->nkl", diagonal, np.eye(loss.m))).max() < 1e-14
 
 
@@ -107,7 +118,7 @@ def exact_softmax(f: list[float], label: int, step: list[float]) -> dict[str, ob
 LEADS = [0.1, 5.0, 15.0, 35.0, 36.9, 60.0, 300.0]
 
 
-@pytest.mark.parametrize("loss", [Softmax(2, soft=False), Logistic(1)], ids=lambda loss: type(loss).__name__)
+@pytest.mark.parametrize("loss", [Softmax(2), Logistic(1)], ids=lambda loss: type(loss).__name__)
 def test_losses_just_above_twenty(loss):
     logits = [0.0, 20.5] if loss.m == 2 else [20.5]
     f = torch.tensor([logits], dtype=torch.float64)
@@ -120,7 +131,7 @@ def test_losses_just_above_twenty(loss):
 def test_confident_softmax_keeps_its_digits(lead, label):
     f, step = [lead + 1.5, 1.5, 0.25], [-0.3, 0.2, 0.01]
     exact = exact_softmax(f, label, step)
-    loss = Softmax(3, soft=False)
+    loss = Softmax(3)
     outputs, y = torch.tensor([f], dtype=torch.float64), torch.tensor([label])
     np.testing.assert_allclose(loss.value(outputs, y)[0], exact["value"], rtol=1e-13)
     np.testing.assert_allclose(loss.gradient(outputs, y)[0], exact["gradient"], rtol=1e-13)
@@ -139,7 +150,7 @@ def test_confident_logistic_keeps_its_digits(lead, label):
     f, y = torch.tensor([[lead]], dtype=torch.float64), torch.tensor([[float(label)]], dtype=torch.float64)
     np.testing.assert_allclose(loss.value(f, y)[0], exact["value"], rtol=1e-13)
     np.testing.assert_allclose(loss.gradient(f, y)[0], exact["gradient"][1:], rtol=1e-13)
-    np.testing.assert_allclose(loss.weights(f)[0], exact["diagonal"][1:], rtol=1e-13)
+    np.testing.assert_allclose(loss.diagonal(f)[0], exact["diagonal"][1:], rtol=1e-13)
     np.testing.assert_allclose(loss.gap(f, y, torch.full_like(f, -0.3))[0], exact["gap"], rtol=1e-12)
 
 
@@ -152,20 +163,19 @@ def test_confident_logistic_keeps_its_digits(lead, label):
 def test_gaps_of_any_size(f, step, label):
     exact = exact_softmax(f, label, step)
     outputs, moved = torch.tensor([f], dtype=torch.float64), torch.tensor([step], dtype=torch.float64)
-    gap = float(Softmax(4, soft=False).gap(outputs, torch.tensor([label]), moved)[0])
+    gap = float(Softmax(4).gap(outputs, torch.tensor([label]), moved)[0])
     one_hot = torch.eye(4, dtype=torch.float64)[[label]]
-    as_soft = float(Softmax(4, soft=True).gap(outputs, one_hot, moved)[0])
+    as_soft = float(Softmax(4).gap(outputs, one_hot, moved)[0])
     assert gap == pytest.approx(exact["gap"], rel=1e-9, abs=1e-13)
     assert as_soft == pytest.approx(exact["gap"], rel=1e-9, abs=1e-13)
 
 
 @pytest.mark.parametrize("size", [1e3, 1e6, 1e300])
 @pytest.mark.parametrize(
-    "loss", [Softmax(3, soft=False), Softmax(3, soft=True), Logistic(3)], ids=lambda v: type(v).__name__
+    ("loss", "hard"), [(Softmax(3), True), (Softmax(3), False), (Logistic(3), False)], ids=["hard", "soft", "logistic"]
 )
-def test_saturated_outputs_give_finite_numbers(loss, size):
+def test_saturated_outputs_give_finite_numbers(loss, hard, size):
     f = size * torch.tensor([[1.0, -1.0, 0.5], [-1.0, 1.0, 0.0], [0.0, 0.0, 0.0]], dtype=torch.float64)
-    hard = isinstance(loss, Softmax) and not loss.soft
     y = torch.tensor([0, 2, 1]) if hard else torch.eye(3, dtype=torch.float64)[[0, 2, 1]]
     step = torch.tensor([[-1e3, 1e3, 0.0]], dtype=torch.float64).expand(3, 3)
     results = [loss.value(f, y), loss.gradient(f, y), loss.gap(f, y, step), loss.gap(f, y, -step), loss.entropy(f)]
@@ -193,4 +203,59 @@ def test_squared_gap_does_not_cancel():
 def test_the_loss_of_a_head(kind, expected):
     loss = loss_of(made_head(kind))
     assert (type(loss), loss.m, loss.degrees) == expected
-    assert getattr(loss, "soft", None) == {"two_classes": False, "soft_labels": True}.get(kind)
+    assert (loss.coupled, loss.shared, loss.classes) == (
+        expected[0] is Softmax,
+        expected[0] is Squared,
+        expected[0] is not Squared,
+    )
+
+
+# ------------------------------------------------------------------------------------------- W and its root, and names
+
+GENERATOR = torch.Generator().manual_seed(0)
+F = 3 * torch.randn(7, 4, generator=GENERATOR, dtype=torch.float64)
+CLASSES = torch.randint(0, 4, (7,), generator=GENERATOR)
+SOFT = torch.softmax(torch.randn(7, 4, generator=GENERATOR, dtype=torch.float64), 1)
+BITS = torch.randint(0, 2, (7, 4), generator=GENERATOR).double()
+
+
+def smoothed(f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(f, y, reduction="none", label_smoothing=0.1)
+
+
+CASES = [
+    (Squared(4), SOFT, lambda f, y: ((f - y) ** 2).sum()),
+    (Softmax(4), CLASSES, lambda f, y: -torch.log_softmax(f, 0)[y]),
+    (Softmax(4), SOFT, lambda f, y: -(y * torch.log_softmax(f, 0)).sum()),
+    (Logistic(4), BITS, lambda f, y: torch.nn.functional.binary_cross_entropy_with_logits(f, y, reduction="sum")),
+    (UserLoss(smoothed, 4), CLASSES, lambda f, y: smoothed(f[None], y[None])[0]),
+]
+
+
+@pytest.mark.parametrize(("loss", "y", "one"), CASES)
+def test_derivatives_record_by_record(loss, y, one):
+    y = loss.check_targets(y, F)
+    u = torch.randn(3, 7, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    for i in range(7):
+        f = F[i].clone().requires_grad_()
+        value = one(f, y[i])
+        (g,) = torch.autograd.grad(value, f)
+        W = torch.autograd.functional.hessian(lambda f, i=i: one(f, y[i]), F[i])
+        torch.testing.assert_close(loss.value(F, y)[i], value.detach())
+        torch.testing.assert_close(loss.gradient(F, y)[i], g)
+        torch.testing.assert_close(loss.curve(F, y, unit_vectors(F))[:, i], W)
+        torch.testing.assert_close(loss.curve(F, y, u)[:, i], u[:, i] @ W)
+        roots = loss.root(F, y, torch.eye(4, dtype=torch.float64)[:, None].expand(4, 7, 4))[:, i].T
+        torch.testing.assert_close(roots @ roots.T, W)
+
+
+def test_which_loss_a_name_means():
+    assert isinstance(loss_named("cross_entropy", 3), Softmax)
+    assert isinstance(loss_named("cross_entropy", 1), Logistic)
+    with pytest.raises(InputError, match="loss: expected a known name, got 'cross-entropy'; did you mean"):
+        loss_named("cross-entropy", 3)
+    with pytest.raises(InputError, match="loss: expected one value a record"):
+        loss_named(torch.nn.functional.cross_entropy, 3).check_targets(CLASSES, F)
+    saddle = UserLoss(lambda f, y: f[:, 0] ** 2 - f[:, 1] ** 2, 4)
+    with pytest.raises(InputError, match="loss: expected a loss that is convex in the outputs"):
+        saddle.root(F, CLASSES, F)

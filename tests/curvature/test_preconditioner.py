@@ -8,13 +8,12 @@ import torch
 
 from giveaway import Head
 from giveaway.curvature import preconditioner as preconditioner_module
-from giveaway.curvature.losses import Softmax
 from giveaway.curvature.preconditioner import ClassBlocks, Preconditioner, SharedGram, preconditioner_for
 from giveaway.curvature.products import HeadProducts
 from giveaway.linalg.cg import Solution, column_cg
 from giveaway.linalg.precision import Precision
 from tests.conftest import made_arrays, made_head
-from tests.heads.test_products import FLOAT32, FLOAT64, explicit_curvature, unseen, vectors_for
+from tests.curvature.test_products import FLOAT32, FLOAT64, explicit_curvature, unseen, vectors_for
 
 SOME = ["squared_many", "one_logit", "classes", "multi_label"]
 WEIGHTS = np.random.default_rng(3).random(60) + 0.1
@@ -77,7 +76,7 @@ def test_symmetric_and_positive_on_what_the_loss_sees(kind, made, l2, precision)
     products = HeadProducts(head, head.l2)
     preconditioner = made(products, precision)
     columns = [preconditioner(v.to(precision.dtype)) for v in vectors_for(products, 3).split(1, 2)]
-    if isinstance(products.loss, Softmax):
+    if products.loss.coupled:
         for column in columns:
             assert float(column.sum(1).abs().max()) < 1e-4 * float(column.abs().max())
     unit = torch.eye(products.width * products.k, dtype=precision.dtype).view(*products.shape, -1)

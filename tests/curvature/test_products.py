@@ -10,9 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from giveaway import Head
-from giveaway.curvature import output_curvature as output_curvature_module
 from giveaway.curvature import products as products_module
-from giveaway.curvature.losses import Softmax, Squared
 from giveaway.curvature.products import HeadProducts
 from giveaway.linalg.precision import Precision
 from giveaway.linalg.probes import signs
@@ -73,7 +71,7 @@ def explicit_root(head: Head) -> np.ndarray:
 def vectors_for(products: HeadProducts, columns: int, seed: int = 0) -> torch.Tensor:
     """Any vectors (D, k, s) in the directions that the loss sees."""
     v = torch.from_numpy(np.random.default_rng(seed).normal(size=(*products.shape, columns)))
-    return v - v.mean(1, keepdim=True) if isinstance(products.loss, Softmax) else v
+    return v - v.mean(1, keepdim=True) if products.loss.coupled else v
 
 
 @pytest.mark.parametrize("options", OPTIONS)
@@ -132,7 +130,7 @@ def test_windows_and_cuts_of_the_probes_change_nothing(kind, cut, rows, cached):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(products_module, "LEAST_ROWS", 1)
         patch.setattr(products_module, "MOST_ROWS", rows)
-        patch.setattr(output_curvature_module, "CACHED", cached)
+        patch.setattr(products_module, "CACHED", cached)
         assert max(len(window) for window in products.windows(1)) <= rows
         part = products.draw(2, slice(*cut), FLOAT64)
         torch.testing.assert_close(part, whole[:, :, cut[0] : cut[1]], rtol=0, atol=1e-12 * float(whole.abs().max()))
@@ -154,7 +152,7 @@ def test_parameters_as_vectors_and_back(kind):
     products = HeadProducts(head, 0.0)
     theta = torch.from_numpy(np.random.default_rng(0).normal(size=(head.width, head.m)))
     v = products.as_vectors(theta)
-    assert v.shape == (*products.shape, head.m if isinstance(products.loss, Squared) else 1)
+    assert v.shape == (*products.shape, head.m if products.loss.shared else 1)
     torch.testing.assert_close(products.as_parameters(v), theta, rtol=0, atol=0)
 
 

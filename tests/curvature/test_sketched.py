@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from giveaway import Head
-from giveaway.curvature import sketched as sketched_module
+from giveaway.curvature import sketch as sketched_module
 from giveaway.curvature.blocks import CAP
-from giveaway.curvature.sketched import SketchedCurvature
+from giveaway.curvature.sketch import SketchedCurvature
 from giveaway.linalg.cg import SolveError
 from giveaway.linalg.probes import signs
 from tests import oracles
 from tests.conftest import made_arrays, made_head
-from tests.heads.test_dense import dense_inverse, gradient_like
-from tests.heads.test_products import explicit_curvature, explicit_root
+from tests.curvature.test_dense import dense_inverse, gradient_like
+from tests.curvature.test_products import explicit_curvature, explicit_root
 
 KINDS = ["squared_many", "one_logit", "classes", "soft_labels", "multi_label"]
 AMPLE = 1 << 28
@@ -23,7 +23,7 @@ AMPLE = 1 << 28
 
 def blocks_of(head: Head, curvature: SketchedCurvature, size: int = 1, probes: slice | None = None):
     """Of all records, or groups of `size` consecutive ones."""
-    return curvature.look(head.window(slice(0, head.n)), size).blocks(slice(0, head.n // size), probes)
+    return curvature.window_blocks(head.window(slice(0, head.n)), size).blocks(slice(0, head.n // size), probes)
 
 
 @pytest.mark.parametrize("options", [{}, {"intercept": False}, {"penalize_intercept": False}, {"sample_weight": True}])
@@ -123,10 +123,11 @@ def test_separate_outputs_stay_between_zero_and_one(kind):
     few = blocks_of(head, SketchedCurvature(head, probes=32, memory=AMPLE))
     assert float(few.spread.min()) >= 0
     assert float(few.spread.max()) <= 1
-    many = blocks_of(head, SketchedCurvature(head, probes=2048, memory=AMPLE))
+    curvature = SketchedCurvature(head, probes=2048, memory=AMPLE)
+    many = blocks_of(head, curvature)
     np.testing.assert_allclose(many.trace(), exact["gls_trace"], rtol=5 * (2 / 2048) ** 0.5)
-    g = many.curvature  # any vector will do
-    step = many.leave_out(many.image(g.permute(2, 0, 1)))
+    g = curvature.loss.diagonal(head.outputs).unsqueeze(1)  # any vector will do
+    step = many.leave_out(many.image(g))
     assert step.step.isfinite().all()
     rest = 1 - many.trace().numpy() / head.m
     if kind == "squared_many":

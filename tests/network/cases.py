@@ -87,6 +87,8 @@ class Dense:
     g: torch.Tensor
     W: torch.Tensor
     hessian: torch.Tensor | None
+    y: torch.Tensor
+    loss: str
 
     @property
     def ggn(self) -> torch.Tensor:
@@ -100,20 +102,40 @@ class Dense:
 
     def scores(self, curvature: torch.Tensor) -> dict[str, torch.Tensor]:
         """Each record by its own small dense solve; no basis, no root."""
-        inverse, found = torch.linalg.inv(curvature), {"influence": [], "newton": [], "gls_trace": []}
-        found |= {"gls_frobenius": [], "gls_spectral": []}
-        for J, g, W in zip(self.jacobian, self.g, self.W, strict=True):
+        inverse, rows = torch.linalg.inv(curvature), []
+        m = self.g.shape[1]
+        identity = torch.eye(m, dtype=torch.float64)
+        softmax = self.loss == "cross_entropy"
+        off = identity - 1.0 / m if softmax else identity
+        for J, f, y, g, W in zip(self.jacobian, self.outputs, self.y, self.g, self.W, strict=True):
             B = J @ inverse @ J.T
-            if bool((W.sum(1).abs() < 1e-12).all()):
-                off = torch.eye(len(g), dtype=torch.float64) - 1.0 / len(g)
-                B = off @ B @ off
-            left = torch.linalg.inv(torch.eye(len(g), dtype=torch.float64) - W @ B)
-            found["influence"].append(g @ B @ g)
-            found["newton"].append(g @ B @ left @ g)
-            found["gls_trace"].append(torch.trace(W @ B))
-            found["gls_frobenius"].append((W @ B).square().sum().sqrt())
-            found["gls_spectral"].append(torch.linalg.svdvals(W @ B)[0])
-        return {name: torch.stack(values) for name, values in found.items()}
+            step = B @ torch.linalg.inv(identity - W @ B) @ g
+            value, moved = (total_loss(at[None], y[None], self.loss) for at in (f, f + step))
+            logit = (2.0 if self.loss == "squared" else 1.0) * off @ B @ off
+            row = {
+                "loss": value,
+                "gradient_norm": (g @ J).norm(),
+                "leverage": torch.trace(W @ B) / (m - 1 if softmax else m),
+                "gls_trace": torch.trace(W @ B),
+                "gls_frobenius": (W @ B).square().sum().sqrt(),
+                "gls_spectral": torch.linalg.svdvals(W @ B)[0],
+                "gls_trace_logit": torch.trace(logit),
+                "gls_frobenius_logit": logit.square().sum().sqrt(),
+                "gls_spectral_logit": torch.linalg.svdvals(logit)[0],
+                "influence": g @ B @ g,
+                "newton": g @ step,
+                "loo_gap": moved - value,
+            }
+            if softmax:
+                p = torch.softmax(f, 0)
+                row["entropy"] = -(p * p.log()).sum()
+                row["margin"] = max(f[c] - f[y] for c in range(m) if c != int(y))
+            elif self.loss == "binary_cross_entropy":
+                p = torch.sigmoid(f)
+                row["entropy"] = -(p * p.log() + (1 - p) * (1 - p).log()).sum()
+                row["margin"] = max((-f[c] if y[c] == 1 else f[c]) for c in range(m))
+            rows.append(row)
+        return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
 
 def total_loss(f: torch.Tensor, y: torch.Tensor, loss: str) -> torch.Tensor:
@@ -158,4 +180,4 @@ def dense(
     else:
         g = p - nn.functional.one_hot(y, f.shape[1])
         W = torch.diag_embed(p) - p.unsqueeze(2) * p.unsqueeze(1)
-    return Dense(J, f, g, W, H)
+    return Dense(J, f, g, W, H, y, loss)

@@ -142,7 +142,7 @@ def test_a_matrix_is_formed_once_a_batch_and_where_it_pays(monkeypatch):
     model, x, y = made("cnn")
     whole = Network(model, (x, y), loss="cross_entropy")
     exact = dense(model, x, y, "cross_entropy", list(whole.parameters.values))
-    for memory, batches in ((None, 1), (150 * whole.work.kept * 8, 2)):
+    for memory, batches in ((None, 1), (150 * whole.work.activations * 8, 2)):
         product = GaussNewton(Network(model, (x, y), loss="cross_entropy", memory=memory))
         plan = product.jacobian.plan
         assert plan is not None

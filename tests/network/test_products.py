@@ -8,8 +8,8 @@ from torch import nn
 
 from giveaway import InputError
 from giveaway.network import GaussNewton, Hessian, Jacobian, Network
+from giveaway.network.jacobian import ColumnByColumn, DoubleBackward, ForwardMode
 from giveaway.network.layers import ByLayers
-from giveaway.network.linearize import ColumnByColumn, DoubleBackward, ForwardMode
 from tests.network.cases import DEPTHS, KINDS, M, dense, made, targets_for
 
 LOSSES = ("cross_entropy", "squared", "binary_cross_entropy")
@@ -85,7 +85,9 @@ def test_neither_batches_nor_their_order_change_a_product(kind):
     whole = Network(model, (x, y), loss="cross_entropy")
     v = columns(whole.size, 7)
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(1))
-    small = Network(model, (x[order], y[order]), loss="cross_entropy", memory=80 * whole.work.kept)  # five records
+    small = Network(
+        model, (x[order], y[order]), loss="cross_entropy", memory=80 * whole.work.activations
+    )  # five records
     assert (small.work.rows(1), small.work.columns(7)) == (5, 1)
     assert (whole.work.rows(7), whole.work.columns(7)) == (18, 7)
     for curvature in (GaussNewton, Hessian):

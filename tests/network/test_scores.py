@@ -10,6 +10,7 @@ from torch import nn
 import giveaway as ga
 from giveaway import InputError
 from giveaway.network import InverseCurvature, Network, score_records
+from giveaway.scores.catalogue import CATALOGUE, OF_BATCH
 from tests.network.cases import DEPTHS, KINDS, M, dense, made, targets_for
 
 TIGHT = {"tolerance": 1e-9, "most_steps": 3000, "preconditioner": "none"}
@@ -27,8 +28,9 @@ def test_every_record_against_dense_solves(kind, depth, loss):
     expected = exact.scores(exact.ggn + damping * torch.eye(network.size, dtype=torch.float64))
     inverse = InverseCurvature(network, damping=damping, **TIGHT)
     found = score_records(inverse)
+    assert set(found.columns) == set(expected)
     for name, values in expected.items():
-        torch.testing.assert_close(found[name], values, rtol=1e-6, atol=1e-10)
+        torch.testing.assert_close(found[name], values, rtol=1e-6, atol=1e-10, msg=lambda text, name=name: name + text)
     assert float(expected["gls_trace"].max()) > 0.3  # the most influential ones are among them
     before = inverse.right_sides
     alone = score_records(inverse, scores="influence")
@@ -46,12 +48,13 @@ def test_the_head_alone_equals_its_closed_form(kind, loss):
     handle = head.register_forward_pre_hook(lambda _, args: seen.append(args[0].detach()))
     outputs = model(x).detach()
     handle.remove()
-    table = ga.audit(ga.Head(seen[0].numpy(), outputs.numpy(), y.numpy(), loss=loss, l2=0.05))
     network = Network(model, (x, y), loss=loss, parameters="head")
     found = score_records(InverseCurvature(network, damping=0.05, **TIGHT))
+    linear = ga.Head(seen[0].numpy(), outputs.numpy(), y.numpy(), loss=loss, l2=0.05)
+    table = ga.audit(linear, scores=list(found.columns))
     for name, values in found.columns.items():
         np.testing.assert_allclose(values.numpy(), table[name], rtol=1e-6, atol=1e-12, err_msg=name)
-    assert set(found.columns) <= set(table.scores)
+    assert set(found.columns) == {name for name in OF_BATCH if loss != "squared" or not CATALOGUE[name].classes}
 
 
 def test_chosen_rows_come_in_the_order_asked():
@@ -70,7 +73,9 @@ def test_neither_batches_nor_order_nor_blocks_change_a_score(kind):
     model, x, y = made(kind)
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(1))
     whole = Network(model, (x, y), loss="cross_entropy")
-    small = Network(model, (x[order], y[order]), loss="cross_entropy", memory=80 * max(2 * whole.work.kept, whole.size))
+    small = Network(
+        model, (x[order], y[order]), loss="cross_entropy", memory=80 * max(2 * whole.work.activations, whole.size)
+    )
     assert small.work.rows(3) < 18
     options = {"damping": 5.0, "tolerance": 1e-12, "preconditioner": "none"}
     one = score_records(InverseCurvature(whole, **options), order[:2], scores="influence")
@@ -87,7 +92,8 @@ def test_a_loss_of_the_user_s_equals_the_built_in_one():
     options = {"damping": 0.1, **TIGHT}
     known = score_records(InverseCurvature(Network(model, (x, y), loss="binary_cross_entropy"), **options))
     given = score_records(InverseCurvature(Network(model, (x, y), loss=crossed), **options))
-    for name in known.columns:
+    assert set(known.columns) - set(given.columns) == {"entropy", "margin"}
+    for name in given.columns:
         torch.testing.assert_close(given[name], known[name], rtol=1e-8, atol=1e-12)
 
 

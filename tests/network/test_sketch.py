@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
+from torch import nn
 
 from giveaway import InputError
 from giveaway.linalg.cg import Solution
@@ -160,3 +162,39 @@ def test_the_ranking_survives():
     found = sketch_records(inverse, probes=128, scores="influence")["influence"].numpy()
     ranks = [np.argsort(np.argsort(values)) for values in (exact, found)]
     assert np.corrcoef(ranks[0], ranks[1])[0, 1] > 0.98
+
+
+def memorized_digits(n: int) -> Network:
+    """A network that has learned its records by heart, and is very sure of most of them."""
+    images, labels = load_digits(return_X_y=True)
+    x, y = torch.tensor(images[:n] / 16.0), torch.tensor(labels[:n])
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)).double()
+        step = torch.optim.Adam(model.parameters(), lr=1e-2)
+        for _ in range(300):
+            step.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            step.step()
+        with torch.no_grad():  # as much longer training would
+            for value in model[2].parameters():
+                value.mul_(2)
+    return Network(model, (x, y), loss="cross_entropy", parameters="head")
+
+
+@pytest.mark.parametrize("n", [100, pytest.param(500, marks=pytest.mark.slow)])
+def test_very_sure_records_do_not_switch_off_the_safeguard(n):
+    """Rounding makes the smallest eigenvalue of W negative where logits are 18 apart: no root may depend on it."""
+    network = memorized_digits(n)
+    top = torch.topk(network.outputs(), 2).values
+    assert float((top[:, 0] - top[:, 1]).max()) > 18
+    exact = score_records(InverseCurvature(network, damping=1e-5, tolerance=1e-6, most_steps=3000), scores="newton")
+    probes = 256
+    found = sketch_records(InverseCurvature(network, damping=1e-5, most_steps=3000), probes=probes, scores="newton")
+    expected, newton = exact["newton"].numpy(), found["newton"].numpy()
+    assert (newton >= 0).all()
+    assert found.report["redone"] > 0
+    stated = max(found.report["sketch_error"]["newton"], (2 / probes) ** 0.5)
+    assert (newton <= expected * (1 + 5 * stated)).all()
+    ranks = [np.argsort(np.argsort(values)) for values in (expected, newton)]
+    assert np.corrcoef(*ranks)[0, 1] >= 0.999

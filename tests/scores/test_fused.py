@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giveaway.scores.fused import Seen, fused, left_out, normal_scores
+from giveaway.scores.fused import TwoViews, fused, left_out, normal_scores
 
 FINITE = st.floats(0.0, 1e6, allow_subnormal=False)
 ROWS = st.integers(2, 30).flatmap(lambda n: st.tuples(*(st.lists(FINITE, min_size=n, max_size=n) for _ in range(3))))
 
 
-def seen(head, inside, outside, leverage=None, *, variation: float = np.inf, exact: bool = False) -> Seen:
+def seen(head, inside, outside, leverage=None, *, variation: float = np.inf, exact: bool = False) -> TwoViews:
     """With endless variation next to nothing is held by memory."""
     columns = [np.array(column, dtype=float) for column in (head, inside, outside)]
-    return Seen(*columns, np.full(len(head), 0.5) if leverage is None else np.array(leverage), variation, exact)
+    return TwoViews(*columns, np.full(len(head), 0.5) if leverage is None else np.array(leverage), variation, exact)
 
 
 def by_hand(values) -> np.ndarray:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.special import expit
 
 import giveaway as ga
-from giveaway.auditing.batches import Portion, record_spans
+from giveaway.auditing.batches import LoadedSpan, record_spans
 from giveaway.curvature.dense import DenseCurvature
 from giveaway.scores.predicted import ingredients
 from giveaway.theory import random_design
@@ -30,7 +30,7 @@ def parts_of(head):
     """What `audit` collects for every record before it predicts, (3, n)."""
     found, curvature = np.empty((3, head.n)), DenseCurvature(head)
     for span in record_spans(head, curvature):
-        for where, batch in Portion(head, span, curvature, None).batches():
+        for where, batch in LoadedSpan(head, span, curvature, None).batches():
             found[:, where] = ingredients(batch).numpy()
     return found
 

@@ -8,7 +8,7 @@ from scipy.special import expit, log_softmax
 from scipy.stats import norm
 from sklearn.linear_model import LogisticRegression
 
-from giveaway.scores.view_success import calibrated_phi, phi_of, predict_from_views
+from giveaway.scores.predicted import calibrated_phi, phi_of, predict_from_views
 
 N = 400
 

@@ -20,7 +20,7 @@ import torch
 
 from giveaway.auditing.progress import human_seconds
 from giveaway.curvature.choice import Auto, Dense, Sketch, choose
-from giveaway.curvature.sketched import probes_at_once
+from giveaway.curvature.sketch import probes_at_once
 from giveaway.linalg.precision import precision_named
 from giveaway.linalg.processes import ALONE, Processes
 from giveaway.records import Head

@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from giveaway.checks import check_choice, check_number, fail
-from giveaway.network.blocks import SCORES
-from giveaway.network.sketch import check_probes
+from giveaway.network.scores import USUAL, check_probes, score_names
 
 METHODS = ("sketch", "exact", "ekfac")
 CURVATURES = ("ggn", "hessian")
-USUAL = ("influence", "newton", "leverage", "gls_trace")
 OF_EKFAC = ("influence", "gls_trace")
 DEPTH = re.compile(r"head|all|last:[1-9][0-9]*")
 POSITIVE = {
@@ -90,14 +88,14 @@ def suffix(depth: str) -> str:
 def _checked_scores(scores: Sequence[str] | None, method: str) -> tuple[str, ...]:
     if scores is None:
         return OF_EKFAC if method == "ekfac" else USUAL
-    names = [check_choice("scores", name, SCORES) for name in ([scores] if isinstance(scores, str) else scores)]
+    names = score_names(scores)
     if not names:
         raise fail("scores", "at least one score", "none", "leave scores out for the usual ones")
     missing = [name for name in names if method == "ekfac" and name not in OF_EKFAC]
     if missing:
         remedy = 'leave it out, or use method="sketch"'
         raise fail("scores", f'{" or ".join(OF_EKFAC)} beside method="ekfac"', missing[0], remedy)
-    return tuple(dict.fromkeys(names))
+    return names
 
 
 def _positive(argument: str, value: Any, remedy: str) -> float:

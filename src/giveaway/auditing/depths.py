@@ -15,15 +15,19 @@ from torch import nn
 
 from giveaway.auditing.depth_options import DepthOptions, suffix
 from giveaway.checks import check_number, fail
+from giveaway.curvature.losses import Loss, LossFunction
 from giveaway.network.ekfac import ekfac_records
 from giveaway.network.gradients import row_numbers
-from giveaway.network.in_parts import CheckpointedSolves, right_sides_of_a_record, score_in_parts
-from giveaway.network.losses import OutputLoss, PerRecord
 from giveaway.network.network import Network
-from giveaway.network.nystrom import rank_for
-from giveaway.network.scores import NetworkScores
-from giveaway.network.sketch import sketch_records
-from giveaway.network.solves import InverseCurvature
+from giveaway.network.scores import (
+    AT_ONCE,
+    CheckpointedSolves,
+    NetworkScores,
+    right_sides_of_a_record,
+    score_records,
+    sketch_records,
+)
+from giveaway.network.solves import InverseCurvature, rank_for
 from giveaway.records import ScoreTable
 from giveaway.storage.checkpoint import NO_CHECKPOINT, Checkpoint
 
@@ -60,7 +64,7 @@ def audit_depths(
     model: nn.Module,
     data: Any,
     *,
-    loss: str | PerRecord | OutputLoss,
+    loss: str | LossFunction | Loss,
     damping: float,
     depths: Sequence[str] = ("all",),
     scores: Sequence[str] | None = None,
@@ -131,7 +135,7 @@ class DepthAudit:
         data: Any,
         options: DepthOptions,
         *,
-        loss: str | PerRecord | OutputLoss,
+        loss: str | LossFunction | Loss,
         rows: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -197,7 +201,9 @@ class DepthAudit:
             inverse = InverseCurvature(network, rank=rank_for(self.solves), **options.of_solves)
             solves = CheckpointedSolves(inverse, checkpoint, place)
             if options.method == "exact":
-                found = score_in_parts(solves, self.rows, scores=options.columns, on_solved=told)
+                found = score_records(
+                    inverse, self.rows, scores=options.columns, at_once=AT_ONCE, solves=solves, on_solved=told
+                )
             else:
                 found = sketch_records(
                     solves.inverse,

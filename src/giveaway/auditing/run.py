@@ -18,7 +18,7 @@ from giveaway.curvature.choice import Auto, Choice, Dense, Sketch, check_sketch,
 from giveaway.curvature.dense import DenseCurvature
 from giveaway.curvature.optimum import GradientSums, gradient_sum
 from giveaway.curvature.optimum import refit as refit_head
-from giveaway.curvature.sketched import SketchedCurvature
+from giveaway.curvature.sketch import SketchedCurvature
 from giveaway.evaluation.ranking import recall_at, spearman
 from giveaway.gp.distinguishability import KernelGiven, Process
 from giveaway.linalg.processes import ALONE, Processes

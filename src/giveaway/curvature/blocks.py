@@ -1,32 +1,35 @@
 """Leverage blocks of records (or groups of records): B, its products with the output curvature W, and the step that
 leaving the record out takes.
 
-A batch holds N groups of s records each (s = 1: plain records) with m outputs. Two kinds exist: softmax, whose W
-couples the outputs, and separate outputs, whose W is diagonal and whose B therefore splits into one s × s matrix an
-output. Matrices carry the batch last, so that every operation on their entries runs along memory. With R the size of a
-matrix and Q = N times the matrices a group:
+A batch holds N groups of s records each (s = 1: plain records) with m outputs. Where outputs are coupled, a group has
+one matrix over its s·m outputs; where neither W nor B couples them, it has one s × s matrix for each output. Matrices
+carry the batch last, so that every operation on their entries runs along memory. With R the size of a matrix and Q the
+number of all matrices:
 
 `spread`       (R, R, Q) W^½ B W^½, whose eigenvalues are those of W B and lie in [0, 1]
-`sensitivity`  (R, R, Q) W B in an orthonormal basis: ∂(probabilities)/∂(targets)
-`logit_sensitivity` (R, R, Q) ∂(outputs)/∂(targets): B, times 2 for squared loss; symmetric unless `lopsided`
+`sensitivity`  (R, R, Q) W B: ∂(probabilities)/∂(targets)
+`logit_sensitivity` (R, R, Q) ∂(outputs)/∂(targets): B, times 2 for squared loss; symmetric unless `uneven`
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from giveaway.curvature.losses import Loss
+from giveaway.curvature.output_curvature import OutputCurvature
 from giveaway.linalg.spectral import top_eigenvalue, top_singular_value
+from giveaway.records.rows import Window
 
 CAP = 1.0 - 1e-8
 TINY = torch.finfo(torch.float64).tiny
 SMALLEST, LARGEST = 1e-145, 1e145
 
 
-class LeftOut(NamedTuple):
+class LeaveOutStep(NamedTuple):
     """What leaving groups out does to their outputs: the step (N, s, m), which groups had an eigenvalue of W B capped,
     and, from a sketch, about their largest one."""
 
@@ -40,36 +43,112 @@ class Blocks(Protocol):
 
     trace, frobenius, spectral : of W B, or in logit space of ∂(outputs)/∂(targets)
     image(v) : B v for v (N, s, m)
-    leave_out(v) : (I − B W)^{-1} v, and what was met on the way
+    leave_out(v) : (I − B W)⁻¹ v, which groups were capped, and their leverage
     curvature_form(v) : vᵀ W v, summed over a group's records
+    top_leverage : the largest eigenvalue of W B
     """
 
     def trace(self, *, logit: bool = False) -> torch.Tensor: ...
     def frobenius(self, *, logit: bool = False) -> torch.Tensor: ...
     def spectral(self, *, logit: bool = False) -> torch.Tensor: ...
     def image(self, v: torch.Tensor) -> torch.Tensor: ...
-    def leave_out(self, v: torch.Tensor) -> LeftOut: ...
+    def leave_out(self, v: torch.Tensor) -> LeaveOutStep: ...
     def curvature_form(self, v: torch.Tensor) -> torch.Tensor: ...
+    def top_leverage(self) -> torch.Tensor: ...
 
 
-class MatrixBlocks(ABC):
-    """Norms of blocks that are there as matrices."""
+class WindowBlocks(Protocol):
+    """The blocks that a curvature has for a window's groups of records."""
 
-    per_group: int  # matrices a group: 1 where outputs are coupled, else m
-    lopsided: bool  # records of one group carry different sample weights
+    def blocks(self, groups: slice, probes: slice | None) -> Blocks:
+        """Return the leverage blocks of these groups, by all probes of a sketch or by some of them."""
+        ...
+
+
+class Curvature(Protocol):
+    """The curvature H of a head, dense or sketched, as far as scores need it."""
 
     @property
-    @abstractmethod
-    def spread(self) -> torch.Tensor: ...
+    def report(self) -> dict[str, Any]:
+        """What the metadata says of this curvature."""
+        ...
+
     @property
-    @abstractmethod
-    def sensitivity(self) -> torch.Tensor: ...
+    def array_bytes(self) -> int:
+        """How many bytes one array of a batch of blocks may take."""
+        ...
+
     @property
-    @abstractmethod
-    def logit_sensitivity(self) -> torch.Tensor: ...
+    def windows_at_once(self) -> int | None:
+        """How many threads may score windows at the same time; None for any number."""
+        ...
+
+    def group_bytes(self, s: int) -> int:
+        """How many bytes one array takes for a group of s records."""
+        ...
+
+    def window_blocks(self, window: Window, size: int = 1) -> WindowBlocks:
+        """Prepare the blocks of the groups of `size` consecutive rows of `window`."""
+        ...
+
+    def solve(self, v: torch.Tensor) -> torch.Tensor:
+        """Return H⁻¹ v for v (d, m)."""
+        ...
+
+
+class MatrixBlocks:
+    """Blocks that are there as matrices.
+
+    block : (s, c, s, c, Q), with c = m where outputs are coupled, and c = 1 and Q = m·N where they are separate.
+    curvature : W, with weights (N, s, m).
+    whole : whether `block` is B itself. Otherwise softmax blocks are B up to constants in whole rows and columns, and
+        W B is taken in an orthonormal basis of the outputs that softmax sees; for a linear head both are the same.
+    complement : (Q, s, s), a sketch's estimate of I − W^½ B W^½, which it knows better than a difference would tell.
+    """
+
+    def __init__(
+        self,
+        block: torch.Tensor,
+        curvature: OutputCurvature,
+        sample_weight: torch.Tensor,
+        loss: Loss,
+        *,
+        whole: bool = False,
+        complement: torch.Tensor | None = None,
+    ) -> None:
+        s, c, _, _, q = block.shape
+        m = curvature.weights.shape[2]
+        self.per_group = m // c
+        self.loss, self._complement = loss, complement
+        self._fold, self._unfold = (s, c, q), (s, m, -1)
+        self._right = replace(curvature, weights=self._folded(curvature.weights))
+        self._left = replace(curvature, weights=self._right.weights[:, :, None, None])
+        self.weight = sample_weight.T.repeat(1, self.per_group)  # (s, Q)
+        self.uneven = bool((sample_weight != sample_weight[:, :1]).any())
+        half = self._left.contrast(block, -4)
+        self._whole = half if whole else None
+        self.block = self._right.contrast(half, -2)
+        self._size = (s * c, s * c, q)
+
+    @cached_property
+    def spread(self) -> torch.Tensor:
+        root = self.weight.sqrt().unsqueeze(1)
+        half = self._left.root_transposed(self.block, -4)
+        both = self._right.root_transposed(half, -2)
+        return (both * root * root[:, :, None, None]).reshape(self._size)
+
+    @cached_property
+    def sensitivity(self) -> torch.Tensor:
+        block = self.loss.project(self.block, -2) if self._whole is None else self._whole
+        return (self._left.curve(block, -4) * self.weight[:, None, None, None]).reshape(self._size)
+
+    @cached_property
+    def logit_sensitivity(self) -> torch.Tensor:
+        centred = self.loss.project(self.loss.project(self.block, -4), -2)
+        return (self.loss.sensitivity * centred * self.weight[:, None, None, None]).reshape(self._size)
 
     def trace(self, *, logit: bool = False) -> torch.Tensor:
-        matrices = self.logit_sensitivity if logit else self.spread
+        matrices = self.logit_sensitivity if logit else self.spread if self.loss.convex else self.sensitivity
         return self._each(matrices.diagonal(dim1=0, dim2=1).sum(1)).sum(0)
 
     def frobenius(self, *, logit: bool = False) -> torch.Tensor:
@@ -83,8 +162,54 @@ class MatrixBlocks(ABC):
         return torch.where(lost, scale * self._root_sum_of_squares(matrices / scale.repeat(self.per_group)), norms)
 
     def spectral(self, *, logit: bool = False) -> torch.Tensor:
-        largest = top_eigenvalue if logit and not self.lopsided else top_singular_value
+        largest = top_eigenvalue if logit and not self.uneven else top_singular_value
         return self._each(largest(self._matrices(logit))).amax(0)
+
+    def image(self, v: torch.Tensor) -> torch.Tensor:
+        return self._unfolded(self._apply(self._folded(v)))
+
+    def leave_out(self, v: torch.Tensor) -> LeaveOutStep:
+        step = self._folded(v)
+        scale = self.weight.sqrt().unsqueeze(1)
+        inner = (scale * self._right.root_transposed(self._right.contrast(step, -2), -2)).reshape(self._size[1:])
+        if self._complement is None:
+            solved, capped = solve_complement(self.spread, inner)
+        else:
+            columns, capped = solve_floored(self._complement, inner.T.unsqueeze(2))
+            solved = columns.squeeze(2).T
+        moved = step + self._apply(scale * self._right.root(solved.reshape(self._fold), -2))
+        if not self.loss.convex:
+            self._leave_out_concave_(moved, step)
+        top = self._each(self.spread.diagonal(dim1=0, dim2=1).sum(1)).amax(0) if self._fold[1] == 1 else None
+        return LeaveOutStep(self._unfolded(moved), self._each(capped).any(0), top)
+
+    def curvature_form(self, v: torch.Tensor) -> torch.Tensor:
+        u = self._folded(v)
+        squares = self._right.root_transposed(self._right.contrast(u, -2), -2).square().sum(1)
+        return self._each((self.weight * squares).sum(0)).sum(0)
+
+    def top_leverage(self) -> torch.Tensor:
+        return self._each(top_eigenvalue(self.spread)).amax(0)
+
+    def _leave_out_concave_(self, moved: torch.Tensor, step: torch.Tensor) -> None:
+        """Put (I − B W)⁻¹ v into `moved` for records whose W has negative eigenvalues, and so no root."""
+        concave = (self._right.weights < 0).any(1).any(0)
+        if bool(concave.any()):
+            matrices = self.sensitivity[:, :, concave].permute(2, 1, 0)  # B W, since B is symmetric
+            identity = torch.eye(self._size[0], dtype=step.dtype, device=step.device)
+            right = step[:, :, concave].reshape(self._size[0], -1).T.unsqueeze(2)
+            solved = torch.linalg.solve(identity - matrices, right).squeeze(2).T
+            moved[:, :, concave] = solved.reshape(*self._fold[:2], -1)
+
+    def _folded(self, v: torch.Tensor) -> torch.Tensor:
+        """Vectors (N, s, m) as (s, c, Q)."""
+        return v.permute(1, 2, 0).reshape(self._fold)
+
+    def _unfolded(self, v: torch.Tensor) -> torch.Tensor:
+        return v.reshape(self._unfold).permute(2, 0, 1)
+
+    def _apply(self, v: torch.Tensor) -> torch.Tensor:
+        return (self.block.view(self._size) * v.reshape(self._size[1:])).sum(1).view(self._fold)
 
     def _matrices(self, logit: bool) -> torch.Tensor:
         return self.logit_sensitivity if logit else self.sensitivity
@@ -97,136 +222,43 @@ class MatrixBlocks(ABC):
         return values.view(self.per_group, -1)
 
 
-class SoftmaxBlocks(MatrixBlocks):
-    """Blocks of a softmax head.
+@dataclass(frozen=True)
+class RotatedBlocks:
+    """Blocks in coordinates of each record's own: v = V v′, with orthonormal V (N, s, m, m). Norms do not change."""
 
-    `block` (s, m, s, m, N) is B up to constants added to whole rows and columns; `p` (N, s, m) are the probabilities.
-    Softmax is blind to such constants, so B may be taken in contrast to any class: a record's most probable one, which
-    keeps the small numbers of confident records free of cancellation. The tensor is overwritten.
-    """
+    blocks: Blocks
+    rotation: torch.Tensor
 
-    per_group = 1
+    def trace(self, *, logit: bool = False) -> torch.Tensor:
+        return self.blocks.trace(logit=logit)
 
-    def __init__(self, block: torch.Tensor, p: torch.Tensor, sample_weight: torch.Tensor) -> None:
-        s, m, _, _, n = block.shape
-        self.p = p.permute(1, 2, 0).contiguous()  # (s, m, N)
-        self.weight = sample_weight.T.contiguous()  # (s, N)
-        top = self.p.argmax(1)
-        block -= block.gather(1, top[:, None, None, None].expand(s, 1, s, m, n))
-        block -= block.gather(3, top[None, None, :, None].expand(s, m, s, 1, n))
-        self.block = block
-        self.lopsided = _uneven(sample_weight)
-        self._shape = (s * m, s * m, n)
+    def frobenius(self, *, logit: bool = False) -> torch.Tensor:
+        return self.blocks.frobenius(logit=logit)
 
-    @cached_property
-    def _expected(self) -> torch.Tensor:
-        """Σ_a p_ia B[ia, jb] as (s, s, m, N)."""
-        return (self.block * self.p[:, :, None, None]).sum(1)
-
-    @cached_property
-    def _average(self) -> torch.Tensor:
-        """The mean of B[ia, jb] over a, as (s, s, m, N)."""
-        return self.block.mean(1)
-
-    def _centred(self, left: torch.Tensor, right: torch.Tensor, right_of_left: torch.Tensor) -> torch.Tensor:
-        """B with a mean over each side's classes taken off: `left` over a and `right` over b (B is symmetric, so both
-        come as (s, s, m, N)); `right_of_left` (s, s, N) is what `right` is of `left`."""
-        other = right.permute(1, 2, 0, 3) - right_of_left.unsqueeze(1)
-        return (self.block - left.unsqueeze(1)).sub_(other.unsqueeze(3))
-
-    @cached_property
-    def spread(self) -> torch.Tensor:
-        centred = self._centred(self._expected, self._expected, (self._expected * self.p).sum(2))
-        root = (self.p * self.weight.unsqueeze(1)).sqrt()
-        return centred.mul_(root).mul_(root[:, :, None, None]).view(self._shape)
-
-    @cached_property
-    def sensitivity(self) -> torch.Tensor:
-        centred = self._centred(self._expected, self._average, self._expected.mean(2))
-        return centred.mul_((self.p * self.weight.unsqueeze(1))[:, :, None, None]).view(self._shape)
-
-    @cached_property
-    def logit_sensitivity(self) -> torch.Tensor:
-        centred = self._centred(self._average, self._average, self._average.mean(2))
-        return centred.mul_(self.weight[:, None, None, None]).view(self._shape)
+    def spectral(self, *, logit: bool = False) -> torch.Tensor:
+        return self.blocks.spectral(logit=logit)
 
     def image(self, v: torch.Tensor) -> torch.Tensor:
-        return self._apply(v.permute(1, 2, 0)).permute(2, 0, 1)
+        return self._turn(self.rotation, self.blocks.image(self._turn(self.rotation.mT, v)))
 
-    def leave_out(self, v: torch.Tensor) -> LeftOut:
-        step = v.permute(1, 2, 0)
-        scale, root = self.weight.sqrt().unsqueeze(1), self.p.sqrt()
-        inner = scale * root * (step - (self.p * step).sum(1, keepdim=True))
-        solved, capped = solve_complement(self.spread, inner.reshape(self._shape[1:]))
-        solved = root * solved.view_as(self.p)
-        outer = scale * (solved - self.p * solved.sum(1, keepdim=True))
-        return LeftOut((step + self._apply(outer)).permute(2, 0, 1), capped)
+    def leave_out(self, v: torch.Tensor) -> LeaveOutStep:
+        left_out = self.blocks.leave_out(self._turn(self.rotation.mT, v))
+        return left_out._replace(step=self._turn(self.rotation, left_out.step))
 
     def curvature_form(self, v: torch.Tensor) -> torch.Tensor:
-        u = v.permute(1, 2, 0)
-        centred = u - (self.p * u).sum(1, keepdim=True)
-        return (self.weight * (self.p.sqrt() * centred).square().sum(1)).sum(0)
+        return self.blocks.curvature_form(self._turn(self.rotation.mT, v))
 
-    def _apply(self, v: torch.Tensor) -> torch.Tensor:
-        return (self.block.view(self._shape) * v.reshape(self._shape[1:])).sum(1).view_as(self.p)
+    def top_leverage(self) -> torch.Tensor:
+        return self.blocks.top_leverage()
+
+    @staticmethod
+    def _turn(rotation: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return (rotation @ v.unsqueeze(-1)).squeeze(-1)
 
 
-class SeparateBlocks(MatrixBlocks):
-    """Blocks of m separate outputs: `block` (s, s, k, N) with k = m, or k = 1 where all outputs share one; `curvature`
-    (N, s, m) is the diagonal of W, `sensitivity_factor` what multiplies B in logit space. A sketch knows `complement`
-    (N, m, s, s), its estimate of I − W^½ B W^½, better than what it would be of B."""
-
-    def __init__(
-        self,
-        block: torch.Tensor,
-        curvature: torch.Tensor,
-        sample_weight: torch.Tensor,
-        sensitivity_factor: float,
-        complement: torch.Tensor | None = None,
-    ) -> None:
-        n, s, m = curvature.shape
-        self.per_group = m
-        self.block = block.expand(s, s, m, n)
-        self.curvature = (curvature * sample_weight.unsqueeze(-1)).permute(1, 2, 0).contiguous()  # (s, m, N)
-        self.weight, self.factor = sample_weight.T, sensitivity_factor
-        self.lopsided = _uneven(sample_weight)
-        self._shape = (s, s, m * n)
-        self._complement = complement
-
-    @cached_property
-    def spread(self) -> torch.Tensor:
-        root = self.curvature.sqrt()
-        return (self.block * root * root.unsqueeze(1)).reshape(self._shape)
-
-    @cached_property
-    def sensitivity(self) -> torch.Tensor:
-        return (self.block * self.curvature.unsqueeze(1)).reshape(self._shape)
-
-    @cached_property
-    def logit_sensitivity(self) -> torch.Tensor:
-        return (self.factor * self.block * self.weight[:, None, None]).reshape(self._shape)
-
-    def image(self, v: torch.Tensor) -> torch.Tensor:
-        return self._apply(v.permute(1, 2, 0)).permute(2, 0, 1)
-
-    def leave_out(self, v: torch.Tensor) -> LeftOut:
-        step, root = v.permute(1, 2, 0), self.curvature.sqrt()
-        inner = (root * step).reshape(self._shape[1:])
-        if self._complement is None:
-            solved, capped = solve_complement(self.spread, inner)
-        else:
-            own = self._complement.expand(len(v), self.per_group, *self._complement.shape[2:]).transpose(0, 1)
-            found, capped = solve_floored(own.reshape(-1, *own.shape[2:]), inner.T.unsqueeze(2))
-            solved = found.squeeze(2).T
-        outer = root * solved.view_as(root)
-        top = self.spread.diagonal(dim1=0, dim2=1).sum(1).view(self.per_group, -1).amax(0)
-        return LeftOut((step + self._apply(outer)).permute(2, 0, 1), capped.view(self.per_group, -1).any(0), top)
-
-    def curvature_form(self, v: torch.Tensor) -> torch.Tensor:
-        return (self.curvature.sqrt() * v.permute(1, 2, 0)).square().sum((0, 1))
-
-    def _apply(self, v: torch.Tensor) -> torch.Tensor:
-        return (self.block * v).sum(1)
+def rotated(blocks: Blocks, rotation: torch.Tensor | None) -> Blocks:
+    """The blocks as their loss sees them, where it has coordinates of its own (`Loss.rotation`)."""
+    return blocks if rotation is None else RotatedBlocks(blocks, rotation)
 
 
 def solve_floored(matrices: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -267,7 +299,3 @@ def solve_complement(matrices: torch.Tensor, v: torch.Tensor) -> tuple[torch.Ten
         coordinates = vectors.mT @ right[capped]
         solved[capped] = vectors @ (coordinates / (1.0 - values.clamp_max(CAP)).unsqueeze(2))
     return solved.squeeze(2).T, capped
-
-
-def _uneven(sample_weight: torch.Tensor) -> bool:
-    return bool((sample_weight != sample_weight[:, :1]).any())

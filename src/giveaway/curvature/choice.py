@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from giveaway.checks import check_number, fail, free_memory
 from giveaway.curvature.dense import DenseCurvature, dense_bytes
-from giveaway.curvature.sketched import PROBES, TOLERANCE, SketchedCurvature, probes_at_once
+from giveaway.curvature.sketch import PROBES, TOLERANCE, SketchedCurvature, probes_at_once
 from giveaway.linalg.precision import precision_named
 from giveaway.linalg.processes import ALONE, Processes, shared_checkpoint
 from giveaway.records import Head

@@ -7,7 +7,6 @@ sure the head is, and gets a one on the diagonal for features without any curvat
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,8 +14,8 @@ import torch
 from torch.nn.functional import pad
 
 from giveaway.checks import check_memory, fail
-from giveaway.curvature.blocks import Blocks, SeparateBlocks, SoftmaxBlocks
-from giveaway.curvature.losses import Logistic, Softmax, Squared, loss_of, triangle
+from giveaway.curvature.blocks import Blocks, MatrixBlocks
+from giveaway.curvature.losses import loss_of, triangle
 from giveaway.linalg.inverse import Inverse, invert
 from giveaway.linalg.pairs import PairTiles
 from giveaway.linalg.processes import ALONE, Processes
@@ -48,9 +47,10 @@ class DenseCurvature:
             dense_bytes(head),
             what="a dense curvature",
             got=f"{head.width * self.parameters_per_feature} coupled parameters",
-            remedy="take curvature='sketch', a machine with more memory, or a head with fewer features or classes",
+            remedy="take curvature=Sketch(), a machine with more memory, or a head with fewer features or classes",
+            device=head.device,
         )
-        self.sums = PairTiles(head.width, self._pairs(), head.device)
+        self.sums = PairTiles(head.width, self.loss.pairs, head.device)
         self.taken_up = self._add_up(head, processes, checkpoint, on_window)
         self.diagonals = self._diagonals()
         self.penalized = torch.ones(head.width, dtype=torch.float64, device=head.device)
@@ -90,7 +90,7 @@ class DenseCurvature:
     @property
     def parameters_per_feature(self) -> int:
         """Rows of one matrix that is inverted, a feature."""
-        return self.loss.degrees if isinstance(self.loss, Softmax) else 1
+        return self.loss.degrees if self.loss.coupled else 1
 
     @property
     def size(self) -> int:
@@ -100,7 +100,7 @@ class DenseCurvature:
     @property
     def report(self) -> dict[str, Any]:
         """What the metadata says of this curvature."""
-        shared = self.loss.m if isinstance(self.loss, Squared) else 1
+        shared = self.loss.m if self.loss.shared else 1
         return {
             "curvature": "dense",
             "parameters": self.size,
@@ -113,7 +113,7 @@ class DenseCurvature:
 
     def group_bytes(self, s: int) -> int:
         """Of one array of a group of s records."""
-        coupled = self.loss.m if isinstance(self.loss, Softmax) else 1
+        coupled = self.loss.m if self.loss.coupled else 1
         blocks = 8 * s * s * self.loss.m * coupled
         return blocks if s == 1 else max(blocks, 8 * s * self.sums.d * coupled**2)
 
@@ -123,12 +123,12 @@ class DenseCurvature:
         return GPU_ARRAY_BYTES if self.scales.is_cuda else ARRAY_BYTES
 
     @property
-    def looks_at_once(self) -> None:
-        """Their arrays are small beside the curvature."""
+    def windows_at_once(self) -> None:
+        """Any number of windows: their arrays are small beside the curvature."""
 
-    def look(self, window: Window, size: int = 1) -> Look:
-        """At the groups of `size` consecutive rows of `window`."""
-        return Look(self, window, size)
+    def window_blocks(self, window: Window, size: int = 1) -> DenseWindow:
+        """Prepare the blocks of the groups of `size` consecutive rows of `window`."""
+        return DenseWindow(self, window, size)
 
     def quadratics(self, x: torch.Tensor) -> torch.Tensor:
         """The numbers of B for records x (d, N), or for groups x (N, s, d), as `blocks` takes them."""
@@ -136,21 +136,20 @@ class DenseCurvature:
 
     def blocks(self, quadratics: torch.Tensor, outputs: torch.Tensor, sample_weight: torch.Tensor) -> Blocks:
         """Leverage blocks of groups with these quadratics, outputs (N, s, m) and sample weights (N, s)."""
-        n, _, m = outputs.shape
-        if isinstance(self.loss, Softmax):
-            if quadratics.ndim == 2:
-                places = pad(_unpacking(m - 1, outputs.device), (0, 1, 0, 1), value=len(quadratics))
-                block = torch.cat([quadratics, quadratics.new_zeros(1, n)])[places].view(1, m, 1, m, n)
-            else:
-                block = pad(quadratics, (0, 1, 0, 0, 0, 1)).permute(1, 2, 3, 4, 0).contiguous()
-            return SoftmaxBlocks(block, torch.softmax(outputs, -1), sample_weight)
-        assert isinstance(self.loss, (Squared, Logistic))
-        separate = quadratics.view(1, 1, -1, n) if quadratics.ndim == 2 else quadratics.permute(2, 3, 1, 0)
-        return SeparateBlocks(separate, self.loss.weights(outputs), sample_weight, self.loss.sensitivity)
+        n, s, m = outputs.shape
+        if not self.loss.coupled:
+            separate = quadratics.view(1, 1, -1, n) if quadratics.ndim == 2 else quadratics.permute(2, 3, 1, 0)
+            block = separate.expand(s, s, m, n).reshape(s, 1, s, 1, m * n)
+        elif quadratics.ndim == 2:
+            places = pad(_unpacking(m - 1, outputs.device), (0, 1, 0, 1), value=len(quadratics))
+            block = torch.cat([quadratics, quadratics.new_zeros(1, n)])[places].view(1, m, 1, m, n)
+        else:
+            block = pad(quadratics, (0, 1, 0, 0, 0, 1)).permute(1, 2, 3, 4, 0)
+        return MatrixBlocks(block, self.loss.curvature(outputs), sample_weight, self.loss)
 
     def solve(self, v: torch.Tensor) -> torch.Tensor:
         """H⁻¹ v for v (d, m): a gradient of the summed loss with respect to θ; softmax needs rows that sum to zero."""
-        if isinstance(self.loss, Softmax):
+        if self.loss.coupled:
             basis, scale = self._basis(), self.scales[0].unsqueeze(1)
             reduced = v / scale @ basis
             return (self.inverses[0].full @ reduced.reshape(-1)).view_as(reduced) @ basis.T / scale
@@ -160,18 +159,12 @@ class DenseCurvature:
         pairs = zip(self.inverses, self.scales, v.T, strict=True)
         return torch.stack([inverse.full @ (column / scale) / scale for inverse, scale, column in pairs], 1)
 
-    def _pairs(self) -> int:
-        r = self.loss.degrees
-        if isinstance(self.loss, Softmax):
-            return r * (r + 1) // 2
-        return 1 if isinstance(self.loss, Squared) else r
-
     def _diagonals(self) -> torch.Tensor:
         """Mean diagonal of the sums a feature, (inverted matrices, d)."""
         packed = torch.cat([tile.diagonal(dim1=0, dim2=1) for _, _, tile in self.sums], dim=1)
         if not bool(packed.isfinite().all()):
             raise fail("features", "numbers whose squares are finite", "larger ones", "rescale the features")
-        if isinstance(self.loss, Softmax):
+        if self.loss.coupled:
             rows, columns = triangle(self.loss.degrees, packed.device)
             return packed[rows == columns].mean(0, keepdim=True)
         return packed
@@ -182,7 +175,7 @@ class DenseCurvature:
         self.scales[self.scales == 0] = torch.inf
         self.inverses: list[Inverse] = []
         self.forms = PairTiles(self.sums.d, self.sums.p, self.scales.device)
-        if isinstance(self.loss, Softmax):
+        if self.loss.coupled:
             self.inverses.append(invert(self._assemble_softmax))
             self._read_softmax(self.inverses[0].upper)
         else:
@@ -243,7 +236,7 @@ class DenseCurvature:
             torch.mul(packed, self._rescaling(0, s, e).unsqueeze(2), out=tile)
 
     def _basis(self) -> torch.Tensor:
-        return helmert(self.loss.m).to(self.scales.device)
+        return self.loss.basis().to(self.scales.device)
 
     def _contrast(self) -> torch.Tensor:
         """T with (f_k − f_m)_k = T·(Helmert coordinates of f)."""
@@ -253,7 +246,7 @@ class DenseCurvature:
     def _cross(self, x: torch.Tensor) -> torch.Tensor:
         """B of whole groups x (N, s, d): softmax (N, s, r, s, r) in contrast to the last class, else (N, k, s, s)."""
         n, s, d = x.shape
-        if not isinstance(self.loss, Softmax):
+        if not self.loss.coupled:
             scaled = [x / scale for scale in self.scales]
             return torch.stack([y @ inverse.full @ y.mT for y, inverse in zip(scaled, self.inverses, strict=True)], 1)
         r = self.loss.degrees
@@ -264,45 +257,35 @@ class DenseCurvature:
         return torch.einsum("ku,niujv,lv->nikjl", contrast, both, contrast)
 
 
-class Look:
-    """What the inverted curvature says of a window's records, from which their blocks are made."""
+class DenseWindow:
+    """The quadratic forms of a window's records, from which their blocks are made."""
 
     def __init__(self, curvature: DenseCurvature, window: Window, size: int) -> None:
         self._curvature, self._window, self._size = curvature, window, size
         x = window.columns() if size == 1 else window.rows().view(-1, size, window.width)
         self._quadratics = curvature.quadratics(x)
 
-    def blocks(self, part: slice, probes: slice | None) -> Blocks:
-        """Of the groups in `part`; there are no probes to choose from."""
+    def blocks(self, groups: slice, probes: slice | None) -> Blocks:
+        """Return the blocks of these groups; there are no probes to choose from."""
         assert probes is None
-        window = self._window.part(slice(part.start * self._size, part.stop * self._size))
-        own = self._quadratics[:, part] if self._size == 1 else self._quadratics[part]
-        n = part.stop - part.start
+        window = self._window.part(slice(groups.start * self._size, groups.stop * self._size))
+        quadratics = self._quadratics[:, groups] if self._size == 1 else self._quadratics[groups]
+        n = groups.stop - groups.start
         outputs = window.outputs.to(torch.float64).view(n, self._size, -1)
-        return self._curvature.blocks(own, outputs, window.weights.view(n, self._size))
+        return self._curvature.blocks(quadratics, outputs, window.weights.view(n, self._size))
 
 
 def dense_bytes(head: Head) -> int:
     """What the sums and the inverse of a dense curvature take."""
     loss = loss_of(head)
-    if isinstance(loss, Softmax):
+    if loss.coupled:
         return 2 * 8 * (head.width * loss.degrees) ** 2
-    matrices = 1 if isinstance(loss, Squared) else head.m
+    matrices = 1 if loss.shared else head.m
     return 8 * (2 * matrices + 1) * head.width**2
 
 
 def _rows_at_a_time(d: int, p: int) -> int:
     return max(LEAST_ROWS, min(MOST_ROWS, PART_BYTES // (8 * (d + p))))
-
-
-def helmert(m: int) -> torch.Tensor:
-    """Orthonormal basis (m, m − 1) of the vectors that sum to zero."""
-    basis = torch.zeros(m, m - 1, dtype=torch.float64)
-    for k in range(1, m):
-        basis[:k, k - 1] = 1.0
-        basis[k, k - 1] = -float(k)
-        basis[:, k - 1] /= math.sqrt(k * (k + 1))
-    return basis
 
 
 def _unpacking(r: int, device: torch.device) -> torch.Tensor:

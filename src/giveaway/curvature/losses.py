@@ -1,29 +1,52 @@
-"""The losses of a head as functions of its outputs alone.
+"""The losses as functions of a record's outputs: value, gradient g, curvature W, and the root S with S Sᵀ = W.
 
-Outputs f are (..., m); targets y are class indices (...) for softmax, else (..., m). Values are per record. A loss
-also says how its output curvature W is carried by the curvature sums: `pair_weights` gives the numbers of W that are
-summed against feature products, either one a *separate* output (W is diagonal) or the upper triangle of W in contrast
-to the last class (softmax).
+Outputs f are (..., m). Targets y are class numbers (...) or rows of probabilities (..., m) for softmax, and (..., m)
+for every other loss. Values are per record. A loss does not know where outputs come from: the heads and the networks
+share these classes.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import torch
 
+from giveaway.checks import check_choice, fail
+from giveaway.curvature.output_curvature import DiagonalCurvature, OutputCurvature, SoftmaxCurvature
 from giveaway.records import Head
+
+LossFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+NAMES = ("squared", "cross_entropy", "binary_cross_entropy")
 
 
 class Loss(ABC):
-    """What every loss answers."""
+    """A loss of m outputs.
 
-    m: int
-    sensitivity = 1.0  # −∂g/∂y: what multiplies B in logit-space GLS
+    sensitivity : −∂g/∂y, which multiplies B in logit-space scores
+    coupled : whether W couples the outputs (softmax); otherwise it is diagonal
+    shared : whether all outputs and records have the same curvature
+    classes : whether outputs are logits of classes, which have an entropy and a margin
+    convex : whether the loss is known to be convex in the outputs
+    """
+
+    sensitivity = 1.0
+    coupled = False
+    shared = False
+    classes = False
+    convex = True
+
+    def __init__(self, m: int) -> None:
+        self.m = m
 
     @property
     def degrees(self) -> int:
-        """r, the independent directions of an output."""
+        """r, the number of independent directions of an output."""
+        return self.m
+
+    @property
+    def pairs(self) -> int:
+        """How many numbers `pair_weights` has for a record."""
         return self.m
 
     @abstractmethod
@@ -35,25 +58,83 @@ class Loss(ABC):
         """g = ∂ℓ/∂f."""
 
     @abstractmethod
-    def gap(self, f: torch.Tensor, y: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
-        """ℓ(f + step) − ℓ(f), without cancellation."""
+    def curvature(self, f: torch.Tensor, y: torch.Tensor | None = None) -> OutputCurvature:
+        """W at the outputs f, in the coordinates of `rotation`; only a user's loss looks at the targets."""
 
     @abstractmethod
+    def check_targets(self, y: torch.Tensor, f: torch.Tensor) -> torch.Tensor:
+        """All targets (n, ...) as the other methods take them; f (b, m) are the outputs of the first few records."""
+
+    def gap(self, f: torch.Tensor, y: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
+        """ℓ(f + step) − ℓ(f), without cancellation where the loss has a formula for it."""
+        return self.value(f + step, y) - self.value(f, y)
+
     def residual(self, f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """How wrong the output is, in the units of the target: ‖f − y‖, or the largest |p − y|."""
+        return self.gradient(f, y).abs().amax(-1)
 
-    @abstractmethod
+    def rotation(self, f: torch.Tensor, y: torch.Tensor) -> torch.Tensor | None:
+        """Eigenvectors V (..., m, m) of W where it is diagonal only in their coordinates, otherwise None."""
+        return None
+
+    def curve(self, f: torch.Tensor, y: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+        """W u of vectors u (..., b, m)."""
+        curvature = self.curvature(f, y)
+        return curvature.curve(curvature.contrast(u, -1), -1)
+
+    def root(self, f: torch.Tensor, y: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+        """S u of vectors u (..., b, m)."""
+        return self.curvature(f, y).root(u, -1)
+
+    def diagonal(self, f: torch.Tensor) -> torch.Tensor:
+        """The diagonal of W."""
+        return self.curvature(f).weights
+
     def pair_weights(self, f: torch.Tensor) -> torch.Tensor:
-        """(p, c) numbers of W for outputs (c, m)."""
+        """The numbers of W (pairs, c) that are summed against products of features, for outputs (c, m).
+
+        They are one number for each separate output, or the upper triangle of W in contrast to the last class.
+        """
+        return self.diagonal(f).T
+
+    def targets(self, y: torch.Tensor) -> torch.Tensor:
+        """A head's targets as the other methods take them."""
+        return y
+
+    def basis(self) -> torch.Tensor:
+        """Orthonormal columns (m, r): the directions of an output that the loss can see."""
+        return torch.eye(self.m, dtype=torch.float64)
+
+    def project(self, v: torch.Tensor, dim: int) -> torch.Tensor:
+        """v without the directions that the loss cannot see."""
+        return v
+
+    def entropy(self, f: torch.Tensor) -> torch.Tensor:
+        """−Σ p log p of the prediction."""
+        raise NotImplementedError
+
+    def margin(self, f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """How far the best wrong answer leads the right one."""
+        raise NotImplementedError
+
+    def log_odds(self, f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """φ = log p_y − log(1 − p_y) of the true class."""
+        raise NotImplementedError
+
+    def log_odds_gradient(self, f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """∂φ/∂f."""
+        raise NotImplementedError
 
 
 class Squared(Loss):
     """‖f − y‖², without ½."""
 
     sensitivity = 2.0
+    shared = True
 
-    def __init__(self, m: int) -> None:
-        self.m = m
+    @property
+    def pairs(self) -> int:
+        return 1
 
     def value(self, f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return (f - y).square().sum(-1)
@@ -67,19 +148,20 @@ class Squared(Loss):
     def residual(self, f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return (f - y).norm(dim=-1)
 
+    def curvature(self, f: torch.Tensor, y: torch.Tensor | None = None) -> DiagonalCurvature:
+        return DiagonalCurvature(torch.full_like(f, 2.0))
+
     def pair_weights(self, f: torch.Tensor) -> torch.Tensor:
         return f.new_full((1, len(f)), 2.0)
 
-    def weights(self, f: torch.Tensor) -> torch.Tensor:
-        """The diagonal of W."""
-        return torch.full_like(f, 2.0)
+    def check_targets(self, y: torch.Tensor, f: torch.Tensor) -> torch.Tensor:
+        return _columns(y, f)
 
 
 class Logistic(Loss):
     """m independent binary cross-entropies on logits; m = 1 is binary classification with one logit."""
 
-    def __init__(self, m: int) -> None:
-        self.m = m
+    classes = True
 
     def value(self, f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return self._each(f, y).sum(-1)
@@ -93,15 +175,18 @@ class Logistic(Loss):
         near = grown.isfinite() & (grown > -0.5)
         return torch.where(near, torch.log1p(grown.clamp_min(-0.5)), far).sum(-1)
 
-    def residual(self, f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return self.gradient(f, y).abs().amax(-1)
+    def curvature(self, f: torch.Tensor, y: torch.Tensor | None = None) -> DiagonalCurvature:
+        return DiagonalCurvature(torch.sigmoid(f) * torch.sigmoid(-f))
 
-    def pair_weights(self, f: torch.Tensor) -> torch.Tensor:
-        return self.weights(f).T
+    def targets(self, y: torch.Tensor) -> torch.Tensor:
+        """Labels of one logit stand in a column."""
+        return y.to(torch.float64).unsqueeze(1) if y.ndim == 1 else y
 
-    def weights(self, f: torch.Tensor) -> torch.Tensor:
-        """The diagonal of W."""
-        return torch.sigmoid(f) * torch.sigmoid(-f)
+    def check_targets(self, y: torch.Tensor, f: torch.Tensor) -> torch.Tensor:
+        y = _columns(y, f)
+        if bool((y < 0).any()) or bool((y > 1).any()):
+            raise fail("targets", "labels 0 or 1, or probabilities", "others", "encode the labels")
+        return y
 
     def entropy(self, f: torch.Tensor) -> torch.Tensor:
         """−Σ p log p, summed over labels."""
@@ -111,63 +196,101 @@ class Logistic(Loss):
         """How far the other answer leads, for the worst label."""
         return torch.where(y >= 0.5, -f, f).amax(-1)
 
+    def log_odds(self, f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return ((2 * y - 1) * f).sum(-1)
+
+    def log_odds_gradient(self, f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return 2 * y - 1
+
     @staticmethod
     def _each(f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return y * _softplus(-f) + (1 - y) * _softplus(f)
 
 
 class Softmax(Loss):
-    """Cross-entropy over m ≥ 2 classes; targets are class indices, or rows of probabilities."""
+    """Cross-entropy over m ≥ 2 classes; targets are class numbers, or rows of probabilities."""
 
-    def __init__(self, m: int, *, soft: bool) -> None:
-        self.m = m
-        self.soft = soft
+    coupled = True
+    classes = True
 
     @property
     def degrees(self) -> int:
         return self.m - 1
 
+    @property
+    def pairs(self) -> int:
+        return self.degrees * (self.degrees + 1) // 2
+
     def value(self, f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        if self.soft:
+        if y.ndim == f.ndim:
             return (torch.logsumexp(f, -1, keepdim=True) - f).mul(y).sum(-1)
         # log(1 + Σ_{c≠y} e^{f_c − f_y}) keeps the relative precision of confident records
-        others = (f - self._own(f, y)).scatter(-1, y.unsqueeze(-1), -torch.inf)
-        return _softplus(torch.logsumexp(others, -1))
+        return _softplus(-self.log_odds(f, y))
 
     def gradient(self, f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         p = torch.softmax(f, -1)
-        if self.soft:
+        if y.ndim == f.ndim:
             return p - y
         return p.scatter(-1, y.unsqueeze(-1), -self.complement(p).gather(-1, y.unsqueeze(-1)))
 
     def gap(self, f: torch.Tensor, y: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
-        own = (y * step).sum(-1, keepdim=True) if self.soft else self._own(step, y)
+        own = (y * step).sum(-1, keepdim=True) if y.ndim == f.ndim else step.gather(-1, y.unsqueeze(-1))
         grown = (torch.softmax(f, -1) * torch.expm1(step - own)).sum(-1)
         far = torch.logsumexp(f + step - own, -1) - torch.logsumexp(f, -1)
         return torch.where(grown.isfinite() & (grown > -0.5), torch.log1p(grown.clamp_min(-0.5)), far)
 
-    def residual(self, f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return self.gradient(f, y).abs().amax(-1)
+    def curvature(self, f: torch.Tensor, y: torch.Tensor | None = None) -> SoftmaxCurvature:
+        return SoftmaxCurvature(torch.softmax(f, -1))
+
+    def diagonal(self, f: torch.Tensor) -> torch.Tensor:
+        p = torch.softmax(f, -1)
+        return p * self.complement(p)
 
     def pair_weights(self, f: torch.Tensor) -> torch.Tensor:
         p = torch.softmax(f, -1)
-        curvature = (p * self.complement(p)).T
+        diagonal = (p * self.complement(p)).T
         p = p.T.contiguous()
         rows, columns = triangle(self.degrees, f.device)
         packed = p.neg()[rows].mul_(p[columns])
-        packed[rows == columns] = curvature[:-1]
+        packed[rows == columns] = diagonal[:-1]
         return packed
 
+    def check_targets(self, y: torch.Tensor, f: torch.Tensor) -> torch.Tensor:
+        if y.ndim == 1 and not y.is_floating_point():
+            if bool((y < 0).any()) or bool((y >= self.m).any()):
+                raise fail("targets", f"classes 0 to {self.m - 1}", "others", "number the classes as the outputs")
+            return y.to(torch.int64)
+        y = _columns(y, f)
+        if bool((y < 0).any()) or bool(((y.sum(1) - 1).abs() > 1e-4).any()):
+            raise fail("targets", "class numbers, or rows of probabilities", "others", "encode the labels")
+        return y
+
+    def basis(self) -> torch.Tensor:
+        """Helmert's basis (m, m − 1) of the vectors that sum to zero."""
+        k = torch.arange(1, self.m, dtype=torch.float64)
+        columns = torch.ones(self.m, self.m - 1, dtype=torch.float64).triu() - torch.diag(k, -1)[:, : self.m - 1]
+        return columns / (k * (k + 1)).sqrt()
+
+    def project(self, v: torch.Tensor, dim: int) -> torch.Tensor:
+        """v minus its mean: softmax does not see a constant that is added to all outputs."""
+        return v - v.mean(dim, keepdim=True)
+
     def entropy(self, f: torch.Tensor) -> torch.Tensor:
-        """−Σ p log p."""
         logs = torch.log_softmax(f, -1)
         return -(logs.exp() * logs).sum(-1)
 
     def margin(self, f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """max_{c≠y} f_c − f_y; a soft label counts as its most probable class."""
-        label = y.argmax(-1) if self.soft else y
-        others = f.scatter(-1, label.unsqueeze(-1), -torch.inf)
-        return others.amax(-1) - self._own(f, label).squeeze(-1)
+        own = (y.argmax(-1) if y.ndim == f.ndim else y).unsqueeze(-1)
+        return f.scatter(-1, own, -torch.inf).amax(-1) - f.gather(-1, own).squeeze(-1)
+
+    def log_odds(self, f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        own = y.unsqueeze(-1)
+        return -torch.logsumexp((f - f.gather(-1, own)).scatter(-1, own, -torch.inf), -1)
+
+    def log_odds_gradient(self, f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        own = y.unsqueeze(-1)
+        return torch.zeros_like(f).scatter(-1, own, 1.0) - f.scatter(-1, own, -torch.inf).softmax(-1)
 
     @staticmethod
     def complement(p: torch.Tensor) -> torch.Tensor:
@@ -176,14 +299,64 @@ class Softmax(Loss):
         rest = p.scatter(-1, index, 0.0).sum(-1, keepdim=True)
         return (1.0 - p).scatter(-1, index, torch.where(top > 0.5, rest, 1.0 - top))
 
-    @staticmethod
-    def _own(f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return f.gather(-1, y.unsqueeze(-1))
+
+class UserLoss(Loss):
+    """A user's function from outputs (b, m) and targets to one loss a record (b,); g and W come by differentiation."""
+
+    convex = False  # as far as anybody knows
+
+    def __init__(self, function: LossFunction, m: int) -> None:
+        super().__init__(m)
+        self.function = function
+
+    def value(self, f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self.function(*self._flat(f, y)).view(f.shape[:-1])
+
+    def gradient(self, f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.func.grad(lambda outputs: self.value(outputs, y).sum())(f)
+
+    def curvature(self, f: torch.Tensor, y: torch.Tensor | None = None) -> DiagonalCurvature:
+        """The eigenvalues of W; those that rounding alone made negative count as zero."""
+        assert y is not None
+        values = torch.linalg.eigh(self._matrix(f, y))[0]
+        rounding = 64 * self.m * torch.finfo(f.dtype).eps
+        return DiagonalCurvature(torch.where(values.abs() <= rounding, values.clamp_min(0), values))
+
+    def rotation(self, f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.eigh(self._matrix(f, y))[1]
+
+    def curve(self, f: torch.Tensor, y: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+        return (self._matrix(f, y) @ u.unsqueeze(-1)).squeeze(-1)
+
+    def root(self, f: torch.Tensor, y: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+        """S u with the symmetric root S, which does not depend on how eigenvectors are chosen."""
+        weights, vectors = self.curvature(f, y).weights, self.rotation(f, y)
+        if bool((weights[..., 0] < -1e-5 * weights.abs().amax(-1)).any()):
+            remedy = "score chosen records instead of a sketch of all"
+            raise fail("loss", "a loss that is convex in the outputs", "negative curvature in them", remedy)
+        return (vectors @ (weights.clamp_min(0).sqrt().unsqueeze(-1) * (vectors.mT @ u.unsqueeze(-1)))).squeeze(-1)
+
+    def check_targets(self, y: torch.Tensor, f: torch.Tensor) -> torch.Tensor:
+        value = self.function(f, y[: len(f)].to(f.device, f.dtype if y.is_floating_point() else None))
+        if not isinstance(value, torch.Tensor) or value.shape != f.shape[:1]:
+            got = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+            raise fail("loss", "one value a record, shape (records,)", got, 'do not sum or average: reduction="none"')
+        return y
+
+    def _matrix(self, f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """W (..., m, m)."""
+        # the gradient's backward pass, output by output: rows of W, since records do not mix
+        backward = torch.func.vjp(lambda outputs: self.gradient(outputs, y), f)[1]
+        return torch.func.vmap(lambda unit: backward(unit)[0])(unit_vectors(f)).movedim(0, -2)
+
+    def _flat(self, f: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return f.reshape(-1, self.m), y.reshape(-1, *y.shape[f.ndim - 1 :])
 
 
-def _softplus(z: torch.Tensor) -> torch.Tensor:
-    """log(1 + e^z); torch by itself stops adding the logarithm above 20, where it is still 2e-9."""
-    return torch.nn.functional.softplus(z, threshold=40.0)
+def unit_vectors(f: torch.Tensor) -> torch.Tensor:
+    """The m unit vectors of every record's outputs f (..., m), as (m, ..., m)."""
+    m = f.shape[-1]
+    return torch.eye(m, dtype=f.dtype, device=f.device).view(m, *(1,) * (f.ndim - 1), m).expand(m, *f.shape)
 
 
 def triangle(r: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -192,20 +365,31 @@ def triangle(r: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     return rows, columns
 
 
+def loss_named(loss: str | LossFunction | Loss, m: int) -> Loss:
+    """The loss of m outputs that a name stands for, or that a user's function is."""
+    if isinstance(loss, Loss):
+        return loss
+    if callable(loss):
+        return UserLoss(loss, m)
+    check_choice("loss", loss, NAMES)
+    if loss == "squared":
+        return Squared(m)
+    return Logistic(m) if loss == "binary_cross_entropy" or m == 1 else Softmax(m)
+
+
 def loss_of(head: Head) -> Loss:
-    """The loss object of a head."""
-    if head.loss == "squared":
-        return Squared(head.m)
-    if head.loss == "binary_cross_entropy" or head.m == 1:
-        return Logistic(head.m)
-    return Softmax(head.m, soft=head.targets.ndim == 2)
+    """The loss of a head."""
+    return loss_named(head.loss, head.m)
 
 
-def targets_of(head: Head, which: slice | torch.Tensor) -> torch.Tensor:
-    """Targets as `loss_of(head)` takes them: indices for hard softmax labels, else float64 (c, m)."""
-    return as_taken(loss_of(head), head.targets[which])
+def _columns(y: torch.Tensor, f: torch.Tensor) -> torch.Tensor:
+    y = y.unsqueeze(1) if y.ndim == 1 else y
+    if y.ndim != 2 or y.shape[1] != f.shape[1]:
+        got = f"targets {tuple(y.shape)} for {f.shape[1]} outputs"
+        raise fail("targets", "one number an output", got, "align targets and outputs")
+    return y.to(f.dtype)
 
 
-def as_taken(loss: Loss, targets: torch.Tensor) -> torch.Tensor:
-    """Targets of a head's records as its loss takes them: one logit has its labels in a column."""
-    return targets.to(torch.float64).unsqueeze(1) if isinstance(loss, Logistic) and targets.ndim == 1 else targets
+def _softplus(z: torch.Tensor) -> torch.Tensor:
+    """log(1 + e^z); torch by itself stops adding the logarithm above 20, where it is still 2e-9."""
+    return torch.nn.functional.softplus(z, threshold=40.0)

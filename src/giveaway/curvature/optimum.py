@@ -9,7 +9,7 @@ import torch
 
 from giveaway.checks import InputError, free_memory
 from giveaway.curvature.dense import MOST_ROWS, DenseCurvature
-from giveaway.curvature.losses import Softmax, as_taken, loss_of
+from giveaway.curvature.losses import loss_of
 from giveaway.curvature.preconditioner import preconditioner_for
 from giveaway.curvature.products import HeadProducts
 from giveaway.linalg.cg import column_cg
@@ -42,7 +42,7 @@ class GradientSums:
 
     def add(self, window: Window) -> None:
         """The records of `window`, which were not there before."""
-        f, y = window.outputs.to(torch.float64), as_taken(self._loss, window.targets)
+        f, y = window.outputs.to(torch.float64), self._loss.targets(window.targets)
         g, value = self._loss.gradient(f, y), self._loss.value(f, y)
         if window.sample_weight is not None:
             g, value = g * window.sample_weight.unsqueeze(1), value * window.sample_weight
@@ -130,4 +130,4 @@ def _penalized(head: Head, theta: torch.Tensor) -> torch.Tensor:
 
 def _centred(head: Head, theta: torch.Tensor) -> torch.Tensor:
     """Softmax outputs do not see a constant added to all classes: only the rest of θ counts."""
-    return theta - theta.mean(1, keepdim=True) if isinstance(loss_of(head), Softmax) else theta
+    return loss_of(head).project(theta, 1)

@@ -11,7 +11,6 @@ from typing import Protocol
 
 import torch
 
-from giveaway.curvature.output_curvature import diagonal_curvature
 from giveaway.curvature.products import HeadProducts
 from giveaway.linalg.precision import Precision
 
@@ -76,7 +75,7 @@ def _add_all(blocks: torch.Tensor, products: HeadProducts, precision: Precision)
     """Every record, window by window."""
     width = products.width
     for window in products.windows(max(1, width // 4)):
-        root = (diagonal_curvature(products.loss, window) * window.weights.unsqueeze(1)).sqrt().to(precision.dtype)
+        root = products.diagonal(window).sqrt().to(precision.dtype)
         x = window.rows(precision.dtype, width)
         for of_output, block in zip(root.T, blocks, strict=True):
             _add_square(block, x * of_output.unsqueeze(1), precision)
@@ -84,20 +83,20 @@ def _add_all(blocks: torch.Tensor, products: HeadProducts, precision: Precision)
 
 def _add_heaviest(blocks: torch.Tensor, products: HeadProducts, precision: Precision, *, hold_rows: bool) -> None:
     """The heaviest records of each output, and its rest times the mean record."""
-    (width, k), device, kept = products.shape, blocks.device, precision.dtype
+    (width, k), device, dtype = products.shape, blocks.device, precision.dtype
     amount = torch.zeros(k, dtype=torch.float64, device=device)
-    mean = torch.zeros(width, width, dtype=kept, device=device)
+    mean = torch.zeros(width, width, dtype=dtype, device=device)
     slices = products.slices(max(1, width // 4))
     first, records = (slices[0].start, slices[-1].stop - slices[0].start) if slices else (0, 0)
     # in one piece each: parts that are put together at the end would be there twice
     weights = torch.empty(k, records, dtype=WEIGHTS, device=device)
-    design = torch.empty(records if hold_rows else 0, width, dtype=kept, device=device)
+    design = torch.empty(records if hold_rows else 0, width, dtype=dtype, device=device)
     for part in slices:
         window, here = products.head.window(part), slice(part.start - first, part.stop - first)
-        weight = diagonal_curvature(products.loss, window) * window.weights.unsqueeze(1)
+        weight = products.diagonal(window)
         weights[:, here] = weight.T
         amount += weight.sum(0)
-        x = window.rows(kept, width)
+        x = window.rows(dtype, width)
         _add_square(mean, x, precision)
         if hold_rows:
             design[here] = x
@@ -106,7 +105,7 @@ def _add_heaviest(blocks: torch.Tensor, products: HeadProducts, precision: Preci
     heaviest = min(HEAVIEST // products.processes.size, max(4 * width, records // 8), records)
     for weight, whole, block in zip(weights, amount.tolist(), blocks, strict=True):
         heavy, places = weight.float().topk(heaviest)
-        x = design[places] if hold_rows else products.head.window(first + places).rows(kept, width)
+        x = design[places] if hold_rows else products.head.window(first + places).rows(dtype, width)
         _add_square(block, x * heavy.sqrt().unsqueeze(1), precision)
         block += max(0.0, whole - float(heavy.sum())) * mean
 
@@ -122,7 +121,7 @@ class SharedGram:
         gram = torch.zeros(width, width, dtype=precision.dtype, device=products.head.device)
         amount = torch.zeros(k, dtype=torch.float64, device=products.head.device)
         for window in products.windows(max(1, width // 4)):
-            weight = diagonal_curvature(products.loss, window) * window.weights.unsqueeze(1)
+            weight = products.diagonal(window)
             _add_square(gram, window.rows(precision.dtype, width) * weight.sum(1, keepdim=True).sqrt(), precision)
             amount += weight.sum(0)
         products.processes.sum_(gram)

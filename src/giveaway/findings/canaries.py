@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from giveaway.checks import ROWS_PER_CHECK, check_number, fail
-from giveaway.curvature.losses import Softmax, Squared, loss_of, targets_of
+from giveaway.curvature.losses import loss_of
 from giveaway.findings.mitigation import row_of_record
 from giveaway.gp.ridge import column_scale
 from giveaway.records import Head, ScoreTable
@@ -104,14 +104,14 @@ def canaries(head: Head, table: ScoreTable, k: int = 10) -> np.ndarray:
 def _targets(head: Head, row_of: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Return the targets of the rows, scaled so that two classes, or the two answers to one label, are √2 apart."""
     loss = loss_of(head)
-    if isinstance(loss, Squared):
+    if not loss.classes:
         return _standardized(head.targets, row_of, rows)
 
     def read(which: torch.Tensor) -> torch.Tensor:
-        y = targets_of(head, which)
-        if not isinstance(loss, Softmax):
+        y = loss.targets(head.targets[which])
+        if not loss.coupled:
             return 2**0.5 * y
-        return y if loss.soft else torch.nn.functional.one_hot(y, loss.m)
+        return y if y.ndim == 2 else torch.nn.functional.one_hot(y, loss.m)
 
     return mean_of_records(read, row_of, rows)
 

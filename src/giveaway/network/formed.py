@@ -16,8 +16,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, vjp, vmap
 
-from giveaway.network.convolutions import patches
-from giveaway.network.layers import ByLayers, Tap, backward_of, forward_of
+from giveaway.network.layers import ByLayers, Tap, backward_of, forward_of, patches
 from giveaway.network.network import Values
 
 LEAST_ROWS = 8  # records whose matrices must fit together, so that a pass is not all overhead

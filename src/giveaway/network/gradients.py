@@ -1,20 +1,22 @@
-"""Derivatives of single records: gradients of their losses and Jacobians of their outputs, by vmap over records."""
+"""Derivatives of single records by vmap over records: gradients of their losses and Jacobians of their outputs; and
+TracIn, which sums what a record's own gradient steps did to its loss over checkpoints of the training."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.func import grad, jacrev, vmap
 
-from giveaway.checks import InputError, fail
+from giveaway.checks import InputError, check_number, fail
+from giveaway.curvature.losses import unit_vectors
 from giveaway.extract.batches import RecordBatch
-from giveaway.network.linearize import CHECKED, ColumnByColumn
-from giveaway.network.losses import units
+from giveaway.network.jacobian import CHECKED, ColumnByColumn
 from giveaway.network.network import Network, Values
 
 Rows = slice | torch.Tensor | None
+Checkpoint = tuple[Values, float]  # a state_dict and its learning rate
 
 
 class RecordDerivatives:
@@ -42,7 +44,7 @@ class RecordDerivatives:
                 if self._vmapped:
                     found = self._join(self._each(self._outputs, jacrev, numbers), self.network.m)
                 else:
-                    found = torch.stack([self._alone(int(i), units) for i in numbers])
+                    found = torch.stack([self._alone(int(i), unit_vectors) for i in numbers])
             yield numbers, found
 
     def _numbers(self, rows: Rows) -> torch.Tensor:
@@ -84,7 +86,7 @@ class RecordDerivatives:
         other = number - 1 if number else min(1, self.network.n - 1)
         batch = self.network.records.take(torch.tensor([number, other]))
         plain = ColumnByColumn(self.network, batch)
-        u = cotangents(plain.outputs) if cotangents is units else cotangents(plain.outputs, batch.targets)
+        u = cotangents(plain.outputs) if cotangents is unit_vectors else cotangents(plain.outputs, batch.targets)
         u = u.clone()
         u[:, 1] = 0
         return self.network.parameters.join(plain.backward(u))
@@ -94,7 +96,7 @@ class RecordDerivatives:
         numbers = torch.arange(min(CHECKED, self.network.n))
         loose = 10 * torch.finfo(self.network.dtype).eps ** 0.5
         with self.network.evaluating():
-            expected = torch.stack([self._alone(int(i), units) for i in numbers])
+            expected = torch.stack([self._alone(int(i), unit_vectors) for i in numbers])
             try:
                 found = self._join(self._each(self._outputs, jacrev, numbers), self.network.m)
                 slopes = self._join(self._each(self._loss, grad, numbers))
@@ -127,3 +129,33 @@ def gradient_norm(network: Network, rows: Rows = None) -> torch.Tensor:
     """‖∇_θ ℓ_i‖ through the chosen parameters, (k,)."""
     found = RecordDerivatives(network).gradients(rows)
     return torch.cat([torch.linalg.vector_norm(part, dim=1) for _, part in found])
+
+
+def tracin(network: Network, checkpoints: Sequence[Checkpoint], rows: Any = None) -> torch.Tensor:
+    """Σ_c η_c ‖∇ℓ_i(θ_c)‖² (k,): the self-influence of records, by default of all."""
+    total: torch.Tensor | float = 0.0
+    for at, rate in _checked(network, checkpoints):
+        parts = [part.double().square().sum(1) for _, part in RecordDerivatives(at).gradients(rows)]
+        total = total + rate * torch.cat(parts)
+    assert isinstance(total, torch.Tensor)
+    return total
+
+
+def tracin_between(network: Network, checkpoints: Sequence[Checkpoint], rows: Any, others: Any = None) -> torch.Tensor:
+    """Σ_c η_c ∇ℓ_i(θ_c)ᵀ∇ℓ_j(θ_c) (k, l) of the records `rows` with `others` (by default all)."""
+    total: torch.Tensor | float = 0.0
+    for at, rate in _checked(network, checkpoints):
+        derivatives = RecordDerivatives(at)
+        own = torch.cat([part for _, part in derivatives.gradients(row_numbers(network, rows))])
+        parts = [own @ part.T for _, part in derivatives.gradients(others)]
+        total = total + rate * torch.cat(parts, 1).double()
+    assert isinstance(total, torch.Tensor)
+    return total
+
+
+def _checked(network: Network, checkpoints: Sequence[Checkpoint]) -> Iterator[tuple[Network, float]]:
+    if not checkpoints:
+        raise fail("checkpoints", "at least one (state_dict, learning rate)", "none", "save some during training")
+    for state, rate in checkpoints:
+        remedy = "pass the learning rate of that part of the training"
+        yield network.at(state), check_number("checkpoints", rate, minimum=0.0, remedy=remedy)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,17 +12,84 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from giveaway.checks import fail
+from giveaway.checks import fail, free_memory
+from giveaway.curvature.losses import Loss, LossFunction, loss_named
 from giveaway.extract.batches import RecordBatch
 from giveaway.extract.model_records import ModelRecords, read_records
 from giveaway.extract.torch_model import evaluation_mode, unwrapped
-from giveaway.network.losses import OutputLoss, PerRecord, loss_of
 from giveaway.network.parameters import ParameterSet, choose, layers_in_run_order
-from giveaway.network.work import Work
 
 FEW = 8  # records of the checks
+MOST_ON_CPU = 1_000_000_000
+CACHED_ON_CPU = 32_000_000  # bytes of activations that one piece touches on a CPU: more only leaves the caches
+MOST_ROWS = 512
+LEAST_ROWS = 32
 
 Values = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Work:
+    """`activations` that a record keeps for its backward pass, `size` parameters, `bytes` of one number, the budget."""
+
+    n: int
+    size: int
+    activations: int
+    bytes: int
+    memory: int
+    cached: int
+
+    @classmethod
+    def measured(
+        cls, function: Callable[[int], Callable[[Any], torch.Tensor]], network: Network, memory: int | None
+    ) -> Work:
+        """Counts what the model keeps for one record, as the difference between two and one."""
+        values = {name: value.clone().requires_grad_() for name, value in network.parameters.values.items()}
+        own = {value.data_ptr() for value in (*values.values(), *network.parameters.fixed.values())}
+        counts = []
+        for rows in (1, min(2, network.n)):
+            activations: dict[int, int] = {}
+
+            def keep(tensor: torch.Tensor, activations: dict[int, int] = activations) -> torch.Tensor:
+                if tensor.data_ptr() not in own:
+                    activations[tensor.data_ptr()] = tensor.numel()
+                return tensor
+
+            with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+                found = function(rows)(values)
+            counts.append(sum(activations.values()) + found.numel())
+        if memory is None:
+            memory = free_memory(network.device) // 4
+            memory = memory if network.device.type == "cuda" else min(memory, MOST_ON_CPU)
+        number = torch.empty(0, dtype=network.dtype).element_size()
+        cached = memory // 2 if network.device.type == "cuda" else CACHED_ON_CPU
+        each = max(counts[-1] - counts[0] if network.n > 1 else counts[0], 1)
+        return cls(network.n, network.size, each, number, memory, min(cached, memory // 2))
+
+    def columns(self, asked: int, rows: int = LEAST_ROWS, numbers: int | None = None) -> int:
+        """Columns at once, of `asked`: three vectors of parameters each, and `rows` records with `numbers` each, by
+        default its activations."""
+        by_records = self.cached // (min(rows, self.n) * (numbers or self.activations) * self.bytes)
+        return min(self.columns_by_parameters(asked), max(by_records, 1))
+
+    def columns_by_parameters(self, asked: int) -> int:
+        """Columns at once, of `asked`, that their parameters leave room for."""
+        return max(1, min(asked, self.memory // (2 * 3 * self.size * self.bytes)))
+
+    def rows(self, columns: int) -> int:
+        """Records at once for this many columns."""
+        return max(1, min(MOST_ROWS, self.n, self.cached // (columns * self.activations * self.bytes)))
+
+    def rows_of_matrices(self, outputs: int, numbers: int) -> int:
+        """Records at once where each needs the derivatives of `outputs` in all activations, and `numbers` more."""
+        # the derivatives are twice there while they are laid out, and once while the rest is formed
+        each = (1 + outputs) * self.activations + max(outputs * self.activations, numbers)
+        return max(1, min(MOST_ROWS, self.n, self.memory // (2 * each * self.bytes)))
+
+    def rows_of_gradients(self, outputs: int = 1) -> int:
+        """Records at once where each needs `outputs` vectors of parameters of its own."""
+        by_parameters = self.memory // (4 * outputs * self.size * self.bytes)
+        return max(1, min(MOST_ROWS, by_parameters, self.rows(outputs)))
 
 
 class Network:
@@ -46,7 +113,7 @@ class Network:
         model: nn.Module,
         data: Any,
         *,
-        loss: str | PerRecord | OutputLoss,
+        loss: str | LossFunction | Loss,
         parameters: str | Sequence[str] = "all",
         dtype: torch.dtype | None = None,
         memory: int | None = None,
@@ -69,8 +136,8 @@ class Network:
                 lambda: layers_in_run_order(self.model, lambda: self._run(everything, everything.values, some)),
                 dtype=dtype,
             )
-        self.loss = loss_of(loss, outputs.shape[1])
-        targets = self.loss.prepare(records.targets, outputs)
+        self.loss = loss_named(loss, outputs.shape[1])
+        targets = self.loss.check_targets(records.targets, outputs)
         self.records: ModelRecords = replace(records, targets=targets)
         self.m = outputs.shape[1]
         with differentiable(self.model):

@@ -1,17 +1,42 @@
-"""Scores of chosen records by right sides of their own: generalized leverage, influence and the Newton step."""
+"""Scores of records through a network: chosen records by right sides of their own, or all records from a sketch.
+
+A sketch is that of a head (`giveaway.curvature.sketch`) with the Jacobian J_j in place of x_j ⊗ I: H = AᵀA with A the
+stack of W_j^½ J_j and √λ I, Z = H⁻¹ AᵀΩ/√q by q solves, U_i = J_i Z and B_i ≈ U_i U_iᵀ for every record.
+
+With many parameters most of a right side's length is √λ Ω in directions that no record sees: a residual small beside it
+need not be small beside what records see. What solves leave, R, puts W^½ U off by at most ‖R‖_F/(2√λ), as along an
+eigenvector of H − λI with eigenvalue h it is √h/(h + λ) ≤ 1/(2√λ) times R.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 
-from giveaway.checks import check_choice
-from giveaway.network.blocks import SCORES, RecordBlocks, scored
+from giveaway.checks import check_choice, fail
+from giveaway.curvature.blocks import Blocks, MatrixBlocks, rotated
+from giveaway.curvature.factored import FactoredBlocks
+from giveaway.curvature.losses import Loss
+from giveaway.curvature.sketch import REDO_ABOVE, CheckpointedParts, Tensors, records_to_redo, solve_probes
+from giveaway.linalg.probes import signs
 from giveaway.network.gradients import RecordDerivatives, row_numbers
-from giveaway.network.solves import InverseCurvature
+from giveaway.network.jacobian import Piece
+from giveaway.network.network import Network
+from giveaway.network.solves import GaussNewton, InverseCurvature, parameter_signs
+from giveaway.scores.catalogue import CATALOGUE, OF_BATCH, relative_error, scores_of, standard_errors
+from giveaway.scores.formulas import ScoreBatch
+from giveaway.storage.checkpoint import NO_CHECKPOINT, Checkpoint
+
+AT_ONCE = 64  # right sides of chosen records that a checkpoint holds together
+COUNTS = "counts"
+USUAL = ("influence", "newton", "leverage", "gls_trace")
+
+OnSolved = Callable[[int, int], Any]  # right sides done, and all of them as far as known
 
 
 @dataclass(frozen=True)
@@ -32,12 +57,81 @@ class NetworkScores:
         return self.columns[name]
 
 
-def score_records(
-    inverse: InverseCurvature, rows: Any = None, *, scores: Sequence[str] = tuple(SCORES)
-) -> NetworkScores:
-    """Scores of chosen records, exact up to the solves' tolerance: r right sides a record (r = m − 1 for softmax).
+class CheckpointedSolves:
+    """Parts of the work of `inverse`, saved with what they cost as they finish, under names that begin with `name`."""
 
-    Where `influence` alone is asked for, a record has one right side, its gradient.
+    def __init__(self, inverse: InverseCurvature, checkpoint: Checkpoint = NO_CHECKPOINT, name: str = "solves") -> None:
+        self.inverse, self._parts, self._prefix = inverse, CheckpointedParts(checkpoint), name
+        self._names: list[str] = []
+
+    def part(self, name: str, compute: Callable[[], Tensors]) -> Tensors:
+        """Compute a part, or load what a run before this one had of it; its cost is counted either way."""
+        self._names.append(f"{self._prefix}-{name}")
+        computed = []
+
+        def counted() -> Tensors:
+            before = self._sums()
+            tensors = compute()
+            computed.append(name)
+            added = [new - old for new, old in zip(self._sums(), before, strict=True)]
+            counts = torch.tensor([*added, self.inverse.steps, self.inverse.worst], dtype=torch.float64)
+            return {**tensors, COUNTS: counts}
+
+        tensors = self._parts.part(self._names[-1], counted)
+        if not computed:
+            self._add(tensors[COUNTS].tolist())
+        return {key: value for key, value in tensors.items() if key != COUNTS}
+
+    def drop(self) -> None:
+        """Forget all parts: what they were for is finished."""
+        for name in self._names:
+            self._parts.checkpoint.drop(name)
+
+    def _sums(self) -> tuple[int, ...]:
+        inverse = self.inverse
+        return inverse.right_sides, inverse.unsolved, inverse.jacobian.passes, inverse.jacobian.column_passes
+
+    def _add(self, counts: Sequence[float]) -> None:
+        inverse = self.inverse
+        right_sides, unsolved, passes, column_passes, steps = (int(count) for count in counts[:5])
+        inverse.right_sides += right_sides
+        inverse.unsolved += unsolved
+        inverse.jacobian.passes += passes
+        inverse.jacobian.column_passes += column_passes
+        inverse.steps, inverse.worst = max(inverse.steps, steps), max(inverse.worst, counts[5])
+
+
+def score_names(scores: str | Sequence[str] | None, loss: Loss | None = None) -> tuple[str, ...]:
+    """The names of scores that a network has, each once; by default all that exist for the loss."""
+    if scores is None:
+        return tuple(name for name in OF_BATCH if loss is None or loss.classes or not CATALOGUE[name].classes)
+    names = [check_choice("scores", name, OF_BATCH) for name in ([scores] if isinstance(scores, str) else scores)]
+    for name in names:
+        if loss is not None and CATALOGUE[name].classes and not loss.classes:
+            raise fail("scores", "scores that exist for this loss", name, "leave it out: it needs classes")
+    return tuple(dict.fromkeys(names))
+
+
+def right_sides_of_a_record(network: Network, scores: Sequence[str]) -> int:
+    """How many right sides a record needs: r, one where only influence looks at the curvature, or none."""
+    curved = [name for name in scores if CATALOGUE[name].curvature]
+    return network.loss.degrees if curved not in ([], ["influence"]) else len(curved)
+
+
+def score_records(
+    inverse: InverseCurvature,
+    rows: Any = None,
+    *,
+    scores: str | Sequence[str] | None = None,
+    at_once: int | None = None,
+    solves: CheckpointedSolves | None = None,
+    on_solved: OnSolved = lambda done, total: None,
+) -> NetworkScores:
+    """Score chosen records, exactly up to the solves' tolerance: r right sides a record (r = m − 1 for softmax).
+
+    By default every score is there that exists for the loss. Where `influence` alone looks at the curvature, a record
+    has one right side, its gradient. `at_once` right sides are solved together (by default as many as fit); `solves`
+    keeps what is finished, for a run that goes on after a kill.
 
     Examples
     --------
@@ -50,45 +144,235 @@ def score_records(
     >>> bool((found["newton"] > found["influence"]).all())
     True
     """
-    names = [check_choice("scores", name, SCORES) for name in ([scores] if isinstance(scores, str) else scores)]
     network = inverse.network
-    numbers = row_numbers(network, rows)
-    derivatives = RecordDerivatives(network)
-    alone = names == ["influence"]
-    width = 1 if alone else network.loss.basis(network.m).shape[1]
-    found: list[tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]] = []
-    for part in numbers.split(max(1, inverse.columns // width)):
-        found.append(_influence(inverse, derivatives, part) if alone else _blocks(inverse, derivatives, part, names))
-    report = inverse.report
-    report["notes"] = list(dict.fromkeys([*report["notes"], *derivatives.notes]))
-    return NetworkScores(
-        numbers,
-        {name: torch.cat([columns[name] for columns, _, _ in found]) for name in names},
-        torch.cat([capped for _, capped, _ in found]),
-        torch.cat([residual for _, _, residual in found]),
-        report,
-    )
+    names, numbers = score_names(scores, network.loss), row_numbers(network, rows)
+    solves = CheckpointedSolves(inverse) if solves is None else solves
+    exact = _ExactRecords(inverse)
+    width = max(1, right_sides_of_a_record(network, names))
+    step = max(1, min(at_once or inverse.columns, inverse.columns) // width)
+    parts: list[Tensors] = []
+    for start in range(0, len(numbers), step):
+        part = numbers[start : start + step]
+        parts.append(solves.part(f"rows-{start}", lambda part=part: exact.score(part, names)))  # type: ignore[misc]
+        on_solved((start + len(part)) * width, len(numbers) * width)
+    joined = {name: torch.cat([part[name].to(network.device) for part in parts]) for name in parts[0]}
+    report = {**inverse.report, "notes": list(dict.fromkeys([*inverse.report["notes"], *exact.derivatives.notes]))}
+    capped, residual = joined.pop("capped"), joined.pop("residual")
+    return NetworkScores(numbers, joined, capped, residual, report)
 
 
-def _influence(
-    inverse: InverseCurvature, derivatives: RecordDerivatives, numbers: torch.Tensor
-) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
-    right = torch.cat([part for _, part in derivatives.gradients(numbers)]).T
-    solution = inverse(right)
-    values = (right * solution.x).sum(0, dtype=torch.float64)
-    return {"influence": values}, torch.zeros_like(values, dtype=torch.bool), solution.residual
+class _ExactRecords:
+    """Leverage blocks of chosen records by right sides of their own."""
+
+    def __init__(self, inverse: InverseCurvature) -> None:
+        self.inverse, self.network = inverse, inverse.network
+        self.derivatives = RecordDerivatives(self.network)
+        basis = self.network.loss.basis()
+        unseen = torch.ones(self.network.m, self.network.m - basis.shape[1], dtype=torch.float64) / self.network.m**0.5
+        # the outputs' directions that the loss sees, and after them the one that softmax does not
+        self._directions = torch.cat([basis, unseen], 1).to(self.network.device)
+
+    def score(self, numbers: torch.Tensor, names: Sequence[str]) -> Tensors:
+        """Return the scores of these records, which were capped, and the worst residual of each record's solves."""
+        if any(CATALOGUE[name].curvature and name != "influence" for name in names):
+            return self._by_blocks(numbers, names)
+        columns = scores_of(self._batch(numbers), [name for name in names if name != "influence"])
+        residual = nothing = torch.zeros(len(numbers), dtype=torch.float64, device=self.network.device)
+        if "influence" in names:
+            right = self._gradients(numbers).T
+            solution = self.inverse(right)
+            columns["influence"], residual = (right * solution.x).sum(0, dtype=torch.float64), solution.residual
+        return {**{name: columns[name] for name in names}, "capped": nothing > 0, "residual": residual}
+
+    def _by_blocks(self, numbers: torch.Tensor, names: Sequence[str]) -> Tensors:
+        r, directions = self.network.loss.degrees, self._directions
+        turn = directions.T.to(self.network.dtype)
+        rows = torch.cat([turn @ part for _, part in self.derivatives.jacobians(numbers)])  # (k, m, P)
+        solution = self.inverse(rows[:, :r].flatten(0, 1).T)
+        inner = (rows @ solution.x.T.unflatten(0, (len(rows), r)).mT).double().mT  # (k, r, m)
+        inner[:, :, :r] = (inner[:, :, :r] + inner[:, :, :r].mT) / 2
+        # left of it softmax does not see what is missing
+        block = directions[:, :r] @ inner @ directions.T
+        batch = self._batch(numbers, block)
+        capped, residual = batch.left_out.capped, solution.residual.view(len(rows), r).amax(1)
+        return {**scores_of(batch, names), "capped": capped, "residual": residual}
+
+    def _batch(self, numbers: torch.Tensor, block: torch.Tensor | None = None) -> ScoreBatch:
+        loss = self.network.loss
+        f, y, weight = _in_groups(self.network.outputs(numbers), self.network.records.take(numbers).targets)
+
+        def blocks() -> Blocks:
+            assert block is not None
+            rotation = loss.rotation(f, y)
+            matrices = block if rotation is None else rotation[:, 0].mT @ block @ rotation[:, 0]
+            laid_out = matrices.permute(1, 2, 0)[None, :, None]  # (1, m, 1, m, k)
+            return rotated(MatrixBlocks(laid_out, loss.curvature(f, y), weight, loss, whole=True), rotation)
+
+        return ScoreBatch(f, y, weight, loss, blocks, lambda: _norms(self._gradients(numbers)))
+
+    def _gradients(self, numbers: torch.Tensor) -> torch.Tensor:
+        return torch.cat([part for _, part in self.derivatives.gradients(numbers)])
 
 
-def _blocks(
-    inverse: InverseCurvature, derivatives: RecordDerivatives, numbers: torch.Tensor, names: Sequence[str]
-) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
+def _in_groups(f: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Outputs f (k, m), targets and weights of k records, as groups of one record each, in float64."""
+    weight = torch.ones(len(f), 1, dtype=torch.float64, device=f.device)
+    return f.double().unsqueeze(1), (y.double() if y.is_floating_point() else y).unsqueeze(1), weight
+
+
+def _norms(gradients: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.vector_norm(gradients, dim=1).double()
+
+
+def sketch_records(
+    inverse: InverseCurvature,
+    *,
+    probes: int = 64,
+    seed: int = 0,
+    scores: str | Sequence[str] = USUAL,
+    most_redone: int = 128,
+    at_once: int | None = None,
+    solves: CheckpointedSolves | None = None,
+    on_solved: OnSolved = lambda done, total: None,
+) -> NetworkScores:
+    """Score every record from `probes` solves, `at_once` together (by default as many as fit).
+
+    Records whose top leverage comes out above 0.5 have their Newton step in doubt; up to `most_redone` of them, the
+    highest first, are scored again with right sides of their own, and the report says how many there were. Its
+    `sketch_error` is each score's relative error (root mean square over records), as two independent halves of the
+    probes tell it. `solve_error` bounds what inexact solves of the probes do (up to the rounding of products): to
+    W^½ U of all records together, relative to the norm that was found of it.
+
+    `solves` keeps what is finished, for a run that goes on after a kill. `on_solved` is told the right sides done, and
+    how many there are: more, once records are found that need their own.
+    """
     network = inverse.network
-    basis = network.loss.basis(network.m).to(network.device, network.dtype)
-    rows = torch.cat([basis.T @ part for _, part in derivatives.jacobians(numbers)])  # (k, r, P)
-    k, r, _ = rows.shape
-    solution = inverse(rows.flatten(0, 1).T)
-    reduced = (rows @ solution.x.T.unflatten(0, (k, r)).mT).double()
-    wide = basis.double()
-    block = wide @ ((reduced + reduced.mT) / 2) @ wide.T
-    blocks = RecordBlocks(block, network.outputs(numbers), network.records.take(numbers).targets, network.loss)
-    return scored(blocks, names), blocks.capped, solution.residual.view(k, r).amax(1)
+    names = score_names(scores, network.loss)
+    check_probes(probes)
+    if not isinstance(inverse.curvature, GaussNewton):
+        raise fail("curvature", '"ggn" for a sketch', repr(inverse.curvature.kind), "score chosen records with it")
+    solves = CheckpointedSolves(inverse) if solves is None else solves
+    sketch = _Sketch(solves, probes, seed)
+    sketch.solve(at_once or probes, on_solved)
+    columns, errors, capped, leverage, trace = sketch.score(names)
+    report: dict[str, Any] = {"probes": probes, "seed": seed}
+    values = {name: (columns[name].cpu().numpy(), error.cpu().numpy()) for name, error in errors.items()}
+    report["sketch_error"] = {name: relative_error(*pair) for name, pair in values.items()}
+    if trace > 0 and inverse.curvature.damping > 0:
+        report["solve_error"] = sketch.left / (2.0 * math.sqrt(inverse.curvature.damping * trace))
+    redone = torch.from_numpy(records_to_redo(leverage.cpu().numpy(), most_redone))
+    if len(redone):
+        again = score_records(
+            inverse,
+            redone,
+            scores=names,
+            at_once=AT_ONCE,
+            solves=solves,
+            on_solved=lambda done, total: on_solved(probes + done, probes + total),
+        )
+        for name in names:
+            columns[name][redone] = again[name].to(columns[name])
+        capped[redone] = again.capped
+    report |= {"above_half": int((leverage > REDO_ABOVE).sum()), "redone": len(redone)}
+    residual = torch.full((network.n,), sketch.residual, dtype=torch.float64, device=network.device)
+    return NetworkScores(torch.arange(network.n), columns, capped, residual, {**inverse.report, **report})
+
+
+def check_probes(probes: int) -> None:
+    """Refuse a number of probes that has no two halves, or few in them."""
+    if not isinstance(probes, int) or probes < 4 or probes % 2:
+        raise fail("probes", "an even number of at least 4", repr(probes), "64 suits a ranking, 256 closer values")
+
+
+class _Sketch:
+    """Z (P, q), the worst residual of its solves, and the norm of what they leave of the right sides."""
+
+    def __init__(self, solves: CheckpointedSolves, probes: int, seed: int) -> None:
+        self.solves, self.inverse, self.network = solves, solves.inverse, solves.inverse.network
+        self.probes, self.seed = probes, seed
+        self.z = torch.empty(probes, self.network.size, dtype=self.network.dtype, device=self.network.device).T
+        self.residual, self.left = 0.0, 0.0
+
+    def solve(self, at_once: int, on_solved: OnSolved) -> None:
+        """Solve for Z, some probes after others."""
+        # a block of signs begins at a word's border or lies inside one word: powers of two do
+        step = 1 << (min(self.probes, at_once, self.inverse.columns).bit_length() - 1)
+
+        def part(name: str, compute: Callable[[], Tensors]) -> Tensors:
+            tensors = self.solves.part(name, compute)
+            on_solved(int(name.rpartition("-")[2]), self.probes)
+            return tensors
+
+        for tensors in solve_probes(self.z, step, self._solve_block, part):
+            self.residual = max(self.residual, float(tensors["residual"].max()))
+            self.left = math.hypot(self.left, float(torch.linalg.vector_norm(tensors["left"])))
+
+    def score(
+        self, names: Sequence[str]
+    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], torch.Tensor, torch.Tensor, float]:
+        """Return the scores of all records, their standard errors, which were capped, their top leverage, and the sum
+        of trace(W B)."""
+        curved = [name for name in names if CATALOGUE[name].curvature]
+        half = self.probes // 2
+        columns, errors, flags, trace = [], [], [], 0.0
+        with torch.no_grad():
+            for piece, u in self.inverse.jacobian.push(self.z):
+                u = u.double().permute(1, 2, 0).unsqueeze(1)  # (b, 1, m, q)
+                whole, first, second = (
+                    self._batch(piece, u, probes) for probes in (slice(0, 2 * half), slice(0, half), slice(half, None))
+                )
+                columns.append(scores_of(whole, names))
+                errors.append(standard_errors([first, second], curved))
+                flags.append((whole.left_out.capped, whole.blocks.top_leverage()))
+                trace += float(whole.blocks.trace().sum())
+        return (
+            {name: torch.cat([part[name] for part in columns]) for name in names},
+            {name: torch.cat([part[name] for part in errors]) for name in curved},
+            torch.cat([capped for capped, _ in flags]),
+            torch.cat([leverage for _, leverage in flags]),
+            trace,
+        )
+
+    def _batch(self, piece: Piece, u: torch.Tensor, probes: slice) -> ScoreBatch:
+        """The records of a piece with blocks from some of the probes."""
+        loss = self.network.loss
+        numbers = torch.arange(piece.rows.start, piece.rows.stop, device=self.network.device)
+        f, y, weight = _in_groups(piece.outputs, piece.batch.targets)
+
+        def blocks() -> Blocks:
+            own = signs(self.seed, numbers, self.network.m, slice(0, self.probes), dtype=u.dtype).unsqueeze(1)
+            own, some = own[..., probes], u[..., probes] * (self.probes / u[..., probes].shape[-1]) ** 0.5
+            rotation = loss.rotation(f, y)
+            if rotation is not None:
+                own, some = rotation.mT @ own, rotation.mT @ some
+            return rotated(FactoredBlocks(some, own, loss.curvature(f, y), weight, loss, whole=True), rotation)
+
+        def gradient_norm() -> torch.Tensor:
+            return torch.cat([_norms(part) for _, part in self.derivatives.gradients(piece.rows)])
+
+        return ScoreBatch(f, y, weight, loss, blocks, gradient_norm)
+
+    @cached_property
+    def derivatives(self) -> RecordDerivatives:
+        return RecordDerivatives(self.network)
+
+    def _solve_block(self, probes: slice) -> Tensors:
+        right = self._right_sides(probes).div_(math.sqrt(self.probes))
+        solution = self.inverse(right.T)
+        left = solution.residual * torch.linalg.vector_norm(right, dim=1)
+        return {"z": solution.x, "residual": solution.residual, "left": left}
+
+    def _right_sides(self, probes: slice) -> torch.Tensor:
+        """AᵀΩ as rows (probes, P)."""
+        network = self.network
+
+        def rooted(piece: Piece) -> torch.Tensor:
+            numbers = torch.arange(piece.rows.start, piece.rows.stop, device=network.device)
+            omega = signs(self.seed, numbers, network.m, probes, dtype=network.dtype).permute(2, 0, 1)
+            return network.loss.root(piece.outputs, piece.batch.targets, omega)
+
+        right = self.inverse.jacobian.pull(probes.stop - probes.start, rooted).T.contiguous()
+        if self.inverse.curvature.damping > 0:
+            omega = parameter_signs(self.seed, network.size, probes, network.device, network.dtype)
+            right.add_(omega, alpha=math.sqrt(self.inverse.curvature.damping))
+        return right

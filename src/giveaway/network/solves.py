@@ -1,22 +1,212 @@
-"""Inverse-curvature products: preconditioned conjugate gradients over passes of the data, in blocks of right sides.
+"""The damped curvature of the summed loss as products with many columns, and its inverse by conjugate gradients.
 
-Right sides of one block share their directions, so that as many as fit at once take the fewest passes.
+The curvature is Gauss–Newton or the exact Hessian. Right sides of one block share their directions, so that as many as
+fit at once take the fewest passes over the data. They are preconditioned by the steepest directions of the Gauss–Newton
+curvature, from one product with random columns (Nyström): a trained network curves strongly along some hundred
+directions and little along all others, and gradients of its records lie mostly in the former.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.func import grad, jvp, vjp, vmap
 
-from giveaway.checks import check_number, fail
+from giveaway.checks import check_choice, check_number, fail
+from giveaway.extract.batches import RecordBatch
 from giveaway.linalg.cg import Solution, column_cg, shared_cg
-from giveaway.network.network import Network
-from giveaway.network.preconditioners import preconditioner_of
-from giveaway.network.products import GaussNewton, Hessian, curvature_of
+from giveaway.linalg.probes import signs
+from giveaway.network.jacobian import CHECKED, Jacobian
+from giveaway.network.network import Network, Values
 
+PARAMETERS_AT_ONCE = 65_536
+FEWEST, MOST = 128, 512  # directions that pay
+SEED = 0x5EED0FDA  # sets the signs of parameters apart from those of records
 VECTORS = 10  # of P numbers that one column takes while it is solved
+PRECONDITIONERS = ("nystrom", "none")
+
+BatchProduct = Callable[[Values], Values]
+
+
+class GaussNewton:
+    """V (P, s) ↦ Σ_j J_jᵀ W_j J_j V + λV."""
+
+    kind = "ggn"
+
+    def __init__(self, network: Network, damping: float = 0.0, jacobian: Jacobian | None = None) -> None:
+        self.network, self.damping = network, _checked(damping)
+        self.jacobian = Jacobian(network) if jacobian is None else jacobian
+
+    @property
+    def notes(self) -> list[str]:
+        return self.jacobian.notes
+
+    def __call__(self, right: torch.Tensor) -> torch.Tensor:
+        return self.jacobian.curved(right).add_(right, alpha=self.damping)
+
+
+class Hessian:
+    """V (P, s) ↦ Σ_j ∇²ℓ_j V + λV. It can curve downwards where training has not ended in a minimum."""
+
+    kind = "hessian"
+
+    def __init__(self, network: Network, damping: float = 0.0, jacobian: Jacobian | None = None) -> None:
+        self.network, self.damping = network, _checked(damping)
+        self.jacobian = Jacobian(network) if jacobian is None else jacobian
+        self._way, notes = _method_of(network)
+        self.notes = [*self.jacobian.notes, *notes]
+
+    def __call__(self, right: torch.Tensor) -> torch.Tensor:
+        network, wide = self.network, right.T
+        columns = network.work.columns(max(len(wide), 1))
+        total = torch.zeros_like(wide)
+        with network.evaluating():
+            for _, batch in network.records.batches(network.work.rows(columns)):
+                product = self._way(network, batch)
+                for at, part in zip(total.split(columns), wide.split(columns), strict=True):
+                    found = product(network.parameters.split(part))
+                    at += network.parameters.join(found)
+        self.jacobian.passes += 1
+        self.jacobian.column_passes += len(wide)
+        return total.add_(wide, alpha=self.damping).T
+
+
+def curvature_of(network: Network, kind: str, damping: float) -> GaussNewton | Hessian:
+    """The curvature by its name: "ggn" or "hessian"."""
+    check_choice("curvature", kind, ("ggn", "hessian"))
+    return GaussNewton(network, damping) if kind == "ggn" else Hessian(network, damping)
+
+
+def _checked(damping: float) -> float:
+    return check_number("damping", damping, minimum=0.0, remedy="in units of the summed loss, as n times weight decay")
+
+
+def _gradient(network: Network, batch: RecordBatch) -> Callable[[Values], Values]:
+    function = network.function(batch)
+    return grad(lambda values: network.loss.value(function(values), batch.targets).sum())
+
+
+def _forward_over_reverse(network: Network, batch: RecordBatch) -> BatchProduct:
+    gradient, values = _gradient(network, batch), network.parameters.values
+    return vmap(lambda tangent: jvp(gradient, (values,), (tangent,))[1])
+
+
+def _reverse_over_reverse(network: Network, batch: RecordBatch) -> BatchProduct:
+    backward = vjp(_gradient(network, batch), network.parameters.values)[1]
+    return vmap(lambda tangent: backward(tangent)[0])
+
+
+def _column_by_column(network: Network, batch: RecordBatch) -> BatchProduct:
+    values = {name: value.clone().requires_grad_() for name, value in network.parameters.values.items()}
+    with torch.enable_grad():
+        total = network.loss.value(network.function(batch)(values), batch.targets).sum()
+        leaves = list(values.values())
+        first = torch.autograd.grad(total, leaves, create_graph=True, allow_unused=True, materialize_grads=True)
+
+    def product(tangents: Values) -> Values:
+        columns = []
+        for k in range(len(next(iter(tangents.values())))):
+            with torch.enable_grad():
+                along = sum((part * tangents[name][k]).sum() for name, part in zip(values, first, strict=True))
+            found = torch.autograd.grad(along, leaves, retain_graph=True, allow_unused=True, materialize_grads=True)  # type: ignore[arg-type]
+            columns.append(found)
+        return {name: torch.stack(parts) for name, parts in zip(values, zip(*columns, strict=True), strict=True)}
+
+    return product
+
+
+HESSIAN_WAYS: dict[str, Callable[[Network, RecordBatch], BatchProduct]] = {
+    "forward over reverse": _forward_over_reverse,
+    "reverse over reverse": _reverse_over_reverse,
+    "column by column": _column_by_column,
+}
+
+
+def _method_of(network: Network) -> tuple[Callable[[Network, RecordBatch], BatchProduct], list[str]]:
+    """The first way that agrees with plain second derivatives, and a note for each that did not."""
+    batch = network.records.take(slice(0, min(CHECKED, network.n)))
+    generator = torch.Generator().manual_seed(0)
+    v = torch.randn(2, network.size, generator=generator, dtype=torch.float64).to(network.device, network.dtype)
+    tangents, notes = network.parameters.split(v), []
+    expected: torch.Tensor | None = None
+    loose = 10 * torch.finfo(network.dtype).eps ** 0.5
+    for name in ("column by column", "forward over reverse", "reverse over reverse"):
+        try:
+            with network.evaluating():
+                found = network.parameters.join(HESSIAN_WAYS[name](network, batch)(tangents))
+        except Exception as error:  # what a layer raises under a transform is up to the layer
+            if expected is None:
+                got = f"layers that cannot ({type(error).__name__})"
+                raise fail(
+                    "curvature", "a model that can be differentiated twice", got, 'use curvature="ggn"'
+                ) from error
+            notes.append(f"{name}: not possible for this model ({type(error).__name__})")
+            continue
+        if expected is None:
+            expected = found
+        elif bool(((found - expected).norm(dim=1) <= loose * expected.norm(dim=1)).all()):
+            return HESSIAN_WAYS[name], notes
+        else:
+            notes.append(f"{name}: differs from plain second derivatives, so it is not used")
+    return _column_by_column, notes
+
+
+@dataclass(frozen=True)
+class Steepest:
+    """Orthonormal directions as rows (k, P), and the curvature along them (k,), the flattest first."""
+
+    directions: torch.Tensor
+    curvature: torch.Tensor
+
+    def solve(self, right: torch.Tensor, damping: float) -> torch.Tensor:
+        """An approximate (curvature + λ)⁻¹, up to a factor, of rows (s, P)."""
+        if not len(self.curvature):
+            return right
+        shrunk = (self.curvature[0] + damping) / (self.curvature + damping) - 1.0
+        return torch.addmm(right, (right @ self.directions.T).mul_(shrunk), self.directions)
+
+
+def rank_for(right_sides: int) -> int:
+    """How many directions are worth their part of a pass, where so many right sides are solved with them."""
+    return max(FEWEST, min(MOST, 4 * right_sides))
+
+
+def steepest(jacobian: Jacobian, rank: int, seed: int = 0) -> Steepest:
+    """From one pass of `rank` columns, fewer where memory or the parameters are few."""
+    network = jacobian.network
+    work = network.work
+    rank = max(1, min(rank, network.size // 2, work.memory // (4 * work.size * work.bytes)))
+    omega = parameter_signs(seed, network.size, slice(0, rank), network.device, network.dtype)
+    image = jacobian.curved(omega.T).T
+    core, gram = (omega @ image.T).double(), (omega @ omega.T).double()
+    core = (core + core.T) / 2
+    # a column of signs is as long as √P: what is added of it is to be no more than the rounding of its image
+    shift = torch.finfo(network.dtype).eps * float(image.norm()) / (rank * network.size) ** 0.5
+    while True:  # what rounding made of the smallest eigenvalues is lifted above zero
+        factor, info = torch.linalg.cholesky_ex(core + shift * gram)
+        if int(info) == 0 or not torch.isfinite(core).all():
+            break
+        shift = max(10 * shift, torch.finfo(network.dtype).tiny)
+    image.add_(omega, alpha=shift)
+    del omega
+    half = torch.linalg.solve_triangular(factor.to(network.dtype), image, upper=False)
+    values, vectors = torch.linalg.eigh((half @ half.T).double())
+    kept = values > 100 * torch.finfo(network.dtype).eps * values[-1]
+    values, vectors = values[kept], vectors[:, kept]
+    directions = (vectors / values.sqrt()).T.to(network.dtype) @ half
+    return Steepest(directions, (values - shift).clamp_min(0).to(network.dtype))
+
+
+def parameter_signs(seed: int, size: int, probes: slice, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """Random signs (q, P), one a parameter and probe."""
+    found = torch.empty(probes.stop - probes.start, size, dtype=dtype, device=device)
+    for start in range(0, size, PARAMETERS_AT_ONCE):
+        numbers = torch.arange(start, min(start + PARAMETERS_AT_ONCE, size), device=device)
+        found[:, start : start + len(numbers)] = signs(seed + SEED, numbers, 1, probes, dtype=dtype).squeeze(1).T
+    return found
 
 
 class InverseCurvature:
@@ -26,8 +216,7 @@ class InverseCurvature:
     ----------
     damping : λ, in units of the summed loss.
     curvature : "ggn" (Gauss–Newton) or "hessian" (exact; it can be negative, which is found and said).
-    preconditioner : "nystrom" (the `rank` steepest directions, one pass of as many columns), "kronecker" (linear and
-        convolutional layers by Kronecker factors, others by their diagonal), "diagonal" or "none".
+    preconditioner : "nystrom" (the `rank` steepest directions, one pass of as many columns) or "none".
     allow_unconverged : return what `most_steps` reached instead of raising SolveError; `report` says so.
     """
 
@@ -52,8 +241,8 @@ class InverseCurvature:
         self.network = network
         self.curvature = curvature_of(network, curvature, damping) if isinstance(curvature, str) else curvature
         self.jacobian = self.curvature.jacobian
-        self.preconditioner = preconditioner
-        self._precondition = preconditioner_of(self.jacobian, preconditioner, self.curvature.damping, rank)
+        self.preconditioner = check_choice("preconditioner", preconditioner, PRECONDITIONERS)
+        self._precondition = self._preconditioner(rank)
         self._options: dict[str, Any] = {
             "tolerance": tolerance,
             "most_steps": most_steps,
@@ -97,6 +286,12 @@ class InverseCurvature:
             "column_passes": self.jacobian.column_passes,
             "notes": list(self.curvature.notes),
         }
+
+    def _preconditioner(self, rank: int) -> Callable[[torch.Tensor], torch.Tensor] | None:
+        if self.preconditioner == "none":
+            return None
+        directions = steepest(self.jacobian, rank)
+        return lambda right: directions.solve(right.T, self.curvature.damping).T
 
     def _block(self, right: torch.Tensor) -> Solution:
         # laid out column by column, as the products are

@@ -1,23 +1,26 @@
-"""The only registry of scores: column name → function and what it needs."""
+"""The only registry of scores: column name → function and what it needs; and what sketched scores are off by."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from giveaway.scores import fused, influence, leave_one_out, leverage, lood, pointwise, predicted
+import numpy as np
+import torch
+
+from giveaway.scores import formulas, fused, predicted
+from giveaway.scores.formulas import ScoreBatch
 
 
 @dataclass(frozen=True)
 class Score:
     """One column: the function that computes it, and what it needs.
 
-    The function takes what its `source` gives: a batch of records of the head, the predictions of the other records,
-    the divergences of a Gaussian process, or a prediction from theory.
+    The function takes what its `source` gives: a batch of records of the head or network, the predictions of the other
+    records, the divergences of a Gaussian process, or a prediction from theory.
     """
 
-    name: str
     function: Callable[[Any], Any]
     source: str = "head"  # or "others", "process", "theory"
     curvature: bool = True
@@ -25,30 +28,55 @@ class Score:
     classes: bool = False  # exists for class targets only
     ranks: bool = True  # among the default columns wherever its source is
 
+    @property
+    def name(self) -> str:
+        return self.function.__name__
+
 
 _SCORES = [
-    Score("loss", pointwise.loss, curvature=False, features=False),
-    Score("gradient_norm", pointwise.gradient_norm, curvature=False),
-    Score("entropy", pointwise.entropy, curvature=False, features=False, classes=True),
-    Score("margin", pointwise.margin, curvature=False, features=False, classes=True),
-    Score("leverage", leverage.leverage),
-    Score("gls_trace", leverage.gls_trace),
-    Score("gls_frobenius", leverage.gls_frobenius),
-    Score("gls_spectral", leverage.gls_spectral),
-    Score("gls_trace_logit", leverage.gls_trace_logit, ranks=False),
-    Score("gls_frobenius_logit", leverage.gls_frobenius_logit, ranks=False),
-    Score("gls_spectral_logit", leverage.gls_spectral_logit, ranks=False),
-    Score("influence", influence.influence),
-    Score("newton", influence.newton),
-    Score("loo_gap", leave_one_out.loo_gap),
-    Score("left_out", fused.left_out, curvature=False, features=False, source="others"),
-    Score("fused", fused.fused, curvature=False, features=False, source="others"),
-    Score("predicted_success", predicted.predicted_success, source="theory"),
-    Score("predicted_auc", predicted.predicted_auc, source="theory"),
-    Score("predicted_tpr", predicted.predicted_tpr, source="theory"),
-    Score("predicted_tpr_low", predicted.predicted_tpr_low, source="theory"),
-    Score("lood_kl", lood.lood_kl, curvature=False, features=False, source="process"),
-    Score("lood_mean", lood.lood_mean, curvature=False, features=False, source="process"),
+    Score(formulas.loss, curvature=False, features=False),
+    Score(formulas.gradient_norm, curvature=False),
+    Score(formulas.entropy, curvature=False, features=False, classes=True),
+    Score(formulas.margin, curvature=False, features=False, classes=True),
+    Score(formulas.leverage),
+    Score(formulas.gls_trace),
+    Score(formulas.gls_frobenius),
+    Score(formulas.gls_spectral),
+    Score(formulas.gls_trace_logit, ranks=False),
+    Score(formulas.gls_frobenius_logit, ranks=False),
+    Score(formulas.gls_spectral_logit, ranks=False),
+    Score(formulas.influence),
+    Score(formulas.newton),
+    Score(formulas.loo_gap),
+    Score(fused.left_out, source="others", curvature=False, features=False),
+    Score(fused.fused, source="others", curvature=False, features=False),
+    Score(predicted.predicted_success, source="theory"),
+    Score(predicted.predicted_auc, source="theory"),
+    Score(predicted.predicted_tpr, source="theory"),
+    Score(predicted.predicted_tpr_low, source="theory"),
+    Score(formulas.lood_kl, source="process", curvature=False, features=False),
+    Score(formulas.lood_mean, source="process", curvature=False, features=False),
 ]
 
 CATALOGUE = {score.name: score for score in _SCORES}
+OF_BATCH = tuple(name for name, score in CATALOGUE.items() if score.source == "head")  # networks have them too
+
+
+def scores_of(batch: ScoreBatch, names: Sequence[str]) -> dict[str, torch.Tensor]:
+    """These scores of a batch, each (N,)."""
+    return {name: CATALOGUE[name].function(batch) for name in names}
+
+
+def standard_errors(parts: Sequence[ScoreBatch], names: Sequence[str]) -> dict[str, torch.Tensor]:
+    """The standard errors of sketched scores: the spread between scores from disjoint parts of the probes."""
+    each = [scores_of(batch, names) for batch in parts]
+    return {name: torch.stack([one[name] for one in each]).std(0) / len(parts) ** 0.5 for name in names}
+
+
+def relative_error(score: np.ndarray, error: np.ndarray) -> float | None:
+    """A column's typical error over its score, among rows whose error is known; None where no score is positive."""
+    known = (error > 0) & (score > 0)
+    if not known.any():
+        return None
+    # the spread of few parts varies: its mean square does not
+    return round(float(np.sqrt(np.mean(np.minimum(error[known] / score[known], 10.0) ** 2))), 6)

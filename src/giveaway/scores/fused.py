@@ -21,10 +21,10 @@ LEAST = 1e-300
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
-    """Of every row: the head's score (newton, or the loss of a black box), squared errors with and without the row,
-    and its leverage on the view. `variation` is Σ‖y − ȳ‖² of the targets; `head_is_exact` where the head's features
-    were not learned: nothing to add to it."""
+class TwoViews:
+    """Both views of every row: the head's score (newton, or the loss of a black box), squared errors with and without
+    the row, and its leverage on the view. `variation` is Σ‖y − ȳ‖² of the targets; `head_is_exact` says that the
+    head's features were not learned, so that there is nothing to add to it."""
 
     head: np.ndarray
     error_with: np.ndarray
@@ -52,19 +52,19 @@ class Seen:
         return (1.0 - self.held) * (m * m + (1.0 - m) ** 2)
 
 
-def left_out(seen: Seen) -> np.ndarray:
+def left_out(views: TwoViews) -> np.ndarray:
     """‖error without it‖² · leverage^(1 − M): the squared error that the record itself takes away.
 
     All of it in a model that memorizes; the share h of it that a record takes away by itself in one that does not.
     """
-    return seen.error_without * np.maximum(seen.leverage, LEAST) ** (1.0 - seen.memorized)
+    return views.error_without * np.maximum(views.leverage, LEAST) ** (1.0 - views.memorized)
 
 
-def fused(seen: Seen) -> np.ndarray:
+def fused(views: TwoViews) -> np.ndarray:
     """Φ⁻¹ of the rank by left_out, plus the head's weight times Φ⁻¹ of the rank by the head's score."""
-    if seen.head_is_exact:
-        return normal_scores(seen.head)
-    return normal_scores(left_out(seen)) + seen.head_weight * normal_scores(seen.head)
+    if views.head_is_exact:
+        return normal_scores(views.head)
+    return normal_scores(left_out(views)) + views.head_weight * normal_scores(views.head)
 
 
 def share_of(part: float, whole: float) -> float:

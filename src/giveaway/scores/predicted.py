@@ -5,6 +5,12 @@ noise; the attacker sees the residual with its sign. Classes: φ = log p_y − l
 without the record, taken as two normals. Their means are φ now and after the Newton step that leaves the record out;
 their spreads are those of the head's outputs over training sets, B(I − WB)⁻¹ left out and B − BWB trained on, along
 the gradient of φ. Only the head varies in this: a network whose features are trained anew varies more.
+
+From both views (`predict_from_views`): with the record, the model's own φ, averaged over records of like exposure.
+Without it, the view's left-out predictions, made calibrated probabilities by one temperature, and stretched until its
+surest tenth is as sure as the model's, since what is easy is known without the record; they go to the records in the
+order of their exposure. The spread over models is that of φ among records of like exposure and, without the record,
+grows as φ's own spread does. Nothing here was measured on an attack: docs/fused.md shows how far the estimate is off.
 """
 
 from __future__ import annotations
@@ -13,16 +19,19 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from scipy.optimize import minimize_scalar
+from scipy.special import expit, logsumexp
 
-from giveaway.curvature.losses import Logistic, Squared
 from giveaway.records import Head
-from giveaway.scores.batch import Batch
-from giveaway.scores.leverage import leverage
+from giveaway.scores.formulas import ScoreBatch, leverage
 from giveaway.theory.random_design import random_design
 from giveaway.theory.tradeoff import TradeOff, best_success, dilated_success, two_normals
 
 FPR = (0.01, 0.001)
 LARGEST_LEVERAGE = 1.0 - 1e-8
+LIKE = 50  # records of like exposure, at least, that are averaged
+SUREST = 0.1
+TEMPERATURES = (-5.0, 10.0)  # logarithms between which the temperature is sought
 LEAST_SPREAD = 1e-150  # of φ, where float64 has lost it: such a record's own gap is nothing either
 
 
@@ -34,24 +43,24 @@ class Prediction:
     curve: TradeOff
 
 
-def predicted_success(found: Prediction) -> np.ndarray:
+def predicted_success(prediction: Prediction) -> np.ndarray:
     """(TPR + 1 − FPR)/2 of the best test of this record."""
-    return found.success
+    return prediction.success
 
 
-def predicted_auc(found: Prediction) -> np.ndarray:
+def predicted_auc(prediction: Prediction) -> np.ndarray:
     """Its area under the ROC curve."""
-    return found.curve.auc()
+    return prediction.curve.auc()
 
 
-def predicted_tpr(found: Prediction) -> np.ndarray:
+def predicted_tpr(prediction: Prediction) -> np.ndarray:
     """Its true-positive rate at 1 % false positives."""
-    return found.curve.tpr(FPR[0])
+    return prediction.curve.tpr(FPR[0])
 
 
-def predicted_tpr_low(found: Prediction) -> np.ndarray:
+def predicted_tpr_low(prediction: Prediction) -> np.ndarray:
     """Its true-positive rate at 0.1 % false positives."""
-    return found.curve.tpr(FPR[1])
+    return prediction.curve.tpr(FPR[1])
 
 
 def exists_for(head: Head) -> bool:
@@ -60,15 +69,16 @@ def exists_for(head: Head) -> bool:
     return (head.loss == "squared" or one_class) and head.sample_weight is None
 
 
-def ingredients(batch: Batch) -> torch.Tensor:
+def ingredients(batch: ScoreBatch) -> torch.Tensor:
     """What a record's prediction needs of its own, (3, N): leverage and residual norm, or gap and spreads of φ."""
-    if isinstance(batch.loss, Squared):
+    if not batch.loss.classes:
         residual = (batch.outputs - batch.targets.view_as(batch.outputs)).squeeze(1).norm(dim=1)
         return torch.stack([leverage(batch), residual, torch.zeros_like(residual)])
     inside = batch.outputs
     outside = inside + batch.left_out.step
-    gap = _phi(batch, inside) - _phi(batch, outside)
-    now, then = _phi_gradient(batch, inside), _phi_gradient(batch, outside)
+    loss, y = batch.loss, batch.targets
+    gap = (loss.log_odds(inside, y) - loss.log_odds(outside, y)).sum(1)
+    now, then = loss.log_odds_gradient(inside, y), loss.log_odds_gradient(outside, y)
     image = batch.blocks.image(now)
     with_ = (now * image).sum((1, 2)) - batch.blocks.curvature_form(image)
     without = (then * batch.blocks.leave_out(batch.blocks.image(then))[0]).sum((1, 2))
@@ -98,19 +108,43 @@ def predict(head: Head, parts: np.ndarray) -> Prediction:
     return Prediction(dilated_success(delta, c, outputs=head.m), design.tradeoff("signed"))
 
 
-def _phi(batch: Batch, outputs: torch.Tensor) -> torch.Tensor:
-    """φ of the true class, (N,)."""
-    if isinstance(batch.loss, Logistic):
-        return ((2 * batch.targets - 1) * outputs).sum((1, 2))
-    own = batch.targets.unsqueeze(-1)
-    others = outputs.scatter(-1, own, -torch.inf).logsumexp(-1)
-    return (outputs.gather(-1, own).squeeze(-1) - others).sum(1)
+def phi_of(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """φ (n,) of logits (n, C), or of one logit (n, 1) with labels 0 and 1."""
+    if logits.shape[1] == 1:
+        return (2 * labels - 1) * logits[:, 0]
+    own = np.arange(len(labels)), labels
+    others = np.array(logits, dtype=np.float64)
+    chosen = others[own]
+    others[own] = -np.inf
+    return chosen - logsumexp(others, axis=1)
 
 
-def _phi_gradient(batch: Batch, outputs: torch.Tensor) -> torch.Tensor:
-    """∂φ/∂f (N, 1, m)."""
-    if isinstance(batch.loss, Logistic):
-        return 2 * batch.targets - 1
-    own = batch.targets.unsqueeze(-1)
-    others = outputs.scatter(-1, own, -torch.inf).softmax(-1)
-    return torch.zeros_like(outputs).scatter(-1, own, 1.0) - others
+def calibrated_phi(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """φ of left-out scores (n, C), times the temperature under which the labels are likeliest."""
+
+    def surprise(log_temperature: float) -> float:
+        return float(-np.log(np.maximum(expit(phi_of(np.exp(log_temperature) * scores, labels)), 1e-300)).mean())
+
+    best = minimize_scalar(surprise, bounds=TEMPERATURES, method="bounded", options={"xatol": 1e-8}).x
+    return phi_of(np.exp(best) * scores, labels)
+
+
+def predict_from_views(model: np.ndarray, view: np.ndarray, exposure: np.ndarray) -> Prediction:
+    """From the model's φ, the view's calibrated φ and the fused score, all (n,)."""
+    n = len(model)
+    order = np.argsort(-exposure, kind="stable")
+    parts = np.array_split(order, max(1, n // LIKE))
+    middle = np.array([model[part].mean() for part in parts])
+    places = np.empty(n)
+    places[order] = np.arange(n)
+    inside = np.interp(places, [places[part].mean() for part in parts], middle)
+    count = max(1, round(SUREST * n))
+    sure_model, sure_view = np.sort(model)[-count:].mean(), np.sort(view)[-count:].mean()
+    stretch = max(1.0, sure_model / sure_view) if sure_view > 0 else 1.0
+    outside = np.empty(n)
+    outside[order] = np.sort(stretch * view)
+    spread = float(np.sqrt(np.mean([model[part].var() for part in parts])))
+    grown = spread * max(1.0, float(outside.std() / max(model.std(), LEAST_SPREAD)))
+    gap = np.maximum(inside - outside, 0.0)
+    with_, without = (np.full(n, max(value, LEAST_SPREAD)) for value in (spread, grown))
+    return Prediction(best_success(gap, with_, without), two_normals(gap, with_, without))

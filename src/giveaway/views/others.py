@@ -14,12 +14,11 @@ import numpy as np
 import torch
 
 from giveaway.checks import ROWS_PER_CHECK, InputError, as_tensor, fail
-from giveaway.curvature.losses import loss_of, targets_of
+from giveaway.curvature.losses import loss_of
 from giveaway.records import Head
 from giveaway.records.rows import LazyRows, selected_rows
-from giveaway.scores.fused import Seen
-from giveaway.scores.predicted import Prediction
-from giveaway.scores.view_success import calibrated_phi, phi_of, predict_from_views
+from giveaway.scores.fused import TwoViews
+from giveaway.scores.predicted import Prediction, calibrated_phi, phi_of, predict_from_views
 from giveaway.views.features import RecordFeatures
 from giveaway.views.images import image_features
 from giveaway.views.left_out import EXACT_UP_TO, LeftOutPrediction, left_out, left_out_smooth
@@ -82,9 +81,9 @@ class OthersView:
         self._head = head
         self._described, self._features = features_of(head.inputs, device=head.device)
         self._left_out: LeftOutPrediction | None = None
-        self._seen: Seen | None = None
+        self._seen: TwoViews | None = None
 
-    def compare(self, unit: str, score: np.ndarray, outputs: torch.Tensor | LazyRows | None = None) -> Seen:
+    def compare(self, unit: str, score: np.ndarray, outputs: torch.Tensor | LazyRows | None = None) -> TwoViews:
         """Compare both views of every record, or of every person in the order of np.unique(groups).
 
         `score` is the head's, `outputs` what the model says where that is not the head's own (after a refit).
@@ -102,7 +101,7 @@ class OthersView:
             inside, outside = np.bincount(person, inside), np.bincount(person, outside)
             leverage = np.bincount(person, leverage) / counts
         variation = float((targets - targets.mean(0)).square().sum())
-        self._seen = Seen(score, inside, outside, leverage, variation, not_learned(head, self._numbers()))
+        self._seen = TwoViews(score, inside, outside, leverage, variation, not_learned(head, self._numbers()))
         return self._seen
 
     def _predicted(self, targets: torch.Tensor, groups: np.ndarray | None, inside: float) -> LeftOutPrediction:
@@ -204,7 +203,9 @@ def model_errors(head: Head, outputs: torch.Tensor | LazyRows | None = None) -> 
     loss = loss_of(head)
     parts = []
     for part in head.slices(ROWS_PER_CHECK):
-        parts.append(loss.gradient(outputs[part].to(torch.float64), targets_of(head, part)) / loss.sensitivity)
+        parts.append(
+            loss.gradient(outputs[part].to(torch.float64), loss.targets(head.targets[part])) / loss.sensitivity
+        )
     errors = torch.cat(parts)
     return errors / value_spread(head) if head.loss == "squared" else errors
 

@@ -1,0 +1,361 @@
+"""Sketched curvature: q random combinations Z of H⁻¹ in place of H⁻¹, by conjugate gradients.
+
+H = AᵀA, with A the stack of W_j^½ (x_j ⊗ I)ᵀ and √λ I. With Ω of random signs, Z = H⁻¹ AᵀΩ/√q has Z Zᵀ ≈ H⁻¹, so that
+B_i ≈ (x_iᵀ Z)(x_iᵀ Z)ᵀ for every record at once: the relative error of a quadratic form is at most √(2/q).
+
+Records of high leverage can be solved for by right sides of their own. Leaving group S out turns H into
+H − Σ_{i∈S} x_i x_iᵀ ⊗ W_i, which differs from H by one small term: conjugate gradients solve with a matrix of its own
+for every group, and share the one large product among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from giveaway.checks import free_memory
+from giveaway.curvature.blocks import CAP, Blocks, LeaveOutStep, MatrixBlocks
+from giveaway.curvature.factored import FactoredBlocks
+from giveaway.curvature.losses import Loss
+from giveaway.curvature.preconditioner import preconditioner_for
+from giveaway.curvature.products import HeadProducts
+from giveaway.linalg.cg import CONVERGED, Solution, column_cg
+from giveaway.linalg.precision import Parts, Precision, exact_for, higher_than, precision_named
+from giveaway.linalg.probes import WORD, signs
+from giveaway.linalg.processes import ALONE, Processes
+from giveaway.records import Head
+from giveaway.records.rows import Window
+from giveaway.storage.checkpoint import NO_CHECKPOINT, Checkpoint
+
+PROBES = 256
+TOLERANCE = 1e-3
+MOST_STEPS = 500
+ARRAYS, WIDER_ARRAYS = 8, 4  # of a block of probes that conjugate gradients hold, and where residuals are wider
+MOST_AT_ONCE = 128
+HOST_WINDOW_BYTES, GPU_WINDOW_BYTES = 16_000_000, 4_000_000_000  # of one array of a window's U
+REDO_ABOVE = 0.5  # the largest eigenvalue of W B from which a sketched step is not trusted
+OWN_STEPS = 300
+OWN_TOLERANCE, ROUGH_TOLERANCE = 1e-5, 3e-4  # the latter where residuals have sixteen bits
+LARGEST_STEP = 0.25 / (1.0 - CAP)  # of what leaving out does over its first order: beyond it an eigenvalue was capped
+
+Tensors = dict[str, torch.Tensor]
+
+
+class CheckpointedParts:
+    """Named parts of a long computation, each saved as it finishes and loaded by a run that goes on after a kill."""
+
+    def __init__(self, checkpoint: Checkpoint = NO_CHECKPOINT) -> None:
+        self.checkpoint = checkpoint
+        self._unsaved: dict[str, Tensors] = {}
+
+    def part(self, name: str, compute: Callable[[], Tensors]) -> Tensors:
+        """Return what an earlier run saved under `name`, or compute it."""
+        tensors = self.checkpoint.load(name)
+        if tensors is None:
+            tensors = compute()
+            if self.checkpoint is not NO_CHECKPOINT:
+                self._unsaved[name] = tensors
+        if self.checkpoint.due():
+            for finished, values in self._unsaved.items():
+                self.checkpoint.save(finished, values)
+            self._unsaved.clear()
+        return tensors
+
+
+def solve_probes(
+    z: torch.Tensor,
+    at_once: int,
+    solve: Callable[[slice], Tensors],
+    part: Callable[[str, Callable[[], Tensors]], Tensors],
+) -> list[Tensors]:
+    """Fill z (..., q) with `solve(probes)["z"]`, `at_once` probes after others; return all that `solve` returned.
+
+    `part` is `CheckpointedParts.part`, or does as much.
+    """
+    solved = []
+    for start in range(0, z.shape[-1], at_once):
+        probes = slice(start, min(start + at_once, z.shape[-1]))
+        tensors = part(f"probes-{probes.start}-{probes.stop}", lambda probes=probes: solve(probes))  # type: ignore[misc]
+        z[..., probes] = tensors["z"].to(z.device)
+        solved.append({name: value for name, value in tensors.items() if name != "z"})
+    return solved
+
+
+def records_to_redo(leverage: np.ndarray, most: int) -> np.ndarray:
+    """The places of the records whose leverage is above REDO_ABOVE, the highest first, and at most so many of them."""
+    order = np.argsort(-leverage, kind="stable")
+    return order[leverage[order] > REDO_ABOVE][:most]
+
+
+class SketchedCurvature:
+    """The sketch of `head`'s curvature."""
+
+    def __init__(
+        self,
+        head: Head,
+        *,
+        l2: float | None = None,
+        probes: int = PROBES,
+        tolerance: float = TOLERANCE,
+        precision: str = "auto",
+        memory: int | None = None,
+        allow_unconverged: bool = False,
+        seed: int = 0,
+        processes: Processes = ALONE,
+        checkpoint: Checkpoint = NO_CHECKPOINT,
+        on_rows: Callable[[int], Any] = lambda rows: None,
+    ) -> None:
+        self.head, self.seed, self.probes, self.tolerance = head, seed, probes, tolerance
+        self._options: dict[str, Any] = {
+            "probes": probes,
+            "tolerance": tolerance,
+            "precision": precision,
+            "memory": memory,
+            "allow_unconverged": allow_unconverged,
+            "seed": seed,
+            "processes": processes,
+            "on_rows": on_rows,
+        }
+        self.l2 = head.l2 if l2 is None else l2
+        self.products = HeadProducts(head, self.l2, processes=processes, on_rows=on_rows)
+        self.precision = precision_named(precision, head.device)
+        self.exact, self._first_precision = exact_for(self.precision, head.device), self.precision.name
+        self.memory = free_memory(head.device) // 2 if memory is None else memory
+        wide = self.precision if self.precision.name == "float64" else None
+        self.preconditioner = preconditioner_for(self.products, self.memory // 2, probes, wide)
+        self.z = torch.empty(*self.products.shape, probes, dtype=self.precision.dtype, device=head.device)
+        self.at_once = probes_at_once(head, probes, self.memory, self.precision)
+        solved = solve_probes(self.z, self.at_once, self._solve_block, CheckpointedParts(checkpoint).part)
+        self.residual = max(float(part["residual"].max()) for part in solved)
+        self.steps = max(int(part["steps"]) for part in solved)
+
+    @cached_property
+    def factors(self) -> Parts:
+        """Z as it is multiplied with."""
+        return self.precision.parts(self.z.view(self.products.width, -1))
+
+    @property
+    def loss(self) -> Loss:
+        return self.products.loss
+
+    @property
+    def size(self) -> int:
+        """P, the parameters of the head in the directions that matter."""
+        return self.head.width * self.loss.degrees
+
+    def with_l2(self, l2: float) -> SketchedCurvature:
+        """Sketch the same head with another penalty."""
+        return SketchedCurvature(self.head, l2=l2, **self._options)
+
+    def group_bytes(self, s: int) -> int:
+        """How many bytes one array takes for a group of s records."""
+        return s * self.products.k * self.probes * self.precision.dtype.itemsize
+
+    @property
+    def array_bytes(self) -> int:
+        """How many bytes one array of a batch may take."""
+        return GPU_WINDOW_BYTES if self.head.device.type == "cuda" else HOST_WINDOW_BYTES
+
+    @property
+    def windows_at_once(self) -> int:
+        """How many windows fit in a quarter of the memory, each with as many arrays as a solve holds."""
+        return max(1, self.memory // (4 * ARRAYS * self.array_bytes))
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """What the metadata says of this curvature."""
+        return {
+            "curvature": "sketch",
+            "parameters": self.size,
+            "probes": self.probes,
+            "probes_at_once": self.at_once,
+            "seed": self.seed,
+            "precision": self.precision.name,
+            "precision_begun_with": self._first_precision,
+            "residual_precision": self.precision.name if self.exact is None else self.exact.name,
+            "tolerance": self.tolerance,
+            "residual": self.residual,
+            "steps": self.steps,
+            "preconditioner": self.preconditioner.name,
+            "fused_passes": self.products.fused_rows is not None,
+            "l2": self.l2,
+        }
+
+    def window_blocks(self, window: Window, size: int = 1) -> SketchedWindow:
+        """Prepare the blocks of the groups of `size` consecutive rows of `window`."""
+        return SketchedWindow(self, window, size)
+
+    def precondition(self, r: torch.Tensor) -> torch.Tensor:
+        """Apply an approximate H⁻¹ to columns (D, k, s)."""
+        return self.products.project_(self.preconditioner(r.to(self.preconditioner.dtype)).to(r.dtype))
+
+    def solve(self, v: torch.Tensor) -> torch.Tensor:
+        """H⁻¹ v for v (d, m): a gradient of the summed loss with respect to θ; softmax needs rows that sum to zero."""
+        return self.products.as_parameters(self._cg(self.products.as_vectors(v).to(self.precision.dtype)).x).to(v.dtype)
+
+    def _cg(self, right: torch.Tensor) -> Solution:
+        exact, apply = self.exact, self.products.apply
+        higher = higher_than(self.precision, right.device)
+        solution = column_cg(
+            lambda v: apply(v, self.precision),
+            right,
+            precondition=self.precondition,
+            tolerance=self.tolerance,
+            most_steps=MOST_STEPS,
+            exact_product=None if exact is None else lambda v: apply(v.to(exact.dtype), exact).to(v.dtype),
+            trusted=self.precision.trusted,
+            allow_unconverged=self._options["allow_unconverged"] or higher is not None,
+        )
+        if higher is None or set(solution.status) == {CONVERGED}:
+            return solution
+        # products too rough for a curvature so uneven: from here on in the next precision, which the report tells
+        self.precision, self.exact = higher, exact_for(higher, right.device)
+        self.__dict__.pop("factors", None)
+        return self._cg(right.to(higher.dtype))
+
+    def _solve_block(self, probes: slice) -> Tensors:
+        solution = self._cg(self.products.draw(self.seed, probes, self.precision))
+        z = solution.x * self.probes**-0.5
+        return {"z": z, "residual": solution.residual, "steps": torch.tensor(solution.steps)}
+
+
+def probes_at_once(head: Head, probes: int, memory: int, precision: Precision) -> int:
+    """How many probes are solved for together."""
+    products = HeadProducts(head, head.l2)
+    width, k = products.shape
+    exact = exact_for(precision, head.device)
+    arrays = ARRAYS + (WIDER_ARRAYS if exact is not None and exact.dtype != precision.dtype else 0)
+    fit = max(1, memory // 4 // (arrays * width * k * precision.dtype.itemsize))
+    # fused passes want a record's numbers in a GPU's cache
+    most = min(WORD if products.fused_rows else MOST_AT_ONCE, probes)
+    if fit >= most:
+        return most
+    # below a word's signs as many in each block as in every other
+    return fit // WORD * WORD or -(-probes // -(-probes // fit))
+
+
+class SketchedWindow:
+    """U of a window's records: what their blocks are made of."""
+
+    def __init__(self, curvature: SketchedCurvature, window: Window, size: int) -> None:
+        self._curvature, self._window, self._size = curvature, window, size
+        products, precision = curvature.products, curvature.precision
+        dtype = precision.dtype
+        x = precision.parts(window.rows(dtype, products.width))
+        u = precision.product(x, curvature.factors).to(dtype)
+        self._u = u.view(-1, size, products.k, curvature.probes)
+        self._signs = signs(curvature.seed, window.numbers, products.k, slice(0, curvature.probes), dtype=dtype)
+
+    def blocks(self, groups: slice, probes: slice | None) -> Blocks:
+        """Return the blocks of these groups, by all probes or by some of them."""
+        loss, total = self._curvature.loss, self._curvature.probes
+        rows = slice(groups.start * self._size, groups.stop * self._size)
+        window = self._window.part(rows)
+        u, own = self._u[groups], self._signs[rows].view(self._u[groups].shape)
+        if probes is not None:
+            u, own = u[..., probes] * (total / (probes.stop - probes.start)) ** 0.5, own[..., probes]
+        n, s = u.shape[:2]
+        curvature = loss.curvature(window.outputs.to(torch.float64).view(n, s, -1))
+        weight = window.weights.view(n, s)
+        if loss.coupled:
+            return FactoredBlocks(u, own, curvature, weight, loss)
+        block, complement = _separate(u, own, curvature.weights, weight)
+        return MatrixBlocks(block, curvature, weight, loss, complement=complement)
+
+
+def _separate(
+    u: torch.Tensor, own: torch.Tensor, diagonal: torch.Tensor, weight: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """B of separate outputs (s, 1, s, 1, m·N), and I − W^½ B W^½ (m·N, s, s) from what the records' own signs leave
+    over, where there are probes enough for that."""
+    u, own = u.to(torch.float64).transpose(1, 2), own.to(torch.float64).transpose(1, 2)  # (N, k, s, q)
+    n, k, s, q = u.shape
+    m = diagonal.shape[2]
+    root = (diagonal[:, :, :k] * weight.unsqueeze(2)).sqrt().transpose(1, 2).unsqueeze(3)  # (N, k, s, 1)
+    block, rest = u @ u.mT, own * q**-0.5 - root * u
+    complement = rest @ rest.mT
+    if s == 1:  # what is one together stays one, and neither leaves [0, 1]
+        both = root * root * block + complement
+        block, complement = block / both, complement / both
+    complement = complement * (q / max(1, q - s - 1))  # the inverse of an estimate is too large on average
+    block = block.permute(2, 3, 1, 0).expand(s, s, m, n).reshape(s, 1, s, 1, m * n)
+    complement = complement.transpose(0, 1).expand(m, n, s, s).reshape(m * n, s, s)
+    return block, complement if q >= 4 * s else None
+
+
+@dataclass(frozen=True)
+class ExactSteps:
+    """B(s g) of N groups (N, s, m), their step of leaving out, and the true residual of either solve, the larger."""
+
+    image: torch.Tensor
+    left_out: LeaveOutStep
+    residual: torch.Tensor
+
+
+def exact_steps(
+    curvature: SketchedCurvature,
+    window: Window,
+    gradient: torch.Tensor,
+    total: torch.Tensor | None = None,
+    drift: torch.Tensor | None = None,
+) -> ExactSteps:
+    """Solve for the steps of groups with gradients g (N, s, m), whose rows `window` holds one after the other.
+
+    `total` G and `drift` H⁻¹G (d, m) are those of a head that is not taken as converged.
+    """
+    n, s, _ = gradient.shape
+    terms = _GroupTerms(curvature.products, window, n)
+    weighted = window.weights.view(n, s, 1) * gradient
+    first = torch.einsum("nsd,nsm->dmn", terms.x, weighted.to(terms.x.dtype))
+    second = first if total is None else first - torch.nn.functional.pad(total, (0, 0, 0, terms.padding)).unsqueeze(2)
+    right = torch.stack([first, second], 2)  # (D, m, 2, N)
+    shape = (len(right), curvature.products.k, -1)
+    precision = curvature.precision if right.is_cuda else Precision("float64")
+    exact = exact_for(precision, right.device)
+    solution = column_cg(
+        lambda v: terms.apply(v, right.shape, precision),
+        right.reshape(shape).to(precision.dtype),
+        precondition=curvature.precondition,
+        tolerance=min(curvature.tolerance, OWN_TOLERANCE if exact is None else ROUGH_TOLERANCE),
+        most_steps=OWN_STEPS,
+        exact_product=None if exact is None else lambda v: terms.apply(v, right.shape, exact),
+        trusted=precision.trusted,
+        allow_unconverged=True,
+    )
+    image, step = torch.einsum("nsd,dmcn->cnsm", terms.x, solution.x.view(right.shape).to(terms.x.dtype))
+    capped = terms.norm(step) > LARGEST_STEP * terms.norm(image)
+    if drift is not None:
+        step = step + torch.einsum("nsd,dm->nsm", terms.x[..., : len(drift)], drift)
+    residual = solution.residual.view(-1, 2, n).amax((0, 1))
+    return ExactSteps(image, LeaveOutStep(step, capped), residual)
+
+
+class _GroupTerms:
+    """The terms that N groups add to H themselves."""
+
+    def __init__(self, products: HeadProducts, window: Window, n: int) -> None:
+        self._products = products
+        self.x = window.rows(torch.float64, products.width).view(n, len(window) // n, -1)
+        self.padding = products.width - window.width
+        self._curvature = products.loss.curvature(window.outputs.to(torch.float64).view(*self.x.shape[:2], -1))
+        self._weight = window.weights.view(n, -1, 1)
+
+    def apply(self, v: torch.Tensor, shape: torch.Size, precision: Precision) -> torch.Tensor:
+        """H v, less the groups' own terms in their second columns; v is (D, k, columns), of `shape` (D, m, 2, N)."""
+        result = self._products.apply(v.to(precision.dtype), precision).to(v.dtype)
+        outputs = torch.einsum("nsd,dmn->nsm", self.x, v.view(shape)[:, :, 1].to(torch.float64))
+        own = torch.einsum("nsd,nsm->dmn", self.x, CAP * self._curve(outputs))
+        result.view(shape)[:, :, 1] -= own.to(v.dtype)
+        return result
+
+    def norm(self, step: torch.Tensor) -> torch.Tensor:
+        """√(stepᵀ W step)."""
+        return (step * self._curve(step)).sum((1, 2)).clamp_min(0.0).sqrt()
+
+    def _curve(self, v: torch.Tensor) -> torch.Tensor:
+        return self._weight * self._curvature.curve(self._curvature.contrast(v, -1), -1)

@@ -1,0 +1,152 @@
+"""The scores that a record's outputs, its target and its leverage block give: one function a column, named as it.
+
+Every score is higher for a more exposed record. Heads and networks share these functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import torch
+
+from giveaway.curvature.blocks import Blocks, LeaveOutStep
+from giveaway.curvature.losses import Loss
+from giveaway.curvature.sketch import ExactSteps
+
+
+@dataclass(frozen=True)
+class ScoreBatch:
+    """N groups of s records with all that a score may look at: outputs (N, s, m), targets, sample weights (N, s).
+
+    `make_blocks` gives the leverage blocks and `make_gradient_norm` ‖∇ℓ‖ (N,) when a score first asks for them.
+    `make_drift` gives the change of the outputs (N, s, m) by the step that a head still has to take to its optimum;
+    None where the head is taken as converged. `solved` are exact steps that go before those of the blocks.
+    """
+
+    outputs: torch.Tensor
+    targets: torch.Tensor
+    sample_weight: torch.Tensor
+    loss: Loss
+    make_blocks: Callable[[], Blocks]
+    make_gradient_norm: Callable[[], torch.Tensor]
+    make_drift: Callable[[], torch.Tensor] | None = None
+    solved: ExactSteps | None = None
+
+    @cached_property
+    def blocks(self) -> Blocks:
+        return self.make_blocks()
+
+    @cached_property
+    def gradient(self) -> torch.Tensor:
+        """g (N, s, m)."""
+        return self.loss.gradient(self.outputs, self.targets)
+
+    @cached_property
+    def image(self) -> torch.Tensor:
+        """B·(s g) (N, s, m): the first-order change of the outputs when the group is left out."""
+        if self.solved is not None:
+            return self.solved.image
+        return self.blocks.image(self.sample_weight.unsqueeze(-1) * self.gradient)
+
+    @cached_property
+    def left_out(self) -> LeaveOutStep:
+        """The Newton-step change of the outputs when the group is left out."""
+        if self.solved is not None:
+            return self.solved.left_out
+        if self.make_drift is None:
+            return self.blocks.leave_out(self.image)
+        drift = self.make_drift()
+        left_out = self.blocks.leave_out(self.image - drift)
+        return left_out._replace(step=left_out.step + drift)
+
+
+class GaussianLeaveOneOut(Protocol):
+    """The leave-one-out distinguishability of records under a Gaussian process."""
+
+    @property
+    def kl(self) -> torch.Tensor: ...
+    @property
+    def mean(self) -> torch.Tensor: ...
+
+
+def loss(batch: ScoreBatch) -> torch.Tensor:
+    """ℓ, summed over a group's records."""
+    return batch.loss.value(batch.outputs, batch.targets).sum(1)
+
+
+def gradient_norm(batch: ScoreBatch) -> torch.Tensor:
+    """‖∇ℓ‖ with respect to the parameters, bias included: ‖x‖·‖g‖ for one record of a head."""
+    return batch.make_gradient_norm()
+
+
+def entropy(batch: ScoreBatch) -> torch.Tensor:
+    """−Σ p log p of the prediction, summed over a group's records."""
+    return batch.loss.entropy(batch.outputs).sum(1)
+
+
+def margin(batch: ScoreBatch) -> torch.Tensor:
+    """max_{c≠y} f_c − f_y, the worst of a group's records."""
+    return batch.loss.margin(batch.outputs, batch.targets).amax(1)
+
+
+def leverage(batch: ScoreBatch) -> torch.Tensor:
+    """trace(W B)/r, in [0, 1] for one record; a group's is summed over its records, and lies in [0, records]."""
+    return (gls_trace(batch) / batch.loss.degrees).clamp(0.0, batch.outputs.shape[1])
+
+
+def gls_trace(batch: ScoreBatch) -> torch.Tensor:
+    """trace(W B)."""
+    return batch.blocks.trace()
+
+
+def gls_frobenius(batch: ScoreBatch) -> torch.Tensor:
+    """‖W B‖_F."""
+    return batch.blocks.frobenius()
+
+
+def gls_spectral(batch: ScoreBatch) -> torch.Tensor:
+    """‖W B‖₂."""
+    return batch.blocks.spectral()
+
+
+def gls_trace_logit(batch: ScoreBatch) -> torch.Tensor:
+    """trace of ∂f/∂y."""
+    return batch.blocks.trace(logit=True)
+
+
+def gls_frobenius_logit(batch: ScoreBatch) -> torch.Tensor:
+    """‖∂f/∂y‖_F."""
+    return batch.blocks.frobenius(logit=True)
+
+
+def gls_spectral_logit(batch: ScoreBatch) -> torch.Tensor:
+    """‖∂f/∂y‖₂."""
+    return batch.blocks.spectral(logit=True)
+
+
+def influence(batch: ScoreBatch) -> torch.Tensor:
+    """gᵀ B g: the influence function, a first-order estimate of the loss gap of leaving the record out."""
+    return (batch.gradient * batch.image).sum(dim=(1, 2))
+
+
+def newton(batch: ScoreBatch) -> torch.Tensor:
+    """gᵀ B (I − W B)⁻¹ g: the same with the record's curvature taken out, one Newton step of leaving it out."""
+    return (batch.gradient * batch.left_out.step).sum(dim=(1, 2))
+
+
+def loo_gap(batch: ScoreBatch) -> torch.Tensor:
+    """ℓ(f + step) − ℓ(f): exact for squared loss, at the Newton step otherwise; summed over a group's records."""
+    return batch.loss.gap(batch.outputs, batch.targets, batch.left_out.step).sum(1)
+
+
+def lood_kl(process: GaussianLeaveOneOut) -> torch.Tensor:
+    """KL(f without ‖ f with) at the record's own input, under a kernel that has not seen the trained model."""
+    return process.kl
+
+
+def lood_mean(process: GaussianLeaveOneOut) -> torch.Tensor:
+    """½‖mean without − mean with‖², summed over outputs."""
+    return process.mean
