@@ -39,7 +39,7 @@ def black_box(kind: str, **options) -> Head:
     return Head(**made_arrays(kind) | {"features": None}, **options)
 
 
-def compared(head: Head, unit: str = "record") -> tuple[OthersView, Seen]:
+def compared(head: Head, unit: str = "record") -> tuple[OthersView, TwoViews]:
     view = OthersView(head)
     rows = head.n if unit == "record" else len(np.unique(head.groups))
     return view, view.compare(unit, np.arange(rows, dtype=float))
