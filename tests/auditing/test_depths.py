@@ -15,7 +15,7 @@ from giveaway.curvature.choice import Auto
 from giveaway.extract import from_torch
 from giveaway.network import InverseCurvature, Network, ekfac_records, sketch_records
 from giveaway.storage.checkpoint import FolderCheckpoint
-from tests.linalg.test_kept import Shelf
+from tests.linalg.test_processes import Shelf
 from tests.network.cases import dense, made, targets_for
 
 USUAL = ("influence", "newton", "leverage", "gls_trace")
