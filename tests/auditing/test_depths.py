@@ -183,7 +183,8 @@ def test_finished_work_is_not_done_again(monkeypatch):
     assert sum(solved) == found.report["all"]["right_sides"] - 32
 
 
-def test_a_checkpoint_on_disk_takes_it_up(tmp_path):
+def test_a_checkpoint_on_disk_takes_it_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(FolderCheckpoint, "due", lambda self: True)
     case = made("mlp")
     options = {"loss": "cross_entropy", "damping": 0.5, "depths": ("head", "all"), "probes": 32}
     whole = audit_depths(case[0], case[1:], **options)
@@ -192,7 +193,7 @@ def test_a_checkpoint_on_disk_takes_it_up(tmp_path):
         if done > 40:
             raise Killed
 
-    first = FolderCheckpoint(tmp_path, {"audit": 1}, resume=False, every=0.0)
+    first = FolderCheckpoint(tmp_path, {"audit": 1}, resume=False)
     with pytest.raises(Killed):
         audit_depths(case[0], case[1:], **options, checkpoint=first, on_part=kill)
     found = audit_depths(case[0], case[1:], **options, checkpoint=FolderCheckpoint(tmp_path, {"audit": 1}, resume=True))
