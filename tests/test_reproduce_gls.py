@@ -11,6 +11,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from benchmarks.networks import ResNet
 from benchmarks.reproduce.__main__ import RUN_AGAIN, main
 from benchmarks.reproduce.claims import UNMEASURED
 from benchmarks.reproduce.gls import run as settings
@@ -20,7 +21,6 @@ from benchmarks.reproduce.gls.run import SMALL
 from benchmarks.reproduce.gls.training import (
     DEPTHS,
     Images,
-    ResNet,
     Schedule,
     Trainer,
     layers_of,
@@ -254,16 +254,19 @@ def kept_phi(folder, numbers):
     return np.stack(held), np.stack([members_of(number, 250, 0) for number in numbers])
 
 
+def naive_effect(inside, outside):
+    return (inside.mean() - outside.mean()) / np.sqrt((inside.var() + outside.var()) / 2)
+
+
 def naive(here, inside, outside):
     """All metrics of one record from φ of a target and of the models with and without the record."""
-    gap, pooled = inside.mean() - outside.mean(), np.sqrt((inside.var() + outside.var()) / 2)
-    accused = norm(outside.mean(), outside.std()).isf(0.05)
+    accused = outside.mean() + norm.isf(0.05) * outside.std()
     return {
         "lira": norm.logpdf(here, inside.mean(), inside.std()) - norm.logpdf(here, outside.mean(), outside.std()),
         "deviation_ratio": outside.std() / inside.std(),
-        "mean_gap": abs(gap),
-        "effect_size": gap / pooled,
-        "tpr_fitted": norm(inside.mean(), inside.std()).sf(accused),
+        "mean_gap": abs(inside.mean() - outside.mean()),
+        "effect_size": naive_effect(inside, outside),
+        "tpr_fitted": norm.sf((accused - inside.mean()) / inside.std()),
         "minus_phi": -here,
     }
 
@@ -297,7 +300,10 @@ def test_what_is_measured_is_what_a_naive_computation_gives(ran, result):
     auc = [roc_auc_score(members[number], said[number]["lira"]) for number in range(20)]
     assert result["attack"]["auc"]["mean"] == pytest.approx(np.mean(auc), abs=2e-4)
     one_half = np.arange(20) // 5 % 2 == 0
-    halves = [said_naively(phi[0], phi[side], members[side])["effect_size"] for side in (one_half, ~one_half)]
+    halves = [
+        [naive_effect(phi[side & own, record], phi[side & ~own, record]) for record, own in enumerate(members.T)]
+        for side in (one_half, ~one_half)
+    ]
     expected = spearmanr(*halves).statistic
     assert result["two_halves_of_the_models"]["effect_size"] == pytest.approx(expected, abs=2e-3)
     alone = AttackScores("lira", np.zeros((2, 5)), np.eye(2, 5, dtype=bool), {})

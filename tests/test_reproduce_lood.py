@@ -23,7 +23,6 @@ from benchmarks.reproduce.lood.networks import (
     perturbed,
     retrain,
     ten_classes,
-    write_cars_and_planes,
 )
 from benchmarks.reproduce.lood.pictures import beside_the_record, draw
 from benchmarks.reproduce.lood.searches import by_step, details, pixels
@@ -219,11 +218,7 @@ def test_cars_and_planes_of_a_folder(tmp_path):
     for row, target in zip(found.inputs, found.targets, strict=True):
         source = np.flatnonzero((np.abs(row * SCALE + 127.5 - pixels) < 0.01).all(1))
         assert labels[source].tolist() == [1 if target > 0 else 0]
-    cut = write_cars_and_planes(tmp_path, tmp_path / "cut").parent
-    again = cars_and_planes(replace(job, data=cut), 10, 4)
-    np.testing.assert_array_equal(again.inputs, found.inputs)
-    np.testing.assert_array_equal(again.targets, found.targets)
-    with pytest.raises(FileNotFoundError, match=r"neither cifar10\.npz"):
+    with pytest.raises(FileNotFoundError, match="cifar10"):
         cars_and_planes(replace(job, data=tmp_path / "none"), 10, 4)
 
 

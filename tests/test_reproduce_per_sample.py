@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from benchmarks.networks import build_transformer, build_with_dropout
 from benchmarks.reproduce import __main__ as command
 from benchmarks.reproduce.job import RESULTS, Job, OutOfTime
 from benchmarks.reproduce.per_sample import data as sets
@@ -24,7 +25,7 @@ from benchmarks.reproduce.per_sample.attacks import (
 )
 from benchmarks.reproduce.per_sample.experiment import run
 from benchmarks.reproduce.per_sample.pictures import highest
-from benchmarks.reproduce.per_sample.settings import EXPERIMENTS, build_transformer, build_with_dropout
+from benchmarks.reproduce.per_sample.settings import EXPERIMENTS
 from benchmarks.reproduce.pictures import draw_all
 
 from giveaway.attacks import AttackScores, rmia
@@ -202,21 +203,6 @@ def test_resnet_20_has_its_layers_and_its_dropout():
     x = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     assert not torch.equal(network.train()(x), network(x))
     assert torch.equal(network.eval()(x), network(x))
-
-
-def test_parts_of_cifar10_are_read_in_order(tmp_path, monkeypatch):
-    rng = np.random.default_rng(0)
-    x, y = rng.integers(0, 256, (50_000, 2, 2, 3), np.uint8), rng.integers(0, 10, 50_000, np.uint8)
-    np.savez(tmp_path / "cifar10.npz", x_train=x, y_train=y, x_test=x[:9], y_test=y[:9])
-    monkeypatch.setattr(sets, "PART_BYTES", 100_000)
-    to = tmp_path / "parts"
-    written = sets.split_cifar10(tmp_path, to)
-    assert len(written) == 7
-    for here, there in zip(sets.cifar10(to), (x, y, x[:9], y[:9]), strict=True):
-        np.testing.assert_array_equal(here, there)
-    written[2].unlink()
-    with pytest.raises(FileNotFoundError, match="parts"):
-        sets.cifar10(to)
 
 
 def test_a_transformer_does_not_see_what_is_not_there():

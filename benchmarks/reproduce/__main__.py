@@ -3,8 +3,6 @@
     python -m benchmarks.reproduce run SETTING --data DIR [--work DIR] [--models 200] [--targets 16] [--device cuda]
         [--seed 0] [--limit SECONDS] [--small] [--out DIR]
     python -m benchmarks.reproduce features bloodmnist|sst2 --data DIR [--to DIR]
-    python -m benchmarks.reproduce parts --data DIR --to DIR     (cifar10.npz in parts of less than 60 MB, and its cars
-        and planes alone)
     python -m benchmarks.reproduce table
     python -m benchmarks.reproduce figures [--data DIR]
 
@@ -43,11 +41,6 @@ def _written(options: argparse.Namespace) -> Iterable[object]:
         from benchmarks.reproduce.per_sample.data import write_features
 
         return [f"{options.which}: {write_features(options.which, options.data, options.to or options.data)}"]
-    if options.command == "parts":
-        from benchmarks.reproduce.lood.networks import write_cars_and_planes
-        from benchmarks.reproduce.per_sample.data import split_cifar10
-
-        return [*split_cifar10(options.data, options.to), write_cars_and_planes(options.data, options.to)]
     if options.command == "table":
         from benchmarks.reproduce.page import write_page
 
@@ -103,9 +96,6 @@ def _parser() -> argparse.ArgumentParser:
     features.add_argument("which", choices=["bloodmnist", "sst2"])
     features.add_argument("--data", type=Path, required=True)
     features.add_argument("--to", type=Path, help="where the .npy goes (default: --data)")
-    parts = commands.add_parser("parts", help="cifar10.npz in parts that can be carried one at a time")
-    parts.add_argument("--data", type=Path, required=True)
-    parts.add_argument("--to", type=Path, required=True)
     for name, says in (("table", "write docs/results.md"), ("figures", "draw its pictures")):
         command = commands.add_parser(name, help=f"{says} from the committed results")
         command.add_argument("--results", type=Path, default=RESULTS)

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.reproduce.gls.training import DEPTHS, ResNet, layers_of
+from benchmarks.networks import ResNet
+from benchmarks.reproduce.gls.training import DEPTHS, layers_of
 from benchmarks.reproduce.job import Piece
 from giveaway.auditing.run import audit
 from giveaway.curvature.choice import Dense

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.networks import RESNET_18
 from benchmarks.reproduce.gls.leverage import Solving
 from benchmarks.reproduce.gls.measures import at_depth, mean_by_record, measure, of_training
-from benchmarks.reproduce.gls.training import DEPTHS, FOLDS, WIDTHS, Schedule, members_of
+from benchmarks.reproduce.gls.training import DEPTHS, FOLDS, Schedule, members_of
 from benchmarks.reproduce.gls.truth import said_by_summaries
 from benchmarks.reproduce.gls.work import CHECKED, DRAWN, FUSED, Size, Work
 from benchmarks.reproduce.job import RESULTS, Arrays, Job, read_result
@@ -17,7 +18,7 @@ from benchmarks.reproduce.job import RESULTS, Arrays, Job, read_result
 RESNET, FULL_MODEL = "gls_resnet18", "gls_full_model"
 COMPARED = (DEPTHS[0], DEPTHS[-1])
 FULL = Size(
-    WIDTHS,
+    RESNET_18,
     Schedule(),
     Solving(
         probes={DEPTHS[1]: 32, DEPTHS[2]: 16, DEPTHS[3]: 16},

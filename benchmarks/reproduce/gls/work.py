@@ -16,9 +16,10 @@ import torch
 from torch import nn
 
 from benchmarks.measuring import environment, write_json
+from benchmarks.networks import ResNet
 from benchmarks.reproduce.gls import training
 from benchmarks.reproduce.gls.leverage import DAMPING, Solving, Target
-from benchmarks.reproduce.gls.training import CLASSES, DEPTHS, ResNet, Schedule, Trainer, members_of
+from benchmarks.reproduce.gls.training import CLASSES, DEPTHS, Schedule, Trainer, members_of
 from benchmarks.reproduce.job import Job, Piece, keep_plan, read_piece, write_piece
 from giveaway.attacks.shadow_store import model_seed
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import copy
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from benchmarks.networks import build_network
 from benchmarks.reproduce.job import Arrays, Job, Piece, keep_plan
 from benchmarks.reproduce.per_sample.data import cifar10_training
 from giveaway.attacks.shadow_store import model_seed
@@ -22,7 +21,6 @@ from giveaway.linalg.precision import tf32_products
 PLANE, CAR = 0, 1
 CENTRE, SCALE = 127.5, 63.75  # of pixel values
 PIXELS = 32 * 32 * 3
-CUT = "cars_planes.npz"
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +42,7 @@ def cars_and_planes(job: Job, records: int, held_out: int) -> Pictures:
     """Draw as many of each class; a small run without data makes its own."""
     if job.data is None:
         return made_pictures(records, held_out)
-    images, labels = _two_classes(job.data)
+    images, labels = cifar10_training(job.data)
     rng = np.random.default_rng(0)
     half = (records // 2, held_out // 2)
     drawn = [rng.permutation(np.flatnonzero(labels == kind))[: sum(half)] for kind in (CAR, PLANE)]
@@ -82,25 +80,6 @@ def scaled(images: np.ndarray) -> np.ndarray:
     return ((images.reshape(len(images), -1) - CENTRE) / SCALE).astype(np.float32)
 
 
-def write_cars_and_planes(folder: Path, to: Path) -> Path:
-    """Write both classes alone (27 MB), to carry elsewhere."""
-    images, labels = _two_classes(folder)
-    to.mkdir(parents=True, exist_ok=True)
-    path = to / CUT
-    np.savez_compressed(path, images=images, labels=labels.astype(np.uint8))
-    return path
-
-
-def _two_classes(folder: Path) -> tuple[np.ndarray, np.ndarray]:
-    if (folder / CUT).exists():
-        with np.load(folder / CUT) as held:
-            return held["images"], held["labels"]
-    images, labels = cifar10_training(folder)
-    rows = np.flatnonzero(np.isin(labels, (PLANE, CAR)))
-    return images[rows], labels[rows]
-
-
-ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU}
 STEEPNESS = 8.0  # learning rate × (inputs + depth·width): the largest curvature grows like that sum
 
 
@@ -138,16 +117,6 @@ def size_of(job: Job) -> Size:
     """Return how much is trained; --models says how many rounds at most."""
     size = SMALL if job.small else Size()
     return replace(size, rounds=min(size.rounds, job.models))
-
-
-def build_network(depth: int, width: int, activation: str, inputs: int) -> nn.Sequential:
-    """Build a network whose weights come from torch's global random numbers."""
-    layers: list[nn.Module] = []
-    for before, after in pairwise([inputs, *[width] * depth, 1]):
-        layer = nn.Linear(before, after, bias=False)
-        nn.init.normal_(layer.weight, std=(2.0 / before) ** 0.5)
-        layers += [layer, ACTIVATIONS[activation]()]
-    return nn.Sequential(*layers[:-1])
 
 
 def chosen_records(records: int, count: int, seed: int) -> np.ndarray:

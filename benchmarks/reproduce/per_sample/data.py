@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 SMALL, SMALL_WIDTH = (240, 60), 32  # records, others and numbers in a row of a small run
-PART_BYTES = 55 * 10**6
 
 
 @dataclass(frozen=True)
@@ -134,7 +133,7 @@ def bloodmnist_features(folder: Path | None) -> Data:
 
 
 def cifar10(folder: Path | None) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Read x_train, y_train, x_test, y_test; images uint8 (n, 32, 32, 3). From cifar10.npz, or parts of it."""
+    """Read x_train, y_train, x_test, y_test; images uint8 (n, 32, 32, 3)."""
     if folder is None:
         return (*made_images(1_000, 32, 10), *made_images(200, 32, 10, seed=1))
     x, y, x_test, y_test = _cifar10_arrays(folder, ("x_train", "y_train", "x_test", "y_test"))
@@ -148,33 +147,8 @@ def cifar10_training(folder: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _cifar10_arrays(folder: Path, names: tuple[str, ...]) -> list[np.ndarray]:
-    whole = folder / "cifar10.npz"
-    if whole.exists():
-        with np.load(whole) as held:
-            return [held[name] for name in names]
-    parts = sorted(folder.glob("cifar10_part_*.npz"))
-    found: dict[str, list[np.ndarray]] = {name: [] for name in names}
-    for path in parts:
-        with np.load(path) as held:
-            for name in set(held) & set(names):
-                found[name].append(held[name])
-    if sum(len(labels) for labels in found["y_train"]) != 50_000:
-        raise FileNotFoundError(f"{folder} holds neither cifar10.npz nor all its parts ({len(parts)} found)")
-    return [np.concatenate(found[name]) for name in names]
-
-
-def split_cifar10(folder: Path, to: Path) -> list[Path]:
-    """Write cifar10.npz in parts that are small enough to be carried one at a time, in order."""
-    x, y, x_test, y_test = cifar10(folder)
-    count = -(-x.nbytes // PART_BYTES)
-    to.mkdir(parents=True, exist_ok=True)
-    written = []
-    for number, (images, labels) in enumerate(zip(np.array_split(x, count), np.array_split(y, count), strict=True)):
-        path = to / f"cifar10_part_{number}.npz"
-        np.savez(path, x_train=images, y_train=labels)
-        written.append(path)
-    np.savez(to / "cifar10_part_test.npz", x_test=x_test, y_test=y_test)
-    return [*written, to / "cifar10_part_test.npz"]
+    with np.load(folder / "cifar10.npz") as held:
+        return [held[name] for name in names]
 
 
 def cifar10_images(folder: Path | None) -> Data:
