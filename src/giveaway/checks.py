@@ -102,6 +102,13 @@ def check_number(argument: str, value: Any, *, minimum: float, remedy: str) -> f
     return number
 
 
+def check_whole(argument: str, value: Any, minimum: int = 1, *, remedy: str = "give how many there should be") -> int:
+    """Return a whole number of at least `minimum`, else refuse it."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < minimum:
+        raise fail(argument, f"a whole number of at least {minimum}", repr(value), remedy)
+    return int(value)
+
+
 def check_choice(argument: str, value: str, choices: Iterable[str]) -> str:
     """Return `value` if it is one of `choices`; else suggest the near ones."""
     known = list(choices)

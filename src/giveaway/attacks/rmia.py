@@ -27,7 +27,7 @@ from math import factorial
 import numpy as np
 
 from giveaway.attacks.thresholds import AttackScores, check_out_references, check_same_records, mean_over_out
-from giveaway.checks import check_choice, check_number, fail
+from giveaway.checks import check_choice, check_number, check_whole, fail
 from giveaway.records import Signals
 
 MODES = ("online", "offline")
@@ -126,8 +126,7 @@ def _probability_of(targets: Signals, signal: str, temperature: float, degree: i
         raise fail(
             "signal", "'softmax' unless signals are logits", f"'taylor_softmax' with {targets.kind}", "store logits"
         )
-    if not isinstance(degree, int) or degree < 1:
-        raise fail("taylor_degree", "a whole number of at least 1", repr(degree), "4 is usual")
+    check_whole("taylor_degree", degree, remedy="4 is usual")
     check_number("taylor_margin", margin, minimum=0, remedy="0.6 is usual")
     return lambda signals, part: _taylor_softmax(signals, part, temperature, degree, margin)
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from giveaway.checks import as_tensor, check_names, fail, nearest
+from giveaway.checks import as_tensor, check_names, check_whole, fail, nearest
 
 TARGET_KEYS = ("labels", "label", "targets", "target", "y")
 ID_KEYS = ("ids", "id")
@@ -67,8 +67,7 @@ def as_loader(data: Any, batch_size: int) -> DataLoader[Any]:
         return data
     if not is_dataset(data):
         raise fail("data", "a DataLoader or a Dataset", type(data).__name__, "wrap arrays in a TensorDataset")
-    if not isinstance(batch_size, int) or batch_size < 1:
-        raise fail("batch_size", "a whole number of at least 1", repr(batch_size), "256 suits most models")
+    check_whole("batch_size", batch_size, remedy="256 suits most models")
     return DataLoader(data, batch_size=batch_size, shuffle=False)
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from giveaway.checks import check_finite, fail, nearest
+from giveaway.checks import check_finite, check_whole, fail, nearest
 from giveaway.extract.batches import BatchKeys, RecordBatch, RowBuffer
 from giveaway.extract.reader import RecordReader
 from giveaway.extract.torch_model import call_watched, device_of, untouched, unwrapped
@@ -61,8 +61,8 @@ def early_features(
     (5, 16)
     """
     module = unwrapped(model)
-    _check_whole("cells", cells, minimum=1, remedy="2 suits most models")
-    _check_whole("seed", seed, minimum=0, remedy="any will do")
+    check_whole("cells", cells, remedy="2 suits most models")
+    check_whole("seed", seed, 0, remedy="any will do")
     _check_layer_name(module, layer)
     where = device_of(module, device)
     reader = RecordReader(data, batch_size, BatchKeys(input_key, target_key, id_key), in_order=True)
@@ -180,8 +180,3 @@ def _check_layer_name(model: nn.Module, name: str) -> None:
     if name not in names:
         remedy = nearest(str(name), names) if names else "the model has no modules inside"
         raise fail("layer", "the name of a module in the model", repr(name), remedy)
-
-
-def _check_whole(argument: str, value: Any, *, minimum: int, remedy: str) -> None:
-    if not isinstance(value, int | np.integer) or value < minimum:
-        raise fail(argument, f"a whole number of at least {minimum}", repr(value), remedy)

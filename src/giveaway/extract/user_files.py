@@ -139,10 +139,8 @@ def inputs_from(path: str | os.PathLike[str], *, targets: bool = False) -> tuple
     other numbers stay as they are.
     """
     with reading("inputs", path, ".npz file") as file, np.load(file, allow_pickle=False) as stored:
-        for key in ("inputs", *(("targets",) if targets else ())):
-            if key not in stored.files:
-                raise _missing(key, file, stored.files)
-        return as_numbers(stored["inputs"]), stored["targets"] if targets else None
+        labels = _stored(stored, "targets", file) if "inputs" in stored.files and targets else None
+        return as_numbers(_stored(stored, "inputs", file)), labels
 
 
 def records_from(path: str | os.PathLike[str]) -> Any:
@@ -157,9 +155,7 @@ def records_from(path: str | os.PathLike[str]) -> Any:
             if mapped:
                 return as_records(np.load(file, mmap_mode="r", allow_pickle=False))
             with np.load(file, allow_pickle=False) as stored:
-                if "inputs" not in stored.files:
-                    raise _missing("inputs", file, stored.files)
-                return as_records(stored["inputs"])
+                return as_records(_stored(stored, "inputs", file))
         except ValueError as error:
             if not any(words in str(error) for words in ("Object arrays", "Python objects in dtype")):
                 raise
@@ -195,9 +191,7 @@ def row_numbers(path: str | os.PathLike[str]) -> np.ndarray:
         if isinstance(stored, np.ndarray):
             return stored
         with stored:
-            if "index" not in stored.files:
-                raise fail("rows", f"the key index in {file.name}", "keys " + ", ".join(stored.files), "add it")
-            return stored["index"]
+            return _stored(stored, "index", file, argument="rows")
 
 
 def subgroups_from(path: str, n: int) -> dict[str, np.ndarray]:
@@ -230,8 +224,11 @@ def _read_csv(path: str) -> dict[str, np.ndarray]:
     return {name: np.array([line[place] for line in lines]) for place, name in enumerate(heading)}
 
 
-def _missing(key: str, file: Path, present: list[str]) -> Exception:
-    return fail(key, f"the key {key} in {file.name}", "keys " + ", ".join(present), "add it")
+def _stored(archive: Any, key: str, file: Path, *, argument: str | None = None) -> np.ndarray:
+    """Return one array of an .npz, or refuse a file without it."""
+    if key not in archive.files:
+        raise fail(argument or key, f"the key {key} in {file.name}", "keys " + ", ".join(archive.files), "add it")
+    return archive[key]
 
 
 def _load_skops(path: str | os.PathLike[str], trust_all: bool) -> Any:

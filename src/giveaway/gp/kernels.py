@@ -272,13 +272,6 @@ def check_positive(argument: str, value: Any, *, expected: str = "a positive num
     return number
 
 
-def check_whole(argument: str, value: Any, minimum: int = 1, *, remedy: str = "give how many there should be") -> int:
-    """A whole number of at least `minimum`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-        raise fail(argument, f"a whole number of at least {minimum}", repr(value), remedy)
-    return value
-
-
 def _squared_distances(X: torch.Tensor, Z: torch.Tensor) -> torch.Tensor:
     """Compute ‖x − z‖² (n, m) as one matrix product; pairs so close that it would cancel are taken from x − z."""
     x, z = flat_pair(X, Z)

@@ -29,9 +29,9 @@ import torch
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from giveaway.checks import check_choice, fail
+from giveaway.checks import check_choice, check_whole, fail
 from giveaway.gp.activations import Activation, as_activation
-from giveaway.gp.kernels import Kernel, check_variances, check_whole, flat_pair
+from giveaway.gp.kernels import Kernel, check_variances, flat_pair
 
 TENSORS_AT_ONCE = 8  # covariances, tangents and temporaries of one layer that live together
 

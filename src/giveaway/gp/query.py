@@ -16,9 +16,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 
-from giveaway.checks import as_tensor, check_choice, check_finite, check_number, fail
+from giveaway.checks import as_tensor, check_choice, check_finite, check_number, check_whole, fail
 from giveaway.gp.distinguishability import divergence, kl_of_change, mean_distance
-from giveaway.gp.kernels import check_whole
 from giveaway.gp.posterior import RemovedRecords
 
 Objective = Literal["kl", "mean"]

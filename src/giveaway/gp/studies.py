@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from giveaway.checks import as_tensor, check_choice, check_finite, fail
+from giveaway.checks import as_tensor, check_choice, check_finite, check_whole, fail
 from giveaway.gp import query as search
 from giveaway.gp.activations import Activation, as_activation
 from giveaway.gp.attack import distance_to_constant
 from giveaway.gp.distinguishability import divergence, gaussian_kl, mean_distance, x_minus_log1p
-from giveaway.gp.kernels import Correlation, Kernel, KernelLike, Mapped, Sphere, check_whole, kernel_matrix
+from giveaway.gp.kernels import Correlation, Kernel, KernelLike, Mapped, Sphere, kernel_matrix
 from giveaway.gp.nngp import NNGP
 from giveaway.gp.posterior import Posterior, RemovedRecords, fit, removal_rows
 
