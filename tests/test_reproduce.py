@@ -1,4 +1,4 @@
-"""docs/results.md: the page is what the committed results give, and every verdict follows its rule."""
+"""docs/results.md is what the committed results give, with every number and picture."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from benchmarks.reproduce.claims import (
-    FAILS,
     HOLDS,
     NO_DATA,
     NOT_RUN,
@@ -22,7 +21,6 @@ from benchmarks.reproduce.claims import (
 )
 from benchmarks.reproduce.job import RESULTS, SETTINGS
 from benchmarks.reproduce.page import (
-    FIGURES,
     PAPERS,
     claims_of,
     claims_of_all,
@@ -33,12 +31,8 @@ from benchmarks.reproduce.page import (
     write_page,
 )
 
-DOCS = Path(__file__).parents[1] / "docs"
-PAPER = Path(__file__).parents[2] / "shared" / "papers" / "per-sample-mia.txt"
 PER_SAMPLE, GLS, LOOD = (read_paper(name) for name in PAPERS)
-TO_BE_HAD = PER_SAMPLE["to_be_had"]
 NAME, MORE = "gls_resnet18", "gls_full_model"
-ALIKE = PER_SAMPLE["metrics"]
 
 
 @pytest.fixture(scope="module")
@@ -46,16 +40,18 @@ def committed():
     return read_results(RESULTS)
 
 
-@pytest.fixture(scope="module")
-def text(committed):
-    return page(committed, DOCS / "images")
-
-
 def copy_of(results):
     return json.loads(json.dumps(results))
 
 
-# the page
+DOCS = Path(__file__).parents[1] / "docs"
+PAPER = Path(__file__).parents[2] / "shared" / "papers" / "per-sample-mia.txt"
+TO_BE_HAD, ALIKE = PER_SAMPLE["to_be_had"], PER_SAMPLE["metrics"]
+
+
+@pytest.fixture(scope="module")
+def text(committed):
+    return page(committed, DOCS / "images")
 
 
 def test_the_committed_page_is_what_the_committed_results_give(tmp_path, text):
@@ -147,124 +143,6 @@ def test_words_of_numbers():
     assert widens([1.2, 1.5])
     assert widens([0.9, 0.5])
     assert not any(widens(ratios) for ratios in ([1.5, 1.2], [0.9, 1.2], [1.2, 1.2]))
-
-
-# the per-sample paper
-
-
-def everywhere(results, change):
-    """The results of Energy, changed, for every setting of the per-sample paper whose data can be had."""
-    made = {}
-    for name in TO_BE_HAD:
-        made[name] = copy_of(results["energy_mlp"]) | {"setting": name}
-        for truth in made[name]["agreement"].values():
-            truth["whole_network"] = copy_of(truth["influence"])
-        made[name]["seconds"]["per_target"]["whole_network"] = 9.0
-        change(name, made[name])
-    made[NAME] = {"beside": {"fused": {"recall": {"0": 0.7, "2": 0.8}}}}
-    made[NAME]["beside"]["newton"] = {"recall": {"0": 0.6, "1": 0.99, "2": 0.7}}
-    return made
-
-
-def set_recall(found, score, mean, spread=0.01, truth="lira"):
-    found["agreement"][truth][score]["top 1% in 5%"] = [mean, spread]
-    if truth == "lira":
-        found["top 1% in 5%, each target"][score] = [mean - spread, mean + spread]
-
-
-@pytest.mark.parametrize("place", range(9))
-def test_each_claim_turns_with_its_numbers(committed, place):
-    """All settings as the claim would have it, then one (or, of a claim about most, most) the other way."""
-
-    def good(name, found):
-        for truth, mean in (("lira", 0.6), ("rmia", 0.5), ("shokri", 0.4)):
-            set_recall(found, "loss", 0.2, truth=truth)
-            set_recall(found, "newton", mean, truth=truth)
-            set_recall(found, "influence", mean, truth=truth)
-        set_recall(found, "fused", 0.7)
-        set_recall(found, "whole_network", 0.3)
-        found["newton_over_influence"]["largest_error"] = 1e-9
-        for attack, accuracy in (("lira", 0.7), ("rmia", 0.65), ("shokri", 0.6)):
-            found["attacks"][attack]["balanced_accuracy"] = accuracy
-        found["seconds"]["references"] = 2_000 * found["seconds"]["per_target"]["surrogates"]
-
-    bad = [
-        lambda found: set_recall(found, "influence", 0.1),
-        lambda found: set_recall(found, "newton", 0.06, 0.1),
-        lambda found: found["newton_over_influence"].update(largest_error=1e-3),
-        lambda found: set_recall(found, "newton", 0.1, truth="rmia"),
-        lambda found: set_recall(found, "newton", 0.9, truth="shokri"),
-        lambda found: set_recall(found, "whole_network", 0.9),
-        lambda found: found["seconds"].update(references=999 * found["seconds"]["per_target"]["surrogates"]),
-        lambda found: found["attacks"]["rmia"].update(balanced_accuracy=0.71),
-        lambda found: set_recall(found, "fused", 0.5),
-    ][place]
-
-    def verdict(results):
-        return claims_of("per_sample", results)[place].verdict
-
-    results = everywhere(committed, good)
-    assert verdict(results) == HOLDS
-    about_most = place in (0, 4)
-    missing = {name: found for name, found in results.items() if name != "california_mlp"}
-    assert verdict(missing) == (HOLDS if about_most else UNMEASURED)
-    turned = TO_BE_HAD[-4:] if about_most else ["california_mlp"]
-    for name in turned[1:]:
-        bad(results[name])
-    assert verdict(results) == HOLDS
-    bad(results[turned[0]])
-    assert verdict(results) == FAILS
-
-
-def test_fused_is_held_against_newton_on_the_resnet_too(committed):
-    def change(name, found):
-        for score, share in (("whole_network", 0.3), ("newton", 0.5), ("fused", 0.9)):
-            set_recall(found, score, share)
-
-    results = everywhere(committed, change)
-    assert claims_of("per_sample", results)[8].verdict == HOLDS
-    results[NAME]["beside"]["fused"]["recall"] = {"0": 0.5, "2": 0.6}
-    claim = claims_of("per_sample", results)[8]
-    assert claim.verdict == FAILS
-    assert (
-        "ResNet-18: 55.0 % against 65.0 % of the largest effect sizes; −10.0 ± 0.0 (standard error)" in claim.measured
-    )
-    del results[NAME]["beside"]["fused"]
-    assert claims_of("per_sample", results)[8].verdict == UNMEASURED
-
-
-def test_the_whole_network_is_held_against_the_last_layer_of_the_same_targets(committed):
-    found = copy_of(committed["cifar10_cnn"])
-    found["top 1% in 5%, each target"] |= {"whole_network": [0.5, 0.6], "influence": [0.4, 0.5, 0.9]}
-    claim = claims_of("per_sample", {"cifar10_cnn": found})[5]
-    assert claim.verdict == FAILS
-    assert "CIFAR-10: 55.0 % in" in claim.measured
-    assert "last layer 45.0 % in" in claim.measured
-    assert claim.measured.endswith("+10.0 ± 0.0 (standard error) over the same 2 targets (not so)")
-
-
-def test_scores_that_shared_their_gpu_are_told_and_not_counted(committed):
-    claim = claims_of("per_sample", committed)[6]
-    assert claim.measured.startswith("true in 3 of 6: ")
-    told = committed["sst2_transformer"]["seconds"]
-    times = f"{told['references'] / told['per_target']['surrogates']:,.0f}"
-    note = f"; not counted: SST-2, transformer {times} ×, whose scores shared a GPU with another training run"
-    assert claim.measured.endswith(note)
-    alone = copy_of(committed)
-    alone["sst2_transformer"]["seconds"]["surrogates"] += 1.0
-    assert claims_of("per_sample", alone)[6].measured.startswith("true in 3 of 7: ")
-
-
-def test_less_is_less_beyond_the_noise(committed):
-    found = copy_of(committed["bloodmnist_head"])
-    set_recall(found, "fused", 0.5)
-    for truth, mean in (("lira", 0.6), ("rmia", 0.58), ("shokri", 0.2)):
-        set_recall(found, "newton", mean, 0.05, truth)
-    measured = claims_of("per_sample", {"bloodmnist_head": found})[4].measured
-    assert measured.startswith("true in 0 of 1, 6 not run yet: ")  # 0.02 with a standard error of 0.018
-    set_recall(found, "newton", 0.5, 0.05, "rmia")
-    measured = claims_of("per_sample", {"bloodmnist_head": found})[4].measured
-    assert measured.startswith("true in 1 of 1, 6 not run yet: ")
 
 
 def remarks(results):
@@ -363,140 +241,3 @@ def test_printed_numbers_are_those_of_the_papers():
     assert printed["perturbed"]["networks"] == [-2.375, 5.978]
     assert (printed["groups"]["most_exposed"], printed["groups"]["least_exposed"]) == (0.61, 0.08)
     assert printed["sine"]["steepest"] == 3.899
-
-
-# the GLS paper
-
-
-def gls(results):
-    return section("gls", results), claims_of("gls", results)
-
-
-def test_a_depth_whose_solves_ended_early_is_marked_and_not_judged(committed):
-    result = copy_of(committed[NAME])
-    full = result["depths"]["full model"]
-    full.update(solve_error=0.1, worst_residual=0.004, most_steps_taken=19)
-    text, claims = gls({NAME: result})
-    assert "full model\\*" not in text
-    assert "not judged" not in text + claims[3].measured
-    for metric in ("lira", "effect_size"):
-        full["all"]["gls_trace"][metric]["mean"] += 0.1  # deeper is better
-    assert claims_of("gls", {NAME: result})[3].verdict == FAILS
-    full["solve_error"] = 0.9
-    text, claims = gls({NAME: result})
-    assert claims[3].verdict == HOLDS
-    assert "(full model, 4 targets, not judged: the error of its solves is too large; " in claims[3].measured
-    assert text.count("full model\\*") == 5
-    assert (
-        "\\* The error of solves is 0.5 or more (full model: ≈ 0.90 after 19 steps, with a residual of 0.004)" in text
-    )
-
-
-def test_what_was_solved_further_stands_beside_the_depths_and_is_judged(committed):
-    results = copy_of({name: committed[name] for name in (NAME, MORE)})
-    full = results[MORE]["depths"]["full model"]
-    text, claims = gls(results)
-    lines = text.splitlines()
-    rows = {line.split("|")[1].strip(): line.split("|")[2:-1] for line in lines if "→" in line and "|" in line}
-    value = full["all"]["gls_trace"]["lira"]
-    assert rows["LiRA score"][4].strip() == f"0.51 ± 0.04 → {value['mean']:.2f} ± {value['half_width']:.2f}"
-    assert rows["TPR at 5 % FPR"][4].strip() == "0.29 ± 0.05 → –"
-    costs = next(line for line in lines if line.startswith("| full model, more targets | 11,173,962"))
-    assert f"| {full['most_steps_taken']} | {full['worst_residual']:.2g} | {full['solve_error']:.2f} |" in costs
-    assert f"{full['unsolved']} of {full['right_sides']} right-hand sides had not reached the tolerance of 0.01" in text
-    assert "full model, more targets (4 targets, no TPR at 5 % FPR)" in claims[0].measured
-    assert claims[3].verdict == HOLDS
-    full["all"]["gls_trace"]["effect_size"]["mean"] += 0.1  # deeper is better
-    assert claims_of("gls", results)[3].verdict == FAILS
-    full["solve_error"] = 0.6
-    text, claims = gls(results)
-    assert claims[3].verdict == HOLDS  # solved too little to say so
-    assert "full model, more targets\\*" in text
-    results[MORE]["depths"] = {}
-    results[MORE]["not_to_be_had"] = {"full model": ["out of memory"]}
-    text, claims = gls(results)
-    assert "| 0.51 ± 0.04 → not to be had |" in text
-    assert "Full model, more targets (for some targets at least): out of memory." in text
-    assert "full model, more targets not to be had" in claims[3].measured
-
-
-def test_gls_verdicts_follow_the_results(committed):
-    changed = copy_of(committed[NAME])
-    depths = changed["depths"]
-    for own, lira in zip(depths.values(), (0.5, 0.52, 0.51, 0.5), strict=True):
-        own |= {"targets": 4, "solve_error": 0.1}
-        for metric in GLS["metrics"]:
-            own["all"]["gls_trace"][metric] |= {"mean": lira, "half_width": 0.04, "of": 4}
-        own["last layer of these targets"] = {"lira": {"mean": 0.5}, "effect_size": {"mean": 0.6}}
-        own["all"]["gls_trace"]["effect_size"] |= {"mean": 0.6, "of": 4}
-        for score in ("gls_frobenius", "gls_spectral"):
-            own["all"][f"{score}_with_trace"]["mean"] = 0.97
-    depths["last layer"]["tradeoff"]["share_of_models_higher"] = 1.0
-    assert [claim.verdict for claim in claims_of("gls", {NAME: changed})] == [HOLDS] * 5
-    depths["full model"]["all"]["gls_trace"]["effect_size"]["mean"] = 0.7
-    depths["last layer"]["tradeoff"]["share_of_models_higher"] = 0.5
-    depths["2 last layers"]["all"]["gls_spectral_with_trace"]["mean"] = 0.5
-    depths["4 last layers"]["all"]["gls_trace"]["lira"] |= {"mean": 0.3, "half_width": 0.4}
-    assert [claim.verdict for claim in claims_of("gls", {NAME: changed})] == [FAILS] * 5
-    for own in depths.values():
-        own["targets"] = 1
-    verdicts = [claim.verdict for claim in claims_of("gls", {NAME: changed})]
-    assert [verdicts[place] for place in (0, 1, 3)] == [UNMEASURED] * 3  # one target has no spread
-    del depths["full model"], depths["4 last layers"]
-    changed["not_to_be_had"] = {"full model": ["out of memory"]}
-    measured = claims_of("gls", {NAME: changed})[3].measured
-    assert "full model not to be had" in measured
-    assert "4 last layers not run yet" in measured
-
-
-# the LOOD paper
-
-
-def test_verdicts_of_searches_toys_and_activations_turn_with_the_numbers(committed):
-    before = claims_of("lood", {"lood_figures": json.loads(FIGURES.read_text()), **committed})
-    told = copy_of(committed) | {"lood_figures": json.loads(FIGURES.read_text())}
-    told["lood_searches"]["cars_and_planes"] |= {"found": 250}
-    told["lood_searches"]["cars_and_planes"]["not_found"]["record_has_the_likest_details_of_all"] = 96
-    told["lood_searches"]["convolutional"]["auc_at_the_query"][0] -= 0.1
-    told["lood_toys"]["domain"]["kl_largest_at_the_record"] -= 1
-    told["lood_toys"]["steepest"]["at_the_mean_optimum_over_the_record"]["log_ratio"][2] = 1.1
-    told["lood_toys"]["placed"]["5"]["offset_of_the_largest"][2] = 0.2
-    told["lood_retrained"]["largest_along_a_direction"]["networks"]["at_the_record"] = 55
-    told["lood_activations"]["nngp_sphere"] |= {"mean_difference": 0.03}
-    told["lood_queries"]["normalized"]["darker_than_the_record"] = 6
-    figures = told["lood_figures"]
-    figures["activations"]["gelu_beside_relu"]["critical"]["6"]["kl_median_of_ratios"] = 1.1
-    for cell in figures["activations"]["gelu_beside_relu"]["raw"].values():
-        cell["kl_lower_by_more_than_1.1"] = 0.96
-    figures["groups"]["one_query"]["value_over_the_most_exposed_members_min_median_max"] = [0.9, 0.95, 1.0]
-    turned = {was.text for was, now in zip(before, claims_of("lood", told), strict=True) if was.verdict != now.verdict}
-    assert len(turned) == 12, turned  # one for each line above
-    told["lood_queries"]["normalized"]["over_the_record"] = [0.9, 1.0]
-    figures["groups"]["one_query"]["value_over_the_most_exposed_members_min_median_max"] = [0.9, 0.95, 1.1]
-    claims = {claim.text: claim for claim in claims_of("lood", told)}
-    unsure = [
-        claim for text, claim in claims.items() if "some query reveals more" in text or "best single query" in text
-    ]
-    assert [claim.verdict for claim in unsure] == [UNMEASURED] * 2
-
-
-def test_committed_counts_of_searches_are_those_of_the_summaries(committed):
-    ends = committed["lood_searches"]["cars_and_planes"]
-    with np.load(RESULTS / "lood_searches.npz") as held:
-        share, alike = held["cars_and_planes_share"], held["cars_and_planes_details"]
-    assert (share > 0.99).sum() == ends["found"] == ends["chosen"] - ends["not_found"]["searches"]
-    assert (alike[share <= 0.99] < 0).sum() >= ends["not_found"]["of_those_negative"]
-    assert NOT_RUN not in section("lood", committed)
-
-
-@pytest.mark.parametrize(("score", "others", "expected"), [("lood_mean", 0.3, HOLDS), ("tracin", 0.5, FAILS)])
-def test_the_best_predictor_of_retraining_is_judged(committed, score, others, expected):
-    told = copy_of(committed)
-    for name in told["lood_influence"]["with_the_change"]:
-        told["lood_influence"]["with_the_change"][name]["pearson"] = 0.3
-    told["lood_influence"]["with_the_change"]["lood_mean"]["pearson"] = 0.4
-    told["lood_influence"]["with_the_change"]["tracin"]["pearson"] = others
-    assert claims_of("lood", told)[5].verdict == expected
-    for pearson, verdict in ((0.9, HOLDS), (0.2, FAILS)):
-        told["lood_retrained"]["correlation_with_auc"]["nngp_auc"] = {"pearson": pearson, "p": 1e-9, "spearman": 0.0}
-        assert claims_of("lood", told)[0].verdict == verdict
