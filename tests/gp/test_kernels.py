@@ -210,15 +210,6 @@ def agree(found: torch.Tensor, expected: np.ndarray) -> None:
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("length", [None, 0.7])
-def test_rbf_and_laplace(length):
-    x = drawn(13, 3)
-    own = length or np.median(pdist(x.numpy()))
-    distance = cdist(x.numpy(), x.numpy())
-    agree(KernelChoice("rbf", length=length).kernel(x)(x, x), np.exp(-(distance**2) / (2 * own**2)))
-    agree(KernelChoice("laplace", length=length).kernel(x)(x, x), np.exp(-distance / own))
-
-
 @pytest.mark.parametrize(
     ("name", "kind"), [("nngp", NNGP), ("ntk", NTK), ("conv_nngp", ConvNNGP), ("conv_ntk", ConvNTK)]
 )

@@ -208,24 +208,6 @@ def test_ids_stand_where_their_records_do():
     assert ga.lood("rbf", x, y, 0.1).ids.tolist() == list(range(25))
 
 
-@settings(max_examples=15, deadline=None)
-@given(seed=st.integers(0, 999), people=st.booleans())
-def test_the_order_of_the_records_does_not_matter(seed, people):
-    x, y = data(seed=seed)
-    turn = np.random.default_rng(seed + 1).permutation(25)
-    kernel = RBF(1.0)
-    if people:
-        first, second = (
-            ga.lood(kernel, x, y, 0.1, groups=GROUPS),
-            ga.lood(kernel, x[turn], y[turn], 0.1, groups=GROUPS[turn]),
-        )
-        agree(second, (first["lood_kl"], first["lood_mean"]))
-        assert second.ids.tolist() == first.ids.tolist()
-    else:
-        first, second = ga.lood(kernel, x, y, 0.1), ga.lood(kernel, x[turn], y[turn], 0.1)
-        agree(second, (first["lood_kl"][turn], first["lood_mean"][turn]))
-
-
 def test_the_metadata_says_what_was_done():
     x, y = data()
     meta = ga.lood(RBF(0.8), x, y, 0.1).meta.to_json()

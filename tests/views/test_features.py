@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial.distance import cdist, pdist
 
-from giveaway.gp.ridge import leave_one_out_ridge
 from giveaway.views import features as module
 from giveaway.views.features import (
     RecordFeatures,
@@ -301,13 +300,3 @@ def test_any_shape_in_blocks_of_any_size(n, p, half, block, single):
     torch.testing.assert_close(whole[:, :p], gather(columns), rtol=0, atol=0)
     some = torch.arange(n - 1, -1, -2)
     torch.testing.assert_close(parts.of(some), whole[some], rtol=1e-6, atol=1e-6)
-
-
-def test_a_memory_map_feeds_a_ridge_that_sees_a_curve(tmp_path):
-    x = np.random.default_rng(0).normal(size=(400, 2))
-    y = np.sin(2 * x[:, 0]) * x[:, 1]
-    np.save(tmp_path / "x.npy", x)
-    columns = replace(tabular_features(np.load(tmp_path / "x.npy", mmap_mode="r")), block=64)
-    view = leave_one_out_ridge(fourier_features(columns, features=200)[0], y)
-    linear = leave_one_out_ridge(lambda: iter([torch.from_numpy(x)]), y)
-    assert view.loo_error.min() < 0.2 * linear.loo_error.min()

@@ -37,38 +37,38 @@ class Activation(ABC):
 
     @abstractmethod
     def __call__(self, x: Tensor) -> Tensor:
-        """φ(x), entry by entry."""
+        """Return φ(x), entry by entry."""
 
     def dual(self, qx: Tensor, qz: Tensor, c: Tensor) -> Tensor:
-        """E[φ(u)φ(v)]."""
+        """Return E[φ(u)φ(v)]."""
         result: Tensor = _Expected.apply(self._dual, self._dual_by_variance, self.dual_derivative, qx, qz, c)
         return result
 
     def dual_derivative(self, qx: Tensor, qz: Tensor, c: Tensor) -> Tensor:
-        """E[φ'(u)φ'(v)]."""
+        """Return E[φ'(u)φ'(v)]."""
         by_variance, by_covariance = self._derivative_by_variance, self._derivative_by_covariance
         result: Tensor = _Expected.apply(self._derivative, by_variance, by_covariance, qx, qz, c)
         return result
 
     @abstractmethod
     def _dual(self, qx: Tensor, qz: Tensor, c: Tensor) -> Tensor:
-        """E[φ(u)φ(v)] as a new tensor; never traced, so it may work in place on what it makes."""
+        """Return E[φ(u)φ(v)] as a new tensor; never traced, so it may work in place on what it makes."""
 
     @abstractmethod
     def _derivative(self, qx: Tensor, qz: Tensor, c: Tensor) -> Tensor:
-        """E[φ'(u)φ'(v)] as a new tensor; never traced either."""
+        """Return E[φ'(u)φ'(v)] as a new tensor; never traced either."""
 
     @abstractmethod
     def _dual_by_variance(self, qx: Tensor, qz: Tensor, c: Tensor) -> Tensor:
-        """½ E[φ''(u)φ(v)]."""
+        """Return ½ E[φ''(u)φ(v)]."""
 
     @abstractmethod
     def _derivative_by_covariance(self, qx: Tensor, qz: Tensor, c: Tensor) -> Tensor:
-        """E[φ''(u)φ''(v)]."""
+        """Return E[φ''(u)φ''(v)]."""
 
     @abstractmethod
     def _derivative_by_variance(self, qx: Tensor, qz: Tensor, c: Tensor) -> Tensor:
-        """½ E[φ'''(u)φ'(v)]."""
+        """Return ½ E[φ'''(u)φ'(v)]."""
 
     def __repr__(self) -> str:
         return self.name
@@ -171,7 +171,7 @@ class _ErfMixture(Activation):
         return self._sum(qx, qz, c, lambda s, t, c, p, q, d: -s * s * q * d.pow(-1.5))
 
     def _sum(self, qx: Tensor, qz: Tensor, c: Tensor, term: Callable[..., Any]) -> Tensor:
-        """Σ w_s w_t (4 s t/π)·term(s, t, c, P, Q, D)."""
+        """Sum w_s w_t (4 s t/π)·term(s, t, c, P, Q, D)."""
         c = within_bounds(qx, qz, c)
         determinant = (qx * qz - c * c).clamp_min(0.0)
         total = torch.zeros_like(determinant)
@@ -227,7 +227,7 @@ class _Gelu(Activation):
 
     @staticmethod
     def _parts(qx: Tensor, qz: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """c within its bounds, D ≥ 1 without cancellation, √D."""
+        """Return c within its bounds, D ≥ 1 without cancellation, and √D."""
         c = within_bounds(qx, qz, c)
         d = (qx * qz - c * c).clamp_min(0.0) + (1.0 + qx + qz)
         return c, d, d.sqrt()
@@ -281,13 +281,13 @@ class _Elu(Activation):
 
     @staticmethod
     def _ends(qx: Tensor, qz: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """a, b, R − c ≥ 0 and E[φ''(u)φ''(v)] at correlation 1."""
+        """Return a, b, R − c ≥ 0 and E[φ''(u)φ''(v)] at correlation 1."""
         a, b = square_root(qx), square_root(qz)
         return a, b, a * b - within_bounds(qx, qz, c), _tail(a + b) / 2
 
     @staticmethod
     def _integral(qx: Tensor, qz: Tensor, c: Tensor, integrand: Callable[..., Any]) -> Tensor:
-        """∫ integrand(r − c, G(a cos θ), G(b cos θ), √(π/2) b cos θ) dθ/2π from the angle of c to π/2."""
+        """Integrate integrand(r − c, G(a cos θ), G(b cos θ), √(π/2) b cos θ)/2π over θ, from the angle of c to π/2."""
         a, b = square_root(qx), square_root(qz)
         c = within_bounds(qx, qz, c)
         span = math.pi / 2 - torch.atan2(c, square_root(qx * qz - c * c))
@@ -304,7 +304,7 @@ class _Elu(Activation):
 
 
 def _tanh() -> Activation:
-    """tanh as a mixture of erf's: tanh(x) = E[erf(x/(√2 k))] for k of Kolmogorov's distribution, since the logistic
+    """Write tanh as a mixture of erf's: tanh(x) = E[erf(x/(√2 k))], k of Kolmogorov's distribution, since the logistic
     distribution is a normal one of random scale k. The density of log k falls off faster than any exponential on both
     sides, so that the trapezoidal rule in log k errs by less than 1e-12 for every x at once."""
     k = np.geomspace(0.22, 3.5, TANH_NODES)
@@ -345,33 +345,33 @@ def as_activation(activation: str | Activation) -> Activation:
 
 
 def square_root(x: Tensor) -> Tensor:
-    """√x, 0 with gradient 0 where x ≤ 0."""
+    """Return √x, and 0 with gradient 0 where x ≤ 0."""
     positive = x > 0
     return torch.where(positive, torch.where(positive, x, 1.0).sqrt(), 0.0)
 
 
 def quotient(x: Tensor, y: Tensor) -> Tensor:
-    """x/y, 0 where y is 0."""
+    """Return x/y, and 0 where y is 0."""
     there = y != 0
     return torch.where(there, x / torch.where(there, y, 1.0), 0.0)
 
 
 def correlation(qx: Tensor, qz: Tensor, c: Tensor) -> Tensor:
-    """c/√(qx qz) within ±1 as a new tensor, 0 where a variance is 0; not traced."""
+    """Return c/√(qx qz) within ±1 as a new tensor, 0 where a variance is 0; not traced."""
     c = c.expand(torch.broadcast_shapes(qx.shape, qz.shape, c.shape))
     scales = [torch.where(q > 0, q.rsqrt(), 0.0) for q in (qx, qz)]
     return (c * scales[0]).mul_(scales[1]).clamp_(-1.0, 1.0)
 
 
 def within_bounds(qx: Tensor, qz: Tensor, c: Tensor) -> Tensor:
-    """c within ±√(qx qz), broadcast; its gradient passes as if nothing had been cut."""
+    """Cut c to ±√(qx qz), broadcast; its gradient passes as if nothing had been cut."""
     bound = (qx * qz).sqrt().detach()
     cut = torch.minimum(torch.maximum(c.detach(), -bound), bound)
     return cut + (c - c.detach()) if c.requires_grad else cut
 
 
 def _tail(y: Tensor) -> Tensor:
-    """2 E[exp(y g); g < 0] for standard normal g and y ≥ 0."""
+    """Return 2 E[exp(y g); g < 0] for standard normal g and y ≥ 0."""
     return torch.special.erfcx(y / math.sqrt(2.0))
 
 

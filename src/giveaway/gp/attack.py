@@ -102,7 +102,7 @@ def _one_direction(x: torch.Tensor, delta: torch.Tensor, outputs: int, fpr: torc
 
 
 def _auc_of_one_output(x: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
-    """P(s with > s without) = 1 − 2T(δ/√(2 + x), 2√(1 + x)/x), T Owen's function.
+    """Return P(s with > s without) = 1 − 2T(δ/√(2 + x), 2√(1 + x)/x), T Owen's function.
 
     s₁ − s₀ = (z₁ − z₀)(2δ − x(z₁ + z₀)): two jointly normal factors with correlation x/(2 + x), an orthant probability.
     """
@@ -112,7 +112,7 @@ def _auc_of_one_output(x: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
 
 
 def _tpr(x: torch.Tensor, delta: torch.Tensor, outputs: int, fpr: torch.Tensor) -> torch.Tensor:
-    """(R, F) for x and δ (R, 1): the threshold's normal score is near linear in the threshold, and is solved for."""
+    """Return the rates (R, F) for x and δ (R, 1); the threshold's normal score, near linear in it, is solved for."""
     nothing = torch.maximum(x, delta) < NOTHING
     x, delta = torch.where(nothing, 1.0, x), torch.where(nothing, 1.0, delta)
     v = 1.0 + x
@@ -132,7 +132,7 @@ def _tpr(x: torch.Tensor, delta: torch.Tensor, outputs: int, fpr: torch.Tensor) 
 
 
 def _root(gap: Callable[[torch.Tensor], torch.Tensor], low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
-    """Where the falling function `gap` crosses 0 between `low` and `high`: regula falsi, halving the end that stays."""
+    """Find where the falling function `gap` crosses 0 between two ends: regula falsi, halving the end that stays."""
     at_low, at_high = gap(low), gap(high)
     middle, before = low, torch.zeros_like(low)
     for _ in range(ROOT_STEPS):
@@ -149,12 +149,12 @@ def _root(gap: Callable[[torch.Tensor], torch.Tensor], low: torch.Tensor, high: 
 
 
 def _origin(x: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
-    """Where thresholds are counted from: the largest score, δ²/x, unless far off; so a small ball keeps its radius."""
+    """Return the largest score, δ²/x, unless far off: counted from it, thresholds of small balls keep their radius."""
     return torch.where(delta < FAR * x, delta.square() / x, 0.0)
 
 
 def _exceed(tau: torch.Tensor, x: torch.Tensor, delta: torch.Tensor, outputs: int, *, with_: bool) -> torch.Tensor:
-    """P(s ≥ τ) under one of the laws, (R, F) for τ (R, F) counted from its origin, x and δ (R, 1).
+    """Return P(s ≥ τ) under one law, (R, F) for τ (R, F) counted from its origin, x and δ (R, 1).
 
     Given the length ω of the part of z across the mean's direction, s ≥ τ is an interval of z₁; ω is χ with C − 1
     degrees of freedom (times the law's standard deviation) and is integrated by Gauss–Legendre in θ, ω = ω_max sin θ,
@@ -190,7 +190,7 @@ def _interval(
     centre: torch.Tensor,
     scale: torch.Tensor,
 ) -> torch.Tensor:
-    """P(2δz − xz² ≥ τ) for z ~ N(centre, scale²), room = δ² − xτ; 0 where that is negative."""
+    """Return P(2δz − xz² ≥ τ) for z ~ N(centre, scale²), room = δ² − xτ; 0 where that is negative."""
     half = torch.sqrt(room.clamp_min(0.0))
     far = delta + half
     low = (torch.where(delta < FAR * x, (delta - half) / x, tau / far) - centre) / scale
@@ -203,7 +203,7 @@ def _interval(
 
 
 def _auc(x: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
-    """AUC for excesses x (R, k) and mean shifts (R, k, C), from the characteristic function of a pair's score gap.
+    """Compute the AUC for excesses x (R, k) and mean shifts (R, k, C) by the characteristic function of a score gap.
 
     The log likelihood ratio of one draw is, up to a factor and a constant, ℓ = −Σ(xz² + 2dz)/(1 + x); φ, that of
     ℓ(with) − ℓ(without), is elementary, and P(ℓ(with) > ℓ(without)) = ½ + ∫ Im φ(u)/u du / π. In log u the integrand
@@ -242,7 +242,7 @@ def _auc_of(x: torch.Tensor, d2: torch.Tensor, outputs: int) -> torch.Tensor:
 def _sampled(
     x: torch.Tensor, shift: torch.Tensor, fpr: torch.Tensor, draws: int, seed: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """TPR and its standard error (R, F), from draws of the law with the records, the same ones for every removal.
+    """Estimate TPR and its standard error (R, F) from draws of the law with the records, the same for every removal.
 
     A draw's weight under the other law is 1/ratio, so one sample gives both rates; the error of the threshold enters
     through the slope of the ROC curve, which is the ratio at the threshold.

@@ -60,7 +60,7 @@ class KernelChoice:
     sphere: bool = False
 
     def options(self) -> dict[str, Any]:
-        """What was given beside the name, refused where the kernel does not take it."""
+        """Return what was given beside the name; refuse what the kernel does not take."""
         check_choice("kernel", self.name, KINDS)
         named = [field.name for field in fields(self) if field.name not in ("name", "sphere")]
         given = {name: getattr(self, name) for name in named if getattr(self, name) is not None}
@@ -71,7 +71,7 @@ class KernelChoice:
         return given
 
     def kernel(self, inputs: torch.Tensor) -> Kernel:
-        """The kernel for these inputs (n, …)."""
+        """Make the kernel for these inputs (n, …)."""
         options, takes = self.options(), signature(KINDS[self.name]).parameters
         if "length" in takes and "length" not in options:
             options["length"] = median_distance(Sphere(Linear(), centre=True).map(inputs) if self.sphere else inputs)
@@ -279,7 +279,7 @@ def cholesky_of(argument: str, covariance: torch.Tensor) -> torch.Tensor:
 
 
 def x_minus_log1p(x: torch.Tensor) -> torch.Tensor:
-    """x − log(1 + x) for x > −1, to full relative precision near 0, where it is x²/2.
+    """Return x − log(1 + x) for x > −1, to full relative precision near 0, where it is x²/2.
 
     With t = x/(2 + x): log(1 + x) = 2·artanh(t) and x − 2t = x·t, so it is t·(x − 2t²(1/3 + t²/5 + …)).
     """

@@ -30,11 +30,11 @@ class Kernel(ABC):
 
     @abstractmethod
     def __call__(self, X: torch.Tensor, Z: torch.Tensor) -> torch.Tensor:
-        """K (n, m)."""
+        """Return K (n, m)."""
 
     @abstractmethod
     def diagonal(self, X: torch.Tensor) -> torch.Tensor:
-        """K(x, x) for every record, (n,)."""
+        """Return K(x, x) for every record, (n,)."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__.lstrip('_')}({', '.join(f'{k}={_shown(v)}' for k, v in vars(self).items())})"
@@ -155,7 +155,7 @@ class Mapped(Kernel):
 
     @abstractmethod
     def map(self, X: torch.Tensor) -> torch.Tensor:
-        """The records as the inner kernel sees them."""
+        """Return the records as the inner kernel sees them."""
 
     def __call__(self, X: torch.Tensor, Z: torch.Tensor) -> torch.Tensor:
         x = self.map(X)
@@ -265,7 +265,7 @@ def check_variances(weight_variance: float, bias_variance: float) -> tuple[float
 
 
 def check_positive(argument: str, value: Any, *, expected: str = "a positive number", remedy: str) -> float:
-    """A finite number above 0."""
+    """Check a finite number above 0."""
     number = check_number(argument, value, minimum=0.0, remedy=remedy)
     if number == 0.0:
         raise fail(argument, expected, repr(value), remedy)

@@ -108,7 +108,7 @@ def fit(
 
 
 def check_noise(noise: Any) -> float:
-    """A noise variance above 0."""
+    """Check a noise variance above 0."""
     return check_positive(
         "noise", noise, expected="a variance above 0", remedy="give the noise variance σ² of the targets"
     )

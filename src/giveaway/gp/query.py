@@ -349,7 +349,7 @@ class _History:
         self.count[which] += 1
 
     def direction(self, which: torch.Tensor, inward: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The inverse curvature times `inward` (p, D), by the two-loop recursion, and where any curvature is known.
+        """Return the inverse curvature times `inward` (p, D), by the two-loop recursion, and where any is known.
 
         Coordinates at which `inward` is 0 are held: the pairs are seen without them.
         """
@@ -381,7 +381,7 @@ class _History:
 def _evaluate(
     climb: Climb, problems: torch.Tensor, points: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Values (p,), gradients (p, D), and where both are finite."""
+    """Return values (p,), gradients (p, D), and where both are finite."""
     with torch.enable_grad():
         at = points.detach().requires_grad_()
         value = climb(problems, at)
@@ -391,6 +391,6 @@ def _evaluate(
 
 
 def _inward(x: torch.Tensor, slope: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
-    """The gradient without the coordinates at a bound that it would push out of the box."""
+    """Return the gradient without the coordinates at a bound that it would push out of the box."""
     held = ((x <= low) & (slope < 0)) | ((x >= high) & (slope > 0))
     return torch.where(held, 0.0, slope)

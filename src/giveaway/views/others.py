@@ -176,7 +176,7 @@ class OthersView:
         }
 
     def _numbers(self) -> Callable[[Any], torch.Tensor] | None:
-        """Rows of the inputs as numbers, those of an image being its pixels; None for texts."""
+        """Return a function that reads rows of the inputs as numbers, an image as its pixels; None for texts."""
         if self._described["view"] == "text":
             return None
         if self._described["view"] == "tabular":
@@ -251,7 +251,7 @@ def _as_array(inputs: Any) -> np.ndarray:
 
 
 def _is_text(inputs: Any) -> bool:
-    """Whether the first record is a string; a list is not made an array, which would be as wide as its longest text."""
+    """Say whether the first record is a string; a list made an array would be as wide as its longest text."""
     if isinstance(inputs, np.ndarray):
         return inputs.ndim == 1 and (inputs.dtype.kind == "U" or (len(inputs) > 0 and isinstance(inputs[0], str)))
     return isinstance(inputs, str) or (isinstance(inputs, Sequence) and len(inputs) > 0 and isinstance(inputs[0], str))
