@@ -363,15 +363,15 @@ def test_solves_that_do_not_get_there(giveaway, mine):
 KILLED = """
 import os, signal, sys
 sys.argv = ["giveaway", *sys.argv[1:]]
-from giveaway.auditing import checkpoint
-checkpoint.Checkpoint.due = lambda self: True  # every piece of work is saved
-save, left = checkpoint.Checkpoint.save, [int(os.environ["SAVES"])]
+from giveaway.storage import checkpoint
+checkpoint.FolderCheckpoint.due = lambda self: True  # every piece of work is saved
+save, left = checkpoint.FolderCheckpoint.save, [int(os.environ["SAVES"])]
 def saves(self, name, tensors):
     save(self, name, tensors)
     left[0] -= name.startswith("depth-")
     if left[0] == 0:
         os.kill(os.getpid(), signal.SIGKILL)
-checkpoint.Checkpoint.save = saves
+checkpoint.FolderCheckpoint.save = saves
 from giveaway.cli import main
 main()
 """

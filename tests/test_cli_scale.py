@@ -225,15 +225,15 @@ def test_a_model_s_features_are_made_by_both_processes(giveaway, folder):
 KILLED = """
 import os, signal, sys
 sys.argv = ["giveaway", *sys.argv[1:]]
-from giveaway.auditing import checkpoint
-checkpoint.Checkpoint.due = lambda self: True  # every piece of work is saved
-save, left = checkpoint.Checkpoint.save, [int(os.environ["SAVES"])]
+from giveaway.storage import checkpoint
+checkpoint.FolderCheckpoint.due = lambda self: True  # every piece of work is saved
+save, left = checkpoint.FolderCheckpoint.save, [int(os.environ["SAVES"])]
 def saves(self, name, tensors):
     save(self, name, tensors)
     left[0] -= 1
     if left[0] == 0:
         os.kill(os.getpid(), signal.SIGKILL)
-checkpoint.Checkpoint.save = saves
+checkpoint.FolderCheckpoint.save = saves
 from giveaway.curvature import dense, sketch
 dense.MOST_ROWS = 2_000
 sketch.MOST_AT_ONCE = 32
@@ -267,7 +267,7 @@ def test_a_killed_audit_goes_on_where_it_was(giveaway, arrays, monkeypatch, kind
     code, _, error = giveaway(*command, "--out", "parts", "--resume", "--config", "optimum=corrected")
     assert code == 2
     assert (
-        "resume: expected the inputs and options that the audit was begun with, got converged was None, is False"
+        "resume: expected the inputs and options that the audit was begun with, got optimum was None, is 'corrected'"
         in error
     )
 
