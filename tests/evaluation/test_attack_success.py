@@ -48,7 +48,7 @@ def test_measured_truth_is_reproduced(shared, name):
         ("bloodmnist", 0.05, {2: 0.31, 4: 0.48, 8: 0.67, 16: 0.75, 32: 0.83, 100: 0.88}),
     ],
 )
-@pytest.mark.parametrize("target", [200, 201])
+@pytest.mark.parametrize("target", [200, pytest.param(201, marks=pytest.mark.slow)])
 def test_worth_of_shadow_models_as_measured(shared, name, top, expected, target):
     signals, _ = measured(shared, name)
     own = signals.of_models(slice(0, 200)).of_records(np.flatnonzero(signals.members[target]))

@@ -73,7 +73,7 @@ PAIRS = [
 ]
 
 
-@pytest.mark.parametrize("scale", [1.0, 3e-7])
+@pytest.mark.parametrize("scale", [1.0, pytest.param(3e-7, marks=pytest.mark.slow)])
 def test_curve_area_and_success_by_roots_and_quadrature(scale):
     for gap, inside, outside in (pair for pair in PAIRS if pair[2] == scale):
         exact, curve = Pair(gap, inside, outside), two_normals(gap, inside, outside)
