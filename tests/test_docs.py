@@ -113,7 +113,7 @@ def _check_printed(printed: str, shown: str) -> None:
 def _check_privacy(names: dict[str, Any]) -> None:
     """What the page on differential privacy says of its numbers."""
     plain, private = names["measured"]["plain"], names["measured"]["DP-SGD"]
-    canaries = names["canaries"]
+    canaries = names["chosen"]
     assert private.attack.auc.value < plain.attack.auc.value
     assert private.effect_size[canaries].mean() < 0.5 * plain.effect_size[canaries].mean()
     assert names["before"].meta.predicted_by == "both views"
