@@ -27,7 +27,6 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import giveaway as ga
-from giveaway.auditing.depths import audit_depths
 from giveaway.curvature.choice import Dense, Sketch
 from giveaway.records import ScoreTable, Signals
 
@@ -157,20 +156,18 @@ def lood(kernel: str, **options: Any) -> Result:
 def depths(method: str) -> Result:
     model, pictures, labels = digits_model(150)
     scores = ["influence", "gls_trace"] if method == "ekfac" else ["influence", "newton", "leverage", "gls_trace"]
-    options = {"tolerance": 1e-9} if method != "ekfac" else {}
-    if method == "exact":
-        options["rows"] = np.arange(0, 150, 5)
-    result = audit_depths(
-        model.double(),
-        (pictures.double(), labels),
-        loss="cross_entropy",
-        damping=0.5,
-        depths=["head", "last:2", "all"],
-        scores=scores,
-        method=method,
-        **options,
+    curvature = {
+        "sketch": Sketch(probes=64, tolerance=1e-9),
+        "exact": ga.network.Solves(rows=np.arange(0, 150, 5), tolerance=1e-9),
+        "ekfac": ga.network.Ekfac(),
+    }[method]
+    depths = ["head", "last:2", "all"]
+    deep = ga.network.Depths(
+        model.double(), (pictures.double(), labels), loss="cross_entropy", damping=0.5, depths=depths
     )
-    return {**result.columns, **{f"attribute:{k}": v for k, v in result.attributes.items()}}, {"depths": result.report}
+    columns, meta = of_table(ga.audit(deep, scores=scores, curvature=curvature))
+    columns.pop("ids")
+    return columns, {"depths": meta["depths"]}
 
 
 def validation() -> Result:

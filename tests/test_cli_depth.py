@@ -18,7 +18,7 @@ import torch
 
 from giveaway import ScoreTable
 from giveaway.auditing import progress
-from giveaway.auditing.depths import Depths, audit_depths
+from giveaway.auditing.depths import with_depths
 from giveaway.checks import InputError
 from giveaway.cli.source import source_from
 from tests.test_cli import folder, one_line, read_csv  # noqa: F401
@@ -36,6 +36,8 @@ QUIET = (
     "--scores",
     "loss,newton,leverage,influence,gls_trace",
 )
+from tests.auditing.test_depths import audit_depths
+
 USUAL = ("influence", "newton", "leverage", "gls_trace")
 CODE = f"""
 import torch
@@ -104,7 +106,9 @@ def command(mine: str, *options: object, model: str = "model", data: str = "data
     return ("audit", "--model", f"{mine}:{model}", "--data", f"{mine}:{data}", *QUIET, *options)
 
 
-def deeper(mine: str, *, model: str = "model", data: str = "data", loss: str = "cross_entropy", **options) -> Depths:
+def deeper(
+    mine: str, *, model: str = "model", data: str = "data", loss: str = "cross_entropy", **options
+) -> ScoreTable:
     code = importlib.import_module(mine)
     return audit_depths(getattr(code, model)(), getattr(code, data)(), loss=loss, **options)
 
@@ -135,9 +139,9 @@ def test_columns_are_those_of_the_python_function(giveaway, mine):
     table = ScoreTable.load("deep")
     found = deeper(mine, damping=0.7, depths=("head", "last:2", "all"), probes=32, seed=5, tolerance=1e-6)
     assert list(found.columns) == [f"{name}_{depth}" for depth in ("head", "last2", "all") for name in USUAL]
-    for name, column in {**found.columns, **found.attributes}.items():
+    for name, column in {**found.scores, **found.attributes}.items():
         np.testing.assert_allclose(table[name], column, rtol=1e-12, atol=0)
-    assert without_time(table.meta.depths) == without_time(found.report)
+    assert without_time(table.meta.depths) == without_time(found.meta.depths)
     assert set(read_csv(Path("deep", "scores.csv"))[0]) >= {"newton", "newton_last2", "newton_capped_all"}
 
     assert giveaway(*command(mine, "--l2", 0.7, "--out", "plain"))[0] == 0
@@ -166,9 +170,9 @@ def test_other_methods(giveaway, mine, options, taken):
     assert code == 0, err
     found = deeper(mine, damping=30.0, **taken)
     table = ScoreTable.load("deep")
-    for name, column in found.columns.items():
+    for name, column in found.scores.items():
         np.testing.assert_allclose(table[name], column, rtol=1e-12, atol=0)
-    assert without_time(json.loads(out)["depths"]) == without_time(found.report)
+    assert without_time(json.loads(out)["depths"]) == without_time(found.meta.depths)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +219,7 @@ def test_features_may_be_cached(giveaway, mine):
         code, _, err = giveaway(*command(mine, *options, "--cache", "kept", "--out", out))
         assert code == 0, err
         found = deeper(mine, damping=0.8, probes=8)
-        np.testing.assert_allclose(ScoreTable.load(out)["newton_all"], found.columns["newton_all"], rtol=1e-12, atol=0)
+        np.testing.assert_allclose(ScoreTable.load(out)["newton_all"], found["newton_all"], rtol=1e-12, atol=0)
 
 
 def test_options_in_a_config_file(giveaway, mine):
@@ -228,7 +232,7 @@ def test_options_in_a_config_file(giveaway, mine):
     assert code == 0, err
     table = ScoreTable.load("deep")
     found = deeper(mine, damping=3.0, depths=("head", "last:2"), probes=8)
-    np.testing.assert_allclose(table["newton_last2"], found.columns["newton_last2"], rtol=1e-12, atol=0)
+    np.testing.assert_allclose(table["newton_last2"], found["newton_last2"], rtol=1e-12, atol=0)
     assert giveaway("audit", "--config", "deep/config.toml", "--out", "again")[0] == 0
     np.testing.assert_array_equal(ScoreTable.load("again")["newton_head"], table["newton_head"])
     Path("options.toml").write_text(lines + 'depth_curvature = "fisher"\n')
@@ -245,8 +249,8 @@ def test_people_keep_their_records_apart(giveaway, mine):
     found = deeper(mine, damping=0.7, probes=8)
     assert len(people) == 10
     assert not [name for name in (*people.columns, *people.attributes) if name.endswith("_all")]
-    np.testing.assert_allclose(records["newton_all"], found.columns["newton_all"], rtol=1e-12, atol=0)
-    assert without_time(people.meta.depths) == without_time(found.report)
+    np.testing.assert_allclose(records["newton_all"], found["newton_all"], rtol=1e-12, atol=0)
+    assert without_time(people.meta.depths) == without_time(found.meta.depths)
     assert "of single records: they are in scores.csv and are not added up for people" in out
     assert SECRET not in out + err
 
@@ -254,13 +258,13 @@ def test_people_keep_their_records_apart(giveaway, mine):
 def test_columns_stand_beside_their_own_records_alone(mine):
     found = deeper(mine, damping=0.7, probes=8)
     table = ScoreTable({"newton": np.arange(N)}, np.arange(N), meta={"unit": "record"})
-    assert found.beside(table).columns == ("newton", *found.columns)
+    assert with_depths(table, found).columns == ("newton", *found.columns)
     some = deeper(mine, damping=0.7, method="exact", rows=[3, 1])
     people = ScoreTable({"newton": np.arange(N)}, np.arange(N), meta={"unit": "person"})
     for depths, other in ((found, table.top(5)), (found, people), (some, table.top(2))):
         words = f"table: expected a table of the {len(depths.rows)} records that were scored, each a row, got one of"
         with pytest.raises(InputError, match=words):
-            depths.beside(other)
+            with_depths(other, depths)
 
 
 # ------------------------------------------------------------------------------------------------ what is shown
@@ -439,10 +443,10 @@ WRONG = [
         "damping: expected --damping beside --depth, got none; give one: n times the weight decay that a mean loss was "
         "trained with, as docs/network.md says",
     ),
-    (("--damping", 1), "damping: expected --depth beside it, got none; name a depth, or drop --damping"),
+    (("--damping", 1), "damping: expected --depth beside it, got none; name a depth, or drop damping"),
     (
         ("--config", "depth_probes=8"),
-        "depth_probes: expected --depth beside it, got none; name a depth, or drop --depth-probes",
+        "depth_probes: expected --depth beside it, got none; name a depth, or drop depth_probes",
     ),
     (("--config", "depth_method=exact"), "depth_method: expected --depth beside it, got none; name a depth, or drop"),
     (
@@ -467,7 +471,7 @@ WRONG = [
     (("--depth", "all", "--damping", -1), "damping: expected a finite number of at least 0, got -1.0"),
     (
         ("--depth", "all", "--damping", 1, "--config", "depth_curvature=hessian"),
-        "depth_curvature: expected --depth-method exact beside hessian, got sketch; use the exact method for it",
+        "depth_curvature: expected depth_method=exact beside hessian, got sketch; take the exact method",
     ),
     (
         ("--depth", "all", "--damping", 1, "--config", "depth_probes=5"),

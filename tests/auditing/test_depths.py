@@ -9,21 +9,46 @@ import torch
 from torch import nn
 
 import giveaway as ga
-from giveaway.auditing.depths import audit_depths
+from giveaway.auditing.depths import DepthAudit, with_depths
+from giveaway.auditing.plan import named_scores
 from giveaway.checks import InputError
-from giveaway.curvature.choice import Auto
+from giveaway.curvature.choice import Auto, Dense, Sketch
 from giveaway.extract import from_torch
-from giveaway.network import InverseCurvature, Network, ekfac_records, sketch_records
-from giveaway.storage.checkpoint import FolderCheckpoint
+from giveaway.network import Depths, Ekfac, InverseCurvature, Network, Solves, ekfac_records, sketch_records
+from giveaway.records import ScoreTable
+from giveaway.storage.checkpoint import NO_CHECKPOINT, FolderCheckpoint
 from tests.linalg.test_processes import Shelf
 from tests.network.cases import dense, made, targets_for
 
 USUAL = ("influence", "newton", "leverage", "gls_trace")
+OF_METHOD = {"probes", "seed", "tolerance", "allow_unconverged", "rows", "curvature", "most_steps"}
 LOSSES = ("cross_entropy", "squared", "binary_cross_entropy")
 
 
 class Killed(Exception):
     pass
+
+
+def audit_depths(
+    model,
+    data,
+    *,
+    scores="default",
+    method="sketch",
+    checkpoint=NO_CHECKPOINT,
+    on_part=lambda done, total: None,
+    **options,
+) -> ScoreTable:
+    """The audit of a network's depths, with the options of all its objects in one call."""
+    kind = {"sketch": Sketch, "exact": Solves, "ekfac": Ekfac}[method]
+    own = {name: options.pop(name) for name in OF_METHOD & options.keys()}
+    curvature = kind(**({"probes": 64, **own} if kind is Sketch else own))
+    return DepthAudit(Depths(model, data, **options), named_scores(scores), curvature).run(checkpoint, on_part)
+
+
+def reports(table: ScoreTable) -> dict:
+    """What the metadata say of each depth."""
+    return table.meta.to_json()["depths"]
 
 
 def network_of(case: tuple, depth: str) -> Network:
@@ -44,7 +69,7 @@ def test_columns_of_chosen_records_are_those_of_dense_algebra():
         rows=rows,
         tolerance=1e-10,
     )
-    assert found.rows.tolist() == rows
+    assert found.ids.tolist() == rows
     assert list(found.columns) == [f"{name}_{depth}" for depth in ("head", "last2", "all") for name in USUAL]
     assert list(found.attributes) == ["newton_capped_head", "newton_capped_last2", "newton_capped_all"]
     for depth in depths:
@@ -52,10 +77,10 @@ def test_columns_of_chosen_records_are_those_of_dense_algebra():
         exact = dense(*case, "cross_entropy", list(network.parameters.values))
         expected = exact.scores(exact.ggn + 0.7 * torch.eye(network.size, dtype=torch.float64))
         for name in ("influence", "newton", "gls_trace"):
-            column = found.columns[f"{name}_{depth.replace(':', '')}"]
+            column = found[f"{name}_{depth.replace(':', '')}"]
             np.testing.assert_allclose(column, expected[name][rows].numpy(), rtol=1e-7)
-        assert found.report[depth]["parameters"] == network.size
-        assert found.report[depth]["right_sides"] == 2 * len(rows)
+        assert reports(found)[depth]["parameters"] == network.size
+        assert reports(found)[depth]["right_sides"] == 2 * len(rows)
 
 
 def test_the_exact_hessian_of_chosen_records():
@@ -74,9 +99,9 @@ def test_the_exact_hessian_of_chosen_records():
     exact = dense(*case, "cross_entropy", [name for name, _ in case[0].named_parameters()], hessian=True)
     inverse = torch.linalg.inv(exact.hessian + 8.0 * torch.eye(len(exact.hessian), dtype=torch.float64))
     g = exact.gradients()[[2, 3]]
-    np.testing.assert_allclose(found.columns["influence_all"], ((g @ inverse) * g).sum(1).numpy(), rtol=1e-7)
+    np.testing.assert_allclose(found["influence_all"], ((g @ inverse) * g).sum(1).numpy(), rtol=1e-7)
     assert not found.attributes
-    assert found.report["all"]["right_sides"] == 2
+    assert reports(found)["all"]["right_sides"] == 2
 
 
 @pytest.mark.parametrize("kind", ["mlp", "cnn", "transformer"])
@@ -86,9 +111,9 @@ def test_columns_of_all_records_are_those_of_the_sketch(kind):
     inverse = InverseCurvature(network_of(case, "all"), damping=2.0, tolerance=1e-9)
     expected = sketch_records(inverse, probes=24, seed=3)
     for name in USUAL:
-        np.testing.assert_allclose(found.columns[f"{name}_all"], expected[name].numpy(), rtol=1e-6)
+        np.testing.assert_allclose(found[f"{name}_all"], expected[name].numpy(), rtol=1e-6)
     np.testing.assert_array_equal(found.attributes["newton_capped_all"], expected.capped.numpy())
-    told = found.report["all"]
+    told = reports(found)["all"]
     for name in ("probes", "redone", "above_half", "parameters", "damping", "right_sides"):
         assert told[name] == expected.report[name]
     assert told["sketch_error"] == pytest.approx(expected.report["sketch_error"], rel=1e-4)
@@ -101,8 +126,8 @@ def test_ekfac_has_two_scores():
     found = audit_depths(case[0], case[1:], loss="cross_entropy", damping=2.0, method="ekfac", depths=("head", "all"))
     assert list(found.columns) == ["influence_head", "gls_trace_head", "influence_all", "gls_trace_all"]
     expected = ekfac_records(network_of(case, "all"), damping=2.0)
-    np.testing.assert_array_equal(found.columns["influence_all"], expected["influence"].numpy())
-    assert found.report["all"]["passes"] == expected.report["passes"]
+    np.testing.assert_array_equal(found["influence_all"], expected["influence"].numpy())
+    assert reports(found)["all"]["passes"] == expected.report["passes"]
     assert not found.attributes
 
 
@@ -115,8 +140,8 @@ def test_depth_head_is_the_audit_of_the_head(loss):
     exact = audit_depths(model, (x, targets), loss=loss, damping=0.8, depths="head", method="exact", tolerance=1e-11)
     sketch = audit_depths(model, (x, targets), loss=loss, damping=0.8, depths="head", probes=512)
     for name in USUAL:
-        np.testing.assert_allclose(exact.columns[f"{name}_head"], expected[name], rtol=1e-6)
-        relative = sketch.columns[f"{name}_head"] / expected[name] - 1
+        np.testing.assert_allclose(exact[f"{name}_head"], expected[name], rtol=1e-6)
+        relative = sketch[f"{name}_head"] / expected[name] - 1
         assert np.sqrt(np.mean(relative**2)) < 3 * (2 / 512) ** 0.5
     np.testing.assert_array_equal(exact.attributes["newton_capped_head"], expected["newton_capped"])
 
@@ -155,12 +180,12 @@ def test_a_killed_run_goes_on_to_the_same_columns(options, first):
         found = audit_depths(
             case[0], case[1:], **options, checkpoint=shelf, on_part=lambda done, total, again=again: again.append(done)
         )
-        for name, column in whole.columns.items():
-            np.testing.assert_array_equal(found.columns[name], column)
+        for name, column in whole.scores.items():
+            np.testing.assert_array_equal(found[name], column)
         for name, column in whole.attributes.items():
             np.testing.assert_array_equal(found.attributes[name], column)
-        for depth, told in whole.report.items():
-            assert {**found.report[depth], "seconds": 0} == {**told, "seconds": 0}
+        for depth, told in reports(whole).items():
+            assert {**reports(found)[depth], "seconds": 0} == {**told, "seconds": 0}
         assert list(shelf) == ["depth-last2", "depth-all"]  # parts go where their depth is finished
 
 
@@ -179,8 +204,8 @@ def test_finished_work_is_not_done_again(monkeypatch):
     plain = InverseCurvature.__call__
     monkeypatch.setattr(InverseCurvature, "__call__", lambda self, b: (solved.append(b.shape[1]), plain(self, b))[1])
     found = audit_depths(case[0], case[1:], **options, checkpoint=shelf)
-    assert found.report["all"]["redone"] > 0
-    assert sum(solved) == found.report["all"]["right_sides"] - 32
+    assert reports(found)["all"]["redone"] > 0
+    assert sum(solved) == reports(found)["all"]["right_sides"] - 32
 
 
 def test_a_checkpoint_on_disk_takes_it_up(tmp_path, monkeypatch):
@@ -197,8 +222,8 @@ def test_a_checkpoint_on_disk_takes_it_up(tmp_path, monkeypatch):
     with pytest.raises(Killed):
         audit_depths(case[0], case[1:], **options, checkpoint=first, on_part=kill)
     found = audit_depths(case[0], case[1:], **options, checkpoint=FolderCheckpoint(tmp_path, {"audit": 1}, resume=True))
-    for name, column in whole.columns.items():
-        np.testing.assert_array_equal(found.columns[name], column)
+    for name, column in whole.scores.items():
+        np.testing.assert_array_equal(found[name], column)
 
 
 def test_records_are_read_once():
@@ -219,9 +244,7 @@ def test_records_are_read_once():
     alone, Counted.reads = Counted.reads, 0
     found = audit_depths(model, Counted(), **options, depths=("head", "last:2", "all"))
     assert alone == Counted.reads
-    np.testing.assert_array_equal(
-        found.columns["newton_all"], audit_depths(model, (x, y), **options).columns["newton_all"]
-    )
+    np.testing.assert_array_equal(found["newton_all"], audit_depths(model, (x, y), **options)["newton_all"])
 
 
 def test_half_precision_and_keywords():
@@ -238,7 +261,7 @@ def test_half_precision_and_keywords():
     options = {"loss": "cross_entropy", "damping": 1.0, "depths": ("head", "all"), "method": "exact", "rows": [1]}
     both = ({"a": x, "b": 0.5 * x}, y)
     single, double = (audit_depths(model, both, **options, dtype=dtype) for dtype in (None, torch.float64))
-    np.testing.assert_allclose(single.columns["influence_all"], double.columns["influence_all"], rtol=1e-3)
+    np.testing.assert_allclose(single["influence_all"], double["influence_all"], rtol=1e-3)
 
 
 WRONG = [
@@ -246,23 +269,17 @@ WRONG = [
     ({"depths": ["last:0"]}, "depths: expected head, all or last:k, got 'last:0'"),
     ({"depths": []}, "depths: expected at least one depth, got none"),
     ({"depths": ["head", "last:9"]}, "got 'last:9'; the model has 3 layers with parameters"),
-    ({"damping": 0}, "damping: expected a positive number, got 0; n times the weight decay suits a mean loss"),
+    ({"damping": 0}, "damping: expected a number above 0, got 0; n times the weight decay suits a mean loss"),
     ({"damping": -1.0}, "damping: expected a finite number of at least 0, got -1.0"),
-    ({"method": "kfac"}, "method: expected a known name, got 'kfac'; did you mean ekfac?"),
     ({"scores": ["newtn"]}, "scores: expected a known name, got 'newtn'; did you mean newton?"),
+    ({"scores": ["fused"]}, "scores: expected a known name, got 'fused'"),
     ({"scores": []}, "scores: expected at least one score, got none"),
-    (
-        {"scores": "newton", "method": "ekfac"},
-        'scores: expected influence or gls_trace beside method="ekfac", got newton',
-    ),
-    ({"curvature": "hessian"}, 'curvature: expected "ggn" beside method="sketch", got \'hessian\'; use method="exact"'),
-    ({"curvature": "hessian", "method": "ekfac"}, 'curvature: expected "ggn" beside method="ekfac"'),
-    ({"curvature": "fisher"}, "curvature: expected a known name, got 'fisher'"),
-    ({"rows": [1]}, 'rows: expected method="exact" beside them, got method="sketch"; drop rows'),
+    ({"scores": "newton", "method": "ekfac"}, "scores: expected influence or gls_trace beside Ekfac(), got newton"),
+    ({"curvature": "fisher", "method": "exact"}, "curvature: expected a known name, got 'fisher'"),
     ({"rows": [99], "method": "exact"}, "rows: expected record numbers from 0 to 17, got others"),
     ({"probes": 5}, "probes: expected an even number of at least 4, got 5"),
-    ({"memory": 0}, "memory: expected a positive number, got 0; give gigabytes"),
-    ({"tolerance": 0}, "tolerance: expected a positive number, got 0"),
+    ({"memory": 0}, "memory: expected a number above 0, got 0; give gigabytes"),
+    ({"tolerance": 0, "method": "exact"}, "tolerance: expected a number above 0, got 0"),
 ]
 
 
@@ -273,3 +290,39 @@ def test_words_of_mistakes(options, words):
         audit_depths(model, (x, y), **{"loss": "cross_entropy", "damping": 1.0, **options})
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"optimum": "refit"}, "optimum: expected a head beside it, got a network; leave optimum out"),
+        ({"kernel": "rbf"}, "kernel: expected a head beside it, got a network; leave kernel out"),
+        (
+            {"curvature": Dense()},
+            "curvature: expected Sketch(), or Solves() or Ekfac() of ga.network, for a network, got",
+        ),
+        (
+            {"curvature": Sketch(precision="float64")},
+            "curvature: expected a sketch without options of a head's alone, got",
+        ),
+        ({"curvature": Sketch(memory=1.0)}, "memory: expected memory= of Depths, got that of the sketch; give it to"),
+    ],
+)
+def test_what_a_network_does_not_take(options, words):
+    model, x, y = made("mlp")
+    with pytest.raises(InputError) as caught:
+        ga.audit(Depths(model, (x, y), loss="cross_entropy", damping=1.0), **options)
+    assert str(caught.value).startswith(words)
+
+
+def test_the_same_call_takes_heads_and_networks():
+    model, x, y = made("mlp")
+    deep = Depths(model, (x, y), loss="cross_entropy", damping=1.0, depths=["head", "all"])
+    table = ga.audit(deep, scores=["newton", "loo_gap", "margin"], curvature=Solves(tolerance=1e-10))
+    head = from_torch(model, torch.utils.data.TensorDataset(x, y), l2=1.0)
+    expected = ga.audit(head, scores=["newton", "loo_gap", "margin"])
+    for name in expected.columns:
+        np.testing.assert_allclose(table[f"{name}_head"], expected[name], rtol=1e-6)
+    both = with_depths(expected, table)
+    assert both.columns == (*expected.columns, *table.columns)
+    assert both.meta.depths.keys() == {"head", "all"}

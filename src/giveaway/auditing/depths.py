@@ -1,228 +1,188 @@
-"""Scores through more of a network than its last layer, as columns of an audit named with their depth."""
+"""Audit a network through more than its last layer: columns named with their depth, such as newton_all."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
-from giveaway.auditing.depth_options import DepthOptions, suffix
+from giveaway.auditing.plan import DEFAULT
 from giveaway.checks import check_number, fail
-from giveaway.curvature.losses import Loss, LossFunction
+from giveaway.curvature.choice import Auto, Dense, Sketch
+from giveaway.network.depths import Depths, Ekfac, Solves, suffix
 from giveaway.network.ekfac import ekfac_records
 from giveaway.network.gradients import row_numbers
 from giveaway.network.network import Network
 from giveaway.network.scores import (
     AT_ONCE,
+    USUAL,
     CheckpointedSolves,
     NetworkScores,
+    check_probes,
     right_sides_of_a_record,
+    score_names,
     score_records,
     sketch_records,
 )
 from giveaway.network.solves import InverseCurvature, rank_for
 from giveaway.records import ScoreTable
+from giveaway.records.meta import Meta
 from giveaway.storage.checkpoint import NO_CHECKPOINT, Checkpoint
 
+PROBES = 64
+MOST_STEPS = 200  # of a sketch's solves
 PROBES_AT_ONCE = 16  # a killed run loses no more than their solves
-TOLD = {"worst_residual": "residual", "most_steps_taken": "steps"}  # names of the network's report, and ours
+OF_EKFAC = ("influence", "gls_trace")
+OF_SKETCH = ("probes", "tolerance", "allow_unconverged", "seed", "memory")  # what a sketch of a network takes
+METHODS = {Sketch: "sketch", Solves: "exact", Ekfac: "ekfac"}
+REPORTED_AS = {"worst_residual": "residual", "most_steps_taken": "steps"}
 
 OnPart = Callable[[int, int], Any]
-
-
-@dataclass(frozen=True)
-class Depths:
-    """`columns` and `attributes` of the records numbered `rows`, such as influence_all and newton_capped_last2;
-    `report` says of each depth, by its name, what was done."""
-
-    rows: np.ndarray
-    columns: dict[str, np.ndarray]
-    attributes: dict[str, np.ndarray]
-    report: dict[str, dict[str, Any]]
-
-    def beside(self, table: ScoreTable) -> ScoreTable:
-        """`table`, of the same records in the same order, with these columns too and the report as meta.depths."""
-        if table.meta.by_person or not np.array_equal(self.rows, np.arange(len(table))):
-            expected = f"a table of the {len(self.rows)} records that were scored, each a row"
-            raise fail("table", expected, f"one of {len(table)} rows", 'audit by="record", and score all of them')
-        return dataclasses.replace(
-            table,
-            scores={**table.scores, **self.columns},
-            attributes={**table.attributes, **self.attributes},
-            meta=table.meta.with_depths(self.report),
-        )
-
-
-def audit_depths(
-    model: nn.Module,
-    data: Any,
-    *,
-    loss: str | LossFunction | Loss,
-    damping: float,
-    depths: Sequence[str] = ("all",),
-    scores: Sequence[str] | None = None,
-    method: str = "sketch",
-    rows: Any = None,
-    curvature: str = "ggn",
-    probes: int = 64,
-    tolerance: float = 1e-3,
-    most_steps: int = 200,
-    allow_unconverged: bool = False,
-    seed: int = 0,
-    memory: float | None = None,
-    dtype: torch.dtype | None = None,
-    checkpoint: Checkpoint = NO_CHECKPOINT,
-    on_part: OnPart = lambda done, total: None,
-) -> Depths:
-    """Exposure of records through the whole network or its last layers.
-
-    Parameters
-    ----------
-    data, loss, dtype : as `giveaway.network.Network` takes them.
-    damping : λ > 0, beside the summed loss: n times the weight decay of a mean loss.
-    depths : "head" (the last linear layer), "last:k" (the last k layers that own parameters), "all".
-    scores : by default influence, newton, leverage and gls_trace, where the method has them.
-    method : "sketch" scores all records from `probes` solves; "exact" the records numbered `rows` (all, unless given)
-        by solves of their own, r a record; "ekfac" all records without a solve, approximately.
-    curvature : "ggn"; "hessian" for "exact" alone.
-    probes, seed : of a sketch, whose error is about √(2/probes) of a score.
-    tolerance, most_steps, allow_unconverged : of the solves: their residual, how long they may take to get there, and
-        whether those that do not are used nevertheless.
-    memory : gigabytes that a piece of work may take; by default a quarter of what is free, 1 on a CPU.
-    checkpoint : where finished work is saved, to go on with after a kill.
-    on_part : told how many right sides are solved and how many there are as far as is known (records that a sketch
-        is in doubt of add to them); with "ekfac", depths.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from giveaway.auditing.depths import audit_depths
-    >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2)).double()
-    >>> x, y = torch.eye(3).repeat(4, 1), torch.arange(12) % 2
-    >>> found = audit_depths(model, (x, y), loss="cross_entropy", depths=["head", "all"], damping=0.5)
-    >>> list(found.columns)[:4], len(found.rows)
-    (['influence_head', 'newton_head', 'leverage_head', 'gls_trace_head'], 12)
-    """
-    options = DepthOptions(
-        damping=damping,
-        depths=depths,
-        scores=scores,
-        method=method,
-        curvature=curvature,
-        probes=probes,
-        tolerance=tolerance,
-        most_steps=most_steps,
-        allow_unconverged=allow_unconverged,
-        seed=seed,
-        memory=memory,
-    )
-    return DepthAudit(model, data, options, loss=loss, rows=rows, dtype=dtype).run(checkpoint, on_part)
+Method = Sketch | Solves | Ekfac
 
 
 class DepthAudit:
-    """The networks of every depth, read and checked, so that a mistake costs nothing; `run` does the work."""
+    """An audit of depths with its options checked, so that a mistake costs nothing; `run` does the work."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        data: Any,
-        options: DepthOptions,
-        *,
-        loss: str | LossFunction | Loss,
-        rows: Any = None,
-        dtype: torch.dtype | None = None,
+        self, deep: Depths, scores: tuple[str, ...] = (DEFAULT,), curvature: Method | Dense | Auto | None = None
     ) -> None:
-        if options.method != "exact" and rows is not None:
-            got, remedy = f'method="{options.method}"', "drop rows: all records are scored"
-            raise fail("rows", 'method="exact" beside them', got, remedy)
-        self.model, self.options = model, options
-        self.networks: dict[str, Network] = {}
-        for depth in options.depths:
-            given = _already_read(self.first) if self.networks else data
-            self.networks[depth] = Network(model, given, loss=loss, parameters=depth, dtype=dtype, memory=options.bytes)
-        least = torch.finfo(self.first.dtype).eps
-        check_number("tolerance", options.tolerance, minimum=least, remedy="1e-3 suits most scores")
-        self.rows = row_numbers(self.first, rows)
-
-    @property
-    def first(self) -> Network:
-        """The network of the first depth; the others differ in their parameters alone."""
-        return next(iter(self.networks.values()))
+        self.deep, self.method = deep, _method(curvature)
+        self.names = _columns(scores, self.method, deep.first)
+        if not isinstance(self.method, Ekfac):
+            least = torch.finfo(deep.first.dtype).eps
+            check_number("tolerance", self.method.tolerance, minimum=least, remedy="1e-3 suits most scores")
+        self.rows = row_numbers(deep.first, self.method.rows if isinstance(self.method, Solves) else None)
 
     @property
     def solves(self) -> int:
-        """Right sides of each depth, as far as is known beforehand."""
-        of_records = len(self.rows) * right_sides_of_a_record(self.first, self.options.columns)
-        return {"sketch": self.options.probes, "exact": of_records, "ekfac": 0}[self.options.method]
+        """How many right sides each depth has, as far as is known beforehand."""
+        if isinstance(self.method, Sketch):
+            return self.method.probes
+        exact = isinstance(self.method, Solves)
+        return len(self.rows) * right_sides_of_a_record(self.deep.first, self.names) if exact else 0
 
-    @property
-    def inputs(self) -> dict[str, torch.Tensor]:
-        """What the model is called with, by the place or the name of each argument."""
-        records = self.first.records
-        return {**{str(place): value for place, value in enumerate(records.arguments)}, **records.keywords}
+    def run(self, checkpoint: Checkpoint = NO_CHECKPOINT, on_part: OnPart = lambda done, total: None) -> ScoreTable:
+        """Score every depth, or take up what `checkpoint` has of it.
 
-    def run(self, checkpoint: Checkpoint = NO_CHECKPOINT, on_part: OnPart = lambda done, total: None) -> Depths:
-        """Score every depth, or take up what `checkpoint` has of it."""
-        told = _Told(on_part, self.solves or 1, len(self.networks))
-        found: dict[str, NetworkScores] = {}
-        for depth, network in self.networks.items():
-            told.begin()
-            place = f"depth-{suffix(depth).removeprefix('_')}"
-            one = _load(checkpoint, place, self.rows)
-            found[depth] = self._scored(network, checkpoint, place, told) if one is None else one
-            told.end(found[depth].report.get("right_sides", 1))
-        return Depths(
-            self.rows.numpy(),
+        `on_part` is told how many right sides are solved and how many there are as far as is known: records that a
+        sketch is in doubt of add to them.
+        """
+        began = time.perf_counter()
+        progress = _Progress(on_part, self.solves or 1, len(self.deep.networks))
+        scored: dict[str, NetworkScores] = {}
+        for depth, network in self.deep.networks.items():
+            progress.begin()
+            place = f"depth{suffix(depth).replace('_', '-')}"
+            earlier = _load(checkpoint, place, self.rows)
+            scored[depth] = self._score(network, checkpoint, place, progress) if earlier is None else earlier
+            progress.end(scored[depth].report.get("right_sides", 1))
+        columns: dict[str, np.ndarray] = {}
+        attributes: dict[str, np.ndarray] = {}
+        reports: dict[str, dict[str, Any]] = {}
+        for depth, one in scored.items():
+            columns |= {name + suffix(depth): one[name].cpu().numpy() for name in self.names}
+            if "newton" in self.names:
+                attributes[f"newton_capped{suffix(depth)}"] = one.capped.cpu().numpy()
+            reports[depth] = {REPORTED_AS.get(key, key): value for key, value in one.report.items()}
+        network = self.deep.first
+        meta = Meta.from_json(
             {
-                name + suffix(depth): one[name].cpu().numpy()
-                for depth, one in found.items()
-                for name in self.options.columns
-            },
-            {
-                f"newton_capped{suffix(depth)}": one.capped.cpu().numpy()
-                for depth, one in found.items()
-                if "newton" in self.options.columns
-            },
-            {depth: {TOLD.get(key, key): value for key, value in one.report.items()} for depth, one in found.items()},
+                "unit": "record",
+                "rows": len(self.rows),
+                "records": network.n,
+                "outputs": network.m,
+                "device": str(network.device),
+                "depths": reports,
+                "seconds": round(time.perf_counter() - began, 3),
+            }
         )
+        return ScoreTable(columns, self.rows.numpy(), meta, attributes)
 
-    def _scored(self, network: Network, checkpoint: Checkpoint, place: str, told: OnPart) -> NetworkScores:
-        began, solves, options = time.perf_counter(), None, self.options
-        if options.method == "ekfac":
-            found = ekfac_records(network, damping=options.damping)
+    def _score(self, network: Network, checkpoint: Checkpoint, place: str, on_solved: OnPart) -> NetworkScores:
+        began, method, solves = time.perf_counter(), self.method, None
+        if isinstance(method, Ekfac):
+            scored = ekfac_records(network, damping=self.deep.damping)
         else:
-            inverse = InverseCurvature(network, rank=rank_for(self.solves), **options.of_solves)
+            inverse = InverseCurvature(
+                network,
+                damping=self.deep.damping,
+                rank=rank_for(self.solves),
+                tolerance=method.tolerance,
+                allow_unconverged=method.allow_unconverged,
+                curvature=method.curvature if isinstance(method, Solves) else "ggn",
+                most_steps=method.most_steps if isinstance(method, Solves) else MOST_STEPS,
+            )
             solves = CheckpointedSolves(inverse, checkpoint, place)
-            if options.method == "exact":
-                found = score_records(
-                    inverse, self.rows, scores=options.columns, at_once=AT_ONCE, solves=solves, on_solved=told
+            if isinstance(method, Solves):
+                scored = score_records(
+                    inverse, self.rows, scores=self.names, at_once=AT_ONCE, solves=solves, on_solved=on_solved
                 )
             else:
-                found = sketch_records(
-                    solves.inverse,
-                    probes=options.probes,
-                    seed=options.seed,
-                    scores=options.columns,
+                scored = sketch_records(
+                    inverse,
+                    probes=method.probes,
+                    seed=method.seed,
+                    scores=self.names,
                     at_once=PROBES_AT_ONCE,
                     solves=solves,
-                    on_solved=told,
+                    on_solved=on_solved,
                 )
-        found.report.update(method=options.method, seconds=round(time.perf_counter() - began, 3))
-        _save(checkpoint, place, found)
+        scored.report.update(method=METHODS[type(method)], seconds=round(time.perf_counter() - began, 3))
+        _save(checkpoint, place, scored)
         if solves is not None:
             solves.drop()
-        return found
+        return scored
 
 
-class _Told:
-    """Tells of all depths together what each says of itself."""
+def with_depths(table: ScoreTable, deep: ScoreTable) -> ScoreTable:
+    """`table`, with the columns of `deep` beside its own where both have the same records.
+
+    A person's exposure at a depth is not the sum of their records': a table of people has the report alone.
+    """
+    meta = replace(table.meta, depths=deep.meta.depths)
+    if table.meta.unit == "person":
+        return replace(table, meta=meta)
+    if len(deep) != len(table):
+        expected = f"a table of the {len(deep)} records that were scored, each a row"
+        raise fail("table", expected, f"one of {len(table)} rows", "score all records at every depth")
+    scores, attributes = {**table.scores, **deep.scores}, {**table.attributes, **deep.attributes}
+    return replace(table, scores=scores, attributes=attributes, meta=meta)
+
+
+def _method(curvature: Method | Dense | Auto | None) -> Method:
+    if curvature is None or curvature == Auto():
+        return Sketch(probes=PROBES)
+    if not isinstance(curvature, Sketch | Solves | Ekfac):
+        expected = "Sketch(), or Solves() or Ekfac() of ga.network, for a network"
+        raise fail("curvature", expected, repr(curvature), "leave it out for a sketch of 64 probes")
+    if isinstance(curvature, Sketch):
+        check_probes(curvature.probes)
+        for field in fields(Sketch):
+            if field.name not in OF_SKETCH and getattr(curvature, field.name) != field.default:
+                got = f"{field.name}={getattr(curvature, field.name)!r}"
+                raise fail("curvature", "a sketch without options of a head's alone", got, f"leave {field.name} out")
+        if curvature.memory is not None:
+            raise fail("memory", "memory= of Depths", "that of the sketch", "give it to Depths")
+    return curvature
+
+
+def _columns(scores: tuple[str, ...], method: Method, network: Network) -> tuple[str, ...]:
+    usual = OF_EKFAC if isinstance(method, Ekfac) else USUAL
+    names = score_names([n for name in scores for n in (usual if name == DEFAULT else (name,))], network.loss)
+    missing = [name for name in names if isinstance(method, Ekfac) and name not in OF_EKFAC]
+    if missing:
+        raise fail("scores", f"{' or '.join(OF_EKFAC)} beside Ekfac()", missing[0], "leave it out, or take Sketch()")
+    return names
+
+
+class _Progress:
+    """Adds up over all depths what each says of its own right sides."""
 
     def __init__(self, on_part: OnPart, each: int, depths: int) -> None:
         self._on_part, self._each = on_part, each
@@ -239,16 +199,10 @@ class _Told:
         self._before += right_sides
 
 
-def _already_read(network: Network) -> Any:
-    """The records of a network, for another that looks through other parameters."""
-    records = network.records
-    return records.arguments or records.keywords, records.targets
-
-
-def _save(checkpoint: Checkpoint, place: str, found: NetworkScores) -> None:
-    """A finished depth, which needs its parts no more."""
-    report = torch.frombuffer(bytearray(json.dumps(found.report).encode()), dtype=torch.uint8)
-    checkpoint.save(place, {**found.columns, "capped": found.capped, "residual": found.residual, "report": report})
+def _save(checkpoint: Checkpoint, place: str, scored: NetworkScores) -> None:
+    """Save a finished depth, which needs its parts no more."""
+    report = torch.frombuffer(bytearray(json.dumps(scored.report).encode()), dtype=torch.uint8)
+    checkpoint.save(place, {**scored.columns, "capped": scored.capped, "residual": scored.residual, "report": report})
 
 
 def _load(checkpoint: Checkpoint, place: str, rows: torch.Tensor) -> NetworkScores | None:

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from giveaway.auditing.depths import DepthAudit
 from giveaway.auditing.duplicates import count_duplicates
 from giveaway.auditing.plan import DEFAULT, Plan, named_scores, plan
-from giveaway.auditing.progress import OnRows, announce, progress_of
+from giveaway.auditing.progress import OnRows, announce, parts_of, progress_of
 from giveaway.auditing.scoring import score
 from giveaway.checks import InputError, fail
 from giveaway.curvature.choice import Auto, Choice, Dense, Sketch, check_sketch, choose, compute, expected_passes
@@ -22,6 +23,7 @@ from giveaway.curvature.sketch import SketchedCurvature
 from giveaway.evaluation.ranking import recall_at, spearman
 from giveaway.gp.distinguishability import KernelGiven, Process
 from giveaway.linalg.processes import ALONE, Processes
+from giveaway.network.depths import Depths, Ekfac, Solves
 from giveaway.records import Head, ScoreTable
 from giveaway.records.meta import Meta
 from giveaway.scores.catalogue import CATALOGUE
@@ -64,11 +66,11 @@ class Results:
 
 
 def audit(
-    head: Head,
+    head: Head | Depths,
     *,
     scores: str | Sequence[str] = DEFAULT,
     optimum: str = "assumed",
-    curvature: Dense | Sketch | Auto = Auto(),  # noqa: B008 (frozen)
+    curvature: Dense | Sketch | Auto | Solves | Ekfac = Auto(),  # noqa: B008 (frozen)
     kernel: Process | KernelGiven | None = None,
     progress: bool = False,
     execution: Execution = Execution(),  # noqa: B008 (frozen)
@@ -77,7 +79,8 @@ def audit(
 
     Parameters
     ----------
-    head : the trained head with its records; see `Head`, `from_torch` and `from_sklearn`. Inputs that it holds add
+    head : the trained head with its records; see `Head`, `from_torch` and `from_sklearn`; or `ga.network.Depths`, for
+        scores through more of a network than its last layer, in columns such as newton_all. Inputs that it holds add
         `left_out`, what the other records say through a kernel that never saw the model, and `fused`, the score to rank
         by. Without them the ranking is by `newton`.
     scores : names of the columns wanted. "default" stands for those that rank: all but the `_logit` norms, the
@@ -88,7 +91,7 @@ def audit(
         the head to its optimum first.
     curvature : `Dense()` inverts the head's curvature exactly, `Sketch()` estimates what it says of every record from
         random probes, `Auto()` is dense where that fits the memory. The metadata say which it was, and how far a sketch
-        is off.
+        is off. A network takes `Sketch()`, or `Solves()` and `Ekfac()` of `ga.network`.
     kernel : of the Gaussian process of the lood_* scores: a kernel, its name, or `ga.gp.Process(kernel, noise)`. By
         default that is an NNGP of images on the sphere, or an RBF of standardized columns with their median distance as
         length, and a variance of 0.05 around functions of variance 1.
@@ -104,6 +107,8 @@ def audit(
     >>> int(ga.audit(head).top(1, by="leverage").ids[0])
     3
     """
+    if isinstance(head, Depths):
+        return _audit_depths(head, scores, optimum, curvature, kernel, progress, execution)
     began = time.perf_counter()
     prepared = _prepare(head, named_scores(scores), optimum, curvature, kernel, execution.processes)
     results = _score_head(prepared, execution, progress)
@@ -112,11 +117,29 @@ def audit(
     return _assemble(prepared, results, execution.processes, began)
 
 
+def _audit_depths(
+    deep: Depths,
+    scores: str | Sequence[str],
+    optimum: str,
+    curvature: Dense | Sketch | Auto | Solves | Ekfac,
+    kernel: Process | KernelGiven | None,
+    progress: bool,
+    execution: Execution,
+) -> ScoreTable:
+    """Audit a network, which has neither an optimum to correct nor a kernel beside it."""
+    for name, given in (("optimum", optimum != "assumed"), ("kernel", kernel is not None)):
+        if given:
+            raise fail(name, "a head beside it", "a network", f"leave {name} out, or audit the head too")
+    prepared = DepthAudit(deep, named_scores(scores), curvature)
+    with parts_of(enabled=progress, work="depths", unit="solve") as on_part:
+        return prepared.run(execution.checkpoint, on_part)
+
+
 def _prepare(
     head: Head,
     names: tuple[str, ...],
     optimum: str,
-    curvature: Dense | Sketch | Auto,
+    curvature: Dense | Sketch | Auto | Solves | Ekfac,
     kernel: Process | KernelGiven | None,
     processes: Processes,
 ) -> Preparation:
@@ -142,7 +165,7 @@ def _prepare(
     sketch = None if choice is None else choice.sketch
     if sketch is not None and resolved.curved:
         check_sketch(head, sketch)
-    elif curvature.wants_errors:
+    elif getattr(curvature, "wants_errors", False):
         raise fail("errors", "a sketched curvature", "none: these scores are exact", "leave errors out")
     return Preparation(head, resolved, choice, view, no_view, process)
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from giveaway.auditing.depths import DepthAudit, Depths
+from giveaway.auditing.depths import DepthAudit, with_depths
 from giveaway.auditing.progress import parts_of
 from giveaway.auditing.run import Execution, audit
 from giveaway.auditing.store import check_folder, fingerprint, provenance, pseudonyms, read_key, save_audit, save_page
 from giveaway.checks import check_choice, fail
 from giveaway.cli.config import to_toml
-from giveaway.curvature.choice import Auto
+from giveaway.curvature.choice import Auto, Sketch
 from giveaway.extract.torch_model import model_digest
 from giveaway.extract.user_files import subgroups_from
 from giveaway.findings.explain import SUBGROUP
@@ -53,9 +53,9 @@ def audit_into(
     if "pseudonymize" in config:
         head = _renamed(head, read_key(config["pseudonymize"], out))
     subgroups = subgroups_from(config["subgroups"], head.n) if "subgroups" in config else {}
-    given = None if deeper is None else deeper.inputs
+    given = None if deeper is None else deeper.deep.inputs
     digest = processes.agreed(fingerprint(head, None, given) if processes.first else "")
-    origin = provenance(digest, config, None if deeper is None else model_digest(deeper.model))
+    origin = provenance(digest, config, None if deeper is None else model_digest(deeper.deep.model))
     existed = Path(out).is_dir()
     folder = check_folder(out, origin) if processes.first else Path(out)
     processes.barrier()
@@ -73,8 +73,8 @@ def audit_into(
         if deeper is not None:
             with parts_of(enabled=True, work="depths", unit="solve") as on_part:
                 found = deeper.run(checkpoint, on_part)
-            table = _with_depths(table, found)
-            by_record = None if by_record is None else _with_depths(by_record, found)
+            table = with_depths(table, found)
+            by_record = None if by_record is None else with_depths(by_record, found)
         table = _finished(table, config, subgroups, head, origin)
         tables = {"scores": table}
         if by_record is not None:
@@ -100,8 +100,8 @@ def audit_into(
 def work_ahead(deeper: DepthAudit) -> str:
     """What scores through the network will take, in solves: how many passes a solve needs is known once it is done."""
     solves = f"{deeper.solves:,} solves" if deeper.solves else "no solves, a few passes over the records"
-    more = ", and some for records in doubt" if deeper.options.method == "sketch" else ""
-    sizes = ", ".join(f"{depth} ({network.size:,} parameters)" for depth, network in deeper.networks.items())
+    more = ", and some for records in doubt" if isinstance(deeper.method, Sketch) else ""
+    sizes = ", ".join(f"{depth} ({network.size:,} parameters)" for depth, network in deeper.deep.networks.items())
     return f"depths: {sizes}: {solves} each{more}; not in this estimate"
 
 
@@ -147,13 +147,6 @@ def main_table(folder: str | Path) -> ScoreTable:
 def _renamed(head: Head, key: bytes) -> Head:
     groups = None if head.groups is None else pseudonyms(head.groups, key)
     return dataclasses.replace(head, ids=pseudonyms(head.ids, key), groups=groups)
-
-
-def _with_depths(table: ScoreTable, found: Depths) -> ScoreTable:
-    """With the columns of its records. A person's would not be their sum: a table of people has the report alone."""
-    if table.meta.by_person:
-        return dataclasses.replace(table, meta=table.meta.with_depths(found.report))
-    return found.beside(table)
 
 
 def _finished(

@@ -11,16 +11,17 @@ import numpy as np
 import torch
 
 from giveaway.attacks.recipes import train_recipe
-from giveaway.auditing.depth_options import CURVATURES, METHODS, DepthOptions, checked_depths
-from giveaway.auditing.depths import DepthAudit
+from giveaway.auditing.depths import METHODS, PROBES, DepthAudit, Method
 from giveaway.auditing.progress import progress_of
 from giveaway.auditing.validate import LEAST_MODELS
 from giveaway.checks import InputError, check_choice, fail
+from giveaway.curvature.choice import Sketch
 from giveaway.extract import from_file, from_sklearn, from_torch
 from giveaway.extract.model_records import inputs_of_head
 from giveaway.extract.torch_head import from_torch_shared
 from giveaway.extract.user_files import call_factory, load_estimator, load_weights, signals_from
 from giveaway.linalg.processes import ALONE, Processes
+from giveaway.network.depths import CURVATURES, Depths, Ekfac, Solves, checked_depths
 from giveaway.records import Head, Signals
 
 Options = dict[str, Any]
@@ -63,7 +64,7 @@ def source_from(options: Options, say: Say, processes: Processes = ALONE) -> Sou
             raise fail(name, f"{fit} beside it", f"--{source}", f"drop --{name.replace('_', '-')}")
     if source != "features" and "data" not in options:
         raise fail("data", f"--data module:function beside --{source}", "none", "name your data set")
-    depth = _depth_options(options, processes)
+    depth = _depth_audit(options, processes)
     if source == "model":
         read = _from_model(options, say, processes, depth)
     else:
@@ -123,7 +124,7 @@ def _from_estimator(options: Options, say: Say) -> Head:
     return from_sklearn(estimator, *_inputs_and_targets(options, say, "estimator"))
 
 
-def _from_model(options: Options, say: Say, processes: Processes, depth: DepthOptions | None) -> Source:
+def _from_model(options: Options, say: Say, processes: Processes, depth: Callable[..., DepthAudit] | None) -> Source:
     device = processes.device if processes.size > 1 else device_named(options.get("device"))
     say(f"Running your code: {options['model']} and {options['data']}")
     model = call_factory("model", options["model"])
@@ -142,44 +143,55 @@ def _from_model(options: Options, say: Say, processes: Processes, depth: DepthOp
     if depth is None:
         return Source(head)
     inputs = inputs_of_head(data, head, batch_size=options.get("batch_size", 256))
-    deeper = DepthAudit(model, (inputs, head.targets), depth, loss=head.loss)
-    _check_same_outputs(deeper.first.outputs(), head)
+    deeper = depth(model, (inputs, head.targets), head.loss)
+    _check_same_outputs(deeper.deep.first.outputs(), head)
     return Source(head, deeper)
 
 
-def _depth_options(options: Options, processes: Processes) -> DepthOptions | None:
-    """Return the options of scores through the network, checked in the words of the command line."""
+def _depth_audit(options: Options, processes: Processes) -> Callable[..., DepthAudit] | None:
+    """Check the options of scores through the network; return what makes the audit from model, data and loss."""
     if "depth" not in options:
         for name in OF_DEPTH:
             if name in options:
-                raise fail(name, "--depth beside it", "none", f"name a depth, or drop --{name.replace('_', '-')}")
+                raise fail(name, "--depth beside it", "none", f"name a depth, or drop {name}")
         return None
     for name, why in NOT_WITH_DEPTH.items():
         if options.get(name):
-            raise fail("depth", "the network as it is, in memory", f"--{name}, {why}", f"drop --{name}, or --depth")
+            raise fail("depth", "the network as it is, in memory", f"{name}, {why}", f"drop {name}, or --depth")
     if processes.size > 1:
-        raise fail(
-            "depth", "one process", f"{processes.size} of torchrun", "audit deeper by one process, without torchrun"
-        )
+        got = f"{processes.size} of torchrun"
+        raise fail("depth", "one process", got, "audit deeper by one process, without torchrun")
     if "damping" not in options:
         remedy = "n times the weight decay that a mean loss was trained with"
         raise fail("damping", "--damping beside --depth", "none", f"give one: {remedy}, as docs/network.md says")
-    depths = checked_depths("depth", [part.strip() for part in options["depth"].split(",")])
-    method = check_choice("depth_method", options.get("depth_method", "sketch"), METHODS)
+    depths = checked_depths("depth", [name.strip() for name in options["depth"].split(",")])
+    method = _depth_method(options)
+    shared = {name: options[name] for name in ("damping", "memory") if name in options}
+
+    def prepare(model: torch.nn.Module, data: Any, loss: str) -> DepthAudit:
+        return DepthAudit(Depths(model, data, loss=loss, depths=depths, **shared), curvature=method)
+
+    return prepare
+
+
+def _depth_method(options: Options) -> Method:
+    """The method that the rare options describe."""
+    method = check_choice("depth_method", options.get("depth_method", "sketch"), tuple(METHODS.values()))
     curvature = check_choice("depth_curvature", options.get("depth_curvature", "ggn"), CURVATURES)
     if curvature != "ggn" and method != "exact":
-        remedy = "use the exact method for it, or leave it out"
-        raise fail("depth_curvature", "--depth-method exact beside hessian", method, remedy)
-    taken: dict[str, Any] = {"damping": options["damping"], "method": method, "curvature": curvature}
-    if "depth_probes" in options:
-        probes = options["depth_probes"]
-        if method != "sketch":
-            raise fail("depth_probes", "a sketch", f"--depth-method {method}", "drop --depth-probes")
-        if probes < 4 or probes % 2:
-            raise fail("depth_probes", "an even number of at least 4", str(probes), "64 suits a ranking")
-        taken["probes"] = probes
-    shared = ("tolerance", "allow_unconverged", "seed", "memory")
-    return DepthOptions(depths=depths, **taken, **{name: options[name] for name in shared if name in options})
+        remedy = "take the exact method, or leave it out"
+        raise fail("depth_curvature", "depth_method=exact beside hessian", method, remedy)
+    probes = options.get("depth_probes", PROBES)
+    if "depth_probes" in options and method != "sketch":
+        raise fail("depth_probes", "a sketch", f"depth_method={method}", "drop depth_probes")
+    if probes < 4 or probes % 2:
+        raise fail("depth_probes", "an even number of at least 4", str(probes), "64 suits a ranking")
+    solves = {name: options[name] for name in ("tolerance", "allow_unconverged") if name in options}
+    if method == "ekfac":
+        return Ekfac()
+    if method == "exact":
+        return Solves(curvature=curvature, **solves)
+    return Sketch(probes=probes, seed=options.get("seed", 0), **solves)
 
 
 def _check_same_outputs(outputs: torch.Tensor, head: Head) -> None:

@@ -60,9 +60,8 @@ class Sketch:
     l2_sensitivity: bool | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.probes, bool) or not isinstance(self.probes, int) or self.probes < LEAST_PROBES:
-            expected = f"a whole number of at least {LEAST_PROBES}"
-            raise fail("probes", expected, repr(self.probes), "256 suits most heads")
+        if isinstance(self.probes, bool) or not isinstance(self.probes, int) or self.probes < 1:
+            raise fail("probes", "a whole number of at least 1", repr(self.probes), "256 suits most heads")
         check_number("tolerance", self.tolerance, minimum=0.0, remedy="1e-3 suits most heads")
         if not 0 < self.tolerance < 1:
             raise fail("tolerance", "a number between 0 and 1", f"{self.tolerance:g}", "1e-3 suits most heads")
@@ -110,7 +109,7 @@ class Choice:
         return self.curvature if isinstance(self.curvature, Sketch) else None
 
 
-def choose(head: Head, wanted: Dense | Sketch | Auto, processes: Processes = ALONE) -> Choice:
+def choose(head: Head, wanted: Any, processes: Processes = ALONE) -> Choice:
     """Resolve `Auto`, by the memory that every process has, and check that a sketch of `head` is possible."""
     if isinstance(wanted, Dense):
         return Choice(wanted, "asked for")
@@ -133,6 +132,9 @@ def choose(head: Head, wanted: Dense | Sketch | Auto, processes: Processes = ALO
 def check_sketch(head: Head, sketch: Sketch) -> None:
     """Refuse a sketch of a head whose records cannot be read many times."""
     precision_named(sketch.precision, head.device)
+    if sketch.probes < LEAST_PROBES:
+        expected = f"a whole number of at least {LEAST_PROBES}"
+        raise fail("probes", expected, repr(sketch.probes), "256 suits most heads")
     if not head.looked_up:
         raise fail(
             "curvature",

@@ -1,5 +1,6 @@
 """Scores through any part of a network: Jacobian and curvature products, solves, sketches of all records, TracIn."""
 
+from giveaway.network.depths import Depths, Ekfac, Solves
 from giveaway.network.ekfac import ekfac_records
 from giveaway.network.gradients import RecordDerivatives, gradient_norm, tracin, tracin_between
 from giveaway.network.jacobian import Jacobian
@@ -8,6 +9,8 @@ from giveaway.network.scores import NetworkScores, score_records, sketch_records
 from giveaway.network.solves import GaussNewton, Hessian, InverseCurvature
 
 __all__ = [
+    "Depths",
+    "Ekfac",
     "GaussNewton",
     "Hessian",
     "InverseCurvature",
@@ -15,6 +18,7 @@ __all__ = [
     "Network",
     "NetworkScores",
     "RecordDerivatives",
+    "Solves",
     "ekfac_records",
     "gradient_norm",
     "score_records",

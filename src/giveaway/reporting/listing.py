@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from giveaway.auditing.depth_options import suffix
 from giveaway.findings.explain import SUBGROUP, why
 from giveaway.findings.extras import ReportExtras
+from giveaway.network.depths import suffix
 from giveaway.records import ScoreTable
 from giveaway.reporting.validation import StoredValidation
 from giveaway.reporting.words import layers_of

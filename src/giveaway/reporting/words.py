@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from giveaway.auditing.depth_options import suffix
 from giveaway.checks import check_choice, fail
 from giveaway.findings.explain import LEAST
+from giveaway.network.depths import suffix
 from giveaway.records import ScoreTable
 from giveaway.records.meta import CurvatureReport, Meta
 from giveaway.reporting.validation import StoredValidation
