@@ -21,6 +21,7 @@ from giveaway.auditing import progress
 from giveaway.auditing.depths import with_depths
 from giveaway.checks import InputError
 from giveaway.cli.source import source_from
+from tests.auditing.test_depths import audit_depths
 from tests.test_cli import folder, one_line, read_csv  # noqa: F401
 
 N = 40
@@ -36,7 +37,6 @@ QUIET = (
     "--scores",
     "loss,newton,leverage,influence,gls_trace",
 )
-from tests.auditing.test_depths import audit_depths
 
 USUAL = ("influence", "newton", "leverage", "gls_trace")
 CODE = f"""
@@ -262,7 +262,7 @@ def test_columns_stand_beside_their_own_records_alone(mine):
     some = deeper(mine, damping=0.7, method="exact", rows=[3, 1])
     people = ScoreTable({"newton": np.arange(N)}, np.arange(N), meta={"unit": "person"})
     for depths, other in ((found, table.top(5)), (found, people), (some, table.top(2))):
-        words = f"table: expected a table of the {len(depths.rows)} records that were scored, each a row, got one of"
+        words = f"table: expected a table of the {len(depths)} records that were scored, each a row, got one of"
         with pytest.raises(InputError, match=words):
             with_depths(other, depths)
 
