@@ -90,6 +90,7 @@ def test_maps_and_what_if_are_options(giveaway, file):  # noqa: F811
     assert "it was not asked for (--config what_if=false)" in words_of("report.html", "less")
 
 
+@pytest.mark.slow
 def test_a_validation_is_in_the_pages_from_then_on(giveaway, folder):  # noqa: F811
     rng = np.random.default_rng(0)
     n = 120
@@ -134,6 +135,7 @@ def fitted(folder, arrays):  # noqa: F811
     return "fitted.npz"
 
 
+@pytest.mark.slow
 def test_a_gate_gives_the_audit_the_columns_it_looks_at(giveaway, fitted):
     file = fitted  # noqa: F811
     options = ("--inputs", _inputs())

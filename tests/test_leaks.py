@@ -395,6 +395,7 @@ def test_folders_made_on_the_way_are_its_owner_s_alone_too(tmp_path):
     assert modes(tmp_path, {"features.npz"}) == {}
 
 
+@pytest.mark.slow
 def test_shadow_models_trained_here_are_their_owner_s_alone(tmp_path):
     write_files(tmp_path)
     handed = {path.name for path in tmp_path.iterdir()}

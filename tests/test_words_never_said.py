@@ -210,6 +210,7 @@ def visible(text: str) -> str:
     return "\n".join([*said, *drawn, shape.scripts.get("maps-data", "")])
 
 
+@pytest.mark.slow
 def test_no_command_says_it(unmeasured, measured):
     codes = {"validate": 0, "report": 0, "index": 0, "theory": 0, "purge": 0}
     for done in measured:
@@ -219,6 +220,7 @@ def test_no_command_says_it(unmeasured, measured):
         assert never_said(done.said) == [], done.arguments
 
 
+@pytest.mark.slow
 def test_no_file_says_it(folder, pages, measured):
     written = [path for name in ("records", "people") for path in (folder / name).iterdir()]
     written += [folder / "index.html", folder / "measured.html"]
@@ -236,6 +238,7 @@ def test_no_file_says_it(folder, pages, measured):
 # ------------------------------------------------------------------------------------------------ no count
 
 
+@pytest.mark.slow
 def test_without_an_attack_no_page_states_a_count(pages):
     for name, text in pages.items():
         words = Page(text).text
@@ -244,6 +247,7 @@ def test_without_an_attack_no_page_states_a_count(pages):
         assert counted(visible(text)) == [], name
 
 
+@pytest.mark.slow
 def test_without_an_attack_no_command_states_a_count(unmeasured):
     for done in unmeasured:
         assert counted(done.said) == [], done.arguments
@@ -257,6 +261,7 @@ def keys_of(value: object) -> set[str]:
     return set().union(*map(keys_of, value)) if isinstance(value, list) else set()
 
 
+@pytest.mark.slow
 def test_the_count_and_its_key_are_there_only_once_measured(folder, pages, measured):
     people = json.loads((folder / "people" / "summary.json").read_text(encoding="utf-8"))
     assert people["measured"] is False
