@@ -82,9 +82,6 @@ def rows_of(path: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(path.open(encoding="utf-8")))
 
 
-# ------------------------------------------------------------------------------------------------ canaries
-
-
 def test_canaries_are_named_by_row_on_the_screen_and_by_id_in_the_file(folder, tmp_path):
     table = ScoreTable.load(folder)
     chosen = choose(make_extras(made_head("classes", n=N, ids=names()), table).candidates, 4)
@@ -107,9 +104,6 @@ def test_canaries_that_cannot_be_had(folder):
         "canaries", folder
     )
     assert run("canaries", folder, "-k", 0).exit_code == 2
-
-
-# ------------------------------------------------------------------------------------------------ weights
 
 
 def test_weights_go_to_a_private_file(folder, tmp_path):
@@ -136,9 +130,6 @@ def test_weights_of_people_are_for_all_of_their_records(tmp_path):
     assert "Rows are lines of people.csv" in told("canaries", people, "-k", 2)
 
 
-# ------------------------------------------------------------------------------------------------ files of ids
-
-
 def test_a_file_in_an_audit_folder_is_purged_with_it(folder, tmp_path):
     assert "changes.csv" in told("compare", folder, audited(tmp_path / "later", seed=1), "--out", folder)
     told("weights", folder, "--out", folder / "weights.csv")
@@ -155,9 +146,6 @@ def test_a_new_folder_is_private(folder, tmp_path):
     assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
     assert len(rows_of(tmp_path / "new" / "canaries.csv")) == 10
     assert "expected a place that can be written" in refused("canaries", folder, "--out", tmp_path / "gone" / "x.csv")
-
-
-# ------------------------------------------------------------------------------------------------ compare
 
 
 def test_compare_tells_rows_and_writes_ids(folder, tmp_path):
@@ -185,9 +173,6 @@ def test_compare_with_retrains(folder, tmp_path):
     )
     assert "expected none, or at least 3, got 2" in refused("compare", folder, folder, *flags[:4])
     assert "expected an audit folder with scores.npz" in refused("compare", folder, tmp_path / "gone")
-
-
-# ------------------------------------------------------------------------------------------------ gate
 
 
 def rules(tmp_path: Path, text: str = RULE) -> Path:

@@ -168,13 +168,6 @@ def test_columns_besides_the_default_ones(giveaway, fitted):
     assert json.loads(Path("result/summary.json").read_text())["mean_predicted_success"] > 0
 
 
-@pytest.mark.parametrize("command", ["index", "canaries", "weights", "compare", "gate"])
-def test_new_commands_have_help(giveaway, folder, command):  # noqa: F811
-    code, out, _ = giveaway(command, "--help")
-    assert code == 0
-    assert f"Usage: giveaway {command}" in out
-
-
 def test_ids_and_a_title_from_the_command_line(giveaway, folder, arrays):  # noqa: F811
     np.savez("plain.npz", **arrays)
     Path("ids.txt").write_text("".join(f"row {i}\n" for i in range(N)))

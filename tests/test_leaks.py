@@ -229,9 +229,6 @@ def world(tmp_path_factory) -> World:
     return made
 
 
-# ------------------------------------------------------------------------------------------------ the search itself
-
-
 def forms(marker: str) -> tuple[list[bytes], list[bytes]]:
     """The marker as it could stand in a file, in any case: plain, wide, escaped; and letter by letter: as base64."""
     wide = [marker.encode(kind) for kind in ("utf-8", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be")]
@@ -276,9 +273,6 @@ def test_the_search_finds_what_is_hidden(tmp_path):
     np.savez_compressed(tmp_path / "packed.npz", ids=np.array([f"{RECORD}{i}" for i in range(9)]), other=np.zeros(3))
     assert holds(tmp_path / "packed.npz", RECORD)
     assert not holds(tmp_path / "packed.npz", PERSON)
-
-
-# ------------------------------------------------------------------------------------------------ where things are
 
 
 def test_ids_and_people_are_in_the_restricted_files_only(world):
@@ -369,9 +363,6 @@ def test_lood_shows_no_name_or_path(tmp_path):
         assert PATH not in each.said, each.arguments
 
 
-# ------------------------------------------------------------------------------------------------ modes and purge
-
-
 def modes(folder: Path, skip: set[str]) -> dict[str, str]:
     """Everything below `folder` that others may touch, with its mode."""
     wanted = {True: 0o700, False: 0o600}
@@ -435,9 +426,6 @@ def test_every_file_of_an_audit_is_listed_and_purged(world, tmp_path):
     listed = json.loads((world.folder / "records" / "audit.json").read_text())["files"]
     wanted = {"validation.npz", "look.npz", "gate.json", "canaries.csv", "weights.csv", "changes.csv"}
     assert wanted <= set(listed)
-
-
-# ------------------------------------------------------------------------------------------------ errors
 
 
 @pytest.fixture(scope="module")

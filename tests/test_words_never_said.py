@@ -81,9 +81,6 @@ def test_the_search_knows_a_count():
         assert not counted(words), words
 
 
-# ------------------------------------------------------------------------------------------------ what stands in it
-
-
 def literals(path: Path) -> Iterator[tuple[int, str]]:
     """Every string of a module, docstrings and the pieces of f-strings among them."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -131,9 +128,6 @@ def test_neither_the_readme_nor_the_documentation_says_it():
     files = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.py")]
     found = {str(path.relative_to(ROOT)): never_said(path.read_text(encoding="utf-8")) for path in files}
     assert {name: words for name, words in found.items() if words} == {}
-
-
-# ------------------------------------------------------------------------------------------------ what comes out
 
 
 N = 100
@@ -233,9 +227,6 @@ def test_no_file_says_it(folder, pages, measured):
             assert never_said(path.read_text(encoding="utf-8")) == [], path.name
     for name, text in pages.items():
         assert never_said(visible(text)) == [], name
-
-
-# ------------------------------------------------------------------------------------------------ no count
 
 
 @pytest.mark.slow

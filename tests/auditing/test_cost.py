@@ -36,9 +36,6 @@ def counted_cholesky_and_inverse(size: int) -> int:
     return factor + inverse + square
 
 
-# --------------------------------------------------------------------------------------------------------- operations
-
-
 @pytest.mark.parametrize(
     ("loss", "m", "numbers"),
     [
@@ -102,9 +99,6 @@ def test_more_of_anything_is_never_cheaper(sketched, n, d, m, q):
             assert getattr(other, name) >= getattr(base, name)
     assert cost(n=2 * n).operations > base.operations
     assert (cost(q=2 * q).operations > base.operations) == sketched
-
-
-# ------------------------------------------------------------------------------------------------- memory, disk, time
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "squared", "binary_cross_entropy"])
@@ -180,9 +174,6 @@ def test_the_rate_is_operations_over_time(monkeypatch):
     rate = calibrate("cpu", torch.float32, (30, 40, 50), seconds=0.2)
     assert rate.per_second == pytest.approx(2 * 30 * 40 * 50 / 0.02)
     assert now == pytest.approx(0.02 * (1 + 1 + 10))
-
-
-# -------------------------------------------------------------------------------------------------------------- words
 
 
 def test_the_words_of_a_sketch():

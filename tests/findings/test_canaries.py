@@ -45,9 +45,6 @@ def slow_similarity(head: Head, rows: np.ndarray, values: np.ndarray) -> np.ndar
     return expected
 
 
-# ------------------------------------------------------------------------------------------------ the choice
-
-
 @given(c=st.integers(1, 9), d=st.integers(1, 6), seed=st.integers(0, 10_000), data=st.data())
 def test_the_choice_is_the_greedy_one_by_determinants(c, d, seed, data):
     rng = np.random.default_rng(seed)
@@ -135,9 +132,6 @@ def test_more_canaries_than_features():
     assert alike.mean() < first.mean()
 
 
-# ------------------------------------------------------------------------------------------------ the similarity
-
-
 @pytest.mark.parametrize("black_box", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_similarity_pair_by_pair(kind, black_box, monkeypatch):
@@ -182,9 +176,6 @@ def test_records_at_the_mean_have_copies_too():
     assert found.similarity[0, 1] == 1.0
     assert np.isfinite(found.similarity).all()
     assert choose(found, 3).tolist() == [0, 2, 3]
-
-
-# ------------------------------------------------------------------------------------------------ refused
 
 
 def test_what_is_refused():

@@ -138,8 +138,6 @@ def test_a_table_that_tells_nothing():
     assert why(ScoreTable({"newton": [1.0, 2.0]}, [0, 1]), np.array([1, 0])) == ["nothing stands out"] * 2
 
 
-# ------------------------------------------------------------------------------------------------ the second view
-
 NEAR = np.array(["8, 9", "", "1, 2, 3"])
 
 

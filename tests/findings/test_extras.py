@@ -109,9 +109,6 @@ def pca_map(features: np.ndarray) -> FeatureMap:
     return feature_map(head, table_of(head), method="pca")
 
 
-# ------------------------------------------------------------------------------------------------ PCA
-
-
 @pytest.mark.parametrize("d", [2, 5, 90])
 def test_pca_is_that_of_scikit_learn(d):
     x = np.random.default_rng(0).normal(size=(40, d)) * np.linspace(3.0, 1.0, d) + 100.0
@@ -182,9 +179,6 @@ def test_pca_keeps_distances_as_well_as_two_directions_can(n, d, seed, digits, s
     assert 0.0 < found.explained <= 1.0
 
 
-# ------------------------------------------------------------------------------------------------ which rows
-
-
 def test_the_most_exposed_and_some_of_the_others_have_a_place():
     n = 3_000
     newton = np.random.default_rng(0).random(n)
@@ -249,9 +243,6 @@ def test_a_memory_map_of_half_precision(tmp_path):
     np.testing.assert_allclose(pca_map(mapped).places, pca_map(x.astype(float)).places, atol=1e-6)
 
 
-# ------------------------------------------------------------------------------------------------ t-SNE
-
-
 def clusters(n: int = 90) -> tuple[np.ndarray, np.ndarray]:
     """Three clusters far apart, and the one that each row is of."""
     rng = np.random.default_rng(4)
@@ -296,9 +287,6 @@ def test_without_open_tsne(monkeypatch):
     assert feature_map(head, table_of(head)).method == "PCA"
     with pytest.raises(ValueError, match=r"method: expected openTSNE installed .*; pip install giveaway\[tsne\]"):
         feature_map(head, table_of(head), method="tsne")
-
-
-# ------------------------------------------------------------------------------------------------ refused
 
 
 def test_what_is_refused():

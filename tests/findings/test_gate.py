@@ -74,9 +74,6 @@ def judged(folder, text, today=TODAY):
     return judge(read_rules(rule_file(folder, text)), folder / "audit", today)
 
 
-# ------------------------------------------------------------------------------------------------ the rule file
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -140,9 +137,6 @@ def test_what_the_rules_need_is_known_before_the_work(audited):
     assert (both.needs_validation, both.columns) == (True, ("predicted_success",))
     change = read_rules(rule_file(audited, GAP + CHANGE + PREDICTED))
     assert (change.needs_validation, change.columns) == (False, ("loo_gap", "predicted_success"))
-
-
-# ------------------------------------------------------------------------------------------------ what is measured
 
 
 def test_the_measured_count_against_its_limit(audited):
@@ -223,9 +217,6 @@ def test_a_real_audit_of_a_head_that_is_exact(tmp_path):
     table = ScoreTable.load(tmp_path / "audit")
     assert outcome.value == np.mean([value > 0.6 for value in table["predicted_success"]])
     assert outcome.details["predicted_by"] == "theory of the head"
-
-
-# ------------------------------------------------------------------------------------------------ the change
 
 
 def test_the_change_is_held_against_what_the_retrains_predict(audited):
@@ -360,9 +351,6 @@ def test_baselines_lie_beside_the_rule_file_and_need_the_column_too(audited, mon
         InputError, match=r"^rule 'no worse', baseline 2: expected an audit with the column predicted_suc"
     ):
         judged(audited, CHANGE)
-
-
-# ------------------------------------------------------------------------------------------------ waivers and words
 
 
 def test_a_waiver_holds_through_its_last_day_and_no_longer(audited):

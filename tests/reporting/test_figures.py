@@ -41,9 +41,6 @@ def line(axes, start: str):
     return found
 
 
-# ------------------------------------------------------------------------------------------------ recall
-
-
 def test_recall_lines_are_recall_at():
     scores, truth = made_scores(3)
     (axes,) = recall_curves(scores, truth, top=0.02).axes
@@ -70,9 +67,6 @@ def test_of_many_scores_the_best_and_the_ranking_have_colours():
     assert [text.get_text() for text in axes.get_legend().get_texts()][-2:] == ["9 other scores", "chance"]
 
 
-# ------------------------------------------------------------------------------------------------ ROC
-
-
 def test_roc_line_holds_the_summary_s_rates_down_to_one_false_positive():
     attack = made_attack()
     (axes,) = roc_curves([attack]).axes
@@ -96,9 +90,6 @@ def test_each_attack_ends_where_its_own_non_members_end():
     (axes,) = roc_curves([few, many]).axes
     assert line(axes, "few:").get_xdata()[0] == 1 / few.nonmembers
     assert line(axes, "1 of ").get_xdata()[0] == 1 / many.nonmembers
-
-
-# ------------------------------------------------------------------------------------------------ loss, influence
 
 
 def made_points(n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -140,9 +131,6 @@ def made(n: int = 400, **changes) -> ScoreTable:
 
 def legend_of(axes) -> list[str]:
     return [text.get_text() for text in axes.get_legend().get_texts()]
-
-
-# ------------------------------------------------------------------------------------------------ distribution
 
 
 def bars(axes) -> list[tuple[float, float, float]]:
@@ -213,9 +201,6 @@ def test_one_value_only(value):
     assert figure_bytes(axes.figure).startswith(b"\x89PNG")
 
 
-# ------------------------------------------------------------------------------------------------ loss, leverage
-
-
 def test_points_and_the_most_exposed_of_them():
     table = made()
     (axes,) = loss_by_leverage(table, top=7).axes
@@ -251,9 +236,6 @@ def test_zeros_have_no_place_and_are_counted():
     assert legend_of(axes)[1] == "4 of the 5 most exposed by newton"
     assert axes.get_title(loc="left") == "Loss and leverage: 394 rows; 6 more are not positive"
     assert figure_bytes(axes.figure).startswith(b"\x89PNG")
-
-
-# ------------------------------------------------------------------------------------------------ classes
 
 
 def classed(classes, scores) -> ScoreTable:
@@ -336,8 +318,6 @@ def test_names_of_classes_are_no_formulas_and_have_one_line():
     assert list(drawn_classes(axes)) == ["d" * 23 + "…", r"b\n\u202ec", r"\$\frac\$ a \$"]
     assert figure_bytes(axes.figure).startswith(b"\x89PNG")
 
-
-# ------------------------------------------------------------------------------------------------ refused
 
 ONES = np.ones(200)
 BARE = ScoreTable({"newton": [1.0, 2.0]}, [0, 1])

@@ -100,9 +100,6 @@ def test_every_kind_of_head_has_a_summary(kind):
     json.loads(pages["summary.json"])
 
 
-# ------------------------------------------------------------------------------------------------ the index
-
-
 def test_many_audits_on_one_page(tmp_path):
     for name, table in (("first", marked()), ("<b>second<b>", audit(made_head("squared")))):
         (tmp_path / name).mkdir()

@@ -199,9 +199,6 @@ def test_zeros_have_no_place_on_a_logarithmic_axis():
     assert figure_bytes(nothing).startswith(PNG)
 
 
-# ------------------------------------------------------------------------------------------------ pictures
-
-
 def image_in(place) -> np.ndarray:
     (image,) = [child for child in place.get_children() if isinstance(child, AxesImage)]
     assert image.get_clim() == (0, 1)
@@ -275,9 +272,6 @@ def test_pairs_show_themselves_in_a_notebook():
     images = np.random.default_rng(0).random((2, 1, 3, 3))
     page = query_pictures(images, images, np.arange(2), "kl")._repr_html_()
     assert 'alt="Records and the queries with the largest kl distance"' in page
-
-
-# ------------------------------------------------------------------------------------------------ every figure
 
 
 def audited(n: int = 400) -> ScoreTable:

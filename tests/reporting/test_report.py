@@ -170,9 +170,6 @@ def test_every_note_is_on_the_page():
     assert len(notes(table)) == 3
 
 
-# ------------------------------------------------------------------------------------------------ the second view
-
-
 def viewed(kind: str = "classes", **options) -> ScoreTable:
     head = made_head(kind, l2=0.5, **options)
     return audit(replace(head, inputs=np.maximum(head.features.numpy(), 0.0)))
@@ -230,9 +227,6 @@ def test_names_of_neighbours_are_escaped():
     page = render(viewed(ids=names))
     assert "&lt;b&gt;" in rows_of(page)[0][-1]
     assert "<b>1</b>" not in page
-
-
-# ------------------------------------------------------------------------------------------------ what was measured
 
 
 def test_after_a_validation_the_page_counts_and_shows_what_was_measured():

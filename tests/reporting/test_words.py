@@ -25,9 +25,6 @@ def measured(records: int = 60) -> StoredValidation:
     return StoredValidation(stated, nothing, nothing, nothing > 0, nothing, nothing)
 
 
-# ------------------------------------------------------------------------------------------------ the headline
-
-
 def test_without_an_attack_the_headline_is_a_ranking():
     assert headline(audit(made_head("classes")), None, "probabilities") == (
         "Ranking only: 60 records, ordered by estimated exposure to an attacker who holds the record and has the "
@@ -109,9 +106,6 @@ def test_measured_predicted_and_assumed_are_kept_apart():
     found = dict(standing(table, measured(), "probabilities"))
     assert "LiRA over 64 shadow models: AUC 0.710 (0.690 to 0.730)." in found["Measured"]
     assert not any("LiRA" in words for words in found["Predicted, not measured"])
-
-
-# ------------------------------------------------------------------------------------------------ notes
 
 
 def note_about(table: ScoreTable, word: str) -> list[str]:
