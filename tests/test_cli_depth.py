@@ -451,23 +451,23 @@ WRONG = [
     (("--config", "depth_method=exact"), "depth_method: expected --depth beside it, got none; name a depth, or drop"),
     (
         ("--depth", "all", "--damping", 1, "--config", "stream=true"),
-        "depth: expected the network as it is, in memory, got --stream, which keeps no records; drop --stream, or",
+        "depth: expected the network as it is, in memory, got stream, which keeps no records; drop stream, or",
     ),
     (
         ("--depth", "all", "--damping", 1, "--layer", "4"),
-        "depth: expected the network as it is, in memory, got --layer, by which the head may be another layer than the "
-        "network's; drop --layer, or --depth",
+        "depth: expected the network as it is, in memory, got layer, by which the head may be another layer than the "
+        "network's; drop layer, or --depth",
     ),
     (
         ("--depth", "all", "--damping", 1, "--config", "reduction=mean"),
-        "depth: expected the network as it is, in memory, got --reduction, by which the head's outputs are others than",
+        "depth: expected the network as it is, in memory, got reduction, by which the head's outputs are others than",
     ),
     (
         ("--depth", "middle", "--damping", 1),
         "depth: expected head, all or last:k, got 'middle'; say how many layers, as last:2",
     ),
     (("--depth", "head,,all", "--damping", 1), "depth: expected head, all or last:k, got ''"),
-    (("--depth", "all", "--damping", 0), "damping: expected a positive number, got 0.0; n times the weight decay"),
+    (("--depth", "all", "--damping", 0), "damping: expected a number above 0, got 0.0; n times the weight decay"),
     (("--depth", "all", "--damping", -1), "damping: expected a finite number of at least 0, got -1.0"),
     (
         ("--depth", "all", "--damping", 1, "--config", "depth_curvature=hessian"),
@@ -479,7 +479,7 @@ WRONG = [
     ),
     (
         ("--depth", "all", "--damping", 1, "--config", "depth_method=exact", "--config", "depth_probes=8"),
-        "depth_probes: expected a sketch, got --depth-method exact; drop --depth-probes",
+        "depth_probes: expected a sketch, got depth_method=exact; drop depth_probes",
     ),
     (
         ("--depth", "last:9", "--damping", 1),

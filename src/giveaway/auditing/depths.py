@@ -141,16 +141,11 @@ class DepthAudit:
 
 
 def with_depths(table: ScoreTable, deep: ScoreTable) -> ScoreTable:
-    """`table`, with the columns of `deep` beside its own where both have the same records.
-
-    A person's exposure at a depth is not the sum of their records': a table of people has the report alone.
-    """
-    meta = replace(table.meta, depths=deep.meta.depths)
-    if table.meta.unit == "person":
-        return replace(table, meta=meta)
-    if len(deep) != len(table):
+    """Put the columns of `deep` beside those of `table`, which must be of the same records in the same order."""
+    if table.meta.unit == "person" or not np.array_equal(deep.ids, np.arange(len(table))):
         expected = f"a table of the {len(deep)} records that were scored, each a row"
-        raise fail("table", expected, f"one of {len(table)} rows", "score all records at every depth")
+        raise fail("table", expected, f"one of {len(table)} rows", "audit a head without groups, and score all records")
+    meta = replace(table.meta, depths=deep.meta.depths)
     scores, attributes = {**table.scores, **deep.scores}, {**table.attributes, **deep.attributes}
     return replace(table, scores=scores, attributes=attributes, meta=meta)
 

@@ -73,8 +73,8 @@ def audit_into(
         if deeper is not None:
             with parts_of(enabled=True, work="depths", unit="solve") as on_part:
                 found = deeper.run(checkpoint, on_part)
-            table = with_depths(table, found)
-            by_record = None if by_record is None else with_depths(by_record, found)
+            table = _with_depths(table, found)
+            by_record = None if by_record is None else _with_depths(by_record, found)
         table = _finished(table, config, subgroups, head, origin)
         tables = {"scores": table}
         if by_record is not None:
@@ -147,6 +147,13 @@ def main_table(folder: str | Path) -> ScoreTable:
 def _renamed(head: Head, key: bytes) -> Head:
     groups = None if head.groups is None else pseudonyms(head.groups, key)
     return dataclasses.replace(head, ids=pseudonyms(head.ids, key), groups=groups)
+
+
+def _with_depths(table: ScoreTable, deep: ScoreTable) -> ScoreTable:
+    """Add the columns of the records. A person's would not be their sum: a table of people has the report alone."""
+    if table.meta.unit == "person":
+        return dataclasses.replace(table, meta=dataclasses.replace(table.meta, depths=deep.meta.depths))
+    return with_depths(table, deep)
 
 
 def _finished(
