@@ -10,7 +10,7 @@ from torch import nn
 
 from giveaway.network import GaussNewton, InverseCurvature, Jacobian, Network, sketch_records
 from giveaway.network import formed as module
-from giveaway.network.formed import MOVED, Cost, Formed, Plan, multiplied_out
+from giveaway.network.formed import MOVED, FormedJacobian, FormingPlan, LayerCost, multiplied_out
 from giveaway.network.layers import ByLayers
 from tests.network.cases import M, dense, made
 
@@ -98,7 +98,7 @@ def test_products_agree_with_those_without_matrices(name):
         layers = [tap.name for tap in plain.taps]
         tangents = network.parameters.split(v.T)
         for names in ([], layers[:1], layers[1:], layers):
-            mixed = Formed(plain, names)
+            mixed = FormedJacobian(plain, names)
             torch.testing.assert_close(mixed.forward(tangents), plain.forward(tangents), rtol=1e-10, atol=1e-11)
             back, expected = (network.parameters.join(way.backward(u)) for way in (mixed, plain))
             torch.testing.assert_close(back, expected, rtol=1e-10, atol=1e-11)
@@ -178,7 +178,7 @@ def test_memory_decides_which_layers_are_formed():
 
 def test_operations_are_counted():
     """By hand, for a convolution 2 → 4 of 3 × 3 over 5 × 5 positions, three outputs and ten columns."""
-    cost = Cost(parameters=72, outputs=100, through=72 * 25)
+    cost = LayerCost(parameters=72, outputs=100, through=72 * 25)
     multiplied = 10 * (72 * 25 + 3 * 100) - (3 * 72 * 25 + 10 * 3 * 72)
     assert cost.saved(3, 10, moved=0) == multiplied
     assert cost.saved(3, 10, moved=2) == multiplied - 2 * 3 * 72
@@ -186,7 +186,7 @@ def test_operations_are_counted():
     network = Network(model, (random(N, 2, 7, 7), torch.arange(N) % M), loss="cross_entropy", parameters="0")
     with network.evaluating():
         (tap,) = ByLayers(network, network.records.take(slice(0, N))).taps
-    assert Cost.of(tap) == cost
+    assert LayerCost.of(tap) == cost
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_late_layers_of_a_large_network_are_left_alone_on_a_gpu(width, side, col
     """Convolutions of a ResNet-18, ten outputs. The matrix of a last one saves a fifth of the multiplications of 32
     columns, and took 3.6 s where 1.3 were enough (H200, 40,000 records)."""
     parameters, positions = 9 * width * width, side * side
-    cost = Cost(parameters, width * positions, parameters * positions)
+    cost = LayerCost(parameters, width * positions, parameters * positions)
     assert (cost.saved(10, 2 * columns, 3 * MOVED["cuda"]) > 0) == pays
     assert cost.saved(10, 64, moved=0) > 0
 
@@ -205,7 +205,9 @@ def test_late_layers_of_a_large_network_are_left_alone_on_a_gpu(width, side, col
 def test_a_matrix_that_is_read_for_a_few_columns_at_a_time_pays_less():
     """Where memory holds few columns of all parameters, every part of them reads the matrix again."""
     parameters, positions = 9 * 256 * 256, 64
-    plan = Plan(10, {"conv": Cost(parameters, 256 * positions, parameters * positions)}, frozenset({"conv"}), 64)
+    plan = FormingPlan(
+        10, {"conv": LayerCost(parameters, 256 * positions, parameters * positions)}, frozenset({"conv"}), 64
+    )
     assert plan.names(64, 1 + 2) == {"conv"}
     assert plan.names(64, 1 + 2 * 5) == set()
 
@@ -216,7 +218,7 @@ def test_parts_of_columns_are_counted(monkeypatch, parts):
     jacobian, asked = Jacobian(Network(model, (x, y), loss="cross_entropy")), []
     work = jacobian.network.work
     monkeypatch.setattr(jacobian.network, "work", replace(work, memory=2 * 3 * work.size * work.bytes * 40 // parts))
-    monkeypatch.setattr(Plan, "names", lambda plan, columns, times: asked.append((columns, times)) or set())
+    monkeypatch.setattr(FormingPlan, "names", lambda plan, columns, times: asked.append((columns, times)) or set())
     for directions in (1, 2):
         jacobian._formed(40, directions)
     assert asked == [(40, 1 + parts), (80, 1 + 2 * parts)]

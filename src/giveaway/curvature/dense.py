@@ -23,7 +23,7 @@ from giveaway.records import Head
 from giveaway.records.rows import Window
 from giveaway.storage.checkpoint import NO_CHECKPOINT, Checkpoint
 
-KEPT = "sums"
+SAVED_SUMS = "sums"
 MOST_ROWS = 4_096
 LEAST_ROWS = 1_024
 ARRAY_BYTES, GPU_ARRAY_BYTES = 2_000_000, 256_000_000
@@ -61,9 +61,9 @@ class DenseCurvature:
     def _add_up(
         self, head: Head, processes: Processes, checkpoint: Checkpoint, on_window: Callable[[Window], Any]
     ) -> bool:
-        """Sum over the records, going on from what was kept; whether anything was."""
+        """Sum over the records, going on from a checkpoint; return whether there was one."""
         parts = processes.share(list(head.slices(_rows_at_a_time(head.width, self.sums.p))))
-        earlier = checkpoint.load(KEPT)
+        earlier = checkpoint.load(SAVED_SUMS)
         first = 0
         if earlier is not None:
             self.sums.pairs.copy_(earlier["sums"])
@@ -76,7 +76,7 @@ class DenseCurvature:
             self.sums.add(x, v)
             on_window(window)
             if checkpoint.due():
-                checkpoint.save(KEPT, {"sums": self.sums.pairs, "parts": torch.tensor(place + 1)})
+                checkpoint.save(SAVED_SUMS, {"sums": self.sums.pairs, "parts": torch.tensor(place + 1)})
         processes.sum_(self.sums.pairs)
         return earlier is not None
 
@@ -112,14 +112,14 @@ class DenseCurvature:
         }
 
     def group_bytes(self, s: int) -> int:
-        """Of one array of a group of s records."""
+        """How many bytes one array takes for a group of s records."""
         coupled = self.loss.m if self.loss.coupled else 1
         blocks = 8 * s * s * self.loss.m * coupled
         return blocks if s == 1 else max(blocks, 8 * s * self.sums.d * coupled**2)
 
     @property
     def array_bytes(self) -> int:
-        """That one array of a batch may take; about eight are alive at a time."""
+        """How many bytes one array of a batch may take; about eight are alive at a time."""
         return GPU_ARRAY_BYTES if self.scales.is_cuda else ARRAY_BYTES
 
     @property
@@ -188,7 +188,7 @@ class DenseCurvature:
         return int(self.scales.isinf().sum()) * self.loss.degrees // len(self.scales)
 
     def _ridge(self, k: int) -> torch.Tensor:
-        """What is added to the diagonal of matrix k, a feature."""
+        """What is added to the diagonal of matrix k for each feature."""
         scale = self.scales[k]
         return torch.where(scale.isinf(), 1.0, self.l2 * self.penalized / scale / scale)
 

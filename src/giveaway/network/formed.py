@@ -26,7 +26,7 @@ MOVED = {"cpu": 10, "cuda": 64}
 ONCE_THROUGH = 3  # times that a matrix is moved: written, read forth, read back
 
 
-class Formed:
+class FormedJacobian:
     """The Jacobian of one batch, with the matrices of the layers called `names`."""
 
     def __init__(self, layers: ByLayers, names: Collection[str]) -> None:
@@ -40,7 +40,7 @@ class Formed:
         }
 
     def release(self) -> None:
-        """Let the memory go; the outputs stay."""
+        """Free the memory of the matrices; the outputs stay."""
         self._others.clear()
         self._matrices.clear()
 
@@ -58,41 +58,41 @@ class Formed:
 
 
 @dataclass(frozen=True)
-class Cost:
-    """Of one layer and record: parameters, outputs, and multiplications that take a column through."""
+class LayerCost:
+    """What one layer costs a record: its parameters, its outputs, and the multiplications of one column."""
 
     parameters: int
     outputs: int
     through: int
 
     @classmethod
-    def of(cls, tap: Tap) -> Cost:
+    def of(cls, tap: Tap) -> LayerCost:
         parameters, outputs = sum(value.numel() for value in tap.values.values()), tap.shape[1:].numel()
         if not tap.of_positions:
             return cls(parameters, outputs, outputs)
         return cls(parameters, outputs, parameters * outputs // len(tap.values["weight"]))
 
     def saved(self, m: int, columns: int, moved: int) -> int:
-        """Multiplications that its matrix saves for this many columns, less those that its numbers' ways to memory and
-        back are worth, `moved` each."""
+        """How many multiplications the layer's matrix saves for this many columns, when moving one of its numbers to
+        memory and back counts as `moved` of them."""
         without = columns * (self.through + m * self.outputs)
         return without - m * (self.through + (columns + moved) * self.parameters)
 
 
 @dataclass(frozen=True)
-class Plan:
+class FormingPlan:
     """Which layers have their matrices formed: those of `able` for which it pays."""
 
     m: int
-    costs: dict[str, Cost]
+    costs: dict[str, LayerCost]
     able: frozenset[str]
     moved: int
 
     @classmethod
-    def of(cls, layers: ByLayers, columns: int, fits: Callable[[int], bool]) -> Plan:
-        """For products with up to this many columns. `layers` has few records; `fits` says whether LEAST_ROWS records
-        that take this many numbers each do, and where they do not, what saves least for its memory is left out."""
-        m, costs = layers.outputs.shape[1], {tap.name: Cost.of(tap) for tap in layers.taps}
+    def of(cls, layers: ByLayers, columns: int, fits: Callable[[int], bool]) -> FormingPlan:
+        """Plan products with up to this many columns. `layers` has few records; `fits` says whether LEAST_ROWS records
+        of so many numbers each fit in memory; where they do not, the layers that save least for their memory go."""
+        m, costs = layers.outputs.shape[1], {tap.name: LayerCost.of(tap) for tap in layers.taps}
         moved = MOVED.get(layers.outputs.device.type, MOVED["cuda"])
         saved = {name: cost.saved(m, columns, ONCE_THROUGH * moved) for name, cost in costs.items()}
         able = sorted(
@@ -104,16 +104,16 @@ class Plan:
         return cls(m, costs, right, moved)
 
     def names(self, columns: int, times: int = ONCE_THROUGH) -> set[str]:
-        """Layers to be formed for this many columns, where a matrix is moved `times` times."""
+        """Return the layers that are formed for this many columns, when a matrix is moved `times` times."""
         return {name for name in self.able if self.costs[name].saved(self.m, columns, times * self.moved) > 0}
 
     @property
     def numbers(self) -> int:
-        """What the matrices take a record."""
+        """How many numbers the matrices of one record have."""
         return self.m * sum(self.costs[name].parameters for name in self.able)
 
     def in_passing(self, names: Collection[str]) -> int:
-        """What the other layers take a record and column."""
+        """How many numbers the other layers hold for one record and column."""
         return IN_PASSING * max((cost.outputs for name, cost in self.costs.items() if name not in names), default=1)
 
 
@@ -135,7 +135,7 @@ def multiplied_out(tap: Tap) -> Values:
 
 
 def _pulled(tap: Tap) -> Values:
-    """The same (b, m, …) for any layer: backward passes of its own from every output, record by record."""
+    """Return the matrix (b, m, …) of any layer by backward passes from every output, record by record."""
 
     def one(arguments: Sequence[Any], keywords: dict[str, Any], derivative: torch.Tensor) -> Values:
         given = [value.unsqueeze(0) if isinstance(value, torch.Tensor) else value for value in arguments]
@@ -155,7 +155,7 @@ def _pulled(tap: Tap) -> Values:
 
 
 def _right(tap: Tap) -> bool:
-    """Whether the layer's matrix can be had, and gives what its backward pass does for two random cotangents."""
+    """Check that the layer's matrix can be formed, and gives what its backward pass does for two random cotangents."""
     b, m, _ = tap.derivative.shape
     try:
         found = multiplied_out(tap)

@@ -18,7 +18,7 @@ from torch.func import jvp, vjp, vmap
 
 from giveaway.checks import InputError, fail
 from giveaway.extract.batches import RecordBatch
-from giveaway.network.formed import LEAST_ROWS, Formed, Plan
+from giveaway.network.formed import LEAST_ROWS, FormedJacobian, FormingPlan
 from giveaway.network.layers import ByLayers
 from giveaway.network.network import Network, Values
 
@@ -28,7 +28,7 @@ MANY = 128  # columns, forth and back, for which layers' matrices are considered
 
 
 class Linearization(Protocol):
-    """What a way offers for one batch."""
+    """Products with the Jacobian of one batch."""
 
     outputs: torch.Tensor
 
@@ -180,9 +180,9 @@ class Jacobian:
             self.rows = network.work.rows(network.work.columns(TOGETHER) + extra)
         else:
             self.rows = network.work.rows_of_matrices(network.m, self.plan.numbers)
-        self._kept: dict[int, Linearization] | None = {} if self._keepable() else None
+        self._linearizations: dict[int, Linearization] | None = {} if self._fit_in_memory() else None
         self._narrow = self.way
-        if way is None and self.way is ByLayers and self._kept is None:
+        if way is None and self.way is ByLayers and self._linearizations is None:
             with suppress(InputError):  # then layers are the only way
                 self._narrow, _ = method_of(network)
 
@@ -191,16 +191,16 @@ class Jacobian:
         `network.evaluating`."""
         way, formed = self._way(columns), self._formed(columns, directions)
         for rows, batch in self.network.records.batches(self.rows):
-            found = None if self._kept is None else self._kept.get(rows.start)
+            found = None if self._linearizations is None else self._linearizations.get(rows.start)
             if found is None:
                 found = way(self.network, batch)
-                if self._kept is not None:
-                    self._kept[rows.start] = found
+                if self._linearizations is not None:
+                    self._linearizations[rows.start] = found
             if formed:
                 assert isinstance(found, ByLayers)
-                found = Formed(found, formed)
+                found = FormedJacobian(found, formed)
             yield Piece(rows, batch, found)
-            if isinstance(found, Formed):
+            if isinstance(found, FormedJacobian):
                 found.release()  # who is handed the next piece may still hold this one
 
     def push(self, right: torch.Tensor) -> Iterator[tuple[Piece, torch.Tensor]]:
@@ -236,7 +236,7 @@ class Jacobian:
         return total.T
 
     def _split(self, wide: torch.Tensor, width: int) -> list[Values]:
-        """Some columns after others as tangents, laid out for every piece at once."""
+        """Split the columns into parts and lay them out as tangents, once for all pieces."""
         split = self.network.parameters.split
         return [{name: value.contiguous() for name, value in split(part).items()} for part in wide.split(width)]
 
@@ -260,7 +260,7 @@ class Jacobian:
         return self.plan.names(directions * columns, 1 + directions * parts)
 
     def _width(self, columns: int, directions: int = 1) -> int:
-        """Columns at once."""
+        """How many columns are taken at once."""
         work, asked = self.network.work, max(columns, 1)
         if self.plan is None:
             return work.columns(asked)
@@ -275,22 +275,22 @@ class Jacobian:
         """Whether m backward passes a batch, and m derivatives a layer output, cost less than they save."""
         return self.network.m <= 2 * TOGETHER
 
-    def _planned(self) -> Plan | None:
+    def _planned(self) -> FormingPlan | None:
         """Layers whose matrices can be formed within the memory, where there are any."""
         if self.way is not ByLayers:
             return None
         network = self.network
         least, few = min(LEAST_ROWS, network.n), network.records.take(slice(0, min(CHECKED, network.n)))
         with network.evaluating():
-            plan = Plan.of(
+            plan = FormingPlan.of(
                 ByLayers(network, few),
                 MANY,
                 lambda numbers: network.work.rows_of_matrices(network.m, numbers) >= least,
             )
         return plan if plan.able else None
 
-    def _keepable(self) -> bool:
-        """What the layers saw of all records fits in a quarter of the memory."""
+    def _fit_in_memory(self) -> bool:
+        """Whether the inputs and derivatives of all layers and records fit in a quarter of the memory."""
         if self.way is not ByLayers:
             return False
         with self.network.evaluating():

@@ -46,7 +46,7 @@ class Tap:
     shape: torch.Size  # of the layer's output
 
     def of_model(self, own: str) -> str:
-        """A parameter's name in the model from its own."""
+        """Return the name in the model of a parameter that the layer calls `own`."""
         return f"{self.name}.{own}" if self.name else own
 
     @property
@@ -56,7 +56,7 @@ class Tap:
 
     @property
     def numbers(self) -> int:
-        """What it takes to keep this."""
+        """How many numbers it takes to keep this in memory."""
         given = [value for value in (*self.arguments, *self.keywords.values()) if isinstance(value, torch.Tensor)]
         return self.derivative.numel() + sum(value.numel() for value in given)
 
@@ -145,7 +145,7 @@ class ByLayers:
 
     @property
     def numbers(self) -> int:
-        """What it takes to keep this."""
+        """How many numbers it takes to keep this in memory."""
         return sum(tap.numbers for tap in self.taps)
 
     def forward(self, tangents: Values) -> torch.Tensor:
@@ -186,7 +186,10 @@ def tapped(
 
     def watch(name: str) -> Any:
         def hook(_: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> Any:
-            given = tuple(_kept(value) for value in arguments), {key: _kept(value) for key, value in keywords.items()}
+            given = (
+                tuple(_detached(value) for value in arguments),
+                {key: _detached(value) for key, value in keywords.items()},
+            )
             calls[name].append((*given, output))
             # a copy goes on: an operation in place would change what was seen
             return output.clone() if isinstance(output, torch.Tensor) else output
@@ -249,7 +252,7 @@ def _derivatives(f: torch.Tensor, outputs: list[torch.Tensor]) -> list[torch.Ten
     return laid_out
 
 
-def _kept(value: Any) -> Any:
+def _detached(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
 
@@ -259,8 +262,7 @@ def plain_convolution(module: nn.Module) -> bool:
 
 
 def patches(x: torch.Tensor, module: nn.Module) -> torch.Tensor:
-    """What a plain convolution's weights see at each of its positions, (b, i·k, L): one copy, where `unfold` has one a
-    record."""
+    """Return what a plain convolution's weights multiply at each position, (b, i·k, L), in one copy for all records."""
     assert isinstance(module, Convolution)
     x, padding = padded(x, module)
     x = nn.functional.pad(x, [zeros for both in reversed(padding) for zeros in (both, both)]).contiguous()

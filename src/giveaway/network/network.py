@@ -157,7 +157,7 @@ class Network:
         return lambda values: self._run(self.parameters, values, batch)
 
     def evaluating(self) -> Any:
-        """The context in which the model may be called."""
+        """Return the context in which the model may be called."""
         return differentiable(self.model)
 
     def at(self, state: Values) -> Network:

@@ -29,12 +29,12 @@ class ParameterSet:
 
     @cached_property
     def count(self) -> int:
-        """P."""
+        """P, how many numbers the chosen parameters have."""
         return sum(value.numel() for value in self.values.values())
 
     @cached_property
     def places(self) -> dict[str, slice]:
-        """Where each parameter stands in a vector."""
+        """The slice of a vector that each parameter has."""
         found, start = {}, 0
         for name, value in self.values.items():
             found[name] = slice(start, start + value.numel())
@@ -46,7 +46,7 @@ class ParameterSet:
         return {name: rows[:, self.places[name]].reshape(-1, *value.shape) for name, value in self.values.items()}
 
     def join(self, parts: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """What `split` took apart."""
+        """Put together what `split` took apart."""
         return torch.cat([parts[name].reshape(len(parts[name]), -1) for name in self.values], 1)
 
 
@@ -142,15 +142,15 @@ def _last(model: nn.Module, name: str, run_order: RunOrder, every: dict[str, str
         linear = [layer for layer in order if isinstance(modules[layer], nn.Linear)]
         if not linear:
             raise fail("parameters", "a linear layer at the end", "a model without one that runs", "name the layers")
-        kept = linear[-1:]
+        layers = linear[-1:]
     else:
         count = name.removeprefix("last:")
         if not count.isdecimal() or not 1 <= int(count) <= len(order):
             remedy = f"the model has {len(order)} layers with parameters"
             raise fail("parameters", 'last:k, as "last:2"', repr(name), remedy)
-        kept = order[-int(count) :]
+        layers = order[-int(count) :]
     started = set(order)
-    return {every[key] for key in every if _owner(key, started) in kept}
+    return {every[key] for key in every if _owner(key, started) in layers}
 
 
 def _copy(value: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:

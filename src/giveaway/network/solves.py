@@ -253,7 +253,7 @@ class InverseCurvature:
 
     @property
     def columns(self) -> int:
-        """Right sides at once."""
+        """How many right sides are solved for at once."""
         work = self.network.work
         return max(1, work.memory // (VECTORS * work.size * work.bytes))
 
