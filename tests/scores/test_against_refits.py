@@ -46,6 +46,7 @@ def test_squared_group_gap_is_the_real_one() -> None:
     np.testing.assert_allclose(table["loo_gap"], gaps, rtol=1e-10, atol=1e-10 * gaps.max())
 
 
+@pytest.mark.slow
 def test_logistic_error_shrinks_as_theory_says() -> None:
     """A record moves the optimum by O(1/n) and one Newton step errs by the square of that, so the relative error of
     loo_gap falls as 1/n; newton drops the square of the move as well, which costs it a larger constant."""

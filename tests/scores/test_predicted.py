@@ -139,8 +139,8 @@ def least_squares(x, error, *, n, runs, intercept, rng):
     ("x", "error", "n", "intercept"),
     [
         ([6.0, 3.0, 0.0, 2.0], 4.0, 200, False),
-        ([6.0, 3.0, 0.0, 2.0], 0.0, 200, False),
-        ([9.0, -9.0, 5.0], 4.0, 300, True),
+        pytest.param([6.0, 3.0, 0.0, 2.0], 0.0, 200, False, marks=pytest.mark.slow),
+        pytest.param([9.0, -9.0, 5.0], 4.0, 300, True, marks=pytest.mark.slow),
         ([0.0], 2.0, 60, True),  # at the mean of the others, where all of its leverage is the intercept's
     ],
 )
@@ -298,8 +298,9 @@ def probabilities(outputs):
     ("m", "x", "label"),
     [
         (2, [2.5, -2.0, 1.0, 2.0], 1),  # mislabelled far out: probability 0.03 under the truth
-        (2, [0.0, 0.0, 2.0, 7.0], 1),  # far out along a feature that means nothing
-        (3, [0.0, 0.0, 2.0, -4.0], 1),
+        # far out along a feature that means nothing
+        pytest.param(2, [0.0, 0.0, 2.0, 7.0], 1, marks=pytest.mark.slow),
+        pytest.param(3, [0.0, 0.0, 2.0, -4.0], 1, marks=pytest.mark.slow),
         (3, [2.0, -1.0, 2.0, 2.0], 2),
     ],
 )
