@@ -560,7 +560,7 @@ def test_bad_files_are_one_line_and_leave_nothing(giveaway, folder, arrays, kind
             ("--features", "features.npz", "--scores", "newtom"),
             "scores: expected a known name, got 'newtom'; did you mean",
         ),
-        (("--features", "features.npz", "--config", "by=person"), "by: expected a head with groups, got none"),
+        (("--features", "features.npz", "--config", "by=person"), "by: expected --groups beside person, got none"),
         (("--features", "features.npz", "--config", "by=cat"), "by: expected a known name, got 'cat'"),
         (("--features", "features.npz", "--loss", "hinge"), "loss: expected a known name, got 'hinge'"),
         (("--features", "features.npz", "--config", "top=0"), "top: expected a finite number of at least 1, got 0"),
@@ -655,7 +655,8 @@ def test_the_saved_options_repeat_the_audit(giveaway, file):
         ("lt = 2", "config: expected options of this command, got 'lt'"),
         ("json = true", "config: expected options of this command, got 'json'"),
         ("l2 = 'much'", "config: expected a number for l2, got 'much'"),
-        ("refit = 'no'", "config: expected true or false for refit, got 'no'"),
+        ("frozen = 'no'", "config: expected true or false for frozen, got 'no'"),
+        ("refit = true", "config: expected options of this command, got 'refit'"),
         ("by = 'cat'", "by: expected a known name, got 'cat'"),
         ("top = 0", "top: expected a finite number of at least 1, got 0"),
     ],
@@ -712,8 +713,8 @@ def test_purge_removes_everything(giveaway, file):
 @pytest.mark.parametrize(
     ("module", "function"),
     [
-        ("giveaway.auditing.curvature", "DenseCurvature"),
-        ("giveaway.cli.audit_folder", "look_closer"),
+        ("giveaway.curvature.choice", "DenseCurvature"),
+        ("giveaway.cli.audit_folder", "make_extras"),
         ("giveaway.cli.audit_folder", "render"),
         ("giveaway.auditing.store", "write_atomically"),
         ("giveaway.auditing.run", "count_duplicates"),
@@ -878,7 +879,7 @@ def test_validate_trains_shadow_models_of_a_recipe(giveaway, folder):
     assert again["agreement"] == first["agreement"]
     more = json.loads(giveaway(*options, "--models", "32")[1])
     assert more["models"] == 32
-    assert one_line(giveaway(*options, "--config", "seed=1")).startswith("folder: expected")
+    assert one_line(giveaway(*options, "--seed", 1)).startswith("folder: expected")
     assert first["target"] == []
     assert 0 < first["seconds"]["training"] == again["seconds"]["training"] < more["seconds"]["training"]
     stored = giveaway("validate", "result")[1]

@@ -367,15 +367,15 @@ def test_solves_that_do_not_get_there(giveaway, mine):
 KILLED = """
 import os, signal, sys
 sys.argv = ["giveaway", *sys.argv[1:]]
-from giveaway.storage import checkpoint
-checkpoint.FolderCheckpoint.due = lambda self: True  # every piece of work is saved
-save, left = checkpoint.FolderCheckpoint.save, [int(os.environ["SAVES"])]
+from giveaway.storage.checkpoint import FolderCheckpoint
+FolderCheckpoint.due = lambda self: True  # every piece of work is saved
+save, left = FolderCheckpoint.save, [int(os.environ["SAVES"])]
 def saves(self, name, tensors):
     save(self, name, tensors)
     left[0] -= name.startswith("depth-")
     if left[0] == 0:
         os.kill(os.getpid(), signal.SIGKILL)
-checkpoint.FolderCheckpoint.save = saves
+FolderCheckpoint.save = saves
 from giveaway.cli import main
 main()
 """
@@ -443,15 +443,16 @@ WRONG = [
         "damping: expected --damping beside --depth, got none; give one: n times the weight decay that a mean loss was "
         "trained with, as docs/network.md says",
     ),
-    (("--damping", 1), "damping: expected --depth beside it, got none; name a depth, or drop damping"),
+    (("--damping", 1), "damping: expected --depth beside it, got none; name a depth, or drop --damping"),
     (
         ("--config", "depth_probes=8"),
-        "depth_probes: expected --depth beside it, got none; name a depth, or drop depth_probes",
+        "depth_probes: expected --depth beside it, got none; name a depth, or drop --config depth_probes=8",
     ),
-    (("--config", "depth_method=exact"), "depth_method: expected --depth beside it, got none; name a depth, or drop"),
+    (("--config", "depth_method=exact"), "depth_method: expected --depth beside it, got none; name a depth, or drop --config depth_method=exact"),
     (
         ("--depth", "all", "--damping", 1, "--config", "stream=true"),
-        "depth: expected the network as it is, in memory, got stream, which keeps no records; drop stream, or",
+        "depth: expected the network as it is, in memory, got --config stream=true, which keeps no records; drop "
+        "--config stream=true, or --depth",
     ),
     (
         ("--depth", "all", "--damping", 1, "--layer", "4"),
@@ -460,7 +461,8 @@ WRONG = [
     ),
     (
         ("--depth", "all", "--damping", 1, "--config", "reduction=mean"),
-        "depth: expected the network as it is, in memory, got reduction, by which the head's outputs are others than",
+        "depth: expected the network as it is, in memory, got --config reduction=mean, by which the head's outputs "
+        "are others than the network's; drop --config reduction=mean, or --depth",
     ),
     (
         ("--depth", "middle", "--damping", 1),
@@ -471,7 +473,7 @@ WRONG = [
     (("--depth", "all", "--damping", -1), "damping: expected a finite number of at least 0, got -1.0"),
     (
         ("--depth", "all", "--damping", 1, "--config", "depth_curvature=hessian"),
-        "depth_curvature: expected depth_method=exact beside hessian, got sketch; take the exact method",
+        "depth_curvature: expected --config depth_method=exact beside hessian, got sketch; take the exact method",
     ),
     (
         ("--depth", "all", "--damping", 1, "--config", "depth_probes=5"),
@@ -479,7 +481,7 @@ WRONG = [
     ),
     (
         ("--depth", "all", "--damping", 1, "--config", "depth_method=exact", "--config", "depth_probes=8"),
-        "depth_probes: expected a sketch, got depth_method=exact; drop depth_probes",
+        "depth_probes: expected a sketch, got --config depth_method=exact; drop --config depth_probes=8",
     ),
     (
         ("--depth", "last:9", "--damping", 1),

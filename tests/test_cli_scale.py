@@ -225,15 +225,15 @@ def test_a_model_s_features_are_made_by_both_processes(giveaway, folder):
 KILLED = """
 import os, signal, sys
 sys.argv = ["giveaway", *sys.argv[1:]]
-from giveaway.storage import checkpoint
-checkpoint.FolderCheckpoint.due = lambda self: True  # every piece of work is saved
-save, left = checkpoint.FolderCheckpoint.save, [int(os.environ["SAVES"])]
+from giveaway.storage.checkpoint import FolderCheckpoint
+FolderCheckpoint.due = lambda self: True  # every piece of work is saved
+save, left = FolderCheckpoint.save, [int(os.environ["SAVES"])]
 def saves(self, name, tensors):
     save(self, name, tensors)
     left[0] -= 1
     if left[0] == 0:
         os.kill(os.getpid(), signal.SIGKILL)
-checkpoint.FolderCheckpoint.save = saves
+FolderCheckpoint.save = saves
 from giveaway.curvature import dense, sketch
 dense.MOST_ROWS = 2_000
 sketch.MOST_AT_ONCE = 32

@@ -80,6 +80,11 @@ def test_files_that_cannot_be_read(tmp_path):
         read_config([str(tmp_path / "bytes.toml")], KINDS)
 
 
+@pytest.fixture(scope="module")
+def config_file(tmp_path_factory):
+    return tmp_path_factory.mktemp("config") / "config.toml"
+
+
 @settings(deadline=None)
 @given(
     features=st.text(st.characters(codec="utf-8")),
@@ -87,8 +92,7 @@ def test_files_that_cannot_be_read(tmp_path):
     top=st.integers(-(2**60), 2**60),
     refit=st.booleans(),
 )
-def test_what_is_written_comes_back(tmp_path_factory, features, l2, top, refit):
+def test_what_is_written_comes_back(config_file, features, l2, top, refit):
     options = {"features": features, "l2": l2, "top": top, "refit": refit}
-    path = tmp_path_factory.mktemp("config") / "config.toml"
-    path.write_bytes(to_toml({**options, "scores": None}).encode())
-    assert read_config([str(path)], KINDS) == options
+    config_file.write_bytes(to_toml({**options, "scores": None}).encode())
+    assert read_config([str(config_file)], KINDS) == options

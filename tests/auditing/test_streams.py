@@ -82,7 +82,7 @@ def test_what_a_stream_cannot_do_is_said(data):
         ga.audit(streamed(data, 500)[1], curvature=Sketch())
     assert str(caught.value) == (
         "curvature: expected features that can be read many times for a sketch, got a stream that runs the model in "
-        "every pass; pass cache= to from_torch, or take curvature='dense'"
+        "every pass; pass cache= to from_torch, or take curvature=Dense()"
     )
     with pytest.raises(InputError, match="features: expected rows that can be looked up in any order, got a stream"):
         ga.audit(streamed(data, 500, groups=np.arange(N) // 2)[1], scores=["newton"])

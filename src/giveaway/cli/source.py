@@ -15,6 +15,7 @@ from giveaway.auditing.depths import METHODS, PROBES, DepthAudit, Method
 from giveaway.auditing.progress import progress_of
 from giveaway.auditing.validate import LEAST_MODELS
 from giveaway.checks import InputError, check_choice, fail
+from giveaway.cli.audit_command import RARE
 from giveaway.curvature.choice import Sketch
 from giveaway.extract import from_file, from_sklearn, from_torch
 from giveaway.extract.model_records import inputs_of_head
@@ -61,7 +62,7 @@ def source_from(options: Options, say: Say, processes: Processes = ALONE) -> Sou
     for name in sorted(set.union(*TAKES.values()) - TAKES[source]):
         if name in options:
             fit = " or ".join(f"--{other}" for other, taken in TAKES.items() if name in taken)
-            raise fail(name, f"{fit} beside it", f"--{source}", f"drop --{name.replace('_', '-')}")
+            raise fail(name, f"{fit} beside it", f"--{source}", f"drop {_spelled(name, options)}")
     if source != "features" and "data" not in options:
         raise fail("data", f"--data module:function beside --{source}", "none", "name your data set")
     depth = _depth_audit(options, processes)
@@ -153,11 +154,12 @@ def _depth_audit(options: Options, processes: Processes) -> Callable[..., DepthA
     if "depth" not in options:
         for name in OF_DEPTH:
             if name in options:
-                raise fail(name, "--depth beside it", "none", f"name a depth, or drop {name}")
+                raise fail(name, "--depth beside it", "none", f"name a depth, or drop {_spelled(name, options)}")
         return None
     for name, why in NOT_WITH_DEPTH.items():
         if options.get(name):
-            raise fail("depth", "the network as it is, in memory", f"{name}, {why}", f"drop {name}, or --depth")
+            given = _spelled(name, options)
+            raise fail("depth", "the network as it is, in memory", f"{given}, {why}", f"drop {given}, or --depth")
     if processes.size > 1:
         got = f"{processes.size} of torchrun"
         raise fail("depth", "one process", got, "audit deeper by one process, without torchrun")
@@ -180,10 +182,11 @@ def _depth_method(options: Options) -> Method:
     curvature = check_choice("depth_curvature", options.get("depth_curvature", "ggn"), CURVATURES)
     if curvature != "ggn" and method != "exact":
         remedy = "take the exact method, or leave it out"
-        raise fail("depth_curvature", "depth_method=exact beside hessian", method, remedy)
+        raise fail("depth_curvature", "--config depth_method=exact beside hessian", method, remedy)
     probes = options.get("depth_probes", PROBES)
     if "depth_probes" in options and method != "sketch":
-        raise fail("depth_probes", "a sketch", f"depth_method={method}", "drop depth_probes")
+        given = _spelled("depth_method", options)
+        raise fail("depth_probes", "a sketch", given, f"drop {_spelled('depth_probes', options)}")
     if probes < 4 or probes % 2:
         raise fail("depth_probes", "an even number of at least 4", str(probes), "64 suits a ranking")
     solves = {name: options[name] for name in ("tolerance", "allow_unconverged") if name in options}
@@ -192,6 +195,14 @@ def _depth_method(options: Options) -> Method:
     if method == "exact":
         return Solves(curvature=curvature, **solves)
     return Sketch(probes=probes, seed=options.get("seed", 0), **solves)
+
+
+def _spelled(name: str, options: Options) -> str:
+    """An option as a user writes it: a flag, or the value that --config sets."""
+    if name not in RARE:
+        return f"--{name.replace('_', '-')}"
+    value = options[name]
+    return f"--config {name}={str(value).lower() if isinstance(value, bool) else value}"
 
 
 def _check_same_outputs(outputs: torch.Tensor, head: Head) -> None:
