@@ -26,9 +26,22 @@ def shared() -> Path:
     return folder
 
 
+PICTURE = b'<svg xmlns="http://www.w3.org/2000/svg"/>'
+
+
 @pytest.fixture
-def giveaway(monkeypatch, capsys):
-    """Run the command line; gives (exit code, stdout, stderr)."""
+def drawn() -> None:
+    """For a test of the command line that wants its pictures drawn."""
+
+
+@pytest.fixture
+def giveaway(request, monkeypatch, capsys):
+    """Run the command line; gives (exit code, stdout, stderr).
+
+    Reports hold an empty picture, unless the test asks for `drawn` ones: drawing them takes longer than the audit.
+    """
+    if "drawn" not in request.fixturenames:
+        monkeypatch.setattr("giveaway.reporting.report.figure_bytes", lambda *_, **__: PICTURE)
 
     def run(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["giveaway", *map(str, arguments)])
@@ -42,6 +55,12 @@ def giveaway(monkeypatch, capsys):
         return code, captured.out, captured.err
 
     return run
+
+
+def config(**settings: object) -> tuple[str, ...]:
+    """The words of a command that set options without a flag of their own."""
+    told = {name: str(value).lower() if isinstance(value, bool) else value for name, value in settings.items()}
+    return tuple(word for name, value in told.items() for word in ("--config", f"{name}={value}"))
 
 
 KINDS = {

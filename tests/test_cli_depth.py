@@ -22,18 +22,14 @@ from giveaway.auditing.depths import with_depths
 from giveaway.checks import InputError
 from giveaway.cli.source import source_from
 from tests.auditing.test_depths import audit_depths
+from tests.conftest import config
 from tests.test_cli import folder, one_line, read_csv  # noqa: F401
 
 N = 40
 SECRET = "patient"
 VALUE = "7.8125"  # of a record's input, in the files alone
 QUIET = (
-    "--config",
-    "map=none",
-    "--config",
-    "what_if=false",
-    "--config",
-    "l2_sensitivity=false",
+    *config(map="none", what_if=False, l2_sensitivity=False),
     "--scores",
     "loss,newton,leverage,influence,gls_trace",
 )
@@ -122,18 +118,7 @@ def without_time(report: dict) -> dict:
 
 
 def test_columns_are_those_of_the_python_function(giveaway, mine):
-    options = (
-        "--depth",
-        "head, last:2,all",
-        "--damping",
-        0.7,
-        "--config",
-        "depth_probes=32",
-        "--config",
-        "seed=5",
-        "--config",
-        "tolerance=1e-6",
-    )
+    options = ("--depth", "head, last:2,all", "--damping", 0.7, *config(depth_probes=32, seed=5, tolerance=1e-6))
     code, _, err = giveaway(*command(mine, *options, "--l2", 0.7, "--out", "deep"))
     assert code == 0, err
     table = ScoreTable.load("deep")
@@ -158,10 +143,7 @@ def test_columns_are_those_of_the_python_function(giveaway, mine):
     ("options", "taken"),
     [
         (("--config", "depth_method=exact"), {"method": "exact"}),
-        (
-            ("--config", "depth_method=exact", "--config", "depth_curvature=hessian"),
-            {"method": "exact", "curvature": "hessian"},
-        ),
+        (config(depth_method="exact", depth_curvature="hessian"), {"method": "exact", "curvature": "hessian"}),
         (("--config", "depth_method=ekfac"), {"method": "ekfac"}),
     ],
 )
@@ -190,18 +172,7 @@ def test_depth_head_is_the_head_in_every_row(giveaway, mine, model, data, loss):
         with open(f"{mine}.py", "a") as code:
             code.write("class model(nn.Module):\n    def __init__(self):\n        super().__init__()\n")
             code.write("        self.body = body(3)\n    def forward(self, input):\n        return self.body(input)\n")
-    options = (
-        "--depth",
-        "head",
-        "--damping",
-        0.8,
-        "--config",
-        "depth_method=exact",
-        "--config",
-        "tolerance=1e-11",
-        "--loss",
-        loss,
-    )
+    options = ("--depth", "head", "--damping", 0.8, *config(depth_method="exact", tolerance=1e-11), "--loss", loss)
     code, _, err = giveaway(*command(mine, *options, "--l2", 0.8, "--out", "deep", model=model, data=data))
     assert code == 0, err
     table = ScoreTable.load("deep")
@@ -381,6 +352,7 @@ main()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("saves", [2, 7])  # within the first depth, and within the second
 def test_a_killed_audit_goes_on_inside_a_depth(giveaway, mine, monkeypatch, saves):
     code = importlib.import_module(mine)
@@ -448,7 +420,10 @@ WRONG = [
         ("--config", "depth_probes=8"),
         "depth_probes: expected --depth beside it, got none; name a depth, or drop --config depth_probes=8",
     ),
-    (("--config", "depth_method=exact"), "depth_method: expected --depth beside it, got none; name a depth, or drop --config depth_method=exact"),
+    (
+        ("--config", "depth_method=exact"),
+        "depth_method: expected --depth beside it, got none; name a depth, or drop --config depth_method=exact",
+    ),
     (
         ("--depth", "all", "--damping", 1, "--config", "stream=true"),
         "depth: expected the network as it is, in memory, got --config stream=true, which keeps no records; drop "
@@ -480,7 +455,7 @@ WRONG = [
         "depth_probes: expected an even number of at least 4, got 5; 64 suits a ranking",
     ),
     (
-        ("--depth", "all", "--damping", 1, "--config", "depth_method=exact", "--config", "depth_probes=8"),
+        ("--depth", "all", "--damping", 1, *config(depth_method="exact", depth_probes=8)),
         "depth_probes: expected a sketch, got --config depth_method=exact; drop --config depth_probes=8",
     ),
     (

@@ -12,6 +12,7 @@ import pytest
 
 from giveaway import ScoreTable
 from giveaway.findings.extras import ReportExtras
+from tests.conftest import config
 from tests.test_cli import SECRET, N, arrays, file, folder, one_line  # noqa: F401
 
 PREDICTED = """
@@ -83,7 +84,7 @@ def test_maps_and_what_if_are_options(giveaway, file):  # noqa: F811
     assert look.feature_map.method == "PCA"
     assert len(look.removals) == 2
     assert "Without the 1 most exposed (1 %)" in words_of("report.html")
-    audited(giveaway, file, "--config", "map=none", "--config", "what_if=false", out="less")
+    audited(giveaway, file, *config(map="none", what_if=False), out="less")
     look = ReportExtras.load("less")
     assert look.feature_map is None
     assert look.removals == ()

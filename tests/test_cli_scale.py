@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 
 from giveaway import ScoreTable
+from giveaway.storage.checkpoint import FolderCheckpoint
+from tests.conftest import config
 
 N, D, M = 9_000, 6, 4
-QUIET = ("--config", "map=none", "--config", "what_if=false", "--config", "l2_sensitivity=false")
+QUIET = config(map="none", what_if=False, l2_sensitivity=False)
 
 
 @pytest.fixture
@@ -74,7 +76,7 @@ def same(one: str, other: str, *, rtol: float) -> ScoreTable:
 SKETCH = ("--curvature", "sketch", "--config", "probes=64")
 KINDS = {
     "dense": ((), 1e-9),
-    "sketch": ((*SKETCH, "--config", "precision=float64", "--config", "tolerance=1e-8"), 1e-6),
+    "sketch": ((*SKETCH, *config(precision="float64", tolerance=1e-8)), 1e-6),
 }  # a solve ends at its tolerance, where it ends depends on the shares
 
 
@@ -99,18 +101,8 @@ def test_two_processes_write_the_table_that_one_writes(giveaway, arrays, kind):
 @pytest.mark.slow
 def test_two_processes_on_people_and_a_head_that_is_not_converged(giveaway, arrays):
     np.save("people.npy", np.random.default_rng(1).integers(0, 4_000, N))
-    command = (
-        "audit",
-        "--features",
-        "features.npz",
-        "--l2",
-        1,
-        *QUIET,
-        "--groups",
-        "people.npy",
-        "--config",
-        "optimum=corrected",
-    )
+    options = ("--l2", 1, *QUIET, "--groups", "people.npy", "--config", "optimum=corrected")
+    command = ("audit", "--features", "features.npz", *options)
     assert giveaway(*command, "--out", "alone")[0] == 0
     ended = torchrun(*command, "--out", "together")
     assert ended.returncode == 0, ended.stderr
@@ -242,19 +234,58 @@ main()
 """
 
 
-@pytest.mark.parametrize(("kind", "saves"), [("dense", 2), ("dense", 6), ("sketch", 1), ("sketch", 4)])
-def test_a_killed_audit_goes_on_where_it_was(giveaway, arrays, monkeypatch, kind, saves):
+def interrupt_after(monkeypatch, saves: int) -> None:
+    """Ctrl-C in this process, once so many pieces of work have been saved."""
+    save, left = FolderCheckpoint.save, [saves]
+
+    def saved(self, name, tensors):
+        save(self, name, tensors)
+        left[0] -= 1
+        if left[0] == 0:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(FolderCheckpoint, "due", lambda self: True)
+    monkeypatch.setattr(FolderCheckpoint, "save", saved)
+
+
+def note_loads(monkeypatch) -> list[str]:
+    """The names of what is read from a checkpoint from now on."""
+    load, read = FolderCheckpoint.load, []
+
+    def noted(self, name):
+        stored = load(self, name)
+        read.extend(stored or ())
+        return stored
+
+    monkeypatch.setattr(FolderCheckpoint, "load", noted)
+    return read
+
+
+@pytest.mark.parametrize(
+    ("kind", "saves", "killed"),
+    [
+        ("dense", 2, False),
+        ("sketch", 1, False),
+        pytest.param("dense", 6, True, marks=pytest.mark.slow),
+        pytest.param("sketch", 4, True, marks=pytest.mark.slow),
+    ],
+)
+def test_an_audit_that_was_stopped_goes_on_where_it_was(giveaway, arrays, monkeypatch, kind, saves, killed):
     monkeypatch.setattr("giveaway.curvature.dense.MOST_ROWS", 2_000)
     monkeypatch.setattr("giveaway.curvature.sketch.MOST_AT_ONCE", 32)
     options, _ = KINDS[kind]
     command = ("audit", "--features", "features.npz", "--l2", 1, *QUIET, *options)
     assert giveaway(*command, "--out", "whole")[0] == 0
-    Path("killed.py").write_text(KILLED)
-    environment = {**os.environ, "SAVES": str(saves), "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(
-        [sys.executable, "killed.py", *map(str, command), "--out", "parts"], env=environment, capture_output=True
-    )
-    assert ended.returncode == -signal.SIGKILL
+    if killed:
+        Path("killed.py").write_text(KILLED)
+        environment = {**os.environ, "SAVES": str(saves), "OMP_NUM_THREADS": "1"}
+        words = [sys.executable, "killed.py", *map(str, command), "--out", "parts"]
+        ended = subprocess.run(words, env=environment, capture_output=True)
+        assert ended.returncode == -signal.SIGKILL
+    else:
+        with monkeypatch.context() as patched:
+            interrupt_after(patched, saves)
+            assert giveaway(*command, "--out", "parts")[0] == 130
     kept = os.listdir("parts/checkpoint")
     assert "checkpoint.json" in kept
     assert len(kept) > 1
@@ -266,38 +297,22 @@ def test_a_killed_audit_goes_on_where_it_was(giveaway, arrays, monkeypatch, kind
     assert "add --resume to go on with it, or remove it with giveaway purge" in error
     code, _, error = giveaway(*command, "--out", "parts", "--resume", "--config", "optimum=corrected")
     assert code == 2
-    assert (
-        "resume: expected the inputs and options that the audit was begun with, got optimum was None, is 'corrected'"
-        in error
-    )
+    begun = "resume: expected the inputs and options that the audit was begun with"
+    assert f"{begun}, got optimum was None, is 'corrected'" in error
 
-    read = []
-    monkeypatch.setattr("giveaway.storage.checkpoint.FolderCheckpoint.load", _noting(read))
+    read = note_loads(monkeypatch)
     code, _, error = giveaway(*command, "--out", "parts", "--resume")
     assert code == 0, error
-    assert read  # something of the killed run was used
+    assert read  # something of the stopped run was used
     same("whole", "parts", rtol=1e-12)
     assert not Path("parts/checkpoint").exists()
 
 
-def _noting(read: list[str]):
-    from giveaway.storage.checkpoint import FolderCheckpoint
-
-    original = FolderCheckpoint.load
-
-    def noted(self, name):
-        stored = original(self, name)
-        read.extend(stored or ())
-        return stored
-
-    return noted
-
-
-def test_other_records_are_refused_and_purge_removes_what_is_unfinished(giveaway, arrays):
-    Path("killed.py").write_text(KILLED)
-    environment = {**os.environ, "SAVES": "2", "OMP_NUM_THREADS": "1"}
+def test_other_records_are_refused_and_purge_removes_what_is_unfinished(giveaway, arrays, monkeypatch):
     command = ("audit", "--features", "features.npz", "--out", "parts", *QUIET)
-    subprocess.run([sys.executable, "killed.py", *map(str, command)], env=environment, capture_output=True, check=False)
+    with monkeypatch.context() as patched:
+        interrupt_after(patched, 2)
+        assert giveaway(*command)[0] == 130
     arrays["features"][3, 2] += 1e-3
     np.savez("features.npz", **arrays)
     code, _, error = giveaway(*command, "--resume")

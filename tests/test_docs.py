@@ -15,6 +15,7 @@ import click
 import pytest
 
 from giveaway.cli import cli
+from giveaway.cli.audit_command import RARE
 from giveaway.findings.gate import read_rules
 
 ROOT = Path(__file__).parents[1]
@@ -32,6 +33,7 @@ def _name(page: Path) -> str:
     return page.relative_to(DOCS).as_posix()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if _blocks(page, "python")], ids=_name)
 def test_python_of_a_page_runs(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -60,7 +62,9 @@ def test_commands_of_a_page_exist(page: Path) -> None:
 def test_a_command_that_does_not_exist_is_noticed() -> None:
     _check_command("giveaway theory tradeoff --h 0.1,0.5 --figure x.png")
     _check_command("giveaway audit ... --show-records   # anything")
-    for wrong in ("giveaway adit", "giveaway audit --leyer x", "giveaway theory --h 1", "giveaway report", "giveaway"):
+    _check_command("giveaway audit --config probes=64 --config options.toml")
+    unknown = ("giveaway adit", "giveaway audit --leyer x", "giveaway audit --config prob=64", "giveaway theory --h 1")
+    for wrong in (*unknown, "giveaway report", "giveaway"):
         with pytest.raises(AssertionError, match=r"no such|argument"):
             _check_command(wrong)
 
@@ -171,7 +175,9 @@ def _check_command(line: str) -> None:
         option = options.get(word)
         if option is not None and not value and not (isinstance(option, click.Option) and option.is_flag):
             assert words, f"no such value for {word}: {line}"
-            words.pop(0)
+            value = words.pop(0)
+        if word == "--config" and "=" in value:
+            assert value.partition("=")[0] in RARE, f"no such option {value}: {line}"
     least = sum(argument.required for argument in arguments)
     most = float("inf") if any(argument.nargs < 0 for argument in arguments) else len(arguments)
     assert not whole or least <= given <= most, f"{given} arguments of {least}: {line}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,14 @@ from giveaway import ScoreTable
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 SHARED = Path(os.environ.get("GIVEAWAY_SHARED", ROOT.parent / "shared"))
+TOLD = {  # by each of them
+    "audit_torch": "fused",
+    "audit_sklearn": "predicted attack success",
+    "audit_black_box": "the same 20 most exposed from arrays: True",
+    "people": "by person: rank 1 of 569",
+    "validate_shadow": "The audited model is none of the 16.",
+    "california_housing": "median error",
+}
 REAL = {"california_housing.py": "california_housing.npz"}
 
 
@@ -25,6 +34,7 @@ def _run(script: Path, folder: Path, *arguments: str) -> subprocess.CompletedPro
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", EXAMPLES, ids=lambda script: script.stem)
 def test_example_runs(script: Path, tmp_path: Path) -> None:
     arguments = ["--out", "audit"]
@@ -38,22 +48,25 @@ def test_example_runs(script: Path, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["audit"], "everything goes into the folder asked for"
     table = ScoreTable.load(tmp_path / "audit")
     assert len(table) >= 100
-    told = {
-        "audit_torch": "fused",
-        "audit_sklearn": "predicted attack success",
-        "audit_black_box": "the same 20 most exposed from arrays: True",
-        "people": "by person: rank 1 of 569",
-        "validate_shadow": "The audited model is none of the 16.",
-        "california_housing": "median error",
-    }
-    assert told[script.stem] in done.stdout
+    assert TOLD[script.stem] in done.stdout
 
 
+@pytest.mark.slow
 def test_real_data_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     done = _run(ROOT / "examples" / "california_housing.py", tmp_path)
     assert done.returncode == 2
     assert "expected a folder with california_housing.npz" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_an_example_runs_in_this_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["people.py", "--out", "audit"])
+    runpy.run_path(str(ROOT / "examples" / "people.py"), run_name="__main__")
+    assert TOLD["people"] in capsys.readouterr().out
+    assert len(ScoreTable.load(tmp_path / "audit")) == 569
 
 
 def test_examples_are_short() -> None:

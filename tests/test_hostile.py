@@ -25,7 +25,7 @@ from giveaway.findings.extras import ReportExtras, contents_of
 from giveaway.reporting.pages import index_page, summary_pages
 from giveaway.reporting.report import render
 from giveaway.reporting.validation import StoredValidation
-from tests.conftest import made_head
+from tests.conftest import config, made_head
 from tests.reporting.test_report import Page
 from tests.test_leaks import Run, made_arrays, made_signals, run, working_in
 
@@ -371,17 +371,7 @@ def test_halves_of_letters_go_through_an_audit(tmp_path, where):
     np.savez(tmp_path / "wards.npz", ward=names["subgroups"])
     more = ("--groups", "people.npy") if where == "groups" else ("--inputs", "text.npz", "--subgroups", "wards.npz")
     with working_in(tmp_path):
-        source = (
-            "audit",
-            "--features",
-            "features.npz",
-            "--config",
-            "map=none",
-            "--config",
-            "what_if=false",
-            *more,
-            "--show-records",
-        )
+        source = ("audit", "--features", "features.npz", *config(map="none", what_if=False), *more, "--show-records")
         check_screen(run(*source, "--out", "audit"))
         check_screen(run("report", "audit"))
     found = Page((tmp_path / "audit" / "report.html").read_text(encoding="utf-8"))

@@ -96,19 +96,11 @@ def test_every_layer_is_there():
             "curvature.dense.helmert from a layer that is not above",
         ),
         ("records/head.py", "import giveaway.auditing.run", "auditing.run from a layer that is not above records"),
-        (
-            "curvature/dense.py",
-            "from giveaway.scores import batch",
-            "scores.batch from a layer that is not above",
-        ),
+        ("curvature/dense.py", "from giveaway.scores import batch", "scores.batch from a layer that is not above"),
         ("scores/batch.py", "from giveaway import evaluation", "evaluation from a layer that is not above scores"),
         ("curvature/dense.py", "from ..auditing import run", "auditing.run from a layer that is not above curvature"),
         ("curvature/dense.py", "from .. import cli", "cli from a layer that is not above curvature"),
-        (
-            "checks.py",
-            "from .storage.files import write_text",
-            "from a layer that is not above checks",
-        ),
+        ("checks.py", "from .storage.files import write_text", "from a layer that is not above checks"),
         ("auditing/run.py", "from giveaway import Head", "imports Head through the package's door"),
         ("auditing/run.py", "import giveaway", "imports the package through the package's door"),
         (

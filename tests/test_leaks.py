@@ -31,6 +31,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from giveaway.checks import InputError
 from giveaway.cli import main
 from giveaway.views.tables import tabular_features
+from tests.conftest import config
 
 N = 100  # as many as a validation needs
 RECORD, PERSON, TEXT, CELL, COLUMN = "zqrecordmark", "zqpersonmark", "zqwordsmark", "zqcellmark", "zqcolumnmark"
@@ -196,7 +197,7 @@ def world(tmp_path_factory) -> World:
         "--config",
         "map=pca",
     )
-    quick = ("--config", "map=none", "--config", "what_if=false", "--config", "l2_sensitivity=false")
+    quick = config(map="none", what_if=False, l2_sensitivity=False)
     commands: dict[str, list[tuple[object, ...]]] = {
         name: [(*source, *options, "--out", name)] for name, options in AUDITS.items()
     }

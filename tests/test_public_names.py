@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -23,6 +24,9 @@ def test_few_names_and_each_is_there():
         assert getattr(giveaway, name) is not None
     assert set(giveaway.__all__) < set(dir(giveaway))
     assert callable(giveaway.network.sketch_records)
+    for module in ("giveaway.findings", "giveaway.reporting.report"):
+        importlib.import_module(module)
+    assert callable(giveaway.report)
     with pytest.raises(AttributeError, match="module 'giveaway' has no attribute 'nothing'"):
         _ = giveaway.nothing
 
@@ -32,6 +36,7 @@ def test_importing_the_package_loads_nothing_heavy():
     assert not {"torch", "numpy", "scipy", "sklearn", "click", "jinja2"} & set(loaded)
 
 
+@pytest.mark.slow
 def test_audits_run_where_only_the_numerical_libraries_are_installed():
     run_python(
         "import sys\n"
@@ -44,6 +49,7 @@ def test_audits_run_where_only_the_numerical_libraries_are_installed():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ["giveaway.report", "import giveaway.findings", "import giveaway.reporting.report"])
 def test_functions_are_not_hidden_by_packages_of_their_name(first):
     run_python(f"import giveaway\n{first}\nassert callable(giveaway.audit)\nassert callable(giveaway.report)\n")

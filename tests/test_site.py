@@ -68,16 +68,25 @@ def pages(site: Path) -> dict[Path, Page]:
     return {path: Page(path.read_text(encoding="utf-8")) for path in sorted(site.rglob("*.html"))}
 
 
-def test_every_page_of_the_navigation_exists(site: Path) -> None:
+def test_every_page_is_in_the_navigation() -> None:
+    written = {path.relative_to(ROOT / "docs").with_suffix("").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    assert written == set(_navigation())
+
+
+def _navigation() -> list[str]:
     named = re.findall(r"^ +- [^\n]*?([\w/-]+)\.md$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
     assert len(named) >= 18
     assert len(set(named)) == len(named)
-    for name in named:
+    return named
+
+
+@pytest.mark.slow
+def test_every_page_of_the_navigation_exists(site: Path) -> None:
+    for name in _navigation():
         assert (site / f"{name}.html").is_file(), name
-    written = {path.relative_to(ROOT / "docs").with_suffix("").as_posix() for path in (ROOT / "docs").rglob("*.md")}
-    assert written == set(named)
 
 
+@pytest.mark.slow
 def test_pages_load_nothing_from_the_network(site: Path, pages: dict[Path, Page]) -> None:
     assert pages
     for path, page in pages.items():
@@ -102,6 +111,7 @@ def _of_network(place: str) -> bool:
     return bool(parts.netloc) or parts.scheme not in ("", "data")
 
 
+@pytest.mark.slow
 def test_style_sheets_load_nothing_from_the_network(site: Path) -> None:
     sheets = sorted(site.rglob("*.css"))
     assert sheets
@@ -110,6 +120,7 @@ def test_style_sheets_load_nothing_from_the_network(site: Path) -> None:
         assert not re.findall(r"url\(\s*['\"]?(?:https?:)?//[^)]*\)|@import\s+[^;]*//[^;]*", text), sheet.name
 
 
+@pytest.mark.slow
 def test_internal_links_and_anchors_resolve(pages: dict[Path, Page]) -> None:
     for path, page in pages.items():
         if path.name == "404.html":  # served under any address, so its links start at the root
@@ -125,5 +136,6 @@ def test_internal_links_and_anchors_resolve(pages: dict[Path, Page]) -> None:
                 assert unquote(parts.fragment) in pages[target].anchors, f"{path.name}: {link}"
 
 
+@pytest.mark.slow
 def test_nothing_of_the_build_is_published(site: Path) -> None:
     assert not list(site.rglob("*.py"))

@@ -26,7 +26,7 @@ NEVER = re.compile(
     re.IGNORECASE,
 )
 ALLOWED = {  # literals that need one of the words, and why
-    "pip install giveaway[safe]": "the name of an extra in pyproject.toml",
+    "pip install giveaway[safe]": "the name of an extra in pyproject.toml"
 }
 # A number of rows, or of exposed ones, and a verb that makes it a finding.
 COUNTED = [

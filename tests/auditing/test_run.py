@@ -17,6 +17,8 @@ from tests import oracles
 from tests.conftest import KINDS, made_arrays, made_head
 
 EPS = np.finfo(float).eps
+RANKING = ("loss", "gradient_norm", "entropy", "margin", "leverage", "gls_trace", "gls_frobenius", "gls_spectral")
+RANKING += ("influence", "newton", "loo_gap")
 
 
 def with_weights(kind: str, seed: int = 0, **options) -> Head:
@@ -44,8 +46,7 @@ def test_metadata_of_a_plain_audit():
     }
     assert {key: getattr(meta, key) for key in expected} == expected
     assert meta.options.to_json() == {
-        "scores": [*"loss gradient_norm entropy margin leverage gls_trace gls_frobenius gls_spectral".split()]
-        + ["influence", "newton", "loo_gap"],
+        "scores": [*RANKING],
         "unit": "record",
         "converged": True,
         "refit": False,

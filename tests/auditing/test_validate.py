@@ -204,10 +204,7 @@ def test_a_table_of_some_of_the_records(tmp_path):
     ("options", "words"),
     [
         ({"rows": np.arange(1000)}, "records: expected the number of records that train knows beside rows, got none"),
-        (
-            {"rows": np.arange(5), "records": 2000},
-            "rows: expected 1000 different row numbers of the signals, 0 to 19",
-        ),
+        ({"rows": np.arange(5), "records": 2000}, "rows: expected 1000 different row numbers of the signals, 0 to 19"),
         ({"records": 2000}, "signals: expected signals on the table's 1000 records, got 2000 records; pass rows="),
         ({"models": 6}, "signals: expected at least 8 models, got 6"),
         ({"models": 9}, "models: expected an even number of models, got 9"),
