@@ -350,6 +350,7 @@ def test_pictures_are_the_same_bytes_each_time(tmp_path, name, suffix, start):
     assert b"<dc:date>" not in first
 
 
+@pytest.mark.slow
 def test_matplotlib_waits_for_a_picture_and_stays_as_it_was():
     code = (
         "import sys, numpy as np\n"
