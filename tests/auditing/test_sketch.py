@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import giveaway as ga
-from giveaway.auditing import batches
+from giveaway.auditing import batches, scoring
 from giveaway.checks import InputError
 from giveaway.curvature import products
 from giveaway.curvature import sketch as sketch_module
@@ -194,6 +194,17 @@ def test_records_solved_again_are_exact():
         assert np.abs(errors_of(table, exact, name)[again]).max() < 2e-3
         assert rms(errors_of(table, exact, name)[~again]) > 0.05
     assert (table.attributes["gls_trace_error"] > 0).all()
+
+
+def test_where_few_records_are_solved_again_they_are_the_highest(monkeypatch):
+    monkeypatch.setitem(scoring.REDONE_OPERATIONS, "cpu", 0)
+    head, _, _ = high()
+    table = sketch(head, scores=["newton"], probes=32, errors=True)
+    again = table.attributes["newton_error"] == 0
+    assert again.sum() == table.meta.curvature.solved_exactly == 32 // 8 < table.meta.curvature.high_leverage
+    features, outputs, targets = (a.numpy() for a in (head.features, head.outputs, head.targets))
+    top = oracles.top_eigenvalues(features, outputs, targets, head.loss, l2=head.l2)
+    assert again[np.argsort(-top)[:2]].all()
 
 
 @pytest.mark.parametrize("kind", ["squared_many", "one_logit", "soft_labels", "multi_label"])

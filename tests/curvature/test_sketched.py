@@ -9,7 +9,7 @@ import torch
 from giveaway import Head
 from giveaway.curvature import sketch as sketched_module
 from giveaway.curvature.blocks import CAP
-from giveaway.curvature.sketch import SketchedCurvature
+from giveaway.curvature.sketch import SketchedCurvature, records_to_redo
 from giveaway.linalg.cg import SolveError
 from giveaway.linalg.probes import signs
 from tests import oracles
@@ -170,3 +170,10 @@ def test_blocks_by_some_of_the_probes():
     quarters = [blocks_of(head, curvature, probes=slice(a, a + 32)).trace() for a in range(0, 128, 32)]
     torch.testing.assert_close(torch.stack(quarters).mean(0), whole, rtol=1e-12, atol=0)
     assert float((quarters[0] / whole - 1).abs().max()) > 0.02
+
+
+def test_records_to_redo_are_the_highest_first():
+    leverage = np.array([0.6, 0.2, 0.95, 0.5, 0.8, 0.51, 0.8])
+    assert records_to_redo(leverage, 9).tolist() == [2, 4, 6, 0, 5]
+    assert records_to_redo(leverage, 3).tolist() == [2, 4, 6]
+    assert records_to_redo(leverage, 0).tolist() == []

@@ -8,6 +8,8 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from scipy.stats import chi2
+from scipy.stats import f as f_law
 
 from giveaway import Head, ScoreTable, Signals, audit, report, validate
 from giveaway.reporting.report import render
@@ -161,6 +163,22 @@ def test_a_table_of_few_columns(scores):
 def test_a_table_of_one_s_own():
     text = render(ScoreTable({"mine": [3.0, 1.0, 2.0]}, ["a", "b", "c"]), top=2)
     assert [row[1] for row in rows_of(text)] == ["a", "c"]
+
+
+@pytest.mark.parametrize(("kind", "directions"), [("classes", 4), ("one_logit", 1), ("squared_many", 3)])
+def test_trade_off_curves_count_the_directions_that_the_loss_sees(kind, directions):
+    """Residuals of members and others differ in scale alone, so that F and χ² laws say what the best attack does."""
+    table = audit(made_head(kind, l2=0.5))
+    body = render(table, top=1).split("trade-off curves of the theory")[1].split("</table>")[0].split("<tbody>")[1]
+    lines = [re.findall(r"<td[^>]*>(.*?)</td>", line) for line in body.split("<tr>")[1:]]
+    assert [line[0] for line in lines] == ["rank 1", "rank 2", "rank 3", "rank 4", "rank 31"]
+    for line, row in zip(lines, table.order()[[0, 1, 2, 3, 30]], strict=True):
+        h = table["leverage"][row]
+        ratio = (1 + h) / (1 - h)
+        assert line[3] == f"{f_law.cdf(ratio, directions, directions):.3f}"
+        assert line[4:] == [
+            f"{100 * chi2.cdf(ratio * chi2.ppf(rate, directions), directions):.3g} %" for rate in (0.01, 0.05)
+        ]
 
 
 def test_report_writes_what_render_gives(tmp_path, table):
