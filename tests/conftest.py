@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -29,6 +32,15 @@ def shared() -> Path:
 PICTURE = b'<svg xmlns="http://www.w3.org/2000/svg"/>'
 
 
+@contextlib.contextmanager
+def without_pictures() -> Iterator[None]:
+    """Put an empty picture into every page: drawing them takes longer than a small audit."""
+    with contextlib.ExitStack() as stack:
+        for page in ("report", "validation"):
+            stack.enter_context(mock.patch(f"giveaway.reporting.{page}.figure_bytes", return_value=PICTURE))
+        yield
+
+
 @pytest.fixture
 def drawn() -> None:
     """For a test of the command line that wants its pictures drawn."""
@@ -36,21 +48,17 @@ def drawn() -> None:
 
 @pytest.fixture
 def giveaway(request, monkeypatch, capsys):
-    """Run the command line; gives (exit code, stdout, stderr).
-
-    Reports hold an empty picture, unless the test asks for `drawn` ones: drawing them takes longer than the audit.
-    """
-    if "drawn" not in request.fixturenames:
-        monkeypatch.setattr("giveaway.reporting.report.figure_bytes", lambda *_, **__: PICTURE)
+    """Run the command line, without pictures unless a test asks for `drawn` ones; gives (exit code, stdout, stderr)."""
 
     def run(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["giveaway", *map(str, arguments)])
         capsys.readouterr()
         code = 0
-        try:
-            main()
-        except SystemExit as stop:
-            code = stop.code
+        with contextlib.nullcontext() if "drawn" in request.fixturenames else without_pictures():
+            try:
+                main()
+            except SystemExit as stop:
+                code = stop.code
         captured = capsys.readouterr()
         return code, captured.out, captured.err
 

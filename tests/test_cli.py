@@ -121,18 +121,13 @@ def test_json_for_machines(giveaway, file):
     }
 
 
-@pytest.mark.parametrize("options", [(), ("--json",)])
 @pytest.mark.parametrize("grouped", [False, True])
-def test_stdout_and_stderr_carry_row_numbers_never_names(giveaway, file, grouped, options):
-    if grouped:
-        Path("people.txt").write_text("".join(f"{SECRET} {i // 2}\n" for i in range(N)))
-        options = (*options, "--groups", "people.txt")
-    code, out, err = giveaway("audit", "--features", file, "--out", "result", *options)
-    assert code == 0
-    assert SECRET not in out + err
-    assert SECRET in Path("result", "scores.csv").read_text()
-    for command in ("report", "purge"):
-        code, out, err = giveaway(command, "result")
+def test_stdout_and_stderr_carry_row_numbers_never_names(giveaway, file, grouped):
+    Path("people.txt").write_text("".join(f"{SECRET} {i // 2}\n" for i in range(N)))
+    command = ("audit", "--features", file, "--out", "result", *(("--groups", "people.txt") if grouped else ()))
+    for words in (command, (*command, "--json"), ("report", "result"), ("purge", "result")):
+        assert words[0] != "purge" or SECRET in Path("result", "scores.csv").read_text()
+        code, out, err = giveaway(*words)
         assert code == 0
         assert SECRET not in out + err
 
@@ -672,7 +667,7 @@ def test_report_and_purge_of_folders_without_an_audit(giveaway, folder):
 
 
 def test_report_of_a_damaged_folder(giveaway, file):
-    assert giveaway("audit", "--features", file, "--out", "result")[0] == 0
+    audit(from_file(file)[0]).save("result")
     Path("result", "scores.npz").write_bytes(b"PK")
     assert one_line(giveaway("report", "result")).startswith("folder: expected a file written by ScoreTable.save")
 
@@ -888,5 +883,5 @@ def test_validate_trains_shadow_models_of_a_recipe(giveaway, folder):
     ],
 )
 def test_what_validate_refuses(giveaway, file, options, words):
-    assert giveaway("audit", "--features", file, "--out", "result")[0] == 0
+    audit(from_file(file)[0], scores="newton").save("result")
     assert one_line(giveaway("validate", "result", *options)).startswith(words)

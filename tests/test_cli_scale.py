@@ -17,7 +17,7 @@ from giveaway import ScoreTable
 from giveaway.storage.checkpoint import FolderCheckpoint
 from tests.conftest import config
 
-N, D, M = 9_000, 6, 4
+N, D, M = 3_000, 6, 4
 QUIET = config(map="none", what_if=False, l2_sensitivity=False)
 
 
@@ -100,7 +100,7 @@ def test_two_processes_write_the_table_that_one_writes(giveaway, arrays, kind):
 
 @pytest.mark.slow
 def test_two_processes_on_people_and_a_head_that_is_not_converged(giveaway, arrays):
-    np.save("people.npy", np.random.default_rng(1).integers(0, 4_000, N))
+    np.save("people.npy", np.random.default_rng(1).integers(0, 1_500, N))
     options = ("--l2", 1, *QUIET, "--groups", "people.npy", "--config", "optimum=corrected")
     command = ("audit", "--features", "features.npz", *options)
     assert giveaway(*command, "--out", "alone")[0] == 0
@@ -227,7 +227,7 @@ def saves(self, name, tensors):
         os.kill(os.getpid(), signal.SIGKILL)
 FolderCheckpoint.save = saves
 from giveaway.curvature import dense, sketch
-dense.MOST_ROWS = 2_000
+dense.MOST_ROWS = 700
 sketch.MOST_AT_ONCE = 32
 from giveaway.cli import main
 main()
@@ -271,7 +271,7 @@ def note_loads(monkeypatch) -> list[str]:
     ],
 )
 def test_an_audit_that_was_stopped_goes_on_where_it_was(giveaway, arrays, monkeypatch, kind, saves, killed):
-    monkeypatch.setattr("giveaway.curvature.dense.MOST_ROWS", 2_000)
+    monkeypatch.setattr("giveaway.curvature.dense.MOST_ROWS", 700)
     monkeypatch.setattr("giveaway.curvature.sketch.MOST_AT_ONCE", 32)
     options, _ = KINDS[kind]
     command = ("audit", "--features", "features.npz", "--l2", 1, *QUIET, *options)
@@ -341,7 +341,7 @@ def test_resume_without_unfinished_work_just_begins(giveaway, arrays):
 def test_a_dry_run_tells_the_cost_and_does_nothing(giveaway, arrays):
     code, out, _ = giveaway("audit", "--features", "features.npz", "--dry-run")
     assert code == 0
-    assert out.startswith("audit: 9,000 records × 7 features × 4 classes; dense curvature; about ")
+    assert out.startswith(f"audit: {N:,} records × 7 features × 4 classes; dense curvature; about ")
     assert "operations" in out
     assert "measured rate" in out
     code, out, _ = giveaway("audit", "--features", "features.npz", "--dry-run", "--json", *SKETCH)

@@ -144,6 +144,8 @@ def _all_commands(command: click.Command, path: str) -> Iterator[tuple[str, clic
 def _command_lines(page: Path) -> list[str]:
     """Commands of the page's blocks, and those in backticks with an option."""
     text = page.read_text(encoding="utf-8")
+    if page.name == "changes.md":  # its first column tells what there was before
+        text = re.sub(r"^\|.*? \| ", "", text, flags=re.MULTILINE)
     joined = [body.replace("\\\n", " ") for body in _blocks(page, "", "console", "yaml")]
     usage = page.parts[-2:] == ("reference", "commands.md")
     lines = [] if usage else [line.strip().removeprefix("$ ") for body in joined for line in body.splitlines()]

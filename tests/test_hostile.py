@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import tomllib
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from giveaway.findings.extras import ReportExtras, contents_of
 from giveaway.reporting.pages import index_page, summary_pages
 from giveaway.reporting.report import render
 from giveaway.reporting.validation import StoredValidation
-from tests.conftest import config, made_head
+from tests.conftest import config, made_head, without_pictures
 from tests.reporting.test_report import Page
 from tests.test_leaks import Run, made_arrays, made_signals, run, working_in
 
@@ -244,11 +245,13 @@ def friendly(world) -> Path:
     return Path([*world][1])
 
 
+@pytest.mark.slow
 def test_no_command_minds_and_no_screen_is_touched(world):
     for done in itertools.chain.from_iterable(world.values()):
         check_screen(done)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_report_and_the_summary_stay_whole(hostile, friendly, kind):
     for name in ("report.html", "summary.html"):
@@ -267,10 +270,12 @@ def test_the_report_and_the_summary_stay_whole(hostile, friendly, kind):
         assert 'class="text held"' in (hostile / kind / "report.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_index_page_stays_whole(hostile, friendly):
     check_page(*((folder / "index.html").read_text(encoding="utf-8") for folder in (hostile, friendly)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_tables_hold_what_they_were_given_and_no_formula(hostile, kind):
     rows = check_table(hostile / kind / "scores.csv", ("id", "nearest"))
@@ -280,6 +285,7 @@ def test_tables_hold_what_they_were_given_and_no_formula(hostile, kind):
         assert [row["id"] for row in rows] == [stored(name) for name in np.unique(hostile_names()[: N // 2])]
 
 
+@pytest.mark.slow
 def test_the_other_tables_hold_no_formula(hostile):
     known = {stored(name) for name in hostile_names()}
     for name in ("canaries.csv", "weights.csv", "changes.csv"):
@@ -290,6 +296,7 @@ def test_the_other_tables_hold_no_formula(hostile):
     assert not any(FORMULA.match(row[0]) for row in rows)
 
 
+@pytest.mark.slow
 def test_json_and_toml_are_read_again(hostile):
     for kind in KINDS:
         found = json.loads((hostile / kind / "audit.json").read_text(encoding="utf-8"))
@@ -316,11 +323,18 @@ def table_of(texts: list[str], headings: list[str]) -> ScoreTable:
     return ScoreTable(scores, names, {text: text for text in texts} | {"list": texts}, attributes)
 
 
-@pytest.mark.parametrize("texts", [HOSTILE, HALVES], ids=["hostile", "halves"])
-def test_every_text_as_a_name_a_heading_a_value_and_a_record(tmp_path, texts):
+@pytest.mark.parametrize(
+    ("texts", "headings"),
+    [
+        (HOSTILE, HOSTILE[::12]),
+        (HALVES, ["of 0", "of 1"]),  # no file can have a heading of halves
+        pytest.param(HOSTILE, HOSTILE, marks=pytest.mark.slow),
+    ],
+    ids=["hostile", "halves", "hostile headings"],
+)
+def test_every_text_as_a_name_a_heading_a_value_and_a_record(tmp_path, texts, headings):
     plain = [f"name {i}" for i in range(len(texts))]
-    headings = [f"of {i}" for i in plain] if texts is HALVES else texts  # no file can have such a heading
-    table, friendly = table_of(texts, headings), table_of(plain, [f"of {i}" for i in plain])
+    table, friendly = table_of(texts, headings), table_of(plain, [f"of {i}" for i in range(len(headings))])
     check_page(render(table), render(friendly))
     check_page(*(summary_pages(each)["summary.html"] for each in (table, friendly)))
     json.loads(summary_pages(table)["summary.json"])
@@ -334,8 +348,16 @@ def test_every_text_as_a_name_a_heading_a_value_and_a_record(tmp_path, texts):
     json.loads((tmp_path / "audit" / "audit.json").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("text", ["L" * 10_000_000, "<b>" * 3_300_000], ids=["letters", "markup"])
-def test_ten_megabytes_in_one_name_do_not_fill_the_page(tmp_path, text):
+@pytest.mark.parametrize(
+    "text",
+    [
+        "L" * 2_100_000,
+        pytest.param("L" * 10_000_000, marks=pytest.mark.slow),
+        pytest.param("<b>" * 3_300_000, marks=pytest.mark.slow),
+    ],
+    ids=["letters", "ten megabytes", "markup"],
+)
+def test_megabytes_in_one_name_do_not_fill_the_page(text):
     columns = {"newton": np.array([2.0, 1.0]), "loss": np.array([1.0, 2.0]), "leverage": np.array([0.5, 0.6])}
     names = np.array([text, "b"])
     attributes = {"class": names, "others_say": names, f"subgroup_{text}": names}
@@ -348,6 +370,7 @@ def test_ten_megabytes_in_one_name_do_not_fill_the_page(tmp_path, text):
     Page(page)
 
 
+@pytest.mark.slow
 def test_ten_megabytes_go_through_an_audit(tmp_path):
     long = "L" * 10_000_000
     np.savez(tmp_path / "features.npz", **small(2, "classes"), ids=np.array([long, "b"]))
@@ -370,7 +393,7 @@ def test_halves_of_letters_go_through_an_audit(tmp_path, where):
     np.savez(tmp_path / "text.npz", inputs=names["inputs"])
     np.savez(tmp_path / "wards.npz", ward=names["subgroups"])
     more = ("--groups", "people.npy") if where == "groups" else ("--inputs", "text.npz", "--subgroups", "wards.npz")
-    with working_in(tmp_path):
+    with working_in(tmp_path), without_pictures():
         source = ("audit", "--features", "features.npz", *config(map="none", what_if=False), *more, "--show-records")
         check_screen(run(*source, "--out", "audit"))
         check_screen(run("report", "audit"))
@@ -382,12 +405,14 @@ def test_halves_of_letters_go_through_an_audit(tmp_path, where):
 # ------------------------------------------------------------------------------------------------ names of files
 
 
-@pytest.mark.parametrize("name", [ODD, os.fsdecode(b"latin \xe9")], ids=["odd", "latin"])
+@pytest.mark.parametrize(
+    "name", [ODD, pytest.param(os.fsdecode(b"latin \xe9"), marks=pytest.mark.slow)], ids=["odd", "latin"]
+)
 def test_hostile_names_of_files_and_folders(tmp_path, name):
     np.savez(tmp_path / f"{name}.npz", **made_arrays(40))
     (tmp_path / f"{name}.txt").write_text("\n".join(str(i // 2) for i in range(40)))
     out = f"./{name}"
-    with working_in(tmp_path):
+    with working_in(tmp_path), without_pictures():
         source = (
             "audit",
             "--features",
@@ -501,14 +526,14 @@ def small(n: int, kind: str) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize(
     ("n", "kind", "more"),
     [
-        (2, "classes", ("--show-records",)),
-        (2, "classes", ("--inputs", "inputs.npz", "--show-records")),
+        pytest.param(2, "classes", ("--show-records",), marks=pytest.mark.slow),
+        pytest.param(2, "classes", ("--inputs", "inputs.npz", "--show-records"), marks=pytest.mark.slow),
         (2, "classes", ("--inputs", "inputs.npz", "--groups", "people.txt")),
         (2, "one feature", ("--inputs", "inputs.npz", "--scores", "default,predicted_success")),
-        (2, "values", ("--inputs", "inputs.npz")),
+        pytest.param(2, "values", ("--inputs", "inputs.npz"), marks=pytest.mark.slow),
         (2, "values", ("--groups", "people.txt")),
-        (3, "classes", ("--groups", "people.txt", "--inputs", "text.npz")),
-        (3, "one feature", ("--inputs", "text.npz", "--show-records")),
+        pytest.param(3, "classes", ("--groups", "people.txt", "--inputs", "text.npz"), marks=pytest.mark.slow),
+        pytest.param(3, "one feature", ("--inputs", "text.npz", "--show-records"), marks=pytest.mark.slow),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else str(value),
 )
@@ -541,9 +566,16 @@ def test_one_class_only_is_refused_in_a_line(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def audited(friendly) -> tuple[Path, str]:
-    """A validated audit, and its report."""
-    return friendly / "shown", (friendly / "shown" / "report.html").read_text(encoding="utf-8")
+def audited(tmp_path_factory) -> Iterator[tuple[Path, str]]:
+    """A validated audit, and its report; pictures are left out of all pages."""
+    folder = tmp_path_factory.mktemp("audited")
+    write_inputs(folder, FRIENDLY)
+    np.savez(folder / "signals.npz", **made_signals(N))
+    with working_in(folder), without_pictures():
+        source = ("audit", "--features", "features.npz", "--l2", 0.5, "--config", "map=pca")
+        check_screen(run(*source, *KINDS["shown"], "--out", "shown"))
+        check_screen(run("validate", "shown", "--signals", "signals.npz"))
+        yield folder / "shown", (folder / "shown" / "report.html").read_text(encoding="utf-8")
 
 
 SECTIONS = ("spread", "exposed", "groups", "attack", "what-if", "read", "do", "provenance", "review")

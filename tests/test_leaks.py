@@ -31,7 +31,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from giveaway.checks import InputError
 from giveaway.cli import main
 from giveaway.views.tables import tabular_features
-from tests.conftest import config
+from tests.conftest import config, without_pictures
 
 N = 100  # as many as a validation needs
 RECORD, PERSON, TEXT, CELL, COLUMN = "zqrecordmark", "zqpersonmark", "zqwordsmark", "zqcellmark", "zqcolumnmark"
@@ -224,7 +224,8 @@ def world(tmp_path_factory) -> World:
     commands["frame-shown"] = [(*estimator, "--show-records", "--out", "frame-shown")]
     with working_in(folder, umask=0):
         for name, listed in commands.items():
-            made.runs[name] = [run(*arguments) for arguments in listed]
+            with contextlib.nullcontext() if name == "records" else without_pictures():
+                made.runs[name] = [run(*arguments) for arguments in listed]
     for done in itertools.chain.from_iterable(made.runs.values()):
         assert done.code == (3 if f"{PATH}-missed.toml" in done.arguments else 0), (done.arguments, done.err)
     return made
@@ -387,6 +388,7 @@ def test_folders_made_on_the_way_are_its_owner_s_alone_too(tmp_path):
     assert modes(tmp_path, {"features.npz"}) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_shadow_models_trained_here_are_their_owner_s_alone(tmp_path):
     write_files(tmp_path)

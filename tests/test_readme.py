@@ -31,5 +31,5 @@ def test_python_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
 
 def test_continuous_integration_runs_the_test_command_of_the_readme() -> None:
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
-    assert script[-1] == "make test"
+    assert script[-3:] == ["make lint", "make test", "make test-slow"]
     assert "\nmake test " in README

@@ -205,6 +205,7 @@ def visible(text: str) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_no_command_says_it(unmeasured, measured):
     codes = {"validate": 0, "report": 0, "index": 0, "theory": 0, "purge": 0}
     for done in measured:
@@ -214,6 +215,7 @@ def test_no_command_says_it(unmeasured, measured):
         assert never_said(done.said) == [], done.arguments
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_no_file_says_it(folder, pages, measured):
     written = [path for name in ("records", "people") for path in (folder / name).iterdir()]
@@ -230,18 +232,20 @@ def test_no_file_says_it(folder, pages, measured):
 
 
 @pytest.mark.slow
-def test_without_an_attack_no_page_states_a_count(pages):
+def test_without_an_attack_no_page_says_it_or_states_a_count(pages):
     for name, text in pages.items():
         words = Page(text).text
         assert counted(words) == [], name
         assert "no number of exposed records is stated" in words
         assert counted(visible(text)) == [], name
+        assert never_said(visible(text)) == [], name
 
 
 @pytest.mark.slow
-def test_without_an_attack_no_command_states_a_count(unmeasured):
+def test_without_an_attack_no_command_says_it_or_states_a_count(unmeasured):
     for done in unmeasured:
         assert counted(done.said) == [], done.arguments
+        assert never_said(done.said) == [], done.arguments
     people = json.loads(unmeasured[1].out)
     assert "no number of exposed records is stated" in people["statement"]
 
@@ -252,6 +256,7 @@ def keys_of(value: object) -> set[str]:
     return set().union(*map(keys_of, value)) if isinstance(value, list) else set()
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_the_count_and_its_key_are_there_only_once_measured(folder, pages, measured):
     people = json.loads((folder / "people" / "summary.json").read_text(encoding="utf-8"))

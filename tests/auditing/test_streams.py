@@ -50,7 +50,7 @@ def test_the_model_runs_in_two_passes(data):
     assert table.meta.optimum.relative_gradient > 0
 
 
-@pytest.mark.parametrize("batch_size", [1, 37, 1024, N])
+@pytest.mark.parametrize("batch_size", [pytest.param(1, marks=pytest.mark.slow), 37, 1024, N])
 def test_neither_the_batches_nor_the_stream_show_in_the_scores(data, batch_size):
     """Exactly rounded sums would differ by 100·eps·cond(H); cond is about 3e3 here."""
     held = ga.audit(ga.from_torch(Counting(), data, l2=1.0, keep_inputs=False), curvature=Auto(l2_sensitivity=False))

@@ -173,9 +173,10 @@ def _audited_head(head: Head, options: dict[str, Any]) -> Head:
 def _curvature(options: dict[str, Any]) -> Dense | Sketch | Auto:
     """The curvature that the options describe; those of a sketch are checked whichever it will be."""
     from giveaway.checks import fail
-    from giveaway.curvature.choice import Auto, Dense, Sketch
+    from giveaway.curvature.choice import Auto, Dense, Sketch, check_probes
 
     sketch = Sketch(**{name: options[name] for name in OF_SKETCH if name in options})
+    check_probes(sketch)
     compare = options.get("l2_sensitivity")
     kind = options.get("curvature", "auto")
     if kind == "dense" and sketch.errors:

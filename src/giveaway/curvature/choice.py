@@ -129,12 +129,17 @@ def choose(head: Head, wanted: Any, processes: Processes = ALONE) -> Choice:
     return Choice(replace(wanted.sketch, memory=memory, l2_sensitivity=wanted.l2_sensitivity), because)
 
 
-def check_sketch(head: Head, sketch: Sketch) -> None:
-    """Refuse a sketch of a head whose records cannot be read many times."""
-    precision_named(sketch.precision, head.device)
+def check_probes(sketch: Sketch) -> None:
+    """Refuse so few probes that the scores of a head would tell nothing."""
     if sketch.probes < LEAST_PROBES:
         expected = f"a whole number of at least {LEAST_PROBES}"
         raise fail("probes", expected, repr(sketch.probes), "256 suits most heads")
+
+
+def check_sketch(head: Head, sketch: Sketch) -> None:
+    """Refuse a sketch of a head whose records cannot be read many times."""
+    precision_named(sketch.precision, head.device)
+    check_probes(sketch)
     if not head.looked_up:
         raise fail(
             "curvature",
