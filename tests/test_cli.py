@@ -21,9 +21,10 @@ import torch
 from sklearn.datasets import load_iris
 from sklearn.linear_model import LogisticRegression
 
-from giveaway import ScoreTable, audit
+from giveaway import audit
 from giveaway.cli import RANKING_ONLY
 from giveaway.extract import from_file, from_sklearn
+from giveaway.records import ScoreTable
 from tests.conftest import config
 
 N, D, M = 40, 4, 3

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 import torch
 
-from giveaway import ScoreTable
 from giveaway.auditing import progress
 from giveaway.auditing.depths import with_depths
 from giveaway.checks import InputError
 from giveaway.cli.source import source_from
+from giveaway.records import ScoreTable
 from tests.auditing.test_depths import audit_depths
 from tests.conftest import config
 from tests.test_cli import folder, one_line, read_csv  # noqa: F401

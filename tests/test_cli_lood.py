@@ -18,6 +18,7 @@ from giveaway.auditing.lood_study import study
 from giveaway.cli import RANKING_ONLY
 from giveaway.extract import from_file
 from giveaway.gp.distinguishability import KernelChoice, Process
+from giveaway.records import ScoreTable
 from tests.gp.test_lood import brute_force, median_rbf
 from tests.test_cli import one_line, read_csv
 
@@ -101,7 +102,7 @@ def test_it_writes_a_private_folder_and_prints_a_ranking(giveaway, pictures, fil
     # the ten most exposed are looked at more closely
     assert [int(row["row"]) for row in read_csv(result / "records.csv")] == order[:10].tolist()
     np.testing.assert_allclose(column("result/records.csv", "lood_kl"), kl[order[:10]], rtol=1e-8)
-    np.testing.assert_array_equal(ga.ScoreTable.load(result)["lood_kl"], column("result/scores.csv", "lood_kl"))
+    np.testing.assert_array_equal(ScoreTable.load(result)["lood_kl"], column("result/scores.csv", "lood_kl"))
 
 
 def test_the_default_is_a_network_of_depth_three(giveaway, file, arrays):

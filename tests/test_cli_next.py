@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from giveaway import ScoreTable, audit
+from giveaway import audit
 from giveaway.auditing.store import purge, save_page
 from giveaway.checks import InputError
 from giveaway.cli.follow_up_commands import canaries, check_audited, compare, gate, judged, leave, rules_of, weights
@@ -25,6 +25,7 @@ from giveaway.findings.extras import make_extras
 from giveaway.findings.gate import read_rules
 from giveaway.findings.mitigation import NOTE
 from giveaway.findings.mitigation import weights as weights_of
+from giveaway.records import ScoreTable
 from tests.conftest import made_head
 
 SECRET = "patient"

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from giveaway import ScoreTable
 from giveaway.findings.extras import ReportExtras
+from giveaway.records import ScoreTable
 from tests.conftest import config
 from tests.test_cli import SECRET, N, arrays, file, folder, one_line  # noqa: F401
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from giveaway import ScoreTable
+from giveaway.records import ScoreTable
 from giveaway.storage.checkpoint import FolderCheckpoint
 from tests.conftest import config
 

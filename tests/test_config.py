@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from giveaway import InputError
+from giveaway.checks import InputError
 from giveaway.cli.config import read_config, to_toml
 
 KINDS = {"features": str, "scores": str, "l2": float, "top": int, "refit": bool, "batch_size": int}

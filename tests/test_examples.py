@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from giveaway import ScoreTable
+from giveaway.records import ScoreTable
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))

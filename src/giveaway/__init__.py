@@ -8,31 +8,24 @@ from typing import TYPE_CHECKING, Any
 from giveaway.version import VERSION
 
 if TYPE_CHECKING:
-    from giveaway import attacks, evaluation, figures, gp, network, theory
+    from giveaway import attacks, evaluation, gp, network, theory
     from giveaway.auditing.run import audit
     from giveaway.auditing.validate import validate
-    from giveaway.checks import InputError
+    from giveaway.curvature.choice import Dense, Sketch
     from giveaway.extract import from_sklearn, from_torch
-    from giveaway.findings.canaries import canaries
-    from giveaway.findings.changes import changes
-    from giveaway.findings.mitigation import weights
     from giveaway.gp.distinguishability import lood
-    from giveaway.records import Head, ScoreTable, Signals
+    from giveaway.records import Head
     from giveaway.reporting.report import report
 
 __version__ = VERSION
 
 _HOMES = {
+    "Dense": "giveaway.curvature.choice",
     "Head": "giveaway.records",
-    "InputError": "giveaway.checks",
-    "ScoreTable": "giveaway.records",
-    "Signals": "giveaway.records",
+    "Sketch": "giveaway.curvature.choice",
     "attacks": "giveaway.attacks",
     "audit": "giveaway.auditing.run",
-    "canaries": "giveaway.findings.canaries",
-    "changes": "giveaway.findings.changes",
     "evaluation": "giveaway.evaluation",
-    "figures": "giveaway.figures",
     "from_sklearn": "giveaway.extract",
     "from_torch": "giveaway.extract",
     "gp": "giveaway.gp",
@@ -41,20 +34,24 @@ _HOMES = {
     "report": "giveaway.reporting.report",
     "theory": "giveaway.theory",
     "validate": "giveaway.auditing.validate",
-    "weights": "giveaway.findings.mitigation",
+}
+_MOVED = {
+    "InputError": "giveaway.checks.InputError",
+    "ScoreTable": "giveaway.records.ScoreTable",
+    "Signals": "giveaway.records.Signals",
+    "canaries": "giveaway.findings.canaries.canaries",
+    "changes": "giveaway.findings.changes.changes",
+    "compare": "giveaway.validate, which takes signals too",
+    "weights": "giveaway.findings.mitigation.weights",
 }
 
 __all__ = [
+    "Dense",
     "Head",
-    "InputError",
-    "ScoreTable",
-    "Signals",
+    "Sketch",
     "attacks",
     "audit",
-    "canaries",
-    "changes",
     "evaluation",
-    "figures",
     "from_sklearn",
     "from_torch",
     "gp",
@@ -63,13 +60,13 @@ __all__ = [
     "report",
     "theory",
     "validate",
-    "weights",
 ]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
-        raise AttributeError(f"module 'giveaway' has no attribute {name!r}")
+        moved = f"; it is now {_MOVED[name]}" if name in _MOVED else ""
+        raise AttributeError(f"module 'giveaway' has no attribute {name!r}{moved}")
     home = importlib.import_module(_HOMES[name])
     value = home if _HOMES[name] == f"giveaway.{name}" else getattr(home, name)
     globals()[name] = value

@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from giveaway import ScoreTable, audit
+from giveaway import audit
 from giveaway.curvature.choice import Auto
 from giveaway.evaluation import recall_at, spearman
 from giveaway.extract import from_file
+from giveaway.records import ScoreTable
 
 L2 = 0.01
 

@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from giveaway import Head, InputError, audit
+from giveaway import Head, audit
 from giveaway.auditing.plan import SENSITIVITY_UP_TO, named_scores, plan
+from giveaway.checks import InputError
 from giveaway.curvature.choice import Auto, Choice, Dense, choose
 from giveaway.scores.catalogue import CATALOGUE
 from tests.conftest import KINDS, made_arrays, made_head

@@ -9,8 +9,9 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 
-from giveaway import Head, InputError, audit
+from giveaway import Head, audit
 from giveaway.auditing import batches, progress
+from giveaway.checks import InputError
 from giveaway.curvature.choice import Auto
 from giveaway.curvature.optimum import refit
 from tests import oracles

@@ -18,9 +18,11 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from torch.utils.data import TensorDataset
 
 import giveaway as ga
-from giveaway import Head, InputError, audit
+from giveaway import Head, audit
 from giveaway.auditing.store import fingerprint
+from giveaway.checks import InputError
 from giveaway.curvature.optimum import refit as refit_head
+from giveaway.records import ScoreTable
 from giveaway.reporting.words import notes
 from giveaway.scores.predicted import calibrated_phi, phi_of, predict_from_views
 from giveaway.views import others
@@ -36,7 +38,7 @@ def normal_scores(values: np.ndarray) -> np.ndarray:
     return norm.ppf((rankdata(values) - 0.5) / len(values))
 
 
-def check_fusion(table: ga.ScoreTable, beside: str) -> None:
+def check_fusion(table: ScoreTable, beside: str) -> None:
     """fused follows from the columns of its own table and the metadata."""
     view = table.meta.view
     own = normal_scores(table[beside])
@@ -273,7 +275,7 @@ def test_few_records(n):
 def test_tables_with_a_view_are_saved_and_loaded(tmp_path):
     table = audit(replace(made_head("classes"), inputs=records()))
     table.save(tmp_path / "audit")
-    again = ga.ScoreTable.load(tmp_path / "audit")
+    again = ScoreTable.load(tmp_path / "audit")
     assert again.meta.view == table.meta.view
     assert again["nearest"].tolist() == table["nearest"].tolist()
     np.testing.assert_array_equal(again["others_say"], table["others_say"])

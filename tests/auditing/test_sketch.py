@@ -16,6 +16,7 @@ from giveaway.curvature import sketch as sketch_module
 from giveaway.curvature.choice import Auto, Dense, Sketch
 from giveaway.evaluation import recall_at, spearman
 from giveaway.extract import from_file
+from giveaway.records import ScoreTable
 from tests import oracles
 from tests.conftest import made_arrays, made_head
 
@@ -46,15 +47,15 @@ def small() -> ga.Head:
 
 
 @cache
-def dense_of_small() -> ga.ScoreTable:
+def dense_of_small() -> ScoreTable:
     return ga.audit(small(), curvature=Dense(l2_sensitivity=False))
 
 
-def sketch(head: ga.Head, *, scores="default", optimum="assumed", **options) -> ga.ScoreTable:
+def sketch(head: ga.Head, *, scores="default", optimum="assumed", **options) -> ScoreTable:
     return ga.audit(head, scores=scores, optimum=optimum, curvature=Sketch(**options))
 
 
-def errors_of(table: ga.ScoreTable, exact: ga.ScoreTable, name: str) -> np.ndarray:
+def errors_of(table: ScoreTable, exact: ScoreTable, name: str) -> np.ndarray:
     return table[name] / exact[name] - 1
 
 
@@ -63,7 +64,7 @@ def rms(values: np.ndarray) -> float:
 
 
 @cache
-def by_probes(probes: int) -> ga.ScoreTable:
+def by_probes(probes: int) -> ScoreTable:
     return sketch(small(), probes=probes)
 
 
@@ -83,7 +84,7 @@ def test_what_does_not_need_the_curvature_is_as_it_was():
 
 
 @cache
-def of_other_seeds() -> list[ga.ScoreTable]:
+def of_other_seeds() -> list[ScoreTable]:
     return [sketch(small(), probes=128, seed=seed) for seed in range(2, 8)]
 
 
@@ -97,7 +98,7 @@ def test_the_error_that_is_stated_is_the_real_one(name):
 
 
 @cache
-def with_errors() -> ga.ScoreTable:
+def with_errors() -> ScoreTable:
     return sketch(small(), probes=256, errors=True)
 
 
@@ -161,7 +162,7 @@ def test_seeds_are_other_draws_and_the_same_seed_the_same():
 
 
 @cache
-def high() -> tuple[ga.Head, ga.ScoreTable, ga.ScoreTable]:
+def high() -> tuple[ga.Head, ScoreTable, ScoreTable]:
     """Leverages up to 0.99: the head, its dense table, its sketched one."""
     head = classes_head(1_500, 6, 5, tails=1.0, l2=1e-4, seed=3)
     return head, ga.audit(head, scores=[*MAIN, "loo_gap"], curvature=Dense()), sketch(head, scores=MAIN, probes=512)
@@ -330,7 +331,7 @@ def test_a_head_that_is_sure_of_every_record():
         assert rms(errors_of(table, exact, name)) < 1.6 * (2 / 128) ** 0.5, name
 
 
-def assert_ranks_alike(table: ga.ScoreTable, exact: ga.ScoreTable, bound: float) -> None:
+def assert_ranks_alike(table: ScoreTable, exact: ScoreTable, bound: float) -> None:
     assert spearman(table["influence"], exact["influence"]) >= 0.999
     assert spearman(table["newton"], exact["newton"]) >= 0.999
     assert recall_at(table["influence"], exact["influence"], 0.01, 0.01) >= 0.9

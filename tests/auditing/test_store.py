@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 import torch
 
-from giveaway import Head, InputError, ScoreTable, audit
+from giveaway import Head, audit
 from giveaway.attacks import train_shadows
 from giveaway.auditing.store import (
     check_folder,
@@ -25,6 +25,8 @@ from giveaway.auditing.store import (
     save_audit,
     save_page,
 )
+from giveaway.checks import InputError
+from giveaway.records import ScoreTable
 from giveaway.storage import arrays
 from tests.conftest import made_arrays, made_head
 

@@ -9,9 +9,10 @@ import pytest
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
-from giveaway import ScoreTable, Signals, audit, from_sklearn, validate
+from giveaway import audit, from_sklearn, validate
 from giveaway.attacks import train_shadows
 from giveaway.evaluation import effect_sizes, recall_at
+from giveaway.records import ScoreTable, Signals
 
 
 def simulated(records: int = 1000, models: int = 64, seed: int = 0) -> tuple[Signals, ScoreTable]:

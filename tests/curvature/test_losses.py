@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from giveaway import InputError
+from giveaway.checks import InputError
 from giveaway.curvature.losses import (
     Logistic,
     Loss,

@@ -7,7 +7,8 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression, Ridge
 
-from giveaway import Head, InputError
+from giveaway import Head
+from giveaway.checks import InputError
 from giveaway.curvature.losses import Softmax, loss_of
 from giveaway.curvature.optimum import gradient_sum, refit
 from tests import oracles

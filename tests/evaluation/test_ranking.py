@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
-from giveaway import Head, InputError, audit
+from giveaway import Head, audit
+from giveaway.checks import InputError
 from giveaway.evaluation import (
     agreement,
     agreement_over_targets,

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from giveaway import Signals
 from giveaway.checks import InputError
 from giveaway.extract.user_files import (
     first_line,
@@ -16,6 +15,7 @@ from giveaway.extract.user_files import (
     signals_from,
     subgroups_from,
 )
+from giveaway.records import Signals
 from giveaway.records.examples import as_numbers
 from tests.extract.examples import refused
 

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giveaway import Head, ScoreTable, audit
+from giveaway import Head, audit
 from giveaway.findings import canaries as module
 from giveaway.findings.canaries import Candidates, canaries, candidates, choose
+from giveaway.records import ScoreTable
 from tests.conftest import KINDS, made_head
 
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import norm, spearmanr
 
-from giveaway import ScoreTable
 from giveaway.checks import InputError
 from giveaway.findings.changes import FALSE_DISCOVERY, _moderated, changes, percentiles
+from giveaway.records import ScoreTable
 
 
 def table(scores, ids=None, *, name="newton", **meta) -> ScoreTable:

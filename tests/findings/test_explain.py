@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giveaway import ScoreTable, audit
+from giveaway import audit
 from giveaway.findings.explain import LEAST, POOLED, breakdown, breakdowns, why
+from giveaway.records import ScoreTable
 from tests.conftest import made_head
 
 

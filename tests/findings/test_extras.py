@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from matplotlib.image import imread
 from sklearn.decomposition import PCA
 
-from giveaway import Head, ScoreTable, audit
+from giveaway import Head, audit
 from giveaway.checks import InputError
 from giveaway.findings.canaries import mean_of_records
 from giveaway.findings.extras import EXPOSED, FILE, FeatureMap, ReportExtras, contents_of, feature_map, make_extras
+from giveaway.records import ScoreTable
 from tests.conftest import made_arrays, made_head
 
 

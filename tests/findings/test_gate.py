@@ -13,11 +13,11 @@ from sklearn.datasets import load_breast_cancer
 from sklearn.linear_model import LogisticRegression
 
 import giveaway as ga
-from giveaway import ScoreTable
 from giveaway.auditing.store import purge
 from giveaway.checks import InputError
 from giveaway.findings.changes import EXPOSED, LEVEL, prediction_bound
 from giveaway.findings.gate import judge, read_rules
+from giveaway.records import ScoreTable
 
 TODAY = datetime.date(2026, 5, 4)
 N = 200

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
-from giveaway import Head, ScoreTable, audit
+from giveaway import Head, audit
 from giveaway.curvature.dense import DenseCurvature
 from giveaway.curvature.optimum import gradient_sum, refit
 from giveaway.findings.mitigation import MOST_RISEN, NOTE, RemovalEffect, removals, row_of_record, weights, without
+from giveaway.records import ScoreTable
 from tests import oracles
 from tests.conftest import made_arrays, made_head
 

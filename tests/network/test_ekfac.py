@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from giveaway import InputError
+from giveaway.checks import InputError
 from giveaway.network import Network, ekfac_records
 from tests.network.cases import dense, made, targets_for
 

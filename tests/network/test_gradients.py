@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from giveaway import InputError
+from giveaway.checks import InputError
 from giveaway.network import Network, RecordDerivatives, gradient_norm
 from tests.network.cases import DEPTHS, KINDS, dense, made
 from tests.network.test_products import Cube, Cubed

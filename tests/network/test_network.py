@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from giveaway import InputError
+from giveaway.checks import InputError
 from giveaway.network import GaussNewton, Hessian, InverseCurvature, Network, score_records
 from tests.network.cases import made
 

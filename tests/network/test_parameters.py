@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from giveaway import InputError
+from giveaway.checks import InputError
 from giveaway.network import Network
 from tests.network.cases import made
 

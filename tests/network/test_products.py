@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from giveaway import InputError
+from giveaway.checks import InputError
 from giveaway.network import GaussNewton, Hessian, Jacobian, Network
 from giveaway.network.jacobian import ColumnByColumn, DoubleBackward, ForwardMode
 from giveaway.network.layers import ByLayers

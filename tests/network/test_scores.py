@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import giveaway as ga
-from giveaway import InputError
+from giveaway.checks import InputError
 from giveaway.network import InverseCurvature, Network, score_records
 from giveaway.scores.catalogue import CATALOGUE, OF_BATCH
 from tests.network.cases import DEPTHS, KINDS, M, dense, made, targets_for

@@ -8,7 +8,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-from giveaway import InputError
+from giveaway.checks import InputError
 from giveaway.linalg.cg import Solution
 from giveaway.network import InverseCurvature, Network, score_records, sketch_records
 from tests.network.cases import KINDS, dense, made

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from giveaway import InputError
+from giveaway.checks import InputError
 from giveaway.linalg.cg import SolveError
 from giveaway.network import InverseCurvature, Jacobian, Network, RecordDerivatives, score_records
 from giveaway.network.ekfac import Kronecker

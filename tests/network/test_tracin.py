@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from giveaway import InputError
+from giveaway.checks import InputError
 from giveaway.network import Network, tracin, tracin_between
 from tests.network.cases import made
 

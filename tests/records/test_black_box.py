@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays as made
 
-from giveaway import Head, InputError
+from giveaway import Head
+from giveaway.checks import InputError
 from tests.conftest import KINDS, made_arrays
 
 N, M = 12, 3

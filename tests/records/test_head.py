@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from giveaway import Head, InputError
-from giveaway.checks import ROWS_PER_CHECK
+from giveaway import Head
+from giveaway.checks import ROWS_PER_CHECK, InputError
 from giveaway.records import infer_loss
 from tests.conftest import KINDS, made_arrays, made_head
 

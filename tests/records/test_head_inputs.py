@@ -14,7 +14,8 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from scipy import sparse
 
 import giveaway.records.examples as inputs_module
-from giveaway import Head, InputError
+from giveaway import Head
+from giveaway.checks import InputError
 
 N = 6
 WORDS = ["a", "Straße", "", "two words", "b\nc", "a"]

@@ -7,7 +7,8 @@ from dataclasses import FrozenInstanceError, replace
 
 import pytest
 
-from giveaway import InputError, audit, lood
+from giveaway import audit, lood
+from giveaway.checks import InputError
 from giveaway.records.meta import KernelReport, Meta, Provenance
 from tests.conftest import made_head
 

@@ -12,7 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giveaway import Head, InputError
+from giveaway import Head
+from giveaway.checks import InputError
 from giveaway.records import FileRows, HostRows, LinearRows
 from giveaway.records import rows as row_module
 from giveaway.records.rows import map_of

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from giveaway import InputError, ScoreTable
+from giveaway.checks import InputError
+from giveaway.records import ScoreTable
 
 NEWTON = [0.5, 2.0, 0.1, 2.0, 0.5]
 

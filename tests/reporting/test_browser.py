@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from giveaway import ScoreTable, audit, report
-from giveaway.records import Head
+from giveaway import audit, report
+from giveaway.records import Head, ScoreTable
 from tests.conftest import made_arrays
 
 pytestmark = pytest.mark.slow

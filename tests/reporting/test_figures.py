@@ -9,9 +9,10 @@ from math import comb
 import numpy as np
 import pytest
 
-from giveaway import InputError, ScoreTable
 from giveaway.attacks.thresholds import AttackScores
+from giveaway.checks import InputError
 from giveaway.evaluation import AttackSummary, recall_at, summarize
+from giveaway.records import ScoreTable
 from giveaway.reporting import figures
 from giveaway.reporting.figures import (
     by_class,

@@ -10,8 +10,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from giveaway import Head, ScoreTable, audit
+from giveaway import Head, audit
 from giveaway.checks import InputError
+from giveaway.records import ScoreTable
 from giveaway.reporting.pages import index_page, summary, summary_pages
 from giveaway.reporting.words import headline
 from tests.conftest import made_arrays, made_head

@@ -14,10 +14,12 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
-from giveaway import InputError, ScoreTable, figures
+from giveaway import figures
 from giveaway.attacks.thresholds import AttackScores
+from giveaway.checks import InputError
 from giveaway.evaluation import AttackSummary, summarize
 from giveaway.figures import gap_map, lood_map, query_pictures
+from giveaway.records import ScoreTable
 from giveaway.reporting.figures import tradeoff_curves
 from giveaway.reporting.picture import (
     COLOURS,

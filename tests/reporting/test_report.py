@@ -11,7 +11,8 @@ import pytest
 from scipy.stats import chi2
 from scipy.stats import f as f_law
 
-from giveaway import Head, ScoreTable, Signals, audit, report, validate
+from giveaway import Head, audit, report, validate
+from giveaway.records import ScoreTable, Signals
 from giveaway.reporting.report import render
 from giveaway.reporting.validation import StoredValidation
 from giveaway.reporting.words import notes

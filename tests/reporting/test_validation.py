@@ -8,8 +8,9 @@ import json
 import numpy as np
 import pytest
 
-from giveaway import ScoreTable, Signals, audit, validate
+from giveaway import audit, validate
 from giveaway.checks import InputError
+from giveaway.records import ScoreTable, Signals
 from giveaway.reporting.validation import StoredValidation, validation_pages
 from tests.conftest import made_head
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from giveaway import Head, ScoreTable, audit
+from giveaway import Head, audit
 from giveaway.checks import InputError
+from giveaway.records import ScoreTable
 from giveaway.records.meta import Meta
 from giveaway.reporting.validation import StoredValidation
 from giveaway.reporting.words import about_depths, access_of, found_elsewhere, headline, notes, standing

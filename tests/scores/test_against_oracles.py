@@ -8,13 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import giveaway as ga
+from giveaway.records import ScoreTable
 from tests import oracles
 from tests.conftest import KINDS, made_arrays
 
 TOLERANCE = 1e-9
 
 
-def assert_same(table: ga.ScoreTable, expected: dict[str, np.ndarray]) -> None:
+def assert_same(table: ScoreTable, expected: dict[str, np.ndarray]) -> None:
     """Equal to TOLERANCE for all rows and, apart, for the most influential decile of every column.
 
     The oracle subtracts two losses for loo_gap, so it is held to what that subtraction leaves of it.

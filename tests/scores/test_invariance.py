@@ -10,10 +10,11 @@ import pytest
 import torch
 
 import giveaway as ga
+from giveaway.records import ScoreTable
 from tests.conftest import KINDS, made_arrays, made_head
 
 
-def assert_tables_equal(a: ga.ScoreTable, b: ga.ScoreTable, *, but: tuple[str, ...] = (), rtol: float = 1e-9) -> None:
+def assert_tables_equal(a: ScoreTable, b: ScoreTable, *, but: tuple[str, ...] = (), rtol: float = 1e-9) -> None:
     for name in a.columns:
         if name not in but:
             scale = np.abs(a[name]).max()

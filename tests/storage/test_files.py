@@ -8,7 +8,7 @@ import stat
 import numpy as np
 import pytest
 
-from giveaway import InputError
+from giveaway.checks import InputError
 from giveaway.storage.arrays import read_arrays
 from giveaway.storage.files import private_folder, write_atomically, write_json, write_text
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from giveaway import InputError
+from giveaway.checks import InputError
 from giveaway.storage.folder import MarkedFolder, differences
 
 
