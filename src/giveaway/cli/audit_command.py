@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from giveaway.cli.config import RARE, read_config
 from giveaway.cli.follow_up_commands import ROWS_OF_PEOPLE, check_audited, judged, leave, rules_of
 from giveaway.text import say
 
@@ -28,33 +29,6 @@ RANKING_ONLY = (
 GATE = "Judge the audit by these rules; exit code 3 where one is not met."
 SEED = click.IntRange(0, 2**63 - 1)
 OF_SKETCH = ("probes", "tolerance", "precision", "memory", "allow_unconverged", "seed", "errors")
-
-RARE: dict[str, tuple[type, str]] = {  # options without a flag of their own: what they hold, and what they do
-    "title": (str, "What was audited, for the heading of both pages."),
-    "top": (int, "How many rows to print; 10 by default."),
-    "by": (str, "person or record: what to rank where the records have groups."),
-    "optimum": (str, "assumed, corrected (the head was stopped early) or refit (bring it to its optimum first)."),
-    "penalize_intercept": (bool, "Whether l2 acts on the bias."),
-    "frozen": (bool, "Nothing before the head was trained on these records."),
-    "reduction": (str, "For a layer that sees tokens: mean, first or last."),
-    "batch_size": (int, "Records at a time through the model."),
-    "stream": (bool, "Run the model again in every pass and keep nothing."),
-    "kernel": (str, "Add lood_kl and lood_mean, of a Gaussian process with this kernel: nngp, rbf, ..."),
-    "noise": (float, "Add them too: the variance of the targets around the process's functions."),
-    "probes": (int, "Of a sketch of the head, 256 by default: its error is about √(2/probes)."),
-    "tolerance": (float, "The residual at which the solves of a sketch or a depth stop; 1e-3 by default."),
-    "precision": (str, "Of the products inside a sketch's solves: float64, float32, on a GPU also tf32 or bf16."),
-    "memory": (float, "Gigabytes that the curvature, or a piece of a depth's work, may take."),
-    "allow_unconverged": (bool, "Use a sketch, or a depth, whose solves did not reach the tolerance."),
-    "errors": (bool, "Add the standard error of every sketched score."),
-    "seed": (int, "Of the probes of a sketch and of a depth."),
-    "l2_sensitivity": (bool, "Tell how much the ranking depends on l2."),
-    "depth_method": (str, "For --depth: sketch, exact (solves for every record) or ekfac (approximate)."),
-    "depth_curvature": (str, "Of exact ones: ggn or hessian."),
-    "depth_probes": (int, "Of a depth's sketch, 64 by default."),
-    "map": (str, "Map of features in the report: auto, pca, tsne or none."),
-    "what_if": (bool, "Score the rest again without the most exposed."),
-}
 
 
 @click.command(
@@ -142,7 +116,6 @@ def audit(config: tuple[str, ...], as_json: bool, resume: bool, dry_run: bool, *
 def _resolved(config: tuple[str, ...], flags: dict[str, Any]) -> dict[str, Any]:
     """The options of --config, and the flags, which go before them."""
     from giveaway.checks import check_choice, check_number
-    from giveaway.cli.config import read_config
 
     kinds = {"boolean": bool, "float": float}
     parameters = {parameter.name: parameter for parameter in audit.params}

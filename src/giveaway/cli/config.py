@@ -9,9 +9,33 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from giveaway.checks import fail, nearest
-
 WORDS = {str: "text", float: "a number", int: "a whole number", bool: "true or false"}
+RARE: dict[str, tuple[type, str]] = {  # options without a flag of their own: what they hold, and what they do
+    "title": (str, "What was audited, for the heading of both pages."),
+    "top": (int, "How many rows to print; 10 by default."),
+    "by": (str, "person or record: what to rank where the records have groups."),
+    "optimum": (str, "assumed, corrected (the head was stopped early) or refit (bring it to its optimum first)."),
+    "penalize_intercept": (bool, "Whether l2 acts on the bias."),
+    "frozen": (bool, "Nothing before the head was trained on these records."),
+    "reduction": (str, "For a layer that sees tokens: mean, first or last."),
+    "batch_size": (int, "Records at a time through the model."),
+    "stream": (bool, "Run the model again in every pass and keep nothing."),
+    "kernel": (str, "Add lood_kl and lood_mean, of a Gaussian process with this kernel: nngp, rbf, ..."),
+    "noise": (float, "Add them too: the variance of the targets around the process's functions."),
+    "probes": (int, "Of a sketch of the head, 256 by default: its error is about √(2/probes)."),
+    "tolerance": (float, "The residual at which the solves of a sketch or a depth stop; 1e-3 by default."),
+    "precision": (str, "Of the products inside a sketch's solves: float64, float32, on a GPU also tf32 or bf16."),
+    "memory": (float, "Gigabytes that the curvature, or a piece of a depth's work, may take."),
+    "allow_unconverged": (bool, "Use a sketch, or a depth, whose solves did not reach the tolerance."),
+    "errors": (bool, "Add the standard error of every sketched score."),
+    "seed": (int, "Of the probes of a sketch and of a depth."),
+    "l2_sensitivity": (bool, "Tell how much the ranking depends on l2."),
+    "depth_method": (str, "For --depth: sketch, exact (solves for every record) or ekfac (approximate)."),
+    "depth_curvature": (str, "Of exact ones: ggn or hessian."),
+    "depth_probes": (int, "Of a depth's sketch, 64 by default."),
+    "map": (str, "Map of features in the report: auto, pca, tsne or none."),
+    "what_if": (bool, "Score the rest again without the most exposed."),
+}
 
 
 def read_config(given: Iterable[str], kinds: Mapping[str, type]) -> dict[str, Any]:
@@ -20,6 +44,8 @@ def read_config(given: Iterable[str], kinds: Mapping[str, type]) -> dict[str, An
     A key that is no option, or a value not of its option's kind, is refused. A list of names in a file stands for the
     names joined by commas.
     """
+    from giveaway.checks import fail
+
     resolved: dict[str, Any] = {}
     for text in given:
         for key, value in (_setting(text, kinds) if _is_setting(text) else _file(text)).items():
@@ -43,6 +69,8 @@ def _is_setting(text: str) -> bool:
 
 
 def _file(path: str) -> dict[str, Any]:
+    from giveaway.checks import fail
+
     try:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -50,6 +78,8 @@ def _file(path: str) -> dict[str, Any]:
 
 
 def _setting(text: str, kinds: Mapping[str, type]) -> dict[str, Any]:
+    from giveaway.checks import fail
+
     key, _, value = text.partition("=")
     kind = kinds[_known(key, kinds)]
     if kind is str:
@@ -61,6 +91,8 @@ def _setting(text: str, kinds: Mapping[str, type]) -> dict[str, Any]:
 
 
 def _known(key: str, kinds: Mapping[str, type]) -> str:
+    from giveaway.checks import fail, nearest
+
     name = key.replace("-", "_")
     if name not in kinds:
         raise fail("config", "options of this command", f"{key!r}", nearest(name, kinds))

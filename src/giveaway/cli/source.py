@@ -15,7 +15,7 @@ from giveaway.auditing.depths import METHODS, PROBES, DepthAudit, Method
 from giveaway.auditing.progress import progress_of
 from giveaway.auditing.validate import LEAST_MODELS
 from giveaway.checks import InputError, check_choice, fail
-from giveaway.cli.audit_command import RARE
+from giveaway.cli.config import RARE
 from giveaway.curvature.choice import Sketch
 from giveaway.extract import from_file, from_sklearn, from_torch
 from giveaway.extract.model_records import inputs_of_head

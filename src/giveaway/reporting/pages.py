@@ -49,21 +49,21 @@ def page(name: str, **values: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Section:
+class ReportSection:
     """The content of an optional section, or None and a sentence instead."""
 
     content: Any = None
     note: str = ""
 
 
-def section(make: Callable[[], Any]) -> Section:
+def section(make: Callable[[], Any]) -> ReportSection:
     """Call `make`. The rest of the page does not depend on it, so whatever goes wrong is said in its place."""
     try:
-        return Section(make())
+        return ReportSection(make())
     except InputError as error:
-        return Section(note=f"Not shown: {shown_text(error, 400)}.")
+        return ReportSection(note=f"Not shown: {shown_text(error, 400)}.")
     except Exception as error:
-        return Section(note=f"This section could not be made ({type(error).__name__}: {shown_text(error, 400)}).")
+        return ReportSection(note=f"This section could not be made ({type(error).__name__}: {shown_text(error, 400)}).")
 
 
 def summary(

@@ -22,7 +22,7 @@ from giveaway.records.meta import Provenance
 from giveaway.reporting.figures import draw_roc, exposure_distribution, recall_curves, tradeoff_curves
 from giveaway.reporting.listing import listing
 from giveaway.reporting.maps import bokeh_script, maps
-from giveaway.reporting.pages import Section, page, section
+from giveaway.reporting.pages import ReportSection, page, section
 from giveaway.reporting.picture import figure_bytes, title_of
 from giveaway.reporting.validation import StoredValidation, agreement_lines
 from giveaway.reporting.words import access_of, found_elsewhere, headline, notes, standing
@@ -121,7 +121,7 @@ def _spread(values: np.ndarray) -> list[tuple[str, str]]:
     return [(name, f"{value:.4g}") for name, value in {**found, "largest": float(ordered[0])}.items()]
 
 
-def _sections(table: ScoreTable, extras: ReportExtras, measured: StoredValidation | None) -> dict[str, Section]:
+def _sections(table: ScoreTable, extras: ReportExtras, measured: StoredValidation | None) -> dict[str, ReportSection]:
     """Make every optional section, by its name."""
     return {
         "spread": section(lambda: _image(exposure_distribution(table))),
