@@ -13,6 +13,7 @@ from hypothesis import settings
 
 from giveaway import Head
 from giveaway.cli import main
+from giveaway.reporting.maps import Maps
 
 # the same examples on every machine; HYPOTHESIS_PROFILE=hunt looks for new ones
 settings.register_profile("same", derandomize=True, deadline=None)
@@ -33,11 +34,14 @@ PICTURE = b'<svg xmlns="http://www.w3.org/2000/svg"/>'
 
 
 @contextlib.contextmanager
-def without_pictures() -> Iterator[None]:
-    """Put an empty picture into every page: drawing them takes longer than a small audit."""
+def without_pictures(*, maps: bool = False) -> Iterator[None]:
+    """Put empty pictures, and empty maps unless `maps`, into every page: drawing takes longer than a small audit."""
+    empty = {"report.figure_bytes": PICTURE, "validation.figure_bytes": PICTURE}
+    if not maps:
+        empty |= {"report.maps": Maps("{}", "0 points", ("loss", "leverage")), "report.bokeh_script": ""}
     with contextlib.ExitStack() as stack:
-        for page in ("report", "validation"):
-            stack.enter_context(mock.patch(f"giveaway.reporting.{page}.figure_bytes", return_value=PICTURE))
+        for name, made in empty.items():
+            stack.enter_context(mock.patch(f"giveaway.reporting.{name}", return_value=made))
         yield
 
 

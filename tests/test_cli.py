@@ -221,7 +221,7 @@ def records_of_kind(kind: str) -> np.ndarray:
     [
         ("matrix", "tabular", ".npz"),
         ("images", "images", ".npy"),
-        ("plain images", "images", ".npz"),
+        pytest.param("plain images", "images", ".npz", marks=pytest.mark.slow),
         ("strings", "text", ".npy"),
         ("table", "tabular", ".npz"),
     ],
@@ -651,7 +651,7 @@ def test_a_folder_of_another_audit_is_refused_and_the_difference_printed(giveawa
     assert {path.name: path.read_bytes() for path in Path("result").iterdir()} == before
 
 
-def test_report_is_rebuilt_from_the_folder(giveaway, drawn, file):
+def test_report_is_rebuilt_from_the_folder(giveaway, file):
     assert giveaway("audit", "--features", file, "--out", "result")[0] == 0
     page = Path("result", "report.html")
     before = page.read_bytes()

@@ -315,10 +315,14 @@ def test_progress_tells_the_time_that_is_left(capsys, monkeypatch):
         on_part(64, 80)
 
 
-def test_solves_that_do_not_get_there(giveaway, mine):
+def test_a_tolerance_below_the_network_s_precision(giveaway, mine):
     few = ("--depth", "all", "--damping", 1, "--config", "tolerance=1e-9", "--out", "deep")
     line = one_line(giveaway(*command(mine, *few, model="single", data="singles")))
     assert line.startswith("tolerance: expected a finite number of at least 1.19209e-07, got 1e-09; 1e-3 suits most")
+
+
+@pytest.mark.slow
+def test_solves_that_do_not_get_there(giveaway, mine):
     options = ("--depth", "all", "--damping", 1e-5, *config(tolerance=1.3e-7, depth_probes=4), "--out", "deep")
     line = one_line(giveaway(*command(mine, *options, model="single", data="singles")), code=1)
     assert line.startswith("solve: expected a residual of 1.3e-07 for every right side, got")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import datetime
+import functools
 import json
 import re
 import stat
@@ -64,12 +65,20 @@ def names(n: int = N) -> np.ndarray:
     return np.array([f"={SECRET}-{i:03d}" for i in range(n)])  # a spreadsheet would run it
 
 
-def audited(folder: Path, *, seed: int = 0, groups=None) -> Path:
-    """An audit folder of a small head."""
+@functools.cache
+def made(seed: int, people: bool) -> tuple[ScoreTable, bytes]:
+    """The table of a small head, and what its report keeps beside it."""
+    groups = np.array([f"{SECRET}{i // 3}" for i in range(N)]) if people else None
     head = made_head("classes", n=N, seed=seed, ids=names(), groups=groups)
     table = audit(head)
-    table.save(folder, "scores" if groups is None else "people")
-    save_page(folder, LOOK, make_extras(head, table).to_bytes())
+    return table, make_extras(head, table).to_bytes()
+
+
+def audited(folder: Path, *, seed: int = 0, people: bool = False) -> Path:
+    """An audit folder of a small head."""
+    table, extras = made(seed, people)
+    table.save(folder, "people" if people else "scores")
+    save_page(folder, LOOK, extras)
     return folder
 
 
@@ -124,7 +133,7 @@ def test_weights_go_to_a_private_file(folder, tmp_path):
 
 
 def test_weights_of_people_are_for_all_of_their_records(tmp_path):
-    people = audited(tmp_path / "audit", groups=np.array([f"{SECRET}{i // 3}" for i in range(N)]))
+    people = audited(tmp_path / "audit", people=True)
     out = told("weights", people, "--out", tmp_path / "weights.csv")
     assert f"of {N // 3} people get a weight below 1" in out
     assert "All records of a person get that person's weight." in out

@@ -484,7 +484,7 @@ def test_an_error_repeats_no_escape(tmp_path, arguments):
 def test_keys_of_a_file_repeat_no_escape(tmp_path):
     np.savez(tmp_path / "keys.npz", **made_arrays(20), **{f"extra {ESCAPE}": np.zeros(3)})
     np.savez(tmp_path / "none.npz", **{f"extra {ESCAPE}": np.zeros(3)})
-    with working_in(tmp_path):
+    with working_in(tmp_path), without_pictures():
         check_screen(run("audit", "--features", "keys.npz", "--config", "map=none", "--out", "audit"))
         check_screen(run("audit", "--features", "none.npz"), code=2)
         check_screen(run("audit", "--features", "keys.npz", "--inputs", "none.npz"), code=2)

@@ -224,7 +224,7 @@ def world(tmp_path_factory) -> World:
     commands["frame-shown"] = [(*estimator, "--show-records", "--out", "frame-shown")]
     with working_in(folder, umask=0):
         for name, listed in commands.items():
-            with contextlib.nullcontext() if name == "records" else without_pictures():
+            with contextlib.nullcontext() if name == "records" else without_pictures(maps=True):
                 made.runs[name] = [run(*arguments) for arguments in listed]
     for done in itertools.chain.from_iterable(made.runs.values()):
         assert done.code == (3 if f"{PATH}-missed.toml" in done.arguments else 0), (done.arguments, done.err)
@@ -383,7 +383,7 @@ def test_everything_is_its_owner_s_alone_whatever_the_umask(world):
 
 def test_folders_made_on_the_way_are_its_owner_s_alone_too(tmp_path):
     np.savez(tmp_path / "features.npz", **made_arrays(40))
-    with working_in(tmp_path, umask=0):
+    with working_in(tmp_path, umask=0), without_pictures():
         assert run("audit", "--features", "features.npz", "--config", "map=none", "--out", "deep/er/audit").code == 0
     assert modes(tmp_path, {"features.npz"}) == {}
 
