@@ -266,7 +266,7 @@ def note_loads(monkeypatch) -> list[str]:
     [
         ("dense", 2, False),
         ("sketch", 1, False),
-        pytest.param("dense", 6, True, marks=pytest.mark.slow),
+        pytest.param("dense", 3, True, marks=pytest.mark.slow),
         pytest.param("sketch", 4, True, marks=pytest.mark.slow),
     ],
 )
