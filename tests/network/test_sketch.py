@@ -11,9 +11,10 @@ from torch import nn
 from giveaway.checks import InputError
 from giveaway.linalg.cg import Solution
 from giveaway.network import InverseCurvature, Network, score_records, sketch_records
-from tests.network.cases import KINDS, dense, made
+from tests.network.cases import KINDS, dense, made, targets_for
 
 NAMES = ("influence", "gls_trace", "newton")
+NORMS = ("gls_trace", "gls_frobenius", "gls_spectral", "gls_trace_logit", "gls_frobenius_logit", "gls_spectral_logit")
 TIGHT = {"tolerance": 1e-9, "most_steps": 2000}
 
 
@@ -40,6 +41,30 @@ def test_more_probes_come_closer_and_the_error_is_told(kind, depth):
     for name in ("influence", "gls_trace"):
         assert errors[1024, name] < 0.07  # √(2/1024) = 0.044
         assert errors[1024, name] < 0.35 * errors[16, name]  # √(16/1024) = 0.125
+
+
+def test_the_error_told_is_the_difference_of_the_two_halves_of_the_probes():
+    """The first half is a sketch of its own, and the whole is the mean of both for what is linear in B."""
+    model, x, y = made("mlp")
+    network = Network(model, (x, y), loss="cross_entropy", parameters="head")
+    inverse = InverseCurvature(network, damping=2.0, **TIGHT)
+    linear = ("influence", "gls_trace", "gls_trace_logit")
+    half, whole = (sketch_records(inverse, probes=q, scores=linear, most_redone=0) for q in (32, 64))
+    for name in linear:
+        off = float((half[name] / whole[name] - 1).square().mean().sqrt())
+        assert whole.report["sketch_error"][name] == pytest.approx(off, abs=2e-6)
+
+
+@pytest.mark.parametrize("loss", ["squared", "cross_entropy", "binary_cross_entropy"])
+def test_norms_come_close_to_those_of_dense_solves(loss):
+    model, x, y = made("mlp")
+    y = targets_for(loss, y)
+    network = Network(model, (x, y), loss=loss, parameters="head")
+    exact = dense(model, x, y, loss, list(network.parameters.values))
+    expected = exact.scores(exact.ggn + torch.eye(network.size, dtype=torch.float64))
+    found = sketch_records(InverseCurvature(network, damping=1.0, **TIGHT), probes=512, scores=NORMS, most_redone=0)
+    for name in NORMS:
+        torch.testing.assert_close(found[name], expected[name], rtol=5 * (2 / 512) ** 0.5, atol=0)
 
 
 def test_it_is_unbiased_over_seeds():
