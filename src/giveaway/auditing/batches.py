@@ -87,7 +87,7 @@ class People:
                 "groups",
                 f"people whose joint leverage block stays below {LARGEST_GROUP_BYTES / 1e9:.1f} GB",
                 f"a person with {largest} records, which needs {needed / 1e9:.1f} GB",
-                "audit by='record', or split that group",
+                "audit a head without groups, or split that group",
             )
         return self.spans(np.arange(self.count), curvature)
 
