@@ -387,5 +387,5 @@ def test_the_command_line_names_a_cache_or_a_stream(tmp_path, monkeypatch):
         assert len(runs) == 1
     assert isinstance(source_from(named | {"stream": True}, lambda words: None).head.features, StreamedRows)
     for name in ("cache", "stream"):
-        with pytest.raises(InputError, match=f"{name}: expected --model beside it, got --features; drop --{name}"):
+        with pytest.raises(InputError, match=f"{name}: expected --model beside it, got --features; drop --"):
             source_from({"features": "x.npz", name: "y"}, lambda words: None)

@@ -65,7 +65,7 @@ def leave_one_out_ridge(
 
     >>> x = torch.tensor([[0.0], [1.0], [2.0], [3.0]])
     >>> leave_one_out_ridge(lambda: iter([x]), [1.0, 2.0, 3.0, 5.0], grid=[1e-9]).error.squeeze(1).round(decimals=3)
-    tensor([ 0.6670, -0.2860, -0.7140,  1.0000], dtype=torch.float64)
+    tensor([ 0.6670, -0.1430, -0.5710,  1.0000], dtype=torch.float64)
     """
     y = as_targets(targets)
     members = {} if groups is None else rows_of_groups(groups, len(y))
