@@ -57,14 +57,17 @@ def test_the_error_told_is_the_difference_of_the_two_halves_of_the_probes():
 
 @pytest.mark.parametrize("loss", ["squared", "cross_entropy", "binary_cross_entropy"])
 def test_norms_come_close_to_those_of_dense_solves(loss):
-    model, x, y = made("mlp")
+    """And are not too large or too small on average: softmax sees a constant in the outputs of deep layers."""
+    model, x, y = made("cnn")
     y = targets_for(loss, y)
-    network = Network(model, (x, y), loss=loss, parameters="head")
+    network = Network(model, (x, y), loss=loss)
     exact = dense(model, x, y, loss, list(network.parameters.values))
     expected = exact.scores(exact.ggn + torch.eye(network.size, dtype=torch.float64))
-    found = sketch_records(InverseCurvature(network, damping=1.0, **TIGHT), probes=512, scores=NORMS, most_redone=0)
+    found = sketch_records(InverseCurvature(network, damping=1.0, **TIGHT), probes=1024, scores=NORMS, most_redone=0)
     for name in NORMS:
-        torch.testing.assert_close(found[name], expected[name], rtol=5 * (2 / 512) ** 0.5, atol=0)
+        relative = found[name] / expected[name] - 1
+        assert float(relative.abs().max()) < 5 * (2 / 1024) ** 0.5
+        assert abs(float(relative.mean())) < 0.04
 
 
 def test_it_is_unbiased_over_seeds():
