@@ -342,6 +342,7 @@ def assert_ranks_alike(table: ScoreTable, exact: ScoreTable, bound: float) -> No
         assert table.meta.curvature.relative_errors[name] == pytest.approx(rms(off), rel=0.25), name
 
 
+@pytest.mark.slow
 def test_six_thousand_records_of_thirty_classes():
     head = classes_head(6_000, 40, 30, sure=4.0, tails=5.0)
     exact = ga.audit(head, scores=MAIN, curvature=Dense(l2_sensitivity=False))

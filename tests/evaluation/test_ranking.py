@@ -151,6 +151,7 @@ def test_values_are_those_of_the_single_functions():
     assert table.best().score == "a"
 
 
+@pytest.mark.slow
 def test_intervals_cover_the_value_of_a_large_sample():
     scores, truth = made(400_000)
     recall, rank = recall_at(scores, truth, 0.05, 0.05), spearman(scores, truth)
