@@ -163,9 +163,10 @@ def _prepare(
     if resolved.of_lood or kernel is not None:
         process = ProcessView(head, head.inputs, kernel if isinstance(kernel, Process) else Process(kernel))
     sketch = None if choice is None else choice.sketch
+    wanted = curvature.sketch if isinstance(curvature, Auto) else curvature
     if sketch is not None and resolved.curved:
         check_sketch(head, sketch)
-    elif getattr(curvature, "wants_errors", False):
+    elif isinstance(wanted, Sketch) and wanted.errors:
         raise fail("errors", "a sketched curvature", "none: these scores are exact", "leave errors out")
     return Preparation(head, resolved, choice, view, no_view, process)
 

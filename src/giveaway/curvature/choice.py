@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from giveaway.checks import check_number, fail, free_memory
 from giveaway.curvature.dense import DenseCurvature, dense_bytes
@@ -30,7 +30,6 @@ class Dense:
     """
 
     l2_sensitivity: bool | None = None
-    wants_errors: ClassVar[bool] = False
 
 
 @dataclass(frozen=True)
@@ -69,11 +68,6 @@ class Sketch:
             raise fail("seed", "a whole number from 0 to 2**63 - 1", repr(self.seed), "leave it out for 0")
         check_memory_option(self.memory)
 
-    @property
-    def wants_errors(self) -> bool:
-        """Whether standard errors are to be had, which an exact curvature has not."""
-        return self.errors
-
     def budget(self, head: Head) -> int:
         """How many bytes the sketch may take."""
         return budget(self.memory, head)
@@ -89,11 +83,6 @@ class Auto:
 
     def __post_init__(self) -> None:
         check_memory_option(self.memory)
-
-    @property
-    def wants_errors(self) -> bool:
-        """Whether standard errors are to be had."""
-        return self.sketch.errors
 
 
 @dataclass(frozen=True)
