@@ -1,5 +1,6 @@
 """Find the training records whose presence your model gives away."""
 
+# ruff: noqa: F401 (the imports are for type checkers)
 from __future__ import annotations
 
 import importlib
@@ -45,22 +46,7 @@ _MOVED = {
     "weights": "giveaway.findings.mitigation.weights",
 }
 
-__all__ = [
-    "Dense",
-    "Head",
-    "Sketch",
-    "attacks",
-    "audit",
-    "evaluation",
-    "from_sklearn",
-    "from_torch",
-    "gp",
-    "lood",
-    "network",
-    "report",
-    "theory",
-    "validate",
-]
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

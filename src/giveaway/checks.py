@@ -7,7 +7,7 @@ import math
 import os
 import warnings
 from collections.abc import Iterable
-from pathlib import Path
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -65,7 +65,7 @@ def check_finite(argument: str, tensor: Any, first: int | torch.Tensor = 0) -> N
 
     `first` is the number of the first row, or the numbers of all of them, where they are rows of something larger.
     """
-    if not tensor.is_floating_point():
+    if not tensor.is_floating_point() or getattr(tensor, "checked_when_read", False):
         return
     size = rows_at_a_time(tensor)
     for start in range(0, len(tensor), size):
@@ -76,18 +76,13 @@ def check_finite(argument: str, tensor: Any, first: int | torch.Tensor = 0) -> N
         bad = ~torch.isfinite(block).reshape(len(block), -1).all(dim=1)
         at = start + int(bad.nonzero()[0])
         row = first + at if isinstance(first, int) else int(first[at])
-        raise fail(
-            argument,
-            "finite numbers",
-            f"NaN or infinity first in row {row} ({int(bad.sum())} such rows in its block of {len(block)})",
-            "repair or drop those records",
-        )
+        got = f"NaN or infinity first in row {row} ({int(bad.sum())} such rows in its block of {len(block)})"
+        raise fail(argument, "finite numbers", got, "repair or drop those records")
 
 
 def check_shape(argument: str, tensor: Any, expected: tuple[int | None, ...], meaning: str) -> None:
     """Refuse a shape that does not match `expected` (None matches any size)."""
-    ok = tensor.ndim == len(expected) and all(e is None or e == s for e, s in zip(expected, tensor.shape, strict=True))
-    if not ok:
+    if tensor.ndim != len(expected) or any(e not in (None, s) for e, s in zip(expected, tensor.shape, strict=True)):
         raise fail(argument, f"shape {meaning}", f"shape {tuple(tensor.shape)}", "align it with the other arrays")
 
 
@@ -131,14 +126,9 @@ def check_names(argument: str, value: Any, n: int, *, unique: bool) -> np.ndarra
     if unique and not bool((names[1:] > names[:-1]).all()):  # in order, they are all different
         _, first, counts = np.unique(names, return_index=True, return_counts=True)
         if len(first) < n:
-            repeated = int((counts > 1).sum())
-            row = int(first[counts > 1].min())
-            raise fail(
-                argument,
-                "a different id for every record",
-                f"{repeated} repeated ids, the first at row {row}",
-                "make ids unique, and pass groups= to say which records belong to one person",
-            )
+            got = f"{int((counts > 1).sum())} repeated ids, the first at row {int(first[counts > 1].min())}"
+            remedy = "make ids unique, and pass groups= to say which records belong to one person"
+            raise fail(argument, "a different id for every record", got, remedy)
     return names
 
 
@@ -152,11 +142,8 @@ def check_memory(argument: str, needed: int, *, what: str, got: str, remedy: str
 
 def available_memory() -> int:
     """Return the bytes that can be allocated without swapping; the page cache counts as free where the system tells."""
-    information = Path("/proc/meminfo")
-    if information.is_file():
-        for line in information.read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
+    with suppress(OSError, StopIteration), open("/proc/meminfo", encoding="ascii") as lines:
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 

@@ -16,7 +16,6 @@ from giveaway import Head
 from giveaway.checks import InputError
 from giveaway.records import FileRows, HostRows, LinearRows
 from giveaway.records import rows as row_module
-from giveaway.records.rows import map_of
 from tests.records.test_head import spoilt
 
 SHARDS = st.lists(st.integers(0, 7), min_size=1, max_size=5).filter(lambda sizes: sum(sizes) > 0)
@@ -81,7 +80,6 @@ def test_what_was_read_is_no_view_of_the_file(tmp_path):
 def test_changes_that_only_a_private_map_holds_are_kept(tmp_path):
     np.save(tmp_path / "x.npy", np.zeros((4, 2)))
     private = np.load(tmp_path / "x.npy", mmap_mode="c")
-    assert map_of(private) is not None
     private[1] = 7
     rows = FileRows("features", [private])
     for _ in range(2):
@@ -335,17 +333,16 @@ def test_moving_to_a_gpu(arrays):
 
 def test_what_does_not_fit_is_sent_in_windows(arrays):
     # "meta" stands for a device of its own: tensors there have shapes and no contents
-    features, outputs = (torch.from_numpy(arrays[name]) for name in ("features", "outputs"))
-    meta = torch.device("meta")
-    sent = row_module.placed(features, outputs, meta, resident=False)
-    assert [type(rows) for rows in sent] == [HostRows, HostRows]
-    assert sent[0][2:5].shape == (3, D)
-    held = row_module.placed(features, outputs, meta, resident=True)
-    assert [type(rows) for rows in held] == [torch.Tensor, torch.Tensor]
-    linear = LinearRows(features, torch.from_numpy(arrays["weight"]))
-    lazy = row_module.placed(features, linear, meta, resident=False)
-    assert isinstance(lazy[1], LinearRows)
-    assert lazy[1].reads(lazy[0])
+    head = head_of(arrays)
+    sent = head.to("meta", resident=False)
+    assert [type(rows) for rows in (sent.features, sent.outputs)] == [HostRows, HostRows]
+    assert sent.features[2:5].shape == (3, D)
+    held = head.to("meta", resident=True)
+    assert [type(rows) for rows in (held.features, held.outputs)] == [torch.Tensor, torch.Tensor]
+    linear = LinearRows(head.features, head.weight, head.bias)
+    lazy = head_of(arrays, features=head.features, outputs=linear).to("meta", resident=False)
+    assert isinstance(lazy.outputs, LinearRows)
+    assert lazy.outputs.reads(lazy.features)
 
 
 # ------------------------------------------------------------------------------------------------ memory

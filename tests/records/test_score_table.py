@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 import stat
 from dataclasses import FrozenInstanceError
@@ -165,16 +164,20 @@ def test_no_cell_starts_a_formula_and_no_id_breaks_its_row(tmp_path):
 
 @settings(deadline=None)
 @given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0")), min_size=2, max_size=6, unique=True))
-def test_any_text_as_id_keeps_one_row_a_record(names):
-    text = ScoreTable({"newton": np.zeros(len(names))}, np.array(names))._csv()
-    shown = [row[0] for row in csv.reader(io.StringIO(text, newline=""))]
+def test_any_text_as_id_keeps_one_row_a_record(tmp_path_factory, names):
+    path = tmp_path_factory.mktemp("csv") / "scores.csv"
+    ScoreTable({"newton": np.zeros(len(names))}, np.array(names)).to_csv(path)
+    with open(path, newline="", encoding="utf-8") as stream:
+        shown = [row[0] for row in csv.reader(stream)]
     assert [name.removeprefix("'") for name in shown[1:]] == [name.removeprefix("'") for name in names]
 
 
 @settings(deadline=None)
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=20))
-def test_every_float_comes_back_to_the_last_bit(values):
-    rows = ScoreTable({"newton": values}, np.arange(len(values)))._csv().splitlines()[1:]
+def test_every_float_comes_back_to_the_last_bit(tmp_path_factory, values):
+    path = tmp_path_factory.mktemp("csv") / "scores.csv"
+    ScoreTable({"newton": values}, np.arange(len(values))).to_csv(path)
+    rows = path.read_text().splitlines()[1:]
     assert [float(row.split(",")[1]) for row in rows] == values
 
 

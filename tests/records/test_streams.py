@@ -91,7 +91,7 @@ def test_an_abandoned_pass_is_closed():
 
 @pytest.mark.parametrize(("rows", "words"), [(39, "got 39 in another"), (41, "got more than 40 in another")])
 def test_other_numbers_of_rows(rows, words):
-    x, f = torch.zeros(rows, 3), torch.zeros(rows, 2)
+    x, f = torch.zeros(rows, 3), torch.zeros(rows, 2, dtype=torch.float64)
     features, _ = Stream(Source([9] * 5, x, f), N, (X, F)).rows()
     features[0:32]
     with pytest.raises(InputError, match=rf"^data: expected 40 records in every pass, {words}; pass data that can be"):

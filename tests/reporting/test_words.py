@@ -195,7 +195,8 @@ DONE = {"curvature": "ggn", "damping": 2.0, "probes": 64, "sketch_error": {"newt
 
 
 def said(**more) -> str:
-    (line,) = about_depths(SimpleNamespace(meta=Meta().with_depths({"all": {**DONE, **more}}), attributes={}), str)
+    meta = Meta.from_json({"depths": {"all": {**DONE, **more}}})
+    (line,) = about_depths(SimpleNamespace(meta=meta, attributes={}), str)
     return line
 
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from giveaway.checks import InputError
-from giveaway.storage import checkpoint
+from giveaway.storage import arrays, checkpoint
 from giveaway.storage.checkpoint import Checkpoint, FolderCheckpoint, UnfinishedWork
 
 DIGEST = {
@@ -70,7 +70,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("piece", [1, 100, 1 << 24])
 def test_tensors_come_back_bit_for_bit(tmp_path, monkeypatch, piece):
-    monkeypatch.setattr(checkpoint, "PIECE_BYTES", piece)
+    monkeypatch.setattr(arrays, "BLOCK_BYTES", piece)
     kept: Checkpoint = begun(tmp_path)
     kept.save("sums", tensors())
     assert same(kept.load("sums"), tensors())
@@ -97,16 +97,16 @@ def test_a_loaded_tensor_can_be_added_to(tmp_path):
 
 
 def test_no_large_copy_is_made(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "PIECE_BYTES", 4_000)
+    monkeypatch.setattr(arrays, "BLOCK_BYTES", 4_000)
     written: list[int] = []
-    pieces = checkpoint._pieces
+    pieces = arrays._blocks
 
     def watched(tensor):
         for piece in pieces(tensor):
             written.append(piece.nbytes)
             yield piece
 
-    monkeypatch.setattr(checkpoint, "_pieces", watched)
+    monkeypatch.setattr(arrays, "_blocks", watched)
     large = torch.randn(500, 40, dtype=torch.float64)
     begun(tmp_path).save("sums", {"plain": large, "every other": large[::2], "turned": large.view(50, 400).T})
     assert max(written) <= 4_000
@@ -226,10 +226,10 @@ def test_a_full_disk_is_one_line_and_keeps_the_earlier_file(tmp_path, monkeypatc
     kept = begun(tmp_path)
     kept.save("sums", tensors())
 
-    def full(entry, tensor):
+    def full(stream, entries):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "_write_tensor", full)
+    monkeypatch.setattr(checkpoint, "write_archive", full)
     with pytest.raises(InputError, match=r"^out: expected room for 0\.0 GB of unfinished work, got .*\(No space left"):
         kept.save("sums", tensors(1))
     assert same(kept.load("sums"), tensors())
@@ -243,18 +243,18 @@ def test_a_full_disk_is_one_line_and_keeps_the_earlier_file(tmp_path, monkeypatc
 def test_kill_9_in_the_middle_of_a_save_leaves_the_earlier_one(tmp_path):
     script = """
 import os, signal, sys, torch
-from giveaway.storage import checkpoint
+from giveaway.storage import arrays, checkpoint
 from tests.storage.test_checkpoint import DIGEST, tensors
 kept = checkpoint.FolderCheckpoint(sys.argv[1], DIGEST, resume=False)
 kept.save("sums", tensors(4))
-checkpoint.PIECE_BYTES, left, pieces = 64, [9], checkpoint._pieces
+arrays.BLOCK_BYTES, left, pieces = 64, [9], arrays._blocks
 def some(tensor):
     for piece in pieces(tensor):
         left[0] -= 1
         if not left[0]:
             os.kill(os.getpid(), signal.SIGKILL)
         yield piece
-checkpoint._pieces = some
+arrays._blocks = some
 kept.save("sums", tensors(5))
 """
     root = Path(__file__).parents[2]
@@ -319,13 +319,14 @@ def test_cut_or_changed_bytes_are_never_taken_for_tensors(stored, data):
 
 def test_saving_stays_a_small_share_of_the_time(tmp_path, monkeypatch):
     now, slow = 0.0, 0.0
-    kept = FolderCheckpoint(tmp_path, DIGEST, resume=False, clock=lambda: now)
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    kept = FolderCheckpoint(tmp_path, DIGEST, resume=False)
 
-    def write(entry, tensor):
+    def write(stream, entries):
         nonlocal now
         now += slow
 
-    monkeypatch.setattr(checkpoint, "_write_tensor", write)
+    monkeypatch.setattr(checkpoint, "write_archive", write)
     for wait, took, next_wait in ((60.0, 0.5, 60.0), (60.0, 10.0, 200.0), (200.0, 1.0, 60.0)):
         start, slow = now, took
         now = start + wait - 0.01

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from giveaway.checks import InputError
-from giveaway.storage.folder import MarkedFolder, differences
+from giveaway.storage.files import MarkedFolder, differences
 
 
 class Notes(MarkedFolder):

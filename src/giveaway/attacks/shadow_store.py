@@ -26,8 +26,7 @@ import torch
 from giveaway.checks import check_choice, fail
 from giveaway.records.signals import ARRAYS, KINDS, MARKER, Signals
 from giveaway.storage.arrays import array_digest, write_npy
-from giveaway.storage.files import write_atomically, write_json
-from giveaway.storage.folder import MarkedFolder
+from giveaway.storage.files import MarkedFolder, write_atomically, write_json
 from giveaway.version import VERSION
 
 SECONDS = "seconds.csv"

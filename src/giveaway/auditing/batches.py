@@ -17,7 +17,7 @@ from giveaway.checks import fail
 from giveaway.curvature.blocks import Curvature, WindowBlocks
 from giveaway.curvature.losses import loss_of
 from giveaway.records import Head
-from giveaway.records.rows import Window
+from giveaway.records.head import Window
 from giveaway.scores.formulas import ScoreBatch
 
 WINDOW = 1_024

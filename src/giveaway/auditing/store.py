@@ -23,8 +23,7 @@ from giveaway.records.score_table import MARKER
 from giveaway.storage.arrays import digest_of
 from giveaway.storage.checkpoint import FOLDER as UNFINISHED
 from giveaway.storage.checkpoint import UnfinishedWork
-from giveaway.storage.files import write_atomically, write_text
-from giveaway.storage.folder import MarkedFolder
+from giveaway.storage.files import MarkedFolder, write_atomically, write_text
 from giveaway.version import VERSION
 
 LETTERS = 16  # hexadecimal digits of a pseudonym: 64 bits

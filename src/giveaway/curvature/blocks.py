@@ -22,7 +22,7 @@ import torch
 from giveaway.curvature.losses import Loss
 from giveaway.curvature.output_curvature import OutputCurvature
 from giveaway.linalg.spectral import top_eigenvalue, top_singular_value
-from giveaway.records.rows import Window
+from giveaway.records.head import Window
 
 CAP = 1.0 - 1e-8
 TINY = torch.finfo(torch.float64).tiny

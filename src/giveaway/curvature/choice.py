@@ -12,7 +12,7 @@ from giveaway.curvature.sketch import PROBES, TOLERANCE, SketchedCurvature, prob
 from giveaway.linalg.precision import precision_named
 from giveaway.linalg.processes import ALONE, Processes, shared_checkpoint
 from giveaway.records import Head
-from giveaway.records.rows import Window
+from giveaway.records.head import Window
 from giveaway.storage.checkpoint import NO_CHECKPOINT, Checkpoint
 
 LEAST_PROBES = 32

@@ -20,7 +20,7 @@ from giveaway.linalg.inverse import Inverse, invert
 from giveaway.linalg.pairs import PairTiles
 from giveaway.linalg.processes import ALONE, Processes
 from giveaway.records import Head
-from giveaway.records.rows import Window
+from giveaway.records.head import Window
 from giveaway.storage.checkpoint import NO_CHECKPOINT, Checkpoint
 
 SAVED_SUMS = "sums"

@@ -16,7 +16,7 @@ from giveaway.linalg.cg import column_cg
 from giveaway.linalg.precision import Precision
 from giveaway.linalg.processes import ALONE, Processes
 from giveaway.records import Head
-from giveaway.records.rows import Window
+from giveaway.records.head import Window
 
 MAX_STEPS = 100
 RELATIVE_GRADIENT = 1e-11

@@ -20,7 +20,7 @@ from giveaway.linalg.precision import Parts, Precision
 from giveaway.linalg.probes import signs
 from giveaway.linalg.processes import ALONE, Processes
 from giveaway.records import Head
-from giveaway.records.rows import Window
+from giveaway.records.head import Window
 
 ALIGNED = 8  # numbers in a row, on a GPU
 HOST_BYTES, GPU_BYTES = 8_000_000, 2_200_000_000  # of one array between two products

@@ -29,7 +29,7 @@ from giveaway.linalg.precision import Parts, Precision, exact_for, higher_than, 
 from giveaway.linalg.probes import WORD, signs
 from giveaway.linalg.processes import ALONE, Processes
 from giveaway.records import Head
-from giveaway.records.rows import Window
+from giveaway.records.head import Window
 from giveaway.storage.checkpoint import NO_CHECKPOINT, Checkpoint
 
 PROBES = 256

@@ -18,8 +18,7 @@ from giveaway.extract.reader import RowFingerprints
 from giveaway.extract.stored_arrays import COMPRESSED, read_folder, read_stored
 from giveaway.records.examples import as_records, infer_loss
 from giveaway.records.head import Head
-from giveaway.records.rows import LARGE_BYTES, LazyRows, LinearRows, as_float_rows
-from giveaway.records.streams import Stream
+from giveaway.records.rows import LARGE_BYTES, LazyRows, LinearRows, Stream, as_float_rows
 
 ARRAYS = ("features", "outputs", "targets", "weight", "bias", "sample_weight", "ids", "groups", "inputs")
 SETTINGS = ("l2", "options")

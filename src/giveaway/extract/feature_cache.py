@@ -21,8 +21,7 @@ from giveaway.checks import fail
 from giveaway.extract.batches import check_same_kind
 from giveaway.extract.torch_model import storable
 from giveaway.storage.arrays import write_npy
-from giveaway.storage.files import write_atomically
-from giveaway.storage.folder import LOCK, MarkedFolder
+from giveaway.storage.files import LOCK, MarkedFolder, write_atomically
 from giveaway.version import VERSION
 
 KIND = "giveaway feature cache"

@@ -25,8 +25,7 @@ from giveaway.extract.torch_model import HeadLayer, device_of, model_digest, unt
 from giveaway.linalg.processes import Processes
 from giveaway.records.examples import infer_loss
 from giveaway.records.head import Head
-from giveaway.records.rows import FileRows
-from giveaway.records.streams import Stream
+from giveaway.records.rows import FileRows, Stream
 from giveaway.storage.files import private_folder
 
 Pair = tuple[torch.Tensor, torch.Tensor]

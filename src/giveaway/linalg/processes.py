@@ -191,7 +191,7 @@ def _from_torchrun(name: str) -> int:
     return int(value)
 
 
-class SharedCheckpoint:
+class SharedCheckpoint(Checkpoint):
     """The checkpoints of all processes, resumed only as far as every process has the same saves.
 
     A kill can fall between the saves of two processes. Every save has a number; a name whose numbers differ counts as

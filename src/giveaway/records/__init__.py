@@ -2,10 +2,9 @@
 
 from giveaway.records.examples import infer_loss
 from giveaway.records.head import Head
-from giveaway.records.rows import FileRows, HostRows, LazyRows, LinearRows
+from giveaway.records.rows import FileRows, HostRows, LazyRows, LinearRows, Stream, StreamedRows
 from giveaway.records.score_table import ScoreTable
 from giveaway.records.signals import Signals
-from giveaway.records.streams import Stream, StreamedRows
 
 __all__ = [
     "FileRows",

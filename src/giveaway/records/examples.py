@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from giveaway.checks import InputError, as_tensor, check_finite, check_shape, fail
+from giveaway.checks import InputError, as_tensor, check_choice, check_finite, check_shape, fail
 from giveaway.records.rows import LazyRows
 from giveaway.storage.arrays import to_numpy
 
+LOSSES = ("squared", "cross_entropy", "binary_cross_entropy")
 CHANNELS = (1, 3, 4)
 TEXT_BYTES = 2**31  # strings are saved as wide as the longest of them, up to this size in all
 
@@ -18,12 +19,10 @@ TEXT_BYTES = 2**31  # strings are saved as wide as the longest of them, up to th
 def as_numbers(inputs: np.ndarray, argument: str = "inputs") -> np.ndarray:
     """Return inputs as float64, images with their channels first."""
     if inputs.dtype.kind not in "fiub":
-        raise fail(
-            argument, "images or a matrix of numbers", f"dtype {inputs.dtype}", "embed them, and pass the vectors"
-        )
-    if _are_images(inputs):
-        return np.ascontiguousarray(_channels_first(inputs, argument)) / 255.0
-    return inputs.astype(np.float64)
+        got, remedy = f"dtype {inputs.dtype}", "embed them, and pass the vectors"
+        raise fail(argument, "images or a matrix of numbers", got, remedy)
+    images = _as_images(inputs, argument)
+    return inputs.astype(np.float64) if images is None else np.ascontiguousarray(images) / 255.0
 
 
 def as_records(inputs: np.ndarray, argument: str = "inputs") -> Any:
@@ -33,30 +32,36 @@ def as_records(inputs: np.ndarray, argument: str = "inputs") -> Any:
         raise fail(argument, "images, numbers or strings", f"dtype {inputs.dtype}", remedy)
     if inputs.dtype.kind == "U" and inputs.ndim == 1:
         return inputs.tolist()
-    return _channels_first(inputs, argument) if _are_images(inputs) else inputs
+    images = _as_images(inputs, argument)
+    return inputs if images is None else images
 
 
-def _are_images(inputs: np.ndarray) -> bool:
-    return inputs.dtype == np.uint8 and inputs.ndim in (3, 4)
-
-
-def _channels_first(images: np.ndarray, argument: str) -> np.ndarray:
-    if images.ndim == 3:
-        return images[:, None]
-    if images.shape[3] in CHANNELS:
-        return images.transpose(0, 3, 1, 2)
-    if images.shape[1] in CHANNELS:
-        return images
-    got = f"shape {images.shape}"
-    raise fail(argument, "images with 1, 3 or 4 channels, last or first", got, "pass floats if they are no images")
+def _as_images(inputs: np.ndarray, argument: str) -> np.ndarray | None:
+    """Return bytes of three or four axes as images with their channels first; None for everything else."""
+    if inputs.dtype != np.uint8 or inputs.ndim not in (3, 4):
+        return None
+    if inputs.ndim == 3:
+        return inputs[:, None]
+    if inputs.shape[3] in CHANNELS:
+        return inputs.transpose(0, 3, 1, 2)
+    if inputs.shape[1] in CHANNELS:
+        return inputs
+    expected, got = "images with 1, 3 or 4 channels, last or first", f"shape {inputs.shape}"
+    raise fail(argument, expected, got, "pass floats if they are no images")
 
 
 def check_inputs(value: Any, n: int) -> Any:
     """Return the records themselves, n rows, as a tensor, an array, a DataFrame, or a list of strings."""
     if isinstance(value, torch.Tensor):
         value = value.detach()
+    elif isinstance(value, list | tuple) and all(isinstance(row, str) for row in value):
+        value = list(value)
     elif isinstance(value, list | tuple):
-        value = list(value) if all(isinstance(row, str) for row in value) else _array_of_rows(value)
+        try:
+            value = np.asarray(value)
+        except (ValueError, TypeError, RuntimeError) as error:
+            expected, got = "rows that make one array", "rows of several shapes or of other things"
+            raise fail("inputs", expected, got, "make all records alike, and pass an array") from error
     elif hasattr(value, "iloc"):
         value = value.to_numpy() if value.ndim == 1 else value
     elif not isinstance(value, np.ndarray):
@@ -64,7 +69,8 @@ def check_inputs(value: Any, n: int) -> Any:
             remedy = "pass the records themselves, dense, in the order of the outputs"
             raise fail("inputs", "an array, a DataFrame or a list of strings", f"a {type(value).__name__}", remedy)
         value = np.asarray(value)
-    if isinstance(value, np.ndarray) and value.ndim == 1 and _holds_strings(value):
+    line = isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind in "UO"
+    if line and all(isinstance(text, str) for text in value):
         value = value.tolist()  # not an array, which is as wide as its longest string
     rows = "shape ()" if getattr(value, "ndim", 1) == 0 else f"{len(value)} rows"
     if rows != f"{n} rows":
@@ -82,26 +88,11 @@ def saveable(inputs: Any) -> np.ndarray:
         if stored.tolist() != inputs:  # NumPy drops zeros at the end of a string
             stored = inputs
     if not isinstance(stored, np.ndarray) or stored.dtype.kind not in "fiubU":
-        kinds = {
-            list: "strings that are too long, or end in zeros",
-            np.ndarray: f"dtype {getattr(stored, 'dtype', '')}",
-        }
-        got = kinds.get(type(stored), f"a {type(stored).__name__}")
+        got = f"dtype {stored.dtype}" if isinstance(stored, np.ndarray) else f"a {type(stored).__name__}"
+        got = "strings that are too long, or end in zeros" if isinstance(stored, list) else got
         remedy = "save dataclasses.replace(head, inputs=None), and the records apart"
         raise fail("inputs", "numbers or strings, which need no pickle", got, remedy)
     return stored
-
-
-def _array_of_rows(rows: Any) -> np.ndarray:
-    try:
-        return np.asarray(rows)
-    except (ValueError, TypeError, RuntimeError) as error:
-        expected, got = "rows that make one array", "rows of several shapes or of other things"
-        raise fail("inputs", expected, got, "make all records alike, and pass an array") from error
-
-
-def _holds_strings(array: np.ndarray) -> bool:
-    return array.dtype.kind == "U" or (array.dtype.kind == "O" and all(isinstance(value, str) for value in array))
 
 
 def infer_loss(targets: Any, outputs: Any) -> str:
@@ -121,17 +112,14 @@ def infer_loss(targets: Any, outputs: Any) -> str:
         if column.ndim == 1 and width > 1:
             raise _float_labels(column)
         return "squared"
-    kind = f"{str(y.dtype).removeprefix('torch.')} targets of shape {tuple(y.shape)} with {width} outputs"
-    raise fail(
-        "loss",
-        "targets that tell the loss (integer labels, float values, or rows of probabilities)",
-        kind,
-        "say which: loss='squared', 'cross_entropy' or 'binary_cross_entropy'",
-    )
+    expected = "targets that tell the loss (integer labels, float values, or rows of probabilities)"
+    got = f"{str(y.dtype).removeprefix('torch.')} targets of shape {tuple(y.shape)} with {width} outputs"
+    raise fail("loss", expected, got, "say which: loss='squared', 'cross_entropy' or 'binary_cross_entropy'")
 
 
 def check_targets(y: torch.Tensor, outputs: torch.Tensor | LazyRows, loss: str) -> torch.Tensor:
     """Return targets in one form for each loss: class indices (n,) int64, or floats (n, m)."""
+    check_choice("loss", loss, LOSSES)
     n, m = outputs.shape
     if y.ndim == 0 or len(y) != n:
         raise fail("targets", f"{n} rows, one a record", f"shape {tuple(y.shape)}", "align them with the features")
@@ -165,12 +153,8 @@ def check_targets(y: torch.Tensor, outputs: torch.Tensor | LazyRows, loss: str) 
     classes = max(m, 2)
     if int(y.min()) < 0 or int(y.max()) >= classes:
         bad = int(((y < 0) | (y >= classes)).nonzero()[0])
-        raise fail(
-            "targets",
-            f"class labels from 0 to {classes - 1}",
-            f"another label in row {bad}",
-            "number the classes from 0 in the order of the outputs",
-        )
+        expected, got = f"class labels from 0 to {classes - 1}", f"another label in row {bad}"
+        raise fail("targets", expected, got, "number the classes from 0 in the order of the outputs")
     _check_two_classes(y)
     return y
 

@@ -7,30 +7,76 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from giveaway.checks import (
-    as_tensor,
-    check_choice,
-    check_finite,
-    check_names,
-    check_number,
-    check_shape,
-    fail,
-    rows_at_a_time,
-)
+from giveaway.checks import as_tensor, check_finite, check_names, check_number, check_shape, fail, rows_at_a_time
 from giveaway.records.examples import check_inputs, check_targets, saveable
-from giveaway.records.rows import LazyRows, LinearRows, Window, as_float_rows, check_numbers, placed, read_together
-from giveaway.records.streams import StreamedRows
-from giveaway.storage.arrays import read_arrays, to_numpy, write_archive
+from giveaway.records.rows import LazyRows, LinearRows, StreamedRows, as_float_rows, placed
+from giveaway.storage.arrays import read_arrays, write_archive
 from giveaway.storage.files import write_atomically
 
-LOSSES = ("squared", "cross_entropy", "binary_cross_entropy")
 AGREEMENT = 1e-2  # of the outputs' spread; features stored in half precision still pass
 LOGARITHMS = "np.log(np.clip(p, 1e-12, None))"  # of probabilities p
+
+
+@dataclass(frozen=True, eq=False)
+class Window:
+    """Some records of a head in memory, on one device: their row numbers, features, outputs, targets and weights."""
+
+    numbers: torch.Tensor
+    features: torch.Tensor
+    outputs: torch.Tensor
+    targets: torch.Tensor
+    sample_weight: torch.Tensor | None
+    intercept: bool
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    @property
+    def width(self) -> int:
+        """Columns of the design matrix: the features, and the bias column if the head has one."""
+        return self.features.shape[1] + int(self.intercept)
+
+    @property
+    def weights(self) -> torch.Tensor:
+        """Weights of the records in the training loss, ones where none were given."""
+        if self.sample_weight is not None:
+            return self.sample_weight
+        return torch.ones(len(self), dtype=torch.float64, device=self.features.device)
+
+    def part(self, which: slice) -> Window:
+        """Return some of these rows; nothing is copied."""
+        weight = None if self.sample_weight is None else self.sample_weight[which]
+        features, outputs = self.features[which], self.outputs[which]
+        return Window(self.numbers[which], features, outputs, self.targets[which], weight, self.intercept)
+
+    def rows(self, dtype: torch.dtype = torch.float64, columns: int | None = None) -> torch.Tensor:
+        """Return rows of the design matrix, the bias column last, or zeros after it up to `columns`."""
+        d = self.features.shape[1]
+        out = torch.empty(len(self), columns or self.width, dtype=dtype, device=self.features.device)
+        out[:, :d] = self.features
+        out[:, d : self.width] = 1.0
+        out[:, self.width :] = 0.0
+        return out
+
+    def columns(self) -> torch.Tensor:
+        """Return the same rows in float64 as the columns of a contiguous (width, records) matrix."""
+        block = self.features
+        out = torch.empty(self.width, len(block), dtype=torch.float64, device=block.device)
+        # converting while transposing would be slower
+        out[: block.shape[1]] = block.T if block.dtype == torch.float64 else block.T.contiguous()
+        out[block.shape[1] :] = 1.0
+        return out
+
+    def row_norms(self) -> torch.Tensor:
+        """Return ‖x‖ of the rows of the design matrix."""
+        norms = torch.linalg.vector_norm(self.features.to(torch.float64), dim=1)
+        return torch.hypot(norms, torch.ones_like(norms)) if self.intercept else norms
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -79,12 +125,12 @@ class Head:
     frozen: bool = False
 
     def __post_init__(self) -> None:
-        set_field = object.__setattr__
+        set_field = partial(object.__setattr__, self)
         outputs = as_float_rows("outputs", self.outputs)
         if self.features is None:
             check_shape("outputs", outputs, (None, None), "(records, outputs)")
             features: torch.Tensor | LazyRows = torch.empty(len(outputs), 0, dtype=torch.float64, device=outputs.device)
-            set_field(self, "intercept", False)
+            set_field("intercept", False)
         else:
             features = as_float_rows("features", self.features)
         check_shape("features", features, (None, None), "(records, features)")
@@ -99,14 +145,13 @@ class Head:
         check_shape("outputs", outputs, (n, None), f"({n}, outputs), one row a record as in features")
         if black_box:
             _check_logarithms(outputs, self.loss)
-        set_field(self, "features", features)
-        set_field(self, "outputs", outputs)
+        set_field("features", features)
+        set_field("outputs", outputs)
         if self.weight is None or not self.lazy:  # else in one read of both, together with the weights
-            check_numbers("features", features)
-            check_numbers("outputs", outputs)
-        check_choice("loss", self.loss, LOSSES)
-        set_field(self, "targets", check_targets(as_tensor("targets", self.targets), outputs, self.loss))
-        set_field(self, "l2", check_number("l2", self.l2, minimum=0.0, remedy="give the penalty in summed-loss units"))
+            check_finite("features", features)
+            check_finite("outputs", outputs)
+        set_field("targets", check_targets(as_tensor("targets", self.targets), outputs, self.loss))
+        set_field("l2", check_number("l2", self.l2, minimum=0.0, remedy="give the penalty in summed-loss units"))
         if black_box:
             for name in ("l2", "weight", "bias"):
                 if (value := getattr(self, name)) is not None and (name != "l2" or value > 0):
@@ -118,13 +163,18 @@ class Head:
             remedy = "say frozen=True only of the features of a linear head that was trained alone"
             raise fail("frozen", "True or False", got, remedy)
         if self.sample_weight is not None:
-            set_field(self, "sample_weight", _check_sample_weight(self.sample_weight, n))
+            weights = as_tensor("sample_weight", self.sample_weight).to(torch.float64)
+            check_shape("sample_weight", weights, (n,), f"({n},), one weight a record")
+            check_finite("sample_weight", weights)
+            if bool((weights < 0).any()) or not bool((weights > 0).any()):
+                raise fail("sample_weight", "non-negative weights, not all zero", "others", "pass the training weights")
+            set_field("sample_weight", weights)
         self._check_parameters()
-        set_field(self, "ids", np.arange(n) if self.ids is None else check_names("ids", self.ids, n, unique=True))
+        set_field("ids", np.arange(n) if self.ids is None else check_names("ids", self.ids, n, unique=True))
         if self.groups is not None:
-            set_field(self, "groups", check_names("groups", self.groups, n, unique=False))
+            set_field("groups", check_names("groups", self.groups, n, unique=False))
         if self.inputs is not None:
-            set_field(self, "inputs", check_inputs(self.inputs, n))
+            set_field("inputs", check_inputs(self.inputs, n))
 
     @property
     def n(self) -> int:
@@ -173,7 +223,11 @@ class Head:
             numbers = torch.arange(*which.indices(self.n), device=self.device)
         else:
             numbers = which.to(self.device)
-        features, outputs = read_together(self.features, self.outputs, which)
+        features = self.features[which]
+        if isinstance(self.outputs, LinearRows) and self.outputs.reads(self.features):
+            outputs = self.outputs.of(features, which)  # from features that are read once
+        else:
+            outputs = self.outputs[which]
         return Window(numbers, features, outputs, self.targets[which], weight, self.intercept)
 
     def to(self, device: torch.device | str, *, resident: bool | None = None) -> Head:
@@ -183,8 +237,14 @@ class Head:
         memory and reads the rest window by window. A stream stays one. Inputs stay where they are.
         """
         where = torch.empty(0, device=device).device
-        features, outputs = placed(self.features, self.outputs, where, resident)
-        moved: dict[str, Any] = {"features": features, "outputs": outputs}
+        room = float("inf") if resident else 0.0
+        if resident is None and where.type == "cuda":
+            room = torch.cuda.mem_get_info(where)[0] / 2
+        features, outputs = placed(self.features, where, room), self.outputs
+        if isinstance(outputs, LinearRows) and outputs.reads(self.features):
+            outputs = outputs.over(features)
+        room -= features.nbytes if isinstance(features, torch.Tensor) else 0
+        moved: dict[str, Any] = {"features": features, "outputs": placed(outputs, where, room)}
         for name in ("targets", "weight", "bias", "sample_weight"):
             value = getattr(self, name)
             moved[name] = None if value is None else value.to(where)
@@ -219,19 +279,12 @@ class Head:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write an .npz that `Head.load` and `giveaway audit --features` read; no pickle."""
-        arrays = {"features": self.features} if self.linear else {}
-        arrays |= {"outputs": self.outputs, "targets": self.targets}
-        arrays |= {k: v for k in ("weight", "bias", "sample_weight") if (v := getattr(self, k)) is not None}
-        saved: dict[str, np.ndarray | LazyRows] = {
-            name: value if isinstance(value, LazyRows) else to_numpy(value) for name, value in arrays.items()
-        }
-        saved["ids"] = self.ids
-        if self.groups is not None:
-            saved["groups"] = self.groups
-        if self.inputs is not None:
-            saved["inputs"] = saveable(self.inputs)
+        names = ("outputs", "targets", "weight", "bias", "sample_weight", "ids", "groups")
+        arrays = {name: getattr(self, name) for name in (("features", *names) if self.linear else names)}
+        arrays["inputs"] = None if self.inputs is None else saveable(self.inputs)
         options = {k: getattr(self, k) for k in ("loss", "l2", "intercept", "penalize_intercept", "frozen")}
-        saved["options"] = np.array(json.dumps(options))
+        arrays["options"] = np.array(json.dumps(options))
+        saved = {name: value for name, value in arrays.items() if value is not None}
         write_atomically(path, lambda stream: write_archive(stream, saved))
 
     @classmethod
@@ -288,7 +341,7 @@ class Head:
     def _check_agreement(self) -> None:
         assert self.weight is not None
         if isinstance(self.outputs, LinearRows) and self.outputs.comes_from(self.features, self.weight, self.bias):
-            check_numbers("features", self.features)
+            check_finite("features", self.features)
             return
         if isinstance(self.outputs, StreamedRows) and self.outputs.stream.of_layer:
             return
@@ -306,12 +359,9 @@ class Head:
                 worst, row = float(gap.max()), part.start + int(gap.argmax())
         spread = max(high - low, abs(high), abs(low), 1e-12)
         if worst > AGREEMENT * spread:
-            raise fail(
-                "outputs",
-                "features @ weight.T + bias",
-                f"a difference of {worst:.3g} in row {row} where outputs span {spread:.3g}",
-                "pass the inputs of the head and its raw outputs, before softmax, in the same record order",
-            )
+            got = f"a difference of {worst:.3g} in row {row} where outputs span {spread:.3g}"
+            remedy = "pass the inputs of the head and its raw outputs, before softmax, in the same record order"
+            raise fail("outputs", "features @ weight.T + bias", got, remedy)
 
 
 def _check_logarithms(outputs: torch.Tensor | LazyRows, loss: str) -> None:
@@ -329,12 +379,3 @@ def _check_logarithms(outputs: torch.Tensor | LazyRows, loss: str) -> None:
         probable = probable and bool(((block.sum(1, dtype=torch.float64) - 1).abs() < 1e-3).all())
     if probable:
         raise fail("outputs", "logits", "probabilities, rows that sum to 1", f"pass their logarithms: {LOGARITHMS}")
-
-
-def _check_sample_weight(value: Any, n: int) -> torch.Tensor:
-    weight = as_tensor("sample_weight", value).to(torch.float64)
-    check_shape("sample_weight", weight, (n,), f"({n},), one weight a record")
-    check_finite("sample_weight", weight)
-    if bool((weight < 0).any()) or not bool((weight > 0).any()):
-        raise fail("sample_weight", "non-negative weights, not all zero", "others", "pass the training weights")
-    return weight

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar, Self
 
 from giveaway.checks import fail
@@ -27,19 +27,15 @@ class Section:
         if not isinstance(given, Mapping):
             raise fail("meta", f"a mapping for {cls.__name__}", type(given).__name__, "write the audit again")
         names = {cls.KEYS.get(one.name, one.name): one for one in fields(cls) if one.name != "more"}
+        missing = {one.name: None for one in names.values() if one.default is one.default_factory is MISSING}
         known = {one.name: given[key] for key, one in names.items() if key in given}
-        known |= {one.name: None for one in names.values() if _required(one) and one.name not in known}
-        return cls(**known, more={key: value for key, value in given.items() if key not in names})
+        return cls(**missing | known, more={key: value for key, value in given.items() if key not in names})
 
     def to_json(self) -> dict[str, Any]:
         """Write the section as a dictionary of plain values."""
         values = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "more"}
         written = {name: value for name, value in values.items() if value is not None or name in self.ALWAYS}
         return {self.KEYS.get(name, name): value for name, value in written.items()} | dict(self.more)
-
-
-def _required(one: Field[Any]) -> bool:
-    return one.default is MISSING and one.default_factory is MISSING
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,10 +220,6 @@ class Meta(Section):
         """Whether the scores take the head to be at the optimum of its objective."""
         return self.options is None or self.options.converged is not False
 
-    def with_depths(self, reports: Mapping[str, Mapping[str, Any]]) -> Meta:
-        """Return the same metadata with the reports of the network's depths."""
-        return replace(self, depths={depth: DepthReport.from_json(report) for depth, report in reports.items()})
-
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> Self:
         """Read what `to_json` wrote."""
@@ -246,8 +238,7 @@ class Meta(Section):
         written = super().to_json()
         del written["of_model"]
         if self.of_model:
-            later = () if self.provenance is None else ("title",)
-            skipped = {"more", "of_model", *self.LATER} - {*later}
+            skipped = {"more", "of_model", *self.LATER} - ({"title"} if self.provenance is not None else set())
             written = {one.name: None for one in fields(self) if one.name not in skipped} | written
         for name in self.SECTIONS:
             if written.get(name) is not None:

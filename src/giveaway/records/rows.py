@@ -1,21 +1,24 @@
-"""Rows of a head: tensors, or lazy rows that are read when they are sliced, and windows of them in memory."""
+"""Rows of a head: tensors, or lazy rows that lie in files, on another device or in a stream until they are sliced."""
 
 from __future__ import annotations
 
+import copy
 import math
 import mmap
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from threading import RLock
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
 
-from giveaway.checks import as_tensor, check_finite, rows_at_a_time
+from giveaway.checks import InputError, as_tensor, check_finite, fail, rows_at_a_time
 
 LARGE_BYTES = 64 * 2**20  # what lies in files is read window by window from this size on
 SCATTERED = 64  # rows looked up before their pages go: the system maps what lies around each, too
+PARTS = ("features", "outputs")  # of a stream
+Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 class LazyRows(ABC):
@@ -23,44 +26,32 @@ class LazyRows(ABC):
 
     looked_up = True  # whether rows can be read in any order
     checked_when_read = False  # whether NaN and infinity are refused in every read
+    identity: str | None = None  # names the contents, where reading all of them to tell heads apart would cost too much
 
-    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
-        self.shape, self.dtype, self.device = shape, dtype, device
-
-    @abstractmethod
-    def to(self, device: torch.device | str) -> LazyRows:
-        """Return the same rows, read onto `device`."""
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> None:
+        self.shape, self.ndim, self.dtype, self.device = shape, len(shape), dtype, torch.device(device)
 
     @abstractmethod
-    def _consecutive(self, start: int, stop: int) -> torch.Tensor:
-        """Read rows `start` to `stop`."""
+    def _consecutive(self, start: int, stop: int) -> torch.Tensor: ...
 
     @abstractmethod
     def _numbered(self, numbers: torch.Tensor) -> torch.Tensor:
         """Read the rows with these numbers, in this order; `numbers` is on the CPU."""
 
-    @property
-    def ndim(self) -> int:
-        """The number of axes, the rows included."""
-        return len(self.shape)
+    def to(self, device: torch.device | str) -> Self:
+        """Return the same rows, read onto `device`."""
+        other = copy.copy(self)
+        other.device = torch.device(device)
+        return other
 
     @property
     def nbytes(self) -> int:
         """The bytes that all rows would take in memory."""
         return math.prod(self.shape) * self.dtype.itemsize
 
-    @property
-    def identity(self) -> str | None:
-        """A text that names the contents, where reading all of them to tell heads apart would cost too much."""
-        return None
-
     def is_floating_point(self) -> bool:
         """Whether the numbers are floats, as torch.Tensor.is_floating_point."""
         return self.dtype.is_floating_point
-
-    def with_outputs(self, outputs: torch.Tensor | LazyRows, which: slice) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Read these rows and those of `outputs` at once, where one read gives both; None where it does not."""
-        return None
 
     def whole(self) -> torch.Tensor:
         """Read all rows, in pieces, into one tensor on `device`."""
@@ -102,33 +93,20 @@ class FileRows(LazyRows):
     `bfloat16` says that 16-bit integers are the bits of bfloat16, which NumPy does not have; they are given as float32.
     """
 
-    def __init__(
-        self,
-        argument: str,
-        arrays: Sequence[np.ndarray],
-        *,
-        bfloat16: bool = False,
-        device: torch.device | str = "cpu",
-    ) -> None:
+    def __init__(self, argument: str, arrays: Sequence[np.ndarray], *, bfloat16: bool = False) -> None:
         self.argument, self.arrays, self.bfloat16 = argument, list(arrays), bfloat16
         self._starts = np.cumsum([0, *(len(array) for array in self.arrays)])
         shape = (int(self._starts[-1]), *self.arrays[0].shape[1:])
-        dtype = torch.float32 if bfloat16 else self._converted(self.arrays[0][:0]).dtype
-        super().__init__(shape, dtype, torch.device(device))
-
-    def to(self, device: torch.device | str) -> FileRows:
-        """Return the same files, read onto `device`."""
-        return FileRows(self.argument, self.arrays, bfloat16=self.bfloat16, device=device)
+        super().__init__(shape, torch.float32 if bfloat16 else self._converted(self.arrays[0][:0]).dtype, "cpu")
 
     def _consecutive(self, start: int, stop: int) -> torch.Tensor:
-        blocks = []
+        blocks = [np.array(self.arrays[0][:0])]
         for array, first in zip(self.arrays, self._starts.tolist(), strict=False):
             low, high = max(start - first, 0), min(stop - first, len(array))
             if low < high:
                 blocks.append(np.array(array[low:high]))
                 _release(array)
-        block = np.concatenate(blocks) if len(blocks) > 1 else blocks[0] if blocks else np.array(self.arrays[0][:0])
-        return self._sent(block)
+        return self._sent(blocks[-1] if len(blocks) <= 2 else np.concatenate(blocks))
 
     def _numbered(self, numbers: torch.Tensor) -> torch.Tensor:
         wanted = numbers.numpy()
@@ -143,8 +121,8 @@ class FileRows(LazyRows):
 
     def _sent(self, block: np.ndarray) -> torch.Tensor:
         if self.bfloat16:  # widened on the device: half as much to send
-            return on_device(torch.from_numpy(block).view(torch.bfloat16), self.device).to(self.dtype)
-        return on_device(self._converted(block), self.device)
+            return _on_device(torch.from_numpy(block).view(torch.bfloat16), self.device).to(self.dtype)
+        return _on_device(self._converted(block), self.device)
 
     def _converted(self, block: np.ndarray) -> torch.Tensor:
         tensor = as_tensor(self.argument, np.asarray(block))
@@ -156,23 +134,20 @@ class HostRows(LazyRows):
 
     def __init__(self, tensor: torch.Tensor, device: torch.device | str) -> None:
         self.tensor = tensor
-        super().__init__(tuple(tensor.shape), tensor.dtype, torch.device(device))
-
-    def to(self, device: torch.device | str) -> HostRows:
-        """Return the same tensor, sent to `device`."""
-        return HostRows(self.tensor, device)
+        super().__init__(tuple(tensor.shape), tensor.dtype, device)
 
     def _consecutive(self, start: int, stop: int) -> torch.Tensor:
-        return on_device(self.tensor[start:stop], self.device)
+        return _on_device(self.tensor[start:stop], self.device)
 
     def _numbered(self, numbers: torch.Tensor) -> torch.Tensor:
-        return on_device(self.tensor[numbers], self.device)
+        return _on_device(self.tensor[numbers], self.device)
 
 
 class LinearRows(LazyRows):
     """Outputs of a linear layer, features @ weight.T + bias in float64, computed as they are read."""
 
     checked_when_read = True
+    identity = "features @ weight.T + bias"  # which are digested themselves, and tell heads apart
 
     def __init__(
         self, features: torch.Tensor | LazyRows, weight: torch.Tensor, bias: torch.Tensor | None = None
@@ -182,11 +157,6 @@ class LinearRows(LazyRows):
         self.bias = None if bias is None else bias.to(features.device, torch.float64)
         self.looked_up = isinstance(features, torch.Tensor) or features.looked_up
         super().__init__((len(features), len(weight)), torch.float64, features.device)
-
-    @property
-    def identity(self) -> str:
-        """A constant: the features and weights that outputs are computed from tell heads apart."""
-        return "features @ weight.T + bias"
 
     def to(self, device: torch.device | str) -> LinearRows:
         """Return the same outputs, computed on `device`."""
@@ -215,63 +185,153 @@ class LinearRows(LazyRows):
         outputs = torch.matmul(block.to(torch.float64), self.weight.T)
         if self.bias is not None:
             outputs += self.bias
-        first = which.indices(len(self))[0] if isinstance(which, slice) else which
-        check_finite("outputs", outputs, first)
+        check_finite("outputs", outputs, which.indices(len(self))[0] if isinstance(which, slice) else which)
         return outputs
 
     def _consecutive(self, start: int, stop: int) -> torch.Tensor:
         return self.of(self.features[start:stop], slice(start, stop))
 
     def _numbered(self, numbers: torch.Tensor) -> torch.Tensor:
-        numbers = numbers.to(self.device)
-        return self.of(self.features[numbers], numbers)
+        return self.of(self.features[numbers.to(self.device)], numbers)
 
 
-def on_device(block: torch.Tensor, device: torch.device) -> torch.Tensor:
+class Stream:
+    """Features and outputs of records that are read from the start in each pass; one window of them is in memory.
+
+    Slices in increasing order go on with the pass under way, an earlier one begins another. `begin` gives the batches
+    of one pass, of any sizes, and refuses records that are others than before; `name` stands for their contents, and
+    `of_layer` says that the outputs are what a linear layer made of the features, so that no pass has to show it.
+    """
+
+    def __init__(
+        self, begin: Callable[[], Iterator[Pair]], n: int, like: Pair, name: str | None = None, of_layer: bool = False
+    ) -> None:
+        self.n, self.name, self.of_layer = n, name, of_layer
+        self.like = (like[0][:0].detach().cpu().clone(), like[1][:0].detach().cpu().clone())
+        self._begin, self._lock = begin, RLock()
+        self._passing: Iterator[Pair] = iter(())
+        self._at = n + 1  # the row that the pass under way gives next; beyond the end where there is none
+        self._spare: list[Pair] = []  # rows of the last batch that nobody asked for yet
+        self._held: tuple[int, Pair] | None = None
+
+    def rows(self) -> tuple[StreamedRows, StreamedRows]:
+        """Return features and outputs, to pass to a Head."""
+        return StreamedRows(self, "features"), StreamedRows(self, "outputs")
+
+    def read(self, start: int, stop: int) -> Pair:
+        """Read features and outputs of rows `start` to `stop` at once."""
+        with self._lock:
+            if self._held is not None:
+                first, pair = self._held
+                if first <= start and stop <= first + len(pair[0]):
+                    return _cut(pair, start - first, stop - first)
+            if start == stop:
+                return self.like
+            try:
+                pair = self._read(start, stop)
+            except BaseException:
+                self._drop()
+                raise
+            self._held = (start, pair)
+            return pair
+
+    def _read(self, start: int, stop: int) -> Pair:
+        self._held = None
+        if start < self._at:
+            self._drop()
+            self._passing, self._at = self._begin(), 0
+        while self._at < start:
+            self._next(min(start - self._at, 1_024))
+        pair = self._next(stop - start)
+        if stop == self.n:
+            # to its end, where the source checks what it gave
+            if any(len(features) for features, _ in [*self._spare, *self._passing]):
+                raise self._other_rows(f"more than {self.n}")
+            self._drop()
+        for name, part in zip(PARTS, pair, strict=True):
+            check_finite(name, part, start)
+        return pair
+
+    def _next(self, count: int) -> Pair:
+        """Read the next `count` rows."""
+        parts, missing = [], count
+        while missing:
+            batch = self._spare.pop() if self._spare else next(self._passing, None)
+            if batch is None:
+                raise self._other_rows(f"{self._at + count - missing}")
+            for name, block, like in zip(PARTS, batch, self.like, strict=True):
+                check_same_kind(name, block, like)
+            if len(batch[0]) > missing:
+                self._spare.append(_cut(batch, missing, len(batch[0])))
+                batch = _cut(batch, 0, missing)
+            parts.append(batch)
+            missing -= len(batch[0])
+        self._at += count
+        if len(parts) == 1:
+            # a copy: what is left of the batch must not keep all of it in memory
+            return parts[0][0].clone(), parts[0][1].clone()
+        return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+
+    def _drop(self) -> None:
+        """End the pass under way."""
+        if (close := getattr(self._passing, "close", None)) is not None:
+            close()
+        self._passing, self._at, self._spare, self._held = iter(()), self.n + 1, [], None
+
+    def _other_rows(self, rows: str) -> InputError:
+        expected = f"{self.n} records in every pass"
+        return fail("data", expected, f"{rows} in another", "pass data that can be read again and again")
+
+
+class StreamedRows(LazyRows):
+    """The features or the outputs of a stream."""
+
+    looked_up = False
+    checked_when_read = True
+
+    def __init__(self, stream: Stream, part: Literal["features", "outputs"]) -> None:
+        self.stream, self.part, self.identity = stream, part, stream.name
+        like = stream.like[PARTS.index(part)]
+        super().__init__((stream.n, *like.shape[1:]), like.dtype, "cpu")
+
+    def _consecutive(self, start: int, stop: int) -> torch.Tensor:
+        return _on_device(self.stream.read(start, stop)[PARTS.index(self.part)], self.device)
+
+    def _numbered(self, numbers: torch.Tensor) -> torch.Tensor:
+        got, remedy = "a stream, read from its start", "keep the rows on disk: from_torch(..., cache=DIR)"
+        raise fail(self.part, "rows that can be looked up in any order", got, remedy)
+
+
+def _cut(pair: Pair, start: int, stop: int) -> Pair:
+    return pair[0][start:stop], pair[1][start:stop]
+
+
+def _on_device(block: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Send `block` to `device`; to a GPU through pinned memory, from which it is copied at the full rate of the bus."""
     if device.type == "cuda" and block.device.type == "cpu":
         return block.pin_memory().to(device, non_blocking=True)
     return block.to(device)
 
 
-def map_of(array: np.ndarray) -> mmap.mmap | None:
-    """Return the memory map that `array` lies in; None where it lies in memory."""
-    return getattr(array, "_mmap", None)
-
-
 def _release(array: np.ndarray) -> None:
     """Release the pages that were read; not of maps in other modes, which may hold changes that no file has."""
-    mapped = map_of(array)
+    mapped = getattr(array, "_mmap", None)
     if mapped is not None and getattr(array, "mode", "") == "r" and hasattr(mapped, "madvise"):
         mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def as_float_rows(argument: str, value: Any) -> torch.Tensor | LazyRows:
     """Return `value` as a tensor of floats that shares its memory where possible; a large memory map as lazy rows."""
-    if argument == "outputs" and isinstance(value, np.ndarray | torch.Tensor) and value.ndim == 1:
-        value = value.reshape(-1, 1)  # a memory map stays one
     if isinstance(value, LazyRows):
         return value
-    if isinstance(value, np.memmap) and map_of(value) is not None and value.ndim and value.nbytes >= LARGE_BYTES:
-        return FileRows(argument, [value])
-    rows = as_tensor(argument, value)
+    rows: Any = value if isinstance(value, torch.Tensor) else np.asanyarray(value)
     if argument == "outputs" and rows.ndim == 1:
-        rows = rows.unsqueeze(1)
-    return rows if rows.is_floating_point() else rows.to(torch.float64)
-
-
-def read_together(
-    features: torch.Tensor | LazyRows, outputs: torch.Tensor | LazyRows, which: slice | torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Read rows of both; a file or a stream only once."""
-    if isinstance(features, LazyRows) and isinstance(which, slice):
-        together = features.with_outputs(outputs, which)
-        if together is not None:
-            return together
-    block = features[which]
-    if isinstance(outputs, LinearRows) and outputs.reads(features):
-        return block, outputs.of(block, which)
-    return block, outputs[which]
+        rows = rows.reshape(-1, 1)  # a memory map stays one
+    # what is computed from a map is of its type, but lies in memory
+    if getattr(rows, "_mmap", None) is not None and rows.ndim and rows.nbytes >= LARGE_BYTES:
+        return FileRows(argument, [rows])
+    tensor = as_tensor(argument, rows)
+    return tensor if tensor.is_floating_point() else tensor.to(torch.float64)
 
 
 def selected_rows(rows: torch.Tensor | LazyRows, numbers: torch.Tensor) -> torch.Tensor:
@@ -283,35 +343,12 @@ def selected_rows(rows: torch.Tensor | LazyRows, numbers: torch.Tensor) -> torch
     size = rows_at_a_time(rows)
     for start in range(0, int(numbers.max()) + 1 if len(numbers) else 0, size):
         here = (numbers >= start) & (numbers < start + size)
-        block = rows[start : start + size]
-        out[here] = block[numbers[here] - start]
+        out[here] = rows[start : start + size][numbers[here] - start]
     return out
 
 
-def check_numbers(argument: str, rows: torch.Tensor | LazyRows) -> None:
-    """Refuse NaN and infinity in one pass, unless the rows are checked whenever they are read."""
-    if not (isinstance(rows, LazyRows) and rows.checked_when_read):
-        check_finite(argument, rows)
-
-
-def placed(
-    features: torch.Tensor | LazyRows,
-    outputs: torch.Tensor | LazyRows,
-    device: torch.device,
-    resident: bool | None,
-) -> tuple[torch.Tensor | LazyRows, torch.Tensor | LazyRows]:
-    """Return both for use on `device`: held there if `resident`; if that is None, as far as half of a GPU has room."""
-    room = float("inf") if resident else 0.0
-    if resident is None and device.type == "cuda":
-        room = torch.cuda.mem_get_info(device)[0] / 2
-    moved = _placed(features, device, room)
-    if isinstance(outputs, LinearRows) and outputs.reads(features):
-        outputs = outputs.over(moved)
-    taken = moved.nbytes if isinstance(moved, torch.Tensor) else 0
-    return moved, _placed(outputs, device, room - taken)
-
-
-def _placed(rows: torch.Tensor | LazyRows, device: torch.device, room: float) -> torch.Tensor | LazyRows:
+def placed(rows: torch.Tensor | LazyRows, device: torch.device, room: float) -> torch.Tensor | LazyRows:
+    """Return `rows` for use on `device`: held there if they take at most `room` bytes, else read window by window."""
     if isinstance(rows, HostRows):
         rows = rows.tensor
     if isinstance(rows, torch.Tensor):
@@ -321,63 +358,12 @@ def _placed(rows: torch.Tensor | LazyRows, device: torch.device, room: float) ->
     return lazy.whole() if lazy.looked_up and lazy.nbytes <= room else lazy
 
 
-@dataclass(frozen=True, eq=False)
-class Window:
-    """Some records of a head in memory, on one device: their row numbers, features, outputs, targets and weights."""
+def check_same_kind(name: str, block: torch.Tensor, first: torch.Tensor) -> None:
+    """Refuse a block whose rows have another shape or type than those of the first."""
+    if (kind := row_kind(block)) != (known := row_kind(first)):
+        raise fail(name, f"rows of {known} in every batch", f"rows of {kind}", "make all records alike")
 
-    numbers: torch.Tensor
-    features: torch.Tensor
-    outputs: torch.Tensor
-    targets: torch.Tensor
-    sample_weight: torch.Tensor | None
-    intercept: bool
 
-    def __len__(self) -> int:
-        return len(self.features)
-
-    @property
-    def width(self) -> int:
-        """Columns of the design matrix: the features, and the bias column if the head has one."""
-        return self.features.shape[1] + int(self.intercept)
-
-    @property
-    def weights(self) -> torch.Tensor:
-        """Weights of the records in the training loss, ones where none were given."""
-        if self.sample_weight is not None:
-            return self.sample_weight
-        return torch.ones(len(self), dtype=torch.float64, device=self.features.device)
-
-    def part(self, which: slice) -> Window:
-        """Return some of these rows; nothing is copied."""
-        weight = None if self.sample_weight is None else self.sample_weight[which]
-        return Window(
-            self.numbers[which],
-            self.features[which],
-            self.outputs[which],
-            self.targets[which],
-            weight,
-            self.intercept,
-        )
-
-    def rows(self, dtype: torch.dtype = torch.float64, columns: int | None = None) -> torch.Tensor:
-        """Return rows of the design matrix, the bias column last, or zeros after it up to `columns`."""
-        d = self.features.shape[1]
-        out = torch.empty(len(self), columns or self.width, dtype=dtype, device=self.features.device)
-        out[:, :d] = self.features
-        out[:, d : self.width] = 1.0
-        out[:, self.width :] = 0.0
-        return out
-
-    def columns(self) -> torch.Tensor:
-        """Return the same rows in float64 as the columns of a contiguous (width, records) matrix."""
-        block = self.features
-        out = torch.empty(self.width, len(block), dtype=torch.float64, device=block.device)
-        # converting while transposing would be slower
-        out[: block.shape[1]] = block.T if block.dtype == torch.float64 else block.T.contiguous()
-        out[block.shape[1] :] = 1.0
-        return out
-
-    def row_norms(self) -> torch.Tensor:
-        """Return ‖x‖ of the rows of the design matrix."""
-        norms = torch.linalg.vector_norm(self.features.to(torch.float64), dim=1)
-        return torch.hypot(norms, torch.ones_like(norms)) if self.intercept else norms
+def row_kind(block: torch.Tensor) -> str:
+    """Describe one row of `block` in words."""
+    return f"shape {tuple(block.shape[1:])} and type {str(block.dtype).removeprefix('torch.')}"

@@ -64,11 +64,10 @@ class ScoreTable:
         return len(self.ids)
 
     def __getitem__(self, name: str) -> np.ndarray:
-        if name in self.scores:
-            return self.scores[name]
-        if name in self.attributes:
-            return self.attributes[name]
-        raise fail("column", "a column of this table", repr(name), nearest(name, [*self.scores, *self.attributes]))
+        columns = {**self.attributes, **self.scores}
+        if name not in columns:
+            raise fail("column", "a column of this table", repr(name), nearest(name, [*self.scores, *self.attributes]))
+        return columns[name]
 
     def ranking(self, by: str | None = None) -> str:
         """Return the column to rank by: `by`, or by default fused, else newton, else the first."""
@@ -76,10 +75,7 @@ class ScoreTable:
             if by not in self.scores:
                 raise fail("by", "a score of this table", repr(by), nearest(by, self.scores))
             return by
-        for name in DEFAULT_RANKING:
-            if name in self.scores:
-                return name
-        return self.columns[0]
+        return next(name for name in (*DEFAULT_RANKING, *self.columns) if name in self.scores)
 
     def order(self, by: str | None = None) -> np.ndarray:
         """Return row numbers from the most to the least exposed; ties stay in row order."""
@@ -94,11 +90,16 @@ class ScoreTable:
     def top(self, k: int = 10, by: str | None = None) -> ScoreTable:
         """Return the k most exposed rows, the most exposed first."""
         k = int(check_number("k", k, minimum=1, remedy="ask for at least one row"))
-        return self._take(self.order(by)[:k])
+        rows = self.order(by)[:k]
+        scores, attributes = ({k: v[rows] for k, v in columns.items()} for columns in (self.scores, self.attributes))
+        return ScoreTable(scores, self.ids[rows], self.meta, attributes)
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
         """Write one line a row in row order, `id` first; no cell can start a spreadsheet formula."""
-        write_text(path, self._csv())
+        columns = {"id": self.ids, **self.attributes, **self.scores}
+        listed = [[_csv_text(value) for value in values.tolist()] for values in columns.values()]
+        lines = [map(_csv_text, columns), *zip(*listed, strict=True)]
+        write_text(path, "".join(",".join(line) + "\n" for line in lines))
 
     def to_pandas(self) -> Any:
         """Return a pandas DataFrame indexed by id."""
@@ -106,7 +107,7 @@ class ScoreTable:
             import pandas
         except ImportError as error:
             raise InputError("to_pandas: expected pandas installed, got none; pip install giveaway[pandas]") from error
-        return pandas.DataFrame(self._named_columns(), index=pandas.Index(self.ids, name="id"))
+        return pandas.DataFrame({**self.attributes, **self.scores}, index=pandas.Index(self.ids, name="id"))
 
     def save(self, folder: str | os.PathLike[str], name: str = "scores") -> None:
         """Write {name}.npz, {name}.csv and audit.json, which lists them, into a private folder, each atomically."""
@@ -131,15 +132,11 @@ class ScoreTable:
         arrays = read_arrays("folder", path, "ScoreTable.save")
         if not {"meta", "ids"} <= arrays.keys():
             raise fail("folder", f"{name}.npz of an audit", "another .npz", "name the folder given to --out")
-        meta = Meta.from_json(json.loads(str(arrays.pop("meta"))))
-        ids = arrays.pop("ids")
-        split = {key: key.split(":", 1) for key in arrays}
-        return cls(
-            scores={split[key][1]: arrays[key] for key in arrays if split[key][0] == "score"},
-            attributes={split[key][1]: arrays[key] for key in arrays if split[key][0] == "attribute"},
-            ids=ids,
-            meta=meta,
+        scores, attributes = (
+            {key.removeprefix(kind): values for key, values in arrays.items() if key.startswith(kind)}
+            for kind in ("score:", "attribute:")
         )
+        return cls(scores, arrays["ids"], Meta.from_json(json.loads(str(arrays["meta"]))), attributes)
 
     def __repr__(self) -> str:
         columns = self._shown()
@@ -169,29 +166,12 @@ class ScoreTable:
 
     def _shown(self) -> list[list[str]]:
         """Return the first rows as one list a column, its name first."""
-        columns = {"id": self.ids, **self._named_columns()}
+        columns = {"id": self.ids, **self.attributes, **self.scores}
         return [[shown_text(name), *map(_cell, values[:ROWS_SHOWN])] for name, values in columns.items()]
 
     def _more(self) -> list[str]:
         hidden = len(self) - ROWS_SHOWN
         return [f"… {hidden} more rows"] if hidden > 0 else []
-
-    def _take(self, rows: np.ndarray) -> ScoreTable:
-        return ScoreTable(
-            scores={k: v[rows] for k, v in self.scores.items()},
-            attributes={k: v[rows] for k, v in self.attributes.items()},
-            ids=self.ids[rows],
-            meta=self.meta,
-        )
-
-    def _named_columns(self) -> dict[str, np.ndarray]:
-        return {**self.attributes, **self.scores}
-
-    def _csv(self) -> str:
-        columns = {"id": self.ids, **self._named_columns()}
-        listed = [[_csv_text(value) for value in values.tolist()] for values in columns.values()]
-        lines = [map(_csv_text, columns), *zip(*listed, strict=True)]
-        return "".join(",".join(line) + "\n" for line in lines)
 
 
 def _csv_text(value: Any) -> str:

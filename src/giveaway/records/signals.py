@@ -104,8 +104,9 @@ class Signals:
             return -np.log(np.maximum(values, SMALLEST_ERROR))
         assert self.labels is not None
         logits = values if self.kind == "logits" else np.log(np.maximum(values, np.finfo(np.float64).tiny))
-        own, others = _own_and_others(logits, self.labels[which])
-        return own - logsumexp(others, axis=-1)
+        others = logits.copy()
+        np.put_along_axis(others, _places(logits, self.labels[which]), -np.inf, axis=-1)
+        return _at(logits, self.labels[which]) - logsumexp(others, axis=-1)
 
     def confidence(
         self, which: slice | np.ndarray = slice(None), *, temperature: float = 1.0, of_population: bool = False
@@ -196,14 +197,10 @@ def _checked_labels(argument: str, labels: Any, values: np.ndarray, kind: str) -
     return known
 
 
+def _places(values: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    return np.broadcast_to(labels[None, :, None, None], (*values.shape[:3], 1))
+
+
 def _at(values: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Return values[m, i, q, labels[i]]."""
-    index = np.broadcast_to(labels[None, :, None, None], (*values.shape[:3], 1))
-    return np.take_along_axis(values, index, axis=-1)[..., 0]
-
-
-def _own_and_others(values: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    own = _at(values, labels)
-    others = values.copy()
-    np.put_along_axis(others, np.broadcast_to(labels[None, :, None, None], (*values.shape[:3], 1)), -np.inf, axis=-1)
-    return own, others
+    return np.take_along_axis(values, _places(values, labels), axis=-1)[..., 0]

@@ -31,13 +31,13 @@ def write_npy(stream: BinaryIO, dtype: np.dtype, shape: tuple[int, ...], blocks:
 
 
 def write_archive(stream: BinaryIO, arrays: Mapping[str, Any]) -> None:
-    """Write the .npz that numpy.savez would write, without pickle; lazy rows are read block by block."""
-    with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
+    """Write the .npz that numpy.savez would write, without pickle; lazy rows and tensors are written block by block."""
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
         for name, value in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                if is_lazy(value):
-                    dtype = to_numpy(value[:0]).dtype
-                    write_npy(member, dtype, value.shape, map(to_numpy, _blocks(value)))  # type: ignore[arg-type]
+                if is_lazy(value) or isinstance(value, torch.Tensor):
+                    dtype = to_numpy(torch.empty(0, dtype=value.dtype)).dtype
+                    write_npy(member, dtype, tuple(value.shape), map(to_numpy, _blocks(value)))  # type: ignore[arg-type]
                 else:
                     np.lib.format.write_array(member, np.asanyarray(value), allow_pickle=False)
 
@@ -74,8 +74,8 @@ def digest_of(arrays: Mapping[str, Any], options: tuple[Any, ...] = ()) -> str:
 def array_digest(value: np.ndarray | torch.Tensor) -> str:
     """SHA-256 of the shape, type and contents of one array."""
     digest = hashlib.sha256(f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}".encode())
-    for start in range(0, len(value), ROWS_PER_CHECK):
-        digest.update(_bytes_of(value[start : start + ROWS_PER_CHECK]))
+    for block in _blocks(value):
+        digest.update(_bytes_of(block))
     return digest.hexdigest()
 
 
@@ -88,14 +88,16 @@ def _add(digest: Any, name: str, value: Any) -> None:
     digest.update(f"{name}{shape}{getattr(value, 'dtype', 'list')}".encode())
     if lazy and value.identity is not None:
         digest.update(value.identity.encode())
-    elif shape == ():
-        digest.update(value.tobytes())
     else:
         for block in _blocks(value):
             digest.update(_bytes_of(block))
 
 
 def _blocks(value: Any) -> Iterator[Any]:
+    if isinstance(value, torch.Tensor) and value.is_contiguous():
+        value = value.view(-1)
+    elif getattr(value, "ndim", 1) == 0:
+        value = value.reshape(1)
     if is_lazy(value):
         rows = rows_at_a_time(value)
     elif isinstance(value, list | tuple) or value.dtype == object:

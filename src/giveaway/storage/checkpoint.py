@@ -12,61 +12,42 @@ import json
 import re
 import time
 import zipfile
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 
 from giveaway.checks import fail
-from giveaway.storage.arrays import write_npy
-from giveaway.storage.files import private_folder, write_atomically
-from giveaway.storage.folder import MarkedFolder
+from giveaway.storage.arrays import write_archive
+from giveaway.storage.files import MarkedFolder, private_folder, write_atomically
 
 FOLDER = "checkpoint"
 ABOUT = "about"  # the entry that says what the tensors belong to
-PIECE_BYTES = 1 << 24  # of a tensor that is brought to the CPU and written at a time
 EVERY = 60.0  # seconds between saves of partial work, at least
 SHARE = 20  # how many times longer than the save itself that must be
 NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
 
 
-class Checkpoint(Protocol):
-    """A place for named sets of tensors. `load` returns them on the CPU."""
+class Checkpoint:
+    """A place for named sets of tensors; this one saves nothing."""
 
     def load(self, name: str) -> dict[str, torch.Tensor] | None:
-        """Return what was last saved under `name`, or None."""
-        ...
-
-    def save(self, name: str, tensors: dict[str, torch.Tensor]) -> None:
-        """Save `tensors` in place of what `name` had."""
-        ...
-
-    def due(self) -> bool:
-        """Whether it is time to save partial work again."""
-        ...
-
-    def drop(self, name: str) -> None:
-        """Forget `name`."""
-        ...
-
-
-class _NoCheckpoint:
-    def load(self, name: str) -> dict[str, torch.Tensor] | None:
+        """Return what was last saved under `name`, on the CPU; None where there is nothing, or nothing whole."""
         return None
 
     def save(self, name: str, tensors: dict[str, torch.Tensor]) -> None:
-        pass
+        """Save `tensors` in place of what `name` had; a kill in between leaves that."""
 
     def due(self) -> bool:
+        """Whether partial work should be saved again: not so often that saving takes a share of the time."""
         return False
 
     def drop(self, name: str) -> None:
-        pass
+        """Forget `name`."""
 
 
-NO_CHECKPOINT: Checkpoint = _NoCheckpoint()
+NO_CHECKPOINT = Checkpoint()
 
 
 class UnfinishedWork(MarkedFolder):
@@ -87,84 +68,72 @@ class UnfinishedWork(MarkedFolder):
         return removed
 
 
-class FolderCheckpoint(UnfinishedWork):
+class FolderCheckpoint(UnfinishedWork, Checkpoint):
     """The checkpoint of process `rank` of an audit.
 
     `digest` is everything that must stay the same when the audit goes on: the hash of its inputs, options, number of
     processes, versions. The first of several processes must have made its checkpoint before the others do.
     """
 
-    def __init__(
-        self,
-        audit: str | Path,
-        digest: dict[str, Any],
-        *,
-        resume: bool,
-        rank: int = 0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, audit: str | Path, digest: dict[str, Any], *, resume: bool, rank: int = 0) -> None:
         super().__init__(audit)
-        self.rank, self.clock = rank, clock
+        self.rank, self._ending = rank, f"-{rank}.npz"
         expected = json.loads(json.dumps(digest, allow_nan=False))  # as it will be read again
         self._sha256 = hashlib.sha256(json.dumps(expected, sort_keys=True).encode()).hexdigest()
         begun = self._begun_with(expected, resume)
         self.resumed = resume and begun
         private_folder(self.path)
         for file in self.files():
-            if self._is_unfinished(file) or (not self.resumed and self._is_own(file)):
+            ours = f"{self._ending}-" in file.name or (rank == 0 and file.name.startswith(f".{self.marker}-"))
+            half_written = ours and file.suffix == ".part"
+            if half_written or (not self.resumed and file.name.endswith(self._ending)):
                 file.unlink(missing_ok=True)
         if not begun:
             self.write(expected)
-        self._saved, self._took = clock(), 0.0
+        self._saved, self._took = time.monotonic(), 0.0
 
     def load(self, name: str) -> dict[str, torch.Tensor] | None:
-        """Return what was last saved under `name`, on the CPU; None where there is nothing, or nothing whole."""
         file = self._file(name)
-        if not _is_whole(file):
+        try:
+            with zipfile.ZipFile(file) as archive:
+                if archive.testzip() is not None:  # an entry is not as its checksum says
+                    return None
+        except Exception:  # zipfile raises many kinds, by which bytes are wrong: not whole, whichever it is
             return None
         with np.load(file, allow_pickle=False) as stored:
             about = json.loads(str(stored[ABOUT])) if ABOUT in stored.files else {}
             if about.get("sha256") != self._sha256:
                 return None
-            tensors = {key: torch.from_numpy(stored[f"tensor.{key}"]) for key in about["tensors"]}
-        kinds = about["tensors"]
+            kinds = about["tensors"]
+            tensors = {key: torch.from_numpy(stored[f"tensor.{key}"]) for key in kinds}
         return {key: one.view(torch.bfloat16) if kinds[key] == "bfloat16" else one for key, one in tensors.items()}
 
     def save(self, name: str, tensors: dict[str, torch.Tensor]) -> None:
-        """Save `tensors` in place of what `name` had; a kill in between leaves that."""
-        began = self.clock()
+        began = time.monotonic()
         kinds = {key: str(tensor.dtype).removeprefix("torch.") for key, tensor in tensors.items()}
-        about = json.dumps({"sha256": self._sha256, "tensors": kinds})
-
-        def write(stream: BinaryIO) -> None:
-            with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
-                with archive.open(f"{ABOUT}.npy", "w") as entry:
-                    np.save(entry, np.array(about), allow_pickle=False)
-                for key, tensor in tensors.items():
-                    with archive.open(f"tensor.{key}.npy", "w", force_zip64=True) as entry:
-                        _write_tensor(entry, tensor)
-
+        entries: dict[str, Any] = {ABOUT: np.array(json.dumps({"sha256": self._sha256, "tensors": kinds}))}
+        for key, tensor in tensors.items():
+            plain = tensor.detach()
+            entries[f"tensor.{key}"] = plain.view(torch.int16) if plain.dtype == torch.bfloat16 else plain
         try:
-            write_atomically(self._file(name), write)
+            write_atomically(self._file(name), lambda stream: write_archive(stream, entries))
         except OSError as error:
             size = sum(tensor.nbytes for tensor in tensors.values()) / 1e9
             expected, got = f"room for {size:.1f} GB of unfinished work", f"{self.path} ({error.strerror or error})"
             raise fail("out", expected, got, "make room and add --resume") from error
-        self._saved = self.clock()
+        self._saved = time.monotonic()
         self._took = self._saved - began
 
     def due(self) -> bool:
-        """Whether partial work should be saved again: not so often that saving takes a share of the time."""
-        return self.clock() - self._saved >= max(EVERY, SHARE * self._took)
+        return time.monotonic() - self._saved >= max(EVERY, SHARE * self._took)
 
     def drop(self, name: str) -> None:
-        """Forget `name`."""
         self._file(name).unlink(missing_ok=True)
 
     def finish(self) -> None:
         """Remove what was saved, now that the audit is written; the first process does so for all on its disk."""
         for file in self.files():
-            if self._is_own(file):
+            if file.name.endswith(self._ending):
                 file.unlink(missing_ok=True)
         if self.rank == 0 or [file.name for file in self.files()] == [self.marker]:
             self.remove()
@@ -199,42 +168,7 @@ class FolderCheckpoint(UnfinishedWork):
         """Whether anything was saved: a run that was killed before that has left nothing to go on with."""
         return any(file.suffix == ".npz" for file in self.files())
 
-    def _is_own(self, file: Path) -> bool:
-        return file.name.endswith(f"-{self.rank}.npz")
-
-    def _is_unfinished(self, file: Path) -> bool:
-        """Whether a killed process of this rank was writing the file."""
-        own = f"-{self.rank}.npz-" in file.name or (self.rank == 0 and file.name.startswith(f".{self.marker}-"))
-        return own and file.suffix == ".part"
-
     def _file(self, name: str) -> Path:
         if not re.fullmatch(NAME, name):
             raise ValueError(f"name: expected letters, digits, dots and dashes, got {name!r}")
-        return self.path / f"{name}-{self.rank}.npz"
-
-
-def _is_whole(file: Path) -> bool:
-    """Whether the file is there, and every entry is as its checksum says."""
-    if not file.is_file():
-        return False
-    try:
-        with zipfile.ZipFile(file) as archive:
-            return archive.testzip() is None
-    except Exception:  # zipfile raises many kinds, by which bytes are wrong: not whole, whichever it is
-        return False
-
-
-def _write_tensor(entry: Any, tensor: torch.Tensor) -> None:
-    """Write one .npy a piece at a time: neither a device's tensor nor a strided one is ever copied whole."""
-    plain = tensor.detach()
-    if plain.dtype == torch.bfloat16:  # NumPy has none
-        plain = plain.view(torch.int16)
-    dtype = plain.new_empty(0, device="cpu").numpy().dtype
-    write_npy(entry, dtype, tuple(plain.shape), (piece.contiguous().cpu().numpy() for piece in _pieces(plain)))
-
-
-def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    if tensor.is_contiguous():
-        tensor = tensor.view(-1)
-    if tensor.numel():
-        yield from tensor.split(max(1, PIECE_BYTES * len(tensor) // tensor.nbytes))
+        return self.path / f"{name}{self._ending}"
