@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -36,7 +38,7 @@ def dense_inverse(head: Head, l2: float) -> np.ndarray:
 
 def forms(head: Head, curvature: DenseCurvature) -> torch.Tensor:
     """The numbers of every record's leverage block."""
-    return curvature.quadratics(head.window(slice(0, head.n)).rows().T.contiguous())
+    return curvature.forms.forms(head.window(slice(0, head.n)).rows().T.contiguous())
 
 
 def gradient_like(head: Head, seed: int = 0) -> torch.Tensor:
@@ -131,9 +133,9 @@ def test_curvature_form_of_groups_against_output_hessians(kind, size, weighted, 
     def grouped(array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array[: 36 // size * size].reshape(-1, size, *array.shape[1:]))
 
-    curvature = DenseCurvature(head)
-    x = grouped(head.window(slice(0, head.n)).rows().numpy())
-    blocks = curvature.blocks(curvature.quadratics(x), grouped(outputs), grouped(weight))
+    moved_head = replace(head, outputs=outputs, sample_weight=weight)
+    curvature = DenseCurvature(moved_head)
+    blocks = curvature.window_blocks(moved_head.window(slice(0, 36 // size * size)), size)(slice(0, 36 // size))
     np.testing.assert_allclose(blocks.curvature_form(grouped(v)), expected, rtol=1e-11, atol=1e-14)
     if curvature.loss.coupled:
         moved = v + 3.0 * rng.normal(size=(head.n, 1))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from giveaway import Head
-from giveaway.curvature.factored import FactoredBlocks
+from giveaway.curvature.blocks import FactoredBlocks
 from giveaway.curvature.losses import Softmax
 from tests import oracles
 from tests.conftest import made_arrays

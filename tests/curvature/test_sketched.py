@@ -23,7 +23,7 @@ AMPLE = 1 << 28
 
 def blocks_of(head: Head, curvature: SketchedCurvature, size: int = 1, probes: slice | None = None):
     """Of all records, or groups of `size` consecutive ones."""
-    return curvature.window_blocks(head.window(slice(0, head.n)), size).blocks(slice(0, head.n // size), probes)
+    return curvature.window_blocks(head.window(slice(0, head.n)), size)(slice(0, head.n // size), probes)
 
 
 @pytest.mark.parametrize("options", [{}, {"intercept": False}, {"penalize_intercept": False}, {"sample_weight": True}])

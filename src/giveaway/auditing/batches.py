@@ -6,7 +6,7 @@ another thread may score what was read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from giveaway.checks import fail
-from giveaway.curvature.blocks import Curvature, WindowBlocks
+from giveaway.curvature.blocks import Blocks
+from giveaway.curvature.choice import Curvature
 from giveaway.curvature.losses import loss_of
 from giveaway.records import Head
 from giveaway.records.head import Window
@@ -121,13 +122,13 @@ class LoadedSpan:
             targets=targets,
             sample_weight=window.weights.view(n, s),
             loss=self._loss,
-            make_blocks=lambda: self._blocks.blocks(groups, probes),
+            make_blocks=lambda: self._blocks(groups, probes),
             make_gradient_norm=lambda: _gradient_norm(window, self._loss.gradient(outputs, targets)),
             make_drift=None if drift is None else lambda: window.rows().view(n, s, -1) @ drift,
         )
 
     @cached_property
-    def _blocks(self) -> WindowBlocks:
+    def _blocks(self) -> Callable[[slice, slice | None], Blocks]:
         assert self._curvature is not None
         return self._curvature.window_blocks(self.window, self.span.size)
 

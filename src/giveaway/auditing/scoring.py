@@ -14,7 +14,7 @@ import torch
 from giveaway.auditing.batches import LoadedSpan, People, Span, Where, record_spans, sampled_spans
 from giveaway.auditing.plan import Plan
 from giveaway.auditing.progress import OnRows
-from giveaway.curvature.blocks import Curvature
+from giveaway.curvature.choice import Curvature
 from giveaway.curvature.optimum import gradient_sum
 from giveaway.curvature.sketch import REDO_ABOVE, SketchedCurvature, exact_steps, records_to_redo
 from giveaway.linalg.processes import ALONE, Processes, in_threads

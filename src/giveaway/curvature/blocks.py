@@ -1,32 +1,38 @@
 """Leverage blocks of records (or groups of records): B, its products with the output curvature W, and the step that
 leaving the record out takes.
 
-A batch holds N groups of s records each (s = 1: plain records) with m outputs. Where outputs are coupled, a group has
-one matrix over its s·m outputs; where neither W nor B couples them, it has one s × s matrix for each output. Matrices
-carry the batch last, so that every operation on their entries runs along memory. With R the size of a matrix and Q the
-number of all matrices:
+A batch holds N groups of s records each (s = 1: plain records) with m outputs. `MatrixBlocks` has B as matrices,
+`FactoredBlocks` a sketch of it, B ≈ U Uᵀ, which is never multiplied out. Both have, a number or a vector a group:
 
-`spread`       (R, R, Q) W^½ B W^½, whose eigenvalues are those of W B and lie in [0, 1]
-`sensitivity`  (R, R, Q) W B: ∂(probabilities)/∂(targets)
-`logit_sensitivity` (R, R, Q) ∂(outputs)/∂(targets): B, times 2 for squared loss; symmetric unless `uneven`
+trace, frobenius, spectral : of W B = ∂(probabilities)/∂(targets), or with `logit` of ∂(outputs)/∂(targets)
+image(v) : B v for v (N, s, m)
+leave_out(v) : (I − B W)⁻¹ v, which groups were capped, and their leverage
+curvature_form(v) : vᵀ W v, summed over a group's records
+top_leverage : the largest eigenvalue of W B
+
+A `rotation` (N, s, m, m) gives the coordinates v = V v′ of a loss whose W is diagonal only there (`Loss.rotation`);
+norms do not change with it. `whole` says that the block is that of B itself. Otherwise softmax blocks are B up to
+constants in whole rows and columns, and W B is taken in an orthonormal basis of the outputs that softmax sees; for a
+linear head both are the same.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
 from giveaway.curvature.losses import Loss
-from giveaway.curvature.output_curvature import OutputCurvature
+from giveaway.curvature.output_curvature import OutputCurvature, SoftmaxCurvature
 from giveaway.linalg.spectral import top_eigenvalue, top_singular_value
-from giveaway.records.head import Window
 
 CAP = 1.0 - 1e-8
 TINY = torch.finfo(torch.float64).tiny
 SMALLEST, LARGEST = 1e-145, 1e145
+DIRECTIONS = 6
+POWER_STEPS = 24
 
 
 class LeaveOutStep(NamedTuple):
@@ -38,72 +44,19 @@ class LeaveOutStep(NamedTuple):
     leverage: torch.Tensor | None = None
 
 
-class Blocks(Protocol):
-    """What a score may ask of a batch of leverage blocks, a number or a vector a group.
-
-    trace, frobenius, spectral : of W B, or in logit space of ∂(outputs)/∂(targets)
-    image(v) : B v for v (N, s, m)
-    leave_out(v) : (I − B W)⁻¹ v, which groups were capped, and their leverage
-    curvature_form(v) : vᵀ W v, summed over a group's records
-    top_leverage : the largest eigenvalue of W B
-    """
-
-    def trace(self, *, logit: bool = False) -> torch.Tensor: ...
-    def frobenius(self, *, logit: bool = False) -> torch.Tensor: ...
-    def spectral(self, *, logit: bool = False) -> torch.Tensor: ...
-    def image(self, v: torch.Tensor) -> torch.Tensor: ...
-    def leave_out(self, v: torch.Tensor) -> LeaveOutStep: ...
-    def curvature_form(self, v: torch.Tensor) -> torch.Tensor: ...
-    def top_leverage(self) -> torch.Tensor: ...
-
-
-class WindowBlocks(Protocol):
-    """The blocks that a curvature has for a window's groups of records."""
-
-    def blocks(self, groups: slice, probes: slice | None) -> Blocks:
-        """Return the leverage blocks of these groups, by all probes of a sketch or by some of them."""
-        ...
-
-
-class Curvature(Protocol):
-    """The curvature H of a head, dense or sketched, as far as scores need it."""
-
-    @property
-    def report(self) -> dict[str, Any]:
-        """What the metadata says of this curvature."""
-        ...
-
-    @property
-    def array_bytes(self) -> int:
-        """How many bytes one array of a batch of blocks may take."""
-        ...
-
-    @property
-    def windows_at_once(self) -> int | None:
-        """How many threads may score windows at the same time; None for any number."""
-        ...
-
-    def group_bytes(self, s: int) -> int:
-        """How many bytes one array takes for a group of s records."""
-        ...
-
-    def window_blocks(self, window: Window, size: int = 1) -> WindowBlocks:
-        """Prepare the blocks of the groups of `size` consecutive rows of `window`."""
-        ...
-
-    def solve(self, v: torch.Tensor) -> torch.Tensor:
-        """Return H⁻¹ v for v (d, m)."""
-        ...
-
-
 class MatrixBlocks:
-    """Blocks that are there as matrices.
+    """Blocks that are there as matrices, with the batch last, so that operations on their entries run along memory.
 
-    block : (s, c, s, c, Q), with c = m where outputs are coupled, and c = 1 and Q = m·N where they are separate.
-    curvature : W, with weights (N, s, m).
-    whole : whether `block` is B itself. Otherwise softmax blocks are B up to constants in whole rows and columns, and
-        W B is taken in an orthonormal basis of the outputs that softmax sees; for a linear head both are the same.
-    complement : (Q, s, s), a sketch's estimate of I − W^½ B W^½, which it knows better than a difference would tell.
+    Where outputs are coupled, a group has one matrix over its s·m outputs; where neither W nor B couples them, it has
+    one s × s matrix for each output. With R the size of a matrix and Q the number of all matrices:
+
+    block : (s, c, s, c, Q), with c = m where outputs are coupled, and c = 1 and Q = m·N where they are separate; it is
+        overwritten unless it is `whole`
+    curvature : W, with weights (N, s, m)
+    complement : (Q, s, s), a sketch's estimate of I − W^½ B W^½, which it knows better than a difference would tell
+    spread : (R, R, Q) W^½ B W^½, whose eigenvalues are those of W B and lie in [0, 1]
+    sensitivity : (R, R, Q) W B
+    logit_sensitivity : (R, R, Q) ∂(outputs)/∂(targets): B, times 2 for squared loss; symmetric unless `uneven`
     """
 
     def __init__(
@@ -115,20 +68,20 @@ class MatrixBlocks:
         *,
         whole: bool = False,
         complement: torch.Tensor | None = None,
+        rotation: torch.Tensor | None = None,
     ) -> None:
         s, c, _, _, q = block.shape
         m = curvature.weights.shape[2]
         self.per_group = m // c
-        self.loss, self._complement = loss, complement
-        self._fold, self._unfold = (s, c, q), (s, m, -1)
-        self._right = replace(curvature, weights=self._folded(curvature.weights))
+        self.loss, self._complement, self._rotation = loss, complement, rotation
+        self._fold, self._unfold, self._size = (s, c, q), (s, m, -1), (s * c, s * c, q)
+        self._right = replace(curvature, weights=curvature.weights.permute(1, 2, 0).reshape(self._fold))
         self._left = replace(curvature, weights=self._right.weights[:, :, None, None])
         self.weight = sample_weight.T.repeat(1, self.per_group)  # (s, Q)
         self.uneven = bool((sample_weight != sample_weight[:, :1]).any())
-        half = self._left.contrast(block, -4)
+        half = self._left.contrast(block, -4, in_place=not whole)
         self._whole = half if whole else None
-        self.block = self._right.contrast(half, -2)
-        self._size = (s * c, s * c, q)
+        self.block = self._right.contrast(half, -2, in_place=not whole)
 
     @cached_property
     def spread(self) -> torch.Tensor:
@@ -152,7 +105,7 @@ class MatrixBlocks:
         return self._each(matrices.diagonal(dim1=0, dim2=1).sum(1)).sum(0)
 
     def frobenius(self, *, logit: bool = False) -> torch.Tensor:
-        matrices = self._matrices(logit)
+        matrices = self.logit_sensitivity if logit else self.sensitivity
         norms = self._root_sum_of_squares(matrices)
         lost = (norms < SMALLEST) | (norms > LARGEST)
         if not bool(lost.any()):
@@ -162,8 +115,9 @@ class MatrixBlocks:
         return torch.where(lost, scale * self._root_sum_of_squares(matrices / scale.repeat(self.per_group)), norms)
 
     def spectral(self, *, logit: bool = False) -> torch.Tensor:
+        matrices = self.logit_sensitivity if logit else self.sensitivity
         largest = top_eigenvalue if logit and not self.uneven else top_singular_value
-        return self._each(largest(self._matrices(logit))).amax(0)
+        return self._each(largest(matrices)).amax(0)
 
     def image(self, v: torch.Tensor) -> torch.Tensor:
         return self._unfolded(self._apply(self._folded(v)))
@@ -172,10 +126,14 @@ class MatrixBlocks:
         step = self._folded(v)
         scale = self.weight.sqrt().unsqueeze(1)
         inner = (scale * self._right.root_transposed(self._right.contrast(step, -2), -2)).reshape(self._size[1:])
-        if self._complement is None:
-            solved, capped = solve_complement(self.spread, inner)
+        if self._complement is None and self._size[0] == 1:
+            solved, capped = inner / (1.0 - self.spread[0].clamp_max(CAP)), self.spread[0, 0] > CAP
         else:
-            columns, capped = solve_floored(self._complement, inner.T.unsqueeze(2))
+            complement, safe = self._complement, None
+            if complement is None:
+                complement = torch.eye(len(inner), dtype=v.dtype, device=v.device) - self.spread.permute(2, 0, 1)
+                safe = self.spread.square().sum(dim=(0, 1)) < CAP**2  # λ_max ≤ ‖A‖_F clears most
+            columns, capped = solve_floored(complement, inner.T.unsqueeze(2), safe)
             solved = columns.squeeze(2).T
         moved = step + self._apply(scale * self._right.root(solved.reshape(self._fold), -2))
         if not self.loss.convex:
@@ -203,16 +161,13 @@ class MatrixBlocks:
 
     def _folded(self, v: torch.Tensor) -> torch.Tensor:
         """Vectors (N, s, m) as (s, c, Q)."""
-        return v.permute(1, 2, 0).reshape(self._fold)
+        return _turned(v, self._rotation).permute(1, 2, 0).reshape(self._fold)
 
     def _unfolded(self, v: torch.Tensor) -> torch.Tensor:
-        return v.reshape(self._unfold).permute(2, 0, 1)
+        return _turned(v.reshape(self._unfold).permute(2, 0, 1), self._rotation, back=True)
 
     def _apply(self, v: torch.Tensor) -> torch.Tensor:
         return (self.block.view(self._size) * v.reshape(self._size[1:])).sum(1).view(self._fold)
-
-    def _matrices(self, logit: bool) -> torch.Tensor:
-        return self.logit_sensitivity if logit else self.sensitivity
 
     def _root_sum_of_squares(self, matrices: torch.Tensor) -> torch.Tensor:
         return self._each(matrices.square().sum(dim=(0, 1))).sum(0).sqrt()
@@ -222,80 +177,224 @@ class MatrixBlocks:
         return values.view(self.per_group, -1)
 
 
-@dataclass(frozen=True)
-class RotatedBlocks:
-    """Blocks in coordinates of each record's own: v = V v′, with orthonormal V (N, s, m, m). Norms do not change."""
+class FactoredBlocks:
+    """Blocks from a sketch where W couples the outputs or B does: `u` and `signs` (N, s, m, q), W with weights
+    (N, s, m), sample weights (N, s); `whole` says that u is J Z itself.
 
-    blocks: Blocks
-    rotation: torch.Tensor
+    A probe's signs at a record's own rows are known. With C = Sᵀ U (S Sᵀ = W) and w those signs over √q, C Cᵀ estimates
+    E = Sᵀ B S, and (w − C)(w − C)ᵀ estimates I − E: what leaving the record out divides by, without a difference, and
+    so to the same relative error however high the leverage. The division happens in the few directions that E makes of
+    what is divided, where q probes say enough.
+    """
+
+    def __init__(
+        self,
+        u: torch.Tensor,
+        signs: torch.Tensor,
+        curvature: OutputCurvature,
+        sample_weight: torch.Tensor,
+        loss: Loss,
+        *,
+        whole: bool = False,
+        rotation: torch.Tensor | None = None,
+    ) -> None:
+        n, s, m, q = u.shape
+        if rotation is not None:
+            u, signs = rotation.mT @ u, rotation.mT @ signs
+        self._curvature, self._loss = replace(curvature, weights=curvature.weights.unsqueeze(3)), loss
+        self._whole = u if whole else None
+        self.u = self._curvature.contrast(u, -2)
+        self.weight = sample_weight.to(u.dtype)
+        self._signs, self._rotation = signs, rotation
+        self._rows = (n, s * m, q)
+
+    @cached_property
+    def _inner(self) -> torch.Tensor:
+        """C (N, s·m, q)."""
+        return self._root(self.u).reshape(self._rows)
+
+    @cached_property
+    def _centred(self) -> torch.Tensor:
+        return self._loss.project(self.u, -2).reshape(self._rows)
 
     def trace(self, *, logit: bool = False) -> torch.Tensor:
-        return self.blocks.trace(logit=logit)
+        if not logit:
+            return _squared_norm(self._inner.flatten(1))
+        squares = _squared_norm(self._centred.view_as(self.u).flatten(2)) * self.weight
+        return self._loss.sensitivity * squares.sum(1)
 
     def frobenius(self, *, logit: bool = False) -> torch.Tensor:
-        return self.blocks.frobenius(logit=logit)
+        """The norm from two halves of the probes, whose errors are independent: the square of one alone would be too
+        large."""
+        left, right, scale = self._factors(logit)
+        half = left.shape[2] // 2
+        first, second = slice(0, half), slice(half, 2 * half)
+        if left.shape[1] <= half:
+            one = left[:, :, first] @ right[:, :, first].mT
+            other = left[:, :, second] @ right[:, :, second].mT
+        else:
+            one = left[:, :, first].mT @ left[:, :, second]
+            other = right[:, :, first].mT @ right[:, :, second]
+        norm = (one * other).sum((1, 2), dtype=torch.float64).clamp_min(0.0).sqrt()
+        return scale * (left.shape[2] / half) * norm
 
     def spectral(self, *, logit: bool = False) -> torch.Tensor:
-        return self.blocks.spectral(logit=logit)
+        """The mean of two estimates: what all probes say of the vectors that all of them find is too large, and what
+        one half says of those that the other half finds is too small. It stays too large where many directions are
+        about as large as the largest, and probes are fewer than they are."""
+        left, right, scale = self._factors(logit)
+        half = left.shape[2] // 2
+        halves = slice(0, half), slice(half, 2 * half)
+        norm = _stretch(left, right, *_top_pair(left, right))
+        for one, other in (halves, halves[::-1]):
+            pair = _top_pair(left[:, :, one], right[:, :, one])
+            norm = norm + _stretch(left[:, :, other], right[:, :, other], *pair)
+        return scale * (0.5 * norm).to(torch.float64).clamp_min(0.0)
 
     def image(self, v: torch.Tensor) -> torch.Tensor:
-        return self._turn(self.rotation, self.blocks.image(self._turn(self.rotation.mT, v)))
+        v = _turned(v, self._rotation)
+        u, (v, scale) = self.u.view(self._rows), _scaled(self._loss.project(v, -1))  # u stands for contrasts
+        product = u @ (u.mT @ v.to(u.dtype).reshape(len(u), -1, 1))
+        return _turned(product.view(v.shape).to(torch.float64) * scale, self._rotation, back=True)
 
     def leave_out(self, v: torch.Tensor) -> LeaveOutStep:
-        left_out = self.blocks.leave_out(self._turn(self.rotation.mT, v))
-        return left_out._replace(step=self._turn(self.rotation, left_out.step))
+        (n, s, m), v = v.shape, _turned(v, self._rotation)
+        inner, scale = _scaled(self._root(v.unsqueeze(3)).reshape(n, s * m, 1))
+        inner = inner.to(self.u.dtype)
+        basis = self._directions(inner)
+        along = self._inner.mT @ basis  # (N, q, k)
+        solved, capped = solve_floored(self._complement(basis, along), (basis.mT @ inner).to(torch.float64))
+        # the inverse of a matrix that so few probes estimate is too large on average
+        probes, k = along.shape[1:]
+        outer = basis @ (solved * ((probes - k - 1) / probes)).to(inner.dtype)
+        step = v + (self.u.view(self._rows) @ (self._inner.mT @ outer)).view(n, s, m).to(torch.float64) * scale
+        top = top_eigenvalue((along.mT @ along).to(torch.float64).permute(1, 2, 0))
+        return LeaveOutStep(_turned(step, self._rotation, back=True), capped, top)
 
     def curvature_form(self, v: torch.Tensor) -> torch.Tensor:
-        return self.blocks.curvature_form(self._turn(self.rotation.mT, v))
+        return self._root(_turned(v, self._rotation).unsqueeze(3)).square().sum((1, 2, 3))
 
     def top_leverage(self) -> torch.Tensor:
-        return self.blocks.top_leverage()
+        """The largest eigenvalue of C Cᵀ, over all directions and not only those of a step."""
+        inner = self._inner.to(torch.float64)
+        gram = inner @ inner.mT if inner.shape[1] <= inner.shape[2] else inner.mT @ inner
+        return top_eigenvalue(gram.permute(1, 2, 0))
 
-    @staticmethod
-    def _turn(rotation: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return (rotation @ v.unsqueeze(-1)).squeeze(-1)
+    def _root(self, v: torch.Tensor) -> torch.Tensor:
+        """Sᵀ v for v (N, s, m, c)."""
+        curvature = replace(self._curvature, weights=self._curvature.weights.to(v.dtype))
+        return curvature.root_transposed(v, -2) * self.weight.sqrt()[:, :, None, None].to(v.dtype)
+
+    def _factors(self, logit: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """L, R and c (N,) with c · L Rᵀ = W B, or ∂(outputs)/∂(targets); squares of L and R exist."""
+        right = self._centred
+        if logit:
+            curved = self._loss.sensitivity * right.view_as(self.u)
+        else:
+            curved = replace(self._curvature, weights=self._curvature.weights.to(self.u.dtype)).curve(self.u, -2)
+            right = right if self._whole is None else self._whole.reshape(self._rows)
+        left, size = _scaled((curved * self.weight[:, :, None, None]).view(self._rows))
+        right, other = _scaled(right)
+        return left, right, (size * other).view(-1)
+
+    def _directions(self, start: torch.Tensor) -> torch.Tensor:
+        """An orthonormal basis (N, R, k) of what E makes of `start` again and again; columns of zeros where no more is
+        there."""
+        count = min(DIRECTIONS, self._rows[1], max(1, self._rows[2] // 4))
+        basis = start.new_zeros(len(start), self._rows[1], count)
+        v, least = start, torch.finfo(start.dtype).eps ** 0.5  # below it a direction is rounding
+        for k in range(count):
+            before = torch.linalg.vector_norm(v, dim=1, keepdim=True)
+            for _ in range(2):  # once leaves rounding errors of the directions before
+                v = v - basis[:, :, :k] @ (basis[:, :, :k].mT @ v)
+                v = self._without_null_vector(v)
+            norm = torch.linalg.vector_norm(v, dim=1, keepdim=True)
+            new = norm > least * before
+            v = torch.where(new, v / torch.where(new, norm, 1.0), 0.0)
+            basis[:, :, k : k + 1] = v
+            v = self._inner @ (self._inner.mT @ v)
+        return basis
+
+    def _without_null_vector(self, v: torch.Tensor) -> torch.Tensor:
+        """v (N, R, 1) without √p, which S maps to zero: what rounding puts there would pass for a direction."""
+        if not isinstance(self._curvature, SoftmaxCurvature):
+            return v
+        null = self._curvature.weights.sqrt().to(v.dtype)
+        records = v.view(null.shape)
+        return (records - null * (null * records).sum(2, keepdim=True)).view(v.shape)
+
+    def _complement(self, basis: torch.Tensor, along: torch.Tensor) -> torch.Tensor:
+        """I − E in the directions of `basis`, (N, k, k), where `along` is Cᵀ of them."""
+        own = self._signs.reshape(self._rows).mT @ basis
+        rest = own * self._rows[2] ** -0.5 - along
+        absent = (basis.square().sum(1) == 0).to(torch.float64)
+        return (rest.mT @ rest).to(torch.float64) + torch.diag_embed(absent)
 
 
-def rotated(blocks: Blocks, rotation: torch.Tensor | None) -> Blocks:
-    """The blocks as their loss sees them, where it has coordinates of its own (`Loss.rotation`)."""
-    return blocks if rotation is None else RotatedBlocks(blocks, rotation)
+Blocks = MatrixBlocks | FactoredBlocks
 
 
-def solve_floored(matrices: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A⁻¹ b for symmetric A (N, k, k) and b (N, k, 1), with eigenvalues below 1 − CAP taken as that; which had any."""
+def solve_floored(
+    matrices: torch.Tensor, right: torch.Tensor, safe: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A⁻¹ b for symmetric A (N, k, k) and b (N, k, 1), with eigenvalues below 1 − CAP taken as that; which had any.
+
+    The matrices that `safe` marks are known to have none.
+    """
     floor = 1.0 - CAP
     identity = torch.eye(matrices.shape[1], dtype=matrices.dtype, device=matrices.device)
-    _, failed = torch.linalg.cholesky_ex(matrices - floor * identity)
+    factor, failed = torch.linalg.cholesky_ex(matrices)
     capped = failed > 0
-    factor, _ = torch.linalg.cholesky_ex(torch.where(capped[:, None, None], identity, matrices))
+    doubtful = torch.ones_like(capped) if safe is None else ~safe
+    if bool(doubtful.any()):
+        # this Cholesky factor exists exactly where no eigenvalue is below the floor
+        capped[doubtful] = torch.linalg.cholesky_ex(matrices[doubtful] - floor * identity)[1] > 0
+    if not bool(capped.any()):
+        return torch.cholesky_solve(right, factor), capped
+    factor[capped] = identity
     solved = torch.cholesky_solve(right, factor)
-    if bool(capped.any()):
-        values, vectors = torch.linalg.eigh(matrices[capped])
-        inner = vectors.mT @ right[capped]
-        solved[capped] = vectors @ (inner / values.clamp_min(floor).unsqueeze(2))
+    values, vectors = torch.linalg.eigh(matrices[capped])
+    solved[capped] = vectors @ (vectors.mT @ right[capped] / values.clamp_min(floor).unsqueeze(2))
     return solved, capped
 
 
-def solve_complement(matrices: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(I − A)^{-1} v for symmetric A (R, R, Q) with eigenvalues in [0, 1] and v (R, Q); eigenvalues above CAP are taken
-    as CAP, and the matrices that have them reported."""
-    if len(matrices) == 1:
-        top = matrices[0]
-        return v / (1.0 - top.clamp_max(CAP)), top[0] > CAP
-    spread, right = matrices.permute(2, 0, 1), v.T.unsqueeze(2)
-    identity = torch.eye(len(matrices), dtype=v.dtype, device=v.device)
-    factor, info = torch.linalg.cholesky_ex(identity - spread)
-    capped = info > 0
-    # λ_max ≤ ‖A‖_F clears most; for the others the Cholesky of CAP·I − A exists exactly where no eigenvalue reaches CAP
-    doubtful = (matrices.square().sum(dim=(0, 1)) >= CAP**2).nonzero().squeeze(1)
-    if len(doubtful):
-        _, failed = torch.linalg.cholesky_ex(CAP * identity - spread[doubtful])
-        capped[doubtful] = failed > 0
-    if bool(capped.any()):
-        factor[capped] = identity
-    solved = torch.cholesky_solve(right, factor)
-    if bool(capped.any()):
-        values, vectors = torch.linalg.eigh(spread[capped])
-        coordinates = vectors.mT @ right[capped]
-        solved[capped] = vectors @ (coordinates / (1.0 - values.clamp_max(CAP)).unsqueeze(2))
-    return solved.squeeze(2).T, capped
+def _turned(v: torch.Tensor, rotation: torch.Tensor | None, *, back: bool = False) -> torch.Tensor:
+    """v (N, s, m) in the coordinates of the rotation, or back in those of the outputs."""
+    return v if rotation is None else ((rotation if back else rotation.mT) @ v.unsqueeze(-1)).squeeze(-1)
+
+
+def _top_pair(left: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Singular vectors (N, R, 1) to the largest singular value of L Rᵀ, by steps in the smaller of its two sizes."""
+    if left.shape[1] <= left.shape[2]:
+        matrix = left @ right.mT
+        b = _unit(matrix.abs().sum(1).unsqueeze(2))
+        for _ in range(POWER_STEPS):
+            a = _unit(matrix @ b)
+            b = _unit(matrix.mT @ a)
+        return a, b
+    of_left, of_right = left.mT @ left, right.mT @ right
+    beta = _unit(of_right.diagonal(dim1=1, dim2=2).unsqueeze(2))
+    for _ in range(POWER_STEPS):
+        alpha = _unit(of_right @ beta)
+        beta = _unit(of_left @ alpha)
+    return _unit(left @ alpha), _unit(right @ beta)
+
+
+def _stretch(left: torch.Tensor, right: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """aᵀ L Rᵀ b."""
+    return ((a.mT @ left) * (b.mT @ right)).sum((1, 2))
+
+
+def _unit(v: torch.Tensor) -> torch.Tensor:
+    return v / torch.linalg.vector_norm(v, dim=1, keepdim=True).clamp_min(torch.finfo(v.dtype).tiny)
+
+
+def _scaled(v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """v (N, a, b) over its largest entry a group, and that in float64 (N, 1, 1): squares of what is left exist."""
+    largest = v.abs().amax((1, 2), keepdim=True)
+    largest = torch.where(largest > 0, largest, 1.0)
+    return v / largest, largest.to(torch.float64)
+
+
+def _squared_norm(v: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.vector_norm(v, dim=-1, dtype=torch.float64).square()

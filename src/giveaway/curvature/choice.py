@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from giveaway.checks import check_number, fail, free_memory
+from giveaway.checks import check_number, check_whole, fail, free_memory
 from giveaway.curvature.dense import DenseCurvature, dense_bytes
 from giveaway.curvature.sketch import PROBES, TOLERANCE, SketchedCurvature, probes_at_once
 from giveaway.linalg.precision import precision_named
@@ -14,6 +14,8 @@ from giveaway.linalg.processes import ALONE, Processes, shared_checkpoint
 from giveaway.records import Head
 from giveaway.records.head import Window
 from giveaway.storage.checkpoint import NO_CHECKPOINT, Checkpoint
+
+Curvature = DenseCurvature | SketchedCurvature
 
 LEAST_PROBES = 32
 EXPECTED_PRODUCTS = 16  # products that one block of probes takes, for the progress bar alone
@@ -59,18 +61,13 @@ class Sketch:
     l2_sensitivity: bool | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.probes, bool) or not isinstance(self.probes, int) or self.probes < 1:
-            raise fail("probes", "a whole number of at least 1", repr(self.probes), "256 suits most heads")
+        check_whole("probes", self.probes, remedy="256 suits most heads")
         check_number("tolerance", self.tolerance, minimum=0.0, remedy="1e-3 suits most heads")
         if not 0 < self.tolerance < 1:
             raise fail("tolerance", "a number between 0 and 1", f"{self.tolerance:g}", "1e-3 suits most heads")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
             raise fail("seed", "a whole number from 0 to 2**63 - 1", repr(self.seed), "leave it out for 0")
-        check_memory_option(self.memory)
-
-    def budget(self, head: Head) -> int:
-        """How many bytes the sketch may take."""
-        return budget(self.memory, head)
+        check_number("memory", self.memory or 0.0, minimum=0.0, remedy="give it in gigabytes")
 
 
 @dataclass(frozen=True)
@@ -82,7 +79,7 @@ class Auto:
     l2_sensitivity: bool | None = None
 
     def __post_init__(self) -> None:
-        check_memory_option(self.memory)
+        check_number("memory", self.memory or 0.0, minimum=0.0, remedy="give it in gigabytes")
 
 
 @dataclass(frozen=True)
@@ -110,19 +107,16 @@ def choose(head: Head, wanted: Any, processes: Processes = ALONE) -> Choice:
     if isinstance(wanted, Sketch):
         return Choice(replace(wanted, memory=memory), "asked for")
     needed, available = dense_bytes(head), budget(memory, head)
-    fits = needed <= available
-    because = f"dense takes {needed / 1e9:.3g} GB, which {'fits' if fits else 'does not fit'} the budget of "
-    because += f"{available / 1e9:.3g} GB"
-    if fits:
+    fits = "fits" if needed <= available else "does not fit"
+    because = f"dense takes {needed / 1e9:.3g} GB, which {fits} the budget of {available / 1e9:.3g} GB"
+    if needed <= available:
         return Choice(Dense(l2_sensitivity=wanted.l2_sensitivity), because)
     return Choice(replace(wanted.sketch, memory=memory, l2_sensitivity=wanted.l2_sensitivity), because)
 
 
 def check_probes(sketch: Sketch) -> None:
     """Refuse so few probes that the scores of a head would tell nothing."""
-    if sketch.probes < LEAST_PROBES:
-        expected = f"a whole number of at least {LEAST_PROBES}"
-        raise fail("probes", expected, repr(sketch.probes), "256 suits most heads")
+    check_whole("probes", sketch.probes, LEAST_PROBES, remedy="256 suits most heads")
 
 
 def check_sketch(head: Head, sketch: Sketch) -> None:
@@ -130,12 +124,9 @@ def check_sketch(head: Head, sketch: Sketch) -> None:
     precision_named(sketch.precision, head.device)
     check_probes(sketch)
     if not head.looked_up:
-        raise fail(
-            "curvature",
-            "features that can be read many times for a sketch",
-            "a stream that runs the model in every pass",
-            "pass cache= to from_torch, or take curvature=Dense()",
-        )
+        got = "a stream that runs the model in every pass"
+        remedy = "pass cache= to from_torch, or take curvature=Dense()"
+        raise fail("curvature", "features that can be read many times for a sketch", got, remedy)
 
 
 def compute(
@@ -146,22 +137,22 @@ def compute(
     checkpoint: Checkpoint = NO_CHECKPOINT,
     on_rows: Callable[[int], Any] = lambda rows: None,
     on_window: Callable[[Window], Any] = lambda window: None,
-) -> DenseCurvature | SketchedCurvature:
+) -> Curvature:
     """Compute the chosen curvature; a dense one hands every window of its sums to `on_window`."""
-
-    def each(window: Window) -> None:
-        on_window(window)
-        on_rows(len(window))
-
     sketch = choice.sketch
     if sketch is None:
+
+        def each(window: Window) -> None:
+            on_window(window)
+            on_rows(len(window))
+
         return DenseCurvature(head, processes=processes, checkpoint=checkpoint, on_window=each)
     return SketchedCurvature(
         head,
         probes=sketch.probes,
         tolerance=sketch.tolerance,
         precision=sketch.precision,
-        memory=sketch.budget(head),
+        memory=budget(sketch.memory, head),
         allow_unconverged=sketch.allow_unconverged,
         seed=sketch.seed,
         processes=processes,
@@ -176,15 +167,10 @@ def expected_passes(head: Head, choice: Choice) -> int:
     if sketch is None:
         return 1
     precision = precision_named(sketch.precision, head.device)
-    at_once = probes_at_once(head, sketch.probes, sketch.budget(head), precision)
+    at_once = probes_at_once(head, sketch.probes, budget(sketch.memory, head), precision)
     return EXPECTED_PRODUCTS * -(-sketch.probes // at_once)
 
 
 def budget(memory: float | None, head: Head) -> int:
     """Bytes that a curvature may take: `memory` gigabytes, or half of what is free where the head's arrays are."""
     return free_memory(head.device) // 2 if memory is None else int(memory * 1e9)
-
-
-def check_memory_option(memory: float | None) -> None:
-    if memory is not None:
-        check_number("memory", memory, minimum=0.0, remedy="give it in gigabytes")

@@ -1,8 +1,7 @@
 """The losses as functions of a record's outputs: value, gradient g, curvature W, and the root S with S Sᵀ = W.
 
 Outputs f are (..., m). Targets y are class numbers (...) or rows of probabilities (..., m) for softmax, and (..., m)
-for every other loss. Values are per record. A loss does not know where outputs come from: the heads and the networks
-share these classes.
+for every other loss. Values are per record. Heads and networks share these classes.
 """
 
 from __future__ import annotations
@@ -26,8 +25,13 @@ class Loss(ABC):
     sensitivity : −∂g/∂y, which multiplies B in logit-space scores
     coupled : whether W couples the outputs (softmax); otherwise it is diagonal
     shared : whether all outputs and records have the same curvature
-    classes : whether outputs are logits of classes, which have an entropy and a margin
+    classes : whether outputs are logits of classes; such losses also have
+        `entropy(f)`, −Σ p log p of the prediction, summed over labels;
+        `margin(f, y)`, how far the best wrong answer leads the right one;
+        `log_odds(f, y)`, φ = log p_y − log(1 − p_y) of the true class, and its gradient ∂φ/∂f
     convex : whether the loss is known to be convex in the outputs
+    degrees : r, the number of independent directions of an output
+    pairs : how many numbers `pair_weights` has for a record
     """
 
     sensitivity = 1.0
@@ -35,19 +39,15 @@ class Loss(ABC):
     shared = False
     classes = False
     convex = True
+    entropy: Callable[[torch.Tensor], torch.Tensor]
+    margin: LossFunction
+    log_odds: LossFunction
+    log_odds_gradient: LossFunction
 
     def __init__(self, m: int) -> None:
         self.m = m
-
-    @property
-    def degrees(self) -> int:
-        """r, the number of independent directions of an output."""
-        return self.m
-
-    @property
-    def pairs(self) -> int:
-        """How many numbers `pair_weights` has for a record."""
-        return self.m
+        self.degrees = m - 1 if self.coupled else m
+        self.pairs = 1 if self.shared else m * (m - 1) // 2 if self.coupled else m
 
     @abstractmethod
     def value(self, f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -91,10 +91,8 @@ class Loss(ABC):
         return self.curvature(f).weights
 
     def pair_weights(self, f: torch.Tensor) -> torch.Tensor:
-        """The numbers of W (pairs, c) that are summed against products of features, for outputs (c, m).
-
-        They are one number for each separate output, or the upper triangle of W in contrast to the last class.
-        """
+        """The numbers of W (pairs, c) that are summed against products of features, for outputs (c, m): one for each
+        separate output, or the upper triangle of W in contrast to the last class."""
         return self.diagonal(f).T
 
     def targets(self, y: torch.Tensor) -> torch.Tensor:
@@ -109,32 +107,12 @@ class Loss(ABC):
         """v without the directions that the loss cannot see."""
         return v
 
-    def entropy(self, f: torch.Tensor) -> torch.Tensor:
-        """−Σ p log p of the prediction."""
-        raise NotImplementedError
-
-    def margin(self, f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """How far the best wrong answer leads the right one."""
-        raise NotImplementedError
-
-    def log_odds(self, f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """φ = log p_y − log(1 − p_y) of the true class."""
-        raise NotImplementedError
-
-    def log_odds_gradient(self, f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """∂φ/∂f."""
-        raise NotImplementedError
-
 
 class Squared(Loss):
     """‖f − y‖², without ½."""
 
     sensitivity = 2.0
     shared = True
-
-    @property
-    def pairs(self) -> int:
-        return 1
 
     def value(self, f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return (f - y).square().sum(-1)
@@ -179,7 +157,6 @@ class Logistic(Loss):
         return DiagonalCurvature(torch.sigmoid(f) * torch.sigmoid(-f))
 
     def targets(self, y: torch.Tensor) -> torch.Tensor:
-        """Labels of one logit stand in a column."""
         return y.to(torch.float64).unsqueeze(1) if y.ndim == 1 else y
 
     def check_targets(self, y: torch.Tensor, f: torch.Tensor) -> torch.Tensor:
@@ -189,11 +166,9 @@ class Logistic(Loss):
         return y
 
     def entropy(self, f: torch.Tensor) -> torch.Tensor:
-        """−Σ p log p, summed over labels."""
         return (torch.sigmoid(f) * _softplus(-f) + torch.sigmoid(-f) * _softplus(f)).sum(-1)
 
     def margin(self, f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """How far the other answer leads, for the worst label."""
         return torch.where(y >= 0.5, -f, f).amax(-1)
 
     def log_odds(self, f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -212,14 +187,6 @@ class Softmax(Loss):
 
     coupled = True
     classes = True
-
-    @property
-    def degrees(self) -> int:
-        return self.m - 1
-
-    @property
-    def pairs(self) -> int:
-        return self.degrees * (self.degrees + 1) // 2
 
     def value(self, f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         if y.ndim == f.ndim:
@@ -250,7 +217,7 @@ class Softmax(Loss):
         p = torch.softmax(f, -1)
         diagonal = (p * self.complement(p)).T
         p = p.T.contiguous()
-        rows, columns = triangle(self.degrees, f.device)
+        rows, columns = torch.triu_indices(self.degrees, self.degrees, device=f.device)
         packed = p.neg()[rows].mul_(p[columns])
         packed[rows == columns] = diagonal[:-1]
         return packed
@@ -266,13 +233,12 @@ class Softmax(Loss):
         return y
 
     def basis(self) -> torch.Tensor:
-        """Helmert's basis (m, m − 1) of the vectors that sum to zero."""
+        # Helmert's
         k = torch.arange(1, self.m, dtype=torch.float64)
         columns = torch.ones(self.m, self.m - 1, dtype=torch.float64).triu() - torch.diag(k, -1)[:, : self.m - 1]
         return columns / (k * (k + 1)).sqrt()
 
     def project(self, v: torch.Tensor, dim: int) -> torch.Tensor:
-        """v minus its mean: softmax does not see a constant that is added to all outputs."""
         return v - v.mean(dim, keepdim=True)
 
     def entropy(self, f: torch.Tensor) -> torch.Tensor:
@@ -310,7 +276,8 @@ class UserLoss(Loss):
         self.function = function
 
     def value(self, f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return self.function(*self._flat(f, y)).view(f.shape[:-1])
+        each = self.function(f.reshape(-1, self.m), y.reshape(-1, *y.shape[f.ndim - 1 :]))
+        return each.view(f.shape[:-1])
 
     def gradient(self, f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return torch.func.grad(lambda outputs: self.value(outputs, y).sum())(f)
@@ -349,20 +316,11 @@ class UserLoss(Loss):
         backward = torch.func.vjp(lambda outputs: self.gradient(outputs, y), f)[1]
         return torch.func.vmap(lambda unit: backward(unit)[0])(unit_vectors(f)).movedim(0, -2)
 
-    def _flat(self, f: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return f.reshape(-1, self.m), y.reshape(-1, *y.shape[f.ndim - 1 :])
-
 
 def unit_vectors(f: torch.Tensor) -> torch.Tensor:
     """The m unit vectors of every record's outputs f (..., m), as (m, ..., m)."""
     m = f.shape[-1]
     return torch.eye(m, dtype=f.dtype, device=f.device).view(m, *(1,) * (f.ndim - 1), m).expand(m, *f.shape)
-
-
-def triangle(r: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Row and column numbers of the packed upper triangle."""
-    rows, columns = torch.triu_indices(r, r, device=device)
-    return rows, columns
 
 
 def loss_named(loss: str | LossFunction | Loss, m: int) -> Loss:

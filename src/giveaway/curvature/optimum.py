@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from giveaway.checks import InputError, free_memory
 from giveaway.curvature.dense import MOST_ROWS, DenseCurvature
 from giveaway.curvature.losses import loss_of
-from giveaway.curvature.preconditioner import preconditioner_for
-from giveaway.curvature.products import HeadProducts
+from giveaway.curvature.products import HeadProducts, preconditioner_for
 from giveaway.linalg.cg import column_cg
 from giveaway.linalg.precision import Precision
 from giveaway.linalg.processes import ALONE, Processes
@@ -23,8 +22,7 @@ RELATIVE_GRADIENT = 1e-11
 STEP_TOLERANCE, MOST_PRODUCTS = 1e-4, 500
 
 
-@dataclass(frozen=True)
-class GradientSum:
+class GradientSum(NamedTuple):
     """G = Σ_j s_j ∇ℓ_j + λθ as (d, m), its size relative to Σ_j s_j ‖∇ℓ_j‖, and the objective's value."""
 
     total: torch.Tensor
@@ -41,7 +39,7 @@ class GradientSums:
         self._sums = torch.zeros(2, dtype=torch.float64)  # Σ s‖∇ℓ‖ and Σ s ℓ
 
     def add(self, window: Window) -> None:
-        """The records of `window`, which were not there before."""
+        """Add the records of `window`."""
         f, y = window.outputs.to(torch.float64), self._loss.targets(window.targets)
         g, value = self._loss.gradient(f, y), self._loss.value(f, y)
         if window.sample_weight is not None:
@@ -53,13 +51,16 @@ class GradientSums:
         self._sums[1] += float(value.sum())
 
     def finished(self, processes: Processes = ALONE) -> GradientSum:
-        """With the penalty; needs the head's weights where there is one."""
+        """Return the sums of all processes with the penalty, which needs the head's weights."""
+        head = self._head
         total, sums = processes.sum_(self._total.clone()), processes.sum_(self._sums.clone())
         size, objective = sums.tolist()
-        if self._head.l2 > 0:
-            theta = _penalized(self._head, self._head.parameters())
-            total += self._head.l2 * theta
-            objective += 0.5 * self._head.l2 * float(theta.square().sum())
+        if head.l2 > 0:
+            theta = self._loss.project(head.parameters(), 1).clone()
+            if head.intercept and not head.penalize_intercept:
+                theta[-1] = 0.0
+            total += head.l2 * theta
+            objective += 0.5 * head.l2 * float(theta.square().sum())
         return GradientSum(total, float(total.norm()) / max(size, 1e-300), objective)
 
 
@@ -72,19 +73,19 @@ def gradient_sum(head: Head, processes: Processes = ALONE) -> GradientSum:
 
 
 def refit(head: Head, *, dense: bool = True) -> Head:
-    """The head at the optimum of its objective: damped Newton steps on the convex problem, from where it is.
+    """Return the head at the optimum of its objective, by damped Newton steps from where it is.
 
-    A step is had from the dense curvature, or by conjugate gradients where that would be too large.
+    A step comes from the dense curvature, or from conjugate gradients where that would be too large.
     """
     theta = torch.zeros(head.width, head.m, dtype=torch.float64, device=head.device)
     if head.weight is not None:
-        theta = _centred(head, head.parameters())
+        theta = loss_of(head).project(head.parameters(), 1)  # softmax does not see a constant added to all classes
     current = head.with_parameters(theta)
     at = gradient_sum(current)
     for _ in range(MAX_STEPS):
         if at.relative <= RELATIVE_GRADIENT:
             return current
-        step = DenseCurvature(current).solve(at.total) if dense else newton_step(current, at.total)
+        step = DenseCurvature(current).solve(at.total) if dense else _iterative_step(current, at.total)
         slope = float((at.total * step).sum())
         length, moved, there = 1.0, current, at
         while length > 1e-10:
@@ -106,8 +107,8 @@ def refit(head: Head, *, dense: bool = True) -> Head:
     )
 
 
-def newton_step(head: Head, total: torch.Tensor) -> torch.Tensor:
-    """H⁻¹ `total` (d, m) by conjugate gradients, which is as good as exact far from the optimum, and goes there."""
+def _iterative_step(head: Head, total: torch.Tensor) -> torch.Tensor:
+    """H⁻¹ `total` (d, m) by conjugate gradients, which is as good as an exact step far from the optimum."""
     products, precision = HeadProducts(head, head.l2), Precision("float64")
     solution = column_cg(
         lambda v: products.apply(v, precision),
@@ -118,16 +119,3 @@ def newton_step(head: Head, total: torch.Tensor) -> torch.Tensor:
         allow_unconverged=True,
     )
     return products.as_parameters(solution.x)
-
-
-def _penalized(head: Head, theta: torch.Tensor) -> torch.Tensor:
-    theta = _centred(head, theta)
-    if head.intercept and not head.penalize_intercept:
-        theta = theta.clone()
-        theta[-1] = 0.0
-    return theta
-
-
-def _centred(head: Head, theta: torch.Tensor) -> torch.Tensor:
-    """Softmax outputs do not see a constant added to all classes: only the rest of θ counts."""
-    return loss_of(head).project(theta, 1)

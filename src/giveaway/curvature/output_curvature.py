@@ -1,7 +1,7 @@
 """W, the curvature of a record's loss in its outputs, and its root S with S Sᵀ = W, as operations on tensors.
 
-`weights` are the numbers that W is made of. They may be laid out in any way that broadcasts against the tensors; `dim`
-is the axis of the outputs, counted from the end.
+`weights` are the numbers that W is made of, laid out in any way that broadcasts against the tensors; `dim` is the axis
+of the outputs, counted from the end.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class DiagonalCurvature:
 
     weights: torch.Tensor
 
-    def contrast(self, v: torch.Tensor, dim: int) -> torch.Tensor:
+    def contrast(self, v: torch.Tensor, dim: int, *, in_place: bool = False) -> torch.Tensor:
         """v up to what W does not see, such that products with W keep their digits."""
         return v
 
@@ -29,13 +29,7 @@ class DiagonalCurvature:
         """S v; negative weights, which a user's loss may have, count as zero."""
         return self.weights.clamp_min(0).sqrt() * v
 
-    def root_transposed(self, v: torch.Tensor, dim: int) -> torch.Tensor:
-        """Sᵀ v, of v that `contrast` has prepared."""
-        return self.root(v, dim)
-
-    def null_vector(self) -> torch.Tensor | None:
-        """The unit vector that S maps to zero, if there is one."""
-        return None
+    root_transposed = root
 
 
 @dataclass(frozen=True)
@@ -48,11 +42,12 @@ class SoftmaxCurvature:
 
     weights: torch.Tensor
 
-    def contrast(self, v: torch.Tensor, dim: int) -> torch.Tensor:
+    def contrast(self, v: torch.Tensor, dim: int, *, in_place: bool = False) -> torch.Tensor:
         """v minus its entry of the most probable class."""
         shape = list(v.shape)
         shape[dim] = 1
-        return v - v.gather(dim, self.weights.argmax(dim, keepdim=True).expand(shape))
+        top = v.gather(dim, self.weights.argmax(dim, keepdim=True).expand(shape))
+        return v.sub_(top) if in_place else v - top
 
     def curve(self, v: torch.Tensor, dim: int) -> torch.Tensor:
         """W v, of v that `contrast` has prepared."""
@@ -70,10 +65,6 @@ class SoftmaxCurvature:
     def root_transposed(self, v: torch.Tensor, dim: int) -> torch.Tensor:
         """Sᵀ v, of v that `contrast` has prepared."""
         return self.weights.sqrt() * self._less_expectation(v, dim)
-
-    def null_vector(self) -> torch.Tensor:
-        """√p: S √p = 0."""
-        return self.weights.sqrt()
 
     def _less_expectation(self, v: torch.Tensor, dim: int) -> torch.Tensor:
         return v - (self.weights * v).sum(dim, keepdim=True)

@@ -1,4 +1,5 @@
-"""Products with the curvature of a head that is never formed: H V = Σ_j x_j (W_j (x_jᵀ V)) + λV, and Aᵀ Ω with H = AᵀA.
+"""Products with the curvature of a head that is never formed: H V = Σ_j x_j (W_j (x_jᵀ V)) + λV, and Aᵀ Ω with H = AᵀA;
+and approximate inverses of H for conjugate gradients.
 
 Vectors are (D, k, s): D the width of the design matrix (padded where the matrix units want it), k the outputs that are
 told apart (one where all share a curvature), s columns. Softmax vectors sum to zero over the outputs. On a GPU the
@@ -27,6 +28,9 @@ HOST_BYTES, GPU_BYTES = 8_000_000, 2_200_000_000  # of one array between two pro
 LEAST_ROWS, MOST_ROWS = 128, 16_384
 FUSED_FROM = 1e8  # records × outputs on a GPU, from which compiling pays
 CACHED = 1 << 20  # numbers of an array that a CPU passes over many times
+WORTH = 4  # features a column, up to which it pays to sum every record into every output's preconditioner
+HEAVIEST = 16_384  # at most so many records, or an eighth of all, are summed otherwise
+WEIGHTS = torch.bfloat16  # the type in which their weights are held
 
 
 class HeadProducts:
@@ -69,13 +73,12 @@ class HeadProducts:
         return vectors.squeeze(1 if self.loss.shared else 2)[: self.head.width]
 
     def slices(self, columns: int) -> list[slice]:
-        """This process's records, in consecutive pieces for products of so many columns."""
+        """This process's records, in consecutive pieces for products of this many columns."""
         rows = self._bytes // (4 * self.k * columns)
         rows = max(LEAST_ROWS, min(MOST_ROWS, 1 << max(rows, 1).bit_length() - 1))
         return self.processes.share(list(self.head.slices(rows)))
 
     def windows(self, columns: int) -> Iterator[Window]:
-        """Read those pieces one after the other."""
         return map(self.head.window, self.slices(columns))
 
     def apply(self, v: torch.Tensor, precision: Precision) -> torch.Tensor:
@@ -128,22 +131,18 @@ class HeadProducts:
 
     def _rooted_signs(self, seed: int, window: Window, probes: slice, precision: Precision) -> Parts:
         """S_j ω_j with S Sᵀ = s_j W_j and the signs ω of these probes, as (rows, k·s) factors of `precision`."""
-        columns = self.k * (probes.stop - probes.start)
-        rows = max(1, CACHED // columns)
-        if window.numbers.is_cuda or len(window) <= rows:
-            return precision.parts(self._rooted(seed, window, probes, precision).flatten(1))
-        rooted = torch.empty(len(window), columns, dtype=precision.dtype)
+        rows = len(window) if window.numbers.is_cuda else max(1, CACHED // (self.k * (probes.stop - probes.start)))
+        rooted = []
         for start in range(0, len(window), rows):
-            part = slice(start, start + rows)
-            rooted[part] = self._rooted(seed, window.part(part), probes, precision).flatten(1)
-        return precision.parts(rooted)
-
-    def _rooted(self, seed: int, window: Window, probes: slice, precision: Precision) -> torch.Tensor:
-        if self.loss.coupled:
-            p, weight = self._probabilities(window, precision)
-            return self._compiled(_root_softmax, window)(seed, window.numbers, probes.start, probes.stop, p, weight)
-        root = self.diagonal(window).sqrt().to(precision.dtype).unsqueeze(2)
-        return signs(seed, window.numbers, self.k, probes, dtype=precision.dtype) * root
+            part = window.part(slice(start, start + rows))
+            if self.loss.coupled:
+                passed = self._compiled(_root_softmax, part)
+                of_part = passed(seed, part.numbers, probes.start, probes.stop, *self._probabilities(part, precision))
+            else:
+                root = self.diagonal(part).sqrt().to(precision.dtype).unsqueeze(2)
+                of_part = signs(seed, part.numbers, self.k, probes, dtype=precision.dtype) * root
+            rooted.append(of_part.flatten(1))
+        return precision.parts(rooted[0] if len(rooted) == 1 else torch.cat(rooted))
 
     def _probabilities(self, window: Window, precision: Precision) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.softmax(window.outputs.to(precision.dtype), 1), window.weights.to(precision.dtype).unsqueeze(1)
@@ -177,3 +176,136 @@ def _root_softmax(
 ) -> torch.Tensor:
     omega = signs(seed, numbers, p.shape[1], slice(start, stop), dtype=p.dtype)
     return SoftmaxCurvature(p.unsqueeze(2)).root(omega, -2) * weight.sqrt().unsqueeze(2)
+
+
+def preconditioner_for(
+    products: HeadProducts, memory: int, columns: int, precision: Precision | None = None
+) -> ClassBlocks | SharedGram:
+    """Make the better preconditioner that fits in `memory` bytes, for solves of `columns` columns in all."""
+    if precision is None:
+        precision = Precision("tf32" if products.head.device.type == "cuda" else "float32")
+    (width, k), records = products.shape, products.head.n // products.processes.size
+    every_record = width <= WORTH * columns
+    blocks = k * width * width * precision.dtype.itemsize
+    if not every_record:
+        blocks += WEIGHTS.itemsize * k * products.head.n // products.processes.size
+    if blocks > memory:
+        return SharedGram(products, precision)
+    # rows are looked up for every output: better from memory than from files, where they fit
+    hold_rows = blocks + records * width * precision.dtype.itemsize <= memory
+    return ClassBlocks(products, precision, every_record=every_record, hold_rows=hold_rows)
+
+
+class ClassBlocks:
+    """An inverse of Σ_j w_jk x_j x_jᵀ + λI for each output k, which leaves out what couples the outputs.
+
+    Where it would cost more than it saves to sum every record, only the records with the largest weights of an output
+    are summed, and the rest of its weight is given to the mean record.
+    """
+
+    name = "class blocks"
+
+    def __init__(
+        self, products: HeadProducts, precision: Precision, *, every_record: bool = True, hold_rows: bool = True
+    ) -> None:
+        width, k = products.shape
+        self.dtype = precision.dtype
+        blocks = torch.zeros(k, width, width, dtype=precision.dtype, device=products.head.device)
+        if every_record:
+            for window in products.windows(max(1, width // 4)):
+                root = products.diagonal(window).sqrt().to(precision.dtype)
+                x = window.rows(precision.dtype, width)
+                for of_output, block in zip(root.T, blocks, strict=True):
+                    _add_square(block, x * of_output.unsqueeze(1), precision)
+        else:
+            _add_heaviest(blocks, products, precision, hold_rows=hold_rows)
+        products.processes.sum_(blocks)
+        for block in blocks:
+            block.copy_(_regularized_inverse(block, products.penalty.view(-1)))
+        self._products, self._inverses = products, blocks
+
+    def __call__(self, r: torch.Tensor) -> torch.Tensor:
+        return self._products.project_(torch.bmm(self._inverses, r.transpose(0, 1)).transpose(0, 1))
+
+
+def _add_heaviest(blocks: torch.Tensor, products: HeadProducts, precision: Precision, *, hold_rows: bool) -> None:
+    """Add the records with the largest weights of each output, and the rest of its weight times the mean record."""
+    (width, k), device, dtype = products.shape, blocks.device, precision.dtype
+    amount = torch.zeros(k, dtype=torch.float64, device=device)
+    mean = torch.zeros(width, width, dtype=dtype, device=device)
+    slices = products.slices(max(1, width // 4))
+    first, records = (slices[0].start, slices[-1].stop - slices[0].start) if slices else (0, 0)
+    # allocated whole: pieces that are put together at the end would take the memory twice
+    weights = torch.empty(k, records, dtype=WEIGHTS, device=device)
+    design = torch.empty(records if hold_rows else 0, width, dtype=dtype, device=device)
+    for part in slices:
+        window, here = products.head.window(part), slice(part.start - first, part.stop - first)
+        weight = products.diagonal(window)
+        weights[:, here] = weight.T
+        amount += weight.sum(0)
+        x = window.rows(dtype, width)
+        _add_square(mean, x, precision)
+        if hold_rows:
+            design[here] = x
+    products.processes.sum_(mean)
+    mean /= products.head.n
+    heaviest = min(HEAVIEST // products.processes.size, max(4 * width, records // 8), records)
+    for weight, whole, block in zip(weights, amount.tolist(), blocks, strict=True):
+        heavy, places = weight.float().topk(heaviest)
+        x = design[places] if hold_rows else products.head.window(first + places).rows(dtype, width)
+        _add_square(block, x * heavy.sqrt().unsqueeze(1), precision)
+        block += max(0.0, whole - float(heavy.sum())) * mean
+
+
+class SharedGram:
+    """One weighted Gram matrix of the features for all outputs, scaled by each output's share of the curvature."""
+
+    name = "shared"
+
+    def __init__(self, products: HeadProducts, precision: Precision) -> None:
+        width, k = products.shape
+        self.dtype = precision.dtype
+        gram = torch.zeros(width, width, dtype=precision.dtype, device=products.head.device)
+        amount = torch.zeros(k, dtype=torch.float64, device=products.head.device)
+        for window in products.windows(max(1, width // 4)):
+            weight = products.diagonal(window)
+            _add_square(gram, window.rows(precision.dtype, width) * weight.sum(1, keepdim=True).sqrt(), precision)
+            amount += weight.sum(0)
+        products.processes.sum_(gram)
+        products.processes.sum_(amount)
+        values, vectors = torch.linalg.eigh(gram.to(torch.float64))
+        share = amount / amount.sum().clamp_min(torch.finfo(torch.float64).tiny)
+        floor = width * torch.finfo(precision.dtype).eps * float(values[-1].clamp_min(1e-300))
+        divisor = values.clamp_min(floor)[:, None] * share + products.l2
+        self._products = products
+        self._vectors, self._over = vectors.to(precision.dtype), (1.0 / divisor.clamp_min(1e-300)).to(precision.dtype)
+
+    def __call__(self, r: torch.Tensor) -> torch.Tensor:
+        width, k, s = r.shape
+        turned = (self._vectors.T @ r.reshape(width, -1)).view(width, k, s)
+        turned *= self._over.unsqueeze(2)
+        return self._products.project_((self._vectors @ turned.view(width, -1)).view(width, k, s))
+
+
+def _add_square(total: torch.Tensor, x: torch.Tensor, precision: Precision) -> None:
+    """total += xᵀ x."""
+    factor = precision.parts(x.to(precision.dtype))
+    precision.add_product(total, tuple(part.T for part in factor), factor)
+
+
+def _regularized_inverse(block: torch.Tensor, penalty: torch.Tensor) -> torch.Tensor:
+    """Invert `block` with the penalty added to its diagonal, and a one where a feature has neither."""
+    matrix = block.to(torch.float64)
+    matrix = 0.5 * (matrix + matrix.T)
+    matrix.diagonal().add_(penalty)
+    diagonal = matrix.diagonal().clone()
+    scale = torch.where(diagonal > 0, diagonal, 1.0).rsqrt()
+    matrix *= scale[:, None] * scale
+    matrix.diagonal().add_((diagonal <= 0).to(matrix.dtype))
+    ridge = 0.0
+    while True:
+        factor, info = torch.linalg.cholesky_ex(matrix + ridge * torch.eye(len(matrix), device=matrix.device))
+        if int(info) == 0:
+            break
+        ridge = max(10 * ridge, 1e-7)  # a preconditioner may be regularized: it changes the steps, not the solution
+    return torch.cholesky_inverse(factor) * (scale[:, None] * scale)

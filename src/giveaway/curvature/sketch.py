@@ -3,27 +3,25 @@
 H = AᵀA, with A the stack of W_j^½ (x_j ⊗ I)ᵀ and √λ I. With Ω of random signs, Z = H⁻¹ AᵀΩ/√q has Z Zᵀ ≈ H⁻¹, so that
 B_i ≈ (x_iᵀ Z)(x_iᵀ Z)ᵀ for every record at once: the relative error of a quadratic form is at most √(2/q).
 
-Records of high leverage can be solved for by right sides of their own. Leaving group S out turns H into
-H − Σ_{i∈S} x_i x_iᵀ ⊗ W_i, which differs from H by one small term: conjugate gradients solve with a matrix of its own
+The steps of records of high leverage can be solved for exactly. Leaving group S out turns H into
+H − Σ_{i∈S} x_i x_iᵀ ⊗ W_i, which differs from H by one small term: conjugate gradients solve with a different matrix
 for every group, and share the one large product among them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from copy import copy
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from giveaway.checks import free_memory
-from giveaway.curvature.blocks import CAP, Blocks, LeaveOutStep, MatrixBlocks
-from giveaway.curvature.factored import FactoredBlocks
-from giveaway.curvature.losses import Loss
-from giveaway.curvature.preconditioner import preconditioner_for
-from giveaway.curvature.products import HeadProducts
+from giveaway.curvature.blocks import CAP, Blocks, FactoredBlocks, LeaveOutStep, MatrixBlocks
+from giveaway.curvature.losses import loss_of
+from giveaway.curvature.products import HeadProducts, preconditioner_for
 from giveaway.linalg.cg import CONVERGED, Solution, column_cg
 from giveaway.linalg.precision import Parts, Precision, exact_for, higher_than, precision_named
 from giveaway.linalg.probes import WORD, signs
@@ -99,7 +97,6 @@ class SketchedCurvature:
         self,
         head: Head,
         *,
-        l2: float | None = None,
         probes: int = PROBES,
         tolerance: float = TOLERANCE,
         precision: str = "auto",
@@ -111,37 +108,31 @@ class SketchedCurvature:
         on_rows: Callable[[int], Any] = lambda rows: None,
     ) -> None:
         self.head, self.seed, self.probes, self.tolerance = head, seed, probes, tolerance
-        self._options: dict[str, Any] = {
-            "probes": probes,
-            "tolerance": tolerance,
-            "precision": precision,
-            "memory": memory,
-            "allow_unconverged": allow_unconverged,
-            "seed": seed,
-            "processes": processes,
-            "on_rows": on_rows,
-        }
-        self.l2 = head.l2 if l2 is None else l2
-        self.products = HeadProducts(head, self.l2, processes=processes, on_rows=on_rows)
-        self.precision = precision_named(precision, head.device)
-        self.exact, self._first_precision = exact_for(self.precision, head.device), self.precision.name
+        self.loss, self._asked, self._allow_unconverged = loss_of(head), precision, allow_unconverged
         self.memory = free_memory(head.device) // 2 if memory is None else memory
+        self.at_once = probes_at_once(head, probes, self.memory, precision_named(precision, head.device))
+        self._sketch(HeadProducts(head, head.l2, processes=processes, on_rows=on_rows), checkpoint)
+
+    def _sketch(self, products: HeadProducts, checkpoint: Checkpoint) -> None:
+        """Solve for Z."""
+        self.products, self.l2 = products, products.l2
+        self._set_precision(precision_named(self._asked, self.head.device))
+        self._first_precision = self.precision.name
         wide = self.precision if self.precision.name == "float64" else None
-        self.preconditioner = preconditioner_for(self.products, self.memory // 2, probes, wide)
-        self.z = torch.empty(*self.products.shape, probes, dtype=self.precision.dtype, device=head.device)
-        self.at_once = probes_at_once(head, probes, self.memory, self.precision)
+        self.preconditioner = preconditioner_for(products, self.memory // 2, self.probes, wide)
+        self.z = torch.empty(*products.shape, self.probes, dtype=self.precision.dtype, device=self.head.device)
         solved = solve_probes(self.z, self.at_once, self._solve_block, CheckpointedParts(checkpoint).part)
         self.residual = max(float(part["residual"].max()) for part in solved)
         self.steps = max(int(part["steps"]) for part in solved)
+
+    def _set_precision(self, precision: Precision) -> None:
+        self.precision, self.exact = precision, exact_for(precision, self.head.device)
+        self.__dict__.pop("factors", None)
 
     @cached_property
     def factors(self) -> Parts:
         """Z as it is multiplied with."""
         return self.precision.parts(self.z.view(self.products.width, -1))
-
-    @property
-    def loss(self) -> Loss:
-        return self.products.loss
 
     @property
     def size(self) -> int:
@@ -150,7 +141,10 @@ class SketchedCurvature:
 
     def with_l2(self, l2: float) -> SketchedCurvature:
         """Sketch the same head with another penalty."""
-        return SketchedCurvature(self.head, l2=l2, **self._options)
+        other, products = copy(self), self.products
+        again = HeadProducts(self.head, l2, processes=products.processes, on_rows=products.on_rows)
+        other._sketch(again, NO_CHECKPOINT)
+        return other
 
     def group_bytes(self, s: int) -> int:
         """How many bytes one array takes for a group of s records."""
@@ -186,9 +180,28 @@ class SketchedCurvature:
             "l2": self.l2,
         }
 
-    def window_blocks(self, window: Window, size: int = 1) -> SketchedWindow:
-        """Prepare the blocks of the groups of `size` consecutive rows of `window`."""
-        return SketchedWindow(self, window, size)
+    def window_blocks(self, window: Window, size: int = 1) -> Callable[[slice, slice | None], Blocks]:
+        """Prepare U for the groups of `size` consecutive rows of `window`; the function that is returned makes the
+        blocks of some groups, by all probes or by some of them."""
+        products, precision, loss, total = self.products, self.precision, self.loss, self.probes
+        x = precision.parts(window.rows(precision.dtype, products.width))
+        whole = precision.product(x, self.factors).to(precision.dtype).view(-1, size, products.k, total)
+        all_signs = signs(self.seed, window.numbers, products.k, slice(0, total), dtype=precision.dtype)
+
+        def blocks(groups: slice, probes: slice | None = None) -> Blocks:
+            rows = window.part(slice(groups.start * size, groups.stop * size))
+            u, own = whole[groups], all_signs.view(whole.shape)[groups]
+            if probes is not None:
+                u, own = u[..., probes] * (total / (probes.stop - probes.start)) ** 0.5, own[..., probes]
+            n, s = u.shape[:2]
+            curvature = loss.curvature(rows.outputs.to(torch.float64).view(n, s, -1))
+            weight = rows.weights.view(n, s)
+            if loss.coupled:
+                return FactoredBlocks(u, own, curvature, weight, loss)
+            block, complement = _separate(u, own, curvature.weights, weight)
+            return MatrixBlocks(block, curvature, weight, loss, complement=complement)
+
+        return blocks
 
     def precondition(self, r: torch.Tensor) -> torch.Tensor:
         """Apply an approximate H⁻¹ to columns (D, k, s)."""
@@ -209,13 +222,12 @@ class SketchedCurvature:
             most_steps=MOST_STEPS,
             exact_product=None if exact is None else lambda v: apply(v.to(exact.dtype), exact).to(v.dtype),
             trusted=self.precision.trusted,
-            allow_unconverged=self._options["allow_unconverged"] or higher is not None,
+            allow_unconverged=self._allow_unconverged or higher is not None,
         )
         if higher is None or set(solution.status) == {CONVERGED}:
             return solution
-        # products too rough for a curvature so uneven: from here on in the next precision, which the report tells
-        self.precision, self.exact = higher, exact_for(higher, right.device)
-        self.__dict__.pop("factors", None)
+        # products were too rough for so uneven a curvature: the next precision serves from here on
+        self._set_precision(higher)
         return self._cg(right.to(higher.dtype))
 
     def _solve_block(self, probes: slice) -> Tensors:
@@ -239,35 +251,6 @@ def probes_at_once(head: Head, probes: int, memory: int, precision: Precision) -
     return fit // WORD * WORD or -(-probes // -(-probes // fit))
 
 
-class SketchedWindow:
-    """U of a window's records: what their blocks are made of."""
-
-    def __init__(self, curvature: SketchedCurvature, window: Window, size: int) -> None:
-        self._curvature, self._window, self._size = curvature, window, size
-        products, precision = curvature.products, curvature.precision
-        dtype = precision.dtype
-        x = precision.parts(window.rows(dtype, products.width))
-        u = precision.product(x, curvature.factors).to(dtype)
-        self._u = u.view(-1, size, products.k, curvature.probes)
-        self._signs = signs(curvature.seed, window.numbers, products.k, slice(0, curvature.probes), dtype=dtype)
-
-    def blocks(self, groups: slice, probes: slice | None) -> Blocks:
-        """Return the blocks of these groups, by all probes or by some of them."""
-        loss, total = self._curvature.loss, self._curvature.probes
-        rows = slice(groups.start * self._size, groups.stop * self._size)
-        window = self._window.part(rows)
-        u, own = self._u[groups], self._signs[rows].view(self._u[groups].shape)
-        if probes is not None:
-            u, own = u[..., probes] * (total / (probes.stop - probes.start)) ** 0.5, own[..., probes]
-        n, s = u.shape[:2]
-        curvature = loss.curvature(window.outputs.to(torch.float64).view(n, s, -1))
-        weight = window.weights.view(n, s)
-        if loss.coupled:
-            return FactoredBlocks(u, own, curvature, weight, loss)
-        block, complement = _separate(u, own, curvature.weights, weight)
-        return MatrixBlocks(block, curvature, weight, loss, complement=complement)
-
-
 def _separate(
     u: torch.Tensor, own: torch.Tensor, diagonal: torch.Tensor, weight: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -288,8 +271,7 @@ def _separate(
     return block, complement if q >= 4 * s else None
 
 
-@dataclass(frozen=True)
-class ExactSteps:
+class ExactSteps(NamedTuple):
     """B(s g) of N groups (N, s, m), their step of leaving out, and the true residual of either solve, the larger."""
 
     image: torch.Tensor
@@ -308,54 +290,43 @@ def exact_steps(
 
     `total` G and `drift` H⁻¹G (d, m) are those of a head that is not taken as converged.
     """
+    products, loss = curvature.products, curvature.loss
     n, s, _ = gradient.shape
-    terms = _GroupTerms(curvature.products, window, n)
-    weighted = window.weights.view(n, s, 1) * gradient
-    first = torch.einsum("nsd,nsm->dmn", terms.x, weighted.to(terms.x.dtype))
-    second = first if total is None else first - torch.nn.functional.pad(total, (0, 0, 0, terms.padding)).unsqueeze(2)
+    x = window.rows(torch.float64, products.width).view(n, s, -1)
+    of_outputs = loss.curvature(window.outputs.to(torch.float64).view(n, s, -1))
+    weight = window.weights.view(n, s, 1)
+
+    def curve(v: torch.Tensor) -> torch.Tensor:
+        return weight * of_outputs.curve(of_outputs.contrast(v, -1), -1)
+
+    first = torch.einsum("nsd,nsm->dmn", x, weight * gradient)
+    padding = products.width - window.width
+    second = first if total is None else first - torch.nn.functional.pad(total, (0, 0, 0, padding)).unsqueeze(2)
     right = torch.stack([first, second], 2)  # (D, m, 2, N)
-    shape = (len(right), curvature.products.k, -1)
     precision = curvature.precision if right.is_cuda else Precision("float64")
     exact = exact_for(precision, right.device)
+
+    def apply(v: torch.Tensor, precision: Precision) -> torch.Tensor:
+        """H v, less the groups' own terms in their second columns; v is (D, k, columns)."""
+        result = products.apply(v.to(precision.dtype), precision).to(v.dtype)
+        outputs = torch.einsum("nsd,dmn->nsm", x, v.view(right.shape)[:, :, 1].to(torch.float64))
+        own = torch.einsum("nsd,nsm->dmn", x, CAP * curve(outputs))
+        result.view(right.shape)[:, :, 1] -= own.to(v.dtype)
+        return result
+
     solution = column_cg(
-        lambda v: terms.apply(v, right.shape, precision),
-        right.reshape(shape).to(precision.dtype),
+        lambda v: apply(v, precision),
+        right.reshape(len(right), products.k, -1).to(precision.dtype),
         precondition=curvature.precondition,
         tolerance=min(curvature.tolerance, OWN_TOLERANCE if exact is None else ROUGH_TOLERANCE),
         most_steps=OWN_STEPS,
-        exact_product=None if exact is None else lambda v: terms.apply(v, right.shape, exact),
+        exact_product=None if exact is None else lambda v: apply(v, exact),
         trusted=precision.trusted,
         allow_unconverged=True,
     )
-    image, step = torch.einsum("nsd,dmcn->cnsm", terms.x, solution.x.view(right.shape).to(terms.x.dtype))
-    capped = terms.norm(step) > LARGEST_STEP * terms.norm(image)
+    image, step = torch.einsum("nsd,dmcn->cnsm", x, solution.x.view(right.shape).to(x.dtype))
+    norms = ((v * curve(v)).sum((1, 2)).clamp_min(0.0).sqrt() for v in (step, image))
+    capped = next(norms) > LARGEST_STEP * next(norms)
     if drift is not None:
-        step = step + torch.einsum("nsd,dm->nsm", terms.x[..., : len(drift)], drift)
-    residual = solution.residual.view(-1, 2, n).amax((0, 1))
-    return ExactSteps(image, LeaveOutStep(step, capped), residual)
-
-
-class _GroupTerms:
-    """The terms that N groups add to H themselves."""
-
-    def __init__(self, products: HeadProducts, window: Window, n: int) -> None:
-        self._products = products
-        self.x = window.rows(torch.float64, products.width).view(n, len(window) // n, -1)
-        self.padding = products.width - window.width
-        self._curvature = products.loss.curvature(window.outputs.to(torch.float64).view(*self.x.shape[:2], -1))
-        self._weight = window.weights.view(n, -1, 1)
-
-    def apply(self, v: torch.Tensor, shape: torch.Size, precision: Precision) -> torch.Tensor:
-        """H v, less the groups' own terms in their second columns; v is (D, k, columns), of `shape` (D, m, 2, N)."""
-        result = self._products.apply(v.to(precision.dtype), precision).to(v.dtype)
-        outputs = torch.einsum("nsd,dmn->nsm", self.x, v.view(shape)[:, :, 1].to(torch.float64))
-        own = torch.einsum("nsd,nsm->dmn", self.x, CAP * self._curve(outputs))
-        result.view(shape)[:, :, 1] -= own.to(v.dtype)
-        return result
-
-    def norm(self, step: torch.Tensor) -> torch.Tensor:
-        """√(stepᵀ W step)."""
-        return (step * self._curve(step)).sum((1, 2)).clamp_min(0.0).sqrt()
-
-    def _curve(self, v: torch.Tensor) -> torch.Tensor:
-        return self._weight * self._curvature.curve(self._curvature.contrast(v, -1), -1)
+        step = step + torch.einsum("nsd,dm->nsm", x[..., : len(drift)], drift)
+    return ExactSteps(image, LeaveOutStep(step, capped), solution.residual.view(-1, 2, n).amax((0, 1)))

@@ -19,8 +19,7 @@ from typing import Any
 import torch
 
 from giveaway.checks import check_choice, fail
-from giveaway.curvature.blocks import Blocks, MatrixBlocks, rotated
-from giveaway.curvature.factored import FactoredBlocks
+from giveaway.curvature.blocks import Blocks, FactoredBlocks, MatrixBlocks
 from giveaway.curvature.losses import Loss
 from giveaway.curvature.sketch import REDO_ABOVE, CheckpointedParts, Tensors, records_to_redo, solve_probes
 from giveaway.linalg.probes import signs
@@ -206,7 +205,7 @@ class _ExactRecords:
             rotation = loss.rotation(f, y)
             matrices = block if rotation is None else rotation[:, 0].mT @ block @ rotation[:, 0]
             laid_out = matrices.permute(1, 2, 0)[None, :, None]  # (1, m, 1, m, k)
-            return rotated(MatrixBlocks(laid_out, loss.curvature(f, y), weight, loss, whole=True), rotation)
+            return MatrixBlocks(laid_out, loss.curvature(f, y), weight, loss, whole=True, rotation=rotation)
 
         return ScoreBatch(f, y, weight, loss, blocks, lambda: _norms(self._gradients(numbers)))
 
@@ -343,9 +342,7 @@ class _Sketch:
             own = signs(self.seed, numbers, self.network.m, slice(0, self.probes), dtype=u.dtype).unsqueeze(1)
             own, some = own[..., probes], u[..., probes] * (self.probes / u[..., probes].shape[-1]) ** 0.5
             rotation = loss.rotation(f, y)
-            if rotation is not None:
-                own, some = rotation.mT @ own, rotation.mT @ some
-            return rotated(FactoredBlocks(some, own, loss.curvature(f, y), weight, loss, whole=True), rotation)
+            return FactoredBlocks(some, own, loss.curvature(f, y), weight, loss, whole=True, rotation=rotation)
 
         def gradient_norm() -> torch.Tensor:
             return torch.cat([_norms(part) for _, part in self.derivatives.gradients(piece.rows)])
