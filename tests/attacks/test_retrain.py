@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.linear_model import Ridge
 
-from giveaway.attacks.retrain import leave_one_out, retrain_without
+from giveaway.attacks.shadow import leave_one_out, retrain_without
 from giveaway.attacks.shadow_store import ShadowFolder, model_seed, stored_seconds
 from giveaway.checks import InputError
 from giveaway.records import Signals

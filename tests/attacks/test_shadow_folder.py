@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from giveaway.attacks.shadow import collect_shadows
-from giveaway.attacks.shadow_store import ShadowFolder, ShadowPlan, stored_seconds
+from giveaway.attacks.shadow import TrainedModel, collect_shadows
+from giveaway.attacks.shadow_store import ShadowFolder, plan_of_halves, stored_seconds
 from giveaway.checks import InputError
 from tests.attacks.test_shadow import RECORDS, noise_and_membership, plain_loop, run
 
@@ -190,13 +190,13 @@ def test_the_seconds_of_training_are_summed_and_survive_a_resume(tmp_path, optio
 
 
 def test_seconds_of_models_trained_together_go_to_the_next_that_is_stored(tmp_path):
-    plan = ShadowPlan(RECORDS, 4, "phi", {})
+    plan = plan_of_halves(RECORDS, 4, "phi", {})
 
     def train_missing(missing):
         time.sleep(0.05)
-        yield 9, np.zeros(RECORDS)  # not asked for
+        yield TrainedModel(9, np.zeros(RECORDS))  # not asked for
         for number in missing:
-            yield number, np.zeros(RECORDS)
+            yield TrainedModel(number, np.zeros(RECORDS))
 
     collect_shadows(train_missing, plan, folder=tmp_path, on_model=lambda *_: time.sleep(0.1))
     lines = [line.split(",") for line in (tmp_path / "seconds.csv").read_text().splitlines()]

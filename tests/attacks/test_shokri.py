@@ -11,7 +11,7 @@ from sklearn.neural_network import MLPClassifier
 from sklearn.svm import LinearSVC
 from sklearn.tree import DecisionTreeClassifier
 
-from giveaway.attacks.shokri import shokri
+from giveaway.attacks.thresholds import shokri
 from giveaway.checks import InputError
 from giveaway.records import Signals
 from tests.attacks.made import made

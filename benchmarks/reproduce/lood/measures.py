@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from scipy.stats import pearsonr
 
 from benchmarks.reproduce.lood.networks import Pictures
-from giveaway.attacks.retrain import leave_one_out as loss_attack
+from giveaway.attacks.shadow import leave_one_out as loss_attack
 from giveaway.evaluation import spearman
 from giveaway.gp.attack import query_attack, record_attack
 from giveaway.gp.distinguishability import divergence, divergence_at

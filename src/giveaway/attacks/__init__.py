@@ -7,46 +7,27 @@ from typing import TYPE_CHECKING, Any
 
 from giveaway.attacks.lira import lira, lira_within
 from giveaway.attacks.rmia import rmia
-from giveaway.attacks.shokri import shokri
-from giveaway.attacks.thresholds import AttackScores, threshold
+from giveaway.attacks.thresholds import AttackScores, shokri, threshold
 
 if TYPE_CHECKING:
     from giveaway.attacks.recipes import RECIPES, train_recipe
-    from giveaway.attacks.retrain import RetrainedRecords, leave_one_out, retrain_without
-    from giveaway.attacks.shadow import train_shadows
+    from giveaway.attacks.shadow import RetrainedRecords, leave_one_out, retrain_without, train_shadows
     from giveaway.attacks.shadow_store import balanced_membership, model_seed
     from giveaway.attacks.stacked import Training, train_stacked
 
 _HOMES = {  # an audit must not wait for what trains models
-    "retrain": ("RetrainedRecords", "leave_one_out", "retrain_without"),
-    "recipes": ("RECIPES", "train_recipe"),
-    "shadow": ("train_shadows",),
-    "shadow_store": ("balanced_membership", "model_seed"),
-    "stacked": ("Training", "train_stacked"),
+    **dict.fromkeys(("RECIPES", "train_recipe"), "recipes"),
+    **dict.fromkeys(("RetrainedRecords", "leave_one_out", "retrain_without", "train_shadows"), "shadow"),
+    **dict.fromkeys(("balanced_membership", "model_seed"), "shadow_store"),
+    **dict.fromkeys(("Training", "train_stacked"), "stacked"),
 }
 
-__all__ = [
-    "RECIPES",
-    "AttackScores",
-    "RetrainedRecords",
-    "Training",
-    "balanced_membership",
-    "leave_one_out",
-    "lira",
-    "lira_within",
-    "model_seed",
-    "retrain_without",
-    "rmia",
-    "shokri",
-    "threshold",
-    "train_recipe",
-    "train_shadows",
-    "train_stacked",
-]
+__all__ = ["RECIPES", "AttackScores", "RetrainedRecords", "Training", "balanced_membership", "leave_one_out", "lira"]
+__all__ += ["lira_within", "model_seed", "retrain_without", "rmia", "shokri", "threshold", "train_recipe"]
+__all__ += ["train_shadows", "train_stacked"]
 
 
 def __getattr__(name: str) -> Any:
-    for home, names in _HOMES.items():
-        if name in names:
-            return getattr(importlib.import_module(f"giveaway.attacks.{home}"), name)
-    raise AttributeError(f"module 'giveaway.attacks' has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'giveaway.attacks' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"giveaway.attacks.{_HOMES[name]}"), name)

@@ -15,7 +15,7 @@ Standard deviations divide by the count. Several queries: the mean of their scor
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from scipy.special import log_ndtr
@@ -30,8 +30,7 @@ CENTRES = ("median", "mean")
 FLOOR = 1e-30  # added to every standard deviation, as in the reference implementation
 
 
-@dataclass(frozen=True)
-class SideMoments:
+class SideMoments(NamedTuple):
     """Number (n, 1) of the models trained with a record, or of those without it, and mean and variance (n, Q) of φ."""
 
     count: np.ndarray
@@ -56,9 +55,8 @@ def lira(
     >>> lira(Signals(np.array([[5.5]]), np.array([[True]]), kind="phi"), seen, centre="mean").scores
     array([[48.]])
     """
-    _check_options(mode, variance, centre)
+    _check(references, mode, variance, centre, least=2)
     check_same_records(targets, references)
-    _check_counts(references, both=mode == "online", least=2)
     pooled = None if variance == "per_record" else _pooled_deviations(references, variance, centre)
     scores = np.empty(targets.members.shape)
     larger = max(targets, references, key=lambda signals: signals.models)
@@ -66,10 +64,9 @@ def lira(
         phi = references.statistic(part)
         sides = []
         for side, mask in enumerate((references.members[:, part], ~references.members[:, part])):
-            middle = _centre(phi, mask, centre)
-            deviation = np.sqrt(moments(phi, mask).variance) if pooled is None else np.full_like(middle, pooled[side])
-            sides.append((middle, deviation + FLOOR))
-        scores[:, part] = _score(targets.statistic(part), sides[0], sides[1], mode).mean(axis=2)
+            deviation = np.sqrt(moments(phi, mask).variance) if pooled is None else pooled[side]
+            sides.append((_centre(phi, mask, centre), deviation + FLOOR))
+        scores[:, part] = _score(targets.statistic(part), *sides, mode).mean(axis=2)
     return AttackScores("lira", scores, targets.members, {"mode": mode, "variance": variance, "centre": centre})
 
 
@@ -88,10 +85,9 @@ def lira_within(
     """
     options = {"mode": mode, "variance": variance, "centre": centre, "leave_out": leave_out}
     if not leave_out:
-        plain = lira(models, models, mode=mode, variance=variance, centre=centre)
-        return AttackScores("lira", plain.scores, models.members, options)
-    _check_options(mode, variance, centre)
-    _check_counts(models, both=mode == "online", least=3)
+        scores = lira(models, models, mode=mode, variance=variance, centre=centre).scores
+        return AttackScores("lira", scores, models.members, options)
+    _check(models, mode, variance, centre, least=3)
     if variance == "per_record" and centre == "mean":
         return AttackScores("lira", _within_by_moments(models, mode), models.members, options)
     scores = np.empty(models.members.shape)
@@ -137,13 +133,14 @@ def _within_by_moments(models: Signals, mode: str) -> np.ndarray:
             variance = all_of_them.count / rest * (all_of_them.variance - own * away**2 / rest)
             deviation = np.sqrt(np.maximum(np.where(own, variance, all_of_them.variance), 0.0))
             sides.append((mean, deviation + FLOOR))
-        scores[:, part] = _score(phi, sides[0], sides[1], mode).mean(axis=2)
+        scores[:, part] = _score(phi, *sides, mode).mean(axis=2)
     return scores
 
 
-def _score(
-    phi: np.ndarray, inside: tuple[np.ndarray, np.ndarray], outside: tuple[np.ndarray, np.ndarray], mode: str
-) -> np.ndarray:
+Normal = tuple[np.ndarray, np.ndarray]  # mean and standard deviation
+
+
+def _score(phi: np.ndarray, inside: Normal, outside: Normal, mode: str) -> np.ndarray:
     away = (phi - outside[0]) / outside[1]
     if mode == "offline_onesided":
         return -log_ndtr(-away)
@@ -162,33 +159,29 @@ def _centre(phi: np.ndarray, mask: np.ndarray, centre: str) -> np.ndarray:
     return 0.5 * (low + high)
 
 
-def _pooled_deviations(references: Signals, variance: str, centre: str) -> tuple[float, float]:
+def _pooled_deviations(references: Signals, variance: str, centre: str) -> np.ndarray:
     """Return one standard deviation for all records, IN and OUT."""
     squares, total, count = np.zeros(2), np.zeros(2), np.zeros(2)
     for part in references.blocks():
         phi = references.statistic(part)
         for side, mask in enumerate((references.members[:, part], ~references.members[:, part])):
-            away = phi - _centre(phi, mask, centre) if variance == "global_residual" else phi
-            chosen = away[mask]
-            squares[side] += float((chosen**2).sum())
-            total[side] += float(chosen.sum())
-            count[side] += chosen.size
-    spread = squares / np.maximum(count, 1) - (total / np.maximum(count, 1)) ** 2
-    inside, outside = np.sqrt(np.maximum(spread, 0.0))
-    return float(inside), float(outside)
+            away = (phi - _centre(phi, mask, centre) if variance == "global_residual" else phi)[mask]
+            squares[side] += (away**2).sum()
+            total[side] += away.sum()
+            count[side] += away.size
+    count = np.maximum(count, 1)
+    return np.sqrt(np.maximum(squares / count - (total / count) ** 2, 0.0))
 
 
-def _check_options(mode: str, variance: str, centre: str) -> None:
+def _check(references: Signals, mode: str, variance: str, centre: str, *, least: int) -> None:
     check_choice("mode", mode, MODES)
     check_choice("variance", variance, VARIANCES)
     check_choice("centre", centre, CENTRES)
-
-
-def _check_counts(references: Signals, *, both: bool, least: int) -> None:
-    without = references.models - references.members.sum(0)
-    fewest = np.minimum(without, references.members.sum(0)) if both else without
-    if int(fewest.min()) < least:
-        row = int(fewest.argmin())
-        sides = "with and without" if both else "without"
+    inside = references.members.sum(0)
+    fewest, sides = references.models - inside, "without"
+    if mode == "online":
+        fewest, sides = np.minimum(fewest, inside), "with and without"
+    row = int(fewest.argmin())
+    if fewest[row] < least:
         expected = f"at least {least} models {sides} every record"
         raise fail("references", expected, f"{fewest[row]} at row {row}", "add models")

@@ -15,13 +15,11 @@ from scipy.optimize import minimize
 from scipy.special import log_softmax, logsumexp, softmax
 from torch import nn
 
-from giveaway.attacks.shadow import OnModel, Outcome, collect_shadows
-from giveaway.attacks.shadow_store import ShadowPlan, balanced_membership
+from giveaway.attacks.shadow import OnModel, TrainedModel, collect_shadows
+from giveaway.attacks.shadow_store import balanced_membership, model_seed, plan_of_halves
 from giveaway.attacks.stacked import Training, seeded_model, train_stacked
 from giveaway.checks import as_tensor, check_choice, check_finite, fail
 from giveaway.records import Signals
-
-LARGEST_GRADIENT = 1e-8  # of the mean loss, where logistic regression stops
 
 
 @dataclass(frozen=True)
@@ -72,36 +70,35 @@ def train_recipe(
     count = len(x) if records is None else records
     if not 2 <= count <= len(x):
         raise fail("records", f"2 to {len(x)}", str(records), "give the number of rows to train on")
-    at_once = made.models_at_once if models_at_once is None else models_at_once
     training = None if made.training is None else asdict(made.training)
     fingerprint = {"inputs": x, "targets": y, "training": training, "l2": made.l2, "loss": made.loss}
-    if made.build is not None:
-        fingerprint["architecture"] = str(seeded_model(partial(made.build, x.shape[1:], outputs), seed=0))
+    make = None if made.build is None else partial(made.build, x.shape[1:], outputs)
+    if make is not None:
+        fingerprint["architecture"] = str(seeded_model(make, seed=0))
     else:
         fingerprint["solver"] = getattr(made.solve, "__qualname__", "")
     labels, others = (y[:count] if classes else None), (y[count:] if classes and len(x) > count else None)
-    plan = ShadowPlan(count, models, chosen, fingerprint, seed, labels, len(x) - count, others)
+    plan = plan_of_halves(count, models, chosen, fingerprint, seed, labels, len(x) - count, others)
 
-    def train_missing(missing: Sequence[int]) -> Iterator[Outcome]:
-        if made.solve is not None:
-            predictions = _solved(made, x, y, outputs, plan, missing)
-        else:
-            assert made.build is not None
+    def predictions(missing: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
+        if make is not None:
             assert made.training is not None
-            predictions = train_stacked(
-                partial(made.build, x.shape[1:], outputs),
-                x,
-                y,
-                balanced_membership(models, count, seed=seed),
-                made.training,
-                seeds=[plan.seed_of(number) for number in range(models)],
-                numbers=missing,
-                models_at_once=at_once,
-                stack=made.stack,
-                device=device,
-            )
-        for number, predicted in predictions:
-            yield number, signals_of(predicted, y, chosen)
+            members = balanced_membership(models, count, seed=seed)
+            at_once = made.models_at_once if models_at_once is None else models_at_once
+            options = {"models_at_once": at_once, "stack": made.stack, "device": device}
+            seeds = [model_seed(number, seed=seed) for number in range(models)]
+            yield from train_stacked(make, x, y, members, made.training, seeds=seeds, numbers=missing, **options)
+            return
+        assert made.solve is not None
+        flat = x.reshape(len(x), -1)
+        for number in missing:
+            rows = plan.job(number).indices
+            theta = made.solve(flat[rows], y[rows], outputs, made.l2)
+            yield number, flat @ theta[:-1] + theta[-1]
+
+    def train_missing(missing: Sequence[int]) -> Iterator[TrainedModel]:
+        for number, predicted in predictions(missing):
+            yield TrainedModel(number, signals_of(predicted, y, chosen))
 
     return collect_shadows(train_missing, plan, folder=folder, on_model=on_model)
 
@@ -143,20 +140,9 @@ def solve_logistic(inputs: np.ndarray, targets: np.ndarray, outputs: int, l2: fl
         gradient = x.T @ (np.exp(logs) - right) + l2 * theta
         return value / len(x), gradient.ravel() / len(x)
 
-    options = {"gtol": LARGEST_GRADIENT, "ftol": 0.0, "maxiter": 10_000, "maxfun": 20_000}
+    options = {"gtol": 1e-8, "ftol": 0.0, "maxiter": 10_000, "maxfun": 20_000}
     start = np.zeros(x.shape[1] * outputs)
     return minimize(mean_loss, start, jac=True, method="L-BFGS-B", options=options).x.reshape(x.shape[1], outputs)
-
-
-def _solved(
-    recipe: Recipe, x: np.ndarray, y: np.ndarray, outputs: int, plan: ShadowPlan, missing: Sequence[int]
-) -> Iterator[tuple[int, np.ndarray]]:
-    assert recipe.solve is not None
-    flat = x.reshape(len(x), -1)
-    for number in missing:
-        members = np.flatnonzero(plan.members(number))
-        theta = recipe.solve(flat[members], y[members], outputs, recipe.l2)
-        yield number, flat @ theta[:-1] + theta[-1]
 
 
 def _checked_data(inputs: Any, targets: Any, recipe: Recipe) -> tuple[np.ndarray, np.ndarray, int]:

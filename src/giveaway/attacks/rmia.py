@@ -89,12 +89,15 @@ def rmia(
         target_points, reference_points = _points(targets, references)
         expected_of_points = _reference_means(reference_points, probability)[1]
 
+    def confidences(model: Signals) -> np.ndarray:
+        return np.concatenate([probability(model, part)[0] for part in model.blocks()])
+
     scores = np.empty(targets.members.shape)
     for model in range(targets.models):
         only = slice(model, model + 1)
-        p = _all_records(targets.of_models(only), probability)
+        p = confidences(targets.of_models(only))
         if population == "points":
-            ratios = _all_records(target_points.of_models(only), probability) / expected_of_points
+            ratios = confidences(target_points.of_models(only)) / expected_of_points
             itself = np.zeros(targets.records, dtype=bool)
         else:
             itself = ~targets.members[model]
@@ -106,7 +109,8 @@ def rmia(
         counts = _count_below(ratios, bounds, vote)
         if population == "non_members":
             # a record is not compared with itself, where p(x) as x and as z differ
-            counts[itself] -= _votes(ratios < bounds[itself], vote)
+            share = (ratios < bounds[itself]).mean(axis=1)
+            counts[itself] -= share if vote == "mean" else share > 0.5
         scores[model] = counts / (len(ratios) - itself)
     options = {"mode": mode, "gamma": gamma, "temperature": temperature, "signal": signal, "population": population}
     if mode == "offline":
@@ -123,26 +127,24 @@ def _probability_of(targets: Signals, signal: str, temperature: float, degree: i
     if signal == "softmax":
         return lambda signals, part: np.maximum(signals.confidence(part, temperature=temperature), SMALLEST)
     if targets.kind != "logits":
-        raise fail(
-            "signal", "'softmax' unless signals are logits", f"'taylor_softmax' with {targets.kind}", "store logits"
-        )
+        got = f"'taylor_softmax' with {targets.kind}"
+        raise fail("signal", "'softmax' unless signals are logits", got, "store logits")
     check_whole("taylor_degree", degree, remedy="4 is usual")
     check_number("taylor_margin", margin, minimum=0, remedy="0.6 is usual")
-    return lambda signals, part: _taylor_softmax(signals, part, temperature, degree, margin)
-
-
-def _taylor_softmax(signals: Signals, part: slice, temperature: float, degree: int, margin: float) -> np.ndarray:
     coefficients = [1 / factorial(k) for k in range(degree + 1)]
-    logits = np.asarray(signals.values[:, part], dtype=np.float64) / temperature
-    assert signals.labels is not None
-    label = np.broadcast_to(signals.labels[part][None, :, None, None], (*logits.shape[:3], 1))
-    own = np.take_along_axis(logits, label, axis=-1) - margin
-    np.put_along_axis(logits, label, own, axis=-1)
-    series = np.polynomial.polynomial.polyval(logits, coefficients)
-    if not (series > 0).all():
-        got = f"degree {degree} and a logit where it is not"
-        raise fail("taylor_degree", "a series that stays positive", got, "every even degree does")
-    return np.maximum(np.take_along_axis(series, label, axis=-1)[..., 0] / series.sum(-1), SMALLEST)
+
+    def taylor_softmax(signals: Signals, part: slice) -> np.ndarray:
+        assert signals.labels is not None
+        logits = np.asarray(signals.values[:, part], dtype=np.float64) / temperature
+        label = np.broadcast_to(signals.labels[part][None, :, None, None], (*logits.shape[:3], 1))
+        np.put_along_axis(logits, label, np.take_along_axis(logits, label, axis=-1) - margin, axis=-1)
+        series = np.polynomial.polynomial.polyval(logits, coefficients)
+        if not (series > 0).all():
+            got = f"degree {degree} and a logit where it is not"
+            raise fail("taylor_degree", "a series that stays positive", got, "every even degree does")
+        return np.maximum(np.take_along_axis(series, label, axis=-1)[..., 0] / series.sum(-1), SMALLEST)
+
+    return taylor_softmax
 
 
 def _reference_means(references: Signals, probability: Probability) -> tuple[np.ndarray, np.ndarray]:
@@ -156,23 +158,19 @@ def _reference_means(references: Signals, probability: Probability) -> tuple[np.
     return over_all, over_out
 
 
-def _all_records(one_model: Signals, probability: Probability) -> np.ndarray:
-    return np.concatenate([probability(one_model, part)[0] for part in one_model.blocks()])
-
-
 def _points(targets: Signals, references: Signals) -> tuple[Signals, Signals]:
     """Return the population's points as records that no model was trained on."""
-    found = []
+    points = []
     for argument, signals in (("targets", targets), ("references", references)):
         if signals.population is None:
             raise fail(argument, "signals with a population", "none", "pass population= to Signals or 'non_members'")
         nowhere = np.zeros(signals.population.shape[:2], dtype=bool)
-        found.append(Signals(signals.population, nowhere, signals.kind, signals.population_labels))
-    same_labels = np.array_equal(found[0].labels, found[1].labels)  # type: ignore[arg-type]
-    if found[0].records != found[1].records or not same_labels:
-        expected = f"the {found[0].records} labelled points of the targets' population"
-        raise fail("references", expected, f"{found[1].records} others", "align the points")
-    return found[0], found[1]
+        points.append(Signals(signals.population, nowhere, signals.kind, signals.population_labels))
+    ours, theirs = points
+    if ours.records != theirs.records or not np.array_equal(ours.labels, theirs.labels):  # type: ignore[arg-type]
+        expected = f"the {ours.records} labelled points of the targets' population"
+        raise fail("references", expected, f"{theirs.records} others", "align the points")
+    return ours, theirs
 
 
 def _count_below(ratios: np.ndarray, bounds: np.ndarray, vote: str) -> np.ndarray:
@@ -181,17 +179,12 @@ def _count_below(ratios: np.ndarray, bounds: np.ndarray, vote: str) -> np.ndarra
     if vote == "mean" or queries == 1:
         counts = [np.searchsorted(np.sort(ratios[:, q]), bounds[:, q]) for q in range(queries)]
         return np.mean(counts, axis=0)
-    found = np.empty(len(bounds))
+    wins = np.empty(len(bounds))
     size = max(1, PAIRS_AT_ONCE // len(ratios))
     for start in range(0, len(bounds), size):
         part = slice(start, start + size)
         votes = np.zeros((len(bounds[part]), len(ratios)), dtype=np.min_scalar_type(queries))
         for q in range(queries):
             votes += ratios[:, q] < bounds[part, q, None]
-        found[part] = (votes > queries // 2).sum(1)
-    return found
-
-
-def _votes(below: np.ndarray, vote: str) -> np.ndarray:
-    share = below.mean(axis=1)
-    return share if vote == "mean" else share > 0.5
+        wins[part] = (votes > queries // 2).sum(1)
+    return wins

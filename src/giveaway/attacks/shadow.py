@@ -1,4 +1,7 @@
-"""Shadow models: train many models on random halves of the records, and keep what each says of all of them."""
+"""Train many models and keep what each says of all records: on random halves of them (shadow models), or without one.
+
+Leaving one record out compares models trained with it and models trained without it, all else equal.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +15,26 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from joblib import Parallel, delayed, effective_n_jobs, parallel_config
+from scipy.special import logsumexp
+from scipy.stats import rankdata
 
-from giveaway.attacks.shadow_store import ShadowPlan, ShadowStore, open_store
+from giveaway.attacks.shadow_store import (
+    ShadowPlan,
+    TrainingJob,
+    model_seed,
+    open_store,
+    plan_of_halves,
+    summaries,
+)
 from giveaway.checks import InputError, check_choice, fail
 from giveaway.records import Signals
 
 BACKENDS = ("loky", "threading", "dask")
+QUANTITIES = ("logits", "phi", "squared_error")
 FAILURES_NAMED = 3
 LONGEST_REASON = 160
 LEAST_TASKS = 4  # for each worker and wave
@@ -31,23 +44,14 @@ Train = Callable[..., Callable[..., Any]]
 OnModel = Callable[[int, int], Any]
 
 
-@dataclass(frozen=True)
-class Failure:
-    """A model that gave no signals: why, in a line, and the traceback of the user's code."""
+class TrainedModel(NamedTuple):
+    """The signals of a model, and the seconds of its training where it ran; or why it has none, with a traceback."""
 
-    reason: str
+    number: int
+    signals: np.ndarray | None
+    seconds: float | None = None
+    reason: str = ""
     trace: str = ""
-
-
-@dataclass(frozen=True, eq=False)
-class Timed:
-    """Signals of a model whose training was timed where it ran."""
-
-    signals: np.ndarray
-    seconds: float
-
-
-Outcome = tuple[int, np.ndarray | Timed | Failure]
 
 
 def train_shadows(
@@ -87,52 +91,149 @@ def train_shadows(
         workers=-1 for all of it).
     on_model : called with the count of finished models and of all, after every model.
     """
-    used = {**fingerprint, "code": source_of(train) if code is None else code}
-    plan = ShadowPlan(records, models, kind, used, seed, labels, population, population_labels)
-    one_by_one = one_model_at_a_time(train, plan, workers=workers, backend=backend, devices=devices)
-    return collect_shadows(one_by_one, plan, folder=folder, on_model=on_model)
+    named = {**fingerprint, "code": _version_of(train, code)}
+    plan = plan_of_halves(records, models, kind, named, seed, labels, population, population_labels)
+    return collect_shadows(_one_by_one(train, plan, workers, backend, devices), plan, folder=folder, on_model=on_model)
 
 
-def one_model_at_a_time(
-    train: Train, plan: ShadowPlan, *, workers: int, backend: str, devices: Sequence[str] = ()
-) -> Callable[[Sequence[int]], Iterator[Outcome]]:
-    """Return the function that `collect_shadows` asks for missing models: each is a task of joblib's."""
-    check_choice("backend", backend, BACKENDS)
-    if not isinstance(workers, int) or workers < -1 or workers == 0:
-        raise fail("workers", "a count of at least 1, or -1 for every core", repr(workers), "give a whole number")
-    if devices and not _takes(train, "device"):
-        raise fail("devices", "a train that takes device=", "one that does not", "add the parameter, or drop devices")
+@dataclass(frozen=True, eq=False)
+class RetrainedRecords:
+    """What training with a record changed, one entry for each record; high = the record gives itself away.
 
-    def train_missing(missing: Sequence[int]) -> Iterator[Outcome]:
-        with _joblib(backend, workers):
-            least = LEAST_TASKS * effective_n_jobs(None)
-            start, wave = 0, least
-            # in waves: joblib hands out all the tasks it has, and quick models would pile up before the slow disk
-            while start < len(missing):
-                tasks = (
-                    delayed(_one_model)(
-                        train,
-                        number,
-                        plan.indices(number),
-                        plan.seed_of(number),
-                        plan.rows_predicted,
-                        plan.rows_stored,
-                        {"device": devices[number % len(devices)]} if devices else {},
-                    )
-                    for number in missing[start : start + wave]
-                )
-                start += wave
-                # batch_size 1: joblib would group quick models, and a group is stored only when the last of it is done
-                for number, outcome in Parallel(return_as="generator_unordered", batch_size=1)(tasks):
-                    if isinstance(outcome, Timed):
-                        wave = max(least, WAITING_BYTES // max(1, outcome.signals.nbytes))
-                    yield number, outcome
+    loss_gap : mean loss without − mean loss with the record.
+    memorization : share of right predictions with the record − without it (Feldman's memorization); None for squared
+        errors, where no prediction is right or wrong.
+    auc : chance that a model with the record has a lower loss than one without it; ties count half.
+    """
 
-    return train_missing
+    records: np.ndarray
+    loss_gap: np.ndarray
+    memorization: np.ndarray | None
+    auc: np.ndarray
+
+
+def retrain_without(
+    train: Train,
+    chosen: Sequence[int],
+    *,
+    records: int,
+    repeats: int,
+    kind: str,
+    labels: Any = None,
+    members: Any = None,
+    seed: int = 0,
+    folder: str | os.PathLike[str] | None = None,
+    fingerprint: Mapping[str, Any] | None = None,
+    code: str | None = None,
+    workers: int = 1,
+    backend: str = "loky",
+    on_model: OnModel | None = None,
+) -> RetrainedRecords:
+    """Train `repeats` models on all records, and for each chosen record as many without it, from the same seeds.
+
+    `train(indices, seed) -> predict` is that of `train_shadows`, without devices or population, and so are `workers`,
+    `backend` and `code`. `members` (numbers of records) is the training set, all records unless given; it must hold
+    the chosen ones. The models with the record are shared by all chosen records: repeats·(1 + chosen) trainings in
+    all. With a `folder` each finished model is stored at once, a killed run goes on where it was, and more repeats
+    train only the new models; `fingerprint` then names what the signals depend on.
+    """
+    check_choice("kind", kind, QUANTITIES)
+    everyone = np.arange(records) if members is None else np.unique(_row_numbers("members", members, records))
+    which = _row_numbers("chosen", chosen, records)
+    if not len(which) or not np.isin(which, everyone).all():
+        raise fail("chosen", "records of the training set", f"{len(which)} with others among them", "choose members")
+    count = len(which)
+    if len(np.unique(which)) < count:
+        raise fail("chosen", "different records", f"{count - len(np.unique(which))} repeated", "name each once")
+    if repeats < 2:
+        raise fail("repeats", "at least 2 models with and without", str(repeats), "one model shows only its own noise")
+    if folder is not None and fingerprint is None:
+        raise fail("fingerprint", "what the signals depend on beside folder", "none", "name the arrays of data")
+    known = None if labels is None else np.asarray(labels)
+    if (known is None and kind == "logits") or (known is not None and known.shape != (records,)):
+        got = "none" if known is None else f"shape {known.shape}"
+        raise fail("labels", f"{records} class indices", got, "logits need the label of every record")
+    own = None if known is None else known[which]
+    given = {"split": "leave one out", "chosen": which, "members": everyone, "records": records, "kind": kind}
+    named = {**(fingerprint or {}), "code": _version_of(train, code)}
+    provenance = summaries({**given, "seed": seed, "labels": own}, named)
+
+    def job(number: int) -> TrainingJob:
+        """Rounds of one seed follow each other: first a model with everyone, then one without each chosen record."""
+        turn, place = divmod(number, 1 + count)
+        indices, name = everyone, f"model {turn} with all records"
+        if place:
+            indices, name = everyone[everyone != which[place - 1]], f"model {turn} without record {which[place - 1]}"
+        return TrainingJob(indices, model_seed(turn, seed=seed), np.arange(count) != place - 1, name)
+
+    plan = ShadowPlan(count, repeats * (1 + count), kind, job, provenance, records, which, own)
+    signals = collect_shadows(_one_by_one(train, plan, workers, backend), plan, folder=folder, on_model=on_model)
+    if signals.queries > 1:
+        raise fail("predict", "one query a record", str(signals.queries), "return one signal a record")
+    by_round = signals.values[:, :, 0].reshape(repeats, 1 + count, count, *signals.values.shape[3:])
+    places = np.arange(count)
+    return leave_one_out(by_round[:, 0], by_round[:, 1 + places, places], kind=kind, labels=own, records=which)
+
+
+def leave_one_out(
+    with_record: Any, without: Any, *, kind: str, labels: Any = None, records: Any = None
+) -> RetrainedRecords:
+    """Compare signals (k, R) of k models with each of R records and (l, R) of l models without it, all else equal.
+
+    `kind`: "logits" (k, R, classes; `labels` (R,) needed), "phi" or "squared_error", as in Signals. From φ the loss is
+    log(1 + e^−φ) and a prediction counts as right where φ > 0: with more than two classes a right prediction can have
+    a negative φ, which logits avoid.
+
+    >>> leave_one_out([[2.0], [3.0]], [[-1.0], [2.5]], kind="phi").auc
+    array([0.75])
+    """
+    check_choice("kind", kind, QUANTITIES)
+    sides = []
+    for argument, array in (("with_record", with_record), ("without", without)):
+        values = np.asarray(array, dtype=np.float64)
+        if values.ndim != (3 if kind == "logits" else 2) or 0 in values.shape:
+            shape = "(models, records, classes)" if kind == "logits" else "(models, records)"
+            raise fail(argument, f"shape {shape}", f"shape {values.shape}", f"kind is {kind!r}")
+        if not np.isfinite(values).all():
+            raise fail(argument, "finite numbers", "NaN or infinity", "drop or repair that model")
+        if sides and values.shape[1:] != sides[0].shape[1:]:
+            expected = f"shape (models, {', '.join(map(str, sides[0].shape[1:]))})"
+            raise fail("without", expected, f"shape {values.shape}", "use the same records")
+        sides.append(values)
+    k, count = sides[0].shape[:2]
+    known = None if labels is None else np.asarray(labels)
+    if kind == "logits" and (known is None or known.shape != (count,)):
+        raise fail("labels", f"{count} class indices", "none or others", "logits need the label of every record")
+    (loss_in, right_in), (loss_out, right_out) = (_loss_and_right(side, kind, known) for side in sides)
+    ranks = rankdata(np.concatenate([-loss_in, -loss_out]), axis=0)[:k]
+    return RetrainedRecords(
+        records=np.arange(count) if records is None else np.asarray(records),
+        loss_gap=loss_out.mean(axis=0) - loss_in.mean(axis=0),
+        memorization=None if right_in is None or right_out is None else right_in.mean(0) - right_out.mean(0),
+        auc=(ranks.sum(axis=0) - k * (k + 1) / 2) / (k * len(loss_out)),
+    )
+
+
+def _loss_and_right(values: np.ndarray, kind: str, labels: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
+    if kind == "squared_error":
+        return values, None
+    if kind == "phi":
+        return np.logaddexp(0.0, -values), values > 0
+    assert labels is not None
+    own = np.take_along_axis(values, labels[None, :, None], axis=2)[..., 0]
+    return logsumexp(values, axis=2) - own, values.argmax(axis=2) == labels
+
+
+def _row_numbers(argument: str, value: Any, records: int) -> np.ndarray:
+    rows = np.asarray(value)
+    if rows.ndim != 1 or (rows.size and (rows.dtype.kind not in "iu" or rows.min() < 0 or rows.max() >= records)):
+        expected, got = f"row numbers from 0 to {records - 1}", f"{rows.dtype} of shape {rows.shape}"
+        raise fail(argument, expected, got, "name records by number; np.flatnonzero turns a mask into numbers")
+    return rows.astype(np.int64)
 
 
 def collect_shadows(
-    train_missing: Callable[[Sequence[int]], Iterable[Outcome]],
+    train_missing: Callable[[Sequence[int]], Iterable[TrainedModel]],
     plan: ShadowPlan,
     *,
     folder: str | os.PathLike[str] | None,
@@ -140,84 +241,88 @@ def collect_shadows(
 ) -> Signals:
     """Store what `train_missing(numbers)` gives, model by model, and return the signals of all models of the plan.
 
-    It yields (number, signals) in any order, models that were not asked for too (they are left out), and
-    (number, Failure) for a model that could not be trained. Signals that are not Timed took as long as it took to
-    yield them. Without a folder nothing is kept.
+    It yields models in any order, those that were not asked for too (they are left out). A model without seconds took
+    as long as it took to yield it. Without a folder nothing is kept.
     """
     with open_store(folder, plan) as store:
-        finished = store.finished()
-        missing = [number for number in range(plan.models) if number not in finished]
-        failures: dict[int, Failure] = {}
+        missing = sorted(set(range(plan.models)) - store.finished())
+        failures: dict[int, TrainedModel] = {}
         wanted = set(missing)
         spent, began = 0.0, time.perf_counter()
-        for number, outcome in train_missing(missing) if missing else ():
+        for model in train_missing(missing) if missing else ():
             spent += time.perf_counter() - began
-            if number in wanted:
-                wanted.discard(number)
-                problem = outcome if isinstance(outcome, Failure) else _stored(store, number, outcome, spent)
+            if model.number in wanted:
+                wanted.discard(model.number)
+                reason = model.reason
+                if model.signals is not None:
+                    reason = _unusable(model.signals, plan.records + plan.population) or store.put(
+                        model.number, model.signals, spent if model.seconds is None else model.seconds
+                    )
                 spent = 0.0
-                if problem is not None:
-                    failures[number] = problem
+                if reason:
+                    failures[model.number] = model._replace(reason=reason)
                 elif on_model is not None:
                     on_model(plan.models - len(wanted) - len(failures), plan.models)
             began = time.perf_counter()
-        if failures or wanted:
-            raise _failed({**dict.fromkeys(wanted, Failure("no signals")), **failures}, plan, store)
-        return store.signals()
+        failures |= {number: TrainedModel(number, None, reason="no signals") for number in wanted}
+        if not failures:
+            return store.signals()
+        remedy = "repair train, and pass folder= to keep finished models"
+        if folder is not None:
+            kept = len(store.finished() & set(range(plan.models)))
+            remedy = f"{kept} finished models are kept in {store.path}: repair train and run again"
+        raise _failed(failures, plan, remedy)
 
 
-def predicted_signals(predict: Callable[..., Any], rows: int) -> np.ndarray:
-    """Return what `predict` says of rows 0 to rows − 1, which it is given if it needs an argument."""
-    try:
-        parameters = inspect.signature(predict).parameters.values()
-    except (TypeError, ValueError):  # some built-in functions show no signature
-        return np.asarray(predict())
-    places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    asks = any(p.default is p.empty and p.kind in places for p in parameters)
-    return np.asarray(predict(np.arange(rows)) if asks else predict())
-
-
-def source_of(train: Any) -> str | None:
-    """Hash the source of `train`, where Python can find it: this is its version unless the user names one."""
-    while hasattr(train, "func"):  # functools.partial
-        train = train.func
-    try:
-        return "sha256 " + hashlib.sha256(inspect.getsource(inspect.unwrap(train)).encode()).hexdigest()
-    except (OSError, TypeError):
-        return None
-
-
-def _stored(store: ShadowStore, number: int, outcome: np.ndarray | Timed, spent: float) -> Failure | None:
-    timed = outcome if isinstance(outcome, Timed) else Timed(outcome, spent)
-    problem = _unusable(timed.signals, store.plan.rows)
-    if problem is not None:
-        return Failure(problem)
-    try:
-        store.put(number, timed.signals, timed.seconds)
-    except InputError as error:
-        return Failure(str(error))
-    return None
-
-
-def _failed(failures: dict[int, Failure], plan: ShadowPlan, store: ShadowStore) -> InputError:
+def _failed(failures: Mapping[int, TrainedModel], plan: ShadowPlan, remedy: str) -> InputError:
     order = sorted(failures)
-    named = [f"{plan.name_of(number)}: {failures[number].reason}" for number in order]
-    more = [f"and {len(named) - FAILURES_NAMED} more"] if len(named) > FAILURES_NAMED else []
-    kept = len(store.finished() & set(range(plan.models)))
-    finished = f"{kept} finished models are kept in {store.path}: repair train and run again"
-    error = fail(
-        "train",
-        f"signals from all {plan.models} models",
-        f"{len(failures)} without: " + "; ".join(named[:FAILURES_NAMED] + more),
-        "repair train, and pass folder= to keep finished models" if store.temporary else finished,
-    )
-    for number in order[:FAILURES_NAMED]:
+    jobs = {number: plan.job(number) for number in order[:FAILURES_NAMED]}
+    names = {number: f"{job.name} (seed {job.seed})" for number, job in jobs.items()}
+    reasons = [f"{name}: {failures[number].reason}" for number, name in names.items()]
+    if len(order) > FAILURES_NAMED:
+        reasons.append(f"and {len(order) - FAILURES_NAMED} more")
+    got = f"{len(order)} without: " + "; ".join(reasons)
+    error = fail("train", f"signals from all {plan.models} models", got, remedy)
+    for number, name in names.items():
         if failures[number].trace:
-            error.add_note(f"{plan.name_of(number)}: {failures[number].trace}")
+            error.add_note(f"{name}: {failures[number].trace}")
     return error
 
 
-def _one_model(
+def _one_by_one(
+    train: Train, plan: ShadowPlan, workers: int, backend: str, devices: Sequence[str] = ()
+) -> Callable[[Sequence[int]], Iterator[TrainedModel]]:
+    """Return the function that `collect_shadows` asks for missing models: each is a task of joblib's."""
+    check_choice("backend", backend, BACKENDS)
+    if not isinstance(workers, int) or workers < -1 or workers == 0:
+        raise fail("workers", "a count of at least 1, or -1 for every core", repr(workers), "give a whole number")
+    taken = inspect.signature(train).parameters.values() if devices else ()
+    if devices and not any(p.name == "device" or p.kind is p.VAR_KEYWORD for p in taken):
+        raise fail("devices", "a train that takes device=", "one that does not", "add the parameter, or drop devices")
+
+    def task(number: int) -> Any:
+        device = {"device": devices[number % len(devices)]} if devices else {}
+        indices, seed, *_ = plan.job(number)
+        return delayed(_train_one)(train, number, indices, seed, plan.predicted, plan.stored, device)
+
+    def train_missing(missing: Sequence[int]) -> Iterator[TrainedModel]:
+        with _joblib(backend, workers):
+            least = LEAST_TASKS * effective_n_jobs(None)
+            start, wave = 0, least
+            # in waves: joblib hands out all the tasks it has, and quick models would pile up before the slow disk
+            while start < len(missing):
+                tasks = map(task, missing[start : start + wave])
+                start += wave
+                # batch_size 1: joblib would group quick models, and a group is stored only when the last of it is done
+                for model in Parallel(return_as="generator_unordered", batch_size=1)(tasks):
+                    if model.signals is not None:
+                        wave = max(least, WAITING_BYTES // max(1, model.signals.nbytes))
+                    yield model
+
+    return train_missing
+
+
+def _train_one(
     train: Train,
     number: int,
     indices: np.ndarray,
@@ -225,25 +330,47 @@ def _one_model(
     rows: int,
     stored: slice | np.ndarray,
     device: dict[str, str],
-) -> Outcome:
+) -> TrainedModel:
     """Train a model in a worker, which must not raise: the other models go on."""
     began = time.perf_counter()
     try:
-        signals = predicted_signals(train(indices, seed, **device), rows)
+        predict = train(indices, seed, **device)
+        signals = np.asarray(predict(np.arange(rows)) if _asks_for_rows(predict) else predict())
         problem = _unusable(signals, rows)
-        return number, Timed(signals[stored], time.perf_counter() - began) if problem is None else Failure(problem)
+        if problem:
+            return TrainedModel(number, None, reason=problem)
+        return TrainedModel(number, signals[stored], time.perf_counter() - began)
     except Exception as error:
         text = " ".join(f"{type(error).__name__}: {error}".split())
         reason = text if len(text) <= LONGEST_REASON else text[: LONGEST_REASON - 1] + "…"
-        return number, Failure(reason, traceback.format_exc())
+        return TrainedModel(number, None, reason=reason, trace=traceback.format_exc())
 
 
-def _unusable(signals: np.ndarray, rows: int) -> str | None:
+def _asks_for_rows(predict: Callable[..., Any]) -> bool:
+    try:
+        parameters = inspect.signature(predict).parameters.values()
+    except (TypeError, ValueError):  # some built-in functions show no signature
+        return False
+    places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return any(p.default is p.empty and p.kind in places for p in parameters)
+
+
+def _unusable(signals: np.ndarray, rows: int) -> str:
     if signals.dtype.kind != "f" or signals.ndim == 0 or len(signals) != rows:
         return f"predict gave {signals.dtype} of shape {signals.shape} where floats of {rows} rows were expected"
-    if not np.isfinite(signals).all():
-        return "NaN or infinity in its signals"
-    return None
+    return "" if np.isfinite(signals).all() else "NaN or infinity in its signals"
+
+
+def _version_of(train: Any, code: str | None) -> str | None:
+    """Return the user's name for the version of `train`, else the hash of its source where Python can find it."""
+    if code is not None:
+        return code
+    while hasattr(train, "func"):  # functools.partial
+        train = train.func
+    try:
+        return "sha256 " + hashlib.sha256(inspect.getsource(inspect.unwrap(train)).encode()).hexdigest()
+    except (OSError, TypeError):
+        return None
 
 
 @contextmanager
@@ -263,8 +390,3 @@ def _joblib(backend: str, workers: int) -> Iterator[None]:
     except BrokenExecutor as error:  # what joblib's own error for a worker that died is a kind of
         remedy = "finished models are kept: run again with fewer workers"
         raise fail("workers", "processes that live", "one that was killed, for memory perhaps", remedy) from error
-
-
-def _takes(function: Callable[..., Any], name: str) -> bool:
-    parameters = inspect.signature(function).parameters.values()
-    return any(p.name == name or p.kind is p.VAR_KEYWORD for p in parameters)

@@ -128,7 +128,14 @@ def train_stacked(
     x, y = as_tensor("inputs", inputs).to(device), as_tensor("targets", targets).to(device)
     check_finite("inputs", x)
     members = np.asarray(membership, dtype=bool)
-    _check_rows(x, y, members, seeds)
+    if members.ndim != 2 or not members.any(axis=1).all():
+        got = f"shape {members.shape}" + (", a model without records" if members.ndim == 2 else "")
+        raise fail("membership", "(models, records), some records in each", got, "use balanced_membership")
+    if len(x) != len(y) or len(x) < members.shape[1]:
+        expected = f"at least {members.shape[1]} rows, as many as targets"
+        raise fail("inputs", expected, f"{len(x)} with {len(y)} targets", "align them with the membership")
+    if len(seeds) != len(members):
+        raise fail("seeds", f"one a model, {len(members)} in all", str(len(seeds)), "use model_seed")
     if models_at_once < 1:
         raise fail("models_at_once", "at least 1", str(models_at_once), "give the number of models of a group")
     wanted = set(range(len(members)) if numbers is None else numbers)
@@ -139,23 +146,21 @@ def train_stacked(
         if wanted.isdisjoint(group):
             continue
         models = [seeded_model(make_model, seeds[number]).to(x.device) for number in group]
-        ensembles: list[_Stacked | _Single] = [_Single(model) for model in models]
-        if stack and len(models) > 1:
-            ensembles = [_Stacked(models)]
-        numbers_of = np.array_split(np.array(group), len(ensembles))
+        together = stack and len(models) > 1
+        trainers: dict[tuple[int, ...], _Trainer] = {}
         with torch.random.fork_rng(devices=[x.device] if x.device.type == "cuda" else []):
             torch.manual_seed(seeds[first])
-            trainers = []
-            for ensemble, rows in zip(ensembles, numbers_of, strict=True):
+            for rows in [tuple(group)] if together else [(number,) for number in group]:
                 own = [np.flatnonzero(members[number]) for number in rows]
                 batches = EpochBatches(own, steps, [seeds[number] for number in rows], x.device)
-                trainers.append(_Trainer(ensemble, x, y, batches, training))
-            _train(trainers, training.epochs)
-        for ensemble, trainer, rows in zip(ensembles, trainers, numbers_of, strict=True):
+                ensemble = _Stacked(models) if together else _Single(models[rows[0] - first])
+                trainers[rows] = _Trainer(ensemble, x, y, batches, training)
+            _train(list(trainers.values()), training.epochs)
+        for rows, trainer in trainers.items():
             outputs = trainer.outputs()
-            for place, number in enumerate(rows.tolist()):
+            for place, number in enumerate(rows):
                 if on_trained is not None:
-                    on_trained(number, ensemble.state_of(place))
+                    on_trained(number, trainer.ensemble.state_of(place))
                 yield number, outputs[place].numpy()
 
 
@@ -164,17 +169,6 @@ def seeded_model(make_model: Callable[[], nn.Module], seed: int) -> nn.Module:
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(seed)
         return make_model()
-
-
-def _check_rows(x: torch.Tensor, y: torch.Tensor, members: np.ndarray, seeds: Sequence[int]) -> None:
-    if members.ndim != 2 or not members.any(axis=1).all():
-        got = f"shape {members.shape}" + (", a model without records" if members.ndim == 2 else "")
-        raise fail("membership", "(models, records), some records in each", got, "use balanced_membership")
-    if len(x) != len(y) or len(x) < members.shape[1]:
-        expected = f"at least {members.shape[1]} rows, as many as targets"
-        raise fail("inputs", expected, f"{len(x)} with {len(y)} targets", "align them with the membership")
-    if len(seeds) != len(members):
-        raise fail("seeds", f"one a model, {len(members)} in all", str(len(seeds)), "use model_seed")
 
 
 class EpochBatches:
@@ -188,47 +182,32 @@ class EpochBatches:
     def __init__(
         self, members: Sequence[np.ndarray], steps: int, seeds: Sequence[int], device: torch.device | str = "cpu"
     ) -> None:
-        self.steps = steps
-        self.width = math.ceil(max(len(own) for own in members) / steps)
         sizes = torch.tensor([len(own) for own in members])
         longest = int(sizes.max())
+        self.steps, self.width = steps, math.ceil(longest / steps)
         padded = torch.zeros(len(members), longest, dtype=torch.long)
         for row, own in zip(padded, members, strict=True):
             row[: len(own)] = torch.from_numpy(own)
-        places, weights = _cut(sizes, steps, self.width)
-        self._members, self._places, self.weights = padded.to(device), places.to(device), weights.to(device)
+        # (models, steps, width): batches of a shuffled row differ by at most one record
+        short, longer = (sizes // steps)[:, None], (sizes % steps)[:, None]
+        step, column = torch.arange(steps), torch.arange(self.width)
+        size = (short + (step < longer))[..., None]
+        first = (step * short + torch.minimum(step, longer))[..., None]
+        self._places = (first + torch.where(column < size, column, 0)).to(device)
+        self.weights = ((column < size).double() / size).to(device)
+        self._members = padded.to(device)
         self._absent = (torch.arange(longest) >= sizes[:, None]).to(device)
         self._seeds = torch.tensor(seeds, dtype=torch.long, device=device)[:, None]
         self._epoch = 0
 
     def epoch(self) -> torch.Tensor:
         """Return the record numbers (models, steps, width) of the next epoch."""
-        keys = epoch_keys(self._seeds, self._epoch, self._members.shape[1])
+        of_epoch = mixed(mixed(self._seeds) + self._epoch)
         self._epoch += 1
-        shuffled = self._members.gather(1, keys.masked_fill_(self._absent, torch.iinfo(torch.long).max).argsort(1))
+        largest = torch.iinfo(torch.long).max
+        keys = mixed(of_epoch + torch.arange(self._members.shape[1], device=of_epoch.device)) & largest
+        shuffled = self._members.gather(1, keys.masked_fill_(self._absent, largest).argsort(1))
         return shuffled.gather(1, self._places.flatten(1)).view(self._places.shape)
-
-
-def epoch_keys(seeds: torch.Tensor, epoch: int, places: int) -> torch.Tensor:
-    """Hash to (models, places) numbers of 63 bits, for seeds (models, 1): three rounds of mixing, one for each thing.
-
-    >>> epoch_keys(torch.tensor([[7]]), 0, 2).tolist()
-    [[2017972797774257528, 1846129603375045472]]
-    """
-    of_epoch = mixed(mixed(seeds) + epoch)
-    return mixed(of_epoch + torch.arange(places, device=seeds.device)) & torch.iinfo(torch.long).max
-
-
-def _cut(sizes: torch.Tensor, steps: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return places in a shuffled row and weights (models, steps, width) of batches that differ by at most one."""
-    short, longer = (sizes // steps)[:, None], (sizes % steps)[:, None]
-    step = torch.arange(steps)
-    first = step * short + torch.minimum(step, longer)
-    own = short + (step < longer)
-    column = torch.arange(width)
-    inside = column < own[..., None]
-    places = first[..., None] + torch.where(inside, column, 0)
-    return places, inside.double() / own[..., None]
 
 
 class _Stacked:
@@ -236,26 +215,22 @@ class _Stacked:
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
         self.models = len(models)
-        self._skeleton = copy.deepcopy(models[0])
+        self.module = copy.deepcopy(models[0])
         stacked, self._buffers = stack_module_state(list(models))
         learned = {name for name, value in models[0].named_parameters() if value.requires_grad}
         self._parameters = {name: value.detach().requires_grad_(name in learned) for name, value in stacked.items()}
         self.parameters = [self._parameters[name] for name in self._parameters if name in learned]
         self.buffers = list(self._buffers.values())
-        self._forward = torch.vmap(self._one, randomness="different")
-
-    def _one(self, parameters: Any, buffers: Any, x: torch.Tensor) -> torch.Tensor:
-        return functional_call(self._skeleton, (parameters, buffers), (x,))
-
-    def train(self, mode: bool) -> None:
-        self._skeleton.train(mode)
 
     def state_of(self, place: int) -> State:
         held = {**self._parameters, **self._buffers}
-        return {name: _cpu_copy(held[name][place]) for name in self._skeleton.state_dict()}
+        return {name: _cpu_copy(held[name][place]) for name in self.module.state_dict()}
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._forward(self._parameters, self._buffers, x)
+        def one(parameters: State, buffers: State, x: torch.Tensor) -> torch.Tensor:
+            return functional_call(self.module, (parameters, buffers), (x,))
+
+        return torch.vmap(one, randomness="different")(self._parameters, self._buffers, x)
 
 
 class _Single:
@@ -264,23 +239,20 @@ class _Single:
     def __init__(self, model: nn.Module) -> None:
         self.models = 1
         self._on_gpu = next(model.parameters()).is_cuda
-        self._model = model
+        self.module = model
         if self._on_gpu:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.parameters = [value for value in model.parameters() if value.requires_grad]
         self.buffers = list(model.buffers())
 
-    def train(self, mode: bool) -> None:
-        self._model.train(mode)
-
     def state_of(self, place: int) -> State:
-        return {name: _cpu_copy(value) for name, value in self._model.state_dict().items()}
+        return {name: _cpu_copy(value) for name, value in self.module.state_dict().items()}
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         alone = x[0]
         if self._on_gpu and alone.ndim == 4:
             alone = alone.contiguous(memory_format=torch.channels_last)
-        return self._model(alone)[None]
+        return self.module(alone)[None]
 
 
 def _cpu_copy(value: torch.Tensor) -> torch.Tensor:
@@ -294,9 +266,8 @@ class _Trainer:
     def __init__(
         self, ensemble: _Stacked | _Single, x: torch.Tensor, y: torch.Tensor, batches: EpochBatches, training: Training
     ) -> None:
-        ensemble.train(True)
-        self._ensemble, self._x, self._y, self._batches, self._training = ensemble, x, y, batches, training
-        self.steps = batches.steps
+        ensemble.module.train(True)
+        self.ensemble, self._x, self._y, self.batches, self._training = ensemble, x, y, batches, training
         read_as = torch.float32 if x.is_cuda else torch.float64  # what the optimizers' kernels read
         self._rates = torch.tensor(training.rates(training.epochs * batches.steps), dtype=read_as, device=x.device)
         self._rate = self._rates[0].clone()
@@ -307,14 +278,14 @@ class _Trainer:
         self._step = torch.zeros(1, dtype=torch.long, device=x.device)
 
     def shuffle(self) -> None:
-        self._order.copy_(self._batches.epoch())
+        self._order.copy_(self.batches.epoch())
 
     def advance(self) -> None:
         self._rate.copy_(self._rates[self._step % len(self._rates)][0])
-        now = self._step % self.steps
+        now = self._step % self.batches.steps
         which, weight = (per_step.index_select(1, now)[:, 0] for per_step in (self._order, self._weights))
         with self._training.autocast(self._x.device):
-            per_record = self._losses(self._ensemble(self._x[which]), self._y[which])
+            per_record = self._losses(self.ensemble(self._x[which]), self._y[which])
         if per_record.shape != weight.shape:
             got = f"shape {tuple(per_record.shape[1:])} for {weight.shape[1]} records"
             raise fail("loss", "one number a record", got, "return the losses, not their mean")
@@ -324,7 +295,7 @@ class _Trainer:
         self._step.add_(1)
 
     def state(self) -> list[torch.Tensor]:
-        return [*self._ensemble.parameters, *self._ensemble.buffers, self._step]
+        return [*self.ensemble.parameters, *self.ensemble.buffers, self._step]
 
     def optimizer_state(self) -> list[torch.Tensor]:
         states = self._optimizer.state.values()
@@ -333,26 +304,38 @@ class _Trainer:
     @torch.no_grad()
     def outputs(self) -> torch.Tensor:
         """Return the outputs (models, rows, …) for all inputs, on the CPU."""
-        self._ensemble.train(False)
-        blocks = self._x.split(EVALUATED_BATCHES * self._batches.width)
-        return torch.cat([self._ensemble(x.expand(self._ensemble.models, *x.shape)).cpu() for x in blocks], dim=1)
+        self.ensemble.module.train(False)
+        blocks = self._x.split(EVALUATED_BATCHES * self.batches.width)
+        return torch.cat([self.ensemble(x.expand(self.ensemble.models, *x.shape)).cpu() for x in blocks], dim=1)
 
 
 def _train(trainers: Sequence[_Trainer], epochs: int) -> None:
+    state = [tensor for trainer in trainers for tensor in trainer.state()]
+    streams = [torch.cuda.Stream() for _ in trainers] if state[0].is_cuda else []
+
     def one_after_the_other() -> None:
         for trainer in trainers:
             trainer.advance()
 
+    def side_by_side() -> None:
+        here = torch.cuda.current_stream()
+        for trainer, stream in zip(trainers, streams, strict=True):
+            stream.wait_stream(here)
+            with torch.cuda.stream(stream):
+                trainer.advance()
+        for stream in streams:
+            here.wait_stream(stream)
+
     run = one_after_the_other
-    state = [tensor for trainer in trainers for tensor in trainer.state()]
-    if state[0].is_cuda:
-        together = _side_by_side([trainer.advance for trainer in trainers])
-        run = captured(together, state, lambda: [made for trainer in trainers for made in trainer.optimizer_state()])
+    if streams:
+        run = captured(
+            side_by_side, state, lambda: [made for trainer in trainers for made in trainer.optimizer_state()]
+        )
     for epoch in range(epochs):
         if epoch:
             for trainer in trainers:
                 trainer.shuffle()
-        for _ in range(trainers[0].steps):
+        for _ in range(trainers[0].batches.steps):
             run()
 
 
@@ -380,19 +363,3 @@ def captured(
         for tensor in made():
             tensor.zero_()
     return graph.replay
-
-
-def _side_by_side(steps: Sequence[Callable[[], None]]) -> Callable[[], None]:
-    """Run steps that touch different memory, each on a stream of its own."""
-    streams = [torch.cuda.Stream() for _ in steps]
-
-    def together() -> None:
-        here = torch.cuda.current_stream()
-        for step, stream in zip(steps, streams, strict=True):
-            stream.wait_stream(here)
-            with torch.cuda.stream(stream):
-                step()
-        for stream in streams:
-            here.wait_stream(stream)
-
-    return together
