@@ -28,9 +28,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-from giveaway.checks import InputError
 from giveaway.cli import main
-from giveaway.views.tables import tabular_features
 from tests.conftest import config, without_pictures
 
 N = 100  # as many as a validation needs
@@ -541,10 +539,3 @@ def test_too_many_subgroups_are_refused_without_naming_one(provoking):
         done = run(*FROM_FILE, "large.npz", "--subgroups", "large.csv")
     assert (done.code, done.out) == (2, "")
     assert SMALL not in done.err
-
-
-def test_a_word_among_numbers_is_not_repeated():
-    table = np.array([[1.0, 2.0], [3.0, CELL]], dtype=object)
-    with pytest.raises(InputError, match="numbers outside the categorical columns") as refused:
-        tabular_features(table)
-    assert CELL not in str(refused.value)

@@ -8,12 +8,12 @@ import torch
 
 from giveaway.checks import InputError
 from giveaway.views import images
-from giveaway.views.features import scaling_of
 from giveaway.views.images import as_images, draw_patches, patch_features
-from giveaway.views.left_out import left_out
+from giveaway.views.left_out import left_out, scaling_of
 from giveaway.views.others import features_of
-from giveaway.views.tables import tabular_features
+from giveaway.views.tables import table_features
 from giveaway.views.text import text_features
+from tests.views.made import gather
 
 RANDOM = np.random.default_rng(0)
 PIXELS = RANDOM.integers(0, 256, (5, 3, 8, 8)).astype(np.uint8)
@@ -25,10 +25,6 @@ TEXTS = ["a text", "another", "and one more"]
 def few_patches(monkeypatch):
     monkeypatch.setattr(images, "PATCHES", 300)
     monkeypatch.setattr(images, "FILTERS", 4)
-
-
-def gather(blocks):
-    return torch.cat(list(blocks()))
 
 
 def averaged(x, factor):
@@ -49,31 +45,21 @@ def patches_and_pixels(x, sizes=(3,), seed=0):
     return torch.cat([*made, torch.from_numpy(pixels).flatten(1).float()], dim=1)
 
 
+IMAGES = [
+    *(PIXELS, torch.from_numpy(PIXELS), PIXELS / 255, (PIXELS / 255).astype(np.float16), PIXELS.astype(np.int32) - 128),
+    *(PIXELS.astype(np.uint16) * 200, PIXELS > 128, PIXELS[:, ::-1, :, ::-1], PIXELS.tolist(), PIXELS[:, 0]),
+    *(PIXELS.transpose(0, 2, 3, 1).copy().transpose(0, 3, 1, 2), torch.from_numpy(PIXELS[:, 0].copy())),
+]
+TABLES = [TABLE, torch.from_numpy(TABLE), TABLE.astype(np.float16), TABLE[::-1, ::2], TABLE[:, 0], TABLE.tolist()]
+LISTS = [TEXTS, tuple(TEXTS), np.array(TEXTS), np.array(TEXTS, dtype=object)]
+
+
 @pytest.mark.parametrize(
     ("inputs", "view", "expected"),
     [
-        (PIXELS, "images", patches_and_pixels),
-        (torch.from_numpy(PIXELS), "images", patches_and_pixels),
-        (PIXELS / 255, "images", patches_and_pixels),
-        ((PIXELS / 255).astype(np.float16), "images", patches_and_pixels),
-        (PIXELS.astype(np.int32) - 128, "images", patches_and_pixels),
-        (PIXELS.astype(np.uint16) * 200, "images", patches_and_pixels),
-        (PIXELS > 128, "images", patches_and_pixels),
-        (PIXELS[:, ::-1, :, ::-1], "images", patches_and_pixels),
-        (PIXELS.transpose(0, 2, 3, 1).copy().transpose(0, 3, 1, 2), "images", patches_and_pixels),
-        (PIXELS.tolist(), "images", patches_and_pixels),
-        (PIXELS[:, 0], "images", patches_and_pixels),
-        (torch.from_numpy(PIXELS[:, 0].copy()), "images", patches_and_pixels),
-        (TABLE, "tabular", lambda x: gather(tabular_features(x))),
-        (torch.from_numpy(TABLE), "tabular", lambda x: gather(tabular_features(x))),
-        (TABLE.astype(np.float16), "tabular", lambda x: gather(tabular_features(x))),
-        (TABLE[::-1, ::2], "tabular", lambda x: gather(tabular_features(x.copy()))),
-        (TABLE[:, 0], "tabular", lambda x: gather(tabular_features(x[:, None]))),
-        (TABLE.tolist(), "tabular", lambda x: gather(tabular_features(x))),
-        (TEXTS, "text", lambda x: gather(text_features(x, dimensions=4096))),
-        (tuple(TEXTS), "text", lambda x: gather(text_features(x, dimensions=4096))),
-        (np.array(TEXTS), "text", lambda x: gather(text_features(x, dimensions=4096))),
-        (np.array(TEXTS, dtype=object), "text", lambda x: gather(text_features(x, dimensions=4096))),
+        *((inputs, "images", patches_and_pixels) for inputs in IMAGES),
+        *((inputs, "tabular", lambda x: gather(table_features(np.asarray(x))[1])) for inputs in TABLES),
+        *((inputs, "text", lambda x: gather(text_features(x, dimensions=4096))) for inputs in LISTS),
     ],
 )
 def test_features_are_those_of_the_kind(inputs, view, expected):

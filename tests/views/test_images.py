@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from giveaway.checks import InputError
 from giveaway.views import images as module
 from giveaway.views.images import THRESHOLD, draw_patches, image_features, patch_features
+from tests.views.made import gather
 
 
 @pytest.fixture(autouse=True)
@@ -23,13 +24,7 @@ def few_patches(monkeypatch):
 
 
 def pictures(n, channels, height, width, seed=0, dtype=np.uint8):
-    generator = np.random.default_rng(seed)
-    smooth = generator.integers(0, 256, (n, channels, height, width))
-    return smooth.astype(dtype)
-
-
-def gather(blocks):
-    return torch.cat(list(blocks()))
+    return np.random.default_rng(seed).integers(0, 256, (n, channels, height, width)).astype(dtype)
 
 
 def by_loops(images, patches, pool, threshold):

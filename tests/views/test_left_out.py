@@ -13,13 +13,21 @@ from giveaway.checks import InputError
 from giveaway.gp import ridge
 from giveaway.gp.leave_one_out import kernel_regression, left_out_errors
 from giveaway.gp.ridge import RELATIVE
-from giveaway.views import features as features_module
 from giveaway.views import left_out as module
-from giveaway.views.features import RecordFeatures, landmark_features, laplace_matrix, scaling_of
 from giveaway.views.images import image_features
-from giveaway.views.left_out import NOISES, choose_noise, errors_of_rows, left_out, left_out_smooth
+from giveaway.views.left_out import (
+    NOISES,
+    choose_noise,
+    errors_of_rows,
+    landmark_features,
+    laplace_matrix,
+    left_out,
+    left_out_smooth,
+    scaling_of,
+)
 from giveaway.views.text import text_features
 from tests.gp.test_leave_one_out import kernel_refits, laplace_data, members_of, mixed_groups
+from tests.views.made import held
 
 WAYS = {
     "exact": lambda features, y, **options: left_out(features, y, exact=True, **options),
@@ -27,10 +35,6 @@ WAYS = {
     "smooth": left_out_smooth,
 }
 every_way = pytest.mark.parametrize("way", WAYS)
-
-
-def held(x, block=1024):
-    return RecordFeatures(len(x), x.__getitem__, block)
 
 
 def two_clouds(n=80, d=3, seed=0):
@@ -79,7 +83,7 @@ def test_exact_errors_are_those_of_refits(standardize, grouped):
 
 @pytest.mark.parametrize("grouped", [False, True])
 def test_errors_from_landmarks_are_those_of_refits_on_the_same_features(grouped, monkeypatch):
-    monkeypatch.setattr(features_module, "MOST_LANDMARKS", 16)
+    monkeypatch.setattr(module, "MOST_LANDMARKS", 16)
     x, y = two_clouds(60)
     names = np.arange(60) // 4 if grouped else np.arange(60)
     found = left_out(held(x), y, groups=names if grouped else None, exact=False, seed=3)
@@ -93,7 +97,7 @@ def test_errors_from_landmarks_are_those_of_refits_on_the_same_features(grouped,
         np.square(ridge_refits(seen, y, share * np.var(seen, axis=0).sum() * 60, names)).mean() for share in RELATIVE
     ]
     assert np.square(expected).mean() == pytest.approx(min(squared), rel=1e-6)
-    monkeypatch.setattr(features_module, "KEPT_BYTES", 0)
+    monkeypatch.setattr(module, "KEPT_BYTES", 0)
     streamed = left_out(held(x, 7), y, groups=names if grouped else None, exact=False, seed=3)
     torch.testing.assert_close(streamed.error, found.error, rtol=1e-4, atol=1e-5)
 
@@ -148,7 +152,7 @@ def test_results_do_not_depend_on_the_size_of_blocks(way, monkeypatch):
     x, y = two_clouds(40)
     groups = np.arange(40) // 3
     whole = WAYS[way](held(x), y, groups=groups)
-    monkeypatch.setattr(features_module, "PAIRS_AT_ONCE", 90)
+    monkeypatch.setattr(module, "PAIRS_AT_ONCE", 90)
     monkeypatch.setattr(ridge, "NUMBERS", 5)
     parts = WAYS[way](held(x, 7), y, groups=groups)
     torch.testing.assert_close(parts.error, whole.error, rtol=1e-3, atol=1e-4)

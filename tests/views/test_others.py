@@ -14,10 +14,10 @@ from sklearn.linear_model import Ridge
 from giveaway import Head, audit
 from giveaway.scores.fused import TwoViews
 from giveaway.views import others
-from giveaway.views.features import fourier_features
-from giveaway.views.others import OthersView, model_errors, not_learned, value_spread
-from giveaway.views.process import targets_of_head
-from giveaway.views.tables import tabular_features
+from giveaway.views.left_out import fourier_features
+from giveaway.views.others import OthersView, model_errors, not_learned
+from giveaway.views.process import targets_of_head, value_spread
+from giveaway.views.tables import table_features
 from giveaway.views.text import text_features
 from tests.conftest import KINDS, made_arrays, made_head
 from tests.gp.test_leave_one_out import kernel_refits
@@ -51,7 +51,7 @@ def compared(head: Head, unit: str = "record") -> tuple[OthersView, TwoViews]:
 
 def ridge_errors(x: np.ndarray, y: np.ndarray, l2: float, groups: list[np.ndarray]) -> np.ndarray:
     """Errors of every record after a refit without its group, by scikit-learn, one refit a group."""
-    features = torch.cat(list(fourier_features(tabular_features(x))[0]())).double().numpy()
+    features = torch.cat(list(fourier_features(table_features(x)[1])[0]())).double().numpy()
     z = (features - features.mean(0)) / features.std(0)
     errors = np.empty_like(y)
     for own in groups:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from giveaway.checks import InputError
 from giveaway.views.text import term_hash, text_features
+from tests.views.made import gather
 
 MASK = (1 << 64) - 1
 EXPECTED_HASHES = ["0x339e8f5750fff36e", "0x5e3c62b8c14f7852"]
@@ -46,10 +47,6 @@ def by_hand(text, dimensions):
     for value, count in counts.items():
         row[(value & (MASK >> 1)) % dimensions] += (-1.0 if value >> 63 else 1.0) * (1 + math.log(count))
     return row / (np.linalg.norm(row) or 1.0)
-
-
-def gather(blocks):
-    return torch.cat(list(blocks()))
 
 
 @settings(max_examples=60, deadline=None)

@@ -15,7 +15,7 @@ Standard deviations divide by the count. Several queries: the mean of their scor
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import log_ndtr
@@ -30,7 +30,8 @@ CENTRES = ("median", "mean")
 FLOOR = 1e-30  # added to every standard deviation, as in the reference implementation
 
 
-class SideMoments(NamedTuple):
+@dataclass(frozen=True)
+class SideMoments:
     """Number (n, 1) of the models trained with a record, or of those without it, and mean and variance (n, Q) of φ."""
 
     count: np.ndarray
@@ -66,7 +67,7 @@ def lira(
         for side, mask in enumerate((references.members[:, part], ~references.members[:, part])):
             deviation = np.sqrt(moments(phi, mask).variance) if pooled is None else pooled[side]
             sides.append((_centre(phi, mask, centre), deviation + FLOOR))
-        scores[:, part] = _score(targets.statistic(part), *sides, mode).mean(axis=2)
+        scores[:, part] = _score(targets.statistic(part), sides, mode).mean(axis=2)
     return AttackScores("lira", scores, targets.members, {"mode": mode, "variance": variance, "centre": centre})
 
 
@@ -133,14 +134,13 @@ def _within_by_moments(models: Signals, mode: str) -> np.ndarray:
             variance = all_of_them.count / rest * (all_of_them.variance - own * away**2 / rest)
             deviation = np.sqrt(np.maximum(np.where(own, variance, all_of_them.variance), 0.0))
             sides.append((mean, deviation + FLOOR))
-        scores[:, part] = _score(phi, *sides, mode).mean(axis=2)
+        scores[:, part] = _score(phi, sides, mode).mean(axis=2)
     return scores
 
 
-Normal = tuple[np.ndarray, np.ndarray]  # mean and standard deviation
-
-
-def _score(phi: np.ndarray, inside: Normal, outside: Normal, mode: str) -> np.ndarray:
+def _score(phi: np.ndarray, sides: list[tuple[np.ndarray, np.ndarray]], mode: str) -> np.ndarray:
+    """Score φ by the mean and the standard deviation of either side, IN and OUT."""
+    inside, outside = sides
     away = (phi - outside[0]) / outside[1]
     if mode == "offline_onesided":
         return -log_ndtr(-away)

@@ -85,7 +85,7 @@ def train_recipe(
             assert made.training is not None
             members = balanced_membership(models, count, seed=seed)
             at_once = made.models_at_once if models_at_once is None else models_at_once
-            options = {"models_at_once": at_once, "stack": made.stack, "device": device}
+            options: dict[str, Any] = {"models_at_once": at_once, "stack": made.stack, "device": device}
             seeds = [model_seed(number, seed=seed) for number in range(models)]
             yield from train_stacked(make, x, y, members, made.training, seeds=seeds, numbers=missing, **options)
             return

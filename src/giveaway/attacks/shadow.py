@@ -188,7 +188,7 @@ def leave_one_out(
     array([0.75])
     """
     check_choice("kind", kind, QUANTITIES)
-    sides = []
+    sides: list[np.ndarray] = []
     for argument, array in (("with_record", with_record), ("without", without)):
         values = np.asarray(array, dtype=np.float64)
         if values.ndim != (3 if kind == "logits" else 2) or 0 in values.shape:

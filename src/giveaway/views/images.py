@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from giveaway.checks import as_tensor, check_finite, fail
 from giveaway.linalg.processes import in_threads
-from giveaway.views.features import RecordFeatures
+from giveaway.views.left_out import RecordFeatures
 
 SIDE = 32  # pixels; larger images are averaged down to between this and twice this
 PATCH_SHARES = (3 / 16, 5 / 16)  # of the side: patches of 6 and 10 for 32 × 32
@@ -49,14 +49,8 @@ def image_features(
     widths = [patch_features(averaged[:1], bank, CELLS).shape[1] for bank in banks]
     shares = ((width, (1.0 - PIXEL_SHARE) / len(banks)) for width in widths)
     features = RecordFeatures(len(averaged), of, BLOCK, (*shares, (_coarse(averaged[:1]).shape[1], PIXEL_SHARE)))
-    return {
-        "view": "images",
-        "side": side,
-        "patches": sizes,
-        "filters": FILTERS,
-        "cells": CELLS,
-        "seed": seed,
-    }, features
+    described = {"view": "images", "side": side, "patches": sizes, "filters": FILTERS, "cells": CELLS, "seed": seed}
+    return described, features
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,10 +71,10 @@ def draw_patches(images: torch.Tensor, filters: int, size: int, seed: int) -> Pa
     which = torch.randint(n, (count,), generator=generator)
     top = torch.randint(height - size + 1, (count,), generator=generator)
     left = torch.randint(width - size + 1, (count,), generator=generator)
-    raw = torch.empty(count, channels, size, size, dtype=torch.float64)
-    for i, (image, y, x) in enumerate(zip(which.tolist(), top.tolist(), left.tolist(), strict=True)):
-        raw[i] = images[image, :, y : y + size, x : x + size]
-    flat = raw.flatten(1)
+    column = torch.arange(size)
+    rows, columns = top.view(-1, 1, 1) + column.view(-1, 1), left.view(-1, 1, 1) + column
+    raw = images[which.view(-1, 1, 1), :, rows, columns].to("cpu", torch.float64)  # (count, size, size, channels)
+    flat = raw.permute(0, 3, 1, 2).flatten(1)
     centred = flat - flat.mean(1, keepdim=True)
     variance = centred.square().mean(1)
     noise = NOISE * float(variance.mean()) or 1.0
@@ -134,22 +128,20 @@ def as_images(images: Any) -> torch.Tensor:
     tensor = as_tensor("images", images)
     if tensor.ndim == 3:
         tensor = tensor.unsqueeze(1)
+    got = f"shape {tuple(tensor.shape)}"
     if tensor.ndim != 4 or 0 in tensor.shape:
         expected = "images of shape (n, channels, height, width) or (n, height, width)"
-        remedy = "give one image a record, none of them empty"
-        raise fail("images", expected, f"shape {tuple(tensor.shape)}", remedy)
+        raise fail("images", expected, got, "give one image a record, none of them empty")
     if tensor.shape[3] <= 4 < min(tensor.shape[1], tensor.shape[2]):
-        expected = "channels before height and width"
         remedy = "move the last axis: images.transpose(0, 3, 1, 2)"
-        raise fail("images", expected, f"shape {tuple(tensor.shape)}", remedy)
+        raise fail("images", "channels before height and width", got, remedy)
     check_finite("images", tensor)
     return tensor
 
 
 def _coarse(images: torch.Tensor) -> torch.Tensor:
     """Return the pixels (r, …), averaged two by two where there are as many."""
-    factor = 2 if min(images.shape[2:]) >= 2 else 1
-    return functional.avg_pool2d(images.float(), factor).flatten(1)
+    return functional.avg_pool2d(images.float(), 2 if min(images.shape[2:]) >= 2 else 1).flatten(1)
 
 
 def _averaged(images: torch.Tensor) -> torch.Tensor:

@@ -19,11 +19,10 @@ from giveaway.records import Head
 from giveaway.records.rows import LazyRows, selected_rows
 from giveaway.scores.fused import TwoViews
 from giveaway.scores.predicted import Prediction, calibrated_phi, phi_of, predict_from_views
-from giveaway.views.features import RecordFeatures
 from giveaway.views.images import image_features
-from giveaway.views.left_out import EXACT_UP_TO, LeftOutPrediction, left_out, left_out_smooth
-from giveaway.views.process import centred, targets_of_head
-from giveaway.views.tables import as_table, tabular_features
+from giveaway.views.left_out import EXACT_UP_TO, LeftOutPrediction, RecordFeatures, left_out, left_out_smooth
+from giveaway.views.process import centred, targets_of_head, value_spread
+from giveaway.views.tables import table_features
 from giveaway.views.text import DIMENSIONS, text_features
 
 LEAST_MEMORIZED = 0.1  # of the left-out error, below which predictions rose where attacks fell: docs/fused.md
@@ -54,34 +53,39 @@ def features_of(
     """
     if hasattr(inputs, "iloc") and inputs.ndim == 1:  # a column of a DataFrame
         inputs = np.asarray(inputs)
-    if _is_text(inputs):
+    one_text = isinstance(inputs, str)
+    rows = isinstance(inputs, Sequence) or (isinstance(inputs, np.ndarray) and inputs.ndim == 1)
+    # judged by the first record: a list made an array would be as wide as its longest text
+    if one_text or (rows and len(inputs) > 0 and isinstance(inputs[0], str)):
         return {"view": "text", "dimensions": DIMENSIONS}, text_features(inputs)
-    array = inputs if isinstance(inputs, torch.Tensor) or hasattr(inputs, "iloc") else _as_array(inputs)
+    array = inputs
+    if not isinstance(inputs, torch.Tensor) and not hasattr(inputs, "iloc"):
+        try:
+            array = np.asarray(inputs)
+        except ValueError as error:
+            got = f"rows of different lengths ({str(error)[:60]} …)"
+            raise fail("inputs", "one shape for all records", got, "pad or cut them to one length") from None
+    got = f"shape {tuple(array.shape)}"
     if array.ndim and 0 in array.shape:
-        got = f"shape {tuple(array.shape)}"
         raise fail("inputs", "at least one record, of one number at least", got, "give one row a record")
     if array.ndim == 4 or (array.ndim == 3 and str(array.dtype).endswith("uint8")):
         return image_features(array, seed=seed, device=device)
     if array.ndim in (1, 2):
-        table, categorical = as_table(array)
-        described = {"view": "tabular", "columns": table.shape[1], "categorical": len(categorical)}
-        return described, tabular_features(table, categorical=categorical)
-    raise fail(
-        "inputs",
-        "images (n, c, h, w), strings, or a table (n, columns)",
-        f"shape {tuple(array.shape)} of {array.dtype}",
-        "reshape it (images of one channel: inputs[:, None]), or supply features of your own",
-    )
+        return table_features(array)
+    remedy = "reshape it (images of one channel: inputs[:, None]), or supply features of your own"
+    expected = "images (n, c, h, w), strings, or a table (n, columns)"
+    raise fail("inputs", expected, f"{got} of {array.dtype}", remedy)
 
 
 class OthersView:
-    """Left-out predictions for a head's records from the inputs it holds; `compare` computes them."""
+    """Left-out predictions for a head's records from the inputs it holds; `compare` computes them, first of all."""
+
+    _left_out: LeftOutPrediction
+    _seen: TwoViews
 
     def __init__(self, head: Head) -> None:
         self._head = head
         self._described, self._features = features_of(head.inputs, device=head.device)
-        self._left_out: LeftOutPrediction | None = None
-        self._seen: TwoViews | None = None
 
     def compare(self, unit: str, score: np.ndarray, outputs: torch.Tensor | LazyRows | None = None) -> TwoViews:
         """Compare both views of every record, or of every person in the order of np.unique(groups).
@@ -89,19 +93,21 @@ class OthersView:
         `score` is the head's, `outputs` what the model says where that is not the head's own (after a refit).
         """
         head = self._head
-        by_person = unit == "person"
+        groups = head.groups if unit == "person" else None
         targets = targets_of_head(head)
         inside = model_errors(head, outputs).square().sum(1).cpu().numpy()
-        self._left_out = self._predicted(targets, head.groups if by_person else None, inside.sum())
+        self._left_out = self._predicted(targets, groups, inside.sum())
         outside = self._left_out.error.square().sum(1).numpy()
         leverage = self._left_out.leverage.numpy()
-        if by_person:
-            assert head.groups is not None
-            _, person, counts = np.unique(head.groups, return_inverse=True, return_counts=True)
+        if groups is not None:
+            _, person, counts = np.unique(groups, return_inverse=True, return_counts=True)
             inside, outside = np.bincount(person, inside), np.bincount(person, outside)
             leverage = np.bincount(person, leverage) / counts
         variation = float((targets - targets.mean(0)).square().sum())
-        self._seen = TwoViews(score, inside, outside, leverage, variation, not_learned(head, self._numbers()))
+        numbers = self._features.of if self._described["view"] == "tabular" else None
+        if self._described["view"] == "images":
+            numbers = as_tensor("inputs", head.inputs).flatten(1).__getitem__
+        self._seen = TwoViews(score, inside, outside, leverage, variation, not_learned(head, numbers))
         return self._seen
 
     def _predicted(self, targets: torch.Tensor, groups: np.ndarray | None, inside: float) -> LeftOutPrediction:
@@ -121,13 +127,11 @@ class OthersView:
 
         Values have their target beside it. A prediction of several outputs at once would be no single number: left out.
         """
-        assert self._left_out is not None
         head, prediction = self._head, self._left_out
         columns: dict[str, np.ndarray] = {}
         if head.loss == "cross_entropy" and head.targets.ndim == 1:
-            scores = targets_of_head(head).cpu() - prediction.error
-            guess = scores.argmax(1) if head.m > 1 else (scores[:, 0] > 0).long()
-            columns["others_say"] = guess.numpy()
+            scores = (targets_of_head(head).cpu() - prediction.error).numpy()
+            columns["others_say"] = scores.argmax(1) if head.m > 1 else (scores[:, 0] > 0).astype(np.int64)
         elif head.loss == "squared" and head.m == 1:
             columns["target"] = head.targets.cpu().numpy()[:, 0]
             columns["others_say"] = columns["target"] - prediction.error[:, 0].numpy() * value_spread(head)
@@ -144,8 +148,6 @@ class OthersView:
 
         That is so for values, and for a head whose features were not learned. `outputs` are what the model says.
         """
-        assert self._left_out is not None
-        assert self._seen is not None
         head = self._head
         if self._seen.head_is_exact or head.loss != "cross_entropy" or head.targets.ndim != 1:
             return None
@@ -158,14 +160,11 @@ class OthersView:
     def held_back(self) -> bool:
         """Whether the model hardly knows its records better than the others tell, by noise or early stopping: what
         sets it apart from them is then no memory, and nothing here, nor the head, predicts an attack."""
-        assert self._seen is not None
         return self._seen.memorized < LEAST_MEMORIZED and not self._seen.head_is_exact
 
     @property
-    def report(self) -> dict[str, Any] | None:
-        """What goes into the metadata, once both views have been compared."""
-        if self._left_out is None or self._seen is None:
-            return None
+    def report(self) -> dict[str, Any]:
+        """What goes into the metadata."""
         return {
             **self._described,
             **self._left_out.report,
@@ -174,15 +173,6 @@ class OthersView:
             "head_weight": round(self._seen.head_weight, 6),
             "head_is_exact": self._seen.head_is_exact,
         }
-
-    def _numbers(self) -> Callable[[Any], torch.Tensor] | None:
-        """Return a function that reads rows of the inputs as numbers, an image as its pixels; None for texts."""
-        if self._described["view"] == "text":
-            return None
-        if self._described["view"] == "tabular":
-            return self._features.of
-        pixels = as_tensor("inputs", self._head.inputs).flatten(1)
-        return lambda rows: pixels[rows]
 
 
 def view_of(head: Head, *, required: bool) -> tuple[OthersView | None, str | None]:
@@ -201,18 +191,9 @@ def model_errors(head: Head, outputs: torch.Tensor | LazyRows | None = None) -> 
     """Return what the model says of its records minus their targets (n, C), in the units of `targets_of_head`."""
     outputs = head.outputs if outputs is None else outputs
     loss = loss_of(head)
-    parts = []
-    for part in head.slices(ROWS_PER_CHECK):
-        parts.append(
-            loss.gradient(outputs[part].to(torch.float64), loss.targets(head.targets[part])) / loss.sensitivity
-        )
-    errors = torch.cat(parts)
-    return errors / value_spread(head) if head.loss == "squared" else errors
-
-
-def value_spread(head: Head) -> float:
-    """Return what `targets_of_head` divides values by."""
-    return float(centred(head.targets.to(torch.float64).reshape(head.n, -1)).square().mean().sqrt()) or 1.0
+    unit = loss.sensitivity * (value_spread(head) if head.loss == "squared" else 1.0)
+    parts = head.slices(ROWS_PER_CHECK)
+    return torch.cat([loss.gradient(outputs[p].to(torch.float64), loss.targets(head.targets[p])) for p in parts]) / unit
 
 
 def not_learned(head: Head, numbers: Callable[[Any], torch.Tensor] | None) -> bool:
@@ -240,18 +221,3 @@ def not_learned(head: Head, numbers: Callable[[Any], torch.Tensor] | None) -> bo
     for _ in range(3):
         rest = rest - x @ torch.cholesky_solve(x.T @ rest, factor)
     return bool((rest.square().sum(0) <= SAME * z.square().sum(0)).all())
-
-
-def _as_array(inputs: Any) -> np.ndarray:
-    try:
-        return np.asarray(inputs)
-    except ValueError as error:
-        got = f"rows of different lengths ({str(error)[:60]} …)"
-        raise fail("inputs", "one shape for all records", got, "pad or cut them to one length") from None
-
-
-def _is_text(inputs: Any) -> bool:
-    """Say whether the first record is a string; a list made an array would be as wide as its longest text."""
-    if isinstance(inputs, np.ndarray):
-        return inputs.ndim == 1 and (inputs.dtype.kind == "U" or (len(inputs) > 0 and isinstance(inputs[0], str)))
-    return isinstance(inputs, str) or (isinstance(inputs, Sequence) and len(inputs) > 0 and isinstance(inputs[0], str))

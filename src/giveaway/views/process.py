@@ -68,14 +68,16 @@ def targets_of_head(head: Head) -> torch.Tensor:
     """Return targets (n, C) around 0."""
     y = head.targets
     if head.loss == "squared":
-        around_0 = centred(y.to(torch.float64).reshape(head.n, -1))
-        spread = around_0.square().mean().sqrt()
-        return around_0 / spread if spread > 0 else around_0
+        return centred(y.to(torch.float64).reshape(head.n, -1)) / value_spread(head)
     if head.loss == "cross_entropy" and head.m > 1:
-        if y.ndim == 1:
-            return torch.nn.functional.one_hot(y.long(), head.m).to(torch.float64) - 1.0 / head.m
-        return y.to(torch.float64) - 1.0 / head.m
+        shares = torch.nn.functional.one_hot(y.long(), head.m) if y.ndim == 1 else y
+        return shares.to(torch.float64) - 1.0 / head.m
     return centred_targets(y.to(torch.float64).reshape(head.n, -1) - 0.5)
+
+
+def value_spread(head: Head) -> float:
+    """Return what `targets_of_head` divides values by."""
+    return float(centred(head.targets.to(torch.float64).reshape(head.n, -1)).square().mean().sqrt()) or 1.0
 
 
 def standardized(inputs: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from giveaway.checks import fail
-from giveaway.views.features import RecordFeatures
+from giveaway.views.left_out import RecordFeatures
 
 DIMENSIONS = 4096
 BLOCK = 1024  # rows of features made at a time
@@ -33,17 +33,6 @@ def text_features(strings: Any, *, dimensions: int = DIMENSIONS) -> RecordFeatur
     >>> row.shape, round(float(row.norm()), 6)
     (torch.Size([1, 8]), 1.0)
     """
-    texts = as_strings(strings)
-
-    def of(rows: slice | torch.Tensor) -> torch.Tensor:
-        chosen = texts[rows] if isinstance(rows, slice) else [texts[row] for row in rows.tolist()]
-        return _hashed(chosen, dimensions)
-
-    return RecordFeatures(len(texts), of, BLOCK)
-
-
-def as_strings(strings: Any) -> Sequence[str]:
-    """Check a non-empty list or one-dimensional array of str."""
     if isinstance(strings, str):
         raise fail("strings", "a list of strings, one a record", "one string", "put it in a list")
     texts = strings.tolist() if isinstance(strings, np.ndarray) else list(strings)
@@ -52,7 +41,11 @@ def as_strings(strings: Any) -> Sequence[str]:
     for row, text in enumerate(texts):
         if not isinstance(text, str):
             raise fail("strings", "strings", f"{type(text).__name__} in row {row}", "convert it to str")
-    return texts
+
+    def of(rows: slice | torch.Tensor) -> torch.Tensor:
+        return _hashed(texts[rows] if isinstance(rows, slice) else [texts[row] for row in rows.tolist()], dimensions)
+
+    return RecordFeatures(len(texts), of, BLOCK)
 
 
 def term_hash(codes: np.ndarray, size: int) -> np.ndarray:
