@@ -46,7 +46,7 @@ from scipy.special import expit
 import giveaway as ga
 from giveaway.attacks.lira import lira, lira_within
 from giveaway.attacks.shadow_store import balanced_membership, model_membership
-from giveaway.auditing.batches import LoadedSpan, record_spans
+from giveaway.auditing.scoring import LoadedSpan, record_spans
 from giveaway.curvature.choice import Auto
 from giveaway.curvature.dense import DenseCurvature
 from giveaway.evaluation import effect_sizes, recall_at, spearman, success_rate

@@ -155,7 +155,7 @@ def test_the_product_to_time_has_the_shape_of_the_work_and_bounded_matrices(work
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_a_rate_is_measured(dtype):
-    rate = calibrate("cpu", dtype, (64, 32, 48), seconds=0.01)
+    rate = calibrate(torch.device("cpu"), dtype, (64, 32, 48), seconds=0.01)
     assert math.isfinite(rate.per_second)
     assert rate.per_second > 0
     assert (rate.dtype, rate.device, rate.shape) == (str(dtype)[6:], "cpu", (64, 32, 48))
@@ -171,7 +171,7 @@ def test_the_rate_is_operations_over_time(monkeypatch):
 
     monkeypatch.setattr("giveaway.auditing.cost.perf_counter", lambda: now)
     monkeypatch.setattr(torch, "mm", product)
-    rate = calibrate("cpu", torch.float32, (30, 40, 50), seconds=0.2)
+    rate = calibrate(torch.device("cpu"), torch.float32, (30, 40, 50), seconds=0.2)
     assert rate.per_second == pytest.approx(2 * 30 * 40 * 50 / 0.02)
     assert now == pytest.approx(0.02 * (1 + 1 + 10))
 

@@ -10,7 +10,6 @@ from torch import nn
 
 import giveaway as ga
 from giveaway.auditing.depths import DepthAudit, with_depths
-from giveaway.auditing.plan import named_scores
 from giveaway.checks import InputError
 from giveaway.curvature.choice import Auto, Dense, Sketch
 from giveaway.extract import from_torch
@@ -43,7 +42,7 @@ def audit_depths(
     kind = {"sketch": Sketch, "exact": Solves, "ekfac": Ekfac}[method]
     own = {name: options.pop(name) for name in OF_METHOD & options.keys()}
     curvature = kind(**({"probes": 64, **own} if kind is Sketch else own))
-    return DepthAudit(Depths(model, data, **options), named_scores(scores), curvature).run(checkpoint, on_part)
+    return DepthAudit(Depths(model, data, **options), scores, curvature).run(checkpoint, on_part)
 
 
 def reports(table: ScoreTable) -> dict:

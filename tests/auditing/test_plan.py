@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from giveaway import Head, audit
-from giveaway.auditing.plan import SENSITIVITY_UP_TO, named_scores, plan
+from giveaway.auditing.plan import SENSITIVITY_UP_TO, plan
 from giveaway.checks import InputError
 from giveaway.curvature.choice import Auto, Choice, Dense, choose
 from giveaway.scores.catalogue import CATALOGUE
@@ -17,12 +17,7 @@ from tests.conftest import KINDS, made_arrays, made_head
 PREDICTED = {"predicted_success", "predicted_auc", "predicted_tpr", "predicted_tpr_low"}
 LOGIT = {"gls_trace_logit", "gls_frobenius_logit", "gls_spectral_logit"}
 HALVES, PAIRS = np.full(60, 0.5), np.arange(60) // 2
-
-
-def planned(head, scores="default", *, optimum="assumed", curvature=Auto(), view=False, process=False, inputs=False):  # noqa: B008
-    choice = choose(head, curvature) if head.linear else None
-    names = named_scores(scores)
-    return plan(head, names, optimum=optimum, choice=choice, view=view, process=process, inputs=inputs)
+INPUTS = np.random.default_rng(0).normal(size=(60, 3))
 
 
 @pytest.mark.parametrize(
@@ -79,7 +74,7 @@ def test_predictions_are_there_when_asked_for(kind):
     head = made_head(kind, groups=PAIRS, l2=0.1)
     records = replace(head, groups=None)
     names = ["predicted_tpr", "newton", "predicted_auc"]
-    resolved = planned(records, names)
+    resolved = plan(records, names)
     assert resolved.scores == tuple(names)
     assert resolved.of_theory == ("predicted_tpr", "predicted_auc")
     assert resolved.of_head == ("newton",)
@@ -95,18 +90,17 @@ def test_predictions_are_there_when_asked_for(kind):
 
 def test_by_default_the_scores_that_rank():
     every = set(CATALOGUE) - PREDICTED - LOGIT
-    everything = {"view": True, "process": True, "inputs": True}
-    with_kernel = planned(made_head("classes"), **everything)
+    with_kernel = plan(made_head("classes", inputs=INPUTS), kernel="rbf")
     assert set(with_kernel.scores) == every
     assert (with_kernel.of_view, with_kernel.of_lood) == (("left_out", "fused"), ("lood_kl", "lood_mean"))
-    assert every - set(planned(made_head("squared"), **everything).scores) == {"entropy", "margin"}
-    with_view = planned(made_head("classes"), inputs=True, view=True)
+    assert every - set(plan(made_head("squared", inputs=INPUTS), kernel="rbf").scores) == {"entropy", "margin"}
+    with_view = plan(made_head("classes", inputs=INPUTS))
     assert every - set(with_view.scores) == {"lood_kl", "lood_mean"}
-    without = planned(made_head("classes"))
+    without = plan(made_head("classes"))
     others = {"left_out", "fused", "lood_kl", "lood_mean"}
     assert every - set(without.scores) == others == every - set(without.of_head)
     assert without.of_theory == without.of_view == without.of_lood == ()
-    assert set(planned(made_head("classes"), ["default", *LOGIT]).scores) == every - others | LOGIT
+    assert set(plan(made_head("classes"), ["default", *LOGIT]).scores) == every - others | LOGIT
 
 
 def black_box(kind: str, **options) -> Head:
@@ -115,12 +109,11 @@ def black_box(kind: str, **options) -> Head:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_scores_of_a_black_box(kind):
-    head = black_box(kind)
     of_classes = () if kind.startswith("squared") else ("entropy", "margin")
-    resolved = planned(head, inputs=True, view=True)
+    resolved = plan(black_box(kind, inputs=INPUTS))
     assert resolved.scores == ("loss", *of_classes, "left_out", "fused")
     assert (resolved.beside_view, resolved.l2_sensitivity) == ("loss", False)
-    assert planned(head).scores == ("loss", *of_classes)
+    assert plan(black_box(kind)).scores == ("loss", *of_classes)
 
 
 @pytest.mark.parametrize("name", [name for name, score in CATALOGUE.items() if score.features])
@@ -140,20 +133,20 @@ def test_a_black_box_has_no_optimum_to_correct(optimum):
 
 @pytest.mark.parametrize(("names", "of_head"), [(["fused"], ("newton",)), (["loss", "left_out"], ("loss", "newton"))])
 def test_the_head_s_part_of_fused_is_computed_unasked(names, of_head):
-    resolved = planned(made_head("classes"), names, inputs=True, view=True)
+    resolved = plan(made_head("classes", inputs=INPUTS), names)
     assert (resolved.of_head, resolved.of_view) == (of_head, (names[-1],))
-    assert resolved.options()["scores"] == names
+    assert resolved.scores == tuple(names)
     assert not resolved.l2_sensitivity
 
 
 def test_names_are_taken_once_in_the_order_given():
-    assert planned(made_head("classes"), ["newton", "loss", "newton"]).scores == ("newton", "loss")
-    assert planned(made_head("classes"), "newton").scores == ("newton",)
+    assert plan(made_head("classes"), ["newton", "loss", "newton"]).scores == ("newton", "loss")
+    assert plan(made_head("classes"), "newton").scores == ("newton",)
 
 
 @pytest.mark.parametrize(("groups", "unit"), [(None, "record"), (PAIRS, "person")])
 def test_people_where_there_are_groups(groups, unit):
-    assert planned(made_head("classes", groups=groups)).unit == unit
+    assert plan(made_head("classes", groups=groups)).unit == unit
 
 
 @pytest.mark.parametrize(
@@ -163,10 +156,10 @@ def test_people_where_there_are_groups(groups, unit):
 def test_l2_sensitivity_by_default_up_to_two_thousand_parameters(kind, d, parameters):
     head = made_head(kind, n=4, d=d)
     assert SENSITIVITY_UP_TO == 2000
-    assert planned(head).l2_sensitivity is (parameters <= 2000)
+    assert plan(head).l2_sensitivity is (parameters <= 2000)
     for wanted in (True, False):
-        assert planned(head, curvature=Dense(l2_sensitivity=wanted)).l2_sensitivity is wanted
-    assert not planned(head, ["loss"]).l2_sensitivity
+        assert plan(head, curvature=Dense(l2_sensitivity=wanted)).l2_sensitivity is wanted
+    assert not plan(head, ["loss"]).l2_sensitivity
 
 
 def test_the_choice_says_why():

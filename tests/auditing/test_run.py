@@ -10,7 +10,7 @@ import torch
 from scipy.stats import spearmanr
 
 from giveaway import Head, audit
-from giveaway.auditing import batches, progress
+from giveaway.auditing import progress, scoring
 from giveaway.checks import InputError
 from giveaway.curvature.choice import Auto
 from giveaway.curvature.optimum import refit
@@ -203,8 +203,8 @@ def test_scores_do_not_depend_on_batches_and_threads(monkeypatch, grouped, threa
     groups = np.random.default_rng(0).integers(0, 12, 60) if grouped else None
     head = made_head("classes", l2=0.1, groups=groups)
     whole = audit(head)
-    monkeypatch.setattr(batches, "WINDOW", 7)
-    monkeypatch.setattr(batches, "MOST_ROWS", 7)
+    monkeypatch.setattr(scoring, "WINDOW", 7)
+    monkeypatch.setattr(scoring, "MOST_ROWS", 7)
     monkeypatch.setattr("giveaway.curvature.dense.ARRAY_BYTES", 3 * 8 * 25)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -217,7 +217,7 @@ def test_scores_do_not_depend_on_batches_and_threads(monkeypatch, grouped, threa
 
 
 def test_a_person_with_too_many_records_is_refused(monkeypatch):
-    monkeypatch.setattr(batches, "LARGEST_GROUP_BYTES", 10_000)
+    monkeypatch.setattr(scoring, "LARGEST_GROUP_BYTES", 10_000)
     head = made_head("classes", groups=np.r_[np.zeros(30, int), np.arange(1, 31)])
     with pytest.raises(
         ValueError, match=r"groups: expected people whose joint .* a person with 30 records, which needs"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import giveaway as ga
-from giveaway.auditing import batches, scoring
+from giveaway.auditing import scoring
 from giveaway.checks import InputError
 from giveaway.curvature import products
 from giveaway.curvature import sketch as sketch_module
@@ -122,7 +122,7 @@ def test_the_same_table_however_work_is_cut(monkeypatch, precision, error):
     monkeypatch.setattr(products, "LEAST_ROWS", 8)
     monkeypatch.setattr(sketch_module, "HOST_WINDOW_BYTES", 17 * 5 * 128 * size)
     monkeypatch.setattr(sketch_module, "MOST_AT_ONCE", 128)
-    monkeypatch.setattr(batches, "WINDOW", 50)
+    monkeypatch.setattr(scoring, "WINDOW", 50)
     cut = sketch(small(), **options)
     for name in CURVED:
         # what still counts as a direction of a record's step is a matter of rounding
@@ -137,7 +137,7 @@ def test_what_is_done_already_is_told_in_spans_that_no_memory_and_no_threads_cha
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
         curvature = sketch_module.SketchedCurvature(small(), probes=32, memory=int(memory * 1e9))
-        made[memory, threads] = batches.record_spans(small(), curvature), curvature.windows_at_once
+        made[memory, threads] = scoring.record_spans(small(), curvature), curvature.windows_at_once
         torch.set_num_threads(before)
     spans, looks = zip(*made.values(), strict=True)
     assert spans[0] == spans[1] == spans[2]

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giveaway.auditing.batches import SAMPLED_ROWS, LoadedSpan, record_spans, sampled_spans
+from giveaway.auditing.scoring import SAMPLED_ROWS, LoadedSpan, record_spans, sampled_spans
 from giveaway.curvature.sketch import SketchedCurvature
 from giveaway.scores.catalogue import relative_error, standard_errors
 from tests import oracles

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.special import expit
 
 import giveaway as ga
-from giveaway.auditing.batches import LoadedSpan, record_spans
+from giveaway.auditing.scoring import LoadedSpan, record_spans
 from giveaway.curvature.dense import DenseCurvature
 from giveaway.scores.predicted import ingredients
 from giveaway.theory import random_design
@@ -377,9 +377,9 @@ def test_rows_keep_their_place(monkeypatch):
     """However the records are cut into batches."""
     head = made_head("classes", l2=0.2)
     whole = ga.audit(head, scores=COLUMNS)
-    monkeypatch.setattr("giveaway.auditing.batches.WINDOW", 16)
+    monkeypatch.setattr("giveaway.auditing.scoring.WINDOW", 16)
     monkeypatch.setattr("giveaway.curvature.dense.ARRAY_BYTES", 8 * 25 * 7)
-    monkeypatch.setattr("giveaway.auditing.batches.MOST_ROWS", 16)
+    monkeypatch.setattr("giveaway.auditing.scoring.MOST_ROWS", 16)
     cut = ga.audit(head, scores=COLUMNS)
     for name in COLUMNS:
         np.testing.assert_allclose(cut[name], whole[name], rtol=1e-10)

@@ -58,8 +58,10 @@ class Workload:
         return self.loss == "cross_entropy" and self.outputs > 1
 
     @property
-    def separate(self) -> int:
-        """The number of curvature matrices of a loss that is not a softmax."""
+    def pairs(self) -> int:
+        """How many numbers of W a record has, each of which weighs a product of features."""
+        if self.softmax:
+            return self.outputs * (self.outputs - 1) // 2
         return 1 if self.loss == "squared" else self.outputs
 
 
@@ -97,8 +99,8 @@ class AuditCost:
     def lines(self) -> list[str]:
         """Return the cost in short lines: a headline, then further facts."""
         work = self.work
-        kind = "class" if work.softmax else "output"
-        size = f"{_count(work.records, 'record')} × {_count(work.features, 'feature')} × {_count(work.outputs, kind)}"
+        outputs = _count(work.outputs, "class", "classes") if work.softmax else _count(work.outputs, "output")
+        size = f"{_count(work.records, 'record')} × {_count(work.features, 'feature')} × {outputs}"
         how = "dense curvature" if work.probes is None else f"sketched curvature, {_count(work.probes, 'probe')}"
         where = "on this GPU" if torch.device(work.device).type == "cuda" else "on this machine"
         if work.processes > 1:
@@ -113,21 +115,19 @@ class AuditCost:
 
     def to_json(self) -> dict[str, Any]:
         """Return the same for machines."""
-        found = dataclasses.asdict(self)
+        cost = dataclasses.asdict(self)
+        work = cost.pop("work")
         named = ("records", "features", "outputs", "loss", "probes", "processes", "device")
-        work = {name: getattr(self.work, name) for name in named}
-        del found["work"]
         kind = "dense" if self.work.probes is None else "sketch"
-        return {**work, "curvature": kind, **found, "notes": list(self.notes), "operations": self.operations}
+        told = {"curvature": kind, **cost, "notes": list(self.notes), "operations": self.operations}
+        return {name: work[name] for name in named} | told
 
 
 def estimate(work: Workload, rate: Rate | None = None) -> AuditCost:
     """Estimate the cost of an audit. Processes share the records; each one factors the matrices by itself."""
     shared, repeated, matrices, checkpoint = _dense(work) if work.probes is None else _sketch(work, work.probes)
     table = 8 * COLUMNS * work.records
-    seconds = None
-    if rate is not None:
-        seconds = (sum(shared.values()) / work.processes + sum(repeated.values())) / rate.per_second
+    operations = sum(shared.values()) / work.processes + sum(repeated.values())
     notes = [f"each pass reads {human_bytes(work.records * work.features * work.feature_bytes)} of features"]
     if work.probes is not None:
         notes.append(f"memory: {WORKING_COPIES} copies of the probes solved at once, and the preconditioner")
@@ -137,7 +137,7 @@ def estimate(work: Workload, rate: Rate | None = None) -> AuditCost:
         bytes=matrices + table + work.held_bytes,
         disk_bytes=3 * table + checkpoint,  # .csv takes twice what .npz does
         passes=2.0 if work.probes is None else float(work.probe_blocks * (STEPS + 1) + 2),
-        seconds=seconds,
+        seconds=None if rate is None else operations / rate.per_second,
         rate=rate,
         notes=(*notes, NOTE),
     )
@@ -145,15 +145,11 @@ def estimate(work: Workload, rate: Rate | None = None) -> AuditCost:
 
 def _dense(work: Workload) -> tuple[dict[str, float], dict[str, float], int, int]:
     """Return the operations that processes share and those of each one, and the bytes of matrices and checkpoint."""
-    n, d, m = work.records, work.features, work.outputs
-    pairs = matrices = work.separate
-    size, extra = d, {}
-    if work.softmax:
-        pairs, matrices, size = m * (m - 1) // 2, 1, d * (m - 1)
-        extra = {"left out": n * m**3 / 3}
+    n, d, m, pairs = work.records, work.features, work.outputs, work.pairs
+    matrices, size = (1, d * (m - 1)) if work.softmax else (pairs, d)
     products = float(n * d * (d + 1) * pairs)
-    inverse = {"inverse": float(matrices * size**3)}
-    return {"sums": products, "forms": products, **extra}, inverse, 16 * matrices * size**2, 4 * pairs * d * (d + 1)
+    shared = {"sums": products, "forms": products} | ({"left out": n * m**3 / 3} if work.softmax else {})
+    return shared, {"inverse": float(matrices * size**3)}, 16 * matrices * size**2, 4 * pairs * d * (d + 1)
 
 
 def _sketch(work: Workload, q: int) -> tuple[dict[str, float], dict[str, float], int, int]:
@@ -175,19 +171,15 @@ def product_shape(work: Workload) -> tuple[int, int, int]:
     if work.probes is not None:
         a, b, c = ROWS, d, m * -(-work.probes // work.probe_blocks)
     else:
-        pairs = m * (m - 1) // 2 if work.softmax else work.separate
         # pairs of features against the numbers of W, or features against both: linalg.pairs expands the smaller
-        a, b, c = (d * d // 2, ROWS, pairs) if 2 * pairs > d else (d, ROWS, pairs * d)
-    most = MATRIX_BYTES["cuda" if torch.device(work.device).type == "cuda" else "cpu"] // 8
+        a, b, c = (d * d // 2, ROWS, work.pairs) if 2 * work.pairs > d else (d, ROWS, work.pairs * d)
+    most = MATRIX_BYTES[torch.device(work.device).type] // 8
     a = max(1, min(a, most // b))
     return a, b, max(1, min(c, most // max(a, b)))
 
 
-def calibrate(
-    device: torch.device | str, dtype: torch.dtype, shape: tuple[int, int, int], *, seconds: float = 0.3
-) -> Rate:
+def calibrate(place: torch.device, dtype: torch.dtype, shape: tuple[int, int, int], *, seconds: float = 0.3) -> Rate:
     """Measure the rate of products of `shape` in `dtype` for about `seconds`, after one that warms up."""
-    place = torch.device(device)
     a, b, c = shape
     # random numbers: a GPU multiplies constants faster
     generator = torch.Generator(place).manual_seed(0)
@@ -195,16 +187,14 @@ def calibrate(
     right = torch.randn(b, c, dtype=dtype, device=place, generator=generator)
     out = torch.empty(a, c, dtype=dtype, device=place)
 
-    def wait() -> None:
-        if place.type == "cuda":
-            torch.cuda.synchronize(place)
+    wait = torch.cuda.synchronize if place.type == "cuda" else lambda place: None
 
     def timed(repeats: int) -> float:
-        wait()
+        wait(place)
         began = perf_counter()
         for _ in range(repeats):
             torch.mm(left, right, out=out)
-        wait()
+        wait(place)
         return max(perf_counter() - began, 1e-9)
 
     timed(1)
@@ -257,6 +247,5 @@ def _scaled(value: float, units: tuple[str, ...]) -> str:
     return f"{value:,.{digits}f} {units[place]}"
 
 
-def _count(number: int, name: str) -> str:
-    plural = {"class": "classes"}.get(name, f"{name}s")
-    return f"{number:,} {name if number == 1 else plural}"
+def _count(number: int, one: str, many: str = "") -> str:
+    return f"{number:,} {one if number == 1 else many or one + 's'}"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from giveaway.auditing.plan import DEFAULT
+from giveaway.auditing.plan import DEFAULT, named_scores
 from giveaway.checks import check_number, fail
 from giveaway.curvature.choice import Auto, Dense, Sketch
 from giveaway.network.depths import Depths, Ekfac, Solves, suffix
@@ -35,7 +35,6 @@ from giveaway.records.meta import Meta
 from giveaway.storage.checkpoint import NO_CHECKPOINT, Checkpoint
 
 PROBES = 64
-MOST_STEPS = 200  # of a sketch's solves
 PROBES_AT_ONCE = 16  # a killed run loses no more than their solves
 OF_EKFAC = ("influence", "gls_trace")
 OF_SKETCH = ("probes", "tolerance", "allow_unconverged", "seed", "memory")  # what a sketch of a network takes
@@ -50,10 +49,16 @@ class DepthAudit:
     """An audit of depths with its options checked, so that a mistake costs nothing; `run` does the work."""
 
     def __init__(
-        self, deep: Depths, scores: tuple[str, ...] = (DEFAULT,), curvature: Method | Dense | Auto | None = None
+        self, deep: Depths, scores: str | Sequence[str] = DEFAULT, curvature: Method | Dense | Auto | None = None
     ) -> None:
         self.deep, self.method = deep, _method(curvature)
-        self.names = _columns(scores, self.method, deep.first)
+        approximate = isinstance(self.method, Ekfac)
+        usual = OF_EKFAC if approximate else USUAL
+        names = [n for name in named_scores(scores) for n in (usual if name == DEFAULT else (name,))]
+        self.names = score_names(names, deep.first.loss)
+        if approximate and (missing := [name for name in self.names if name not in OF_EKFAC]):
+            expected = f"{' or '.join(OF_EKFAC)} beside Ekfac()"
+            raise fail("scores", expected, missing[0], "leave it out, or take Sketch()")
         if not isinstance(self.method, Ekfac):
             least = torch.finfo(deep.first.dtype).eps
             check_number("tolerance", self.method.tolerance, minimum=least, remedy="1e-3 suits most scores")
@@ -74,67 +79,64 @@ class DepthAudit:
         sketch is in doubt of add to them.
         """
         began = time.perf_counter()
-        progress = _Progress(on_part, self.solves or 1, len(self.deep.networks))
-        scored: dict[str, NetworkScores] = {}
-        for depth, network in self.deep.networks.items():
-            progress.begin()
-            place = f"depth{suffix(depth).replace('_', '-')}"
-            earlier = _load(checkpoint, place, self.rows)
-            scored[depth] = self._score(network, checkpoint, place, progress) if earlier is None else earlier
-            progress.end(scored[depth].report.get("right_sides", 1))
+        before, later = 0, (self.solves or 1) * len(self.deep.networks)  # right sides of finished and of later depths
+
+        def on_solved(done: int, total: int) -> None:
+            on_part(before + done, before + total + later)
+
         columns: dict[str, np.ndarray] = {}
         attributes: dict[str, np.ndarray] = {}
         reports: dict[str, dict[str, Any]] = {}
-        for depth, one in scored.items():
-            columns |= {name + suffix(depth): one[name].cpu().numpy() for name in self.names}
+        for depth, network in self.deep.networks.items():
+            later -= self.solves or 1
+            scored = self._score(network, checkpoint, f"depth{suffix(depth).replace('_', '-')}", on_solved)
+            solved = scored.report.get("right_sides", 1)
+            on_solved(solved, solved)
+            before += solved
+            columns |= {name + suffix(depth): scored[name].cpu().numpy() for name in self.names}
             if "newton" in self.names:
-                attributes[f"newton_capped{suffix(depth)}"] = one.capped.cpu().numpy()
-            reports[depth] = {REPORTED_AS.get(key, key): value for key, value in one.report.items()}
+                attributes[f"newton_capped{suffix(depth)}"] = scored.capped.cpu().numpy()
+            reports[depth] = {REPORTED_AS.get(key, key): value for key, value in scored.report.items()}
         network = self.deep.first
-        meta = Meta.from_json(
-            {
-                "unit": "record",
-                "rows": len(self.rows),
-                "records": network.n,
-                "outputs": network.m,
-                "device": str(network.device),
-                "depths": reports,
-                "seconds": round(time.perf_counter() - began, 3),
-            }
+        meta = Meta(
+            rows=len(self.rows),
+            records=network.n,
+            outputs=network.m,
+            device=str(network.device),
+            seconds=round(time.perf_counter() - began, 3),
         )
-        return ScoreTable(columns, self.rows.numpy(), meta, attributes)
+        return ScoreTable(columns, self.rows.numpy(), meta.with_depths(reports), attributes)
 
     def _score(self, network: Network, checkpoint: Checkpoint, place: str, on_solved: OnPart) -> NetworkScores:
+        """Score one depth, or load it; a finished one needs the parts of its solves no more."""
+        if (columns := checkpoint.load(place)) is not None:
+            capped, residual, report = (columns.pop(name) for name in ("capped", "residual", "report"))
+            return NetworkScores(self.rows, columns, capped, residual, json.loads(bytes(report.tolist())))
         began, method, solves = time.perf_counter(), self.method, None
         if isinstance(method, Ekfac):
             scored = ekfac_records(network, damping=self.deep.damping)
         else:
+            exact = method if isinstance(method, Solves) else Solves()
             inverse = InverseCurvature(
                 network,
                 damping=self.deep.damping,
                 rank=rank_for(self.solves),
                 tolerance=method.tolerance,
                 allow_unconverged=method.allow_unconverged,
-                curvature=method.curvature if isinstance(method, Solves) else "ggn",
-                most_steps=method.most_steps if isinstance(method, Solves) else MOST_STEPS,
+                curvature=exact.curvature,
+                most_steps=exact.most_steps,
             )
             solves = CheckpointedSolves(inverse, checkpoint, place)
-            if isinstance(method, Solves):
-                scored = score_records(
-                    inverse, self.rows, scores=self.names, at_once=AT_ONCE, solves=solves, on_solved=on_solved
-                )
+            options: Any = {"scores": self.names, "solves": solves, "on_solved": on_solved}
+            if isinstance(method, Sketch):
+                options |= {"probes": method.probes, "seed": method.seed, "at_once": PROBES_AT_ONCE}
+                scored = sketch_records(inverse, **options)
             else:
-                scored = sketch_records(
-                    inverse,
-                    probes=method.probes,
-                    seed=method.seed,
-                    scores=self.names,
-                    at_once=PROBES_AT_ONCE,
-                    solves=solves,
-                    on_solved=on_solved,
-                )
+                scored = score_records(inverse, self.rows, at_once=AT_ONCE, **options)
         scored.report.update(method=METHODS[type(method)], seconds=round(time.perf_counter() - began, 3))
-        _save(checkpoint, place, scored)
+        written = torch.frombuffer(bytearray(json.dumps(scored.report).encode()), dtype=torch.uint8)
+        finished = {**scored.columns, "capped": scored.capped, "residual": scored.residual, "report": written}
+        checkpoint.save(place, finished)
         if solves is not None:
             solves.drop()
         return scored
@@ -165,44 +167,3 @@ def _method(curvature: Method | Dense | Auto | None) -> Method:
         if curvature.memory is not None:
             raise fail("memory", "memory= of Depths", "that of the sketch", "give it to Depths")
     return curvature
-
-
-def _columns(scores: tuple[str, ...], method: Method, network: Network) -> tuple[str, ...]:
-    usual = OF_EKFAC if isinstance(method, Ekfac) else USUAL
-    names = score_names([n for name in scores for n in (usual if name == DEFAULT else (name,))], network.loss)
-    missing = [name for name in names if isinstance(method, Ekfac) and name not in OF_EKFAC]
-    if missing:
-        raise fail("scores", f"{' or '.join(OF_EKFAC)} beside Ekfac()", missing[0], "leave it out, or take Sketch()")
-    return names
-
-
-class _Progress:
-    """Adds up over all depths what each says of its own right sides."""
-
-    def __init__(self, on_part: OnPart, each: int, depths: int) -> None:
-        self._on_part, self._each = on_part, each
-        self._before, self._later = 0, each * depths
-
-    def begin(self) -> None:
-        self._later -= self._each
-
-    def __call__(self, done: int, total: int) -> None:
-        self._on_part(self._before + done, self._before + total + self._later)
-
-    def end(self, right_sides: int) -> None:
-        self(right_sides, right_sides)
-        self._before += right_sides
-
-
-def _save(checkpoint: Checkpoint, place: str, scored: NetworkScores) -> None:
-    """Save a finished depth, which needs its parts no more."""
-    report = torch.frombuffer(bytearray(json.dumps(scored.report).encode()), dtype=torch.uint8)
-    checkpoint.save(place, {**scored.columns, "capped": scored.capped, "residual": scored.residual, "report": report})
-
-
-def _load(checkpoint: Checkpoint, place: str, rows: torch.Tensor) -> NetworkScores | None:
-    columns = checkpoint.load(place)
-    if columns is None:
-        return None
-    capped, residual, report = (columns.pop(name) for name in ("capped", "residual", "report"))
-    return NetworkScores(rows, columns, capped, residual, json.loads(bytes(report.tolist())))

@@ -6,11 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from giveaway.checks import InputError, check_choice, fail
-from giveaway.curvature.choice import Choice
+from giveaway.checks import check_choice, fail
+from giveaway.curvature.choice import Auto, Choice, Sketch, check_sketch, choose
+from giveaway.gp.distinguishability import KernelGiven, Process
+from giveaway.linalg.processes import ALONE, Processes
 from giveaway.records import Head
 from giveaway.scores.catalogue import CATALOGUE
 from giveaway.scores.predicted import exists_for
+from giveaway.views.others import OthersView, view_of
+from giveaway.views.process import ProcessView
 
 SENSITIVITY_UP_TO = 2_000
 DEFAULT = "default"
@@ -19,20 +23,23 @@ OPTIMA = ("assumed", "corrected", "refit")
 
 @dataclass(frozen=True)
 class Plan:
-    """What will be computed for whom."""
+    """What will be computed for whom; `choice` is None for a black box, `no_view` says why there is no view."""
 
     scores: tuple[str, ...]
     unit: str
     optimum: str = "assumed"
     l2_sensitivity: bool = False
     beside_view: str = "newton"
+    choice: Choice | None = None
+    view: OthersView | None = None
+    no_view: str | None = None
+    process: ProcessView | None = None
 
     @property
     def of_head(self) -> tuple[str, ...]:
         """The scores that see the head, and the one that fused takes from it."""
-        named = [name for name in self.scores if CATALOGUE[name].source == "head"]
         beside = [self.beside_view] if self.of_view or self.of_theory else []
-        return tuple(dict.fromkeys([*named, *beside]))
+        return tuple(dict.fromkeys([*self._from("head"), *beside]))
 
     @property
     def of_theory(self) -> tuple[str, ...]:
@@ -57,19 +64,9 @@ class Plan:
     def _from(self, source: str) -> tuple[str, ...]:
         return tuple(name for name in self.scores if CATALOGUE[name].source == source)
 
-    def options(self) -> dict[str, Any]:
-        """The plan for the metadata."""
-        return {
-            "scores": list(self.scores),
-            "unit": self.unit,
-            "converged": self.optimum != "corrected",
-            "refit": self.optimum == "refit",
-            "l2_sensitivity": self.l2_sensitivity,
-        }
-
 
 def named_scores(scores: str | Sequence[str]) -> tuple[str, ...]:
-    """The names that the option holds, each once and known, "default" among them."""
+    """Return the names that the option holds, each once and known, "default" among them."""
     names = (scores,) if isinstance(scores, str) else tuple(scores)
     if not names:
         raise fail("scores", "at least one score", "none", "leave scores out for the default ones")
@@ -79,53 +76,76 @@ def named_scores(scores: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def plan(
-    head: Head, scores: tuple[str, ...], *, optimum: str, choice: Choice | None, view: bool, process: bool, inputs: bool
+    head: Head,
+    scores: str | Sequence[str] = DEFAULT,
+    *,
+    optimum: str = "assumed",
+    curvature: Any = Auto(),  # noqa: B008 (frozen)
+    kernel: Process | KernelGiven | None = None,
+    processes: Processes = ALONE,
 ) -> Plan:
-    """Resolve the options of an audit of `head`, or say what is not possible.
-
-    `view` says whether the other records can predict each one, `process` whether a Gaussian process was given, `inputs`
-    whether the records themselves are there at all. `choice` is None for a black box.
-    """
+    """Resolve the options of `ga.audit`, or say what is not possible."""
+    named = named_scores(scores)
+    if head.inputs is None and kernel is not None:
+        raise fail("inputs", "inputs beside kernel", "none", "pass the records themselves to Head, or drop the kernel")
+    sources = {CATALOGUE[name].source for name in named if name != DEFAULT}
+    viewed = DEFAULT in named or "others" in sources or ("theory" in sources and head.inputs is not None)
+    view, no_view = view_of(head, required="others" in sources) if viewed else (None, None)
+    choice = choose(head, curvature, processes) if head.linear else None
     check_choice("optimum", optimum, OPTIMA)
-    classes = head.loss != "squared"
-    available = {"head": True, "others": view, "process": process, "theory": False}
-    default = tuple(
+    available = {"head": True, "others": view is not None, "process": kernel is not None, "theory": False}
+    default = [
         name
         for name, score in CATALOGUE.items()
         if (available[score.source] and score.ranks)
-        and (classes or not score.classes)
+        and (head.loss != "squared" or not score.classes)
         and (head.linear or not score.features)
-    )
-    names = tuple(dict.fromkeys(n for name in scores for n in (default if name == DEFAULT else (name,))))
-    unit = "record" if head.groups is None else "person"
+    ]
+    names = tuple(dict.fromkeys(n for name in named for n in (default if name == DEFAULT else (name,))))
     for name in names:
-        _check_score(name, head, unit, classes=classes, inputs=inputs)
-    for value in ("refit", "corrected"):
-        if optimum == value and not head.linear:
-            raise fail("optimum", '"assumed" for a black box', repr(value), "leave optimum out")
+        _check_score(name, head)
+    if optimum != "assumed" and not head.linear:
+        raise fail("optimum", '"assumed" for a black box', repr(optimum), "leave optimum out")
     if optimum == "corrected" and head.weight is None:
-        raise InputError(
-            'optimum: expected a head with its weights for "corrected", got none; pass weight= and bias= to Head'
-        )
-    beside = "newton" if head.linear else "loss"
-    return Plan(names, unit, optimum, _compares_l2(head, names, choice), beside)
+        expected = 'a head with its weights for "corrected"'
+        raise fail("optimum", expected, "none", "pass weight= and bias= to Head")
+    process = None
+    if kernel is not None or any(CATALOGUE[name].source == "process" for name in names):
+        process = ProcessView(head, head.inputs, kernel if isinstance(kernel, Process) else Process(kernel))
+    resolved = Plan(
+        scores=names,
+        unit="record" if head.groups is None else "person",
+        optimum=optimum,
+        l2_sensitivity=_compares_l2(head, names, choice),
+        beside_view="newton" if head.linear else "loss",
+        choice=choice,
+        view=view,
+        no_view=no_view,
+        process=process,
+    )
+    wanted = curvature.sketch if isinstance(curvature, Auto) else curvature
+    if choice is not None and choice.sketch is not None and resolved.curved:
+        check_sketch(head, choice.sketch)
+    elif isinstance(wanted, Sketch) and wanted.errors:
+        raise fail("errors", "a sketched curvature", "none: these scores are exact", "leave errors out")
+    return resolved
 
 
-def _check_score(name: str, head: Head, unit: str, *, classes: bool, inputs: bool) -> None:
+def _check_score(name: str, head: Head) -> None:
     score = CATALOGUE[name]
-    if score.classes and not classes:
+    if score.classes and head.loss == "squared":
         raise fail("scores", "scores that exist for squared loss", name, "leave it out: it needs classes")
     if score.features and not head.linear:
         raise fail("scores", "scores that exist for a black box", name, "leave it out: it needs a linear head")
-    if score.source in ("others", "process") and not inputs:
-        raise fail(
-            "scores", "inputs beside a score that looks at the records", f"{name} alone", "pass inputs to the head"
-        )
-    if score.source == "theory" and (unit == "person" or not exists_for(head)):
+    if score.source in ("others", "process") and head.inputs is None:
+        expected = "inputs beside a score that looks at the records"
+        raise fail("scores", expected, f"{name} alone", "pass inputs to the head")
+    if score.source == "theory" and (head.groups is not None or not exists_for(head)):
         expected = "records of equal weight with values or one class each"
-        got = f"{name} of people" if unit == "person" else f"{name} of other targets, or with sample weights"
-        remedy = ", or audit the records, by a head without groups" if unit == "person" else ""
-        raise fail("scores", expected, got, f"leave it out{remedy}")
+        if head.groups is not None:
+            remedy = "leave it out, or audit the records, by a head without groups"
+            raise fail("scores", expected, f"{name} of people", remedy)
+        raise fail("scores", expected, f"{name} of other targets, or with sample weights", "leave it out")
 
 
 def _compares_l2(head: Head, names: tuple[str, ...], choice: Choice | None) -> bool:

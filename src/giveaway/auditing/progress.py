@@ -48,12 +48,6 @@ def parts_of(*, enabled: bool, work: str, unit: str, in_percent: bool = False) -
             yield on_part
 
 
-def announce(words: str, *, enabled: bool) -> None:
-    """Say on stderr what begins now and cannot report how far it is."""
-    if enabled:
-        print(words, file=sys.stderr)
-
-
 def _lines(work: str, unit: str, in_percent: bool) -> OnPart:
     """Print a line every ten seconds: the percentage done, or the number of parts and the time left."""
     before, last = 0, time.monotonic()

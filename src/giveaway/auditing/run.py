@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from giveaway.auditing.depths import DepthAudit
 from giveaway.auditing.duplicates import count_duplicates
-from giveaway.auditing.plan import DEFAULT, Plan, named_scores, plan
-from giveaway.auditing.progress import OnRows, announce, parts_of, progress_of
+from giveaway.auditing.plan import DEFAULT, Plan, plan
+from giveaway.auditing.progress import OnRows, parts_of, progress_of
 from giveaway.auditing.scoring import score
 from giveaway.checks import InputError, fail
-from giveaway.curvature.choice import Auto, Choice, Dense, Sketch, check_sketch, choose, compute, expected_passes
+from giveaway.curvature.choice import Auto, Dense, Sketch, compute, expected_passes
 from giveaway.curvature.dense import DenseCurvature
 from giveaway.curvature.optimum import GradientSums, gradient_sum
 from giveaway.curvature.optimum import refit as refit_head
@@ -29,11 +29,13 @@ from giveaway.records.meta import Meta
 from giveaway.scores.catalogue import CATALOGUE
 from giveaway.scores.fused import fused
 from giveaway.storage.checkpoint import NO_CHECKPOINT, Checkpoint
-from giveaway.views.others import HELD_BACK, OthersView, view_of
-from giveaway.views.process import ProcessView
+from giveaway.text import say
+from giveaway.views.others import HELD_BACK
 
 TOP = 0.05
 MANY = 5_000  # records, from which the second view is announced
+
+Columns = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -42,27 +44,6 @@ class Execution:
 
     processes: Processes = ALONE
     checkpoint: Checkpoint = NO_CHECKPOINT
-
-
-@dataclass
-class Preparation:
-    """What an audit is made of once all its options are resolved."""
-
-    head: Head
-    plan: Plan
-    choice: Choice | None
-    view: OthersView | None
-    no_view: str | None
-    process: ProcessView | None
-
-
-@dataclass
-class Results:
-    """Columns and attributes as they come together, and what the metadata say of them."""
-
-    columns: dict[str, np.ndarray]
-    attributes: dict[str, np.ndarray]
-    meta: dict[str, Any] = field(default_factory=dict)
 
 
 def audit(
@@ -108,77 +89,52 @@ def audit(
     3
     """
     if isinstance(head, Depths):
-        return _audit_depths(head, scores, optimum, curvature, kernel, progress, execution)
+        for name, given in (("optimum", optimum != "assumed"), ("kernel", kernel is not None)):
+            if given:
+                raise fail(name, "a head beside it", "a network", f"leave {name} out, or audit the head too")
+        deep = DepthAudit(head, scores, curvature)
+        with parts_of(enabled=progress, work="depths", unit="solve") as on_part:
+            return deep.run(execution.checkpoint, on_part)
     began = time.perf_counter()
-    prepared = _prepare(head, named_scores(scores), optimum, curvature, kernel, execution.processes)
-    results = _score_head(prepared, execution, progress)
-    if execution.processes.first:
-        _ask_views(prepared, results, progress)
-    return _assemble(prepared, results, execution.processes, began)
+    processes = execution.processes
+    resolved = plan(head, scores, optimum=optimum, curvature=curvature, kernel=kernel, processes=processes)
+    if optimum == "refit":
+        assert resolved.choice is not None
+        head = refit_head(head, dense=resolved.choice.sketch is None)
+    columns, attributes, meta = _score_head(head, resolved, execution, progress)
+    if processes.first:
+        _ask_views(head, resolved, columns, attributes, meta, progress)
+        columns = {name: columns[name] for name in resolved.scores if name in columns}
+    if not columns:
+        raise InputError(f"scores: {HELD_BACK}")
+    meta |= {
+        "unit": resolved.unit,
+        "rows": len(next(iter(columns.values()))),
+        "records": head.n,
+        "outputs": head.m,
+        "processes": processes.size,
+        "device": str(head.device),
+        "no_view": resolved.no_view,
+        "seconds": round(time.perf_counter() - began, 3),
+        "options": {
+            "scores": list(resolved.scores),
+            "unit": resolved.unit,
+            "converged": optimum != "corrected",
+            "refit": optimum == "refit",
+            "l2_sensitivity": resolved.l2_sensitivity,
+        },
+    }
+    meta |= {name: getattr(head, name) for name in ("loss", "l2", "intercept", "penalize_intercept", "frozen")}
+    ids = head.ids if head.groups is None else np.unique(head.groups)
+    return ScoreTable(scores=columns, ids=ids, meta=Meta.from_json(meta), attributes=attributes)
 
 
-def _audit_depths(
-    deep: Depths,
-    scores: str | Sequence[str],
-    optimum: str,
-    curvature: Dense | Sketch | Auto | Solves | Ekfac,
-    kernel: Process | KernelGiven | None,
-    progress: bool,
-    execution: Execution,
-) -> ScoreTable:
-    """Audit a network, which has neither an optimum to correct nor a kernel beside it."""
-    for name, given in (("optimum", optimum != "assumed"), ("kernel", kernel is not None)):
-        if given:
-            raise fail(name, "a head beside it", "a network", f"leave {name} out, or audit the head too")
-    prepared = DepthAudit(deep, named_scores(scores), curvature)
-    with parts_of(enabled=progress, work="depths", unit="solve") as on_part:
-        return prepared.run(execution.checkpoint, on_part)
-
-
-def _prepare(
-    head: Head,
-    names: tuple[str, ...],
-    optimum: str,
-    curvature: Dense | Sketch | Auto | Solves | Ekfac,
-    kernel: Process | KernelGiven | None,
-    processes: Processes,
-) -> Preparation:
-    """Resolve every option, so that a mistake costs nothing."""
-    if head.inputs is None and kernel is not None:
-        raise fail("inputs", "inputs beside kernel", "none", "pass the records themselves to Head, or drop the kernel")
-    sources = {CATALOGUE[name].source for name in names if name != DEFAULT}
-    viewed = DEFAULT in names or "others" in sources or ("theory" in sources and head.inputs is not None)
-    view, no_view = view_of(head, required="others" in sources) if viewed else (None, None)
-    choice = choose(head, curvature, processes) if head.linear else None
-    resolved = plan(
-        head,
-        names,
-        optimum=optimum,
-        choice=choice,
-        view=view is not None,
-        process=kernel is not None,
-        inputs=head.inputs is not None,
-    )
-    process = None
-    if resolved.of_lood or kernel is not None:
-        process = ProcessView(head, head.inputs, kernel if isinstance(kernel, Process) else Process(kernel))
-    sketch = None if choice is None else choice.sketch
-    wanted = curvature.sketch if isinstance(curvature, Auto) else curvature
-    if sketch is not None and resolved.curved:
-        check_sketch(head, sketch)
-    elif isinstance(wanted, Sketch) and wanted.errors:
-        raise fail("errors", "a sketched curvature", "none: these scores are exact", "leave errors out")
-    return Preparation(head, resolved, choice, view, no_view, process)
-
-
-def _score_head(prepared: Preparation, execution: Execution, progress: bool) -> Results:
-    """Compute the columns that the head's outputs and its curvature give."""
-    head, resolved, choice = prepared.head, prepared.plan, prepared.choice
+def _score_head(
+    head: Head, resolved: Plan, execution: Execution, progress: bool
+) -> tuple[Columns, Columns, dict[str, Any]]:
+    """Return the columns that the head's outputs and its curvature give, attributes, and what the metadata say."""
     processes, checkpoint = execution.processes, execution.checkpoint
-    if resolved.optimum == "refit":
-        assert choice is not None
-        prepared.head = head = refit_head(head, dense=choice.sketch is None)
-    curved = choice if resolved.curved else None
+    curved = resolved.choice if resolved.curved else None
     compared = resolved.l2_sensitivity and head.l2 > 0
     gradients = GradientSums(head) if head.linear else None
     passes = 1 + 2 * int(compared) + (0 if curved is None else expected_passes(head, curved))
@@ -191,86 +147,61 @@ def _score_head(prepared: Preparation, execution: Execution, progress: bool) -> 
             curvature = compute(
                 head, curved, processes=processes, checkpoint=checkpoint, on_rows=on_rows, on_window=add
             )
-        sketch = None if curved is None else curved.sketch
-        errors = sketch is not None and sketch.errors
-        scored = score(head, resolved, curvature, on_rows, processes=processes, checkpoint=checkpoint, errors=errors)
+        errors = curved is not None and curved.sketch is not None and curved.sketch.errors
+        columns, attributes, sketch = score(
+            head, resolved, curvature, on_rows, processes=processes, checkpoint=checkpoint, errors=errors
+        )
         if curvature is not None and compared:
-            sensitivity = _l2_sensitivity(head, resolved, curvature, scored.columns["newton"], on_rows, processes)
+            sensitivity = _l2_sensitivity(head, resolved, curvature, columns["newton"], on_rows, processes)
     optimum = None
     if gradients is not None:
         summed = isinstance(curvature, DenseCurvature) and not curvature.taken_up
         optimum = _optimum(head, gradients if summed else None, processes)
     report = None
     if curvature is not None and curved is not None:
-        report = {**curvature.report, "chosen": curved.because, **(scored.sketch or {})}
-    capped = scored.attributes.get("newton_capped")
-    meta = {
-        "curvature": report,
-        "optimum": optimum,
-        "l2_sensitivity": sensitivity,
-        "repeats": repeats,
-        "newton_capped": None if capped is None else int(capped.sum()),
-        "predicted_by": "theory of the head" if resolved.of_theory else None,
-    }
-    return Results(scored.columns, scored.attributes, meta)
+        report = {**curvature.report, "chosen": curved.because, **sketch}
+    capped = attributes.get("newton_capped")
+    return (
+        columns,
+        attributes,
+        {
+            "curvature": report,
+            "optimum": optimum,
+            "l2_sensitivity": sensitivity,
+            "repeats": repeats,
+            "newton_capped": None if capped is None else int(capped.sum()),
+            "predicted_by": "theory of the head" if resolved.of_theory else None,
+        },
+    )
 
 
-def _ask_views(prepared: Preparation, results: Results, progress: bool) -> None:
+def _ask_views(
+    head: Head, resolved: Plan, columns: Columns, attributes: Columns, meta: dict[str, Any], progress: bool
+) -> None:
     """Add the columns of what the other records predict, and of the Gaussian process."""
-    head, resolved, view = prepared.head, prepared.plan, prepared.view
+    view, process = resolved.view, resolved.process
     if view is not None and (resolved.of_view or resolved.of_theory):
-        words = f"second view: predicting each of {head.n} records from the others, which can take minutes"
-        announce(words, enabled=progress and head.n >= MANY)
-        seen = view.compare(resolved.unit, results.columns[resolved.beside_view], head.outputs)
-        results.columns |= {name: CATALOGUE[name].function(seen) for name in resolved.of_view}
+        if progress and head.n >= MANY:
+            say(f"second view: predicting each of {head.n} records from the others, which can take minutes", err=True)
+        seen = view.compare(resolved.unit, columns[resolved.beside_view], head.outputs)
+        columns |= {name: CATALOGUE[name].function(seen) for name in resolved.of_view}
         exposure = fused(seen)
         if resolved.unit == "record" and resolved.of_view:
-            ranked = exposure if "fused" in resolved.of_view else results.columns["left_out"]
-            results.attributes |= view.attributes(np.argsort(-ranked, kind="stable"))
+            ranked = exposure if "fused" in resolved.of_view else columns["left_out"]
+            attributes |= view.attributes(np.argsort(-ranked, kind="stable"))
         prediction = view.predict(exposure, head.outputs) if resolved.of_theory else None
         if prediction is not None and view.held_back:
-            results.meta |= {"no_prediction": HELD_BACK, "predicted_by": None}
+            meta |= {"no_prediction": HELD_BACK, "predicted_by": None}
             for name in resolved.of_theory:
-                del results.columns[name]
+                del columns[name]
         elif prediction is not None:
-            results.meta["predicted_by"] = "both views"
-            results.columns |= {name: CATALOGUE[name].function(prediction) for name in resolved.of_theory}
-        results.meta["view"] = view.report
-    if prepared.process is not None and resolved.of_lood:
-        lood = prepared.process.divergence(resolved.unit)
-        results.columns |= {name: CATALOGUE[name].function(lood).cpu().numpy() for name in resolved.of_lood}
-        results.meta["kernel"] = prepared.process.report
-
-
-def _assemble(prepared: Preparation, results: Results, processes: Processes, began: float) -> ScoreTable:
-    """Put the columns that were asked for and the metadata into a table."""
-    head, resolved, columns = prepared.head, prepared.plan, results.columns
-    if processes.first:
-        columns = {name: columns[name] for name in resolved.scores if name in columns}
-    if not columns:
-        raise InputError(f"scores: {HELD_BACK}")
-    meta = {
-        "unit": resolved.unit,
-        "rows": len(next(iter(columns.values()))),
-        "records": head.n,
-        "outputs": head.m,
-        "loss": head.loss,
-        "l2": head.l2,
-        "intercept": head.intercept,
-        "penalize_intercept": head.penalize_intercept,
-        "frozen": head.frozen,
-        "options": resolved.options(),
-        "processes": processes.size,
-        "device": str(head.device),
-        "view": None,
-        "no_view": prepared.no_view,
-        "no_prediction": None,
-        "kernel": None,
-        **results.meta,
-        "seconds": round(time.perf_counter() - began, 3),
-    }
-    ids = head.ids if head.groups is None else np.unique(head.groups)
-    return ScoreTable(scores=columns, ids=ids, meta=Meta.from_json(meta), attributes=results.attributes)
+            meta["predicted_by"] = "both views"
+            columns |= {name: CATALOGUE[name].function(prediction) for name in resolved.of_theory}
+        meta["view"] = view.report
+    if process is not None and resolved.of_lood:
+        lood = process.divergence(resolved.unit)
+        columns |= {name: CATALOGUE[name].function(lood).cpu().numpy() for name in resolved.of_lood}
+        meta["kernel"] = process.report
 
 
 def _l2_sensitivity(
@@ -286,7 +217,8 @@ def _l2_sensitivity(
     result = {}
     top = max(TOP, 1 / len(newton))
     for factor in (0.1, 10.0):
-        other = score(head, only, curvature.with_l2(factor * head.l2), on_rows, processes=processes).columns["newton"]
+        columns, *_ = score(head, only, curvature.with_l2(factor * head.l2), on_rows, processes=processes)
+        other = columns["newton"]
         result[f"spearman_at_{factor:g}_l2"] = round(spearman(newton, other), 6)
         result[f"top_kept_at_{factor:g}_l2"] = round(recall_at(other, newton, top, top), 6)
     return result

@@ -1,20 +1,27 @@
-"""Score every record, or every person, of a head: the columns that its outputs and its curvature give."""
+"""Score every record, or every person, of a head: the columns that its outputs and its curvature give.
+
+The records are walked in spans, each a window of records whose leverage blocks are prepared together and fit in memory.
+Spans are read in order; another thread may score what was read.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 
-from giveaway.auditing.batches import LoadedSpan, People, Span, Where, record_spans, sampled_spans
 from giveaway.auditing.plan import Plan
 from giveaway.auditing.progress import OnRows
+from giveaway.checks import fail
+from giveaway.curvature.blocks import Blocks
 from giveaway.curvature.choice import Curvature
+from giveaway.curvature.losses import loss_of
 from giveaway.curvature.optimum import gradient_sum
 from giveaway.curvature.sketch import REDO_ABOVE, SketchedCurvature, exact_steps, records_to_redo
 from giveaway.linalg.processes import ALONE, Processes, in_threads
@@ -24,6 +31,11 @@ from giveaway.scores.formulas import ScoreBatch
 from giveaway.scores.predicted import ingredients, predict
 from giveaway.storage.checkpoint import NO_CHECKPOINT, Checkpoint
 
+WINDOW = 1_024
+MOST_ROWS = 2_048
+GPU_WINDOW = 16_384
+LARGEST_GROUP_BYTES = 800_000_000
+SAMPLED_ROWS = 4_096  # from which the error of a sketched column is estimated
 OF_STEP = ("influence", "newton", "loo_gap")  # what solving for a record's own step makes exact
 INGREDIENTS = ("ingredient 0", "ingredient 1", "ingredient 2")  # what theory predicts from
 RESIDUAL, CAPPED, RECORDS, LEVERAGE, ERROR = "residual", "capped", "records", "top leverage", "_error"
@@ -32,14 +44,119 @@ REDONE_RESIDUAL = 1e-2  # above it a group stays with its sketch
 REDONE_OPERATIONS = {"cpu": 5e10, "cuda": 5e14}  # that are always worth it
 REDONE_STEPS = 25  # about what a solve takes
 
+Where = slice | np.ndarray
+
 
 @dataclass(frozen=True)
-class Scored:
-    """Columns and attributes of the table's rows, and what a sketch says of itself."""
+class Span:
+    """Groups of `size` records each: their places in the table, and their rows in the head."""
 
-    columns: dict[str, np.ndarray]
-    attributes: dict[str, np.ndarray]
-    sketch: dict[str, Any] | None
+    where: Where
+    rows: slice | torch.Tensor
+    size: int = 1
+
+    @property
+    def count(self) -> int:
+        """The number of groups."""
+        return self.where.stop - self.where.start if isinstance(self.where, slice) else len(self.where)
+
+
+def record_spans(head: Head, curvature: Curvature | None) -> list[Span]:
+    """Return spans of every record in order."""
+    window = GPU_WINDOW if head.device.type == "cuda" else WINDOW
+    if curvature is not None and curvature.report["curvature"] == "sketch":
+        window = min(window, _groups_at_once(curvature, 1))
+    elif curvature is not None:
+        window = max(window, min(MOST_ROWS, _groups_at_once(curvature, 1)))
+    return [Span(part, part) for part in head.slices(window)]
+
+
+class People:
+    """Who the records belong to, in the order of np.unique(groups)."""
+
+    def __init__(self, head: Head) -> None:
+        assert head.groups is not None
+        _, person, self.sizes = np.unique(head.groups, return_inverse=True, return_counts=True)
+        self._by_person = np.argsort(person, kind="stable")
+        self._first = np.cumsum(self.sizes) - self.sizes
+
+    def spans(self, curvature: Curvature | None, people: np.ndarray | None = None) -> list[Span]:
+        """Return spans of these people, or of everybody, those with equally many records together."""
+        people = np.arange(len(self.sizes)) if people is None else people
+        spans = []
+        for s in np.unique(self.sizes[people]).tolist():
+            if curvature is not None and (needed := curvature.group_bytes(s)) > LARGEST_GROUP_BYTES:
+                expected = f"people whose joint leverage block stays below {LARGEST_GROUP_BYTES / 1e9:.1f} GB"
+                got = f"a person with {s} records, which needs {needed / 1e9:.1f} GB"
+                raise fail("groups", expected, got, "audit a head without groups, or split that group")
+            at_once = len(people) if curvature is None else _groups_at_once(curvature, s)
+            alike = people[self.sizes[people] == s]
+            for start in range(0, len(alike), at_once):
+                where = alike[start : start + at_once]
+                rows = self._by_person[self._first[where][:, None] + np.arange(s)]
+                spans.append(Span(where, torch.from_numpy(rows.ravel()), s))
+        return spans
+
+
+def _groups_at_once(curvature: Curvature, s: int) -> int:
+    return max(1, min(curvature.array_bytes // curvature.group_bytes(s), GPU_WINDOW))
+
+
+class LoadedSpan:
+    """The groups of one span, read into memory."""
+
+    def __init__(self, head: Head, span: Span, curvature: Curvature | None, drift: torch.Tensor | None) -> None:
+        self.span, self._curvature, self._drift, self._loss = span, curvature, drift, loss_of(head)
+        self.window = head.window(span.rows)
+
+    def batches(self, probes: slice | None = None) -> Iterator[tuple[Where, ScoreBatch]]:
+        """Yield batches with their places in the table; of a sketch, by all probes or by some of them."""
+        at_once, where = self.span.count, self.span.where
+        if self._curvature is not None:
+            at_once = min(at_once, _groups_at_once(self._curvature, self.span.size))
+        for start in range(0, self.span.count, at_once):
+            groups = slice(start, min(start + at_once, self.span.count))
+            inside = isinstance(where, slice)
+            yield (
+                slice(where.start + start, where.start + groups.stop) if inside else where[groups],
+                self.batch(groups, probes),
+            )
+
+    def batch(self, groups: slice, probes: slice | None = None) -> ScoreBatch:
+        """Return the batch of some of the groups."""
+        n, s, drift = groups.stop - groups.start, self.span.size, self._drift
+        window = self.window.part(slice(groups.start * s, groups.stop * s))
+        outputs, targets = window.outputs.to(torch.float64).view(n, s, -1), self._loss.targets(window.targets)
+        targets = targets.view(n, s, *targets.shape[1:])
+
+        def gradient_norm() -> torch.Tensor:
+            gradient = self._loss.gradient(outputs, targets)
+            if s == 1:
+                return window.row_norms() * gradient.norm(dim=(1, 2))  # ‖x‖·‖g‖ of one record
+            return torch.bmm(window.rows().view(n, s, -1).mT, gradient).norm(dim=(1, 2))
+
+        return ScoreBatch(
+            outputs=outputs,
+            targets=targets,
+            sample_weight=window.weights.view(n, s),
+            loss=self._loss,
+            make_blocks=lambda: self._blocks(groups, probes),
+            make_gradient_norm=gradient_norm,
+            make_drift=None if drift is None else lambda: window.rows().view(n, s, -1) @ drift,
+        )
+
+    @cached_property
+    def _blocks(self) -> Callable[[slice, slice | None], Blocks]:
+        assert self._curvature is not None
+        return self._curvature.window_blocks(self.window, self.span.size)
+
+
+def sampled_spans(sizes: Sequence[int]) -> np.ndarray:
+    """Say which spans, of so many rows each, serve to estimate errors: evenly spread, about SAMPLED_ROWS rows."""
+    sampled = np.zeros(len(sizes), dtype=bool)
+    count = min(len(sizes), max(1, round(SAMPLED_ROWS / max(1.0, float(np.mean(sizes)))))) if len(sizes) else 0
+    sampled[((np.arange(count) + 0.5) * len(sizes) / max(1, count)).astype(int)] = True
+    return sampled
 
 
 class Scoring:
@@ -57,13 +174,12 @@ class Scoring:
         names = [*resolved.of_head, RESIDUAL, CAPPED, RECORDS, *(INGREDIENTS if resolved.of_theory else ())]
         if self.sketch is not None:
             names += [LEVERAGE, *(name + ERROR for name in self.curved)]
-        rows = head.n if self.people is None else self.people.count
         self._place = {name: at for at, name in enumerate(names)}
-        self.results = np.zeros((len(names), rows))
-        self.total = (
-            None if resolved.optimum != "corrected" or curvature is None else gradient_sum(head, processes).total
-        )
-        self.drift = None if self.total is None or curvature is None else curvature.solve(self.total)
+        self.results = np.zeros((len(names), head.n if self.people is None else len(self.people.sizes)))
+        self.total = self.drift = None
+        if resolved.optimum == "corrected" and curvature is not None:
+            self.total = gradient_sum(head, processes).total
+            self.drift = curvature.solve(self.total)
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self.results[self._place[name]]
@@ -71,7 +187,7 @@ class Scoring:
     def walk(self, checkpoint: Checkpoint, on_rows: OnRows) -> None:
         """Score this process's share, and bring all shares together."""
         people, curvature = self.people, self.curvature
-        spans = record_spans(self.head, curvature) if people is None else people.all_spans(curvature)
+        spans = record_spans(self.head, curvature) if people is None else people.spans(curvature)
         sampled = np.ones(len(spans), dtype=bool) if self.errors else sampled_spans([span.count for span in spans])
         share = list(self.processes.share(list(zip(spans, sampled.tolist(), strict=True))))
         done = torch.zeros(len(share), dtype=torch.bool)
@@ -93,33 +209,44 @@ class Scoring:
                 if checkpoint.due():
                     checkpoint.save(name, {"results": torch.from_numpy(self.results), "done": done})
 
-        at_once = None if curvature is None else curvature.windows_at_once
-        in_threads(work, self._loaded(share, done), self.head.device, at_once)
+        loaded = (
+            (place, LoadedSpan(self.head, span, curvature, self.drift), sampled)
+            for place, (span, sampled) in enumerate(share)
+            if not done[place]
+        )
+        in_threads(work, loaded, self.head.device, None if curvature is None else curvature.windows_at_once)
         self.processes.sum_array(self.results)
 
-    def redo_high_leverage(self) -> dict[str, Any]:
+    def redo_high_leverage(self, sketch: SketchedCurvature) -> dict[str, Any]:
         """Replace the sketched steps of the groups of highest leverage by exact ones; report how many there were.
 
         As many are solved for as cost no more than the sketch did, or REDONE_OPERATIONS.
         """
-        assert self.sketch is not None
-        width, k = self.sketch.products.shape
+        width, k = sketch.products.shape
         each = 2 * REDONE_STEPS * 4.0 * self.head.n * width * k
-        most = int(max(self.sketch.probes // 8, REDONE_OPERATIONS[self.head.device.type] // each))
+        most = int(max(sketch.probes // 8, REDONE_OPERATIONS[self.head.device.type] // each))
         columns = [name for name in self.resolved.of_head if name in OF_STEP]
+        chosen = records_to_redo(self[LEVERAGE], most)
+        at_once = max(1, sketch.at_once // 2 // (self.head.m if sketch.products.k == 1 else 1))
         redone = 0
-        for where, batch, solved in self._solved_batches(self.sketch, records_to_redo(self[LEVERAGE], most)):
-            before = self.results[:, where].copy()
-            self._score(where, batch, columns=columns)
-            for name in columns:
-                self[name + ERROR][where] = 0.0
-            self.results[:, where] = np.where(solved, self.results[:, where], before)
-            redone += int(solved.sum())
+        for places in (chosen[start : start + at_once] for start in range(0, len(chosen), at_once)):
+            alone = [Span(places, torch.from_numpy(places))]
+            for span in alone if self.people is None else self.people.spans(None, places):
+                loaded = LoadedSpan(self.head, span, sketch, self.drift)
+                batch = loaded.batch(slice(0, span.count))
+                steps = exact_steps(sketch, loaded.window, batch.gradient, self.total, self.drift)
+                solved = (steps.residual <= REDONE_RESIDUAL).cpu().numpy()
+                before = self.results[:, span.where].copy()
+                self._score(span.where, replace(batch, solved=steps), columns=columns)
+                for name in columns:
+                    self[name + ERROR][span.where] = 0.0
+                self.results[:, span.where] = np.where(solved, self.results[:, span.where], before)
+                redone += int(solved.sum())
         high = int((self[LEVERAGE] > REDO_ABOVE).sum())
         return {"high_leverage": high, "high_leverage_from": REDO_ABOVE, "solved_exactly": redone}
 
-    def finished(self, sketch: dict[str, Any] | None) -> Scored:
-        """Return the results as columns and attributes."""
+    def columns_and_attributes(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """Return the results by name."""
         columns = {name: self[name] for name in self.resolved.of_head}
         if self.resolved.of_theory:
             prediction = predict(self.head, np.stack([self[name] for name in INGREDIENTS]))
@@ -134,11 +261,7 @@ class Scoring:
             attributes["newton_capped"] = self[CAPPED] > 0
         if self.errors and self.sketch is not None:
             attributes |= {name + ERROR: self[name + ERROR] for name in self.curved}
-        return Scored(columns, attributes, sketch)
-
-    def relative_errors(self) -> dict[str, float | None]:
-        """The relative error of every sketched column."""
-        return {name: relative_error(self[name], self[name + ERROR]) for name in self.curved}
+        return columns, attributes
 
     def _score(self, where: Where, batch: ScoreBatch, columns: Sequence[str]) -> None:
         for name, values in scores_of(batch, columns).items():
@@ -159,26 +282,6 @@ class Scoring:
             for name, error in standard_errors([batch for _, batch in parts], self.curved).items():
                 self[name + ERROR][parts[0][0]] = error.cpu().numpy()
 
-    def _loaded(self, share: list[tuple[Span, bool]], done: torch.Tensor) -> Iterator[tuple[int, LoadedSpan, bool]]:
-        """Read what is still to be scored, one span after the other."""
-        for place, (span, sampled) in enumerate(share):
-            if not done[place]:
-                yield place, LoadedSpan(self.head, span, self.curvature, self.drift), sampled
-
-    def _solved_batches(
-        self, sketch: SketchedCurvature, chosen: np.ndarray
-    ) -> Iterator[tuple[Where, ScoreBatch, np.ndarray]]:
-        """Yield batches of the chosen groups with their steps solved for, their places, and which were solved."""
-        at_once = max(1, sketch.at_once // 2 // (self.head.m if sketch.products.k == 1 else 1))
-        for start in range(0, len(chosen), at_once):
-            places = chosen[start : start + at_once]
-            spans = [Span(places, torch.from_numpy(places))] if self.people is None else self.people.spans(places)
-            for span in spans:
-                loaded = LoadedSpan(self.head, span, sketch, self.drift)
-                batch = loaded.batch(slice(0, loaded.count))
-                steps = exact_steps(sketch, loaded.window, batch.gradient, self.total, self.drift)
-                yield span.where, replace(batch, solved=steps), (steps.residual <= REDONE_RESIDUAL).cpu().numpy()
-
 
 def score(
     head: Head,
@@ -189,11 +292,17 @@ def score(
     processes: Processes = ALONE,
     checkpoint: Checkpoint = NO_CHECKPOINT,
     errors: bool = False,
-) -> Scored:
-    """Score the columns asked for; `errors` adds the standard error of every sketched number as attributes."""
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dict[str, Any]]:
+    """Return the columns of the plan, attributes of the rows, and what a sketch says of itself.
+
+    `errors` adds the standard error of every sketched number as attributes.
+    """
     scoring = Scoring(head, resolved, curvature, processes, errors=errors)
     scoring.walk(checkpoint, on_rows)
-    if scoring.sketch is None:
-        return scoring.finished(None)
-    sketch: dict[str, Any] = {"relative_errors": scoring.relative_errors()}
-    return scoring.finished({**sketch, **(scoring.redo_high_leverage() if scoring.stepped else {})})
+    sketch: dict[str, Any] = {}
+    if scoring.sketch is not None:
+        errors_of = {name: relative_error(scoring[name], scoring[name + ERROR]) for name in scoring.curved}
+        sketch = {"relative_errors": errors_of}
+        if scoring.stepped:
+            sketch |= scoring.redo_high_leverage(scoring.sketch)
+    return *scoring.columns_and_attributes(), sketch

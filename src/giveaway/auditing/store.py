@@ -8,6 +8,7 @@ import hmac
 import platform
 import re
 import secrets
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -50,22 +51,19 @@ class AuditFolder(MarkedFolder):
         return removed
 
 
-def fingerprint(head: Head, inputs: Any = None, given: dict[str, Any] | None = None) -> str:
-    """SHA-256 of everything in a head, and in the records themselves, that a score can depend on.
+def fingerprint(head: Head, given: Mapping[str, Any] | None = None) -> str:
+    """Return the SHA-256 of everything in a head, and in the records themselves, that a score can depend on.
 
-    `inputs` replace those that the head holds; `given` are the inputs of the network, where its layers are audited.
+    `given` are the inputs of the network, where its layers are audited.
     """
     names = ("features", "outputs", "targets", "weight", "bias", "sample_weight")
-    arrays = {name: getattr(head, name) for name in names}
-    arrays |= {"inputs": head.inputs if inputs is None else inputs}
+    arrays = {name: getattr(head, name) for name in (*names, "inputs", "ids", "groups")}
     options = (head.loss, head.l2, head.intercept, head.penalize_intercept, head.frozen)
-    named = {f"given {name}": value for name, value in (given or {}).items()}
-    return digest_of(arrays | {"ids": head.ids, "groups": head.groups} | named, options)
+    return digest_of(arrays | {f"given {name}": value for name, value in (given or {}).items()}, options)
 
 
 def provenance(digest: str, config: dict[str, Any], weights: str | None = None) -> Provenance:
-    """Say what a result came from: the digest of its inputs and, for an audit of depths, of the weights; options,
-    versions."""
+    """Say what a result came from; `weights` is the digest of a network's, for an audit of its depths."""
     versions = {"giveaway": VERSION, **{name: metadata.version(name) for name in ("torch", "numpy", "scipy")}}
     return Provenance(
         audit=secrets.token_hex(8),
@@ -153,13 +151,12 @@ def purge(folder: str | Path) -> int:
 
 def read_key(path: str | Path, out: str | Path) -> bytes:
     """Read the key in a file; make one, readable by you alone, where there is none; refuse a key within `out`."""
-    file = Path(path)
-    if Path(out).resolve() in file.resolve().parents:
+    if Path(out).resolve() in Path(path).resolve().parents:
         raise fail("pseudonymize", "a key outside of the audit folder", f"{path}, in it", "keep the key elsewhere")
-    if not file.exists():
-        write_text(file, secrets.token_hex(32) + "\n")
+    if not Path(path).exists():
+        write_text(path, secrets.token_hex(32) + "\n")
     try:
-        key = file.read_bytes().strip()
+        key = Path(path).read_bytes().strip()
     except OSError as error:
         raise fail("pseudonymize", "a file with the key", f"{path} ({error.strerror})", "name another file") from error
     if len(key) < LEAST_KEY:

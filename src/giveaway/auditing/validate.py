@@ -114,10 +114,9 @@ class Validation:
         lines = [self.conclusion(), "", self.table.to_markdown(), "| score | worth in shadow models |", "|---|---|"]
         lines += [f"| {name} | {_models(value)} |" for name, value in self.worth.items()]
         rates = ", ".join(f"{cell.value:.3f} at {rate:g}" for rate, cell in self.attack.true_positive_rate.items())
-        lines += ["", f"LiRA: AUC {self.attack.auc.value:.3f}; true-positive rate {rates} false positives "]
-        lines[-1] += f"({self.attack.nonmembers} non-members)."
-        lines += ["", self.about_target(), "", self.cost()]
-        return "\n".join(lines) + "\n"
+        rates += f" false positives ({self.attack.nonmembers} non-members)."
+        lines += ["", f"LiRA: AUC {self.attack.auc.value:.3f}; true-positive rate {rates}"]
+        return "\n".join([*lines, "", self.about_target(), "", self.cost(), ""])
 
 
 def validate(
@@ -173,79 +172,66 @@ def validate(
     The audited model is none of the 8.
     """
     if isinstance(train, Signals):
-        training = {"kind": kind, "fingerprint": fingerprint, "labels": labels, "records": records}
-        _refuse(training, "signals that are there")
-        return _against_signals(train, table, rows, target, training_seconds, seed)
-    _refuse({"target": target, "training_seconds": training_seconds}, "a function that trains")
-    if kind is None or fingerprint is None:
-        missing = "kind" if kind is None else "fingerprint"
-        raise fail(missing, "what attacks.train_shadows needs beside train", "none", f"pass {missing}=")
-    if records is None and rows is not None:
-        raise fail("records", "the number of records that train knows beside rows", "none", "pass records=")
-    known = len(table) if records is None else records
-    _check_rows(table, known, rows)
-    _check_counts(len(table), models)
-    signals = train_shadows(
-        train,
-        records=known,
-        models=models,
-        folder=folder,
-        kind=kind,
-        fingerprint=fingerprint,
-        labels=labels,
-        seed=seed,
-        code=code,
-        workers=workers,
-        backend=backend,
-        devices=devices,
-        on_model=on_model,
-    )
-    return _against_signals(signals, table, rows, (), stored_seconds(folder, models), seed)
-
-
-def _against_signals(
-    signals: Signals,
-    table: ScoreTable,
-    rows: np.ndarray | None,
-    target: int | Sequence[int] | None,
-    training_seconds: float | None,
-    seed: int,
-) -> Validation:
+        signals, beside = train, "signals that are there"
+        refused = {"kind": kind, "fingerprint": fingerprint, "labels": labels, "records": records}
+    else:
+        beside, refused = "a function that trains", {"target": target, "training_seconds": training_seconds}
+    for name, value in refused.items():
+        if value is not None:
+            raise fail(name, f"nothing beside {beside}", type(value).__name__, f"drop {name}=")
+    if not isinstance(train, Signals):
+        if kind is None or fingerprint is None:
+            missing = "kind" if kind is None else "fingerprint"
+            raise fail(missing, "what attacks.train_shadows needs beside train", "none", f"pass {missing}=")
+        if records is None and rows is not None:
+            raise fail("records", "the number of records that train knows beside rows", "none", "pass records=")
+        known = len(table) if records is None else records
+        _check_rows(table, known, rows)
+        _check_counts(len(table), models)
+        signals = train_shadows(
+            train,
+            records=known,
+            models=models,
+            folder=folder,
+            kind=kind,
+            fingerprint=fingerprint,
+            labels=labels,
+            seed=seed,
+            code=code,
+            workers=workers,
+            backend=backend,
+            devices=devices,
+            on_model=on_model,
+        )
+        target, training_seconds = (), stored_seconds(folder, models)
     began = time.perf_counter()
     places = _check_rows(table, signals.records, rows)
     left_out = _check_target(target, signals.models)
     others = np.setdiff1d(np.arange(signals.models), left_out or ())
     _check_counts(len(table), len(others))
-    own = signals if places is None else signals.of_records(places)
-    own = own.of_models(others) if left_out else own
-    _check_labels(table, own)
-    effect = effect_sizes(own).effect_size
-    scored = lira_within(own)
-    truth_models = own.models // 2
-    sizes = [2**k for k in range(1, 20) if 2**k <= own.models - truth_models]
+    compared = signals if places is None else signals.of_records(places)
+    compared = compared.of_models(others) if left_out else compared
+    _check_labels(table, compared)
+    effect, scored = effect_sizes(compared).effect_size, lira_within(compared)
+    truth_models = compared.models // 2
+    sizes = [2**k for k in range(1, 20) if 2**k <= compared.models - truth_models]
     top, keep = SHARES[0]
-    curve = shadow_curve(own, sizes=sizes, top=top, keep=keep, truth_models=truth_models, seed=seed)
-    compared = agreement({name: table[name] for name in table.columns}, effect, seed=seed)
+    curve = shadow_curve(compared, sizes=sizes, top=top, keep=keep, truth_models=truth_models, seed=seed)
+    agreed = agreement({name: table[name] for name in table.columns}, effect, seed=seed)
     return Validation(
-        table=compared,
-        worth={row.score: curve.worth(row.recall[top, keep].value) for row in compared.rows},
+        table=agreed,
+        worth={row.score: curve.worth(row.recall[top, keep].value) for row in agreed.rows},
         attack=summarize(scored, resamples=50, seed=seed),
-        count=defensible_count(own),
+        count=defensible_count(compared),
         success=success_rate(scored),
         effect_size=effect,
-        models=own.models,
+        models=compared.models,
         ranked_by=table.ranking(),
         target=left_out,
         audit_seconds=table.meta.seconds,
         attack_seconds=time.perf_counter() - began,
         training_seconds=training_seconds,
     )
-
-
-def _refuse(options: Mapping[str, Any], beside: str) -> None:
-    for name, value in options.items():
-        if value is not None:
-            raise fail(name, f"nothing beside {beside}", type(value).__name__, f"drop {name}=")
 
 
 def _check_rows(table: ScoreTable, records: int, rows: np.ndarray | None) -> np.ndarray | None:
@@ -262,12 +248,12 @@ def _check_rows(table: ScoreTable, records: int, rows: np.ndarray | None) -> np.
     return places
 
 
-def _check_labels(table: ScoreTable, own: Signals) -> None:
+def _check_labels(table: ScoreTable, signals: Signals) -> None:
     """Refuse signals on records of other classes than the table's: they are of other records."""
-    of_table = table.attributes.get("class")
-    if own.labels is None or of_table is None or of_table.dtype.kind not in "iu":
+    classes = table.attributes.get("class")
+    if signals.labels is None or classes is None or classes.dtype.kind not in "iu":
         return
-    different = np.flatnonzero(own.labels != of_table)
+    different = np.flatnonzero(signals.labels != classes)
     if len(different):
         got = f"other classes in {len(different)} of them, first in row {different[0]}"
         raise fail("signals", "signals on the audit's own records", got, "name those of these records, or give rows")

@@ -54,7 +54,7 @@ def audit_into(
         head = _renamed(head, read_key(config["pseudonymize"], out))
     subgroups = subgroups_from(config["subgroups"], head.n) if "subgroups" in config else {}
     given = None if deeper is None else deeper.deep.inputs
-    digest = processes.agreed(fingerprint(head, None, given) if processes.first else "")
+    digest = processes.agreed(fingerprint(head, given) if processes.first else "")
     origin = provenance(digest, config, None if deeper is None else model_digest(deeper.deep.model))
     existed = Path(out).is_dir()
     folder = check_folder(out, origin) if processes.first else Path(out)
