@@ -22,7 +22,7 @@ from sklearn.datasets import load_iris
 from sklearn.linear_model import LogisticRegression
 
 from giveaway import audit
-from giveaway.cli import RANKING_ONLY
+from giveaway.cli.audit_folder import RANKING_ONLY
 from giveaway.extract import from_file, from_sklearn
 from giveaway.records import ScoreTable
 from tests.conftest import config

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import giveaway as ga
-from giveaway.auditing.lood_study import study
-from giveaway.cli import RANKING_ONLY
+from giveaway.cli.audit_folder import RANKING_ONLY
+from giveaway.cli.lood import study
 from giveaway.extract import from_file
 from giveaway.gp.distinguishability import KernelChoice, Process
 from giveaway.records import ScoreTable
@@ -35,7 +35,7 @@ def pictures() -> None:
 @pytest.fixture(autouse=True)
 def no_pictures(request, monkeypatch) -> None:
     if "pictures" not in request.fixturenames:
-        monkeypatch.setattr("giveaway.cli.lood_folder.figure_bytes", lambda figure: b"a picture")
+        monkeypatch.setattr("giveaway.cli.lood.figure_bytes", lambda figure: b"a picture")
 
 
 @pytest.fixture
@@ -164,7 +164,7 @@ def test_queries_and_the_search_for_them(giveaway, file, arrays):
     posterior = Process(KernelChoice("rbf", length=1.0), 0.05).fit(arrays["inputs"], arrays["targets"])
     expected = study(posterior, [4, 0], queries=at, optimize="kl")
     for name in ("records.csv", "queries.csv", "optimized.csv"):
-        assert Path("result", name).read_text() == expected.pages[name]
+        assert Path("result", name).read_text() == expected[name]
     assert [row["query"] for row in read_csv(Path("result", "queries.csv"))] == ["0", "0", "1", "1", "all", "all"]
     own = column("result/records.csv", "lood_kl")
     assert max(np.array(column("result/optimized.csv", "value")) / own) <= 1 + 1e-8
@@ -353,7 +353,7 @@ def test_an_earlier_result_survives_a_failed_run(giveaway, file, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("giveaway.cli.lood_folder.lood_map", interrupted)
+    monkeypatch.setattr("giveaway.cli.lood.lood_map", interrupted)
     assert one_line(giveaway("lood", file, "--out", "result"), code=130).startswith("interrupted")
     assert {path.name: path.read_bytes() for path in Path("result").iterdir()} == before
     assert one_line(giveaway("lood", file, "--out", "new"), code=130).startswith("interrupted")

@@ -18,7 +18,8 @@ from click.testing import CliRunner, Result
 from giveaway import audit
 from giveaway.auditing.store import purge, save_page
 from giveaway.checks import InputError
-from giveaway.cli.follow_up_commands import canaries, check_audited, compare, gate, judged, leave, rules_of, weights
+from giveaway.cli.audit_folder import missing_columns, tell
+from giveaway.cli.follow_up_commands import canaries, compare, gate, weights
 from giveaway.findings.canaries import choose
 from giveaway.findings.changes import changes
 from giveaway.findings.extras import FILE as LOOK
@@ -220,34 +221,31 @@ def test_rules_that_cannot_be_judged_leave_no_verdict(folder, tmp_path):
     assert not (folder / "gate.json").exists()
 
 
-def test_a_commands_own_gate(folder, tmp_path):
-    assert rules_of(None) is None
-    found = rules_of(str(rules(tmp_path)))
+def test_a_commands_own_gate(folder, tmp_path, capsys):
+    found = read_rules(rules(tmp_path))
     measured(folder, 6)
-    assert judged(None, folder) is None
-    leave(None)
+    tell(folder, None, None, {}, ["no gate"])
+    assert capsys.readouterr().out == "no gate\n"
     with pytest.raises(SystemExit) as stop:
-        leave(judged(found, folder))
+        tell(folder, found, json.dumps, {"rows": N}, [])
     assert stop.value.code == 3
-    assert json.loads((folder / "gate.json").read_text())["met"] is False
+    said = json.loads(capsys.readouterr().out)
+    assert said == {"rows": N, "gate": json.loads((folder / "gate.json").read_text())}
+    assert said["gate"]["met"] is False
     measured(folder, 5)
-    leave(judged(found, folder))
+    tell(folder, found, None, {}, [])
     assert json.loads((folder / "gate.json").read_text())["met"] is True
 
 
 def test_an_audit_that_cannot_answer_its_gate_does_not_start(tmp_path):
     with pytest.raises(InputError, match=r"got a measured count, which .*; run giveaway validate FOLDER --gate"):
-        check_audited(read_rules(rules(tmp_path)), {})
+        missing_columns(read_rules(rules(tmp_path)), [])
     rule = '[[rule]]\nname = "p"\nmeasure = "predicted_success"\nabove = 0.7\nat_most_share = 0.1\n'
     predicted = read_rules(rules(tmp_path, "schema = 1\n" + rule))
     with pytest.raises(InputError, match=r"expected the column predicted_success among the scores, got none; add pred"):
-        check_audited(predicted, {"scores": ["newton"]})
-    named = {"scores": ["newton", "predicted_success"]}
-    check_audited(predicted, named)
-    assert named == {"scores": ["newton", "predicted_success"]}
-    free = {"scores": ["default", "lood_kl"]}
-    check_audited(predicted, free)
-    assert free == {"scores": ["default", "lood_kl", "predicted_success"]}
+        missing_columns(predicted, ["newton"])
+    assert missing_columns(predicted, ["newton", "predicted_success"]) == []
+    assert missing_columns(predicted, ["default", "lood_kl"]) == ["predicted_success"]
 
 
 @pytest.mark.parametrize("command", [canaries, weights, compare, gate])

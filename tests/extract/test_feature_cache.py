@@ -385,7 +385,7 @@ def test_the_command_line_names_a_cache_or_a_stream(tmp_path, monkeypatch):
     for _ in range(2):
         source_from(named | {"cache": str(tmp_path / "cache")}, lambda words: None)
         assert len(runs) == 1
-    assert isinstance(source_from(named | {"stream": True}, lambda words: None).head.features, StreamedRows)
+    assert isinstance(source_from(named | {"stream": True}, lambda words: None)[0].features, StreamedRows)
     for name in ("cache", "stream"):
         with pytest.raises(InputError, match=f"{name}: expected --model beside it, got --features; drop --"):
             source_from({"features": "x.npz", name: "y"}, lambda words: None)

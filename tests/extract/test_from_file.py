@@ -215,9 +215,9 @@ def test_the_command_line_reads_files_and_folders(tmp_path):
     said = []
     folder = written(tmp_path, made(), "npz folder")
     np.savez(folder / "zz.npz", epoch=np.array(3))
-    assert_same(source_from({"features": str(folder)}, said.append).head, made())
+    assert_same(source_from({"features": str(folder)}, said.append)[0], made())
     path = written(tmp_path, {"outputs": linear(made()), "targets": made()["targets"]})
-    assert not source_from({"features": str(path)}, said.append).head.linear
+    assert not source_from({"features": str(path)}, said.append)[0].linear
     assert said == ["note: ignored keys: epoch", f"note: {NO_FEATURES}"]
     refused("l2: expected no l2 for a black box", source_from, {"features": str(path), "l2": 0.1}, said.append)
 

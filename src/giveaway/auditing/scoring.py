@@ -116,11 +116,10 @@ class LoadedSpan:
             at_once = min(at_once, _groups_at_once(self._curvature, self.span.size))
         for start in range(0, self.span.count, at_once):
             groups = slice(start, min(start + at_once, self.span.count))
-            inside = isinstance(where, slice)
-            yield (
-                slice(where.start + start, where.start + groups.stop) if inside else where[groups],
-                self.batch(groups, probes),
+            places = (
+                slice(where.start + start, where.start + groups.stop) if isinstance(where, slice) else where[groups]
             )
+            yield places, self.batch(groups, probes)
 
     def batch(self, groups: slice, probes: slice | None = None) -> ScoreBatch:
         """Return the batch of some of the groups."""

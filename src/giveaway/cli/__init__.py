@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from typing import Any
 
 import click
 
-from giveaway.cli.audit_command import RANKING_ONLY, SEED, audit, audit_and_tell, gate_json
-from giveaway.cli.follow_up_commands import ROWS_OF_PEOPLE, canaries, compare, gate, judged, leave, rules_of, weights
-from giveaway.cli.theory_command import theory
+from giveaway.cli.audit_command import AS_JSON, GATE, SEED, audit
+from giveaway.cli.demo import demo
+from giveaway.cli.follow_up_commands import canaries, compare, gate, weights
+from giveaway.cli.theory import theory
 from giveaway.text import say
 from giveaway.version import VERSION
 
@@ -24,23 +26,8 @@ def cli() -> None:
     """Find the training records whose presence your model gives away."""
 
 
-for command in (audit, theory, canaries, weights, compare, gate):
+for command in (audit, demo, theory, canaries, weights, compare, gate):
     cli.add_command(command)
-
-
-@cli.command()
-@click.option("--out", default="giveaway-demo", show_default=True, help="Folder for the audit.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result for machines.")
-def demo(out: str, as_json: bool) -> None:
-    """Train a small network on digits and audit it."""
-    from giveaway.cli.demo import WEIGHT_DECAY, digits_dataset, train_digits_network
-    from giveaway.extract import from_torch
-
-    dataset = digits_dataset()
-    say(f"Training a small network on {len(dataset)} digits ...", err=True)
-    model = train_digits_network(dataset)
-    head = from_torch(model, dataset, l2=WEIGHT_DECAY * len(dataset))
-    audit_and_tell(out, head, {"demo": "digits", "show_records": True}, {}, top=10, as_json=as_json)
 
 
 @cli.command()
@@ -55,10 +42,8 @@ def demo(out: str, as_json: bool) -> None:
 )
 @click.option("--rows", help="FILE.npy: the signals' record for each row of the audit; default the same records.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Of training, draws and intervals.")
-@click.option(
-    "--gate", "rule_file", metavar="RULE.toml", help="Judge the audit by these rules; exit code 3 where one is not met."
-)
-@click.option("--json", "as_json", is_flag=True, help="Print the result for machines.")
+@click.option("--gate", "rule_file", metavar="RULE.toml", help=GATE)
+@AS_JSON
 def validate(folder: str, rows: str | None, rule_file: str | None, as_json: bool, **flags: Any) -> None:
     """Check an audit FOLDER against a real attack.
 
@@ -68,20 +53,21 @@ def validate(folder: str, rows: str | None, rule_file: str | None, as_json: bool
     from giveaway.attacks.shadow_store import stored_seconds
     from giveaway.auditing.store import list_signals, save_page
     from giveaway.auditing.validate import validate as hold_against_signals
-    from giveaway.cli.audit_folder import rebuild
+    from giveaway.cli.audit_folder import rebuild, tell
     from giveaway.cli.source import signals_named
     from giveaway.extract.user_files import row_numbers
+    from giveaway.findings.gate import read_rules
     from giveaway.records import ScoreTable
     from giveaway.reporting.validation import validation_pages
 
-    rules = rules_of(rule_file)
+    rules = None if rule_file is None else read_rules(rule_file)
     table = ScoreTable.load(folder, "scores")
     places = None if rows is None else row_numbers(rows)
     named = {name: value for name, value in flags.items() if value not in (None, ())}
     signals = signals_named(named, lambda words: say(words, err=True))
     where = f", in {SIGNALS}" if named["signals"] == SIGNALS else ""  # a path of the user's is not repeated
     say(f"Signals: {signals.models} models on {signals.records} records{where}", err=True)
-    found = hold_against_signals(
+    validation = hold_against_signals(
         signals,
         table,
         rows=places,
@@ -90,19 +76,12 @@ def validate(folder: str, rows: str | None, rule_file: str | None, as_json: bool
         seed=flags["seed"],
     )
     list_signals(folder, named["signals"])
-    pages = validation_pages(table, found, recipe=named.get("recipe"))
+    pages = validation_pages(table, validation, recipe=named.get("recipe"))
     for name, page in pages.items():
         save_page(folder, name, page)
     rebuilt = [page.name for page in rebuild(folder)] if table.meta.of_model else []
-    verdict = judged(rules, folder)
-    if as_json:
-        say(json.dumps({**found.to_json(), **gate_json(verdict)}, indent=2))
-    else:
-        say(str(pages["validation.md"]))
-        say(f"Wrote {', '.join([*pages, *rebuilt])} to {folder}")
-    if verdict is not None and not as_json:
-        say(f"\n{verdict.to_text()}")
-    leave(verdict)
+    lines = [str(pages["validation.md"]), f"Wrote {', '.join([*pages, *rebuilt])} to {folder}"]
+    tell(folder, rules, partial(json.dumps, indent=2) if as_json else None, validation.to_json(), lines)
 
 
 @cli.command()
@@ -135,38 +114,16 @@ def validate(folder: str, rows: str | None, rule_file: str | None, as_json: bool
 @click.option("--device", help="Where to compute, such as cuda.")
 @click.option("--top", type=int, default=10, show_default=True, help="Rows to print.")
 @click.option("--out", default="giveaway-lood", show_default=True, help="Folder for the result.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result for machines.")
+@AS_JSON
 def lood(inputs: str, out: str, top: int, as_json: bool, **flags: Any) -> None:
     """Ask a Gaussian process instead of a model.
 
     For every record of INPUTS.npz (keys inputs and targets), it says how far the process's prediction moves when the
     record is left out.
     """
-    from giveaway.checks import check_number
-    from giveaway.cli.lood_folder import run_lood
+    from giveaway.cli.lood import run_lood
 
-    check_number("top", top, minimum=1, remedy="give a count")
-    table, folder, pages = run_lood(inputs, out, {name: value for name, value in flags.items() if value is not None})
-    if as_json:
-        by = table.ranking()
-        rows = [{"row": int(row), by: float(table[by][row])} for row in table.order()[:top]]
-        told = {"ranked_by": by, "top": rows, "statement": RANKING_ONLY, "files": pages}
-        say(
-            json.dumps(
-                {"folder": str(folder), **{k: v for k, v in table.meta.to_json().items() if k != "provenance"}, **told}
-            )
-        )
-        return
-    kernel = "" if table.meta.kernel is None else table.meta.kernel.name
-    unit = table.meta.rows_are
-    say(f"The {min(top, len(table))} most exposed of {len(table)} {unit}, by lood_kl under {kernel}\n")
-    say("rank    row    lood_kl  lood_mean")
-    for place, row in enumerate(table.order()[:top], start=1):
-        say(f"{place:4d}  {row:5d}  {table['lood_kl'][row]:9.4g}  {table['lood_mean'][row]:9.4g}")
-    if unit == "people":
-        say(f"\n{ROWS_OF_PEOPLE.format('scores.csv')}")
-    say(f"\n{RANKING_ONLY}")
-    say(f"Wrote {', '.join(pages)} to {folder} (restricted: they name records)")
+    run_lood(inputs, out, top, as_json, {name: value for name, value in flags.items() if value is not None})
 
 
 @cli.command()

@@ -1,43 +1,181 @@
-"""`giveaway audit`: a head in, a folder with its table, its report and its shareable summary out."""
+"""`giveaway audit`: a head in; its table, its report and its shareable summary in a folder; what to say of it."""
 
 from __future__ import annotations
 
-import dataclasses
+import datetime
+import json
+import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from giveaway.auditing.cost import LONG, forecast, quick
 from giveaway.auditing.depths import DepthAudit, with_depths
 from giveaway.auditing.progress import parts_of
 from giveaway.auditing.run import Execution, audit
 from giveaway.auditing.store import check_folder, fingerprint, provenance, pseudonyms, read_key, save_audit, save_page
 from giveaway.checks import check_choice, fail
-from giveaway.cli.config import to_toml
+from giveaway.cli.config import audit_arguments, audited_head, to_toml
+from giveaway.cli.source import device_named, source_from
 from giveaway.curvature.choice import Auto, Sketch
 from giveaway.extract.torch_model import model_digest
 from giveaway.extract.user_files import subgroups_from
-from giveaway.findings.explain import SUBGROUP
+from giveaway.findings.explain import SUBGROUP, why
 from giveaway.findings.extras import FILE as EXTRAS
 from giveaway.findings.extras import MAPS, ReportExtras, make_extras
-from giveaway.linalg.processes import ALONE, Processes
+from giveaway.findings.gate import Rules, Verdict, judge, read_rules
+from giveaway.linalg.processes import ALONE, Processes, processes_from_environment
 from giveaway.records import Head, ScoreTable
 from giveaway.records.meta import Provenance
 from giveaway.reporting.pages import summary_pages
 from giveaway.reporting.report import render
 from giveaway.reporting.validation import StoredValidation
-from giveaway.reporting.words import access_of, check_access, headline
+from giveaway.reporting.words import access_of, check_access, headline, notes
 from giveaway.storage.checkpoint import FolderCheckpoint
+from giveaway.text import say
+
+Options = dict[str, Any]
 
 MIXED = "several"
+STATED = ("optimum", "curvature", "l2_sensitivity", "repeats", "depths", "view", "no_view", "seconds")  # in --json
+RANKING_ONLY = (
+    "Ranking only: no attack was measured, so no number of exposed records is stated; a low rank is not evidence of "
+    "safety."
+)
+ROWS_OF_PEOPLE = "Rows are lines of {}, the first after its heading being 0; who they are stands there alone."
+
+
+def run_audit(options: Options, *, as_json: bool, resume: bool, dry_run: bool) -> None:
+    """Audit what the options name, or say what that would cost."""
+    top, out = options.pop("top", 10), options.pop("out", "giveaway-audit")
+    rule_file = options.pop("gate", None)
+    rules = None if rule_file is None else read_rules(rule_file)  # before the work: a mistake in them costs nothing
+    with processes_from_environment(device_named(options.get("device")) or "cpu") as processes:
+        head, deeper = source_from(options, lambda words: say(words, err=True) if processes.first else None, processes)
+        head = audited_head(head, options)
+        arguments = audit_arguments(options)
+        if rules is not None:
+            arguments["scores"] += missing_columns(rules, arguments["scores"])
+        if "device" in options or processes.device.type == "cuda":
+            head = head.to(processes.device)
+        if dry_run and not head.linear:
+            raise fail("dry_run", "a linear head", "a black box, which has no curvature to estimate", "leave it out")
+        if dry_run or (head.linear and not quick(head, arguments["curvature"])):
+            cost = forecast(head, arguments["curvature"], processes)
+            if deeper is not None:
+                cost = replace(cost, notes=(*cost.notes, _work_ahead(deeper)))
+            if dry_run and processes.first:
+                say(json.dumps(cost.to_json()) if as_json else "\n".join(cost.lines()))
+            elif processes.first and (cost.seconds or 0.0) >= LONG:
+                say(cost.lines()[0], err=True)
+        if not dry_run:
+            work = {"deeper": deeper, "processes": processes, "resume": resume}
+            audit_and_tell(out, head, options, arguments, top=top, as_json=as_json, rules=rules, **work)
+
+
+def missing_columns(rules: Rules, scores: list[str]) -> list[str]:
+    """Return the columns that the rules need besides `scores`; refuse rules that an audit cannot answer."""
+    if rules.needs_validation:
+        got = "a measured count, which an audit alone does not have"
+        raise fail("gate", "rules on an audit", got, "run giveaway validate FOLDER --gate with them")
+    missing = [column for column in rules.columns if column not in scores]
+    if missing and "default" not in scores:
+        raise fail("gate", f"the column {missing[0]} among the scores", "none", f"add {missing[0]} to --scores")
+    return missing
+
+
+def _work_ahead(deeper: DepthAudit) -> str:
+    """Say how many solves scores through the network take: the passes of a solve are known once it is done."""
+    solves = f"{deeper.solves:,} solves" if deeper.solves else "no solves, a few passes over the records"
+    more = ", and some for records in doubt" if isinstance(deeper.method, Sketch) else ""
+    sizes = ", ".join(f"{depth} ({network.size:,} parameters)" for depth, network in deeper.deep.networks.items())
+    return f"depths: {sizes}: {solves} each{more}; not in this estimate"
+
+
+def audit_and_tell(
+    out: str,
+    head: Head,
+    config: Options,
+    arguments: Options,
+    *,
+    top: int,
+    as_json: bool,
+    rules: Rules | None = None,
+    **work: Any,
+) -> None:
+    """Audit into the folder `out`, and say what came of it; `work` are further options of `audit_into`."""
+    made = audit_into(out, head, config, arguments, **work)
+    if made is None:
+        return
+    table, folder = made
+    by, meta = table.ranking(), table.meta.to_json()
+    rows = table.order(by)[:top]
+    told = {
+        "folder": str(folder),
+        "unit": table.meta.unit,
+        "rows": len(table),
+        "ranked_by": by,
+        "top": [{"row": int(row), by: float(table[by][row])} for row in rows],
+        "statement": RANKING_ONLY,
+        **{name: meta.get(name) for name in STATED},
+    }
+    statement = headline(table, StoredValidation.load(folder), access_of(table))
+    lines = [
+        *_top_lines(table, rows),
+        *([ROWS_OF_PEOPLE.format("people.csv")] if table.meta.by_person else []),
+        *(f"note: {note}" for note in notes(table)),
+        "",
+        RANKING_ONLY if statement.startswith("Ranking only") else statement,
+        f"To share, naming no record: {folder / 'summary.html'}",
+        "Restricted, naming records: everything else in the folder, the report among it",
+        f"Open {folder / 'report.html'}",
+    ]
+    tell(folder, rules, json.dumps if as_json else None, told, lines)
+
+
+def tell(folder: str | Path, rules: Rules | None, dumps: Any, told: Options, lines: list[str]) -> None:
+    """Judge the folder by its rules; say `told` as JSON or the lines, and the verdict; leave with its exit code."""
+    verdict = None if rules is None else judged(rules, folder)
+    if dumps is not None:
+        say(dumps(told if verdict is None else {**told, "gate": verdict.to_json()}))
+    else:
+        say("\n".join(lines if verdict is None else [*lines, "", verdict.to_text()]))
+    if verdict is not None and verdict.exit_code:
+        sys.exit(verdict.exit_code)  # not click's Exit, whose code is lost outside of standalone mode
+
+
+def judged(rules: Rules, folder: str | Path) -> Verdict:
+    """Return the verdict on a folder, which is stored there as gate.json."""
+    verdict = judge(rules, folder, datetime.date.today())
+    verdict.save(folder)
+    return verdict
+
+
+def _top_lines(table: ScoreTable, rows: np.ndarray) -> list[str]:
+    by = table.ranking()
+    shown = [name for name in ("class", "records", "residual") if name in table.attributes]
+    beside = "newton" if by == "fused" else "leverage"
+    shown = [by, *([beside] if beside in table.scores and beside != by else []), *shown]
+    numbered = np.array_equal(table.ids, np.arange(len(table)))  # other ids, and values, stay in the files
+    widths = [max(9, len(name)) for name in shown]
+    lines = [f"The {len(rows)} most exposed of {len(table)} {table.meta.rows_are}, by {by}", ""]
+    lines += ["rank    row  " + "  ".join(n.rjust(w) for n, w in zip(shown, widths, strict=True)) + "  why"]
+    reasons = why(table, rows, nearest=numbered, values=False)
+    for place, (row, reason) in enumerate(zip(rows, reasons, strict=True), start=1):
+        cells = [table[name][row] for name in shown]
+        texts = [(f"{c:.3g}" if isinstance(c, float) else str(c)).rjust(w) for c, w in zip(cells, widths, strict=True)]
+        lines += [f"{place:4d}  {row:5d}  " + "  ".join(texts) + f"  {reason}"]
+    return [*lines, ""]
 
 
 def audit_into(
     out: str,
     head: Head,
-    config: dict[str, Any],
-    arguments: dict[str, Any],
+    config: Options,
+    arguments: Options,
     *,
     deeper: DepthAudit | None = None,
     processes: Processes = ALONE,
@@ -51,7 +189,9 @@ def audit_into(
     check_access(config.get("access", "probabilities"), head.loss)
     check_choice("map", config.get("map", "auto"), MAPS)
     if "pseudonymize" in config:
-        head = _renamed(head, read_key(config["pseudonymize"], out))
+        key = read_key(config["pseudonymize"], out)
+        groups = None if head.groups is None else pseudonyms(head.groups, key)
+        head = replace(head, ids=pseudonyms(head.ids, key), groups=groups)
     subgroups = subgroups_from(config["subgroups"], head.n) if "subgroups" in config else {}
     given = None if deeper is None else deeper.deep.inputs
     digest = processes.agreed(fingerprint(head, given) if processes.first else "")
@@ -63,29 +203,26 @@ def audit_into(
     try:
         checkpoint = _checkpoint(folder, origin, processes, resume=resume)
         run = partial(audit, progress=processes.first, execution=Execution(processes, checkpoint))
-        table = run(head, **arguments)
-        by_record = None
-        if table.meta.by_person:
-            by_record = run(dataclasses.replace(head, groups=None), **_without_comparison(arguments))
+        tables = {"scores": run(head, **arguments)}
+        if head.groups is not None:
+            # the second audit need not compare penalties again
+            curvature = replace(arguments.get("curvature", Auto()), l2_sensitivity=False)
+            records = run(replace(head, groups=None), **arguments | {"curvature": curvature})
+            tables = {"people": tables["scores"], "scores": records}
         processes.leave()  # all at once: what is left to do is the first one's, and may take long
         if not processes.first:
             return None
         if deeper is not None:
             with parts_of(enabled=True, work="depths", unit="solve") as on_part:
-                found = deeper.run(checkpoint, on_part)
-            table = _with_depths(table, found)
-            by_record = None if by_record is None else _with_depths(by_record, found)
-        table = _finished(table, config, subgroups, head, origin)
-        tables = {"scores": table}
-        if by_record is not None:
-            tables = {"people": table, "scores": _finished(by_record, config, subgroups, head, origin)}
-        extras = make_extras(
-            head,
-            table,
-            method=config.get("map", "auto"),
-            what_if=config.get("what_if"),
-            show_records=bool(config.get("show_records")),
-        )
+                deep = deeper.run(checkpoint, on_part)
+            tables["scores"] = with_depths(tables["scores"], deep)
+            if "people" in tables:  # a person's columns would not be the sum of its records': people have the report
+                meta = replace(tables["people"].meta, depths=deep.meta.depths)
+                tables["people"] = replace(tables["people"], meta=meta)
+        tables = {name: _finished(table, config, subgroups, head, origin) for name, table in tables.items()}
+        table = next(iter(tables.values()))
+        shown: Options = {"what_if": config.get("what_if"), "show_records": bool(config.get("show_records"))}
+        extras = make_extras(head, table, method=config.get("map", "auto"), **shown)
         pages = {**report_pages(table, extras, StoredValidation.load(folder)), EXTRAS: extras.to_bytes()}
         save_audit(folder, tables, pages, to_toml(config))
         checkpoint.finish()
@@ -95,19 +232,6 @@ def audit_into(
             folder.rmdir()
         raise
     return table, folder
-
-
-def work_ahead(deeper: DepthAudit) -> str:
-    """What scores through the network will take, in solves: how many passes a solve needs is known once it is done."""
-    solves = f"{deeper.solves:,} solves" if deeper.solves else "no solves, a few passes over the records"
-    more = ", and some for records in doubt" if isinstance(deeper.method, Sketch) else ""
-    sizes = ", ".join(f"{depth} ({network.size:,} parameters)" for depth, network in deeper.deep.networks.items())
-    return f"depths: {sizes}: {solves} each{more}; not in this estimate"
-
-
-def _without_comparison(arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments for a second audit, which need not compare penalties again."""
-    return {**arguments, "curvature": dataclasses.replace(arguments.get("curvature", Auto()), l2_sensitivity=False)}
 
 
 def _checkpoint(folder: Path, origin: Provenance, processes: Processes, *, resume: bool) -> FolderCheckpoint:
@@ -120,13 +244,8 @@ def _checkpoint(folder: Path, origin: Provenance, processes: Processes, *, resum
     return checkpoint or FolderCheckpoint(folder, begun, resume=resume, rank=processes.rank)
 
 
-def statement(folder: str | Path, table: ScoreTable) -> str:
-    """What may be said of the audit in `folder`: the headline of its pages."""
-    return headline(table, StoredValidation.load(folder), access_of(table))
-
-
 def report_pages(table: ScoreTable, extras: ReportExtras, measured: StoredValidation | None) -> dict[str, str | bytes]:
-    """The restricted report and the summary to share."""
+    """Return the restricted report and the summary to share."""
     return {"report.html": render(table, extras=extras, measured=measured), **summary_pages(table, measured=measured)}
 
 
@@ -140,37 +259,25 @@ def rebuild(folder: str | Path) -> list[Path]:
 
 
 def main_table(folder: str | Path) -> ScoreTable:
-    """The table that an audit folder's report is about: of people where there are any."""
+    """Return the table that an audit folder's report is about: of people where there are any."""
     return ScoreTable.load(folder, "people" if (Path(folder) / "people.npz").is_file() else "scores")
 
 
-def _renamed(head: Head, key: bytes) -> Head:
-    groups = None if head.groups is None else pseudonyms(head.groups, key)
-    return dataclasses.replace(head, ids=pseudonyms(head.ids, key), groups=groups)
-
-
-def _with_depths(table: ScoreTable, deep: ScoreTable) -> ScoreTable:
-    """Add the columns of the records. A person's would not be their sum: a table of people has the report alone."""
-    if table.meta.unit == "person":
-        return dataclasses.replace(table, meta=dataclasses.replace(table.meta, depths=deep.meta.depths))
-    return with_depths(table, deep)
-
-
 def _finished(
-    table: ScoreTable, config: dict[str, Any], subgroups: dict[str, np.ndarray], head: Head, origin: Provenance
+    table: ScoreTable, config: Options, subgroups: dict[str, np.ndarray], head: Head, origin: Provenance
 ) -> ScoreTable:
-    """The table as it may be written: with its subgroups, and neighbours only on request."""
+    """Return the table as it may be written: with its subgroups, and neighbours only on request."""
     attributes = {k: v for k, v in table.attributes.items() if k != "nearest" or config.get("show_records")}
     for name, values in subgroups.items():
-        of_rows = _of_people(values, head) if table.meta.by_person else values
-        attributes[f"{SUBGROUP}{name}"] = of_rows
-    told = {"access": config.get("access", "probabilities"), "title": config.get("title")}
-    meta = dataclasses.replace(table.meta, **told, provenance=origin)
-    return dataclasses.replace(table, attributes=attributes, meta=meta)
+        attributes[f"{SUBGROUP}{name}"] = _of_people(values, head) if table.meta.by_person else values
+    access, title = config.get("access", "probabilities"), config.get("title")
+    return replace(
+        table, attributes=attributes, meta=replace(table.meta, access=access, title=title, provenance=origin)
+    )
 
 
 def _of_people(values: np.ndarray, head: Head) -> np.ndarray:
-    """The subgroup of every person, `several` where its records belong to more than one."""
+    """Return the subgroup of every person, `several` where its records belong to more than one."""
     assert head.groups is not None
     _, person = np.unique(head.groups, return_inverse=True)
     names, number = np.unique(values, return_inverse=True)

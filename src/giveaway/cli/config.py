@@ -1,4 +1,4 @@
-"""Options of `giveaway audit` that do not come as flags: from a TOML file or as NAME=VALUE, and back to TOML."""
+"""The options of `giveaway audit`: read from flags, TOML files and NAME=VALUE, and made into arguments of ga.audit."""
 
 from __future__ import annotations
 
@@ -6,97 +6,63 @@ import json
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from giveaway.checks import check_choice, check_number, fail, nearest
+from giveaway.curvature.choice import Auto, Dense, Sketch, check_probes
+from giveaway.extract.user_files import records_from
+from giveaway.gp import Process
+from giveaway.records import Head
+
 WORDS = {str: "text", float: "a number", int: "a whole number", bool: "true or false"}
-RARE: dict[str, tuple[type, str]] = {  # options without a flag of their own: what they hold, and what they do
-    "title": (str, "What was audited, for the heading of both pages."),
-    "top": (int, "How many rows to print; 10 by default."),
-    "by": (str, "person or record: what to rank where the records have groups."),
-    "optimum": (str, "assumed, corrected (the head was stopped early) or refit (bring it to its optimum first)."),
-    "penalize_intercept": (bool, "Whether l2 acts on the bias."),
-    "frozen": (bool, "Nothing before the head was trained on these records."),
-    "reduction": (str, "For a layer that sees tokens: mean, first or last."),
-    "batch_size": (int, "Records at a time through the model."),
-    "stream": (bool, "Run the model again in every pass and keep nothing."),
-    "kernel": (str, "Add lood_kl and lood_mean, of a Gaussian process with this kernel: nngp, rbf, ..."),
-    "noise": (float, "Add them too: the variance of the targets around the process's functions."),
-    "probes": (int, "Of a sketch of the head, 256 by default: its error is about √(2/probes)."),
-    "tolerance": (float, "The residual at which the solves of a sketch or a depth stop; 1e-3 by default."),
-    "precision": (str, "Of the products inside a sketch's solves: float64, float32, on a GPU also tf32 or bf16."),
-    "memory": (float, "Gigabytes that the curvature, or a piece of a depth's work, may take."),
-    "allow_unconverged": (bool, "Use a sketch, or a depth, whose solves did not reach the tolerance."),
-    "errors": (bool, "Add the standard error of every sketched score."),
-    "seed": (int, "Of the probes of a sketch and of a depth."),
-    "l2_sensitivity": (bool, "Tell how much the ranking depends on l2."),
-    "depth_method": (str, "For --depth: sketch, exact (solves for every record) or ekfac (approximate)."),
-    "depth_curvature": (str, "Of exact ones: ggn or hessian."),
-    "depth_probes": (int, "Of a depth's sketch, 64 by default."),
-    "map": (str, "Map of features in the report: auto, pca, tsne or none."),
-    "what_if": (bool, "Score the rest again without the most exposed."),
-}
+OF_SKETCH = ("probes", "tolerance", "precision", "memory", "allow_unconverged", "seed", "errors")
 
 
 def read_config(given: Iterable[str], kinds: Mapping[str, type]) -> dict[str, Any]:
-    """The options in TOML files and NAME=VALUE settings, in their order: a later one goes before an earlier one.
+    """Return the options in TOML files and NAME=VALUE settings; a later one goes before an earlier one.
 
     A key that is no option, or a value not of its option's kind, is refused. A list of names in a file stands for the
     names joined by commas.
     """
-    from giveaway.checks import fail
-
     resolved: dict[str, Any] = {}
     for text in given:
-        for key, value in (_setting(text, kinds) if _is_setting(text) else _file(text)).items():
-            name = _known(key, kinds)
-            if kinds[name] is str and isinstance(value, list) and all(isinstance(part, str) for part in value):
-                value = ",".join(value)
-            allowed = (float, int) if kinds[name] is float else kinds[name]
-            if not isinstance(value, allowed) or (isinstance(value, bool) and kinds[name] is not bool):
-                raise fail("config", f"{WORDS[kinds[name]]} for {key}", repr(value), "correct it")
-            resolved[name] = value
+        setting = re.match(r"([A-Za-z][A-Za-z0-9_-]*)=(.*)", text, re.DOTALL)
+        for key, value in ({setting[1]: setting[2]} if setting else _file(text)).items():
+            name = key.replace("-", "_")
+            if name not in kinds:
+                raise fail("config", "options of this command", f"{key!r}", nearest(name, kinds))
+            kind, read = kinds[name], value
+            if setting and kind is not str:
+                read = _parsed(value, kind)
+            elif kind is str and isinstance(value, list) and all(isinstance(part, str) for part in value):
+                read = ",".join(value)
+            allowed = (float, int) if kind is float else kind
+            if not isinstance(read, allowed) or (isinstance(read, bool) and kind is not bool):
+                raise fail("config", f"{WORDS[kind]} for {key}", repr(value), "correct it")
+            resolved[name] = read
     return resolved
 
 
-def to_toml(options: dict[str, Any]) -> str:
-    """Flat options as TOML; what is None is left out."""
-    return "".join(f"{key} = {_toml(value)}\n" for key, value in options.items() if value is not None)
-
-
-def _is_setting(text: str) -> bool:
-    return re.match(r"[A-Za-z][A-Za-z0-9_-]*=", text) is not None
-
-
 def _file(path: str) -> dict[str, Any]:
-    from giveaway.checks import fail
-
     try:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise fail("config", "a readable TOML file, or NAME=VALUE", f"{path} ({error})", "correct it") from error
 
 
-def _setting(text: str, kinds: Mapping[str, type]) -> dict[str, Any]:
-    from giveaway.checks import fail
-
-    key, _, value = text.partition("=")
-    kind = kinds[_known(key, kinds)]
-    if kind is str:
-        return {key: value}
+def _parsed(text: str, kind: type) -> Any:
+    """Return the value that `text` spells, or None."""
     try:
-        return {key: {"true": True, "false": False}[value.lower()] if kind is bool else kind(value)}
-    except (KeyError, ValueError) as error:
-        raise fail("config", f"{WORDS[kind]} for {key}", repr(value), "correct it") from error
+        return {"true": True, "false": False}[text.lower()] if kind is bool else kind(text)
+    except (KeyError, ValueError):
+        return None
 
 
-def _known(key: str, kinds: Mapping[str, type]) -> str:
-    from giveaway.checks import fail, nearest
-
-    name = key.replace("-", "_")
-    if name not in kinds:
-        raise fail("config", "options of this command", f"{key!r}", nearest(name, kinds))
-    return name
+def to_toml(options: dict[str, Any]) -> str:
+    """Write flat options as TOML; what is None is left out."""
+    return "".join(f"{key} = {_toml(value)}\n" for key, value in options.items() if value is not None)
 
 
 def _toml(value: Any) -> str:
@@ -104,3 +70,51 @@ def _toml(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     # a file name that is no UTF-8 holds halves of surrogate pairs
     return re.sub("[\ud800-\udfff]", lambda half: f"\\\\u{ord(half.group()):04x}", text)
+
+
+def options_of(config: Iterable[str], flags: Mapping[str, Any], kinds: Mapping[str, type]) -> dict[str, Any]:
+    """Return the options of --config, and the flags, which go before them."""
+    options = read_config(config, kinds) | {name: value for name, value in flags.items() if value is not None}
+    for name in {"top", "batch_size"} & options.keys():
+        check_number(name, options[name], minimum=1, remedy="give a count")
+    check_number("l2", options.get("l2", 0.0), minimum=0.0, remedy="give the penalty in summed-loss units")
+    check_choice("by", options.get("by", "auto"), ("auto", "person", "record"))
+    return options
+
+
+def audited_head(head: Head, options: Mapping[str, Any]) -> Head:
+    """Return the head with the records of --inputs, by person or by record."""
+    if "inputs" in options:
+        head = replace(head, inputs=records_from(options["inputs"]))
+    elif head.inputs is None and {"kernel", "noise"} & options.keys():
+        raise fail("inputs", "--inputs beside kernel and noise", "none", "name the file of the records")
+    if options.get("by") == "person" and head.groups is None:
+        raise fail("by", "--groups beside person", "none", "give a file with one person's name a record")
+    return replace(head, groups=None) if options.get("by") == "record" else head
+
+
+def audit_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of ga.audit; --inputs ask for fused by name, so that unusable ones are an error."""
+    scores = options.get("scores", "default,fused" if "inputs" in options else "default")
+    process = {name: options[name] for name in ("kernel", "noise") if name in options}
+    return {
+        "curvature": _curvature(options),
+        "scores": [name.strip() for name in scores.split(",")],
+        "kernel": Process(**process) if process else None,
+        "optimum": options.get("optimum", "assumed"),
+    }
+
+
+def _curvature(options: Mapping[str, Any]) -> Dense | Sketch | Auto:
+    """Return the curvature that the options describe; those of a sketch are checked whichever it will be."""
+    sketch = Sketch(**{name: options[name] for name in OF_SKETCH if name in options})
+    check_probes(sketch)
+    compare = options.get("l2_sensitivity")
+    kind = options.get("curvature", "auto")
+    if kind == "dense" and sketch.errors:
+        raise fail("errors", "a sketched curvature", "none: dense scores are exact", "leave errors out")
+    if kind == "dense":
+        return Dense(l2_sensitivity=compare)
+    if kind == "sketch":
+        return replace(sketch, l2_sensitivity=compare)
+    return Auto(memory=sketch.memory, sketch=sketch, l2_sensitivity=compare)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from giveaway.auditing.depths import METHODS, PROBES, DepthAudit, Method
 from giveaway.auditing.progress import progress_of
 from giveaway.auditing.validate import LEAST_MODELS
 from giveaway.checks import InputError, check_choice, fail
-from giveaway.cli.config import RARE
+from giveaway.cli.audit_command import RARE
 from giveaway.curvature.choice import Sketch
 from giveaway.extract import from_file, from_sklearn, from_torch
 from giveaway.extract.model_records import inputs_of_head
@@ -44,16 +43,11 @@ NOT_WITH_DEPTH = {  # options that scores through the network exclude, and why
 CLOSE = 10.0  # outputs of two passes may differ by this times the root of their precision
 
 
-@dataclass(frozen=True)
-class Source:
-    """A head and, where scores go deeper, the network whose last layer it is."""
+def source_from(options: Options, say: Say, processes: Processes = ALONE) -> tuple[Head, DepthAudit | None]:
+    """Return the head that `options` name and, where scores go deeper, the audit of the network around it.
 
-    head: Head
-    deeper: DepthAudit | None = None
-
-
-def source_from(options: Options, say: Say, processes: Processes = ALONE) -> Source:
-    """Return the one source that `options` names; `say` prints what a user should know on the way."""
+    `say` prints what a user should know on the way.
+    """
     named = [name for name in TAKES if name in options]
     if len(named) != 1:
         given = " and ".join(f"--{name}" for name in named) or "none"
@@ -65,13 +59,22 @@ def source_from(options: Options, say: Say, processes: Processes = ALONE) -> Sou
             raise fail(name, f"{fit} beside it", f"--{source}", f"drop {_spelled(name, options)}")
     if source != "features" and "data" not in options:
         raise fail("data", f"--data module:function beside --{source}", "none", "name your data set")
-    depth = _depth_audit(options, processes)
+    depth, deeper = _depth_audit(options, processes), None
     if source == "model":
-        read = _from_model(options, say, processes, depth)
+        head, deeper = _from_model(options, say, processes, depth)
+    elif source == "features":
+        head, notes = from_file(options["features"], **_given(options, OF_HEAD))
+        for note in notes:
+            say(f"note: {note}")
     else:
-        read = Source({"features": _from_arrays, "estimator": _from_estimator}[source](options, say))
-    names: dict[str, Any] = {name: names_in(options[name], name) for name in ("groups", "ids") if name in options}
-    return replace(read, head=read.head.named(**names))
+        estimator = load_estimator(options["estimator"], allow_pickle=bool(options.get("allow_pickle")))
+        head = from_sklearn(estimator, *_inputs_and_targets(options, say, "estimator"))
+    names = {name: names_in(options[name], name) for name in ("groups", "ids") if name in options}
+    return head.named(**names), deeper
+
+
+def _given(options: Options, names: Iterable[str]) -> Options:
+    return {name: options[name] for name in names if name in options}
 
 
 def signals_named(options: Options, say: Say) -> Signals:
@@ -113,19 +116,9 @@ def _inputs_and_targets(options: Options, say: Say, beside: str) -> tuple[Any, A
     return data
 
 
-def _from_arrays(options: Options, say: Say) -> Head:
-    head, notes = from_file(options["features"], **{name: options[name] for name in OF_HEAD if name in options})
-    for note in notes:
-        say(f"note: {note}")
-    return head
-
-
-def _from_estimator(options: Options, say: Say) -> Head:
-    estimator = load_estimator(options["estimator"], allow_pickle=bool(options.get("allow_pickle")))
-    return from_sklearn(estimator, *_inputs_and_targets(options, say, "estimator"))
-
-
-def _from_model(options: Options, say: Say, processes: Processes, depth: Callable[..., DepthAudit] | None) -> Source:
+def _from_model(
+    options: Options, say: Say, processes: Processes, depth: Callable[..., DepthAudit] | None
+) -> tuple[Head, DepthAudit | None]:
     device = processes.device if processes.size > 1 else device_named(options.get("device"))
     say(f"Running your code: {options['model']} and {options['data']}")
     model = call_factory("model", options["model"])
@@ -136,17 +129,21 @@ def _from_model(options: Options, say: Say, processes: Processes, depth: Callabl
     if device is not None and isinstance(model, torch.nn.Module):
         model = model.to(device)
     data = call_factory("data", options["data"])
-    taken: dict[str, Any] = {name: options[name] for name in (*OF_HEAD, *OF_TORCH) if name in options}
-    taken["keep_inputs"] = False if "inputs" in options else None
+    taken = _given(options, (*OF_HEAD, *OF_TORCH)) | {"keep_inputs": False if "inputs" in options else None}
     if processes.size > 1:
-        return Source(from_torch_shared(model, data, processes, **taken))
+        return from_torch_shared(model, data, processes, **taken), None
     head = from_torch(model, data, stream=bool(options.get("stream")), **taken)
     if depth is None:
-        return Source(head)
+        return head, None
     inputs = inputs_of_head(data, head, batch_size=options.get("batch_size", 256))
     deeper = depth(model, (inputs, head.targets), head.loss)
-    _check_same_outputs(deeper.deep.first.outputs(), head)
-    return Source(head, deeper)
+    outputs = deeper.deep.first.outputs()
+    known = head.outputs[: head.n].to(outputs.device)
+    loose = CLOSE * max(torch.finfo(tensor.dtype).eps for tensor in (known, outputs)) ** 0.5
+    if not bool((outputs - known).abs().max() <= loose * known.abs().max().clamp_min(1e-30)):
+        expected, got = "the same outputs of the model in every pass", "others where the network is run again"
+        raise fail("model", expected, got, "turn off random layers and what depends on the calls before")
+    return head, deeper
 
 
 def _depth_audit(options: Options, processes: Processes) -> Callable[..., DepthAudit] | None:
@@ -167,8 +164,7 @@ def _depth_audit(options: Options, processes: Processes) -> Callable[..., DepthA
         remedy = "n times the weight decay that a mean loss was trained with"
         raise fail("damping", "--damping beside --depth", "none", f"give one: {remedy}, as docs/network.md says")
     depths = checked_depths("depth", [name.strip() for name in options["depth"].split(",")])
-    method = _depth_method(options)
-    shared = {name: options[name] for name in ("damping", "memory") if name in options}
+    method, shared = _depth_method(options), _given(options, ("damping", "memory"))
 
     def prepare(model: torch.nn.Module, data: Any, loss: str) -> DepthAudit:
         return DepthAudit(Depths(model, data, loss=loss, depths=depths, **shared), curvature=method)
@@ -189,7 +185,7 @@ def _depth_method(options: Options) -> Method:
         raise fail("depth_probes", "a sketch", given, f"drop {_spelled('depth_probes', options)}")
     if probes < 4 or probes % 2:
         raise fail("depth_probes", "an even number of at least 4", str(probes), "64 suits a ranking")
-    solves = {name: options[name] for name in ("tolerance", "allow_unconverged") if name in options}
+    solves = _given(options, ("tolerance", "allow_unconverged"))
     if method == "ekfac":
         return Ekfac()
     if method == "exact":
@@ -203,15 +199,6 @@ def _spelled(name: str, options: Options) -> str:
         return f"--{name.replace('_', '-')}"
     value = options[name]
     return f"--config {name}={str(value).lower() if isinstance(value, bool) else value}"
-
-
-def _check_same_outputs(outputs: torch.Tensor, head: Head) -> None:
-    """Refuse a network whose outputs are not the head's: its rows would be other records."""
-    known = head.outputs[: head.n].to(outputs.device)
-    loose = CLOSE * max(torch.finfo(tensor.dtype).eps for tensor in (known, outputs)) ** 0.5
-    if not bool((outputs - known).abs().max() <= loose * known.abs().max().clamp_min(1e-30)):
-        expected, got = "the same outputs of the model in every pass", "others where the network is run again"
-        raise fail("model", expected, got, "turn off random layers and what depends on the calls before")
 
 
 def device_named(name: str | None) -> torch.device | None:

@@ -1,0 +1,186 @@
+"""`giveaway lood`: records in, their leave-one-out distinguishability under a Gaussian process in a folder.
+
+Chosen records are looked at more closely: attacked at their own inputs, measured at given queries, and at the queries
+that tell most.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from giveaway.auditing.store import check_folder, provenance, save_audit
+from giveaway.checks import as_tensor, check_choice, check_finite, check_number, fail
+from giveaway.cli.audit_folder import RANKING_ONLY, ROWS_OF_PEOPLE
+from giveaway.cli.config import to_toml
+from giveaway.cli.source import device_named, names_in
+from giveaway.extract.user_files import inputs_from, reading
+from giveaway.figures import lood_map, query_pictures
+from giveaway.gp.attack import record_attack
+from giveaway.gp.distinguishability import KernelChoice, Process, divergence, divergence_at, lood_table
+from giveaway.gp.posterior import Posterior, RemovedRecords, remove
+from giveaway.gp.query import optimal_queries
+from giveaway.records import ScoreTable
+from giveaway.records.examples import as_numbers
+from giveaway.reporting.picture import figure_bytes
+from giveaway.storage.arrays import digest_of
+from giveaway.text import say
+
+Pages = dict[str, str | bytes]
+
+CLOSELY = 10  # records looked at unless some are named
+FPR = (0.001, 0.01, 0.1)
+
+
+def run_lood(path: str, out: str, top: int, as_json: bool, options: dict[str, Any]) -> None:
+    """Compute the distances of the records in `path`, save them in the folder `out`, and say who is most exposed."""
+    check_number("top", top, minimum=1, remedy="give a count")
+    table, files = lood_into(path, out, options)
+    by, unit, order = table.ranking(), table.meta.rows_are, table.order()[:top]
+    if as_json:
+        meta = {name: value for name, value in table.meta.to_json().items() if name != "provenance"}
+        rows = [{"row": int(row), by: float(table[by][row])} for row in order]
+        told = {"ranked_by": by, "top": rows, "statement": RANKING_ONLY, "files": files}
+        say(json.dumps({"folder": str(Path(out)), **meta, **told}))
+        return
+    kernel = "" if table.meta.kernel is None else table.meta.kernel.name
+    say(f"The {len(order)} most exposed of {len(table)} {unit}, by lood_kl under {kernel}\n")
+    say("rank    row    lood_kl  lood_mean")
+    for place, row in enumerate(order, start=1):
+        say(f"{place:4d}  {row:5d}  {table['lood_kl'][row]:9.4g}  {table['lood_mean'][row]:9.4g}")
+    if unit == "people":
+        say(f"\n{ROWS_OF_PEOPLE.format('scores.csv')}")
+    say(f"\n{RANKING_ONLY}")
+    say(f"Wrote {', '.join(files)} to {Path(out)} (restricted: they name records)")
+
+
+def lood_into(path: str, out: str, options: dict[str, Any]) -> tuple[ScoreTable, list[str]]:
+    """Return the table, and the names of the files that were written to the folder `out`."""
+    named = {field.name for field in fields(KernelChoice)} - {"name"}
+    choice = KernelChoice(options["kernel"], **{name: options[name] for name in named if name in options})
+    process = Process(choice, options["noise"])
+    limits = [name for name in ("low", "high") if name in options]
+    if len(limits) == 1:
+        raise fail("low", "--low and --high together", f"--{limits[0]} alone", "give both, or neither")
+    if limits and "optimize" not in options:
+        raise fail("low", "--optimize beside --low and --high", "none", "name what to search for")
+    if "optimize" in options:
+        check_choice("optimize", options["optimize"], ("kl", "mean"))
+    x, y = inputs_from(path, targets=True)
+    queries = _queries(options["queries"]) if "queries" in options else None
+    groups = names_in(options["groups"]) if "groups" in options else None
+    if groups is not None and {"records", "queries", "optimize"} & options.keys():
+        raise fail("groups", "no --records, --queries or --optimize beside --groups", "both", "look at records alone")
+    digest = digest_of({"inputs": x, "targets": y, "queries": queries, "groups": groups})
+    origin = provenance(digest, {"inputs": path, **options})
+    existed = Path(out).is_dir()
+    folder = check_folder(out, origin)
+    try:
+        began = time.perf_counter()
+        posterior = process.fit(x, y, device=device_named(options.get("device")))
+        table = lood_table(posterior, groups=groups)
+        seconds = round(time.perf_counter() - began, 3)
+        table = replace(table, meta=replace(table.meta, seconds=seconds, provenance=origin))
+        pages: Pages = {"lood.png": figure_bytes(lood_map(table["lood_kl"], table["lood_mean"]))}
+        if groups is None:
+            rows = _rows(options["records"]) if "records" in options else table.order()[:CLOSELY].copy()
+            searched = {name: options[name] for name in ("optimize", "starts", "steps", "seed") if name in options}
+            bounds = (options["low"], options["high"]) if limits else None
+            pages |= study(posterior, rows, queries=queries, bounds=bounds, **searched)
+        save_audit(folder, {"scores": table}, pages, to_toml({"inputs": path, **options}))
+    except BaseException:
+        if not existed and not any(folder.iterdir()):
+            folder.rmdir()
+        raise
+    return table, ["scores.csv", "scores.npz", *pages, "audit.json"]
+
+
+def _queries(path: str) -> np.ndarray:
+    with reading("queries", path, ".npz file") as file, np.load(file, allow_pickle=False) as stored:
+        if "queries" not in stored.files:
+            raise fail("queries", f"the key queries in {file.name}", "keys " + ", ".join(stored.files), "add it")
+        return as_numbers(stored["queries"], "queries")
+
+
+def _rows(text: str) -> np.ndarray:
+    try:
+        return np.array([int(part) for part in text.split(",")])
+    except ValueError as error:
+        raise fail("records", "row numbers such as 3,17", repr(text), "separate them by commas") from error
+
+
+def study(
+    posterior: Posterior,
+    records: Any,
+    *,
+    queries: Any = None,
+    optimize: str | None = None,
+    starts: int = 8,
+    bounds: tuple[float, float] | None = None,
+    steps: int = 200,
+    seed: int = 0,
+) -> Pages:
+    """Return files about the chosen records: their attacks, their distances at queries, and their best queries."""
+    removal = remove(posterior, records)
+    if removal.rows.shape[1] != 1:
+        got = f"shape {tuple(removal.rows.shape)}"
+        raise fail("records", "single records, (R,)", got, "name each record by its row")
+    rows = removal.rows[:, 0]
+    attack, distance = record_attack(posterior, fpr=FPR), divergence(posterior, list(removal.rows))
+    names = ["row", "lood_kl", "lood_mean", "attack_auc", *(f"attack_tpr_at_{rate:g}" for rate in FPR)]
+    columns = [rows, distance.kl, distance.mean, attack.auc[rows], *attack.tpr[rows].T]
+    pages: Pages = {"records.csv": _csv(names, _lines(columns))}
+    if queries is not None:
+        pages["queries.csv"] = _query_page(removal, queries)
+    if optimize is None:
+        return pages
+    best = optimal_queries(removal, objective=optimize, starts=starts, bounds=bounds, steps=steps, seed=seed)  # type: ignore[arg-type]
+    names = ["row", "value", "value_at_the_record", "ratio", "starts_converged"]
+    columns = [rows, best.value, best.own, best.value / best.own, best.converged.sum(1)]
+    pages["optimized.csv"] = _csv(names, _lines(columns))
+    numbers, optimal, stream = rows.cpu().numpy(), best.queries[:, 0].cpu().numpy(), io.BytesIO()
+    np.savez(stream, row=numbers, queries=optimal)
+    pages["optimized.npz"] = stream.getvalue()
+    if optimal.ndim == 4:
+        images = posterior.inputs[numbers].cpu().numpy()
+        pages["optimized.png"] = figure_bytes(query_pictures(images, optimal, numbers, optimize))
+    return pages
+
+
+def _query_page(removal: RemovedRecords, queries: Any) -> str:
+    """Measure every record at every query alone, and at all of them together (query "all")."""
+    points = as_tensor("queries", queries).to(torch.float64)
+    shape = tuple(removal.inputs.shape[1:])
+    if points.ndim != len(shape) + 1 or tuple(points.shape[1:]) != shape or not len(points):
+        got = f"shape {tuple(points.shape)}"
+        raise fail("queries", f"queries as (q, {', '.join(map(str, shape))})", got, "shape them as the inputs")
+    check_finite("queries", points)
+    lines: list[tuple[Any, ...]] = []
+    for name, part in [*enumerate(points.split(1)), *([("all", points)] if len(points) > 1 else [])]:
+        distance = divergence_at(removal, part.unsqueeze(0).to(removal.inputs))
+        lines += [(row, name, kl, mean) for row, kl, mean in _lines([removal.rows[:, 0], distance.kl, distance.mean])]
+    return _csv(["row", "query", "lood_kl", "lood_mean"], lines)
+
+
+def _lines(columns: Sequence[torch.Tensor]) -> Iterable[tuple[Any, ...]]:
+    return zip(*(column.tolist() for column in columns), strict=True)
+
+
+def _csv(names: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
+    """Write numbers with ten digits, and nothing where there is none (no query told anything of the record)."""
+
+    def cell(value: Any) -> str:
+        if isinstance(value, float):
+            return "" if math.isnan(value) else f"{value:.10g}"
+        return str(value)
+
+    return "".join(",".join(map(cell, line)) + "\n" for line in [names, *lines])
