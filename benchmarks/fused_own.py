@@ -4,7 +4,7 @@ For every set: mean over targets of the recall of the true top 1 % (by effect si
 in the top 5 %, Spearman's correlation, with bootstrap intervals over targets and records; the mean paired difference of
 fused and the best single score of the head; and how predicted_success is calibrated.
 
-    python benchmarks/fused_own.py --truth DIR --data DIR [--sets digits_mlp ...] [--targets 4] [--out FILE.json]
+    python -m benchmarks.fused_own --truth DIR --data DIR [--sets digits_mlp ...] [--targets 4] [--out FILE.json]
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fused_own_truth import SETS, adult_columns, sentences
-from fused_truth import SCORES, figures, joined
-from measuring import RESULTS, environment, write_json
 
 import giveaway as ga
+from benchmarks import data as sets
+from benchmarks.fused_own_truth import RECORDS, SETS, sentences
+from benchmarks.fused_truth import SCORES, figures, joined
+from benchmarks.measuring import read_options, write_parts
 from giveaway.attacks.lira import lira_within
 from giveaway.curvature.choice import Auto
 from giveaway.evaluation.ranking import agreement_over_targets
@@ -30,10 +31,10 @@ SINGLE = ("loss", "gls_trace", "influence", "newton")
 def records_of(name: str, data: Path) -> Any:
     """The records as a user has them: strings, a table with its words, images or numbers."""
     if name.startswith("adult"):
-        return adult_columns(data)[0]
+        return sets.adult(data)[0][:RECORDS]
     if name.startswith("sst2"):
         return np.array(sentences(data)[0], dtype=object)
-    return SETS[name].load(data).inputs
+    return SETS[name].load(data)[0].astype(np.float32)
 
 
 def truth_of(held: Any) -> Signals:
@@ -109,21 +110,9 @@ def calibration(predicted: np.ndarray, measured: np.ndarray) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--truth", type=Path, required=True)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
-    parser.add_argument("--targets", type=int)
-    parser.add_argument("--out", type=Path, default=RESULTS / "fused_own.json")
-    options = parser.parse_args()
-    result: dict[str, Any] = {"environment": environment()}
-    for name in options.sets:
-        result[name] = measure(name, options)
-        write_json(options.out, result)
-        print(name, result[name]["fused minus best single"])
-        for score, cells in result[name]["scores"].items():
-            print(f"  {score:40s} {' · '.join(f'{cell[0]:.3f}' for cell in cells)}")
-        print(f"  predicted_success: {result[name]['predicted_success']}", flush=True)
+    needs = {"truth": Path, "data": Path}
+    options = read_options(__doc__, "fused_own.json", needs=tuple(needs), **needs, sets=SETS, targets=int)
+    write_parts(options.out, options.sets, lambda name: measure(name, options))
 
 
 if __name__ == "__main__":

@@ -4,17 +4,13 @@ Each set gets 200 shadow models and 4 target models (16 for ridge), each trained
 Stored are φ of all models, membership, and of each target what an audit gets: the head's inputs, its outputs, and which
 records it saw.
 
-    python benchmarks/fused_own_truth.py --data DIR --out DIR [--device cuda] [--sets digits_mlp housing_mlp ...]
+    python -m benchmarks.fused_own_truth --data DIR --to DIR [--device cuda] [--sets digits_mlp housing_mlp ...]
 
 --data holds california_housing.npz, adult.data.gz, sst2_train.tsv.gz and cifar10_test.npz (x_test, y_test).
 """
 
 from __future__ import annotations
 
-import argparse
-import csv
-import gzip
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,6 +21,9 @@ import torch
 from sklearn.datasets import load_breast_cancer, load_digits
 from torch import nn
 
+from benchmarks import data as sets
+from benchmarks.data import standardized
+from benchmarks.measuring import read_options, timed
 from giveaway.attacks.recipes import build_cnn, build_mlp, signals_of, solve_logistic, solve_ridge
 from giveaway.attacks.shadow_store import balanced_membership, model_seed
 from giveaway.attacks.stacked import Training, train_stacked
@@ -32,16 +31,8 @@ from giveaway.views.text import text_features
 
 MODELS, TARGETS = 200, 4
 FIRST_TARGET = 10_000  # seeds and halves that no shadow model has
-ADULT_NUMBERS = (0, 2, 4, 10, 11, 12)
-
-
-@dataclass(frozen=True)
-class Data:
-    """What models are trained on, targets, and how many outputs there are (1 for values)."""
-
-    inputs: np.ndarray
-    targets: np.ndarray
-    outputs: int
+RECORDS = 12_000  # of Adult and SST-2
+Data = tuple[np.ndarray, np.ndarray, int]  # inputs, targets, and the number of outputs (1 for values)
 
 
 class WithFeatures(nn.Module):
@@ -58,74 +49,53 @@ class WithFeatures(nn.Module):
 
 def digits(folder: Path) -> Data:
     data = load_digits()
-    return Data((data.data / 16.0).astype(np.float32), data.target, 10)
+    return data.data / 16.0, data.target, 10
 
 
 def digit_images(folder: Path) -> Data:
     data = load_digits()
-    return Data((data.images[:, None] / 16.0).astype(np.float32), data.target, 10)
+    return data.images[:, None] / 16.0, data.target, 10
 
 
 def cancer(folder: Path) -> Data:
     data = load_breast_cancer()
-    return Data(_standardized(data.data), data.target, 2)
+    return standardized(data.data), data.target, 2
 
 
 def housing(folder: Path) -> Data:
-    with np.load(folder / "california_housing.npz") as held:
-        y = held["y"]
-        return Data(_standardized(held["X"]), ((y - y.mean()) / y.std()).astype(np.float32), 1)
+    x, y = sets.housing(folder)
+    return standardized(x), standardized(y).astype(np.float32), 1
 
 
 def housing_classes(folder: Path) -> Data:
-    with np.load(folder / "california_housing.npz") as held:
-        return Data(_standardized(held["X"]), np.digitize(held["y"], np.quantile(held["y"], [0.25, 0.5, 0.75])), 4)
+    x, y = sets.housing(folder)
+    return standardized(x), np.digitize(y, np.quantile(y, [0.25, 0.5, 0.75])), 4
 
 
-def adult(folder: Path, records: int = 12_000) -> Data:
+def adult(folder: Path) -> Data:
     """Numbers standardized, categories one-hot."""
-    columns, y = adult_columns(folder, records)
-    parts = []
-    for place in range(columns.shape[1]):
-        column = columns[:, place]
-        if place in ADULT_NUMBERS:
-            parts.append(_standardized(column.astype(np.float64)[:, None]))
-        else:
-            parts.append((column[:, None] == np.unique(column)).astype(np.float32))
-    return Data(np.hstack(parts), y, 2)
+    columns, y = sets.adult(folder)
+    parts = sets.adult_matrices(columns[:RECORDS])
+    for place in sets.ADULT_NUMBERS:
+        parts[place] = standardized(parts[place])
+    return np.hstack(parts), y[:RECORDS], 2
 
 
-def adult_columns(folder: Path, records: int = 12_000) -> tuple[np.ndarray, np.ndarray]:
-    """The first records as strings, and whether they earn more than 50,000."""
-    with gzip.open(folder / "adult.data.gz", "rt") as file:
-        rows = [row for row in csv.reader(file, skipinitialspace=True) if row][:records]
-    table = np.array(rows)
-    return table[:, :-1], (table[:, -1] == ">50K").astype(np.int64)
-
-
-def sentences(folder: Path, records: int = 12_000) -> tuple[list[str], np.ndarray]:
+def sentences(folder: Path) -> tuple[list[str], np.ndarray]:
     """Sentences of SST-2, one in five, so that few are parts of each other."""
-    with gzip.open(folder / "sst2_train.tsv.gz", "rt") as file:
-        lines = [line.rstrip("\n").split("\t") for line in file][1::5][:records]
-    return [line[0] for line in lines], np.array([int(line[1]) for line in lines])
+    texts, y = sets.sst2(folder / "sst2_train.tsv.gz")
+    return texts[::5][:RECORDS], y[::5][:RECORDS]
 
 
 def sst2(folder: Path) -> Data:
     texts, y = sentences(folder)
     x = torch.cat(list(text_features(texts, dimensions=2048)()))
-    return Data((x * 2048**0.5).numpy(), y, 2)
+    return (x * 2048**0.5).numpy(), y, 2
 
 
 def cifar_test(folder: Path) -> Data:
-    with np.load(folder / "cifar10_test.npz") as held:
-        x = held["x_test"].transpose(0, 3, 1, 2).astype(np.float32) / 255
-        y = held["y_test"].astype(np.int64).reshape(-1)
-    x = (x - x.mean((0, 2, 3), keepdims=True)) / x.std((0, 2, 3), keepdims=True)
-    return Data(np.ascontiguousarray(x), y, 10)
-
-
-def _standardized(x: np.ndarray) -> np.ndarray:
-    return ((x - x.mean(0)) / np.maximum(x.std(0), 1e-12)).astype(np.float32)
+    x, y = sets.arrays(folder / "cifar10_test.npz", "x_test", "y_test")
+    return sets.standardized_images(x), y.astype(np.int64).reshape(-1), 10
 
 
 @dataclass(frozen=True)
@@ -158,41 +128,37 @@ SETS = {
 }
 
 
-def make(name: str, data_folder: Path, device: str) -> dict[str, np.ndarray]:
+def make(name: str, folder: Path, device: str) -> dict[str, np.ndarray]:
     chosen = SETS[name]
-    data = chosen.load(data_folder)
-    n, kind = len(data.inputs), "squared_error" if data.outputs == 1 else "phi"
-    members = np.concatenate(
-        [
-            balanced_membership(MODELS, n, seed=0),
-            balanced_membership(chosen.targets + chosen.targets % 2, n, seed=0, first=FIRST_TARGET)[: chosen.targets],
-        ]
-    )
+    x, y, m = chosen.load(folder)
+    x, n, kind = x.astype(np.float32), len(x), "squared_error" if m == 1 else "phi"
+    even = chosen.targets + chosen.targets % 2
+    targets = balanced_membership(even, n, seed=0, first=FIRST_TARGET)[: chosen.targets]
+    members = np.concatenate([balanced_membership(MODELS, n, seed=0), targets])
     numbers = [*range(MODELS), *range(FIRST_TARGET, FIRST_TARGET + chosen.targets)]
+    seeds = [model_seed(number, seed=0) for number in numbers]
     phi = np.empty((MODELS, n), dtype=np.float32)
     held: dict[str, np.ndarray] = {}
-    for row, outputs in _train(chosen, data, members, [model_seed(number, seed=0) for number in numbers], device):
-        f = outputs[:, : data.outputs]
+    for row, outputs in _train(chosen, x, y, m, members, seeds, device):
         if row < MODELS:
-            phi[row] = signals_of(f, data.targets, kind)
+            phi[row] = signals_of(outputs[:, :m], y, kind)
             continue
         rows = np.flatnonzero(members[row])
-        place = row - MODELS
-        held[f"index_{place}"] = rows.astype(np.int32)
-        held[f"outputs_{place}"] = f[rows].astype(np.float32)
-        held[f"features_{place}"] = outputs[rows, data.outputs :].astype(np.float16)
+        held[f"index_{row - MODELS}"] = rows.astype(np.int32)
+        held[f"outputs_{row - MODELS}"] = outputs[rows, :m].astype(np.float32)
+        held[f"features_{row - MODELS}"] = outputs[rows, m:].astype(np.float16)
     packed = np.packbits(members[:MODELS], axis=1)
-    return {"phi": phi.astype(np.float16), "members": packed, "targets": data.targets, "kind": np.array(kind), **held}
+    return {"phi": phi.astype(np.float16), "members": packed, "targets": y, "kind": np.array(kind), **held}
 
 
-def _train(chosen: Set, data: Data, members: np.ndarray, seeds: list[int], device: str):
-    x, y = data.inputs, data.targets
+def _train(chosen: Set, x: np.ndarray, y: np.ndarray, m: int, members: np.ndarray, seeds: list[int], device: str):
+    """Each model's number with its outputs, and beside them what its last layer saw."""
     if chosen.solve is not None:
         for row, own in enumerate(members):
-            theta = chosen.solve(x[own], y[own], data.outputs, 2.0 if data.outputs == 1 else 1.0)
-            yield row, np.hstack([x @ theta[:-1] + theta[-1], x]) if row >= MODELS else x @ theta[:-1] + theta[-1]
+            theta = chosen.solve(x[own], y[own], m, 2.0 if m == 1 else 1.0)
+            yield row, np.hstack([x @ theta[:-1] + theta[-1], x])
         return
-    training, m = chosen.training, data.outputs
+    training = chosen.training
     if training.loss == "squared":
         training = replace(training, loss=lambda f, t: (f[:, 0] - t).square())
     else:
@@ -211,18 +177,12 @@ def _train(chosen: Set, data: Data, members: np.ndarray, seeds: list[int], devic
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
-    options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
+    options = read_options(__doc__, needs=("data", "to"), data=Path, to=Path, device="cpu", sets=SETS)
+    options.to.mkdir(parents=True, exist_ok=True)
     for name in options.sets:
-        began = time.perf_counter()
-        made = make(name, options.data, options.device)
-        np.savez_compressed(options.out / f"{name}.npz", **made)
-        print(f"{name}: {time.perf_counter() - began:.1f} s, {len(made['targets'])} records", flush=True)
+        made, seconds = timed(lambda name=name: make(name, options.data, options.device))
+        np.savez_compressed(options.to / f"{name}.npz", **made)
+        print(f"{name}: {seconds:.1f} s, {len(made['targets'])} records", flush=True)
 
 
 if __name__ == "__main__":

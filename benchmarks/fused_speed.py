@@ -4,22 +4,23 @@ tabular : a million made rows (12 numbers and 8 categories in one-hot form), a h
 images : the records of one CIFAR-10 target model (25,000 images of 32 × 32), given --target and --cifar10.
 Seconds are wall-clock, memory the largest resident size of the process. Run on an otherwise idle machine.
 
-    python benchmarks/fused_speed.py tabular [--rows 1000000] [--out FILE.json]
-    python benchmarks/fused_speed.py images --target cifar10_cnn_target_200.npz --cifar10 cifar10.npz
+    python -m benchmarks.fused_speed --what tabular [--rows 1000000] [--to FOLDER]
+    python -m benchmarks.fused_speed --what images --target cifar10_cnn_target_200.npz --cifar10 cifar10.npz
 """
 
 from __future__ import annotations
 
 import argparse
-import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measuring import RESULTS, environment, memory, write_json
 
 import giveaway as ga
+from benchmarks.data import arrays
+from benchmarks.measuring import RESULTS, cpu_timed, memory, read_options, timed, write_result
 from giveaway.curvature.choice import Auto
 from giveaway.extract import from_file
 
@@ -37,22 +38,21 @@ def made_table(rows: int) -> tuple[ga.Head, np.ndarray]:
     return ga.Head(features, outputs, y, "cross_entropy", l2=1.0), x
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
-    if options.what == "tabular":
+def measure(what: str, options: argparse.Namespace) -> dict[str, Any]:
+    if what == "tabular":
         head, inputs = made_table(options.rows)
     else:
         head, _ = from_file(options.target, l2=0.01)
-        with np.load(options.target) as held, np.load(options.cifar10) as images:
-            inputs = np.ascontiguousarray(images["x_train"][held["index"]].transpose(0, 3, 1, 2))
+        (index,), (images,) = arrays(options.target, "index"), arrays(options.cifar10, "x_train")
+        inputs = np.ascontiguousarray(images[index].transpose(0, 3, 1, 2))
     before = memory("VmHWM")
-    began, cpu = time.perf_counter(), time.process_time()
-    table = ga.audit(
-        replace(head, inputs=inputs), scores=["newton", "left_out", "fused"], curvature=Auto(l2_sensitivity=False)
-    )
+    head, columns = replace(head, inputs=inputs), ["newton", "left_out", "fused"]
+    audit = partial(ga.audit, head, scores=columns, curvature=Auto(l2_sensitivity=False))
+    (table, cpu), seconds = timed(lambda: cpu_timed(audit))
     return {
         "records": len(table),
-        "seconds": round(time.perf_counter() - began, 1),
-        "cpu_seconds": round(time.process_time() - cpu, 1),
+        "seconds": round(seconds, 1),
+        "cpu_seconds": round(cpu, 1),
         "peak_gb": round(memory("VmHWM") / 1e9, 2),
         "data_gb": round(before / 1e9, 2),
         "view": table.meta.view.to_json(),
@@ -60,15 +60,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("tabular", "images"))
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--target", type=Path)
-    parser.add_argument("--cifar10", type=Path)
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
-    found = {**measure(options), "environment": environment()}
-    write_json(options.out or RESULTS / f"fused_speed_{options.what}.json", found, show=True)
+    options = read_options(__doc__, what=("tabular", "images"), rows=1_000_000, target=Path, cifar10=Path, to=RESULTS)
+    for what in options.what:
+        write_result(options.to / f"fused_speed_{what}.json", measure(what, options))
 
 
 if __name__ == "__main__":

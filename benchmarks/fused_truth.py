@@ -5,22 +5,23 @@ target: recall of the true top 1 % (by effect size) in the kept top 5 %, of the 
 correlation; each view alone, other ways to join them, and what the recall is worth in shadow models. Seconds are those
 of one audit with both views.
 
-    python benchmarks/fused_truth.py --truth DIR --cifar10 cifar10.npz --bloodmnist bloodmnist_28_train.npz
-        [--sets bloodmnist_cnn cifar10_cnn] [--targets 200 201] [--device cuda] [--out FILE.json]
+    python -m benchmarks.fused_truth --truth DIR --cifar10 cifar10.npz --bloodmnist bloodmnist_28_train.npz
+        [--sets bloodmnist_cnn cifar10_cnn] [--first 200] [--targets 2] [--device cuda] [--out FILE.json]
 """
 
 from __future__ import annotations
 
 import argparse
-import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measuring import RESULTS, environment, write_json
 
 import giveaway as ga
+from benchmarks.data import arrays
+from benchmarks.measuring import cpu_timed, read_options, timed, write_parts
 from giveaway.curvature.choice import Auto
 from giveaway.evaluation.counts import shadow_curve
 from giveaway.evaluation.ranking import agreement_over_targets
@@ -37,21 +38,16 @@ def audited(options: argparse.Namespace, name: str, target: int) -> tuple[dict[s
     """The columns of one target, others made of them, the truth of its records, and what the audit cost."""
     path = options.truth / f"{name}_target_{target}.npz"
     head, _ = from_file(path, l2=0.01)
-    head = on_device(head, options.device)
-    with np.load(path) as held:
-        index = held["index"]
-    with np.load(options.truth / f"{name}_truth.npz") as held:
-        effect = held["effect_size"][index]
+    (index,) = arrays(path, "index")
+    (effect,) = arrays(options.truth / f"{name}_truth.npz", "effect_size")
     argument, key = IMAGES[name]
-    with np.load(getattr(options, argument)) as held:
-        images = held[key][index].transpose(0, 3, 1, 2)
-    began, cpu = time.perf_counter(), time.process_time()
-    table = ga.audit(
-        replace(head, inputs=np.ascontiguousarray(images)), scores=list(SCORES), curvature=Auto(l2_sensitivity=False)
-    )
-    cost = {"seconds": round(time.perf_counter() - began, 1), "cpu_seconds": round(time.process_time() - cpu, 1)}
+    (images,) = arrays(getattr(options, argument), key)
+    head = replace(head.to(options.device), inputs=np.ascontiguousarray(images[index].transpose(0, 3, 1, 2)))
+    audit = partial(ga.audit, head, scores=list(SCORES), curvature=Auto(l2_sensitivity=False))
+    (table, cpu), seconds = timed(lambda: cpu_timed(audit))
+    cost = {"seconds": round(seconds, 1), "cpu_seconds": round(cpu, 1)}
     columns = {score: table[score] for score in SCORES}
-    return columns | joined(columns), effect, {**cost, "records": len(table), "view": table.meta.view.to_json()}
+    return columns | joined(columns), effect[index], {**cost, "records": len(table), "view": table.meta.view.to_json()}
 
 
 def joined(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -72,16 +68,11 @@ def _z(values: np.ndarray) -> np.ndarray:
     return (logs - logs.mean()) / logs.std()
 
 
-def on_device(head: ga.Head, device: str) -> ga.Head:
-    parts = {name: getattr(head, name) for name in ("features", "outputs", "targets", "weight", "bias")}
-    return replace(head, **{name: value.to(device) for name, value in parts.items() if value is not None})
-
-
 def measure(options: argparse.Namespace, name: str) -> dict[str, Any]:
-    found = [audited(options, name, target) for target in options.targets]
+    targets = range(options.first, options.first + options.targets)
+    found = [audited(options, name, target) for target in targets]
     table = agreement_over_targets([(columns, truth) for columns, truth, _ in found])
-    signals = signals_from(options.truth / SIGNALS[name])
-    signals = signals.of_models(np.arange(200))
+    signals = signals_from(options.truth / SIGNALS[name]).of_models(np.arange(200))
     curves = {share: shadow_curve(signals, top=share[0], keep=share[1]) for share in ((0.01, 0.05), (0.05, 0.05))}
     rows = {}
     for row in table.rows:
@@ -94,7 +85,7 @@ def measure(options: argparse.Namespace, name: str) -> dict[str, Any]:
         rows[row.score] = {**recalls, "spearman": spearman, "worth in shadow models": worth}
     each = [
         {"target": target, **cost, "fused": [round(v, 4) for v in figures(columns["fused"], truth)]}
-        for target, (columns, truth, cost) in zip(options.targets, found, strict=True)
+        for target, (columns, truth, cost) in zip(targets, found, strict=True)
     ]
     return {"scores": rows, "resampled": table.resampled, "targets": each}
 
@@ -105,25 +96,11 @@ def figures(score: np.ndarray, truth: np.ndarray) -> list[float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--truth", type=Path, required=True)
-    parser.add_argument("--cifar10", type=Path)
-    parser.add_argument("--bloodmnist", type=Path)
-    parser.add_argument("--sets", nargs="+", choices=IMAGES, default=list(IMAGES))
-    parser.add_argument("--targets", nargs="+", type=int, default=[200, 201])
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--out", type=Path, default=RESULTS / "fused_truth.json")
-    options = parser.parse_args()
-    result: dict[str, Any] = {"environment": environment(options.device)}
-    for name in options.sets:
-        result[name] = measure(options, name)
-        print(name)
-        for score, row in result[name]["scores"].items():
-            shown = [f"{row[key][0]:.3f}" for key in row if isinstance(row[key], list)]
-            print(f"  {score:40s} {' · '.join(shown)}   worth {row['worth in shadow models']}")
-        for each in result[name]["targets"]:
-            print(f"  target {each['target']}: {each['fused']}, {each['seconds']} s", flush=True)
-    write_json(options.out, result)
+    files = {"truth": Path, "cifar10": Path, "bloodmnist": Path}
+    options = read_options(
+        __doc__, "fused_truth.json", needs=("truth",), **files, sets=IMAGES, first=200, targets=2, device="cpu"
+    )
+    write_parts(options.out, options.sets, lambda name: measure(options, name), device=options.device)
 
 
 if __name__ == "__main__":

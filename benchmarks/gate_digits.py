@@ -8,26 +8,24 @@ rows exceed, against the 95 % prediction bound of 3 or 5 retrains; beside it the
 so the interval is that of one random baseline a retrain. One baseline a draw is also judged from audit folders by the
 gate itself.
 
-    OMP_NUM_THREADS=1 python benchmarks/gate_digits.py [--retrains 20] [--draws 3] [--out FILE.json]
+    OMP_NUM_THREADS=1 python -m benchmarks.gate_digits [--retrains 20] [--draws 3] [--out FILE.json]
 """
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import itertools
 import json
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
 import torch
-from measuring import RESULTS, environment, write_json
 from scipy.stats import binomtest
 from torch.utils.data import TensorDataset
 
 import giveaway as ga
+from benchmarks.measuring import read_options, timed, write_result
 from giveaway.cli.demo import WEIGHT_DECAY, digits_dataset, train_digits_network
 from giveaway.extract import from_torch
 from giveaway.findings.changes import level_of, prediction_bound, share_above
@@ -129,28 +127,19 @@ def compared(tables: dict, rate: float, twice: float, draws: int) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--retrains", type=int, default=20)
-    parser.add_argument("--draws", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=RESULTS / "gate_digits.json")
-    options = parser.parse_args()
-    began = time.perf_counter()
-    tables = {}
-    for draw, rate in itertools.product(range(options.draws), RATES):
-        tables[rate, draw] = audits(rate, draw, options.retrains)
-        print(f"{rate:.0%} wrong, draw {draw}: {time.perf_counter() - began:.0f} s", flush=True)
-    report = {
-        "environment": environment("cpu", "scikit-learn"),
-        "records": len(digits_dataset()),
-        "retrains": options.retrains,
-        "draws": options.draws,
-        **{
+    options = read_options(__doc__, "gate_digits.json", retrains=20, draws=3)
+
+    def measure() -> dict:
+        each = itertools.product(RATES, range(options.draws))
+        tables = {(rate, draw): audits(rate, draw, options.retrains) for rate, draw in each}
+        return {
             f"wrong labels {rate:.0%} to {twice:.0%}": compared(tables, rate, twice, options.draws)
             for rate, twice in itertools.pairwise(RATES)
-        },
-        "seconds": round(time.perf_counter() - began),
-    }
-    write_json(options.out, report, show=True)
+        }
+
+    found, seconds = timed(measure)
+    told = {"records": len(digits_dataset()), "retrains": options.retrains, "draws": options.draws}
+    write_result(options.out, {**told, **found, "seconds": round(seconds)}, "scikit-learn")
 
 
 if __name__ == "__main__":

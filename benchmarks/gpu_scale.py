@@ -1,4 +1,4 @@
-"""Heads of any size on one GPU: run as `python benchmarks/gpu_scale.py OUT.json [dense] [precision] [imagenet]`.
+"""Heads of any size on one GPU: `python -m benchmarks.gpu_scale [--parts dense precision imagenet] [--out FILE.json]`.
 
 dense : CIFAR-100/ResNet-20's head (25,000 records, 64 features, 100 classes), every score from the exact curvature.
 precision : 20,000 records, 512 features, 100 classes: sketches in bf16, tf32, float32 and float64 against the exact
@@ -9,57 +9,29 @@ imagenet : 1,281,167 records, 2,048 features, 1,000 classes: influence and newto
 
 from __future__ import annotations
 
-import json
 import math
-import sys
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import environment, write_json
-from measuring import timed as timed_on
 
 import giveaway as ga
+from benchmarks.measuring import read_options, write_parts
+from benchmarks.measuring import timed as timed_on
+from benchmarks.scale import WEIGHT_DECAY, fill_head
 from giveaway.curvature.choice import Dense, Sketch
 from giveaway.curvature.products import HeadProducts
 from giveaway.evaluation.ranking import recall_at, spearman
 from giveaway.linalg.precision import Precision
 
 GPU = torch.device("cuda")
-WEIGHT_DECAY = 1e-4
 
 
-def made_head(n: int, d: int, m: int, *, device: torch.device = GPU, seed: int = 0) -> ga.Head:
+def made_head(n: int, d: int, m: int) -> ga.Head:
     """Confident, partly wrong predictions on features with a realistic spectrum."""
-    generator = torch.Generator(device).manual_seed(seed)
-
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator, device=device)
-
-    spectrum = torch.arange(1, d + 1, device=device).float().rsqrt()
-    turn = torch.linalg.qr(normal(d, d))[0]
-    centres = normal(m, d) * spectrum
-    labels = torch.randint(m, (n,), generator=generator, device=device)
-    features = torch.empty(n, d, device=device)
-    for start in range(0, n, 65_536):
-        part = slice(start, min(start + 65_536, n))
-        mixed = centres[labels[part]] + 1.2 * normal(part.stop - start, d) * spectrum
-        features[part] = torch.relu(0.3 + mixed @ turn)
-    sampled = torch.randperm(n, generator=generator, device=device)[: 64 * m]
-    mean = features[sampled].mean(0)
-    means = torch.zeros(m, d, device=device).index_add_(0, labels[sampled], features[sampled] - mean)
-    weight = means / torch.bincount(labels[sampled], minlength=m).clamp_min(1).unsqueeze(1)
-    bias = -0.5 * weight.square().sum(1) - weight @ mean
-    sample = features[sampled] @ weight.T + bias
-    own = sample.gather(1, labels[sampled].unsqueeze(1)).squeeze(1)
-    scale = (4.0 + 2.0 * math.log(m)) / float((own - sample.mean(1)).mean())
-    wrong = torch.rand(n, generator=generator, device=device) < 0.1
-    targets = torch.where(wrong, torch.randint(m, (n,), generator=generator, device=device), labels)
-    outputs = torch.empty(n, m, device=device)
-    for start in range(0, n, 65_536):
-        part = slice(start, min(start + 65_536, n))
-        outputs[part] = scale * (features[part] @ weight.T + bias)
+    features = torch.empty(n, d, device=GPU)
+    targets, weight, bias = fill_head(features, m, margin=4.0 + 2.0 * math.log(m))
+    outputs = torch.cat([part @ weight.T + bias for part in features.split(65_536)])
     return ga.Head(features, outputs, targets, "cross_entropy", l2=WEIGHT_DECAY * n)
 
 
@@ -80,7 +52,7 @@ timed = partial(timed_on, device=GPU)
 def dense() -> dict[str, Any]:
     """Every score of CIFAR-100's head."""
     head = made_head(25_000, 64, 100)
-    timed(lambda: ga.audit(made_head(2_000, 64, 100, seed=1), curvature=Dense()))  # libraries load
+    timed(lambda: ga.audit(made_head(2_000, 64, 100), curvature=Dense()))  # libraries load
     seconds = []
     for _ in range(3):
         table, took = timed(lambda: ga.audit(head, curvature=Dense()))
@@ -157,13 +129,12 @@ def product_rates(head: ga.Head, rate: float) -> dict[str, Any]:
     return told
 
 
+PARTS = {"dense": dense, "precision": precision, "imagenet": imagenet}
+
+
 def main() -> None:
-    out, *chosen = sys.argv[1:]
-    results: dict[str, Any] = {"environment": environment(GPU), "cuda": torch.version.cuda}
-    for name in chosen or ["dense", "precision", "imagenet"]:
-        results[name] = {"dense": dense, "precision": precision, "imagenet": imagenet}[name]()
-        print(name, json.dumps(results[name], indent=1), flush=True)
-        write_json(Path(out), results)
+    options = read_options(__doc__, "gpu_scale.json", parts=PARTS)
+    write_parts(options.out, options.parts, lambda name: PARTS[name](), device=GPU)
 
 
 if __name__ == "__main__":

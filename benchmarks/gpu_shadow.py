@@ -6,30 +6,36 @@ cnn : 216 three-block convolutional networks (the cnn recipe, 25 epochs) on CIFA
 Each network is trained on a random half of the rows and tested on the other half. Seconds are wall-clock, from the
 first to the last stored model, the device made ready before.
 
-    python benchmarks/gpu_shadow.py mlp [--device cuda] [--models 216] [--rows 20000] [--epochs 60] [--out FILE.json]
-    python benchmarks/gpu_shadow.py cnn --data cifar10.npz --folder DIR [--models 216] [--truth cifar10_truth.npz]
+    python -m benchmarks.gpu_shadow --which mlp [--device cuda] [--models 216] [--rows 20000] [--epochs 60] [--to DIR]
+    python -m benchmarks.gpu_shadow --which cnn --data DIR --folder DIR [--models 216] [--truth cifar10_truth.npz]
 
-cifar10.npz holds x_train (50000, 32, 32, 3) uint8 and y_train. With --truth, the effect sizes of the ensemble are
+--data holds cifar10.npz. With --truth, the effect sizes of the ensemble are
 compared with those of an ensemble trained elsewhere.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measuring import RESULTS, environment, write_json
+from torch import nn
 
+from benchmarks.data import arrays, cifar10_training, standardized_images
+from benchmarks.measuring import RESULTS, read_options, timed, write_result
 from giveaway.attacks.recipes import RECIPES, build_mlp, train_recipe
 from giveaway.attacks.shadow_store import balanced_membership, model_seed
 from giveaway.attacks.stacked import Training, train_stacked
 from giveaway.evaluation import effect_sizes, spearman
+
+CNN_EPOCHS, PRECISION = 25, "bfloat16"
 
 
 def made_rows(rows: int, features: int = 20, classes: int = 4) -> tuple[np.ndarray, np.ndarray]:
@@ -45,41 +51,34 @@ def time_mlps(options: argparse.Namespace) -> dict[str, Any]:
     members = balanced_membership(options.models, options.rows, seed=0)
     seeds = [model_seed(number, seed=0) for number in range(options.models)]
     make = partial(build_mlp, x.shape[1:], 4, hidden=(128, 128, 128))
-    warm = Training(1, 256, "adam", 1e-3)
-    for _ in train_stacked(make, x[:600], y[:600], members[:2, :600], warm, seeds=seeds[:2], device=options.device):
-        pass
-    began = time.perf_counter()
-    training = Training(options.epochs, 256, "adam", 1e-3)
-    at_once = options.models_at_once or options.models
-    stacked = train_stacked(make, x, y, members, training, seeds=seeds, models_at_once=at_once, device=options.device)
-    predicted = np.stack([outputs.argmax(1) for _, outputs in stacked])
-    seconds = time.perf_counter() - began
-    right = predicted == y
-    return {
-        "rows": options.rows,
-        "epochs": options.epochs,
-        "models_at_once": at_once,
-        "seconds": round(seconds, 2),
-        "accuracy_trained": round(float(right[members].mean()), 4),
-        "accuracy_held_out": round(float(right[~members].mean()), 4),
-    }
+    warm_up(make, x[:600], y[:600], Training(1, 256, "adam", 1e-3), options.device)
+    train = partial(
+        train_stacked, make, x, y, members, Training(options.epochs, 256, "adam", 1e-3), seeds=seeds,
+        models_at_once=options.models, device=options.device,
+    )  # fmt: skip
+    predicted, seconds = timed(lambda: np.stack([outputs.argmax(1) for _, outputs in train()]), options.device)
+    told = {"rows": options.rows, "epochs": options.epochs, "models_at_once": options.models}
+    return {**told, "seconds": round(seconds, 2), **accuracies(predicted == y, members)}
+
+
+def warm_up(make: Callable[[], nn.Module], x: np.ndarray, y: np.ndarray, training: Training, device: str) -> None:
+    """Train two models for an epoch: the device is made ready before the clock runs."""
+    members = balanced_membership(2, len(x), seed=1)
+    list(train_stacked(make, x, y, members, replace(training, epochs=1), seeds=[0, 1], device=device))
+
+
+def accuracies(right: np.ndarray, members: np.ndarray) -> dict[str, float]:
+    shares = {"accuracy_trained": right[members].mean(), "accuracy_held_out": right[~members].mean()}
+    return {name: round(float(share), 4) for name, share in shares.items()}
 
 
 def time_cnns(options: argparse.Namespace) -> dict[str, Any]:
-    with np.load(options.data) as held:
-        images, labels = held["x_train"], held["y_train"].astype(np.int64)
-    x = images.transpose(0, 3, 1, 2).astype(np.float32) / 255
-    x = np.ascontiguousarray((x - x.mean((0, 2, 3), keepdims=True)) / x.std((0, 2, 3), keepdims=True))
-    recipe = RECIPES["cnn"]
+    images, labels = cifar10_training(options.data)
+    x, recipe = standardized_images(images), RECIPES["cnn"]
     assert recipe.training is not None
-    recipe = replace(recipe, training=replace(recipe.training, precision=options.precision, epochs=options.cnn_epochs))
-    at_once = options.models_at_once or recipe.models_at_once
-    members = balanced_membership(2, len(x), seed=1)[:1]
-    warm = replace(recipe.training, epochs=1)
     assert recipe.build is not None
-    make = partial(recipe.build, x.shape[1:], 10)
-    for _ in train_stacked(make, x[:2000], labels[:2000], members[:, :2000], warm, seeds=[0], device=options.device):
-        pass
+    recipe = replace(recipe, training=replace(recipe.training, precision=PRECISION, epochs=CNN_EPOCHS))
+    warm_up(partial(recipe.build, x.shape[1:], 10), x[:2000], labels[:2000], recipe.training, options.device)
     clock = options.folder.with_name(options.folder.name + "-seconds.json")
     spent = json.loads(clock.read_text()) if clock.exists() else []
     began = time.perf_counter()
@@ -88,59 +87,40 @@ def time_cnns(options: argparse.Namespace) -> dict[str, Any]:
         if time.perf_counter() - began > options.limit and done < total:
             raise TimeoutError
 
-    try:
-        signals = train_recipe(
-            recipe,
-            x,
-            labels,
-            models=options.models,
-            folder=options.folder,
-            kind="logits",
-            models_at_once=at_once,
-            device=options.device,
-            on_model=stop_in_time,
-        )
-    except TimeoutError:
-        signals = None
+    signals, asked = None, {"models": options.models, "folder": options.folder, "device": options.device}
+    with contextlib.suppress(TimeoutError):
+        signals = train_recipe(recipe, x, labels, kind="logits", on_model=stop_in_time, **asked)
     spent.append(round(time.perf_counter() - began, 2))
     clock.write_text(json.dumps(spent))
-    found = {"epochs": options.cnn_epochs, "precision": options.precision, "models_at_once": at_once, "commands": spent}
+    told = {"epochs": CNN_EPOCHS, "precision": PRECISION, "models_at_once": recipe.models_at_once, "commands": spent}
     if signals is None:
-        return {**found, "seconds": None}
+        return {**told, "seconds": None}
     right = np.stack([logits.argmax(-1).reshape(-1) == labels for logits in signals.values])
-    found |= {
-        "seconds": round(sum(spent), 2),
-        "accuracy_trained": round(float(right[signals.members].mean()), 4),
-        "accuracy_held_out": round(float(right[~signals.members].mean()), 4),
-    }
-    effect = effect_sizes(signals).effect_size
+    told |= {"seconds": round(sum(spent), 2), **accuracies(right, signals.members)}
     if options.truth:
-        with np.load(options.truth) as truth:
-            found["effect_size_spearman_with_truth"] = round(spearman(effect, truth["effect_size"]), 4)
-    np.savez_compressed(options.out.with_suffix(".npz"), effect_size=effect.astype(np.float32))
-    return found
+        effect, (truth,) = effect_sizes(signals).effect_size, arrays(options.truth, "effect_size")
+        told["effect_size_spearman_with_truth"] = round(spearman(effect, truth), 4)
+    return told
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("which", choices=["mlp", "cnn"])
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--models", type=int, default=216)
-    parser.add_argument("--models-at-once", type=int)
-    parser.add_argument("--rows", type=int, default=20_000)
-    parser.add_argument("--epochs", type=int, default=60)
-    parser.add_argument("--cnn-epochs", type=int, default=25)
-    parser.add_argument("--precision", default="bfloat16")
-    parser.add_argument("--data", type=Path)
-    parser.add_argument("--folder", type=Path)
-    parser.add_argument("--truth", type=Path)
-    parser.add_argument("--limit", type=float, default=540, help="stop after these seconds, to be resumed")
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
-    options.out = options.out or RESULTS / f"gpu_shadow_{options.which}.json"
-    found = time_mlps(options) if options.which == "mlp" else time_cnns(options)
-    report = {"environment": environment(options.device), "models": options.models, **found}
-    write_json(options.out, report, show=True)
+    options = read_options(
+        __doc__,
+        which=("mlp", "cnn"),
+        device="cuda",
+        models=216,
+        rows=20_000,
+        epochs=60,
+        data=Path,
+        folder=Path,
+        truth=Path,
+        limit=540.0,  # seconds of a command, to be resumed
+        to=RESULTS,
+    )
+    for which in options.which:
+        found = time_mlps(options) if which == "mlp" else time_cnns(options)
+        path = options.to / f"gpu_shadow_{which}.json"
+        write_result(path, {"models": options.models, **found}, device=options.device)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 For each setting the script draws a multinomial head and asks each contender, in a process of its own, for
 g_i^T H^{-1} g_i of all n records: g_i the gradient of record i's loss in the last layer's weights and bias, H the
-curvature of the summed loss plus l2 on all of them. giveaway is measured twice: with every head column, and with
+curvature of the summed loss plus l2 on all of them. giveaway is measured twice: with every default column, and with
 `influence` alone; the peers compute the self-influence only. Everything runs in float64. Reported are
 
 - CPU seconds of all threads, and peak resident memory above what was resident before. Imports, loading and a warm-up
@@ -21,35 +21,32 @@ torchvision that they do not import and that may replace torch.
     pip install -c pins.txt "numpy<2" einops einconv linear_operator opt-einsum unfoldNd torchmetrics accelerate
     pip install --no-deps curvlinops-for-pytorch backpack-for-pytorch laplace-torch asdfghjkl==0.1a4 kronfluence -e .
 
-Then `python benchmarks/head_peers.py` (Linux; `--help` for the options).
+Then `python -m benchmarks.head_peers` (Linux; `--help` for the options).
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import os
 import resource
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
-from measuring import RESULTS, environment, memory, reset_peak_memory, write_json
 from scipy.stats import spearmanr
 from torch.nn.functional import cross_entropy, one_hot
 from torch.utils.data import DataLoader, TensorDataset
 
+import giveaway as ga
+from benchmarks.measuring import alone, cpu_timed, memory, read_options, reset_peak_memory, write_result
 from giveaway.curvature.choice import Auto
 
 SETTINGS = {"A": (5000, 64, 10), "B": (5000, 64, 100), "C": (20000, 512, 2)}  # records, features, classes
@@ -128,9 +125,6 @@ def squared_solves(factor: torch.Tensor, gradients: torch.Tensor) -> torch.Tenso
     return torch.linalg.solve_triangular(factor, gradients.T, upper=False).square().sum(0)
 
 
-# The contenders: a problem in, a score a record out. The warm-up does the imports.
-
-
 def reference(problem: Problem) -> torch.Tensor:
     """The dense curvature block by block of classes, and closed-form gradients: no library's code, no autograd."""
     m = problem.m
@@ -150,9 +144,7 @@ def reference(problem: Problem) -> torch.Tensor:
     return torch.cat(scores)
 
 
-def giveaway_audit(problem: Problem, scores: list[str] | None) -> torch.Tensor:
-    import giveaway as ga
-
+def giveaway_audit(problem: Problem, scores: str) -> torch.Tensor:
     head = ga.Head(problem.features, problem.outputs, problem.targets, loss="cross_entropy", l2=problem.l2)
     return torch.as_tensor(ga.audit(head, scores=scores, curvature=Auto(l2_sensitivity=False))["influence"])
 
@@ -279,86 +271,57 @@ def kronfluence_ekfac(problem: Problem) -> torch.Tensor:
         return analyzer.load_self_scores("own")["all_modules"] / problem.n
 
 
-@dataclass(frozen=True)
-class Contender:
-    label: str
-    kind: str  # "reference", "giveaway", "exact" or "approximate"
-    run: Callable[[Problem], torch.Tensor]
-    binary: bool = False  # two classes only, and no penalty
-
-
-CONTENDERS = {
-    "reference": Contender("dense, loops over classes", "reference", reference),
-    "giveaway": Contender("giveaway, all head columns", "giveaway", partial(giveaway_audit, scores=None)),
-    "influence": Contender("giveaway, influence alone", "giveaway", partial(giveaway_audit, scores=["influence"])),
-    "curvlinops": Contender("curvlinops GGN + Cholesky", "exact", curvlinops_ggn),
-    "laplace": Contender("laplace-torch full, curvlinops", "exact", partial(laplace_full, backend="CurvlinopsGGN")),
-    "backpack": Contender("laplace-torch full, BackPACK", "exact", partial(laplace_full, backend="BackPackGGN")),
-    "pydvl": Contender("pyDVL direct", "exact", pydvl_direct),
-    "captum": Contender("captum naive, full rank", "exact", partial(captum_naive, rank=None)),
-    "dattri": Contender("dattri explicit", "exact", dattri_explicit),
-    "statsmodels": Contender("statsmodels GLM, no penalty", "exact", statsmodels_binary, binary=True),
-    "kronfluence": Contender("kronfluence EKFAC", "approximate", kronfluence_ekfac),
-    "captum50": Contender("captum naive, its default rank 50", "approximate", partial(captum_naive, rank=50)),
+REFERENCE, EXACT, APPROXIMATE = "reference", "exact", "approximate"
+CONTENDERS: dict[str, tuple[str, str, Callable[[Problem], torch.Tensor]]] = {  # label, kind, score of every record
+    "reference": ("dense, loops over classes", REFERENCE, reference),
+    "giveaway": ("giveaway, all default columns", "giveaway", partial(giveaway_audit, scores="default")),
+    "influence": ("giveaway, influence alone", "giveaway", partial(giveaway_audit, scores="influence")),
+    "curvlinops": ("curvlinops GGN + Cholesky", EXACT, curvlinops_ggn),
+    "laplace": ("laplace-torch full, curvlinops", EXACT, partial(laplace_full, backend="CurvlinopsGGN")),
+    "backpack": ("laplace-torch full, BackPACK", EXACT, partial(laplace_full, backend="BackPackGGN")),
+    "pydvl": ("pyDVL direct", EXACT, pydvl_direct),
+    "captum": ("captum naive, full rank", EXACT, partial(captum_naive, rank=None)),
+    "dattri": ("dattri explicit", EXACT, dattri_explicit),
+    "statsmodels": ("statsmodels GLM, no penalty", EXACT, statsmodels_binary),
+    "kronfluence": ("kronfluence EKFAC", APPROXIMATE, kronfluence_ekfac),
+    "captum50": ("captum naive, its default rank 50", APPROXIMATE, partial(captum_naive, rank=50)),
 }
+BINARY = "statsmodels"  # two classes only, and no penalty
 
 
-# The measured process
-
-
-def status_mb(field: str) -> float:
-    return memory(field) / 2**20
-
-
-def set_limits(seconds: float) -> None:
-    """From here on: the system ends a process that computes longer, and refuses it more memory."""
-    allowed = math.ceil(time.process_time() + seconds)
-    space = int((status_mb("VmSize") + MEMORY_GB * 1024) * 2**20)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CPU, (allowed, allowed + 10))
-    resource.setrlimit(resource.RLIMIT_AS, (space, space))
-
-
-def measure(name: str, stem: str, limit: float) -> None:
-    """Run one contender on stem.pt in this process; scores to stem.npy, what was measured to stem.json."""
+def measure(name: str, problem: Problem, limit: float, threads: int) -> dict:
+    """Run one contender in this process: `cpu_s`, `peak_mb` and `scores`, or `error`."""
     warnings.simplefilter("ignore")
     torch.set_default_dtype(torch.float64)
-    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    torch.set_num_threads(threads)
     torch.manual_seed(0)
-    problem = Problem(**torch.load(stem + ".pt"))
-    run = CONTENDERS[name].run
+    run = CONTENDERS[name][2]
     try:
         run(Problem.draw(60, 5, min(3, problem.m)))
-        set_limits(limit)
+        # from here on the system ends a process that computes longer, and refuses it more memory
+        allowed, space = math.ceil(time.process_time() + limit), int(memory("VmSize") + MEMORY_GB * 2**30)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_CPU, (allowed, allowed + 10))
+        resource.setrlimit(resource.RLIMIT_AS, (space, space))
         reset_peak_memory()
-        resident, start = status_mb("VmRSS"), time.process_time()
-        scores = run(problem)
-        outcome = {"cpu_s": time.process_time() - start, "peak_mb": status_mb("VmHWM") - resident}
-        np.save(stem + ".npy", scores.detach().numpy())
+        resident = memory("VmRSS")
+        scores, seconds = cpu_timed(lambda: run(problem))
     except Exception as error:
         message = " ".join(f"{type(error).__name__}: {error}".split())
         full = isinstance(error, MemoryError) or "allocate memory" in message
-        outcome = {"error": "out of memory" if full else message[:200]}
-    Path(stem + ".json").write_text(json.dumps(outcome))
-
-
-# The process that orders and reports
+        return {"error": "out of memory" if full else message[:200]}
+    peak = (memory("VmHWM") - resident) / 2**20
+    return {"cpu_s": seconds, "peak_mb": peak, "scores": scores.detach().numpy()}
 
 
 def run_once(name: str, problem: Problem, options: argparse.Namespace) -> dict:
-    """One measurement in a fresh process: `cpu_s`, `peak_mb` and `scores`, or `error`."""
-    threads = {f"{library}_NUM_THREADS": str(options.threads) for library in ("OMP", "MKL", "OPENBLAS")}
-    with tempfile.TemporaryDirectory() as folder:
-        stem = os.path.join(folder, "head")
-        torch.save(vars(problem), stem + ".pt")
-        command = [sys.executable, os.path.abspath(__file__), "--measure", name, stem, str(options.limit)]
-        finished = subprocess.run(command, env=os.environ | threads, cwd=folder, capture_output=True, text=True)
-        if finished.returncode == -signal.SIGXCPU:
-            return {"error": f"> {options.limit:g}"}
-        if not os.path.exists(stem + ".json"):
-            return {"error": f"the process ended with {finished.returncode}"}
-        outcome = json.loads(Path(stem + ".json").read_text())
-        return outcome if "error" in outcome else outcome | {"scores": np.load(stem + ".npy")}
+    """One measurement in a fresh process."""
+    try:
+        found = alone(measure, name, problem, options.limit, options.threads, threads=options.threads)
+    except BrokenProcessPool:  # the system has ended it
+        found = {"error": f"> {options.limit:g}"}
+    print(name, {key: value for key, value in found.items() if key != "scores"}, file=sys.stderr, flush=True)
+    return found
 
 
 def summarize(runs: list[dict], truth: np.ndarray) -> dict:
@@ -384,27 +347,23 @@ def measure_setting(key: str, options: argparse.Namespace) -> dict:
     bare = run_once("reference", replace(problem, l2=NO_PENALTY), options) if m == 2 else base
     if "error" in base | bare:
         raise SystemExit(f"{key}: no reference: {base.get('error') or bare['error']}")
-    names = [name for name in options.contenders if m == 2 or not CONTENDERS[name].binary]
-    runs: dict[str, list[dict]] = {name: [] for name in names}
-    for repeat in range(options.repeats):
-        for name in names:
-            if not runs[name] or runs[name][0].get("cpu_s", math.inf) < COSTLY:
-                runs[name].append(run_once(name, problem, options))
-                shown = {k: v for k, v in runs[name][-1].items() if k != "scores"}
-                print(f"{key} {repeat + 1}/{options.repeats} {name}: {shown}", file=sys.stderr, flush=True)
+    runs: dict[str, list[dict]] = {name: [] for name in options.contenders if m == 2 or name != BINARY}
+    for _ in range(options.repeats):
+        for name, own in runs.items():
+            if not own or own[0].get("cpu_s", math.inf) < COSTLY:
+                own.append(run_once(name, problem, options))
     results = {"reference": summarize([base], base["scores"])}
-    for name in names:
-        results[name] = summarize(runs[name], (bare if CONTENDERS[name].binary else base)["scores"])
+    results |= {name: summarize(own, (bare if name == BINARY else base)["scores"]) for name, own in runs.items()}
     setting = {"n": problem.n, "d": d, "m": m, "l2": problem.l2, "results": results}
     return setting | {"best_exact_peer": best_exact_peer(results, options.limit)}
 
 
 def best_exact_peer(results: dict[str, dict], limit: float) -> dict:
     """Its CPU seconds over giveaway's; lower bounds from the limit where no exact peer ended within it."""
-    peers = {name: result for name, result in results.items() if CONTENDERS[name].kind == "exact"}
+    peers = {name: result for name, result in results.items() if CONTENDERS[name][1] == EXACT}
     ended = {name: r["cpu_s"] for name, r in peers.items() if r.get("max_relative_error", math.inf) < AGREES}
     best = min(ended, key=ended.__getitem__, default=None)
-    own = {name: r["cpu_s"] for name, r in results.items() if CONTENDERS[name].kind == "giveaway" and "cpu_s" in r}
+    own = {name: r["cpu_s"] for name, r in results.items() if CONTENDERS[name][1] == "giveaway" and "cpu_s" in r}
     over = {name: round(ended.get(best, limit) / seconds, 2) for name, seconds in own.items()}
     return {"name": best, "exact_peers": len(peers), "ended": len(ended), "cpu_over": over}
 
@@ -412,51 +371,36 @@ def best_exact_peer(results: dict[str, dict], limit: float) -> dict:
 def cell(result: dict | None) -> str:
     if result is None or "error" in result:
         return result["error"].split(":")[0] if result else "–"
-    rho = f"{result['spearman']:.4f}" if result["spearman"] < 0.99995 else "1"
-    return f"{result['cpu_s']:.2f} / {result['peak_mb']:.0f} / {rho} / {result['max_relative_error']:.0e}"
+    return f"{result['cpu_s']:.2f} / {result['peak_mb']:.0f} / {result['max_relative_error']:.0e}"
 
 
-def summary(report: dict) -> str:
-    """The table, then for each setting how many exact peers ended and by how much giveaway leads the best of them."""
-    settings = report["settings"]
-    heads = [f"{key}: n={s['n']} d={s['d']} m={s['m']}" for key, s in settings.items()]
-    lines = ["CPU seconds / peak MB / Spearman and largest relative error against the reference", ""]
-    lines += ["| | | " + " | ".join(heads) + " |", "|---|---|" + "---|" * len(heads)]
-    for name, contender in CONTENDERS.items():
-        if any(name in s["results"] for s in settings.values()):
-            cells = (cell(s["results"].get(name)) for s in settings.values())
-            lines.append(f"| {contender.label} | {contender.kind} | " + " | ".join(cells) + " |")
-    limits = f"{report['limit_s']:g} CPU s and {MEMORY_GB:g} GB and agree to {AGREES:g}"
-    for key, setting in settings.items():
-        best = setting["best_exact_peer"]
-        lines += ["", f"{key}: {best['ended']} of {best['exact_peers']} exact peers end within {limits}."]
-        who = f"The best, {CONTENDERS[best['name']].label}, takes" if best["name"] else "The limit is"
-        for name, ratio in best["cpu_over"].items():
-            lines.append(f"   {who} {ratio:.1f}x the CPU time of {CONTENDERS[name].label}.")
-    return "\n".join(lines)
+def table(settings: dict[str, dict]) -> str:
+    """CPU seconds, peak megabytes and largest relative error of each contender in each setting."""
+    lines = ["| | | " + " | ".join(settings) + " |", "|---|---|" + "---|" * len(settings)]
+    for name, (label, kind, _) in CONTENDERS.items():
+        cells = (cell(setting["results"].get(name)) for setting in settings.values())
+        lines.append(f"| {label} | {kind} | " + " | ".join(cells) + " |")
+    return "\n".join([*lines, *(f"{key}: {setting['best_exact_peer']}" for key, setting in settings.items())])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="CPU time, memory and agreement of giveaway and its peers.")
-    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
-    parser.add_argument("--contenders", nargs="+", choices=list(CONTENDERS)[1:], default=list(CONTENDERS)[1:])
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--limit", type=float, default=120.0, help="CPU seconds a contender may take")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--records", type=int, help="replaces every setting's n, for a quick look")
-    parser.add_argument("--out", type=Path, default=RESULTS / "head_peers.json")
-    options = parser.parse_args()
-    where = environment("cpu", *PACKAGES) | {"threads": options.threads}
-    report = {"environment": where, "limit_s": options.limit, "memory_gb": MEMORY_GB}
-    report |= {"repeats": options.repeats, "settings": {}}
+    options = read_options(
+        __doc__,
+        "head_peers.json",
+        settings=SETTINGS,
+        contenders=list(CONTENDERS)[1:],
+        repeats=3,
+        limit=120.0,  # CPU seconds of a contender
+        threads=1,
+        records=int,  # in place of every setting's n, for a quick look
+    )
+    told = {"limit_s": options.limit, "memory_gb": MEMORY_GB, "repeats": options.repeats, "threads": options.threads}
+    settings: dict[str, dict] = {}
     for key in options.settings:
-        report["settings"][key] = measure_setting(key, options)
-        write_json(options.out, report)
-    print(summary(report))
+        settings[key] = measure_setting(key, options)
+        write_result(options.out, {**told, "settings": settings}, *PACKAGES)
+    print(table(settings))
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--measure"]:
-        measure(sys.argv[2], sys.argv[3], float(sys.argv[4]))
-    else:
-        main()
+    main()

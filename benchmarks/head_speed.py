@@ -7,22 +7,18 @@ F / CPU seconds relative to the rate of the product, with F = n·d(d+1)·r(r+1) 
 same share is given of the two stages that hold most of F, the sums and the forms, which no other stage can raise. One
 thread by default: CPU seconds are then work and not waiting.
 
-    python benchmarks/head_speed.py [--threads 1] [--repeats 5] [--only B] [--out benchmarks/results/head_speed.json]
+    python -m benchmarks.head_speed [--threads 1] [--repeats 5] [--settings A B] [--out FILE.json]
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
-import time
-from pathlib import Path
 
 import torch
-from measuring import RESULTS, environment, in_own_process, memory, reset_peak_memory, write_json
 from threadpoolctl import threadpool_limits
 
 import giveaway as ga
+from benchmarks.measuring import alone, cpu_timed, memory, read_options, reset_peak_memory, write_result
 from giveaway.curvature.choice import Auto
 from giveaway.linalg.pairs import PairTiles
 
@@ -41,18 +37,16 @@ def measure(setting: str, repeats: int, threads: int) -> dict:
     torch.set_num_threads(threads)
     threadpool_limits(threads)
     n, d, m = SETTINGS[setting]
-    head = made_head(n, d, m)
-    ga.audit(made_head(200, 8, m), curvature=Auto(l2_sensitivity=False))
+    head, curvature = made_head(n, d, m), Auto(l2_sensitivity=False)
+    ga.audit(made_head(200, 8, m), curvature=curvature)
     resident = memory("VmRSS")
     reset_peak_memory()
-    ga.audit(head, curvature=Auto(l2_sensitivity=False))
+    ga.audit(head, curvature=curvature)
     peak = memory("VmHWM") - resident
     runs = []
     for _ in range(repeats):
         before = gemm_rate()
-        began = time.process_time()
-        ga.audit(head, curvature=Auto(l2_sensitivity=False))
-        seconds = time.process_time() - began
+        _, seconds = cpu_timed(lambda: ga.audit(head, curvature=curvature))
         runs.append((seconds, (before + gemm_rate()) / 2))
     width, r = d + 1, m - 1
     size = width * r
@@ -86,9 +80,7 @@ def stage_shares(head: ga.Head, d: int, p: int) -> dict:
     for _ in range(5):
         for name, stage in (("sums_share", lambda: tiles.add(x, v)), ("forms_share", lambda: tiles.forms(x))):
             rate = gemm_rate()
-            began = time.process_time()
-            stage()
-            shares[name].append(operations / (time.process_time() - began) / rate)
+            shares[name].append(operations / cpu_timed(stage)[1] / rate)
     return {name: round(max(values), 3) for name, values in shares.items()}
 
 
@@ -105,37 +97,17 @@ def gemm_rate() -> float:
     """Operations a CPU second of a float64 product of square matrices."""
     left, right = (torch.randn(GEMM_SIZE, GEMM_SIZE, dtype=torch.float64) for _ in range(2))
     out = left @ right
-    began = time.process_time()
-    torch.mm(left, right, out=out)
-    torch.mm(left, right, out=out)
-    return 4 * GEMM_SIZE**3 / (time.process_time() - began)
+    _, seconds = cpu_timed(lambda: [torch.mm(left, right, out=out) for _ in range(2)])
+    return 4 * GEMM_SIZE**3 / seconds
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--only", choices=SETTINGS)
-    parser.add_argument("--out", type=Path, default=RESULTS / "head_speed.json")
-    parser.add_argument("--in-this-process", choices=SETTINGS, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.in_this_process:
-        print(json.dumps(measure(arguments.in_this_process, arguments.repeats, arguments.threads)))
-        return
+    options = read_options(__doc__, "head_speed.json", threads=1, repeats=5, settings=SETTINGS)
     results = []
-    print("setting    CPU s (median)   share of GEMM rate (median, best; sums, forms)   peak MB (allowed)")
-    for setting in [arguments.only] if arguments.only else SETTINGS:
-        asked = ("--repeats", arguments.repeats, "--threads", arguments.threads)
-        result = in_own_process(__file__, "--in-this-process", setting, *asked, threads=arguments.threads)
-        results.append(result)
-        print(
-            f"{setting:10s} {statistics.median(result['cpu_seconds']):14.2f}   {result['median_share']:18.2f} "
-            f"{result['best_share']:6.2f} {result['sums_share']:7.2f} {result['forms_share']:6.2f} "
-            f"{result['peak_megabytes']:16.0f} ({result['allowed_megabytes']:.0f})",
-            flush=True,
-        )
-    if not arguments.only:
-        write_json(arguments.out, {"environment": environment("cpu", "scipy"), "results": results})
+    for setting in options.settings:
+        results.append(alone(measure, setting, options.repeats, options.threads, threads=options.threads))
+        print({name: value for name, value in results[-1].items() if not isinstance(value, list)}, flush=True)
+    write_result(options.out, {"results": results}, "scipy")
 
 
 if __name__ == "__main__":

@@ -4,20 +4,17 @@
 each: the share of the left-out error that training removed, the mean prediction from both views, the mean success of
 LiRA over 16 shadow models, and both on the tenth of the records predicted highest.
 
-    python benchmarks/held_back.py [--out FILE.json]
+    python -m benchmarks.held_back [--out FILE.json]
 """
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import warnings
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from measuring import RESULTS, environment, write_json
 from opacus import PrivacyEngine
 from opacus.accountants.utils import get_noise_multiplier
 from sklearn.datasets import load_digits
@@ -25,6 +22,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import giveaway as ga
+from benchmarks.measuring import read_options, write_result
 from giveaway.curvature.choice import Auto
 from giveaway.views.others import OthersView
 
@@ -86,17 +84,15 @@ def measure(x: torch.Tensor, y: torch.Tensor, epsilon: float | None, epochs: int
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=RESULTS / "held_back.json")
-    out = parser.parse_args().out
+    options = read_options(__doc__, "held_back.json", recipes=len(RECIPES))
     warnings.simplefilter("ignore", UserWarning)  # Opacus reminds of its secure mode
     digits, labels = load_digits(return_X_y=True)
     x, y = torch.tensor(digits[:500] / 16, dtype=torch.float32), torch.tensor(labels[:500])
     found = []
-    for epsilon, epochs in RECIPES:
+    for epsilon, epochs in RECIPES[: options.recipes]:
         found.append(measure(x, y, epsilon, epochs))
-        print(found[-1])
-    write_json(out, {"environment": environment("cpu", "opacus"), "found": found})
+        print(found[-1], flush=True)
+    write_result(options.out, {"found": found}, "opacus")
 
 
 if __name__ == "__main__":

@@ -11,15 +11,13 @@ pixel box. Every draw has a fixed seed.
                median distance (Figure 13c); and rank correlations of LOOD with the attack's AUC for 200 records of
                either kind, each added to 1,000 (Figure 6)
 
-    python benchmarks/lood_figures.py all --data cifar10.npz [--images docs/images] [--out FILE.json]
-    python benchmarks/lood_figures.py directions|queries|groups|activations|auc --data cifar10.npz
+    python -m benchmarks.lood_figures --data DIR [--parts directions queries] [--images DIR] [--out FILE.json]
+
+--data holds cifar10.npz. Parts that the file has already stay unless they are named.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,8 +25,11 @@ from typing import Any
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from measuring import RESULTS, ROOT, environment, read_json, write_json
 
+from benchmarks.data import cifar10_training
+from benchmarks.drawing import image, panels, publish
+from benchmarks.measuring import ROOT, read_options, write_parts
+from benchmarks.reproduce.lood.measures import ends, spread
 from giveaway.evaluation import spearman
 from giveaway.gp.attack import query_attack, record_attack
 from giveaway.gp.distinguishability import divergence, divergence_at
@@ -37,13 +38,13 @@ from giveaway.gp.nngp import NNGP
 from giveaway.gp.posterior import Posterior, RemovedRecords, fit, remove
 from giveaway.gp.query import optimal_queries
 from giveaway.gp.studies import SETTINGS, activation_study, reconstruct
-from giveaway.reporting.picture import COLOURS, DASHES, GREY, PALE, new_picture, save_figure
-from giveaway.reporting.picture import blank as panel
+from giveaway.reporting.picture import COLOURS, DASHES, GREY, PALE, new_picture
 
 NOISE = 0.05
 PLANE, CAR = 0, 1
 BOX = (0.0, 1.0)
 TOGETHER = 16
+MIDDLE = (0.05, 0.5, 0.95)
 FOUND = 0.99  # share of the record's own KL from which an end is counted as found
 LABELLED = (0.02, 0.05, 0.2, 0.5, 2.0, 3.0, 5.0)  # on logarithmic axes, beside powers of ten
 Images = tuple[np.ndarray, np.ndarray]
@@ -61,7 +62,7 @@ def directions(data: Images, folder: Path) -> dict:
     ]
     best = offsets[kl.argmax(1)]
     share = (kl / kl[:, 50:51]).numpy()
-    figure, (axes,) = blank((7.2, 4.4), [f"KL at the record and beside it, {len(rows)} records of {len(x):,}"])
+    figure, (axes,) = panels((7.2, 4.4), [f"KL at the record and beside it, {len(rows)} records of {len(x):,}"])
     axes.plot(offsets, share.T, color=PALE, linewidth=0.7)
     for place in range(5):
         axes.plot(offsets, share[place], color=COLOURS[place], linestyle=DASHES[place], linewidth=1.8, zorder=3)
@@ -69,7 +70,7 @@ def directions(data: Images, folder: Path) -> dict:
     axes.set_xlabel("distance along a random direction of the unit box (pixel values, of 255)")
     axes.set_ylabel("KL-LOOD, as a share of that at the record")
     axes.set_ylim(0, 1.03)
-    save_figure(figure, folder / "lood_directions.png")
+    publish(figure, folder / "lood_directions.png")
     return {
         "records": len(rows),
         "largest_at_the_record": int((best == 0).sum()),
@@ -94,23 +95,21 @@ def queries(data: Images, folder: Path) -> dict:
         [f"{int((share[place] > FOUND).sum())} of {share.shape[1]}" for place in range(len(rows))],
         f"Records (left), the best query (right), and how many starts end above {100 * FOUND:g} % of the record's KL",
     )
-    save_figure(figure, folder / "lood_queries.png")
+    publish(figure, folder / "lood_queries.png")
     return {
         "records": len(rows),
         "starts": found.values.shape[1],
         "converged_starts": number(found.converged.double().mean()),
         "share_of_own_kl": {
-            "best_start_min_median_max": [number(value) for value in np.quantile(share.max(1), [0, 0.5, 1])],
-            "all_starts_5_50_95": [number(value) for value in np.quantile(share, [0.05, 0.5, 0.95])],
+            "best_start_min_median_max": ends(share.max(1)),
+            "all_starts_5_50_95": spread(share, MIDDLE),
             "starts_above_99_percent": number((share > FOUND).mean()),
             "largest": float(share.max()),
         },
-        "cosine_of_starts_below_99_percent_5_50_95": [
-            number(value) for value in np.quantile(likeness.numpy()[share <= FOUND], [0.05, 0.5, 0.95])
-        ],
+        "cosine_of_starts_below_99_percent_5_50_95": spread(likeness.numpy()[share <= FOUND], MIDDLE),
         "records_found_from_some_start": int((share.max(1) > FOUND).sum()),
         "best_query_nearest_to_its_record_among_all": nearest_is_own(posterior, found.queries[:, 0], rows),
-        "cosine_of_centred_pixels_best_query_and_record": [number(v) for v in np.quantile(alike, [0, 0.5, 1])],
+        "cosine_of_centred_pixels_best_query_and_record": ends(alike),
         "median_prediction_kl_of_best": number(
             compared.prediction[torch.arange(len(rows)), best, 0, 0].median(),
         ),
@@ -129,7 +128,7 @@ def groups(data: Images, folder: Path) -> dict:
     likeness = cosine(several.ends[:, :, :, None], x[members][:, None, None])
     recovered = likeness > 0.9
     figure = group_pictures(x, members, several.ends, single.queries[:, 0], several.values, rank)
-    save_figure(figure, folder / "lood_groups.png")
+    publish(figure, folder / "lood_groups.png")
     share = (several.values / several.own[:, None]).numpy()
     by_rank = [number(recovered.any(2).double()[place_of(rank, k, recovered)].mean()) for k in range(3)]
     return {
@@ -137,7 +136,7 @@ def groups(data: Images, folder: Path) -> dict:
         "starts": several.values.shape[1],
         "three_queries": {
             "converged_starts": number(several.converged.double().mean()),
-            "share_of_own_kl_5_50_95": [number(value) for value in np.quantile(share, [0.05, 0.5, 0.95])],
+            "share_of_own_kl_5_50_95": spread(share, MIDDLE),
             "largest_share": float(share.max()),
             "runs_in_which_a_member_is_recovered_most_to_least_exposed": by_rank,
             "runs_that_recover_all_three": number(recovered.any(2).all(2).double().mean()),
@@ -152,9 +151,7 @@ def groups(data: Images, folder: Path) -> dict:
             "nearest_members_rank_0_1_2": [
                 number((rank.gather(1, alone.nearest[:, :, 0]) == k).double().mean()) for k in range(3)
             ],
-            "value_over_the_most_exposed_members_min_median_max": [
-                number(value) for value in np.quantile(single.value / compared.own.amax(1), [0, 0.5, 1])
-            ],
+            "value_over_the_most_exposed_members_min_median_max": ends(single.value / compared.own.amax(1)),
         },
         "recovered_means": "cosine of centred pixels above 0.9",
     }
@@ -169,7 +166,7 @@ def activations(data: Images, folder: Path) -> dict:
         "critical": "on the sphere, critical variances",
         "raw": "pixels from 0 to 1, σw² = 2",
     }
-    figure, plots = blank((10.5, 4.0), list(titles.values()), columns=3)
+    figure, plots = panels((10.5, 4.0), list(titles.values()))
     result = {}
     for axes, setting in zip(plots, SETTINGS, strict=True):
         study = activation_study(x, y, noise=NOISE, depths=depths, activations=["gelu"], setting=setting)
@@ -201,15 +198,15 @@ def activations(data: Images, folder: Path) -> dict:
         }
     plots[0].set_ylabel("KL under GELU over KL under ReLU")
     plots[0].legend(frameon=False, fontsize=9, loc="upper left")
-    save_figure(figure, folder / "lood_activations.png")
+    publish(figure, folder / "lood_activations.png")
     return {"records": len(x), "drawn": len(shown), "gelu_beside_relu": result}
 
 
 def auc(data: Images, folder: Path) -> dict:
     gap, (before, after) = auc_at_optima(data)
     ranks, points = auc_and_lood(data)
-    figure, (left, right) = blank(
-        (10.5, 4.2), ["Attack at the mean-distance optimum and at the record", "KL and the attack's AUC"], columns=2
+    figure, (left, right) = panels(
+        (10.5, 4.2), ["Attack at the mean-distance optimum and at the record", "KL and the attack's AUC"]
     )
     left.scatter(before, after, s=16, color=COLOURS[0], linewidths=0, alpha=0.8)
     ends = [min(before.min(), after.min()) - 0.01, 1.0]
@@ -220,7 +217,7 @@ def auc(data: Images, folder: Path) -> dict:
         right.scatter(kl, rate, s=12, color=COLOURS[place], marker="os^D"[place], linewidths=0, alpha=0.7, label=name)
     right.set(xscale="log", xlabel="KL-LOOD at the record (logarithmic)", ylabel="AUC of the likelihood-ratio attack")
     right.legend(frameon=False, fontsize=9)
-    save_figure(figure, folder / "lood_auc.png")
+    publish(figure, folder / "lood_auc.png")
     return {"at_mean_distance_optima": gap, "spearman_with_auc": ranks}
 
 
@@ -243,14 +240,12 @@ def auc_at_optima(data: Images) -> tuple[dict, tuple[np.ndarray, np.ndarray]]:
     summary = {
         "records": len(rows),
         "rbf_length": number(kernel.length),
-        "mean_distance_over_own_min_median_max": [
-            number(share) for share in np.quantile((value / found.own).numpy(), [0, 0.5, 1])
-        ],
+        "mean_distance_over_own_min_median_max": ends((value / found.own).numpy()),
         "best_from_the_record_itself": int(better.sum()),
         "auc_at_record_median": number(np.median(at_own)),
         "auc_at_optimum_median": number(np.median(at_best)),
         "auc_lower_by_more_than_0.025": number((drop > 0.025).mean()),
-        "drop_min_median_max": [number(value) for value in np.quantile(drop, [0, 0.5, 1])],
+        "drop_min_median_max": ends(drop),
         "converged": number(torch.where(better, near.converged.any(1), found.converged.any(1)).double().mean()),
     }
     return summary, (at_own, at_best)
@@ -280,7 +275,7 @@ def auc_and_lood(data: Images) -> tuple[dict, dict[str, tuple[np.ndarray, np.nda
             ranks[f"{name}, {kind}"] = {
                 "kl": number(spearman(np.array(kl), np.array(rate))),
                 "mean": number(spearman(np.array(mean), np.array(rate))),
-                "auc_5_50_95": [number(value) for value in np.quantile(rate, [0.05, 0.5, 0.95])],
+                "auc_5_50_95": spread(rate, MIDDLE),
             }
             points[f"{name}, {kind}"] = (np.array(kl), np.array(rate))
     return {**ranks, "NNGP of 5 layers, all of 1,000 cars and planes": of_all(data)}, points
@@ -327,8 +322,8 @@ def pictures(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], labels: Sequenc
     figure.suptitle(title, fontsize=11, x=0.01, ha="left")
     grid = figure.subplots(-(-len(pairs) // columns), 2 * columns)
     for place, (pair, label) in enumerate(zip(pairs, labels, strict=True)):
-        for side, image in enumerate(pair):
-            show(grid[place // columns, 2 * (place % columns) + side], image, label if side else None)
+        for side, pixels in enumerate(pair):
+            show(grid[place // columns, 2 * (place % columns) + side], pixels, label if side else None)
     return figure
 
 
@@ -360,20 +355,8 @@ def stretched(query: torch.Tensor) -> torch.Tensor:
     return query / query.max()
 
 
-def show(axes, image: torch.Tensor, label: str | None) -> None:
-    axes.imshow(image.view(32, 32, 3).clamp(0, 1).numpy(), interpolation="nearest")
-    axes.set_xticks([])
-    axes.set_yticks([])
-    for spine in axes.spines.values():
-        spine.set_visible(False)
-    if label:
-        axes.set_xlabel(label, fontsize=7, labelpad=2)
-
-
-def blank(size: tuple[float, float], titles: Sequence[str], *, columns: int = 1) -> tuple[Figure, list[Any]]:
-    figure = new_picture(size)
-    plots = [panel(title, size, figure.add_subplot(1, columns, k + 1))[1] for k, title in enumerate(titles)]
-    return figure, plots
+def show(axes: Any, pixels: torch.Tensor, label: str | None) -> None:
+    image(axes, pixels.view(32, 32, 3).clamp(0, 1).numpy(), label, fontsize=7)
 
 
 def cars_and_planes(data: Images, n: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -392,7 +375,7 @@ def all_classes(data: Images, n: int, *, seed: int) -> tuple[torch.Tensor, torch
     rng = np.random.default_rng(seed)
     rows = np.concatenate([rng.choice(np.flatnonzero(labels == c), n // 10, replace=False) for c in range(10)])
     rng.shuffle(rows)
-    hot = torch.nn.functional.one_hot(torch.from_numpy(labels[rows].astype(np.int64)), 10).double()
+    hot = torch.nn.functional.one_hot(torch.from_numpy(labels[rows]), 10).double()
     return torch.from_numpy(pixels[rows].reshape(n, -1)).double() / 255, hot - 0.1
 
 
@@ -419,23 +402,11 @@ PARTS: dict[str, Callable[[Images, Path], dict]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("part", choices=["all", *PARTS])
-    parser.add_argument("--data", type=Path, required=True, help="an .npz with x_train (n, 32, 32, 3) and y_train")
-    parser.add_argument("--images", type=Path, default=ROOT / "docs" / "images")
-    parser.add_argument("--out", type=Path, default=RESULTS / "lood_figures.json")
-    arguments = parser.parse_args()
-    with np.load(arguments.data) as stored:
-        data = stored["x_train"], stored["y_train"]
-    arguments.images.mkdir(parents=True, exist_ok=True)
-    results = read_json(arguments.out)
-    results["environment"] = environment("cpu", "matplotlib")
-    for name in PARTS if arguments.part == "all" else [arguments.part]:
-        began = time.perf_counter()
-        results[name] = PARTS[name](data, arguments.images)
-        results[name]["seconds"] = round(time.perf_counter() - began, 1)
-        print(name, json.dumps(results[name], indent=2), flush=True)
-        write_json(arguments.out, results)
+    options = read_options(
+        __doc__, "lood_figures.json", needs=("data",), data=Path, parts=PARTS, images=ROOT / "docs" / "images"
+    )
+    data = cifar10_training(options.data)
+    write_parts(options.out, options.parts, lambda name: PARTS[name](data, options.images), "matplotlib")
 
 
 if __name__ == "__main__":

@@ -1,15 +1,20 @@
-"""What the benchmarks share: where a result was measured, what work costs, and how a result is written."""
+"""What the benchmarks share: options, fresh processes, the cost of work, the machine, and how a result is written.
+
+Every benchmark runs as `python -m benchmarks.NAME`, and `--help` prints what it measures and with which options.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
-import subprocess
-import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor, wait
 from importlib import metadata
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +22,32 @@ import torch
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
+WATCHED_EVERY = 0.005  # seconds
+
+
+def read_options(doc: str, out: str = "", needs: Sequence[str] = (), **defaults: Any) -> argparse.Namespace:
+    """Read the command line, with one option for each default, of the default's type.
+
+    A type in place of a default has the default None, False is a switch, and a collection holds the choices, all of
+    which are the default. `out` names the result file of --out; with --small it lies in the temporary folder.
+    """
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if out:
+        parser.add_argument("--out", type=Path, default=RESULTS / out)
+    for name, default in defaults.items():
+        told: dict[str, Any] = {"type": type(default), "default": default}
+        if default is False:
+            told = {"action": "store_true"}
+        elif isinstance(default, type):
+            told = {"type": default, "required": name in needs}
+        elif isinstance(default, Collection) and not isinstance(default, str):
+            choices = list(default)
+            told = {"type": type(choices[0]), "nargs": "+", "choices": choices, "default": choices}
+        parser.add_argument("--" + name.replace("_", "-"), **told)
+    options = parser.parse_args()
+    if getattr(options, "small", False) and out and options.out == RESULTS / out:
+        options.out = Path(tempfile.gettempdir()) / out
+    return options
 
 
 def environment(device: torch.device | str = "cpu", *packages: str) -> dict[str, Any]:
@@ -33,32 +64,61 @@ def environment(device: torch.device | str = "cpu", *packages: str) -> dict[str,
     }
 
 
-def write_json(path: Path, value: Any, *, show: bool = False) -> None:
+def write_result(path: Path, result: Any, *packages: str, device: torch.device | str = "cpu") -> None:
+    """Write a result with its environment, and print it."""
+    write_json(path, {"environment": environment(device, *packages), **result})
+    print(json.dumps(result, indent=1, ensure_ascii=False), flush=True)
+
+
+def write_parts(
+    path: Path,
+    names: Iterable[str],
+    measure: Callable[[str], dict[str, Any]],
+    *packages: str,
+    device: torch.device | str = "cpu",
+) -> None:
+    """Measure one part after another, each with its environment and seconds; other parts of the file stay."""
+    results = read_json(path)
+    for name in names:
+        found, seconds = timed(lambda name=name: measure(name), device)
+        results[name] = {"environment": environment(device, *packages), "seconds": round(seconds, 1), **found}
+        print(name, json.dumps(results[name], indent=1, ensure_ascii=False), flush=True)
+        write_json(path, results)
+
+
+def write_json(path: Path, value: Any) -> None:
     """Write the file at once: a command that is killed leaves the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
     beside = path.with_suffix(".part")
-    beside.write_text(text, encoding="utf-8")
+    beside.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     beside.replace(path)
-    if show:
-        print(text, end="", flush=True)
 
 
-def read_json(path: Path | None) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     """Return what an earlier run wrote, or nothing."""
-    return json.loads(path.read_text(encoding="utf-8")) if path is not None and path.exists() else {}
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 def timed(work: Callable[[], Any], device: torch.device | str = "cpu") -> tuple[Any, float]:
     """Return what `work` returns, and its wall seconds; a GPU is waited for before and after."""
-    on_gpu = torch.device(device).type == "cuda"
-    if on_gpu:
-        torch.cuda.synchronize(device)
+    wait_for(device)
     began = time.perf_counter()
     result = work()
-    if on_gpu:
-        torch.cuda.synchronize(device)
+    wait_for(device)
     return result, time.perf_counter() - began
+
+
+def cpu_timed(work: Callable[[], Any]) -> tuple[Any, float]:
+    """Return what `work` returns, and the CPU seconds of all threads."""
+    began = time.process_time()
+    result = work()
+    return result, time.process_time() - began
+
+
+def wait_for(device: torch.device | str) -> None:
+    """Wait until a GPU has done what it was given."""
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def memory(field: str, process: int | str = "self") -> int:
@@ -73,12 +133,18 @@ def reset_peak_memory() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
-def in_own_process(script: str, *arguments: Any, threads: int = 1) -> dict[str, Any]:
-    """Run a script again with these arguments, and return the JSON in the last line that it prints."""
-    environ = {**os.environ, **{f"{library}_NUM_THREADS": str(threads) for library in ("OMP", "MKL", "OPENBLAS")}}
-    command = [sys.executable, script, *map(str, arguments)]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environ)
-    return json.loads(done.stdout.splitlines()[-1])
+def alone(
+    work: Callable[..., Any], *arguments: Any, threads: int = 1, watch: Callable[[int], None] | None = None
+) -> Any:
+    """Return what `work` returns in a fresh process; `watch` is called with the process id again and again."""
+    os.environ |= {f"{library}_NUM_THREADS": str(threads) for library in ("OMP", "MKL", "OPENBLAS")}
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        process = pool.submit(os.getpid).result()
+        running = pool.submit(work, *arguments)
+        while watch is not None and not running.done():
+            watch(process)
+            wait([running], timeout=WATCHED_EVERY)
+        return running.result()
 
 
 def digits(value: Any, count: int = 4) -> Any:

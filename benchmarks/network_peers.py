@@ -10,21 +10,19 @@ An MLP with 99,802 parameters is trained on 5,000 records. Two questions:
 
 Reported are CPU seconds of all threads and peak resident memory above what was resident before the first product, on
 one thread; what --out has of other questions or contenders stays. Needs `curvlinops-for-pytorch` (head_peers.py says
-how to get it). `python benchmarks/network_peers.py`.
+how to get it). `python -m benchmarks.network_peers`.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
-import resource
 import time
-from pathlib import Path
+from typing import Any
 
 import torch
-from measuring import environment, in_own_process, read_json, write_json
 from torch import nn
+
+from benchmarks.measuring import alone, cpu_timed, digits, memory, read_json, read_options, timed, write_result
 
 DIMS = (40, 800, 80, 32, 10)
 RECORDS, COLUMNS, STEPS = 5_000, 16, 10
@@ -106,47 +104,35 @@ def residual(model: nn.Module, x: torch.Tensor, y: torch.Tensor, b: torch.Tensor
 CONTENDERS = {"giveaway": by_giveaway, "curvlinops": by_curvlinops}
 
 
-def measure(name: str, question: str, records: int) -> None:
-    """One contender in this process; prints one line of JSON."""
+def measure(name: str, question: str, records: int) -> dict[str, Any]:
+    """One contender in this process."""
     torch.set_num_threads(1)
     model, x, y = problem()
     b = right_sides(model, x, y, COLUMNS if question == "steps" else records)
-    before = resource.getrusage(resource.RUSAGE_SELF)
-    wall = time.perf_counter()
-    found = CONTENDERS[name](model, x, y, b, question)
-    after = resource.getrusage(resource.RUSAGE_SELF)
-    scores, left = (b * found).sum(0), residual(model, x, y, b, found)
-    result = {
+    before = memory("VmHWM")
+    (found, cpu), seconds = timed(lambda: cpu_timed(lambda: CONTENDERS[name](model, x, y, b, question)))
+    peak = memory("VmHWM") - before
+    return {
         "contender": name,
         "question": question,
-        "cpu_s": round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 2),
-        "wall_s": round(time.perf_counter() - wall, 2),
-        "peak_mb": round((after.ru_maxrss - before.ru_maxrss) / 1024),
-        "worst_residual": float(f"{float(left.max()):.3g}"),
-        "first_scores": [float(f"{value:.6g}") for value in scores[:4]],
+        "cpu_s": round(cpu, 2),
+        "wall_s": round(seconds, 2),
+        "peak_mb": round(peak / 2**20),
+        "worst_residual": digits(residual(model, x, y, b, found).max(), 3),
+        "first_scores": digits((b * found).sum(0)[:4].tolist(), 6),
     }
-    print(json.dumps(result))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--questions", nargs="+", default=["steps", "residual"], choices=["steps", "residual"])
-    parser.add_argument("--contenders", nargs="+", default=list(CONTENDERS), choices=list(CONTENDERS))
-    parser.add_argument("--records", type=int, default=128)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
-    chosen = parser.parse_args()
-    if chosen.one:
-        measure(*chosen.one, chosen.records)
-        return
-    results = read_json(chosen.out).get("results", [])
-    for question, name in itertools.product(chosen.questions, chosen.contenders):
-        results = [one for one in results if (one["question"], one["contender"]) != (question, name)]
-        results.append(in_own_process(__file__, "--one", name, question, "--records", chosen.records))
-        print(results[-1], flush=True)
-        if chosen.out:
-            where = environment("cpu", "curvlinops-for-pytorch")
-            write_json(chosen.out, {"records": chosen.records, "environment": where, "results": results})
+    options = read_options(
+        __doc__, "network_peers.json", questions=("steps", "residual"), contenders=CONTENDERS, records=128
+    )
+    chosen = list(itertools.product(options.questions, options.contenders))
+    earlier = read_json(options.out).get("results", [])
+    results = [one for one in earlier if (one["question"], one["contender"]) not in chosen]
+    for question, name in chosen:
+        results.append(alone(measure, name, question, options.records))
+        write_result(options.out, {"records": options.records, "results": results}, "curvlinops-for-pytorch")
 
 
 if __name__ == "__main__":

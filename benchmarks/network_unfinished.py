@@ -4,20 +4,18 @@ A convolutional network with far more parameters than records, on scikit-learn's
 few steps and by many, without a preconditioner, so that there is something to end; leverages themselves come from the
 dense Jacobian of all records.
 
-python benchmarks/network_unfinished.py
+python -m benchmarks.network_unfinished [--out FILE.json]
 """
 
 from __future__ import annotations
 
-import json
-
 import torch
-from measuring import RESULTS, environment, write_json
 from scipy.stats import spearmanr
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.func import functional_call, jacrev, vmap
 
+from benchmarks.measuring import read_options, write_result
 from giveaway.network import InverseCurvature, Network, sketch_records
 
 RECORDS, EPOCHS, PROBES, SEED = 400, 12, 16, 0
@@ -25,7 +23,6 @@ DAMPING = 1e-3  # of the mean loss
 STEPS = (5, 6, 7, 8, 10, 12)
 THREADS = 2
 MIDDLE = torch.tensor([0.05, 0.95], dtype=torch.float64)
-OUT = RESULTS / "network_unfinished.json"
 
 
 def trained(x: torch.Tensor, y: torch.Tensor) -> nn.Module:
@@ -68,6 +65,7 @@ def top(trace: torch.Tensor) -> set[int]:
 
 
 def main() -> None:
+    options = read_options(__doc__, "network_unfinished.json")
     torch.set_num_threads(THREADS)
     digits = load_digits()
     x = torch.tensor(digits.images[:RECORDS], dtype=torch.float32).unsqueeze(1) / 16
@@ -119,10 +117,8 @@ def main() -> None:
             "spearman_with_exact": float(spearmanr(solved, exact).statistic),
         },
         "ended": rows,
-        "environment": environment(),
     }
-    print(json.dumps(result["solved"]), result["sum_of_leverages"])
-    write_json(OUT, result)
+    write_result(options.out, result)
 
 
 if __name__ == "__main__":

@@ -1,27 +1,27 @@
 """How large the report is, how long it takes to write and how long a browser takes to open it.
 
-    python benchmarks/report_size.py [--rows 2 50000 1000000]
+    python -m benchmarks.report_size [--rows 2 50000 1000000] [--out FILE.json]
 
 Tables are made up, with names as ids, ten classes and every column that an audit has. The look is what the report needs
 of the head besides (map by PCA, what-if where it is quick), done by `giveaway audit` once; a page is open when both
-maps are drawn, in chromium. Writes benchmarks/results/report_size.json.
+maps are drawn, in chromium.
 """
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
-from measuring import RESULTS, environment, timed, write_json
 
+from benchmarks.measuring import read_options, timed, write_result
 from giveaway import Head, audit
 from giveaway.findings.extras import make_extras
 from giveaway.reporting.pages import summary_pages
 from giveaway.reporting.report import render
+
+READY = "html[data-maps=ready]"
 
 
 def made_head(n: int, d: int = 16, classes: int = 10) -> Head:
@@ -43,10 +43,8 @@ def opened(page: Path) -> float:
         found = []
         for _ in range(3):
             tab = browser.new_page()
-            began = time.perf_counter()
-            tab.goto(page.as_uri())
-            tab.wait_for_selector("html[data-maps=ready]")
-            found.append(time.perf_counter() - began)
+            tab_opened = timed(lambda tab=tab: (tab.goto(page.as_uri()), tab.wait_for_selector(READY)))
+            found.append(tab_opened[1])
             tab.close()
         browser.close()
     return min(found)
@@ -73,14 +71,8 @@ def measure(n: int) -> dict[str, float | int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, nargs="+", default=[2, 1_000, 50_000, 1_000_000])
-    rows = parser.parse_args().rows
-    found = []
-    for n in rows:
-        found.append(measure(n))
-        print(found[-1])
-    write_json(RESULTS / "report_size.json", {"environment": environment("cpu", "bokeh", "matplotlib"), "found": found})
+    options = read_options(__doc__, "report_size.json", rows=(2, 1_000, 50_000, 1_000_000))
+    write_result(options.out, {"found": [measure(n) for n in options.rows]}, "bokeh", "matplotlib")
 
 
 if __name__ == "__main__":

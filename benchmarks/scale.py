@@ -1,4 +1,4 @@
-"""How time and memory of an audit grow: `python benchmarks/scale.py OUT.json [records] [classes] [wide]`.
+"""How time and memory of an audit grow: `python -m benchmarks.scale [--parts records classes wide] [--out FILE.json]`.
 
 records : 1,000 to 1,000,000 records of 64 features and 10 classes, read from .npy files in windows; exact curvature,
     and a sketch of 64 probes. Four columns, so that the table stays small beside what an audit holds besides, and
@@ -10,85 +10,89 @@ wide : 50,000 records of 256 features and 10,000 classes within 8 GB; a sketch o
 Every audit has a process of its own, on one thread unless --threads says otherwise. CPU seconds are those of reading
 and auditing, after imports and a first small audit; peaks are of the whole process, libraries included, once with the
 pages of mapped files (the kernel's own mark) and once without them (looked at every 5 ms), each beside what was
-resident before. Exponents are least squares on logarithms. A section that OUT.json has already stays unless it is
-named; --small takes sizes that only show that it runs.
+resident before. Exponents are least squares on logarithms. Parts that the file has already stay
+unless they are named; --small takes sizes that only show that it runs.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import subprocess
-import sys
 import tempfile
-import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from measuring import environment, memory, read_json, reset_peak_memory, write_json
 
 import giveaway as ga
+from benchmarks.measuring import alone, cpu_timed, memory, read_options, reset_peak_memory, timed, write_parts
 from giveaway.curvature.choice import Dense, Sketch
 from giveaway.extract import from_file
+from giveaway.records import ScoreTable
 
 WEIGHT_DECAY = 1e-4
 CHUNK = 8_192
 SAMPLES_A_CLASS = 64
-LOOKED_EVERY = 0.005  # seconds
 WIDE_GIGABYTES = 8.0
 WIDE_WEIGHT_DECAY = 5e-4
 
 
-def write_head(folder: Path, n: int, d: int, m: int, *, seed: int = 0, weight_decay: float = WEIGHT_DECAY) -> Path:
-    """Confident, partly wrong predictions on features whose spectrum falls as 1/k; fewer records are the first ones."""
-    generator = torch.Generator().manual_seed(seed)
-    folder.mkdir()
-    spectrum = torch.arange(1, d + 1).float().rsqrt()
-    turn = torch.linalg.qr(torch.randn(d, d, generator=generator))[0]
-    centres = torch.randn(m, d, generator=generator) * spectrum
-    features = np.lib.format.open_memmap(folder / "features.npy", "w+", np.float32, (n, d))
-    targets, labels = np.empty(n, dtype=np.int64), torch.empty(n, dtype=torch.int64)
+def fill_head(features: torch.Tensor, m: int, margin: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Fill features (n, d) whose spectrum falls as 1/k, in clusters by class, and return targets, one in ten of them
+    wrong, and the weight and bias of a head whose own outputs exceed the others by `margin`.
+
+    The first records do not depend on how many there are.
+    """
+    (n, d), device = features.shape, features.device
+    generator = torch.Generator(device).manual_seed(0)
+    normal = partial(torch.randn, generator=generator, device=device)
+    classes = partial(torch.randint, m, (CHUNK,), generator=generator, device=device)
+    spectrum = torch.arange(1, d + 1, device=device).float().rsqrt()
+    turn, centres = torch.linalg.qr(normal(d, d))[0], normal(m, d) * spectrum
+    targets, labels = (torch.empty(n, dtype=torch.int64, device=device) for _ in range(2))
     for start in range(0, n, CHUNK):
-        part = slice(start, min(start + CHUNK, n))
-        own = torch.randint(m, (CHUNK,), generator=generator)
-        noise = torch.randn(CHUNK, d, generator=generator)
-        wrong = torch.rand(CHUNK, generator=generator) < 0.1
-        given = torch.where(wrong, torch.randint(m, (CHUNK,), generator=generator), own)
-        rows = torch.relu(0.3 + (centres[own] + 1.2 * noise * spectrum) @ turn)
-        features[part] = rows[: part.stop - start].numpy()
-        targets[part], labels[part] = given[: part.stop - start].numpy(), own[: part.stop - start]
-    count = min(n, SAMPLES_A_CLASS * m)
-    sample, own = torch.from_numpy(np.array(features[:count])), labels[:count]
+        part, own = slice(start, min(start + CHUNK, n)), classes()
+        rows = torch.relu(0.3 + (centres[own] + 1.2 * normal(CHUNK, d) * spectrum) @ turn)
+        wrong = torch.rand(CHUNK, generator=generator, device=device) < 0.1
+        given = torch.where(wrong, classes(), own)
+        features[part], targets[part], labels[part] = (values[: part.stop - start] for values in (rows, given, own))
+    sample, own = features[: SAMPLES_A_CLASS * m], labels[: SAMPLES_A_CLASS * m]
     mean = sample.mean(0)
-    weight = torch.zeros(m, d).index_add_(0, own, sample - mean)
+    weight = torch.zeros(m, d, device=device).index_add_(0, own, sample - mean)
     weight /= torch.bincount(own, minlength=m).clamp_min(1).unsqueeze(1)
     bias = -0.5 * weight.square().sum(1) - weight @ mean
     outputs = sample[:CHUNK] @ weight.T + bias
-    scale = 8.0 / float((outputs.gather(1, own[:CHUNK].unsqueeze(1)).squeeze(1) - outputs.mean(1)).mean())
+    size = margin / float((outputs.gather(1, own[:CHUNK].unsqueeze(1)).squeeze(1) - outputs.mean(1)).mean())
+    return targets, size * weight, size * bias
+
+
+def write_head(folder: Path, n: int, d: int, m: int, *, weight_decay: float = WEIGHT_DECAY) -> Path:
+    """Write the arrays of a made head to .npy files, and return their folder."""
+    folder.mkdir()
+    features = np.lib.format.open_memmap(folder / "features.npy", "w+", np.float32, (n, d))
+    arrays = fill_head(torch.from_numpy(features), m, margin=8.0)
     features.flush()
-    np.save(folder / "targets.npy", targets)
-    np.save(folder / "weight.npy", (scale * weight).numpy())
-    np.save(folder / "bias.npy", (scale * bias).numpy())
+    for name, values in zip(("targets", "weight", "bias"), arrays, strict=True):
+        np.save(folder / f"{name}.npy", values.numpy())
     np.save(folder / "l2.npy", np.float64(weight_decay * n))
     return folder
 
 
-def audited(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
+def audited(folder: Path, scores: list[str], kind: str, options: dict[str, Any]) -> dict[str, Any]:
     """Read and audit the head in `folder`, in this process."""
     rng = np.random.default_rng(0)
     first = ga.Head(rng.normal(size=(400, 4)), rng.normal(size=(400, 3)), rng.integers(0, 3, 400), "cross_entropy")
-    scores, kind = options.pop("scores"), options.pop("curvature")
     curvature = Dense(**options) if kind == "dense" else Sketch(**options)
     ga.audit(first, scores=scores, curvature=Dense() if kind == "dense" else Sketch(**{**options, "memory": None}))
     resident, anonymous = memory("VmRSS"), memory("RssAnon")
     reset_peak_memory()
-    began, wall = time.process_time(), time.perf_counter()
-    head, _ = from_file(folder)
-    table = ga.audit(head, scores=scores, curvature=curvature)
-    seconds, wall = time.process_time() - began, time.perf_counter() - wall
+
+    def audit() -> tuple[ga.Head, ScoreTable]:
+        head, _ = from_file(folder)
+        return head, ga.audit(head, scores=scores, curvature=curvature)
+
+    ((head, table), seconds), wall = timed(lambda: cpu_timed(audit))
     report = table.meta.curvature.to_json()
     told = ("parameters", "precision", "preconditioner", "probes_at_once", "steps", "residual", "solved_exactly")
     arrays = [*table.scores.values(), *table.attributes.values(), table.ids]
@@ -107,27 +111,14 @@ def audited(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def alone(folder: Path, threads: int, **options: Any) -> dict[str, Any]:
-    """`audited` in a process of its own, whose memory without the pages of files is looked at from here."""
-    command = [sys.executable, __file__, "--in-this-process", str(folder), json.dumps(options)]
-    environ = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-    peak = 0
-    with tempfile.TemporaryFile("w+") as out:
-        process = subprocess.Popen(command, stdout=out, env=environ)
-        while process.poll() is None:
-            peak = max(peak, memory("RssAnon", process.pid))
-            time.sleep(LOOKED_EVERY)
-        if process.returncode:
-            raise SystemExit(process.returncode)
-        out.seek(0)
-        found: dict[str, Any] = json.loads(out.read())
-    found["peak_anonymous_megabytes"] = megabytes(peak)
-    print(
-        f"  n={found['records']:<9,d} m={found['classes']:<6,d} {found['cpu_seconds']:10.2f} CPU s "
-        f"{found['peak_megabytes']:9.1f} MB peak ({found['peak_anonymous_megabytes']:.1f} without files, "
-        f"{found['resident_before_megabytes']:.1f} before, table {found['table_megabytes']:.1f})  {found['curvature']}",
-        flush=True,
+def measured(folder: Path, threads: int, scores: list[str], kind: str, **options: Any) -> dict[str, Any]:
+    """`audited` in a process of its own, whose memory without the pages of files is watched from here."""
+    peaks: list[int] = []
+    found = alone(
+        audited, folder, scores, kind, options, threads=threads, watch=lambda run: peaks.append(memory("RssAnon", run))
     )
+    found["peak_anonymous_megabytes"] = megabytes(max(peaks))
+    print(" ", json.dumps(found), flush=True)
     return found
 
 
@@ -137,13 +128,11 @@ def records(folder: Path, threads: int, small: bool) -> dict[str, Any]:
     heads = [write_head(folder / f"records-{n}", n, 64, 10) for n in sizes]
     results: dict[str, Any] = {}
     kinds: dict[str, dict[str, Any]] = {"dense": {}, "sketch": {"probes": 64}}
+    scores = ["loss", "influence", "newton", "leverage"]
     for kind, options in kinds.items():
-        print(f"records, {kind}:")
-        options = {**options, "scores": ["loss", "influence", "newton", "leverage"], "l2_sensitivity": False}
-        runs = [alone(head, threads, curvature=kind, **options) for head in heads]
+        runs = [measured(head, threads, scores, kind, l2_sensitivity=False, **options) for head in heads]
         results[kind] = {"runs": runs, "exponent_of_cpu_seconds": exponent(runs[1:], "records", "cpu_seconds")}
         results[kind] |= growth(runs[1], runs[-1])
-        print(f"  {json.dumps({name: value for name, value in results[kind].items() if name != 'runs'})}", flush=True)
     return results
 
 
@@ -162,29 +151,26 @@ def growth(less: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
 
 def classes(folder: Path, threads: int, small: bool) -> dict[str, Any]:
     """Time and memory of a sketch as classes grow."""
-    print("classes, sketch:")
     runs = []
     for m in [10, 30, 100] if small else [10, 30, 100, 300, 1_000]:
         head = write_head(folder / f"classes-{m}", 4_000, 32, m)
-        found = alone(head, threads, scores=["influence", "newton"], curvature="sketch", probes=64)
+        found = measured(head, threads, ["influence", "newton"], "sketch", probes=64)
         found["added_megabytes"] = round(found["peak_megabytes"] - found["resident_before_megabytes"], 1)
         runs.append(found)
     results: dict[str, Any] = {"runs": runs}
     for name in ("cpu_seconds", "added_megabytes"):
         results[f"exponent_of_{name}"] = exponent(runs, "classes", name)
         results[f"exponent_of_{name}_from_100"] = exponent(runs[2:], "classes", name) if not small else None
-    print(f"  {json.dumps({name: value for name, value in results.items() if name != 'runs'})}", flush=True)
     return results
 
 
 def wide(folder: Path, threads: int, small: bool) -> dict[str, Any]:
     """Ten thousand classes on a CPU."""
-    print("wide, sketch:")
     n, m = (2_000, 2_000) if small else (50_000, 10_000)
     head = write_head(folder / "wide", n, 256, m, weight_decay=WIDE_WEIGHT_DECAY)
-    options = {"scores": ["influence", "newton"], "curvature": "sketch", "probes": 32, "memory": WIDE_GIGABYTES}
-    found = alone(head, threads, **options)
-    return {**options, **found, "within_8_gigabytes": found["peak_megabytes"] <= WIDE_GIGABYTES * 1e3}
+    scores, options = ["influence", "newton"], {"probes": 32, "memory": WIDE_GIGABYTES}
+    found = measured(head, threads, scores, "sketch", **options)
+    return {"scores": scores, **options, **found, "within_8_gigabytes": found["peak_megabytes"] <= WIDE_GIGABYTES * 1e3}
 
 
 def exponent(runs: list[dict[str, Any]], size: str, value: str) -> float:
@@ -197,27 +183,17 @@ def megabytes(size: int) -> float:
     return round(size / 1e6, 2)
 
 
+PARTS = {"records": records, "classes": classes, "wide": wide}
+
+
 def main() -> None:
-    stages = {"records": records, "classes": classes, "wide": wide}
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("out", type=Path, nargs="?")
-    parser.add_argument("chosen", nargs="*", metavar="|".join(stages))
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--small", action="store_true")
-    parser.add_argument("--in-this-process", nargs=2, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.in_this_process:
-        folder, options = arguments.in_this_process
-        print(json.dumps(audited(Path(folder), json.loads(options))))
-        return
-    if arguments.out is None or not set(arguments.chosen) <= set(stages):
-        parser.error(f"OUT.json, then any of {', '.join(stages)}")
-    results = read_json(arguments.out)
-    for name in arguments.chosen or stages:
+    options = read_options(__doc__, "scale.json", parts=PARTS, threads=1, small=False)
+
+    def measure(name: str) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
-            found = stages[name](Path(folder), arguments.threads, arguments.small)
-        results[name] = {"environment": environment("cpu", "scipy"), "threads": arguments.threads, **found}
-        write_json(arguments.out, results)
+            return {"threads": options.threads, **PARTS[name](Path(folder), options.threads, options.small)}
+
+    write_parts(options.out, options.parts, measure, "scipy")
 
 
 if __name__ == "__main__":

@@ -21,29 +21,29 @@ Halves of N records vary less than new draws would: 1 − n/N = ½ of the varian
 Standard errors are over pairs of refits, with the tests as they are. Slopes: least squares with an intercept through
 the ten deciles of predicted risk.
 
-    python benchmarks/theory_calibration.py housing --data DIR
-    python benchmarks/theory_calibration.py classes --data DIR --truth DIR
+    python -m benchmarks.theory_calibration --parts housing --data DIR
+    python -m benchmarks.theory_calibration --parts classes --data DIR --truth DIR
+
+--data holds california_housing.npz and adult.data.gz, --truth *_cnn_truth.npz and *_cnn_target_*.npz.
 """
 
 from __future__ import annotations
 
 import argparse
-import gzip
-import json
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from measuring import RESULTS, ROOT, environment, read_json, write_json
-from measuring import digits as number
-from scipy.special import expit
+from sklearn.linear_model import LogisticRegression
 
 import giveaway as ga
+from benchmarks import data as sets
+from benchmarks.drawing import panels, publish
+from benchmarks.measuring import ROOT, read_options, write_parts
+from benchmarks.measuring import digits as number
 from giveaway.attacks.lira import lira, lira_within
 from giveaway.attacks.shadow_store import balanced_membership, model_membership
 from giveaway.auditing.scoring import LoadedSpan, record_spans
@@ -52,8 +52,7 @@ from giveaway.curvature.dense import DenseCurvature
 from giveaway.evaluation import effect_sizes, recall_at, spearman, success_rate
 from giveaway.linalg.processes import in_threads
 from giveaway.records import Signals
-from giveaway.reporting.picture import COLOURS, GREY, PALE, new_picture, save_figure
-from giveaway.reporting.picture import blank as panel
+from giveaway.reporting.picture import COLOURS, GREY, PALE
 from giveaway.scores.formulas import newton as newton_score
 from giveaway.scores.predicted import LARGEST_LEVERAGE, LEAST_SPREAD, ingredients, predict
 from giveaway.theory.random_design import random_design
@@ -75,26 +74,20 @@ class Refits:
     residual: np.ndarray
     role: np.ndarray
 
-    def rows(self, which: np.ndarray) -> Refits:
-        return Refits(self.residual[which], self.role[which])
-
 
 # --- California Housing
 
 
 def housing(folder: Path, options: argparse.Namespace) -> tuple[dict, Figure]:
-    with np.load(folder / "california_housing.npz") as stored:
-        x, y = standardized(stored["X"]), stored["y"]
-    x = np.column_stack([x, np.ones(len(x))])
+    x, y = sets.housing(folder)
+    x = np.column_stack([standardized(x), np.ones(len(x))])
     results, drawn = {}, {}
     for name, part in (("halves", halves), ("small", small), ("normal", small)):
-        began = time.perf_counter()
         records = (x, y) if name != "normal" else normal_records()
         refits, predicted, about = part(*records, options)
         if name == "normal":
             predicted["with_true_values"] = true_tpr(*records, predicted["record"])
-        results[name], drawn[name] = calibrated(refits, predicted, about, options.ceiling_splits)
-        results[name]["seconds"] = round(time.perf_counter() - began, 1)
+        results[name], drawn[name] = calibrated(refits, predicted, about)
     return results, housing_figure(drawn)
 
 
@@ -244,26 +237,24 @@ def free(seen: np.ndarray, role: np.ndarray, residual: np.ndarray) -> np.ndarray
     return 0.5 * ((residual - mean_in) / sd_in) ** 2 - 0.5 * ((residual - mean) / sd) ** 2
 
 
-def calibrated(refits: Refits, predicted: dict, about: dict, splits: int) -> tuple[dict, dict]:
+def calibrated(refits: Refits, predicted: dict, about: dict) -> tuple[dict, dict]:
     expected = predicted["predicted"]
     groups = risk_groups(expected)
-    names = list(groups)
     sd = side_moments(refits.residual, refits.role == OUT)[1]
     rows = [
         {
             "group": name,
             "records": len(which),
             "leverage": number(predicted["leverage"][which].mean()),
-            "spread_measured_over_predicted_25_50_75": [
-                number(v) for v in np.quantile(sd[which] / predicted["spread"][which], [0.25, 0.5, 0.75])
-            ],
+            "spread_measured_over_predicted_25_50_75": number(
+                np.quantile(sd[which] / predicted["spread"][which], [0.25, 0.5, 0.75]).tolist()
+            ),
             "predicted": number(expected[which].mean()),
             "predicted_halves": number(predicted["predicted_halves"][which].mean()),
         }
         for name, which in groups.items()
     ]
     result: dict[str, Any] = {**about, "alpha": ALPHA, "records": len(expected), "fpr": FPR, "groups": rows}
-    everyone = slice(None)
     for test in (tied, free):
         hits = attack(refits, test)
         tpr, fpr = rates(hits, refits.role, IN, groups), rates(hits, refits.role, OUT, groups)  # (pairs, groups)
@@ -284,16 +275,15 @@ def calibrated(refits: Refits, predicted: dict, about: dict, splits: int) -> tup
             excess = rates(hits, refits.role, IN, deciles) - rates(hits, refits.role, OUT, deciles)
             weights = slope_weights([true[which].mean() for which in deciles.values()])
             slopes["tpr_less_fpr_on_prediction_with_true_values"] = with_error(excess @ weights)
-        whole = per_record(hits, refits.role, everyone)
+        whole = per_record(hits, refits.role)
         result[test.__name__] = {
             "slopes_through_deciles": slopes,
             "spearman_of_deciles": number(spearman(np.arange(10), (tpr - fpr).mean(0)[:10])),
             "spearman_per_record": number(spearman(expected, whole)),
             "spearman_of_leverage_per_record": number(spearman(predicted["leverage"], whole)),
-            "noise_ceiling": ceiling(refits, test, splits),
+            "noise_ceiling": ceiling(refits, test),
         }
-    drawn = {name: row for name, row in zip(names, rows, strict=True)}
-    return result, drawn
+    return result, dict(zip(groups, rows, strict=True))
 
 
 def slope_weights(at: Sequence[float]) -> np.ndarray:
@@ -302,29 +292,32 @@ def slope_weights(at: Sequence[float]) -> np.ndarray:
     return away / (away @ away)
 
 
-def per_record(hits: np.ndarray, role: np.ndarray, models: Any) -> np.ndarray:
+def per_record(hits: np.ndarray, role: np.ndarray) -> np.ndarray:
     """Each record's TPR less its FPR."""
-    accused = hits[models]
-    inside, outside = role[models] == IN, role[models] == OUT
-    return (accused & inside).sum(0) / inside.sum(0) - (accused & outside).sum(0) / outside.sum(0)
+    inside, outside = role == IN, role == OUT
+    return (hits & inside).sum(0) / inside.sum(0) - (hits & outside).sum(0) / outside.sum(0)
 
 
-def ceiling(refits: Refits, test: Callable[..., np.ndarray], splits: int) -> dict:
-    """Rank correlation per record of two halves of the refits, each attacked by itself, and what follows for all.
+def ceiling(refits: Refits, test: Callable[..., np.ndarray]) -> dict:
+    """How well a prediction could correlate with what two halves of the refits say, each attacked by itself."""
+    sides = []
+    for models in half_pairs(len(refits.residual)):
+        part = Refits(refits.residual[models], refits.role[models])
+        sides.append(per_record(attack(part, test), part.role))
+    return reliability(*sides)
 
-    Spearman and Brown: all refits together have reliability 2r/(1 + r), and no prediction correlates with them by more
-    than its root.
-    """
-    pairs = len(refits.residual) // 2
-    found = []
-    for split in range(splits):
-        order = np.random.default_rng(split).permutation(pairs)
-        sides = []
-        for own in (order[: pairs // 2], order[pairs // 2 :]):
-            part = refits.rows(np.column_stack([2 * own, 2 * own + 1]).ravel())
-            sides.append(per_record(attack(part, test), part.role, slice(None)))
-        found.append(spearman(*sides))
-    r = float(np.mean(found))
+
+def half_pairs(models: int) -> list[np.ndarray]:
+    """The models of a random half of the pairs, and those of the others."""
+    order = np.random.default_rng(0).permutation(models // 2)
+    halves = (order[: models // 4], order[models // 4 :])
+    return [np.column_stack([2 * own, 2 * own + 1]).ravel() for own in halves]
+
+
+def reliability(one: np.ndarray, other: np.ndarray) -> dict:
+    """Rank correlation r of two halves. Both together have reliability 2r/(1 + r) (Spearman and Brown), and no
+    prediction correlates with them by more than its root."""
+    r = spearman(one, other)
     return {"between_halves": number(r), "ceiling": number(np.sqrt(max(2 * r / (1 + r), 0.0)))}
 
 
@@ -351,25 +344,21 @@ def risk_groups(expected: np.ndarray) -> dict[str, np.ndarray]:
 def classes(folder: Path, options: argparse.Namespace) -> tuple[dict, Figure]:
     results, drawn = {}, {}
     for name in ("cifar10_cnn", "bloodmnist_cnn"):
-        with np.load(options.truth / f"{name}_truth.npz") as stored:
-            truth = {key: stored[key].astype(np.float64) for key in ("attack_success_rate", "effect_size")}
+        success, effect = sets.arrays(options.truth / f"{name}_truth.npz", "attack_success_rate", "effect_size")
         signals = next(options.truth.glob(f"{name}_signals*.npz"), None)
         for target in (200, 201):
-            began = time.perf_counter()
-            with np.load(options.truth / f"{name}_target_{target}.npz") as stored:
-                features, weight, bias = (stored[key].astype(np.float64) for key in ("features", "weight", "bias"))
-                index, labels = stored["index"], stored["targets"].astype(np.int64)
+            key, names = f"{name} {target}", ("features", "weight", "bias", "index", "targets")
+            features, weight, bias, index, labels = sets.arrays(options.truth / f"{name}_target_{target}.npz", *names)
+            features, weight, bias = (values.astype(np.float64) for values in (features, weight, bias))
             outputs = features @ weight.T + bias
-            head = ga.Head(features, outputs, labels, "cross_entropy", l2=0.01, weight=weight, bias=bias)
-            measured = {"success": truth["attack_success_rate"][index], "effect": truth["effect_size"][index]}
-            key = f"{name} {target}"
+            head = ga.Head(
+                features, outputs, labels.astype(np.int64), "cross_entropy", l2=0.01, weight=weight, bias=bias
+            )
+            measured = {"success": success[index].astype(np.float64), "effect": effect[index].astype(np.float64)}
             results[key], drawn[key] = compared(head, measured)
             if signals is not None:
                 results[key]["mean_success_with_own_and_with_other_references"] = left_out_success(signals, index)
-            results[key]["seconds"] = round(time.perf_counter() - began, 1)
-    began = time.perf_counter()
     results["adult"], drawn["adult"] = adult(folder, options.refits)
-    results["adult"]["seconds"] = round(time.perf_counter() - began, 1)
     return results, classes_figure(drawn)
 
 
@@ -445,26 +434,24 @@ def prediction_parts(head: ga.Head) -> tuple[np.ndarray, np.ndarray]:
 
 def left_out_success(file: Path, index: np.ndarray) -> list[float]:
     """Mean success of LiRA over the target's records, each model with all as its references and with all others."""
-    with np.load(file) as stored:
-        phi = stored["phi"][:200].astype(np.float64)
-        members = np.unpackbits(stored["members"], axis=1)[:200, : phi.shape[1]].astype(bool)
+    phi, members = (values[:200] for values in sets.arrays(file, "phi", "members"))
+    members = np.unpackbits(members, axis=1)[:, : phi.shape[1]].astype(bool)
     own = index[index < phi.shape[1]]
-    signals = Signals(phi[:, own], members[:, own], kind="phi")
+    signals = Signals(phi[:, own].astype(np.float64), members[:, own], kind="phi")
     return [number(success_rate(lira_within(signals, leave_out=left)).mean()) for left in (False, True)]
 
 
 def adult(folder: Path, refits: int) -> tuple[dict, tuple]:
-    x, y = adult_records(folder / "adult.data.gz", 2_000)
+    x, y = adult_records(folder, 2_000)
     n, l2 = len(x), 1.0
     members = balanced_membership(refits, n, seed=0)
     fits = [logistic(x[own], y[own], l2) for own in members]
     phi = np.stack([(2 * y - 1) * (x @ fit[:-1] + fit[-1]) for fit in fits])
     audited = np.flatnonzero(model_membership(FIRST_TARGET, n, seed=0))
     signals = Signals(phi[:, audited], members[:, audited], kind="phi")
-    pairs = np.arange(refits) // 2
     found = effect_sizes(signals)
     measured = {
-        "success": crossed_success(signals, pairs % 2 == 0),
+        "success": crossed_success(signals, np.arange(refits) // 2 % 2 == 0),
         "effect": found.effect_size,
         "gap": found.mean_in - found.mean_out,
         "sd_in": found.deviation_in,
@@ -482,7 +469,12 @@ def adult(folder: Path, refits: int) -> tuple[dict, tuple]:
         bias=own[-1:],
     )
     result, drawn = compared(head, measured)
-    result["noise_ceiling"] = classes_ceiling(signals, pairs)
+    halves = [signals.of_models(own) for own in half_pairs(refits)]
+    by_half = {
+        "success": [crossed_success(half, np.arange(half.models) // 2 % 2 == 0) for half in halves],
+        "effect": [effect_sizes(half).effect_size for half in halves],
+    }
+    result["noise_ceiling"] = {name: reliability(*sides) for name, sides in by_half.items()}
     about = {
         "refits": refits,
         "features": x.shape[1],
@@ -502,61 +494,17 @@ def crossed_success(signals: Signals, first: np.ndarray) -> np.ndarray:
     return (sides[0] * first.sum() + sides[1] * (~first).sum()) / len(first)
 
 
-def classes_ceiling(signals: Signals, pairs: np.ndarray) -> dict:
-    """As `ceiling`, for success and for effect size; one split."""
-    count = pairs[-1] + 1
-    order = np.random.default_rng(0).permutation(count)
-    success, effect = [], []
-    for own in (order[: count // 2], order[count // 2 :]):
-        part = signals.of_models(np.column_stack([2 * own, 2 * own + 1]).ravel())
-        success.append(crossed_success(part, np.arange(part.models) // 2 % 2 == 0))
-        effect.append(effect_sizes(part).effect_size)
-    result = {}
-    for name, sides in (("success", success), ("effect", effect)):
-        r = spearman(*sides)
-        result[name] = {"between_halves": number(r), "ceiling": number(np.sqrt(max(2 * r / (1 + r), 0.0)))}
-    return result
-
-
-def adult_records(file: Path, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """`count` drawn records: numbers and one-hot categories ("?" is one), columns standardized over those drawn."""
-    with gzip.open(file, "rt", encoding="utf-8") as stream:
-        rows = [line.strip().split(", ") for line in stream if line.strip()]
-    rng = np.random.default_rng(0)
-    drawn = [rows[place] for place in rng.choice(len(rows), count, replace=False)]
-    columns = list(zip(*drawn, strict=True))
-    features = []
-    for number_of, column in enumerate(columns[:-1]):
-        if number_of in (0, 2, 4, 10, 11, 12):
-            features.append(np.array(column, dtype=np.float64))
-        else:
-            names = np.array(column)
-            features += [(names == name).astype(np.float64) for name in np.unique(names)]
-    return standardized(np.column_stack(features)), np.array([label.startswith(">") for label in columns[-1]], int)
+def adult_records(folder: Path, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """`count` drawn records: numbers and one-hot categories, columns standardized over those drawn."""
+    columns, labels = sets.adult(folder)
+    drawn = np.random.default_rng(0).choice(len(labels), count, replace=False)
+    return standardized(np.hstack(sets.adult_matrices(columns[drawn]))), labels[drawn]
 
 
 def logistic(x: np.ndarray, y: np.ndarray, l2: float) -> np.ndarray:
     """Weights and then the bias, which is not penalized, of Σ loss + ½·l2·‖w‖² at its minimum."""
-    design = np.column_stack([x, np.ones(len(x))])
-    penalty = np.full(design.shape[1], l2)
-    penalty[-1] = 0.0
-
-    def objective(theta: np.ndarray) -> float:
-        logits = design @ theta
-        return float(np.logaddexp(0, logits).sum() - y @ logits + 0.5 * penalty @ theta**2)
-
-    theta, value = np.zeros(design.shape[1]), np.inf
-    for _ in range(100):
-        p = expit(design @ theta)
-        gradient = design.T @ (p - y) + penalty * theta
-        if np.abs(gradient).max() < 1e-8 * len(x):
-            return theta
-        step = np.linalg.solve(design.T * (p * (1 - p)) @ design + np.diag(penalty), gradient)
-        size, value = 1.0, objective(theta)
-        while objective(theta - size * step) > value + 1e-9 and size > 1e-6:
-            size /= 2
-        theta = theta - size * step
-    raise RuntimeError("logistic regression has not converged")
+    model = LogisticRegression(C=1 / l2, solver="newton-cholesky", tol=1e-8, max_iter=1_000).fit(x, y)
+    return np.append(model.coef_[0], model.intercept_)
 
 
 def standardized(x: np.ndarray) -> np.ndarray:
@@ -573,7 +521,7 @@ def housing_figure(drawn: dict[str, dict]) -> Figure:
         "small": f"Housing, {SMALL} records",
         "normal": f"Normal records, {SMALL} of them",
     }
-    figure, plots = blank((11.0, 7.0), [titles[name] for name in drawn], rows=2)
+    figure, plots = panels((11.0, 7.0), [titles[name] for name in drawn] + [""] * len(drawn), len(drawn))
     for place, (name, rows) in enumerate(drawn.items()):
         column = "predicted_halves" if name == "halves" else "predicted"
         keys = list(rows)
@@ -601,7 +549,7 @@ def classes_figure(drawn: dict[str, tuple]) -> Figure:
         "bloodmnist_cnn 200": "BloodMNIST, network",
         "adult": "Adult, logistic regression",
     }
-    figure, plots = blank((11.0, 4.0), list(titles.values()))
+    figure, plots = panels((11.0, 4.0), list(titles.values()))
     rng = np.random.default_rng(0)
     for axes, key in zip(plots, titles, strict=True):
         _, fewer, measured, rows = drawn[key]
@@ -621,13 +569,6 @@ def classes_figure(drawn: dict[str, tuple]) -> Figure:
     return figure
 
 
-def blank(size: tuple[float, float], titles: Sequence[str], *, rows: int = 1) -> tuple[Figure, list[Any]]:
-    figure = new_picture(size)
-    shown = [*titles, *[""] * ((rows - 1) * len(titles))]
-    add = partial(figure.add_subplot, rows, len(titles))
-    return figure, [panel(title, size, add(place + 1))[1] for place, title in enumerate(shown)]
-
-
 def with_error(values: np.ndarray) -> list[float]:
     """Mean over pairs of refits, and its standard error."""
     return [number(values.mean()), number(values.std(ddof=1) / np.sqrt(len(values)))]
@@ -637,28 +578,24 @@ PARTS: dict[str, Callable[[Path, argparse.Namespace], tuple[dict, Figure]]] = {"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("part", choices=["all", *PARTS])
-    parser.add_argument("--data", type=Path, required=True, help="folder of california_housing.npz and adult.data.gz")
-    parser.add_argument("--truth", type=Path, help="folder of *_cnn_truth.npz and *_cnn_target_*.npz, for classes")
-    parser.add_argument("--refits", type=int, default=400, help="on random halves")
-    parser.add_argument("--pairs", type=int, default=800, help="of refits on 200 records, with and without each")
-    parser.add_argument("--ceiling-splits", type=int, default=1)
-    parser.add_argument("--images", type=Path, default=ROOT / "docs" / "images")
-    parser.add_argument("--out", type=Path, default=RESULTS / "theory_calibration.json")
-    options = parser.parse_args()
-    if options.part != "housing" and options.truth is None:
-        parser.error("classes: pass --truth, the folder of the truth files")
-    results = read_json(options.out)
-    results["environment"] = environment("cpu", "scipy")
-    options.images.mkdir(parents=True, exist_ok=True)
-    for name in PARTS if options.part == "all" else [options.part]:
-        began = time.perf_counter()
-        results[name], figure = PARTS[name](options.data, options)
-        results[name]["seconds"] = round(time.perf_counter() - began, 1)
-        save_figure(figure, options.images / f"theory_calibration_{name}.png")
-        write_json(options.out, results)
-        print(name, json.dumps(results[name], indent=1), flush=True)
+    options = read_options(
+        __doc__,
+        "theory_calibration.json",
+        needs=("data",),
+        parts=PARTS,
+        data=Path,
+        truth=Path,
+        refits=400,  # on random halves
+        pairs=800,  # of refits on 200 records, with and without each
+        images=ROOT / "docs" / "images",
+    )
+
+    def measure(name: str) -> dict[str, Any]:
+        found, figure = PARTS[name](options.data, options)
+        publish(figure, options.images / f"theory_calibration_{name}.png")
+        return found
+
+    write_parts(options.out, options.parts, measure, "scipy")
 
 
 if __name__ == "__main__":

@@ -1,25 +1,21 @@
 """The figures of both leverage papers' theory, redrawn into docs/images.
 
-python benchmarks/theory_figures.py [--images docs/images]
+python -m benchmarks.theory_figures [--images docs/images]
 """
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
-
+from benchmarks.drawing import publish
+from benchmarks.measuring import ROOT, read_options
 from giveaway.figures import gap_map
 from giveaway.reporting.figures import tradeoff_curves
-from giveaway.reporting.picture import save_figure
 from giveaway.theory import fixed_design, random_design
 
 FREEDOM = 100
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--images", type=Path, default=Path(__file__).parent.parent / "docs" / "images")
-    images = parser.parse_args().images
+    images = read_options(__doc__, images=ROOT / "docs" / "images").images
     figures = {
         "theory_fixed_design": tradeoff_curves(
             {f"h = {h:g}": fixed_design.tradeoff(h) for h in (0.1, 0.3, 0.5, 0.7, 0.9)},
@@ -42,8 +38,7 @@ def main() -> None:
         ),
     }
     for name, figure in figures.items():
-        save_figure(figure, images / f"{name}.png")
-        (images / f"{name}.png").chmod(0o644)
+        publish(figure, images / f"{name}.png")
 
 
 if __name__ == "__main__":

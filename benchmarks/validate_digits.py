@@ -6,27 +6,25 @@ form, where the folder GIVEAWAY_SHARED (or ../shared) holds data/california_hous
 over targets of each score's agreement with LiRA's effect size, wall-clock seconds of both sides, and the factor of the
 stacked engine over one model at a time.
 
-    python benchmarks/validate_digits.py [--models 200] [--targets 16] [--out benchmarks/results/validate_digits.json]
+    python -m benchmarks.validate_digits [--models 200] [--targets 16] [--out FILE.json]
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import tempfile
-import time
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from measuring import RESULTS, environment, write_json
 from sklearn.datasets import load_digits
 from sklearn.linear_model import Ridge
-from sklearn.preprocessing import scale
 from torch.utils.data import TensorDataset
 
 import giveaway as ga
+from benchmarks import data as sets
+from benchmarks.measuring import read_options, timed, write_result
 from giveaway.attacks.recipes import RECIPES
 from giveaway.attacks.shadow_store import balanced_membership, model_seed
 from giveaway.attacks.stacked import EpochBatches, Training, seeded_model
@@ -40,21 +38,19 @@ def digits(models: int, targets: int, folder: Path) -> dict:
     data = load_digits()
     x, y = (data.data / 16.0).astype(np.float32), data.target
     recipe = RECIPES["mlp"]
-    began = time.perf_counter()
-    signals = ga.attacks.train_recipe("mlp", x, y, models=models, folder=folder, kind="phi")
-    stacked = time.perf_counter() - began
+    make = partial(recipe.build, x.shape[1:], 10)
+    signals, stacked = timed(lambda: ga.attacks.train_recipe("mlp", x, y, models=models, folder=folder, kind="phi"))
     inputs, labels = torch.from_numpy(x), torch.from_numpy(y)
     members = balanced_membership(targets, len(x), seed=0, first=FIRST_TARGET)
     alone, audits, tables = 0.0, 0.0, []
     for number, own in enumerate(members):
-        rows = np.flatnonzero(own)
-        began = time.perf_counter()
-        seed = model_seed(FIRST_TARGET + number, seed=0)
-        model = one_model(partial(recipe.build, x.shape[1:], 10), inputs, labels, rows, recipe.training, seed)
-        alone += time.perf_counter() - began
-        began = time.perf_counter()
-        table = ga.audit(ga.from_torch(model, TensorDataset(inputs[rows], labels[rows]), l2=0.01))
-        audits += time.perf_counter() - began
+        rows, seed = np.flatnonzero(own), model_seed(FIRST_TARGET + number, seed=0)
+        train = partial(one_model, make, inputs, labels, rows, recipe.training, seed)
+        model, seconds = timed(train)
+        alone += seconds
+        data = TensorDataset(inputs[rows], labels[rows])
+        table, seconds = timed(lambda model=model, data=data: ga.audit(ga.from_torch(model, data, l2=0.01)))
+        audits += seconds
         tables.append((table, rows))
     return {
         **agreement(tables, signals),
@@ -82,19 +78,16 @@ def one_model(make, x, y, rows: np.ndarray, training: Training, seed: int) -> to
     return model
 
 
-def housing(file: Path, models: int, targets: int, folder: Path) -> dict:
-    stored = np.load(file)
-    x, y = scale(stored["X"]), scale(stored["y"])
-    began = time.perf_counter()
-    signals = ga.attacks.train_recipe("ridge", x, y, models=models, folder=folder)
-    shadows = time.perf_counter() - began
+def housing(data: Path, models: int, targets: int, folder: Path) -> dict:
+    x, y = (sets.standardized(values) for values in sets.housing(data))
+    signals, shadows = timed(lambda: ga.attacks.train_recipe("ridge", x, y, models=models, folder=folder))
     tables, audits = [], 0.0
     for own in balanced_membership(targets, len(x), seed=0, first=FIRST_TARGET):
         rows = np.flatnonzero(own)
         model = Ridge(alpha=1.0).fit(x[rows], y[rows])
-        began = time.perf_counter()
-        tables.append((ga.audit(ga.from_sklearn(model, x[rows], y[rows])), rows))
-        audits += time.perf_counter() - began
+        table, seconds = timed(lambda model=model, own=rows: ga.audit(ga.from_sklearn(model, x[own], y[own])))
+        tables.append((table, rows))
+        audits += seconds
     seconds = {"shadow_models": round(shadows, 1), "one_audit": round(audits / targets, 3)}
     return {**agreement(tables, signals), "seconds": seconds}
 
@@ -121,22 +114,16 @@ def agreement(tables: list, signals: Signals) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", type=int, default=200)
-    parser.add_argument("--targets", type=int, default=16)
-    parser.add_argument("--out", type=Path, default=RESULTS / "validate_digits.json")
-    options = parser.parse_args()
-    shared = Path(os.environ.get("GIVEAWAY_SHARED", Path(__file__).parents[2] / "shared"))
-    file = shared / "data" / "california_housing.npz"
+    options = read_options(__doc__, "validate_digits.json", models=200, targets=16)
+    data = Path(os.environ.get("GIVEAWAY_SHARED", Path(__file__).parents[2] / "shared")) / "data"
+    report = {"models": options.models, "targets": options.targets}
     with tempfile.TemporaryDirectory() as folder:
-        report = {"digits": digits(options.models, options.targets, Path(folder) / "digits")}
-        if file.is_file():
-            report["california_housing"] = housing(file, options.models, options.targets, Path(folder) / "housing")
+        report["digits"] = digits(options.models, options.targets, Path(folder) / "digits")
+        if (data / "california_housing.npz").is_file():
+            report["california_housing"] = housing(data, options.models, options.targets, Path(folder) / "housing")
         else:
-            print(f"no California Housing at {file}: set GIVEAWAY_SHARED to the folder that holds data/")
-    asked = {"models": options.models, "targets": options.targets}
-    report = {"environment": environment("cpu", "scikit-learn"), **asked, **report}
-    write_json(options.out, report, show=True)
+            print(f"no California Housing in {data}: set GIVEAWAY_SHARED to the folder that holds data/")
+    write_result(options.out, report, "scikit-learn")
 
 
 if __name__ == "__main__":
