@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 from giveaway.network import GaussNewton, InverseCurvature, Jacobian, Network, sketch_records
-from giveaway.network import formed as module
-from giveaway.network.formed import MOVED, FormedJacobian, FormingPlan, LayerCost, multiplied_out
-from giveaway.network.layers import ByLayers
+from giveaway.network import layers as module
+from giveaway.network.layers import MOVED, ByLayers, FormedJacobian, FormingPlan, LayerCost, multiplied_out
 from tests.network.cases import M, dense, made
 
 N = 9
@@ -258,7 +257,7 @@ def test_sketch_and_preconditioner_go_the_same_way(monkeypatch):
     for forming in (True, False):
         network = Network(case[0], case[1:], loss="cross_entropy")
         if not forming:
-            monkeypatch.setattr(Jacobian, "_planned", lambda self: None)
+            monkeypatch.setitem(MOVED, "cpu", 10**9)
         inverse = InverseCurvature(network, damping=1.0, tolerance=1e-11, most_steps=500)
         assert (inverse.jacobian.plan is not None) == forming
         found.append(sketch_records(inverse, probes=16, scores="influence", most_redone=0)["influence"])

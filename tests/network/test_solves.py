@@ -58,7 +58,7 @@ def test_kronecker_eigenvalues_are_the_block_s_own_along_its_directions(kind):
     factors = Kronecker(network)
     assert factors.passes == 2
     for layer in factors.layers.values():
-        names = [layer.weight, layer.bias]
+        names = layer.names
         exact = dense(model, x, y, "cross_entropy", names)
         o, i = layer.curvature.shape
         # weights then bias, as the layer's matrix with the bias as last column

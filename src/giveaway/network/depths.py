@@ -82,8 +82,9 @@ class Depths:
         limit = None if memory is None else int(1e9 * positive("memory", memory, "give gigabytes"))
         self.networks: dict[str, Network] = {}
         for depth in checked_depths("depths", depths):
-            given = _already_read(self.first) if self.networks else data
-            self.networks[depth] = Network(model, given, loss=loss, parameters=depth, dtype=dtype, memory=limit)
+            self.networks[depth] = Network(model, data, loss=loss, parameters=depth, dtype=dtype, memory=limit)
+            records = self.first.records  # as they were read; another depth has other parameters alone
+            data = (records.arguments or records.keywords, records.targets)
 
     @property
     def first(self) -> Network:
@@ -119,9 +120,3 @@ def positive(argument: str, value: Any, remedy: str) -> float:
     if number == 0:
         raise fail(argument, "a number above 0", f"{value}", remedy)
     return number
-
-
-def _already_read(network: Network) -> Any:
-    """The records of a network, for another that sees them through other parameters."""
-    records = network.records
-    return records.arguments or records.keywords, records.targets

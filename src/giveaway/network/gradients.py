@@ -1,5 +1,5 @@
-"""Derivatives of single records by vmap over records: gradients of their losses and Jacobians of their outputs; and
-TracIn, which sums what a record's own gradient steps did to its loss over checkpoints of the training."""
+"""Gradients of single records' losses and Jacobians of their outputs, by vmap over records; and TracIn, which adds up
+over the checkpoints of a training how far gradient steps on a record lowered its loss."""
 
 from __future__ import annotations
 
@@ -28,87 +28,66 @@ class RecordDerivatives:
         self._vmapped = self._check()
 
     def gradients(self, rows: Rows = None) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """∇_θ ℓ_i (b, P) with the record numbers, in pieces; by default of all records."""
-        for numbers in self._numbers(rows).split(self.network.work.rows_of_gradients()):
-            with self.network.evaluating():
-                if self._vmapped:
-                    found = self._join(self._each(self._loss, grad, numbers))
-                else:
-                    found = torch.cat([self._alone(int(i), self._gradient) for i in numbers])
-            yield numbers, found
+        """Yield ∇_θ ℓ_i (b, P) with the record numbers, in pieces; by default of all records."""
+        return self._pieces(rows, jacobians=False)
 
     def jacobians(self, rows: Rows = None) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """J_i (b, m, P) with the record numbers, in pieces."""
-        for numbers in self._numbers(rows).split(self.network.work.rows_of_gradients(self.network.m)):
-            with self.network.evaluating():
+        """Yield J_i (b, m, P) with the record numbers, in pieces; by default of all records."""
+        return self._pieces(rows, jacobians=True)
+
+    def _pieces(self, rows: Rows, *, jacobians: bool) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        network = self.network
+        for numbers in row_numbers(network, rows).split(network.work.rows_of_gradients(network.m if jacobians else 1)):
+            with network.evaluating():
                 if self._vmapped:
-                    found = self._join(self._each(self._outputs, jacrev, numbers), self.network.m)
+                    each = self._at_once(numbers, jacobians=jacobians)
                 else:
-                    found = torch.stack([self._alone(int(i), unit_vectors) for i in numbers])
-            yield numbers, found
+                    each = torch.stack([self._alone(i, jacobians=jacobians) for i in numbers.tolist()])
+            yield numbers, each
 
-    def _numbers(self, rows: Rows) -> torch.Tensor:
-        return row_numbers(self.network, rows)
-
-    def _outputs(self, values: Values, batch: RecordBatch) -> torch.Tensor:
-        return self.network.function(batch)(values)[0]
-
-    def _loss(self, values: Values, batch: RecordBatch) -> torch.Tensor:
-        return self.network.loss.value(self.network.function(batch)(values), batch.targets)[0]
-
-    def _gradient(self, f: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
-        assert targets is not None
-        return self.network.loss.gradient(f, targets).unsqueeze(0)
-
-    def _each(
-        self, function: Callable[[Values, RecordBatch], torch.Tensor], derivative: Any, numbers: torch.Tensor
-    ) -> Values:
-        batch = self.network.records.take(numbers)
+    def _at_once(self, numbers: torch.Tensor, *, jacobians: bool) -> torch.Tensor:
+        network, parameters = self.network, self.network.parameters.values
 
         def one(values: Values, arguments: tuple[torch.Tensor, ...], keywords: Values, target: torch.Tensor) -> Any:
-            alone = RecordBatch(
-                tuple(value.unsqueeze(0) for value in arguments),
-                {name: value.unsqueeze(0) for name, value in keywords.items()},
-                target.unsqueeze(0),
-            )
-            return derivative(lambda inner: function(inner, alone))(values)
+            named = {name: value.unsqueeze(0) for name, value in keywords.items()}
+            alone = RecordBatch(tuple(value.unsqueeze(0) for value in arguments), named, target.unsqueeze(0))
+            function = network.function(alone)
+            if jacobians:
+                return jacrev(lambda inner: function(inner)[0])(values)
+            return grad(lambda inner: network.loss.value(function(inner), alone.targets)[0])(values)
 
-        given = (self.network.parameters.values, batch.arguments, batch.keywords, batch.targets)
-        return vmap(one, in_dims=(None, 0, 0, 0))(*given)
+        batch = network.records.take(numbers)
+        parts = vmap(one, in_dims=(None, 0, 0, 0))(parameters, batch.arguments, batch.keywords, batch.targets)
+        shape = (len(numbers), network.m) if jacobians else (len(numbers),)
+        return torch.cat([parts[name].reshape(*shape, -1) for name in parameters], -1)
 
-    def _join(self, parts: Values, outputs: int | None = None) -> torch.Tensor:
-        rows = len(next(iter(parts.values())))
-        shape = (rows,) if outputs is None else (rows, outputs)
-        return torch.cat([parts[name].reshape(*shape, -1) for name in self.network.parameters.values], -1)
-
-    def _alone(self, number: int, cotangents: Callable[..., torch.Tensor]) -> torch.Tensor:
-        """Backward passes of one record, in the company of another: some models drop a batch dimension of one."""
+    def _alone(self, number: int, *, jacobians: bool) -> torch.Tensor:
+        """Plain backward passes of one record beside another one: some models drop a batch dimension of one."""
         other = number - 1 if number else min(1, self.network.n - 1)
         batch = self.network.records.take(torch.tensor([number, other]))
         plain = ColumnByColumn(self.network, batch)
-        u = cotangents(plain.outputs) if cotangents is unit_vectors else cotangents(plain.outputs, batch.targets)
-        u = u.clone()
+        f = plain.outputs
+        u = unit_vectors(f).clone() if jacobians else self.network.loss.gradient(f, batch.targets).unsqueeze(0)
         u[:, 1] = 0
-        return self.network.parameters.join(plain.backward(u))
+        rows = self.network.parameters.join(plain.backward(u))
+        return rows if jacobians else rows[0]
 
     def _check(self) -> bool:
         """Whether vmap gives what plain backward passes do; the first records are compared."""
-        numbers = torch.arange(min(CHECKED, self.network.n))
-        loose = 10 * torch.finfo(self.network.dtype).eps ** 0.5
-        with self.network.evaluating():
-            expected = torch.stack([self._alone(int(i), unit_vectors) for i in numbers])
+        network, numbers = self.network, torch.arange(min(CHECKED, self.network.n))
+        with network.evaluating():
+            expected = torch.stack([self._alone(i, jacobians=True) for i in numbers.tolist()])
             try:
-                found = self._join(self._each(self._outputs, jacrev, numbers), self.network.m)
-                slopes = self._join(self._each(self._loss, grad, numbers))
+                jacobians, gradients = (self._at_once(numbers, jacobians=kind) for kind in (True, False))
             except InputError:
                 raise
             except Exception as error:  # what a layer raises under a transform is up to the layer
                 self.notes.append(f"record by record: vmap is not possible for this model ({type(error).__name__})")
                 return False
-            g = self.network.loss.gradient(self.network.outputs(numbers), self.network.records.take(numbers).targets)
-        summed = (g.unsqueeze(-1) * expected).sum(1)
-        bound = loose * expected.norm()
-        if bool((found - expected).norm() <= bound) and bool((slopes - summed).norm() <= bound * g.norm().clamp_min(1)):
+            g = network.loss.gradient(network.outputs(numbers), network.records.take(numbers).targets)
+        bound = 10 * torch.finfo(network.dtype).eps ** 0.5 * expected.norm()
+        off = (gradients - (g.unsqueeze(-1) * expected).sum(1)).norm()
+        if bool((jacobians - expected).norm() <= bound) and bool(off <= bound * g.norm().clamp_min(1)):
             return True
         self.notes.append("record by record: vmap differs from plain backward passes, so it is not used")
         return False
@@ -127,35 +106,40 @@ def row_numbers(network: Network, rows: Any) -> torch.Tensor:
 
 def gradient_norm(network: Network, rows: Rows = None) -> torch.Tensor:
     """‖∇_θ ℓ_i‖ through the chosen parameters, (k,)."""
-    found = RecordDerivatives(network).gradients(rows)
-    return torch.cat([torch.linalg.vector_norm(part, dim=1) for _, part in found])
+    gradients = RecordDerivatives(network).gradients(rows)
+    return torch.cat([torch.linalg.vector_norm(part, dim=1) for _, part in gradients])
 
 
 def tracin(network: Network, checkpoints: Sequence[Checkpoint], rows: Any = None) -> torch.Tensor:
     """Σ_c η_c ‖∇ℓ_i(θ_c)‖² (k,): the self-influence of records, by default of all."""
-    total: torch.Tensor | float = 0.0
-    for at, rate in _checked(network, checkpoints):
-        parts = [part.double().square().sum(1) for _, part in RecordDerivatives(at).gradients(rows)]
-        total = total + rate * torch.cat(parts)
-    assert isinstance(total, torch.Tensor)
-    return total
+
+    def squares(at: RecordDerivatives) -> torch.Tensor:
+        return torch.cat([part.double().square().sum(1) for _, part in at.gradients(rows)])
+
+    return _over_checkpoints(network, checkpoints, squares)
 
 
 def tracin_between(network: Network, checkpoints: Sequence[Checkpoint], rows: Any, others: Any = None) -> torch.Tensor:
     """Σ_c η_c ∇ℓ_i(θ_c)ᵀ∇ℓ_j(θ_c) (k, l) of the records `rows` with `others` (by default all)."""
-    total: torch.Tensor | float = 0.0
-    for at, rate in _checked(network, checkpoints):
-        derivatives = RecordDerivatives(at)
-        own = torch.cat([part for _, part in derivatives.gradients(row_numbers(network, rows))])
-        parts = [own @ part.T for _, part in derivatives.gradients(others)]
-        total = total + rate * torch.cat(parts, 1).double()
-    assert isinstance(total, torch.Tensor)
-    return total
+
+    def products(at: RecordDerivatives) -> torch.Tensor:
+        own = torch.cat([part for _, part in at.gradients(rows)])
+        return torch.cat([own @ part.T for _, part in at.gradients(others)], 1).double()
+
+    return _over_checkpoints(network, checkpoints, products)
 
 
-def _checked(network: Network, checkpoints: Sequence[Checkpoint]) -> Iterator[tuple[Network, float]]:
+def _over_checkpoints(
+    network: Network, checkpoints: Sequence[Checkpoint], term: Callable[[RecordDerivatives], torch.Tensor]
+) -> torch.Tensor:
+    """Sum a term of every checkpoint, times its learning rate."""
     if not checkpoints:
         raise fail("checkpoints", "at least one (state_dict, learning rate)", "none", "save some during training")
+    total: torch.Tensor | None = None
     for state, rate in checkpoints:
+        at = RecordDerivatives(network.at(state))
         remedy = "pass the learning rate of that part of the training"
-        yield network.at(state), check_number("checkpoints", rate, minimum=0.0, remedy=remedy)
+        added = check_number("checkpoints", rate, minimum=0.0, remedy=remedy) * term(at)
+        total = added if total is None else total + added
+    assert total is not None
+    return total

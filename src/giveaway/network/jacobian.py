@@ -8,7 +8,7 @@ picks the first way whose products agree with plain backward passes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,8 +18,7 @@ from torch.func import jvp, vjp, vmap
 
 from giveaway.checks import InputError, fail
 from giveaway.extract.batches import RecordBatch
-from giveaway.network.formed import LEAST_ROWS, FormedJacobian, FormingPlan
-from giveaway.network.layers import ByLayers
+from giveaway.network.layers import LEAST_ROWS, ByLayers, FormedJacobian, FormingPlan
 from giveaway.network.network import Network, Values
 
 CHECKED = 3  # records of the check
@@ -86,15 +85,8 @@ class ColumnByColumn:
         return {name: torch.stack([column[name] for column in columns]) for name in self.values}
 
     def _gradients(self, u: torch.Tensor, *, create_graph: bool = False) -> Values:
-        found = torch.autograd.grad(
-            self._live,
-            list(self.values.values()),
-            u,
-            retain_graph=True,
-            create_graph=create_graph,
-            allow_unused=True,
-            materialize_grads=True,
-        )
+        options = {"retain_graph": True, "create_graph": create_graph, "allow_unused": True, "materialize_grads": True}
+        found = torch.autograd.grad(self._live, list(self.values.values()), u, **options)
         return dict(zip(self.values, found, strict=True))
 
 
@@ -105,38 +97,48 @@ WAYS: dict[str, Way] = {
 }
 
 
-def method_of(network: Network, ways: Mapping[str, Way] = WAYS) -> tuple[Way, list[str]]:
-    """The first of the ways that works for this network, and a note for each that did not."""
+def first_that_agrees(
+    network: Network, ways: Iterable[str], agrees: Callable[[str, RecordBatch], bool], truth: str
+) -> tuple[str | None, list[str]]:
+    """The first of the ways that works for this network and agrees with `truth` on a few records, and a note for each
+    that does not."""
     batch = network.records.take(slice(0, min(CHECKED, network.n)))
-    notes = []
-    for name, way in ways.items():
+    notes: list[str] = []
+    for name in ways:
         try:
             with network.evaluating():
-                agrees = _agrees(network, batch, way(network, batch))
+                if agrees(name, batch):
+                    return name, notes
+            notes.append(f"{name}: differs from {truth}, so it is not used")
         except InputError:
             raise
         except Exception as error:  # what a layer raises under a transform is up to the layer
             notes.append(f"{name}: not possible for this model ({type(error).__name__})")
-            continue
-        if agrees:
-            return way, notes
-        notes.append(f"{name}: differs from plain backward passes, so it is not used")
-    raise fail(
-        "model",
-        "layers that can be differentiated forwards, or twice backwards",
-        "; ".join(notes),
-        "choose parameters behind the layer that cannot, as parameters='head'",
+    return None, notes
+
+
+def method_of(network: Network, ways: Mapping[str, Way] = WAYS) -> tuple[Way, list[str]]:
+    """The first of the ways that works for this network, and a note for each that did not."""
+    name, notes = first_that_agrees(
+        network, ways, lambda name, batch: _agrees(network, batch, ways[name](network, batch)), "plain backward passes"
     )
+    if name is None:
+        remedy = "choose parameters behind the layer that cannot, as parameters='head'"
+        raise fail("model", "layers that can be differentiated forwards, or twice backwards", "; ".join(notes), remedy)
+    return ways[name], notes
+
+
+def random_columns(network: Network, *sizes: int) -> list[torch.Tensor]:
+    """Two random vectors (2, size) of each size, the same in every run."""
+    generator = torch.Generator().manual_seed(0)
+    drawn = (torch.randn(2, size, generator=generator, dtype=torch.float64) for size in sizes)
+    return [one.to(network.device, network.dtype) for one in drawn]
 
 
 def _agrees(network: Network, batch: RecordBatch, found: Linearization) -> bool:
     """Jᵀu against plain autograd, and J v through ⟨u, J v⟩ = ⟨Jᵀu, v⟩, for two random columns."""
-    generator = torch.Generator().manual_seed(0)
-
-    def random(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(network.device, network.dtype)
-
-    v, u = random(2, network.size), random(2, *found.outputs.shape)
+    v, u = random_columns(network, network.size, found.outputs.numel())
+    u = u.view(2, *found.outputs.shape)
     plain = ColumnByColumn(network, batch)
     expected = network.parameters.join(plain.backward(u))
     backward = network.parameters.join(found.backward(u))
@@ -170,17 +172,17 @@ class Jacobian:
     def __init__(self, network: Network, way: Way | None = None) -> None:
         self.network = network
         self.passes, self.column_passes = 0, 0
-        ways = {"layer by layer": ByLayers, **WAYS} if self._few_outputs() else WAYS
+        # with few outputs, m backward passes a batch and m derivatives a layer output cost less than they save
+        ways = {"layer by layer": ByLayers, **WAYS} if network.m <= 2 * TOGETHER else WAYS
         self.way, notes = (way, []) if way is not None else method_of(network, ways)
         # that layers do not suffice costs time, not trust
         self.notes = [note for note in notes if not note.startswith("layer by layer: not possible")]
-        self.plan = self._planned()
-        if self.plan is None:
-            extra = network.m if self.way is ByLayers else 0
-            self.rows = network.work.rows(network.work.columns(TOGETHER) + extra)
-        else:
-            self.rows = network.work.rows_of_matrices(network.m, self.plan.numbers)
-        self._linearizations: dict[int, Linearization] | None = {} if self._fit_in_memory() else None
+        self.plan: FormingPlan | None = None
+        self._linearizations: dict[int, Linearization] | None = None
+        work = network.work
+        self.rows = work.rows(work.columns(TOGETHER) + (network.m if self.way is ByLayers else 0))
+        if self.way is ByLayers:
+            self._plan_layers()
         self._narrow = self.way
         if way is None and self.way is ByLayers and self._linearizations is None:
             with suppress(InputError):  # then layers are the only way
@@ -207,7 +209,7 @@ class Jacobian:
         """Piece by piece J V (s, b, m) for V (P, s)."""
         wide = right.T
         parts = self._split(wide, self._width(len(wide)))
-        self._count(wide)
+        self.count_pass(len(wide))
         with self.network.evaluating():
             for piece in self.pieces(len(wide)):
                 yield piece, torch.cat([piece.jacobian.forward(part) for part in parts])
@@ -215,7 +217,7 @@ class Jacobian:
     def pull(self, columns: int, cotangents: Callable[[Piece], torch.Tensor]) -> torch.Tensor:
         """Σ_j J_jᵀ u_j (P, s) for cotangents (s, b, m) of each piece."""
         total, width = self._zeros(columns), self._width(columns)
-        self._count(total)
+        self.count_pass(columns)
         with self.network.evaluating():
             for piece in self.pieces(columns):
                 for at, part in zip(total.split(width), cotangents(piece).split(width), strict=True):
@@ -227,7 +229,7 @@ class Jacobian:
         wide, network = right.T, self.network
         total, width = self._zeros(len(wide)), self._width(len(wide), directions=2)
         parts = self._split(wide, width)
-        self._count(wide)
+        self.count_pass(len(wide))
         with network.evaluating():
             for piece in self.pieces(len(wide), directions=2):
                 for at, part in zip(total.split(width), parts, strict=True):
@@ -267,32 +269,20 @@ class Jacobian:
         formed = self._formed(columns, directions)
         return work.columns(asked, self.rows, self.plan.in_passing(formed) if formed else None)
 
-    def _count(self, wide: torch.Tensor) -> None:
+    def count_pass(self, columns: int) -> None:
         self.passes += 1
-        self.column_passes += len(wide)
+        self.column_passes += columns
 
-    def _few_outputs(self) -> bool:
-        """Whether m backward passes a batch, and m derivatives a layer output, cost less than they save."""
-        return self.network.m <= 2 * TOGETHER
-
-    def _planned(self) -> FormingPlan | None:
-        """Layers whose matrices can be formed within the memory, where there are any."""
-        if self.way is not ByLayers:
-            return None
-        network = self.network
+    def _plan_layers(self) -> None:
+        """Plan which layers' matrices are formed, and whether layers are held: in a quarter of the memory."""
+        network, work = self.network, self.network.work
         least, few = min(LEAST_ROWS, network.n), network.records.take(slice(0, min(CHECKED, network.n)))
         with network.evaluating():
+            one = ByLayers(network, network.records.take(slice(0, 1)))
             plan = FormingPlan.of(
-                ByLayers(network, few),
-                MANY,
-                lambda numbers: network.work.rows_of_matrices(network.m, numbers) >= least,
+                ByLayers(network, few), MANY, lambda numbers: work.rows_of_matrices(network.m, numbers) >= least
             )
-        return plan if plan.able else None
-
-    def _fit_in_memory(self) -> bool:
-        """Whether the inputs and derivatives of all layers and records fit in a quarter of the memory."""
-        if self.way is not ByLayers:
-            return False
-        with self.network.evaluating():
-            one = ByLayers(self.network, self.network.records.take(slice(0, 1)))
-        return one.numbers * self.network.n * self.network.work.bytes <= self.network.work.memory // 4
+        if plan.able:
+            self.plan, self.rows = plan, work.rows_of_matrices(network.m, plan.numbers)
+        if one.numbers * network.n * work.bytes <= work.memory // 4:
+            self._linearizations = {}

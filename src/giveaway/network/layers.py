@@ -1,18 +1,23 @@
 """Products with the Jacobian layer by layer: J = Σ_l D_l ∂z_l/∂θ_l, with D_l = ∂f/∂z_l of a layer's output z_l.
 
-What a layer sees (its input and D_l) is computed once a batch by m backward passes and serves every column: a product
-then costs one multiplication by the layer's parameters instead of two, and none by the layers below those chosen. It
-pays where the outputs are few.
+A layer's input and D_l are computed once a batch by m backward passes and serve every column: a product then costs one
+multiplication by the layer's parameters instead of two, and none by the layers below those chosen. It pays where the
+outputs are few.
+
+A layer's Jacobian can also be multiplied out, to a matrix D_l ∂z_l/∂θ_l of (b·m, P_l). With s columns a layer of L
+positions (pixels, tokens) takes s·L·P_l multiplications a record. Its matrix takes m·L·P_l and then s·m·P_l: less where
+there are more columns than outputs, and more positions than either. But its m·P_l numbers are written and read, and on
+a GPU that costs more than most multiplications: layers of few positions and many parameters are better left as they
+are, and so is a layer of one position, as its two factors.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -24,6 +29,11 @@ from giveaway.extract.batches import RecordBatch
 from giveaway.network.network import Network, Values
 
 LARGE = 1_000_000  # numbers of layer outputs from which one backward pass after another is as quick as all at once
+LEAST_ROWS = 8  # records whose matrices must fit together, so that a pass is not all overhead
+IN_PASSING = 3  # numbers for each of a layer's outputs while a column is multiplied
+# multiplications in the time of one number to or from memory: measured on two cores, and on an H200 in TF32
+MOVED = {"cpu": 10, "cuda": 64}
+ONCE_THROUGH = 3  # times that a matrix is moved: written, read forth, read back
 
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
@@ -34,7 +44,7 @@ class NotByLayers(RuntimeError):
 
 @dataclass(frozen=True)
 class Tap:
-    """One layer and what it saw of a batch: its input, and the derivative (b, m, Z) of the outputs in its own."""
+    """One layer in a batch: what it was called with, and the derivative (b, m, Z) of the outputs in its own output."""
 
     name: str
     module: nn.Module
@@ -50,88 +60,66 @@ class Tap:
         return f"{self.name}.{own}" if self.name else own
 
     @property
-    def of_positions(self) -> bool:
-        """Whether the layer multiplies its weights by what is at each of its positions, which are known here."""
-        return "weight" in self.values and (isinstance(self.module, nn.Linear) or plain_convolution(self.module))
-
-    @property
-    def numbers(self) -> int:
-        """How many numbers it takes to keep this in memory."""
-        given = [value for value in (*self.arguments, *self.keywords.values()) if isinstance(value, torch.Tensor)]
-        return self.derivative.numel() + sum(value.numel() for value in given)
-
-    def forward(self, tangents: Values) -> torch.Tensor:
-        """∂z/∂θ v as (b, s, Z)."""
-        if isinstance(self.module, nn.Linear) and "weight" in tangents:
-            return self._linear_forward(tangents)
-        if self._plain_images and "weight" in tangents:
-            return self._convolution_forward(tangents)
-        found = vmap(lambda tangent: jvp(self._local, (self.values,), (tangent,))[1])(tangents)
-        return found.flatten(2).transpose(0, 1)
-
-    def backward(self, cotangents: torch.Tensor) -> Values:
-        """(∂z/∂θ)ᵀ of cotangents (b, s, Z)."""
-        if isinstance(self.module, nn.Linear) and "weight" in self.values:
-            return self._linear_backward(cotangents)
-        if self._plain_images and "weight" in self.values:
-            return self._convolution_backward(cotangents)
-        pull = vjp(self._local, self.values)[1]
-        return vmap(lambda u: pull(u.view(self.shape))[0], in_dims=1)(cotangents)
-
-    @cached_property
     def input(self) -> torch.Tensor:
         return self.arguments[0] if self.arguments else next(iter(self.keywords.values()))
 
     @property
-    def _plain_images(self) -> bool:
-        return isinstance(self.module, nn.Conv2d) and plain_convolution(self.module)
+    def of_positions(self) -> bool:
+        """Whether the layer multiplies its weights by its input at each of its positions, as `by_position` gives it."""
+        return "weight" in self.values and (isinstance(self.module, nn.Linear) or _plain_convolution(self.module))
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers it takes to hold this in memory."""
+        given = [value for value in (*self.arguments, *self.keywords.values()) if isinstance(value, torch.Tensor)]
+        return self.derivative.numel() + sum(value.numel() for value in given)
+
+    def by_position(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The inputs (b, T, i) at the layer's positions, and the derivative as (b, m, o, T)."""
+        b, m, _ = self.derivative.shape
+        if isinstance(self.module, nn.Linear):
+            inputs = self.input.reshape(b, -1, self.input.shape[-1])
+            return inputs, self.derivative.view(b, m, -1, self.shape[-1]).transpose(2, 3)
+        return _patches(self.input, self.module).mT, self.derivative.view(b, m, self.shape[1], -1)
+
+    def forward(self, tangents: Values) -> torch.Tensor:
+        """∂z/∂θ v as (b, s, Z)."""
+        module = self.module
+        if not isinstance(module, nn.Linear | nn.Conv2d) or not self.of_positions:
+            pushed = vmap(lambda tangent: jvp(self._local, (self.values,), (tangent,))[1])(tangents)
+            return pushed.flatten(2).transpose(0, 1)
+        x, weight, bias = self.input, tangents["weight"], tangents.get("bias")  # …, (s, o, i, …), (s, o)
+        if isinstance(module, nn.Linear):
+            found = (x.reshape(-1, x.shape[-1]) @ weight.flatten(0, 1).T).unflatten(1, weight.shape[:2])  # (b·T, s, o)
+            found = found if bias is None else found + bias
+            return found if x.ndim == 2 else found.unflatten(0, (len(x), -1)).transpose(1, 2).flatten(2)
+        images = nn.functional.conv2d(
+            x, weight.flatten(0, 1), None, module.stride, module.padding, module.dilation
+        ).view(len(x), *weight.shape[:2], -1)
+        return (images if bias is None else images + bias.unsqueeze(-1)).flatten(2)
+
+    def backward(self, cotangents: torch.Tensor) -> Values:
+        """(∂z/∂θ)ᵀ of cotangents (b, s, Z)."""
+        module, (b, s, _) = self.module, cotangents.shape
+        if not isinstance(module, nn.Linear | nn.Conv2d) or not self.of_positions:
+            pull = vjp(self._local, self.values)[1]
+            return vmap(lambda u: pull(u.view(self.shape))[0], in_dims=1)(cotangents)
+        x, u = self.input, cotangents
+        if isinstance(module, nn.Linear):
+            if x.ndim > 2:
+                u = u.unflatten(2, (-1, self.shape[-1])).transpose(1, 2).flatten(0, 1)  # (b·T, s, o)
+            weight = u.flatten(1).T @ x.reshape(-1, x.shape[-1])
+        else:
+            u = u.view(b, s * self.shape[1], *self.shape[2:])
+            shape = (s * self.shape[1], *module.weight.shape[1:])
+            weight = conv2d_weight(_padded(x, module), shape, u, module.stride, 0, module.dilation)
+        found = {"weight": weight.unflatten(0, (s, -1))}
+        if "bias" in self.values:
+            found["bias"] = u.sum(0) if u.ndim == 3 else u.sum((0, 2, 3)).view(s, -1)
+        return found
 
     def _local(self, values: Values) -> torch.Tensor:
         return functional_call(self.module, {**self.fixed, **values}, self.arguments, self.keywords)
-
-    def _linear_forward(self, tangents: Values) -> torch.Tensor:
-        weight = tangents["weight"]  # (s, o, i)
-        x = self.input.reshape(-1, self.input.shape[-1])  # (b·T, i)
-        found = (x @ weight.reshape(-1, weight.shape[2]).T).unflatten(1, weight.shape[:2])  # (b·T, s, o)
-        if "bias" in tangents:
-            found = found + tangents["bias"]
-        if self.input.ndim == 2:
-            return found
-        return found.unflatten(0, (len(self.input), -1)).transpose(1, 2).flatten(2)
-
-    def _linear_backward(self, cotangents: torch.Tensor) -> Values:
-        s = cotangents.shape[1]
-        x = self.input.reshape(-1, self.input.shape[-1])
-        u = cotangents
-        if self.input.ndim > 2:
-            u = u.unflatten(2, (-1, self.shape[-1])).transpose(1, 2).flatten(0, 1)  # (b·T, s, o)
-        found = {"weight": (u.flatten(1).T @ x).unflatten(0, (s, -1))}
-        if "bias" in self.values:
-            found["bias"] = u.sum(0)
-        return found
-
-    def _convolution_forward(self, tangents: Values) -> torch.Tensor:
-        weight, module = tangents["weight"], self.module
-        assert isinstance(module, nn.Conv2d)
-        found = nn.functional.conv2d(
-            self.input, weight.flatten(0, 1), None, module.stride, module.padding, module.dilation
-        ).view(len(self.input), *weight.shape[:2], -1)
-        if "bias" in tangents:
-            found = found + tangents["bias"].unsqueeze(-1)
-        return found.flatten(2)
-
-    def _convolution_backward(self, cotangents: torch.Tensor) -> Values:
-        module = self.module
-        assert isinstance(module, nn.Conv2d)
-        b, s, _ = cotangents.shape
-        u = cotangents.view(b, s * self.shape[1], *self.shape[2:])
-        shape = (s * self.shape[1], *module.weight.shape[1:])
-        x, padding = padded(self.input, module)
-        weight = conv2d_weight(x, shape, u, module.stride, padding, module.dilation)
-        found = {"weight": weight.unflatten(0, (s, -1))}
-        if "bias" in self.values:
-            found["bias"] = u.sum((0, 2, 3)).view(s, -1)
-        return found
 
 
 class ByLayers:
@@ -145,35 +133,55 @@ class ByLayers:
 
     @property
     def numbers(self) -> int:
-        """How many numbers it takes to keep this in memory."""
+        """How many numbers it takes to hold this in memory."""
         return sum(tap.numbers for tap in self.taps)
 
     def forward(self, tangents: Values) -> torch.Tensor:
-        return forward_of(self.taps, tangents)
+        total: torch.Tensor | None = None
+        for tap in self.taps:
+            own = {name: tangents[tap.of_model(name)] for name in tap.values}
+            part = torch.bmm(tap.forward(own), tap.derivative.mT)
+            total = part if total is None else total.add_(part)
+        assert total is not None
+        return total.transpose(0, 1)
 
     def backward(self, cotangents: torch.Tensor) -> Values:
-        return backward_of(self.taps, cotangents)
+        u = cotangents.transpose(0, 1)
+        found: Values = {}
+        for tap in self.taps:
+            own = tap.backward(torch.bmm(u, tap.derivative))
+            found |= {tap.of_model(name): value for name, value in own.items()}
+        return found
 
 
-def forward_of(taps: Sequence[Tap], tangents: Values) -> torch.Tensor:
-    """J v (s, b, m) of some layers."""
-    total: torch.Tensor | None = None
-    for tap in taps:
-        own = {name: tangents[tap.of_model(name)] for name in tap.values}
-        part = torch.bmm(tap.forward(own), tap.derivative.mT)
-        total = part if total is None else total.add_(part)
-    assert total is not None
-    return total.transpose(0, 1)
+class FormedJacobian(ByLayers):
+    """The Jacobian of one batch, with the matrices of the layers called `names`."""
 
+    def __init__(self, layers: ByLayers, names: Collection[str]) -> None:
+        self.outputs, self.taps = layers.outputs, [tap for tap in layers.taps if tap.name not in names]
+        self._matrices = {
+            tap.of_model(own): matrix
+            for tap in layers.taps
+            if tap.name in names
+            for own, matrix in multiplied_out(tap).items()
+        }
 
-def backward_of(taps: Sequence[Tap], cotangents: torch.Tensor) -> Values:
-    """Jᵀu of some layers for cotangents (s, b, m)."""
-    u = cotangents.transpose(0, 1)
-    found: Values = {}
-    for tap in taps:
-        own = tap.backward(torch.bmm(u, tap.derivative))
-        found |= {tap.of_model(name): value for name, value in own.items()}
-    return found
+    def release(self) -> None:
+        """Free the memory of the matrices; the outputs stay."""
+        self.taps.clear()
+        self._matrices.clear()
+
+    def forward(self, tangents: Values) -> torch.Tensor:
+        total = super().forward(tangents).flatten(1) if self.taps else None
+        for name, matrix in self._matrices.items():
+            columns = tangents[name].flatten(1)
+            total = columns @ matrix.T if total is None else torch.addmm(total, columns, matrix.T)
+        assert total is not None
+        return total.unflatten(1, self.outputs.shape)
+
+    def backward(self, cotangents: torch.Tensor) -> Values:
+        u = cotangents.flatten(1)
+        return super().backward(cotangents) | {name: u @ matrix for name, matrix in self._matrices.items()}
 
 
 def tapped(
@@ -186,12 +194,9 @@ def tapped(
 
     def watch(name: str) -> Any:
         def hook(_: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> Any:
-            given = (
-                tuple(_detached(value) for value in arguments),
-                {key: _detached(value) for key, value in keywords.items()},
-            )
-            calls[name].append((*given, output))
-            # a copy goes on: an operation in place would change what was seen
+            named = {key: _detached(value) for key, value in keywords.items()}
+            calls[name].append((tuple(_detached(value) for value in arguments), named, output))
+            # a copy goes on: an operation in place would change what was recorded
             return output.clone() if isinstance(output, torch.Tensor) else output
 
         return hook
@@ -205,12 +210,13 @@ def tapped(
     finally:
         for handle in handles:
             handle.remove()
-    once = {name: seen[0] for name, seen in calls.items() if len(seen) == 1 and isinstance(seen[0][2], torch.Tensor)}
-    once = {name: seen for name, seen in once.items() if seen[2].ndim > 1 and len(seen[2]) == batch.rows}
-    derivatives = _derivatives(f, [seen[2] for seen in once.values()])
+    once = {name: all_calls[0] for name, all_calls in calls.items() if len(all_calls) == 1}
+    once = {name: call for name, call in once.items() if isinstance(call[2], torch.Tensor)}
+    once = {name: call for name, call in once.items() if call[2].ndim > 1 and len(call[2]) == batch.rows}
+    derivatives = _derivatives(f, [call[2] for call in once.values()])
     taps = [
-        Tap(name, modules[name], *own[name], *seen[:2], derivative, seen[2].shape)
-        for (name, seen), derivative in zip(once.items(), derivatives, strict=True)
+        Tap(name, modules[name], *own[name], *call[:2], derivative, call[2].shape)
+        for (name, call), derivative in zip(once.items(), derivatives, strict=True)
     ]
     return f.detach(), taps
 
@@ -218,14 +224,12 @@ def tapped(
 def _owned(network: Network, kinds: tuple[type[nn.Module], ...]) -> dict[str, tuple[Values, Values]]:
     """Layers that could be tapped, each with its chosen parameters and the rest, by the layer's own names."""
     parameters, found = network.parameters, {}
-    shared = {name for name, _ in network.model.named_parameters(remove_duplicate=False)}
-    shared -= {name for name, _ in network.model.named_parameters()}
-    alike = {id(value) for name, value in network.model.named_parameters(remove_duplicate=False) if name in shared}
+    uses = Counter(id(value) for _, value in network.model.named_parameters(remove_duplicate=False))
     for name, module in network.model.named_modules():
         prefix = f"{name}." if name else ""
         own = dict(module.named_parameters(recurse=False))
         chosen = {key: parameters.values[prefix + key] for key in own if prefix + key in parameters.values}
-        tied = any(id(value) in alike for value in own.values())
+        tied = any(uses[id(value)] > 1 for value in own.values())
         if chosen and not tied and isinstance(module, kinds) and not any(True for _ in module.children()):
             rest = {key: parameters.fixed[prefix + key] for key in own if prefix + key in parameters.fixed}
             buffers = {key: parameters.fixed[prefix + key] for key, _ in module.named_buffers(recurse=False)}
@@ -256,32 +260,134 @@ def _detached(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
 
-def plain_convolution(module: nn.Module) -> bool:
-    """Whether every output of the convolution sees every input channel, and zeros around the image."""
+def _plain_convolution(module: nn.Module) -> bool:
+    """Whether every output of the convolution depends on every input channel, with zeros around the image."""
     return isinstance(module, Convolution) and module.groups == 1 and module.padding_mode == "zeros"
 
 
-def patches(x: torch.Tensor, module: nn.Module) -> torch.Tensor:
-    """Return what a plain convolution's weights multiply at each position, (b, i·k, L), in one copy for all records."""
+def _patches(x: torch.Tensor, module: nn.Module) -> torch.Tensor:
+    """What a plain convolution's weights multiply at each position, (b, i·k, L), in one copy for all records."""
     assert isinstance(module, Convolution)
-    x, padding = padded(x, module)
-    x = nn.functional.pad(x, [zeros for both in reversed(padding) for zeros in (both, both)]).contiguous()
-    along = list(zip(x.shape[2:], module.kernel_size, module.dilation, module.stride, strict=True))
-    positions = [(size - d * (k - 1) - 1) // stride + 1 for size, k, d, stride in along]
-    steps = [d * step for (_, _, d, _), step in zip(along, x.stride()[2:], strict=True)]
-    strides = [stride * step for (*_, stride), step in zip(along, x.stride()[2:], strict=True)]
-    seen = x.as_strided((*x.shape[:2], *module.kernel_size, *positions), (*x.stride()[:2], *steps, *strides))
-    return seen.reshape(len(x), -1, math.prod(positions))
+    x, axes = _padded(x, module), len(module.kernel_size)
+    for axis, (k, d, stride) in enumerate(zip(module.kernel_size, module.dilation, module.stride, strict=True), 2):
+        x = x.unfold(axis, d * (k - 1) + 1, stride)[..., ::d]
+    positions = x.shape[2 : 2 + axes].numel()
+    return x.permute(0, 1, *range(2 + axes, 2 + 2 * axes), *range(2, 2 + axes)).reshape(len(x), -1, positions)
 
 
-def padded(x: torch.Tensor, module: Convolution) -> tuple[torch.Tensor, tuple[int, ...]]:
-    """The input of a convolution with what its padding still has to add, as numbers."""
-    if not isinstance(module.padding, str):
-        return x, module.padding
-    nothing = (0,) * len(module.kernel_size)
-    if module.padding == "valid":
-        return x, nothing
-    around = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
-    # "same": the odd pixel goes to the end; the last dimension comes first
-    sides = [side for both in reversed(around) for side in (both // 2, both - both // 2)]
-    return nn.functional.pad(x, sides), nothing
+def _padded(x: torch.Tensor, module: Convolution) -> torch.Tensor:
+    """The input of a convolution with the zeros that it adds around it."""
+    padding: Any = module.padding
+    if padding == "valid":
+        return x
+    if padding == "same":  # the odd pixel goes to the end
+        around = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
+        sides = [(both // 2, both - both // 2) for both in around]
+    else:
+        sides = [(side, side) for side in padding]
+    flat = [side for both in reversed(sides) for side in both]  # the last dimension comes first
+    return nn.functional.pad(x, flat) if any(flat) else x
+
+
+class LayerCost(NamedTuple):
+    """What one layer costs a record: its parameters, its outputs, and the multiplications of one column."""
+
+    parameters: int
+    outputs: int
+    through: int
+
+    @classmethod
+    def of(cls, tap: Tap) -> LayerCost:
+        parameters, outputs = sum(value.numel() for value in tap.values.values()), tap.shape[1:].numel()
+        if not tap.of_positions:
+            return cls(parameters, outputs, outputs)
+        return cls(parameters, outputs, parameters * outputs // len(tap.values["weight"]))
+
+    def saved(self, m: int, columns: int, moved: int) -> int:
+        """How many multiplications the layer's matrix saves for this many columns, when moving one of its numbers to
+        memory and back counts as `moved` of them."""
+        without = columns * (self.through + m * self.outputs)
+        return without - m * (self.through + (columns + moved) * self.parameters)
+
+
+@dataclass(frozen=True)
+class FormingPlan:
+    """Which layers have their matrices formed: those of `able` for which it pays."""
+
+    m: int
+    costs: dict[str, LayerCost]
+    able: frozenset[str]
+    moved: int
+
+    @classmethod
+    def of(cls, layers: ByLayers, columns: int, fits: Callable[[int], bool]) -> FormingPlan:
+        """Plan products with up to this many columns. `layers` has few records; `fits` says whether LEAST_ROWS records
+        of so many numbers each fit in memory; where they do not, the layers that save least for their memory go."""
+        m, costs = layers.outputs.shape[1], {tap.name: LayerCost.of(tap) for tap in layers.taps}
+        moved = MOVED.get(layers.outputs.device.type, MOVED["cuda"])
+        saved = {name: cost.saved(m, columns, ONCE_THROUGH * moved) for name, cost in costs.items()}
+        paying = [name for name in costs if saved[name] > 0]
+        able = sorted(paying, key=lambda name: saved[name] / costs[name].parameters)
+        while able and not fits(m * sum(costs[name].parameters for name in able)):
+            del able[0]
+        right = frozenset(tap.name for tap in layers.taps if tap.name in able and _right(tap))
+        return cls(m, costs, right, moved)
+
+    def names(self, columns: int, times: int = ONCE_THROUGH) -> set[str]:
+        """Return the layers that are formed for this many columns, when a matrix is moved `times` times."""
+        return {name for name in self.able if self.costs[name].saved(self.m, columns, times * self.moved) > 0}
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers the matrices of one record have."""
+        return self.m * sum(self.costs[name].parameters for name in self.able)
+
+    def in_passing(self, names: Collection[str]) -> int:
+        """How many numbers the other layers hold for one record and column."""
+        return IN_PASSING * max((cost.outputs for name, cost in self.costs.items() if name not in names), default=1)
+
+
+def multiplied_out(tap: Tap) -> Values:
+    """A matrix (b·m, P) a parameter of the layer."""
+    if not tap.of_positions:
+        return {name: value.flatten(0, 1).flatten(1) for name, value in _pulled(tap).items()}
+    inputs, derivative = tap.by_position()
+    b, m, _, positions = derivative.shape
+    found = {"weight": torch.bmm(derivative.reshape(b, -1, positions), inputs).view(b * m, -1)}
+    if "bias" in tap.values:
+        found["bias"] = derivative.sum(3).flatten(0, 1)
+    return found
+
+
+def _pulled(tap: Tap) -> Values:
+    """The matrix (b, m, …) of any layer by backward passes from every output, record by record."""
+
+    def one(arguments: Sequence[Any], keywords: dict[str, Any], derivative: torch.Tensor) -> Values:
+        given = tuple(_alone(value) for value in arguments)
+        named = {key: _alone(value) for key, value in keywords.items()}
+        pull = vjp(lambda values: functional_call(tap.module, {**tap.fixed, **values}, given, named), tap.values)[1]
+        return vmap(lambda u: pull(u.view(1, *tap.shape[1:]))[0])(derivative)
+
+    placed = tuple(0 if isinstance(value, torch.Tensor) else None for value in tap.arguments)
+    named = {key: 0 if isinstance(value, torch.Tensor) else None for key, value in tap.keywords.items()}
+    return vmap(one, in_dims=(placed, named, 0))(tap.arguments, tap.keywords, tap.derivative)
+
+
+def _alone(value: Any) -> Any:
+    return value.unsqueeze(0) if isinstance(value, torch.Tensor) else value
+
+
+def _right(tap: Tap) -> bool:
+    """Check that the layer's matrix can be formed, and gives what its backward pass does for two random cotangents."""
+    b, m, _ = tap.derivative.shape
+    try:
+        found = multiplied_out(tap)
+    except Exception:  # what a layer raises under a transform is up to the layer
+        return False
+    u = torch.randn(2, b, m, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(tap.derivative)
+    expected = tap.backward(torch.bmm(u.transpose(0, 1), tap.derivative))
+    loose = 10 * torch.finfo(u.dtype).eps ** 0.5  # TF32 may be at work
+    return all(
+        bool((u.flatten(1) @ found[name] - value.flatten(1)).norm() <= loose * value.norm())
+        for name, value in expected.items()
+    )

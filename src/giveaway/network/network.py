@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,12 +15,11 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from giveaway.checks import fail, free_memory
+from giveaway.checks import fail, free_memory, nearest
 from giveaway.curvature.losses import Loss, LossFunction, loss_named
 from giveaway.extract.batches import RecordBatch
 from giveaway.extract.model_records import ModelRecords, read_records
 from giveaway.extract.torch_model import evaluation_mode, unwrapped
-from giveaway.network.parameters import ParameterSet, choose, layers_in_run_order
 
 FEW = 8  # records of the checks
 MOST_ON_CPU = 1_000_000_000
@@ -26,6 +28,41 @@ MOST_ROWS = 512
 LEAST_ROWS = 32
 
 Values = dict[str, torch.Tensor]
+RunOrder = Callable[[], Sequence[str]]
+
+
+@dataclass(frozen=True)
+class ParameterSet:
+    """Copies of the chosen parameters (`values`), and of all others and the buffers (`fixed`), by their names.
+
+    A vector of the chosen parameters has P numbers: the parameters one after another, each flattened. Many vectors are
+    the rows of (s, P) here.
+    """
+
+    values: Values
+    fixed: Values
+
+    @cached_property
+    def count(self) -> int:
+        """P, how many numbers the chosen parameters have."""
+        return sum(value.numel() for value in self.values.values())
+
+    @cached_property
+    def places(self) -> dict[str, slice]:
+        """The slice of a vector that each parameter has."""
+        found, start = {}, 0
+        for name, value in self.values.items():
+            found[name] = slice(start, start + value.numel())
+            start += value.numel()
+        return found
+
+    def split(self, rows: torch.Tensor) -> Values:
+        """Rows (s, P) as one (s, …) tensor a parameter."""
+        return {name: rows[:, self.places[name]].reshape(-1, *value.shape) for name, value in self.values.items()}
+
+    def join(self, parts: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Put together what `split` took apart."""
+        return torch.cat([parts[name].reshape(len(parts[name]), -1) for name in self.values], 1)
 
 
 @dataclass(frozen=True)
@@ -40,31 +77,28 @@ class Work:
     cached: int
 
     @classmethod
-    def measured(
-        cls, function: Callable[[int], Callable[[Any], torch.Tensor]], network: Network, memory: int | None
-    ) -> Work:
-        """Counts what the model keeps for one record, as the difference between two and one."""
+    def measured(cls, network: Network, memory: int | None) -> Work:
+        """Count what the model holds for one record, as the difference between two and one."""
         values = {name: value.clone().requires_grad_() for name, value in network.parameters.values.items()}
         own = {value.data_ptr() for value in (*values.values(), *network.parameters.fixed.values())}
         counts = []
         for rows in (1, min(2, network.n)):
             activations: dict[int, int] = {}
 
-            def keep(tensor: torch.Tensor, activations: dict[int, int] = activations) -> torch.Tensor:
+            def count(tensor: torch.Tensor, activations: dict[int, int] = activations) -> torch.Tensor:
                 if tensor.data_ptr() not in own:
                     activations[tensor.data_ptr()] = tensor.numel()
                 return tensor
 
-            with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-                found = function(rows)(values)
-            counts.append(sum(activations.values()) + found.numel())
+            with network.evaluating(), torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+                outputs = network.function(network.records.take(slice(0, rows)))(values)
+            counts.append(sum(activations.values()) + outputs.numel())
+        on_gpu = network.device.type == "cuda"
         if memory is None:
-            memory = free_memory(network.device) // 4
-            memory = memory if network.device.type == "cuda" else min(memory, MOST_ON_CPU)
-        number = torch.empty(0, dtype=network.dtype).element_size()
-        cached = memory // 2 if network.device.type == "cuda" else CACHED_ON_CPU
+            memory = free_memory(network.device) // 4 if on_gpu else min(free_memory(network.device) // 4, MOST_ON_CPU)
         each = max(counts[-1] - counts[0] if network.n > 1 else counts[0], 1)
-        return cls(network.n, network.size, each, number, memory, min(cached, memory // 2))
+        cached = memory // 2 if on_gpu else min(CACHED_ON_CPU, memory // 2)
+        return cls(network.n, network.size, each, network.dtype.itemsize, memory, cached)
 
     def columns(self, asked: int, rows: int = LEAST_ROWS, numbers: int | None = None) -> int:
         """Columns at once, of `asked`: three vectors of parameters each, and `rows` records with `numbers` each, by
@@ -128,20 +162,18 @@ class Network:
         records = read_records(data, self.device, self.dtype)
         some = records.take(slice(0, min(FEW, records.n)))
         everything = choose(self.model, [name for name, _ in self.model.named_parameters()], list, dtype=dtype)
-        with differentiable(self.model), torch.no_grad():
+
+        def run_order() -> list[str]:
+            return layers_in_run_order(self.model, lambda: self._run(everything, everything.values, some))
+
+        with self.evaluating(), torch.no_grad():
             outputs = self._checked_outputs(everything, some)
-            self.parameters: ParameterSet = choose(
-                self.model,
-                parameters,
-                lambda: layers_in_run_order(self.model, lambda: self._run(everything, everything.values, some)),
-                dtype=dtype,
-            )
+            self.parameters: ParameterSet = choose(self.model, parameters, run_order, dtype=dtype)
         self.loss = loss_named(loss, outputs.shape[1])
         targets = self.loss.check_targets(records.targets, outputs)
         self.records: ModelRecords = replace(records, targets=targets)
         self.m = outputs.shape[1]
-        with differentiable(self.model):
-            self.work = Work.measured(lambda rows: self.function(self.records.take(slice(0, rows))), self, memory)
+        self.work = Work.measured(self, memory)
 
     @property
     def n(self) -> int:
@@ -156,24 +188,29 @@ class Network:
         """θ ↦ outputs (b, m) of a batch; to be called inside `self.evaluating()`."""
         return lambda values: self._run(self.parameters, values, batch)
 
-    def evaluating(self) -> Any:
-        """Return the context in which the model may be called."""
-        return differentiable(self.model)
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Evaluate the model inside by kernels that every kind of differentiation knows: fused attention has neither
+        forward-mode nor second derivatives."""
+        fast = torch.backends.mha.get_fastpath_enabled()
+        with evaluation_mode(self.model), sdpa_kernel(SDPBackend.MATH):
+            torch.backends.mha.set_fastpath_enabled(False)
+            try:
+                yield
+            finally:
+                torch.backends.mha.set_fastpath_enabled(fast)
 
     def at(self, state: Values) -> Network:
         """The same network with the parameters and buffers of `state`, as a state_dict names them."""
-        other = object.__new__(Network)
-        other.__dict__.update(self.__dict__)
+        other = copy(self)
         known = dict(self.model.state_dict(keep_vars=True))
         if set(state) != set(known) or any(state[name].shape != known[name].shape for name in known):
             wrong = len(set(state) ^ set(known)) or "some"
             raise fail("checkpoints", "state_dicts of this model", f"{wrong} entries that differ", "pass its own")
         here = {**self.parameters.values, **self.parameters.fixed}
         there = {name: state.get(name, value).detach().to(value.device, value.dtype) for name, value in here.items()}
-        other.parameters = ParameterSet(
-            {name: there[name] for name in self.parameters.values},
-            {name: there[name] for name in self.parameters.fixed},
-        )
+        chosen = {name: there.pop(name) for name in self.parameters.values}
+        other.parameters = ParameterSet(chosen, there)
         return other
 
     @torch.no_grad()
@@ -181,11 +218,8 @@ class Network:
         """Outputs (k, m) of the records with these numbers, by default of all."""
         numbers = torch.arange(self.n)[slice(None) if rows is None else rows]
         with self.evaluating():
-            parts = [
-                self.function(self.records.take(part))(self.parameters.values)
-                for part in numbers.split(self.work.rows(1))
-            ]
-        return torch.cat(parts)
+            batches = (self.records.take(part) for part in numbers.split(self.work.rows(1)))
+            return torch.cat([self.function(batch)(self.parameters.values) for batch in batches])
 
     def _run(self, parameters: ParameterSet, values: Values, batch: RecordBatch) -> torch.Tensor:
         found = functional_call(self.model, {**parameters.fixed, **values}, batch.arguments, batch.keywords)
@@ -202,15 +236,12 @@ class Network:
         first, again = (self._run(everything, everything.values, some) for _ in range(2))
         if not bool(first.isfinite().all()):
             raise fail("model", "finite outputs", "NaN or infinity", "check the weights and the inputs")
-        half = slice(0, (some.rows + 1) // 2)
-        alone = RecordBatch(
-            tuple(value[half] for value in some.arguments),
-            {name: value[half] for name, value in some.keywords.items()},
-            some.targets[half],
-        )
         if not self._same(first, again):
             got = "others in a second call"
             raise fail("model", "the same outputs in every call", got, "turn off dropout and random layers")
+        half = slice(0, (some.rows + 1) // 2)
+        named = {name: value[half] for name, value in some.keywords.items()}
+        alone = RecordBatch(tuple(value[half] for value in some.arguments), named, some.targets[half])
         if not self._same(first[half], self._run(everything, everything.values, alone)):
             got = "outputs that change with the other records of a batch"
             remedy = "use layers that treat each record alone, as batch norm with running statistics does"
@@ -223,14 +254,105 @@ class Network:
         return bool((one - other).abs().max() <= loose * one.abs().max().clamp_min(1e-30))
 
 
-@contextmanager
-def differentiable(model: nn.Module) -> Iterator[None]:
-    """Evaluate `model` inside by kernels that every kind of differentiation knows: fused attention has neither
-    forward-mode nor second derivatives."""
-    fast = torch.backends.mha.get_fastpath_enabled()
-    with evaluation_mode(model), sdpa_kernel(SDPBackend.MATH):
-        torch.backends.mha.set_fastpath_enabled(False)
-        try:
-            yield
-        finally:
-            torch.backends.mha.set_fastpath_enabled(fast)
+def choose(
+    model: nn.Module, which: str | Sequence[str], run_order: RunOrder, *, dtype: torch.dtype | None = None
+) -> ParameterSet:
+    """The parameters that `which` names: "all", "head" (the last nn.Linear to run), "last:k" (the last k layers to run
+    that own parameters), or names and patterns of layers and parameters.
+
+    Frozen parameters (requires_grad=False) are left out unless they are named one by one or by their layer's name; a
+    parameter that several layers share counts once. `run_order` gives the names of the layers in the order they run,
+    where that is asked for.
+    """
+    own = dict(model.named_parameters())
+    chosen: set[str] = set()
+    for name in [which] if isinstance(which, str) else which:
+        chosen |= _named(model, name, run_order)
+    if not chosen:
+        raise fail("parameters", "parameters that training could change", "frozen ones only", "name their layer")
+
+    def copied(value: torch.Tensor) -> torch.Tensor:
+        other = value.detach().clone()
+        return other.to(dtype) if dtype is not None and other.is_floating_point() else other
+
+    values = {name: copied(value) for name, value in own.items() if name in chosen}
+    fixed = {name: copied(value) for name, value in own.items() if name not in chosen}
+    fixed |= {name: copied(value) for name, value in model.named_buffers()}
+    kinds = {value.dtype for value in values.values()} | {value.device for value in values.values()}
+    if len(kinds) != 2 or not all(value.is_floating_point() for value in values.values()):
+        got = " and ".join(sorted(str(kind) for kind in kinds))
+        expected = "real numbers of one dtype on one kind of device"
+        raise fail("parameters", expected, got, "choose others, or pass dtype=")
+    return ParameterSet(values, fixed)
+
+
+def layers_in_run_order(model: nn.Module, run: Callable[[], Any]) -> list[str]:
+    """Names of the modules that own parameters in the order in which they last started while `run` ran the model.
+
+    Parameters of a module that never started itself (it was used by its parent) count to the parent.
+    """
+    order: list[str] = []
+    handles = [
+        module.register_forward_pre_hook(lambda _module, _args, name=name: order.append(name))
+        for name, module in model.named_modules()
+    ]
+    try:
+        run()
+    finally:
+        for handle in handles:
+            handle.remove()
+    started = set(order)
+    owners = {_owner(name, started) for name, _ in model.named_parameters()}
+    last = {name: place for place, name in enumerate(order)}
+    return sorted(owners, key=lambda name: last.get(name, -1))
+
+
+def _owner(parameter: str, started: set[str]) -> str:
+    module = parameter.rpartition(".")[0]
+    while module and module not in started:
+        module = module.rpartition(".")[0]
+    return module
+
+
+def _named(model: nn.Module, name: str, run_order: RunOrder) -> set[str]:
+    own = dict(model.named_parameters())
+    # a shared parameter goes by its first name
+    first = {id(value): key for key, value in own.items()}
+    every = {key: first[id(value)] for key, value in model.named_parameters(remove_duplicate=False)}
+    trained = {key for key, value in own.items() if value.requires_grad}
+    if name == "all":
+        return trained
+    if name == "head" or name.startswith("last:"):
+        return _last(model, name, run_order, every) & trained
+    if name in every:
+        return {every[name]}
+    modules = dict(model.named_modules(remove_duplicate=False))
+    if name and name in modules:
+        below = {every[key] for key in every if key.startswith(name + ".")}
+        if not below:
+            raise fail("parameters", "a layer with parameters", repr(name), "name another layer")
+        return below
+    layers = [key for key in modules if key and fnmatchcase(key, name)]
+    matched = {every[key] for key in every if fnmatchcase(key, name)}
+    matched |= {every[key] for key in every for layer in layers if key.startswith(layer + ".")}
+    if not matched:
+        choices = ["all", "head", "last:2", *(key for key in modules if key), *every]
+        raise fail("parameters", "names or patterns that the model knows", repr(name), nearest(name, choices))
+    return matched & trained
+
+
+def _last(model: nn.Module, name: str, run_order: RunOrder, every: dict[str, str]) -> set[str]:
+    modules, order = dict(model.named_modules()), list(run_order())
+    if name == "head":
+        linear = [layer for layer in order if isinstance(modules[layer], nn.Linear)]
+        if not linear:
+            raise fail("parameters", "a linear layer at the end", "a model without one that runs", "name the layers")
+        layers = linear[-1:]
+    else:
+        count = name.removeprefix("last:")
+        if not count.isdecimal() or not 1 <= int(count) <= len(order):
+            remedy = f"the model has {len(order)} layers with parameters"
+            raise fail("parameters", 'last:k, as "last:2"', repr(name), remedy)
+        layers = order[-int(count) :]
+    started = set(order)
+    return {every[key] for key in every if _owner(key, started) in layers}

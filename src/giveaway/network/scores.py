@@ -26,13 +26,13 @@ from giveaway.linalg.probes import signs
 from giveaway.network.gradients import RecordDerivatives, row_numbers
 from giveaway.network.jacobian import Piece
 from giveaway.network.network import Network
-from giveaway.network.solves import GaussNewton, InverseCurvature, parameter_signs
+from giveaway.network.solves import InverseCurvature, parameter_signs
 from giveaway.scores.catalogue import CATALOGUE, OF_BATCH, relative_error, scores_of, standard_errors
 from giveaway.scores.formulas import ScoreBatch
 from giveaway.storage.checkpoint import NO_CHECKPOINT, Checkpoint
 
 AT_ONCE = 64  # right sides of chosen records that a checkpoint holds together
-COUNTS = "counts"
+COUNTS, CAPPED, RESIDUAL, LEVERAGE = "counts", "capped", "residual", "top leverage"
 USUAL = ("influence", "newton", "leverage", "gls_trace")
 
 OnSolved = Callable[[int, int], Any]  # right sides done, and all of them as far as known
@@ -64,21 +64,22 @@ class CheckpointedSolves:
         self._names: list[str] = []
 
     def part(self, name: str, compute: Callable[[], Tensors]) -> Tensors:
-        """Compute a part, or load what a run before this one had of it; its cost is counted either way."""
+        """Compute a part, or load what an earlier run saved of it; its cost is counted either way."""
         self._names.append(f"{self._prefix}-{name}")
-        computed = []
+        inverse, before, loaded = self.inverse, self._sums(), True
 
         def counted() -> Tensors:
-            before = self._sums()
-            tensors = compute()
-            computed.append(name)
+            nonlocal loaded
+            loaded, tensors = False, compute()
             added = [new - old for new, old in zip(self._sums(), before, strict=True)]
-            counts = torch.tensor([*added, self.inverse.steps, self.inverse.worst], dtype=torch.float64)
-            return {**tensors, COUNTS: counts}
+            return {**tensors, COUNTS: torch.tensor([*added, inverse.steps, inverse.worst], dtype=torch.float64)}
 
         tensors = self._parts.part(self._names[-1], counted)
-        if not computed:
-            self._add(tensors[COUNTS].tolist())
+        if loaded:
+            *added, steps, worst = tensors[COUNTS].tolist()
+            sums = (int(old + new) for old, new in zip(before, added, strict=True))
+            inverse.right_sides, inverse.unsolved, inverse.jacobian.passes, inverse.jacobian.column_passes = sums
+            inverse.steps, inverse.worst = max(inverse.steps, int(steps)), max(inverse.worst, worst)
         return {key: value for key, value in tensors.items() if key != COUNTS}
 
     def drop(self) -> None:
@@ -90,23 +91,15 @@ class CheckpointedSolves:
         inverse = self.inverse
         return inverse.right_sides, inverse.unsolved, inverse.jacobian.passes, inverse.jacobian.column_passes
 
-    def _add(self, counts: Sequence[float]) -> None:
-        inverse = self.inverse
-        right_sides, unsolved, passes, column_passes, steps = (int(count) for count in counts[:5])
-        inverse.right_sides += right_sides
-        inverse.unsolved += unsolved
-        inverse.jacobian.passes += passes
-        inverse.jacobian.column_passes += column_passes
-        inverse.steps, inverse.worst = max(inverse.steps, steps), max(inverse.worst, counts[5])
 
-
-def score_names(scores: str | Sequence[str] | None, loss: Loss | None = None) -> tuple[str, ...]:
+def score_names(scores: str | Sequence[str] | None, loss: Loss) -> tuple[str, ...]:
     """The names of scores that a network has, each once; by default all that exist for the loss."""
+    exist = [name for name in OF_BATCH if loss.classes or not CATALOGUE[name].classes]
     if scores is None:
-        return tuple(name for name in OF_BATCH if loss is None or loss.classes or not CATALOGUE[name].classes)
+        return tuple(exist)
     names = [check_choice("scores", name, OF_BATCH) for name in ([scores] if isinstance(scores, str) else scores)]
     for name in names:
-        if loss is not None and CATALOGUE[name].classes and not loss.classes:
+        if name not in exist:
             raise fail("scores", "scores that exist for this loss", name, "leave it out: it needs classes")
     return tuple(dict.fromkeys(names))
 
@@ -145,8 +138,7 @@ def score_records(
     """
     network = inverse.network
     names, numbers = score_names(scores, network.loss), row_numbers(network, rows)
-    solves = CheckpointedSolves(inverse) if solves is None else solves
-    exact = _ExactRecords(inverse)
+    solves, exact = solves or CheckpointedSolves(inverse), _ExactRecords(inverse)
     width = max(1, right_sides_of_a_record(network, names))
     step = max(1, min(at_once or inverse.columns, inverse.columns) // width)
     parts: list[Tensors] = []
@@ -154,9 +146,9 @@ def score_records(
         part = numbers[start : start + step]
         parts.append(solves.part(f"rows-{start}", lambda part=part: exact.score(part, names)))  # type: ignore[misc]
         on_solved((start + len(part)) * width, len(numbers) * width)
-    joined = {name: torch.cat([part[name].to(network.device) for part in parts]) for name in parts[0]}
+    joined = _joined([{name: value.to(network.device) for name, value in part.items()} for part in parts])
     report = {**inverse.report, "notes": list(dict.fromkeys([*inverse.report["notes"], *exact.derivatives.notes]))}
-    capped, residual = joined.pop("capped"), joined.pop("residual")
+    capped, residual = joined.pop(CAPPED), joined.pop(RESIDUAL)
     return NetworkScores(numbers, joined, capped, residual, report)
 
 
@@ -181,7 +173,7 @@ class _ExactRecords:
             right = self._gradients(numbers).T
             solution = self.inverse(right)
             columns["influence"], residual = (right * solution.x).sum(0, dtype=torch.float64), solution.residual
-        return {**{name: columns[name] for name in names}, "capped": nothing > 0, "residual": residual}
+        return {**{name: columns[name] for name in names}, CAPPED: nothing > 0, RESIDUAL: residual}
 
     def _by_blocks(self, numbers: torch.Tensor, names: Sequence[str]) -> Tensors:
         r, directions = self.network.loss.degrees, self._directions
@@ -194,7 +186,7 @@ class _ExactRecords:
         block = directions[:, :r] @ inner @ directions.T
         batch = self._batch(numbers, block)
         capped, residual = batch.left_out.capped, solution.residual.view(len(rows), r).amax(1)
-        return {**scores_of(batch, names), "capped": capped, "residual": residual}
+        return {**scores_of(batch, names), CAPPED: capped, RESIDUAL: residual}
 
     def _batch(self, numbers: torch.Tensor, block: torch.Tensor | None = None) -> ScoreBatch:
         loss = self.network.loss
@@ -211,6 +203,10 @@ class _ExactRecords:
 
     def _gradients(self, numbers: torch.Tensor) -> torch.Tensor:
         return torch.cat([part for _, part in self.derivatives.gradients(numbers)])
+
+
+def _joined(parts: Sequence[Tensors]) -> Tensors:
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 def _in_groups(f: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -248,15 +244,15 @@ def sketch_records(
     network = inverse.network
     names = score_names(scores, network.loss)
     check_probes(probes)
-    if not isinstance(inverse.curvature, GaussNewton):
+    if inverse.curvature.kind != "ggn":
         raise fail("curvature", '"ggn" for a sketch', repr(inverse.curvature.kind), "score chosen records with it")
-    solves = CheckpointedSolves(inverse) if solves is None else solves
+    solves = solves or CheckpointedSolves(inverse)
     sketch = _Sketch(solves, probes, seed)
     sketch.solve(at_once or probes, on_solved)
-    columns, errors, capped, leverage, trace = sketch.score(names)
-    report: dict[str, Any] = {"probes": probes, "seed": seed}
-    values = {name: (columns[name].cpu().numpy(), error.cpu().numpy()) for name, error in errors.items()}
-    report["sketch_error"] = {name: relative_error(*pair) for name, pair in values.items()}
+    columns, errors, trace = sketch.score(names, [name for name in names if CATALOGUE[name].curvature])
+    capped, leverage = columns.pop(CAPPED), columns.pop(LEVERAGE)
+    off = {name: relative_error(columns[name].cpu().numpy(), error.cpu().numpy()) for name, error in errors.items()}
+    report: dict[str, Any] = {"probes": probes, "seed": seed, "sketch_error": off}
     if trace > 0 and inverse.curvature.damping > 0:
         report["solve_error"] = sketch.left / (2.0 * math.sqrt(inverse.curvature.damping * trace))
     redone = torch.from_numpy(records_to_redo(leverage.cpu().numpy(), most_redone))
@@ -306,31 +302,22 @@ class _Sketch:
             self.residual = max(self.residual, float(tensors["residual"].max()))
             self.left = math.hypot(self.left, float(torch.linalg.vector_norm(tensors["left"])))
 
-    def score(
-        self, names: Sequence[str]
-    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], torch.Tensor, torch.Tensor, float]:
-        """Return the scores of all records, their standard errors, which were capped, their top leverage, and the sum
-        of trace(W B)."""
-        curved = [name for name in names if CATALOGUE[name].curvature]
-        half = self.probes // 2
-        columns, errors, flags, trace = [], [], [], 0.0
+    def score(self, names: Sequence[str], curved: Sequence[str]) -> tuple[Tensors, Tensors, float]:
+        """Return all scores with CAPPED and LEVERAGE, the standard errors of those that are `curved`, and the sum of
+        trace(W B)."""
+        half, trace = self.probes // 2, 0.0
+        columns, errors = [], []
         with torch.no_grad():
             for piece, u in self.inverse.jacobian.push(self.z):
                 u = u.double().permute(1, 2, 0).unsqueeze(1)  # (b, 1, m, q)
                 whole, first, second = (
                     self._batch(piece, u, probes) for probes in (slice(0, 2 * half), slice(0, half), slice(half, None))
                 )
-                columns.append(scores_of(whole, names))
+                flags = {CAPPED: whole.left_out.capped, LEVERAGE: whole.blocks.top_leverage()}
+                columns.append(scores_of(whole, names) | flags)
                 errors.append(standard_errors([first, second], curved))
-                flags.append((whole.left_out.capped, whole.blocks.top_leverage()))
                 trace += float(whole.blocks.trace().sum())
-        return (
-            {name: torch.cat([part[name] for part in columns]) for name in names},
-            {name: torch.cat([part[name] for part in errors]) for name in curved},
-            torch.cat([capped for capped, _ in flags]),
-            torch.cat([leverage for _, leverage in flags]),
-            trace,
-        )
+        return _joined(columns), _joined(errors), trace
 
     def _batch(self, piece: Piece, u: torch.Tensor, probes: slice) -> ScoreBatch:
         """The records of a piece with blocks from some of the probes."""

@@ -9,17 +9,16 @@ directions and little along all others, and gradients of its records lie mostly 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.func import grad, jvp, vjp, vmap
 
-from giveaway.checks import check_choice, check_number, fail
+from giveaway.checks import check_choice, check_number, check_whole, fail
 from giveaway.extract.batches import RecordBatch
 from giveaway.linalg.cg import Solution, column_cg, shared_cg
 from giveaway.linalg.probes import signs
-from giveaway.network.jacobian import CHECKED, Jacobian
+from giveaway.network.jacobian import CHECKED, Jacobian, first_that_agrees, random_columns
 from giveaway.network.network import Network, Values
 
 PARAMETERS_AT_ONCE = 65_536
@@ -37,27 +36,24 @@ class GaussNewton:
     kind = "ggn"
 
     def __init__(self, network: Network, damping: float = 0.0, jacobian: Jacobian | None = None) -> None:
-        self.network, self.damping = network, _checked(damping)
+        remedy = "in units of the summed loss, as n times weight decay"
+        self.network, self.damping = network, check_number("damping", damping, minimum=0.0, remedy=remedy)
         self.jacobian = Jacobian(network) if jacobian is None else jacobian
-
-    @property
-    def notes(self) -> list[str]:
-        return self.jacobian.notes
+        self.notes = self.jacobian.notes
 
     def __call__(self, right: torch.Tensor) -> torch.Tensor:
         return self.jacobian.curved(right).add_(right, alpha=self.damping)
 
 
-class Hessian:
+class Hessian(GaussNewton):
     """V (P, s) ↦ Σ_j ∇²ℓ_j V + λV. It can curve downwards where training has not ended in a minimum."""
 
     kind = "hessian"
 
     def __init__(self, network: Network, damping: float = 0.0, jacobian: Jacobian | None = None) -> None:
-        self.network, self.damping = network, _checked(damping)
-        self.jacobian = Jacobian(network) if jacobian is None else jacobian
+        super().__init__(network, damping, jacobian)
         self._way, notes = _method_of(network)
-        self.notes = [*self.jacobian.notes, *notes]
+        self.notes = [*self.notes, *notes]
 
     def __call__(self, right: torch.Tensor) -> torch.Tensor:
         network, wide = self.network, right.T
@@ -67,21 +63,9 @@ class Hessian:
             for _, batch in network.records.batches(network.work.rows(columns)):
                 product = self._way(network, batch)
                 for at, part in zip(total.split(columns), wide.split(columns), strict=True):
-                    found = product(network.parameters.split(part))
-                    at += network.parameters.join(found)
-        self.jacobian.passes += 1
-        self.jacobian.column_passes += len(wide)
+                    at += network.parameters.join(product(network.parameters.split(part)))
+        self.jacobian.count_pass(len(wide))
         return total.add_(wide, alpha=self.damping).T
-
-
-def curvature_of(network: Network, kind: str, damping: float) -> GaussNewton | Hessian:
-    """The curvature by its name: "ggn" or "hessian"."""
-    check_choice("curvature", kind, ("ggn", "hessian"))
-    return GaussNewton(network, damping) if kind == "ggn" else Hessian(network, damping)
-
-
-def _checked(damping: float) -> float:
-    return check_number("damping", damping, minimum=0.0, remedy="in units of the summed loss, as n times weight decay")
 
 
 def _gradient(network: Network, batch: RecordBatch) -> Callable[[Values], Values]:
@@ -121,41 +105,30 @@ def _column_by_column(network: Network, batch: RecordBatch) -> BatchProduct:
 HESSIAN_WAYS: dict[str, Callable[[Network, RecordBatch], BatchProduct]] = {
     "forward over reverse": _forward_over_reverse,
     "reverse over reverse": _reverse_over_reverse,
-    "column by column": _column_by_column,
 }
 
 
 def _method_of(network: Network) -> tuple[Callable[[Network, RecordBatch], BatchProduct], list[str]]:
     """The first way that agrees with plain second derivatives, and a note for each that did not."""
-    batch = network.records.take(slice(0, min(CHECKED, network.n)))
-    generator = torch.Generator().manual_seed(0)
-    v = torch.randn(2, network.size, generator=generator, dtype=torch.float64).to(network.device, network.dtype)
-    tangents, notes = network.parameters.split(v), []
-    expected: torch.Tensor | None = None
-    loose = 10 * torch.finfo(network.dtype).eps ** 0.5
-    for name in ("column by column", "forward over reverse", "reverse over reverse"):
-        try:
-            with network.evaluating():
-                found = network.parameters.join(HESSIAN_WAYS[name](network, batch)(tangents))
-        except Exception as error:  # what a layer raises under a transform is up to the layer
-            if expected is None:
-                got = f"layers that cannot ({type(error).__name__})"
-                raise fail(
-                    "curvature", "a model that can be differentiated twice", got, 'use curvature="ggn"'
-                ) from error
-            notes.append(f"{name}: not possible for this model ({type(error).__name__})")
-            continue
-        if expected is None:
-            expected = found
-        elif bool(((found - expected).norm(dim=1) <= loose * expected.norm(dim=1)).all()):
-            return HESSIAN_WAYS[name], notes
-        else:
-            notes.append(f"{name}: differs from plain second derivatives, so it is not used")
-    return _column_by_column, notes
+    (v,) = random_columns(network, network.size)
+    tangents, loose = network.parameters.split(v), 10 * torch.finfo(network.dtype).eps ** 0.5
+    try:
+        with network.evaluating():
+            batch = network.records.take(slice(0, min(CHECKED, network.n)))
+            expected = network.parameters.join(_column_by_column(network, batch)(tangents))
+    except Exception as error:  # what a layer raises under a transform is up to the layer
+        got = f"layers that cannot ({type(error).__name__})"
+        raise fail("curvature", "a model that can be differentiated twice", got, 'use curvature="ggn"') from error
+
+    def agrees(name: str, batch: RecordBatch) -> bool:
+        found = network.parameters.join(HESSIAN_WAYS[name](network, batch)(tangents))
+        return bool(((found - expected).norm(dim=1) <= loose * expected.norm(dim=1)).all())
+
+    name, notes = first_that_agrees(network, HESSIAN_WAYS, agrees, "plain second derivatives")
+    return HESSIAN_WAYS[name] if name else _column_by_column, notes
 
 
-@dataclass(frozen=True)
-class Steepest:
+class Steepest(NamedTuple):
     """Orthonormal directions as rows (k, P), and the curvature along them (k,), the flattest first."""
 
     directions: torch.Tensor
@@ -225,7 +198,7 @@ class InverseCurvature:
         network: Network,
         *,
         damping: float,
-        curvature: str | GaussNewton | Hessian = "ggn",
+        curvature: str | GaussNewton = "ggn",
         preconditioner: str = "nystrom",
         rank: int = 128,
         tolerance: float = 1e-3,
@@ -234,15 +207,19 @@ class InverseCurvature:
         on_step: Callable[[int], Any] = lambda step: None,
     ) -> None:
         check_number("tolerance", tolerance, minimum=torch.finfo(network.dtype).eps, remedy="1e-3 suits most scores")
-        if not isinstance(most_steps, int) or most_steps < 1:
-            raise fail("most_steps", "a whole number of at least 1", repr(most_steps), "200 suits most networks")
-        if not isinstance(rank, int) or rank < 1:
-            raise fail("rank", "a whole number of at least 1", repr(rank), "128 suits most networks")
+        check_whole("most_steps", most_steps, remedy="200 suits most networks")
+        check_whole("rank", rank, remedy="128 suits most networks")
         self.network = network
-        self.curvature = curvature_of(network, curvature, damping) if isinstance(curvature, str) else curvature
+        if isinstance(curvature, str):
+            check_choice("curvature", curvature, ("ggn", "hessian"))
+            curvature = (GaussNewton if curvature == "ggn" else Hessian)(network, damping)
+        self.curvature = curvature
         self.jacobian = self.curvature.jacobian
         self.preconditioner = check_choice("preconditioner", preconditioner, PRECONDITIONERS)
-        self._precondition = self._preconditioner(rank)
+        self._precondition: Callable[[torch.Tensor], torch.Tensor] | None = None
+        if preconditioner == "nystrom":
+            directions = steepest(self.jacobian, rank)
+            self._precondition = lambda right: directions.solve(right.T, self.curvature.damping).T
         self._options: dict[str, Any] = {
             "tolerance": tolerance,
             "most_steps": most_steps,
@@ -287,17 +264,11 @@ class InverseCurvature:
             "notes": list(self.curvature.notes),
         }
 
-    def _preconditioner(self, rank: int) -> Callable[[torch.Tensor], torch.Tensor] | None:
-        if self.preconditioner == "none":
-            return None
-        directions = steepest(self.jacobian, rank)
-        return lambda right: directions.solve(right.T, self.curvature.damping).T
-
     def _block(self, right: torch.Tensor) -> Solution:
         # laid out column by column, as the products are
         wide = right.T.contiguous().T
         # what curves downwards along one right side would spoil the directions of all
-        solve = shared_cg if isinstance(self.curvature, GaussNewton) and self.network.loss.convex else column_cg
+        solve = shared_cg if self.curvature.kind == "ggn" and self.network.loss.convex else column_cg
         found = solve(self.curvature, wide, precondition=self._precondition, **self._options)
         self.steps = max(self.steps, found.steps)
         self.right_sides += len(found.status)
