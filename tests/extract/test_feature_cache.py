@@ -323,7 +323,9 @@ def test_folders_of_something_else_are_refused(tmp_path, model, x, y):
 
 
 def test_two_runs_do_not_share_a_folder(tmp_path, model, x, y):
-    with feature_cache.opened(tmp_path / "cache"):
+    held = FeatureCache(tmp_path / "cache")
+    held.claim()
+    with held.locked():
         words = refusal(model, TensorDataset(x, y), cache=tmp_path / "cache")
         assert "in use by another run; wait for that run" in words
 

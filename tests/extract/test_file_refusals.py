@@ -171,7 +171,7 @@ def test_pickled_arrays_are_refused_unread(tmp_path):
 def test_damaged_files_fail_in_one_line_whatever_the_damage(tmp_path, monkeypatch, form, large, step):
     kind, _, folder = form.partition(" ")
     if large:
-        for place in ("records.rows", "extract.stored_arrays", "extract.arrays"):
+        for place in ("records.rows", "extract.user_files", "extract.arrays"):
             monkeypatch.setattr(f"giveaway.{place}.LARGE_BYTES", 1)
     path = damaged = written(tmp_path, plain(), form, [0, N])
     if folder:

@@ -17,7 +17,9 @@ from torch import nn
 
 from giveaway.checks import InputError
 from giveaway.extract import from_sklearn
-from giveaway.extract.user_files import call_factory, load_estimator, load_weights
+from giveaway.extract.sklearn_head import load_estimator
+from giveaway.extract.torch_model import load_weights
+from giveaway.extract.user_files import call_factory
 from tests.extract.examples import refused
 
 SOURCE = """
@@ -293,10 +295,9 @@ def test_types_skops_does_not_trust_are_counted_and_named(tmp_path, data):
 
 def test_skops_that_is_not_installed(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "skops.io", None)
-    with pytest.raises(
-        InputError, match=r"estimator: expected skops, to read .skops files, got none; pip install giveaway\[safe\]"
-    ):
-        load_estimator(tmp_path / "model.skops")
+    (tmp_path / "model.skops").touch()
+    words = r"estimator: expected skops, to read .skops files, got none; pip install giveaway\[safe\]"
+    refused(words, load_estimator, tmp_path / "model.skops")
 
 
 def test_estimator_files_that_cannot_be_read(tmp_path, data):

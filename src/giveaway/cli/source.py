@@ -18,8 +18,10 @@ from giveaway.cli.audit_command import RARE
 from giveaway.curvature.choice import Sketch
 from giveaway.extract import from_file, from_sklearn, from_torch
 from giveaway.extract.model_records import inputs_of_head
+from giveaway.extract.sklearn_head import load_estimator
 from giveaway.extract.torch_head import from_torch_shared
-from giveaway.extract.user_files import call_factory, load_estimator, load_weights, signals_from
+from giveaway.extract.torch_model import load_weights
+from giveaway.extract.user_files import call_factory, signals_from
 from giveaway.linalg.processes import ALONE, Processes
 from giveaway.network.depths import CURVATURES, Depths, Ekfac, Solves, checked_depths
 from giveaway.records import Head, Signals

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,17 +14,14 @@ import numpy as np
 import torch
 
 from giveaway.checks import as_tensor, check_shape, fail, rows_at_a_time
-from giveaway.extract.batches import RecordBatch, RowBuffer, check_same_kind
-from giveaway.extract.reader import RowFingerprints
-from giveaway.extract.stored_arrays import COMPRESSED, read_folder, read_stored
+from giveaway.extract.reader import RecordBatch, RecordReader
+from giveaway.extract.user_files import COMPRESSED, ONCE, ROWS, read_folder, read_stored
 from giveaway.records.examples import as_records, infer_loss
 from giveaway.records.head import Head
-from giveaway.records.rows import LARGE_BYTES, LazyRows, LinearRows, Stream, as_float_rows
+from giveaway.records.rows import LARGE_BYTES, LazyRows, LinearRows, Pair, Stream, as_float_rows, check_same_kind
 
-ARRAYS = ("features", "outputs", "targets", "weight", "bias", "sample_weight", "ids", "groups", "inputs")
-SETTINGS = ("l2", "options")
+ARRAYS = (*ROWS, *ONCE, "inputs", "options")
 CONTENTS = "the keys features, targets, and weight with bias, or outputs"
-Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 def from_file(
@@ -57,8 +55,18 @@ def from_file(
     (Head(n=3, d=3, m=3, loss='cross_entropy', l2=0.5), ['ignored keys: epoch'])
     """
     file = Path(path)
-    stored, ignored, remarks = read_folder(file) if file.is_dir() else _read_file(file)
-    notes = [f"ignored keys: {_listed(ignored)}", *remarks] if ignored else remarks
+    if file.is_dir():
+        stored, ignored, notes = read_folder(file)
+    elif file.suffix in (".npz", ".safetensors"):
+        arrays, ignored = read_stored("file", file, ARRAYS.__contains__, LARGE_BYTES)
+        stored = {name: array.rows(name) for name, array in arrays.items()}
+        notes = [
+            COMPRESSED.format(name) for name in ("features", "outputs") if name in stored and arrays[name].compressed
+        ]
+    else:
+        raise fail("file", "an .npz or .safetensors file", file.name, "save the arrays with numpy.savez")
+    if ignored:
+        notes = [f"ignored keys: {_listed(ignored)}", *notes]
     black_box = "features" not in stored and "outputs" in stored and not {"weight", "bias"} & stored.keys()
     if black_box:
         notes.append("no features: a black box, of which only outputs and inputs can be scored")
@@ -69,10 +77,14 @@ def from_file(
     for key, remedy in lacking:
         got = f"keys {_listed(sorted([*stored, *ignored]))}" if stored or ignored else "no keys"
         raise fail(key, f"{CONTENTS} in {file.name}", got, remedy)
-    saved = "options" in stored
-    settings = _saved_options(file, stored.pop("options", None))
+    saved, settings = "options" in stored, {}
+    if saved:
+        settings = _saved_options(file, str(stored.pop("options")))
     if "l2" in stored:
-        settings["l2"] = _single_number("l2", stored.pop("l2"))
+        number = as_tensor("l2", stored.pop("l2"))
+        if number.numel() != 1:
+            raise fail("l2", "one number", f"shape {tuple(number.shape)}", "one penalty holds for the whole head")
+        settings["l2"] = float(number)
     given: dict[str, Any] = {"l2": l2, "intercept": intercept, "penalize_intercept": penalize_intercept}
     given |= {"frozen": frozen, "loss": None if loss == "auto" else loss}
     for name, value in given.items():
@@ -87,18 +99,16 @@ def from_file(
         if not settings["intercept"]:
             notes.append("no bias in the file: the head is taken to have no intercept")
 
-    arrays: dict[str, Any] = {}
+    fields = stored | _layer(stored.get("weight"), stored.get("bias"))
     for name in [name for name in ("features", "outputs", "targets") if name in stored]:
-        arrays[name] = (as_tensor if name == "targets" else as_float_rows)(name, stored[name])
-    arrays |= _layer(stored.get("weight"), stored.get("bias"))
-    if "outputs" not in arrays:
-        arrays["outputs"] = linear_outputs(arrays["features"], arrays["weight"], arrays["bias"])
+        fields[name] = (as_tensor if name == "targets" else as_float_rows)(name, stored[name])
+    if "outputs" not in fields:
+        fields["outputs"] = linear_outputs(fields["features"], fields["weight"], fields["bias"])
     if "loss" not in settings:
-        settings["loss"] = infer_loss(arrays["targets"], arrays["outputs"])
-    others = {name: stored[name] for name in ("sample_weight", "ids", "groups", "inputs") if name in stored}
-    if "inputs" in others and not saved:
-        others["inputs"] = as_records(np.asarray(others["inputs"]))
-    return Head(**{"features": None} | arrays, **others, **settings), notes
+        settings["loss"] = infer_loss(fields["targets"], fields["outputs"])
+    if "inputs" in stored and not saved:
+        fields["inputs"] = as_records(np.asarray(stored["inputs"]))
+    return Head(**{"features": None} | fields | settings), notes
 
 
 def from_batches(
@@ -131,44 +141,26 @@ def from_batches(
         raise fail("batches", "something that can be read again", "an iterator, which ends after one pass", remedy)
     if weight is None and bias is not None:
         raise fail("bias", "weight together with bias", "bias alone", "pass weight= as well")
-    layer, fingerprints = _layer(weight, bias), RowFingerprints(None)
-    targets, weights, groups = RowBuffer("targets", None), RowBuffer("sample_weight", None), list[np.ndarray]()
-    names: set[str] = set()
-    for batch in _array_batches(batches, linear=weight is not None):
-        names = names or _array_names(batch)
-        if differing := sorted(names ^ _array_names(batch)):
-            got = f"{differing[0]} in some only"
-            raise fail("batches", "the same arrays in every batch", got, "give it in all or none")
-        if fingerprints.rows == 0:
-            x, f = _features_and_outputs(batch)
-            like = (x[:0].clone(), f[:0].clone())
-        fingerprints.add(batch)
-        targets.add(batch.targets)
-        if "sample_weight" in names:
-            weights.add(batch.keywords["sample_weight"])
-        if "groups" in names:
-            groups.append(batch.keywords["groups"])
-    fingerprints.check_complete()
-
-    def begin() -> Iterator[Pair]:
-        start = 0
-        for batch in _array_batches(batches, linear=weight is not None):
-            fingerprints.check_continued_by(batch, start)
-            start += batch.rows
-            pair = _features_and_outputs(batch)
-            for name, block, first in zip(("features", "outputs"), pair, like, strict=True):
-                check_same_kind(name, block, first)
-            yield pair
-
-    stream = Stream(begin, fingerprints.rows, like, name=hashlib.sha256(fingerprints.digest().encode()).hexdigest())
+    reader, like, known = _ArrayReader(batches, linear=weight is not None), None, defaultdict[str, list[Any]](list)
+    for batch in reader.first_pass():
+        like = like or _features_and_outputs(batch)
+        rows = batch.keywords | {"targets": batch.targets}
+        for name in rows.keys() - {"features", "outputs"}:
+            known[name].append(rows[name])
+            if name != "groups":
+                check_same_kind(name, rows[name], known[name][0])
+    assert like is not None
+    name = hashlib.sha256(reader.fingerprints.digest().encode()).hexdigest()
+    stream = Stream(lambda: map(_features_and_outputs, reader.later_pass()), reader.fingerprints.rows, like, name=name)
     features, streamed = stream.rows()
     outputs: LazyRows = streamed
+    layer = _layer(weight, bias)
     if weight is not None:
         d = features.shape[1]
         check_shape("weight", layer["weight"], (None, d), f"(outputs, {d}), a column a feature")
-        if "outputs" not in names:
+        if outputs.shape[1] == 0:
             outputs = LinearRows(features, layer["weight"], layer["bias"])
-    labels = targets.joined()
+    labels = torch.cat(known["targets"])
     return Head(
         features=features,
         outputs=outputs,
@@ -179,43 +171,51 @@ def from_batches(
         penalize_intercept=penalize_intercept,
         frozen=frozen,
         **layer,
-        sample_weight=weights.joined() if "sample_weight" in names else None,
-        ids=fingerprints.ids,  # type: ignore[arg-type]
-        groups=np.concatenate(groups) if groups else None,
+        sample_weight=torch.cat(known["sample_weight"]) if known["sample_weight"] else None,
+        ids=reader.fingerprints.ids,  # type: ignore[arg-type]
+        groups=np.concatenate(known["groups"]) if known["groups"] else None,
     )
 
 
-def _array_batches(batches: Iterable[Any], *, linear: bool) -> Iterator[RecordBatch]:
-    """Yield every batch with its arrays as keywords, each with as many rows; empty batches are left out."""
-    for batch in batches:
-        if isinstance(batch, Mapping):
-            given = dict(batch)
-        elif isinstance(batch, tuple | list) and len(batch) in (2, 3):
-            keys = ("features", "targets") if len(batch) == 2 else ("features", "outputs", "targets")
-            given = dict(zip(keys, batch, strict=True))
-        else:
-            expected = "dicts, or tuples (features, targets) or (features, outputs, targets)"
-            raise fail("batches", expected, f"a {type(batch).__name__}", "name the arrays of a batch in a dict")
-        for name in ("features", "targets", *(() if linear else ("outputs",))):
-            if name not in given:
-                remedy = "add it" if name != "outputs" else "add outputs, or pass weight="
-                raise fail("batches", f"{name} in every batch", "a batch without", remedy)
-        numbers = ("features", "outputs", "sample_weight", "targets")
-        arrays: dict[str, Any] = {name: as_tensor(name, given[name]).cpu() for name in numbers if name in given}
-        arrays |= {name: np.asarray(given[name]) for name in ("ids", "groups") if name in given}
-        rows = len(arrays["features"]) if arrays["features"].ndim else 0
-        for name, value in arrays.items():
-            if value.ndim == 0 or len(value) != rows:
-                got = f"shape {tuple(value.shape)} beside {rows} rows of features"
-                raise fail(name, "one row a record in every batch", got, "align the arrays of a batch")
-        check_shape("features", arrays["features"], (None, None), "(records, features)")
-        if rows:
-            targets, ids = arrays.pop("targets"), arrays.pop("ids", None)
-            yield RecordBatch((), arrays, targets, ids)
+class _ArrayReader(RecordReader):
+    """Passes over batches of arrays, which a RecordBatch holds as keywords; empty batches are left out."""
 
+    def __init__(self, given: Iterable[Any], *, linear: bool) -> None:
+        self._given = given
+        self._needed = ("features", "targets") if linear else ("features", "targets", "outputs")
+        self._names: set[str] = set()
 
-def _array_names(batch: RecordBatch) -> set[str]:
-    return {*batch.keywords, *(() if batch.ids is None else ("ids",))}
+    def batches(self) -> Iterator[RecordBatch]:
+        """Yield every batch with its arrays, each with as many rows."""
+        for batch in self._given:
+            if isinstance(batch, Mapping):
+                given = dict(batch)
+            elif isinstance(batch, tuple | list) and len(batch) in (2, 3):
+                keys = ("features", "targets") if len(batch) == 2 else ("features", "outputs", "targets")
+                given = dict(zip(keys, batch, strict=True))
+            else:
+                expected = "dicts, or tuples (features, targets) or (features, outputs, targets)"
+                raise fail("batches", expected, f"a {type(batch).__name__}", "name the arrays of a batch in a dict")
+            for name in self._needed:
+                if name not in given:
+                    remedy = "add it" if name != "outputs" else "add outputs, or pass weight="
+                    raise fail("batches", f"{name} in every batch", "a batch without", remedy)
+            numbers = ("features", "outputs", "sample_weight", "targets")
+            arrays: dict[str, Any] = {name: as_tensor(name, given[name]).cpu() for name in numbers if name in given}
+            arrays |= {name: np.asarray(given[name]) for name in ("ids", "groups") if name in given}
+            rows = len(arrays["features"]) if arrays["features"].ndim else 0
+            for name, value in arrays.items():
+                if value.ndim == 0 or len(value) != rows:
+                    got = f"shape {tuple(value.shape)} beside {rows} rows of features"
+                    raise fail(name, "one row a record in every batch", got, "align the arrays of a batch")
+            check_shape("features", arrays["features"], (None, None), "(records, features)")
+            if not rows:
+                continue
+            self._names = self._names or set(arrays)
+            if differing := sorted(self._names ^ set(arrays)):
+                got = f"{differing[0]} in some only"
+                raise fail("batches", "the same arrays in every batch", got, "give it in all or none")
+            yield RecordBatch((), arrays, arrays.pop("targets"), arrays.pop("ids", None))
 
 
 def _features_and_outputs(batch: RecordBatch) -> Pair:
@@ -256,32 +256,14 @@ def linear_outputs(
     return outputs
 
 
-def _read_file(file: Path) -> tuple[dict[str, Any], list[str], list[str]]:
-    """Return the known arrays of a file, the names of the others, which are not read, and notes."""
-    if file.suffix not in (".npz", ".safetensors"):
-        raise fail("file", "an .npz or .safetensors file", file.name, "save the arrays with numpy.savez")
-    stored, ignored = read_stored("file", file, lambda name: name in ARRAYS + SETTINGS, LARGE_BYTES)
-    notes = [COMPRESSED.format(name) for name in ("features", "outputs") if name in stored and stored[name].compressed]
-    return {name: array.rows(name) for name, array in stored.items()}, ignored, notes
-
-
 def _listed(keys: list[str]) -> str:
     return ", ".join(keys[:12]) + (", …" if len(keys) > 12 else "")
 
 
-def _saved_options(file: Path, value: Any) -> dict[str, Any]:
-    if value is None:
-        return {}
+def _saved_options(file: Path, text: str) -> dict[str, Any]:
     try:
-        options = json.loads(str(value))
+        options = json.loads(text)
         required = {name: options[name] for name in ("loss", "l2", "intercept", "penalize_intercept")}
         return required | {"frozen": options.get("frozen", False)}
     except (ValueError, TypeError, KeyError) as error:
         raise fail("options", f"what Head.save writes in {file.name}", "another text", "save the head again") from error
-
-
-def _single_number(argument: str, value: Any) -> float:
-    number = as_tensor(argument, value)
-    if number.numel() != 1:
-        raise fail(argument, "one number", f"shape {tuple(number.shape)}", "one penalty holds for the whole head")
-    return float(number)

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from giveaway.checks import fail
-from giveaway.extract.batches import check_same_kind
 from giveaway.extract.torch_model import storable
+from giveaway.records.rows import check_same_kind
 from giveaway.storage.arrays import write_npy
 from giveaway.storage.files import LOCK, MarkedFolder, write_atomically
 from giveaway.version import VERSION
@@ -31,7 +31,7 @@ PART = "part-"  # what folders of the processes that share a cache begin with
 
 
 class FeatureCache(MarkedFolder):
-    """A cache of one model's features; `opened` gives the one in use by this run."""
+    """A cache of one model's features."""
 
     marker, kind, argument, locks = "cache.json", "cache folder", "cache", True
     names = "|".join(map(re.escape, FILES))
@@ -48,9 +48,7 @@ class FeatureCache(MarkedFolder):
 
     def facts(self) -> dict[str, Any] | None:
         """Return what the cache was made of; None where it is not whole."""
-        if not super().marked:
-            return None
-        stored = self.read()
+        stored = self.read() if super().marked else {}
         sizes = {name: _size(self.path / name) for name in stored.get("files", {})}
         return stored if stored.get("complete") and sizes == stored["files"] else None
 
@@ -69,7 +67,7 @@ class FeatureCache(MarkedFolder):
     @contextmanager
     def writing(self) -> Iterator[dict[str, NpyWriter]]:
         """Give writers of features, outputs and targets; remove what they wrote if the block fails."""
-        files = {name: None for name in (*FILES, LOCK, self.marker)}
+        files = dict.fromkeys((*FILES, LOCK, self.marker))
         self.write({"kind": KIND, "complete": False, "giveaway": VERSION, "files": files})
         self.clear(LOCK, self.marker)
         writers = {name: NpyWriter(self.path / f"{name}.npy") for name in ROWS}
@@ -88,7 +86,7 @@ class FeatureCache(MarkedFolder):
         present = {name: np.asarray(value) for name, value in others.items() if value is not None}
         for name, array in present.items():
             write_atomically(self.path / f"{name}.npy", partial(np.save, arr=array, allow_pickle=False))
-        sizes = {name: _size(self.path / name) for name in (f"{name}.npy" for name in (*ROWS, *present))}
+        sizes = {f"{name}.npy": _size(self.path / f"{name}.npy") for name in (*ROWS, *present)}
         self.write({"kind": KIND, "complete": True, "giveaway": VERSION, **facts, "files": sizes})
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray, torch.Tensor, np.ndarray | None]:
@@ -111,8 +109,7 @@ class SharedCache(MarkedFolder):
 
     def parts(self) -> list[FeatureCache]:
         """Return the caches of the processes."""
-        found = sorted(self.path.glob(f"{PART}*")) if self.path.is_dir() else []
-        return [cache for cache in map(FeatureCache, found) if cache.marked]
+        return [cache for cache in map(FeatureCache, sorted(self.path.glob(f"{PART}*"))) if cache.marked]
 
     def part(self, rank: int, size: int) -> FeatureCache:
         """Return the cache of process `rank` of `size`."""
@@ -161,15 +158,6 @@ class NpyWriter:
     def _header(self) -> None:
         assert self._like is not None
         write_npy(self._stream, self._like.numpy().dtype, (self.rows, *self._like.shape[1:]))
-
-
-@contextmanager
-def opened(folder: str | os.PathLike[str]) -> Iterator[FeatureCache]:
-    """Give the cache in `folder`, which must be new, empty or an earlier cache; refuse it to a second run."""
-    cache = FeatureCache(folder)
-    cache.claim()
-    with cache.locked():
-        yield cache
 
 
 @contextmanager

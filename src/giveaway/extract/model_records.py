@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from giveaway.checks import InputError, as_tensor, check_finite, check_memory, fail
-from giveaway.extract.batches import RecordBatch, RowBuffer, is_dataset, model_inputs, row_kind
-from giveaway.extract.reader import READ_AGAIN, RecordReader
+from giveaway.extract.reader import READ_AGAIN, RecordBatch, RecordReader, RowBuffer, is_dataset, model_inputs
 from giveaway.extract.torch_model import same_random_states
 from giveaway.records.head import Head
+from giveaway.records.rows import row_kind
 
 BATCH_SIZE = 512
 INPUT_BYTES = 2 * 2**30  # a head keeps inputs up to this size
@@ -106,6 +106,33 @@ def places_of(wanted: np.ndarray, ids: np.ndarray) -> np.ndarray:
     return places
 
 
+def _read_twice(reader: RecordReader) -> tuple[Inputs, torch.Tensor, np.ndarray | None]:
+    """Return inputs, targets and ids of all records, read a second time to see that they are the same."""
+    buffers: dict[int | str, RowBuffer] = {}
+    targets, named = RowBuffer("targets", reader.total), False
+    with same_random_states(reader.loader):
+        for batch in reader.first_pass():
+            keys: list[int | str] = [*range(len(batch.arguments)), *batch.keywords]
+            tensors = {key: as_tensor("inputs", value).cpu() for key, value in zip(keys, batch.inputs, strict=True)}
+            if not buffers:
+                named, n = bool(batch.keywords), reader.total or batch.rows
+                size = sum(tensor.nbytes for tensor in tensors.values()) * n // max(1, batch.rows)
+                remedy = "score fewer records, the head alone, or pass (inputs, targets) with memory-mapped inputs"
+                check_memory("data", 2 * size, what="records that are kept", got=f"{n} of them", remedy=remedy)
+                buffers = {key: RowBuffer("inputs", reader.total) for key in tensors}
+            if set(tensors) != set(buffers) or any(t.ndim == 0 or len(t) != batch.rows for t in tensors.values()):
+                shapes = " and ".join(str(tuple(tensor.shape)) for tensor in tensors.values())
+                got = f"inputs of shape {shapes} for {batch.rows} records"
+                raise fail("data", "the same inputs in every batch, each with a row a record", got, "collate them so")
+            for key, tensor in tensors.items():
+                buffers[key].add(tensor)
+            targets.add(batch.targets)
+        reader.check_second_pass()
+    joined = {key: buffer.joined() for key, buffer in buffers.items()}
+    inputs = {str(key): tensor for key, tensor in joined.items()} if named else tuple(joined.values())
+    return inputs, targets.joined(), reader.fingerprints.ids
+
+
 class InputCollector:
     """Collects the one input that the model is given of each record, on the CPU and in the order of the batches.
 
@@ -118,7 +145,7 @@ class InputCollector:
         self._wanted, self._total, self._active = wanted, total, wanted is not False
         self._tensors, self._texts = RowBuffer("inputs", total), list[str]()
         self._kind: str | None = None
-        self._bytes = 0
+        self._rows = self._bytes = 0
 
     def add(self, batch: RecordBatch) -> None:
         """Keep the rows of `batch`, or give all of them up."""
@@ -136,16 +163,7 @@ class InputCollector:
         """Return all rows, a tensor or a list of strings; None where they were not kept."""
         if not self._active or self._kind is None:
             return None
-        if self._texts:
-            return self._texts
-        tensor = self._tensors.joined()
-        try:
-            check_finite("inputs", tensor)
-        except InputError:
-            if self._wanted:
-                raise
-            return None
-        return tensor
+        return self._texts or self._tensors.joined()
 
     def _add(self, block: Any, rows: int) -> None:
         text = isinstance(block, list)
@@ -166,7 +184,9 @@ class InputCollector:
         if text:
             self._texts.extend(block)
         else:
+            check_finite("inputs", block, self._rows)
             self._tensors.add(block if known else block.clone())
+        self._rows += rows
 
 
 def _only_input(batch: RecordBatch) -> Any:
@@ -184,40 +204,3 @@ def _only_input(batch: RecordBatch) -> Any:
     if getattr(value, "ndim", 1) == 0 or len(value) != batch.rows:
         raise fail("keep_inputs", "one row of input a record", f"other rows for {batch.rows} targets", LATER)
     return value.detach().cpu() if isinstance(value, torch.Tensor) else value
-
-
-def _read_twice(reader: RecordReader) -> tuple[Inputs, torch.Tensor, np.ndarray | None]:
-    """Return inputs, targets and ids of all records, read a second time to see that they are the same."""
-    with same_random_states(reader.loader):
-        read = _gathered(reader)
-        reader.check_second_pass()
-    return read
-
-
-def _gathered(reader: RecordReader) -> tuple[Inputs, torch.Tensor, np.ndarray | None]:
-    buffers: dict[int | str, RowBuffer] = {}
-    targets, keywords = RowBuffer("targets", reader.total), False
-    for batch in reader.first_pass():
-        keys: list[int | str] = [*range(len(batch.arguments)), *batch.keywords]
-        tensors = {key: as_tensor("inputs", value).cpu() for key, value in zip(keys, batch.inputs, strict=True)}
-        if not buffers:
-            keywords = bool(batch.keywords)
-            _check_memory(tensors, batch.rows, reader.total)
-            buffers = {key: RowBuffer("inputs", reader.total) for key in tensors}
-        if set(tensors) != set(buffers) or any(t.ndim == 0 or len(t) != batch.rows for t in tensors.values()):
-            shapes = " and ".join(str(tuple(tensor.shape)) for tensor in tensors.values())
-            got = f"inputs of shape {shapes} for {batch.rows} records"
-            raise fail("data", "the same inputs in every batch, each with a row a record", got, "collate them so")
-        for key, tensor in tensors.items():
-            buffers[key].add(tensor)
-        targets.add(batch.targets)
-    joined = {key: buffer.joined() for key, buffer in buffers.items()}
-    inputs = {str(key): tensor for key, tensor in joined.items()} if keywords else tuple(joined.values())
-    return inputs, targets.joined(), reader.fingerprints.ids
-
-
-def _check_memory(tensors: dict[int | str, torch.Tensor], rows: int, total: int | None) -> None:
-    n = rows if total is None else total
-    size = sum(tensor.nbytes for tensor in tensors.values()) * n // max(1, rows)
-    remedy = "score fewer records, the head alone, or pass (inputs, targets) with memory-mapped inputs"
-    check_memory("data", 2 * size, what="records that are kept", got=f"{n} of them", remedy=remedy)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from giveaway.checks import ROWS_PER_CHECK, as_tensor, check_shape, fail
 from giveaway.extract.arrays import linear_outputs
-from giveaway.extract.user_files import first_line
+from giveaway.extract.user_files import TRUST, first_line, needs_pickle, reading
 from giveaway.records.head import Head
 
 LEAST_PROBABILITY = 1e-12
@@ -31,6 +33,11 @@ ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "logistic": expit,
 }
 HARMLESS = re.compile(r"X has \d+ features|Input (X )?contains (NaN|infinity)|Expected 2D array|Found array with")
+REFIT = "pass the X the estimator was fitted with"
+PICKLE_SUFFIXES = (".pkl", ".pickle", ".joblib")
+# Plain holders of numbers, unknown to skops: inside every MLP trained with adam or sgd, and inside encoders.
+TRUSTED_TYPES = [f"sklearn.neural_network._stochastic_optimizers.{name}Optimizer" for name in ("Adam", "SGD")]
+TRUSTED_TYPES += ["numpy.dtype"]
 
 
 def from_sklearn(
@@ -55,89 +62,92 @@ def from_sklearn(
     >>> from_sklearn(LogisticRegression(C=2.0, max_iter=1000).fit(X, y), X, y)
     Head(n=150, d=4, m=3, loss='cross_entropy', l2=0.5, inputs=(4,))
     """
-    inputs = _records_of(X)
-    final, X = _last_step(estimator, X)
-    fields_of = FIELDS.get(type(final))
-    if fields_of is None and _is_black_box(final):
-        return Head(ids=ids, groups=groups, inputs=inputs, **_black_box(final, X, y, sample_weight))
-    if fields_of is None:
-        expected = "one of " + ", ".join(kind.__name__ for kind in FIELDS) + ", or a Pipeline ending in one"
-        remedy = "for another model build Head (a black box: features=None)"
-        remedy = "pass its best_estimator_" if hasattr(final, "best_estimator_") else remedy
-        raise fail("estimator", expected, type(final).__name__, remedy)
-    with _refusals(final):
-        check_is_fitted(final)
-    fields = fields_of(final, *_checked_inputs(final, X, y), sample_weight)
-    intercept = fields["bias"] is not None
-    for name in ("features", "weight", "bias") if intercept else ("features", "weight"):
-        fields[name] = as_tensor(name, fields[name])
-    outputs = linear_outputs(fields["features"], fields["weight"], fields["bias"])
-    return Head(outputs=outputs, intercept=intercept, ids=ids, groups=groups, inputs=inputs, **fields)
-
-
-def _is_black_box(estimator: Any) -> bool:
-    """Say whether `estimator` gives probabilities or values and has neither coefficients nor a search inside.
-
-    A linear model is not taken for a black box, which would hide most of its scores.
-    """
-    if hasattr(estimator, "coef_") or hasattr(estimator, "best_estimator_"):
-        return False
-    classifies = _is_a(ClassifierMixin, "classifier", estimator) and hasattr(estimator, "predict_proba")
-    return classifies or _is_a(RegressorMixin, "regressor", estimator)
-
-
-def _black_box(estimator: Any, X: Any, y: Any, sample_weight: Any) -> dict[str, Any]:
-    """Return the logarithms of the probabilities with class indices, or the values with squared loss."""
-    probable = hasattr(estimator, "predict_proba")
-    with _refusals(estimator):
-        outputs = np.asarray(estimator.predict_proba(X) if probable else estimator.predict(X))
-    if _held_out(estimator):
-        got = "early stopping on a validation set, which kept some of these records out of training"
-        raise fail("estimator", "a fit on every record", got, "fit without early stopping")
-    fields: dict[str, Any] = {"features": None, "sample_weight": sample_weight}
-    if not probable:
-        return fields | {"outputs": outputs, "targets": _checked_targets(y, len(outputs)), "loss": "squared"}
-    classes: Any = getattr(estimator, "classes_", None)
-    if outputs.ndim != 2 or np.ndim(classes) != 1:
-        got, remedy = f"{type(estimator).__name__} with another kind of outputs", "audit one label at a time"
-        raise fail("estimator", "a classifier of one label a record", got, remedy)
-    targets = _class_indices(_checked_targets(y, len(outputs)), np.asarray(classes))
-    logits = np.log(np.clip(outputs, LEAST_PROBABILITY, None))
-    return fields | {"outputs": logits, "targets": targets, "loss": "cross_entropy"}
-
-
-def _is_a(mixin: type, kind: str, estimator: Any) -> bool:
-    # the older mark as well: not every library that follows scikit-learn's interface derives from its classes
-    return isinstance(estimator, mixin) or getattr(estimator, "_estimator_type", None) == kind
-
-
-def _held_out(estimator: Any) -> bool:
-    """Say whether training stopped early by records that it did not train on."""
-    if not getattr(estimator, "validation_fraction", None):
-        return False
-    patient = getattr(estimator, "n_iter_no_change", None) is not None  # GradientBoosting's only switch
-    return bool(getattr(estimator, "do_early_stopping_", getattr(estimator, "early_stopping", patient)))
-
-
-def _last_step(estimator: Any, X: Any) -> tuple[Any, Any]:
-    """Return the final estimator of (nested) pipelines, and X as it reaches it."""
+    names = {"ids": ids, "groups": groups, "inputs": _records_of(X)}
     while isinstance(estimator, Pipeline):
         if len(estimator.steps) > 1:
             with _refusals(estimator):
                 X = estimator[:-1].transform(X)
         estimator = estimator.steps[-1][1]
-    return estimator, X
+    fields_of = FIELDS.get(type(estimator))
+    if fields_of is None and _is_black_box(estimator):
+        return Head(None, sample_weight=sample_weight, **names, **_black_box(estimator, X, y))  # type: ignore[arg-type]
+    if fields_of is None:
+        expected = "one of " + ", ".join(kind.__name__ for kind in FIELDS) + ", or a Pipeline ending in one"
+        remedy = "for another model build Head (a black box: features=None)"
+        remedy = "pass its best_estimator_" if hasattr(estimator, "best_estimator_") else remedy
+        raise fail("estimator", expected, type(estimator).__name__, remedy)
+    with _refusals(estimator):
+        check_is_fitted(estimator)
+    fields = fields_of(estimator, *_checked_inputs(estimator, X, y), sample_weight)
+    for name in ("features", "weight", "bias"):
+        fields[name] = None if fields[name] is None else as_tensor(name, fields[name])
+    outputs = linear_outputs(fields["features"], fields["weight"], fields["bias"])
+    return Head(outputs=outputs, intercept=fields["bias"] is not None, **names, **fields)
+
+
+def load_estimator(path: str | os.PathLike[str], *, allow_pickle: bool = False) -> Any:
+    """Return the scikit-learn estimator in `path`: skops, or with `allow_pickle` pickle, joblib and any type."""
+    suffix = Path(path).suffix
+    if suffix not in (".skops", *PICKLE_SUFFIXES):
+        expected = "a .skops file, or " + ", ".join(PICKLE_SUFFIXES)
+        raise fail("estimator", expected, Path(path).name, "save it with skops.io.dump")
+    with reading("estimator", path, f"{suffix} file") as file:
+        if suffix == ".skops":
+            try:
+                import skops.io
+            except ImportError as error:
+                raise fail("estimator", "skops, to read .skops files", "none", "pip install giveaway[safe]") from error
+            unknown = sorted(set(skops.io.get_untrusted_types(file=file)) - set(TRUSTED_TYPES))
+            if unknown and not allow_pickle:
+                got = f"{len(unknown)} unknown to it ({', '.join(unknown[:3])}{', …' * (len(unknown) > 3)})"
+                raise fail("estimator", "types that skops trusts", got, f"save the estimator without them, or {TRUST}")
+            return skops.io.load(file, trusted=[*TRUSTED_TYPES, *unknown])
+        if not allow_pickle:
+            raise needs_pickle("estimator", "a .skops file", file, "save it with skops.io.dump")
+        import joblib
+
+        return joblib.load(file)
+
+
+def _is_black_box(estimator: Any) -> bool:
+    """Whether it predicts; a linear model or a search is not taken for a black box, which would hide most scores."""
+    # the older mark as well: not every library that follows scikit-learn's interface derives from its classes
+    mark = getattr(estimator, "_estimator_type", None)
+    classifies = isinstance(estimator, ClassifierMixin) or mark == "classifier"
+    predicts = (classifies and hasattr(estimator, "predict_proba")) or isinstance(estimator, RegressorMixin)
+    return (predicts or mark == "regressor") and not any(hasattr(estimator, x) for x in ("coef_", "best_estimator_"))
+
+
+def _black_box(estimator: Any, X: Any, y: Any) -> dict[str, Any]:
+    """Return the logarithms of the probabilities with class indices, or the values with squared loss."""
+    probable = hasattr(estimator, "predict_proba")
+    with _refusals(estimator):
+        outputs = np.asarray(estimator.predict_proba(X) if probable else estimator.predict(X))
+    patient = getattr(estimator, "n_iter_no_change", None) is not None  # GradientBoosting's only switch
+    stopping = getattr(estimator, "do_early_stopping_", getattr(estimator, "early_stopping", patient))
+    if getattr(estimator, "validation_fraction", None) and stopping:
+        got = "early stopping on a validation set, which kept some of these records out of training"
+        raise fail("estimator", "a fit on every record", got, "fit without early stopping")
+    if not probable:
+        return {"outputs": outputs, "targets": _checked_targets(y, len(outputs)), "loss": "squared"}
+    classes: Any = getattr(estimator, "classes_", None)
+    if outputs.ndim != 2 or np.ndim(classes) != 1:
+        got, remedy = f"{type(estimator).__name__} with another kind of outputs", "audit one label at a time"
+        raise fail("estimator", "a classifier of one label a record", got, remedy)
+    logits = np.log(np.clip(outputs, LEAST_PROBABILITY, None))
+    targets = _class_indices(_checked_targets(y, len(outputs)), np.asarray(classes))
+    return {"outputs": logits, "targets": targets, "loss": "cross_entropy"}
 
 
 def _checked_inputs(estimator: Any, X: Any, y: Any) -> tuple[Any, np.ndarray]:
     """Return X as numbers (sparse if it was) and y, in the shapes that `estimator` was fitted with."""
     X = X.tocsr() if hasattr(X, "tocsr") else np.asarray(X)
     if X.ndim != 2:
-        raise fail("X", "shape (records, features)", f"shape {X.shape}", "pass the X the estimator was fitted with")
+        raise fail("X", "shape (records, features)", f"shape {X.shape}", REFIT)
     y = _checked_targets(y, X.shape[0])
     if X.shape[1] != estimator.n_features_in_:
         expected = f"{estimator.n_features_in_} columns, as the estimator was fitted with"
-        raise fail("X", expected, f"{X.shape[1]} columns", "pass the X the estimator was fitted with")
+        raise fail("X", expected, f"{X.shape[1]} columns", REFIT)
     if X.dtype.kind not in "fiub":
         try:
             X = X.astype(np.float64)
@@ -165,9 +175,8 @@ def _records_of(X: Any) -> Any:
         array = np.asarray(X)
     except ValueError:  # rows of several lengths, which the estimator will refuse
         return None
-    if array.dtype.kind not in "fiubUO" or (array.dtype.kind == "f" and not np.isfinite(array).all()):
-        return None
-    return array
+    gaps = array.dtype.kind == "f" and not np.isfinite(array).all()
+    return None if gaps or array.dtype.kind not in "fiubUO" else array
 
 
 def _least_squares(estimator: Any, X: Any, y: np.ndarray, sample_weight: Any) -> dict[str, Any]:
@@ -178,13 +187,8 @@ def _least_squares(estimator: Any, X: Any, y: np.ndarray, sample_weight: Any) ->
     if len(alpha) > 1:
         got = f"{len(alpha)} alphas"
         raise fail("estimator", "one alpha for all outputs", got, "fit and audit one estimator an output")
-    return _linear(estimator, X) | {
-        "targets": y,
-        "loss": "squared",
-        "l2": 2.0 * float(alpha[0]),
-        "penalize_intercept": False,
-        "sample_weight": sample_weight,
-    }
+    penalty = {"l2": 2.0 * float(alpha[0]), "penalize_intercept": False}
+    return _linear(estimator, X) | penalty | {"targets": y, "loss": "squared", "sample_weight": sample_weight}
 
 
 def _ridge_classifier(estimator: Any, X: Any, y: np.ndarray, sample_weight: Any) -> dict[str, Any]:
@@ -192,10 +196,8 @@ def _ridge_classifier(estimator: Any, X: Any, y: np.ndarray, sample_weight: Any)
     if y.ndim == 2:
         targets = np.where(y > 0, 1.0, -1.0)
     else:
-        labels = _class_indices(y, estimator.classes_)
-        targets = 2.0 * _one_hot(labels, len(estimator.classes_)) - 1.0
-        if len(estimator.classes_) == 2:
-            targets = targets[:, 1]
+        targets = 2.0 * np.eye(len(estimator.classes_))[_class_indices(y, estimator.classes_)] - 1.0
+        targets = targets[:, 1] if len(estimator.classes_) == 2 else targets
     if estimator.class_weight:
         sample_weight = _times(sample_weight, compute_sample_weight(estimator.class_weight, y))
     return _least_squares(estimator, X, targets, sample_weight)
@@ -205,12 +207,12 @@ def _logistic_regression(estimator: Any, X: Any, y: np.ndarray, sample_weight: A
     """Read LogisticRegression: one logit for two classes, softmax for more, or one binary head a class."""
     labels = _class_indices(y, estimator.classes_)
     fields = _linear(estimator, X)
-    several = len(fields["weight"]) > 1
+    several, liblinear = len(fields["weight"]) > 1, estimator.solver == "liblinear"
     mode = getattr(estimator, "multi_class", None)  # scikit-learn before 1.8
     if mode == "multinomial" and not several:
         got = "multi_class='multinomial' with two classes"
         raise fail("estimator", "the logistic loss for two classes", got, "fit without multi_class")
-    one_vs_rest = several and (estimator.solver == "liblinear" or mode == "ovr")
+    one_vs_rest = several and (liblinear or mode == "ovr")
     if estimator.class_weight is not None:
         if one_vs_rest:
             got = "class_weight with one-vs-rest, which weighs a record differently in each class"
@@ -220,28 +222,24 @@ def _logistic_regression(estimator: Any, X: Any, y: np.ndarray, sample_weight: A
             got = "class_weight='balanced' with sample_weight"
             raise fail("estimator", "one source of weights", got, "give class_weight as a dict")
         sample_weight = _times(sample_weight, compute_sample_weight(estimator.class_weight, y))
-    if estimator.solver == "liblinear" and fields["bias"] is not None and estimator.intercept_scaling != 1:
+    if liblinear and fields["bias"] is not None and estimator.intercept_scaling != 1:
         # liblinear penalizes bias / scaling: a bias of its own only as the weight of a constant feature.
         scale = float(estimator.intercept_scaling)
         fields["features"] = np.column_stack([fields["features"], np.full(X.shape[0], scale)])
         fields["weight"] = np.column_stack([fields["weight"], fields["bias"] / scale])
         fields["bias"] = None
-    return fields | {
-        "targets": _one_hot(labels, len(estimator.classes_)) if one_vs_rest else labels,
-        "loss": "binary_cross_entropy" if one_vs_rest else "cross_entropy",
-        "l2": _logistic_penalty(estimator),
-        "penalize_intercept": estimator.solver == "liblinear",
-        "sample_weight": sample_weight,
-    }
-
-
-def _logistic_penalty(estimator: Any) -> float:
     kind, ratio = estimator.penalty, estimator.l1_ratio
     if kind in ("deprecated", "elasticnet"):  # from 1.8 on l1_ratio alone tells, and penalty is "deprecated"
         kind = "l2" if not ratio else "l1" if ratio == 1 else "elasticnet"
     if kind in ("l1", "elasticnet"):
         raise fail("estimator", "an l2 penalty or none", f"penalty {kind}", "fit with l1_ratio=0 (penalty='l2')")
-    return 0.0 if kind is None or np.isinf(estimator.C) else 1.0 / float(estimator.C)
+    return fields | {
+        "targets": np.eye(len(estimator.classes_))[labels] if one_vs_rest else labels,
+        "loss": "binary_cross_entropy" if one_vs_rest else "cross_entropy",
+        "l2": 0.0 if kind is None or np.isinf(estimator.C) else 1.0 / float(estimator.C),
+        "penalize_intercept": liblinear,
+        "sample_weight": sample_weight,
+    }
 
 
 def _linear(estimator: Any, X: Any) -> dict[str, Any]:
@@ -288,22 +286,20 @@ def _penalties_a_pass(estimator: Any, n: int) -> float:
     """Count how often the penalty enters one sum over the records: scikit-learn divides it by each batch's size."""
     if estimator.solver == "lbfgs":
         return 1.0
-    size = min(200, n) if estimator.batch_size == "auto" else min(int(estimator.batch_size), n)
+    size = min(200 if estimator.batch_size == "auto" else int(estimator.batch_size), n)
     full, rest = divmod(n, size)
-    inverse_sizes = full / size + (1 / rest if rest else 0.0)
-    return n * inverse_sizes / (full + (rest > 0))
+    return n * (full / size + (1 / rest if rest else 0.0)) / (full + (rest > 0))
 
 
 def _last_hidden_layer(estimator: Any, X: Any) -> np.ndarray:
     layers = list(zip(estimator.coefs_[:-1], estimator.intercepts_[:-1], strict=True))
     if not layers:
         return _dense(X)
-    activate = ACTIVATIONS[estimator.activation]
     hidden = np.empty((X.shape[0], layers[-1][0].shape[1]), dtype=layers[-1][0].dtype)
     for start in range(0, X.shape[0], ROWS_PER_CHECK):
         block = X[start : start + ROWS_PER_CHECK]
         for coefs, intercepts in layers:
-            block = activate(block @ coefs + intercepts)
+            block = ACTIVATIONS[estimator.activation](block @ coefs + intercepts)
         hidden[start : start + ROWS_PER_CHECK] = block
     return hidden
 
@@ -324,18 +320,11 @@ def _class_indices(y: np.ndarray, classes: np.ndarray) -> np.ndarray:
     if y.ndim != 1:
         raise fail("y", "one label a record", f"shape {y.shape}", "pass the y the estimator was fitted with")
     known = {label: index for index, label in enumerate(classes.tolist())}
-    labels, inverse = np.unique(y, return_inverse=True)
-    unknown = [at for at, label in enumerate(labels.tolist()) if label not in known]
-    if unknown:
-        row = int(np.flatnonzero(np.isin(inverse, unknown))[0])
-        got = f"another label first in row {row}"
+    indices = np.array([known.get(label, -1) for label in y.tolist()])
+    if (indices < 0).any():
+        got = f"another label first in row {int(np.argmin(indices))}"
         raise fail("y", "labels the estimator was fitted with", got, "pass the y the estimator was fitted with")
-    return np.array([known[label] for label in labels.tolist()])[inverse]
-
-
-def _one_hot(labels: np.ndarray, classes: int) -> np.ndarray:
-    """(n, classes) with a one at each record's class index."""
-    return np.eye(classes)[labels]
+    return indices
 
 
 @contextmanager
@@ -349,7 +338,7 @@ def _refusals(estimator: Any) -> Iterator[None]:
     except ValueError as error:
         line = first_line(error)
         got = line if HARMLESS.match(line) else f"others ({type(error).__name__})"
-        raise fail("X", "inputs the estimator accepts", got, "pass the X the estimator was fitted with") from error
+        raise fail("X", "inputs the estimator accepts", got, REFIT) from error
 
 
 FIELDS: dict[type, Callable[[Any, Any, np.ndarray, Any], dict[str, Any]]] = {

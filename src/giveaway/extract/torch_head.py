@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,19 +17,38 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Subset
 
-from giveaway.checks import fail
-from giveaway.extract.batches import BatchKeys, RowBuffer, as_loader, check_same_kind
-from giveaway.extract.feature_cache import ROWS, FeatureCache, SharedCache, opened
+from giveaway.checks import InputError, check_choice, fail, nearest
+from giveaway.extract.feature_cache import ROWS, FeatureCache, SharedCache
 from giveaway.extract.model_records import InputCollector, places_of
-from giveaway.extract.reader import ORDERED, RecordReader, why_order_is_unknown
-from giveaway.extract.torch_model import HeadLayer, device_of, model_digest, untouched, unwrapped
+from giveaway.extract.reader import (
+    ORDERED,
+    BatchKeys,
+    RecordBatch,
+    RecordReader,
+    RowBuffer,
+    as_loader,
+    why_order_is_unknown,
+)
+from giveaway.extract.torch_model import (
+    LayerCall,
+    call_watched,
+    device_of,
+    model_digest,
+    storable,
+    untouched,
+    unwrapped,
+)
 from giveaway.linalg.processes import Processes
 from giveaway.records.examples import infer_loss
 from giveaway.records.head import Head
-from giveaway.records.rows import FileRows, Stream
+from giveaway.records.rows import FileRows, Pair, Stream
 from giveaway.storage.files import private_folder
 
-Pair = tuple[torch.Tensor, torch.Tensor]
+REDUCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "mean": lambda tokens: tokens.mean(dim=1),
+    "first": lambda tokens: tokens[:, 0],
+    "last": lambda tokens: tokens[:, -1],
+}
 
 
 def from_torch(
@@ -101,27 +121,29 @@ def from_torch(
         if stream:
             rows = _streamed(reader, head_layer, collector)
         elif cache is not None:
-            with opened(cache) as store:
+            store = FeatureCache(cache)
+            store.claim()
+            with store.locked():
                 rows = _through_cache(reader, head_layer, collector, store)
         else:
-            rows = _in_memory(reader, head_layer, collector)
+            buffers = {name: RowBuffer(name, reader.total) for name in ROWS}
+            _run(reader, head_layer, collector, buffers)
+            rows = {name: buffer.joined() for name, buffer in buffers.items()}
+            rows |= {"ids": reader.fingerprints.ids, "inputs": collector.joined()}
         # Read inside: a parametrized weight (spectral norm) may change when it is read in training mode.
         weight, bias = head_layer.parameters()
-    names = ids if rows.ids is None else rows.ids
+    if rows["ids"] is None:
+        rows["ids"] = ids
     return Head(
-        features=rows.features,
-        outputs=rows.outputs,
-        targets=rows.targets,
-        loss=infer_loss(rows.targets, rows.outputs) if loss == "auto" else loss,
+        **rows,
+        loss=infer_loss(rows["targets"], rows["outputs"]) if loss == "auto" else loss,
         l2=l2,
         intercept=bias is not None,
         penalize_intercept=penalize_intercept,
         weight=weight,
         bias=bias,
-        sample_weight=_in_row_order("sample_weight", sample_weight, names, reader.unknown_order),
-        ids=names,
-        groups=_in_row_order("groups", groups, names, reader.unknown_order),
-        inputs=rows.inputs,
+        sample_weight=_in_row_order("sample_weight", sample_weight, rows["ids"], reader.unknown_order),
+        groups=_in_row_order("groups", groups, rows["ids"], reader.unknown_order),
         frozen=frozen,
     )
 
@@ -161,17 +183,6 @@ def from_torch_shared(
     )
 
 
-@dataclass(frozen=True)
-class _HeadRows:
-    """What was read of all records; `inputs` are None where they were not kept, `ids` where the batches had none."""
-
-    features: Any
-    outputs: Any
-    targets: torch.Tensor
-    ids: np.ndarray | None
-    inputs: Any
-
-
 def _run(reader: RecordReader, layer: HeadLayer, collector: InputCollector, sinks: Mapping[str, Any]) -> None:
     """Run the model over all records into `sinks`, and read the data again to see that rows are records."""
     for batch in reader.first_pass():
@@ -181,15 +192,9 @@ def _run(reader: RecordReader, layer: HeadLayer, collector: InputCollector, sink
     reader.check_second_pass()
 
 
-def _in_memory(reader: RecordReader, layer: HeadLayer, collector: InputCollector) -> _HeadRows:
-    """Hold features and outputs in memory; the model runs once."""
-    buffers = {name: RowBuffer(name, reader.total) for name in ROWS}
-    _run(reader, layer, collector, buffers)
-    features, outputs, targets = (buffer.joined() for buffer in buffers.values())
-    return _HeadRows(features, outputs, targets, reader.fingerprints.ids, collector.joined())
-
-
-def _through_cache(reader: RecordReader, layer: HeadLayer, collector: InputCollector, store: FeatureCache) -> _HeadRows:
+def _through_cache(
+    reader: RecordReader, layer: HeadLayer, collector: InputCollector, store: FeatureCache
+) -> dict[str, Any]:
     """Map features and outputs from the cache; the model runs only where the cache is not whole yet."""
     weights, known = model_digest(layer.model), store.facts()
     if known is None:
@@ -211,10 +216,10 @@ def _through_cache(reader: RecordReader, layer: HeadLayer, collector: InputColle
     if inputs is not None and ids is not None and prints.ids is not None:
         order = places_of(ids, prints.ids)
         inputs = [inputs[row] for row in order] if isinstance(inputs, list) else inputs[torch.from_numpy(order)]
-    return _HeadRows(features, outputs, targets, ids, inputs)
+    return {"features": features, "outputs": outputs, "targets": targets, "ids": ids, "inputs": inputs}
 
 
-def _streamed(reader: RecordReader, layer: HeadLayer, collector: InputCollector) -> _HeadRows:
+def _streamed(reader: RecordReader, layer: HeadLayer, collector: InputCollector) -> dict[str, Any]:
     """Keep nothing but the targets: the model runs over the first batch here, and again in each later pass."""
     targets, first = RowBuffer("targets", reader.total), None
     weights = model_digest(layer.model)
@@ -224,7 +229,6 @@ def _streamed(reader: RecordReader, layer: HeadLayer, collector: InputCollector)
         targets.add(batch.targets)
     assert first is not None
     next(reader.later_pass())  # random augmentation and shuffling are refused here, not in a long audit
-    like = (first[0][:0].clone(), first[1][:0].clone())
 
     def begin() -> Iterator[Pair]:
         if model_digest(layer.model) != weights:
@@ -238,14 +242,13 @@ def _streamed(reader: RecordReader, layer: HeadLayer, collector: InputCollector)
                 if batch is None:
                     return
                 pair = layer.rows_of(batch)
-            for name, block, known in zip(("features", "outputs"), pair, like, strict=True):
-                check_same_kind(name, block, known)
             yield pair
 
     prints = reader.fingerprints
     name = hashlib.sha256(f"{weights} {prints.digest()} {layer.options()}".encode()).hexdigest()
-    features, outputs = Stream(begin, prints.rows, like, name=name, of_layer=True).rows()
-    return _HeadRows(features, outputs, targets.joined(), prints.ids, collector.joined())
+    features, outputs = Stream(begin, prints.rows, first, name=name, of_layer=True).rows()
+    known = {"targets": targets.joined(), "ids": prints.ids, "inputs": collector.joined()}
+    return {"features": features, "outputs": outputs} | known
 
 
 def _in_row_order(argument: str, value: Any, names: Any, unknown_order: str | None) -> Any:
@@ -262,3 +265,134 @@ def _in_row_order(argument: str, value: Any, names: Any, unknown_order: str | No
         got = f"an array, with rows in the order of {unknown_order}"
         raise fail(argument, "a dict from id to value", got, "key the values by id, or use a loader without shuffling")
     return value
+
+
+class HeadLayer:
+    """The nn.Linear called `requested`, or the last to run, which must give the model's output.
+
+    Call it inside `untouched`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        requested: str | None,
+        *,
+        reduction: str | None,
+        device: torch.device,
+        autocast: torch.dtype | None,
+    ) -> None:
+        if reduction is not None:
+            check_choice("reduction", reduction, REDUCTIONS)
+        if autocast not in (None, torch.bfloat16, torch.float16):
+            raise fail("autocast", "None, torch.bfloat16 or torch.float16", str(autocast), "choose one of these")
+        self.model, self._requested = model, requested
+        self._device, self._reduction, self._autocast = device, reduction, autocast
+        self.name: str | None = None  # known after the first batch
+        self._candidates = _linear_layers(model, requested)
+
+    def rows_of(self, batch: RecordBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run the model on a batch; return features and outputs of its records on the CPU."""
+        remedy = "name another with layer=, or build Head"
+        with nullcontext() if self._autocast is None else torch.autocast(self._device.type, dtype=self._autocast):
+            result, call = call_watched(self.model, *batch.inputs_on(self._device), self._candidates, remedy)
+        if call is None and self._requested is not None:
+            got = f"{self._requested!r}, which the forward leaves out"
+            raise fail("layer", "a layer that runs", got, "name another")
+        if call is None:
+            raise _not_linear("no nn.Linear ran")
+        self._check_reduction(call)
+        features, outputs = (self._reduced(value) for value in (call.inputs, call.outputs))
+        if self._requested is None:
+            final = _main_output(result)
+            if final is None or not any(_same_values(final, output) for output in (call.outputs, outputs)):
+                raise _not_linear(f"its last nn.Linear is {call.name!r}, its output is another")
+        if self.name is None:
+            self.choose(call.name)
+        if features.ndim != 2 or len(features) != batch.rows:
+            got = f"shape {tuple(features.shape)} for {batch.rows} targets"
+            raise fail("layer", f"one row of features a record in layer {call.name!r}", got, "name another with layer=")
+        return storable(features), storable(outputs)
+
+    def choose(self, name: str) -> None:
+        """From here on read the layer called `name` alone; refuse one whose weight another module shares."""
+        layer = self._candidates.get(name) or _linear_layers(self.model, name)[name]
+        for other_name, other in self.model.named_modules():
+            for key, parameter in other.named_parameters(recurse=False) if other is not layer else ():
+                if any(_same_memory(parameter, value) for value in (layer.weight, layer.bias) if value is not None):
+                    # the loss is then not convex in the weight
+                    got = f"layer {name!r}, whose weight is tied to {f'{other_name}.{key}'.lstrip('.')!r}"
+                    raise fail("layer", "a linear layer with weights of its own", got, "untie them and train again")
+        self._candidates, self.name = {name: layer}, name
+
+    def parameters(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return copies of the layer's weight and bias on the CPU."""
+        assert self.name is not None
+        layer = self._candidates[self.name]
+        bias = None if layer.bias is None else storable(layer.bias).clone()
+        return storable(layer.weight).clone(), bias
+
+    def options(self) -> dict[str, str | None]:
+        """Return what the rows depend on besides model and data."""
+        precision = None if self._autocast is None else str(self._autocast).removeprefix("torch.")
+        return {"layer": self._requested, "reduction": self._reduction, "autocast": precision}
+
+    def _check_reduction(self, call: LayerCall) -> None:
+        """Refuse tokens without a reduction, and a reduction without tokens."""
+        shape = tuple(call.inputs.shape)
+        if len(shape) > 2 and self._reduction is None:
+            choices = " or ".join(map(repr, REDUCTIONS))
+            expected = f"{choices}, since layer {call.name!r} sees (batch, tokens, features)"
+            remedy = "name how a record's tokens become one row, or pool them before the head"
+            raise fail("reduction", expected, f"None with shape {shape}", remedy)
+        if len(shape) <= 2 and self._reduction is not None:
+            expected = f"None, since layer {call.name!r} sees one row a record"
+            raise fail("reduction", expected, f"{self._reduction!r} with shape {shape}", "drop reduction=")
+
+    def _reduced(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Turn (batch, …, width) into (batch, width), where the user named a reduction."""
+        return tokens if self._reduction is None else REDUCTIONS[self._reduction](tokens.flatten(1, -2))
+
+
+def _linear_layers(model: nn.Module, requested: str | None) -> dict[str, nn.Linear]:
+    """Return the nn.Linear called `requested`, or all of them where that is None."""
+    linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    if requested is None:
+        return linear
+    modules = dict(model.named_modules(remove_duplicate=False))
+    if requested not in modules:
+        remedy = nearest(requested, linear) if linear else "the model has no nn.Linear"
+        raise fail("layer", "the name of an nn.Linear in the model", repr(requested), remedy)
+    module = modules[requested]
+    if not isinstance(module, nn.Linear):
+        got, remedy = f"{requested!r}, a {type(module).__name__}", "choose from " + ", ".join(list(linear)[:12])
+        raise fail("layer", "an nn.Linear", got, remedy)
+    return {requested: module}
+
+
+def _not_linear(reason: str) -> InputError:
+    expected, got = "a linear layer whose output is the model's output", f"a model whose head is not linear ({reason})"
+    remedy = "return raw outputs (no softmax), name the layer with layer=, or build Head (a black box: features=None)"
+    return fail("model", expected, got, remedy)
+
+
+def _main_output(result: Any) -> torch.Tensor | None:
+    if isinstance(result, Mapping):
+        result = result.get("logits", next(iter(result.values())) if len(result) == 1 else None)
+    elif hasattr(result, "logits"):
+        result = result.logits
+    elif isinstance(result, tuple | list) and result:
+        result = result[0]
+    return result if isinstance(result, torch.Tensor) else None
+
+
+def _same_values(final: torch.Tensor, candidate: torch.Tensor) -> bool:
+    """Compare up to squeezed axes and the cast to another precision."""
+    if final.numel() != candidate.numel() or final.device != candidate.device:
+        return False
+    a, b = final.detach().reshape(-1).to(candidate.dtype), candidate.reshape(-1)
+    return torch.allclose(a, b, rtol=1e-4, atol=1e-6, equal_nan=True)
+
+
+def _same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a is b or (a.data_ptr() == b.data_ptr() != 0 and a.device == b.device)

@@ -1,30 +1,34 @@
-"""A user's torch model: called in evaluation mode, left exactly as it was, and read at its last linear layer."""
+"""A user's torch model: its weights from a file, calls that leave it exactly as it was, and what its layers give."""
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import itertools
+import os
 import random
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from torch.nn import functional
+from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 from torch.utils.data import DataLoader
 
-from giveaway.checks import check_choice, fail, nearest
-from giveaway.extract.batches import RecordBatch
+from giveaway.checks import check_finite, check_whole, fail, nearest
+from giveaway.extract.reader import BatchKeys, RecordBatch, RecordReader, RowBuffer
+from giveaway.extract.user_files import first_line, needs_pickle, reading
 
-REDUCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "mean": lambda tokens: tokens.mean(dim=1),
-    "first": lambda tokens: tokens[:, 0],
-    "last": lambda tokens: tokens[:, -1],
-}
+CHECKPOINT_KEYS = ("state_dict", "model_state_dict", "model")
+WRAPPER_PREFIXES = ("_orig_mod.", "module.")  # torch.compile, and the parallel wrappers
+RESETS = ("reset_parameters", "_reset_parameters")  # the second is what nn.MultiheadAttention has
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # in what functions print; it differs between processes
 
 
@@ -69,7 +73,10 @@ def model_digest(model: nn.Module) -> str:
 @contextmanager
 def same_random_states(loader: DataLoader[Any] | None = None, cuda: Sequence[int] = ()) -> Iterator[None]:
     """Put all global random states, and the generators of `loader`, back on the way out."""
-    generators = [(generator, generator.get_state()) for generator in _generators(loader)]
+    batches = getattr(loader, "batch_sampler", None)
+    holders = (loader, getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None))
+    known = {id(g): g for holder in holders if isinstance(g := getattr(holder, "generator", None), torch.Generator)}
+    generators = [(generator, generator.get_state()) for generator in known.values()]
     python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002 (the user's, kept as it is)
     with torch.random.fork_rng(devices=cuda):
         try:
@@ -100,14 +107,21 @@ def evaluation_mode(model: nn.Module, loader: DataLoader[Any] | None = None) -> 
 @contextmanager
 def untouched(model: nn.Module, loader: DataLoader[Any]) -> Iterator[None]:
     """Evaluate without gradients inside; leave the model, its buffers and the loader exactly as they were."""
-    buffers = [(module, dict(module._buffers), _copies(module._buffers)) for module in model.modules()]
+    buffers = [(module, dict(module._buffers)) for module in model.modules()]
+    values = [
+        (buffer, buffer.detach().clone()) for _, held in buffers for buffer in held.values() if buffer is not None
+    ]
     # no_grad, not inference_mode: a tensor the model caches in its forward must stay usable in training.
     with evaluation_mode(model, loader), torch.no_grad():
         try:
             yield
         finally:
-            for module, originals, values in buffers:
-                _restore(module, originals, values)
+            for module, held in buffers:
+                module._buffers.clear()
+                module._buffers.update(held)
+            for buffer, value in values:
+                if not torch.equal(buffer, value):
+                    buffer.copy_(value)
 
 
 @dataclass(frozen=True)
@@ -133,7 +147,8 @@ def call_watched(
         def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             runs[name] += 1
             # Copies: an operation in place further on (relu_, softmax_) would change both.
-            calls[:] = [LayerCall(name, _copy(args[0] if args else kwargs.get("input")), _copy(output))]
+            values = (args[0] if args else kwargs.get("input"), output)
+            calls[:] = [LayerCall(name, *(v.detach().clone() if isinstance(v, torch.Tensor) else v for v in values))]
 
         return hook
 
@@ -150,176 +165,228 @@ def call_watched(
     return result, next(iter(calls), None)
 
 
-class HeadLayer:
-    """The nn.Linear called `requested`, or the last to run, which must give the model's output.
-
-    Call it inside `untouched`.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        requested: str | None,
-        *,
-        reduction: str | None,
-        device: torch.device,
-        autocast: torch.dtype | None,
-    ) -> None:
-        if reduction is not None:
-            check_choice("reduction", reduction, REDUCTIONS)
-        if autocast not in (None, torch.bfloat16, torch.float16):
-            raise fail("autocast", "None, torch.bfloat16 or torch.float16", str(autocast), "choose one of these")
-        self.model, self._device, self._reduction, self._autocast = model, device, reduction, autocast
-        self._requested = requested
-        self.name: str | None = None  # known after the first batch
-        self._candidates = _linear_layers(model) if requested is None else _named_layer(model, requested)
-
-    def rows_of(self, batch: RecordBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run the model on a batch; return features and outputs of its records on the CPU."""
-        remedy = "name another with layer=, or build Head"
-        with nullcontext() if self._autocast is None else torch.autocast(self._device.type, dtype=self._autocast):
-            result, call = call_watched(self.model, *batch.inputs_on(self._device), self._candidates, remedy)
-        if self._requested is None:
-            call = self._checked_output(result, call)
-        elif call is None:
-            got = f"{self._requested!r}, which the forward leaves out"
-            raise fail("layer", "a layer that runs", got, "name another")
-        if self.name is None:
-            self.choose(call.name)
-        self._check_reduction(call)
-        features, outputs = (self._reduced(value) for value in (call.inputs, call.outputs))
-        if features.ndim != 2 or len(features) != batch.rows:
-            got = f"shape {tuple(features.shape)} for {batch.rows} targets"
-            raise fail("layer", f"one row of features a record in layer {call.name!r}", got, "name another with layer=")
-        return storable(features), storable(outputs)
-
-    def choose(self, name: str) -> None:
-        """From here on read the layer called `name` alone; refuse one whose weight another module shares."""
-        layer = self._candidates.get(name) or _named_layer(self.model, name)[name]
-        _check_not_tied(self.model, name, layer)
-        self._candidates, self.name = {name: layer}, name
-
-    def parameters(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return copies of the layer's weight and bias on the CPU."""
-        assert self.name is not None
-        layer = self._candidates[self.name]
-        bias = None if layer.bias is None else storable(layer.bias).clone()
-        return storable(layer.weight).clone(), bias
-
-    def options(self) -> dict[str, str | None]:
-        """Return what the rows depend on besides model and data."""
-        precision = None if self._autocast is None else str(self._autocast).removeprefix("torch.")
-        return {"layer": self._requested, "reduction": self._reduction, "autocast": precision}
-
-    def _checked_output(self, result: Any, call: LayerCall | None) -> LayerCall:
-        """Refuse a model whose output is not what its last linear layer returned."""
-        expected = "a linear layer whose output is the model's output"
-        remedy = (
-            "return raw outputs (no softmax), name the layer with layer=, or build Head (a black box: features=None)"
-        )
-        if call is None:
-            raise fail("model", expected, "a model whose head is not linear (no nn.Linear ran)", remedy)
-        self._check_reduction(call)
-        final, outputs = _main_output(result), [call.outputs, self._reduced(call.outputs)]
-        if final is None or not any(_same_values(final, output) for output in outputs):
-            got = f"a model whose head is not linear (its last nn.Linear is {call.name!r}, its output is another)"
-            raise fail("model", expected, got, remedy)
-        return call
-
-    def _check_reduction(self, call: LayerCall) -> None:
-        """Refuse tokens without a reduction, and a reduction without tokens."""
-        shape = tuple(call.inputs.shape)
-        if len(shape) > 2 and self._reduction is None:
-            choices = " or ".join(map(repr, REDUCTIONS))
-            expected = f"{choices}, since layer {call.name!r} sees (batch, tokens, features)"
-            remedy = "name how a record's tokens become one row, or pool them before the head"
-            raise fail("reduction", expected, f"None with shape {shape}", remedy)
-        if len(shape) <= 2 and self._reduction is not None:
-            expected = f"None, since layer {call.name!r} sees one row a record"
-            raise fail("reduction", expected, f"{self._reduction!r} with shape {shape}", "drop reduction=")
-
-    def _reduced(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Turn (batch, …, width) into (batch, width), where the user named a reduction."""
-        return tokens if self._reduction is None else REDUCTIONS[self._reduction](tokens.flatten(1, -2))
-
-
 def storable(values: torch.Tensor) -> torch.Tensor:
     """Return `values` on the CPU, bfloat16 as float32: NumPy, and so every file, has no bfloat16."""
     return values.detach().to("cpu", torch.float32 if values.dtype == torch.bfloat16 else values.dtype)
 
 
-def _copy(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+def load_weights(model: nn.Module, path: str | os.PathLike[str], *, allow_pickle: bool = False) -> nn.Module:
+    """Load the weights in `path` into `model`, and return it.
+
+    Safetensors and what torch.save wrote of a state dict (alone or in a checkpoint) are read without running code.
+    Whole modules, TorchScript and .pt2 files run code, and are read only with `allow_pickle`.
+    """
+    if not isinstance(model, nn.Module):
+        raise fail("model", "a torch.nn.Module", type(model).__name__, "return the model from the function")
+    safe = Path(path).suffix == ".safetensors"
+    with reading("weights", path, "safetensors file" if safe else "file of torch.save") as file:
+        if safe:
+            from safetensors.torch import load_file
+
+            stored: Any = load_file(file)
+        else:
+            stored = _load_torch(file, allow_pickle)
+    if isinstance(stored, nn.Module):
+        stored = stored.state_dict()
+    if isinstance(stored, Mapping):
+        stored = next((stored[key] for key in CHECKPOINT_KEYS if isinstance(stored.get(key), Mapping)), stored)
+    if not isinstance(stored, Mapping) or not all(isinstance(name, str) for name in stored):
+        raise fail("weights", "a state dict", f"a {type(stored).__name__}", "save model.state_dict()")
+    state, expected = dict(stored), model.state_dict()
+    if not state.keys() & expected.keys():
+        for prefix in WRAPPER_PREFIXES:
+            consume_prefix_in_state_dict_if_present(state, prefix)
+    try:
+        model.load_state_dict(state)
+    except (RuntimeError, AttributeError, TypeError) as error:
+        got = _difference(expected, state) or first_line(error)
+        remedy = "use the function that made the model of these weights"
+        raise fail("weights", f"the parameters of {type(model).__name__}", got, remedy) from error
+    return model
 
 
-def _generators(loader: DataLoader[Any] | None) -> list[torch.Generator]:
-    if loader is None:
-        return []
-    holders = (loader, loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None))
-    known = {id(g): g for holder in holders if isinstance(g := getattr(holder, "generator", None), torch.Generator)}
-    return list(known.values())
+def _load_torch(file: Path, allow_pickle: bool) -> Any:
+    refusal = needs_pickle("weights", "a plain state dict", file, "save model.state_dict()")
+    if file.suffix == ".pt2":
+        if not allow_pickle:
+            raise refusal
+        return torch.export.load(file).state_dict
+    try:
+        return torch.load(file, map_location="cpu", weights_only=not allow_pickle)
+    except Exception as error:
+        if not allow_pickle and any(word in str(error) for word in ("GLOBAL", "TorchScript")):
+            raise refusal from error
+        raise
 
 
-def _copies(buffers: dict[str, torch.Tensor | None]) -> dict[str, torch.Tensor]:
-    return {name: buffer.detach().clone() for name, buffer in buffers.items() if buffer is not None}
+def _difference(expected: Mapping[str, Any], stored: Mapping[str, Any]) -> str:
+    """Say how the parameters in a file differ from the model's, by count and first name."""
+    kinds = {
+        "missing": [name for name in expected if name not in stored],
+        "unknown": [name for name in stored if name not in expected],
+        "of another shape": [n for n in expected if n in stored and np.shape(stored[n]) != np.shape(expected[n])],
+    }
+    return ", ".join(f"{len(names)} {kind} (first {names[0]})" for kind, names in kinds.items() if names)
 
 
-def _restore(module: nn.Module, originals: dict[str, torch.Tensor | None], values: dict[str, torch.Tensor]) -> None:
-    module._buffers.clear()
-    module._buffers.update(originals)
-    for name, value in values.items():
-        buffer = originals[name]
-        if buffer is not None and not torch.equal(buffer, value):
-            buffer.copy_(value)
+def early_features(
+    model: nn.Module,
+    data: Any,
+    *,
+    layer: str,
+    initial: bool = False,
+    seed: int = 0,
+    cells: int = 2,
+    batch_size: int = 256,
+    input_key: str | int | None = None,
+    target_key: str | int | None = None,
+    id_key: str | int | None = None,
+    device: torch.device | str | None = None,
+) -> np.ndarray:
+    """Return the output of `layer` for each record, (n, k) in float32 and in dataset order: a table for audit(inputs=).
+
+    Features that were not trained on the labels show what the others say of a record: those of a random network
+    (`initial`), or of an early layer, where training changed little. The model runs in evaluation mode and is left
+    exactly as it was. Shuffled loaders are refused even with ids: the rows have no ids, so build the head from the
+    same data in dataset order.
+
+    Parameters
+    ----------
+    data, batch_size, input_key, target_key, id_key, device : as in `from_torch`.
+    layer : name of a module, as in model.named_modules(). Maps (batch, channels, h, w) are averaged over a grid, three
+        axes are taken as (batch, tokens, features) and averaged over tokens, and others are flattened.
+    initial : run a copy of the model whose parameters every module has drawn again with its reset_parameters, and
+        whose batch-norm statistics are those of `data`, averaged over its batches of two records or more. Buffers
+        that no module resets stay as they are.
+    seed : of that draw.
+    cells : the grid is at most `cells` by `cells`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torch.utils.data import TensorDataset
+    >>> model = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.Flatten(), torch.nn.Linear(144, 2))
+    >>> records = TensorDataset(torch.rand(5, 1, 8, 8), torch.tensor([0, 1, 0, 1, 0]))
+    >>> early_features(model, records, layer="0", initial=True).shape
+    (5, 16)
+    """
+    module = unwrapped(model)
+    check_whole("cells", cells, remedy="2 suits most models")
+    check_whole("seed", seed, 0, remedy="any will do")
+    _check_layer_name(module, layer)
+    where = device_of(module, device)
+    reader = RecordReader(data, batch_size, BatchKeys(input_key, target_key, id_key), in_order=True)
+    features = RowBuffer("features", reader.total)
+    network = _copied(module) if initial else module
+    with untouched(network, reader.loader):
+        first = reader.first_pass()
+        if initial:
+            _draw_again(network, seed)
+            _set_norm_statistics(network, first, where)
+        for _ in first:
+            pass
+        for batch in reader.second_pass():
+            output = _output_of(layer, network, batch, where)
+            features.add(_one_row_a_record(layer, output, batch.rows, cells).cpu())
+    table = features.joined()
+    check_finite(f"output of layer {layer!r}", table)
+    return table.numpy()
 
 
-def _linear_layers(model: nn.Module) -> dict[str, nn.Linear]:
-    return {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+def _output_of(name: str, model: nn.Module, batch: RecordBatch, device: torch.device) -> torch.Tensor:
+    """Return what the module called `name` gives while `model` runs on `batch`."""
+    layers = {name: model.get_submodule(name)}
+    _, call = call_watched(model, *batch.inputs_on(device), layers, "name the block around it, or another")
+    if call is None:
+        raise fail("layer", "a layer that runs", f"{name!r}, which the forward leaves out", "name another")
+    output = call.outputs
+    if not isinstance(output, torch.Tensor) or output.is_complex():
+        kind = "complex tensor" if isinstance(output, torch.Tensor) else type(output).__name__
+        got = f"{name!r}, which gives a {kind}"
+        raise fail("layer", "a layer whose output is a tensor of real numbers", got, "name a layer inside or after it")
+    return output
 
 
-def _named_layer(model: nn.Module, name: str) -> dict[str, nn.Linear]:
-    modules, linear = dict(model.named_modules(remove_duplicate=False)), list(_linear_layers(model))
-    if name not in modules:
-        remedy = nearest(name, linear) if linear else "the model has no nn.Linear"
-        raise fail("layer", "the name of an nn.Linear in the model", repr(name), remedy)
-    module = modules[name]
-    if not isinstance(module, nn.Linear):
-        got, remedy = f"{name!r}, a {type(module).__name__}", "choose from " + ", ".join(linear[:12])
-        raise fail("layer", "an nn.Linear", got, remedy)
-    return {name: module}
+def _one_row_a_record(name: str, output: torch.Tensor, rows: int, cells: int) -> torch.Tensor:
+    shape = tuple(output.shape)
+    if output.ndim == 0 or len(output) != rows or output.numel() == 0:
+        got = f"shape {shape} for {rows} targets"
+        raise fail("layer", f"one row of output a record in layer {name!r}", got, "name another")
+    values = output.float()
+    if values.ndim == 4:
+        values = functional.adaptive_avg_pool2d(values, (min(cells, shape[2]), min(cells, shape[3])))
+    elif values.ndim == 3:
+        values = values.mean(dim=1)
+    return values.reshape(rows, -1)
 
 
-def _check_not_tied(model: nn.Module, name: str, layer: nn.Linear) -> None:
-    """Refuse a layer whose weight is also another module's parameter: the loss is then not convex in it."""
-    for other_name, other in model.named_modules():
-        if other is layer:
+def _copied(model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except (RuntimeError, TypeError) as error:
+        got = f"a {type(model).__name__} that copy.deepcopy refuses ({' '.join(str(error).split())[:60]} …)"
+        remedy = "run a freshly built model with initial=False"
+        raise fail("initial", "a model that can be copied", got, remedy) from error
+
+
+def _draw_again(model: nn.Module, seed: int) -> None:
+    """Draw every parameter of `model` again from `seed`; refuse modules that leave one of theirs as it was."""
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            parameter.fill_(torch.nan)  # whatever is not drawn again shows
+    devices = list({parameter.device for parameter in model.parameters() if parameter.is_cuda})
+    with torch.random.fork_rng(devices=devices):
+        # Not torch.manual_seed, which would also seed devices that are not put back.
+        torch.default_generator.manual_seed(seed)
+        for device in devices:
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        for module in reversed(list(model.modules())):  # the parts first: the whole may have its own way with them
+            reset = _reset_of(module)
+            if reset is not None:
+                reset()
+    for name, module in model.named_modules():
+        for key, parameter in module.named_parameters(recurse=False):
+            if bool(parameter.isnan().any()):
+                what = f"module {name!r}" if name else "the model itself"
+                why = f"no {RESETS[0]}" if _reset_of(module) is None else f"a {RESETS[0]} that leaves {key!r} out"
+                got = f"{what}, a {type(module).__name__}, with {why}"
+                remedy = "write one, or run a freshly built model with initial=False"
+                raise fail("initial", "modules that can draw their parameters again", got, remedy)
+
+
+def _reset_of(module: nn.Module) -> Any:
+    return next((reset for name in RESETS if callable(reset := getattr(module, name, None))), None)
+
+
+def _set_norm_statistics(model: nn.Module, batches: Iterator[RecordBatch], device: torch.device) -> None:
+    """Give batch norms the statistics of one pass, every record counting alike; a batch of one record has none."""
+    norms: list[Any] = [m for m in model.modules() if hasattr(m, "momentum") and _has_running_mean(m)]
+    if not norms:
+        return
+    count = 0
+    for norm in norms:
+        norm.training = True
+    for batch in batches:
+        if batch.rows < 2:
             continue
-        for key, parameter in other.named_parameters(recurse=False):
-            if any(_same_memory(parameter, value) for value in (layer.weight, layer.bias) if value is not None):
-                owner = f"{other_name}.{key}".lstrip(".")
-                got = f"layer {name!r}, whose weight is tied to {owner!r}"
-                raise fail("layer", "a linear layer with weights of its own", got, "untie them and train again")
+        count += batch.rows
+        for norm in norms:
+            norm.momentum = batch.rows / count
+        arguments, keywords = batch.inputs_on(device)
+        model(*arguments, **keywords)
+    if count == 0:
+        raise fail("batch_size", "batches of at least 2 for batch-norm statistics", "1", "use larger batches")
+    for norm in norms:
+        norm.training = False
 
 
-def _main_output(result: Any) -> torch.Tensor | None:
-    if isinstance(result, Mapping) and "logits" in result:
-        result = result["logits"]
-    elif isinstance(result, Mapping):
-        result = next(iter(result.values())) if len(result) == 1 else None
-    elif hasattr(result, "logits"):
-        result = result.logits
-    elif isinstance(result, tuple | list) and result:
-        result = result[0]
-    return result if isinstance(result, torch.Tensor) else None
+def _has_running_mean(module: nn.Module) -> bool:
+    return isinstance(getattr(module, "running_mean", None), torch.Tensor)
 
 
-def _same_values(final: torch.Tensor, candidate: torch.Tensor) -> bool:
-    """Compare up to squeezed axes and the cast to another precision."""
-    if final.numel() != candidate.numel() or final.device != candidate.device:
-        return False
-    a, b = final.detach().reshape(-1).to(candidate.dtype), candidate.reshape(-1)
-    return torch.allclose(a, b, rtol=1e-4, atol=1e-6, equal_nan=True)
-
-
-def _same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a is b or (a.data_ptr() == b.data_ptr() != 0 and a.device == b.device)
+def _check_layer_name(model: nn.Module, name: str) -> None:
+    names = [known for known, _ in model.named_modules(remove_duplicate=False) if known]
+    if name not in names:
+        remedy = nearest(str(name), names) if names else "the model has no modules inside"
+        raise fail("layer", "the name of a module in the model", repr(name), remedy)

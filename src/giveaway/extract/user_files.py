@@ -1,40 +1,54 @@
-"""What a user names on the command line: functions of their own, weights, estimators, and files of arrays or names."""
+"""What a user names on the command line: functions of their own, and arrays in files and in folders of files.
+
+Arrays of .npy, .npz and .safetensors files that are large are mapped where they lie. No pickle is read.
+"""
 
 from __future__ import annotations
 
 import csv
 import importlib
 import inspect
+import json
+import math
 import os
 import sys
-from collections.abc import Iterator, Mapping
+import zipfile
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
-from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
-from giveaway.checks import InputError, fail, nearest
+from giveaway.checks import InputError, as_tensor, fail, nearest
 from giveaway.records import Signals
 from giveaway.records.examples import as_numbers, as_records
-from giveaway.records.signals import KINDS
+from giveaway.records.rows import LARGE_BYTES, FileRows, LazyRows
+from giveaway.records.signals import KINDS as SIGNALS
 from giveaway.storage.arrays import read_arrays
 
-CHECKPOINT_KEYS = ("state_dict", "model_state_dict", "model")
-WRAPPER_PREFIXES = ("_orig_mod.", "module.")  # torch.compile, and the parallel wrappers
-PICKLE_SUFFIXES = (".pkl", ".pickle", ".joblib")
-# Plain holders of numbers, unknown to skops: inside every MLP trained with adam or sgd, and inside encoders.
-TRUSTED_TYPES = [f"sklearn.neural_network._stochastic_optimizers.{name}Optimizer" for name in ("Adam", "SGD")]
-TRUSTED_TYPES += ["numpy.dtype"]
 TRUST = "trust it with --allow-pickle (it can run any code)"
+PICKLED = ("Object arrays", "Python objects in dtype")  # how NumPy begins to refuse them
+PLAIN = "save plain numbers and strings (no object arrays) with numpy.savez"
+COMPRESSED = "{} compressed, so read whole: numpy.savez would leave them on disk"
+SAFETENSORS = {
+    "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<i2", "BOOL": "?", "U8": "u1", "I8": "i1",
+    "I16": "<i2", "U16": "<u2", "I32": "<i4", "U32": "<u4", "I64": "<i8", "U64": "<u8",
+}  # fmt: skip
+ROWS = ("features", "outputs", "targets", "sample_weight", "ids", "groups")
+ONCE = ("weight", "bias", "l2")
+KINDS = (".npy", ".npz", ".safetensors")
+HEAD = "head"  # the name of the file that may hold weight, bias and l2 beside the shards
 MOST_SUBGROUPS = 200  # a column with more values does not name subgroups
+
+Wanted = Callable[[str], bool]
 
 
 @contextmanager
-def reading(argument: str, path: str | os.PathLike[str], kind: str) -> Iterator[Path]:
+def reading(argument: str, path: str | os.PathLike[str], kind: str, plain: str = PLAIN) -> Iterator[Path]:
     """Read `path` inside; turn any failure to read it as `kind` into an InputError about `argument`."""
     file = Path(path)
     try:
@@ -50,6 +64,8 @@ def reading(argument: str, path: str | os.PathLike[str], kind: str) -> Iterator[
         remedy = "run from the folder that holds that code, or install it"
         raise fail(argument, "a file whose code can be imported", got, remedy) from error
     except Exception as error:  # damaged zips and pickles fail with nearly every exception there is
+        if isinstance(error, ValueError) and any(words in str(error) for words in PICKLED):
+            raise fail(argument, "arrays that need no pickle", f"{file.name}, which needs it", plain) from error
         got = f"{file.name}, truncated or not of that format"
         raise fail(argument, f"a whole {kind}", got, "write the file again") from error
 
@@ -57,6 +73,11 @@ def reading(argument: str, path: str | os.PathLike[str], kind: str) -> Iterator[
 def first_line(error: Exception) -> str:
     """Return the first line of what `error` says, or its type where it says nothing."""
     return next(iter(str(error).splitlines()), "") or type(error).__name__
+
+
+def needs_pickle(argument: str, expected: str, file: Path, remedy: str) -> InputError:
+    """Return the refusal of a file that can run code."""
+    return fail(argument, expected, f"{file.name}, which needs pickle", f"{remedy}, or {TRUST}")
 
 
 def call_factory(argument: str, reference: str) -> Any:
@@ -81,55 +102,15 @@ def call_factory(argument: str, reference: str) -> Any:
     if not callable(function):
         public = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
         raise fail(argument, f"a function of {module_name}", repr(function_name), nearest(function_name, public))
-    if (needed := _required_parameters(function)) > 0:
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except ValueError:  # some builtins do not tell
+        parameters = []
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    if needed := sum(p.default is p.empty and p.kind not in optional for p in parameters):
         got = f"{function_name!r}, which needs {needed}"
         raise fail(argument, "a function without arguments", got, "wrap it in one that calls it with yours")
     return function()
-
-
-def load_weights(model: nn.Module, path: str | os.PathLike[str], *, allow_pickle: bool = False) -> nn.Module:
-    """Load the weights in `path` into `model`, and return it.
-
-    Safetensors and what torch.save wrote of a state dict (alone or in a checkpoint) are read without running code.
-    Whole modules, TorchScript and .pt2 files run code, and are read only with `allow_pickle`.
-    """
-    if not isinstance(model, nn.Module):
-        raise fail("model", "a torch.nn.Module", type(model).__name__, "return the model from the function")
-    with reading("weights", path, "safetensors file" if _is_safetensors(path) else "file of torch.save") as file:
-        stored = _stored_weights(file, allow_pickle)
-    if isinstance(stored, nn.Module):
-        stored = stored.state_dict()
-    if isinstance(stored, Mapping):
-        stored = next((stored[key] for key in CHECKPOINT_KEYS if isinstance(stored.get(key), Mapping)), stored)
-    if not isinstance(stored, Mapping) or not all(isinstance(name, str) for name in stored):
-        raise fail("weights", "a state dict", f"a {type(stored).__name__}", "save model.state_dict()")
-    state, expected = dict(stored), model.state_dict()
-    if not state.keys() & expected.keys():
-        for prefix in WRAPPER_PREFIXES:
-            consume_prefix_in_state_dict_if_present(state, prefix)
-    try:
-        model.load_state_dict(state)
-    except (RuntimeError, AttributeError, TypeError) as error:
-        got = _difference(expected, state) or first_line(error)
-        remedy = "use the function that made the model of these weights"
-        raise fail("weights", f"the parameters of {type(model).__name__}", got, remedy) from error
-    return model
-
-
-def load_estimator(path: str | os.PathLike[str], *, allow_pickle: bool = False) -> Any:
-    """Return the scikit-learn estimator in `path`: skops, or with `allow_pickle` pickle, joblib and any type."""
-    suffix = Path(path).suffix
-    if suffix == ".skops":
-        return _load_skops(path, allow_pickle)
-    if suffix not in PICKLE_SUFFIXES:
-        expected = "a .skops file, or " + ", ".join(PICKLE_SUFFIXES)
-        raise fail("estimator", expected, Path(path).name, "save it with skops.io.dump")
-    with reading("estimator", path, f"{suffix} file") as file:
-        if not allow_pickle:
-            raise _needs_pickle("estimator", "a .skops file", file, "save it with skops.io.dump")
-        import joblib
-
-        return joblib.load(file)
 
 
 def inputs_from(path: str | os.PathLike[str], *, targets: bool = False) -> tuple[np.ndarray, np.ndarray | None]:
@@ -139,8 +120,8 @@ def inputs_from(path: str | os.PathLike[str], *, targets: bool = False) -> tuple
     other numbers stay as they are.
     """
     with reading("inputs", path, ".npz file") as file, np.load(file, allow_pickle=False) as stored:
-        labels = _stored(stored, "targets", file) if "inputs" in stored.files and targets else None
-        return as_numbers(_stored(stored, "inputs", file)), labels
+        inputs = as_numbers(_stored(stored, "inputs", file))
+        return inputs, _stored(stored, "targets", file) if targets else None
 
 
 def records_from(path: str | os.PathLike[str]) -> Any:
@@ -150,17 +131,12 @@ def records_from(path: str | os.PathLike[str]) -> Any:
     of strings, (n, columns).
     """
     mapped = Path(path).suffix == ".npy"
-    with reading("inputs", path, ".npy file" if mapped else ".npz file") as file:
-        try:
-            if mapped:
-                return as_records(np.load(file, mmap_mode="r", allow_pickle=False))
-            with np.load(file, allow_pickle=False) as stored:
-                return as_records(_stored(stored, "inputs", file))
-        except ValueError as error:
-            if not any(words in str(error) for words in ("Object arrays", "Python objects in dtype")):
-                raise
-            remedy = "save plain numbers, or a table as strings: table.astype(str)"
-            raise fail("inputs", "arrays that need no pickle", f"{file.name}, which needs it", remedy) from error
+    plain = "save plain numbers, or a table as strings: table.astype(str)"
+    with reading("inputs", path, ".npy file" if mapped else ".npz file", plain) as file:
+        if mapped:
+            return as_records(np.load(file, mmap_mode="r", allow_pickle=False))
+        with np.load(file, allow_pickle=False) as stored:
+            return as_records(_stored(stored, "inputs", file))
 
 
 def signals_from(path: str | os.PathLike[str]) -> Signals:
@@ -172,9 +148,9 @@ def signals_from(path: str | os.PathLike[str]) -> Signals:
     if Path(path).is_dir():
         return Signals.load(path)
     with reading("signals", path, ".npz file") as file, np.load(file, allow_pickle=False) as stored:
-        kinds = [kind for kind in KINDS if kind in stored.files]
+        kinds = [kind for kind in SIGNALS if kind in stored.files]
         if len(kinds) != 1 or "members" not in stored.files:
-            expected = f"members and one of {', '.join(KINDS)} in {file.name}"
+            expected = f"members and one of {', '.join(SIGNALS)} in {file.name}"
             raise fail("signals", expected, "keys " + ", ".join(stored.files), "store one kind of signal")
         values, members = stored[kinds[0]], stored["members"]
         labels = stored["labels"] if "labels" in stored.files else None
@@ -205,8 +181,8 @@ def subgroups_from(path: str, n: int) -> dict[str, np.ndarray]:
         if values.shape != (n,):
             got = f"{len(values) if values.ndim else 0} in column {place}"
             raise fail("subgroups", f"{n} values, one a record", got, "align the file with the records")
-        if len(np.unique(values)) > MOST_SUBGROUPS:
-            got = f"{len(np.unique(values))} in column {place}"
+        if (count := len(np.unique(values))) > MOST_SUBGROUPS:
+            got = f"{count} in column {place}"
             raise fail("subgroups", f"at most {MOST_SUBGROUPS} subgroups", got, "group the values, or leave it out")
     return {name: values.astype(str) for name, values in columns.items()}
 
@@ -231,63 +207,195 @@ def _stored(archive: Any, key: str, file: Path, *, argument: str | None = None) 
     return archive[key]
 
 
-def _load_skops(path: str | os.PathLike[str], trust_all: bool) -> Any:
-    try:
-        import skops.io
-    except ImportError as error:
-        raise fail("estimator", "skops, to read .skops files", "none", "pip install giveaway[safe]") from error
-    with reading("estimator", path, ".skops file") as file:
-        unknown = sorted(set(skops.io.get_untrusted_types(file=file)) - set(TRUSTED_TYPES))
-        if unknown and not trust_all:
-            got = f"{len(unknown)} unknown to it ({', '.join(unknown[:3])}{', …' * (len(unknown) > 3)})"
-            raise fail("estimator", "types that skops trusts", got, f"save the estimator without them, or {TRUST}")
-        return skops.io.load(file, trusted=[*TRUSTED_TYPES, *unknown])
+@dataclass(frozen=True, eq=False)
+class StoredArray:
+    """An array of a file, mapped or read; bfloat16 as its bits, which is all that NumPy can hold of it."""
+
+    array: np.ndarray
+    bfloat16: bool = False
+    compressed: bool = False
+
+    def value(self) -> np.ndarray | torch.Tensor:
+        """As it is stored; bfloat16 in float32."""
+        if not self.bfloat16:
+            return self.array
+        return torch.from_numpy(np.array(self.array)).view(torch.bfloat16).to(torch.float32)
+
+    def rows(self, name: str) -> np.ndarray | torch.Tensor | LazyRows:
+        """As a head takes it: lazily where it is large and mapped."""
+        large = self.bfloat16 and isinstance(self.array, np.memmap) and self.array.nbytes >= LARGE_BYTES
+        return FileRows(name, [self.array], bfloat16=True) if large else self.value()
 
 
-def _needs_pickle(argument: str, expected: str, file: Path, remedy: str) -> InputError:
-    return fail(argument, expected, f"{file.name}, which needs pickle", f"{remedy}, or {TRUST}")
+def read_stored(argument: str, path: Path, wanted: Wanted, large: int) -> tuple[dict[str, StoredArray], list[str]]:
+    """Return the wanted arrays of a file, mapped from `large` bytes on, and the names of the others, not read.
+
+    The array of an .npy file is named as the file is, up to a dash.
+    """
+    with reading(argument, path, f"{path.suffix} file") as file:
+        if path.suffix == ".npz":
+            return _read_npz(file, wanted, large)
+        if path.suffix == ".safetensors":
+            return _read_safetensors(file, wanted, large)
+        name = file.stem.split("-", 1)[0]
+        if not wanted(name):
+            return {}, [name]
+        with file.open("rb") as stream:
+            dtype, shape, order, offset = _npy_header(stream)
+        whole = not shape or not math.prod(shape)
+        array = np.load(file, allow_pickle=False) if whole else _mapped(file, dtype, shape, order, offset)
+        return {name: StoredArray(array)}, []
 
 
-def _is_safetensors(path: str | os.PathLike[str]) -> bool:
-    return Path(path).suffix == ".safetensors"
+def read_folder(folder: Path) -> tuple[dict[str, Any], list[str], list[str]]:
+    """Return the known arrays of a folder, the names of others, and notes.
+
+    The files are shards with some rows of every array, or .npy files: features.npy, or features-*.npy in name order.
+    """
+    files = sorted(file for file in folder.iterdir() if file.is_file() and file.suffix in KINDS)
+    kinds = sorted({file.suffix for file in files if file.stem != HEAD} or {file.suffix for file in files})
+    if not files:
+        expected, got = f"a folder with {', '.join(KINDS[:2])} or {KINDS[2]} files", f"none in {folder.name}"
+        raise fail("file", expected, got, "save shards there, or features.npy, targets.npy, weight.npy and bias.npy")
+    if len(kinds) > 1:
+        got = f"{' and '.join(kinds)} in {folder.name}"
+        raise fail("file", "files of one kind in the folder", got, "keep one kind there, and move the others away")
+    shards, ignored = kinds != [".npy"], set[str]()
+    known = ROWS + ONCE if shards else (*ROWS, *ONCE, "inputs")
+    parts: defaultdict[str, dict[Path, StoredArray]] = defaultdict(dict)
+    for file in files:
+        arrays, others = read_stored("file", file, known.__contains__, large=0)
+        ignored |= set(others)
+        for name, array in arrays.items():
+            parts[name][file] = array
+    for name, places in parts.items():
+        names = [file.name for file in places]
+        if shards and name in ONCE and len(names) > 1:
+            got = f"one in {names[0]} and one in {names[1]}"
+            raise fail(name, f"one {name} for all shards", got, f"keep it in one of them, or in {HEAD}.npz")
+        if not shards and len(names) > 1 and (name not in ROWS or f"{name}.npy" in names):
+            expected = f"{name}.npy" + (f" or {name}-*.npy" if name in ROWS else "")
+            raise fail(name, expected, " and ".join(names[:2]), "keep one of them")
+    stored: dict[str, Any] = {name: next(iter(parts[name].values())).value() for name in parts if name not in ROWS}
+    with_rows = sorted({file for name in ROWS for file in parts[name]}) if shards else []
+    first: dict[Path, tuple[str, int]] = {}  # the first array of each shard, and its rows
+    notes = []
+    for name in [name for name in ROWS if parts[name]]:
+        places = parts[name]
+        stored[name] = _stacked(name, places)
+        for file in with_rows:
+            if file not in places:
+                raise fail(
+                    name, "the same arrays in every shard", f"no {name} in {file.name}", "write it there as well"
+                )
+            beside, rows = first.setdefault(file, (name, len(places[file].array)))
+            if len(places[file].array) != rows:
+                expected, got = f"{rows} rows in {file.name}, as of {beside}", f"{len(places[file].array)} rows"
+                raise fail(name, expected, got, "write one row a record in every array")
+        size = sum(part.array.nbytes for part in places.values())
+        if name in ROWS[:2] and size >= LARGE_BYTES and any(part.compressed for part in places.values()):
+            notes.append(COMPRESSED.format(name))
+    return stored, sorted(ignored), notes
 
 
-def _stored_weights(file: Path, allow_pickle: bool) -> Any:
-    if _is_safetensors(file):
-        from safetensors.torch import load_file
-
-        return load_file(file)
-    refusal = _needs_pickle("weights", "a plain state dict", file, "save model.state_dict()")
-    if file.suffix == ".pt2":
-        if not allow_pickle:
-            raise refusal
-        return torch.export.load(file).state_dict
-    try:
-        return torch.load(file, map_location="cpu", weights_only=not allow_pickle)
-    except Exception as error:
-        if not allow_pickle and any(word in str(error) for word in ("GLOBAL", "TorchScript")):
-            raise refusal from error
-        raise
-
-
-def _difference(expected: Mapping[str, Any], stored: Mapping[str, Any]) -> str:
-    """Say how the parameters in a file differ from the model's, by count and first name."""
-    kinds = {
-        "missing": [name for name in expected if name not in stored],
-        "unknown": [name for name in stored if name not in expected],
-        "of another shape": [n for n in expected if n in stored and _shape(stored[n]) != _shape(expected[n])],
-    }
-    return ", ".join(f"{len(names)} {kind} (first {names[0]})" for kind, names in kinds.items() if names)
+def _stacked(name: str, places: dict[Path, StoredArray]) -> Any:
+    """Return rows of several files, one below the other: lazily where they are large, else in memory."""
+    first_file, first = next(iter(places.items()))
+    for file, part in places.items():
+        if part.array.ndim == 0:
+            raise fail(name, f"rows in {file.name}", "a single number", "write one row a record")
+        if part.array.shape[1:] != first.array.shape[1:]:
+            expected = f"rows of shape {first.array.shape[1:]} as in {first_file.name}"
+            got = f"rows of shape {part.array.shape[1:]} in {file.name}"
+            raise fail(name, expected, got, "write all shards with the same columns")
+        if name in ROWS[:2] and (part.array.dtype, part.bfloat16) != (first.array.dtype, first.bfloat16):
+            expected, got = f"{first.array.dtype} as in {first_file.name}", f"{part.array.dtype} in {file.name}"
+            raise fail(name, expected, got, "write all shards in one precision")
+    if name not in ROWS[:2]:
+        return np.concatenate([np.asarray(part.value()) for part in places.values()])
+    flat = name == "outputs" and first.array.ndim == 1
+    arrays = [part.array.reshape(-1, 1) if flat else part.array for part in places.values()]
+    as_tensor(name, arrays[0][:0])  # refuses what is not numbers
+    rows = FileRows(name, arrays, bfloat16=first.bfloat16)
+    return rows if rows.nbytes >= LARGE_BYTES else rows.whole()
 
 
-def _shape(value: Any) -> Any:
-    return getattr(value, "shape", None)
+def _read_npz(file: Path, wanted: Wanted, large: int) -> tuple[dict[str, StoredArray], list[str]]:
+    arrays, others = {}, []
+    with np.load(file, allow_pickle=False) as stored, file.open("rb") as stream:
+        members = {info.filename.removesuffix(".npy"): info for info in stored.zip.infolist()}
+        for name in stored.files:
+            if not wanted(name):
+                others.append(name)
+                continue
+            info = members[name]
+            stands = info.compress_type == zipfile.ZIP_STORED and not info.flag_bits & 1
+            array = _mapped_member(file, stream, info) if stands and info.file_size >= large else None
+            whole = stored[name] if array is None else array
+            arrays[name] = StoredArray(whole, compressed=not stands and whole.nbytes >= large)
+    return arrays, sorted(others)
 
 
-def _required_parameters(function: Any) -> int:
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except ValueError:  # some builtins do not tell
-        return 0
-    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return sum(p.default is p.empty and p.kind not in optional for p in parameters)
+def _mapped_member(file: Path, stream: Any, info: zipfile.ZipInfo) -> np.ndarray | None:
+    """Map a member that stands in the archive as it is; None where it is too small to be mapped."""
+    stream.seek(info.header_offset)
+    local = stream.read(30)
+    if local[:4] != b"PK\x03\x04":
+        raise ValueError("no local header")
+    start = info.header_offset + 30 + int.from_bytes(local[26:28], "little") + int.from_bytes(local[28:30], "little")
+    stream.seek(start)
+    dtype, shape, order, offset = _npy_header(stream)
+    count = math.prod(shape)
+    if offset + count * dtype.itemsize != start + info.file_size:
+        raise ValueError("a member that ends elsewhere")
+    return _mapped(file, dtype, shape, order, offset) if shape and count else None
+
+
+def _npy_header(stream: Any) -> tuple[np.dtype, tuple[int, ...], Any, int]:
+    version = np.lib.format.read_magic(stream)
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError("another version")
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, fortran, dtype = read(stream)
+    if dtype.hasobject:
+        raise ValueError(f"{PICKLED[0]} are not read")
+    return dtype, shape, "F" if fortran else "C", stream.tell()
+
+
+def _read_safetensors(file: Path, wanted: Wanted, large: int) -> tuple[dict[str, StoredArray], list[str]]:
+    """Read a length, a JSON header with each tensor's place, and the tensors' bytes, the last to the end."""
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if not 2 <= length <= size - 8:
+            raise ValueError("a header beyond the file")
+        header = json.loads(stream.read(length))
+        if not isinstance(header, dict):
+            raise ValueError("another header")
+        header.pop("__metadata__", None)
+        ends = [int(entry["data_offsets"][1]) for entry in header.values()]
+        if 8 + length + max(ends, default=0) != size:
+            raise ValueError("tensors beyond the file")
+        arrays = {}
+        for name in filter(wanted, header):
+            entry = header[name]
+            kind, shape, (low, high) = str(entry["dtype"]), tuple(map(int, entry["shape"])), entry["data_offsets"]
+            if kind not in SAFETENSORS:
+                remedy = "convert it to float32 or int64 and write the file again"
+                raise fail(name, f"numbers of a known type in {file.name}", f"type {kind[:12]}", remedy)
+            dtype = np.dtype(SAFETENSORS[kind])
+            if min(shape, default=0) < 0 or low < 0 or math.prod(shape) * dtype.itemsize != high - low:
+                raise ValueError("a shape that is not that of its bytes")
+            if high - low >= max(large, 1) and shape:
+                array: np.ndarray = _mapped(file, dtype, shape, "C", 8 + length + low)
+            else:
+                stream.seek(8 + length + low)
+                array = np.frombuffer(stream.read(high - low), dtype).reshape(shape).copy()
+            arrays[name] = StoredArray(array, kind == "BF16")
+    return arrays, sorted(name for name in header if not wanted(name))
+
+
+def _mapped(file: Path, dtype: np.dtype, shape: tuple[int, ...], order: Any, offset: int) -> np.memmap:
+    if offset + math.prod(shape) * dtype.itemsize > file.stat().st_size:
+        raise ValueError("an array beyond the file")
+    return np.memmap(file, dtype, "r", offset, shape, order)
