@@ -29,11 +29,12 @@ from matplotlib.figure import Figure
 from benchmarks.data import cifar10_training
 from benchmarks.drawing import image, panels, publish
 from benchmarks.measuring import ROOT, read_options, write_parts
+from benchmarks.reproduce.lood.attacks import added_alone
 from benchmarks.reproduce.lood.measures import ends, spread
 from giveaway.evaluation import spearman
 from giveaway.gp.attack import query_attack, record_attack
 from giveaway.gp.distinguishability import divergence, divergence_at
-from giveaway.gp.kernels import RBF, kernel_matrix
+from giveaway.gp.kernels import RBF
 from giveaway.gp.nngp import NNGP
 from giveaway.gp.posterior import Posterior, RemovedRecords, fit, remove
 from giveaway.gp.query import optimal_queries
@@ -255,29 +256,16 @@ def auc_and_lood(data: Images) -> tuple[dict, dict[str, tuple[np.ndarray, np.nda
     """Each of 200 images, and of 200 records of uniform pixels, added to 1,000 images by itself."""
     x, y = all_classes(data, 1_200, seed=11)
     uniform = torch.rand(200, x.shape[1], generator=generator(12), dtype=torch.float64)
-    kinds = {"images": slice(1_000, 1_200), "uniform pixels": slice(1_200, 1_400)}
     everything, targets = torch.cat([x, uniform]), torch.cat([y, y[1_000:]])
     ranks, points = {}, {}
     kernels = {"RBF": RBF(float(torch.pdist(x).median())), "ReLU network, 1 layer": NNGP(1)}
     for name, kernel in kernels.items():
-        matrix = kernel_matrix(kernel, everything)
-        for kind, where in kinds.items():
-            kl, mean, rate = [], [], []
-            for row in range(where.start, where.stop):
-                rows = torch.tensor([*range(1_000), row])
-                posterior = fit(kernel, everything[rows], targets[rows], NOISE, matrix=matrix[rows[:, None], rows])
-                removal = remove(posterior, [1_000])
-                own = everything[row].view(1, 1, -1)
-                found = divergence_at(removal, own)
-                kl.append(float(found.kl))
-                mean.append(float(found.mean))
-                rate.append(float(query_attack(removal, own).auc))
-            ranks[f"{name}, {kind}"] = {
-                "kl": number(spearman(np.array(kl), np.array(rate))),
-                "mean": number(spearman(np.array(mean), np.array(rate))),
-                "auc_5_50_95": spread(rate, MIDDLE),
-            }
-            points[f"{name}, {kind}"] = (np.array(kl), np.array(rate))
+        for kind, first in {"images": 1_000, "uniform pixels": 1_200}.items():
+            found, _ = added_alone(kernel, everything, targets, 1_000, first, 200)
+            kl, mean, rate = found["kl"], found["mean"], found["auc"]
+            told = {"kl": number(spearman(kl, rate)), "mean": number(spearman(mean, rate))}
+            ranks[f"{name}, {kind}"] = {**told, "auc_5_50_95": spread(rate, MIDDLE)}
+            points[f"{name}, {kind}"] = (kl, rate)
     return {**ranks, "NNGP of 5 layers, all of 1,000 cars and planes": of_all(data)}, points
 
 

@@ -148,8 +148,10 @@ def alone(
 
 
 def digits(value: Any, count: int = 4) -> Any:
-    """Round a number, or each of a list, to so many significant digits."""
-    if isinstance(value, Sequence):
+    """Round a number, or each of an array, a list or a dict, to so many significant digits."""
+    if isinstance(value, dict):
+        return {name: digits(each, count) for name, each in value.items()}
+    if isinstance(value, Sequence) or getattr(value, "ndim", 0):
         return [digits(each, count) for each in value]
     return float(f"{float(value):.{count}g}")
 

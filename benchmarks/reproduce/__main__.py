@@ -40,7 +40,7 @@ def _written(options: argparse.Namespace) -> Iterable[object]:
     if options.command == "features":
         from benchmarks.reproduce.per_sample.data import write_features
 
-        return [f"{options.which}: {write_features(options.which, options.data, options.to or options.data)}"]
+        return [write_features(options.which, options.data, options.to or options.data)]
     if options.command == "table":
         from benchmarks.reproduce.page import write_page
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.measuring import environment, write_json
+from benchmarks.measuring import environment, read_json, wait_for, write_json
 
 RESULTS = Path(__file__).parent / "results"
 LARGEST_SUMMARY = 5 * 10**6  # bytes of per-record summaries per setting
@@ -68,19 +68,19 @@ class Job:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Add the seconds of the block to the phase `name`, over all commands that worked in this folder."""
-        self._wait()
+        wait_for(self.device)
         began = time.perf_counter()
         try:
             yield
         finally:
-            self._wait()
+            wait_for(self.device)
             spent = self.seconds()
             spent[name] = round(spent.get(name, 0.0) + time.perf_counter() - began, 4)
             write_json(self._clock, spent)
 
     def seconds(self) -> dict[str, float]:
         """Return the seconds of each phase so far."""
-        return json.loads(self._clock.read_text()) if self._clock.exists() else {}
+        return read_json(self._clock)
 
     def piece(self, file: str, phase: str, make: Callable[[], Piece]) -> Piece:
         """Return the piece of work kept in WORK/file, which is made now if no earlier command kept it."""
@@ -105,7 +105,10 @@ class Job:
         self.out.mkdir(parents=True, exist_ok=True)
         path = self.out / f"{self.setting}.json"
         if arrays is not None:
-            small = {key: _as_half(np.asarray(value)) for key, value in arrays.items()}
+            columns = {key: np.asarray(value) for key, value in arrays.items()}
+            small = {
+                key: value.astype(np.float16) if value.dtype.kind == "f" else value for key, value in columns.items()
+            }
             np.savez_compressed(path.with_suffix(".npz"), **small)
             size = path.with_suffix(".npz").stat().st_size
             if size > LARGEST_SUMMARY:
@@ -117,10 +120,6 @@ class Job:
     @property
     def _clock(self) -> Path:
         return self.work / "seconds.json"
-
-    def _wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
 
 
 def read_result(results: Path, name: str) -> tuple[dict[str, Any], Arrays] | None:
@@ -134,11 +133,9 @@ def read_result(results: Path, name: str) -> tuple[dict[str, Any], Arrays] | Non
 
 def check_plan(marker: Path, plan: Mapping[str, Any]) -> None:
     """Refuse a folder of --work that belongs to another plan; one without a marker belongs to none yet."""
-    if not marker.exists():
-        return
-    was, now = json.loads(marker.read_text()), json.loads(json.dumps(dict(plan)))
+    was, now = read_json(marker), json.loads(json.dumps(dict(plan)))
     other = sorted(name for name in {*was, *now} if was.get(name) != now.get(name))
-    if other:
+    if was and other:
         raise SystemExit(f"work: {marker.parent} is of another {', '.join(other)}: take another folder")
 
 
@@ -160,7 +157,3 @@ def write_piece(path: Path, columns: Mapping[str, np.ndarray], told: Mapping[str
 def read_piece(path: Path) -> Piece:
     with np.load(path) as held:
         return {name: held[name] for name in held.files if name != "told"}, json.loads(str(held["told"]))
-
-
-def _as_half(values: np.ndarray) -> np.ndarray:
-    return values.astype(np.float16) if values.dtype.kind == "f" else values

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.measuring import timed
 from benchmarks.networks import ResNet
 from benchmarks.reproduce.gls.training import DEPTHS, layers_of
 from benchmarks.reproduce.job import Piece
@@ -70,7 +70,6 @@ class Target:
         on_step: Callable[[int], Any] = lambda step: None,
     ) -> None:
         self.model, self.x, self.y, self.solving, self.on_step = model.eval(), x, y, solving, on_step
-        self.on_gpu = x.device.type == "cuda"
 
     def score(self, depth: str) -> Piece:
         """Return the three summaries of every record at this depth, and what they cost."""
@@ -142,13 +141,10 @@ class Target:
 
     def _costed(self, work: Callable[[], Piece]) -> Piece:
         """Add wall seconds and, on a GPU, the peak memory to the report of `work`."""
-        if self.on_gpu:
-            torch.cuda.synchronize(self.x.device)
-            torch.cuda.reset_peak_memory_stats(self.x.device)
-        began = time.perf_counter()
-        columns, report = work()
-        if self.on_gpu:
-            torch.cuda.synchronize(self.x.device)
-            report["peak_gb"] = round(torch.cuda.max_memory_allocated(self.x.device) / 1e9, 2)
-        report["seconds"] = round(time.perf_counter() - began, 3)
-        return columns, report
+        device = self.x.device
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        (columns, report), seconds = timed(work, device)
+        if device.type == "cuda":
+            report["peak_gb"] = round(torch.cuda.max_memory_allocated(device) / 1e9, 2)
+        return columns, {**report, "seconds": round(seconds, 3)}

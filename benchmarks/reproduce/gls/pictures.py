@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from benchmarks.data import cifar10_training
+from benchmarks.drawing import image
 from benchmarks.reproduce.gls.training import DEPTHS
 from benchmarks.reproduce.gls.truth import GRID
 from benchmarks.reproduce.job import Arrays, read_result
 from benchmarks.reproduce.page import words
-from benchmarks.reproduce.per_sample.data import cifar10_training
 from giveaway.figures import tradeoff_curves
 from giveaway.reporting.picture import COLOURS, GREY, blank, new_picture
 from giveaway.theory import fixed_design
@@ -102,8 +103,7 @@ def extremes(found: dict[str, Any], records: np.ndarray) -> Figure:
     grid = figure.subplots(2, len(rows[0]), squeeze=False)
     for line, numbers in zip(grid, rows, strict=True):
         for axes, number in zip(line, numbers, strict=True):
-            axes.imshow(records[number])
-            axes.axis("off")
+            image(axes, records[number])
     return figure
 
 

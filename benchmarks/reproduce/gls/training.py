@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import nn
 
 from benchmarks.networks import Top
-from benchmarks.reproduce.per_sample.data import cifar10
 from giveaway.attacks.stacked import captured
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -29,12 +27,6 @@ class Images:
     labels: np.ndarray
     held_out: np.ndarray
     held_out_labels: np.ndarray
-
-
-def read_images(folder: Path) -> Images:
-    """Read the whole of CIFAR-10: all 50,000 images may be trained on, the 10,000 others are held out."""
-    x, y, held_x, held_y = cifar10(folder)
-    return Images(x, y.reshape(-1).astype(np.int64), held_x, held_y.reshape(-1).astype(np.int64))
 
 
 def made_images(seed: int = 0) -> Images:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -15,7 +14,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from benchmarks.measuring import environment, write_json
+from benchmarks.data import cifar10
+from benchmarks.measuring import environment, read_json, wait_for, write_json
 from benchmarks.networks import ResNet
 from benchmarks.reproduce.gls import training
 from benchmarks.reproduce.gls.leverage import DAMPING, Solving, Target
@@ -58,38 +58,36 @@ class Store:
 
     def load_weights(self, number: int, model: nn.Module) -> bool:
         """Load the weights if they are there and those of the kept model: another machine may have trained it again."""
-        path = self._weights(number)
-        if not (path.exists() and self.has_model(number)):
+        if not (self._weights(number).exists() and self.has_model(number)):
             return False
-        state = torch.load(path, weights_only=True)
-        if _digest(state) != self.phi(number)[1].get("weights"):
-            return False
-        model.load_state_dict(state)
-        return True
+        state = torch.load(self._weights(number), weights_only=True)
+        same = _digest(state) == self.phi(number)[1].get("weights")
+        if same:
+            model.load_state_dict(state)
+        return same
 
     def has_piece(self, number: int, piece: str) -> bool:
         return self._piece(number, piece).exists()
 
     def save_piece(self, number: int, piece: str, columns: Mapping[str, np.ndarray], told: Mapping[str, Any]) -> None:
-        small = {name: _packed(name, np.asarray(column)) for name, column in columns.items()}
-        write_piece(self._piece(number, piece), small, told)
+        packed = {
+            name: (column if name in SIGNED else np.log10(np.maximum(column, TINY))).astype(np.float16)
+            for name, column in columns.items()
+        }
+        write_piece(self._piece(number, piece), packed, told)
 
     def give_up(self, number: int, piece: str, why: str) -> None:
         """Note why a piece cannot be computed, so that it is not tried again."""
         write_json(self._piece(number, piece).with_suffix(".json"), {"ended": why})
 
-    def why_not(self, number: int, piece: str) -> str | None:
-        """Return why it cannot be computed, if that was noted."""
-        path = self._piece(number, piece).with_suffix(".json")
-        return str(json.loads(path.read_text())["ended"]) if path.exists() else None
-
     def reasons(self, targets: Iterable[int], piece: str) -> list[str]:
         """Return why it cannot be computed for some of these targets, each reason once."""
-        return sorted({why for why in (self.why_not(number, piece) for number in targets) if why})
+        notes = (read_json(self._piece(number, piece).with_suffix(".json")) for number in targets)
+        return sorted({note["ended"] for note in notes if note})
 
     def settled(self, number: int, piece: str) -> bool:
         """Return whether nothing is left to do for it."""
-        return self.has_piece(number, piece) or self.why_not(number, piece) is not None
+        return self.has_piece(number, piece) or bool(self.reasons([number], piece))
 
     def piece(self, number: int, piece: str) -> Piece:
         """Return its columns (positive ones as logarithms to the base of 10) in float64, and what it cost."""
@@ -103,17 +101,7 @@ class Store:
         return self.weights / f"target-{number:03d}.pt"
 
     def _piece(self, number: int, piece: str) -> Path:
-        return self.keep / f"target-{number:03d}-{_slug(piece)}.npz"
-
-
-def _slug(piece: str) -> str:
-    return piece.replace(" ", "-")
-
-
-def _packed(name: str, column: np.ndarray) -> np.ndarray:
-    if name in SIGNED:
-        return column.astype(np.float16)
-    return np.log10(np.maximum(column, TINY)).astype(np.float16)
+        return self.keep / f"target-{number:03d}-{piece.replace(' ', '-')}.npz"
 
 
 def _digest(state: Mapping[str, torch.Tensor]) -> str:
@@ -152,11 +140,7 @@ class Work:
 
     def __init__(self, job: Job, size: Size, targets: range) -> None:
         self.job, self.size, self.targets = job, size, targets
-        if job.small:
-            self.images = training.made_images()
-        else:
-            assert job.data is not None
-            self.images = training.read_images(job.data)
+        self.images = training.made_images() if job.small else training.Images(*cifar10(job.data))
         plan = {"seed": job.seed, "records": len(self.images.labels), "widths": size.widths, **asdict(size.schedule)}
         self.kept = Store(job.work, {**plan, "solving": asdict(size.solving), "damping": DAMPING})
         self._trainer: Trainer | None = None
@@ -235,25 +219,25 @@ class Work:
         target = Target(model.to(self.job.device), x, y, self.size.solving, self._on_step)
         for piece in missing:
             self.job.stop_in_time()
+            why = ""
             try:
                 with self.job.phase(f"leverage, {piece}"):
                     columns, told = self._done(target, piece)
+                if told.get("worst_residual", 0.0) > UNSOLVED:
+                    residual, steps = told["worst_residual"], told["most_steps_taken"]
+                    why = f"not solved: a residual of {residual:.2g} after {steps} steps"
             except torch.OutOfMemoryError:
-                self.kept.give_up(number, piece, "out of memory")
-                print(f"target {number}, {piece}: out of memory, left out", flush=True)
-                continue
-            if told.get("worst_residual", 0.0) > UNSOLVED:
-                why = f"not solved: a residual of {told['worst_residual']:.2g} after {told['most_steps_taken']} steps"
+                why = "out of memory"
+            if why:
                 self.kept.give_up(number, piece, why)
-                print(f"target {number}, {piece}: {why}, left out", flush=True)
-                continue
-            self.kept.save_piece(number, piece, columns, told)
-            print(f"target {number}, {piece}:", told, flush=True)
+            else:
+                self.kept.save_piece(number, piece, columns, told)
+            print(f"target {number}, {piece}:", f"{why}, left out" if why else told, flush=True)
 
     def _on_step(self, step: int) -> None:
         """Say where a solve is, which can take minutes, and end it when the time is up."""
         if self.job.device.type == "cuda":
-            torch.cuda.synchronize(self.job.device)
+            wait_for(self.job.device)
             print(f"step {step} at {time.strftime('%H:%M:%S')}", flush=True)
         self.job.stop_in_time()
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
 
 import numpy as np
 import torch
 
+from benchmarks.measuring import digits, timed
 from benchmarks.reproduce.job import RESULTS, Arrays, Job, Piece
 from benchmarks.reproduce.lood import measures, networks
-from benchmarks.reproduce.lood.measures import NOISE, attack_auc, correlation, digits, distances, spread
+from benchmarks.reproduce.lood.measures import NOISE, attack_auc, correlation, distances, spread
 from benchmarks.reproduce.lood.networks import cars_and_planes, described, retrain, size_of
 from giveaway.gp.attack import query_attack
 from giveaway.gp.distinguishability import divergence_at
@@ -36,9 +36,8 @@ def run_retrained(job: Job) -> None:
 
     distances(NNGP(1), pictures, job.device)  # libraries are loaded before the clock runs
     answers = retrain(job, pictures, chosen, queries, "relu", size)
-    began = time.perf_counter()
-    wide = distances(NNGP(size.depth), pictures, job.device)
-    seconds = {"retraining_relu": job.seconds()["retraining_relu"], "lood": time.perf_counter() - began}
+    wide, spent = timed(lambda: distances(NNGP(size.depth), pictures, job.device), job.device)
+    seconds = {"retraining_relu": job.seconds()["retraining_relu"], "lood": spent}
     nearby, nearby_auc = measures.along(NNGP(size.depth), pictures, chosen, queries, job.device)
     tangent = distances(NTK(size.depth), pictures, job.device)
 
@@ -85,10 +84,10 @@ def run_retrained(job: Job) -> None:
         },
         "mean_auc_along": {
             "offsets": offsets.tolist(),
-            "networks": [digits(value) for value in auc.mean(0)],
-            "nngp": [digits(value) for value in nearby_auc.mean(0)],
+            "networks": digits(auc.mean(0)),
+            "nngp": digits(nearby_auc.mean(0)),
         },
-        "seconds": {name: digits(value) for name, value in seconds.items()},
+        "seconds": digits(seconds),
         "lood_scored_records": pictures.records,
         "times_faster": digits(seconds["retraining_relu"] / seconds["lood"]),
     }
@@ -140,7 +139,7 @@ def run_activations(job: Job) -> None:
         "error_trained_gelu": digits(answers.loss.mean()),
         "accuracy_held_out_gelu": digits(answers.accuracy.mean()),
     }
-    job.save({**told, **result, "seconds": {name: digits(value) for name, value in job.seconds().items()}}, arrays)
+    job.save({**told, **result, "seconds": digits(job.seconds())}, arrays)
 
 
 def _gelu_over_relu(auc: Arrays) -> dict:
@@ -170,7 +169,7 @@ def run_correlation(job: Job) -> None:
     for name, kernel in kernels.items():
         firsts = {kind: kept + place * added for place, kind in enumerate(KINDS)}
         both = {
-            kind: job.piece(f"{name}_{kind}.npz", name, partial(_added, kernel, x, y, kept, first, added))[0]
+            kind: job.piece(f"{name}_{kind}.npz", name, partial(added_alone, kernel, x, y, kept, first, added))[0]
             for kind, first in firsts.items()
         }
         for kind, found in both.items():
@@ -193,7 +192,7 @@ def _correlated_with_auc(found: Arrays) -> dict:
     }
 
 
-def _added(kernel: Kernel, x: torch.Tensor, y: torch.Tensor, kept: int, first: int, added: int) -> Piece:
+def added_alone(kernel: Kernel, x: torch.Tensor, y: torch.Tensor, kept: int, first: int, added: int) -> Piece:
     """Return both distances and the AUC of each record from `first` on, added by itself to the `kept` ones."""
     everyone = torch.tensor([*range(kept), *range(first, first + added)], device=x.device)
     matrix = kernel_matrix(kernel, x[everyone])

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from benchmarks.measuring import digits
 from benchmarks.reproduce.job import Job, Piece
 from benchmarks.reproduce.lood.attacks import truth_of
-from benchmarks.reproduce.lood.measures import correlation, digits
+from benchmarks.reproduce.lood.measures import correlation
 from benchmarks.reproduce.lood.networks import Pictures, Size, cars_and_planes, described, first_network, size_of
 from giveaway.attacks.shadow_store import model_seed
 from giveaway.attacks.stacked import EpochBatches
@@ -64,7 +65,7 @@ def run(job: Job) -> None:
                 for name, values in estimates.items()
             },
             "tracin_of_one_network": [correlation(one["tracin"], change)["pearson"] for one in found],
-            "seconds": {name: digits(value) for name, value in job.seconds().items() if name != "networks"},
+            "seconds": digits({name: value for name, value in job.seconds().items() if name != "networks"}),
         },
         {"chosen": chosen, "change": change, **{name: values / values.max() for name, values in estimates.items()}},
     )

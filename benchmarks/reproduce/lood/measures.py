@@ -10,6 +10,7 @@ import torch
 from numpy.typing import ArrayLike
 from scipy.stats import pearsonr
 
+from benchmarks.measuring import digits
 from benchmarks.reproduce.lood.networks import Pictures
 from giveaway.attacks.shadow import leave_one_out as loss_attack
 from giveaway.evaluation import spearman
@@ -34,17 +35,12 @@ def correlation(a: ArrayLike, b: ArrayLike) -> dict[str, float]:
 
 def spread(values: ArrayLike, at: tuple[float, ...] = SPREAD) -> list[float]:
     """Return the values below which 5, 25, 50, 75 and 95 % of them lie."""
-    return [digits(value) for value in np.quantile(np.asarray(values, np.float64), at)]
+    return digits(np.quantile(np.asarray(values, np.float64), at))
 
 
 def ends(values: ArrayLike) -> list[float]:
     """Return the smallest, the median and the largest value."""
     return spread(values, (0, 0.5, 1))
-
-
-def digits(value: Any) -> float:
-    """Round to four significant digits."""
-    return float(f"{float(value):.4g}")
 
 
 def attack_auc(with_record: np.ndarray, without: np.ndarray, targets: np.ndarray) -> np.ndarray:

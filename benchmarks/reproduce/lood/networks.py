@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from benchmarks.data import cifar10_training
 from benchmarks.networks import build_network
 from benchmarks.reproduce.job import Arrays, Job, Piece, keep_plan
-from benchmarks.reproduce.per_sample.data import cifar10_training
 from giveaway.attacks.shadow_store import model_seed
 from giveaway.attacks.stacked import Training, seeded_model, train_stacked
 from giveaway.linalg.precision import tf32_products

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from benchmarks.drawing import image, panels
 from benchmarks.reproduce.job import Arrays, read_result
 from benchmarks.reproduce.lood.networks import CENTRE
 from benchmarks.reproduce.lood.searches import AFTER, FOUND
 from benchmarks.reproduce.lood.toys import BEYOND, ENDS, SINE
-from benchmarks.reproduce.pictures import panels
 from giveaway.reporting.picture import COLOURS, GREY, PALE, blank, new_picture
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SHOWN = 5  # curves of single records
 
 
-def draw(results: Path, data: Path | None = None) -> dict[str, Figure]:
+def draw(results: Path) -> dict[str, Figure]:
     """Draw every picture that the results allow, by name."""
     pictures: dict[str, dict[str, Callable[[dict[str, Any], Arrays], Figure]]] = {
         "lood_retrained": {"lood_retrained": networks_and_process, "lood_perturbed": beside_the_record},
@@ -40,18 +40,13 @@ def draw(results: Path, data: Path | None = None) -> dict[str, Figure]:
     return drawn
 
 
-def _figure(size: tuple[float, float], titles: Sequence[str], columns: int | None = None) -> tuple[Figure, list[Axes]]:
-    figure = new_picture(size)
-    return figure, panels(figure, titles, columns)
-
-
 def networks_and_process(found: dict[str, Any], arrays: Arrays) -> Figure:
     """Draw Figure 3a, and KL beside it."""
     own = arrays["auc"][:, arrays["auc"].shape[1] // 2]
     labels = {"nngp_auc": "AUC on NNGP", "lood_kl": "KL-LOOD on NNGP"}
     told = [found["correlation_with_auc"][name] for name in labels]
     titles = [f"Pearson {cell['pearson']:.2f}, Spearman {cell['spearman']:.2f}" for cell in told]
-    figure, axes_of_all = _figure((10.0, 4.2), titles)
+    figure, axes_of_all = panels((10.0, 4.2), titles)
     for axes, colour, (name, label) in zip(axes_of_all, COLOURS, labels.items(), strict=False):
         axes.scatter(arrays[name], own, s=18, color=colour, linewidths=0, alpha=0.8)
         axes.axhline(0.5, color=GREY, linestyle=":", linewidth=1.2)
@@ -63,7 +58,7 @@ def beside_the_record(found: dict[str, Any], arrays: Arrays) -> Figure:
     """Draw Figure 2c, and the same of the Gaussian process."""
     sides = {"auc": "networks", "nngp_auc_along": "NNGP"}
     titles = [f"The attack at the record and beside it: {title}" for title in sides.values()]
-    figure, axes_of_all = _figure((10.0, 4.2), titles)
+    figure, axes_of_all = panels((10.0, 4.2), titles)
     own = arrays["auc"][:, len(arrays["offsets"]) // 2]
     strongest = np.argsort(-own, kind="stable")[:SHOWN]  # some tie
     for axes, name in zip(axes_of_all, sides, strict=True):
@@ -84,7 +79,7 @@ def predicted_changes(found: dict[str, Any], arrays: Arrays) -> Figure:
     labels = {"lood_mean": "mean distance, NNGP", influence: f"influence, λ {influence.rsplit('_', 1)[1]}"}
     labels["tracin"] = "TracIn"
     titles = [f"{title}\nPearson {told[name]['pearson']:.2f}" for name, title in labels.items()]
-    figure, axes_of_all = _figure((11.0, 3.9), titles)
+    figure, axes_of_all = panels((11.0, 3.9), titles)
     for axes, colour, name in zip(axes_of_all, COLOURS, labels, strict=False):
         axes.scatter(arrays["change"], arrays[name], s=18, color=colour, linewidths=0, alpha=0.8)
         axes.set(xlabel="change of the prediction by retraining", ylabel="estimate, over its largest")
@@ -97,7 +92,7 @@ def activations(found: dict[str, Any], arrays: Arrays) -> Figure:
     pairs = [(arrays[f"{name}_relu"], arrays[f"{name}_gelu"]) for name in labels]
     higher = [f"GELU higher for {int((gelu > relu).sum())} of {len(relu)}" for relu, gelu in pairs]
     titles = [f"{label}\n{count}" for label, count in zip(labels.values(), higher, strict=True)]
-    figure, axes_of_all = _figure((11.0, 3.9), titles)
+    figure, axes_of_all = panels((11.0, 3.9), titles)
     for axes, colour, (relu, gelu) in zip(axes_of_all, COLOURS, pairs, strict=False):
         line = [min(relu.min(), gelu.min()), max(relu.max(), gelu.max())]
         axes.plot(line, line, color=GREY, linestyle=":", linewidth=1.2)
@@ -114,7 +109,7 @@ def correlations(found: dict[str, Any], arrays: Arrays) -> Figure:
     kernels, measures = {"rbf": "RBF", "nngp_1": "NNGP of depth 1"}, {"mean": "mean distance", "kl": "KL"}
     chosen = [(kernel, measure) for kernel in kernels for measure in measures]
     titles = [f"{measures[measure]}, {kernels[kernel]}" for kernel, measure in chosen]
-    figure, axes_of_all = _figure((10.0, 7.6), titles, columns=2)
+    figure, axes_of_all = panels((10.0, 7.6), titles, columns=2)
     for axes, (kernel, measure) in zip(axes_of_all, chosen, strict=True):
         for colour, marker, kind in zip(COLOURS, "o^", ("images", "uniform"), strict=False):
             told = found["correlation_with_auc"][kernel][kind][measure]["spearman"]
@@ -135,7 +130,7 @@ def ends(found: dict[str, Any], arrays: Arrays) -> Figure:
     told = found["cars_and_planes"]
     share, alike = arrays["cars_and_planes_share"], arrays["cars_and_planes_details"]
     title = f"{told['found']} of {told['chosen']} searches come to the record"
-    figure, (left, right) = _figure((10.0, 4.0), [title, "How alike the model finds query and record"])
+    figure, (left, right) = panels((10.0, 4.0), [title, "How alike the model finds query and record"])
     left.scatter(alike, share, s=12, color=COLOURS[0], linewidths=0, alpha=0.6)
     left.set(xlabel="cosine of their details, query and record", ylabel="KL at the query over that at the record")
     # in float16 the smallest are 0
@@ -161,7 +156,7 @@ def gallery(found: dict[str, Any], arrays: Arrays) -> Figure:
         axes.axis("off")
     for place, value in enumerate(share):
         row, column = 2 * (place // half), place % half
-        _show(grid[row, column], arrays["cars_and_planes_shown_records"][place], None)
+        _show(grid[row, column], arrays["cars_and_planes_shown_records"][place])
         _show(grid[row + 1, column], stretched(arrays["cars_and_planes_shown_queries"][place]), f"{value:.3f}")
     return figure
 
@@ -211,19 +206,14 @@ def stretched(query: np.ndarray) -> np.ndarray:
     return CENTRE + away * (CENTRE / np.abs(away).max())
 
 
-def _show(axes: Axes, image: np.ndarray, label: str | None) -> None:
-    axes.axis("on")
-    axes.imshow(image.round().clip(0, 255).astype(np.uint8), interpolation="nearest")
-    axes.set(xticks=[], yticks=[])
-    axes.spines[:].set_visible(False)
-    if label is not None:
-        axes.set_xlabel(label, fontsize=9)
+def _show(axes: Axes, pixels: np.ndarray, label: str | None = None) -> None:
+    image(axes, pixels.round().clip(0, 255).astype(np.uint8), label)
 
 
 def slopes(found: dict[str, Any], arrays: Arrays) -> Figure:
     """Draw Figures 2a and 11a: curves over the queries of one draw, each over its largest value, as in the next two."""
     titles = ["KL at every query, records in [−5, 5]", "Slope of the mean distance at the record added"]
-    figure, (left, right) = _figure((10.0, 3.9), titles)
+    figure, (left, right) = panels((10.0, 3.9), titles)
     _curve(left, arrays["domain_kl"], ENDS, COLOURS[0], "KL")
     _mark(left, arrays["domain_records"], float(arrays["domain_record"][0]), "the record added")
     shown = found["steepest"]["shown"]
@@ -238,7 +228,7 @@ def steepest(found: dict[str, Any], arrays: Arrays) -> Figure:
     told = found["steepest"]["shown"]
     names = {"mean": "mean distance", "log_ratio": "log ratio of variances", "kl": "KL"}
     titles = [f"{name}, at most {told['largest'][key]:.3g}" for key, name in names.items()]
-    figure, axes_of_all = _figure((11.0, 3.9), titles)
+    figure, axes_of_all = panels((11.0, 3.9), titles)
     for axes, colour, key in zip(axes_of_all, COLOURS, names, strict=False):
         _curve(axes, arrays[f"steepest_{key}"], ENDS, colour, None)
         _line(axes, told["mean_largest_at"], "Q*", color="black", linestyle="--", linewidth=1.2)
@@ -250,7 +240,7 @@ def placed(found: dict[str, Any], arrays: Arrays) -> Figure:
     """Draw Figure 12."""
     told = {f"{place:g}": found["placed"][f"{place:g}"]["shown"] for place in SINE["placed"]}
     titles = [f"S at {name.replace('-', '−')}: at most {cell['largest']:.2g}" for name, cell in told.items()]
-    figure, axes_of_all = _figure((11.0, 3.9), titles)
+    figure, axes_of_all = panels((11.0, 3.9), titles)
     for axes, colour, (name, cell) in zip(axes_of_all, COLOURS, told.items(), strict=False):
         _curve(axes, arrays[f"placed_mean_{name}"], BEYOND, colour, "mean distance")
         _line(axes, cell["mean_largest_at"], "Q*", color="black", linestyle="--", linewidth=1.2)

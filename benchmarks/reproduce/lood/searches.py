@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch.nn.functional import avg_pool2d, normalize, one_hot
 
+from benchmarks.measuring import digits
 from benchmarks.reproduce.job import Job, Piece
-from benchmarks.reproduce.lood.measures import NOISE, digits, ends, spread
+from benchmarks.reproduce.lood.measures import NOISE, ends, spread
 from benchmarks.reproduce.lood.networks import CENTRE, SCALE, cars_and_planes, chosen_records, ten_classes
 from giveaway.gp.attack import query_attack
 from giveaway.gp.nngp import NNGP, ConvNNGP
@@ -87,33 +89,49 @@ class ConvolutionalSearch:
     def from_noise(self, starts: int, **options: Any) -> Any:
         return optimal_queries(self.removal, starts=starts, steps=self.steps, **options, **SEARCH)
 
+    def pictured(self, queries: torch.Tensor) -> dict[str, np.ndarray]:
+        """Return the records and their best queries as images, colours last."""
+        sides = {"records": self.own, "queries": queries[:, 0]}
+        return {name: pixels(images.permute(0, 2, 3, 1).flatten(1)) for name, images in sides.items()}
 
-def best_normalized(job: Job) -> Piece:
-    """Start at the record itself and around it."""
-    search = ConvolutionalSearch.of(job, normalized=True)
-    near, far = search.from_the_record(), search.from_noise(2, origin="removed")
-    value = torch.maximum(near.value, far.value)
-    best = torch.where((near.value >= far.value)[:, None, None, None, None], near.queries, far.queries)
-    brightness = best.mean((1, 2, 3, 4)) - search.own.mean((1, 2, 3))
-    return {}, {
+
+def normalized(job: Job, most: int | None = None) -> Piece:
+    """Start at the record itself; where all are searched, also around it."""
+    search = ConvolutionalSearch.of(job, normalized=True, most=most)
+    found = search.from_the_record()
+    value, queries = found.value, found.queries
+    if most is None:
+        far = search.from_noise(2, origin="removed")
+        queries = torch.where((value >= far.value)[:, None, None, None, None], queries, far.queries)
+        value = torch.maximum(value, far.value)
+    brighter = (queries[:, 0].mean((1, 2, 3)) - search.own.mean((1, 2, 3))) * SCALE
+    columns = search.pictured(queries)
+    both = zip(columns["queries"], columns["records"], strict=True)
+    return columns, {
         "records": len(search.x),
         "chosen": len(search.chosen),
         "depth": search.depth,
-        "over_the_record": [round(share, 6) for share in sorted((value / near.own).tolist())],
-        "darker_than_the_record": int((brightness < 0).sum()),
+        "over_the_record": [round(share, 6) for share in (value / found.own).tolist()],
+        "darker_than_the_record": int((brighter < 0).sum()),
+        "brighter_by_pixel_values": digits(brighter),
+        "contrast_over_the_records": [digits(query.std() / record.std()) for query, record in both],
     }
 
 
-def best_convolutional(job: Job) -> Piece:
-    search = ConvolutionalSearch.of(job, normalized=False)
+def convolutional(job: Job, most: int | None = None) -> Piece:
+    search = ConvolutionalSearch.of(job, normalized=False, most=most)
     found = search.from_noise(STARTS)
     nearest = torch.cdist(found.queries[:, 0].flatten(1), search.x.flatten(1)).argmin(1)
-    return {}, {
+    at_query, at_record = (query_attack(search.removal, asked).auc for asked in (found.queries, search.own[:, None]))
+    return search.pictured(found.queries), {
         "records": len(search.x),
         "chosen": len(search.chosen),
         "depth": search.depth,
-        "share_of_own_kl": [digits(share) for share in sorted((found.value / found.own).tolist())],
+        "starts": STARTS,
+        "share_of_own_kl": digits(found.value / found.own),
         "nearest_to_its_record": int((nearest == search.chosen).sum()),
+        "auc_at_the_record": digits(at_record),
+        "auc_at_the_query": digits(at_query),
     }
 
 
@@ -187,42 +205,6 @@ def by_step(job: Job) -> Piece:
     return columns | {"record": pixels(x[chosen][:1]), "queries": pixels(shown)}, told
 
 
-def shown_convolutional(job: Job) -> Piece:
-    search = ConvolutionalSearch.of(job, normalized=False, most=SHOWN)
-    found = search.from_noise(STARTS)
-    at_query, at_record = (query_attack(search.removal, asked).auc for asked in (found.queries, search.own[:, None]))
-    told = {
-        "records": len(search.x),
-        "depth": search.depth,
-        "starts": STARTS,
-        "share_of_own_kl": [digits(value) for value in (found.value / found.own).tolist()],
-        "auc_at_the_record": [digits(value) for value in at_record.tolist()],
-        "auc_at_the_query": [digits(value) for value in at_query.tolist()],
-    }
-    return _pictured(search, found), told
-
-
-def shown_normalized(job: Job) -> Piece:
-    search = ConvolutionalSearch.of(job, normalized=True, most=SHOWN)
-    found = search.from_the_record()
-    brighter = (found.queries[:, 0].mean((1, 2, 3)) - search.own.mean((1, 2, 3))) * SCALE
-    columns = _pictured(search, found)
-    both = zip(columns["queries"], columns["records"], strict=True)
-    return columns, {
-        "records": len(search.x),
-        "depth": search.depth,
-        "over_the_record": [round(value, 6) for value in (found.value / found.own).tolist()],
-        "brighter_by_pixel_values": [digits(value) for value in brighter.tolist()],
-        "contrast_over_the_records": [digits(query.std() / record.std()) for query, record in both],
-    }
-
-
-def _pictured(search: ConvolutionalSearch, found: Any) -> dict[str, np.ndarray]:
-    """Return the records and their best queries as images, colours last."""
-    sides = {"records": search.own, "queries": found.queries[:, 0]}
-    return {name: pixels(images.permute(0, 2, 3, 1).flatten(1)) for name, images in sides.items()}
-
-
 def details(inputs: torch.Tensor) -> torch.Tensor:
     """Return images (n, 3072) less the mean around each pixel, of length 1: products compare shapes, and are negative
     for a negative."""
@@ -238,12 +220,11 @@ def pixels(inputs: torch.Tensor) -> np.ndarray:
 
 
 def run_queries(job: Job) -> None:
-    makers = {"multiple": multiple, "normalized": best_normalized, "convolutional": best_convolutional}
-    job.save_pieces(makers, noise=NOISE)
+    job.save_pieces({"multiple": multiple, "normalized": normalized, "convolutional": convolutional}, noise=NOISE)
 
 
 def run_searches(job: Job) -> None:
-    shown = {"convolutional": shown_convolutional, "normalized": shown_normalized}
+    shown = {make.__name__: partial(make, most=SHOWN) for make in (convolutional, normalized)}
     job.save_pieces({"cars_and_planes": ends_of_searches, "by_step": by_step, **shown}, noise=NOISE)
 
 

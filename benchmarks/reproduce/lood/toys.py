@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.measuring import digits
 from benchmarks.reproduce.job import Job, Piece
-from benchmarks.reproduce.lood.measures import digits, ends
+from benchmarks.reproduce.lood.measures import ends
 from benchmarks.reproduce.page import read_paper
 from giveaway.gp.distinguishability import kl_of_change, mean_distance
 from giveaway.gp.kernels import RBF

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -10,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.measuring import environment, write_json
+from benchmarks.measuring import environment, read_json, write_json
 from benchmarks.reproduce.job import Job, check_plan, keep_plan, read_piece, write_piece
 from giveaway.attacks import AttackScores, lira_within, rmia, shokri
 from giveaway.attacks.lira import moments
@@ -83,7 +82,7 @@ def attack_references(
     if not noted.exists():
         seconds = {phase: job.seconds()[phase] for phase in ("references", "attacks")}
         write_json(noted, {"fit": fit(references()), "seconds": seconds})
-    return Attacked(truth, halves, **json.loads(noted.read_text()))
+    return Attacked(truth, halves, **read_json(noted))
 
 
 def halves_of(models: int) -> list[np.ndarray]:

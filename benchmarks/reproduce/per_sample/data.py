@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import csv
-import gzip
-import json
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,6 +11,9 @@ from typing import Any
 
 import numpy as np
 import torch
+
+from benchmarks.data import arrays, cifar10, housing
+from benchmarks.data import sst2 as read_sst2
 
 SMALL, SMALL_WIDTH = (240, 60), 32  # records, others and numbers in a row of a small run
 
@@ -107,8 +108,7 @@ def california(folder: Path | None) -> Data:
     """Read California Housing: 16,512 of the 20,640 districts."""
     if folder is None:
         return _table(*made_table(20640), 16512)
-    with np.load(folder / "california_housing.npz") as held:
-        return _table(held["X"], held["y"], 16512)
+    return _table(*housing(folder), 16512)
 
 
 def bloodmnist_images(folder: Path | None) -> tuple[np.ndarray, np.ndarray]:
@@ -117,10 +117,10 @@ def bloodmnist_images(folder: Path | None) -> tuple[np.ndarray, np.ndarray]:
         return made_images(11_959, 28, 8)
     official = folder / "bloodmnist.npz"
     if official.exists():
-        with np.load(official) as held:
-            return held["train_images"], held["train_labels"].reshape(-1).astype(np.int64)
-    with np.load(folder / "bloodmnist_28_train.npz") as held:
-        return held["images"], held["labels"].reshape(-1).astype(np.int64)
+        images, labels = arrays(official, "train_images", "train_labels")
+    else:
+        images, labels = arrays(folder / "bloodmnist_28_train.npz", "images", "labels")
+    return images, labels.reshape(-1).astype(np.int64)
 
 
 def bloodmnist_features(folder: Path | None) -> Data:
@@ -132,28 +132,10 @@ def bloodmnist_features(folder: Path | None) -> Data:
     return Data(x[order], labels[order], 8000, images[kept].transpose(0, 3, 1, 2), kept)
 
 
-def cifar10(folder: Path | None) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Read x_train, y_train, x_test, y_test; images uint8 (n, 32, 32, 3)."""
-    if folder is None:
-        return (*made_images(1_000, 32, 10), *made_images(200, 32, 10, seed=1))
-    x, y, x_test, y_test = _cifar10_arrays(folder, ("x_train", "y_train", "x_test", "y_test"))
-    return x, y.reshape(-1).astype(np.int64), x_test, y_test.reshape(-1).astype(np.int64)
-
-
-def cifar10_training(folder: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Return only what may be trained on."""
-    x, y = _cifar10_arrays(folder, ("x_train", "y_train"))
-    return x, y.reshape(-1).astype(np.int64)
-
-
-def _cifar10_arrays(folder: Path, names: tuple[str, ...]) -> list[np.ndarray]:
-    with np.load(folder / "cifar10.npz") as held:
-        return [held[name] for name in names]
-
-
 def cifar10_images(folder: Path | None) -> Data:
     """Read all 50,000 training images, standardized by channel; the 10,000 test images are the population."""
-    return _images(*cifar10(folder))
+    made = (*made_images(1_000, 32, 10), *made_images(200, 32, 10, seed=1))
+    return _images(*(made if folder is None else cifar10(folder)))
 
 
 def cifar100(folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -178,16 +160,8 @@ def sst2(folder: Path | None) -> tuple[list[str], np.ndarray, int]:
     """Read sentences and labels of the training part and then of the development part, and the size of the first."""
     if folder is None:
         return made_sentences()
-    sentences: list[str] = []
-    labels: list[int] = []
-    counts = []
-    for name in ("sst2_train.tsv.gz", "sst2_dev.tsv.gz"):
-        with gzip.open(folder / name, "rt", encoding="utf-8") as file:
-            rows = [line.rstrip("\n").split("\t") for line in file][1:]
-        sentences += [row[0].strip() for row in rows]
-        labels += [int(row[1]) for row in rows]
-        counts.append(len(rows))
-    return sentences, np.array(labels, np.int64), counts[0]
+    (trained, y), (others, y_others) = (read_sst2(folder / f"sst2_{part}.tsv.gz") for part in ("train", "dev"))
+    return [text.strip() for text in trained + others], np.concatenate([y, y_others]), len(trained)
 
 
 def sst2_features(folder: Path | None) -> Data:
@@ -236,32 +210,24 @@ def _order(count: int) -> np.ndarray:
 
 IMAGE_SIDE = 112
 BATCH = 64
-KEPT_EVERY = 64 * BATCH  # rows
 
 
-def write_features(which: str, data: Path, to: Path) -> str:
-    """Compute {which}_features.npy, or continue it; return what was done, in a line."""
+def write_features(which: str, data: Path, to: Path) -> Path:
+    """Compute {which}_features.npy and return its path; one that is there already is left alone."""
+    path = to / f"{which}_features.npy"
+    if path.exists():
+        return path
     prepare, width = {"bloodmnist": (_bloodmnist, 1280), "sst2": (_sst2, 384)}[which]
     count, order, encode = prepare(data)
-    to.mkdir(parents=True, exist_ok=True)
-    final, part, mark = (to / f"{which}_features{end}" for end in (".npy", ".part.npy", ".part.json"))
-    if final.exists():
-        return f"{final} is there already"
-    done = json.loads(mark.read_text())["rows"] if mark.exists() and part.exists() else 0
-    rows = np.lib.format.open_memmap(part, mode="r+" if done else "w+", dtype=np.float16, shape=(count, width))
+    rows = np.empty((count, width), np.float16)
     with torch.inference_mode():
-        while done < count:
-            end = min(done + KEPT_EVERY, count)
-            for start in range(done, end, BATCH):
-                some = order[start : min(start + BATCH, end)]
-                rows[some] = encode(some).to(torch.float16).numpy()
-            done = end
-            rows.flush()
-            mark.write_text(json.dumps({"rows": done}))
-            print(f"{which}: {done} of {count}", flush=True)
-    part.replace(final)
-    mark.unlink()
-    return f"{final}, {count} rows"
+        for start in range(0, count, BATCH):
+            some = order[start : start + BATCH]
+            rows[some] = encode(some).to(torch.float16).numpy()
+            print(f"\r{which}: {start + len(some)} of {count}", end="", flush=True)
+    to.mkdir(parents=True, exist_ok=True)
+    np.save(path, rows)
+    return path
 
 
 Prepared = tuple[int, np.ndarray, Callable[[np.ndarray], torch.Tensor]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -14,6 +13,7 @@ import torch
 from torch import nn
 
 import giveaway as ga
+from benchmarks.measuring import timed
 from benchmarks.reproduce.job import Arrays, Job, read_piece, write_piece
 from benchmarks.reproduce.per_sample.agreement import compare
 from benchmarks.reproduce.per_sample.attacks import attack_references
@@ -45,13 +45,9 @@ def score_target(
     x, y = torch.from_numpy(data.inputs[rows]), torch.from_numpy(data.targets[rows])
     seconds: dict[str, float] = {}
 
-    def timed(name: str, work: Callable[[], Any]) -> Any:
+    def costed(name: str, work: Callable[[], Any]) -> Any:
         with job.phase(name):
-            began = time.perf_counter()
-            result = work()
-            if job.device.type == "cuda":
-                torch.cuda.synchronize(job.device)
-            seconds[name] = time.perf_counter() - began
+            result, seconds[name] = timed(work, job.device)
         return result
 
     def of_head() -> tuple[ga.Head, ScoreTable]:
@@ -59,17 +55,17 @@ def score_target(
         names = OF_HEAD + (("entropy",) if data.classes else ())
         return head, ga.audit(head, scores=names, curvature=Auto(l2_sensitivity=False))
 
-    head, table = timed("surrogates", of_head)
+    head, table = costed("surrogates", of_head)
     columns = {name: table[name] for name in table.columns}
     inputs = {"fused": x.numpy() if head_only else data.of(rows)}
     if head_only:
         inputs["fused_records"] = data.of(rows)
     for name, records in inputs.items():
         with_inputs = replace(head, inputs=records)
-        fused = timed(name, partial(ga.audit, with_inputs, scores="fused", curvature=Auto(l2_sensitivity=False)))
+        fused = costed(name, partial(ga.audit, with_inputs, scores="fused", curvature=Auto(l2_sensitivity=False)))
         columns[name] = fused["fused"]
     if whole:
-        columns["whole_network"] = timed("whole_network", lambda: whole_network(model, x, y, data, job))
+        columns["whole_network"] = costed("whole_network", lambda: whole_network(model, x, y, data, job))
     write_piece(path, columns, seconds)
     job.stop_in_time()
     return columns, seconds

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from benchmarks.data import cifar10
+from benchmarks.drawing import image, panels
 from benchmarks.reproduce.job import Arrays, read_result
 from benchmarks.reproduce.page import read_paper
-from benchmarks.reproduce.per_sample.data import bloodmnist_images, cifar10
-from benchmarks.reproduce.pictures import panels
+from benchmarks.reproduce.per_sample.data import bloodmnist_images
 from giveaway.reporting.picture import COLOURS, GREY, new_picture
 
 if TYPE_CHECKING:
@@ -116,8 +117,7 @@ def highest(shown: dict[str, Any], images: dict[str, np.ndarray]) -> Figure:
     grid = figure.subplots(len(rows), 10, squeeze=False)
     for line, (name, score) in zip(grid, rows, strict=True):
         for axes, number in zip(line, shown[name][score]["highest"], strict=True):
-            axes.imshow(images[name][number])
-            axes.set(xticks=[], yticks=[])
+            image(axes, images[name][number])
         label = f"{SHORT[name]}\n{NAMES[score].replace('**', '')}"
         line[0].set_ylabel(label, rotation=0, ha="right", va="center", fontsize=9)
     return figure
@@ -126,10 +126,9 @@ def highest(shown: dict[str, Any], images: dict[str, np.ndarray]) -> Figure:
 def _one_a_setting(title: str, names: list[str]) -> tuple[Figure, list[Axes]]:
     """Make one panel a setting, four in a row."""
     columns = min(COLUMNS, len(names))
-    lines = -(-len(names) // columns)
-    figure = new_picture((max(3.0 * columns, 6.4) + 0.4, 2.9 * lines + 0.9))
+    size = (max(3.0 * columns, 6.4) + 0.4, 2.9 * -(-len(names) // columns) + 0.9)
+    figure, axes_of_all = panels(size, [""] * len(names), columns)
     figure.suptitle(title, x=0.01, ha="left", fontsize=12)
-    axes_of_all = panels(figure, [""] * len(names), columns)
     for axes, name in zip(axes_of_all, names, strict=True):
         axes.set_title(SHORT[name], fontsize=10, loc="left")
         axes.tick_params(labelsize=8)
