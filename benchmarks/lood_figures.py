@@ -32,13 +32,12 @@ from benchmarks.measuring import ROOT, read_options, write_parts
 from benchmarks.reproduce.lood.attacks import added_alone
 from benchmarks.reproduce.lood.measures import ends, spread
 from giveaway.evaluation import spearman
-from giveaway.gp.attack import query_attack, record_attack
-from giveaway.gp.distinguishability import divergence, divergence_at
+from giveaway.gp.attack import SETTINGS, activation_study, query_attack, reconstruct, record_attack
+from giveaway.gp.distinguishability import RemovedRecords, divergence, divergence_at, remove
 from giveaway.gp.kernels import RBF
 from giveaway.gp.nngp import NNGP
-from giveaway.gp.posterior import Posterior, RemovedRecords, fit, remove
+from giveaway.gp.posterior import Posterior, fit
 from giveaway.gp.query import optimal_queries
-from giveaway.gp.studies import SETTINGS, activation_study, reconstruct
 from giveaway.reporting.picture import COLOURS, DASHES, GREY, PALE, new_picture
 
 NOISE = 0.05

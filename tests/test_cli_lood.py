@@ -17,7 +17,8 @@ import giveaway as ga
 from giveaway.cli.audit_folder import RANKING_ONLY
 from giveaway.cli.lood import study
 from giveaway.extract import from_file
-from giveaway.gp.distinguishability import KernelChoice, Process
+from giveaway.gp.distinguishability import Process
+from giveaway.gp.nngp import KernelChoice
 from giveaway.records import ScoreTable
 from tests.gp.test_lood import brute_force, median_rbf
 from tests.test_cli import one_line, read_csv

@@ -157,7 +157,7 @@ def test_the_mean_moves_more_elsewhere():
     ("rows", "options", "words"),
     [
         ([20], {}, "rows: expected rows from 0 to 19, got row 20; count the records from 0"),
-        ([True, False], {}, "rows: expected row numbers, got dtype torch.bool"),
+        ([True, False], {}, "rows: expected row numbers, got dtype bool"),
         (["a"], {}, "rows: expected an array of numbers"),
         ([[1, 2]], {}, "records: expected single records, (R,), got shape (1, 2); name each record by its row"),
         ([0], {"optimize": "median"}, "objective: expected a known name, got 'median'; did you mean mean"),

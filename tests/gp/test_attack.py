@@ -14,8 +14,8 @@ from scipy import integrate, stats
 from giveaway.checks import InputError
 from giveaway.gp import attack as module
 from giveaway.gp.attack import distance_to_constant, leakage_bounds, query_attack, record_attack
-from giveaway.gp.distinguishability import divergence, divergence_at
-from giveaway.gp.posterior import fit, remove
+from giveaway.gp.distinguishability import divergence, divergence_at, remove
+from giveaway.gp.posterior import fit
 from tests.gp.test_posterior import draw, rbf
 
 RATES = (1e-4, 0.01, 0.1, 0.5, 0.9)

@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 from torch.distributions import MultivariateNormal, kl_divergence
 
 from giveaway.checks import InputError
-from giveaway.gp.distinguishability import divergence, divergence_at, gaussian_kl, mean_distance, x_minus_log1p
+from giveaway.gp.distinguishability import divergence, divergence_at, gaussian_kl, mean_distance, remove, x_minus_log1p
 from giveaway.gp.kernels import RBF, Correlation, Linear, Sphere
 from giveaway.gp.nngp import NNGP
-from giveaway.gp.posterior import fit, remove
-from giveaway.gp.query import optimal_queries
-from giveaway.gp.studies import steepest_point, steepness
+from giveaway.gp.posterior import fit
+from giveaway.gp.query import optimal_queries, steepest_point, steepness
 from tests.gp.test_leave_one_out import refit
 from tests.gp.test_posterior import draw, rbf
 

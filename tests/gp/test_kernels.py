@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from scipy.spatial.distance import cdist, pdist
 
 from giveaway.checks import InputError
-from giveaway.gp import distinguishability
-from giveaway.gp.distinguishability import KINDS, KernelChoice, median_distance
+from giveaway.gp import nngp
 from giveaway.gp.kernels import (
     RBF,
     Correlation,
@@ -26,7 +25,7 @@ from giveaway.gp.kernels import (
     diagonal_of,
     kernel_matrix,
 )
-from giveaway.gp.nngp import NNGP, NTK, ConvNNGP, ConvNTK
+from giveaway.gp.nngp import KINDS, NNGP, NTK, ConvNNGP, ConvNTK, KernelChoice, median_distance
 
 
 def records(*shape, seed=0):
@@ -267,7 +266,7 @@ def test_repeated_records_do_not_count_and_one_record_has_length_one():
 
 @pytest.mark.parametrize("n", [20, 21, 39, 40, 45, 200])
 def test_of_many_records_an_even_sample_is_measured(monkeypatch, n):
-    monkeypatch.setattr(distinguishability, "SAMPLED", 20)
+    monkeypatch.setattr(nngp, "SAMPLED", 20)
     x = torch.zeros(n, 1, dtype=torch.float64)
     x[:, 0] = torch.arange(n) ** 2.0  # sorted, and denser at the start: the first rows alone would mislead
     sampled, everything = median_distance(x), float(np.median(pdist(x.numpy())))

@@ -13,8 +13,8 @@ from scipy.spatial.distance import cdist, pdist
 import giveaway as ga
 from giveaway import checks
 from giveaway.checks import InputError
-from giveaway.gp.distinguishability import KernelChoice
 from giveaway.gp.kernels import RBF, Linear
+from giveaway.gp.nngp import KernelChoice
 from tests.gp.test_kernels import arc_cosine
 
 

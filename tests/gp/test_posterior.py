@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from giveaway.checks import InputError
 from giveaway.gp import posterior as module
-from giveaway.gp.posterior import fit, remove
+from giveaway.gp.distinguishability import remove
+from giveaway.gp.posterior import fit
 
 
 def rbf(X, Z):
@@ -181,7 +182,7 @@ def test_the_gradient_of_a_removal_reaches_the_queries(q):
     ("rows", "words"),
     [
         (torch.zeros(0, 1, dtype=torch.int64), r"rows: expected shape \(R, s\) or \(R,\), not empty"),
-        (torch.tensor([0.0]), "rows: expected row numbers, got dtype torch.float32"),
+        (torch.tensor([0.0]), "rows: expected row numbers, got dtype float32"),
         (torch.tensor([[0, 6]]), "rows: expected rows from 0 to 5, got row 6"),
         (torch.tensor([[0, 1], [2, 2]]), "rows: expected each record once a group, got row 2 twice in group 1"),
     ],

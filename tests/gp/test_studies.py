@@ -14,23 +14,27 @@ from torch.distributions import Normal, kl_divergence
 
 from giveaway.checks import InputError
 from giveaway.gp.activations import ACTIVATIONS
-from giveaway.gp.attack import distance_to_constant
-from giveaway.gp.distinguishability import divergence, divergence_at, gaussian_kl, mean_distance
-from giveaway.gp.kernels import RBF, Linear, Sphere, kernel_matrix
-from giveaway.gp.nngp import NNGP
-from giveaway.gp.posterior import fit, remove
-from giveaway.gp.query import optimal_queries
-from giveaway.gp.studies import (
+from giveaway.gp.attack import (
     SETTINGS,
-    Normalized,
     activation_study,
     critical_variances,
+    distance_to_constant,
     reconstruct,
-    remove_normalized,
-    steepest_point,
-    steepness,
     study_kernel,
 )
+from giveaway.gp.distinguishability import (
+    Normalized,
+    divergence,
+    divergence_at,
+    gaussian_kl,
+    mean_distance,
+    remove,
+    remove_normalized,
+)
+from giveaway.gp.kernels import RBF, Linear, Sphere, kernel_matrix
+from giveaway.gp.nngp import NNGP
+from giveaway.gp.posterior import fit
+from giveaway.gp.query import optimal_queries, steepest_point, steepness
 from tests.gp.test_posterior import draw
 
 
@@ -218,7 +222,7 @@ def test_the_optimum_leaves_the_record_and_passes_it():
 @pytest.mark.parametrize(
     ("inputs", "rows", "words"),
     [
-        (draw(4, 2), torch.tensor([0.5]), "rows: expected row numbers, got dtype torch.float32"),
+        (draw(4, 2), torch.tensor([0.5]), "rows: expected row numbers, got dtype float32"),
         (draw(4, 2), torch.arange(4)[None], "rows: expected fewer than 4 records a removal, got 4 records"),
         (draw(4, 2), torch.tensor([4]), "rows: expected rows from 0 to 3, got row 4"),
         (draw(4), torch.tensor([0]), r"inputs: expected records as \(n, channels, …\), got shape \(4,\)"),
@@ -276,8 +280,8 @@ def gelu_by_hand(x, depth):
 class Raised(type(ACTIVATIONS["identity"])):
     """x + 3."""
 
-    def _dual(self, qx, qz, c):
-        return super()._dual(qx, qz, c) + 9.0
+    def moment(self, order, *covariances):
+        return super().moment(order, *covariances) + (9.0 if order == (0, 0) else 0.0)
 
 
 def on_sphere(x):

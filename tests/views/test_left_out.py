@@ -11,7 +11,7 @@ from scipy.spatial.distance import cdist, pdist
 
 from giveaway.checks import InputError
 from giveaway.gp import ridge
-from giveaway.gp.leave_one_out import kernel_regression, left_out_errors
+from giveaway.gp.posterior import kernel_regression, left_out_errors
 from giveaway.gp.ridge import RELATIVE
 from giveaway.views import left_out as module
 from giveaway.views.images import image_features

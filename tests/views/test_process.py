@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 import giveaway as ga
 from giveaway import Head, audit
 from giveaway.checks import InputError
-from giveaway.gp.distinguishability import KernelChoice, Process
+from giveaway.gp.distinguishability import Process
 from giveaway.gp.kernels import RBF, Linear
+from giveaway.gp.nngp import KernelChoice
 from giveaway.scores.catalogue import CATALOGUE
 from giveaway.views.process import ProcessView, numbers_of, standardized, targets_of_head
 from tests.conftest import KINDS, made_arrays, made_head

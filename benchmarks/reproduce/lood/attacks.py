@@ -12,12 +12,11 @@ from benchmarks.reproduce.job import RESULTS, Arrays, Job, Piece
 from benchmarks.reproduce.lood import measures, networks
 from benchmarks.reproduce.lood.measures import NOISE, attack_auc, correlation, distances, spread
 from benchmarks.reproduce.lood.networks import cars_and_planes, described, retrain, size_of
-from giveaway.gp.attack import query_attack
-from giveaway.gp.distinguishability import divergence_at
+from giveaway.gp.attack import query_attack, study_kernel
+from giveaway.gp.distinguishability import divergence_at, remove
 from giveaway.gp.kernels import RBF, Kernel, kernel_matrix
 from giveaway.gp.nngp import NNGP, NTK
-from giveaway.gp.posterior import fit, remove
-from giveaway.gp.studies import study_kernel
+from giveaway.gp.posterior import fit
 
 NOISES = (0.001, 0.01, 0.05, 0.2, 1.0)
 LEAKS = 0.6  # AUC at the record from which the place of the largest AUC says something: 0.06 is one standard error

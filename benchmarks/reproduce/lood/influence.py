@@ -17,8 +17,7 @@ from benchmarks.reproduce.lood.networks import Pictures, Size, cars_and_planes, 
 from giveaway.attacks.shadow_store import model_seed
 from giveaway.attacks.stacked import EpochBatches
 from giveaway.gp.kernels import Linear
-from giveaway.gp.leave_one_out import leave_one_out
-from giveaway.gp.posterior import fit
+from giveaway.gp.posterior import fit, leave_one_out
 from giveaway.linalg.precision import tf32_products
 from giveaway.network import Network, tracin
 

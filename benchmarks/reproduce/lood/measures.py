@@ -15,10 +15,9 @@ from benchmarks.reproduce.lood.networks import Pictures
 from giveaway.attacks.shadow import leave_one_out as loss_attack
 from giveaway.evaluation import spearman
 from giveaway.gp.attack import query_attack, record_attack
-from giveaway.gp.distinguishability import divergence, divergence_at
+from giveaway.gp.distinguishability import divergence, divergence_at, remove
 from giveaway.gp.kernels import Kernel
-from giveaway.gp.leave_one_out import leave_one_out
-from giveaway.gp.posterior import fit, remove
+from giveaway.gp.posterior import fit, leave_one_out
 
 NOISE = 0.05  # σ²; the paper does not state its own
 SPREAD = (0.05, 0.25, 0.5, 0.75, 0.95)

@@ -14,11 +14,11 @@ from benchmarks.measuring import digits
 from benchmarks.reproduce.job import Job, Piece
 from benchmarks.reproduce.lood.measures import NOISE, ends, spread
 from benchmarks.reproduce.lood.networks import CENTRE, SCALE, cars_and_planes, chosen_records, ten_classes
-from giveaway.gp.attack import query_attack
+from giveaway.gp.attack import query_attack, reconstruct
+from giveaway.gp.distinguishability import remove, remove_normalized
 from giveaway.gp.nngp import NNGP, ConvNNGP
-from giveaway.gp.posterior import fit, remove
+from giveaway.gp.posterior import fit
 from giveaway.gp.query import optimal_queries
-from giveaway.gp.studies import reconstruct, remove_normalized
 
 BOX = (-2.0, 2.0)  # of pixels as `lood.data.scaled` leaves them
 SEARCH: dict[str, Any] = {"bounds": BOX, "tolerance": 1e-3, "seed": 4}

@@ -12,10 +12,10 @@ from benchmarks.measuring import digits
 from benchmarks.reproduce.job import Job, Piece
 from benchmarks.reproduce.lood.measures import ends
 from benchmarks.reproduce.page import read_paper
-from giveaway.gp.distinguishability import kl_of_change, mean_distance
+from giveaway.gp.distinguishability import kl_of_change, mean_distance, remove
 from giveaway.gp.kernels import RBF
-from giveaway.gp.posterior import Posterior, fit, remove
-from giveaway.gp.studies import steepest_point, steepness
+from giveaway.gp.posterior import Posterior, fit
+from giveaway.gp.query import steepest_point, steepness
 
 SINE = read_paper("lood")["printed"]["sine"]
 RECORDS, NOISE, ENDS = SINE["records"], SINE["noise"], 5.0

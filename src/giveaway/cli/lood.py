@@ -26,8 +26,9 @@ from giveaway.cli.source import device_named, names_in
 from giveaway.extract.user_files import inputs_from, reading
 from giveaway.figures import lood_map, query_pictures
 from giveaway.gp.attack import record_attack
-from giveaway.gp.distinguishability import KernelChoice, Process, divergence, divergence_at, lood_table
-from giveaway.gp.posterior import Posterior, RemovedRecords, remove
+from giveaway.gp.distinguishability import Process, RemovedRecords, divergence, divergence_at, lood_table, remove
+from giveaway.gp.nngp import KernelChoice
+from giveaway.gp.posterior import Posterior
 from giveaway.gp.query import optimal_queries
 from giveaway.records import ScoreTable
 from giveaway.records.examples import as_numbers

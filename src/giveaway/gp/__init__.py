@@ -1,13 +1,18 @@
 """Gaussian processes: kernels of wide networks, leave-one-out from one factorization, and what it gives away."""
 
-from giveaway.gp.attack import distance_to_constant, leakage_bounds, query_attack, record_attack
-from giveaway.gp.distinguishability import KernelChoice, Process, divergence, divergence_at
+from giveaway.gp.attack import (
+    activation_study,
+    distance_to_constant,
+    leakage_bounds,
+    query_attack,
+    reconstruct,
+    record_attack,
+)
+from giveaway.gp.distinguishability import Process, RemovedRecords, divergence, divergence_at, remove, remove_normalized
 from giveaway.gp.kernels import RBF, Correlation, FeatureKernel, Kernel, Laplace, Linear, Sphere, kernel_matrix
-from giveaway.gp.leave_one_out import leave_groups_out, leave_one_out
-from giveaway.gp.nngp import NNGP, NTK, ConvNNGP, ConvNTK
-from giveaway.gp.posterior import Posterior, RemovedRecords, fit, remove
-from giveaway.gp.query import optimal_queries
-from giveaway.gp.studies import activation_study, reconstruct, remove_normalized, steepest_point
+from giveaway.gp.nngp import NNGP, NTK, ConvNNGP, ConvNTK, KernelChoice
+from giveaway.gp.posterior import Posterior, fit, leave_groups_out, leave_one_out
+from giveaway.gp.query import optimal_queries, steepest_point
 
 __all__ = [
     "NNGP",

@@ -1,7 +1,8 @@
 """Activations φ by name, and what they do to a pair of Gaussian pre-activations.
 
-For (u, v) ~ N(0, [[qx, c], [c, qz]]) an activation answers the dual E[φ(u)φ(v)] and the dual of its derivative
-E[φ'(u)φ'(v)]. Their own derivatives are again such expectations (Price's theorem):
+For (u, v) ~ N(0, [[qx, c], [c, qz]]) an activation knows the moments E[φ⁽ʲ⁾(u)φ⁽ᵏ⁾(v)] of five orders (j, k) of its
+derivatives: the dual (0, 0), the dual of its derivative (1, 1), and what the derivatives of these two are made of
+(Price's theorem):
 
     ∂/∂c E[f(u)g(v)] = E[f'(u)g'(v)],    ∂/∂qx E[f(u)g(v)] = ½ E[f''(u)g(v)],
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ TANH_NODES = 20
 ELU_NODES = 48
 
 Expectation = Callable[[Tensor, Tensor, Tensor], Tensor]
+Order = tuple[int, int]
 
 
 class Activation(ABC):
@@ -39,43 +41,31 @@ class Activation(ABC):
     def __call__(self, x: Tensor) -> Tensor:
         """Return φ(x), entry by entry."""
 
+    @abstractmethod
+    def moment(self, order: Order, qx: Tensor, qz: Tensor, c: Tensor) -> Tensor:
+        """Return E[φ⁽ʲ⁾(u)φ⁽ᵏ⁾(v)] of order (0, 0), (1, 1), (2, 0), (2, 2) or (3, 1), as a new tensor.
+
+        The first two are never traced, and may work in place on what they make.
+        """
+
     def dual(self, qx: Tensor, qz: Tensor, c: Tensor) -> Tensor:
         """Return E[φ(u)φ(v)]."""
-        result: Tensor = _Expected.apply(self._dual, self._dual_by_variance, self.dual_derivative, qx, qz, c)
+        value, by_variance = partial(self.moment, (0, 0)), partial(self.moment, (2, 0))
+        result: Tensor = _Expected.apply(value, by_variance, self.dual_derivative, qx, qz, c)
         return result
 
     def dual_derivative(self, qx: Tensor, qz: Tensor, c: Tensor) -> Tensor:
         """Return E[φ'(u)φ'(v)]."""
-        by_variance, by_covariance = self._derivative_by_variance, self._derivative_by_covariance
-        result: Tensor = _Expected.apply(self._derivative, by_variance, by_covariance, qx, qz, c)
+        value, by_variance, by_covariance = (partial(self.moment, order) for order in ((1, 1), (3, 1), (2, 2)))
+        result: Tensor = _Expected.apply(value, by_variance, by_covariance, qx, qz, c)
         return result
-
-    @abstractmethod
-    def _dual(self, qx: Tensor, qz: Tensor, c: Tensor) -> Tensor:
-        """Return E[φ(u)φ(v)] as a new tensor; never traced, so it may work in place on what it makes."""
-
-    @abstractmethod
-    def _derivative(self, qx: Tensor, qz: Tensor, c: Tensor) -> Tensor:
-        """Return E[φ'(u)φ'(v)] as a new tensor; never traced either."""
-
-    @abstractmethod
-    def _dual_by_variance(self, qx: Tensor, qz: Tensor, c: Tensor) -> Tensor:
-        """Return ½ E[φ''(u)φ(v)]."""
-
-    @abstractmethod
-    def _derivative_by_covariance(self, qx: Tensor, qz: Tensor, c: Tensor) -> Tensor:
-        """Return E[φ''(u)φ''(v)]."""
-
-    @abstractmethod
-    def _derivative_by_variance(self, qx: Tensor, qz: Tensor, c: Tensor) -> Tensor:
-        """Return ½ E[φ'''(u)φ'(v)]."""
 
     def __repr__(self) -> str:
         return self.name
 
 
 class _Expected(torch.autograd.Function):
-    """An expectation of (qx, qz, c) with its derivatives in qx and c; that in qz is the first with u and v swapped."""
+    """An expectation of (qx, qz, c): that for qz is the one for qx, twice the derivative, with u and v swapped."""
 
     generate_vmap_rule = True
 
@@ -94,8 +84,8 @@ class _Expected(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         qx, qz, c = ctx.saved_tensors
         *_, need_x, need_z, need_c = ctx.needs_input_grad
-        by_x = (grad * ctx.by_variance(qx, qz, c)).sum_to_size(qx.shape) if need_x else None
-        by_z = (grad * ctx.by_variance(qz, qx, c)).sum_to_size(qz.shape) if need_z else None
+        by_x = (grad * ctx.by_variance(qx, qz, c) / 2).sum_to_size(qx.shape) if need_x else None
+        by_z = (grad * ctx.by_variance(qz, qx, c) / 2).sum_to_size(qz.shape) if need_z else None
         by_c = (grad * ctx.by_covariance(qx, qz, c)).sum_to_size(c.shape) if need_c else None
         return None, None, None, by_x, by_z, by_c
 
@@ -106,31 +96,25 @@ class _Rectifier(Activation):
     def __init__(self, slope: float, name: str) -> None:
         self.slope = slope
         self.name = name
-        self._bend = (1.0 - slope) ** 2
+        self._bend = (1.0 - slope) ** 2 / math.tau
 
     def __call__(self, x: Tensor) -> Tensor:
         return torch.where(x > 0, x, self.slope * x)
 
-    def _dual(self, qx: Tensor, qz: Tensor, c: Tensor) -> Tensor:
-        rho = correlation(qx, qz, c)
-        sine = (rho * rho).neg_().add_(1.0).sqrt_()
-        result = rho.neg().acos_().mul_(rho).add_(sine).mul_(qx.sqrt().mul_(self._bend / math.tau)).mul_(qz.sqrt())
-        return result.add_(c, alpha=self.slope) if self.slope else result
-
-    def _derivative(self, qx: Tensor, qz: Tensor, c: Tensor) -> Tensor:
-        # unlike the arc cosine of a rounded correlation this is exact where qx = qz = c
-        sine = (qx * qz - c * c).clamp_min_(0.0).sqrt_()
-        return torch.atan2(sine, 0.0 - c).mul_(self._bend / math.tau).add_(self.slope)
-
-    def _dual_by_variance(self, qx: Tensor, qz: Tensor, c: Tensor) -> Tensor:
-        return (self._bend / (2 * math.tau)) * quotient(square_root(qx * qz - c * c), qx)
-
-    def _derivative_by_covariance(self, qx: Tensor, qz: Tensor, c: Tensor) -> Tensor:
+    def moment(self, order: Order, qx: Tensor, qz: Tensor, c: Tensor) -> Tensor:
+        if order == (0, 0):
+            c = c.expand(torch.broadcast_shapes(qx.shape, qz.shape, c.shape))
+            rho = (c * inverse_root(qx)).mul_(inverse_root(qz)).clamp_(-1.0, 1.0)
+            sine = (rho * rho).neg_().add_(1.0).sqrt_()
+            result = rho.neg().acos_().mul_(rho).add_(sine).mul_(qx.sqrt().mul_(self._bend)).mul_(qz.sqrt())
+            return result.add_(c, alpha=self.slope) if self.slope else result
+        if order == (1, 1):  # unlike the arc cosine of a rounded correlation this is exact where qx = qz = c
+            sine = (qx * qz - c * c).clamp_min_(0.0).sqrt_()
+            return torch.atan2(sine, 0.0 - c).mul_(self._bend).add_(self.slope)
         sine = square_root(qx * qz - c * c)
-        return (self._bend / math.tau) * quotient(torch.ones_like(sine), sine)
-
-    def _derivative_by_variance(self, qx: Tensor, qz: Tensor, c: Tensor) -> Tensor:
-        return (-self._bend / (2 * math.tau)) * quotient(quotient(c, qx), square_root(qx * qz - c * c))
+        if order == (2, 0):
+            return self._bend * quotient(sine, qx)
+        return self._bend * quotient(torch.ones_like(sine) if order == (2, 2) else -quotient(c, qx), sine)
 
 
 class _ErfMixture(Activation):
@@ -148,31 +132,16 @@ class _ErfMixture(Activation):
     def __call__(self, x: Tensor) -> Tensor:
         return self._function(x)
 
-    def _dual(self, qx: Tensor, qz: Tensor, c: Tensor) -> Tensor:
+    def moment(self, order: Order, qx: Tensor, qz: Tensor, c: Tensor) -> Tensor:
         c = within_bounds(qx, qz, c)
-        right = [(w, t / (0.5 + t * t * qz).sqrt_()) for t, w in self._terms]
-        total = torch.zeros_like(c)
-        for s, w in self._terms:
-            left = c * (s / (0.5 + s * s * qx).sqrt_())
-            for weight, factor in right:
-                total.add_((left * factor).asin_(), alpha=w * weight)
-        return total.mul_(2.0 / math.pi)
-
-    def _derivative(self, qx: Tensor, qz: Tensor, c: Tensor) -> Tensor:
-        return self._sum(qx, qz, c, lambda s, t, c, p, q, d: d.rsqrt())
-
-    def _dual_by_variance(self, qx: Tensor, qz: Tensor, c: Tensor) -> Tensor:
-        return self._sum(qx, qz, c, lambda s, t, c, p, q, d: -s * s * c / p * d.rsqrt())
-
-    def _derivative_by_covariance(self, qx: Tensor, qz: Tensor, c: Tensor) -> Tensor:
-        return self._sum(qx, qz, c, lambda s, t, c, p, q, d: (2 * s * t) ** 2 * c * d.pow(-1.5))
-
-    def _derivative_by_variance(self, qx: Tensor, qz: Tensor, c: Tensor) -> Tensor:
-        return self._sum(qx, qz, c, lambda s, t, c, p, q, d: -s * s * q * d.pow(-1.5))
-
-    def _sum(self, qx: Tensor, qz: Tensor, c: Tensor, term: Callable[..., Any]) -> Tensor:
-        """Sum w_s w_t (4 s t/π)·term(s, t, c, P, Q, D)."""
-        c = within_bounds(qx, qz, c)
+        if order == (0, 0):
+            right = [(w, t / (0.5 + t * t * qz).sqrt_()) for t, w in self._terms]
+            total = torch.zeros_like(c)
+            for s, w in self._terms:
+                left = c * (s / (0.5 + s * s * qx).sqrt_())
+                for weight, factor in right:
+                    total.add_((left * factor).asin_(), alpha=w * weight)
+            return total.mul_(2.0 / math.pi)
         determinant = (qx * qz - c * c).clamp_min(0.0)
         total = torch.zeros_like(determinant)
         for s, weight in self._terms:
@@ -180,7 +149,13 @@ class _ErfMixture(Activation):
             for t, other in self._terms:
                 q = 1.0 + 2 * t * t * qz
                 d = (2 * s * t) ** 2 * determinant + (p + 2 * t * t * qz)
-                total = total + (4 * s * t / math.pi * weight * other) * term(s, t, c, p, q, d)
+                if order[0] < 2:
+                    term = d.rsqrt()
+                elif order == (2, 0):
+                    term = -2 * s * s * c / p * d.rsqrt()
+                else:
+                    term = ((2 * s * t) ** 2 * c if order == (2, 2) else -2 * s * s * q) * d.pow(-1.5)
+                total = total + (4 * s * t / math.pi * weight * other) * term
         return total
 
 
@@ -188,6 +163,9 @@ class _Gelu(Activation):
     """x Φ(x). With P = (1+qx)(1+qz), D = P − c²:
 
     E[φφ] = c/4 + c arcsin(c/√P)/2π + (qx qz D + c²)/(2π P √D).
+
+    Multiplying by the density ϕ(u) leaves a Gaussian with u of variance ω, v of variance s² and covariance k;
+    multiplying by ϕ(u)ϕ(v) one with variances α, β and covariance γ.
     """
 
     name = "gelu"
@@ -195,42 +173,27 @@ class _Gelu(Activation):
     def __call__(self, x: Tensor) -> Tensor:
         return torch.nn.functional.gelu(x)
 
-    def _dual(self, qx: Tensor, qz: Tensor, c: Tensor) -> Tensor:
-        c, d, root = self._parts(qx, qz, c)
-        p = (1.0 + qx) * (1.0 + qz)
-        angle = torch.atan2(c, root).add_(math.pi / 2).mul_(c)
-        return (qx * qz * d).addcmul_(c, c).div_(p * root).add_(angle).div_(math.tau)
-
-    def _derivative(self, qx: Tensor, qz: Tensor, c: Tensor) -> Tensor:
-        c, d, root = self._parts(qx, qz, c)
-        p = (1.0 + qx) * (1.0 + qz)
-        rest = c * (d * (2.0 + qx + qz) + p) / (p * d * root)
-        return (torch.atan2(c, root) + rest).div_(math.tau).add_(0.25)
-
-    # Multiplying by the density ϕ(u) leaves a Gaussian with u of variance ω, v of variance s² and covariance k;
-    # multiplying by ϕ(u)ϕ(v) one with variances α, β and covariance γ.
-
-    def _dual_by_variance(self, qx: Tensor, qz: Tensor, c: Tensor) -> Tensor:
-        c, d, root = self._parts(qx, qz, c)
-        omega, k, s2 = qx / (1.0 + qx), c / (1.0 + qx), qz - c * c / (1.0 + qx)
-        return (s2 * (2.0 - omega) - k * k * (1.0 + (1.0 + qx) / d)) / (2 * math.tau * root)
-
-    def _derivative_by_covariance(self, qx: Tensor, qz: Tensor, c: Tensor) -> Tensor:
-        c, d, root = self._parts(qx, qz, c)
-        alpha, beta, gamma = 1.0 - (1.0 + qz) / d, 1.0 - (1.0 + qx) / d, c / d
-        return ((2.0 - alpha) * (2.0 - beta) + 2.0 * gamma * gamma) / (math.tau * root)
-
-    def _derivative_by_variance(self, qx: Tensor, qz: Tensor, c: Tensor) -> Tensor:
-        c, d, root = self._parts(qx, qz, c)
-        omega, k, alpha, gamma = qx / (1.0 + qx), c / (1.0 + qx), 1.0 - (1.0 + qz) / d, c / d
-        return (k * (2.0 * omega + alpha - 4.0) + gamma * (3.0 * alpha - 4.0)) / (2 * math.tau * root)
-
-    @staticmethod
-    def _parts(qx: Tensor, qz: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return c within its bounds, D ≥ 1 without cancellation, and √D."""
+    def moment(self, order: Order, qx: Tensor, qz: Tensor, c: Tensor) -> Tensor:
         c = within_bounds(qx, qz, c)
-        d = (qx * qz - c * c).clamp_min(0.0) + (1.0 + qx + qz)
-        return c, d, d.sqrt()
+        d = (qx * qz - c * c).clamp_min(0.0) + (1.0 + qx + qz)  # ≥ 1, without cancellation
+        root = d.sqrt()
+        if order[0] < 2:
+            p = (1.0 + qx) * (1.0 + qz)
+            if order == (0, 0):
+                angle = torch.atan2(c, root).add_(math.pi / 2).mul_(c)
+                return (qx * qz * d).addcmul_(c, c).div_(p * root).add_(angle).div_(math.tau)
+            rest = c * (d * (2.0 + qx + qz) + p) / (p * d * root)
+            return (torch.atan2(c, root) + rest).div_(math.tau).add_(0.25)
+        if order == (2, 0):
+            omega, k, s2 = qx / (1.0 + qx), c / (1.0 + qx), qz - c * c / (1.0 + qx)
+            product = s2 * (2.0 - omega) - k * k * (1.0 + (1.0 + qx) / d)
+        elif order == (2, 2):
+            alpha, beta, gamma = 1.0 - (1.0 + qz) / d, 1.0 - (1.0 + qx) / d, c / d
+            product = (2.0 - alpha) * (2.0 - beta) + 2.0 * gamma * gamma
+        else:
+            omega, k, alpha, gamma = qx / (1.0 + qx), c / (1.0 + qx), 1.0 - (1.0 + qz) / d, c / d
+            product = k * (2.0 * omega + alpha - 4.0) + gamma * (3.0 * alpha - 4.0)
+        return product / (math.tau * root)
 
 
 class _Elu(Activation):
@@ -248,58 +211,45 @@ class _Elu(Activation):
     def __call__(self, x: Tensor) -> Tensor:
         return torch.nn.functional.elu(x)
 
-    def _dual(self, qx: Tensor, qz: Tensor, c: Tensor) -> Tensor:
-        a, b, gap, corner = self._ends(qx, qz, c)
-        at_one = a * b / 2 + corner + (1.0 - _tail(a) - _tail(b)) / 2
-        integral = self._integral(qx, qz, c, lambda y, gx, gz, wide: (gx + gz - 1.0) * (y + torch.expm1(-y)))
-        return at_one - gap * (0.5 + corner) + corner * (gap + torch.expm1(-gap)) + integral
-
-    def _derivative(self, qx: Tensor, qz: Tensor, c: Tensor) -> Tensor:
-        _, _, gap, corner = self._ends(qx, qz, c)
-        integral = self._integral(qx, qz, c, lambda y, gx, gz, wide: (gx + gz - 1.0) * torch.expm1(-y))
-        return 0.5 + corner * torch.exp(-gap) + integral
-
-    def _dual_by_variance(self, qx: Tensor, qz: Tensor, c: Tensor) -> Tensor:
-        a, _, gap, corner = self._ends(qx, qz, c)
-        integral = self._integral(
-            qx, qz, c, lambda y, gx, gz, wide: (gx + gz - 1.0) * (y + torch.expm1(-y)) + wide + gz * (1.0 - y)
-        )
-        return 0.5 * (corner * torch.exp(-gap) - _tail(a) / 2 + integral)
-
-    def _derivative_by_covariance(self, qx: Tensor, qz: Tensor, c: Tensor) -> Tensor:
-        _, _, gap, corner = self._ends(qx, qz, c)
-        return corner * torch.exp(-gap) + self._integral(
-            qx, qz, c, lambda y, gx, gz, wide: (gx + gz - 1.0) * torch.exp(-y)
-        )
-
-    def _derivative_by_variance(self, qx: Tensor, qz: Tensor, c: Tensor) -> Tensor:
-        a, _, gap, corner = self._ends(qx, qz, c)
-        integral = self._integral(qx, qz, c, lambda y, gx, gz, wide: (gx + gz - 1.0) * torch.expm1(-y) + gz)
-        inside = within_bounds(qx, qz, c)
-        at_zero = 0.5 + _tail(quotient(square_root(qx * qz - inside * inside), a)) / 2  # E[φ'(v) | u = 0]
-        return 0.5 * (corner * torch.exp(-gap) + integral - quotient(at_zero, a) / math.sqrt(math.tau))
+    def moment(self, order: Order, qx: Tensor, qz: Tensor, c: Tensor) -> Tensor:
+        a, b, c = square_root(qx), square_root(qz), within_bounds(qx, qz, c)
+        gap, corner = a * b - c, _tail(a + b) / 2  # R − c ≥ 0, and M(R)
+        across = square_root(qx * qz - c * c)
+        integral = self._integral(order, a, b, math.pi / 2 - torch.atan2(c, across))
+        if order == (0, 0):
+            at_one = a * b / 2 + corner + (1.0 - _tail(a) - _tail(b)) / 2
+            return at_one - gap * (0.5 + corner) + corner * (gap + torch.expm1(-gap)) + integral
+        value = corner * torch.exp(-gap) + integral
+        if order == (1, 1):
+            return 0.5 + value
+        if order == (2, 0):
+            return value - _tail(a) / 2
+        if order == (2, 2):
+            return value
+        at_zero = 0.5 + _tail(quotient(across, a)) / 2  # E[φ'(v) | u = 0]
+        return value - quotient(at_zero, a) / math.sqrt(math.tau)
 
     @staticmethod
-    def _ends(qx: Tensor, qz: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return a, b, R − c ≥ 0 and E[φ''(u)φ''(v)] at correlation 1."""
-        a, b = square_root(qx), square_root(qz)
-        return a, b, a * b - within_bounds(qx, qz, c), _tail(a + b) / 2
-
-    @staticmethod
-    def _integral(qx: Tensor, qz: Tensor, c: Tensor, integrand: Callable[..., Any]) -> Tensor:
-        """Integrate integrand(r − c, G(a cos θ), G(b cos θ), √(π/2) b cos θ)/2π over θ, from the angle of c to π/2."""
-        a, b = square_root(qx), square_root(qz)
-        c = within_bounds(qx, qz, c)
-        span = math.pi / 2 - torch.atan2(c, square_root(qx * qz - c * c))
+    def _integral(order: Order, a: Tensor, b: Tensor, span: Tensor) -> Tensor:
+        """Integrate over θ from the angle of c, π/2 − span, to π/2; y is r − c."""
         total = torch.zeros_like(span)
         half = math.sqrt(math.pi / 2)
-        for node, weight in _legendre(ELU_NODES):
+        for node, weight in _elu_nodes():
             from_end = span * node  # π/2 − θ: sin and cos of θ stay exact near correlation 1
             cosine = torch.sin(from_end)
             # sin θ − sin θ_c as a product, without cancellation
-            rise = 2.0 * torch.sin((span - from_end) / 2) * torch.sin((span + from_end) / 2)
-            gx, gz = half * a * cosine, half * b * cosine
-            total = total + weight * integrand(a * b * rise, gx * _tail(a * cosine), gz * _tail(b * cosine), gz)
+            y = a * b * (2.0 * torch.sin((span - from_end) / 2) * torch.sin((span + from_end) / 2))
+            wide = half * b * cosine
+            gx, gz = half * a * cosine * _tail(a * cosine), wide * _tail(b * cosine)
+            if order == (2, 2):
+                integrand = (gx + gz - 1.0) * torch.exp(-y)
+            else:
+                integrand = (gx + gz - 1.0) * (torch.expm1(-y) + (y if order[1] == 0 else 0.0))
+            if order == (2, 0):
+                integrand = integrand + wide + gz * (1.0 - y)
+            elif order == (3, 1):
+                integrand = integrand + gz
+            total = total + weight * integrand
         return total * span / math.tau
 
 
@@ -338,10 +288,10 @@ def as_activation(activation: str | Activation) -> Activation:
     """Look an activation up by its name ("leaky_relu" has slope 0.01); an Activation is returned as it is."""
     if isinstance(activation, Activation):
         return activation
-    if not isinstance(activation, str) or activation not in ACTIVATIONS:
-        names = ", ".join(ACTIVATIONS)
-        raise fail("activation", f"one of {names}", repr(activation), "choose one, or leaky_relu(slope)")
-    return ACTIVATIONS[activation]
+    if activation in ACTIVATIONS:
+        return ACTIVATIONS[activation]
+    expected = f"one of {', '.join(ACTIVATIONS)}"
+    raise fail("activation", expected, repr(activation), "choose one, or leaky_relu(slope)")
 
 
 def square_root(x: Tensor) -> Tensor:
@@ -356,11 +306,10 @@ def quotient(x: Tensor, y: Tensor) -> Tensor:
     return torch.where(there, x / torch.where(there, y, 1.0), 0.0)
 
 
-def correlation(qx: Tensor, qz: Tensor, c: Tensor) -> Tensor:
-    """Return c/√(qx qz) within ±1 as a new tensor, 0 where a variance is 0; not traced."""
-    c = c.expand(torch.broadcast_shapes(qx.shape, qz.shape, c.shape))
-    scales = [torch.where(q > 0, q.rsqrt(), 0.0) for q in (qx, qz)]
-    return (c * scales[0]).mul_(scales[1]).clamp_(-1.0, 1.0)
+def inverse_root(x: Tensor) -> Tensor:
+    """Return 1/√x, and 0 with gradient 0 where x ≤ 0."""
+    positive = x > 0
+    return torch.where(positive, torch.where(positive, x, 1.0).rsqrt(), 0.0)
 
 
 def within_bounds(qx: Tensor, qz: Tensor, c: Tensor) -> Tensor:
@@ -376,9 +325,8 @@ def _tail(y: Tensor) -> Tensor:
 
 
 @cache
-def _legendre(nodes: int) -> list[tuple[float, float]]:
+def _elu_nodes() -> list[tuple[float, float]]:
     """Gauss–Legendre on [0, 1] in t, where x = t²(3 − 2t): twice as dense at the ends, where ELU's integrand turns."""
-    t, weight = np.polynomial.legendre.leggauss(nodes)
+    t, weight = np.polynomial.legendre.leggauss(ELU_NODES)
     t = (t + 1) / 2
-    x, w = t * t * (3 - 2 * t), 3 * weight * t * (1 - t)
-    return [(float(node), float(share)) for node, share in zip(x, w, strict=True)]
+    return list(zip((t * t * (3 - 2 * t)).tolist(), (3 * weight * t * (1 - t)).tolist(), strict=True))

@@ -1,37 +1,37 @@
-"""How well the best membership test tells two posteriors apart, and how little it can under a nearly constant kernel.
+"""What an attacker gets from the two posteriors: the best membership test, bounds on it, the records themselves.
 
-The attacker sees the latent predictions f(Q), one draw from the posterior with
-the records (positive) or without them, knows both laws, and thresholds their likelihood ratio; no other test does
-better at any false positive rate. Whitened by the law with the records, a draw is z ~ N(0, I) with and
-z ~ N(d, I + diag(x)) without, x ≥ 0. Taking one record out moves mean and covariance along one direction, whatever the
-number of queries: then only x and δ = ‖d‖ over the C outputs matter, the ratio grows with s = 2δz₁ − x‖z‖² (the sign of
-z₁ chosen so), and {s ≥ τ} is a ball, whose probabilities are normal and noncentral χ² ones. They are computed in a form
-that stays exact as x → 0.
+The attacker sees the latent predictions f(Q), one draw from the posterior with the records (positive) or without them,
+knows both laws, and thresholds their likelihood ratio; no other test does better at any false positive rate. Whitened
+by the law with the records, a draw is z ~ N(0, I) with and z ~ N(d, I + diag(x)) without, x ≥ 0. Taking one record out
+moves mean and covariance along one direction, whatever the number of queries: only x and δ = ‖d‖ over the C outputs
+matter then, and the test is that of `theory.two_normals`. The last part compares activations by what they give away.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
-from scipy.special import owens_t
 
-from giveaway.checks import as_tensor, check_finite, check_number, fail
-from giveaway.gp.distinguishability import whitened
-from giveaway.gp.leave_one_out import EPS, leave_one_out
-from giveaway.gp.posterior import Posterior, RemovedRecords, check_noise
+from giveaway.checks import as_tensor, check_choice, check_finite, check_number, fail
+from giveaway.gp.activations import Activation, as_activation
+from giveaway.gp.distinguishability import RemovedRecords, divergence, whitened, x_minus_log1p
+from giveaway.gp.kernels import Correlation, FeatureKernel, Kernel, Linear, Sphere, kernel_matrix
+from giveaway.gp.nngp import NNGP
+from giveaway.gp.posterior import Posterior, check_noise, fit, leave_one_out
+from giveaway.gp.query import OptimalQueries
+from giveaway.theory.tradeoff import two_normals
 
-NODES = 48  # of the integral over the directions that the mean does not move along
 STEPS = 1_024  # of the integral over the characteristic function, in log u
-ROOT_STEPS, ROOT_GAP = 64, 1e-11
 TOGETHER = 256  # records in one piece of the integrals
-FAR = 1e3  # δ/x from which the ball {s ≥ τ} is treated as nearly a half-space
-TAIL = 9.0  # standard deviations past which a Gaussian is nothing in float64
-TINY = 1e-300
+PAIRS_TOGETHER = 2**24  # numbers of pairs of records and queries at a time
 NOTHING = 1e-14  # x and δ below this leave every rate where chance has it, in float64
+SETTINGS = ("sphere", "critical", "raw")
+ROUNDING = 1e-12  # of variances that should be 0 or 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +82,7 @@ def query_attack(
 
 
 def _rates(fpr: Sequence[float]) -> torch.Tensor:
-    rates = torch.as_tensor([float(rate) for rate in fpr], dtype=torch.float64)
+    rates = torch.tensor(list(fpr), dtype=torch.float64)
     if rates.numel() == 0 or not bool(((rates > 0.0) & (rates < 1.0)).all()):
         raise fail("fpr", "rates between 0 and 1", str(list(fpr)), "give the false positive rates to report")
     return rates
@@ -90,116 +90,16 @@ def _rates(fpr: Sequence[float]) -> torch.Tensor:
 
 def _one_direction(x: torch.Tensor, delta: torch.Tensor, outputs: int, fpr: torch.Tensor) -> Attack:
     """Compute AUC and TPR for x and δ (R,), on any device."""
-    fpr = fpr.to(x.device)
-    if outputs == 1:
-        auc = _auc_of_one_output(x, delta)
-    else:
-        shift = torch.cat([delta.unsqueeze(1), delta.new_zeros(len(delta), outputs - 1)], 1)
-        auc = _auc(x.unsqueeze(1), shift.unsqueeze(1))
-    parts = zip(x.split(TOGETHER), delta.split(TOGETHER), strict=True)
-    tpr = torch.cat([_tpr(a[:, None], b[:, None], outputs, fpr) for a, b in parts])
-    return Attack(auc, tpr, fpr, torch.zeros_like(tpr))
-
-
-def _auc_of_one_output(x: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
-    """Return P(s with > s without) = 1 − 2T(δ/√(2 + x), 2√(1 + x)/x), T Owen's function.
-
-    s₁ − s₀ = (z₁ − z₀)(2δ − x(z₁ + z₀)): two jointly normal factors with correlation x/(2 + x), an orthant probability.
-    """
-    ratio = 2.0 * torch.sqrt(1.0 + x) / x  # infinite at x = 0, where T is half a normal tail
-    value = owens_t((delta / torch.sqrt(2.0 + x)).cpu().numpy(), ratio.cpu().numpy())
-    return 1.0 - 2.0 * torch.from_numpy(np.asarray(value)).to(x.device)
-
-
-def _tpr(x: torch.Tensor, delta: torch.Tensor, outputs: int, fpr: torch.Tensor) -> torch.Tensor:
-    """Return the rates (R, F) for x and δ (R, 1); the threshold's normal score, near linear in it, is solved for."""
+    curve = two_normals(delta.cpu().numpy(), 1.0, torch.sqrt(1.0 + x).cpu().numpy(), outputs=outputs)
     nothing = torch.maximum(x, delta) < NOTHING
-    x, delta = torch.where(nothing, 1.0, x), torch.where(nothing, 1.0, delta)
-    v = 1.0 + x
-    mean = -delta.square() * (1.0 + v) - outputs * x * v - _origin(x, delta)
-    spread = torch.sqrt(4.0 * delta.square() * v**3 + 2.0 * outputs * (x * v).square())
-    # one-sided Chebyshev bounds, and the largest score there is
-    low = mean - spread * torch.sqrt(fpr / (1.0 - fpr))
-    high = torch.minimum(mean + spread * torch.sqrt((1.0 - fpr) / fpr), delta.square() / x - _origin(x, delta))
-    goal = torch.special.ndtri(fpr)
-
-    def gap(tau: torch.Tensor) -> torch.Tensor:
-        rate = _exceed(tau, x, delta, outputs, with_=False).clamp(TINY, 1.0 - EPS)
-        return torch.special.ndtri(rate) - goal
-
-    tpr = _exceed(_root(gap, low, high), x, delta, outputs, with_=True)
-    return torch.where(nothing, fpr, tpr.clamp(0.0, 1.0))
-
-
-def _root(gap: Callable[[torch.Tensor], torch.Tensor], low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
-    """Find where the falling function `gap` crosses 0 between two ends: regula falsi, halving the end that stays."""
-    at_low, at_high = gap(low), gap(high)
-    middle, before = low, torch.zeros_like(low)
-    for _ in range(ROOT_STEPS):
-        middle = high - (high - low) * at_high / (at_high - at_low).clamp_max(-TINY)
-        value = gap(middle)
-        if float(value.abs().max()) < ROOT_GAP:
-            break
-        right = value > 0.0
-        at_high = torch.where(right, torch.where(before > 0.0, at_high / 2, at_high), value)
-        at_low = torch.where(right, value, torch.where(before < 0.0, at_low / 2, at_low))
-        low, high = torch.where(right, middle, low), torch.where(right, high, middle)
-        before = value.sign()
-    return middle
-
-
-def _origin(x: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
-    """Return the largest score, δ²/x, unless far off: counted from it, thresholds of small balls keep their radius."""
-    return torch.where(delta < FAR * x, delta.square() / x, 0.0)
-
-
-def _exceed(tau: torch.Tensor, x: torch.Tensor, delta: torch.Tensor, outputs: int, *, with_: bool) -> torch.Tensor:
-    """Return P(s ≥ τ) under one law, (R, F) for τ (R, F) counted from its origin, x and δ (R, 1).
-
-    Given the length ω of the part of z across the mean's direction, s ≥ τ is an interval of z₁; ω is χ with C − 1
-    degrees of freedom (times the law's standard deviation) and is integrated by Gauss–Legendre in θ, ω = ω_max sin θ,
-    which smooths the square root with which the interval closes at ω_max.
-    """
-    scale = torch.ones_like(x) if with_ else torch.sqrt(1.0 + x)
-    centre = torch.zeros_like(x) if with_ else -delta
-    origin = _origin(x, delta)
-    room = torch.where(origin > 0.0, 0.0, delta.square()) - x * tau
-    tau = tau + origin
+    tpr = torch.from_numpy(curve.tpr(fpr.numpy()[:, None])).T.to(x.device)
     if outputs == 1:
-        return _interval(tau, room, x, delta, centre, scale)
-    freedom = outputs - 1
-    last = torch.sqrt(room.clamp_min(0.0)) / (x * scale)
-    first = max(0.0, math.sqrt(freedom) - TAIL)
-    width = (last.clamp_max(math.sqrt(freedom) + TAIL) - first).clamp_min(0.0).unsqueeze(-1)
-    nodes, weights = (torch.from_numpy(a).to(x) for a in np.polynomial.legendre.leggauss(NODES))
-    theta = math.pi / 4 * (nodes + 1.0)
-    omega = first + width * torch.sin(theta)
-    log_density = torch.special.xlogy(freedom - 1.0, omega) - omega.square() / 2
-    log_density -= math.lgamma(freedom / 2) + (freedom / 2 - 1) * math.log(2.0)
-    x, delta, centre, scale = (a.unsqueeze(-1) for a in (x, delta, centre, scale))
-    across = x * (scale * omega).square()
-    inside = _interval(tau.unsqueeze(-1) + across, room.unsqueeze(-1) - x * across, x, delta, centre, scale)
-    return (log_density.exp() * inside * width * torch.cos(theta) * weights).sum(-1) * (math.pi / 4)
-
-
-def _interval(
-    tau: torch.Tensor,
-    room: torch.Tensor,
-    x: torch.Tensor,
-    delta: torch.Tensor,
-    centre: torch.Tensor,
-    scale: torch.Tensor,
-) -> torch.Tensor:
-    """Return P(2δz − xz² ≥ τ) for z ~ N(centre, scale²), room = δ² − xτ; 0 where that is negative."""
-    half = torch.sqrt(room.clamp_min(0.0))
-    far = delta + half
-    low = (torch.where(delta < FAR * x, (delta - half) / x, tau / far) - centre) / scale
-    high = (far / x - centre) / scale
-    low = torch.where(far > 0.0, low, 0.0)
-    mirrored = low > 0.0  # so that small tails are subtracted, never two numbers near 1
-    left, right = torch.where(mirrored, -high, low), torch.where(mirrored, -low, high)
-    inside = torch.special.ndtr(right) - torch.special.ndtr(left)
-    return torch.where((room >= 0.0) & (far > 0.0), inside, 0.0)
+        auc = torch.from_numpy(curve.auc()).to(x.device)
+    else:
+        auc = _auc(x.unsqueeze(1), torch.nn.functional.pad(delta.view(-1, 1, 1), (0, outputs - 1)))
+    fpr = fpr.to(x.device)
+    tpr, auc = torch.where(nothing.unsqueeze(1), fpr, tpr), torch.where(nothing, 0.5, auc)
+    return Attack(auc, tpr, fpr, torch.zeros_like(tpr))
 
 
 def _auc(x: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
@@ -209,11 +109,9 @@ def _auc(x: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
     ℓ(with) − ℓ(without), is elementary, and P(ℓ(with) > ℓ(without)) = ½ + ∫ Im φ(u)/u du / π. In log u the integrand
     is smooth and dies out on both sides, where the trapezoid rule converges geometrically.
     """
-    parts = zip(x.split(TOGETHER), shift.square().sum(2).split(TOGETHER), strict=True)
-    return torch.cat([_auc_of(a, b, shift.shape[2]) for a, b in parts])
-
-
-def _auc_of(x: torch.Tensor, d2: torch.Tensor, outputs: int) -> torch.Tensor:
+    if len(x) > TOGETHER:
+        return torch.cat([_auc(*part) for part in zip(x.split(TOGETHER), shift.split(TOGETHER), strict=True)])
+    d2, outputs = shift.square().sum(2), shift.shape[2]
     v = 1.0 + x
     most = x.amax(1)
     linear = (4.0 * d2 * v + 4.0 * d2 / v.square()).sum(1).sqrt()
@@ -305,11 +203,193 @@ def leakage_bounds(matrix: torch.Tensor, noise: float, largest_target: float, *,
     residual = zeta * (1.0 + math.sqrt(n * variance / sigma2))
     steepest = min(variance, sigma2)
     excess = variance / sigma2
-    return LeakageBounds(
-        constant=constant,
+    mean = variance * steepest / (steepest + sigma2) ** 2 * residual**2 / 2
+    kl = (outputs * (excess - math.log1p(excess)) + excess / (1.0 + excess) * residual**2 / sigma2) / 2
+    return LeakageBounds(constant, distance, variance, residual, mean, kl)
+
+
+@dataclass(frozen=True, eq=False)
+class Reconstruction:
+    """How each end of a search relates to the s records of its removal; `starts` and q are those of the queries.
+
+    counts       (R, s): how many queries of converged starts have that member as the nearest of ALL records
+    strays       (R,): how many have a record that was kept as the nearest
+    unrecovered  (R, s): the members that no query came to
+    nearest      (R, starts, q): the member nearest to each query, from 0 to s − 1
+    distance     (R, starts, q, s): Euclidean distance to each member (of directions, where scale was left out)
+    prediction   (R, starts, q, s): KL of the prediction at the member from that at the query, all records in
+    lood, own    (R, starts, q) and (R, s): KL-LOOD of each query and of each member asked alone
+    """
+
+    counts: torch.Tensor
+    strays: torch.Tensor
+    unrecovered: torch.Tensor
+    nearest: torch.Tensor
+    distance: torch.Tensor
+    prediction: torch.Tensor
+    lood: torch.Tensor
+    own: torch.Tensor
+
+
+@torch.no_grad()
+def reconstruct(removal: RemovedRecords, found: OptimalQueries, *, scale_free: bool = False) -> Reconstruction:
+    """Compare the ends of every start in `found`, searched for this `removal`, with the records that were removed.
+
+    The attacker has the two posteriors and not the records; queries found from starts that know nothing of the removed
+    records (origin "kept" or "bounds") are the reconstructions. `scale_free` compares directions x/‖x‖: under a
+    homogeneous kernel without bias KL is blind to a query's length, and the search leaves it anywhere.
+    """
+    posterior, rows = removal.posterior, removal.rows
+    removals, starts, q = found.ends.shape[:3]
+    if removals != len(rows) or found.ends.shape[3:] != posterior.inputs.shape[1:]:
+        got = f"ends of shape {tuple(found.ends.shape)}"
+        raise fail("found", f"queries for these {len(rows)} removals", got, "search with the same removal")
+    members, queries = posterior.inputs[rows], found.ends.flatten(1, 2)
+    records, asked = (points.reshape(len(points), -1) for points in (posterior.inputs, queries.flatten(0, 1)))
+    if scale_free:
+        records, asked = (torch.nn.functional.normalize(points, dim=1) for points in (records, asked))
+    pairs = asked.view(removals, starts * q, -1), records[rows]
+    distance = torch.cdist(*pairs, compute_mode="donot_use_mm_for_euclid_dist").view(removals, starts, q, -1)
+    step = max(1, PAIRS_TOGETHER // len(records))
+    first = torch.cat([torch.cdist(part, records).argmin(1) for part in asked.split(step)]).view(removals, starts, q)
+    converged = found.converged.unsqueeze(2)
+    hits = (first.unsqueeze(3) == rows[:, None, None, :]) & converged.unsqueeze(3)
+    counts = hits.sum((1, 2))
+
+    def predict(points: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return means (R, m, C) and variances (R, m) at points (R, m, …)."""
+        flat = points.flatten(0, 1).split(step)
+        mean, variance = (torch.cat([of(part) for part in flat]) for of in (posterior.mean, posterior.variance))
+        return mean.unflatten(0, points.shape[:2]), variance.view(points.shape[:2])
+
+    def alone(points: torch.Tensor) -> torch.Tensor:
+        """Return the KL-LOOD (R, m) of each of the points (R, m, …) as the only query."""
+        owner = torch.arange(removals, device=points.device).repeat_interleave(points.shape[1])
+        some = max(1, PAIRS_TOGETHER // (len(records) * (rows.shape[1] + 2)))
+        pairs = zip(owner.split(some), points.flatten(0, 1).unsqueeze(1).split(some), strict=True)
+        return torch.cat([removal.measure("kl", *pair) for pair in pairs]).view(points.shape[:2])
+
+    (mean_s, variance_s), (mean_q, variance_q) = predict(members), predict(queries)
+    gap = (mean_s[:, None] - mean_q[:, :, None]).square().sum(3)
+    ratio = variance_s[:, None] / variance_q[:, :, None]
+    prediction = (mean_s.shape[2] * x_minus_log1p(ratio - 1.0) + gap / variance_q[:, :, None]) / 2
+    return Reconstruction(
+        counts=counts,
+        strays=(converged.expand_as(first) & ~hits.any(3)).sum((1, 2)),
+        unrecovered=counts == 0,
+        nearest=distance.argmin(3),
         distance=distance,
-        variance=variance,
-        residual=residual,
-        mean_distance=variance * steepest / (steepest + sigma2) ** 2 * residual**2 / 2,
-        kl=(outputs * (excess - math.log1p(excess)) + excess / (1.0 + excess) * residual**2 / sigma2) / 2,
+        prediction=prediction.view_as(distance),
+        lood=alone(queries).view(removals, starts, q),
+        own=alone(members),
     )
+
+
+@dataclass(frozen=True)
+class ActivationRow:
+    """Means over the records for one activation and depth, each beside ReLU's of the same depth.
+
+    `…_ratio` is the mean over ReLU's mean, `…_higher` the share of records whose own value is above ReLU's. Every entry
+    of the kernel matrix is within `distance` of `constant`, and no other constant is closer.
+    """
+
+    activation: str
+    depth: int
+    kl: float
+    kl_ratio: float
+    kl_higher: float
+    mean: float
+    mean_ratio: float
+    mean_higher: float
+    constant: float
+    distance: float
+
+
+@dataclass(frozen=True, eq=False)
+class ActivationStudy:
+    """`kl` and `mean` (A, L, n): both distances of each record for A activations, ReLU first, and L depths."""
+
+    setting: str
+    activations: tuple[str, ...]
+    depths: tuple[int, ...]
+    kl: np.ndarray
+    mean: np.ndarray
+    rows: tuple[ActivationRow, ...]
+
+
+def activation_study(
+    inputs: Any,
+    targets: Any,
+    *,
+    noise: float,
+    depths: Sequence[int],
+    activations: Sequence[str | Activation],
+    setting: str = "sphere",
+) -> ActivationStudy:
+    """Measure all records under wide networks that differ in activation and depth only: which gives more away?
+
+    ReLU is added where it is not among the activations. `inputs` (n, …), `targets` (n,) or (n, C) and `noise` are those
+    of `fit`. The answer depends on how inputs and variances are scaled, so there are three settings:
+
+    "sphere"    each record less its own mean, on the sphere ‖x‖² = d, and K(x, z)/√(K(x, x)K(z, z)) for K of σw² = 2,
+                σb = 0: every activation has K(x, x) = 1.
+    "critical"  the same records, with the σw² and σb² that keep K(x, x) = 1 and σw² E[φ'(u)²] = 1 in every layer. Only
+                there do all kernels tend to a constant at a rate of Proposition H.1 of the paper: the distance is
+                Θ(L⁻²) for rectifiers and Θ(L⁻¹) for smooth activations.
+    "raw"       records as they come, σw² = 2, σb = 0. A rectifier then keeps the scale of its input at any depth, while
+                an activation that lets less through, as GELU does, shrinks the kernel against the noise.
+    """
+    x = as_tensor("inputs", inputs).to(torch.float64)
+    if x.ndim < 2 or len(x) == 0:
+        raise fail("inputs", "records as (n, …)", f"shape {tuple(x.shape)}", "give one record a row")
+    if len(depths) == 0:
+        raise fail("depths", "at least one depth", "none", "give the numbers of hidden layers to compare")
+    chosen = {activation.name: activation for activation in map(as_activation, ["relu", *activations])}
+    kl, mean = (np.empty((len(chosen), len(depths), len(x))) for _ in range(2))
+    rows = []
+    for i, (name, activation) in enumerate(chosen.items()):
+        for j, depth in enumerate(depths):
+            kernel = study_kernel(setting, depth, activation)
+            matrix = kernel_matrix(kernel, x)
+            distance = divergence(fit(kernel, x, targets, noise, matrix=matrix))
+            kl[i, j], mean[i, j] = distance.kl.cpu().numpy(), distance.mean.cpu().numpy()
+            compared: list[float] = []
+            for own, relu in ((kl[i, j], kl[0, j]), (mean[i, j], mean[0, j])):
+                base = float(relu.mean())
+                ratio = float(own.mean()) / base if base > 0.0 else math.nan
+                compared += [float(own.mean()), ratio, float((own > relu).mean())]
+            compared += distance_to_constant(matrix)
+            rows.append(ActivationRow(name, int(depth), *compared))
+    return ActivationStudy(setting, tuple(chosen), tuple(int(depth) for depth in depths), kl, mean, tuple(rows))
+
+
+def study_kernel(setting: str, depth: int, activation: str | Activation) -> Kernel:
+    """Make the kernel of one activation and depth in one of the settings."""
+    check_choice("setting", setting, SETTINGS)
+    if setting == "critical":  # records on the sphere where K⁰(x, x) = 1 too, which the later layers keep
+        weight, bias = critical_variances(activation)
+        radius, sphere = math.sqrt((1.0 - bias) / weight), Sphere(Linear(), centre=True)
+        unit = _UnitNNGP(depth, activation, weight_variance=weight, bias_variance=bias)
+        return FeatureKernel(lambda X: radius * sphere.map(X.flatten(1)), unit)
+    raw = NNGP(depth, activation, weight_variance=2.0)
+    return raw if setting == "raw" else Sphere(Correlation(raw), centre=True)
+
+
+class _UnitNNGP(NNGP):
+    """Variances of 1 but for rounding are 1: where that fixed point is unstable, as GELU's is, rounding would grow."""
+
+    def _enter(self, layer: Any, *moments: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        qx, qz, c = super()._enter(layer, *moments)
+        qx, qz = (torch.where((q - 1.0).abs() < ROUNDING, 1.0, q) for q in (qx, qz))
+        return qx, qz, c
+
+
+def critical_variances(activation: str | Activation) -> tuple[float, float]:
+    """Return σw² = 1/E[φ'(u)²] and σb² = 1 − σw² E[φ(u)²], u ~ N(0, 1): they keep unit variance and small angles."""
+    phi = as_activation(activation)
+    one = torch.ones((), dtype=torch.float64)
+    weight = 1.0 / float(phi.dual_derivative(one, one, one))
+    bias = 1.0 - weight * float(phi.dual(one, one, one))
+    if bias < -ROUNDING:
+        raise fail("activation", "one with E[φ²] ≤ E[φ'²] at unit variance", phi.name, 'use the setting "sphere"')
+    return weight, max(bias, 0.0)

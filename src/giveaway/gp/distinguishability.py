@@ -6,82 +6,31 @@ the Kullback–Leibler divergence that come from the covariances count C times.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from inspect import signature
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from giveaway.checks import as_tensor, check_choice, check_finite, check_memory, check_names, fail
-from giveaway.gp.kernels import RBF, Kernel, KernelLike, Laplace, Linear, Sphere
-from giveaway.gp.leave_one_out import leave_groups_out, leave_one_out
-from giveaway.gp.nngp import NNGP, NTK, ConvNNGP, ConvNTK
-from giveaway.gp.posterior import Posterior, RemovedRecords, check_noise, fit
+from giveaway.checks import as_tensor, check_finite, check_memory, check_names, fail
+from giveaway.gp.kernels import KernelLike, Mapped
+from giveaway.gp.nngp import KernelChoice
+from giveaway.gp.posterior import Posterior, check_noise, check_rows, fit, leave_groups_out, leave_one_out
+from giveaway.gp.ridge import centred_targets, rows_of_people
 from giveaway.records import ScoreTable
 from giveaway.records.meta import KernelReport, Meta
 
 SINGULAR = 1e-12  # share of a query's variance, given the queries before it, that may be rounding
+REPEATED = 1e-8  # share below which a search takes them for one query
 SERIES = 16  # terms of 2·artanh(t)/t for |t| ≤ 1/3: what is left out is below 1/9¹⁶
-KINDS: dict[str, type[Kernel]] = {
-    "rbf": RBF,
-    "laplace": Laplace,
-    "linear": Linear,
-    "nngp": NNGP,
-    "ntk": NTK,
-    "conv_nngp": ConvNNGP,
-    "conv_ntk": ConvNTK,
-}
-DEPTH = 3
 NOISE = 0.05  # of targets around 0 with variance 1, or of one-hot classes
-SAMPLED = 1_000  # records whose distances give the typical length
-
-
-@dataclass(frozen=True)
-class KernelChoice:
-    """A kernel in words; None takes the kernel's own default.
-
-    `length` of rbf and laplace is the median distance between records unless given. `sphere` centres every record on
-    its own mean and scales it to ‖x‖² = d first.
-    """
-
-    name: str
-    length: float | None = None
-    depth: int | None = None
-    activation: str | None = None
-    weight_variance: float | None = None
-    bias_variance: float | None = None
-    filter_size: int | None = None
-    stride: int | None = None
-    padding: str | None = None
-    readout: str | None = None
-    sphere: bool = False
-
-    def options(self) -> dict[str, Any]:
-        """Return what was given beside the name; refuse what the kernel does not take."""
-        check_choice("kernel", self.name, KINDS)
-        named = [field.name for field in fields(self) if field.name not in ("name", "sphere")]
-        given = {name: getattr(self, name) for name in named if getattr(self, name) is not None}
-        for name in given:
-            if name not in signature(KINDS[self.name]).parameters:
-                fit = ", ".join(kernel for kernel, kind in KINDS.items() if name in signature(kind).parameters)
-                raise fail(name, f"one of the kernels {fit}", self.name, f"drop {name}, or choose another kernel")
-        return given
-
-    def kernel(self, inputs: torch.Tensor) -> Kernel:
-        """Make the kernel for these inputs (n, …)."""
-        options, takes = self.options(), signature(KINDS[self.name]).parameters
-        if "length" in takes and "length" not in options:
-            options["length"] = median_distance(Sphere(Linear(), centre=True).map(inputs) if self.sphere else inputs)
-        if "depth" in takes:
-            options.setdefault("depth", DEPTH)
-        made = KINDS[self.name](**options)
-        return Sphere(made, centre=True) if self.sphere else made
-
 
 KernelGiven = str | KernelChoice | KernelLike
+Objective = Literal["kl", "mean"]
 IMAGES_BY_DEFAULT, COLUMNS_BY_DEFAULT = KernelChoice("nngp", sphere=True), KernelChoice("rbf")
 
 
@@ -111,19 +60,13 @@ class Process:
             raise fail("inputs", "records as (n, …)", f"shape {tuple(x.shape)}", "give one record a row")
         check_finite("inputs", x)
         if x.device.type == "cpu":
-            check_memory(
-                "inputs",
-                22 * len(x) ** 2,
-                what="matrices of records × records",
-                got=f"{len(x)} records",
-                remedy="take a sample of them, or a machine with more memory",
-            )
-        kernel = self.kernel
+            what, remedy = "matrices of records × records", "take a sample of them, or a machine with more memory"
+            check_memory("inputs", 22 * len(x) ** 2, what=what, got=f"{len(x)} records", remedy=remedy)
+        kernel = KernelChoice(self.kernel) if isinstance(self.kernel, str) else self.kernel
         if kernel is None:
             kernel = COLUMNS_BY_DEFAULT if x.ndim == 2 else IMAGES_BY_DEFAULT
-        choice = KernelChoice(kernel) if isinstance(kernel, str) else kernel
-        made = choice.kernel(x) if isinstance(choice, KernelChoice) else choice
-        return fit(made, x, centred_targets(targets), self.noise)
+        kernel = kernel.kernel(x) if isinstance(kernel, KernelChoice) else kernel
+        return fit(kernel, x, centred_targets(targets), self.noise)
 
 
 def lood(
@@ -152,8 +95,6 @@ def lood(
     Columns `lood_kl`, KL(f without ‖ f with) at the record's own input, which no other query exceeds, and `lood_mean`,
     ½‖mean without − mean with‖² summed over outputs.
 
-    Examples
-    --------
     >>> import numpy as np, giveaway as ga
     >>> x = np.array([[0.0], [0.1], [0.2], [4.0]])
     >>> table = ga.lood("rbf", x, np.array([0.0, 0.0, 0.0, 1.0]), noise=0.1)
@@ -169,21 +110,15 @@ def lood(
 def lood_table(posterior: Posterior, *, groups: Any = None, ids: Any = None) -> ScoreTable:
     """Make the table of `lood` from a posterior over all records."""
     n = len(posterior.inputs)
-    if groups is None:
-        names = np.arange(n) if ids is None else check_names("ids", ids, n, unique=True)
-        members = None
-    else:
-        if ids is not None:
-            raise fail("ids", "no ids beside groups", "both", "a row is a person: its name is the group's")
+    if groups is not None and ids is not None:
+        raise fail("ids", "no ids beside groups", "both", "a row is a person: its name is the group's")
+    names, members = np.arange(n) if ids is None else check_names("ids", ids, n, unique=True), None
+    if groups is not None:
         names, members = rows_of_people(check_names("groups", groups, n, unique=False))
     distance = divergence(posterior, members)
-    meta = Meta(
-        unit="record" if groups is None else "person",
-        rows=len(names),
-        records=n,
-        outputs=posterior.targets.shape[1],
-        kernel=KernelReport(name=repr(posterior.kernel), noise=posterior.noise, condition=posterior.condition),
-    )
+    unit, outputs = "record" if groups is None else "person", posterior.targets.shape[1]
+    kernel = KernelReport(name=repr(posterior.kernel), noise=posterior.noise, condition=posterior.condition)
+    meta = Meta(unit=unit, rows=len(names), records=n, outputs=outputs, kernel=kernel)
     columns = {"lood_kl": distance.kl.cpu().numpy(), "lood_mean": distance.mean.cpu().numpy()}
     return ScoreTable(scores=columns, ids=names, meta=meta)
 
@@ -206,9 +141,8 @@ def divergence(posterior: Posterior, groups: Sequence[Any] | None = None) -> Div
     outputs = posterior.targets.shape[1]
     if groups is None:
         single = leave_one_out(posterior)
-        excess = single.variance / posterior.noise
         pull = -(single.mean_change * single.residual).sum(1) / posterior.noise
-        kl = (outputs * x_minus_log1p(excess) + pull) / 2
+        kl = (outputs * x_minus_log1p(single.variance / posterior.noise) + pull) / 2
         return Divergence(kl, mean_distance(single.mean_change.unsqueeze(1)))
     kl, mean = (posterior.factor.new_empty(len(groups)) for _ in range(2))
     for part in leave_groups_out(posterior, groups):
@@ -217,6 +151,91 @@ def divergence(posterior: Posterior, groups: Sequence[Any] | None = None) -> Div
         kl[part.place] = (outputs * x_minus_log1p(excess).sum(1) + pull) / 2
         mean[part.place] = mean_distance(part.mean_change)
     return Divergence(kl, mean)
+
+
+@dataclass(frozen=True, eq=False)
+class RemovedRecords:
+    """R removals of s records each, `rows` (R, s), from one posterior, seen from any query in O(n) each.
+
+    With S the rows, U = M⁻¹[:, S], A = M⁻¹[S, S] and T = K(Q, X) U at the queries Q,
+
+        mean without − mean with = −K(Q, X) · U A⁻¹ w_S,   covariance without = covariance with + T A⁻¹ Tᵀ.
+
+    `columns` (R, n, s) is U, `root` (R, s, s) has root rootᵀ = A⁻¹, `step` (R, n, C) is U A⁻¹ w_S. Queries are
+    (R, q, …), q for each removal, or (1, q, …) for all of them alike; every method is differentiable in them.
+    """
+
+    posterior: Posterior
+    rows: torch.Tensor
+    columns: torch.Tensor
+    root: torch.Tensor
+    step: torch.Tensor
+
+    @property
+    def inputs(self) -> torch.Tensor:
+        return self.posterior.inputs
+
+    def mean_change(self, queries: torch.Tensor) -> torch.Tensor:
+        """Return mean without − mean with, (R, q, C), in O(n) a query."""
+        return -self._cross(self.posterior.as_queries(queries, len(self.rows))) @ self.step
+
+    def covariances(self, queries: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the latent covariances (without, with), each (R, q, q)."""
+        _, excess, with_ = self.change(queries)
+        return with_ + excess @ excess.mT, with_.expand(len(self.rows), -1, -1)
+
+    def change(self, queries: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return the mean change (R, q, C), E (R, q, s), and the covariance with the records (R or 1, q, q).
+
+        E Eᵀ is the covariance without them minus that with them. Divergences are taken from E: the difference of the
+        two covariances would cancel.
+        """
+        q = self.posterior.as_queries(queries, len(self.rows))
+        cross = self._cross(q)
+        return -cross @ self.step, cross @ (self.columns @ self.root), self.posterior.covariances(q, cross)
+
+    def measure(self, objective: Objective, owner: torch.Tensor, queries: torch.Tensor) -> torch.Tensor:
+        """Return one of the distances of `divergence_at`, (p,), of the removals `owner` (p,) at queries (p, q, …).
+
+        A divergence is NaN where its queries (nearly) repeat one another; `divergence_at` refuses the whole batch.
+        """
+        if objective == "mean":
+            return mean_distance(self._cross(queries) @ self.step[owner])
+        chosen = {name: getattr(self, name)[owner] for name in ("rows", "columns", "root", "step")}
+        mean_change, excess, with_ = replace(self, **chosen).change(queries)
+        return _unless_repeated(partial(kl_of_change, mean_change, excess), with_)
+
+    def own(self, objective: Objective) -> torch.Tensor:
+        """Return the distance (R,) of every removal at the removed records themselves."""
+        return getattr(divergence(self.posterior, list(self.rows)), objective)
+
+    def _cross(self, queries: torch.Tensor) -> torch.Tensor:
+        return self.posterior.cross(queries.flatten(0, 1)).view(*queries.shape[:2], -1)
+
+
+def remove(posterior: Posterior, rows: Any) -> RemovedRecords:
+    """Prepare R removals of the records `rows` (R, s), or of single records `rows` (R,): 2n² operations a record."""
+    n = len(posterior.factor)
+    index = removal_rows(rows, n).to(posterior.factor.device)
+    count, size = index.shape
+    unit = posterior.factor.new_zeros(n, count * size)
+    unit[index.flatten(), torch.arange(count * size, device=unit.device)] = 1.0
+    columns = torch.cholesky_solve(unit, posterior.factor).view(n, count, size).transpose(0, 1)
+    block = columns.gather(1, index.unsqueeze(2).expand(-1, -1, size))
+    factor = torch.linalg.cholesky((block + block.mT) / 2)
+    identity = torch.eye(size, dtype=factor.dtype, device=factor.device).expand_as(factor)
+    root = torch.linalg.solve_triangular(factor, identity, upper=False).mT
+    step = columns @ (root @ (root.mT @ posterior.weights[index]))
+    return RemovedRecords(posterior, index, columns, root, step)
+
+
+def removal_rows(rows: Any, n: int) -> torch.Tensor:
+    """Check row numbers (R, s) or (R,) of n records, and return them as (R, s)."""
+    index = as_tensor("rows", rows)
+    index = index.unsqueeze(1) if index.ndim == 1 else index
+    if index.ndim != 2 or index.numel() == 0:
+        raise fail("rows", "shape (R, s) or (R,), not empty", f"shape {tuple(index.shape)}", "give s rows a removal")
+    return check_rows("rows", index.flatten().cpu().numpy(), [index.shape[1]] * len(index), n).view(index.shape)
 
 
 def divergence_at(removal: RemovedRecords, queries: torch.Tensor) -> Divergence:
@@ -264,18 +283,28 @@ def whitened(mean_change: torch.Tensor, excess: torch.Tensor, with_: torch.Tenso
 
 def cholesky_of(argument: str, covariance: torch.Tensor) -> torch.Tensor:
     """Factor predictive covariances; where that is impossible, the error names the first."""
+    root, bad = _factored(covariance, SINGULAR)
+    if bool(bad.any()):
+        got = f"one that is not, in place {int(bad.reshape(-1).nonzero()[0])}"
+        remedy = "drop queries that repeat one another or that the records determine, or raise noise"
+        raise fail(argument, "positive definite predictive covariances", got, remedy)
+    return root
+
+
+def _factored(covariance: torch.Tensor, share: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return Cholesky factors, and which leave a query with no more than a `share` of its variance."""
     root, info = torch.linalg.cholesky_ex(covariance)
     left = root.diagonal(dim1=-2, dim2=-1).square()
-    bad = (info != 0) | (left <= SINGULAR * covariance.diagonal(dim1=-2, dim2=-1)).any(-1)
-    if bool(bad.any()):
-        first = int(bad.reshape(-1).nonzero()[0])
-        raise fail(
-            argument,
-            "positive definite predictive covariances",
-            f"one that is not, in place {first}",
-            "drop queries that repeat one another or that the records determine, or raise noise",
-        )
-    return root
+    return root, (info != 0) | ~(left > share * covariance.diagonal(dim1=-2, dim2=-1)).all(-1)
+
+
+def _unless_repeated(kl: Callable[..., torch.Tensor], *covariances: torch.Tensor) -> torch.Tensor:
+    """Return kl(*covariances) (p,), NaN where queries (nearly) repeat one another in a covariance (p, q, q)."""
+    with torch.no_grad():
+        repeated = torch.stack([_factored(covariance, REPEATED)[1] for covariance in covariances]).any(0)
+    eye = torch.eye(covariances[0].shape[-1], dtype=torch.float64, device=repeated.device)
+    usable = (torch.where(repeated[:, None, None], eye, covariance) for covariance in covariances)
+    return torch.where(repeated, math.nan, kl(*usable))
 
 
 def x_minus_log1p(x: torch.Tensor) -> torch.Tensor:
@@ -293,34 +322,76 @@ def x_minus_log1p(x: torch.Tensor) -> torch.Tensor:
     return torch.where(near, t * (small - 2.0 * square * tail), x - torch.log1p(torch.where(near, 1.0, x)))
 
 
-def centred_targets(targets: Any) -> torch.Tensor:
-    """Return values as float64, and integer classes (n,) as one-hot vectors minus 1/classes, an even guess."""
-    y = as_tensor("targets", targets)
-    if y.is_floating_point() or y.ndim != 1 or len(y) == 0:
-        return y.to(torch.float64)
-    if int(y.min()) < 0:
-        raise fail("targets", "classes numbered from 0", f"class {int(y.min())}", "number them, or give floats")
-    classes = int(y.max()) + 1
-    check_memory(
-        "targets",
-        3 * 8 * len(y) * classes,
-        what="one-hot classes",
-        got=f"classes up to {classes - 1}",
-        remedy="number the classes from 0 without gaps, or give values as floats",
-    )
-    return torch.nn.functional.one_hot(y.long(), classes).to(torch.float64) - 1.0 / classes
+class Normalized(Mapped):
+    """The kernel of records (x − mean)/deviation channel by channel, both from `records` (n, c) or (n, c, …).
+
+    The channels are the first axis of a record; a channel that does not vary is centred only.
+    """
+
+    def __init__(self, kernel: KernelLike, records: torch.Tensor) -> None:
+        self.kernel = kernel
+        others = [axis for axis in range(records.ndim) if axis != 1]
+        self.mean = records.mean(others, keepdim=True)
+        deviation = (records - self.mean).square().mean(others, keepdim=True).sqrt()
+        varies = records.amax(others, keepdim=True) > records.amin(others, keepdim=True)  # rounding is no variation
+        self.deviation = torch.where(varies & (deviation > 0), deviation, 1.0)
+
+    def map(self, X: torch.Tensor) -> torch.Tensor:
+        return (X - self.mean) / self.deviation
 
 
-def rows_of_people(groups: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Return the distinct names and the rows of each."""
-    names, person, counts = np.unique(groups, return_inverse=True, return_counts=True)
-    return names, np.split(np.argsort(person, kind="stable"), np.cumsum(counts)[:-1])
+@dataclass(frozen=True, eq=False)
+class NormalizedRemoval:
+    """R removals `rows` (R, s), each posterior under its own normalization: one `with_` all records, R `without`.
+
+    A query goes through the normalization of the model that answers it. Without a record the statistics are others, so
+    that the two data sets differ in all records, and a query other than the record can tell more than the record
+    itself: f(S) is no longer sufficient, KL(Q) ≤ KL(S) no longer holds.
+    """
+
+    with_: Posterior
+    without: Sequence[Posterior]
+    rows: torch.Tensor
+
+    @property
+    def inputs(self) -> torch.Tensor:
+        return self.with_.inputs
+
+    def measure(self, objective: Objective, owner: torch.Tensor, queries: torch.Tensor) -> torch.Tensor:
+        """Return KL(f_D(Q) ‖ f_D′(Q)) or ½‖μ_D(Q) − μ_D′(Q)‖², (p,), of removals `owner` at queries (p, q, …)."""
+        value = queries.new_zeros(len(queries))
+        for r in owner.unique().tolist():
+            here, sides = owner == r, (self.without[r], self.with_)
+            at = queries[here]
+            crosses = [side.cross(at.flatten(0, 1)).unflatten(0, at.shape[:2]) for side in sides]
+            before, after = (cross @ side.weights for side, cross in zip(sides, crosses, strict=True))
+            if objective == "mean":
+                distance = mean_distance(before - after)
+            else:
+                covariances = [side.covariances(at, cross) for side, cross in zip(sides, crosses, strict=True)]
+                distance = _unless_repeated(partial(gaussian_kl, before - after), *covariances)
+            value = value.index_put((here,), distance)
+        return value
+
+    def own(self, objective: Objective) -> torch.Tensor:
+        """Return the distance at the removed records themselves, (R,)."""
+        everyone = torch.arange(len(self.rows), device=self.rows.device)
+        with torch.no_grad():
+            return self.measure(objective, everyone, self.inputs[self.rows])
 
 
-def median_distance(inputs: torch.Tensor) -> float:
-    """Return the median distance between up to 1,000 evenly spaced records that are apart; 1 where none are."""
-    step = -(-len(inputs) // SAMPLED)
-    chosen = inputs[::step].flatten(1).to(torch.float64)
-    distances = torch.pdist(chosen)
-    apart = distances[distances > 0]
-    return float(apart.quantile(0.5)) if len(apart) else 1.0
+def remove_normalized(kernel: KernelLike, inputs: Any, targets: Any, noise: float, rows: Any) -> NormalizedRemoval:
+    """Fit all records, and all but `rows` (R, s) or (R,) of them, each under its own statistics: R + 1 factorizations.
+
+    Take the result to `optimal_queries`.
+    """
+    x, y = as_tensor("inputs", inputs).to(torch.float64), as_tensor("targets", targets).to(torch.float64)
+    if x.ndim < 2:
+        raise fail("inputs", "records as (n, channels, …)", f"shape {tuple(x.shape)}", "give one record a row")
+    index = removal_rows(rows, len(x)).to(x.device)
+    if index.shape[1] >= len(x):
+        raise fail("rows", f"fewer than {len(x)} records a removal", f"{index.shape[1]} records", "leave some of them")
+    everyone = torch.arange(len(x), device=x.device)
+    kept = [everyone, *(everyone[~torch.isin(everyone, group)] for group in index)]
+    with_, *without = (fit(Normalized(kernel, x[rows]), x[rows], y[rows], noise) for rows in kept)
+    return NormalizedRemoval(with_, without, index)

@@ -7,13 +7,14 @@ scaled. Records may have any shape; what a kernel does not need the shape for is
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from numbers import Real
 from typing import Any
 
 import torch
 
 from giveaway.checks import as_tensor, check_number, fail
+from giveaway.gp.activations import inverse_root, square_root
 
 KernelLike = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -110,10 +111,7 @@ class Laplace(_ByDistance):
     """exp(−‖x − z‖ / length) with the Euclidean distance; its gradient at x = z is given as 0."""
 
     def __call__(self, X: torch.Tensor, Z: torch.Tensor) -> torch.Tensor:
-        square = _squared_distances(X, Z)
-        apart = square > 0
-        distance = torch.where(apart, torch.where(apart, square, 1.0).sqrt(), 0.0)
-        return torch.exp(distance * (-1.0 / self.length))
+        return torch.exp(square_root(_squared_distances(X, Z)) * (-1.0 / self.length))
 
 
 class Linear(Kernel):
@@ -137,15 +135,12 @@ class Correlation(Kernel):
         self.kernel = kernel
 
     def __call__(self, X: torch.Tensor, Z: torch.Tensor) -> torch.Tensor:
-        return self.kernel(X, Z) * self._scale(X)[:, None] * self._scale(Z)
+        left, right = (inverse_root(diagonal_of(self.kernel, records)) for records in (X, Z))
+        return self.kernel(X, Z) * left[:, None] * right
 
     def diagonal(self, X: torch.Tensor) -> torch.Tensor:
-        return diagonal_of(self.kernel, X) * self._scale(X).square()
-
-    def _scale(self, X: torch.Tensor) -> torch.Tensor:
         variance = diagonal_of(self.kernel, X)
-        there = variance > 0
-        return torch.where(there, torch.where(there, variance, 1.0).rsqrt(), 0.0)
+        return variance * inverse_root(variance).square()
 
 
 class Mapped(Kernel):
@@ -179,9 +174,7 @@ class Sphere(Mapped):
         x = X.flatten(1)
         if self.centre:
             x = x - x.mean(1, keepdim=True)
-        square = x.square().mean(1, keepdim=True)
-        there = square > 0
-        return (x * torch.where(there, torch.where(there, square, 1.0).rsqrt(), 0.0)).reshape(X.shape)
+        return (x * inverse_root(x.square().mean(1, keepdim=True))).reshape(X.shape)
 
 
 class FeatureKernel(Mapped):
@@ -206,10 +199,7 @@ def diagonal_of(kernel: KernelLike, X: torch.Tensor) -> torch.Tensor:
     """Evaluate K(x, x) (n,) of any kernel by its `diagonal` method, or from the diagonals of small blocks."""
     diagonal = getattr(kernel, "diagonal", None)
     if callable(diagonal):
-        result: torch.Tensor = diagonal(X)
-        return result
-    if len(X) == 0:
-        return X.new_zeros(0)
+        return diagonal(X)
     return torch.cat([kernel(rows, rows).diagonal() for rows in X.split(DIAGONAL_BLOCK)])
 
 
@@ -225,20 +215,19 @@ def kernel_matrix(kernel: KernelLike, X: Any, Z: Any = None, *, block: int | Non
     if block is not None and block < 1:
         raise fail("block", "at least 1 row", repr(block), "leave it out for the default")
     while isinstance(kernel, Mapped):
-        mapped = _map_in_batches(kernel, x)
-        z = mapped if z is x else _map_in_batches(kernel, z)
-        x, kernel = mapped, kernel.kernel
+        sides = (x,) if z is x else (x, z)
+        x, *other = (torch.cat([kernel.map(rows) for rows in side.split(MAP_ROWS)]) for side in sides)
+        z, kernel = other[0] if other else x, kernel.kernel
     size = block or (BLOCK_ON_CPU if x.device.type == "cpu" else BLOCK_ON_DEVICE)
     matrix = x.new_empty(len(x), len(z))
-    for i, rows in _blocks(x, size):
-        for j, columns in _blocks(z, size):
-            if z is not x or j.start < i.start:
-                matrix[i, j] = kernel(rows, columns)
-                if z is x:
-                    matrix[j, i] = matrix[i, j].T
-            elif j.start == i.start:
-                lower = kernel(rows, rows).tril()
-                matrix[i, j] = lower + lower.tril(-1).T
+    for i in range(0, len(x), size):
+        rows = slice(i, i + size)
+        for j in range(0, len(z) if z is not x else i, size):
+            matrix[rows, j : j + size] = kernel(x[rows], z[j : j + size])
+        if z is x:
+            lower = kernel(x[rows], x[rows]).tril()
+            matrix[rows, rows] = lower + lower.tril(-1).T
+            matrix[:i, rows] = matrix[rows, :i].T
     if z is x and callable(getattr(kernel, "diagonal", None)):
         matrix.diagonal().copy_(diagonal_of(kernel, x))
     return matrix
@@ -290,16 +279,6 @@ def _squared_distances(X: torch.Tensor, Z: torch.Tensor) -> torch.Tensor:
 def _records(name: str, value: Any) -> torch.Tensor:
     records = as_tensor(name, value)
     return records if records.is_floating_point() else records.double()
-
-
-def _map_in_batches(kernel: Mapped, x: torch.Tensor) -> torch.Tensor:
-    return torch.cat([kernel.map(rows) for rows in x.split(MAP_ROWS)]) if len(x) else x
-
-
-def _blocks(x: torch.Tensor, size: int) -> Iterator[tuple[slice, torch.Tensor]]:
-    for start in range(0, len(x), size):
-        where = slice(start, min(start + size, len(x)))
-        yield where, x[where]
 
 
 def _shown(value: Any) -> str:

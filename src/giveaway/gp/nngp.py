@@ -22,7 +22,9 @@ convolution averages it over the shifts (p + δ, p' + δ), so that "flatten" onl
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
@@ -31,16 +33,11 @@ from torch.utils.checkpoint import checkpoint
 
 from giveaway.checks import check_choice, check_whole, fail
 from giveaway.gp.activations import Activation, as_activation
-from giveaway.gp.kernels import Kernel, check_variances, flat_pair
+from giveaway.gp.kernels import RBF, Kernel, Laplace, Linear, Sphere, check_variances, flat_pair
 
+DEPTH = 3
+SAMPLED = 1_000  # records whose distances give the typical length
 TENSORS_AT_ONCE = 8  # covariances, tangents and temporaries of one layer that live together
-
-
-class _Dense:
-    """A dense layer has nothing to average over."""
-
-    def average(self, moments: torch.Tensor) -> torch.Tensor:
-        return moments
 
 
 class _Convolution(NamedTuple):
@@ -54,111 +51,31 @@ class _Convolution(NamedTuple):
             return -(-size // self.stride)
         return max(0, (size - self.filter_size) // self.stride + 1)
 
-    def average(self, field: torch.Tensor) -> torch.Tensor:
-        """Average a field over positions (..., h, w) over the filter."""
-        return self._along(self._along(field, (-2,)), (-1,))
-
-    def average_pairs(self, field: torch.Tensor) -> torch.Tensor:
-        """Average a field over pairs of positions (..., h, w, h', w') over shifts of both at once."""
-        return self._along(self._along(field, (-4, -2)), (-3, -1))
+    def average(self, field: torch.Tensor, *, pairs: bool) -> torch.Tensor:
+        """Average (..., h, w) over the filter, or `pairs` of positions (..., h, w, h', w') over shifts of both."""
+        rows, columns = ((-4, -2), (-3, -1)) if pairs else ((-2,), (-1,))
+        return self._along(self._along(field, rows), columns)
 
     def _along(self, field: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
         """Average over shifts of all `axes` together, at every stride-th place; outside are zeros."""
-        count = self.positions(field.shape[axes[0]])
+        reach = (self.positions(field.shape[axes[0]]) - 1) * self.stride + 1
         if self.padding == "same":
             widths = [0] * (-2 * min(axes))  # torch lists them from the last axis on
             for axis in axes:
                 widths[-2 * axis - 2 : -2 * axis] = (self.filter_size - 1) // 2, self.filter_size // 2
             field = functional.pad(field, widths)
-        total = self._shifted(field, axes, 0, count).clone()
-        for shift in range(1, self.filter_size):
-            total.add_(self._shifted(field, axes, shift, count))
+        total = None
+        for shift in range(self.filter_size):
+            index = [slice(None)] * field.ndim
+            for axis in axes:
+                index[axis] = slice(shift, shift + reach, self.stride)
+            shifted = field[tuple(index)]
+            total = shifted.clone() if total is None else total.add_(shifted)
+        assert total is not None  # a filter has at least one place
         return total.div_(self.filter_size)
 
-    def _shifted(self, field: torch.Tensor, axes: tuple[int, ...], shift: int, count: int) -> torch.Tensor:
-        index = [slice(None)] * field.ndim
-        for axis in axes:
-            index[axis] = slice(shift, shift + (count - 1) * self.stride + 1, self.stride)
-        return field[tuple(index)]
 
-
-class _WideNetwork(Kernel):
-    """The covariance of the outputs of random networks, taken from layer to layer."""
-
-    layers: Sequence[Any]
-
-    def __init__(self, depth: int, activation: str | Activation, weight_variance: float, bias_variance: float) -> None:
-        self.depth = check_whole("depth", depth, remedy="use Linear for no hidden layer")
-        self.activation = as_activation(activation)
-        self.weight_variance, self.bias_variance = check_variances(weight_variance, bias_variance)
-
-    def _through_layers(self, qx: torch.Tensor, qz: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-        """Compute the kernel from the inputs' second moments: qx and qz of the records, c of the pairs.
-
-        Leading axes broadcast and stay; positions of images follow them. c is overwritten.
-        """
-        for layer in self.layers:
-            qx, qz, c = self._enter(layer, qx, qz, c)
-            c = self.activation.dual(*self._beside(qx, qz), c)
-            qx, qz = self._activated(qx, qz)
-        return self._scaled(self._mean(c))
-
-    def _enter(self, layer: Any, *moments: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Turn second moments of a layer's inputs into covariances of its pre-activations."""
-        *variances, c = moments
-        qx, qz = (layer.average(q) * self.weight_variance + self.bias_variance for q in variances)
-        return qx, qz, self._scaled(self._average(layer, c))
-
-    def _activated(self, qx: torch.Tensor, qz: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.activation.dual(qx, qx, qx), self.activation.dual(qz, qz, qz)
-
-    def _scaled(self, second_moment: torch.Tensor) -> torch.Tensor:
-        """Return σb² + σw² times a moment that nobody else holds, in place."""
-        return second_moment.mul_(self.weight_variance).add_(self.bias_variance)
-
-    def _average(self, layer: Any, c: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = layer.average(c)
-        return result
-
-    def _beside(self, qx: torch.Tensor, qz: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Shape the variances as they stand beside the covariances."""
-        return qx, qz
-
-    def _mean(self, c: torch.Tensor) -> torch.Tensor:
-        """Average over the positions that the read-out sees."""
-        return c
-
-    def _shown(self) -> str:
-        return ""
-
-    def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}({self.depth}, {self.activation}, {self._shown()}"
-            f"weight_variance={self.weight_variance:g}, bias_variance={self.bias_variance:g})"
-        )
-
-
-class _Tangent(_WideNetwork):
-    """The neural tangent kernel ⟨∂f(x), ∂f(z)⟩ of the same networks, over all W and b as parametrized above.
-
-    Beside the covariances K^l of pre-activations goes Θ^l, with Θ¹ = K¹ and
-    Θ^{l+1} = K^{l+1} + σw² A(Θ^l E[φ'(u)φ'(v)]), and at the read-out the mean over positions in place of A.
-    """
-
-    def _through_layers(self, qx: torch.Tensor, qz: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-        tangent = None
-        for layer in self.layers:
-            qx, qz, c = self._enter(layer, qx, qz, c)
-            before = c if tangent is None else c + self.weight_variance * self._average(layer, tangent)
-            left, right = self._beside(qx, qz)
-            tangent = before * self.activation.dual_derivative(left, right, c)
-            c = self.activation.dual(left, right, c)
-            qx, qz = self._activated(qx, qz)
-        assert tangent is not None  # there is at least one layer
-        return self._scaled(self._mean(c)) + self.weight_variance * self._mean(tangent)
-
-
-class NNGP(_WideNetwork):
+class NNGP(Kernel):
     """The covariance of the outputs of fully connected networks.
 
     >>> x = torch.eye(2, dtype=torch.float64)
@@ -166,6 +83,9 @@ class NNGP(_WideNetwork):
     tensor([[1.0000, 0.3183],
             [0.3183, 1.0000]], dtype=torch.float64)
     """
+
+    _is_tangent = False
+    _positions: tuple[int, ...] = ()  # axes of a covariance that are positions of an image, or of two
 
     def __init__(
         self,
@@ -175,8 +95,10 @@ class NNGP(_WideNetwork):
         weight_variance: float = 2.0,
         bias_variance: float = 0.0,
     ) -> None:
-        super().__init__(depth, activation, weight_variance, bias_variance)
-        self.layers = [_Dense()] * depth
+        self.depth = check_whole("depth", depth, remedy="use Linear for no hidden layer")
+        self.activation = as_activation(activation)
+        self.weight_variance, self.bias_variance = check_variances(weight_variance, bias_variance)
+        self.layers: list[_Convolution | None] = [None] * self.depth
 
     def __call__(self, X: torch.Tensor, Z: torch.Tensor) -> torch.Tensor:
         x, z = flat_pair(X, Z)
@@ -188,12 +110,61 @@ class NNGP(_WideNetwork):
         q = flat_pair(X, X)[0].square().mean(1)
         return self._through_layers(q, q, q)
 
+    def _through_layers(self, qx: torch.Tensor, qz: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+        """Compute the kernel from the inputs' second moments: qx and qz of the records, c of the pairs.
 
-class NTK(_Tangent, NNGP):
-    """The neural tangent kernel of fully connected networks."""
+        Leading axes broadcast and stay; positions of images follow them. c is overwritten. Beside the covariances K^l
+        of pre-activations a tangent kernel carries Θ^l, with Θ¹ = K¹ and Θ^{l+1} = K^{l+1} + σw² A(Θ^l E[φ'(u)φ'(v)]),
+        and at the read-out the mean over positions in place of A.
+        """
+        dual, tangent = self.activation.dual, None
+        for layer in self.layers:
+            qx, qz, c = self._enter(layer, qx, qz, c)
+            left, right = (qx[..., None, None], qz[..., None, None, :, :]) if self._in_pairs else (qx, qz)
+            if self._is_tangent:
+                before = c if tangent is None else c + self.weight_variance * self._average(layer, tangent)
+                tangent = before * self.activation.dual_derivative(left, right, c)
+            c = dual(left, right, c)
+            qx, qz = dual(qx, qx, qx), dual(qz, qz, qz)
+        if self._positions:
+            c = c.mean(self._positions)
+            tangent = tangent if tangent is None else tangent.mean(self._positions)
+        covariance = self._scaled(c)
+        return covariance if tangent is None else covariance + self.weight_variance * tangent
+
+    def _enter(self, layer: _Convolution | None, *moments: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Turn second moments (qx, qz, c) of a layer's inputs into covariances of its pre-activations."""
+        *variances, c = moments
+        averaged = (layer.average(q, pairs=False) if layer else q for q in variances)
+        qx, qz = (q * self.weight_variance + self.bias_variance for q in averaged)
+        return qx, qz, self._scaled(self._average(layer, c))
+
+    def _average(self, layer: _Convolution | None, c: torch.Tensor) -> torch.Tensor:
+        return layer.average(c, pairs=self._in_pairs) if layer else c
+
+    def _scaled(self, second_moment: torch.Tensor) -> torch.Tensor:
+        """Return σb² + σw² times a moment that nobody else holds, in place."""
+        return second_moment.mul_(self.weight_variance).add_(self.bias_variance)
+
+    @property
+    def _in_pairs(self) -> bool:
+        return len(self._positions) == 4
+
+    def __repr__(self) -> str:
+        readout = f"readout={self.readout!r}, " if isinstance(self, ConvNNGP) else ""
+        return (
+            f"{type(self).__name__}({self.depth}, {self.activation}, {readout}"
+            f"weight_variance={self.weight_variance:g}, bias_variance={self.bias_variance:g})"
+        )
 
 
-class ConvNNGP(_WideNetwork):
+class NTK(NNGP):
+    """The neural tangent kernel ⟨∂f(x), ∂f(z)⟩ of fully connected networks, over all W and b as parametrized above."""
+
+    _is_tangent = True
+
+
+class ConvNNGP(NNGP):
     """The covariance of the outputs of convolutional networks.
 
     `filter_size`, `stride` and `padding` are one for all layers or a sequence of one a layer. A call walks its pairs of
@@ -214,80 +185,53 @@ class ConvNNGP(_WideNetwork):
         bias_variance: float = 0.0,
         memory: int = 2**28,
     ) -> None:
-        super().__init__(depth, activation, weight_variance, bias_variance)
+        super().__init__(depth, activation, weight_variance=weight_variance, bias_variance=bias_variance)
         sizes = [check_whole("filter_size", size) for size in _each("filter_size", filter_size, depth)]
         strides = [check_whole("stride", step) for step in _each("stride", stride, depth)]
         paddings = [check_choice("padding", name, ("same", "valid")) for name in _each("padding", padding, depth)]
         self.layers = [_Convolution(*layer) for layer in zip(sizes, strides, paddings, strict=True)]
         self.readout = check_choice("readout", readout, ("flatten", "pool"))
+        self._positions = (-2, -1) if readout == "flatten" else (-4, -3, -2, -1)
         self.memory = check_whole("memory", memory, remedy="give bytes, such as 2**28")
 
     def __call__(self, X: torch.Tensor, Z: torch.Tensor) -> torch.Tensor:
-        self._check("X", X)
-        self._check("Z", Z)
+        pairs = self._pairs_at_once("X", X)
+        self._pairs_at_once("Z", Z)
         if X.shape[1:] != Z.shape[1:]:
             expected = f"records of shape {tuple(X.shape[1:])}, as X has"
             raise fail("Z", expected, f"{tuple(Z.shape[1:])}", "crop or resize them")
-        pairs = self._pairs_at_once(X)
         columns = max(1, min(len(Z), math.isqrt(pairs)))
         rows = max(1, min(len(X), pairs // columns))
         columns = max(1, min(len(Z), pairs // rows))
-        if rows >= len(X) and columns >= len(Z):
-            return self._pairs(X, Z)
-        if torch.is_grad_enabled() and (X.requires_grad or Z.requires_grad):
-            lines = [[_recomputed(self._pairs, x, z) for z in Z.split(columns)] for x in X.split(rows)]
-            return torch.cat([torch.cat(line, dim=1) for line in lines])
-        matrix = X.new_empty(len(X), len(Z))
-        for i in range(0, len(X), rows):
-            for j in range(0, len(Z), columns):
-                matrix[i : i + rows, j : j + columns] = self._pairs(X[i : i + rows], Z[j : j + columns])
-        return matrix
+        compute = self._pairs if rows >= len(X) and columns >= len(Z) else _recomputed(self._pairs)
+        return torch.cat([torch.cat([compute(x, z) for z in Z.split(columns)], 1) for x in X.split(rows)])
 
     def diagonal(self, X: torch.Tensor) -> torch.Tensor:
-        self._check("X", X)
-        if len(X) == 0:
-            return X.new_zeros(0)
-        parts = X.split(self._pairs_at_once(X))
-        if len(parts) > 1 and torch.is_grad_enabled() and X.requires_grad:
-            return torch.cat([_recomputed(self._each_with_itself, x) for x in parts])
-        return torch.cat([self._each_with_itself(x) for x in parts])
+        blocks = X.split(self._pairs_at_once("X", X))
+        compute = self._each_with_itself if len(blocks) == 1 else _recomputed(self._each_with_itself)
+        return torch.cat([compute(x) for x in blocks])
 
     def _pairs(self, X: torch.Tensor, Z: torch.Tensor) -> torch.Tensor:
         """Compute the kernel of all pairs at once, (n, m)."""
-        formula = "nchw,mcij->nmhwij" if self._pools else "nchw,mchw->nmhw"
+        formula = "nchw,mcij->nmhwij" if self._in_pairs else "nchw,mchw->nmhw"
         products = torch.einsum(formula, X, Z / X.shape[1])
         return self._through_layers(X.square().mean(1)[:, None], Z.square().mean(1)[None], products)
 
     def _each_with_itself(self, X: torch.Tensor) -> torch.Tensor:
         """Compute the kernel of every record with itself, (n,)."""
         q = X.square().mean(1)
-        products = torch.einsum("nchw,ncij->nhwij", X, X / X.shape[1]) if self._pools else q
+        products = torch.einsum("nchw,ncij->nhwij", X, X / X.shape[1]) if self._in_pairs else q
         return self._through_layers(q, q, products)
 
-    def _average(self, layer: _Convolution, c: torch.Tensor) -> torch.Tensor:
-        return layer.average_pairs(c) if self._pools else layer.average(c)
-
-    def _beside(self, qx: torch.Tensor, qz: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return (qx[..., None, None], qz[..., None, None, :, :]) if self._pools else (qx, qz)
-
-    def _mean(self, c: torch.Tensor) -> torch.Tensor:
-        return c.mean((-4, -3, -2, -1) if self._pools else (-2, -1))
-
-    @property
-    def _pools(self) -> bool:
-        return self.readout == "pool"
-
-    def _pairs_at_once(self, X: torch.Tensor) -> int:
-        border = max(layer.filter_size for layer in self.layers) - 1
-        pixels = (X.shape[2] + border) * (X.shape[3] + border)
-        numbers = pixels**2 if self._pools else pixels
-        return max(1, self.memory // (numbers * X.element_size() * TENSORS_AT_ONCE))
-
-    def _check(self, name: str, images: torch.Tensor) -> None:
+    def _pairs_at_once(self, name: str, images: torch.Tensor) -> int:
+        """Check that every filter fits into the images, and return how many pairs of them `memory` holds."""
         if images.ndim != 4:
             raise fail(name, "images as (n, c, h, w)", f"shape {tuple(images.shape)}", "reshape or add a channel axis")
         height, width = images.shape[2:]
+        border = 0
         for number, layer in enumerate(self.layers, 1):
+            assert layer is not None
+            border = max(border, layer.filter_size - 1)
             if not layer.positions(height) or not layer.positions(width):
                 raise fail(
                     name,
@@ -296,19 +240,27 @@ class ConvNNGP(_WideNetwork):
                     'use padding="same", a smaller filter or stride, or fewer layers',
                 )
             height, width = layer.positions(height), layer.positions(width)
+        pixels = (images.shape[2] + border) * (images.shape[3] + border)
+        numbers = pixels**2 if self._in_pairs else pixels
+        return max(1, self.memory // (numbers * images.element_size() * TENSORS_AT_ONCE))
 
-    def _shown(self) -> str:
-        return f"readout={self.readout!r}, "
 
-
-class ConvNTK(_Tangent, ConvNNGP):
+class ConvNTK(ConvNNGP):
     """The neural tangent kernel of convolutional networks."""
 
+    _is_tangent = True
 
-def _recomputed(function: Any, *inputs: torch.Tensor) -> torch.Tensor:
-    """Evaluate function(*inputs) now and again in the backward pass, so that only its inputs are held between."""
-    result: torch.Tensor = checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
-    return result
+
+def _recomputed(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Hold no more than the inputs until the backward pass, and evaluate the function there again."""
+
+    def compute(*inputs: torch.Tensor) -> torch.Tensor:
+        if not torch.is_grad_enabled() or not any(given.requires_grad for given in inputs):
+            return function(*inputs)
+        result: torch.Tensor = checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
+        return result
+
+    return compute
 
 
 def _each(name: str, value: Any, depth: int) -> list[Any]:
@@ -318,3 +270,65 @@ def _each(name: str, value: Any, depth: int) -> list[Any]:
     if len(value) != depth:
         raise fail(name, f"one value, or one for each of {depth} layers", f"{len(value)} values", "change the depth")
     return list(value)
+
+
+KINDS: dict[str, type[Kernel]] = {
+    "rbf": RBF,
+    "laplace": Laplace,
+    "linear": Linear,
+    "nngp": NNGP,
+    "ntk": NTK,
+    "conv_nngp": ConvNNGP,
+    "conv_ntk": ConvNTK,
+}
+
+
+@dataclass(frozen=True)
+class KernelChoice:
+    """A kernel in words; None takes the kernel's own default.
+
+    `length` of rbf and laplace is the median distance between records unless given. `sphere` centres every record on
+    its own mean and scales it to ‖x‖² = d first.
+    """
+
+    name: str
+    length: float | None = None
+    depth: int | None = None
+    activation: str | None = None
+    weight_variance: float | None = None
+    bias_variance: float | None = None
+    filter_size: int | None = None
+    stride: int | None = None
+    padding: str | None = None
+    readout: str | None = None
+    sphere: bool = False
+
+    def options(self) -> dict[str, Any]:
+        """Return what was given beside the name; refuse what the kernel does not take."""
+        check_choice("kernel", self.name, KINDS)
+        named = [field.name for field in fields(self) if field.name not in ("name", "sphere")]
+        given = {name: getattr(self, name) for name in named if getattr(self, name) is not None}
+        for name in given:
+            if name not in signature(KINDS[self.name]).parameters:
+                fit = ", ".join(kernel for kernel, kind in KINDS.items() if name in signature(kind).parameters)
+                raise fail(name, f"one of the kernels {fit}", self.name, f"drop {name}, or choose another kernel")
+        return given
+
+    def kernel(self, inputs: torch.Tensor) -> Kernel:
+        """Make the kernel for these inputs (n, …)."""
+        options, takes = self.options(), signature(KINDS[self.name]).parameters
+        if "length" in takes and "length" not in options:
+            options["length"] = median_distance(Sphere(Linear(), centre=True).map(inputs) if self.sphere else inputs)
+        if "depth" in takes:
+            options.setdefault("depth", DEPTH)
+        made = KINDS[self.name](**options)
+        return Sphere(made, centre=True) if self.sphere else made
+
+
+def median_distance(inputs: torch.Tensor) -> float:
+    """Return the median distance between up to 1,000 evenly spaced records that are apart; 1 where none are."""
+    step = -(-len(inputs) // SAMPLED)
+    chosen = inputs[::step].flatten(1).to(torch.float64)
+    distances = torch.pdist(chosen)
+    apart = distances[distances > 0]
+    return float(apart.quantile(0.5)) if len(apart) else 1.0

@@ -1,19 +1,85 @@
-"""Gaussian-process regression: the posterior at any query, with all records and without some of them."""
+"""Regression under a kernel from one Cholesky factorization: the posterior, and what it would be without some records.
+
+With K the kernel of all n records, M = K + σ²I and P = M⁻¹; with a free constant beside the kernel,
+P = M⁻¹ − M⁻¹11ᵀM⁻¹/(1ᵀM⁻¹1). Leaving out the records S gives at their own inputs, with H = I − σ²P_SS,
+
+    errors e = P_SS⁻¹(Py)_S,   covariance without σ²H(I − H)⁻¹,   with σ²H,   mean without − mean with = −H e.
+
+This is exact: it is what a fit to the other records gives. For one record P_SS is a number and H its leverage.
+`giveaway.gp.ridge` has the same errors from features, where they are fewer than the records or of many strengths.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from giveaway.checks import as_tensor, check_finite, check_shape, fail
 from giveaway.gp.kernels import KernelLike, check_positive, diagonal_of, kernel_matrix
-from giveaway.gp.leave_one_out import EPS, KernelRegression, check_rows, kernel_regression
 
+EPS = torch.finfo(torch.float64).eps
+PROBES, POWERS = 4, 8  # of the estimate of the condition number
+BASE = 512  # rows of the triangles at which the recursive inverse stops
+STRIP = 256
+GATHERED = 1 << 24  # numbers gathered at a time for the blocks of groups
+NEGATIVE = 1e-8  # a leverage below −this is more than rounding wherever M is well conditioned
 SYMMETRIC = 1e-8  # largest |K − Kᵀ| of a given matrix, relative to its largest entry
 QUERIES_TOGETHER = 256  # queries in one kernel call for the blocks K(Q_r, Q_r)
+
+
+@dataclass(frozen=True, eq=False)
+class KernelRegression:
+    """The factored system: `factor` (n, n) is the lower Cholesky factor of M, `diagonal` (n,) is that of K.
+
+    `weights` (n, C) are Py for the targets y (n, C). `constant` (n,) is M⁻¹1/√(1ᵀM⁻¹1) where there is a free constant.
+    """
+
+    targets: torch.Tensor
+    noise: float
+    factor: torch.Tensor
+    weights: torch.Tensor
+    diagonal: torch.Tensor
+    constant: torch.Tensor | None = None
+
+    @cached_property
+    def condition(self) -> float:
+        """Estimate the condition number of M by power iterations on M and M⁻¹: from below, and close in practice."""
+        generator = torch.Generator().manual_seed(0)
+        start = torch.randn(len(self.factor), PROBES, generator=generator, dtype=torch.float64).to(self.factor.device)
+        estimate = 1.0
+        for apply in (lambda v: self.factor @ (self.factor.T @ v), lambda v: torch.cholesky_solve(v, self.factor)):
+            v = start
+            for _ in range(POWERS):
+                v = apply(v / v.norm(dim=0))
+            estimate *= float(v.norm(dim=0).max())
+        return estimate if math.isfinite(estimate) else math.inf
+
+
+def kernel_regression(
+    matrix: torch.Tensor, targets: torch.Tensor, noise: float, *, constant: bool = False
+) -> KernelRegression:
+    """Factor K + noise·I; only the lower half of `matrix` is read. LinAlgError where it is not positive definite."""
+    diagonal = matrix.diagonal().clone()
+    matrix.diagonal().add_(noise)
+    factor, info = torch.linalg.cholesky_ex(matrix)
+    matrix.diagonal().copy_(diagonal)
+    if int(info) != 0:
+        raise torch.linalg.LinAlgError(f"a matrix whose Cholesky factorization stops at record {int(info) - 1}")
+    right = torch.cat([targets, torch.ones_like(targets[:, :1])], dim=1) if constant else targets
+    # unlike cholesky_solve, this makes no copy of the factor
+    half = torch.linalg.solve_triangular(factor, right, upper=False)
+    weights = torch.linalg.solve_triangular(factor.mT, half, upper=True)
+    if not constant:
+        return KernelRegression(targets, noise, factor, weights, diagonal)
+    weights, ones = weights[:, :-1], weights[:, -1]
+    shift = ones / ones.sum().sqrt()
+    return KernelRegression(targets, noise, factor, weights - torch.outer(shift, shift @ targets), diagonal, shift)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -33,49 +99,47 @@ class Posterior(KernelRegression):
 
     def variance(self, queries: torch.Tensor) -> torch.Tensor:
         """Return the diagonal of `covariance`, (q,), in O(n²) a query."""
-        q = self.as_queries(queries)
-        prior = diagonal_of(self.kernel, q).to(torch.float64)
-        return (prior - self.whiten(self.cross(q)).square().sum(0)).clamp_min(0.0)
+        each = self.as_queries(queries).unsqueeze(1)
+        return self.covariances(each, self.cross(each[:, 0]).unsqueeze(1)).flatten().clamp_min(0.0)
 
     def covariance(self, queries: torch.Tensor) -> torch.Tensor:
         """Return K(Q, Q) − K(Q, X) M⁻¹ K(X, Q) of the latent f, without the noise, (q, q)."""
         q = self.as_queries(queries)
-        reduced = self.whiten(self.cross(q))
-        return self.kernel(q, q).to(torch.float64) - reduced.T @ reduced
+        return self.covariances(q.unsqueeze(0), self.cross(q).unsqueeze(0))[0]
 
     def covariances(self, queries: torch.Tensor, cross: torch.Tensor) -> torch.Tensor:
         """Return the covariances (p, q, q) of queries (p, q, …) whose `cross` is (p, q, n)."""
-        reduced = self.whiten(cross.flatten(0, 1)).T.reshape(cross.shape)
-        return self._prior_blocks(queries) - reduced @ reduced.mT
+        count, q = queries.shape[:2]
+        if q == 1:
+            prior = diagonal_of(self.kernel, queries.flatten(0, 1)).view(count, 1, 1)
+        else:
+            blocks = []
+            for some in queries.split(max(1, QUERIES_TOGETHER // q)):
+                flat = some.flatten(0, 1)
+                square = self.kernel(flat, flat).view(len(some), q, len(some), q)
+                blocks.append(square.diagonal(dim1=0, dim2=2).permute(2, 0, 1))
+            prior = torch.cat(blocks)
+        # the products of L⁻¹K(X, Q) are what the records take off the prior covariance
+        reduced = torch.linalg.solve_triangular(self.factor, cross.flatten(0, 1).T, upper=False).T.reshape(cross.shape)
+        return prior.to(torch.float64) - reduced @ reduced.mT
 
     def cross(self, queries: torch.Tensor) -> torch.Tensor:
         """Return K(Q, X), (q, n), for queries that `as_queries` returned."""
         return self.kernel(queries, self.inputs).to(torch.float64)
 
-    def whiten(self, cross: torch.Tensor) -> torch.Tensor:
-        """Return L⁻¹K(X, Q), (n, q): its products are what the records take off the prior covariance."""
-        return torch.linalg.solve_triangular(self.factor, cross.T, upper=False)
-
-    def as_queries(self, queries: torch.Tensor) -> torch.Tensor:
-        """Bring `queries` to the inputs' number type and device, and keep their gradient."""
+    def as_queries(self, queries: Any, removals: int | None = None) -> torch.Tensor:
+        """Bring queries (q, …), or (R or 1, q, …) for R `removals`, to the inputs' type and device."""
         tensor = queries if isinstance(queries, torch.Tensor) else as_tensor("queries", queries)
-        shape = tuple(self.inputs.shape[1:])
-        if tensor.ndim != self.inputs.ndim or tuple(tensor.shape[1:]) != shape:
-            text = ", ".join(["q", *map(str, shape)])
-            raise fail("queries", f"shape ({text})", f"shape {tuple(tensor.shape)}", "give one query a row")
+        record, leading = tuple(self.inputs.shape[1:]), tensor.ndim - self.inputs.ndim + 1
+        if removals is None:
+            fits, names, remedy = leading == 1, ["q"], "give one query a row"
+        else:
+            fits = leading == 2 and len(tensor) in (1, removals) and tensor.shape[1] > 0
+            names, remedy = [f"{removals} or 1", "q"], "give q queries a removal"
+        if not fits or tuple(tensor.shape[leading:]) != record:
+            text = ", ".join([*names, *map(str, record)])
+            raise fail("queries", f"shape ({text})", f"shape {tuple(tensor.shape)}", remedy)
         return tensor.to(self.inputs)
-
-    def _prior_blocks(self, queries: torch.Tensor) -> torch.Tensor:
-        """Evaluate K(Q_p, Q_p), (p, q, q)."""
-        count, q = queries.shape[:2]
-        if q == 1:
-            return diagonal_of(self.kernel, queries.flatten(0, 1)).to(torch.float64).view(count, 1, 1)
-        blocks = []
-        for part in queries.split(max(1, QUERIES_TOGETHER // q)):
-            flat = part.flatten(0, 1)
-            square = self.kernel(flat, flat).to(torch.float64).view(len(part), q, len(part), q)
-            blocks.append(square.diagonal(dim1=0, dim2=2).permute(2, 0, 1))
-        return torch.cat(blocks)
 
 
 def fit(
@@ -90,127 +154,36 @@ def fit(
     if x.ndim == 0 or len(x) == 0:
         raise fail("inputs", "at least one record", f"shape {tuple(x.shape)}", "give one record a row")
     check_finite("inputs", x)
-    y = _targets(targets, x)
+    n = len(x)
+    y = as_tensor("targets", targets).to(x)
+    y = y.unsqueeze(1) if y.ndim == 1 else y
+    check_shape("targets", y, (n, None), f"({n},) or ({n}, outputs)")
+    if y.shape[1] == 0:
+        raise fail("targets", "at least one output", f"shape {tuple(y.shape)}", "give one column an output")
+    check_finite("targets", y)
     sigma2 = check_noise(noise)
     m = kernel_matrix(kernel, x).to(torch.float64) if matrix is None else _checked_copy(matrix, x)
     check_finite("kernel" if matrix is None else "matrix", m)
+    expected = "a positive definite K + noise·I"
+    remedy = "raise noise, drop repeated records, or use a kernel that is positive semi-definite"
     try:
         solved = kernel_regression(m, y, sigma2)
     except torch.linalg.LinAlgError as error:
-        raise _not_positive(str(error)) from None
+        raise fail("kernel", expected, str(error), remedy) from None
     del m
     posterior = Posterior(**vars(solved), kernel=kernel, inputs=x)
-    cut = 1.0 / (len(x) * EPS)
+    cut = 1.0 / (n * EPS)
     # trace / σ² bounds the condition number from above, for nothing; only where it is too large is an estimate needed
-    if float(solved.diagonal.sum()) + len(x) * sigma2 > cut * sigma2 and not posterior.condition < cut:
-        raise _not_positive(f"one singular in float64 (condition number about {posterior.condition:.1e})")
+    if float(solved.diagonal.sum()) + n * sigma2 > cut * sigma2 and not posterior.condition < cut:
+        got = f"one singular in float64 (condition number about {posterior.condition:.1e})"
+        raise fail("kernel", expected, got, remedy)
     return posterior
 
 
 def check_noise(noise: Any) -> float:
     """Check a noise variance above 0."""
-    return check_positive(
-        "noise", noise, expected="a variance above 0", remedy="give the noise variance σ² of the targets"
-    )
-
-
-@dataclass(frozen=True, eq=False)
-class RemovedRecords:
-    """R removals of s records each, `rows` (R, s), from one posterior, seen from any query in O(n) each.
-
-    With S the rows, U = M⁻¹[:, S], A = M⁻¹[S, S] and T = K(Q, X) U at the queries Q,
-
-        mean without − mean with = −K(Q, X) · U A⁻¹ w_S,   covariance without = covariance with + T A⁻¹ Tᵀ.
-
-    `columns` (R, n, s) is U, `root` (R, s, s) has root rootᵀ = A⁻¹, `step` (R, n, C) is U A⁻¹ w_S. Queries are
-    (R, q, …), q for each removal, or (1, q, …) for all of them alike; every method is differentiable in them.
-    """
-
-    posterior: Posterior
-    rows: torch.Tensor
-    columns: torch.Tensor
-    root: torch.Tensor
-    step: torch.Tensor
-
-    @property
-    def inputs(self) -> torch.Tensor:
-        return self.posterior.inputs
-
-    def mean_change(self, queries: torch.Tensor) -> torch.Tensor:
-        """Return mean without − mean with, (R, q, C), in O(n) a query."""
-        return -self._cross(self._as_queries(queries)) @ self.step
-
-    def covariances(self, queries: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the latent covariances (without, with), each (R, q, q)."""
-        _, excess, with_ = self.change(queries)
-        return with_ + excess @ excess.mT, with_.expand(len(self.rows), -1, -1)
-
-    def change(self, queries: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the mean change (R, q, C), E (R, q, s), and the covariance with the records (R or 1, q, q).
-
-        E Eᵀ is the covariance without them minus that with them. Divergences are taken from E: the difference of the
-        two covariances would cancel.
-        """
-        q = self._as_queries(queries)
-        cross = self._cross(q)
-        return -cross @ self.step, cross @ (self.columns @ self.root), self.posterior.covariances(q, cross)
-
-    def _cross(self, queries: torch.Tensor) -> torch.Tensor:
-        return self.posterior.cross(queries.flatten(0, 1)).view(*queries.shape[:2], -1)
-
-    def _as_queries(self, queries: torch.Tensor) -> torch.Tensor:
-        tensor = queries if isinstance(queries, torch.Tensor) else as_tensor("queries", queries)
-        shape, count = tuple(self.inputs.shape[1:]), len(self.rows)
-        fits = tensor.ndim == self.inputs.ndim + 1 and tuple(tensor.shape[2:]) == shape and len(tensor) in (1, count)
-        if not fits or tensor.shape[1] == 0:
-            text = ", ".join([f"{count} or 1", "q", *map(str, shape)])
-            raise fail("queries", f"shape ({text})", f"shape {tuple(tensor.shape)}", "give q queries a removal")
-        return tensor.to(self.inputs)
-
-
-def remove(posterior: Posterior, rows: Any) -> RemovedRecords:
-    """Prepare R removals of the records `rows` (R, s), or of single records `rows` (R,): 2n² operations a record."""
-    n = len(posterior.factor)
-    index = removal_rows(rows, n).to(posterior.factor.device)
-    count, size = index.shape
-    unit = posterior.factor.new_zeros(n, count * size)
-    unit[index.flatten(), torch.arange(count * size, device=unit.device)] = 1.0
-    columns = torch.cholesky_solve(unit, posterior.factor).view(n, count, size).transpose(0, 1)
-    block = columns.gather(1, index.unsqueeze(2).expand(-1, -1, size))
-    factor = torch.linalg.cholesky((block + block.mT) / 2)
-    identity = torch.eye(size, dtype=factor.dtype, device=factor.device).expand_as(factor)
-    root = torch.linalg.solve_triangular(factor, identity, upper=False).mT
-    step = columns @ (root @ (root.mT @ posterior.weights[index]))
-    return RemovedRecords(posterior, index, columns, root, step)
-
-
-def removal_rows(rows: Any, n: int) -> torch.Tensor:
-    """Check row numbers (R, s) or (R,) of n records, and return them as (R, s)."""
-    index = as_tensor("rows", rows)
-    if index.is_floating_point() or index.dtype == torch.bool:
-        raise fail("rows", "row numbers", f"dtype {index.dtype}", "give the rows as integers")
-    if index.ndim == 1:
-        index = index.unsqueeze(1)
-    if index.ndim != 2 or index.numel() == 0:
-        raise fail("rows", "shape (R, s) or (R,), not empty", f"shape {tuple(index.shape)}", "give s rows a removal")
-    check_rows("rows", index.flatten().cpu().numpy(), np.repeat(np.arange(len(index)), index.shape[1]), n)
-    return index.to(torch.int64)
-
-
-def _not_positive(got: str) -> Exception:
-    remedy = "raise noise, drop repeated records, or use a kernel that is positive semi-definite"
-    return fail("kernel", "a positive definite K + noise·I", got, remedy)
-
-
-def _targets(targets: Any, x: torch.Tensor) -> torch.Tensor:
-    y = as_tensor("targets", targets).to(x)
-    if y.ndim == 1:
-        y = y.unsqueeze(1)
-    check_shape("targets", y, (len(x), None), f"({len(x)},) or ({len(x)}, outputs)")
-    if y.shape[1] == 0:
-        raise fail("targets", "at least one output", f"shape {tuple(y.shape)}", "give one column an output")
-    check_finite("targets", y)
-    return y
+    remedy = "give the noise variance σ² of the targets"
+    return check_positive("noise", noise, expected="a variance above 0", remedy=remedy)
 
 
 def _checked_copy(matrix: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -225,3 +198,199 @@ def _checked_copy(matrix: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     if gap > SYMMETRIC * largest:
         raise fail("matrix", "a symmetric matrix", f"entries {gap:.1e} off their mirror image", "give (K + K.T) / 2")
     return m
+
+
+class LeftOutErrors(NamedTuple):
+    """y minus what the other records predict (n, C), and leverages (n,)."""
+
+    error: torch.Tensor
+    leverage: torch.Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class LeftOutRecords:
+    """Each record's own latent prediction without and with it: (n, C) means, (n,) variances, noise not included.
+
+    `residual` is y − mean, the error of the prediction without the record; `mean_change` is mean − mean_with.
+    """
+
+    mean: torch.Tensor
+    variance: torch.Tensor
+    variance_with: torch.Tensor
+    residual: torch.Tensor
+    mean_change: torch.Tensor
+    leverage: torch.Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class LeftOutGroups:
+    """LeftOutRecords for groups of one size s, at each group's own records: means (G, s, C), covariances (G, s, s).
+
+    `place` (G,) says where each group stood in the list that was given, `rows` (G, s) which records it has.
+    """
+
+    place: torch.Tensor
+    rows: torch.Tensor
+    mean: torch.Tensor
+    covariance: torch.Tensor
+    covariance_with: torch.Tensor
+    residual: torch.Tensor
+    mean_change: torch.Tensor
+
+
+def leave_one_out(regression: KernelRegression) -> LeftOutRecords:
+    """Leave every record out in turn and predict at its own input, for the price of one triangular inverse."""
+    _, precision, leverage = _inverse_columns(regression)
+    leverage = _not_negative(regression, leverage)
+    residual = regression.weights / precision.unsqueeze(1)
+    return LeftOutRecords(
+        mean=regression.targets - residual,
+        variance=leverage / precision,
+        variance_with=regression.noise * leverage,
+        residual=residual,
+        mean_change=-leverage.unsqueeze(1) * residual,
+        leverage=leverage,
+    )
+
+
+def leave_groups_out(regression: KernelRegression, groups: Sequence[Any]) -> list[LeftOutGroups]:
+    """Leave every group out in turn; there is one result for each size of group, sizes ascending.
+
+    `groups` holds index arrays of any sizes, which may overlap. A group of all records is left with the prior: mean 0
+    and covariance K.
+    """
+    arrays = [as_tensor("groups", group).cpu().numpy().reshape(-1) for group in groups]
+    sizes = np.array([len(array) for array in arrays], dtype=np.int64)
+    if len(arrays) == 0 or bool((sizes == 0).any()):
+        raise fail("groups", "at least one group, none of them empty", f"{len(arrays)} groups", "drop the empty ones")
+    rows = check_rows("groups", np.concatenate(arrays), sizes, len(regression.factor)).to(regression.factor.device)
+    needed, position = torch.unique(rows, return_inverse=True)
+    columns, _, leverage = _inverse_columns(regression, needed)
+    leverage = _not_negative(regression, leverage)
+    starts = np.cumsum(sizes) - sizes
+    results = []
+    for size in np.unique(sizes):
+        place = torch.from_numpy(np.flatnonzero(sizes == size)).to(rows.device)
+        index = torch.from_numpy(starts[sizes == size][:, None] + np.arange(size)).to(rows.device)
+        at, members = position[index], rows[index]
+        block = _blocks(regression, columns, at)
+        root = torch.linalg.cholesky(block)
+        residual = torch.cholesky_solve(regression.weights[members], root)
+        hat = block.mul_(-regression.noise)
+        hat.diagonal(dim1=1, dim2=2).copy_(leverage[at])
+        without = torch.cholesky_solve(hat, root)
+        mean, covariance = regression.targets[members] - residual, (without + without.mT) / 2
+        with_ = regression.noise * hat
+        results.append(LeftOutGroups(place, members, mean, covariance, with_, residual, -hat @ residual))
+    return results
+
+
+def left_out_errors(regression: KernelRegression, members: Sequence[torch.Tensor] = ()) -> LeftOutErrors:
+    """Leave out every record, or the groups whose row numbers `members` (B, s) gives by size; the factor is used up.
+
+    LinAlgError where K has a direction below −σ²/2, which only rounding can give it.
+    """
+    columns, precision, leverage = _inverse_columns(regression, overwrite=True)
+    if regression.noise * float(precision.max()) > 2.0:  # at most 1 of a kernel without negative directions
+        raise torch.linalg.LinAlgError("the kernel has a direction below −σ²/2")
+    error = regression.weights / precision.unsqueeze(1)
+    for rows in members:
+        for part in rows.split(max(1, GATHERED // rows.shape[1] ** 2)) if rows.shape[1] > 1 else ():
+            root = torch.linalg.cholesky(_blocks(regression, columns, part))
+            error[part] = torch.cholesky_solve(regression.weights[part], root)
+    return LeftOutErrors(error, leverage.clamp_(0.0, 1.0))
+
+
+def invert_lower_(triangle: torch.Tensor) -> None:
+    """Invert a lower triangular matrix in place: n³/3 products, nearly all in large matrix operations."""
+    n = len(triangle)
+    if n <= BASE:
+        identity = torch.eye(n, dtype=triangle.dtype, device=triangle.device)
+        triangle.copy_(torch.linalg.solve_triangular(triangle, identity, upper=False))
+        return
+    half = n // 2
+    first, below, second = triangle[:half, :half], triangle[half:, :half], triangle[half:, half:]
+    solved = torch.linalg.solve_triangular(second, below, upper=False)
+    below.copy_(torch.linalg.solve_triangular(first, solved, upper=False, left=False).neg_())
+    del solved
+    invert_lower_(first)
+    invert_lower_(second)
+
+
+def _inverse_columns(
+    regression: KernelRegression, needed: torch.Tensor | None = None, *, overwrite: bool = False
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return columns of L⁻¹ as rows (u, n), [P]_ii and the leverage 1 − σ²[P]_ii of the records `needed` (None: all).
+
+    The leverage does not cancel where σ²p is near 1: p = 1/L_ii² + (the other squares of column i of L⁻¹) and
+    L_ii² = σ² + s, s = K_ii − (the other squares of row i of L), so 1 − σ²p = s/L_ii² − σ²(others), exact to rounding
+    of K_ii rather than of σ² + K_ii.
+    """
+    factor, noise = regression.factor, regression.noise
+    n = len(factor)
+    rows = torch.arange(n, device=factor.device) if needed is None else needed
+    explained = factor.new_zeros(n)
+    for j in range(0, n, STRIP):  # by strips of columns: factors come in column order, where rows are slow to walk
+        square = factor[j:, j : j + STRIP].square()
+        square.diagonal().zero_()
+        explained[j:] += square.sum(1)
+    each = torch.arange(len(rows), device=factor.device)
+    if 3 * len(rows) < n:
+        unit = torch.zeros(n, len(rows), dtype=factor.dtype, device=factor.device)
+        unit[rows, each] = 1.0
+        columns = torch.linalg.solve_triangular(factor, unit, upper=False).T
+    else:
+        work = factor if overwrite else factor.clone()
+        invert_lower_(work)
+        columns = work.T if len(rows) == n else work[:, rows].T
+    on_diagonal = columns[each, rows]
+    columns[each, rows] = 0.0
+    others = torch.linalg.vector_norm(columns, dim=1).square_()
+    columns[each, rows] = on_diagonal
+    squared = on_diagonal.square()
+    precision = squared + others
+    kept, left = noise * precision, regression.diagonal[rows] - explained[rows]
+    leverage = torch.where(kept > 0.5, left * squared - noise * others, 1.0 - kept)
+    if regression.constant is not None:
+        free = regression.constant[rows].square()
+        precision, leverage = precision - free, leverage + noise * free
+    return columns, precision, leverage
+
+
+def _not_negative(regression: KernelRegression, leverage: torch.Tensor) -> torch.Tensor:
+    lowest = float(leverage.min())
+    if lowest < -NEGATIVE and lowest < -10 * len(regression.factor) * EPS * regression.condition:
+        got = f"a negative posterior variance (leverage {lowest:.1e})"
+        raise fail("kernel", "a positive semi-definite kernel", got, "use a kernel that is positive semi-definite")
+    return leverage.clamp_(0.0, 1.0)
+
+
+def _blocks(regression: KernelRegression, columns: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    """Return P_SS (G, s, s) for groups at rows `at` (G, s) of the columns of L⁻¹."""
+    groups, size = at.shape
+    block = columns.new_empty(groups, size, size)
+    step = max(1, GATHERED // (size * columns.shape[1]))
+    for i in range(0, groups, step):
+        part = columns[at[i : i + step]]
+        torch.bmm(part, part.mT, out=block[i : i + step])
+    if regression.constant is not None:
+        free = regression.constant[at]
+        block -= free.unsqueeze(2) * free.unsqueeze(1)
+    return block
+
+
+def check_rows(argument: str, rows: np.ndarray, sizes: Any, n: int) -> torch.Tensor:
+    """Refuse rows (N,), groups of `sizes` one after the other, outside 0 … n − 1 or twice in one group."""
+    if rows.dtype.kind not in "iu":
+        raise fail(argument, "row numbers", f"dtype {rows.dtype}", "give the rows as integers")
+    bad = (rows < 0) | (rows >= n)
+    if bool(bad.any()):
+        raise fail(argument, f"rows from 0 to {n - 1}", f"row {int(rows[bad][0])}", "count the records from 0")
+    rows = rows.astype(np.int64)
+    place = np.sort(np.repeat(np.arange(len(sizes)), sizes) * n + rows)
+    repeated = place[1:] == place[:-1]
+    if bool(repeated.any()):
+        first = int(place[1:][repeated][0])
+        got = f"row {first % n} twice in group {first // n}"
+        raise fail(argument, "each record once a group", got, "drop the repeated row")
+    return torch.from_numpy(rows)

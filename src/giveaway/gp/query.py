@@ -10,23 +10,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import torch
 
 from giveaway.checks import as_tensor, check_choice, check_finite, check_number, check_whole, fail
-from giveaway.gp.distinguishability import divergence, kl_of_change, mean_distance
-from giveaway.gp.posterior import RemovedRecords
+from giveaway.gp.distinguishability import NormalizedRemoval, Objective, RemovedRecords
+from giveaway.gp.posterior import Posterior
 
-Objective = Literal["kl", "mean"]
 Origin = Literal["kept", "removed", "bounds"]
+Removals = RemovedRecords | NormalizedRemoval
 Climb = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Ends = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 MEMORY = 2**30  # bytes for the problems that move together
 KEPT_FOR_GRADIENT = 64  # numbers that a kernel is taken to keep an entry until its gradient is known
-REPEATED = 1e-8  # share of a query's variance, given the others, below which they count as one query
 FIRST_STEP = 0.1  # standard deviations in every coordinate
 HISTORY = 8  # pairs of steps and changes of gradient
 ARMIJO, CURVATURE = 1e-4, 1e-10
@@ -51,27 +51,8 @@ class OptimalQueries:
     own: torch.Tensor
 
 
-class Removals(Protocol):
-    """R pairs of posteriors, without and with the records `rows` (R, s) of `inputs` (n, …)."""
-
-    @property
-    def inputs(self) -> torch.Tensor: ...
-
-    @property
-    def rows(self) -> torch.Tensor: ...
-
-    def measure(self, objective: Objective, owner: torch.Tensor, queries: torch.Tensor) -> torch.Tensor:
-        """Return the distance (p,) of the pairs `owner` (p,) at queries (p, q, …); NaN or 0 where there is none."""
-
-    def own(self, objective: Objective) -> torch.Tensor:
-        """Return the distance (R,) of every pair at the removed records themselves."""
-
-    def numbers(self, queries: int) -> int:
-        """Say roughly how many numbers are held at once to measure one pair at so many queries."""
-
-
 def optimal_queries(
-    removal: RemovedRecords | Removals,
+    removal: Removals,
     *,
     objective: Objective = "kl",
     queries: int = 1,
@@ -92,67 +73,22 @@ def optimal_queries(
     the logarithm, without what points out of the box, has norm ≤ `tolerance`. A mean distance costs O(n) a query and
     step, a divergence O(n²).
     """
-    target: Removals = _Measured(removal) if isinstance(removal, RemovedRecords) else removal
     check_choice("objective", objective, ("kl", "mean"))
     count = check_whole("queries", queries)
-    space = search_space(bounds, target.inputs)
-    start = _starts(target, count, starts, origin, noise, space, seed)
+    space = search_space(bounds, removal.inputs)
+    start = _starts(removal, count, starts, origin, noise, space, seed)
     removals, each = start.shape[:2]
 
     def climb(problems: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
-        return target.measure(objective, problems // each, points).log()
+        return removal.measure(objective, problems // each, points).log()
 
-    size = 8 * (target.numbers(count) + (2 * HISTORY + 16) * start.shape[2:].numel())
-    together = max(1, MEMORY // size)
+    numbers = len(removal.inputs) * (2 * KEPT_FOR_GRADIENT * count + 4 * removal.rows.shape[1])
+    together = max(1, MEMORY // (8 * (numbers + (2 * HISTORY + 16) * start.shape[2:].numel())))
     ascent = maximize(climb, start.flatten(0, 1), space, steps=steps, tolerance=tolerance, together=together)
     ends, values, converged = (part.unflatten(0, (removals, each)) for part in ascent)
     best = values.nan_to_num(nan=-1.0).argmax(1)
     at = torch.arange(removals, device=best.device)
-    return OptimalQueries(ends[at, best], values[at, best], ends, values, converged, target.own(objective))
-
-
-class _Measured:
-    """RemovedRecords as Removals."""
-
-    def __init__(self, removal: RemovedRecords) -> None:
-        self.removal = removal
-        self.inputs, self.rows = removal.inputs, removal.rows
-
-    def measure(self, objective: Objective, owner: torch.Tensor, queries: torch.Tensor) -> torch.Tensor:
-        return distance_at(self.removal, objective, owner, queries)
-
-    def own(self, objective: Objective) -> torch.Tensor:
-        return getattr(divergence(self.removal.posterior, list(self.rows)), objective)
-
-    def numbers(self, queries: int) -> int:
-        n, size = self.removal.columns.shape[1:]
-        return n * (KEPT_FOR_GRADIENT * queries + 3 * size + self.removal.step.shape[2])
-
-
-def distance_at(
-    removal: RemovedRecords, objective: Objective, owner: torch.Tensor, queries: torch.Tensor
-) -> torch.Tensor:
-    """Return one of the distances of `divergence_at`, (p,), of the removals `owner` (p,) at queries (p, q, …).
-
-    A divergence is NaN where its queries (nearly) repeat one another; `divergence_at` refuses the whole batch for it.
-    """
-    if objective == "mean":
-        cross = removal.posterior.cross(queries.flatten(0, 1)).view(*queries.shape[:2], -1)
-        return mean_distance(cross @ removal.step[owner])
-    chosen = {name: getattr(removal, name)[owner] for name in ("rows", "columns", "root", "step")}
-    mean_change, excess, with_ = replace(removal, **chosen).change(queries)
-    repeated = near_singular(with_)[:, None, None]
-    eye = torch.eye(with_.shape[-1], dtype=with_.dtype, device=with_.device)
-    kl = kl_of_change(mean_change, excess, torch.where(repeated, eye, with_))
-    return torch.where(repeated[:, 0, 0], math.nan, kl)
-
-
-def near_singular(covariance: torch.Tensor) -> torch.Tensor:
-    """Say which of the covariances (p, q, q) of queries leave one of them nearly determined by the others."""
-    root, info = torch.linalg.cholesky_ex(covariance.detach())
-    left = root.diagonal(dim1=-2, dim2=-1).square()
-    known = left <= REPEATED * covariance.detach().diagonal(dim1=-2, dim2=-1)
-    return (info != 0) | known.any(-1) | ~left.isfinite().all(-1)
+    return OptimalQueries(ends[at, best], values[at, best], ends, values, converged, removal.own(objective))
 
 
 class SearchSpace(NamedTuple):
@@ -171,15 +107,18 @@ class SearchSpace(NamedTuple):
         draw = torch.rand(*shape, *self.low.shape, generator=generator, dtype=torch.float64).to(self.low)
         return self.low + (self.high - self.low) * draw
 
+    def around(self, points: torch.Tensor, deviation: float, generator: torch.Generator) -> torch.Tensor:
+        """Draw around points (…), with normal noise of `deviation` units."""
+        normal = torch.randn(points.shape, generator=generator, dtype=torch.float64).to(points)
+        return points + self.unit * deviation * normal
+
 
 def search_space(bounds: tuple[Any, Any] | None, inputs: torch.Tensor) -> SearchSpace:
     """Check bounds (low, high); the unit is the inputs' standard deviation over records, all coordinates together."""
     shape = inputs.shape[1:]
     unit = float(inputs.var(0, correction=0).mean().sqrt()) or 1.0
-    if bounds is None:
-        return SearchSpace(inputs.new_full(shape, -math.inf), inputs.new_full(shape, math.inf), unit, False)
     ends = []
-    for name, value in zip(("low", "high"), bounds, strict=True):
+    for name, value in zip(("low", "high"), bounds or (-math.inf, math.inf), strict=True):
         end = as_tensor("bounds", value).to(inputs)
         if end.shape not in (torch.Size(()), shape):
             text = f"{name} of shape {tuple(end.shape)}"
@@ -190,7 +129,7 @@ def search_space(bounds: tuple[Any, Any] | None, inputs: torch.Tensor) -> Search
         place = int((~(low < high)).flatten().nonzero()[0])
         got = f"low {float(low.flatten()[place]):g} and high {float(high.flatten()[place]):g}"
         raise fail("bounds", "low below high", got, "give (low, high)")
-    return SearchSpace(low, high, unit, True)
+    return SearchSpace(low, high, unit, bounds is not None)
 
 
 def seeded(seed: int | None) -> torch.Generator:
@@ -201,16 +140,10 @@ def seeded(seed: int | None) -> torch.Generator:
 
 
 def _starts(
-    target: Removals,
-    queries: int,
-    starts: int | torch.Tensor,
-    origin: Origin | None,
-    noise: float,
-    space: SearchSpace,
-    seed: int | None,
+    removal: Removals, queries: int, starts: Any, origin: str | None, noise: float, space: SearchSpace, seed: int | None
 ) -> torch.Tensor:
     """Check or draw the starts (R, starts, q, …)."""
-    inputs, rows = target.inputs, target.rows
+    inputs, rows = removal.inputs, removal.rows
     if not isinstance(starts, Integral):
         given = as_tensor("starts", starts).to(inputs)
         spread_out = given.expand(len(rows), *given.shape) if given.ndim == inputs.ndim + 1 else given
@@ -226,7 +159,7 @@ def _starts(
     origin = origin or ("bounds" if space.bounded else "kept")
     if check_choice("origin", origin, ("kept", "removed", "bounds")) == "bounds":
         return space.uniform(shape, generator)
-    deviation = space.unit * check_number("noise", noise, minimum=0.0, remedy="0.5 standard deviations suit most data")
+    deviation = check_number("noise", noise, minimum=0.0, remedy="0.5 standard deviations suit most data")
     if origin == "removed":
         pick = torch.randint(size, shape, generator=generator).to(rows.device)
         chosen = rows.gather(1, pick.flatten(1)).view(shape)
@@ -236,26 +169,100 @@ def _starts(
         chosen = torch.randint(len(inputs) - size, shape, generator=generator).to(rows.device)
         for row in rows.sort(1).values.T:  # steps over the removed rows
             chosen += chosen >= row[:, None, None]
-    normal = torch.randn(*shape, *inputs.shape[1:], generator=generator, dtype=torch.float64).to(inputs)
-    return inputs[chosen] + deviation * normal
+    return space.around(inputs[chosen], deviation, generator)
 
 
-class Ascent(NamedTuple):
-    """The end of each of P problems: `points` (P, …), `values` (P,), NaN if it never had one, `converged` (P,)."""
+@dataclass(frozen=True, eq=False)
+class DifferingPoint:
+    """`point` (…) and its `label` (C,), `steepness` the norm of the gradient there; and where every start came to."""
 
-    points: torch.Tensor
+    point: torch.Tensor
+    label: torch.Tensor
+    steepness: float
+    ends: torch.Tensor
     values: torch.Tensor
     converged: torch.Tensor
+
+
+def steepness(posterior: Posterior, points: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return ∇_Q M(Q) at Q = S, (p, …), for each of `points` S (p, …) added with its label (p, C) to the records D.
+
+    Adding S moves the mean at Q by k(Q, S)/(k(S, S) + σ²)·e, with k the posterior covariance of D and e = y_S − μ_D(S).
+    k is symmetric, so ∂k(Q, S)/∂Q at Q = S is ½∇v(S) for v(S) = k(S, S), and
+        ∇_Q M(Q) at Q = S  =  ½·v(S)/(v(S) + σ²)²·‖e‖²·∇v(S)   for M(Q) = ½‖μ_D(Q) − μ_D′(Q)‖².
+    That is Proposition 4.1 where k(x, x) is constant, and holds for any kernel; differentiable in points and labels.
+    """
+    with torch.enable_grad():
+        at = posterior.as_queries(points)
+        at = at if at.requires_grad else at.clone().requires_grad_()
+        variance = posterior.variance(at)
+        (slope,) = torch.autograd.grad(variance.sum(), at, create_graph=True)
+    error = (labels - posterior.mean(at)).square().sum(1)
+    weight = 0.5 * variance / (variance + posterior.noise).square() * error
+    gradient = weight.view(-1, *[1] * (slope.ndim - 1)) * slope
+    return gradient if points.requires_grad or labels.requires_grad else gradient.detach()
+
+
+def steepest_point(
+    posterior: Posterior,
+    label: Callable[[torch.Tensor], torch.Tensor],
+    *,
+    starts: int | torch.Tensor = 32,
+    bounds: tuple[Any, Any] | None = None,
+    steps: int = 200,
+    tolerance: float = 1e-5,
+    seed: int | None = None,
+) -> DifferingPoint:
+    """Find the record that, were it added, would leave the mean distance most steep at itself (Algorithm 1).
+
+    It maximizes ‖∇_Q M(Q)‖ at Q = S over S with the label `label(S)`: points (p, …) -> (p, C) or (p,). `posterior` is
+    that of D, WITHOUT the point. Starts (starts, …) are given, or so many are drawn uniformly within the bounds, or
+    without bounds around the records, at one standard deviation of the inputs. The other options are those of
+    `optimal_queries`; there is more than one maximum, and the best is returned.
+    """
+    inputs, outputs = posterior.inputs, posterior.targets.shape[1]
+    space = search_space(bounds, inputs)
+    if not isinstance(starts, int):
+        start = as_tensor("starts", starts).to(inputs)
+        if start.shape[1:] != inputs.shape[1:] or start.ndim == 0 or len(start) == 0:
+            text = ", ".join(["starts", *map(str, inputs.shape[1:])])
+            raise fail("starts", f"shape ({text})", f"shape {tuple(start.shape)}", "give one point a start")
+        check_finite("starts", start)
+    elif space.bounded:
+        start = space.uniform([check_whole("starts", starts)], seeded(seed))
+    else:
+        generator = seeded(seed)
+        chosen = torch.randint(len(inputs), (check_whole("starts", starts),), generator=generator).to(inputs.device)
+        start = space.around(inputs[chosen], 1.0, generator)
+
+    def labels(points: torch.Tensor) -> torch.Tensor:
+        given = label(points)
+        given = given.unsqueeze(1) if given.ndim == 1 else given
+        if given.shape != (len(points), outputs):
+            expected = f"labels of shape ({len(points)}, {outputs})"
+            raise fail("label", expected, f"shape {tuple(given.shape)}", "return one label a point")
+        return given
+
+    def climb(_: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
+        gradient = steepness(posterior, points, labels(points))
+        return gradient.reshape(len(points), -1).square().sum(1).log() / 2
+
+    together = max(1, MEMORY // (16 * KEPT_FOR_GRADIENT * len(inputs)))
+    ends, values, converged = maximize(climb, start, space, steps=steps, tolerance=tolerance, together=together)
+    best = int(values.nan_to_num(nan=-1.0).argmax())
+    with torch.no_grad():
+        at_best = labels(ends[best : best + 1])[0]
+    return DifferingPoint(ends[best], at_best, float(values[best]), ends, values, converged)
 
 
 @torch.no_grad()
 def maximize(
     climb: Climb, start: torch.Tensor, space: SearchSpace, *, steps: int, tolerance: float, together: int
-) -> Ascent:
+) -> Ends:
     """Maximize exp(climb(problems (p,), points (p, …)) (p,)) from `start` (P, …) within the box, `together` at a time.
 
-    No problem sees another: each has its own history, step length and end. A value that is not finite counts as
-    a point that cannot be gone to.
+    Return each problem's last point (P, …), its value (P,), NaN if it never had one, and whether it converged. None
+    sees another: each has its own history, step length and end. A value that is not finite cannot be gone to.
     """
     check_whole("steps", steps)
     gap = check_number("tolerance", tolerance, minimum=0.0, remedy="1e-5 suits most kernels")
@@ -268,15 +275,12 @@ def maximize(
             return climb(of[which], (points * space.unit).reshape(len(points), *shape))
 
         at = start[problems].reshape(len(problems), -1) / space.unit
-        parts.append(_lbfgs(part, torch.minimum(torch.maximum(at, low), high), low, high, steps, gap))
+        parts.append(_lbfgs(part, at.clamp(low, high), low, high, steps, gap))
     points, values, converged = (torch.cat(column) for column in zip(*parts, strict=True))
-    points = torch.minimum(torch.maximum((points * space.unit).reshape(start.shape), space.low), space.high)
-    return Ascent(points, values.exp(), converged)
+    return (points * space.unit).reshape(start.shape).clamp(space.low, space.high), values.exp(), converged
 
 
-def _lbfgs(
-    climb: Climb, x: torch.Tensor, low: torch.Tensor, high: torch.Tensor, steps: int, tolerance: float
-) -> Ascent:
+def _lbfgs(climb: Climb, x: torch.Tensor, low: torch.Tensor, high: torch.Tensor, steps: int, tolerance: float) -> Ends:
     problems, numbers = x.shape
     reach = math.sqrt(numbers)  # one standard deviation in every coordinate
     everyone = torch.arange(problems, device=x.device)
@@ -305,11 +309,10 @@ def _lbfgs(
     for _ in range(steps - 1):
         if len(active) == 0:
             break
-        trial = torch.minimum(torch.maximum(x[active] + share[active, None] * direction[active], low), high)
+        trial = (x[active] + share[active, None] * direction[active]).clamp(low, high)
         found, new_slope, good = _evaluate(climb, active, trial)
         move = trial - x[active]
-        promised = (slope[active] * move).sum(1)
-        gained = found - value[active]
+        promised, gained = (slope[active] * move).sum(1), found - value[active]
         slack = ROUNDING * (1.0 + value[active].abs())
         accepted = good & (gained >= ARMIJO * promised - slack) & (promised > 0)
 
@@ -330,7 +333,7 @@ def _lbfgs(
         history.count[again] = 0
         aim(again)
         active = torch.cat([on, off[~spent], again]).sort().values
-    return Ascent(x, value, value.isfinite() & still(everyone))
+    return x, value, value.isfinite() & still(everyone)
 
 
 class _History:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -68,7 +68,7 @@ def leave_one_out_ridge(
     tensor([ 0.6670, -0.1430, -0.5710,  1.0000], dtype=torch.float64)
     """
     y = as_targets(targets)
-    members = {} if groups is None else rows_of_groups(groups, len(y))
+    members = {1: torch.arange(len(y)).unsqueeze(1)} if groups is None else rows_of_groups(groups, len(y))
     decomposition, trace = _decompose(features, y, standardize)
     if grid is None:
         strengths = torch.tensor(RELATIVE, dtype=torch.float64) * (trace or 1.0)
@@ -76,41 +76,37 @@ def leave_one_out_ridge(
         remedy = "give positive ridge strengths"
         strengths = torch.tensor([check_positive("grid", l2, remedy=remedy) for l2 in grid], dtype=torch.float64)
     strengths = strengths.to(decomposition.b.device)
-
     n, outputs = y.shape
+
+    def left_out(grid: torch.Tensor, keep: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return the sums of squared errors (G,) and, if they are to be kept, errors (n, G, C) and 1 − h (n, G)."""
+        squares = torch.zeros_like(grid)
+        error = grid.new_zeros(n, len(grid) if keep else 0, outputs)
+        rest = grid.new_zeros(error.shape[:2])
+        for rows, part, beside, capped in _left_out(decomposition, grid, members):
+            squares += torch.where(capped.any(0), torch.inf, part.square().sum((0, 2)))
+            if keep:
+                error[rows], rest[rows] = part, beside
+        return squares, error, rest
+
     keep = 8 * n * outputs * len(strengths) <= KEPT_BYTES
-    squares = torch.zeros_like(strengths)
-    error = torch.zeros(n, len(strengths) if keep else 0, outputs, dtype=torch.float64, device=strengths.device)
-    rest = torch.zeros(error.shape[:2], dtype=torch.float64, device=strengths.device)
-    for part in _left_out(decomposition, strengths, members):
-        squares += torch.where(part.capped.any(0), torch.inf, part.error.square().sum((0, 2)))
-        if keep:
-            error[part.rows], rest[part.rows] = part.error, part.rest
+    squares, error, rest = left_out(strengths, keep)
     loo_error = squares / (n * outputs)
-    best = _least(loo_error, strengths)
-    if keep:
-        error, rest = error[:, best], rest[:, best]
-    else:
-        error, rest = (
-            torch.zeros(n, *shape, dtype=torch.float64, device=strengths.device) for shape in ((outputs,), ())
-        )
-        for part in _left_out(decomposition, strengths[best : best + 1], members):
-            error[part.rows], rest[part.rows] = part.error[:, 0], part.rest[:, 0]
-    leverage = (1.0 - rest.cpu()).clamp(0.0, 1.0)
+    # of several l2 that rounding alone tells apart, the strongest
+    best = int(torch.where(loo_error <= loo_error.min() * (1.0 + TIED), strengths, -1.0).argmax())
+    place = best
+    if not keep:
+        (_, error, rest), place = left_out(strengths[best : best + 1], True), 0
+    error, leverage = error[:, place], (1.0 - rest[:, place].cpu()).clamp(0.0, 1.0)
     method = "dual" if decomposition.turn is None else "primal"
     return RidgeErrors(error.cpu(), leverage, float(strengths[best]), strengths.cpu(), loo_error.cpu(), method)
 
 
-def _least(errors: torch.Tensor, grid: torch.Tensor) -> int:
-    """Return the place of the least error; of several that rounding alone tells apart, that of the strongest l2."""
-    alike = errors <= errors.min() * (1.0 + TIED)
-    return int(torch.where(alike, grid, -1.0).argmax())
-
-
 @dataclass(frozen=True, eq=False)
 class _Decomposition:
-    """Eigenvalues s (k,), weights b (k, C) and centred targets (n, C); `turn` (d, k) is V scaled, None in the dual."""
+    """a, eigenvalues s (k,), weights b (k, C), centred targets (n, C); `turn` (d, k) is V scaled, None in the dual."""
 
+    a: float
     values: torch.Tensor
     b: torch.Tensor
     centred: torch.Tensor
@@ -118,24 +114,20 @@ class _Decomposition:
     mean: torch.Tensor
     turn: torch.Tensor | None
 
-    @property
-    def a(self) -> float:
-        return 0.0 if self.turn is None else 1.0
-
     def filters(self, grid: torch.Tensor) -> torch.Tensor:
         """Return g (k, G), one column an l2."""
         below = self.values.unsqueeze(1) + grid
         return grid / below if self.turn is None else -1.0 / below
 
-    def coordinates(self, wanted: torch.Tensor | None, numbers: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Walk over row numbers and rows of P, blockwise, of the records `wanted` (n,) (None: all)."""
+    def coordinates(self, wanted: torch.Tensor, numbers: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Walk over row numbers and rows of P, blockwise, of the records `wanted` (n,)."""
         start, n = 0, len(self.centred)
         for block in _float_blocks(self.blocks, numbers):
             check_row_count(start + len(block), n, at_most=True)
             rows = torch.arange(start, start + len(block), device=block.device)
             start += len(block)
-            if wanted is not None:
-                chosen = wanted[rows]
+            chosen = wanted[rows]
+            if not bool(chosen.all()):
                 rows, block = rows[chosen], block[chosen]
             if len(rows):
                 yield rows, block if self.turn is None else (block - self.mean) @ self.turn
@@ -149,26 +141,19 @@ def _decompose(blocks: Blocks, targets: torch.Tensor, standardize: bool) -> tupl
     if first is None or first.shape[1] == 0:
         raise fail("features", "at least one row and one column", "none", "give one row of numbers a record")
     d = first.shape[1]
-    check_memory(
-        "features",
-        8 * (3 * min(n, d) ** 2 + (n * d if d > n else 0)),
-        what="a decomposition",
-        got=f"{n} records with {d} features",
-        remedy="use fewer features",
-    )
+    needed, got = 8 * (3 * min(n, d) ** 2 + (n * d if d > n else 0)), f"{n} records with {d} features"
+    check_memory("features", needed, what="a decomposition", got=got, remedy="use fewer features")
+    centred = targets.to(first.device) - targets.mean(0).to(first.device)
     if d <= n:
-        mean, gram, cross = _moments(_float_blocks(blocks, NUMBERS), targets)
+        mean, gram, cross = _moments(_float_blocks(blocks, NUMBERS), targets, first)
         scale = column_scale(mean, (gram.diagonal() / n).sqrt(), standardize)
         gram = gram.mul_(scale).mul_(scale.unsqueeze(1))
         trace = float(gram.trace())
         values, vectors = torch.linalg.eigh(gram)
         b, turn = vectors.T @ (scale.unsqueeze(1) * cross), scale.unsqueeze(1) * vectors
-        centred = targets.to(turn.device) - targets.mean(0).to(turn.device)
-        return _Decomposition(values.clamp_min(0.0), b, centred, blocks, mean, turn), trace
-    parts = list(_float_blocks(blocks, NUMBERS))  # n < d: fewer numbers than the d × d matrix would have
-    check_row_count(sum(map(len, parts)), n)
-    features = torch.cat(parts)
-    del parts
+        return _Decomposition(1.0, values.clamp_min(0.0), b, centred, blocks, mean, turn), trace
+    features = torch.cat(list(_float_blocks(blocks, NUMBERS)))  # n < d: fewer numbers than d × d
+    check_row_count(len(features), n)
     check_finite("features", features)
     mean = features.mean(0)
     features = features - mean
@@ -178,17 +163,18 @@ def _decompose(blocks: Blocks, targets: torch.Tensor, standardize: bool) -> tupl
     # 1 is an eigenvector with eigenvalue 0: moved to the top, where it is told apart from other null directions
     values, vectors = torch.linalg.eigh(kernel.add_((2.0 * trace + 1.0) / n))
     values, vectors = values[:-1].clamp_min(0.0), vectors[:, :-1].contiguous()
-    centred = targets.to(vectors.device) - targets.mean(0).to(vectors.device)
-    return _Decomposition(values, vectors.T @ centred, centred, lambda: iter([vectors]), mean, None), trace
+    return _Decomposition(0.0, values, vectors.T @ centred, centred, lambda: iter([vectors]), mean, None), trace
 
 
-def _moments(blocks: Iterator[torch.Tensor], targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _moments(
+    blocks: Iterator[torch.Tensor], targets: torch.Tensor, like: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return x̄ (d,), Σ(x − x̄)(x − x̄)ᵀ (d, d) and Σ(x − x̄)yᵀ (d, C) from one pass.
 
     Blocks are centred on their own means and merged (Chan), so that large column means cost no digits.
     """
-    n = 0
-    mean = gram = cross = target_mean = torch.empty(0)
+    n, d, outputs = 0, like.shape[1], targets.shape[1]
+    mean, gram, cross, target_mean = (like.new_zeros(shape) for shape in ((d,), (d, d), (d, outputs), (outputs,)))
     for block in blocks:
         rows = len(block)
         check_row_count(n + rows, len(targets), at_most=True)
@@ -196,45 +182,36 @@ def _moments(blocks: Iterator[torch.Tensor], targets: torch.Tensor) -> tuple[tor
         y = targets[n : n + rows].to(block.device)
         block_mean, block_target_mean = block.mean(0), y.mean(0)
         centred = block - block_mean
-        if n == 0:
-            mean, target_mean = block_mean, block_target_mean
-            gram, cross = centred.T @ centred, centred.T @ (y - block_target_mean)
-        else:
-            step, target_step = block_mean - mean, block_target_mean - target_mean
-            weight = n * rows / (n + rows)
-            gram.addmm_(centred.T, centred).addr_(step, step, alpha=weight)
-            cross.addmm_(centred.T, y - block_target_mean).addr_(step, target_step, alpha=weight)
-            mean = mean + step * (rows / (n + rows))
-            target_mean = target_mean + target_step * (rows / (n + rows))
+        step, target_step = block_mean - mean, block_target_mean - target_mean
+        weight = n * rows / (n + rows)
+        gram.addmm_(centred.T, centred).addr_(step, step, alpha=weight)
+        cross.addmm_(centred.T, y - block_target_mean).addr_(step, target_step, alpha=weight)
+        mean += step * (rows / (n + rows))
+        target_mean += target_step * (rows / (n + rows))
         n += rows
     check_row_count(n, len(targets))
     return mean, gram, cross
 
 
-class _Part(NamedTuple):
-    """Row numbers (r,), left-out errors (r, G, C), 1 − h (r, G) and whether it is capped (r, G)."""
-
-    rows: torch.Tensor
-    error: torch.Tensor
-    rest: torch.Tensor
-    capped: torch.Tensor
+Left = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def _left_out(of: _Decomposition, grid: torch.Tensor, members: dict[int, torch.Tensor]) -> Iterator[_Part]:
-    """Walk over all records, each once; `members` are the rows of groups by size, none where records stand alone."""
+def _left_out(of: _Decomposition, grid: torch.Tensor, members: dict[int, torch.Tensor]) -> Iterator[Left]:
+    """Walk over all records, each once: row numbers (r,), left-out errors (r, G, C), 1 − h, and whether it is capped.
+
+    `members` are the rows of groups by size.
+    """
     n, outputs = len(of.centred), of.b.shape[1]
     g = of.filters(grid)
     # a block's errors (r, G·C) may be wider than its features
     d = max(1, len(of.values))
     numbers = max(d, NUMBERS * d // max(d, len(grid) * outputs))
-    single = None
-    if members:
+    if 1 in members:
         single = torch.zeros(n, dtype=torch.bool, device=g.device)
-        single[members.get(1, torch.empty(0, 1, dtype=torch.int64)).flatten().to(g.device)] = True
-    if single is None or bool(single.any()):
+        single[members[1].flatten().to(g.device)] = True
         for rows, p in of.coordinates(single, numbers):
             error, rest = _residual(of, g, rows, p)
-            yield _Part(rows, error / rest.clamp_min(CAP).unsqueeze(2), rest, rest < CAP)
+            yield rows, error / rest.clamp_min(CAP).unsqueeze(2), rest, rest < CAP
     for chunk in _chunks(members, GATHERED // d):
         slot = torch.full((n,), -1, dtype=torch.int64, device=g.device)
         every = torch.cat([rows.flatten() for rows in chunk]).to(g.device)
@@ -253,13 +230,11 @@ def _residual(
     """Return the residuals (r, G, C) and 1 − h (r, G) of rows with coordinates p (r, k)."""
     a, n = of.a, len(of.centred)
     weights = (g.unsqueeze(2) * of.b.unsqueeze(1)).flatten(1)
-    error = (p @ weights).view(len(p), g.shape[1], -1)
-    if a:
-        error += a * of.centred[rows].unsqueeze(1)
+    error = (p @ weights).view(len(p), g.shape[1], -1).add_(of.centred[rows].unsqueeze(1), alpha=a)
     return error, a * (1.0 - 1.0 / n) + p.square() @ g
 
 
-def _groups_left_out(of: _Decomposition, g: torch.Tensor, rows: torch.Tensor, p: torch.Tensor) -> _Part:
+def _groups_left_out(of: _Decomposition, g: torch.Tensor, rows: torch.Tensor, p: torch.Tensor) -> Left:
     """Leave out groups of one size, rows (B, s), p (B, s, k): by the s × s block, or the k + 1 directions if fewer."""
     count, size, k = p.shape
     error, rest = _residual(of, g, rows.flatten(), p.flatten(0, 1))
@@ -269,9 +244,7 @@ def _groups_left_out(of: _Decomposition, g: torch.Tensor, rows: torch.Tensor, p:
     for j in range(g.shape[1]):
         residual = error[:, :, j]
         if by_block:
-            matrix = (p * g[:, j]) @ p.mT
-            if of.a:
-                matrix += torch.eye(size, dtype=p.dtype, device=p.device) - 1.0 / n
+            matrix = (p * g[:, j]) @ p.mT + of.a * (torch.eye(size, dtype=p.dtype, device=p.device) - 1.0 / n)
             solved, capped[:, j] = _solve(matrix, residual)
         else:
             ones = torch.full_like(p[..., :1], n**-0.5)
@@ -280,7 +253,7 @@ def _groups_left_out(of: _Decomposition, g: torch.Tensor, rows: torch.Tensor, p:
             inside, capped[:, j] = _solve(matrix, half.mT @ residual)
             solved = residual + half @ inside
         error[:, :, j] = solved
-    return _Part(rows.flatten(), error.flatten(0, 1), rest, capped.repeat_interleave(size, 0))
+    return rows.flatten(), error.flatten(0, 1), rest, capped.repeat_interleave(size, 0)
 
 
 def _solve(matrix: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -326,14 +299,32 @@ def _float_blocks(blocks: Blocks, numbers: int) -> Iterator[torch.Tensor]:
                 yield part.to(torch.float64)
 
 
+def centred_targets(targets: Any) -> torch.Tensor:
+    """Return values as float64, and integer classes (n,) as one-hot vectors minus 1/classes, an even guess."""
+    y = as_tensor("targets", targets)
+    if y.is_floating_point() or y.ndim != 1 or len(y) == 0:
+        return y.to(torch.float64)
+    if int(y.min()) < 0:
+        raise fail("targets", "classes numbered from 0", f"class {int(y.min())}", "number them, or give floats")
+    classes = int(y.max()) + 1
+    got, remedy = f"classes up to {classes - 1}", "number the classes from 0 without gaps, or give values as floats"
+    check_memory("targets", 3 * 8 * len(y) * classes, what="one-hot classes", got=got, remedy=remedy)
+    return torch.nn.functional.one_hot(y.long(), classes).to(torch.float64) - 1.0 / classes
+
+
+def rows_of_people(groups: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Return the distinct names and the rows of each."""
+    names, person, counts = np.unique(groups, return_inverse=True, return_counts=True)
+    return names, np.split(np.argsort(person, kind="stable"), np.cumsum(counts)[:-1])
+
+
 def rows_of_groups(groups: Any, n: int) -> dict[int, torch.Tensor]:
     """Return the rows of each group, (B, s) by size s."""
     names = check_names("groups", groups, n, unique=False)
     _, inverse, counts = np.unique(names, return_inverse=True, return_counts=True)
     if len(counts) < 2:
         raise fail("groups", "at least two groups", "one", "leave groups out, or give the names that tell people apart")
-    order = np.argsort(inverse, kind="stable")
-    starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
+    order, starts = np.argsort(inverse, kind="stable"), np.cumsum(counts) - counts
     return {
         int(size): torch.from_numpy(order[starts[counts == size][:, None] + np.arange(size)])
         for size in np.unique(counts)

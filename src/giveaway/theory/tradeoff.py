@@ -102,9 +102,10 @@ def gaussian(mu: ArrayLike) -> TradeOff:
     return TradeOff(errors, shift.shape, ndtr(shift / np.sqrt(2)))
 
 
-def two_normals(gap: ArrayLike, sd_in: ArrayLike, sd_out: ArrayLike) -> TradeOff:
+def two_normals(gap: ArrayLike, sd_in: ArrayLike, sd_out: ArrayLike, *, outputs: int = 1) -> TradeOff:
     """Return the curve of the best test of N(m + gap, sd_in²), members, against N(m, sd_out²), non-members.
 
+    With several `outputs` both are normal vectors of independent entries, and `gap` is the distance of their means.
     Where sd_in exceeds sd_out it is put at sd_out: no theory has a member that varies more, and a wide distribution
     accused on both sides would call it exposed for that alone.
 
@@ -112,9 +113,10 @@ def two_normals(gap: ArrayLike, sd_in: ArrayLike, sd_out: ArrayLike) -> TradeOff
     np.float64(0.2595)
     """
     delta, c = _standardized(gap, sd_in, sd_out)
-    # the chance that a member lies nearer to the centre of the balls: a closed form in Owen's function
-    auc = 1 - 2 * owens_t(delta * (1 - c) / np.sqrt(1 + c**2), 2 * c / ((1 - c) * (1 + c)))
-    ball = partial(dilated_ball, q=1, signed=True)
+    auc = None
+    if outputs == 1:  # the chance that a member lies nearer to the centre of the balls, by Owen's function
+        auc = 1 - 2 * owens_t(delta * (1 - c) / np.sqrt(1 + c**2), 2 * c / ((1 - c) * (1 + c)))
+    ball = partial(dilated_ball, q=outputs, signed=True)
     return TradeOff(lambda alpha: in_blocks(ball, alpha, delta, (1 - c) / c), delta.shape, auc)
 
 

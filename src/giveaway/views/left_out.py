@@ -16,15 +16,8 @@ from typing import Any, NamedTuple
 import torch
 
 from giveaway.checks import available_memory, check_finite
-from giveaway.gp.leave_one_out import LeftOutErrors, kernel_regression, left_out_errors
-from giveaway.gp.ridge import (
-    Blocks,
-    as_targets,
-    check_row_count,
-    column_scale,
-    leave_one_out_ridge,
-    rows_of_groups,
-)
+from giveaway.gp.posterior import LeftOutErrors, kernel_regression, left_out_errors
+from giveaway.gp.ridge import Blocks, as_targets, check_row_count, column_scale, leave_one_out_ridge, rows_of_groups
 
 EXACT_UP_TO = 30_000  # records whose whole kernel is factored
 MATRICES = 2.2  # n × n in float64 that are alive in the factorization

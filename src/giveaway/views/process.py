@@ -11,8 +11,9 @@ import numpy as np
 import torch
 
 from giveaway.checks import as_tensor, check_finite, fail
-from giveaway.gp.distinguishability import Divergence, Process, centred_targets, divergence, rows_of_people
+from giveaway.gp.distinguishability import Divergence, Process, divergence
 from giveaway.gp.posterior import Posterior
+from giveaway.gp.ridge import centred_targets, rows_of_people
 from giveaway.records import Head
 from giveaway.records.examples import CHANNELS, as_numbers
 
