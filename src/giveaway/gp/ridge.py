@@ -5,7 +5,7 @@
 Leaving out the records S gives the errors (I − H)_SS⁻¹ r_S with the hat matrix H = 11ᵀ/n + Z(ZᵀZ + l2·I)⁻¹Zᵀ and the
 residuals r = (I − H)y; for one record, r_i/(1 − h_i) with the leverage h_i. This is exact for the given l2: c and w are
 those of a refit to the other records. What stays fixed is the columns' scale, computed once with all records (their
-centre does not matter, c being free). `giveaway.gp.leave_one_out` has the same errors from a kernel.
+centre does not matter, c being free). `giveaway.gp.posterior` has the same errors from a kernel.
 
 One decomposition serves every l2. In coordinates P (n, k)
     I − H = a(I − 11ᵀ/n) + P diag(g) Pᵀ,     r = a·(y − ȳ) + P(g ∘ b),
