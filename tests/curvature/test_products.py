@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from giveaway import Head
 from giveaway.curvature import products as products_module
 from giveaway.curvature.products import HeadProducts
-from giveaway.linalg.precision import Precision
-from giveaway.linalg.probes import signs
+from giveaway.linalg.precision import Precision, signs
 from tests import oracles
 from tests.conftest import KINDS, made_head
 

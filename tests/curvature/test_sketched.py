@@ -11,7 +11,7 @@ from giveaway.curvature import sketch as sketched_module
 from giveaway.curvature.blocks import CAP
 from giveaway.curvature.sketch import SketchedCurvature, records_to_redo
 from giveaway.linalg.cg import SolveError
-from giveaway.linalg.probes import signs
+from giveaway.linalg.precision import signs
 from tests import oracles
 from tests.conftest import made_arrays, made_head
 from tests.curvature.test_dense import dense_inverse, gradient_like

@@ -8,9 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from giveaway.linalg.inverse import ROWS, Inverse, invert
+from giveaway.linalg.dense import ROWS, Inverse, invert, top_eigenvalue, top_singular_value
 from giveaway.linalg.pairs import PairTiles
-from giveaway.linalg.spectral import top_eigenvalue, top_singular_value
 
 
 def features_and_weights(n: int, d: int, p: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

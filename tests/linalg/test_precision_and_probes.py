@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giveaway.checks import InputError
-from giveaway.linalg.precision import CHOICES, Precision, exact_for, precision_named
-from giveaway.linalg.probes import WORD, mixed, signs
+from giveaway.linalg.precision import CHOICES, WORD, Precision, exact_for, mixed, precision_named, signs
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -23,13 +22,9 @@ from giveaway.linalg.processes import (
     ALONE,
     ProcessError,
     Processes,
-    SharedCheckpoint,
     in_threads,
-    join_processes,
     processes_from_environment,
-    shared_checkpoint,
 )
-from giveaway.storage.checkpoint import NO_CHECKPOINT, Checkpoint
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 BEGIN = """
@@ -101,40 +96,43 @@ assert torch.equal(processes.sum_(of(processes.rank, torch.float64).T), both.T)
 flags = torch.tensor([processes.first, not processes.first, False, True]).repeat(600)
 assert processes.sum_(flags).view(torch.uint8).tolist() == [1, 1, 0, 1] * 600
 assert processes.sum_(torch.zeros(0)).tolist() == []
-table = np.zeros(11)
+table = torch.zeros(11)
 mine = processes.share(np.arange(11))
-table[mine] = mine + 1.0
-assert processes.sum_array(table) is table and table.tolist() == [i + 1.0 for i in range(11)]
+table[mine] = torch.from_numpy(mine + 1.0).float()
+assert processes.sum_(table).tolist() == [i + 1.0 for i in range(11)]
+assert processes.smallest(7 - processes.rank) == 6
+assert [processes.any(flag) for flag in (False, processes.first, not processes.first)] == [False, True, True]
 
-from giveaway.linalg.processes import shared_checkpoint
-class Shelf(dict):
+from giveaway.curvature.sketch import CheckpointedParts
+from giveaway.storage.checkpoint import Checkpoint
+class Shelf(Checkpoint):
     wants = False
+    def __init__(self):
+        self.stored = {}
     def load(self, name):
-        return dict(self[name]) if name in self else None
+        return self.stored.get(name)
     def save(self, name, tensors):
-        self[name] = tensors
+        self.stored[name] = tensors
     def due(self):
         return self.wants
     def drop(self, name):
-        self.pop(name, None)
+        self.stored.pop(name, None)
 shelf = Shelf()
-kept = shared_checkpoint(shelf, processes)
-for step in range(3):
-    kept.save("even", {"x": torch.tensor(float(step + processes.rank))})
-kept.save("torn", {"x": torch.tensor(1.0)})
-if processes.first:
-    kept.save("torn", {"x": torch.tensor(2.0)})  # the other was killed before its own
-    kept.save("half", {"x": torch.tensor(3.0)})
-again = shared_checkpoint(shelf, processes)
-assert again.load("even") == {"x": torch.tensor(2.0 + processes.rank)}
-assert again.load("torn") is None and again.load("half") is None and again.load("never") is None
-assert set(shelf) == {"even"}
-again.save("even", {"x": torch.tensor(9.0)})
-assert shared_checkpoint(shelf, processes).load("even") == {"x": torch.tensor(9.0)}
+parts = CheckpointedParts(shelf, processes)
+def number(value):
+    return lambda: {"x": torch.tensor(value)}
 shelf.wants = not processes.first
-assert not kept.due()
+parts.part("even", number(1.0))
+assert not shelf.stored  # the first process decides when it is time
 shelf.wants = processes.first
-assert kept.due()
+parts.part("torn", number(2.0))
+assert set(shelf.stored) == {"even", "torn"}
+if processes.first:
+    del shelf.stored["torn"]  # it was killed before its own save
+again = CheckpointedParts(shelf, processes)
+assert again.part("even", number(9.0)) == {"x": torch.tensor(1.0)}
+assert again.part("torn", number(9.0)) == {"x": torch.tensor(9.0)}
+assert shelf.stored["torn"] == {"x": torch.tensor(9.0)}
 processes.barrier()
 with open(f"{sys.argv[1]}/ended", "a") as stream:
     stream.write(str(processes.rank))
@@ -227,20 +225,12 @@ def test_shares_cover_in_order_and_differ_by_one(count, size):
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
-def test_shares_of_lists_arrays_and_tensors():
-    second = Processes(1, 3)
-    assert second.share(["a", "b", "c", "d"]) == ["b"]
-    np.testing.assert_array_equal(second.share(np.arange(6)), [2, 3])
-    assert second.share(torch.arange(6)).tolist() == [2, 3]
-
-
 def test_alone_everything_is_the_identity():
-    tensor, array = torch.ones(3), np.ones(3)
+    tensor = torch.ones(3)
     assert ALONE.sum_(tensor) is tensor
-    assert ALONE.sum_array(array) is array
-    assert tensor.tolist() == array.tolist() == [1.0, 1.0, 1.0]
-    assert list(ALONE.share(range(5))) == [0, 1, 2, 3, 4]
-    assert ALONE.first
+    assert tensor.tolist() == [1.0, 1.0, 1.0]
+    assert ALONE.share(["a", "b"]) == ["a", "b"]
+    assert (ALONE.first, ALONE.smallest(3), ALONE.any(False), ALONE.any(True)) == (True, 3, False, True)
     ALONE.barrier()
     ALONE.leave()
 
@@ -277,7 +267,7 @@ def test_more_processes_than_gpus_are_refused(without_torchrun, monkeypatch):
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(InputError, match="device: expected a GPU a process, got LOCAL_RANK 1 with 1 GPUs; start one"):
-        join_processes("cuda")
+        processes_from_environment("cuda")
 
 
 def test_peers_that_never_come_are_one_line(without_torchrun, monkeypatch):
@@ -285,58 +275,7 @@ def test_peers_that_never_come_are_one_line(without_torchrun, monkeypatch):
     for name, value in {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", **place}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ProcessError, match=r"^audit: expected all 2 processes to join, got no meeting .* for rank 1; "):
-        join_processes(timeout=1)
-
-
-class Shelf(dict):
-    """Tensors in memory."""
-
-    wants = True
-
-    def load(self, name: str) -> dict[str, torch.Tensor] | None:
-        return dict(self[name]) if name in self else None
-
-    def save(self, name: str, tensors: dict[str, torch.Tensor]) -> None:
-        self[name] = dict(tensors)
-
-    def due(self) -> bool:
-        return self.wants
-
-    def drop(self, name: str) -> None:
-        self.pop(name, None)
-
-
-def test_nothing_is_kept():
-    NO_CHECKPOINT.save("sums", {"x": torch.ones(3)})
-    assert NO_CHECKPOINT.load("sums") is None
-    assert not NO_CHECKPOINT.due()
-    NO_CHECKPOINT.drop("sums")
-
-
-def test_alone_or_without_anything_kept_nothing_is_added():
-    shelf = Shelf()
-    assert shared_checkpoint(shelf, ALONE) is shelf
-    assert shared_checkpoint(NO_CHECKPOINT, Processes(0, 2)) is NO_CHECKPOINT
-    assert isinstance(shared_checkpoint(shelf, Processes(0, 2)), SharedCheckpoint)
-
-
-def test_a_set_that_was_not_saved_by_a_team_counts_as_not_there():
-    shelf = Shelf(sums={"x": torch.ones(2)})
-    assert SharedCheckpoint(shelf, ALONE).load("sums") is None
-    assert shelf == {}
-
-
-def test_what_is_kept_together_comes_back_without_its_turn():
-    shelf = Shelf()
-    kept: Checkpoint = SharedCheckpoint(shelf, ALONE)
-    kept.save("sums", {"x": torch.arange(3)})
-    found = kept.load("sums")
-    assert found is not None
-    assert list(found) == ["x"]
-    assert found["x"].tolist() == [0, 1, 2]
-    assert kept.due()
-    kept.drop("sums")
-    assert kept.load("sums") is None
+        processes_from_environment(timeout=1)
 
 
 CPU = torch.device("cpu")

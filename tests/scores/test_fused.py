@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giveaway.scores.fused import TwoViews, fused, left_out, normal_scores
+from giveaway.scores.formulas import TwoViews, fused, left_out, normal_scores
 
 FINITE = st.floats(0.0, 1e6, allow_subnormal=False)
 ROWS = st.integers(2, 30).flatmap(lambda n: st.tuples(*(st.lists(FINITE, min_size=n, max_size=n) for _ in range(3))))

@@ -12,7 +12,7 @@ from scipy.special import expit, softmax
 from sklearn.linear_model import Ridge
 
 from giveaway import Head, audit
-from giveaway.scores.fused import TwoViews
+from giveaway.scores.formulas import TwoViews
 from giveaway.views import others
 from giveaway.views.left_out import fourier_features
 from giveaway.views.others import OthersView, model_errors, not_learned

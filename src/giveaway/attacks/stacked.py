@@ -24,7 +24,7 @@ from torch import nn
 from torch.func import functional_call, stack_module_state
 
 from giveaway.checks import as_tensor, check_choice, check_finite, check_number, fail
-from giveaway.linalg.probes import mixed
+from giveaway.linalg.precision import mixed
 
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 SCHEDULES = ("constant", "cosine")

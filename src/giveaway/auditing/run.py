@@ -27,7 +27,7 @@ from giveaway.network.depths import Depths, Ekfac, Solves
 from giveaway.records import Head, ScoreTable
 from giveaway.records.meta import Meta
 from giveaway.scores.catalogue import CATALOGUE
-from giveaway.scores.fused import fused
+from giveaway.scores.formulas import fused
 from giveaway.storage.checkpoint import NO_CHECKPOINT, Checkpoint
 from giveaway.text import say
 from giveaway.views.others import HELD_BACK

@@ -214,7 +214,7 @@ class Scoring:
             if not done[place]
         )
         in_threads(work, loaded, self.head.device, None if curvature is None else curvature.windows_at_once)
-        self.processes.sum_array(self.results)
+        self.processes.sum_(torch.from_numpy(self.results))
 
     def redo_high_leverage(self, sketch: SketchedCurvature) -> dict[str, Any]:
         """Replace the sketched steps of the groups of highest leverage by exact ones; report how many there were.

@@ -26,7 +26,7 @@ import torch
 
 from giveaway.curvature.losses import Loss
 from giveaway.curvature.output_curvature import OutputCurvature, SoftmaxCurvature
-from giveaway.linalg.spectral import top_eigenvalue, top_singular_value
+from giveaway.linalg.dense import top_eigenvalue, top_singular_value
 
 CAP = 1.0 - 1e-8
 TINY = torch.finfo(torch.float64).tiny

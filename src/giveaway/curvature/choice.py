@@ -10,7 +10,7 @@ from giveaway.checks import check_number, check_whole, fail, free_memory
 from giveaway.curvature.dense import DenseCurvature, dense_bytes
 from giveaway.curvature.sketch import PROBES, TOLERANCE, SketchedCurvature, probes_at_once
 from giveaway.linalg.precision import precision_named
-from giveaway.linalg.processes import ALONE, Processes, shared_checkpoint
+from giveaway.linalg.processes import ALONE, Processes
 from giveaway.records import Head
 from giveaway.records.head import Window
 from giveaway.storage.checkpoint import NO_CHECKPOINT, Checkpoint
@@ -156,7 +156,7 @@ def compute(
         allow_unconverged=sketch.allow_unconverged,
         seed=sketch.seed,
         processes=processes,
-        checkpoint=shared_checkpoint(checkpoint, processes),
+        checkpoint=checkpoint,
         on_rows=on_rows,
     )
 

@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 from giveaway.checks import check_memory, fail
 from giveaway.curvature.blocks import Blocks, MatrixBlocks
 from giveaway.curvature.losses import loss_of
-from giveaway.linalg.inverse import Inverse, invert
+from giveaway.linalg.dense import Inverse, invert
 from giveaway.linalg.pairs import PairTiles
 from giveaway.linalg.processes import ALONE, Processes
 from giveaway.records import Head

@@ -17,8 +17,7 @@ import torch
 
 from giveaway.curvature.losses import loss_of
 from giveaway.curvature.output_curvature import SoftmaxCurvature
-from giveaway.linalg.precision import Parts, Precision
-from giveaway.linalg.probes import signs
+from giveaway.linalg.precision import Parts, Precision, signs
 from giveaway.linalg.processes import ALONE, Processes
 from giveaway.records import Head
 from giveaway.records.head import Window

@@ -23,8 +23,7 @@ from giveaway.curvature.blocks import CAP, Blocks, FactoredBlocks, LeaveOutStep,
 from giveaway.curvature.losses import loss_of
 from giveaway.curvature.products import HeadProducts, preconditioner_for
 from giveaway.linalg.cg import CONVERGED, Solution, column_cg
-from giveaway.linalg.precision import Parts, Precision, exact_for, higher_than, precision_named
-from giveaway.linalg.probes import WORD, signs
+from giveaway.linalg.precision import WORD, Parts, Precision, exact_for, higher_than, precision_named, signs
 from giveaway.linalg.processes import ALONE, Processes
 from giveaway.records import Head
 from giveaway.records.head import Window
@@ -45,20 +44,23 @@ Tensors = dict[str, torch.Tensor]
 
 
 class CheckpointedParts:
-    """Named parts of a long computation, each saved as it finishes and loaded by a run that goes on after a kill."""
+    """Named parts of a long computation, each saved as it finishes and loaded by a run that goes on after a kill.
 
-    def __init__(self, checkpoint: Checkpoint = NO_CHECKPOINT) -> None:
-        self.checkpoint = checkpoint
+    A kill can fall between the saves of two processes: a part that one of them does not have is computed by all.
+    """
+
+    def __init__(self, checkpoint: Checkpoint = NO_CHECKPOINT, processes: Processes = ALONE) -> None:
+        self.checkpoint, self.processes = checkpoint, processes
         self._unsaved: dict[str, Tensors] = {}
 
     def part(self, name: str, compute: Callable[[], Tensors]) -> Tensors:
         """Return what an earlier run saved under `name`, or compute it."""
         tensors = self.checkpoint.load(name)
-        if tensors is None:
+        if self.processes.any(tensors is None) or tensors is None:
             tensors = compute()
             if self.checkpoint is not NO_CHECKPOINT:
                 self._unsaved[name] = tensors
-        if self.checkpoint.due():
+        if self.processes.any(self.processes.first and self.checkpoint.due()):
             for finished, values in self._unsaved.items():
                 self.checkpoint.save(finished, values)
             self._unsaved.clear()
@@ -121,7 +123,8 @@ class SketchedCurvature:
         wide = self.precision if self.precision.name == "float64" else None
         self.preconditioner = preconditioner_for(products, self.memory // 2, self.probes, wide)
         self.z = torch.empty(*products.shape, self.probes, dtype=self.precision.dtype, device=self.head.device)
-        solved = solve_probes(self.z, self.at_once, self._solve_block, CheckpointedParts(checkpoint).part)
+        parts = CheckpointedParts(checkpoint, products.processes)
+        solved = solve_probes(self.z, self.at_once, self._solve_block, parts.part)
         self.residual = max(float(part["residual"].max()) for part in solved)
         self.steps = max(int(part["steps"]) for part in solved)
 

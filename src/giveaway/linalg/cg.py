@@ -150,9 +150,9 @@ def shared_cg(
     norms = torch.linalg.vector_norm(right, dim=0)
     scale = torch.where(norms > 0, norms, 1.0)
     x, r = torch.zeros_like(right), right / scale
-    best = _Best(norms / scale)
-    last, stalls, steps = float(best.residual.max()), 0, 0
-    while float(best.residual.max()) > tolerance and steps < most_steps and stalls < STALLS:
+    best, residual = x, norms / scale  # the x with the least true residual of every column
+    last, stalls, steps = float(residual.max()), 0, 0
+    while float(residual.max()) > tolerance and steps < most_steps and stalls < STALLS:
         block = _Block(r, inverse)
         del r
         while True:
@@ -165,35 +165,14 @@ def shared_cg(
         del block  # before the product takes its space
         r = torch.sub(right / scale, product(x))
         now = torch.linalg.vector_norm(r, dim=0)
-        best.update(x, now)
+        best = torch.where(now < residual, x, 0.0 if best is x else best)
+        residual = torch.minimum(now, residual)
         worst = float(now.max())
         stalls = stalls + 1 if worst > STALLED_AT * last and not excused else 0
         last = worst
-    best.put_into(x)
-    status = tuple(CONVERGED if at <= tolerance else RAN_OUT for at in best.residual.tolist())
-    solution = Solution(x.mul_(scale), best.residual, steps, status)
+    status = tuple(CONVERGED if at <= tolerance else RAN_OUT for at in residual.tolist())
+    solution = Solution(best.mul_(scale), residual, steps, status)
     return solution.checked(tolerance, allow_unconverged=allow_unconverged)
-
-
-class _Best:
-    """The x with the least true residual of every column; zero to begin with."""
-
-    def __init__(self, residual: torch.Tensor) -> None:
-        self.residual = residual
-        self._x: torch.Tensor | None = None
-
-    def update(self, x: torch.Tensor, residual: torch.Tensor) -> None:
-        better = residual < self.residual
-        if bool(better.all()):
-            self._x = x.clone()
-        else:
-            self._x = torch.zeros_like(x) if self._x is None else self._x
-            self._x[:, better] = x[:, better]
-        self.residual = torch.where(better, residual, self.residual)
-
-    def put_into(self, x: torch.Tensor) -> None:
-        if self._x is not None:
-            x.copy_(self._x)
 
 
 class _Block:
@@ -225,8 +204,7 @@ class _Block:
 
     def residuals(self) -> torch.Tensor:
         """Return the norm of every column of R."""
-        squares = (_gram(self._w, self._w) @ self._sigma * self._sigma).sum(0)
-        return squares.clamp_min(0.0).sqrt()
+        return (_gram(self._w, self._w) @ self._sigma * self._sigma).sum(0).clamp_min(0.0).sqrt()
 
 
 def _orthonormal(r: torch.Tensor, z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -1,7 +1,10 @@
-"""Matrix products in a chosen precision, summed in a wider one.
+"""Numbers on a device: matrix products in a chosen precision, and random signs that are the same on every device.
 
-A factor is taken apart into what the matrix units multiply: itself, or, for `bf16x3`, its leading and its trailing
-eight bits. Three of the four products of such halves give sixteen bits at the units' speed.
+A factor of a product is taken apart into what the matrix units multiply: itself, or, for `bf16x3`, its leading and its
+trailing eight bits. Three of the four products of such halves give sixteen bits at the units' speed.
+
+Signs depend only on a seed and on what they stand for, however the work is cut. A hash of (seed, record, word, output)
+gives WORD signs at once, one a probe. It is computed in whole numbers, which no device rounds.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import torch
 from giveaway.checks import check_choice, fail
 
 CHOICES = ("auto", "float64", "float32", "tf32", "bf16")
+WORD = 32  # probes that one hash serves
 
 Parts = tuple[torch.Tensor, ...]
 
@@ -83,11 +87,9 @@ def precision_named(name: str, device: torch.device) -> Precision:
 
 def higher_than(precision: Precision, device: torch.device) -> Precision | None:
     """Return the next precision to try where products in this one are too rough; None after the highest."""
-    ladder = ["bf16", "float32", "float64"]
-    if device.type == "cuda":
-        ladder.insert(1, "tf32")
-    place = ladder.index(precision.name) + 1
-    return Precision(ladder[place]) if place < len(ladder) else None
+    ladder = ("bf16", "tf32", "float32", "float64") if device.type == "cuda" else ("bf16", "float32", "float64")
+    higher = ladder[ladder.index(precision.name) + 1 :]
+    return Precision(higher[0]) if higher else None
 
 
 def exact_for(precision: Precision, device: torch.device) -> Precision | None:
@@ -108,3 +110,33 @@ def tf32_products(enabled: bool) -> Iterator[None]:
         yield
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def signs(
+    seed: int, numbers: torch.Tensor, outputs: int, probes: slice, *, dtype: torch.dtype = torch.float64
+) -> torch.Tensor:
+    """Return ±1 as (records, outputs, probes) for records with these numbers."""
+    device = numbers.device
+    first = probes.start // WORD
+    words = torch.arange(first, (probes.stop - 1) // WORD + 1, device=device)
+    of_seed = mixed(torch.tensor(seed, dtype=torch.int64, device=device))
+    of_record = mixed(of_seed + numbers.to(torch.int64))
+    of_output = mixed(of_record[:, None] + torch.arange(outputs, device=device))
+    hashed = mixed(of_output[:, :, None] + words)
+    # 32 bits are enough from here on, and half of the memory
+    bits = (hashed >> 32).to(torch.int32).unsqueeze(3) >> torch.arange(WORD, device=device, dtype=torch.int32)
+    wanted = slice(probes.start - first * WORD, probes.stop - first * WORD)
+    return bits.bitwise_and_(1).flatten(2)[:, :, wanted].to(dtype).mul_(2).sub_(1)
+
+
+def mixed(words: torch.Tensor) -> torch.Tensor:
+    """Apply the finalizer of SplitMix64 (Steele, Lea and Flood 2014) to 64-bit words with wrap-around."""
+    words = words + (0x9E3779B97F4A7C15 - (1 << 64))
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        words = (words ^ _shifted(words, shift)) * (factor - (1 << 64))
+    return words ^ _shifted(words, 31)
+
+
+def _shifted(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """Shift to the right and bring in zeros; torch's own shift brings in the sign."""
+    return (words >> bits) & ((1 << (64 - bits)) - 1)

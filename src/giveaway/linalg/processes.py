@@ -8,35 +8,23 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
-from giveaway.checks import fail
-from giveaway.storage.checkpoint import NO_CHECKPOINT, Checkpoint
+from giveaway.checks import CPU, fail
 
 PIECE_BYTES = 256_000_000  # of a tensor summed at a time: the transport allocates buffers of the same size
-CPU = torch.device("cpu")
 TIMEOUT = 1_800.0  # seconds; a peer that ends is noticed at once on gloo, one that hangs only by this
 
 
-class Sliceable(Protocol):
-    """A sequence, an array or a tensor."""
-
-    def __len__(self) -> int: ...
-    def __getitem__(self, part: slice, /) -> Any: ...
-
-
-Items = TypeVar("Items", bound=Sliceable)
+Items = TypeVar("Items", bound=Sequence[Any])
 Item = TypeVar("Item")
-
-TURN = "_turn"  # the number of a save, stored beside its tensors
 
 
 class ProcessError(RuntimeError):
@@ -62,7 +50,7 @@ class Processes:
     def share(self, items: Items) -> Items:
         """Return this process's consecutive share of `items`; the lengths of the shares differ by at most one."""
         count = len(items)
-        return items[count * self.rank // self.size : count * (self.rank + 1) // self.size]
+        return items[count * self.rank // self.size : count * (self.rank + 1) // self.size]  # type: ignore[return-value]
 
     def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum `tensor` over the processes, in place and in its own precision; booleans are combined with "or"."""
@@ -82,12 +70,6 @@ class Processes:
             tensor.detach().copy_(flat.view(tensor.shape))
         return tensor
 
-    def sum_array(self, array: np.ndarray) -> np.ndarray:
-        """Sum `array` over the processes, in place."""
-        if self.size > 1:
-            self.sum_(torch.from_numpy(array))
-        return array
-
     def agreed(self, text: str) -> str:
         """Give every process the first one's `text`, of up to 256 letters."""
         letters = torch.zeros(256, dtype=torch.int64)
@@ -100,6 +82,10 @@ class Processes:
         numbers = torch.zeros(self.size, dtype=torch.int64)
         numbers[self.rank] = number
         return int(self.sum_(numbers).min())
+
+    def any(self, flag: bool) -> bool:
+        """Whether a process says so."""
+        return bool(self.sum_(torch.tensor(flag)))
 
     def barrier(self) -> None:
         """Wait until every process is here."""
@@ -143,22 +129,18 @@ ALONE = Processes()
 
 
 def processes_from_environment(device: torch.device | str = "cpu", *, timeout: float = TIMEOUT) -> Processes:
-    """Join the processes that torchrun started; ALONE where it did not, or started one process only."""
-    if os.environ.get("WORLD_SIZE", "1").strip() in ("", "1"):
-        return ALONE if torch.device(device) == CPU else Processes(device=torch.device(device))
-    return join_processes(device, timeout=timeout)
+    """Join the processes that torchrun started; on "cuda" each takes the GPU of its LOCAL_RANK.
 
-
-def join_processes(device: torch.device | str = "cpu", *, timeout: float = TIMEOUT) -> Processes:
-    """Connect to the other processes that torchrun started; on "cuda" each takes the GPU of its LOCAL_RANK.
-
-    `timeout` is the longest, in seconds, that one process may let the others wait.
+    `timeout` is the longest, in seconds, that one process may let the others wait. Where torchrun started no other
+    process, there is nothing to join.
     """
+    place = torch.device(device)
+    if os.environ.get("WORLD_SIZE", "1").strip() in ("", "1"):
+        return ALONE if place == CPU else Processes(device=place)
     rank, size, local = (_from_torchrun(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     if "MASTER_ADDR" not in os.environ or rank >= size:
         got = f"RANK {rank} of WORLD_SIZE {size}" if rank >= size else "no MASTER_ADDR"
         raise fail("torchrun", "the environment that torchrun sets", got, "start the audit with torchrun")
-    place = torch.device(device)
     if place.type == "cuda":
         place = torch.device("cuda", local)
         if local >= torch.cuda.device_count():
@@ -191,51 +173,6 @@ def _from_torchrun(name: str) -> int:
     return int(value)
 
 
-class SharedCheckpoint(Checkpoint):
-    """The checkpoints of all processes, resumed only as far as every process has the same saves.
-
-    A kill can fall between the saves of two processes. Every save has a number; a name whose numbers differ counts as
-    not saved, on all of them. Every process must make the same calls in the same order.
-    """
-
-    def __init__(self, own: Checkpoint, processes: Processes) -> None:
-        self.own, self.processes = own, processes
-        self.turns: dict[str, int] = {}
-
-    def load(self, name: str) -> dict[str, torch.Tensor] | None:
-        """Return what was last saved under `name` if every process has it from the same save."""
-        stored = self.own.load(name)
-        turn = 0 if stored is None else int(stored.pop(TURN, torch.tensor(0)))
-        turns = torch.zeros(self.processes.size, dtype=torch.int64)
-        turns[self.processes.rank] = turn
-        self.processes.sum_(turns)
-        if turn and bool((turns == turn).all()):
-            self.turns[name] = turn
-            return stored
-        self.drop(name)
-        return None
-
-    def save(self, name: str, tensors: dict[str, torch.Tensor]) -> None:
-        """Save `tensors` with the number of the save."""
-        self.turns[name] = self.turns.get(name, 0) + 1
-        self.own.save(name, {**tensors, TURN: torch.tensor(self.turns[name])})
-
-    def due(self) -> bool:
-        """Whether the first process finds it time to save; every process gets the same answer."""
-        asked = torch.tensor(self.processes.first and self.own.due())
-        return bool(self.processes.sum_(asked))
-
-    def drop(self, name: str) -> None:
-        """Forget `name`."""
-        self.turns.pop(name, None)
-        self.own.drop(name)
-
-
-def shared_checkpoint(own: Checkpoint, processes: Processes) -> Checkpoint:
-    """Return `own` as all processes share it; itself where a process works alone or nothing is saved."""
-    return own if processes.size == 1 or own is NO_CHECKPOINT else SharedCheckpoint(own, processes)
-
-
 def in_threads(
     work: Callable[[Item], Any], items: Iterable[Item], device: torch.device, most: int | None = None
 ) -> None:
@@ -252,21 +189,16 @@ def in_threads(
             work(item)
         return
     torch.set_num_threads(threads // workers)
+    pending: set[Future[Any]] = set()
     try:
         with ThreadPoolExecutor(workers) as pool:
-            _feed(pool, work, items, 2 * workers)
+            for item in items:
+                if len(pending) >= 2 * workers:  # so that the memory they hold stays bounded
+                    done, pending = wait(pending, return_when=FIRST_COMPLETED)
+                    for future in done:
+                        future.result()
+                pending.add(pool.submit(work, item))
+            for future in pending:
+                future.result()
     finally:
         torch.set_num_threads(threads)
-
-
-def _feed(pool: ThreadPoolExecutor, work: Callable[[Item], Any], items: Iterable[Item], most: int) -> None:
-    """Submit the items, never more than `most` of them at a time, so that the memory they hold stays bounded."""
-    pending: set[Future[Any]] = set()
-    for item in items:
-        if len(pending) >= most:
-            done, pending = wait(pending, return_when=FIRST_COMPLETED)
-            for future in done:
-                future.result()
-        pending.add(pool.submit(work, item))
-    for future in pending:
-        future.result()

@@ -22,7 +22,7 @@ from giveaway.checks import check_choice, fail
 from giveaway.curvature.blocks import Blocks, FactoredBlocks, MatrixBlocks
 from giveaway.curvature.losses import Loss
 from giveaway.curvature.sketch import REDO_ABOVE, CheckpointedParts, Tensors, records_to_redo, solve_probes
-from giveaway.linalg.probes import signs
+from giveaway.linalg.precision import signs
 from giveaway.network.gradients import RecordDerivatives, row_numbers
 from giveaway.network.jacobian import Piece
 from giveaway.network.network import Network

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from giveaway.scores import formulas, fused, predicted
+from giveaway.scores import formulas, predicted
 from giveaway.scores.formulas import ScoreBatch
 
 
@@ -48,8 +48,8 @@ _SCORES = [
     Score(formulas.influence),
     Score(formulas.newton),
     Score(formulas.loo_gap),
-    Score(fused.left_out, source="others", curvature=False, features=False),
-    Score(fused.fused, source="others", curvature=False, features=False),
+    Score(formulas.left_out, source="others", curvature=False, features=False),
+    Score(formulas.fused, source="others", curvature=False, features=False),
     Score(predicted.predicted_success, source="theory"),
     Score(predicted.predicted_auc, source="theory"),
     Score(predicted.predicted_tpr, source="theory"),

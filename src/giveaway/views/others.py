@@ -17,7 +17,7 @@ from giveaway.checks import ROWS_PER_CHECK, InputError, as_tensor, fail
 from giveaway.curvature.losses import loss_of
 from giveaway.records import Head
 from giveaway.records.rows import LazyRows, selected_rows
-from giveaway.scores.fused import TwoViews
+from giveaway.scores.formulas import TwoViews
 from giveaway.scores.predicted import Prediction, calibrated_phi, phi_of, predict_from_views
 from giveaway.views.images import image_features
 from giveaway.views.left_out import EXACT_UP_TO, LeftOutPrediction, RecordFeatures, left_out, left_out_smooth
