@@ -41,6 +41,7 @@ TOPS = (0.05, 0.01)
 LOGARITHMIC_FROM = 10  # largest over smallest: closer values are read as well on a linear axis
 MOST_CLASSES = 20
 POINTS = 400  # of a trade-off curve
+DOTS: Any = {"s": 7, "linewidths": 0, "rasterized": True}
 
 
 def recall_curves(
@@ -69,14 +70,14 @@ def recall_curves(
         name: f"{name}: {100 * recall_at(values, known, top, kept):.0f} % in {percent(kept)}"
         for name, values in columns.items()
     }
-    _draw_curves(axes, curves, height, labels, first=ranked_by, others="scores", drawstyle="default")
+    _draw_curves(axes, curves, height, labels, "scores", first=ranked_by)
     keeps = log_spaced_counts(len(known)) / len(known)
     axes.plot(keeps, keeps, zorder=1, **CHANCE)
     axes.set(xscale="log", xlim=(keeps[0], 1), ylim=(0, 1.01))
     axes.set_xlabel("share of records kept, highest scores first (percent, logarithmic)")
     axes.set_ylabel(f"share of the true top {percent(top)} found (percent)")
-    axes.xaxis.set_major_formatter(lambda value, _: percent(value))
-    axes.yaxis.set_major_formatter(lambda value, _: percent(value))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(lambda value, _: percent(value))
     legend(axes, "found among those kept")
     return figure
 
@@ -102,7 +103,7 @@ def draw_roc(
     figure, axes = blank("What the attack finds at each rate of false alarms", (6.2, 5.4), axes)
     labels = {name: f"{name}: AUC {auc:.3f} ({low:.3f}–{high:.3f})" for name, (auc, low, high) in aucs.items()}
     height = {name: auc for name, (auc, _, _) in aucs.items()}
-    _draw_curves(axes, curves, height, labels, first=None, others="attacks", drawstyle="steps-post")
+    _draw_curves(axes, curves, height, labels, "attacks", drawstyle="steps-post")
     least = min(float(rates[0]) for rates, _ in curves.values())
     edge = least / 2
     axes.plot([edge, 1], [edge, 1], zorder=1, **CHANCE)
@@ -121,10 +122,9 @@ def _draw_curves(
     curves: Mapping[str, Curve],
     height: Mapping[str, float],
     labels: Mapping[str, str],
-    *,
-    first: str | None,
     others: str,
-    drawstyle: Any,
+    first: str | None = None,
+    drawstyle: Any = "default",
 ) -> None:
     """Draw the highest curves, and `first`, in colour, and the rest in grey with one label."""
     if not curves:
@@ -167,9 +167,7 @@ def loss_by_influence(
         raise fail("loss, influence", "positive values in some record", "none", "draw scores that are not all zero")
     rows = rows[np.argsort(rate[rows], kind="stable")]
     figure, axes = blank(f"Exposure by loss and influence: {title}", (7.0, 5.0), axes)
-    points = axes.scatter(
-        x[rows], y[rows], c=rate[rows], cmap="viridis_r", vmin=0.5, vmax=1, s=7, linewidths=0, rasterized=True
-    )
+    points = axes.scatter(x[rows], y[rows], c=rate[rows], cmap="viridis_r", vmin=0.5, vmax=1, **DOTS)
     axes.set(xscale="log", yscale="log")
     axes.set_xlabel("loss of the record in the audited model (logarithmic)")
     axes.set_ylabel("influence of the record on itself (logarithmic)")
@@ -195,12 +193,9 @@ def loss_by_leverage(table: ScoreTable, top: int = 20, axes: Axes | None = None)
     label = f"{len(highest):,} most exposed by {plain(table.ranking())}"
     label = label if len(marked) == len(highest) else f"{len(marked):,} of the {label}"
     figure, axes = blank(f"Loss and leverage: {title}", (7.0, 5.0), axes)
-    axes.scatter(
-        loss[shown], leverage[shown], s=7, color=COLOURS[0], alpha=0.45, linewidths=0, rasterized=True, label="a row"
-    )
-    axes.scatter(
-        loss[marked], leverage[marked], s=26, color=COLOURS[1], edgecolors="white", linewidths=0.5, label=label
-    )
+    axes.scatter(loss[shown], leverage[shown], color=COLOURS[0], alpha=0.45, label="a row", **DOTS)
+    ringed: Any = {"s": 26, "color": COLOURS[1], "edgecolors": "white", "linewidths": 0.5}
+    axes.scatter(loss[marked], leverage[marked], label=label, **ringed)
     axes.set(xscale="log", yscale="log")
     axes.set_xlabel("loss of the row in the audited model (logarithmic)")
     axes.set_ylabel("leverage: its pull on the model's last layer (logarithmic)")
@@ -233,11 +228,8 @@ def exposure_distribution(table: ScoreTable, by: str | None = None, axes: Axes |
             begins = float(values[count - 1])
             marks.append((f"top {percent(share)} ({_rows(count)}): from {begins:.3g}", begins))
     for (label, place), colour, dashes in zip(marks, (GREY, COLOURS[4], COLOURS[1]), DASHES, strict=False):
-        style = {"color": colour, "linestyle": dashes, "linewidth": 1.8, "label": label}
-        if logarithmic and place == 0:
-            axes.plot([], [], **style)
-        else:
-            axes.axvline(place, **style)
+        style: Any = {"color": colour, "linestyle": dashes, "linewidth": 1.8, "label": label}
+        axes.axvline(np.nan if logarithmic and place == 0 else place, **style)  # a median of 0 has no place there
     axes.set_xscale("log" if logarithmic else "linear")
     axes.set_xlabel(plain(name) + (" (logarithmic)" if logarithmic else "") + ", higher is more exposed")
     axes.set(ylabel="rows", ylim=(0, 1.3 * np.max(counts)))  # room for the legend

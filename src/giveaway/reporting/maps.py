@@ -21,6 +21,7 @@ MOST_POINTS = 5_000
 RINGED = 20  # of the most exposed have a ring
 SOURCE = "cloud"
 COLOURS = "Viridis256"
+RING: Any = {"size": 10, "fill_color": None, "line_color": "#b3202a", "line_width": 1.5, "nonselection_line_alpha": 0.3}
 TOOLS = "pan,wheel_zoom,box_select,lasso_select,tap,reset"
 
 
@@ -146,14 +147,7 @@ def _plot(source: Any, x: str, y: str, title: str, labels: list[str], kind: Any)
     )
     last = range(max(0, len(source.data["rank"]) - RINGED), len(source.data["rank"]))
     ringed = CDSView(filter=IndexFilter(indices=list(last)))
-    ring: Any = {
-        "size": 10,
-        "fill_color": None,
-        "line_color": "#b3202a",
-        "line_width": 1.5,
-        "nonselection_line_alpha": 0.3,
-    }
-    plot.scatter(x, y, source=source, view=ringed, **ring)
+    plot.scatter(x, y, source=source, view=ringed, **RING)
     hover = [("rank", "@rank"), ("id", "@id"), ("row", "@row"), ("score", "@score{0.0000}")]
     hover += [("class", "@class")] if "class" in source.data else []
     plot.add_tools(HoverTool(tooltips=hover, renderers=[points]))

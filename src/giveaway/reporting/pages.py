@@ -78,6 +78,7 @@ def summary(
     meta = table.meta
     origin = meta.provenance or Provenance()
     by = table.ranking()
+    values = table[by]
     spread = section(lambda: [shared for each in breakdowns(table) if (shared := each.to_json()) is not None])
     found: dict[str, Any] = {
         "schema": SCHEMA,
@@ -93,7 +94,11 @@ def summary(
         "loss": meta.loss,
         "access": chosen,
         "ranked_by": by,
-        "quantiles": _quantiles(table[by]),
+        "quantiles": {
+            name: float(f"{np.quantile(values, 1 - share):.4g}")
+            for name, share in SHARES
+            if share * len(values) >= LEAST  # at least ten rows lie above
+        },
         "spread_over": spread.content or [],
         "no_spread": "This section could not be made." if spread.note else None,  # an error's words may hold values
         "l2_sensitivity": meta.l2_sensitivity if len(table) >= LEAST else None,
@@ -120,13 +125,6 @@ def summary_pages(
     return {
         "summary.json": json.dumps(found, indent=2, allow_nan=False) + "\n",
         "summary.html": page("summary.html", found=found, unit=unit, least=LEAST, agreement=agreement),
-    }
-
-
-def _quantiles(values: np.ndarray) -> dict[str, float]:
-    """Return the quantiles of the ranking score above which at least ten rows lie."""
-    return {
-        name: float(f"{np.quantile(values, 1 - share):.4g}") for name, share in SHARES if share * len(values) >= LEAST
     }
 
 

@@ -15,17 +15,17 @@ import numpy as np
 
 from giveaway.auditing.validate import Validation
 from giveaway.checks import InputError
-from giveaway.findings.explain import breakdowns
+from giveaway.findings.explain import SUBGROUP, breakdowns, why
 from giveaway.findings.extras import ReportExtras, make_extras
+from giveaway.network.depths import suffix
 from giveaway.records import Head, ScoreTable
 from giveaway.records.meta import Provenance
 from giveaway.reporting.figures import draw_roc, exposure_distribution, recall_curves, tradeoff_curves
-from giveaway.reporting.listing import listing
 from giveaway.reporting.maps import bokeh_script, maps
-from giveaway.reporting.pages import ReportSection, page, section
+from giveaway.reporting.pages import page, section
 from giveaway.reporting.picture import figure_bytes, title_of
 from giveaway.reporting.validation import StoredValidation, agreement_lines
-from giveaway.reporting.words import access_of, found_elsewhere, headline, notes, standing
+from giveaway.reporting.words import access_of, found_elsewhere, headline, layers_of, notes, standing
 from giveaway.storage.files import write_text
 from giveaway.text import shown_text
 from giveaway.theory import fixed_design
@@ -37,6 +37,30 @@ TOP = 100
 CURVES = 4  # of the most exposed, beside that of the row in the middle
 RATES = (0.01, 0.05)
 NO_HEAD = "the report was made from the table alone; pass head= to have it"
+BEFORE_WHY = ("loss", "leverage", "predicted_success")  # scores after the one that ranks, before the reasons
+AFTER_WHY = ("newton", "left_out", "residual")
+ABOUT_ROW = ("class", "target", "others_say", "records")
+MEANINGS = {
+    "rank": "1 is the most exposed",
+    "id": "the name of the row",
+    "percentile": "the percentage of all rows that rank lower",
+    "class": "its target",
+    "target": "its target",
+    "others_say": "what the other records predict for it",
+    "records": "how many records the person has",
+    "residual": "how far its prediction is from its target",
+    "fused": "two views combined by rank: what the model did with it, and what the other records predict",
+    "newton": "the estimated rise of its loss if it had been left out",
+    "influence": "the same to first order: too small if leverage is high",
+    "left_out": "how wrongly the other records predict it",
+    "leverage": "how far its own target pulls its own prediction, 0 to 1",
+    "loss": "its loss in the audited model",
+    "predicted_success": "the predicted balanced success of an attack on it: not measured",
+    "measured_success": "the share of shadow models for which LiRA got its membership right: measured, of the recipe",
+    "found_exposed": "counted as exposed by the per-record test",
+    "why": "what stands out about it",
+}
+OF_PEOPLE = {"leverage": "how far the targets of a person's records pull their predictions, from 0 to their number"}
 
 
 def report(
@@ -71,8 +95,16 @@ def render(
     extras = extras or ReportExtras(missing={"map": NO_HEAD, "what-if": NO_HEAD})
     chosen = access_of(table, access)
     people = table.meta.by_person
-    sections = _sections(table, extras, measured)
-    listed = listing(table, extras, measured, top=top)
+    sections = {
+        "spread": section(lambda: _image(exposure_distribution(table))),
+        "maps": section(lambda: maps(table, extras)),
+        "breakdowns": section(lambda: breakdowns(table)),
+        "curves": section(lambda: _curves(table)),
+        "agreement": section(lambda: _agreement(table, measured)),
+        "removals": section(lambda: _removals(table, extras)),
+        "penalties": section(lambda: _penalties(table)),
+    }
+    listed = _listing(table, extras, measured, top)
     noted = section(lambda: notes(table))
     return page(
         "report.html",
@@ -89,7 +121,6 @@ def render(
         date=(table.meta.provenance or Provenance()).date or "",
         missing_contents=extras.missing.get("contents", ""),
         listed=listed,
-        pictures=[b64encode(png).decode() if png else "" for _, png in listed.contents],
         sections=sections,
         missing_map=extras.missing.get("map", ""),
         bokeh=bokeh_script() if sections["maps"].content else "",
@@ -100,6 +131,69 @@ def render(
         spread=_spread(table[table.ranking()]),
         facts=[(shown_text(name, 120), shown_text(value, 400)) for name, value in facts(table.meta.to_json())],
     )
+
+
+def _listing(table: ScoreTable, extras: ReportExtras, measured: StoredValidation | None, top: int) -> dict[str, Any]:
+    """Return the table of the `top` most exposed rows, with the columns that a reader can use.
+
+    A cell is its text and, for a number, the value that sorts it; a record is a text and a picture, or there are none.
+    """
+    by = table.ranking()
+    rows = table.order(by)[:top]
+    ranks = np.arange(1, len(rows) + 1)
+    values: dict[str, Any] = {"rank": ranks, "id": table.ids[rows]}
+    subgroups = [name for name in table.attributes if name.startswith(SUBGROUP)]
+    depths = table.meta.depths or {}
+    deeper = {}  # one column of each depth, newton if there is one, and what it means
+    for depth in depths:
+        name = next((name for name in ("newton", "influence") if name + suffix(depth) in table.scores), None)
+        if name is not None:
+            deeper[name + suffix(depth)] = f"{MEANINGS[name]}; through {layers_of(depth)} of the network"
+    flags = ["newton_capped", *(f"newton_capped{suffix(depth)}" for depth in depths)]
+    known = (*ABOUT_ROW, *AFTER_WHY, *subgroups, *flags, "nearest")
+    others = [name for name in table.attributes if name not in known]
+    for name in [*(n for n in ABOUT_ROW if n in table.attributes), *subgroups, *others]:
+        values[name] = table[name][rows]
+    values[by] = table[by][rows]
+    values["percentile"] = 100.0 * (len(table) - ranks) / len(table)
+    values |= {name: table[name][rows] for name in BEFORE_WHY if name in table.scores and name != by}
+    if measured is not None and len(measured.success) == len(table) and not table.meta.by_person:
+        values["measured_success"] = measured.success[rows]
+        values["found_exposed"] = np.where(measured.flagged[rows], "yes", "not shown")
+    values["why"] = np.array(why(table, rows, nearest=False), dtype=object)
+    columns_of = {**table.attributes, **table.scores}
+    values |= {name: columns_of[name][rows] for name in (*AFTER_WHY, *deeper) if name in columns_of and name != by}
+    near = table["nearest"][rows].tolist() if "nearest" in table.attributes else []
+    meanings = MEANINGS | deeper | (OF_PEOPLE if table.meta.by_person else {})
+    columns = [
+        {
+            "name": shown_text(name.removeprefix(SUBGROUP), 80),
+            "key": name if name in MEANINGS or name == by else "",  # in the script of the page
+            "meaning": meanings.get(name, "a column of the table"),
+            "number": column.dtype.kind in "fiu",
+        }
+        for name, column in values.items()
+    ]
+    records: list[tuple[str, str]] = []
+    if (held := extras.contents) is not None:
+        shown = dict(zip(held.rows.tolist(), zip(held.texts, held.pictures, strict=True), strict=True))
+        chosen = [shown.get(int(row), ("", b"")) for row in rows]
+        records = [(text, b64encode(png).decode()) for text, png in chosen]
+    return {
+        "columns": columns,
+        "rows": list(zip(*([_cell(value) for value in column.tolist()] for column in values.values()), strict=True)),
+        "numbers": rows.tolist(),
+        "nearest": [shown_text(names, 200) for names in near] if any(near) else [],
+        "records": records,
+    }
+
+
+def _cell(value: Any) -> tuple[str, str]:
+    if isinstance(value, float):
+        return f"{value:.4g}", repr(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value), str(value)
+    return shown_text(value, 200), ""
 
 
 def facts(meta: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
@@ -119,19 +213,6 @@ def _spread(values: np.ndarray) -> list[tuple[str, str]]:
     counts = {f"top {100 * share:g} % from": max(1, round(share * len(values))) for share in (0.1, 0.05, 0.01)}
     found = {"median": float(np.median(values)), **{name: float(ordered[k - 1]) for name, k in counts.items()}}
     return [(name, f"{value:.4g}") for name, value in {**found, "largest": float(ordered[0])}.items()]
-
-
-def _sections(table: ScoreTable, extras: ReportExtras, measured: StoredValidation | None) -> dict[str, ReportSection]:
-    """Make every optional section, by its name."""
-    return {
-        "spread": section(lambda: _image(exposure_distribution(table))),
-        "maps": section(lambda: maps(table, extras)),
-        "breakdowns": section(lambda: breakdowns(table)),
-        "curves": section(lambda: _curves(table)),
-        "agreement": section(lambda: _agreement(table, measured)),
-        "removals": section(lambda: _removals(table, extras)),
-        "penalties": section(lambda: _penalties(table)),
-    }
 
 
 def _image(figure: Figure) -> tuple[str, str]:
@@ -175,13 +256,12 @@ def _agreement(table: ScoreTable, measured: StoredValidation | None) -> dict[str
     """Show how well the scores find what LiRA found, if that was measured."""
     if measured is None:
         raise InputError("no shadow models were trained; giveaway validate trains them and fills this section")
-    stated = measured.stated
-    roc = draw_roc({"LiRA": (measured.false_positives, measured.true_positives)}, {"LiRA": stated["lira"]["auc"]})
-    figures = [roc]
+    stated, images = measured.stated, []
     if not table.meta.by_person and len(table) == len(measured.effect_size):
         columns = {name: table[name] for name in table.columns}
-        figures.insert(0, recall_curves(columns, measured.effect_size, ranked_by=table.ranking()))
-    images = [_image(figure) for figure in figures]
+        images.append(_image(recall_curves(columns, measured.effect_size, ranked_by=table.ranking())))
+    roc = {"LiRA": (measured.false_positives, measured.true_positives)}
+    images.append(_image(draw_roc(roc, {"LiRA": stated["lira"]["auc"]})))
     return {"conclusion": stated["conclusion"], **agreement_lines(stated), "pictures": images}
 
 

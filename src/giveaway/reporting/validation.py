@@ -85,17 +85,13 @@ def agreement_lines(stated: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Return the agreement of every score with the attack, as headings and lines of text."""
     scores = stated["agreement"]
     tops = [key for key in next(iter(scores.values())) if key.startswith("top ")]
+    shares = [tuple(f"{100 * float(share):g} %" for share in key.split()[1::2]) for key in tops]  # top 0.01 in 0.05
+    heads = [f"of the top {top}, found in {keep}" for top, keep in shares]
     lines = [
         (name, *(_interval(values[key]) for key in [*tops, "spearman"]), _worth(values["worth_in_shadow_models"]))
         for name, values in scores.items()
     ]
-    return {"heads": [*map(_heading, tops), "Spearman", "worth in shadow models"], "lines": lines}
-
-
-def _heading(key: str) -> str:
-    """Write a recall of validation.json, such as "top 0.01 in 0.05", as a heading."""
-    _, top, _, keep = key.split()
-    return f"of the top {100 * float(top):g} %, found in {100 * float(keep):g} %"
+    return {"heads": [*heads, "Spearman", "worth in shadow models"], "lines": lines}
 
 
 def _interval(cell: list[float]) -> str:

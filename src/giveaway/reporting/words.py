@@ -64,6 +64,7 @@ UNTRAINED = (
 ASSUMED_OPTIMUM = "scores assume that it is. To see what this changes, audit with --config optimum=refit."
 WITHOUT_DRIFT = "newton and loo_gap take it into account, as requested; influence does not."
 CURVATURE = {"hessian": "the exact Hessian", "ekfac": "Kronecker factors, an approximation"}
+SOLVES_STOPPED = " and, as solves stopped early, by an unknown amount: at best the order of the records is meaningful"
 STATED_FROM = 1 / 3  # of the random error: from there the bound on the solver's error is stated
 LAYERS = {"head": "the last linear layer", "all": "all layers", "last:1": "the last layer"}
 
@@ -131,45 +132,37 @@ def found_elsewhere(by: str) -> str:
 
 def standing(table: ScoreTable, measured: StoredValidation | None, access: str) -> list[tuple[str, list[str]]]:
     """Say what was measured, what is predicted and what is assumed."""
-    return [
-        ("Measured", _measured(measured)),
-        ("Predicted, not measured", _predicted(table)),
-        ("Assumed", _assumed(table, access, measured)),
-    ]
-
-
-def _measured(measured: StoredValidation | None) -> list[str]:
-    if measured is None:
-        return ["No attack. Only the model's own outputs and losses on its training records."]
-    auc, low, high = measured.stated["lira"]["auc"]
-    return [
-        f"LiRA over {measured.stated['models']} shadow models: AUC {auc:.3f} ({low:.3f} to {high:.3f}).",
-        "The count above, which is a lower bound: with few models, exposed records are missed. It is about the "
-        "training recipe, not about this one model.",
-    ]
-
-
-def _predicted(table: ScoreTable) -> list[str]:
-    rows = table.meta.rows_are
-    sentences = [f"The order of the {rows}, by {table.ranking()}: an estimate without retraining."]
-    if any(name.startswith("predicted_") for name in table.columns):
-        sentences.append(PREDICTED[table.meta.predicted_by or "theory of the head"])
-    return sentences
-
-
-def _assumed(table: ScoreTable, access: str, measured: StoredValidation | None) -> list[str]:
+    meta = table.meta
+    found = ["No attack. Only the model's own outputs and losses on its training records."]
+    if measured is not None:
+        auc, low, high = measured.stated["lira"]["auc"]
+        found = [
+            f"LiRA over {measured.stated['models']} shadow models: AUC {auc:.3f} ({low:.3f} to {high:.3f}).",
+            "The count above, which is a lower bound: with few models, exposed records are missed. It is about the "
+            "training recipe, not about this one model.",
+        ]
+    predicted = [f"The order of the {meta.rows_are}, by {table.ranking()}: an estimate without retraining."]
     attacker = f"An attacker who holds the record, with its target, and has {_access(table, access)}."
-    sentences = [attacker, ABOUT_ACCESS[access]]
-    if table.meta.optimum is not None and table.meta.assumes_optimum:
-        sentences.append("A last layer at the optimum of its training objective.")
-    if table.meta.l2 is not None and table.meta.optimum is not None:
-        given = f"An L2 penalty of {table.meta.l2:.4g} in summed-loss units, as it was given."
-        sentences.append(given if table.meta.l2 else NO_PENALTY)
+    assumed = [attacker, ABOUT_ACCESS[access]]
+    if meta.optimum is not None and meta.assumes_optimum:
+        assumed.append("A last layer at the optimum of its training objective.")
+    if meta.l2 is not None and meta.optimum is not None:
+        given = f"An L2 penalty of {meta.l2:.4g} in summed-loss units, as it was given."
+        assumed.append(given if meta.l2 else NO_PENALTY)
     if measured is not None:
         recipe = measured.stated.get("recipe")
         source = f"giveaway's recipe {recipe}" if recipe else "your own"
-        sentences.append(f"Shadow models trained in the same way as the audited model: their training is {source}.")
-    return sentences
+        assumed.append(f"Shadow models trained in the same way as the audited model: their training is {source}.")
+    return [
+        ("Measured", found),
+        ("Predicted, not measured", predicted + _about_predictions(table)),
+        ("Assumed", assumed),
+    ]
+
+
+def _about_predictions(table: ScoreTable) -> list[str]:
+    there = any(name.startswith("predicted_") for name in table.columns)
+    return [PREDICTED[table.meta.predicted_by or "theory of the head"]] if there else []
 
 
 def notes(table: ScoreTable, *, shared: bool = False) -> list[str]:
@@ -179,9 +172,7 @@ def notes(table: ScoreTable, *, shared: bool = False) -> list[str]:
     def told(count: int) -> str:
         return f"fewer than {LEAST}" if shared and 0 < count < LEAST else str(count)
 
-    said = [*_about_view(meta), *_about_optimum(meta)]
-    if any(name.startswith("predicted_") for name in table.columns):
-        said.append(PREDICTED[meta.predicted_by or "theory of the head"])
+    said = [*_about_view(meta), *_about_optimum(meta), *_about_predictions(table)]
     if meta.no_prediction:
         said.append(meta.no_prediction)
     repeats = meta.repeats
@@ -191,8 +182,8 @@ def notes(table: ScoreTable, *, shared: bool = False) -> list[str]:
             "copy. The scores of repeated people are too low: pass groups to score people instead of rows."
         )
     if meta.newton_capped:
-        capped = told(meta.newton_capped)
-        said.append(f"Rows alone in some feature direction: {capped}. Their newton and loo_gap are capped.")
+        rows = told(meta.newton_capped)
+        said.append(f"Rows alone in some feature direction: {rows}. Their newton and loo_gap are capped.")
     curvature = meta.curvature
     if curvature is not None and "eigenvectors" in (curvature.inverse or ""):
         where = "" if shared else " (rank and cut below)"
@@ -267,7 +258,12 @@ def about_depths(table: ScoreTable, told: Callable[[int], str]) -> list[str]:
         if errors:
             error = errors.get("newton", next(iter(errors.values())))
             how += f", estimates from {done.probes} random probes, off by about {100 * error:.2g} % each"
-            how += _left_by_solves(done.solve_error or 0.0, error)
+            bound = done.solve_error or 0.0
+            if bound >= 1 and bound >= STATED_FROM * error:
+                how += SOLVES_STOPPED
+            elif bound >= STATED_FROM * error:
+                how += f" and by the solver's error, at most {100 * bound:.2g} % of the projections whose squares the "
+                how += "scores are, over all records together"
         if done.unsolved:
             how += f"; {told(done.unsolved)} solves did not reach their tolerance, which was allowed"
         capped = table.attributes.get(f"newton_capped{suffix(depth)}")
@@ -280,18 +276,6 @@ def about_depths(table: ScoreTable, told: Callable[[int], str]) -> list[str]:
 def layers_of(depth: str) -> str:
     """Name the layers of a depth."""
     return LAYERS.get(depth, f"the last {depth.removeprefix('last:')} layers")
-
-
-def _left_by_solves(bound: float, chance: float) -> str:
-    """Say how much error unfinished solves may leave, if that matters beside the random error."""
-    if bound < STATED_FROM * chance:
-        return ""
-    if bound >= 1:
-        return " and, as solves stopped early, by an unknown amount: at best the order of the records is meaningful"
-    return (
-        f" and by the solver's error, at most {100 * bound:.2g} % of the projections whose squares the scores are, "
-        "over all records together"
-    )
 
 
 def _access(table: ScoreTable, access: str) -> str:
