@@ -69,6 +69,18 @@ def giveaway(request, monkeypatch, capsys):
     return run
 
 
+@pytest.fixture
+def done(giveaway):
+    """Run a command that must go well; gives stdout, and stderr as `done.err`."""
+
+    def run(*arguments: object) -> str:
+        code, out, run.err = giveaway(*arguments)
+        assert code == 0, run.err
+        return out
+
+    return run
+
+
 def config(**settings: object) -> tuple[str, ...]:
     """The words of a command that set options without a flag of their own."""
     told = {name: str(value).lower() if isinstance(value, bool) else value for name, value in settings.items()}
