@@ -501,7 +501,7 @@ def test_separable_classes_without_penalty_cannot_be_refitted(giveaway, folder):
     assert line.endswith("give l2 above 0")
 
 
-def test_usage_of_the_command_itself(giveaway, folder):
+def test_usage_of_the_command_itself(giveaway, done, folder):
     sources = "audit: expected one of --features, --model and --estimator, got none"
     assert one_line(giveaway("audit")).startswith(sources)
     missing = "file: expected a file that exists, got missing.npz"
@@ -510,7 +510,7 @@ def test_usage_of_the_command_itself(giveaway, folder):
     assert (code, err) == (0, "")
     assert all(command in out for command in ("audit", "demo", "purge", "report"))
     assert giveaway("--version")[:2] == (0, "giveaway, version 0.1.0\n")
-    assert giveaway("audit", "--help")[0] == 0
+    done("audit", "--help")
     code, out, err = giveaway()
     assert (code, out) == (2, "")
     assert len(err.splitlines()) > 5
@@ -560,8 +560,8 @@ def test_bad_options_in_the_config_file(giveaway, file, line, words):
     assert one_line(giveaway("audit", "--features", file, "--config", "options.toml")).startswith(words)
 
 
-def test_a_folder_of_another_audit_is_refused_and_the_difference_printed(giveaway, file, arrays):
-    assert giveaway("audit", "--features", "features.npz", "--l2", 0.5, "--out", "result")[0] == 0
+def test_a_folder_of_another_audit_is_refused_and_the_difference_printed(giveaway, done, file, arrays):
+    done("audit", "--features", "features.npz", "--l2", 0.5, "--out", "result")
     before = {path.name: path.read_bytes() for path in Path("result").iterdir()}
     line = one_line(giveaway("audit", "--features", "features.npz", "--l2", 0.25, "--out", "result"))
     assert line.startswith("out: expected an audit of the same inputs and options, got ")
@@ -674,10 +674,9 @@ def test_help_loads_no_torch():
 
 
 @pytest.mark.slow
-def test_the_demo_trains_audits_and_prints_ten_records(giveaway, folder):
+def test_the_demo_trains_audits_and_prints_ten_records(done, folder):
     state = torch.random.get_rng_state()
-    code, out, err = giveaway("demo", "--out", "demo")
-    assert code == 0, err
+    out = done("demo", "--out", "demo")
     assert torch.equal(torch.random.get_rng_state(), state)
     assert "The 10 most exposed of 899 records, by fused" in out
     header, *rows = [line.split() for line in out.splitlines() if re.match(r"^rank|^ +\d+ ", line)]
@@ -689,15 +688,14 @@ def test_the_demo_trains_audits_and_prints_ten_records(giveaway, folder):
     assert "nearest: " in out
     assert re.search(r"note: The other records predict a left-out one with [\d.]+ % of the squared error", out)
     assert {path.name for path in Path("demo").iterdir()} == FILES
-    code, out, _ = giveaway("demo", "--out", "demo", "--json")
-    assert code == 0
+    out = done("demo", "--out", "demo", "--json")
     told = json.loads(out)
     assert (told["rows"], told["ranked_by"], told["no_view"]) == (899, "fused", None)
     assert told["view"]["view"] == "images"
     assert not told["view"]["head_is_exact"]
 
 
-def test_validate_compares_an_audit_with_shadow_models(giveaway, folder):
+def test_validate_compares_an_audit_with_shadow_models(giveaway, done, folder):
     rng = np.random.default_rng(0)
     n = 150
     ids = np.array([f"{SECRET}-{i:03d}" for i in range(n)])
@@ -712,15 +710,14 @@ def test_validate_compares_an_audit_with_shadow_models(giveaway, folder):
     phi = rng.normal(size=members.shape) + members
     np.savez("signals.npz", phi=phi, members=members)
     np.save("rows.npy", np.arange(n) * 2)
-    assert giveaway("audit", "--features", "large.npz", "--loss", "cross_entropy", "--out", "result")[0] == 0
+    done("audit", "--features", "large.npz", "--loss", "cross_entropy", "--out", "result")
     options = ("validate", "result", "--signals", "signals.npz")
     assert one_line(giveaway(*options)).startswith(f"signals: expected signals on the table's {n} records")
-    code, out, _ = giveaway(*options, "--rows", "rows.npy", "--json")
-    assert code == 0
+    out = done(*options, "--rows", "rows.npy", "--json")
     result = json.loads(out)
     assert result["models"] == 16
     assert set(result["agreement"]) == set(ScoreTable.load("result").columns)
-    code, out, _ = giveaway(*options, "--rows", "rows.npy")
+    out = done(*options, "--rows", "rows.npy")
     assert out.startswith(result["conclusion"])
     assert SECRET not in out
     assert "Whether the audited model is one of the 16 is not known" in out
@@ -732,15 +729,14 @@ def test_validate_compares_an_audit_with_shadow_models(giveaway, folder):
     assert (result["target"], without["target"], without["models"]) == (None, [3, 5], 14)
     line = one_line(giveaway(*options, "--rows", "rows.npy", "--target-model", 16))
     assert line.startswith("target: expected models of the signals, 0 to 15, got (16,); number the audited model")
-    code, out, _ = giveaway("purge", "result")
-    assert code == 0
+    out = done("purge", "result")
     assert out.splitlines()[1:] == [f"Kept: the signals it was validated with, in {folder / 'signals.npz'}"]
     assert not Path("result").exists()
     assert Path("signals.npz").exists()
 
 
 @pytest.mark.slow
-def test_validate_trains_shadow_models_of_a_recipe(giveaway, folder):
+def test_validate_trains_shadow_models_of_a_recipe(giveaway, done, folder):
     code = (
         "from sklearn.datasets import load_iris\n"
         "def data():\n    X, y = load_iris(return_X_y=True)\n    return X[:, :2], y\n"
@@ -750,7 +746,7 @@ def test_validate_trains_shadow_models_of_a_recipe(giveaway, folder):
     X, y = load_iris(return_X_y=True)
     model = LogisticRegression(C=1.0).fit(X[:, :2], y)
     from_sklearn(model, X[:, :2], y).save("head.npz")
-    assert giveaway("audit", "--features", "head.npz", "--out", "result")[0] == 0
+    done("audit", "--features", "head.npz", "--out", "result")
     options = ("validate", "result", "--recipe", "logistic", "--data", "flowers:data", "--models", "16", "--json")
     code, out, err = giveaway(*options)
     assert (code, "Running your code: flowers:data" in err) == (0, True)

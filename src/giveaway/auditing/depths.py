@@ -98,14 +98,15 @@ class DepthAudit:
                 attributes[f"newton_capped{suffix(depth)}"] = scored.capped.cpu().numpy()
             reports[depth] = {REPORTED_AS.get(key, key): value for key, value in scored.report.items()}
         network = self.deep.first
-        meta = Meta(
-            rows=len(self.rows),
-            records=network.n,
-            outputs=network.m,
-            device=str(network.device),
-            seconds=round(time.perf_counter() - began, 3),
-        )
-        return ScoreTable(columns, self.rows.numpy(), meta.with_depths(reports), attributes)
+        meta = {
+            "rows": len(self.rows),
+            "records": network.n,
+            "outputs": network.m,
+            "device": str(network.device),
+            "depths": reports,
+            "seconds": round(time.perf_counter() - began, 3),
+        }
+        return ScoreTable(columns, self.rows.numpy(), Meta.from_json(meta), attributes)
 
     def _score(self, network: Network, checkpoint: Checkpoint, place: str, on_solved: OnPart) -> NetworkScores:
         """Score one depth, or load it; a finished one needs the parts of its solves no more."""
