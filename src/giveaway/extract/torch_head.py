@@ -114,8 +114,7 @@ def from_torch(
         raise fail("stream", "stream=True or cache=, not both", "both", "drop one of them")
     keys = BatchKeys(input_key, target_key, id_key)
     reader = RecordReader(data, batch_size, keys, ids_given=ids is not None)
-    where = device_of(module, device)
-    head_layer = HeadLayer(module, layer, reduction=reduction, device=where, autocast=autocast)
+    head_layer = HeadLayer(module, layer, reduction, device, autocast)
     collector = InputCollector(keep_inputs, reader.total)
     with untouched(module, reader.loader):
         if stream:
@@ -274,20 +273,14 @@ class HeadLayer:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        requested: str | None,
-        *,
-        reduction: str | None,
-        device: torch.device,
-        autocast: torch.dtype | None,
+        self, model: nn.Module, requested: str | None, reduction: str | None, device: Any, autocast: torch.dtype | None
     ) -> None:
         if reduction is not None:
             check_choice("reduction", reduction, REDUCTIONS)
         if autocast not in (None, torch.bfloat16, torch.float16):
             raise fail("autocast", "None, torch.bfloat16 or torch.float16", str(autocast), "choose one of these")
         self.model, self._requested = model, requested
-        self._device, self._reduction, self._autocast = device, reduction, autocast
+        self._device, self._reduction, self._autocast = device_of(model, device), reduction, autocast
         self.name: str | None = None  # known after the first batch
         self._candidates = _linear_layers(model, requested)
 
@@ -301,12 +294,9 @@ class HeadLayer:
             raise fail("layer", "a layer that runs", got, "name another")
         if call is None:
             raise _not_linear("no nn.Linear ran")
-        self._check_reduction(call)
-        features, outputs = (self._reduced(value) for value in (call.inputs, call.outputs))
-        if self._requested is None:
-            final = _main_output(result)
-            if final is None or not any(_same_values(final, output) for output in (call.outputs, outputs)):
-                raise _not_linear(f"its last nn.Linear is {call.name!r}, its output is another")
+        features, outputs = self._reduced(call)
+        if self._requested is None and not any(_is_output(result, output) for output in (call.outputs, outputs)):
+            raise _not_linear(f"its last nn.Linear is {call.name!r}, its output is another")
         if self.name is None:
             self.choose(call.name)
         if features.ndim != 2 or len(features) != batch.rows:
@@ -317,9 +307,10 @@ class HeadLayer:
     def choose(self, name: str) -> None:
         """From here on read the layer called `name` alone; refuse one whose weight another module shares."""
         layer = self._candidates.get(name) or _linear_layers(self.model, name)[name]
+        mine = {(value.data_ptr(), value.device) for value in (layer.weight, layer.bias) if value is not None}
         for other_name, other in self.model.named_modules():
             for key, parameter in other.named_parameters(recurse=False) if other is not layer else ():
-                if any(_same_memory(parameter, value) for value in (layer.weight, layer.bias) if value is not None):
+                if parameter.data_ptr() and (parameter.data_ptr(), parameter.device) in mine:
                     # the loss is then not convex in the weight
                     got = f"layer {name!r}, whose weight is tied to {f'{other_name}.{key}'.lstrip('.')!r}"
                     raise fail("layer", "a linear layer with weights of its own", got, "untie them and train again")
@@ -337,8 +328,8 @@ class HeadLayer:
         precision = None if self._autocast is None else str(self._autocast).removeprefix("torch.")
         return {"layer": self._requested, "reduction": self._reduction, "autocast": precision}
 
-    def _check_reduction(self, call: LayerCall) -> None:
-        """Refuse tokens without a reduction, and a reduction without tokens."""
+    def _reduced(self, call: LayerCall) -> Pair:
+        """Return inputs and outputs, (batch, …, width) as (batch, width) where the user named a reduction."""
         shape = tuple(call.inputs.shape)
         if len(shape) > 2 and self._reduction is None:
             choices = " or ".join(map(repr, REDUCTIONS))
@@ -348,10 +339,10 @@ class HeadLayer:
         if len(shape) <= 2 and self._reduction is not None:
             expected = f"None, since layer {call.name!r} sees one row a record"
             raise fail("reduction", expected, f"{self._reduction!r} with shape {shape}", "drop reduction=")
-
-    def _reduced(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Turn (batch, …, width) into (batch, width), where the user named a reduction."""
-        return tokens if self._reduction is None else REDUCTIONS[self._reduction](tokens.flatten(1, -2))
+        if self._reduction is None:
+            return call.inputs, call.outputs
+        reduce = REDUCTIONS[self._reduction]
+        return reduce(call.inputs.flatten(1, -2)), reduce(call.outputs.flatten(1, -2))
 
 
 def _linear_layers(model: nn.Module, requested: str | None) -> dict[str, nn.Linear]:
@@ -376,23 +367,17 @@ def _not_linear(reason: str) -> InputError:
     return fail("model", expected, got, remedy)
 
 
-def _main_output(result: Any) -> torch.Tensor | None:
+def _is_output(result: Any, candidate: torch.Tensor) -> bool:
+    """Whether the model returned `candidate`, up to squeezed axes and the cast to another precision."""
     if isinstance(result, Mapping):
         result = result.get("logits", next(iter(result.values())) if len(result) == 1 else None)
     elif hasattr(result, "logits"):
         result = result.logits
     elif isinstance(result, tuple | list) and result:
         result = result[0]
-    return result if isinstance(result, torch.Tensor) else None
-
-
-def _same_values(final: torch.Tensor, candidate: torch.Tensor) -> bool:
-    """Compare up to squeezed axes and the cast to another precision."""
-    if final.numel() != candidate.numel() or final.device != candidate.device:
+    if not isinstance(result, torch.Tensor):
         return False
-    a, b = final.detach().reshape(-1).to(candidate.dtype), candidate.reshape(-1)
+    if result.numel() != candidate.numel() or result.device != candidate.device:
+        return False
+    a, b = result.detach().reshape(-1).to(candidate.dtype), candidate.reshape(-1)
     return torch.allclose(a, b, rtol=1e-4, atol=1e-6, equal_nan=True)
-
-
-def _same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a is b or (a.data_ptr() == b.data_ptr() != 0 and a.device == b.device)

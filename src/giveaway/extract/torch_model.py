@@ -273,11 +273,19 @@ def early_features(
     module = unwrapped(model)
     check_whole("cells", cells, remedy="2 suits most models")
     check_whole("seed", seed, 0, remedy="any will do")
-    _check_layer_name(module, layer)
+    names = [known for known, _ in module.named_modules(remove_duplicate=False) if known]
+    if layer not in names:
+        remedy = nearest(str(layer), names) if names else "the model has no modules inside"
+        raise fail("layer", "the name of a module in the model", repr(layer), remedy)
     where = device_of(module, device)
     reader = RecordReader(data, batch_size, BatchKeys(input_key, target_key, id_key), in_order=True)
     features = RowBuffer("features", reader.total)
-    network = _copied(module) if initial else module
+    try:
+        network = copy.deepcopy(module) if initial else module
+    except (RuntimeError, TypeError) as error:
+        got = f"a {type(module).__name__} that copy.deepcopy refuses ({' '.join(str(error).split())[:60]} …)"
+        remedy = "run a freshly built model with initial=False"
+        raise fail("initial", "a model that can be copied", got, remedy) from error
     with untouched(network, reader.loader):
         first = reader.first_pass()
         if initial:
@@ -286,15 +294,14 @@ def early_features(
         for _ in first:
             pass
         for batch in reader.second_pass():
-            output = _output_of(layer, network, batch, where)
-            features.add(_one_row_a_record(layer, output, batch.rows, cells).cpu())
+            features.add(_rows_of(layer, network, batch, where, cells).cpu())
     table = features.joined()
     check_finite(f"output of layer {layer!r}", table)
     return table.numpy()
 
 
-def _output_of(name: str, model: nn.Module, batch: RecordBatch, device: torch.device) -> torch.Tensor:
-    """Return what the module called `name` gives while `model` runs on `batch`."""
+def _rows_of(name: str, model: nn.Module, batch: RecordBatch, device: torch.device, cells: int) -> torch.Tensor:
+    """Return one row a record of what the module called `name` gives while `model` runs on `batch`."""
     layers = {name: model.get_submodule(name)}
     _, call = call_watched(model, *batch.inputs_on(device), layers, "name the block around it, or another")
     if call is None:
@@ -304,29 +311,16 @@ def _output_of(name: str, model: nn.Module, batch: RecordBatch, device: torch.de
         kind = "complex tensor" if isinstance(output, torch.Tensor) else type(output).__name__
         got = f"{name!r}, which gives a {kind}"
         raise fail("layer", "a layer whose output is a tensor of real numbers", got, "name a layer inside or after it")
-    return output
-
-
-def _one_row_a_record(name: str, output: torch.Tensor, rows: int, cells: int) -> torch.Tensor:
     shape = tuple(output.shape)
-    if output.ndim == 0 or len(output) != rows or output.numel() == 0:
-        got = f"shape {shape} for {rows} targets"
+    if output.ndim == 0 or len(output) != batch.rows or output.numel() == 0:
+        got = f"shape {shape} for {batch.rows} targets"
         raise fail("layer", f"one row of output a record in layer {name!r}", got, "name another")
     values = output.float()
     if values.ndim == 4:
         values = functional.adaptive_avg_pool2d(values, (min(cells, shape[2]), min(cells, shape[3])))
     elif values.ndim == 3:
         values = values.mean(dim=1)
-    return values.reshape(rows, -1)
-
-
-def _copied(model: nn.Module) -> nn.Module:
-    try:
-        return copy.deepcopy(model)
-    except (RuntimeError, TypeError) as error:
-        got = f"a {type(model).__name__} that copy.deepcopy refuses ({' '.join(str(error).split())[:60]} …)"
-        remedy = "run a freshly built model with initial=False"
-        raise fail("initial", "a model that can be copied", got, remedy) from error
+    return values.reshape(batch.rows, -1)
 
 
 def _draw_again(model: nn.Module, seed: int) -> None:
@@ -342,8 +336,7 @@ def _draw_again(model: nn.Module, seed: int) -> None:
             with torch.cuda.device(device):
                 torch.cuda.manual_seed(seed)
         for module in reversed(list(model.modules())):  # the parts first: the whole may have its own way with them
-            reset = _reset_of(module)
-            if reset is not None:
+            if (reset := _reset_of(module)) is not None:
                 reset()
     for name, module in model.named_modules():
         for key, parameter in module.named_parameters(recurse=False):
@@ -361,7 +354,8 @@ def _reset_of(module: nn.Module) -> Any:
 
 def _set_norm_statistics(model: nn.Module, batches: Iterator[RecordBatch], device: torch.device) -> None:
     """Give batch norms the statistics of one pass, every record counting alike; a batch of one record has none."""
-    norms: list[Any] = [m for m in model.modules() if hasattr(m, "momentum") and _has_running_mean(m)]
+    means = ((module, getattr(module, "running_mean", None)) for module in model.modules())
+    norms: list[Any] = [m for m, mean in means if hasattr(m, "momentum") and isinstance(mean, torch.Tensor)]
     if not norms:
         return
     count = 0
@@ -379,14 +373,3 @@ def _set_norm_statistics(model: nn.Module, batches: Iterator[RecordBatch], devic
         raise fail("batch_size", "batches of at least 2 for batch-norm statistics", "1", "use larger batches")
     for norm in norms:
         norm.training = False
-
-
-def _has_running_mean(module: nn.Module) -> bool:
-    return isinstance(getattr(module, "running_mean", None), torch.Tensor)
-
-
-def _check_layer_name(model: nn.Module, name: str) -> None:
-    names = [known for known, _ in model.named_modules(remove_duplicate=False) if known]
-    if name not in names:
-        remedy = nearest(str(name), names) if names else "the model has no modules inside"
-        raise fail("layer", "the name of a module in the model", repr(name), remedy)

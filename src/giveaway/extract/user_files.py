@@ -119,9 +119,8 @@ def inputs_from(path: str | os.PathLike[str], *, targets: bool = False) -> tuple
     uint8 images, with 1, 3 or 4 channels last or first or with none, become (n, channels, height, width) from 0 to 1;
     other numbers stay as they are.
     """
-    with reading("inputs", path, ".npz file") as file, np.load(file, allow_pickle=False) as stored:
-        inputs = as_numbers(_stored(stored, "inputs", file))
-        return inputs, _stored(stored, "targets", file) if targets else None
+    inputs, *labels = _read_npz_keys("inputs", path, ("inputs", "targets") if targets else ("inputs",))
+    return as_numbers(inputs), labels[0] if labels else None
 
 
 def records_from(path: str | os.PathLike[str]) -> Any:
@@ -130,13 +129,11 @@ def records_from(path: str | os.PathLike[str]) -> Any:
     Only uint8 images get their channels first, and a row of strings becomes a list. A table of numbers and words is one
     of strings, (n, columns).
     """
-    mapped = Path(path).suffix == ".npy"
     plain = "save plain numbers, or a table as strings: table.astype(str)"
-    with reading("inputs", path, ".npy file" if mapped else ".npz file", plain) as file:
-        if mapped:
-            return as_records(np.load(file, mmap_mode="r", allow_pickle=False))
-        with np.load(file, allow_pickle=False) as stored:
-            return as_records(_stored(stored, "inputs", file))
+    if Path(path).suffix != ".npy":
+        return as_records(_read_npz_keys("inputs", path, ("inputs",), plain)[0])
+    with reading("inputs", path, ".npy file", plain) as file:
+        return as_records(np.load(file, mmap_mode="r", allow_pickle=False))
 
 
 def signals_from(path: str | os.PathLike[str]) -> Signals:
@@ -166,8 +163,8 @@ def row_numbers(path: str | os.PathLike[str]) -> np.ndarray:
         stored = np.load(file, allow_pickle=False)
         if isinstance(stored, np.ndarray):
             return stored
-        with stored:
-            return _stored(stored, "index", file, argument="rows")
+        stored.close()
+    return _read_npz_keys("rows", path, ("index",))[0]
 
 
 def subgroups_from(path: str, n: int) -> dict[str, np.ndarray]:
@@ -200,11 +197,13 @@ def _read_csv(path: str) -> dict[str, np.ndarray]:
     return {name: np.array([line[place] for line in lines]) for place, name in enumerate(heading)}
 
 
-def _stored(archive: Any, key: str, file: Path, *, argument: str | None = None) -> np.ndarray:
-    """Return one array of an .npz, or refuse a file without it."""
-    if key not in archive.files:
-        raise fail(argument or key, f"the key {key} in {file.name}", "keys " + ", ".join(archive.files), "add it")
-    return archive[key]
+def _read_npz_keys(argument: str, path: Any, keys: tuple[str, ...], plain: str = PLAIN) -> list[np.ndarray]:
+    with reading(argument, path, ".npz file", plain) as file, np.load(file, allow_pickle=False) as stored:
+        for key in keys:
+            if key not in stored.files:
+                got = "keys " + ", ".join(stored.files)
+                raise fail(key if len(keys) > 1 else argument, f"the key {key} in {file.name}", got, "add it")
+        return [stored[key] for key in keys]
 
 
 @dataclass(frozen=True, eq=False)
