@@ -3,7 +3,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -12,6 +12,7 @@ import pytest
 from hypothesis import settings
 
 from giveaway import Head
+from giveaway.checks import InputError
 from giveaway.cli import main
 from giveaway.reporting.maps import Maps
 
@@ -97,6 +98,14 @@ KINDS = {
     "soft_labels": ("cross_entropy", 4),
     "multi_label": ("binary_cross_entropy", 3),
 }
+
+
+def refused(words: str, call: Callable[..., object], *arguments: object, **options: object) -> str:
+    """Assert that the call is refused with these words, in one line; return the line."""
+    with pytest.raises(InputError, match=words) as caught:
+        call(*arguments, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
 
 
 def made_arrays(kind: str, *, n: int = 60, d: int = 4, seed: int = 0) -> dict:

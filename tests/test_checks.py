@@ -32,7 +32,7 @@ def test_the_system_s_own_words_are_read(monkeypatch, tmp_path, text, bytes_):
     file = tmp_path / "meminfo"
     if text is not None:
         file.write_text(text)
-    monkeypatch.setattr(checks, "Path", lambda name: file)
+    monkeypatch.setattr(checks, "MEMORY", file)
     everything = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert available_memory() == (everything if bytes_ is None else bytes_)
 

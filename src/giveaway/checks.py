@@ -15,6 +15,7 @@ import torch
 
 ROWS_PER_CHECK = 16_384
 CHECK_BYTES = 2**23  # of an array at a time, if that is fewer rows
+MEMORY = "/proc/meminfo"
 CPU = torch.device("cpu")
 
 
@@ -142,7 +143,7 @@ def check_memory(argument: str, needed: int, *, what: str, got: str, remedy: str
 
 def available_memory() -> int:
     """Return the bytes that can be allocated without swapping; the page cache counts as free where the system tells."""
-    with suppress(OSError, StopIteration), open("/proc/meminfo", encoding="ascii") as lines:
+    with suppress(OSError, StopIteration), open(MEMORY, encoding="ascii") as lines:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 

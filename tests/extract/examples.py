@@ -3,12 +3,9 @@
 import random
 
 import numpy as np
-import pytest
 import torch
 from torch import nn
 from torch.utils.data import Dataset
-
-from giveaway.checks import InputError
 
 N = 23
 
@@ -103,10 +100,3 @@ def snapshot(model, loader):
         "loader": loader.generator.get_state().tolist(),
         "grad mode": torch.is_grad_enabled(),
     }
-
-
-def refused(words, call, *arguments, **options):
-    """Assert that the call is refused with these words, in one line."""
-    with pytest.raises(InputError, match=words) as caught:
-        call(*arguments, **options)
-    assert "\n" not in str(caught.value)

@@ -11,7 +11,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import giveaway as ga
 from giveaway.checks import InputError
 from giveaway.extract import early_features, from_torch
-from tests.extract.examples import N, Records, Wrapped, refused, snapshot
+from tests.conftest import refused
+from tests.extract.examples import N, Records, Wrapped, snapshot
 
 BATCH = 8
 

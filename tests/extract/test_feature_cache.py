@@ -24,7 +24,8 @@ from giveaway.extract.torch_head import from_torch_shared
 from giveaway.extract.torch_model import model_digest
 from giveaway.linalg.processes import Processes
 from giveaway.records import FileRows, StreamedRows, rows
-from tests.extract.examples import N, Records, assert_is_head_of, refused
+from tests.conftest import refused
+from tests.extract.examples import N, Records, assert_is_head_of
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from giveaway.extract import arrays as arrays_module
 from giveaway.extract import from_file, user_files
 from giveaway.records import FileRows, LinearRows
 from giveaway.records import rows as rows_module
-from tests.extract.examples import refused
+from tests.conftest import refused
 from tests.extract.stored import FILES, FOLDERS, ONCE, M, N, linear, made, plain, refusal, save, written
 
 ALL = [*FILES, *FOLDERS]

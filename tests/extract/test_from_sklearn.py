@@ -31,7 +31,8 @@ from sklearn.tree import DecisionTreeClassifier
 import giveaway.extract.sklearn_head as sklearn_head
 from giveaway.checks import InputError
 from giveaway.extract import from_sklearn
-from tests.extract.examples import EXACT, LBFGS, ROWS, D, off_optimum, refused
+from tests.conftest import refused
+from tests.extract.examples import EXACT, LBFGS, ROWS, D, off_optimum
 
 
 def test_pipeline_hands_transformed_inputs_to_its_last_step(X, labels):
@@ -62,10 +63,8 @@ def test_sparse_inputs_become_dense_up_to_a_limit(X, labels, monkeypatch):
     np.testing.assert_allclose(
         from_sklearn(mlp, sparse.csr_array(X), labels).outputs.softmax(1).numpy(), mlp.predict_proba(X), atol=1e-12
     )
-    with pytest.raises(
-        InputError, match=rf"got a sparse {ROWS} by {D} matrix, .* dense; reduce its columns \(TruncatedSVD"
-    ):
-        from_sklearn(model, sparse.csr_array(X), labels)
+    words = rf"got a sparse {ROWS} by {D} matrix, .* dense; reduce its columns \(TruncatedSVD"
+    refused(words, from_sklearn, model, sparse.csr_array(X), labels)
 
 
 UNSUPPORTED = [LogisticRegressionCV(), LinearSVC(), SVC(kernel="rbf"), KMeans(3, n_init=1), GaussianMixture(2)]
@@ -95,10 +94,8 @@ def test_bad_inputs(X, values, labels):
     with pytest.raises(InputError, match="X: expected 5 columns, as the estimator was fitted with, got 3 columns"):
         from_sklearn(fitted, X[:, :3], labels)
     refused(r"X: expected shape \(records, features\), got shape \(90,\)", from_sklearn, fitted, X[:, 0], labels)
-    with pytest.raises(
-        InputError, match="y: expected labels the estimator was fitted with, got another label first in row 2"
-    ):
-        from_sklearn(fitted, X, np.array([*labels[:2], "dog", *labels[3:]]))
+    words = "y: expected labels the estimator was fitted with, got another label first in row 2"
+    refused(words, from_sklearn, fitted, X, np.array([*labels[:2], "dog", *labels[3:]]))
     refused("y: expected one label a record", from_sklearn, fitted, X, values)
     refused("X: expected an array of numbers, got dtype <U1", from_sklearn, fitted, np.full((ROWS, D), "a"), labels)
     with pytest.raises(InputError, match="features: expected finite numbers, got NaN or infinity first in row 4"):
@@ -211,15 +208,11 @@ def test_unfitted(X, labels, model):
 
 def test_what_does_not_fit(X, labels, values):
     forest = RandomForestClassifier(5, random_state=0).fit(X, labels)
-    with pytest.raises(
-        InputError, match=r"X: expected inputs the estimator accepts, got X has 3 features, .*; pass the X the"
-    ):
-        from_sklearn(forest, X[:, :3], labels)
+    words = r"X: expected inputs the estimator accepts, got X has 3 features, .*; pass the X the"
+    refused(words, from_sklearn, forest, X[:, :3], labels)
     refused(r"y: expected 90 rows, one a row of X, got shape \(89,\)", from_sklearn, forest, X, labels[:-1])
-    with pytest.raises(
-        InputError, match="y: expected labels the estimator was fitted with, got another label first in"
-    ):
-        from_sklearn(forest, X, np.array([*labels[:2], "dog", *labels[3:]]))
+    words = "y: expected labels the estimator was fitted with, got another label first in"
+    refused(words, from_sklearn, forest, X, np.array([*labels[:2], "dog", *labels[3:]]))
     both = (values > values.mean(0)).astype(int)
     words = "estimator: expected a classifier of one label a record, got RandomForestClassifier with another kind of"
     refused(words, from_sklearn, RandomForestClassifier(5, random_state=0).fit(X, both), X, both)

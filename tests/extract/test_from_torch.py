@@ -13,7 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from giveaway import Head
 from giveaway.checks import InputError
 from giveaway.extract import from_torch
-from tests.extract.examples import N, Records, Wrapped, assert_is_head_of, expected, refused
+from tests.conftest import refused
+from tests.extract.examples import N, Records, Wrapped, assert_is_head_of, expected
 
 
 @pytest.mark.parametrize("form", ["loader", "dataset", "list"])
@@ -119,11 +120,8 @@ def test_devices_and_batch_sizes_that_cannot_be(model, x, y):
     assert_is_head_of(from_torch(model, records, device="cpu"), model, x)
     with pytest.raises(InputError, match=r"device: expected a torch device, as cpu or cuda:1, got 'gpu'; check"):
         from_torch(model, records, device="gpu")
-    with pytest.raises(
-        InputError,
-        match=r"device: expected where the model is, got meta for a model on cpu; move it first with model.to",
-    ):
-        from_torch(model, records, device="meta")
+    words = r"device: expected where the model is, got meta for a model on cpu; move it first with model.to"
+    refused(words, from_torch, model, records, device="meta")
     for size in (0, -1, 2.5):
         with pytest.raises(InputError, match=f"batch_size: expected a whole number of at least 1, got {size}; 256"):
             from_torch(model, records, batch_size=size)
@@ -196,23 +194,16 @@ def test_batches_that_cannot_be_read(model, x, y):
     uneven = DataLoader(
         TensorDataset(x, y), 4, collate_fn=lambda rows: (x[: len(rows)], torch.zeros(len(rows), len(rows)))
     )
-    with pytest.raises(
-        InputError,
-        match=r"targets: expected rows of shape \(4,\) and type float32 in every batch, got rows of shape \(3,",
-    ):
-        from_torch(model, uneven)
+    words = r"targets: expected rows of shape \(4,\) and type float32 in every batch, got rows of shape \(3,"
+    refused(words, from_torch, model, uneven)
     mixed = Records(lambda i: (x[i], 1 if i < 8 else 1.5))
-    with pytest.raises(
-        InputError, match=r"targets: expected rows .* type int64 in every batch, got rows .* type float64"
-    ):
-        from_torch(model, mixed, batch_size=4)
+    words = r"targets: expected rows .* type int64 in every batch, got rows .* type float64"
+    refused(words, from_torch, model, mixed, batch_size=4)
 
 
 def test_layer_names(model, x, y):
-    with pytest.raises(
-        InputError, match=r"layer: expected the name of an nn.Linear .*, got 'bdy'; did you mean body\?"
-    ):
-        from_torch(model, TensorDataset(x, y), layer="bdy")
+    words = r"layer: expected the name of an nn.Linear .*, got 'bdy'; did you mean body\?"
+    refused(words, from_torch, model, TensorDataset(x, y), layer="bdy")
     with pytest.raises(InputError, match=r"layer: expected an nn.Linear, got 'act', a ReLU; choose from body, fc"):
         from_torch(model, TensorDataset(x, y), layer="act")
     refused(r"got 'fc'; the model has no nn.Linear", from_torch, nn.Flatten(), TensorDataset(x, y), layer="fc")
@@ -301,17 +292,13 @@ def test_reductions_that_do_not_fit(generator, model, x, y):
     with pytest.raises(InputError, match="reduction: expected a known name, got 'men'; did you mean mean"):
         from_torch(net, TensorDataset(tokens, y), reduction="men")
     refused("head is not linear", from_torch, net, TensorDataset(tokens, y), reduction="last")
-    with pytest.raises(
-        InputError, match=r"reduction: expected None, since layer 'fc' sees one row a record, got 'mean'"
-    ):
-        from_torch(model, TensorDataset(x, y), reduction="mean")
+    words = r"reduction: expected None, since layer 'fc' sees one row a record, got 'mean'"
+    refused(words, from_torch, model, TensorDataset(x, y), reduction="mean")
     with pytest.raises(InputError, match=r"reduction: expected 'mean' or 'first' or 'last', since layer 'fc' sees"):
         from_torch(net, TensorDataset(tokens, y), layer="fc")
     flat = Wrapped(nn.Linear(6, 3), lambda net, t: net(t.reshape(-1, 6)))
-    with pytest.raises(
-        InputError, match=r"one row of features a record in layer 'net', got shape \(92, 6\) for 23 targets"
-    ):
-        from_torch(flat, TensorDataset(tokens, y))
+    words = r"one row of features a record in layer 'net', got shape \(92, 6\) for 23 targets"
+    refused(words, from_torch, flat, TensorDataset(tokens, y))
 
 
 def test_a_linear_layer_that_does_not_multiply_by_its_weight_is_refused(x, y):
@@ -319,7 +306,5 @@ def test_a_linear_layer_that_does_not_multiply_by_its_weight_is_refused(x, y):
         def forward(self, x):
             return super().forward(nn.functional.normalize(x))
 
-    with pytest.raises(
-        InputError, match=r"outputs: expected features @ weight.T \+ bias, got a difference of .* in row \d+ where"
-    ):
-        from_torch(Cosine(6, 3), TensorDataset(3 * x, y))
+    words = r"outputs: expected features @ weight.T \+ bias, got a difference of .* in row \d+ where"
+    refused(words, from_torch, Cosine(6, 3), TensorDataset(3 * x, y))

@@ -11,7 +11,8 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import giveaway.extract.model_records as model_records
 from giveaway.checks import InputError
 from giveaway.extract import from_torch
-from tests.extract.examples import N, Records, Wrapped, refused
+from tests.conftest import refused
+from tests.extract.examples import N, Records, Wrapped
 
 IMAGES = torch.arange(N * 3 * 4 * 4).reshape(N, 3, 4, 4)
 TEXTS = ["x" * (row % 5) for row in range(N)]

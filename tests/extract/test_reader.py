@@ -24,7 +24,8 @@ from giveaway.checks import InputError
 from giveaway.extract import from_torch
 from giveaway.extract.model_records import inputs_of_head
 from giveaway.network import Network
-from tests.extract.examples import N, Records, Wrapped, assert_is_head_of, expected, refused, snapshot
+from tests.conftest import refused
+from tests.extract.examples import N, Records, Wrapped, assert_is_head_of, expected, snapshot
 
 
 class Backwards(Sampler):

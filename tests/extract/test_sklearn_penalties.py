@@ -10,7 +10,8 @@ from sklearn.neural_network import MLPClassifier, MLPRegressor
 
 from giveaway.checks import InputError
 from giveaway.extract import from_sklearn
-from tests.extract.examples import EXACT, LBFGS, ROWS, off_optimum, refused
+from tests.conftest import refused
+from tests.extract.examples import EXACT, LBFGS, ROWS, off_optimum
 
 
 def test_linear_regression_is_stationary_without_penalty(X, values):
@@ -110,10 +111,8 @@ def test_logistic_regression_without_penalty(X, labels, settings):
 def test_other_penalties_are_refused(X, labels, settings, named):
     model = LogisticRegression().fit(X, labels)
     model.set_params(**settings)
-    with pytest.raises(
-        InputError, match=rf"estimator: expected an l2 penalty or none, got {named}; fit with l1_ratio=0"
-    ):
-        from_sklearn(model, X, labels)
+    words = rf"estimator: expected an l2 penalty or none, got {named}; fit with l1_ratio=0"
+    refused(words, from_sklearn, model, X, labels)
 
 
 @pytest.mark.parametrize("class_weight", ["balanced", {"ant": 3.0, "bee": 1.0, "cat": 0.5}])
@@ -129,10 +128,8 @@ def test_class_weights_multiply_sample_weights(X, labels):
     weights = np.linspace(0.2, 3, ROWS)
     model = LogisticRegression(class_weight={"ant": 3.0}, **EXACT).fit(X, labels, sample_weight=weights)
     assert off_optimum(from_sklearn(model, X, labels, sample_weight=weights)) < 1e-4
-    with pytest.raises(
-        InputError, match=r"sample_weight: expected shape \(90,\), one weight a record, got shape \(89,\)"
-    ):
-        from_sklearn(model, X, labels, sample_weight=weights[1:])
+    words = r"sample_weight: expected shape \(90,\), one weight a record, got shape \(89,\)"
+    refused(words, from_sklearn, model, X, labels, sample_weight=weights[1:])
     model.class_weight = "balanced"
     with pytest.raises(InputError, match="one source of weights, got class_weight='balanced' with sample_weight"):
         from_sklearn(model, X, labels, sample_weight=weights)

@@ -14,7 +14,8 @@ from giveaway import Head, audit
 from giveaway.checks import InputError
 from giveaway.extract import from_batches, from_torch
 from giveaway.records import LinearRows, StreamedRows
-from tests.extract.examples import N, Records, refused
+from tests.conftest import refused
+from tests.extract.examples import N, Records
 
 
 @pytest.fixture

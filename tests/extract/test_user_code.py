@@ -20,7 +20,7 @@ from giveaway.extract import from_sklearn
 from giveaway.extract.sklearn_head import load_estimator
 from giveaway.extract.torch_model import load_weights
 from giveaway.extract.user_files import call_factory
-from tests.extract.examples import refused
+from tests.conftest import refused
 
 SOURCE = """
 import random
@@ -282,11 +282,8 @@ def test_a_pickled_estimator_is_refused_unread(tmp_path):
 
 def test_types_skops_does_not_trust_are_counted_and_named(tmp_path, data):
     forest = RandomForestClassifier(2).fit(*data)
-    with pytest.raises(
-        InputError,
-        match=r"estimator: expected types that skops trusts, got 1 unknown to it \(sklearn.tree._tree.Tree\); save the",
-    ):
-        load_estimator(dumped(forest, tmp_path / "model.skops"))
+    words = r"estimator: expected types that skops trusts, got 1 unknown to it \(sklearn.tree._tree.Tree\); save the"
+    refused(words, load_estimator, dumped(forest, tmp_path / "model.skops"))
     own_code = make_pipeline(FunctionTransformer(log_of_size), LogisticRegression()).fit(*data)
     path = dumped(own_code, tmp_path / "model.skops")
     refused(r"1 unknown to it \(tests.extract.test_user_code.log_of_size\); .*--allow-pi", load_estimator, path)

@@ -17,7 +17,7 @@ from giveaway.extract.user_files import (
 )
 from giveaway.records import Signals
 from giveaway.records.examples import as_numbers
-from tests.extract.examples import refused
+from tests.conftest import refused
 
 RNG = np.random.default_rng(1)
 both = pytest.mark.parametrize("suffix", [".npz", ".npy"])

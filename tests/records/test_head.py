@@ -12,7 +12,7 @@ import torch
 from giveaway import Head
 from giveaway.checks import ROWS_PER_CHECK, InputError
 from giveaway.records import infer_loss
-from tests.conftest import KINDS, made_arrays, made_head
+from tests.conftest import KINDS, made_arrays, made_head, refused
 
 N, D, M = 12, 4, 3
 
@@ -246,8 +246,7 @@ def test_loss_is_inferred_from_the_targets(targets, outputs, loss):
     [([0.0, 1.0, 1.0], 1), ([0, 1, 5], 1), ([[0, 1], [1, 1], [0, 0]], 2), ([[0.0, 1.0], [1.0, 1.0], [0.0, 0.0]], 2)],
 )
 def test_ambiguous_targets_are_refused_with_the_choices(targets, outputs):
-    with pytest.raises(InputError, match="loss='squared', 'cross_entropy' or 'binary_cross_entropy'"):
-        infer_loss(targets, np.zeros((3, outputs)))
+    refused("loss='squared', 'cross_entropy' or 'binary_cross_entropy'", infer_loss, targets, np.zeros((3, outputs)))
 
 
 def test_float_labels_for_several_outputs_are_not_taken_for_values():
@@ -319,8 +318,7 @@ def test_rows_and_parameters_put_the_bias_last(arrays):
     np.testing.assert_allclose(head.window(slice(0, N)).rows() @ head.parameters(), head.outputs, rtol=1e-12)
     np.testing.assert_array_equal(head.window(torch.tensor([3, 1])).rows()[:, -1].numpy(), [1.0, 1.0])
     np.testing.assert_array_equal(head.parameters()[-1].numpy(), arrays["bias"])
-    with pytest.raises(InputError, match=r"weight: expected the head's weights \(m, d\) and bias \(m\), got none"):
-        made_head("classes").parameters()
+    refused(r"weight: expected the head's weights \(m, d\) and bias \(m\), got none", made_head("classes").parameters)
 
 
 def test_other_parameters_change_outputs_only(arrays):
@@ -339,8 +337,7 @@ def test_other_parameters_change_outputs_only(arrays):
     [({"frozen": "yes"}, "'yes'"), ({"features": None, "weight": None, "bias": None, "frozen": True}, "a black box")],
 )
 def test_frozen_is_of_a_linear_head(arrays, changed, got):
-    with pytest.raises(InputError, match=rf"frozen: expected True or False, got .*{got}.*; say frozen=True only of"):
-        Head(**arrays | changed)
+    refused(rf"frozen: expected True or False, got .*{got}.*; say frozen=True only of", Head, **arrays | changed)
 
 
 STORED = {
@@ -389,20 +386,16 @@ def test_bfloat16_features_are_saved_as_float32(tmp_path, arrays):
 
 def test_files_that_are_no_saved_head(tmp_path, arrays):
     path = tmp_path / "head.npz"
-    with pytest.raises(InputError, match=r"path: expected a file written by Head.save, got .*which does not exist"):
-        Head.load(path)
+    refused(r"path: expected a file written by Head.save, got .*which does not exist", Head.load, path)
     Head(**arrays).save(path)
     whole = path.read_bytes()
     for size in (0, 30, len(whole) // 2, len(whole) - 5):
         path.write_bytes(whole[:size])
-        with pytest.raises(InputError, match="truncated or another file"):
-            Head.load(path)
+        refused("truncated or another file", Head.load, path)
     np.savez(path, features=arrays["features"])
-    with pytest.raises(InputError, match=r"got another \.npz; read other files with giveaway\.extract\.from_file"):
-        Head.load(path)
+    refused(r"got another \.npz; read other files with giveaway\.extract\.from_file", Head.load, path)
     np.savez(path, options=np.array([{}], dtype=object))
-    with pytest.raises(InputError, match="truncated or another file"):
-        Head.load(path)
+    refused("truncated or another file", Head.load, path)
 
 
 def test_a_place_that_cannot_be_written(tmp_path, arrays):

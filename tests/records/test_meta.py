@@ -8,9 +8,8 @@ from dataclasses import FrozenInstanceError, replace
 import pytest
 
 from giveaway import audit, lood
-from giveaway.checks import InputError
 from giveaway.records.meta import KernelReport, Meta, Provenance
-from tests.conftest import made_head
+from tests.conftest import made_head, refused
 
 OF_EVERY_AUDIT = """
 unit rows records outputs loss l2 intercept penalize_intercept frozen options processes device curvature optimum
@@ -62,5 +61,4 @@ def test_defaults():
     assert not Meta.from_json({"options": {"converged": False}}).assumes_optimum
     with pytest.raises(FrozenInstanceError):
         Meta().unit = "person"
-    with pytest.raises(InputError, match="meta: expected a mapping for ViewReport, got list; write the audit again"):
-        Meta.from_json({"view": [1]})
+    refused("meta: expected a mapping for ViewReport, got list; write the audit again", Meta.from_json, {"view": [1]})

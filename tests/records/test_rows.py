@@ -16,6 +16,7 @@ from giveaway import Head
 from giveaway.checks import InputError
 from giveaway.records import FileRows, HostRows, LinearRows
 from giveaway.records import rows as row_module
+from tests.conftest import refused
 from tests.records.test_head import spoilt
 
 SHARDS = st.lists(st.integers(0, 7), min_size=1, max_size=5).filter(lambda sizes: sum(sizes) > 0)
@@ -227,25 +228,21 @@ def test_results_of_arithmetic_on_maps_are_no_maps(tmp_path, arrays):
 def test_what_is_not_finite_in_a_file_is_found(tmp_path, arrays, name, with_weights):
     spoilt_rows = FileRows(name, [on_disk(tmp_path, spoilt(arrays[name], (21, 1), np.nan))])
     changed = {name: spoilt_rows} | ({} if with_weights else {"weight": None, "bias": None})
-    with pytest.raises(InputError, match=rf"{name}: expected finite numbers, got NaN or infinity first in row 21 "):
-        head_of(arrays, **changed)
+    refused(rf"{name}: expected finite numbers, got NaN or infinity first in row 21 ", head_of, arrays, **changed)
 
 
 def test_outputs_of_other_weights_in_a_file_are_found(tmp_path, arrays):
     wrong = FileRows("outputs", [on_disk(tmp_path, spoilt(arrays["outputs"], (9, 1), 40.0))])
-    with pytest.raises(InputError, match=r"outputs: expected features @ weight.T \+ bias, got a .* in row 9 "):
-        head_of(arrays, outputs=wrong)
+    refused(r"outputs: expected features @ weight.T \+ bias, got a .* in row 9 ", head_of, arrays, outputs=wrong)
     other = LinearRows(torch.from_numpy(arrays["features"]), torch.from_numpy(2 * arrays["weight"]))
-    with pytest.raises(InputError, match=r"outputs: expected features @ weight.T \+ bias"):
-        head_of(arrays, outputs=other)
+    refused(r"outputs: expected features @ weight.T \+ bias", head_of, arrays, outputs=other)
 
 
 def test_probabilities_in_a_file_are_no_logits(tmp_path):
     rows = np.full((N, 2), 0.5)
     for values, words in ((rows, "expected logits, got probabilities"), (spoilt(rows, (8, 0), -np.inf), "in row 8")):
         stored = FileRows("outputs", [on_disk(tmp_path, values)])
-        with pytest.raises(InputError, match=words):
-            Head(None, stored, np.arange(N) % 2, "cross_entropy")
+        refused(words, Head, None, stored, np.arange(N) % 2, "cross_entropy")
 
 
 def test_each_row_is_read_once_to_be_checked(tmp_path, arrays):
@@ -268,10 +265,8 @@ def test_other_names_read_nothing_and_are_checked(tmp_path, arrays):
     assert rows.reads.sum() == before
     assert (named.ids[3], named.groups[3], head.ids[3], head.groups) == ("p3", 1, 3, None)
     assert head.named(groups=np.zeros(N, int)).ids is head.ids
-    with pytest.raises(InputError, match="ids: expected a different id for every record"):
-        head.named(ids=np.zeros(N, int))
-    with pytest.raises(InputError, match="groups: expected one name a record, 30 in all"):
-        head.named(groups=["x"])
+    refused("ids: expected a different id for every record", head.named, ids=np.zeros(N, int))
+    refused("groups: expected one name a record, 30 in all", head.named, groups=["x"])
 
 
 def test_other_parameters_of_lazy_rows_stay_lazy(tmp_path, arrays):
@@ -284,8 +279,7 @@ def test_other_parameters_of_lazy_rows_stay_lazy(tmp_path, arrays):
     expected = head_of(arrays).with_parameters(theta)
     torch.testing.assert_close(moved.window(slice(0, N)).outputs, expected.outputs, rtol=1e-12, atol=1e-12)
     assert torch.equal(moved.parameters(), expected.parameters())
-    with pytest.raises(InputError, match="theta: expected finite numbers"):
-        head.with_parameters(theta * torch.nan)
+    refused("theta: expected finite numbers", head.with_parameters, theta * torch.nan)
 
 
 def test_lazy_rows_are_saved_as_if_they_were_held(tmp_path, arrays):

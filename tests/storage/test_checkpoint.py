@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from giveaway.checks import InputError
 from giveaway.storage import arrays, checkpoint
 from giveaway.storage.checkpoint import Checkpoint, FolderCheckpoint, UnfinishedWork
+from tests.conftest import refused
 
 DIGEST = {
     "inputs_sha256": "ab" * 32,
@@ -195,8 +196,7 @@ def test_nothing_to_resume_is_a_beginning(tmp_path):
 def test_the_other_ranks_begin_beside_the_first(tmp_path):
     begun(tmp_path)
     assert not begun(tmp_path, rank=1).resumed
-    with pytest.raises(InputError, match="an unfinished audit in"):
-        begun(tmp_path, rank=1, processes=7)
+    refused("an unfinished audit in", begun, tmp_path, rank=1, processes=7)
 
 
 def test_what_an_earlier_run_left_on_another_disk_is_not_taken_up(tmp_path):
@@ -216,10 +216,8 @@ def test_a_file_of_another_audit_counts_as_not_there(tmp_path):
 def test_an_unreadable_beginning_is_refused(tmp_path):
     begun(tmp_path).save("sums", tensors())
     (tmp_path / "checkpoint" / "checkpoint.json").write_text('{"inputs')
-    with pytest.raises(InputError, match=r"^resume: expected a readable checkpoint.json, got .*; remove it with"):
-        begun(tmp_path, resume=True)
-    with pytest.raises(InputError, match="an unfinished audit"):
-        begun(tmp_path)
+    refused(r"^resume: expected a readable checkpoint.json, got .*; remove it with", begun, tmp_path, resume=True)
+    refused("an unfinished audit", begun, tmp_path)
 
 
 def test_a_full_disk_is_one_line_and_keeps_the_earlier_file(tmp_path, monkeypatch):
@@ -230,8 +228,7 @@ def test_a_full_disk_is_one_line_and_keeps_the_earlier_file(tmp_path, monkeypatc
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(checkpoint, "write_archive", full)
-    with pytest.raises(InputError, match=r"^out: expected room for 0\.0 GB of unfinished work, got .*\(No space left"):
-        kept.save("sums", tensors(1))
+    refused(r"^out: expected room for 0\.0 GB of unfinished work, got .*\(No space left", kept.save, "sums", tensors(1))
     assert same(kept.load("sums"), tensors())
     assert len(contents(tmp_path)) == 2
 

@@ -11,6 +11,7 @@ import pytest
 from giveaway.checks import InputError
 from giveaway.storage.arrays import read_arrays
 from giveaway.storage.files import private_folder, write_atomically, write_json, write_text
+from tests.conftest import refused
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
@@ -88,5 +89,4 @@ def test_what_is_no_npz(tmp_path, content):
 
 def test_a_single_array_is_no_npz(tmp_path):
     np.save(tmp_path / "file.npy", np.zeros(3))
-    with pytest.raises(InputError, match="truncated or another file"):
-        read_arrays("thing", tmp_path / "file.npy", "its writer")
+    refused("truncated or another file", read_arrays, "thing", tmp_path / "file.npy", "its writer")

@@ -9,6 +9,7 @@ import pytest
 
 from giveaway.checks import InputError
 from giveaway.storage.files import MarkedFolder, differences
+from tests.conftest import refused
 
 
 class Notes(MarkedFolder):
@@ -44,14 +45,11 @@ def test_a_new_folder_is_private_and_says_what_it_holds(tmp_path):
 
 def test_what_is_another_s_is_refused_and_left_alone(tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
-    with pytest.raises(InputError, match=r"notes: expected a new, empty or earlier notes folder, got .* other files; "):
-        Notes(tmp_path).claim()
-    with pytest.raises(InputError, match=r"notes: expected a notes folder with notes\.json, got "):
-        Notes(tmp_path).read()
+    refused(r"notes: expected a new, empty or earlier notes folder, got .* other files; ", Notes(tmp_path).claim)
+    refused(r"notes: expected a notes folder with notes\.json, got ", Notes(tmp_path).read)
     for text in ("{", "[]", "\udce9"):
         (tmp_path / "notes.json").write_bytes(text.encode("utf-8", "surrogateescape"))
-        with pytest.raises(InputError, match=r"folder: expected a readable notes\.json, got "):
-            Notes(tmp_path).remove()
+        refused(r"folder: expected a readable notes\.json, got ", Notes(tmp_path).remove)
     assert names(tmp_path) == {"thesis.txt", "notes.json"}
     (tmp_path / "locked").mkdir()
     (tmp_path / "locked" / "lock").write_text("")
@@ -96,10 +94,7 @@ def test_a_folder_in_use_is_neither_taken_nor_removed(folder):
     before = names(folder.path)
     with folder.locked():
         for use in (Notes(folder.path).locked().__enter__, Notes(folder.path).remove):
-            with pytest.raises(
-                InputError, match=r"notes: expected a folder of its own, got .*, in use by another run; "
-            ):
-                use()
+            refused(r"notes: expected a folder of its own, got .*, in use by another run; ", use)
     assert names(folder.path) == before
     with folder.locked():
         pass
