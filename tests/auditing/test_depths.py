@@ -16,7 +16,6 @@ from giveaway.extract import from_torch
 from giveaway.network import Depths, Ekfac, InverseCurvature, Network, Solves, ekfac_records, sketch_records
 from giveaway.records import ScoreTable
 from giveaway.storage.checkpoint import NO_CHECKPOINT, FolderCheckpoint
-from tests.linalg.test_processes import Shelf
 from tests.network.cases import dense, made, targets_for
 
 USUAL = ("influence", "newton", "leverage", "gls_trace")
@@ -26,6 +25,22 @@ LOSSES = ("cross_entropy", "squared", "binary_cross_entropy")
 
 class Killed(Exception):
     pass
+
+
+class Shelf(dict):
+    """A checkpoint in memory, which always wants to save."""
+
+    def load(self, name):
+        return dict(self[name]) if name in self else None
+
+    def save(self, name, tensors):
+        self[name] = dict(tensors)
+
+    def due(self) -> bool:
+        return True
+
+    def drop(self, name) -> None:
+        self.pop(name, None)
 
 
 def audit_depths(
