@@ -18,8 +18,8 @@ torchvision that they do not import and that may replace torch.
 
     pip install torch==2.13.0 && echo torch==2.13.0 > pins.txt
     pip install -c pins.txt "numpy<2" captum pyDVL dask distributed "zarr<3" dattri statsmodels
-    pip install -c pins.txt "numpy<2" einops einconv linear_operator opt-einsum unfoldNd torchmetrics accelerate
-    pip install --no-deps curvlinops-for-pytorch backpack-for-pytorch laplace-torch asdfghjkl==0.1a4 kronfluence -e .
+    pip install -c pins.txt "numpy<2" einops einconv linear_operator opt-einsum unfoldNd torchmetrics
+    pip install --no-deps curvlinops-for-pytorch backpack-for-pytorch laplace-torch asdfghjkl==0.1a4 -e .
 
 Then `python -m benchmarks.head_peers` (Linux; `--help` for the options).
 """
@@ -31,7 +31,6 @@ import math
 import resource
 import statistics
 import sys
-import tempfile
 import time
 import warnings
 from collections.abc import Callable
@@ -57,7 +56,7 @@ MEMORY_GB = 12.0  # that a contender may map above its start
 COSTLY = 20.0  # CPU seconds above which a contender is not repeated
 AGREES = 1e-6  # the largest relative error with which a contender counts as exact
 PACKAGES = ("scipy", "curvlinops-for-pytorch", "laplace-torch", "backpack-for-pytorch", "pyDVL", "captum", "dattri")
-PACKAGES += ("statsmodels", "kronfluence")
+PACKAGES += ("statsmodels",)
 
 
 @dataclass(frozen=True)
@@ -194,7 +193,7 @@ def pydvl_direct(problem: Problem) -> torch.Tensor:
     return torch.cat(scores)
 
 
-def captum_naive(problem: Problem, rank: int | None) -> torch.Tensor:
+def captum_naive(problem: Problem) -> torch.Tensor:
     from captum.influence import NaiveInfluenceFunction
 
     model = problem.model()
@@ -206,7 +205,7 @@ def captum_naive(problem: Problem, rank: int | None) -> torch.Tensor:
         checkpoints_load_func=lambda model, path: 1.0,  # the model holds its weights already
         loss_fn=torch.nn.CrossEntropyLoss(reduction="sum"),
         sample_wise_grads_per_batch=True,
-        projection_dim=rank or sum(p.numel() for p in model.parameters()),
+        projection_dim=sum(p.numel() for p in model.parameters()),
         hessian_reg=problem.l2,
     )
     return influence.self_influence(loader)
@@ -240,38 +239,7 @@ def statsmodels_binary(problem: Problem) -> torch.Tensor:
     return torch.from_numpy(np.asarray(result.resid_pearson) ** 2 * result.get_hat_matrix_diag())
 
 
-def kronfluence_ekfac(problem: Problem) -> torch.Tensor:
-    from kronfluence.analyzer import Analyzer, prepare_model
-    from kronfluence.arguments import FactorArguments, ScoreArguments
-    from kronfluence.task import Task
-
-    class Classification(Task):
-        def compute_train_loss(self, batch, model, sample=False):
-            outputs, labels = model(batch[0]), batch[1]
-            if sample:
-                labels = torch.multinomial(torch.softmax(outputs.detach(), dim=1), 1).flatten()
-            return cross_entropy(outputs, labels, reduction="sum")
-
-        def compute_measurement(self, batch, model):
-            return self.compute_train_loss(batch, model)
-
-    def in_double(*names: str) -> dict[str, torch.dtype]:
-        return {f"{name}_dtype": torch.float64 for name in names}
-
-    types = in_double("activation_covariance", "gradient_covariance", "per_sample_gradient", "lambda")
-    factor_args = FactorArguments(strategy="ekfac", **types)
-    types = in_double("per_sample_gradient", "precondition", "score")
-    score_args = ScoreArguments(damping_factor=problem.l2 / problem.n, **types)
-    task, data, size = Classification(), problem.dataset(), 1000
-    model = prepare_model(torch.nn.Sequential(problem.model()), task)
-    with tempfile.TemporaryDirectory() as folder:
-        analyzer = Analyzer("head", model, task, cpu=True, disable_tqdm=True, output_dir=folder)
-        analyzer.fit_all_factors("fit", data, per_device_batch_size=size, factor_args=factor_args)
-        analyzer.compute_self_scores("own", "fit", data, per_device_train_batch_size=size, score_args=score_args)
-        return analyzer.load_self_scores("own")["all_modules"] / problem.n
-
-
-REFERENCE, EXACT, APPROXIMATE = "reference", "exact", "approximate"
+REFERENCE, EXACT = "reference", "exact"
 CONTENDERS: dict[str, tuple[str, str, Callable[[Problem], torch.Tensor]]] = {  # label, kind, score of every record
     "reference": ("dense, loops over classes", REFERENCE, reference),
     "giveaway": ("giveaway, all default columns", "giveaway", partial(giveaway_audit, scores="default")),
@@ -280,11 +248,9 @@ CONTENDERS: dict[str, tuple[str, str, Callable[[Problem], torch.Tensor]]] = {  #
     "laplace": ("laplace-torch full, curvlinops", EXACT, partial(laplace_full, backend="CurvlinopsGGN")),
     "backpack": ("laplace-torch full, BackPACK", EXACT, partial(laplace_full, backend="BackPackGGN")),
     "pydvl": ("pyDVL direct", EXACT, pydvl_direct),
-    "captum": ("captum naive, full rank", EXACT, partial(captum_naive, rank=None)),
+    "captum": ("captum naive, full rank", EXACT, captum_naive),
     "dattri": ("dattri explicit", EXACT, dattri_explicit),
     "statsmodels": ("statsmodels GLM, no penalty", EXACT, statsmodels_binary),
-    "kronfluence": ("kronfluence EKFAC", APPROXIMATE, kronfluence_ekfac),
-    "captum50": ("captum naive, its default rank 50", APPROXIMATE, partial(captum_naive, rank=50)),
 }
 BINARY = "statsmodels"  # two classes only, and no penalty
 

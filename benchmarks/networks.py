@@ -78,23 +78,21 @@ def build_blocks(shape: tuple[int, ...], outputs: int, hidden: tuple[int, ...], 
     return nn.Sequential(*layers, nn.Linear((shape[0], *hidden)[-1], outputs))
 
 
-def build_resnet(shape: tuple[int, ...], outputs: int, widths: tuple[int, ...], blocks: int) -> nn.Sequential:
-    """Build a ResNet for small images: no first pooling; each stage after the first halves the image."""
+def build_with_dropout(
+    shape: tuple[int, ...], outputs: int, widths: tuple[int, ...] = (16, 32, 64), blocks: int = 3
+) -> nn.Sequential:
+    """Build a ResNet for small images, ResNet-20 by default, with dropout of 0.3 before the head.
+
+    There is no first pooling, and each stage after the first halves the image.
+    """
     before = widths[0]
     layers: list[nn.Module] = [nn.Conv2d(shape[0], before, 3, 1, 1, bias=False), nn.BatchNorm2d(before), nn.ReLU()]
     for stage, width in enumerate(widths):
         for block in range(blocks):
             layers.append(ResidualBlock(before, width, 2 if stage and not block else 1))
             before = width
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, outputs))
-
-
-def build_with_dropout(
-    shape: tuple[int, ...], outputs: int, widths: tuple[int, ...] = (16, 32, 64), blocks: int = 3
-) -> nn.Sequential:
-    """Build ResNet-20 by default, three stages of three blocks, with dropout of 0.3 before the head."""
-    network = build_resnet(shape, outputs, widths, blocks)
-    return nn.Sequential(*network[:-1], nn.Dropout(0.3), network[-1])
+    head = (nn.Dropout(0.3), nn.Linear(before, outputs))
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), *head)
 
 
 class Attention(nn.Module):

@@ -122,8 +122,6 @@ def small(x: np.ndarray, y: np.ndarray, options: argparse.Namespace) -> tuple[Re
         error = values - points @ theta
         if member:  # the fit with the record added, exactly: e/(1 + xᵀA⁻¹x)
             error /= 1 + (points @ np.linalg.inv(curvature) * points).sum(1)
-            if draw == 1:
-                check_added(x, y, rows, order, error)
         residual[draw], role[draw] = error, IN if member else OUT
         role[draw, where[rows][where[rows] >= 0]] = NEITHER
     about = {"refits": draws, "trained_on": SMALL, "audited_models": len(groups)}
@@ -143,16 +141,6 @@ def true_tpr(x: np.ndarray, y: np.ndarray, record: np.ndarray) -> np.ndarray:
     leverage = (x[record, :-1] ** 2).sum(1) + freedom / (SMALL - 1)
     design = random_design(leverage, y[record] - x[record].sum(1), freedom)
     return design.tradeoff("signed").tpr(FPR)
-
-
-def check_added(x: np.ndarray, y: np.ndarray, rows: np.ndarray, order: np.ndarray, error: np.ndarray) -> None:
-    """The residuals of added records are those of plain refits."""
-    for place in range(0, len(order), 500):
-        record = order[place]
-        if record not in rows:
-            both = np.append(rows, record)
-            plain = y[record] - x[record] @ ridge(x[both], y[both])
-            assert abs(plain - error[place]) < 1e-8 * (1 + abs(plain)), (plain, error[place])
 
 
 def gram(x: np.ndarray) -> np.ndarray:

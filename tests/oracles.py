@@ -18,9 +18,6 @@ EPS = np.finfo(np.float64).eps
 CAP = 1.0 - 1e-8  # largest eigenvalue of W^1/2 B W^1/2 that the Newton step may see
 
 
-# ------------------------------------------------------------------------------------------------ losses
-
-
 def kind_of(loss, n_outputs):
     """Which of the three loss functions applies: "squared", "softmax" or "logistic" (independent logits)."""
     if loss == "squared":
@@ -74,9 +71,6 @@ def derivatives(outputs, target, kind):
     return g.numpy(), W.numpy()
 
 
-# ------------------------------------------------------------------------------------------------ building blocks
-
-
 def design_matrix(features, intercept):
     """Features with a last column of ones when there is an intercept."""
     x = np.asarray(features, dtype=np.float64)
@@ -118,8 +112,8 @@ def pseudo_inverse(H):
     return np.linalg.pinv((H + H.T) / 2, rcond=len(H) * EPS, hermitian=True)
 
 
-def _setup(features, outputs, targets, loss, l2, intercept, penalize_intercept, sample_weight):
-    """Everything the scores need: (x, f, y, s, kind, Q, g, W, g reduced, W reduced, H reduced)."""
+def _setup(features, outputs, targets, loss, l2=0.0, intercept=True, penalize_intercept=True, sample_weight=None):
+    """Everything the scores need: (x, f, y, s, kind, Q, g, g reduced, W reduced, H reduced, its penalty)."""
     f = np.asarray(outputs, dtype=np.float64).reshape(len(outputs), -1)
     m = f.shape[1]
     kind = kind_of(loss, m)
@@ -132,7 +126,7 @@ def _setup(features, outputs, targets, loss, l2, intercept, penalize_intercept, 
     W_reduced = np.array([Q.T @ W_i @ Q for W_i in W])
     penalty = penalty_vector(x.shape[1], Q.shape[1], l2, intercept, penalize_intercept)
     H = curvature(x, W_reduced, s, penalty)
-    return x, f, y, s, kind, Q, g, W, g_reduced, W_reduced, H
+    return x, f, y, s, kind, Q, g, g_reduced, W_reduced, H, penalty
 
 
 def _square_root(W):
@@ -171,9 +165,6 @@ def _gls_norms(scores, i, M, suffix):
     scores["gls_spectral" + suffix][i] = np.linalg.svd(M, compute_uv=False)[0]
 
 
-# ------------------------------------------------------------------------------------------------ baselines
-
-
 def entropy_of(output, kind):
     """Entropy of the predicted distribution of one record, summed over labels for independent logits."""
     pairs = [output] if kind == "softmax" else [np.array([0.0, logit]) for logit in output]
@@ -197,72 +188,19 @@ def margin_of(output, target, kind):
     return worst
 
 
-COLUMNS = (
-    "loss",
-    "gradient_norm",
-    "entropy",
-    "margin",
-    "leverage",
-    "gls_trace",
-    "gls_frobenius",
-    "gls_spectral",
-    "gls_trace_logit",
-    "gls_frobenius_logit",
-    "gls_spectral_logit",
-    "influence",
-    "newton",
-    "loo_gap",
-)
+COLUMNS = ["loss", "gradient_norm", "entropy", "margin", "leverage"]
+COLUMNS += [f"gls_{norm}{kind}" for kind in ("", "_logit") for norm in ("trace", "frobenius", "spectral")]
+COLUMNS += ["influence", "newton", "loo_gap"]
 
 
-def _empty_scores(n, kind):
-    """A NaN column for every score that exists for this kind of loss."""
-    return {name: np.full(n, np.nan) for name in COLUMNS if not (kind == "squared" and name in ("entropy", "margin"))}
-
-
-# ------------------------------------------------------------------------------------------------ scores
-
-
-def head_scores(features, outputs, targets, loss, l2=0.0, intercept=True, penalize_intercept=True, sample_weight=None):
+def head_scores(features, outputs, targets, loss, **options):
     """Every head score of every record, as a dict of (n,) arrays; entropy and margin are absent for squared loss."""
-    x, f, y, s, kind, Q, g, _, g_red, W_red, H = _setup(
-        features, outputs, targets, loss, l2, intercept, penalize_intercept, sample_weight
-    )
-    r = Q.shape[1]
-    inverse = pseudo_inverse(H)
-    scores = _empty_scores(len(x), kind)
-    for i in range(len(x)):
-        lift = np.kron(x[i][:, None], np.eye(r))  # x_i (x) I, shape (P, r)
-        B = lift.T @ inverse @ lift
-        sW = s[i] * W_red[i]
-        sg = s[i] * g_red[i]
-        loss_here = float(record_loss(torch.as_tensor(f[i]), torch.as_tensor(y[i]), kind))
-
-        scores["loss"][i] = loss_here
-        scores["gradient_norm"][i] = np.linalg.norm(np.outer(x[i], g[i]))
-        if kind != "squared":
-            scores["entropy"][i] = entropy_of(f[i], kind)
-            scores["margin"][i] = margin_of(f[i], y[i], kind)
-
-        _gls_norms(scores, i, sW @ B, "")
-        _gls_norms(scores, i, (2.0 if kind == "squared" else 1.0) * s[i] * B, "_logit")
-        scores["leverage"][i] = np.trace(sW @ B) / r
-
-        moved = newton_displacement(B, sW, sg)
-        scores["influence"][i] = g_red[i] @ B @ sg
-        scores["newton"][i] = g_red[i] @ moved
-        without = f[i] + Q @ moved
-        scores["loo_gap"][i] = float(record_loss(torch.as_tensor(without), torch.as_tensor(y[i]), kind)) - loss_here
-    return scores
+    return group_scores(features, outputs, targets, loss, np.arange(len(features)), **options)
 
 
-def top_eigenvalues(
-    features, outputs, targets, loss, l2=0.0, intercept=True, penalize_intercept=True, sample_weight=None
-):
+def top_eigenvalues(features, outputs, targets, loss, **options):
     """Largest eigenvalue of s W^1/2 B W^1/2 of every record: above 1 - 1e-8 its Newton step is capped."""
-    x, _, _, s, _, Q, _, _, _, W_red, H = _setup(
-        features, outputs, targets, loss, l2, intercept, penalize_intercept, sample_weight
-    )
+    x, _, _, s, _, Q, _, _, W_red, H, _ = _setup(features, outputs, targets, loss, **options)
     inverse = pseudo_inverse(H)
     values = []
     for i in range(len(x)):
@@ -271,24 +209,20 @@ def top_eigenvalues(
     return np.array(values)
 
 
-def group_scores(
-    features, outputs, targets, loss, groups, l2=0.0, intercept=True, penalize_intercept=True, sample_weight=None
-):
+def group_scores(features, outputs, targets, loss, groups, **options):
     """Every score of every person (in the order of np.unique(groups)) whose records are left out together.
 
     Baselines: loss and entropy summed, margin the largest, gradient_norm the norm of the person's summed gradient.
     The others come from the person's stacked block; leverage is its trace over r, so it may exceed one.
     """
-    x, f, y, s, kind, Q, g, _, g_red, W_red, H = _setup(
-        features, outputs, targets, loss, l2, intercept, penalize_intercept, sample_weight
-    )
+    x, f, y, s, kind, Q, g, g_red, W_red, H, _ = _setup(features, outputs, targets, loss, **options)
     r = Q.shape[1]
     inverse = pseudo_inverse(H)
-    groups = np.asarray(groups)
     people = np.unique(groups)
-    scores = _empty_scores(len(people), kind)
+    absent = ("entropy", "margin") if kind == "squared" else ()
+    scores = {name: np.full(len(people), np.nan) for name in COLUMNS if name not in absent}
     for k, person in enumerate(people):
-        members = [i for i in range(len(x)) if groups[i] == person]
+        members = np.flatnonzero(np.asarray(groups) == person)
         size = len(members)
 
         lift = np.zeros((len(H), size * r))  # one (P, r) slab a record, side by side
@@ -325,19 +259,13 @@ def group_scores(
     return scores
 
 
-def unconverged_newton(
-    features, outputs, targets, loss, l2, theta, intercept=True, penalize_intercept=True, sample_weight=None
-):
+def unconverged_newton(features, outputs, targets, loss, theta, **options):
     """Newton score of a head that is not at its optimum: the leave-one-out step minus the drift all records share.
 
     grad_i^T [H_{-i}^{-1} (s_i grad_i - G) + H^{-1} G] with G = sum_j s_j grad_j + lambda theta, theta (d(+1), m) with
     the bias as its last row, and H_{-i} = H - s_i x_i x_i^T (x) W_i formed and inverted for every record.
     """
-    x, _, _, s, _, Q, _, _, g_red, W_red, H = _setup(
-        features, outputs, targets, loss, l2, intercept, penalize_intercept, sample_weight
-    )
-    r = Q.shape[1]
-    penalty = penalty_vector(x.shape[1], r, l2, intercept, penalize_intercept)
+    x, _, _, s, _, Q, _, g_red, W_red, H, penalty = _setup(features, outputs, targets, loss, **options)
     G = penalty * (np.asarray(theta, dtype=np.float64) @ Q).ravel()
     for j in range(len(x)):
         G = G + s[j] * np.kron(x[j], g_red[j])
@@ -349,9 +277,6 @@ def unconverged_newton(
         H_without = curvature(x[keep], W_red[keep], s[keep], penalty)
         scores[i] = gradient @ (pseudo_inverse(H_without) @ (s[i] * gradient - G) + back)
     return scores
-
-
-# ------------------------------------------------------------------------------------------------ real refits
 
 
 def count_outputs(targets, loss, n_outputs=None, start=None):
@@ -367,18 +292,9 @@ def count_outputs(targets, loss, n_outputs=None, start=None):
 
 
 def refit(
-    features,
-    targets,
-    loss,
-    l2=0.0,
-    intercept=True,
-    penalize_intercept=True,
-    sample_weight=None,
-    start=None,
-    tol=1e-13,
-    *,
-    n_outputs=None,
-):
+    features, targets, loss, l2=0.0, intercept=True, penalize_intercept=True, sample_weight=None, start=None,
+    tol=1e-13, n_outputs=None,
+):  # fmt: skip
     """Minimize sum_j s_j loss_j + l2/2 |theta|^2; returns theta (d(+1), m), bias last, and the outputs (n, m).
 
     Class indices (n,) with "cross_entropy" mean a softmax over max + 1 classes unless n_outputs says otherwise
@@ -442,89 +358,30 @@ def refit(
     return best.reshape(d, r) @ Q.T, outputs_of(best)
 
 
-def _gaps_without(left_out, theta, f, x, y, kind, fit):
-    """Outputs (k, m) and loss gaps (k,) of the records left_out after fitting on all the others."""
-    keep = np.array([i for i in range(len(x)) if i not in set(left_out)])
-    theta_without = fit(keep, theta)
-    f_without = x[left_out] @ theta_without
-    return f_without, losses(f_without, y[left_out], kind) - losses(f[left_out], y[left_out], kind)
+def leave_group_out_refits(features, targets, loss, groups, people=None, sample_weight=None, n_outputs=None, **options):
+    """Real refits without all records of each of the people (all, as in np.unique(groups), by default).
 
-
-def _refitter(features, targets, loss, l2, intercept, penalize_intercept, sample_weight, n_outputs, tol):
-    """The full fit and a function fit(keep, start) that fits on some of the records: (theta, f, x, y, kind, fit)."""
-    features, targets = np.asarray(features), np.asarray(targets)
-    s = weights_or_ones(sample_weight, len(features))
-    m = count_outputs(targets, loss, n_outputs)
-
-    def fit(keep, start):
-        return refit(
-            features[keep],
-            targets[keep],
-            loss,
-            l2,
-            intercept,
-            penalize_intercept,
-            sample_weight=s[keep],
-            start=start,
-            tol=tol,
-            n_outputs=m,
-        )[0]
-
-    theta = fit(np.arange(len(features)), None)
-    x = design_matrix(features, intercept)
-    kind = kind_of(loss, m)
-    return theta, x @ theta, x, target_matrix(targets, loss, m), kind, fit
-
-
-def leave_one_out_refits(
-    features,
-    targets,
-    loss,
-    l2=0.0,
-    intercept=True,
-    penalize_intercept=True,
-    sample_weight=None,
-    records=None,
-    *,
-    n_outputs=None,
-    tol=1e-13,
-):
-    """Real refits without each of the records (all by default): (loss gaps (k,), outputs without the record (k, m)).
-
-    The gap is loss_i(theta without i) - loss_i(theta), unweighted. Softmax outputs are centred: their sum is zero.
+    Returned are the summed gaps loss_i(theta without the person) - loss_i(theta), unweighted.
     """
-    theta, f, x, y, kind, fit = _refitter(
-        features, targets, loss, l2, intercept, penalize_intercept, sample_weight, n_outputs, tol
-    )
-    records = range(len(x)) if records is None else records
-    gaps, changed = [], []
-    for i in records:
-        f_without, gap = _gaps_without([int(i)], theta, f, x, y, kind, fit)
-        gaps.append(gap[0])
-        changed.append(f_without[0])
-    return np.array(gaps), np.array(changed)
+    features, targets = np.asarray(features), np.asarray(targets)
+    m = count_outputs(targets, loss, n_outputs)
+    kind, y, s = kind_of(loss, m), target_matrix(targets, loss, m), weights_or_ones(sample_weight, len(features))
+    x = design_matrix(features, options.get("intercept", True))
 
+    def fit(rows, start):
+        own = {"sample_weight": s[rows], "start": start, "n_outputs": m}
+        return refit(features[rows], targets[rows], loss, **own, **options)[0]
 
-def leave_group_out_refits(
-    features,
-    targets,
-    loss,
-    groups,
-    l2=0.0,
-    intercept=True,
-    penalize_intercept=True,
-    sample_weight=None,
-    *,
-    n_outputs=None,
-    tol=1e-13,
-):
-    """Real refits without all records of each person: summed loss gaps in the order of np.unique(groups)."""
-    theta, f, x, y, kind, fit = _refitter(
-        features, targets, loss, l2, intercept, penalize_intercept, sample_weight, n_outputs, tol
-    )
-    groups = np.asarray(groups)
+    theta = fit(np.arange(len(x)), None)
     gaps = []
-    for person in np.unique(groups):
-        members = [i for i in range(len(x)) if groups[i] == person]
-        gaps.append(_gaps_without(members, theta, f, x, y, kind, fit)[1].sum())
+    for person in np.unique(groups) if people is None else people:
+        left_out = np.asarray(groups) == person
+        without = fit(np.flatnonzero(~left_out), theta)
+        sides = [losses(x[left_out] @ weights, y[left_out], kind) for weights in (without, theta)]
+        gaps.append((sides[0] - sides[1]).sum())
     return np.array(gaps)
+
+
+def leave_one_out_refits(features, targets, loss, records=None, **options):
+    """Real refits without each of the records (all by default): loss gaps (k,)."""
+    return leave_group_out_refits(features, targets, loss, np.arange(len(features)), records, **options)

@@ -6,7 +6,7 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from statistics import mean, stdev
@@ -45,11 +45,8 @@ def page(results: Results, images: Path) -> str:
     names = {"papers": claims_of_all(results), "waiting": [name for name in SETTINGS if name not in results]}
     parts = [written.section_template("page.md.jinja").render(**names, **words("per_sample", results))]
     text = "\n\n".join([*parts, *(section(paper, results) for paper in PAPERS)])
-    kept = []
-    for line in text.splitlines():
-        picture = PICTURE.match(line)
-        if picture is None or (images / picture[1]).exists():
-            kept.append(line)
+    pictures = ((line, PICTURE.match(line)) for line in text.splitlines())
+    kept = [line for line, picture in pictures if picture is None or (images / picture[1]).exists()]
     return written.unwrap("\n".join(kept))
 
 
@@ -77,74 +74,71 @@ def words(paper: str, results: Results) -> dict[str, Any]:
     """Return all that the rules and the template of a paper may speak of."""
     names: dict[str, Any] = dict.fromkeys(SETTINGS) | results
     names |= {"results": results, "NOT_RUN": NOT_RUN, "NO_DATA": NO_DATA, **read_paper(paper)}
-    return names | {"per_sample": _PerSample, "gls": _of_gls, "lood": _of_lood}[paper](names)
+    return names | {"per_sample": _of_per_sample, "gls": _of_gls, "lood": _of_lood}[paper](names)
 
 
-class _PerSample(dict[str, Any]):
-    """Functions of one setting's result, for the rules and tables of the per-sample paper."""
+def _of_per_sample(names: dict[str, Any]) -> dict[str, Any]:
+    """Functions of one setting's result, for the rules and tables."""
+    recall, printed = names["recall"], names["printed"]
 
-    def __init__(self, names: dict[str, Any]) -> None:
-        super().__init__(
-            top=self._top,
-            each_target=lambda found, score: found["top 1% in 5%, each target"][score],
-            times_faster=lambda found: found["seconds"]["references"] / found["seconds"]["per_target"]["surrogates"],
-            shared=lambda found: names["shared_gpu"].get(found["setting"]) == found["seconds"]["surrogates"],
-            missing=lambda name: NOT_RUN if name in names["to_be_had"] or name not in names["settings"] else NO_DATA,
-            cell=self._cell,
-            all_seconds=_all_seconds,
-            far_in_table_1=self._far_in_table_1,
-            far_in_table_5=self._far_in_table_5,
-        )
-        self.names = names
+    def top(found: dict[str, Any], score: str, truth: str = "lira") -> float:
+        return found["agreement"][truth][score][recall][0]
 
-    def _top(self, found: dict[str, Any], score: str, truth: str = "lira") -> float:
-        return found["agreement"][truth][score][self.names["recall"]][0]
+    def missing(name: str) -> str:
+        return NOT_RUN if name in names["to_be_had"] or name not in names["settings"] else NO_DATA
 
-    def _cell(self, name: str, score: str, metric: str, truth: str = "lira", places: int = 2) -> str:
+    def cell(name: str, score: str, metric: str, truth: str = "lira", places: int = 2) -> str:
         """Write ours: per cent with so many places, Spearman with three; or why there is none."""
-        if name not in self.names["results"]:
-            return self["missing"](name)
-        measured = self.names["results"][name]["agreement"][truth]
+        if name not in names["results"]:
+            return missing(name)
+        measured = names["results"][name]["agreement"][truth]
         if score not in measured:
             return "not scored"
         digits, scale = (3, 1) if metric == "spearman" else (places, 100)
         return written.spread(measured[score][metric], digits, scale)
 
-    def _far_in_table_1(self, name: str, found: dict[str, Any]) -> list[tuple[str, float]]:
-        """Score, and how much more ours is, of the cells beyond two standard errors."""
-        recall = self.names["recall"]
-        cells = ((score, cell, recall) for score, cell in self.names["printed"]["table_1"][name].items())
-        return [(score, more) for score, _, more, far in self._compared(found, cells) if far]
+    def compared(
+        found: dict[str, Any], cells: Iterable[tuple[str, str, Any]]
+    ) -> Iterator[tuple[str, str, float, bool]]:
+        """Each printed cell that has ours beside it: score, metric, how much more ours is, and whether that is far."""
+        for score, metric, value in cells:
+            own = found["agreement"]["lira"].get(score)
+            if not value or own is None:
+                continue
+            scale = 1 if metric == "spearman" else 100
+            middle, deviation = (scale * each for each in own[metric])
+            error = math.sqrt(value[1] ** 2 / printed["targets"] + deviation**2 / own["targets"])
+            yield score, metric, middle - value[0], abs(middle - value[0]) > names["limits"]["errors"] * error
 
-    def _far_in_table_5(self, name: str, found: dict[str, Any]) -> dict[str, Any]:
+    def far_in_table_1(name: str, found: dict[str, Any]) -> list[tuple[str, float]]:
+        """Score, and how much more ours is, of the cells beyond two standard errors."""
+        cells = ((score, recall, value) for score, value in printed["table_1"][name].items())
+        return [(score, more) for score, _, more, far in compared(found, cells) if far]
+
+    def far_in_table_5(name: str, found: dict[str, Any]) -> dict[str, Any]:
         """How many cells there are, how many are far, and the farthest by share and by rank: score, metric, more."""
-        printed = self.names["printed"]["table_5"][name]
-        metrics = self.names["metrics"]
-        cells = (
-            (score, cell, metric) for score, row in printed.items() for metric, cell in zip(metrics, row, strict=True)
-        )
-        every = list(self._compared(found, cells))
+        rows = printed["table_5"][name].items()
+        cells = ((score, metric, row[place]) for score, row in rows for place, metric in enumerate(names["metrics"]))
+        every = list(compared(found, cells))
         far = [(score, metric, more) for score, metric, more, is_far in every if is_far]
         kinds = [[each for each in far if (each[1] == "spearman") == ranks] for ranks in (False, True)]
         farthest = [max(kind, key=lambda each: abs(each[2])) for kind in kinds if kind]
         return {"cells": len(every), "far": len(far), "farthest": farthest}
 
-    def _compared(self, found: dict[str, Any], cells: Any) -> Iterator[tuple[str, str, float, bool]]:
-        """Each printed cell that has ours beside it: score, metric, how much more ours is, and whether that is far."""
-        for score, cell, metric in cells:
-            own = found["agreement"]["lira"].get(score)
-            if not cell or own is None:
-                continue
-            scale = 1 if metric == "spearman" else 100
-            middle, deviation = (scale * value for value in own[metric])
-            error = math.sqrt(cell[1] ** 2 / self.names["printed"]["targets"] + deviation**2 / own["targets"])
-            more = middle - cell[0]
-            yield score, metric, more, abs(more) > self.names["limits"]["errors"] * error
-
-
-def _all_seconds(found: dict[str, Any]) -> float:
-    """All seconds without fused, and without what only measures how noisy the truth is."""
-    return sum(value for phase, value in found["seconds"].items() if phase not in NOT_THE_PAPERS)
+    return {
+        "top": top,
+        "missing": missing,
+        "cell": cell,
+        "far_in_table_1": far_in_table_1,
+        "far_in_table_5": far_in_table_5,
+        "each_target": lambda found, score: found["top 1% in 5%, each target"][score],
+        "times_faster": lambda found: found["seconds"]["references"] / found["seconds"]["per_target"]["surrogates"],
+        "shared": lambda found: names["shared_gpu"].get(found["setting"]) == found["seconds"]["surrogates"],
+        # without fused, and without what only measures how noisy the truth is
+        "all_seconds": lambda found: sum(
+            value for phase, value in found["seconds"].items() if phase not in NOT_THE_PAPERS
+        ),
+    }
 
 
 def _of_gls(names: dict[str, Any]) -> dict[str, Any]:
@@ -159,16 +153,9 @@ def _of_gls(names: dict[str, Any]) -> dict[str, Any]:
     depths: dict[str, Any] = {}
     for name, own in measured.items():
         trace = own["all"]["gls_trace"]
-        cells = [
-            {
-                **trace[metric],
-                "depth": name,
-                "metric": metric,
-                "low": trace[metric]["mean"] - trace[metric]["half_width"],
-            }
-            for metric in names["metrics"]
-            if metric in trace
-        ]
+        cells = [{**trace[metric], "depth": name, "metric": metric} for metric in names["metrics"] if metric in trace]
+        for each in cells:
+            each["low"] = each["mean"] - each["half_width"]
         doubtful = own.get("solve_error", 0.0) >= limits["doubtful"]
         depths[name] = {
             **own,
@@ -216,6 +203,6 @@ def _of_lood(names: dict[str, Any]) -> dict[str, Any]:
 
 def _row(row: dict[str, str], names: dict[str, Any]) -> dict[str, str]:
     """A row of the table: its texts are templates, and ours needs what it speaks of."""
-    ours = row["ours"] if "needs" not in row or names[row["needs"]] is not None else NOT_RUN
-    cells = {"figure": row["figure"], "what": row["what"], "printed": row["printed"], "ours": ours}
+    missing = "needs" in row and names[row["needs"]] is None
+    cells = {name: row[name] for name in ("figure", "what", "printed", "ours")} | ({"ours": NOT_RUN} if missing else {})
     return {name: written.say(text, names) for name, text in cells.items()}

@@ -45,7 +45,7 @@ def measure(kept: Store, labels: np.ndarray, models: int, targets: int, seed: in
         "depths": {},
         "not_to_be_had": {},
     }
-    arrays = {name: getattr(effect, name) for name in ("mean_in", "mean_out", "deviation_in", "deviation_out")}
+    arrays = {name: getattr(effect, name) for name in shadows.MOMENTS}
     for depth in DEPTHS:
         have = [number for number in range(targets) if kept.has_piece(number, depth)]
         if reasons := kept.reasons(range(targets), depth):
@@ -60,7 +60,9 @@ def measure(kept: Store, labels: np.ndarray, models: int, targets: int, seed: in
         arrays |= {f"gls_{place}": mean, f"tradeoff_{place}": curves}
     _beside(result, kept, members, truth, attack, targets)
     _checked(result, kept)
-    _extremes(result, arrays)
+    if "gls_0" in arrays:  # rows of the images with the highest and lowest leverage of the last layer
+        order = ascending(arrays["gls_0"])
+        result["extremes"] = {"highest": order[::-1][:ENDS].tolist(), "lowest": order[:ENDS].tolist()}
     _drawn(result, arrays, kept, labels, members)
     return result, arrays
 
@@ -187,15 +189,6 @@ def mean_by_record(columns: Sequence[np.ndarray], members: np.ndarray) -> np.nda
     for column, own in zip(columns, members, strict=True):
         total[own] += column - column.mean()
     return np.divide(total, count, out=np.full(len(total), np.nan), where=count > 0)
-
-
-def _extremes(result: dict[str, Any], arrays: Arrays) -> None:
-    """Note the row numbers of the images with the highest and lowest leverage of the last layer."""
-    leverage = arrays.get("gls_0")
-    if leverage is None:
-        return
-    order = ascending(leverage)
-    result["extremes"] = {"highest": order[::-1][:ENDS].tolist(), "lowest": order[:ENDS].tolist()}
 
 
 def _drawn(result: dict[str, Any], arrays: Arrays, kept: Store, labels: np.ndarray, members: np.ndarray) -> None:

@@ -20,6 +20,7 @@ from giveaway.records import Signals
 FALSE_POSITIVES = 0.05
 SHARE = 0.02  # of the highest and of the lowest leverage
 METRICS = ("lira", "deviation_ratio", "tpr", "tpr_fitted", "mean_gap", "effect_size", "minus_phi")
+MOMENTS = ("mean_in", "mean_out", "deviation_in", "deviation_out")
 TINY = 1e-12
 GRID = tuple(step / 100 for step in range(101))
 
@@ -40,16 +41,14 @@ def said_of_target(signals: Signals, attack: AttackScores, number: int) -> dict[
 def said_by_summaries(phi: np.ndarray, summaries: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return the same for a model that is none of those whose means and deviations were kept, from them and its own φ;
     without `tpr`, which needs every model's answer."""
-    mean_in, mean_out, deviation_in, deviation_out = (
-        summaries[name].astype(np.float64) for name in ("mean_in", "mean_out", "deviation_in", "deviation_out")
-    )
+    moments = {name: summaries[name].astype(np.float64) for name in MOMENTS}
     phi = phi.astype(np.float64)
-    pooled = np.sqrt((deviation_in**2 + deviation_out**2) / 2)
-    gap = mean_in - mean_out
+    inside, outside = (norm.logpdf(phi, moments[f"mean_{k}"], moments[f"deviation_{k}"] + FLOOR) for k in ("in", "out"))
+    pooled = np.sqrt((moments["deviation_in"] ** 2 + moments["deviation_out"] ** 2) / 2)
+    gap = moments["mean_in"] - moments["mean_out"]
     effect_size = np.divide(gap, pooled, out=np.zeros_like(gap), where=pooled > 0)
-    lira = norm.logpdf(phi, mean_in, deviation_in + FLOOR) - norm.logpdf(phi, mean_out, deviation_out + FLOOR)
-    effect = EffectSizes(mean_in, mean_out, deviation_in, deviation_out, effect_size)
-    return {"lira": lira, **_of_moments(effect), "minus_phi": -phi}
+    effect = EffectSizes(**moments, effect_size=effect_size)
+    return {"lira": inside - outside, **_of_moments(effect), "minus_phi": -phi}
 
 
 def _of_moments(effect: EffectSizes) -> dict[str, np.ndarray]:
@@ -83,13 +82,9 @@ def between_targets(attack: AttackScores, targets: int) -> dict[str, float] | No
 def between_halves(signals: Signals) -> dict[str, float]:
     """Return the Spearman correlation of what every other group of models says with what the rest says."""
     groups = np.arange(signals.models) // FOLDS
-    parts = [effect_sizes(signals.of_models(np.flatnonzero(groups % 2 == half))) for half in (0, 1)]
-    said = {
-        "deviation_ratio": [part.deviation_out / np.maximum(part.deviation_in, TINY) for part in parts],
-        "mean_gap": [np.abs(part.mean_out - part.mean_in) for part in parts],
-        "effect_size": [part.effect_size for part in parts],
-    }
-    return {name: round(spearman(*both), 4) for name, both in said.items()}
+    one, other = (_of_moments(effect_sizes(signals.of_models(np.flatnonzero(groups % 2 == k)))) for k in (0, 1))
+    names = ("deviation_ratio", "mean_gap", "effect_size")
+    return {name: round(spearman(one[name], other[name]), 4) for name in names}
 
 
 def tradeoff(leverage: np.ndarray, attack: AttackScores) -> tuple[dict[str, Any], np.ndarray]:
@@ -131,8 +126,5 @@ def of_model(attack: AttackScores, model: int, rows: slice | np.ndarray = slice(
 def spread(values: Sequence[float] | np.ndarray) -> dict[str, float]:
     """Return the mean, half the width of the middle 95 %, and the number of values."""
     low, high = np.percentile(values, [2.5, 97.5])
-    return {
-        "mean": round(float(np.mean(values)), 4),
-        "half_width": round(float((high - low) / 2), 4),
-        "of": len(values),
-    }
+    width = round(float((high - low) / 2), 4)
+    return {"mean": round(float(np.mean(values)), 4), "half_width": width, "of": len(values)}
