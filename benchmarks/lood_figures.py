@@ -110,9 +110,7 @@ def queries(data: Images, folder: Path) -> dict:
         "records_found_from_some_start": int((share.max(1) > FOUND).sum()),
         "best_query_nearest_to_its_record_among_all": nearest_is_own(posterior, found.queries[:, 0], rows),
         "cosine_of_centred_pixels_best_query_and_record": ends(alike),
-        "median_prediction_kl_of_best": number(
-            compared.prediction[torch.arange(len(rows)), best, 0, 0].median(),
-        ),
+        "median_prediction_kl_of_best": number(compared.prediction[torch.arange(len(rows)), best, 0, 0].median()),
     }
 
 
@@ -192,9 +190,7 @@ def activations(data: Images, folder: Path) -> dict:
                 "relus_distance_to_constant": number(relu.distance),
                 "higher_among_the_drawn": int((ratio[place, shown] > 1).sum()),
             }
-            for place, (relu, row) in enumerate(
-                zip(study.rows[: len(depths)], study.rows[len(depths) :], strict=True),
-            )
+            for place, (relu, row) in enumerate(zip(study.rows[: len(depths)], study.rows[len(depths) :], strict=True))
         }
     plots[0].set_ylabel("KL under GELU over KL under ReLU")
     plots[0].legend(frameon=False, fontsize=9, loc="upper left")

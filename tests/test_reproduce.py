@@ -8,17 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.reproduce.claims import (
-    HOLDS,
-    NO_DATA,
-    NOT_RUN,
-    UNMEASURED,
-    duration,
-    gain,
-    judge,
-    unwrap,
-    widens,
-)
+from benchmarks.reproduce.claims import HOLDS, NO_DATA, NOT_RUN, UNMEASURED, duration, gain, judge, unwrap, widens
 from benchmarks.reproduce.job import RESULTS, SETTINGS
 from benchmarks.reproduce.page import (
     PAPERS,

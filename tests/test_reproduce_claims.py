@@ -6,21 +6,9 @@ import json
 
 import numpy as np
 import pytest
-from benchmarks.reproduce.claims import (
-    FAILS,
-    HOLDS,
-    NOT_RUN,
-    UNMEASURED,
-)
+from benchmarks.reproduce.claims import FAILS, HOLDS, NOT_RUN, UNMEASURED
 from benchmarks.reproduce.job import RESULTS
-from benchmarks.reproduce.page import (
-    FIGURES,
-    PAPERS,
-    claims_of,
-    read_paper,
-    read_results,
-    section,
-)
+from benchmarks.reproduce.page import FIGURES, PAPERS, claims_of, read_paper, read_results, section
 
 PER_SAMPLE, GLS, LOOD = (read_paper(name) for name in PAPERS)
 NAME, MORE = "gls_resnet18", "gls_full_model"

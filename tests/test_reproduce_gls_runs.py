@@ -15,11 +15,7 @@ from benchmarks.reproduce.claims import UNMEASURED
 from benchmarks.reproduce.gls import run as settings
 from benchmarks.reproduce.gls.pictures import draw
 from benchmarks.reproduce.gls.run import SMALL
-from benchmarks.reproduce.gls.training import (
-    DEPTHS,
-    Trainer,
-    members_of,
-)
+from benchmarks.reproduce.gls.training import DEPTHS, Trainer, members_of
 from benchmarks.reproduce.gls.truth import between_targets
 from benchmarks.reproduce.gls.work import Work
 from benchmarks.reproduce.job import RESULTS, Job

@@ -16,13 +16,7 @@ from benchmarks.reproduce import __main__ as command
 from benchmarks.reproduce.job import RESULTS, Job, OutOfTime
 from benchmarks.reproduce.per_sample import data as sets
 from benchmarks.reproduce.per_sample.agreement import METRICS, figures, repeated
-from benchmarks.reproduce.per_sample.attacks import (
-    Truth,
-    attack_truth,
-    balanced_accuracy,
-    best_threshold,
-    halves_of,
-)
+from benchmarks.reproduce.per_sample.attacks import Truth, attack_truth, balanced_accuracy, best_threshold, halves_of
 from benchmarks.reproduce.per_sample.experiment import run
 from benchmarks.reproduce.per_sample.pictures import highest
 from benchmarks.reproduce.per_sample.settings import EXPERIMENTS
