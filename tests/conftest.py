@@ -31,6 +31,14 @@ def shared() -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def world(tmp_path_factory):
+    """A folder in which every command was run once."""
+    from tests.every_command import made_world
+
+    return made_world(tmp_path_factory.mktemp("world"))
+
+
 PICTURE = b'<svg xmlns="http://www.w3.org/2000/svg"/>'
 
 

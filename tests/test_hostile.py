@@ -28,8 +28,8 @@ from giveaway.reporting.pages import index_page, summary_pages
 from giveaway.reporting.report import render
 from giveaway.reporting.validation import StoredValidation
 from tests.conftest import config, made_head, without_pictures
+from tests.every_command import Run, made_arrays, made_signals, run, working_in
 from tests.reporting.test_report import Page
-from tests.test_leaks import Run, made_arrays, made_signals, run, working_in
 
 N = 100
 ESCAPE = "\x1b]0;owned\x07\x1b[2J\x1b[31m"  # a title, an empty screen, red
@@ -206,7 +206,7 @@ def write_inputs(folder: Path, names: list[str]) -> None:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory) -> dict[str, list[Run]]:
+def audits(tmp_path_factory) -> dict[str, list[Run]]:
     """Two folders, of hostile and of friendly names, in which every command was run; what each of them said."""
     said: dict[str, list[Run]] = {}
     for name, names in (("hostile", hostile_names()), ("friendly", FRIENDLY)):
@@ -237,18 +237,18 @@ def world(tmp_path_factory) -> dict[str, list[Run]]:
 
 
 @pytest.fixture(scope="module")
-def hostile(world) -> Path:
-    return Path(next(iter(world)))
+def hostile(audits) -> Path:
+    return Path(next(iter(audits)))
 
 
 @pytest.fixture(scope="module")
-def friendly(world) -> Path:
-    return Path([*world][1])
+def friendly(audits) -> Path:
+    return Path([*audits][1])
 
 
 @pytest.mark.slow
-def test_no_command_minds_and_no_screen_is_touched(world):
-    for done in itertools.chain.from_iterable(world.values()):
+def test_no_command_minds_and_no_screen_is_touched(audits):
+    for done in itertools.chain.from_iterable(audits.values()):
         check_screen(done)
 
 

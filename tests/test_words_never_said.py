@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import ast
 import base64
+import itertools
 import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
-import numpy as np
 import pytest
 
 from giveaway.cli import cli
+from tests.every_command import AUDITS
 from tests.reporting.test_report import Page
 from tests.test_hostile import Shape
-from tests.test_leaks import RULES, Run, made_arrays, made_signals, run, working_in
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "giveaway"
@@ -130,72 +130,6 @@ def test_neither_the_readme_nor_the_documentation_says_it():
     assert {name: words for name, words in found.items() if words} == {}
 
 
-N = 100
-WAIVER = '[[waiver]]\nrule = "few exposed"\nowner = "Ada"\nexpires = 9999-01-01\nreason = "a fix is on its way"\n'
-MORE = ("--access", "labels", "--scores", "default,predicted_success")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    place = tmp_path_factory.mktemp("words")
-    rng = np.random.default_rng(3)
-    np.savez(place / "features.npz", **made_arrays(N), ids=np.array([f"row-{i}" for i in range(N)]))
-    np.savez(place / "records.npz", inputs=rng.normal(size=(N, 3)), targets=np.arange(N) % 2)
-    np.savez(place / "signals.npz", **made_signals(N, models=10))
-    (place / "people.txt").write_text("".join(f"person {i // 2}\n" for i in range(N)))
-    (place / "subgroups.csv").write_text("ward\n" + "".join(f"{'ab'[i % 2]}\n" for i in range(N)))
-    for name, text in (("met", RULES.format(at_most=N)), ("missed", RULES.format(at_most=0))):
-        (place / f"{name}.toml").write_text(text)
-    (place / "waived.toml").write_text(RULES.format(at_most=0) + WAIVER)
-    return place
-
-
-@pytest.fixture(scope="module")
-def unmeasured(folder) -> list[Run]:
-    """Audits that were never validated."""
-    source = ("audit", "--features", "features.npz", "--l2", 0.5, "--config", "map=pca")
-    with working_in(folder):
-        done = [
-            run(*source, "--inputs", "records.npz", "--subgroups", "subgroups.csv", *MORE, "--out", "records"),
-            run(*source, "--groups", "people.txt", "--json", "--out", "people"),
-            run("lood", "records.npz", "--kernel", "rbf", "--out", "lood"),
-            run("canaries", "records", "--out", "records"),
-            run("weights", "records", "--out", "records"),
-            run("compare", "records", "records", "--out", "records"),
-            run("compare", "records", "records", "--json"),
-            run("report", "records"),
-            run("index", "records", "people", "--out", "index.html"),
-        ]
-    assert [each.code for each in done] == [0] * len(done), [each.err for each in done]
-    return done
-
-
-@pytest.fixture(scope="module")
-def pages(folder, unmeasured) -> dict[str, str]:
-    """What the unmeasured audits wrote, as text, before anything was measured."""
-    names = ("records/report.html", "records/summary.html", "people/report.html", "people/summary.html", "index.html")
-    return {name: (folder / name).read_text(encoding="utf-8") for name in names}
-
-
-@pytest.fixture(scope="module")
-def measured(folder, pages) -> list[Run]:
-    """The same with shadow models, gates, and the theory."""
-    with working_in(folder):
-        done = [
-            run("validate", "records", "--signals", "signals.npz", "--gate", "met.toml"),
-            run("validate", "records", "--signals", "signals.npz", "--target-model", 0, "--target-model", 1, "--json"),
-            *(run("gate", "records", f"{name}.toml") for name in ("met", "missed", "waived")),
-            run("gate", "records", "missed.toml", "--json"),
-            run("report", "records"),
-            run("index", "records", "people", "--out", "measured.html"),
-            run("theory", "tradeoff", "--h", "0.1,0.5"),
-            run("theory", "gap", "--leverage", "1,5", "--error", "1", "--freedom", "50", "--draws", "100"),
-            run("theory", "privacy", "--h", "0.3"),
-            run("purge", "lood"),
-        ]
-    return done
-
-
 def visible(text: str) -> str:
     """What a reader of a page meets: text, titles, words in pictures, and what the maps show; no third party's code."""
     shape = Shape(text)
@@ -204,68 +138,51 @@ def visible(text: str) -> str:
     return "\n".join([*said, *drawn, shape.scripts.get("maps-data", "")])
 
 
+MEASURED = ("records", "people")  # by shadow models; the other audits were not
+
+
 @pytest.mark.slow
-@pytest.mark.slow
-def test_no_command_says_it(unmeasured, measured):
-    codes = {"validate": 0, "report": 0, "index": 0, "theory": 0, "purge": 0}
-    for done in measured:
-        assert done.code in ((0, 3) if done.arguments[0] == "gate" else (codes[done.arguments[0]],)), done.err
-    assert [done.code for done in measured[2:6]] == [0, 3, 0, 3]
-    for done in (*unmeasured, *measured):
+def test_no_command_and_no_file_says_it(world):
+    for done in itertools.chain.from_iterable(world.runs.values()):
         assert never_said(done.said) == [], done.arguments
+    kinds = {path.suffix for path in world.written()}
+    assert {".html", ".json", ".csv", ".md", ".toml", ".npz", ".png"} <= kinds
+    for path in world.written():
+        if path.suffix not in (".npz", ".png", ""):
+            text = path.read_text(encoding="utf-8")
+            assert never_said(visible(text) if path.suffix == ".html" else text) == [], path
 
 
 @pytest.mark.slow
-@pytest.mark.slow
-def test_no_file_says_it(folder, pages, measured):
-    written = [path for name in ("records", "people") for path in (folder / name).iterdir()]
-    written += [folder / "index.html", folder / "measured.html"]
-    kinds = {path.suffix for path in written}
-    assert {".html", ".json", ".csv", ".md", ".toml", ".npz", ".png"} == kinds
-    for path in written:
-        if path.suffix == ".html":
-            assert never_said(visible(path.read_text(encoding="utf-8"))) == [], path.name
-        elif path.suffix not in (".npz", ".png"):
-            assert never_said(path.read_text(encoding="utf-8")) == [], path.name
-    for name, text in pages.items():
-        assert never_said(visible(text)) == [], name
+def test_without_an_attack_nothing_states_a_count(world):
+    without = [name for name in (*AUDITS, "later", "frame", "frame-shown") if name not in MEASURED]
+    for name in without:
+        for page in ("report.html", "summary.html"):
+            text = (world.folder / name / page).read_text(encoding="utf-8")
+            assert counted(Page(text).text) + counted(visible(text)) == [], name
+            assert "no number of exposed records is stated" in Page(text).text
+        summary = json.loads((world.folder / name / "summary.json").read_text(encoding="utf-8"))
+        assert summary["measured"] is False
+        assert not {"at_least_exposed", "validation", "lira", "agreement"} & keys_of(summary)
+    before = [done for name in world.runs for done in world.runs[name] if done.arguments[0] not in ("validate", "gate")]
+    for done in before:
+        assert counted(done.said) == [] or done.arguments[0] in ("report", "index"), done.arguments
+    assert "no number of exposed records is stated" in json.loads(world.runs["people"][0].out)["statement"]
+    assert "not measured" in Page((world.folder / "index.html").read_text(encoding="utf-8")).text
 
 
 @pytest.mark.slow
-def test_without_an_attack_no_page_says_it_or_states_a_count(pages):
-    for name, text in pages.items():
-        words = Page(text).text
-        assert counted(words) == [], name
-        assert "no number of exposed records is stated" in words
-        assert counted(visible(text)) == [], name
-        assert never_said(visible(text)) == [], name
-
-
-@pytest.mark.slow
-def test_without_an_attack_no_command_says_it_or_states_a_count(unmeasured):
-    for done in unmeasured:
-        assert counted(done.said) == [], done.arguments
-        assert never_said(done.said) == [], done.arguments
-    people = json.loads(unmeasured[1].out)
-    assert "no number of exposed records is stated" in people["statement"]
+def test_once_measured_the_count_is_stated(world):
+    records = json.loads((world.folder / "records" / "summary.json").read_text(encoding="utf-8"))
+    assert records["measured"] is True
+    assert "at_least_exposed" in keys_of(records)
+    for name in ("report", "summary"):
+        assert counted(Page((world.folder / "records" / f"{name}.html").read_text(encoding="utf-8")).text)
+    (validated,) = [done for done in world.runs["records"] if done.arguments[0] == "validate"]
+    assert counted(validated.out)
 
 
 def keys_of(value: object) -> set[str]:
     if isinstance(value, dict):
         return {*map(str, value)}.union(*map(keys_of, value.values()))
     return set().union(*map(keys_of, value)) if isinstance(value, list) else set()
-
-
-@pytest.mark.slow
-@pytest.mark.slow
-def test_the_count_and_its_key_are_there_only_once_measured(folder, pages, measured):
-    people = json.loads((folder / "people" / "summary.json").read_text(encoding="utf-8"))
-    assert people["measured"] is False
-    assert not {"at_least_exposed", "validation", "lira", "agreement"} & keys_of(people)
-    records = json.loads((folder / "records" / "summary.json").read_text(encoding="utf-8"))
-    assert records["measured"] is True
-    assert "at_least_exposed" in keys_of(records)
-    for name in ("report", "summary"):
-        assert counted(Page((folder / "records" / f"{name}.html").read_text(encoding="utf-8")).text)
-    assert "not measured" in Page(pages["index.html"]).text
-    assert counted(measured[0].out)
