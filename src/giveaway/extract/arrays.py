@@ -228,7 +228,6 @@ def _features_and_outputs(batch: RecordBatch) -> Pair:
 
 
 def _layer(weight: Any, bias: Any) -> dict[str, Any]:
-    """Return the weight as (m, d) and the bias as (m,), where they are given."""
     matrix = None if weight is None else as_tensor("weight", weight)
     if matrix is not None and matrix.ndim == 1:
         matrix = matrix.unsqueeze(0)

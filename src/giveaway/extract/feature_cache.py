@@ -43,7 +43,6 @@ class FeatureCache(MarkedFolder):
 
     @property
     def marked(self) -> bool:
-        """Whether from_torch wrote this folder, whole or not."""
         return super().marked and self.read().get("kind") == KIND
 
     def facts(self) -> dict[str, Any] | None:
@@ -104,19 +103,15 @@ class SharedCache(MarkedFolder):
 
     @property
     def marked(self) -> bool:
-        """Whether any process wrote its part."""
         return bool(self.parts())
 
     def parts(self) -> list[FeatureCache]:
-        """Return the caches of the processes."""
         return [cache for cache in map(FeatureCache, sorted(self.path.glob(f"{PART}*"))) if cache.marked]
 
     def part(self, rank: int, size: int) -> FeatureCache:
-        """Return the cache of process `rank` of `size`."""
         return FeatureCache(self.path / f"{PART}{rank}-of-{size}")
 
     def remove(self) -> int:
-        """Remove every part, and the folder if nothing else is in it; return the number of files."""
         removed = sum(part.remove() for part in self.parts())
         self.remove_if_empty()
         return removed
@@ -132,7 +127,6 @@ class NpyWriter:
         self._like: torch.Tensor | None = None
 
     def add(self, block: torch.Tensor) -> None:
-        """Append the rows of `block`, which must be like those before."""
         block = storable(block).contiguous()
         if self._like is None:
             self._like = block[:0].clone()

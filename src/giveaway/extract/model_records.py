@@ -34,11 +34,9 @@ class ModelRecords:
 
     @property
     def n(self) -> int:
-        """The number of records."""
         return len(self.targets)
 
     def take(self, rows: slice | torch.Tensor) -> RecordBatch:
-        """Return the records with these numbers, on the device."""
         return RecordBatch(
             tuple(self._moved(value[rows]) for value in self.arguments),
             {name: self._moved(value[rows]) for name, value in self.keywords.items()},
@@ -46,7 +44,6 @@ class ModelRecords:
         )
 
     def batches(self, rows: int) -> Iterator[tuple[slice, RecordBatch]]:
-        """Yield every record once, `rows` at a time."""
         for start in range(0, self.n, rows):
             part = slice(start, min(start + rows, self.n))
             yield part, self.take(part)
@@ -148,7 +145,6 @@ class InputCollector:
         self._rows = self._bytes = 0
 
     def add(self, batch: RecordBatch) -> None:
-        """Keep the rows of `batch`, or give all of them up."""
         if not self._active:
             return
         try:

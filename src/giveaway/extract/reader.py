@@ -49,16 +49,13 @@ class RecordBatch:
 
     @property
     def rows(self) -> int:
-        """The number of records."""
         return len(self.targets)
 
     @property
     def inputs(self) -> list[Any]:
-        """Arguments and keywords in one list."""
         return [*self.arguments, *self.keywords.values()]
 
     def inputs_on(self, device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return arguments and keywords with every tensor on `device`."""
         return _moved(self.arguments, device), _moved(self.keywords, device)
 
     def leaves(self) -> Iterator[Any]:
@@ -120,7 +117,6 @@ class RecordReader:
         self.fingerprints.check_repeated_by(again)
 
     def check_second_pass(self) -> None:
-        """Read everything again and refuse if a record differs from the first pass."""
         for _ in self.second_pass():
             pass
 
@@ -133,7 +129,6 @@ class RecordReader:
             yield batch
 
     def batches(self) -> Iterator[RecordBatch]:
-        """Yield every batch, split into inputs, targets and ids."""
         return (split_batch(batch, self._keys) for batch in self.loader)
 
 
@@ -147,7 +142,6 @@ class RowFingerprints:
         self.rows = 0
 
     def add(self, batch: RecordBatch) -> None:
-        """Append the rows of `batch`; refuse more rows than expected."""
         self._hashes.append(row_hashes(batch))
         if batch.ids is not None:
             self._ids.append(batch.ids)
@@ -164,7 +158,6 @@ class RowFingerprints:
 
     @property
     def ids(self) -> np.ndarray | None:
-        """The ids that the batches carried, each of them once; None if they carried none."""
         if not self._ids:
             return None
         return check_names("ids in the batches", np.concatenate(self._ids), self.rows, unique=True)
@@ -220,7 +213,6 @@ class RowBuffer:
         self._blocks: list[torch.Tensor] = []
 
     def add(self, block: torch.Tensor) -> None:
-        """Append the rows of `block`, which must be of the same kind as those before."""
         if self._blocks:
             check_same_kind(self._name, block, self._blocks[0])
         if self._total is None:
@@ -232,7 +224,6 @@ class RowBuffer:
         self._filled += len(block)
 
     def joined(self) -> torch.Tensor:
-        """Return all rows in the order they came."""
         return self._blocks[0] if len(self._blocks) == 1 else torch.cat(self._blocks)
 
 

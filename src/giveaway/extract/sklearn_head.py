@@ -158,7 +158,6 @@ def _checked_inputs(estimator: Any, X: Any, y: Any) -> tuple[Any, np.ndarray]:
 
 
 def _checked_targets(y: Any, n: int) -> np.ndarray:
-    """Return y with one row a record, a single column as (n,)."""
     y = np.asarray(y)
     if y.ndim == 0 or len(y) != n:
         raise fail("y", f"{n} rows, one a row of X", f"shape {y.shape}", "pass the X and y of one data set")
@@ -316,7 +315,6 @@ def _dense(X: Any) -> np.ndarray:
 
 
 def _class_indices(y: np.ndarray, classes: np.ndarray) -> np.ndarray:
-    """Return the position of each label of y in `classes`."""
     if y.ndim != 1:
         raise fail("y", "one label a record", f"shape {y.shape}", "pass the y the estimator was fitted with")
     known = {label: index for index, label in enumerate(classes.tolist())}

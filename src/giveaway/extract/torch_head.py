@@ -317,7 +317,6 @@ class HeadLayer:
         self._candidates, self.name = {name: layer}, name
 
     def parameters(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return copies of the layer's weight and bias on the CPU."""
         assert self.name is not None
         layer = self._candidates[self.name]
         bias = None if layer.bias is None else storable(layer.bias).clone()
@@ -346,7 +345,6 @@ class HeadLayer:
 
 
 def _linear_layers(model: nn.Module, requested: str | None) -> dict[str, nn.Linear]:
-    """Return the nn.Linear called `requested`, or all of them where that is None."""
     linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     if requested is None:
         return linear

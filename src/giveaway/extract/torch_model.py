@@ -220,7 +220,6 @@ def _load_torch(file: Path, allow_pickle: bool) -> Any:
 
 
 def _difference(expected: Mapping[str, Any], stored: Mapping[str, Any]) -> str:
-    """Say how the parameters in a file differ from the model's, by count and first name."""
     kinds = {
         "missing": [name for name in expected if name not in stored],
         "unknown": [name for name in stored if name not in expected],

@@ -76,7 +76,6 @@ def first_line(error: Exception) -> str:
 
 
 def needs_pickle(argument: str, expected: str, file: Path, remedy: str) -> InputError:
-    """Return the refusal of a file that can run code."""
     return fail(argument, expected, f"{file.name}, which needs pickle", f"{remedy}, or {TRUST}")
 
 
@@ -215,13 +214,11 @@ class StoredArray:
     compressed: bool = False
 
     def value(self) -> np.ndarray | torch.Tensor:
-        """As it is stored; bfloat16 in float32."""
         if not self.bfloat16:
             return self.array
         return torch.from_numpy(np.array(self.array)).view(torch.bfloat16).to(torch.float32)
 
     def rows(self, name: str) -> np.ndarray | torch.Tensor | LazyRows:
-        """As a head takes it: lazily where it is large and mapped."""
         large = self.bfloat16 and isinstance(self.array, np.memmap) and self.array.nbytes >= LARGE_BYTES
         return FileRows(name, [self.array], bfloat16=True) if large else self.value()
 

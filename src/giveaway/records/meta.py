@@ -222,7 +222,6 @@ class Meta(Section):
 
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> Self:
-        """Read what `to_json` wrote."""
         read: dict[str, Any] = {**given, "of_model": "optimum" in given}
         if isinstance(given.get("kernel"), str):  # a table of Gaussian-process scores has these on the top level
             read["kernel"] = {name: read.pop(name, None) for name in ("kernel", "noise", "condition")}
@@ -234,7 +233,6 @@ class Meta(Section):
         return super().from_json(read)
 
     def to_json(self) -> dict[str, Any]:
-        """Write the metadata as JSON can hold them, under the keys of audit.json."""
         written = super().to_json()
         del written["of_model"]
         if self.of_model:

@@ -39,18 +39,15 @@ class LazyRows(ABC):
         """Read the rows with these numbers, in this order; `numbers` is on the CPU."""
 
     def to(self, device: torch.device | str) -> Self:
-        """Return the same rows, read onto `device`."""
         other = copy.copy(self)
         other.device = torch.device(device)
         return other
 
     @property
     def nbytes(self) -> int:
-        """The bytes that all rows would take in memory."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     def is_floating_point(self) -> bool:
-        """Whether the numbers are floats, as torch.Tensor.is_floating_point."""
         return self.dtype.is_floating_point
 
     def whole(self) -> torch.Tensor:
@@ -159,11 +156,9 @@ class LinearRows(LazyRows):
         super().__init__((len(features), len(weight)), torch.float64, features.device)
 
     def to(self, device: torch.device | str) -> LinearRows:
-        """Return the same outputs, computed on `device`."""
         return self.over(self.features.to(device))
 
     def over(self, features: torch.Tensor | LazyRows) -> LinearRows:
-        """Return the same layer's outputs for other features."""
         return LinearRows(features, self.weight, self.bias)
 
     def reads(self, features: torch.Tensor | LazyRows) -> bool:
@@ -253,7 +248,6 @@ class Stream:
         return pair
 
     def _next(self, count: int) -> Pair:
-        """Read the next `count` rows."""
         parts, missing = [], count
         while missing:
             batch = self._spare.pop() if self._spare else next(self._passing, None)
@@ -365,5 +359,4 @@ def check_same_kind(name: str, block: torch.Tensor, first: torch.Tensor) -> None
 
 
 def row_kind(block: torch.Tensor) -> str:
-    """Describe one row of `block` in words."""
     return f"shape {tuple(block.shape[1:])} and type {str(block.dtype).removeprefix('torch.')}"

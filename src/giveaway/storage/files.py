@@ -100,7 +100,6 @@ class MarkedFolder:
         return stored
 
     def write(self, contents: Mapping[str, Any]) -> None:
-        """Write the marker."""
         write_json(self.path / self.marker, contents)
 
     def claim(self) -> None:
@@ -155,7 +154,6 @@ class MarkedFolder:
         return removed
 
     def remove_if_empty(self) -> None:
-        """Remove the folder unless something is in it."""
         if not any(self.path.iterdir()):
             self.path.rmdir()
 
