@@ -339,7 +339,7 @@ def solve_floored(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """A⁻¹ b for symmetric A (N, k, k) and b (N, k, 1), with eigenvalues below 1 − CAP taken as that; which had any.
 
-    The matrices that `safe` marks are known to have none.
+    Matrices that the last argument marks are known to have none.
     """
     floor = 1.0 - CAP
     identity = torch.eye(matrices.shape[1], dtype=matrices.dtype, device=matrices.device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
@@ -20,22 +21,13 @@ from benchmarks.reproduce.page import (
     section,
     write_page,
 )
+from benchmarks.reproduce.pictures import draw_all
 
 PER_SAMPLE, GLS, LOOD = (read_paper(name) for name in PAPERS)
-NAME, MORE = "gls_resnet18", "gls_full_model"
 
 
-@pytest.fixture(scope="module")
-def committed():
-    return read_results(RESULTS)
-
-
-def copy_of(results):
-    return json.loads(json.dumps(results))
-
-
-DOCS = Path(__file__).parents[1] / "docs"
-PAPER = Path(__file__).parents[2] / "shared" / "papers" / "per-sample-mia.txt"
+DOCS = Path(__file__).parents[2] / "docs"
+PAPER = Path(__file__).parents[3] / "shared" / "papers" / "per-sample-mia.txt"
 TO_BE_HAD, ALIKE = PER_SAMPLE["to_be_had"], PER_SAMPLE["metrics"]
 
 
@@ -65,13 +57,13 @@ def test_every_number_of_a_setting_stands_on_the_page(committed, text):
         ("energy_mlp", "fused", "spearman"),
         ("california_linear", "loss", "0.1%"),
     ):
-        told = copy_of(committed)
+        told = deepcopy(committed)
         told[name]["agreement"]["lira"][score][metric][0] += 0.1234
         value = told[name]["agreement"]["lira"][score][metric][0]
         shown = {"spearman": f"{value:.3f} ±", "0.1%": f"{100 * value:.2f} ±"}.get(metric, f"{100 * value:.1f} ±")
         assert f"→ {shown}" in section("per_sample", told)
         assert f"→ {shown}" not in text
-    told = copy_of(committed)
+    told = deepcopy(committed)
     seconds = told["energy_mlp"]["seconds"]
     seconds["references"] *= 3
     ratio = f"{seconds['references'] / seconds['per_target']['surrogates']:,.0f} ×"
@@ -161,7 +153,7 @@ def test_cells_far_from_the_printed_ones_are_counted_and_explained(committed):
             assert f"({more:+.{digits}f})".replace("-", "−") in line.split("Far in Table 5")[1]
     assert "Far in Table 1: loss (+6.3), gradient norm (+38.8)." in told["California, MLP"]
     assert "Far in Table 1: no cell." in told["Energy"]
-    near = copy_of(committed["energy_mlp"])
+    near = deepcopy(committed["energy_mlp"])
     for score, row in printed["energy_mlp"].items():
         for metric, cell in zip(ALIKE, row, strict=True):
             scale = 1 if metric == "spearman" else 100
@@ -231,3 +223,13 @@ def test_printed_numbers_are_those_of_the_papers():
     assert printed["perturbed"]["networks"] == [-2.375, 5.978]
     assert (printed["groups"]["most_exposed"], printed["groups"]["least_exposed"]) == (0.61, 0.08)
     assert printed["sine"]["steepest"] == 3.899
+
+
+@pytest.mark.slow
+def test_pictures_are_drawn_from_the_committed_results(tmp_path):
+    shown = set(re.findall(r"\(images/(\w+\.png)\)", (DOCS / "results.md").read_text(encoding="utf-8")))
+    drawn = {path.name: path for path in draw_all(RESULTS, tmp_path)}
+    assert shown - set(drawn) == {"mia_images.png", "gls_extremes.png"}  # these show records, and need the data
+    assert set(drawn) <= shown
+    assert all(path.stat().st_size > 5_000 for path in drawn.values())
+    assert {path.name for path in draw_all(tmp_path / "nothing", tmp_path)} == {"gls_theory.png"}

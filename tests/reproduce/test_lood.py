@@ -24,7 +24,7 @@ from benchmarks.reproduce.lood.networks import (
     retrain,
     ten_classes,
 )
-from benchmarks.reproduce.lood.pictures import beside_the_record, draw
+from benchmarks.reproduce.lood.pictures import beside_the_record
 from benchmarks.reproduce.lood.searches import by_step, details, pixels
 from benchmarks.reproduce.lood.toys import at_queries, domain, normal_places, placed, slopes, steepest
 from benchmarks.reproduce.page import section
@@ -32,7 +32,6 @@ from torch import nn
 
 from giveaway.attacks.shadow_store import model_seed
 from giveaway.attacks.stacked import train_stacked
-from giveaway.figures import save_figure
 from giveaway.gp.kernels import RBF
 from giveaway.gp.nngp import NNGP
 from giveaway.gp.posterior import fit
@@ -77,21 +76,6 @@ def test_small_runs_leave_results_that_the_page_states(measured):
     assert f"at most {placed_at['-5']['offset_of_the_largest'][2]:g} and" in page
     assert page.count(NOT_RUN) == 3  # lood_queries
     assert all("nan" not in line.lower() for line in page.splitlines())
-
-
-@pytest.mark.slow
-def test_pictures_are_those_the_page_shows(measured, tmp_path):
-    root, results = measured
-    figures = draw(root / "results")
-    for name, figure in figures.items():
-        save_figure(figure, tmp_path / f"{name}.png")
-    drawn = {path.name for path in tmp_path.iterdir()}
-    shown = {
-        line.split("images/")[1].rstrip(")") for line in section("lood", results).splitlines() if line.startswith("![")
-    }
-    assert drawn == shown
-    assert len(drawn) == 12
-    assert draw(tmp_path / "nothing") == {}
 
 
 def test_a_round_leaves_each_chosen_record_out_and_a_second_command_goes_on(tmp_path):

@@ -13,18 +13,16 @@ import torch
 from benchmarks.reproduce.__main__ import RUN_AGAIN, main
 from benchmarks.reproduce.claims import UNMEASURED
 from benchmarks.reproduce.gls import run as settings
-from benchmarks.reproduce.gls.pictures import draw
 from benchmarks.reproduce.gls.run import SMALL
 from benchmarks.reproduce.gls.training import DEPTHS, Trainer, members_of
 from benchmarks.reproduce.gls.truth import between_targets
 from benchmarks.reproduce.gls.work import Work
 from benchmarks.reproduce.job import RESULTS, Job
-from benchmarks.reproduce.page import claims_of, read_paper, section
+from benchmarks.reproduce.page import claims_of, section
 from scipy.stats import norm, spearmanr
 from sklearn.metrics import roc_auc_score
 
 from giveaway.attacks import AttackScores
-from giveaway.figures import save_figure
 
 NAME, MORE = "gls_resnet18", "gls_full_model"
 CPU = torch.device("cpu")
@@ -255,56 +253,3 @@ def test_what_was_not_solved_is_left_out_and_said(tmp_path, monkeypatch, capsys)
     last_layer = claims_of("gls", {NAME: result})[3]
     assert last_layer.verdict == UNMEASURED
     assert "2 last layers not to be had" in last_layer.measured
-
-
-@pytest.mark.parametrize("of", [2, 5])
-@pytest.mark.slow
-def test_page_has_the_numbers_of_the_results(result, of):
-    result = json.loads(json.dumps(result))
-    for depth in DEPTHS:
-        for cell in result["depths"][depth]["all"]["gls_trace"].values():
-            cell["of"] = of
-    text = section("gls", {NAME: result})
-    rows = {line.split("|")[1].strip(): line.split("|") for line in text.splitlines() if "→" in line and "|" in line}
-    for title, metric in (("LiRA score", "lira"), ("σ_out/σ_in", "deviation_ratio"), ("TPR at 5 % FPR", "tpr")):
-        for depth, cell in zip(DEPTHS, rows[title][2:], strict=False):
-            value = result["depths"][depth]["all"]["gls_trace"][metric]
-            printed, spread = read_paper("gls")["printed"]["table_2"][metric][depth]
-            ours = f"{value['mean']:z.2f}" + (f" ± {value['half_width']:.2f}" if of == 5 else "")
-            assert cell.strip().replace("−", "-") == f"{printed:.2f} ± {spread:.2f} → {ours}"
-    first = text.split("over the first 128 training records")[1].splitlines()
-    row = next(line for line in first if line.startswith("| TPR at 5 % FPR |")).split("|")[2:-1]
-    expected = [result["depths"][depth]["first"]["gls_trace"]["tpr"]["mean"] for depth in DEPTHS]
-    assert [cell.split("±")[0].strip().replace("−", "-") for cell in row] == [f"{value:z.2f}" for value in expected]
-    assert f"{DEPTHS[0]}). We know of no cause" in text
-    assert "below 0.88" in text
-    view = result["beside"]["fused"]["view"]
-    assert f"memorized M = {view['memorized']['mean']:.2f}" in text
-    assert f"its own left-out error is {view['left_out_error']['mean']:.2f}" in text
-    assert f"{result['depths']['full model']['parameters']:,}" in text
-
-
-@pytest.mark.slow
-def test_deeper_leverage_is_held_against_the_last_layer_of_the_same_targets(result):
-    """The mean over all targets may be another."""
-    for depth, measured in result["depths"].items():
-        for metric, same in measured["last layer of these targets"].items():
-            assert same["of"] == measured["targets"]
-            if same["of"] == result["depths"]["last layer"]["targets"]:
-                assert same == result["depths"]["last layer"]["all"]["gls_trace"][metric], depth
-
-
-@pytest.mark.slow
-def test_pictures_are_drawn_from_the_results(ran, more, tmp_path):
-    pytest.importorskip("matplotlib")
-    results = tmp_path / "results"
-    results.mkdir()
-    for path in [*ran.glob(f"{NAME}.*"), *more.glob(f"{MORE}.*")]:
-        shutil.copy(path, results)
-    figures = draw(results)
-    depths = [label.get_text() for label in figures["gls_depths"].axes[0].get_xticklabels()]
-    assert [depth.rstrip("*") for depth in depths] == [*DEPTHS, "full model,\nmore targets"]
-    assert set(figures) == {f"gls_{name}" for name in ("theory", "depths", "tradeoff", "tsne")}
-    for name, figure in figures.items():
-        save_figure(figure, tmp_path / f"{name}.png")
-        assert (tmp_path / f"{name}.png").stat().st_size > 5_000

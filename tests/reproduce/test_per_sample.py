@@ -13,14 +13,13 @@ import pytest
 import torch
 from benchmarks.networks import build_transformer, build_with_dropout
 from benchmarks.reproduce import __main__ as command
-from benchmarks.reproduce.job import RESULTS, Job, OutOfTime
+from benchmarks.reproduce.job import Job, OutOfTime
 from benchmarks.reproduce.per_sample import data as sets
 from benchmarks.reproduce.per_sample.agreement import METRICS, figures, repeated
 from benchmarks.reproduce.per_sample.attacks import Truth, attack_truth, balanced_accuracy, best_threshold, halves_of
 from benchmarks.reproduce.per_sample.experiment import run
 from benchmarks.reproduce.per_sample.pictures import highest
 from benchmarks.reproduce.per_sample.settings import EXPERIMENTS
-from benchmarks.reproduce.pictures import draw_all
 
 from giveaway.attacks import AttackScores, rmia
 from giveaway.attacks.shadow_store import balanced_membership, model_membership
@@ -271,12 +270,3 @@ def test_images_of_the_highest_scores_are_in_their_order():
     assert len(axes) == 30
     for place, (row, column) in enumerate((row, column) for row in range(3) for column in range(10)):
         np.testing.assert_array_equal(axes[place].images[0].get_array(), images[row + column])
-
-
-@pytest.mark.slow
-def test_pictures_are_drawn_of_what_there_is(tmp_path):
-    for name in ("energy_mlp.json", "energy_mlp.npz"):
-        (tmp_path / name).write_bytes((RESULTS / name).read_bytes())
-    drawn = {path.name for path in draw_all(tmp_path, tmp_path / "images")}
-    recalls = {f"mia_recall_{name}.png" for name in ("lira", "rmia", "shokri")}
-    assert drawn == recalls | {"mia_loss_influence.png", "gls_theory.png"}

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 
 import numpy as np
 import pytest
 from benchmarks.reproduce.claims import FAILS, HOLDS, NOT_RUN, UNMEASURED
+from benchmarks.reproduce.gls.training import DEPTHS
 from benchmarks.reproduce.job import RESULTS
-from benchmarks.reproduce.page import FIGURES, PAPERS, claims_of, read_paper, read_results, section
+from benchmarks.reproduce.page import FIGURES, PAPERS, claims_of, read_paper, section
 
 PER_SAMPLE, GLS, LOOD = (read_paper(name) for name in PAPERS)
 NAME, MORE = "gls_resnet18", "gls_full_model"
-
-
-@pytest.fixture(scope="module")
-def committed():
-    return read_results(RESULTS)
-
-
-def copy_of(results):
-    return json.loads(json.dumps(results))
 
 
 TO_BE_HAD = PER_SAMPLE["to_be_had"]
@@ -33,9 +26,9 @@ def everywhere(results, change):
     """The results of Energy, changed, for every setting of the per-sample paper whose data can be had."""
     made = {}
     for name in TO_BE_HAD:
-        made[name] = copy_of(results["energy_mlp"]) | {"setting": name}
+        made[name] = deepcopy(results["energy_mlp"]) | {"setting": name}
         for truth in made[name]["agreement"].values():
-            truth["whole_network"] = copy_of(truth["influence"])
+            truth["whole_network"] = deepcopy(truth["influence"])
         made[name]["seconds"]["per_target"]["whole_network"] = 9.0
         change(name, made[name])
     made[NAME] = {"beside": {"fused": {"recall": {"0": 0.7, "2": 0.8}}}}
@@ -111,7 +104,7 @@ def test_fused_is_held_against_newton_on_the_resnet_too(committed):
 
 
 def test_the_whole_network_is_held_against_the_last_layer_of_the_same_targets(committed):
-    found = copy_of(committed["cifar10_cnn"])
+    found = deepcopy(committed["cifar10_cnn"])
     found["top 1% in 5%, each target"] |= {"whole_network": [0.5, 0.6], "influence": [0.4, 0.5, 0.9]}
     claim = claims_of("per_sample", {"cifar10_cnn": found})[5]
     assert claim.verdict == FAILS
@@ -127,13 +120,13 @@ def test_scores_that_shared_their_gpu_are_told_and_not_counted(committed):
     times = f"{told['references'] / told['per_target']['surrogates']:,.0f}"
     note = f"; not counted: SST-2, transformer {times} ×, whose scores shared a GPU with another training run"
     assert claim.measured.endswith(note)
-    alone = copy_of(committed)
+    alone = deepcopy(committed)
     alone["sst2_transformer"]["seconds"]["surrogates"] += 1.0
     assert claims_of("per_sample", alone)[6].measured.startswith("true in 3 of 7: ")
 
 
 def test_less_is_less_beyond_the_noise(committed):
-    found = copy_of(committed["bloodmnist_head"])
+    found = deepcopy(committed["bloodmnist_head"])
     set_recall(found, "fused", 0.5)
     for truth, mean in (("lira", 0.6), ("rmia", 0.58), ("shokri", 0.2)):
         set_recall(found, "newton", mean, 0.05, truth)
@@ -151,8 +144,32 @@ def gls(results):
     return section("gls", results), claims_of("gls", results)
 
 
+@pytest.mark.parametrize("of", [2, 5])
+def test_the_gls_tables_have_the_numbers_of_the_results(committed, of):
+    result = deepcopy(committed[NAME])
+    for depth in DEPTHS:
+        for cell in result["depths"][depth]["all"]["gls_trace"].values():
+            cell["of"] = of  # few targets have no spread
+    text = section("gls", {NAME: result})
+    rows, few = (
+        {line.split("|")[1].strip(): line.split("|")[2:] for line in part.splitlines() if line.startswith("|")}
+        for part in text.split("The same over the first 128 training records")
+    )
+    for title, metric in (("LiRA score", "lira"), ("σ_out/σ_in", "deviation_ratio"), ("TPR at 5 % FPR", "tpr")):
+        for place, depth in enumerate(DEPTHS):
+            value, other = (result["depths"][depth][over]["gls_trace"][metric] for over in ("all", "first"))
+            printed, spread = GLS["printed"]["table_2"][metric][depth]
+            ours = f"{value['mean']:z.2f}" + (f" ± {value['half_width']:.2f}" if of == 5 else "")
+            assert rows[title][place].strip().replace("−", "-") == f"{printed:.2f} ± {spread:.2f} → {ours}"
+            assert few[title][place].split("±")[0].strip().replace("−", "-") == f"{other['mean']:z.2f}"
+    view = result["beside"]["fused"]["view"]
+    assert f"memorized M = {view['memorized']['mean']:.2f}" in text
+    assert f"its own left-out error is {view['left_out_error']['mean']:.2f}" in text
+    assert f"{result['depths']['full model']['parameters']:,}" in text
+
+
 def test_a_depth_whose_solves_ended_early_is_marked_and_not_judged(committed):
-    result = copy_of(committed[NAME])
+    result = deepcopy(committed[NAME])
     full = result["depths"]["full model"]
     full.update(solve_error=0.1, worst_residual=0.004, most_steps_taken=19)
     text, claims = gls({NAME: result})
@@ -172,7 +189,7 @@ def test_a_depth_whose_solves_ended_early_is_marked_and_not_judged(committed):
 
 
 def test_what_was_solved_further_stands_beside_the_depths_and_is_judged(committed):
-    results = copy_of({name: committed[name] for name in (NAME, MORE)})
+    results = deepcopy({name: committed[name] for name in (NAME, MORE)})
     full = results[MORE]["depths"]["full model"]
     text, claims = gls(results)
     lines = text.splitlines()
@@ -200,7 +217,7 @@ def test_what_was_solved_further_stands_beside_the_depths_and_is_judged(committe
 
 
 def test_gls_verdicts_follow_the_results(committed):
-    changed = copy_of(committed[NAME])
+    changed = deepcopy(committed[NAME])
     depths = changed["depths"]
     for own, lira in zip(depths.values(), (0.5, 0.52, 0.51, 0.5), strict=True):
         own |= {"targets": 4, "solve_error": 0.1}
@@ -233,7 +250,7 @@ def test_gls_verdicts_follow_the_results(committed):
 
 def test_verdicts_of_searches_toys_and_activations_turn_with_the_numbers(committed):
     before = claims_of("lood", {"lood_figures": json.loads(FIGURES.read_text()), **committed})
-    told = copy_of(committed) | {"lood_figures": json.loads(FIGURES.read_text())}
+    told = deepcopy(committed) | {"lood_figures": json.loads(FIGURES.read_text())}
     told["lood_searches"]["cars_and_planes"] |= {"found": 250}
     told["lood_searches"]["cars_and_planes"]["not_found"]["record_has_the_likest_details_of_all"] = 96
     told["lood_searches"]["convolutional"]["auc_at_the_query"][0] -= 0.1
@@ -270,7 +287,7 @@ def test_committed_counts_of_searches_are_those_of_the_summaries(committed):
 
 @pytest.mark.parametrize(("score", "others", "expected"), [("lood_mean", 0.3, HOLDS), ("tracin", 0.5, FAILS)])
 def test_the_best_predictor_of_retraining_is_judged(committed, score, others, expected):
-    told = copy_of(committed)
+    told = deepcopy(committed)
     for name in told["lood_influence"]["with_the_change"]:
         told["lood_influence"]["with_the_change"][name]["pearson"] = 0.3
     told["lood_influence"]["with_the_change"]["lood_mean"]["pearson"] = 0.4
