@@ -136,7 +136,7 @@ def test_what_is_done_already_is_told_in_spans_that_no_memory_and_no_threads_cha
     for memory, threads in ((1e-4, 1), (1e-4, 3), (64.0, 3)):
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
-        curvature = sketch_module.SketchedCurvature(small(), probes=32, memory=int(memory * 1e9))
+        curvature = sketch_module.SketchedCurvature(small(), Sketch(probes=32, memory=memory))
         made[memory, threads] = scoring.record_spans(small(), curvature), curvature.windows_at_once
         torch.set_num_threads(before)
     spans, looks = zip(*made.values(), strict=True)

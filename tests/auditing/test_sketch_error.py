@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giveaway.auditing.scoring import SAMPLED_ROWS, LoadedSpan, record_spans, sampled_spans
-from giveaway.curvature.sketch import SketchedCurvature
+from giveaway.curvature.sketch import Sketch, SketchedCurvature
 from giveaway.scores.catalogue import relative_error, standard_errors
 from tests import oracles
 from tests.conftest import made_head
@@ -35,7 +35,7 @@ def test_sampled_spans_are_spread_and_about_as_many_rows_as_wanted(sizes):
 
 def test_standard_errors_are_the_spread_of_parts_of_the_probes():
     head = made_head("classes", l2=0.4, sample_weight=np.random.default_rng(1).random(60) + 0.2)
-    curvature = SketchedCurvature(head, probes=66, precision="float64", tolerance=1e-6, memory=1 << 28)
+    curvature = SketchedCurvature(head, Sketch(probes=66, precision="float64", tolerance=1e-6))
     p = torch.softmax(head.outputs, 1).numpy()
     x = np.column_stack([head.features.numpy(), np.ones(60)])
     y = np.eye(5)[head.targets.numpy()]
@@ -73,7 +73,7 @@ def test_relative_error_is_a_root_mean_square_over_rows_that_were_looked_at():
 def test_the_spread_tells_the_real_error():
     """Over the rows, the mean square of stated errors is that of the real ones."""
     head = made_head("classes", l2=0.4, n=300)
-    curvature = SketchedCurvature(head, probes=128, precision="float64", memory=1 << 28)
+    curvature = SketchedCurvature(head, Sketch(probes=128, precision="float64"))
     features, outputs, targets = (a.numpy() for a in (head.features, head.outputs, head.targets))
     exact = oracles.head_scores(features, outputs, targets, head.loss, l2=0.4)
     (span,) = record_spans(head, curvature)

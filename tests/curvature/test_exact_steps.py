@@ -9,7 +9,7 @@ import torch
 from giveaway import Head
 from giveaway.curvature import sketch as module
 from giveaway.curvature.optimum import gradient_sum
-from giveaway.curvature.sketch import ExactSteps, SketchedCurvature, exact_steps
+from giveaway.curvature.sketch import ExactSteps, Sketch, SketchedCurvature, exact_steps
 from tests import oracles
 from tests.conftest import made_arrays, made_head
 
@@ -30,14 +30,14 @@ def tight(monkeypatch):
 
 def steps_of(head: Head, rows: np.ndarray, size: int, *, converged: bool = True) -> ExactSteps:
     """Of groups of `size` consecutive `rows`."""
-    curvature = SketchedCurvature(head, probes=32, precision="float64", memory=1 << 28)
+    curvature = SketchedCurvature(head, Sketch(probes=32, precision="float64"))
     window = head.window(torch.from_numpy(rows))
     loss = curvature.loss
     gradient = loss.gradient(window.outputs.double(), loss.targets(window.targets)).view(-1, size, head.m)
     total = drift = None
     if not converged:
         total = gradient_sum(head).total
-        drift = SketchedCurvature(head, probes=32, precision="float64", tolerance=1e-10, memory=1 << 28).solve(total)
+        drift = SketchedCurvature(head, Sketch(probes=32, precision="float64", tolerance=1e-10)).solve(total)
     return exact_steps(curvature, window, gradient, total, drift)
 
 

@@ -9,7 +9,7 @@ import torch
 from giveaway import Head
 from giveaway.curvature import sketch as sketched_module
 from giveaway.curvature.blocks import CAP
-from giveaway.curvature.sketch import SketchedCurvature, records_to_redo
+from giveaway.curvature.sketch import Sketch, SketchedCurvature, records_to_redo
 from giveaway.linalg.cg import SolveError
 from giveaway.linalg.precision import signs
 from tests import oracles
@@ -18,7 +18,6 @@ from tests.curvature.test_dense import dense_inverse, gradient_like
 from tests.curvature.test_products import explicit_curvature, explicit_root
 
 KINDS = ["squared_many", "one_logit", "classes", "soft_labels", "multi_label"]
-AMPLE = 1 << 28
 
 
 def blocks_of(head: Head, curvature: SketchedCurvature, size: int = 1, probes: slice | None = None):
@@ -32,7 +31,7 @@ def test_solutions_against_an_explicit_inverse(kind, options):
     if "sample_weight" in options:
         options = {"sample_weight": np.random.default_rng(3).random(60) + 0.1}
     head = made_head(kind, l2=0.4, **options)
-    curvature = SketchedCurvature(head, probes=40, precision="float64", tolerance=1e-9, memory=AMPLE, seed=3)
+    curvature = SketchedCurvature(head, Sketch(probes=40, precision="float64", tolerance=1e-9, seed=3))
     root = explicit_root(head)
     omega = signs(3, torch.arange(head.n + head.width), curvature.products.k, slice(0, 40)).numpy()
     expected = np.linalg.pinv(explicit_curvature(head), hermitian=True) @ (root.T @ omega.reshape(len(root), -1))
@@ -48,7 +47,7 @@ def test_solutions_against_an_explicit_inverse(kind, options):
 def test_float32_with_residuals_in_float64(kind):
     head = made_head(kind, l2=0.4)
     wide, narrow = (
-        SketchedCurvature(head, probes=64, precision=name, tolerance=1e-4, memory=AMPLE) for name in ("float64", "auto")
+        SketchedCurvature(head, Sketch(probes=64, precision=name, tolerance=1e-4)) for name in ("float64", "auto")
     )
     assert narrow.z.dtype == torch.float32
     assert (narrow.report["precision"], narrow.report["residual_precision"]) == ("float32", "float64")
@@ -63,26 +62,28 @@ def test_float32_with_residuals_in_float64(kind):
 @pytest.mark.parametrize("at_once", [32, 64])
 def test_blocks_of_probes_that_fit_the_memory(at_once):
     head = made_head("classes", l2=0.4)
-    whole = SketchedCurvature(head, probes=128, precision="float64", tolerance=1e-8, memory=AMPLE)
+    whole = SketchedCurvature(head, Sketch(probes=128, precision="float64", tolerance=1e-8))
     one = sketched_module.ARRAYS * head.width * head.m * 8
-    cut = SketchedCurvature(head, probes=128, precision="float64", tolerance=1e-8, memory=4 * one * at_once)
+    cut = SketchedCurvature(
+        head, Sketch(probes=128, precision="float64", tolerance=1e-8, memory=(4 * one * at_once + 1) / 1e9)
+    )
     assert (whole.at_once, cut.at_once) == (128, at_once)
     torch.testing.assert_close(cut.z, whole.z, rtol=0, atol=1e-6 * float(whole.z.abs().max()))
-    tiny = SketchedCurvature(head, probes=33, memory=1)
+    tiny = SketchedCurvature(head, Sketch(probes=33, memory=1e-9))
     assert (tiny.at_once, tiny.report["preconditioner"]) == (1, "shared")
 
 
 def test_another_penalty_is_another_sketch():
     head = made_head("classes", l2=0.4)
-    options = {"probes": 64, "precision": "float64", "tolerance": 1e-8, "memory": AMPLE, "seed": 5}
-    derived = SketchedCurvature(head, **options).with_l2(3.0)
-    direct = SketchedCurvature(made_head("classes", l2=3.0), **options)
+    options = {"probes": 64, "precision": "float64", "tolerance": 1e-8, "seed": 5}
+    derived = SketchedCurvature(head, Sketch(**options)).with_l2(3.0)
+    direct = SketchedCurvature(made_head("classes", l2=3.0), Sketch(**options))
     assert derived.report["l2"] == 3.0
     torch.testing.assert_close(derived.z, direct.z, rtol=0, atol=1e-9)
 
 
 def test_what_is_reported():
-    report = SketchedCurvature(made_head("classes", l2=0.4), probes=32, memory=AMPLE, seed=9).report
+    report = SketchedCurvature(made_head("classes", l2=0.4), Sketch(probes=32, seed=9)).report
     steps, residual = report.pop("steps"), report.pop("residual")
     assert 1 <= steps < 20
     assert 0 < residual <= 1e-3
@@ -106,8 +107,8 @@ def test_a_solve_that_does_not_get_there(monkeypatch):
     monkeypatch.setattr(sketched_module, "MOST_STEPS", 2)
     head = made_head("classes", l2=1e-4)
     with pytest.raises(SolveError, match=r"^solve: expected a residual of 1e-06 .* after 2 steps"):
-        SketchedCurvature(head, probes=32, tolerance=1e-6, memory=AMPLE)
-    used = SketchedCurvature(head, probes=32, tolerance=1e-6, memory=AMPLE, allow_unconverged=True)
+        SketchedCurvature(head, Sketch(probes=32, tolerance=1e-6))
+    used = SketchedCurvature(head, Sketch(probes=32, tolerance=1e-6, allow_unconverged=True))
     assert used.report["residual"] > 1e-6
     assert used.report["steps"] == 2
 
@@ -120,10 +121,10 @@ def test_separate_outputs_stay_between_zero_and_one(kind):
     arrays["outputs"] = 0.3 * np.random.default_rng(1).normal(size=arrays["outputs"].shape)
     head = Head(**arrays, l2=1e-3)
     exact = oracles.head_scores(**arrays, l2=1e-3)
-    few = blocks_of(head, SketchedCurvature(head, probes=32, memory=AMPLE))
+    few = blocks_of(head, SketchedCurvature(head, Sketch(probes=32)))
     assert float(few.spread.min()) >= 0
     assert float(few.spread.max()) <= 1
-    curvature = SketchedCurvature(head, probes=2048, memory=AMPLE)
+    curvature = SketchedCurvature(head, Sketch(probes=2048))
     many = blocks_of(head, curvature)
     np.testing.assert_allclose(many.trace(), exact["gls_trace"], rtol=5 * (2 / 2048) ** 0.5)
     g = curvature.loss.diagonal(head.outputs).unsqueeze(1)  # any vector will do
@@ -142,7 +143,7 @@ def test_separate_outputs_of_groups(kind):
     groups = np.arange(60) // 3
     arrays = made_arrays(kind)
     exact = oracles.group_scores(**arrays, groups=groups, l2=0.3)
-    blocks = blocks_of(head, SketchedCurvature(head, probes=4096, memory=AMPLE), 3)
+    blocks = blocks_of(head, SketchedCurvature(head, Sketch(probes=4096)), 3)
     values = torch.linalg.eigvalsh(blocks.spread.permute(2, 0, 1))
     assert -1e-9 <= float(values.min()) <= float(values.max()) <= CAP
     np.testing.assert_allclose(blocks.trace(), exact["gls_trace"], rtol=0.12)
@@ -157,7 +158,7 @@ def test_groups_in_which_some_are_surer_than_others(kind, name):
         arrays["outputs"] = np.where(np.arange(60)[:, None] % 3 == 0, 12.0, 0.5)
     head = Head(**arrays, l2=0.3)
     exact = oracles.group_scores(**arrays, groups=np.arange(60) // 3, l2=0.3)[name]
-    blocks = blocks_of(head, SketchedCurvature(head, probes=2048, memory=AMPLE), 3)
+    blocks = blocks_of(head, SketchedCurvature(head, Sketch(probes=2048)), 3)
     found = getattr(blocks, name.split("_")[1])(logit=name.endswith("_logit"))
     np.testing.assert_allclose(found, exact, rtol=5 * (2 / 2048) ** 0.5)
 
@@ -165,7 +166,7 @@ def test_groups_in_which_some_are_surer_than_others(kind, name):
 def test_blocks_by_some_of_the_probes():
     """A quarter of the probes is a sketch of its own: the mean over quarters is the whole, for what is linear in B."""
     head = made_head("classes", l2=0.4)
-    curvature = SketchedCurvature(head, probes=128, precision="float64", memory=AMPLE)
+    curvature = SketchedCurvature(head, Sketch(probes=128, precision="float64"))
     whole = blocks_of(head, curvature).trace()
     quarters = [blocks_of(head, curvature, probes=slice(a, a + 32)).trace() for a in range(0, 128, 32)]
     torch.testing.assert_close(torch.stack(quarters).mean(0), whole, rtol=1e-12, atol=0)

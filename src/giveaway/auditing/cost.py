@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from giveaway.auditing.progress import human_seconds
-from giveaway.curvature.choice import Auto, Dense, Sketch, budget, choose
+from giveaway.curvature.choice import Auto, Dense, Sketch, choose
 from giveaway.curvature.sketch import probes_at_once
 from giveaway.linalg.precision import precision_named
 from giveaway.linalg.processes import ALONE, Processes
@@ -217,7 +217,7 @@ def forecast(head: Head, curvature: Dense | Sketch | Auto, processes: Processes 
     if sketch is not None:
         precision = precision_named(sketch.precision, head.device)
         dtype, probes = precision.between, sketch.probes
-        blocks = -(-probes // probes_at_once(head, probes, budget(sketch.memory, head), precision))
+        blocks = -(-probes // probes_at_once(head, sketch))
     work = Workload(
         records=head.n,
         features=head.width,

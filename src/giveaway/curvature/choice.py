@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from giveaway.checks import check_number, check_whole, fail, free_memory
+from giveaway.checks import check_number, check_whole, fail
 from giveaway.curvature.dense import DenseCurvature, dense_bytes
-from giveaway.curvature.sketch import PROBES, TOLERANCE, SketchedCurvature, probes_at_once
+from giveaway.curvature.sketch import Sketch, SketchedCurvature, budget, probes_at_once
 from giveaway.linalg.precision import precision_named
 from giveaway.linalg.processes import ALONE, Processes
 from giveaway.records import Head
@@ -32,42 +32,6 @@ class Dense:
     """
 
     l2_sensitivity: bool | None = None
-
-
-@dataclass(frozen=True)
-class Sketch:
-    """Estimate what the curvature says of every record from random combinations of its inverse.
-
-    Parameters
-    ----------
-    probes : how many; the error of a score is about √(2/probes) of it.
-    tolerance : the solves stop when their worst residual is below it.
-    precision : of the products inside the solves: "float64" or "float32", on a GPU also "tf32" or "bf16"; residuals are
-        computed in a higher one. "auto" is float32 on a CPU and bf16 on a GPU.
-    memory : gigabytes that the sketch may take; by default half of what is free.
-    allow_unconverged : use solves that do not reach the tolerance instead of raising an error.
-    errors : add the standard error of every score, a record, as attributes.
-    seed : of the probes.
-    l2_sensitivity : as for `Dense`; by default not.
-    """
-
-    probes: int = PROBES
-    tolerance: float = TOLERANCE
-    precision: str = "auto"
-    memory: float | None = None
-    allow_unconverged: bool = False
-    errors: bool = False
-    seed: int = 0
-    l2_sensitivity: bool | None = None
-
-    def __post_init__(self) -> None:
-        check_whole("probes", self.probes, remedy="256 suits most heads")
-        check_number("tolerance", self.tolerance, minimum=0.0, remedy="1e-3 suits most heads")
-        if not 0 < self.tolerance < 1:
-            raise fail("tolerance", "a number between 0 and 1", f"{self.tolerance:g}", "1e-3 suits most heads")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
-            raise fail("seed", "a whole number from 0 to 2**63 - 1", repr(self.seed), "leave it out for 0")
-        check_number("memory", self.memory or 0.0, minimum=0.0, remedy="give it in gigabytes")
 
 
 @dataclass(frozen=True)
@@ -147,18 +111,7 @@ def compute(
             on_rows(len(window))
 
         return DenseCurvature(head, processes=processes, checkpoint=checkpoint, on_window=each)
-    return SketchedCurvature(
-        head,
-        probes=sketch.probes,
-        tolerance=sketch.tolerance,
-        precision=sketch.precision,
-        memory=budget(sketch.memory, head),
-        allow_unconverged=sketch.allow_unconverged,
-        seed=sketch.seed,
-        processes=processes,
-        checkpoint=checkpoint,
-        on_rows=on_rows,
-    )
+    return SketchedCurvature(head, sketch, processes=processes, checkpoint=checkpoint, on_rows=on_rows)
 
 
 def expected_passes(head: Head, choice: Choice) -> int:
@@ -166,11 +119,4 @@ def expected_passes(head: Head, choice: Choice) -> int:
     sketch = choice.sketch
     if sketch is None:
         return 1
-    precision = precision_named(sketch.precision, head.device)
-    at_once = probes_at_once(head, sketch.probes, budget(sketch.memory, head), precision)
-    return EXPECTED_PRODUCTS * -(-sketch.probes // at_once)
-
-
-def budget(memory: float | None, head: Head) -> int:
-    """Bytes that a curvature may take: `memory` gigabytes, or half of what is free where the head's arrays are."""
-    return free_memory(head.device) // 2 if memory is None else int(memory * 1e9)
+    return EXPECTED_PRODUCTS * -(-sketch.probes // probes_at_once(head, sketch))

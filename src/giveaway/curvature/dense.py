@@ -34,8 +34,12 @@ PART_BYTES = 8_000_000  # of the features and the numbers of W in one part of th
 class DenseCurvature:
     """The curvature of `head` at its outputs, summed over this process's share of the records and then over all.
 
-    Every window that is read goes to `on_window`. `taken_up` says that the sums went on from a checkpoint.
+    Every window that is read goes to `on_window`. `taken_up` says that the sums went on from a checkpoint. `size` is P,
+    the parameters of the head in the directions that matter. One array of a batch of blocks may take `array_bytes`;
+    about eight are alive at a time. They are small beside the curvature: any number of windows may be scored at once.
     """
+
+    windows_at_once: int | None = None
 
     def __init__(
         self,
@@ -55,6 +59,8 @@ class DenseCurvature:
             remedy="take curvature=Sketch(), a machine with more memory, or a head with fewer features or classes",
             device=head.device,
         )
+        self.size = head.width * self.loss.degrees
+        self.array_bytes = GPU_ARRAY_BYTES if head.device.type == "cuda" else ARRAY_BYTES
         self.sums = PairTiles(head.width, self.loss.pairs, head.device)
         earlier, first = checkpoint.load(SAVED_SUMS), 0
         self.taken_up = earlier is not None
@@ -84,11 +90,6 @@ class DenseCurvature:
         return other
 
     @property
-    def size(self) -> int:
-        """P, the parameters of the head in the directions that matter."""
-        return self.sums.d * self.loss.degrees
-
-    @property
     def report(self) -> dict[str, Any]:
         """What the metadata says of this curvature."""
         shared = self.loss.m if self.loss.shared else 1
@@ -109,15 +110,6 @@ class DenseCurvature:
         coupled = self.loss.m if self.loss.coupled else 1
         blocks = 8 * s * s * self.loss.m * coupled
         return blocks if s == 1 else max(blocks, 8 * s * self.sums.d * coupled**2)
-
-    @property
-    def array_bytes(self) -> int:
-        """How many bytes one array of a batch may take; about eight are alive at a time."""
-        return GPU_ARRAY_BYTES if self.scales.is_cuda else ARRAY_BYTES
-
-    @property
-    def windows_at_once(self) -> None:
-        """Any number of windows: their arrays are small beside the curvature."""
 
     def window_blocks(self, window: Window, size: int = 1) -> Callable[[slice, slice | None], Blocks]:
         """Prepare the blocks of the groups of `size` consecutive rows of `window`; the function that is returned makes

@@ -122,8 +122,8 @@ class HeadProducts:
             return precision.parts(u.mul_(self.diagonal(window).to(u.dtype).unsqueeze(2)).flatten(1))
         p, weight = self._probabilities(window, precision)
         if precision.name in ("bf16", "bf16x3"):
-            curved = self._compiled(_curve_in_halves if precision.name == "bf16x3" else _curve_bf16, window)
-            return tuple(part.flatten(1) for part in curved(u, p, weight))
+            curved = self._compiled(_curve_softmax, window)(u, p, weight, precision.name == "bf16x3")
+            return tuple(part.flatten(1) for part in curved)
         u -= u.gather(1, p.argmax(1)[:, None, None].expand(-1, 1, u.shape[2]))
         u -= torch.bmm(p.unsqueeze(1), u)
         return precision.parts(u.mul_((p * weight).unsqueeze(2)).flatten(1))
@@ -155,19 +155,11 @@ class HeadProducts:
         return self._fused[plain]
 
 
-def _curve_wide(u: torch.Tensor, p: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def _curve_softmax(u: torch.Tensor, p: torch.Tensor, weight: torch.Tensor, halves: bool) -> Parts:
     softmax = SoftmaxCurvature(p.unsqueeze(2))
-    return weight.unsqueeze(2) * softmax.curve(softmax.contrast(u.float(), -2), -2)
-
-
-def _curve_bf16(u: torch.Tensor, p: torch.Tensor, weight: torch.Tensor) -> Parts:
-    return (_curve_wide(u, p, weight).to(torch.bfloat16),)
-
-
-def _curve_in_halves(u: torch.Tensor, p: torch.Tensor, weight: torch.Tensor) -> Parts:
-    curved = _curve_wide(u, p, weight)
+    curved = weight.unsqueeze(2) * softmax.curve(softmax.contrast(u.float(), -2), -2)
     high = curved.to(torch.bfloat16)
-    return high, (curved - high.float()).to(torch.bfloat16)
+    return (high, (curved - high.float()).to(torch.bfloat16)) if halves else (high,)
 
 
 def _root_softmax(

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from giveaway.checks import free_memory
+from giveaway.checks import check_number, check_whole, fail, free_memory
 from giveaway.curvature.blocks import CAP, Blocks, FactoredBlocks, LeaveOutStep, MatrixBlocks
 from giveaway.curvature.losses import loss_of
 from giveaway.curvature.products import HeadProducts, preconditioner_for
@@ -29,8 +30,6 @@ from giveaway.records import Head
 from giveaway.records.head import Window
 from giveaway.storage.checkpoint import NO_CHECKPOINT, Checkpoint
 
-PROBES = 256
-TOLERANCE = 1e-3
 MOST_STEPS = 500
 ARRAYS, WIDER_ARRAYS = 8, 4  # of a block of probes that conjugate gradients hold, and where residuals are wider
 MOST_AT_ONCE = 128
@@ -92,33 +91,73 @@ def records_to_redo(leverage: np.ndarray, most: int) -> np.ndarray:
     return order[leverage[order] > REDO_ABOVE][:most]
 
 
+@dataclass(frozen=True)
+class Sketch:
+    """Estimate what the curvature says of every record from random combinations of its inverse.
+
+    Parameters
+    ----------
+    probes : how many; the error of a score is about √(2/probes) of it.
+    tolerance : the solves stop when their worst residual is below it.
+    precision : of the products inside the solves: "float64" or "float32", on a GPU also "tf32" or "bf16"; residuals are
+        computed in a higher one. "auto" is float32 on a CPU and bf16 on a GPU.
+    memory : gigabytes that the sketch may take; by default half of what is free.
+    allow_unconverged : use solves that do not reach the tolerance instead of raising an error.
+    errors : add the standard error of every score, a record, as attributes.
+    seed : of the probes.
+    l2_sensitivity : as for `Dense`; by default not.
+    """
+
+    probes: int = 256
+    tolerance: float = 1e-3
+    precision: str = "auto"
+    memory: float | None = None
+    allow_unconverged: bool = False
+    errors: bool = False
+    seed: int = 0
+    l2_sensitivity: bool | None = None
+
+    def __post_init__(self) -> None:
+        check_whole("probes", self.probes, remedy="256 suits most heads")
+        check_number("tolerance", self.tolerance, minimum=0.0, remedy="1e-3 suits most heads")
+        if not 0 < self.tolerance < 1:
+            raise fail("tolerance", "a number between 0 and 1", f"{self.tolerance:g}", "1e-3 suits most heads")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
+            raise fail("seed", "a whole number from 0 to 2**63 - 1", repr(self.seed), "leave it out for 0")
+        check_number("memory", self.memory or 0.0, minimum=0.0, remedy="give it in gigabytes")
+
+
+def budget(memory: float | None, head: Head) -> int:
+    """Bytes that a curvature may take: `memory` gigabytes, or half of what is free where the head's arrays are."""
+    return free_memory(head.device) // 2 if memory is None else int(memory * 1e9)
+
+
 class SketchedCurvature:
-    """The sketch of `head`'s curvature."""
+    """The sketch of `head`'s curvature, of P = `size` parameters in the directions that matter. One array of a window's
+    U may take `array_bytes`."""
 
     def __init__(
         self,
         head: Head,
+        options: Sketch,
         *,
-        probes: int = PROBES,
-        tolerance: float = TOLERANCE,
-        precision: str = "auto",
-        memory: int | None = None,
-        allow_unconverged: bool = False,
-        seed: int = 0,
         processes: Processes = ALONE,
         checkpoint: Checkpoint = NO_CHECKPOINT,
         on_rows: Callable[[int], Any] = lambda rows: None,
     ) -> None:
-        self.head, self.seed, self.probes, self.tolerance = head, seed, probes, tolerance
-        self.loss, self._asked, self._allow_unconverged = loss_of(head), precision, allow_unconverged
-        self.memory = free_memory(head.device) // 2 if memory is None else memory
-        self.at_once = probes_at_once(head, probes, self.memory, precision_named(precision, head.device))
+        self.head, self.loss, self._options = head, loss_of(head), options
+        self.seed, self.probes, self.tolerance = options.seed, options.probes, options.tolerance
+        self.size = head.width * self.loss.degrees
+        self.memory, self.at_once = budget(options.memory, head), probes_at_once(head, options)
+        self.array_bytes = GPU_WINDOW_BYTES if head.device.type == "cuda" else HOST_WINDOW_BYTES
+        # as many windows as fit in a quarter of the memory, each with as many arrays as a solve holds
+        self.windows_at_once = max(1, self.memory // (4 * ARRAYS * self.array_bytes))
         self._sketch(HeadProducts(head, head.l2, processes=processes, on_rows=on_rows), checkpoint)
 
     def _sketch(self, products: HeadProducts, checkpoint: Checkpoint) -> None:
         """Solve for Z."""
         self.products, self.l2 = products, products.l2
-        self._set_precision(precision_named(self._asked, self.head.device))
+        self._set_precision(precision_named(self._options.precision, self.head.device))
         self._first_precision = self.precision.name
         wide = self.precision if self.precision.name == "float64" else None
         self.preconditioner = preconditioner_for(products, self.memory // 2, self.probes, wide)
@@ -137,11 +176,6 @@ class SketchedCurvature:
         """Z as it is multiplied with."""
         return self.precision.parts(self.z.view(self.products.width, -1))
 
-    @property
-    def size(self) -> int:
-        """P, the parameters of the head in the directions that matter."""
-        return self.head.width * self.loss.degrees
-
     def with_l2(self, l2: float) -> SketchedCurvature:
         """Sketch the same head with another penalty."""
         other, products = copy(self), self.products
@@ -152,16 +186,6 @@ class SketchedCurvature:
     def group_bytes(self, s: int) -> int:
         """How many bytes one array takes for a group of s records."""
         return s * self.products.k * self.probes * self.precision.dtype.itemsize
-
-    @property
-    def array_bytes(self) -> int:
-        """How many bytes one array of a batch may take."""
-        return GPU_WINDOW_BYTES if self.head.device.type == "cuda" else HOST_WINDOW_BYTES
-
-    @property
-    def windows_at_once(self) -> int:
-        """How many windows fit in a quarter of the memory, each with as many arrays as a solve holds."""
-        return max(1, self.memory // (4 * ARRAYS * self.array_bytes))
 
     @property
     def report(self) -> dict[str, Any]:
@@ -225,7 +249,7 @@ class SketchedCurvature:
             most_steps=MOST_STEPS,
             exact_product=None if exact is None else lambda v: apply(v.to(exact.dtype), exact).to(v.dtype),
             trusted=self.precision.trusted,
-            allow_unconverged=self._allow_unconverged or higher is not None,
+            allow_unconverged=self._options.allow_unconverged or higher is not None,
         )
         if higher is None or set(solution.status) == {CONVERGED}:
             return solution
@@ -239,13 +263,14 @@ class SketchedCurvature:
         return {"z": z, "residual": solution.residual, "steps": torch.tensor(solution.steps)}
 
 
-def probes_at_once(head: Head, probes: int, memory: int, precision: Precision) -> int:
+def probes_at_once(head: Head, options: Sketch) -> int:
     """How many probes are solved for together."""
+    precision, probes = precision_named(options.precision, head.device), options.probes
     products = HeadProducts(head, head.l2)
     width, k = products.shape
     exact = exact_for(precision, head.device)
     arrays = ARRAYS + (WIDER_ARRAYS if exact is not None and exact.dtype != precision.dtype else 0)
-    fit = max(1, memory // 4 // (arrays * width * k * precision.dtype.itemsize))
+    fit = max(1, budget(options.memory, head) // 4 // (arrays * width * k * precision.dtype.itemsize))
     # fused passes want a record's numbers in a GPU's cache
     most = min(WORD if products.fused_rows else MOST_AT_ONCE, probes)
     if fit >= most:

@@ -96,7 +96,7 @@ def top_eigenvalue(matrices: torch.Tensor) -> torch.Tensor:
         return matrices[0, 0].clone()
     # the largest entry stands on the diagonal
     scale = matrices.diagonal(dim1=0, dim2=1).amax(1).clamp_min(TINY)
-    return scale * _top(_over(matrices, scale))
+    return scale * _top((matrices / scale).permute(2, 0, 1).contiguous())
 
 
 def top_singular_value(matrices: torch.Tensor) -> torch.Tensor:
@@ -104,13 +104,8 @@ def top_singular_value(matrices: torch.Tensor) -> torch.Tensor:
     if len(matrices) == 1:
         return matrices[0, 0].abs()
     scale = torch.maximum(matrices.amax(dim=(0, 1)), -matrices.amin(dim=(0, 1))).clamp_min(TINY)
-    batch = _over(matrices, scale)
+    batch = (matrices / scale).permute(2, 0, 1).contiguous()
     return scale * _top(torch.bmm(batch, batch.mT)).sqrt()
-
-
-def _over(matrices: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Return the matrices divided by `scale`, as (Q, R, R)."""
-    return (matrices / scale).permute(2, 0, 1).contiguous()
 
 
 def _top(matrices: torch.Tensor) -> torch.Tensor:

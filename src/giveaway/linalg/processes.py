@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from giveaway.checks import CPU, fail
+from giveaway.checks import CPU, InputError, fail
 
 PIECE_BYTES = 256_000_000  # of a tensor summed at a time: the transport allocates buffers of the same size
 TIMEOUT = 1_800.0  # seconds; a peer that ends is noticed at once on gloo, one that hangs only by this
@@ -137,10 +137,13 @@ def processes_from_environment(device: torch.device | str = "cpu", *, timeout: f
     place = torch.device(device)
     if os.environ.get("WORLD_SIZE", "1").strip() in ("", "1"):
         return ALONE if place == CPU else Processes(device=place)
-    rank, size, local = (_from_torchrun(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
-    if "MASTER_ADDR" not in os.environ or rank >= size:
-        got = f"RANK {rank} of WORLD_SIZE {size}" if rank >= size else "no MASTER_ADDR"
-        raise fail("torchrun", "the environment that torchrun sets", got, "start the audit with torchrun")
+    given = {name: os.environ.get(name, "").strip() for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")}
+    for name, value in given.items():
+        if not value or (name != "MASTER_ADDR" and not value.isdecimal()):
+            raise _not_torchrun(f"{name}={value!r}" if value else f"no {name}")
+    rank, size, local = (int(given[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    if rank >= size:
+        raise _not_torchrun(f"RANK {rank} of WORLD_SIZE {size}")
     if place.type == "cuda":
         place = torch.device("cuda", local)
         if local >= torch.cuda.device_count():
@@ -165,12 +168,8 @@ def processes_from_environment(device: torch.device | str = "cpu", *, timeout: f
     return Processes(rank, size, place)
 
 
-def _from_torchrun(name: str) -> int:
-    value = os.environ.get(name)
-    if value is None or not value.strip().isdecimal():
-        got = f"no {name}" if value is None else f"{name}={value!r}"
-        raise fail("torchrun", "the environment that torchrun sets", got, "start the audit with torchrun")
-    return int(value)
+def _not_torchrun(got: str) -> InputError:
+    return fail("torchrun", "the environment that torchrun sets", got, "start the audit with torchrun")
 
 
 def in_threads(
