@@ -3,12 +3,11 @@
 from itertools import pairwise
 
 import numpy as np
-import pytest
 import torch
 from safetensors.torch import save_file
 
-from giveaway.checks import InputError
 from giveaway.extract import from_file
+from tests.conftest import refused
 
 N, D, M = 23, 4, 3
 FILES = ["npz", "safetensors"]
@@ -77,9 +76,4 @@ def written(place, arrays, form="npz", cuts=(0, 9, 9, 15, N), once="shard"):
 
 def refusal(path, **options):
     """The one line that from_file refuses `path` with."""
-    with pytest.raises(InputError) as caught:
-        from_file(path, **options)
-    message = str(caught.value)
-    assert "\n" not in message
-    assert "; " in message
-    return message
+    return refused("; ", from_file, path, **options)

@@ -379,9 +379,7 @@ def test_another_pass_that_gives_others_is_refused(how, words):
     data = Changing(how)
     head = from_torch(nn.Linear(3, 2), data, batch_size=1)
     data.later = True
-    with pytest.raises(InputError) as caught:
-        inputs_of_head(data, head, batch_size=1)
-    assert str(caught.value).startswith(words)
+    assert refused("; ", inputs_of_head, data, head, batch_size=1).startswith(words)
 
 
 def test_more_than_memory_is_refused_before_it_is_read(monkeypatch):

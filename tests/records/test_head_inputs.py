@@ -15,7 +15,6 @@ from scipy import sparse
 
 import giveaway.records.examples as inputs_module
 from giveaway import Head
-from giveaway.checks import InputError
 from tests.conftest import refused
 
 N = 6
@@ -28,10 +27,7 @@ def head_of(inputs, **options) -> Head:
 
 
 def refusal(inputs) -> str:
-    with pytest.raises(InputError) as caught:
-        head_of(inputs)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    return refused("; ", head_of, inputs)
 
 
 TYPES = [np.uint8, np.int64, np.float16, np.float32, np.float64, np.bool_]
@@ -166,9 +162,7 @@ def test_rows_of_several_lengths():
 )
 def test_what_needs_pickle_is_not_saved(tmp_path, inputs, got):
     head = head_of(inputs)
-    with pytest.raises(InputError) as caught:
-        head.save(tmp_path / "head.npz")
-    assert str(caught.value) == (
+    assert refused("; ", head.save, tmp_path / "head.npz") == (
         f"inputs: expected numbers or strings, which need no pickle, got {got}; save dataclasses.replace(head, "
         "inputs=None), and the records apart"
     )
