@@ -414,39 +414,18 @@ def test_what_a_model_can_be_refused_for(giveaway, user_code, options, words):
 
 
 def broken_features(kind: str, arrays: dict, path: Path) -> None:
-    features, targets = arrays["features"].copy(), arrays["targets"].copy()
-    features[3, 1] = np.nan
-    targets[5] = 7
-    changes = {
-        "pickled": {"features": np.array([{}] * N, dtype=object)},
-        "nan": {"features": features},
-        "shapes": {"targets": targets[:-1]},
-        "labels": {"targets": targets},
-        "float labels": {"targets": arrays["targets"].astype(float)},
-        "one class": {"targets": np.ones(N, dtype=int)},
-        "no record": {key: arrays[key][:0] for key in ("features", "targets")},
-        "one record": {key: arrays[key][:1] for key in ("features", "targets")},
-        "disagreement": {"outputs": np.random.default_rng(1).normal(size=(N, M))},
-    }
-    changed = arrays | changes.get(kind, {})
+    changed = {key: value.copy() for key, value in arrays.items()}
+    changed["features"][3, 1] = np.nan
     if kind == "no targets":
         del changed["targets"]
-    np.savez(path, allow_pickle=True, **changed)
+    np.savez(path, **changed)
     if kind == "truncated":
         path.write_bytes(path.read_bytes()[:-100])
 
 
 BAD_FILES = {
     "truncated": "file: expected a whole .npz file, got bad.npz, truncated",
-    "pickled": "file: expected arrays that need no pickle, got bad.npz",
     "nan": "features: expected finite numbers, got NaN or infinity first in row 3",
-    "shapes": "targets: expected 40 rows, one a record, got shape (39,)",
-    "labels": "targets: expected class labels from 0 to 2, got another label in row 5",
-    "float labels": "targets: expected integer class labels, got float64 labels",
-    "one class": "targets: expected at least two classes, got one class only",
-    "no record": "features: expected at least 2 records, got 0",
-    "one record": "features: expected at least 2 records, got 1",
-    "disagreement": "outputs: expected features @ weight.T + bias, got a difference of",
     "no targets": "targets: expected the keys features, targets,",
 }
 
@@ -463,20 +442,17 @@ def test_bad_files_are_one_line_and_leave_nothing(giveaway, folder, arrays, kind
     [
         ("--model a:b", "audit: expected one of --features, --model and --estimator, got --features and --model"),
         ("--l2 -1", "l2: expected a finite number of at least 0, got -1.0"),
-        ("--l2 inf", "l2: expected a finite number of at least 0, got inf"),
-        ("--l2 nan", "l2: expected a finite number of at least 0, got nan"),
         ("--l2 much", "Invalid value for '--l2': 'much' is not a valid float."),
         ("--scores newtom", "scores: expected a known name, got 'newtom'; did you mean"),
         ("--config by=person", "by: expected --groups beside person, got none"),
         ("--config by=cat", "by: expected a known name, got 'cat'"),
+        ("--config json=true", "config: expected options of this command, got 'json'"),
         ("--config resume=true", "config: expected options of this command, got 'resume'"),
         ("--loss hinge", "loss: expected a known name, got 'hinge'"),
         ("--config top=0", "top: expected a finite number of at least 1, got 0"),
-        ("--config top=-3", "top: expected a finite number of at least 1, got -3"),
         ("--layer head", "layer: expected --model beside it, got --features"),
         ("--allow-pickle", "allow_pickle: expected --estimator or --model"),
         ("--groups missing.txt", "groups: expected a .npy of names, or a text file"),
-        ("--groups empty.npy", "groups: expected a .npy of names, or a text file"),
         ("--groups features.npz", "groups: expected a .npy of names, or a text file"),
         ("--groups short.txt", "groups: expected one name a record, 40 in all"),
         ("--config missing.toml", "config: expected a readable TOML file"),
@@ -487,7 +463,6 @@ def test_bad_files_are_one_line_and_leave_nothing(giveaway, folder, arrays, kind
 )
 def test_bad_usage_is_one_line_and_leaves_nothing(giveaway, file, options, words):
     Path("short.txt").write_text("a\nb\n")
-    Path("empty.npy").write_bytes(b"")
     before = sorted(os.listdir())
     assert one_line(giveaway("audit", "--features", "features.npz", *options.split())).startswith(words)
     assert sorted(os.listdir()) == before
@@ -543,23 +518,6 @@ def test_the_saved_options_repeat_the_audit(done, file):
         assert Path(out, "scores.csv").read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("lt = 2", "config: expected options of this command, got 'lt'"),
-        ("json = true", "config: expected options of this command, got 'json'"),
-        ("l2 = 'much'", "config: expected a number for l2, got 'much'"),
-        ("frozen = 'no'", "config: expected true or false for frozen, got 'no'"),
-        ("refit = true", "config: expected options of this command, got 'refit'"),
-        ("by = 'cat'", "by: expected a known name, got 'cat'"),
-        ("top = 0", "top: expected a finite number of at least 1, got 0"),
-    ],
-)
-def test_bad_options_in_the_config_file(giveaway, file, line, words):
-    Path("options.toml").write_text(line)
-    assert one_line(giveaway("audit", "--features", file, "--config", "options.toml")).startswith(words)
-
-
 def test_a_folder_of_another_audit_is_refused_and_the_difference_printed(giveaway, done, file, arrays):
     done("audit", "--features", "features.npz", "--l2", 0.5, "--out", "result")
     before = {path.name: path.read_bytes() for path in Path("result").iterdir()}
@@ -576,12 +534,6 @@ def test_a_folder_of_another_audit_is_refused_and_the_difference_printed(giveawa
 def test_report_and_purge_of_folders_without_an_audit(giveaway, folder):
     assert one_line(giveaway("report", "nowhere")).startswith("folder: expected an audit folder with scores.npz")
     assert one_line(giveaway("purge", "nowhere")).startswith("folder: expected an audit folder with audit.json")
-
-
-def test_report_of_a_damaged_folder(giveaway, file):
-    audit(from_file(file)[0]).save("result")
-    Path("result", "scores.npz").write_bytes(b"PK")
-    assert one_line(giveaway("report", "result")).startswith("folder: expected a file written by ScoreTable.save")
 
 
 # ------------------------------------------------------------------------------------------------ interruption

@@ -18,11 +18,10 @@ import torch
 
 from giveaway.auditing import progress
 from giveaway.auditing.depths import with_depths
-from giveaway.checks import InputError
 from giveaway.cli.source import source_from
 from giveaway.records import ScoreTable
 from tests.auditing.test_depths import audit_depths
-from tests.conftest import config
+from tests.conftest import config, refused
 from tests.test_cli import folder, one_line, read_csv  # noqa: F401
 
 N = 40
@@ -228,8 +227,7 @@ def test_columns_stand_beside_their_own_records_alone(mine):
     people = ScoreTable({"newton": np.arange(N)}, np.arange(N), meta={"unit": "person"})
     for depths, other in ((found, table.top(5)), (found, people), (some, table.top(2))):
         words = f"table: expected a table of the {len(depths)} records that were scored, each a row, got one of"
-        with pytest.raises(InputError, match=words):
-            with_depths(other, depths)
+        refused(words, with_depths, other, depths)
 
 
 # ------------------------------------------------------------------------------------------------ what is shown
@@ -474,9 +472,7 @@ def test_depths_need_a_model(giveaway, folder):  # noqa: F811
 
 def test_one_process_alone(mine):
     options = {"model": f"{mine}:model", "data": f"{mine}:data", "depth": "all", "damping": 1.0}
-    with pytest.raises(InputError) as caught:
-        source_from(options, lambda words: None, SimpleNamespace(size=2))
-    assert str(caught.value) == (
+    assert refused("expected", source_from, options, lambda words: None, SimpleNamespace(size=2)) == (
         "depth: expected one process, got 2 of torchrun; audit deeper by one process, without torchrun"
     )
 

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from giveaway.checks import InputError
 from giveaway.cli.lood import FPR, study
 from giveaway.gp.attack import record_attack
 from giveaway.gp.distinguishability import divergence
 from giveaway.gp.kernels import RBF, Linear
 from giveaway.gp.posterior import Posterior, fit
+from tests.conftest import refused
 from tests.gp.test_lood import brute_force, data, rbf, without_and_with
 
 NOISE = 0.1
@@ -113,9 +113,7 @@ def test_queries_one_by_one_and_all_together(count, outputs, seed):
 )
 def test_queries_that_are_refused(queries, words):
     posterior, _, _ = fitted()
-    with pytest.raises(InputError) as error:
-        study(posterior, [0], queries=queries)
-    assert str(error.value).startswith(words)
+    assert refused("expected", study, posterior, [0], queries=queries).startswith(words)
 
 
 # ------------------------------------------------------------------------------------------------ the best queries
@@ -165,6 +163,4 @@ def test_the_mean_moves_more_elsewhere():
 )
 def test_what_is_refused(rows, options, words):
     posterior, _, _ = fitted()
-    with pytest.raises(InputError) as error:
-        study(posterior, rows, **options)
-    assert str(error.value).startswith(words)
+    assert refused("expected", study, posterior, rows, **options).startswith(words)

@@ -371,15 +371,6 @@ def test_what_a_sketch_is_worth_is_said(done, arrays):
     ("options", "words"),
     [
         ("--config probes=5", "probes: expected a whole number of at least 32, got 5; 256 suits most heads"),
-        ("--config tolerance=2", "tolerance: expected a number between 0 and 1, got 2; 1e-3 suits most heads"),
-        (
-            "--config errors=true",
-            "errors: expected a sketched curvature, got none: these scores are exact; leave errors out",
-        ),
-        (
-            "--curvature sketch --config precision=tf32",
-            "precision: expected bf16, float32 or float64 on a CPU, got tf32; leave it out, or compute on a GPU",
-        ),
         ("--cache there", "cache: expected --model beside it, got --features; drop --cache"),
     ],
 )

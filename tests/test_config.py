@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from giveaway.checks import InputError
 from giveaway.cli.config import read_config, to_toml
+from tests.conftest import refused
 
 KINDS = {"features": str, "scores": str, "l2": float, "top": int, "refit": bool, "batch_size": int}
 
@@ -46,8 +46,7 @@ def test_every_kind_and_both_spellings(tmp_path):
     ],
 )
 def test_refused(tmp_path, text, words):
-    with pytest.raises(InputError, match=words):
-        read_config([written(tmp_path, text)], KINDS)
+    refused(words, read_config, [written(tmp_path, text)], KINDS)
 
 
 def test_settings_on_the_command_line_go_before_earlier_ones(tmp_path):
@@ -67,17 +66,18 @@ def test_settings_on_the_command_line_go_before_earlier_ones(tmp_path):
     ],
 )
 def test_settings_refused(setting, words):
-    with pytest.raises(InputError) as caught:
-        read_config([setting], KINDS)
-    assert str(caught.value).startswith(words)
+    assert refused("expected", read_config, [setting], KINDS).startswith(words)
 
 
 def test_files_that_cannot_be_read(tmp_path):
-    with pytest.raises(InputError, match=r"config: expected a readable TOML file, or NAME=VALUE, got .*missing\.toml"):
-        read_config([str(tmp_path / "missing.toml")], KINDS)
+    refused(
+        r"config: expected a readable TOML file, or NAME=VALUE, got .*missing\.toml",
+        read_config,
+        [str(tmp_path / "missing.toml")],
+        KINDS,
+    )
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
-    with pytest.raises(InputError, match="config: expected a readable TOML file"):
-        read_config([str(tmp_path / "bytes.toml")], KINDS)
+    refused("config: expected a readable TOML file", read_config, [str(tmp_path / "bytes.toml")], KINDS)
 
 
 @pytest.fixture(scope="module")

@@ -7,10 +7,9 @@ import hmac
 import stat
 
 import numpy as np
-import pytest
 
 from giveaway.auditing.store import pseudonyms, read_key
-from giveaway.checks import InputError
+from tests.conftest import refused
 
 NAMES = np.array(["anna", "bert", "anna", "ζoë", "7"])
 
@@ -34,10 +33,17 @@ def test_the_key_is_made_private_and_kept(tmp_path):
 
 def test_a_key_in_the_folder_or_too_short_is_refused(tmp_path):
     (tmp_path / "out").mkdir()
-    with pytest.raises(InputError, match=r"pseudonymize: expected a key outside of the audit folder, got .*, in it"):
-        read_key(tmp_path / "out" / "key", tmp_path / "out")
+    refused(
+        r"pseudonymize: expected a key outside of the audit folder, got .*, in it",
+        read_key,
+        tmp_path / "out" / "key",
+        tmp_path / "out",
+    )
     (tmp_path / "short").write_text("abc\n")
-    with pytest.raises(InputError, match=r"expected a key of at least 16 bytes, got .*short with 3; name a file that"):
-        read_key(tmp_path / "short", tmp_path / "out")
-    with pytest.raises(InputError, match=r"pseudonymize: expected a file with the key"):
-        read_key(tmp_path, tmp_path / "out")
+    refused(
+        r"expected a key of at least 16 bytes, got .*short with 3; name a file that",
+        read_key,
+        tmp_path / "short",
+        tmp_path / "out",
+    )
+    refused(r"pseudonymize: expected a file with the key", read_key, tmp_path, tmp_path / "out")

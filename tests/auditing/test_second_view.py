@@ -20,7 +20,6 @@ from torch.utils.data import TensorDataset
 import giveaway as ga
 from giveaway import Head, audit
 from giveaway.auditing.store import fingerprint
-from giveaway.checks import InputError
 from giveaway.curvature.optimum import refit as refit_head
 from giveaway.records import ScoreTable
 from giveaway.reporting.words import notes
@@ -28,7 +27,7 @@ from giveaway.scores.predicted import calibrated_phi, phi_of, predict_from_views
 from giveaway.views import others
 from giveaway.views.others import OthersView
 from giveaway.views.process import targets_of_head
-from tests.conftest import KINDS, made_arrays, made_head
+from tests.conftest import KINDS, made_arrays, made_head, refused
 from tests.views.test_others import PEOPLE, N, black_box, compared, records, texts
 
 # ------------------------------------------------------------------------------------------------ end to end
@@ -299,8 +298,7 @@ def test_no_view_is_computed_unless_it_is_asked_for(monkeypatch):
 
 def test_mistakes_are_found_before_the_view_is_looked_at(monkeypatch):
     monkeypatch.setattr(OthersView, "compare", None)
-    with pytest.raises(InputError, match="did you mean newton"):
-        audit(made_head("classes", inputs=records()), scores=["fused", "newtom"])
+    refused("did you mean newton", audit, made_head("classes", inputs=records()), scores=["fused", "newtom"])
 
 
 def test_without_inputs_the_ranking_is_by_newton_and_the_note_says_so():
@@ -330,9 +328,7 @@ def test_inputs_that_make_no_view_are_noted_and_refused_where_it_is_named(case):
     start = f"No fused score: the inputs that the model was given make no view ({words}"
     assert table.meta.no_view.startswith(start)
     assert table.meta.no_view.endswith(").")
-    with pytest.raises(InputError) as caught:
-        audit(head, scores=["fused"])
-    assert str(caught.value).startswith(words)
+    assert refused("expected", audit, head, scores=["fused"]).startswith(words)
 
 
 @pytest.mark.parametrize(
@@ -347,18 +343,15 @@ def test_inputs_that_make_no_view_are_noted_and_refused_where_it_is_named(case):
     ],
 )
 def test_inputs_that_are_refused(inputs, words):
-    with pytest.raises(InputError) as caught:
-        audit(replace(made_head("classes"), inputs=inputs))
-    assert str(caught.value).startswith(words)
+    assert refused("expected", audit, replace(made_head("classes"), inputs=inputs)).startswith(words)
 
 
 @pytest.mark.parametrize("name", ["fused", "left_out"])
 def test_asking_for_it_by_name_without_inputs_is_refused(name):
     for head in (made_head("classes"), black_box("classes")):
-        with pytest.raises(InputError) as caught:
-            audit(head, scores=[name])
+        message = refused("expected", audit, head, scores=[name])
         words = f"inputs beside a score that looks at the records, got {name} alone; pass inputs to the head"
-        assert str(caught.value) == f"scores: expected {words}"
+        assert message == f"scores: expected {words}"
 
 
 # ------------------------------------------------------------------------------------------------ predicted success
@@ -426,6 +419,10 @@ def test_no_prediction_where_the_model_was_held_back():
     assert "predicted_success" not in table.columns
     assert table.meta.predicted_by is None
     assert table.meta.no_prediction in notes(table)
-    with pytest.raises(InputError, match=r"scores: No predicted_\* column: the model hardly knows its records better"):
-        audit(idle, scores=["predicted_success"])
+    refused(
+        r"scores: No predicted_\* column: the model hardly knows its records better",
+        audit,
+        idle,
+        scores=["predicted_success"],
+    )
     assert audit(head, scores=["default", *["predicted_success"]]).meta.no_prediction is None

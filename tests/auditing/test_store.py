@@ -25,10 +25,9 @@ from giveaway.auditing.store import (
     save_audit,
     save_page,
 )
-from giveaway.checks import InputError
 from giveaway.records import ScoreTable
 from giveaway.storage import arrays
-from tests.conftest import made_arrays, made_head
+from tests.conftest import made_arrays, made_head, refused
 
 PICTURE = b"\x89PNG\r\n\x1a\n\x00\xff"
 FILES = {"scores.npz", "scores.csv", "report.html", "config.toml", "audit.json"}
@@ -165,9 +164,9 @@ def test_other_inputs_or_options_are_refused_and_the_difference_named(tmp_path):
     folder = tmp_path / "audit"
     write_audit(folder, made_head("classes"), {"l2": 0.5, "features": "a.npz"})
     before = contents(folder)
-    with pytest.raises(InputError) as caught:
-        write_audit(folder, made_head("classes", seed=1), {"l2": 0.25, "features": "a.npz", "by": "record"})
-    message = str(caught.value)
+    message = refused(
+        "expected", write_audit, folder, made_head("classes", seed=1), {"l2": 0.25, "features": "a.npz", "by": "record"}
+    )
     assert message.startswith("out: expected an audit of the same inputs and options, got ")
     for difference in ("inputs differ", "l2 was 0.5, is 0.25", "by was None, is 'record'"):
         assert difference in message
@@ -181,15 +180,13 @@ def test_folders_that_are_not_the_audit_s(tmp_path):
     foreign = tmp_path / "foreign"
     foreign.mkdir()
     (foreign / "thesis.txt").write_text("mine")
-    with pytest.raises(
-        InputError, match=r"out: expected a new, empty or earlier audit folder, got .* with other files"
-    ):
-        check_folder(foreign, expected)
+    refused(
+        r"out: expected a new, empty or earlier audit folder, got .* with other files", check_folder, foreign, expected
+    )
     assert contents(foreign) == {"thesis.txt": b"mine"}
     for text in ("{", "[]", "\udce9"):
         (foreign / "audit.json").write_bytes(text.encode("utf-8", "surrogateescape"))
-        with pytest.raises(InputError, match=r"out: expected a readable audit\.json"):
-            check_folder(foreign, expected)
+        refused(r"out: expected a readable audit\.json", check_folder, foreign, expected)
 
 
 # ------------------------------------------------------------------------------------------------ interruptions
@@ -277,11 +274,9 @@ def test_purge_leaves_other_files_alone(tmp_path):
 
 
 def test_purge_of_what_is_no_audit(tmp_path):
-    with pytest.raises(InputError, match=r"folder: expected an audit folder with audit\.json"):
-        purge(tmp_path)
+    refused(r"folder: expected an audit folder with audit\.json", purge, tmp_path)
     (tmp_path / "audit.json").write_text("{")
-    with pytest.raises(InputError, match=r"folder: expected a readable audit\.json"):
-        purge(tmp_path)
+    refused(r"folder: expected a readable audit\.json", purge, tmp_path)
 
 
 def test_a_page_added_later_is_purged_too(tmp_path):
@@ -309,8 +304,7 @@ def test_a_folder_of_shadow_models_is_purged_by_its_own_manifest(tmp_path):
     written = set(contents(signals)) - {"notes.txt"}
     assert purge(signals) == len(written)
     assert contents(signals) == {"notes.txt": b"mine"}
-    with pytest.raises(InputError, match=r"folder: expected an audit folder with audit\.json"):
-        purge(signals)
+    refused(r"folder: expected an audit folder with audit\.json", purge, signals)
 
 
 def test_the_signals_of_a_validation_are_listed_and_stay(tmp_path, monkeypatch):

@@ -13,6 +13,7 @@ from giveaway import audit, from_sklearn, validate
 from giveaway.attacks import train_shadows
 from giveaway.evaluation import effect_sizes, recall_at
 from giveaway.records import ScoreTable, Signals
+from tests.conftest import refused
 
 
 def simulated(records: int = 1000, models: int = 64, seed: int = 0) -> tuple[Signals, ScoreTable]:
@@ -72,18 +73,24 @@ def test_words_and_json():
     ],
 )
 def test_rows_that_cannot_be_used(rows, words):
-    with pytest.raises(ValueError, match=words):
-        validate(*simulated(), rows=rows)
+    refused(words, validate, *simulated(), rows=rows)
 
 
 def test_signals_that_cannot_be_used():
     signals, table = simulated()
-    with pytest.raises(ValueError, match="signals: expected signals on the table's 1000 records, got 999 records"):
-        validate(signals.of_records(slice(0, 999)), table)
-    with pytest.raises(ValueError, match="signals: expected at least 8 models, got 6; train more shadow models"):
-        validate(signals.of_models(slice(0, 6)), table)
-    with pytest.raises(ValueError, match="table: expected at least 100 records, got 60; validate a larger audit"):
-        validate(*simulated(records=60))
+    refused(
+        "signals: expected signals on the table's 1000 records, got 999 records",
+        validate,
+        signals.of_records(slice(0, 999)),
+        table,
+    )
+    refused(
+        "signals: expected at least 8 models, got 6; train more shadow models",
+        validate,
+        signals.of_models(slice(0, 6)),
+        table,
+    )
+    refused("table: expected at least 100 records, got 60; validate a larger audit", validate, *simulated(records=60))
 
 
 # ------------------------------------------------------------------------------------------------ the audited model
@@ -125,20 +132,27 @@ def test_where_the_audited_model_stands_is_said():
 @pytest.mark.parametrize("option", [{"kind": "phi"}, {"fingerprint": {}}, {"labels": [0]}, {"records": 9}])
 def test_signals_need_no_training(option):
     (name,) = option
-    with pytest.raises(ValueError, match=f"{name}: expected nothing beside signals that are there, got .*drop {name}="):
-        validate(*simulated(records=200), **option)
+    refused(
+        f"{name}: expected nothing beside signals that are there, got .*drop {name}=",
+        validate,
+        *simulated(records=200),
+        **option,
+    )
 
 
 @pytest.mark.parametrize("target", [64, -1, 1.0, [[1]], "3"])
 def test_targets_that_are_no_model(target):
-    with pytest.raises(ValueError, match=r"target: expected models of the signals, 0 to 63, got .*; number the "):
-        validate(*simulated(records=200), target=target)
+    refused(
+        r"target: expected models of the signals, 0 to 63, got .*; number the ",
+        validate,
+        *simulated(records=200),
+        target=target,
+    )
 
 
 def test_models_left_out_do_not_count():
     signals, table = simulated(records=200, models=8)
-    with pytest.raises(ValueError, match="signals: expected at least 8 models, got 7"):
-        validate(signals, table, target=0)
+    refused("signals: expected at least 8 models, got 7", validate, signals, table, target=0)
 
 
 # ------------------------------------------------------------------------------------------------ what it took
@@ -223,6 +237,5 @@ def test_what_is_refused_before_a_model_is_trained(tmp_path, options, words):
 
     _, table = simulated()
     given = {"kind": "phi", "fingerprint": {}, "models": 8, **options}
-    with pytest.raises(ValueError, match=words):
-        validate(train, table, folder=tmp_path / "signals", **given)
+    refused(words, validate, train, table, folder=tmp_path / "signals", **given)
     assert not (tmp_path / "signals").exists()

@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 
 from giveaway import Head, audit
-from giveaway.checks import InputError
 from giveaway.records import ScoreTable
 from giveaway.reporting.pages import index_page, summary, summary_pages
 from giveaway.reporting.words import headline
-from tests.conftest import made_arrays, made_head
+from tests.conftest import made_arrays, made_head, refused
 from tests.reporting.test_report import NEVER_SAID, Page
 from tests.reporting.test_words import measured
 
@@ -118,13 +117,9 @@ def test_many_audits_on_one_page(tmp_path):
 
 
 def test_what_is_no_summary(tmp_path):
-    with pytest.raises(InputError, match="folders: expected at least one audit folder, got none"):
-        index_page([])
-    with pytest.raises(InputError, match=r"expected audit folders with summary.json, got .*; run giveaway report"):
-        index_page([tmp_path])
+    refused("folders: expected at least one audit folder, got none", index_page, [])
+    refused(r"expected audit folders with summary.json, got .*; run giveaway report", index_page, [tmp_path])
     (tmp_path / "summary.json").write_text('{"schema": "giveaway.summary/9"}')
-    with pytest.raises(InputError, match=r"expected summaries of the schema giveaway.summary/1, got .*, another"):
-        index_page([tmp_path])
+    refused(r"expected summaries of the schema giveaway.summary/1, got .*, another", index_page, [tmp_path])
     (tmp_path / "summary.json").write_text("[")
-    with pytest.raises(InputError, match="expected readable JSON"):
-        index_page([tmp_path])
+    refused("expected readable JSON", index_page, [tmp_path])

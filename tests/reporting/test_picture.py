@@ -16,7 +16,6 @@ from matplotlib.image import AxesImage
 
 from giveaway import figures
 from giveaway.attacks.thresholds import AttackScores
-from giveaway.checks import InputError
 from giveaway.evaluation import AttackSummary, summarize
 from giveaway.figures import gap_map, lood_map, query_pictures
 from giveaway.records import ScoreTable
@@ -32,6 +31,7 @@ from giveaway.reporting.picture import (
     title_of,
 )
 from giveaway.theory import expected_gap, fixed_design, random_design
+from tests.conftest import refused
 
 
 def shown(figure) -> tuple[bytes, str, int]:
@@ -101,8 +101,7 @@ def test_the_caller_s_axes_are_restyled_and_their_figure_returned():
 @pytest.mark.parametrize("wrong", [3, [1], Figure()])
 def test_what_is_no_axes(wrong):
     expected = rf"axes: expected one matplotlib Axes, got {type(wrong).__name__}; pass one of those plt\.subplots\(\)"
-    with pytest.raises(InputError, match=expected):
-        blank("t", (1, 1), wrong)
+    refused(expected, blank, "t", (1, 1), wrong)
 
 
 def test_curves_are_the_curves():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -16,7 +18,7 @@ from giveaway.records import ScoreTable, Signals
 from giveaway.reporting.report import render
 from giveaway.reporting.validation import StoredValidation
 from giveaway.reporting.words import notes
-from tests.conftest import made_arrays, made_head
+from tests.conftest import made_arrays, made_head, without_pictures
 
 NEVER_SAID = r"\b(safe|safely|anonymous|anonymi[sz]ed|compliant|passed|passes|no risk|not exposed|secure)\b"
 
@@ -64,6 +66,13 @@ def rows_of(page: str) -> list[list[str]]:
 
 def headings(page: str) -> list[str]:
     return re.findall(r"<button type=\"button\">(.*?)</button></th>", listing_of(page).split("</thead>")[0])
+
+
+@pytest.fixture(autouse=True)
+def quick(request) -> Iterator[None]:
+    """Draw no pictures, and no maps, for tests that do not look at them."""
+    with contextlib.nullcontext() if "drawn" in request.fixturenames else without_pictures():
+        yield
 
 
 @pytest.fixture(scope="module", params=["records", "people"])
@@ -117,16 +126,16 @@ def test_the_headline_is_a_ranking_never_a_count(table, whole):
     assert f"The {min(100, len(table))} most exposed {unit}" in text
 
 
-@pytest.mark.parametrize("kind", ["squared", "one_logit", "soft_labels", "multi_label"])
-def test_nothing_is_called_safe(kind):
-    page = Page(render(audit(made_head(kind, l2=0.5)))).text
-    assert re.search(NEVER_SAID, page, flags=re.IGNORECASE) is None
+def test_nothing_is_called_safe():
+    for kind in ("squared", "one_logit", "soft_labels", "multi_label"):
+        page = Page(render(audit(made_head(kind, l2=0.5)))).text
+        assert re.search(NEVER_SAID, page, flags=re.IGNORECASE) is None
 
 
 HOSTILE = ["<script>alert(1)</script>", "\"><img src=x onerror='alert(1)'>", "{{ 7 * 7 }}", "a & b", "</td></tr>"]
 
 
-def test_text_is_escaped_wherever_it_comes_from():
+def test_text_is_escaped_wherever_it_comes_from(drawn):
     names = np.array(HOSTILE)
     scores = {"newton": np.arange(5.0), "leverage": np.arange(5.0)}
     meta = {"unit": "record", "records": 5, "<b>key</b>": "<script>alert(2)</script>", "list": ["<i>x</i>"]}
@@ -152,16 +161,15 @@ def test_provenance_names_rank_cut_and_options(table, whole):
     }
     for name, value in facts.items():
         assert f"{name} {value}" in text
+    assert all(note in text for note in notes(table))
+    assert len(notes(table)) == 3
 
 
-@pytest.mark.parametrize("scores", [["loss"], ["leverage"], ["newton", "leverage"], ["margin", "entropy"]])
-def test_a_table_of_few_columns(scores):
-    text = render(audit(made_head("classes"), scores=scores))
-    assert f"most exposed records, by {'newton' if 'newton' in scores else scores[0]}" in Page(text).text
-    assert len(rows_of(text)) == 60
-
-
-def test_a_table_of_one_s_own():
+def test_a_table_of_few_columns():
+    for scores in (["loss"], ["leverage"], ["newton", "leverage"], ["margin", "entropy"]):
+        text = render(audit(made_head("classes"), scores=scores))
+        assert f"most exposed records, by {'newton' if 'newton' in scores else scores[0]}" in Page(text).text
+        assert len(rows_of(text)) == 60
     text = render(ScoreTable({"mine": [3.0, 1.0, 2.0]}, ["a", "b", "c"]), top=2)
     assert [row[1] for row in rows_of(text)] == ["a", "c"]
 
@@ -182,16 +190,9 @@ def test_trade_off_curves_count_the_directions_that_the_loss_sees(kind, directio
         ]
 
 
-def test_report_writes_what_render_gives(tmp_path, table):
+def test_report_writes_what_render_gives(tmp_path, drawn, table):
     report(table, tmp_path / "page.html", top=5)
     assert (tmp_path / "page.html").read_text(encoding="utf-8") == render(table, top=5)
-
-
-def test_every_note_is_on_the_page():
-    table = audit(made_head("classes", l2=0.5))
-    text = Page(render(table)).text
-    assert all(note in text for note in notes(table))
-    assert len(notes(table)) == 3
 
 
 def viewed(kind: str = "classes", **options) -> ScoreTable:

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from giveaway import audit, validate
-from giveaway.checks import InputError
 from giveaway.records import ScoreTable, Signals
 from giveaway.reporting.validation import StoredValidation, validation_pages
-from tests.conftest import made_head
+from tests.conftest import made_head, refused
 
 
 def validated(*columns: str) -> dict[str, str | bytes]:
@@ -80,11 +79,11 @@ def test_a_damaged_file_is_named(found, tmp_path):
     for name, page in StoredValidation.of(found).pages().items():
         (tmp_path / name).write_bytes(page if isinstance(page, bytes) else page.encode())
     (tmp_path / "validation.json").write_text("{")
-    with pytest.raises(InputError, match=r"folder: expected a readable validation, got .*validation.json"):
-        StoredValidation.load(tmp_path)
+    refused(r"folder: expected a readable validation, got .*validation.json", StoredValidation.load, tmp_path)
 
 
 def test_half_a_validation_is_named(found, tmp_path):
     (tmp_path / "validation.json").write_text(json.dumps(found.to_json()))
-    with pytest.raises(InputError, match=r"folder: expected a file written by giveaway validate, got .*validation.npz"):
-        StoredValidation.load(tmp_path)
+    refused(
+        r"folder: expected a file written by giveaway validate, got .*validation.npz", StoredValidation.load, tmp_path
+    )

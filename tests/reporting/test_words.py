@@ -6,16 +6,14 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
-import pytest
 import torch
 
 from giveaway import Head, audit
-from giveaway.checks import InputError
 from giveaway.records import ScoreTable
 from giveaway.records.meta import Meta
 from giveaway.reporting.validation import StoredValidation
 from giveaway.reporting.words import about_depths, access_of, found_elsewhere, headline, notes, standing
-from tests.conftest import made_arrays, made_head
+from tests.conftest import made_arrays, made_head, refused
 
 COUNT = {"records": 37, "effect_size_above": 1.04, "false_discovery_rate": 0.05, "power_at_twice_that": 0.83}
 
@@ -27,57 +25,37 @@ def measured(records: int = 60) -> StoredValidation:
 
 
 def test_without_an_attack_the_headline_is_a_ranking():
-    assert headline(audit(made_head("classes")), None, "probabilities") == (
+    table = audit(made_head("classes"))
+    assert headline(table, None, "probabilities") == (
         "Ranking only: 60 records, ordered by estimated exposure to an attacker who holds the record and has the "
         "model's output probabilities for it. No attack was measured on this model, so no number of exposed "
         "records is stated. A low rank is not evidence of safety, and this is no finding on anonymity or compliance."
     )
-
-
-def test_people_are_counted_beside_their_records():
-    table = audit(made_head("squared", groups=np.arange(60) // 3))
-    said = headline(table, None, "probabilities")
+    people = audit(made_head("squared", groups=np.arange(60) // 3))
+    said = headline(people, None, "probabilities")
     assert said.startswith("Ranking only: 60 records of 20 people, ordered by")
     assert "has the model's prediction for it." in said
-
-
-@pytest.mark.parametrize(
-    ("access", "words"),
-    [("labels", "has the model's predicted label for it."), ("weights", "has the model's weights.")],
-)
-def test_the_attacker_has_what_the_user_says(access, words):
-    table = audit(made_head("classes"))
-    assert words in headline(table, None, access)
-    assert any(words in sentence for sentence in dict(standing(table, None, access))["Assumed"])
+    for access, words in (("labels", "model's predicted label for it."), ("weights", "model's weights.")):
+        assert f"has the {words}" in headline(table, None, access)
+        assert any(f"has the {words}" in sentence for sentence in dict(standing(table, None, access))["Assumed"])
 
 
 def test_after_shadow_models_the_headline_is_a_lower_bound():
-    assert headline(audit(made_head("classes")), measured(), "weights") == (
+    table = audit(made_head("classes"))
+    assert headline(table, measured(), "weights") == (
         "At least 37 of 60 records are exposed under this training recipe: their membership can be told with over "
         "70 % balanced success (per-record test, 64 models, false discovery rate 5 %). More may be exposed; the "
         "estimated power is 0.83 for records twice as distinguishable as that, and lower for others."
     )
-
-
-def test_nothing_found_is_no_finding_that_nothing_is_there():
     few = measured()
     few.stated["at_least_exposed"] = COUNT | {"records": 0, "power_at_twice_that": 0.0013}
-    said = headline(audit(made_head("classes")), few, "weights")
-    assert said.startswith(
-        "None of 60 records could be shown to be exposed under this training recipe, which does not mean"
-    )
+    said = headline(table, few, "weights")
+    none = "None of 60 records could be shown to be exposed under this training recipe, which does not mean"
+    assert said.startswith(none)
     assert "estimated power is 0.0013" in said
     assert said.endswith("Train more shadow models.")
-
-
-def test_people_are_not_counted_from_their_records():
-    table = audit(made_head("classes", groups=np.arange(60) // 3))
-    assert headline(table, measured(), "weights").endswith("and no people were counted.")
-
-
-def test_values_have_no_labels_to_see():
-    with pytest.raises(InputError, match="access: expected probabilities or weights for a regression, got labels"):
-        access_of(audit(made_head("squared")), "labels")
+    people = audit(made_head("classes", groups=np.arange(60) // 3))
+    assert headline(people, measured(), "weights").endswith("and no people were counted.")
 
 
 def test_what_the_score_found_stands_beside_it():
@@ -91,10 +69,11 @@ def test_what_the_score_found_stands_beside_it():
 def test_access_is_the_audit_s_unless_it_is_named():
     table = audit(made_head("classes"))
     assert access_of(table) == "probabilities"
-    assert access_of(ScoreTable(table.scores, table.ids, {"access": "weights"})) == "weights"
-    assert access_of(ScoreTable(table.scores, table.ids, {"access": "weights"}), "labels") == "labels"
-    with pytest.raises(InputError, match=r"access: expected a known name, got 'gradients'; choose from labels"):
-        access_of(table, "gradients")
+    told = ScoreTable(table.scores, table.ids, {"access": "weights"})
+    assert (access_of(told), access_of(told, "labels")) == ("weights", "labels")
+    refused("access: expected a known name, got 'gradients'; choose from labels", access_of, table, "gradients")
+    words = "access: expected probabilities or weights for a regression, got labels"
+    refused(words, access_of, audit(made_head("squared")), "labels")
 
 
 def test_measured_predicted_and_assumed_are_kept_apart():
@@ -107,6 +86,10 @@ def test_measured_predicted_and_assumed_are_kept_apart():
     found = dict(standing(table, measured(), "probabilities"))
     assert "LiRA over 64 shadow models: AUC 0.710 (0.690 to 0.730)." in found["Measured"]
     assert not any("LiRA" in words for words in found["Predicted, not measured"])
+    said = " ".join(notes(table))
+    assert "predicted_* columns are estimates" in said
+    assert "not measured" in said
+    assert "predicted" not in " ".join(notes(audit(made_head("classes"))))
 
 
 def note_about(table: ScoreTable, word: str) -> list[str]:
@@ -156,14 +139,6 @@ def test_one_singular_label_among_several_is_said():
     assert len(note_about(table, "singular")) == 1
 
 
-def test_predictions_are_called_that():
-    head = made_head("classes")
-    said = " ".join(notes(audit(head, scores=["newton", "predicted_success"])))
-    assert "predicted_* columns are estimates" in said
-    assert "not measured" in said
-    assert "predicted" not in " ".join(notes(audit(head)))
-
-
 def viewed(kind: str = "classes", **options) -> ScoreTable:
     head = made_head(kind, l2=0.5, **options)
     return audit(replace(head, inputs=np.maximum(head.features.numpy(), 0.0)))
@@ -200,19 +175,12 @@ def said(**more) -> str:
     return line
 
 
-@pytest.mark.parametrize("bound", [0.0, 0.059])
-def test_solves_that_leave_little_beside_chance_are_not_spoken_of(bound):
-    assert said(solve_error=bound) == said()
+def test_what_solves_leave_is_said_where_it_matters_beside_chance():
+    assert said(solve_error=0.0) == said(solve_error=0.059) == said()
     assert said().endswith("damping 2, estimates from 64 random probes, off by about 18 % each.")
-
-
-def test_what_solves_leave_is_of_all_records_together():
     words = "% each and by the solver's error, at most 25 % of the projections whose squares the scores are, over all"
     assert words in said(solve_error=0.25)
     assert words + " records together; 3 solves did not reach their tolerance" in said(solve_error=0.25, unsolved=3)
-
-
-def test_a_bound_from_one_on_says_nothing():
-    words = "by an unknown amount: at best the order of the records is meaningful"
-    assert words in said(solve_error=1.0)
-    assert words not in said(solve_error=0.99)
+    unknown = "by an unknown amount: at best the order of the records is meaningful"
+    assert unknown in said(solve_error=1.0)
+    assert unknown not in said(solve_error=0.99)
