@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 from torch.func import functional_call
-from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from giveaway.network import Network
 
 M = 3
 
@@ -92,17 +93,17 @@ class Dense:
 
     @property
     def ggn(self) -> torch.Tensor:
-        total = torch.zeros(self.jacobian.shape[2], self.jacobian.shape[2], dtype=torch.float64)
-        for J, W in zip(self.jacobian, self.W, strict=True):
-            total += J.T @ W @ J
-        return total
+        return sum(J.T @ W @ J for J, W in zip(self.jacobian, self.W, strict=True))
 
     def gradients(self) -> torch.Tensor:
         return torch.stack([J.T @ g for J, g in zip(self.jacobian, self.g, strict=True)])
 
-    def scores(self, curvature: torch.Tensor) -> dict[str, torch.Tensor]:
+    def damped(self, damping: float) -> torch.Tensor:
+        return self.ggn + damping * torch.eye(self.jacobian.shape[2], dtype=torch.float64)
+
+    def scores(self, damping: float) -> dict[str, torch.Tensor]:
         """Each record by its own small dense solve; no basis, no root."""
-        inverse, rows = torch.linalg.inv(curvature), []
+        inverse, rows = torch.linalg.inv(self.damped(damping)), []
         m = self.g.shape[1]
         identity = torch.eye(m, dtype=torch.float64)
         softmax = self.loss == "cross_entropy"
@@ -146,10 +147,17 @@ def total_loss(f: torch.Tensor, y: torch.Tensor, loss: str) -> torch.Tensor:
     return nn.functional.cross_entropy(f, y, reduction="sum")
 
 
+def network_of(kind: str, loss: str = "cross_entropy", depth="all", n: int = 18, **options) -> Network:
+    model, x, y = made(kind, n)
+    return Network(model, (x, targets_for(loss, y)), loss=loss, parameters=depth, **options)
+
+
 def dense(
-    model: nn.Module, x: torch.Tensor, y: torch.Tensor, loss: str, names: list[str], *, hessian: bool = False
+    network: Network, loss: str = "cross_entropy", names: list[str] | None = None, *, hessian: bool = False
 ) -> Dense:
     """By torch.autograd alone, with the loss written out."""
+    model, (x,), y = network.model, network.records.arguments, network.records.targets
+    names = list(network.parameters.values) if names is None else names
     own = {name: value.detach() for name, value in model.named_parameters()}
 
     def outputs(flat: torch.Tensor) -> torch.Tensor:
@@ -160,17 +168,11 @@ def dense(
         return functional_call(model, values, (x,))
 
     flat = torch.cat([own[name].flatten() for name in names])
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with sdpa_kernel(SDPBackend.MATH):
-            J = torch.autograd.functional.jacobian(outputs, flat)
-            H = None
-            if hessian:
-                H = torch.autograd.functional.hessian(lambda values: total_loss(outputs(values), y, loss), flat)
-            f = outputs(flat)
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
+    H = None
+    with network.evaluating():  # without fused attention, which has no second derivatives
+        J, f = torch.autograd.functional.jacobian(outputs, flat), outputs(flat)
+        if hessian:
+            H = torch.autograd.functional.hessian(lambda values: total_loss(outputs(values), y, loss), flat)
     p = torch.softmax(f, 1)
     if loss == "squared":
         g, W = 2 * (f - y), 2 * torch.eye(f.shape[1], dtype=torch.float64).expand(len(f), -1, -1)

@@ -8,20 +8,13 @@ from torch import nn
 
 from giveaway.checks import InputError
 from giveaway.network import Network, ekfac_records
-from tests.network.cases import dense, made, targets_for
-
-
-def damped(exact, damping: float) -> torch.Tensor:
-    return exact.ggn + damping * torch.eye(exact.jacobian.shape[2], dtype=torch.float64)
+from tests.network.cases import dense, network_of
 
 
 @pytest.mark.parametrize("kind", ["mlp", "cnn", "transformer"])
 def test_exact_for_one_linear_layer_and_squared_loss(kind):
-    model, x, y = made(kind)
-    y = targets_for("squared", y)
-    network = Network(model, (x, y), loss="squared", parameters="head")
-    exact = dense(model, x, y, "squared", list(network.parameters.values))
-    found, expected = ekfac_records(network, damping=0.2), exact.scores(damped(exact, 0.2))
+    network = network_of(kind, "squared", depth="head")
+    found, expected = ekfac_records(network, damping=0.2), dense(network, "squared").scores(0.2)
     torch.testing.assert_close(found["influence"], expected["influence"])
     torch.testing.assert_close(found["gls_trace"], expected["gls_trace"])
     assert found.report["passes"] == 3
@@ -34,24 +27,20 @@ def test_exact_for_softmax_where_all_records_look_alike():
     x = torch.randn(1, 3, dtype=torch.float64).repeat(10, 1)
     y = torch.arange(10) % 4
     network = Network(model, (x, y), loss="cross_entropy")
-    exact = dense(model, x, y, "cross_entropy", list(network.parameters.values))
-    expected = exact.scores(damped(exact, 0.2))
-    torch.testing.assert_close(ekfac_records(network, damping=0.2)["influence"], expected["influence"])
+    expected = dense(network).scores(0.2)["influence"]
+    torch.testing.assert_close(ekfac_records(network, damping=0.2)["influence"], expected)
 
 
 @pytest.mark.parametrize("kind", ["mlp", "cnn"])
 def test_layers_add_up_along_their_own_directions(kind):
     """Against dense blocks that are made diagonal in the eigenvectors of the dense Kronecker factors."""
-    model, x, y = made(kind)
-    network = Network(model, (x, y), loss="cross_entropy")
-    expected = torch.zeros(len(y), dtype=torch.float64)
-    layers = {name.rpartition(".")[0] for name in network.parameters.values}
-    modules = dict(model.named_modules())
-    for name in layers:
-        module = modules[name]
+    network = network_of(kind)
+    model, (x,) = network.model, network.records.arguments
+    expected = torch.zeros(network.n, dtype=torch.float64)
+    for name, module in model.named_modules():
         if not isinstance(module, nn.Linear | nn.Conv2d):
             continue
-        exact = dense(model, x, y, "cross_entropy", [f"{name}.weight", f"{name}.bias"])
+        exact = dense(network, names=[f"{name}.weight", f"{name}.bias"])
         o = len(module.bias)
         J = torch.cat([exact.jacobian[:, :, :-o].unflatten(2, (o, -1)), exact.jacobian[:, :, -o:, None]], 3)
         a, g = kronecker_factors(model, module, x, exact)
@@ -86,9 +75,8 @@ def kronecker_factors(model, module, x, exact):
 
 
 def test_other_layers_are_left_out_with_a_note():
-    model, x, y = made("transformer")
-    network = Network(model, (x, y), loss="cross_entropy")
+    network = network_of("transformer")
     (note,) = ekfac_records(network, damping=0.3).report["notes"]
     assert note == f"EKFAC: {network.size - 73} of {network.size} parameters are in other layers, and left out"
     with pytest.raises(InputError, match="parameters: expected linear or convolutional layers for EKFAC, got none"):
-        ekfac_records(Network(model, (x, y), loss="cross_entropy", parameters="embedding"), damping=0.3)
+        ekfac_records(network_of("transformer", depth="embedding"), damping=0.3)

@@ -1,25 +1,27 @@
-"""Gradients and Jacobians of single records against backward passes one by one."""
+"""Gradients and Jacobians of single records, and TracIn over checkpoints, against backward passes one by one."""
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
+from torch import nn
 
 from giveaway.checks import InputError
-from giveaway.network import Network, RecordDerivatives, gradient_norm
-from tests.network.cases import DEPTHS, KINDS, dense, made
-from tests.network.test_products import Cube, Cubed
+from giveaway.network import Network, RecordDerivatives, gradient_norm, tracin, tracin_between
+from tests.network.cases import DEPTHS, KINDS, dense, made, network_of
+from tests.network.test_products import Cube, cubed
 
 
 @pytest.mark.parametrize("depth", DEPTHS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_records_one_by_one(kind, depth):
-    model, x, y = made(kind)
-    network = Network(model, (x, y), loss="cross_entropy", parameters=depth, memory=400_000)
-    exact = dense(model, x, y, "cross_entropy", list(network.parameters.values))
+    network = network_of(kind, depth=depth, memory=400_000)
+    exact = dense(network)
     derivatives = RecordDerivatives(network)
     pieces = list(derivatives.gradients())
-    assert torch.cat([numbers for numbers, _ in pieces]).tolist() == list(range(len(y)))
+    assert torch.cat([numbers for numbers, _ in pieces]).tolist() == list(range(18))
     torch.testing.assert_close(torch.cat([part for _, part in pieces]), exact.gradients(), rtol=1e-10, atol=1e-12)
     found = torch.cat([part for _, part in derivatives.jacobians([5, 0, 7])])
     torch.testing.assert_close(found, exact.jacobian[[5, 0, 7]], rtol=1e-10, atol=1e-12)
@@ -28,11 +30,8 @@ def test_records_one_by_one(kind, depth):
 
 
 def test_layers_that_vmap_cannot_trace():
-    _, x, y = made("mlp")
-    torch.manual_seed(0)
-    model = Cubed(Cube).double()
-    network = Network(model, (x, y), loss="cross_entropy")
-    exact = dense(model, x, y, "cross_entropy", list(network.parameters.values))
+    network = cubed(Cube)
+    exact = dense(network)
     derivatives = RecordDerivatives(network)
     assert derivatives.notes[0].startswith("record by record: vmap is not possible for this model")
     found = torch.cat([part for _, part in derivatives.gradients()])
@@ -43,7 +42,48 @@ def test_layers_that_vmap_cannot_trace():
 
 @pytest.mark.parametrize("rows", [[18], [-1], [], [0.5], [[1]]])
 def test_rows_that_are_none(rows):
-    model, x, y = made("mlp")
-    network = Network(model, (x, y), loss="cross_entropy")
+    network = network_of("mlp")
     with pytest.raises(InputError, match="rows: expected record numbers from 0 to 17"):
         gradient_norm(network, rows)
+
+
+def checkpoints(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> list:
+    """Three states of a training with a falling rate."""
+    model, found = copy.deepcopy(model).eval(), []
+    for rate in (0.1, 0.05, 0.01):
+        step = torch.optim.SGD(model.parameters(), lr=rate)
+        step.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        step.step()
+        found.append((copy.deepcopy(model.state_dict()), rate))
+    return found
+
+
+@pytest.mark.parametrize("kind", ["mlp", "cnn"])
+def test_tracin_against_a_loop(kind):
+    model, x, y = made(kind)
+    saved, network = checkpoints(model, x, y), Network(model, (x, y), loss="cross_entropy")
+    expected = torch.zeros(len(y), len(y), dtype=torch.float64)
+    other = copy.deepcopy(model).eval()
+    for state, rate in saved:
+        other.load_state_dict(state)
+        rows = []
+        for i in range(len(y)):
+            loss = nn.functional.cross_entropy(other(x[i : i + 1]), y[i : i + 1])
+            gradients = torch.autograd.grad(loss, list(other.parameters()))
+            rows.append(torch.cat([part.flatten() for part in gradients]))
+        stacked = torch.stack(rows)
+        expected += rate * stacked @ stacked.T
+    torch.testing.assert_close(tracin(network, saved), expected.diagonal(), rtol=1e-9, atol=1e-14)
+    torch.testing.assert_close(tracin(network, saved, [4, 1]), expected.diagonal()[[4, 1]], rtol=1e-9, atol=1e-14)
+    torch.testing.assert_close(tracin_between(network, saved, [4, 1]), expected[[4, 1]], rtol=1e-9, atol=1e-13)
+    some = tracin_between(network, saved, [4, 1], [0, 2])
+    torch.testing.assert_close(some, expected[[4, 1]][:, [0, 2]], rtol=1e-9, atol=1e-13)
+
+
+def test_checkpoints_that_are_none():
+    network = network_of("mlp")
+    with pytest.raises(InputError, match="checkpoints: expected at least one"):
+        tracin(network, [])
+    with pytest.raises(InputError, match="checkpoints: expected a finite number of at least 0, got -1"):
+        tracin(network, [(network.model.state_dict(), -1)])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import nn
@@ -11,9 +9,14 @@ from torch import nn
 from giveaway.network import GaussNewton, InverseCurvature, Jacobian, Network, sketch_records
 from giveaway.network import layers as module
 from giveaway.network.layers import MOVED, ByLayers, FormedJacobian, FormingPlan, LayerCost, multiplied_out
-from tests.network.cases import M, dense, made
+from tests.network.cases import M, dense, network_of
+from tests.network.test_products import close
 
 N = 9
+
+
+def random(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
 
 
 class Tokens(nn.Module):
@@ -56,7 +59,7 @@ CASES = {
 }
 
 
-def case_of(name: str) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+def case_of(name: str, **options) -> Network:
     build, shape = CASES[name]
     with torch.random.fork_rng():
         torch.manual_seed(4)
@@ -67,49 +70,35 @@ def case_of(name: str) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
                 nn.init.uniform_(layer.running_var, 0.5, 2)
             if isinstance(layer, nn.BatchNorm2d | nn.GroupNorm | nn.LayerNorm):
                 nn.init.uniform_(layer.weight, 0.5, 2)
-    return model.eval(), x, y
-
-
-def random(*shape: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    return Network(model.eval(), (x, y), loss="cross_entropy", **options)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_matrices_are_the_columns_of_the_jacobian(name):
-    model, x, y = case_of(name)
-    network = Network(model, (x, y), loss="cross_entropy")
-    exact = dense(model, x, y, "cross_entropy", list(network.parameters.values))
-    with network.evaluating():
-        taps = ByLayers(network, network.records.take(slice(0, N))).taps
-        found = {tap.of_model(own): matrix for tap in taps for own, matrix in multiplied_out(tap).items()}
-    for parameter, place in network.parameters.places.items():
-        expected = exact.jacobian[:, :, place].flatten(0, 1)
-        torch.testing.assert_close(found[parameter], expected, rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_products_agree_with_those_without_matrices(name):
-    model, x, y = case_of(name)
-    network = Network(model, (x, y), loss="cross_entropy")
+def test_the_matrices_are_the_jacobian_and_their_products_those_without_them(name):
+    network = case_of(name)
+    exact = dense(network)
     v, u = random(network.size, 40), random(40, N, M)
     with network.evaluating():
         plain = ByLayers(network, network.records.take(slice(0, N)))
+        matrices = {tap.of_model(own): matrix for tap in plain.taps for own, matrix in multiplied_out(tap).items()}
+        for parameter, place in network.parameters.places.items():
+            expected = exact.jacobian[:, :, place].flatten(0, 1)
+            torch.testing.assert_close(matrices[parameter], expected, rtol=1e-10, atol=1e-12)
         layers = [tap.name for tap in plain.taps]
         tangents = network.parameters.split(v.T)
         for names in ([], layers[:1], layers[1:], layers):
             mixed = FormedJacobian(plain, names)
-            torch.testing.assert_close(mixed.forward(tangents), plain.forward(tangents), rtol=1e-10, atol=1e-11)
+            close(mixed.forward(tangents), plain.forward(tangents))
             back, expected = (network.parameters.join(way.backward(u)) for way in (mixed, plain))
-            torch.testing.assert_close(back, expected, rtol=1e-10, atol=1e-11)
-    exact = dense(model, x, y, "cross_entropy", list(network.parameters.values))
+            close(back, expected)
     product = GaussNewton(network, 0.3)
     assert product.jacobian.plan is not None
     assert product.jacobian.plan.able
-    torch.testing.assert_close(product(v), exact.ggn @ v + 0.3 * v, rtol=1e-10, atol=1e-11)
+    close(product(v), exact.damped(0.3) @ v)
     pushed = torch.cat([part for _, part in product.jacobian.push(v)], 1)
-    torch.testing.assert_close(pushed, torch.einsum("nmp,ps->snm", exact.jacobian, v), rtol=1e-10, atol=1e-11)
+    close(pushed, torch.einsum("nmp,ps->snm", exact.jacobian, v))
     pulled = product.jacobian.pull(40, lambda piece: u[:, piece.rows])
-    torch.testing.assert_close(pulled, torch.einsum("nmp,snm->ps", exact.jacobian, u), rtol=1e-10, atol=1e-11)
+    close(pulled, torch.einsum("nmp,snm->ps", exact.jacobian, u))
 
 
 @pytest.mark.parametrize(
@@ -122,12 +111,11 @@ def test_products_agree_with_those_without_matrices(name):
     ],
 )
 def test_a_part_of_a_layer_s_parameters(name, some):
-    model, x, y = case_of(name)
-    network = Network(model, (x, y), loss="cross_entropy", parameters=some)
-    exact = dense(model, x, y, "cross_entropy", list(network.parameters.values))
+    network = case_of(name, parameters=some)
+    exact = dense(network)
     v, product = random(network.size, 40), GaussNewton(network)
     assert product.jacobian.plan is not None
-    torch.testing.assert_close(product(v), exact.ggn @ v, rtol=1e-10, atol=1e-11)
+    close(product(v), exact.ggn @ v)
 
 
 def test_a_matrix_is_formed_once_a_batch_and_where_it_pays(monkeypatch):
@@ -138,11 +126,10 @@ def test_a_matrix_is_formed_once_a_batch_and_where_it_pays(monkeypatch):
         return multiplied_out(tap)
 
     monkeypatch.setattr(module, "multiplied_out", counted)
-    model, x, y = made("cnn")
-    whole = Network(model, (x, y), loss="cross_entropy")
-    exact = dense(model, x, y, "cross_entropy", list(whole.parameters.values))
+    whole = network_of("cnn")
+    exact = dense(whole)
     for memory, batches in ((None, 1), (150 * whole.work.activations * 8, 2)):
-        product = GaussNewton(Network(model, (x, y), loss="cross_entropy", memory=memory))
+        product = GaussNewton(network_of("cnn", memory=memory))
         plan = product.jacobian.plan
         assert plan is not None
         assert plan.names(80) == plan.able == {"0", "1", "3", "4"}  # the head has one position
@@ -150,7 +137,7 @@ def test_a_matrix_is_formed_once_a_batch_and_where_it_pays(monkeypatch):
         for columns in (M + 1, 40):
             formed.clear()
             v = random(whole.size, columns)
-            torch.testing.assert_close(product(v), exact.ggn @ v, rtol=1e-10, atol=1e-11)
+            close(product(v), exact.ggn @ v)
             assert sorted(formed) == sorted(batches * list(plan.names(2 * columns)))
 
 
@@ -161,7 +148,7 @@ def test_memory_decides_which_layers_are_formed():
     x, y = random(20, *IMAGE), torch.arange(20) % M
     whole = Network(model, (x, y), loss="cross_entropy")
     v = random(whole.size, 40)
-    expected = dense(model, x, y, "cross_entropy", list(whole.parameters.values)).ggn @ v
+    expected = dense(whole).ggn @ v
     every = {}
     for memory in (100_000_000, 1_500_000, 700_000, 400_000, 50_000):
         network = Network(model, (x, y), loss="cross_entropy", memory=memory)
@@ -170,7 +157,7 @@ def test_memory_decides_which_layers_are_formed():
         every[memory] = set() if plan is None else set(plan.able)
         if plan is not None:
             assert 8 <= jacobian.rows <= memory // (2 * 8 * plan.numbers)
-        torch.testing.assert_close(jacobian.curved(v), expected, rtol=1e-10, atol=1e-11)
+        close(jacobian.curved(v), expected)
     # the second convolution has more parameters and fewer positions
     assert list(every.values()) == [{"0", "2"}, {"0", "2"}, {"0"}, {"0"}, set()]
 
@@ -211,23 +198,10 @@ def test_a_matrix_that_is_read_for_a_few_columns_at_a_time_pays_less():
     assert plan.names(64, 1 + 2 * 5) == set()
 
 
-@pytest.mark.parametrize("parts", [1, 4])
-def test_parts_of_columns_are_counted(monkeypatch, parts):
-    model, x, y = made("cnn")
-    jacobian, asked = Jacobian(Network(model, (x, y), loss="cross_entropy")), []
-    work = jacobian.network.work
-    monkeypatch.setattr(jacobian.network, "work", replace(work, memory=2 * 3 * work.size * work.bytes * 40 // parts))
-    monkeypatch.setattr(FormingPlan, "names", lambda plan, columns, times: asked.append((columns, times)) or set())
-    for directions in (1, 2):
-        jacobian._formed(40, directions)
-    assert asked == [(40, 1 + parts), (80, 1 + 2 * parts)]
-
-
 @pytest.mark.parametrize("fault", ["wrong", "impossible"])
 def test_a_layer_whose_matrix_cannot_be_had_goes_without(monkeypatch, fault):
-    model, x, y = case_of("batch norm")
-    network = Network(model, (x, y), loss="cross_entropy")
-    exact, v = dense(model, x, y, "cross_entropy", list(network.parameters.values)), random(network.size, 40)
+    network = case_of("batch norm")
+    exact, v = dense(network), random(network.size, 40)
 
     def faulty(tap):
         if tap.name == "1" and fault == "impossible":
@@ -238,24 +212,22 @@ def test_a_layer_whose_matrix_cannot_be_had_goes_without(monkeypatch, fault):
     product = GaussNewton(network)
     assert product.jacobian.plan is not None
     assert product.jacobian.plan.able == {"0", "3"}
-    torch.testing.assert_close(product(v), exact.ggn @ v, rtol=1e-10, atol=1e-11)
+    close(product(v), exact.ggn @ v)
 
 
 def test_slopes_that_vmap_gets_wrong():
-    _, x, y = case_of("stride")
     with torch.random.fork_rng():
         torch.manual_seed(2)
         model = after(nn.Conv2d(2, 4, 3), nn.PReLU(4), channels=4).double()
-    network = Network(model, (x, y), loss="cross_entropy")
-    exact, v = dense(model, x, y, "cross_entropy", list(network.parameters.values)), random(network.size, 40)
-    torch.testing.assert_close(GaussNewton(network)(v), exact.ggn @ v, rtol=1e-10, atol=1e-11)
+    network = Network(model, (random(N, *IMAGE), torch.arange(N) % M), loss="cross_entropy")
+    v = random(network.size, 40)
+    close(GaussNewton(network)(v), dense(network).ggn @ v)
 
 
 def test_sketch_and_preconditioner_go_the_same_way(monkeypatch):
-    case = made("cnn")
     found = []
     for forming in (True, False):
-        network = Network(case[0], case[1:], loss="cross_entropy")
+        network = network_of("cnn")
         if not forming:
             monkeypatch.setitem(MOVED, "cpu", 10**9)
         inverse = InverseCurvature(network, damping=1.0, tolerance=1e-11, most_steps=500)

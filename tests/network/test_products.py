@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
@@ -10,30 +12,26 @@ from giveaway.checks import InputError
 from giveaway.network import GaussNewton, Hessian, Jacobian, Network
 from giveaway.network.jacobian import ColumnByColumn, DoubleBackward, ForwardMode
 from giveaway.network.layers import ByLayers
-from tests.network.cases import DEPTHS, KINDS, M, dense, made, targets_for
+from tests.network.cases import DEPTHS, KINDS, M, dense, made, network_of, targets_for
 
 LOSSES = ("cross_entropy", "squared", "binary_cross_entropy")
+
+
+def close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-11)
 
 
 def columns(size: int, count: int = 5) -> torch.Tensor:
     return torch.randn(size, count, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
 
 
-def network_of(kind: str, loss: str, depth, **options) -> tuple[Network, tuple]:
-    model, x, y = made(kind)
-    y = targets_for(loss, y)
-    network = Network(model, (x, y), loss=loss, parameters=depth, **options)
-    return network, (model, x, y, loss, list(network.parameters.values))
-
-
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("depth", DEPTHS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_gauss_newton(kind, depth, loss):
-    network, case = network_of(kind, loss, depth)
+    network = network_of(kind, loss, depth)
     v, product = columns(network.size), GaussNewton(network, 0.3)
-    expected = dense(*case).ggn @ v + 0.3 * v
-    torch.testing.assert_close(product(v), expected, rtol=1e-10, atol=1e-11)
+    close(product(v), dense(network, loss).damped(0.3) @ v)
     assert product.notes == []
     assert (product.jacobian.passes, product.jacobian.column_passes) == (1, 5)
 
@@ -42,22 +40,22 @@ def test_gauss_newton(kind, depth, loss):
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_way_gives_the_same(kind, way):
     layers = ["encoder.linear1", "encoder.norm1", "encoder.linear2", "embedding", "head"]
-    network, case = network_of(kind, "cross_entropy", layers if kind == "transformer" else "all")
-    exact, v = dense(*case), columns(network.size)
+    network = network_of(kind, depth=layers if kind == "transformer" else "all")
+    exact, v = dense(network), columns(network.size)
     jacobian = Jacobian(network, way)
-    torch.testing.assert_close(jacobian.curved(v), exact.ggn @ v, rtol=1e-10, atol=1e-11)
+    close(jacobian.curved(v), exact.ggn @ v)
     pushed = torch.cat([u for _, u in jacobian.push(v)], 1)
-    torch.testing.assert_close(pushed, torch.einsum("nmp,ps->snm", exact.jacobian, v), rtol=1e-10, atol=1e-11)
+    close(pushed, torch.einsum("nmp,ps->snm", exact.jacobian, v))
     pulled = jacobian.pull(2, lambda piece: torch.stack([piece.outputs, piece.outputs**2]))
     u = torch.stack([exact.outputs, exact.outputs**2])
-    torch.testing.assert_close(pulled, torch.einsum("nmp,snm->ps", exact.jacobian, u), rtol=1e-10, atol=1e-11)
+    close(pulled, torch.einsum("nmp,snm->ps", exact.jacobian, u))
 
 
 @pytest.mark.parametrize("depth", ["head", "all"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_hessian(kind, depth):
-    network, case = network_of(kind, "cross_entropy", depth)
-    exact, v, product = dense(*case, hessian=True), columns(network.size), Hessian(network, 0.3)
+    network = network_of(kind, depth=depth)
+    exact, v, product = dense(network, hessian=True), columns(network.size), Hessian(network, 0.3)
     assert exact.hessian is not None
     torch.testing.assert_close(product(v), exact.hessian @ v + 0.3 * v, rtol=1e-9, atol=1e-9)
     if depth == "all":
@@ -72,11 +70,10 @@ def test_a_loss_of_the_user_s():
     model, x, y = made("mlp")
     y = targets_for("squared", y)
     network = Network(model, (x, y), loss=huber)
-    names, v = list(network.parameters.values), columns(network.size)
-    exact = dense(model, x, y, "squared", names)
+    exact, v = dense(network, "squared"), columns(network.size)
     W = torch.diag_embed(1 - torch.tanh(exact.outputs - y) ** 2)
     expected = sum(J.T @ (w @ (J @ v)) for J, w in zip(exact.jacobian, W, strict=True))
-    torch.testing.assert_close(GaussNewton(network)(v), expected, rtol=1e-10, atol=1e-11)
+    close(GaussNewton(network)(v), expected)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -145,6 +142,16 @@ class Cubed(nn.Module):
         return self.head(self.function.apply(self.scale * torch.tanh(self.linear(x))))
 
 
+def seeded(model: Callable[[], nn.Module], **options) -> Network:
+    """The records of the small dense network, and another model with random weights."""
+    torch.manual_seed(0)
+    return Network(model().double(), made("mlp")[1:], loss="cross_entropy", **options)
+
+
+def cubed(function, **options) -> Network:
+    return seeded(lambda: Cubed(function), **options)
+
+
 @pytest.mark.parametrize(
     ("function", "way", "notes"),
     [
@@ -153,16 +160,13 @@ class Cubed(nn.Module):
     ],
 )
 def test_layers_that_cannot_be_traced_fall_back_with_a_note(function, way, notes):
-    _, x, y = made("mlp")
-    torch.manual_seed(0)
-    model = Cubed(function).double()
-    network = Network(model, (x, y), loss="cross_entropy")
-    exact = dense(model, x, y, "cross_entropy", list(network.parameters.values), hessian=True)
+    network = cubed(function)
+    exact = dense(network, hessian=True)
     v, product = columns(network.size), GaussNewton(network)
     assert product.jacobian.way is way
     assert len(product.notes) == len(notes)
     assert all(found.startswith(note) for found, note in zip(product.notes, notes, strict=True))
-    torch.testing.assert_close(product(v), exact.ggn @ v, rtol=1e-10, atol=1e-11)
+    close(product(v), exact.ggn @ v)
     hessian = Hessian(network)
     assert exact.hessian is not None
     assert any("forward over reverse" in note for note in hessian.notes)
@@ -181,14 +185,11 @@ class Borrowed(nn.Module):
 
 
 def test_a_weight_that_is_used_behind_its_layer_s_back():
-    _, x, y = made("mlp")
-    torch.manual_seed(0)
-    model = Borrowed().double()
-    network = Network(model, (x, y), loss="cross_entropy")
+    network = seeded(Borrowed)
     v, product = columns(network.size), GaussNewton(network)
     assert product.notes == ["layer by layer: differs from plain backward passes, so it is not used"]
-    exact = dense(model, x, y, "cross_entropy", list(network.parameters.values))
-    torch.testing.assert_close(product(v), exact.ggn @ v, rtol=1e-10, atol=1e-11)
+    exact = dense(network)
+    close(product(v), exact.ggn @ v)
 
 
 def test_a_layer_that_runs_twice_and_a_shared_weight():
@@ -201,14 +202,11 @@ def test_a_layer_that_runs_twice_and_a_shared_weight():
         def forward(self, x):
             return self.head(torch.tanh(self.other(torch.tanh(self.step(torch.tanh(self.step(x)))))))
 
-    _, x, y = made("mlp")
-    torch.manual_seed(0)
-    model = Twice().double()
-    network = Network(model, (x, y), loss="cross_entropy")
+    network = seeded(Twice)
     assert list(network.parameters.values) == ["step.weight", "step.bias", "head.weight", "head.bias"]
     v, product = columns(network.size), GaussNewton(network)
-    exact = dense(model, x, y, "cross_entropy", list(network.parameters.values))
-    torch.testing.assert_close(product(v), exact.ggn @ v, rtol=1e-10, atol=1e-11)
+    exact = dense(network)
+    close(product(v), exact.ggn @ v)
     assert product.notes == []
 
 
@@ -225,18 +223,15 @@ def test_a_layer_without_second_derivatives_is_refused_where_it_matters():
             (x,) = ctx.saved_tensors
             return (1 - torch.tanh(x) ** 2) * g
 
-    _, x, y = made("mlp")
-    torch.manual_seed(0)
-    model = Cubed(Once).double()
     with pytest.raises(InputError, match=r"differentiated forwards, or twice backwards.*parameters='head'"):
-        GaussNewton(Network(model, (x, y), loss="cross_entropy"))
-    head = Network(model, (x, y), loss="cross_entropy", parameters="head")
-    exact = dense(model, x, y, "cross_entropy", list(head.parameters.values))
+        GaussNewton(cubed(Once))
+    head = cubed(Once, parameters="head")
+    exact = dense(head)
     v = columns(head.size)
-    torch.testing.assert_close(GaussNewton(head)(v), exact.ggn @ v, rtol=1e-10, atol=1e-11)
+    close(GaussNewton(head)(v), exact.ggn @ v)
 
 
 def test_what_the_damping_may_be():
-    network, _ = network_of("mlp", "cross_entropy", "head")
+    network = network_of("mlp", depth="head")
     with pytest.raises(InputError, match="damping: expected a finite number of at least 0, got -1"):
         GaussNewton(network, -1)

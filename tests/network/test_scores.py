@@ -11,7 +11,7 @@ import giveaway as ga
 from giveaway.checks import InputError
 from giveaway.network import InverseCurvature, Network, score_records
 from giveaway.scores.catalogue import CATALOGUE, OF_BATCH
-from tests.network.cases import DEPTHS, KINDS, M, dense, made, targets_for
+from tests.network.cases import DEPTHS, KINDS, M, dense, made, network_of, targets_for
 
 TIGHT = {"tolerance": 1e-9, "most_steps": 3000, "preconditioner": "none"}
 
@@ -20,12 +20,9 @@ TIGHT = {"tolerance": 1e-9, "most_steps": 3000, "preconditioner": "none"}
 @pytest.mark.parametrize("depth", DEPTHS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_record_against_dense_solves(kind, depth, loss):
-    model, x, y = made(kind)
-    y = targets_for(loss, y)
-    network = Network(model, (x, y), loss=loss, parameters=depth)
-    exact = dense(model, x, y, loss, list(network.parameters.values))
+    network = network_of(kind, loss, depth=depth)
     damping = 1.0 if depth == "all" else 0.1
-    expected = exact.scores(exact.ggn + damping * torch.eye(network.size, dtype=torch.float64))
+    expected = dense(network, loss).scores(damping)
     inverse = InverseCurvature(network, damping=damping, **TIGHT)
     found = score_records(inverse)
     assert set(found.columns) == set(expected)
@@ -35,7 +32,7 @@ def test_every_record_against_dense_solves(kind, depth, loss):
     before = inverse.right_sides
     alone = score_records(inverse, scores="influence")
     torch.testing.assert_close(alone["influence"], expected["influence"], rtol=1e-6, atol=1e-10)
-    assert alone.report["right_sides"] - before == len(y)
+    assert alone.report["right_sides"] - before == network.n
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "squared"])
@@ -58,8 +55,7 @@ def test_the_head_alone_equals_its_closed_form(kind, loss):
 
 
 def test_chosen_rows_come_in_the_order_asked():
-    model, x, y = made("mlp")
-    inverse = InverseCurvature(Network(model, (x, y), loss="cross_entropy"), damping=0.1, **TIGHT)
+    inverse = InverseCurvature(network_of("mlp"), damping=0.1, **TIGHT)
     everything, some = score_records(inverse), score_records(inverse, [7, 0, 12], scores=["newton", "gls_spectral"])
     assert list(some.columns) == ["newton", "gls_spectral"]
     torch.testing.assert_close(some["newton"], everything["newton"][[7, 0, 12]], rtol=1e-8, atol=0)
