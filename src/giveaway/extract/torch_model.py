@@ -9,11 +9,11 @@ import os
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -124,8 +124,7 @@ def untouched(model: nn.Module, loader: DataLoader[Any]) -> Iterator[None]:
                     buffer.copy_(value)
 
 
-@dataclass(frozen=True)
-class LayerCall:
+class LayerCall(NamedTuple):
     """What the last of the watched layers to run was given and returned in one forward pass, as copies."""
 
     name: str
@@ -141,28 +140,25 @@ def call_watched(
     A layer that runs several times in the pass is refused with `remedy`.
     """
     runs: Counter[str] = Counter()
-    calls: list[LayerCall] = []
+    last: LayerCall | None = None
 
-    def hook_of(name: str) -> Callable[..., None]:
-        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            runs[name] += 1
-            # Copies: an operation in place further on (relu_, softmax_) would change both.
-            values = (args[0] if args else kwargs.get("input"), output)
-            calls[:] = [LayerCall(name, *(v.detach().clone() if isinstance(v, torch.Tensor) else v for v in values))]
+    def watch(name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        nonlocal last
+        runs[name] += 1
+        # Copies: an operation in place further on (relu_, softmax_) would change both.
+        values = (args[0] if args else kwargs.get("input"), output)
+        last = LayerCall(name, *(v.detach().clone() if isinstance(v, torch.Tensor) else v for v in values))
 
-        return hook
-
-    handles = [layer.register_forward_hook(hook_of(name), with_kwargs=True) for name, layer in layers.items()]
+    handles = [layer.register_forward_hook(partial(watch, name), with_kwargs=True) for name, layer in layers.items()]
     try:
         result = model(*arguments, **keywords)
     finally:
         for handle in handles:
             handle.remove()
-    for call in calls:
-        if runs[call.name] > 1:
-            got = f"layer {call.name!r}, which runs {runs[call.name]} times in one forward pass"
-            raise fail("layer", "a layer that runs once a record", got, remedy)
-    return result, next(iter(calls), None)
+    if last is not None and runs[last.name] > 1:
+        got = f"layer {last.name!r}, which runs {runs[last.name]} times in one forward pass"
+        raise fail("layer", "a layer that runs once a record", got, remedy)
+    return result, last
 
 
 def storable(values: torch.Tensor) -> torch.Tensor:
