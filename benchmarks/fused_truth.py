@@ -23,8 +23,8 @@ import giveaway as ga
 from benchmarks.data import arrays
 from benchmarks.measuring import cpu_timed, read_options, timed, write_parts
 from giveaway.curvature.choice import Auto
-from giveaway.evaluation.counts import shadow_curve
 from giveaway.evaluation.ranking import agreement_over_targets
+from giveaway.evaluation.success import shadow_curve
 from giveaway.extract import from_file
 from giveaway.extract.user_files import signals_from
 from giveaway.scores.formulas import normal_scores

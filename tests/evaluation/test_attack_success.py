@@ -12,7 +12,7 @@ from sklearn.metrics import roc_auc_score, roc_curve
 from giveaway.attacks.lira import lira_within
 from giveaway.attacks.thresholds import AttackScores
 from giveaway.evaluation import defensible_count, effect_sizes, shadow_curve, success_at, success_rate, summarize
-from giveaway.evaluation.counts import ShadowCurve, benjamini_hochberg
+from giveaway.evaluation.success import ShadowCurve, benjamini_hochberg
 from giveaway.records import Signals
 
 SETS = {"bloodmnist": "bloodmnist_cnn_signals", "cifar10": "cifar10_cnn_signals_10k"}

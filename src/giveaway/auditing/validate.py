@@ -14,9 +14,17 @@ from giveaway.attacks.lira import lira_within
 from giveaway.attacks.shadow import OnModel, Train, train_shadows
 from giveaway.attacks.shadow_store import stored_seconds
 from giveaway.checks import fail
-from giveaway.evaluation.counts import DefensibleCount, defensible_count, shadow_curve
 from giveaway.evaluation.ranking import SHARES, AgreementTable, agreement
-from giveaway.evaluation.success import AttackSummary, Interval, effect_sizes, success_rate, summarize
+from giveaway.evaluation.success import (
+    AttackSummary,
+    DefensibleCount,
+    Interval,
+    defensible_count,
+    effect_sizes,
+    shadow_curve,
+    success_rate,
+    summarize,
+)
 from giveaway.records import ScoreTable, Signals
 
 LEAST_MODELS = 8

@@ -111,25 +111,20 @@ class AgreementTable:
 
     def to_markdown(self) -> str:
         """Write values with their intervals, to two digits, and a line that says what they are."""
+        several = self.targets > 1
         lines = ["| score | " + " | ".join(self._names()) + " |", "|---" * (len(self._names()) + 1) + "|"]
         for row in self.rows:
-            spread = [f" ± {std:.2f}" if self.targets > 1 else "" for _, std in self._cells(row)]
             cells = [
-                f"{cell.value:.2f}{std} ({cell.low:.2f}–{cell.high:.2f})"
-                for (cell, _), std in zip(self._cells(row), spread, strict=True)
+                f"{cell.value:.2f}" + (f" ± {std:.2f}" if several else "") + f" ({cell.low:.2f}–{cell.high:.2f})"
+                for cell, std in self._cells(row)
             ]
             lines.append(f"| {row.score} | " + " | ".join(cells) + " |")
-        return "\n".join([*lines, "", self._caption()]) + "\n"
-
-    def _caption(self) -> str:
-        what = f"Mean ± standard deviation over {self.targets} targets" if self.targets > 1 else "1 target"
-        if self.resampled == "nothing":
-            return f"{what}, {self.records} records in all; without intervals."
-        fisher = " (spearman: Fisher's)" if self.targets == 1 else ""
-        return (
-            f"{what}, {self.records} records in all; in brackets {self.confidence:.0%} intervals, "
-            f"bootstrap over {self.resampled}{fisher}."
-        )
+        what = f"Mean ± standard deviation over {self.targets} targets" if several else "1 target"
+        intervals = "without intervals"
+        if self.resampled != "nothing":
+            fisher = "" if several else " (spearman: Fisher's)"
+            intervals = f"in brackets {self.confidence:.0%} intervals, bootstrap over {self.resampled}{fisher}"
+        return "\n".join([*lines, "", f"{what}, {self.records} records in all; {intervals}."]) + "\n"
 
     def _names(self) -> list[str]:
         return [f"top {top:.0%} in {keep:.0%}" for top, keep in self.rows[0].recall] + ["spearman"]
@@ -190,8 +185,7 @@ def agreement_over_targets(
         again[:] = np.mean(
             [_figures(places[t], generator.integers(0, lengths[t], lengths[t]), shares) for t in chosen], axis=0
         )
-    tail = 50 * (1 - confidence)
-    low, high = np.percentile(drawn, [tail, 100 - tail], axis=0) if resamples else (values, values)
+    low, high = percentile_ends(drawn, confidence, values)
     std = each.std(axis=0, ddof=1) if count > 1 else np.full(values.shape, np.nan)
     rows = []
     for row, name in enumerate(names):
@@ -218,15 +212,19 @@ def _places(names: Sequence[str], scores: Mapping[str, ArrayLike], truth: ArrayL
 
 def _figures(places: np.ndarray, rows: np.ndarray, shares: Sequence[tuple[float, float]]) -> np.ndarray:
     """Return for each score the recalls and the rank correlation on these rows, which may repeat."""
-    known, *ranked = (_mean_ranks(values[rows]) for values in places)
+    ranks = []
+    for chosen in places[:, rows]:  # small whole numbers are ranked by counting instead of a sort for every resample
+        counts = np.bincount(chosen)
+        ranks.append((counts.cumsum() - (counts - 1) / 2)[chosen])
+    known, *ranked = ranks
     figures = [[*(recall_at(r, known, top, keep) for top, keep in shares), _rank_correlation(r, known)] for r in ranked]
     return np.array(figures)
 
 
-def _mean_ranks(places: np.ndarray) -> np.ndarray:
-    """Rank small whole numbers, ties at their mean, by counting instead of a sort for every resample."""
-    counts = np.bincount(places)
-    return (counts.cumsum() - (counts - 1) / 2)[places]
+def percentile_ends(drawn: np.ndarray, confidence: float, values: np.ndarray) -> np.ndarray:
+    """Return the ends (2, …) of percentile intervals over draws (resamples, …); the values where there is none."""
+    tail = 50 * (1 - confidence)
+    return np.nanpercentile(drawn, [tail, 100 - tail], axis=0) if len(drawn) else np.array([values, values])
 
 
 def _rank_correlation(ranks_a: np.ndarray, ranks_b: np.ndarray) -> float:

@@ -1,4 +1,13 @@
-"""What an attack achieves: record by record over many models (effect size, success), and over all of them (ROC)."""
+"""What an attack achieves: record by record over many models, over all of them (ROC), and what they can count.
+
+**Defensible count.** A score ranks; it cannot count. With S shadow models each record has a sample of φ from models
+trained with it and one from models trained without it. The pooled two-sample t of a record whose effect size is δ
+follows a noncentral t with noncentrality δ·√(n_in·n_out/(n_in + n_out)), which tests "the effect size is at most
+`effect`" record by record; the Benjamini–Hochberg procedure then keeps the expected share of false ones among those
+flagged below `false_discovery`. The flagged are a lower bound: records are missed where the models are few.
+
+**Worth.** A score is worth as many shadow models as LiRA needs to find as much as the score does.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +15,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.stats import nct
 
 from giveaway.attacks.lira import moments_by_side
 from giveaway.attacks.thresholds import AttackScores
-from giveaway.checks import fail
-from giveaway.evaluation.ranking import Interval
+from giveaway.checks import check_number, fail
+from giveaway.evaluation.ranking import Interval, percentile_ends, recall_at
 from giveaway.records import Signals
 
 RATES = (0.1, 0.01, 0.001, 0.0001)
+EFFECT = 1.04  # about 70 % balanced success for equal normal φ: Φ(δ/2)
 
 
 @dataclass(frozen=True)
@@ -99,8 +110,8 @@ def summarize(
     if not inside or not outside:
         raise fail("attack", "members and non-members", f"{inside} and {outside}", "take targets that left records out")
     # thresholds from the strictest: entries with the same score pass together
-    _, place = np.unique(-attack.scores, return_inverse=True)
-    place, members = place.reshape(-1), attack.members.reshape(-1)
+    place = np.unique(-attack.scores, return_inverse=True)[1].reshape(-1)
+    members = attack.members.reshape(-1)
     generator = np.random.default_rng(seed)
     targets, records = attack.scores.shape
     false_positives, true_positives = _roc(place, members, np.ones(place.shape))
@@ -111,8 +122,7 @@ def summarize(
         by_target = generator.multinomial(targets, np.full(targets, 1 / targets)) if targets > 1 else np.ones(1)
         weight = np.outer(by_target, by_record).reshape(-1).astype(np.float64)
         drawn.append(_figures(*_roc(place, members, weight), rates))
-    tail = 50 * (1 - confidence)
-    low, high = np.nanpercentile(drawn, [tail, 100 - tail], axis=0) if resamples else (values, values)
+    low, high = percentile_ends(np.reshape(drawn, (resamples, -1)), confidence, values)
     auc, accuracy, *at_rates = (Interval(*map(float, ends)) for ends in zip(values, low, high, strict=True))
     return AttackSummary(
         attack=attack.attack,
@@ -143,3 +153,127 @@ def _figures(false_positives: np.ndarray, true_positives: np.ndarray, rates: Seq
     auc = (np.diff(false_positives) * (true_positives[1:] + true_positives[:-1]) / 2).sum()
     accuracy = (1 + (true_positives - false_positives).max()) / 2
     return np.array([auc, accuracy, *_tpr_at(false_positives, true_positives, rates)])
+
+
+@dataclass(frozen=True)
+class DefensibleCount:
+    """`at_least` records have an effect size above `effect`; of those flagged at most `false_discovery` are expected to
+    be wrong. `power` is the chance of flagging a record whose effect size is twice `effect`."""
+
+    at_least: int
+    records: int
+    flagged: np.ndarray
+    p_values: np.ndarray
+    effect: float
+    false_discovery: float
+    power: float
+
+    def __str__(self) -> str:
+        return (
+            f"at least {self.at_least} of {self.records} records ({self.at_least / self.records:.1%}) have an effect "
+            f"size above {self.effect:g} (false discovery rate {self.false_discovery:.0%}; chance to find one of twice "
+            f"that: {self.power:.0%})"
+        )
+
+
+def defensible_count(models: Signals, *, effect: float = EFFECT, false_discovery: float = 0.05) -> DefensibleCount:
+    """Count the records whose effect size is above `effect`, as far as these models can show it.
+
+    A record with fewer than two models on either side cannot be tested and is never flagged.
+    """
+    if models.models < 4:
+        raise fail("models", "at least 4 shadow models", f"{models.models}", "train more of them")
+    check_number("effect", effect, minimum=0.0, remedy="give an effect size such as 1.04")
+    if not 0 < false_discovery < 1:
+        raise fail("false_discovery", "a rate between 0 and 1", f"{false_discovery}", "give one such as 0.05")
+    p_values = np.ones(models.records)
+    noncentrality, freedom = np.zeros(models.records), np.zeros(models.records)
+    for rows, inside, outside in moments_by_side(models, merge_queries=True):
+        n_in, n_out = inside.count[:, 0], outside.count[:, 0]
+        freedom[rows] = np.maximum(n_in + n_out - 2, 1)
+        root = np.sqrt(n_in * n_out / (n_in + n_out))
+        pooled = np.sqrt((n_in * inside.variance[:, 0] + n_out * outside.variance[:, 0]) / freedom[rows])
+        gap = inside.mean[:, 0] - outside.mean[:, 0]
+        testable = (np.minimum(n_in, n_out) >= 2) & (pooled > 0)
+        t = np.divide(gap * root, pooled, out=np.zeros_like(gap), where=testable)
+        noncentrality[rows] = effect * root
+        p_values[rows] = np.where(testable, nct.sf(t, freedom[rows], noncentrality[rows]), 1.0)
+    flagged = benjamini_hochberg(p_values, false_discovery)
+    largest = p_values[flagged].max() if flagged.any() else false_discovery / models.records
+    typical = np.median(freedom), np.median(noncentrality)
+    power = float(nct.sf(nct.isf(largest, *typical), typical[0], 2 * typical[1]))
+    return DefensibleCount(int(flagged.sum()), models.records, flagged, p_values, effect, false_discovery, power)
+
+
+def benjamini_hochberg(p_values: np.ndarray, rate: float) -> np.ndarray:
+    """Say which hypotheses are rejected while the expected share of false rejections stays below `rate`."""
+    order = np.argsort(p_values, kind="stable")
+    below = np.flatnonzero(p_values[order] <= rate * np.arange(1, len(p_values) + 1) / len(p_values))
+    rejected = np.zeros(len(p_values), dtype=bool)
+    if len(below):
+        rejected[order[: below[-1] + 1]] = True
+    return rejected
+
+
+@dataclass(frozen=True)
+class ShadowCurve:
+    """The mean recall of LiRA with each number of shadow models, and its standard error over the draws."""
+
+    sizes: tuple[int, ...]
+    recall: np.ndarray
+    error: np.ndarray
+
+    def worth(self, recall: float) -> float:
+        """Return the number of shadow models at which LiRA reaches `recall`, interpolated in its logarithm.
+
+        0 where two models already find more, infinity where all of the sizes find less.
+        """
+        risen, first = np.unique(np.maximum.accumulate(self.recall), return_index=True)  # the fewest of equal recall
+        logs = np.log(np.array(self.sizes)[first])
+        return float(np.exp(np.interp(recall, risen, logs, left=-np.inf, right=np.inf)))
+
+
+def shadow_curve(
+    models: Signals,
+    *,
+    sizes: Sequence[int] = (2, 4, 8, 16, 32, 64),
+    top: float = 0.01,
+    keep: float = 0.05,
+    truth_models: int = 100,
+    draws: int = 20,
+    seed: int = 0,
+) -> ShadowCurve:
+    """Measure how many of the truth's top records LiRA finds with S of the models; other models give the truth.
+
+    Each draw takes S models for the attack and `truth_models` others for the effect sizes that are the truth. LiRA
+    ranks by the gap of the means over the standard deviation, pooled or each record's own, whichever finds more on
+    average. A record that the S models cannot tell (all with it, or all without) ranks last.
+    """
+    if max(sizes) + truth_models > models.models:
+        expected = f"at most {models.models - truth_models} with {truth_models} models for the truth"
+        raise fail("sizes", expected, f"{max(sizes)}", "ask for fewer, or train more models")
+    generator = np.random.default_rng(seed)
+    recalls = np.empty((draws, len(sizes), 2))
+    for draw in range(draws):
+        order = generator.permutation(models.models)
+        truth = effect_sizes(models.of_models(np.sort(order[:truth_models]))).effect_size
+        for place, size in enumerate(sizes):
+            chosen = models.of_models(np.sort(order[truth_models : truth_models + size]))
+            for variance, scores in enumerate(_rankings(chosen)):
+                recalls[draw, place, variance] = recall_at(scores, truth, top, keep)
+    better = recalls.mean(axis=0).argmax(axis=1)
+    each = recalls[:, np.arange(len(sizes)), better]
+    error = each.std(axis=0, ddof=1) / np.sqrt(draws) if draws > 1 else np.zeros(len(sizes))
+    return ShadowCurve(tuple(sizes), each.mean(axis=0), error)
+
+
+def _rankings(models: Signals) -> np.ndarray:
+    """Return LiRA's order of the records (2, n), with pooled and with per-record variance."""
+    orders = np.empty((2, models.records))
+    for rows, inside, outside in moments_by_side(models, merge_queries=True):
+        known = (inside.count > 0) & (outside.count > 0)
+        gap = np.where(known, inside.mean - outside.mean, -np.inf)
+        deviation = np.sqrt((inside.variance + outside.variance) / 2)
+        scaled = np.where(deviation > 0, gap / np.where(deviation > 0, deviation, 1.0), -np.inf)
+        orders[:, rows] = gap[:, 0], scaled[:, 0]
+    return orders

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -97,7 +98,6 @@ def canaries(head: Head, table: ScoreTable, k: int = 10) -> np.ndarray:
     >>> canaries(head, table, k=2)
     array([2, 4])
     """
-    k = int(check_number("k", k, minimum=1, remedy="ask for at least one canary"))
     return choose(candidates(head, table, most=max(MOST, k)), k)
 
 
@@ -118,16 +118,14 @@ def _targets(head: Head, row_of: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 def _standardized(values: torch.Tensor | LazyRows, row_of: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Return the rows' means of `values` (n, d), centred and scaled by the mean and deviation of all records."""
-    n = 0
     mean = squares = torch.zeros(values.shape[1], dtype=torch.float64, device=values.device)
-    for start in range(0, len(values), ROWS_PER_CHECK):
-        block = values[start : start + ROWS_PER_CHECK].to(torch.float64)
+    for n in range(0, len(values), ROWS_PER_CHECK):
+        block = values[n : n + ROWS_PER_CHECK].to(torch.float64)
         variance, centre = torch.var_mean(block, 0, correction=0)
         share = len(block) / (n + len(block))
         squares = squares + len(block) * variance + n * share * (centre - mean).square()
         mean = mean + share * (centre - mean)
-        n += len(block)
-    scale = column_scale(mean, (squares / n).sqrt())
+    scale = column_scale(mean, (squares / len(values)).sqrt())
     return mean_of_records(lambda which: (values[which].to(torch.float64) - mean) * scale, row_of, rows)
 
 
@@ -136,12 +134,11 @@ def mean_of_records(read: Callable[[torch.Tensor], torch.Tensor], row_of: np.nda
     place = np.full(int(row_of.max()) + 1, -1)
     place[rows] = np.arange(len(rows))
     records = np.flatnonzero(place[row_of] >= 0)
-    total = np.zeros((len(rows), 0))
+    total: Any = 0.0
     for start in range(0, len(records), ROWS_PER_CHECK):
         block = records[start : start + ROWS_PER_CHECK]
         values = read(torch.from_numpy(block)).to(torch.float64).cpu().numpy()
-        if start == 0:
-            total = np.zeros((len(rows), values.shape[1]))
-        np.add.at(total, place[row_of[block]], values)
-    counts = np.bincount(place[row_of[records]], minlength=len(rows))
-    return total / counts[:, None]
+        part = np.zeros((len(rows), values.shape[1]))
+        np.add.at(part, place[row_of[block]], values)
+        total = total + part
+    return total / np.bincount(place[row_of[records]], minlength=len(rows))[:, None]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from scipy.optimize import brentq
@@ -15,8 +15,8 @@ from scipy.stats import nbinom, norm, rankdata
 from scipy.stats import t as student
 
 from giveaway.checks import fail
-from giveaway.evaluation.counts import benjamini_hochberg
 from giveaway.evaluation.ranking import recall_at, spearman
+from giveaway.evaluation.success import benjamini_hochberg
 from giveaway.records import ScoreTable
 
 TOPS = (0.01, 0.05)
@@ -82,6 +82,8 @@ class Changes:
 
     def to_json(self, top: int = 10) -> dict[str, Any]:
         """Return counts and row numbers; no ids."""
+        (before, after), both = self.sizes, len(self.ids)
+        rows = {"before": before, "after": after, "in_both": both}
         predicted, noise = None, None
         if self.predicted is not None:
             predicted = {"before": round(self.predicted[0], 6), "after": round(self.predicted[1], 6)}
@@ -92,13 +94,7 @@ class Changes:
             "schema": "giveaway.changes/1",
             "unit": self.unit,
             "ranked_by": self.ranked_by,
-            "rows": {
-                "before": self.sizes[0],
-                "after": self.sizes[1],
-                "in_both": len(self.ids),
-                "only_before": self.sizes[0] - len(self.ids),
-                "only_after": self.sizes[1] - len(self.ids),
-            },
+            "rows": {**rows, "only_before": before - both, "only_after": after - both},
             "spearman": round(self.spearman, 6),
             "top_in_common": {f"{share:g}": value for share, value in self.in_common.items()},
             "mean_predicted_success": predicted,
@@ -132,11 +128,7 @@ class Changes:
                 "not measured)."
             )
         if found["rose_most"]:
-            lines += [
-                "",
-                "| row before | row after | percentile before | after | beyond noise |",
-                "|---|---|---|---|---|",
-            ]
+            lines += ["", "| row before | row after | percentile before | after | beyond noise |", "|---" * 5 + "|"]
         words = {None: "not known", True: "yes", False: "no"}
         lines += [
             f"| {row['row_before']} | {row['row_after']} | {100 * row['percentile_before']:.1f} "
@@ -171,7 +163,8 @@ def changes(before: ScoreTable, after: ScoreTable, *, retrains: Sequence[ScoreTa
         if other.meta.unit != unit or other.ranking() != by:
             got = f"{other.meta.unit}s ranked by {other.ranking()}"
             raise fail(name, f"{unit}s ranked by {by} as in the earlier audit", got, "audit both alike")
-        if len(other) != len(before) and _numbered(other) and _numbered(before):
+        numbered = all(np.array_equal(table.ids, np.arange(len(table))) for table in (other, before))
+        if len(other) != len(before) and numbered:
             got = f"row numbers for ids, {len(before)} and {len(other)} of them"
             expected = "ids that name the same record in both audits"
             raise fail(name, expected, got, "give the records ids and audit again")
@@ -183,6 +176,10 @@ def changes(before: ScoreTable, after: ScoreTable, *, retrains: Sequence[ScoreTa
     ids, rows_before, rows_after = ids[order], rows_before[order], rows_after[order]
     old, new = before[by][rows_before], after[by][rows_after]
     places_after = percentiles(after)[rows_after]
+    predicted = None
+    have = all("predicted_success" in table.scores for table in (before, after))
+    if have and before.meta.predicted_by == after.meta.predicted_by:
+        predicted = float(before["predicted_success"].mean()), float(after["predicted_success"].mean())
     return Changes(
         ids=ids,
         rows_before=rows_before,
@@ -194,7 +191,7 @@ def changes(before: ScoreTable, after: ScoreTable, *, retrains: Sequence[ScoreTa
         ranked_by=by,
         spearman=spearman(old, new),
         in_common={share: recall_at(new, old, share, share) if round(len(ids) * share) else None for share in TOPS},
-        predicted=_predicted(before, after),
+        predicted=predicted,
         beyond=_beyond(ids, places_after, retrains) if retrains else None,
         retrains=len(retrains),
     )
@@ -240,27 +237,8 @@ def _moderated(variance: np.ndarray, freedom: int) -> tuple[np.ndarray, float]:
     return (prior * middle + freedom * variance) / (prior + freedom), prior + freedom
 
 
-def _predicted(before: ScoreTable, after: ScoreTable) -> tuple[float, float] | None:
-    """Return the mean predicted success of both audits if both have it from the same source."""
-    if not all("predicted_success" in table.scores for table in (before, after)):
-        return None
-    if before.meta.predicted_by != after.meta.predicted_by:
-        return None
-    return float(before["predicted_success"].mean()), float(after["predicted_success"].mean())
-
-
-def _numbered(table: ScoreTable) -> bool:
-    """Whether the ids are just row numbers."""
-    return np.array_equal(table.ids, np.arange(len(table)))
-
-
-class Measurement(NamedTuple):
-    """A measured value, the largest one allowed, what both mean in words, and further numbers for gate.json."""
-
-    value: float
-    allowed: float
-    words: str
-    details: dict[str, Any]
+# a measured value, the largest one allowed, what both mean in words, and further numbers for gate.json
+Measurement = tuple[float, float, str, dict[str, Any]]
 
 
 def measure_change(place: str, table: ScoreTable, folder: Path, column: str, baseline: Sequence[Path]) -> Measurement:
@@ -276,10 +254,18 @@ def measure_change(place: str, table: ScoreTable, folder: Path, column: str, bas
     """
     table = _audited(folder, column, table)
     check_column(place, table, column)
-    tables = [_audited(path, column) for path in baseline]
-    for number, other in enumerate(tables, start=1):
-        check_column(f"{place}, baseline {number}", other, column)
-        _check_baseline(f"{place}, baseline {number}", other, table, tables[: number - 1])
+    tables: list[ScoreTable] = []
+    for number, path in enumerate(baseline, start=1):
+        at, other = f"{place}, baseline {number}", _audited(path, column)
+        check_column(at, other, column)
+        different = _difference(table, other)
+        if different:
+            raise fail(at, "an audit comparable to this one", different, "audit this model and the baseline alike")
+        for earlier, same in enumerate([table, *tables]):  # one model given twice: noise would look smaller than it is
+            if all(np.array_equal(other[name], same[name]) for name in other.columns):
+                got = "the scores of " + (f"baseline {earlier}" if earlier else "this audit")
+                raise fail(at, "a different model", got, "retrain with another seed and audit that")
+        tables.append(other)
     above = level_of(column, [other[column] for other in tables])
     value = share_above(table[column], above)
     shares = np.array([share_above(other[column], above) for other in tables])
@@ -290,7 +276,7 @@ def measure_change(place: str, table: ScoreTable, folder: Path, column: str, bas
         f"{len(tables)} retrains, allowed {bound:.3%} (their {LEVEL:.0%} prediction bound; estimated, not measured)"
     )
     details = {"of": column, "above": above, "baseline_mean": mean, "baselines": len(tables), "level": LEVEL}
-    return Measurement(value, bound, words, details)
+    return value, bound, words, details
 
 
 def level_of(column: str, baseline: Sequence[np.ndarray]) -> float:
@@ -301,17 +287,6 @@ def level_of(column: str, baseline: Sequence[np.ndarray]) -> float:
 def share_above(values: np.ndarray, level: float) -> float:
     """Return the share of the rows above a level."""
     return float((values > level).mean())
-
-
-def _check_baseline(place: str, other: ScoreTable, table: ScoreTable, earlier: list[ScoreTable]) -> None:
-    """Refuse a baseline that is not comparable, or one model given twice: noise would look smaller than it is."""
-    different = _difference(table, other)
-    if different:
-        raise fail(place, "an audit comparable to this one", different, "audit this model and the baseline alike")
-    for number, same in enumerate([table, *earlier]):
-        if all(np.array_equal(other[name], same[name]) for name in other.columns):
-            got = "the scores of " + (f"baseline {number}" if number else "this audit")
-            raise fail(place, "a different model", got, "retrain with another seed and audit that")
 
 
 def prediction_bound(shares: np.ndarray, rows: int) -> float:
@@ -337,12 +312,12 @@ def _audited(folder: Path, column: str, records: ScoreTable | None = None) -> Sc
 
 def check_column(place: str, table: ScoreTable, column: str) -> None:
     """Refuse an audit without the column, or with a prediction that a gate cannot use."""
-    if column not in table.scores and column.startswith("predicted_") and table.meta.no_prediction:
-        got = "a model held back by noise or early stopping, for which there is none"
-        raise fail(place, f"an audit with the column {column}", got, "use measured_count, and giveaway validate")
     if column not in table.scores:
-        remedy = f"audit again with it: giveaway audit --scores default,{column}"
-        raise fail(place, f"an audit with the column {column}", "none", remedy)
+        got, remedy = "none", f"audit again with it: giveaway audit --scores default,{column}"
+        if column.startswith("predicted_") and table.meta.no_prediction:
+            got = "a model held back by noise or early stopping, for which there is none"
+            remedy = "use measured_count, and giveaway validate"
+        raise fail(place, f"an audit with the column {column}", got, remedy)
     exact = table.meta.view is not None and bool(table.meta.view.head_is_exact)
     if column == "predicted_success" and table.meta.predicted_by != "both views" and not exact:
         expected = "predicted success from both views, or from a head whose features are known not to be learned"
@@ -360,9 +335,8 @@ def _difference(table: ScoreTable, other: ScoreTable) -> str:
             return f"{name} {theirs[name]} beside {ours[name]}"
     l2, their_l2 = table.meta.l2 or 0.0, other.meta.l2 or 0.0
     # a summed loss: the same weight decay is a larger l2 on more rows
-    if not (math.isclose(l2, their_l2) or math.isclose(l2 / len(table), their_l2 / len(other))):
-        return f"l2 {their_l2:g} beside {l2:g}"
-    return ""
+    alike = math.isclose(l2, their_l2) or math.isclose(l2 / len(table), their_l2 / len(other))
+    return "" if alike else f"l2 {their_l2:g} beside {l2:g}"
 
 
 def _described(table: ScoreTable) -> dict[str, Any]:

@@ -6,10 +6,11 @@ the records themselves as pictures or text.
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,8 +34,6 @@ MAPS = ("auto", "pca", "tsne", "none")
 SHOWN_RECORDS = 100
 MOST_PLACES = 2_000  # on the map: t-SNE takes 18 s for them on one core, and a minute for 5,000
 PARTS = ("map", "what-if", "canaries")
-REMOVAL_ARRAYS = ("removed", "entered", "risen", "before", "after")
-CANDIDATE_ARRAYS = ("rows", "quality", "similarity")
 
 EXPOSED = 500  # of the most exposed rows always have a place on the map
 TSNE_FROM = 50  # rows: with fewer a neighbourhood is most of the map
@@ -81,16 +80,14 @@ class ReportExtras:
 
     def to_bytes(self) -> bytes:
         """Return an .npz file without pickle, which `load` reads."""
+        stated: dict[str, Any] = {"missing": dict(self.missing), "removals": []}
         arrays: dict[str, np.ndarray] = {}
-        stated: dict[str, Any] = {"missing": dict(self.missing)}
-        if self.feature_map is not None:
-            arrays |= {"map_rows": self.feature_map.rows, "map_places": self.feature_map.places}
-            stated["map"] = {"method": self.feature_map.method, "explained": self.feature_map.explained}
-        stated["removals"] = [{"share": effect.share, "spearman": effect.spearman} for effect in self.removals]
         for place, effect in enumerate(self.removals):
-            arrays |= {f"removal{place}_{name}": getattr(effect, name) for name in REMOVAL_ARRAYS}
+            stated["removals"].append(_take_apart(effect, f"removal{place}_", arrays))
+        if self.feature_map is not None:
+            stated["map"] = _take_apart(self.feature_map, "map_", arrays)
         if self.candidates is not None:
-            arrays |= {f"candidates_{name}": getattr(self.candidates, name) for name in CANDIDATE_ARRAYS}
+            _take_apart(self.candidates, "candidates_", arrays)
         if self.contents is not None:
             arrays["contents_rows"] = self.contents.rows
             stated["contents"] = list(self.contents.texts)
@@ -109,24 +106,30 @@ class ReportExtras:
             return cls(missing=dict.fromkeys(PARTS, "the audit folder was made without it: run giveaway audit again"))
         arrays = read_arrays("folder", path, "giveaway audit")
         stated = json.loads(str(arrays["stated"]))
-
-        def named(prefix: str, names: tuple[str, ...]) -> dict[str, Any]:
-            return {name: arrays[prefix + name] for name in names}
-
-        feature_map, found, contents = None, None, None
+        mapped, held, contents = None, None, None
         if stated.get("map") is not None:
-            feature_map = FeatureMap(arrays["map_rows"], arrays["map_places"], **stated["map"])
+            mapped = _put_together(FeatureMap, "map_", arrays, stated["map"])
         if "candidates_rows" in arrays:
-            found = Candidates(**named("candidates_", CANDIDATE_ARRAYS))
+            held = _put_together(Candidates, "candidates_", arrays, {})
         if (texts := stated.get("contents")) is not None:
             nothing = np.empty(0, np.uint8)
             pictures = (arrays.get(f"picture{place}", nothing).tobytes() for place in range(len(texts)))
             contents = Contents(arrays["contents_rows"], tuple(texts), tuple(pictures))
-        effects = tuple(
-            RemovalEffect(**numbers, **named(f"removal{place}_", REMOVAL_ARRAYS))
-            for place, numbers in enumerate(stated["removals"])
-        )
-        return cls(feature_map, effects, found, contents, stated["missing"])
+        numbered = enumerate(stated["removals"])
+        effects = tuple(_put_together(RemovalEffect, f"removal{place}_", arrays, one) for place, one in numbered)
+        return cls(mapped, effects, held, contents, stated["missing"])
+
+
+def _take_apart(part: Any, prefix: str, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Add the arrays of a dataclass to `arrays`, and return its other fields."""
+    held = {item.name: getattr(part, item.name) for item in fields(part)}
+    arrays |= {prefix + name: value for name, value in held.items() if isinstance(value, np.ndarray)}
+    return {name: value for name, value in held.items() if not isinstance(value, np.ndarray)}
+
+
+def _put_together(kind: type[Made], prefix: str, arrays: dict[str, np.ndarray], stated: dict[str, Any]) -> Made:
+    names = [item.name for item in fields(kind) if item.name not in stated]  # type: ignore[arg-type]
+    return kind(**stated, **{name: arrays[prefix + name] for name in names})
 
 
 def make_extras(
@@ -155,31 +158,30 @@ def make_extras(
             missing[name] = f"it could not be made ({type(error).__name__})"
         return None
 
-    mapped = None
-    if method == "none":
-        missing["map"] = "it was not asked for (--config map=none)"
-    elif not head.linear:
-        missing["map"] = "a black box has no features to map"
-    else:
-        mapped = attempt("map", lambda: feature_map(head, table, method=method, most=MOST_PLACES))
-    effects: tuple[RemovalEffect, ...] = ()
     parameters = head.width * head.m
     quick = parameters <= SENSITIVITY_UP_TO and head.n * parameters**2 <= WHAT_IF_UP_TO
-    if head.linear and (what_if or (what_if is None and quick)):
-        effects = attempt("what-if", lambda: removals(head, table, shares=SHARES)) or ()
-    elif not head.linear:
+    mapped, effects = None, None
+    if not head.linear:
+        missing["map"] = "a black box has no features to map"
         missing["what-if"] = "a black box has no layer to take records out of"
+    elif what_if or (what_if is None and quick):
+        effects = attempt("what-if", lambda: removals(head, table, shares=SHARES))
     elif what_if is False:
         missing["what-if"] = "it was not asked for (--config what_if=false)"
     else:
         size = f"{head.n} records and {parameters} parameters"
         missing["what-if"] = f"it takes a while for {size}: ask for it with --config what_if=true"
+    if method == "none":
+        missing["map"] = "it was not asked for (--config map=none)"
+    elif head.linear:
+        mapped = attempt("map", lambda: feature_map(head, table, method=method, most=MOST_PLACES))
     contents = None
     if show_records and table.meta.by_person:
         missing["contents"] = "records are shown only if records are ranked: --config by=record"
     elif show_records and head.inputs is not None:
         contents = attempt("contents", lambda: contents_of(head.inputs, table.order()[:SHOWN_RECORDS]))
-    return ReportExtras(mapped, effects, attempt("canaries", lambda: candidates(head, table)), contents, missing)
+    held = attempt("canaries", lambda: candidates(head, table))
+    return ReportExtras(mapped, effects or (), held, contents, missing)
 
 
 def feature_map(head: Head, table: ScoreTable, *, method: str = "auto", most: int = 5_000, seed: int = 0) -> FeatureMap:
@@ -193,7 +195,14 @@ def feature_map(head: Head, table: ScoreTable, *, method: str = "auto", most: in
     if not head.linear:
         raise fail("head", "a linear head", "a black box", "leave the map out: it shows a linear head's features")
     most = int(check_number("most", most, minimum=2, remedy="ask for at least 2 rows"))
-    tsne = None if method == "pca" else _tsne(required=method == "tsne")
+    tsne = None
+    try:
+        if method != "pca":
+            tsne = importlib.import_module("openTSNE").TSNE
+    except ImportError as error:
+        if method == "tsne":
+            remedy = "pip install giveaway[tsne], or use method='pca'"
+            raise fail("method", "openTSNE installed for 'tsne'", "none", remedy) from error
     rows = chosen_rows(table, most, seed)
     x = mean_of_records(lambda which: head.features[which], row_of, rows)
     axes, explained = _principal(x, DIRECTIONS if tsne is not None else 2)
@@ -245,18 +254,6 @@ def _principal(x: np.ndarray, count: int) -> tuple[np.ndarray, float | None]:
     first = (np.abs(axes) >= SAME * largest).argmax(0)
     axes = axes * np.where(axes[first, np.arange(axes.shape[1])] < 0, -1.0, 1.0)
     return axes, min(1.0, float(values[:2].sum() / np.trace(product)))
-
-
-def _tsne(*, required: bool) -> Any:
-    """Return openTSNE's estimator, or None if it is not installed."""
-    try:
-        from openTSNE import TSNE
-    except ImportError as error:
-        if required:
-            remedy = "pip install giveaway[tsne], or use method='pca'"
-            raise fail("method", "openTSNE installed for 'tsne'", "none", remedy) from error
-        return None
-    return TSNE
 
 
 def contents_of(inputs: Any, rows: np.ndarray) -> Contents:

@@ -11,7 +11,7 @@ import datetime
 import hashlib
 import json
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,15 +33,15 @@ NO_COMMON_UNIT = (
 
 @dataclass(frozen=True)
 class Rule:
-    """What one rule measures and allows; fields that its measure does not use are None."""
+    """What one rule measures and allows; a measure does not use all of the fields."""
 
     name: str
     measure: str
     at_most: int | None = None
-    at_most_share: float | None = None
+    at_most_share: float = 0.0
     least_power: float = LEAST_POWER
-    above: float | None = None
-    of: str | None = None
+    above: float = 0.0
+    of: str = ""
     baseline: tuple[Path, ...] = ()
 
 
@@ -71,9 +71,8 @@ class Rules:
     @property
     def columns(self) -> tuple[str, ...]:
         """The score columns that the rules need; an audit has predicted_success only when it is named."""
-        fixed = {"measured_count": None, "predicted_success": "predicted_success"}
-        needed = (fixed.get(rule.measure, rule.of) for rule in self.rules)
-        return tuple(dict.fromkeys(name for name in needed if name is not None))
+        needed = ("predicted_success" if rule.measure == "predicted_success" else rule.of for rule in self.rules)
+        return tuple(dict.fromkeys(filter(None, needed)))
 
 
 @dataclass(frozen=True)
@@ -110,25 +109,17 @@ class Outcome:
 
     def to_json(self) -> dict[str, Any]:
         """The result with its numbers, its words and its waiver."""
-        waiver = None
+        told: dict[str, Any] = {"name": self.rule.name, "measure": self.rule.measure}
+        told |= {"value": self.value, "allowed": self.allowed, "met": self.met, "waived_by": None, "waiver": None}
         if self.waiver is not None:
-            waiver = {
+            told["waived_by"] = self.waiver.owner if self.waived else None
+            told["waiver"] = {
                 "owner": self.waiver.owner,
                 "expires": self.waiver.expires.isoformat(),
                 "reason": self.waiver.reason,
                 "expired": self.today > self.waiver.expires,
             }
-        return {
-            "name": self.rule.name,
-            "measure": self.rule.measure,
-            "value": self.value,
-            "allowed": self.allowed,
-            "met": self.met,
-            "waived_by": waiver["owner"] if self.waived and waiver else None,
-            "waiver": waiver,
-            "words": self.words,
-            **self.details,
-        }
+        return {**told, "words": self.words, **self.details}
 
 
 @dataclass(frozen=True)
@@ -181,13 +172,19 @@ def judge(rules: Rules, folder: str | Path, today: datetime.date) -> Verdict:
     waivers = {waiver.rule: waiver for waiver in rules.waivers}
     outcomes = []
     for rule in rules.rules:
-        value, allowed, words, details = MEASURES[rule.measure](rule, table, Path(folder))
+        place = f"rule {rule.name!r}"
+        if rule.measure == "measured_count":
+            measured = _measured_count(place, rule, table, Path(folder))
+        elif rule.measure == "predicted_success":
+            measured = _predicted_success(place, rule, table)
+        else:
+            measured = measure_change(place, table, Path(folder), rule.of, rule.baseline)
+        value, allowed, words, details = measured
         outcomes.append(Outcome(rule, value, allowed, words, waivers.get(rule.name), today, details))
     return Verdict(tuple(outcomes), today, rules.digest)
 
 
-def _measured_count(rule: Rule, table: ScoreTable, folder: Path) -> Measurement:
-    place = f"rule {rule.name!r}"
+def _measured_count(place: str, rule: Rule, table: ScoreTable, folder: Path) -> Measurement:
     try:
         stated = json.loads((folder / "validation.json").read_text(encoding="utf-8"))
         records, models, exposed = int(stated["records"]), int(stated["models"]), stated["at_least_exposed"]
@@ -201,10 +198,9 @@ def _measured_count(rule: Rule, table: ScoreTable, folder: Path) -> Measurement:
     if records != len(table):
         got = f"one of {records} records beside an audit of {len(table)}"
         raise fail(place, "a validation of this audit", got, "run giveaway validate on the folder again")
-    if rule.at_most_share is None:
-        value, allowed, limit = float(count), float(rule.at_most or 0), f"{rule.at_most}"
-    else:
-        value, allowed, limit = count / records, rule.at_most_share, f"{rule.at_most_share:.3%} of them"
+    value, allowed, limit = count / records, rule.at_most_share, f"{rule.at_most_share:.3%} of them"
+    if rule.at_most is not None:
+        value, allowed, limit = float(count), float(rule.at_most), f"{rule.at_most}"
     if power < rule.least_power and value <= allowed:
         got = f"{power:.2f} with {models} models"
         remedy = "train more shadow models and validate again, or set least_power"
@@ -213,71 +209,46 @@ def _measured_count(rule: Rule, table: ScoreTable, folder: Path) -> Measurement:
         f"at least {count} of {records} records ({count / records:.3%}) measured as exposed, allowed {limit} "
         f"({models} models, false discovery rate {rate:.0%}, power {power:.2f}: more may be exposed)"
     )
-    return Measurement(value, allowed, words, {"models": models, "false_discovery_rate": rate, "power": power})
+    return value, allowed, words, {"models": models, "false_discovery_rate": rate, "power": power}
 
 
-def _predicted_success(rule: Rule, table: ScoreTable, folder: Path) -> Measurement:
-    assert rule.above is not None
-    assert rule.at_most_share is not None
-    check_column(f"rule {rule.name!r}", table, "predicted_success")
+def _predicted_success(place: str, rule: Rule, table: ScoreTable) -> Measurement:
+    check_column(place, table, "predicted_success")
     value = share_above(table["predicted_success"], rule.above)
     words = (
         f"{value:.3%} of {len(table)} records with a predicted success above {rule.above:g}, allowed "
         f"{rule.at_most_share:.3%} (predicted, not measured)"
     )
-    details = {"above": rule.above, "predicted_by": table.meta.predicted_by}
-    return Measurement(value, rule.at_most_share, words, details)
-
-
-def _change(rule: Rule, table: ScoreTable, folder: Path) -> Measurement:
-    assert rule.of is not None
-    return measure_change(f"rule {rule.name!r}", table, folder, rule.of, rule.baseline)
-
-
-MEASURES: dict[str, Callable[[Rule, ScoreTable, Path], Measurement]] = {
-    "measured_count": _measured_count,
-    "predicted_success": _predicted_success,
-    "change": _change,
-}
-
-
-@dataclass(frozen=True)
-class _Key:
-    """What a key of the rule file must hold."""
-
-    expected: str
-    valid: Callable[[Any], bool]
-    required: bool = True
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return value, rule.at_most_share, words, {"above": rule.above, "predicted_by": table.meta.predicted_by}
 
 
 def _is_line(value: Any) -> bool:
     return isinstance(value, str) and len(value.strip()) > 0 and len(value) <= LONGEST and value.isprintable()
 
 
+def _is_share(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value <= 1
+
+
 def _is_folder_list(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(folder, str) and folder for folder in value)
 
 
-TEXT = _Key(f"one line of text, up to {LONGEST} characters", _is_line)
-SHARE = _Key("a share from 0 to 1", lambda value: _is_number(value) and 0 <= value <= 1)
-ABOVE = _Key("a success of at least 0.5 and below 1", lambda value: _is_number(value) and 0.5 <= value < 1)
-COUNT = _Key("a whole number, 0 or more", lambda value: type(value) is int and value >= 0, required=False)
-OF = _Key('"loo_gap" or "predicted_success"', lambda value: value in ("loo_gap", "predicted_success"))
-OPTIONAL_SHARE = _Key(SHARE.expected, SHARE.valid, required=False)
-RULE_KEYS: Mapping[str, Mapping[str, _Key]] = {
-    "measured_count": {"at_most": COUNT, "at_most_share": OPTIONAL_SHARE, "least_power": OPTIONAL_SHARE},
-    "predicted_success": {"above": ABOVE, "at_most_share": SHARE},
-    "change": {"of": OF, "baseline": _Key("a list of audit folders", _is_folder_list)},
+TEXT = (f"one line of text, up to {LONGEST} characters", _is_line)
+SHARE = ("a share from 0 to 1", _is_share)
+KEYS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {  # what each key must hold
+    **dict.fromkeys(("name", "rule", "owner", "reason"), TEXT),
+    **dict.fromkeys(("at_most_share", "least_power"), SHARE),
+    "at_most": ("a whole number, 0 or more", lambda value: type(value) is int and value >= 0),
+    "above": ("a success of at least 0.5 and below 1", lambda value: _is_share(value) and 0.5 <= value < 1),
+    "of": ('"loo_gap" or "predicted_success"', lambda value: value in ("loo_gap", "predicted_success")),
+    "baseline": ("a list of audit folders", _is_folder_list),
+    "expires": ("a date such as 2027-03-01, without quotes", lambda value: type(value) is datetime.date),
 }
-WAIVER_KEYS = {
-    "rule": TEXT,
-    "owner": TEXT,
-    "expires": _Key("a date such as 2027-03-01, without quotes", lambda value: type(value) is datetime.date),
-    "reason": TEXT,
+RULE_KEYS = {
+    "measured_count": ("at_most", "at_most_share", "least_power"),
+    "predicted_success": ("above", "at_most_share"),
+    "change": ("of", "baseline"),
 }
 
 
@@ -297,14 +268,17 @@ def read_rules(path: str | Path) -> Rules:
     rules = tuple(_rule(number, table, file.parent) for number, table in _tables(given, "rule"))
     if not rules:
         raise fail("gate", "at least one [[rule]]", "none", "say what is measured and what is allowed")
-    waivers = tuple(_waiver(number, table) for number, table in _tables(given, "waiver"))
+    waivers = []
+    for number, table in _tables(given, "waiver"):
+        _check_keys(f"waiver {number}", table, ("rule", "owner", "expires", "reason"))
+        waivers.append(Waiver(**table))
     names = [rule.name for rule in rules]
     _check_different("rule", "a different name for every rule", names)
     _check_different("waiver", "one waiver per rule", [waiver.rule for waiver in waivers])
     for waiver in waivers:
         if waiver.rule not in names:
             raise fail("waiver", "the name of a rule in this file", repr(waiver.rule), nearest(waiver.rule, names))
-    return Rules(rules, waivers, hashlib.sha256(content).hexdigest())
+    return Rules(rules, tuple(waivers), hashlib.sha256(content).hexdigest())
 
 
 def _tables(given: dict[str, Any], key: str) -> list[tuple[int, dict[str, Any]]]:
@@ -315,53 +289,45 @@ def _tables(given: dict[str, Any], key: str) -> list[tuple[int, dict[str, Any]]]
 
 
 def _rule(number: int, table: dict[str, Any], parent: Path) -> Rule:
-    _check_keys(f"rule {number}", {key: table[key] for key in ("name",) if key in table}, {"name": TEXT})
+    _check_keys(f"rule {number}", {key: table[key] for key in ("name",) if key in table}, ("name",))
     place = f"rule {table['name']!r}"
     measure = table.get("measure")
     if not isinstance(measure, str) or measure not in RULE_KEYS:
         got = "none" if measure is None else repr(measure)
         raise fail(place, f"measure to be {', '.join(RULE_KEYS)}", got, NO_COMMON_UNIT)
     given = {key: value for key, value in table.items() if key not in ("name", "measure")}
-    if measure == "change" and isinstance(given.get("of"), str) and not OF.valid(given["of"]):
-        raise fail(place, f"of = {OF.expected}", repr(given["of"]), NO_COMMON_UNIT)
-    _check_keys(place, given, RULE_KEYS[measure])
+    expected, valid = KEYS["of"]
+    if measure == "change" and isinstance(given.get("of"), str) and not valid(given["of"]):
+        raise fail(place, f"of = {expected}", repr(given["of"]), NO_COMMON_UNIT)
+    _check_keys(place, given, RULE_KEYS[measure], required=measure != "measured_count")
     if measure == "measured_count" and len({"at_most", "at_most_share"} & given.keys()) != 1:
         got = "both" if "at_most" in given else "neither"
         raise fail(place, "either at_most or at_most_share", got, "give one limit")
     if measure == "change":
-        given["baseline"] = _baseline(place, [parent / folder for folder in given["baseline"]])
+        given["baseline"] = tuple({(parent / folder).resolve(): None for folder in given["baseline"]})
+        if len(given["baseline"]) < LEAST_RETRAINS:
+            expected = f"a baseline of at least {LEAST_RETRAINS} different audits"
+            remedy = "train the recipe with other seeds and audit each: one or two models do not show its noise"
+            raise fail(place, expected, f"{len(given['baseline'])}", remedy)
+        for folder in given["baseline"]:
+            if not (folder / "scores.npz").is_file():
+                raise fail(place, "audit folders in baseline", str(folder), "name the folders given to --out")
     return Rule(table["name"], measure, **given)
 
 
-def _waiver(number: int, table: dict[str, Any]) -> Waiver:
-    _check_keys(f"waiver {number}", table, WAIVER_KEYS)
-    return Waiver(**table)
-
-
-def _check_keys(place: str, given: Mapping[str, Any], keys: Mapping[str, _Key]) -> None:
+def _check_keys(place: str, given: Mapping[str, Any], keys: Sequence[str], *, required: bool = True) -> None:
     for key, value in given.items():
         if key not in keys:
             raise fail(place, f"only {', '.join(keys)} beside name and measure", repr(key), nearest(key, keys))
-        if not keys[key].valid(value):
-            raise fail(place, f"{keys[key].expected} for {key}", repr(value), "correct it")
-    for key, wanted in keys.items():
-        if wanted.required and key not in given:
-            raise fail(place, f"{key}, {wanted.expected}", "none", "add it")
+        expected, valid = KEYS[key]
+        if not valid(value):
+            raise fail(place, f"{expected} for {key}", repr(value), "correct it")
+    for key in keys:
+        if required and key not in given:
+            raise fail(place, f"{key}, {KEYS[key][0]}", "none", "add it")
 
 
 def _check_different(argument: str, expected: str, names: list[str]) -> None:
     for number, name in enumerate(names):
         if name in names[:number]:
             raise fail(argument, expected, f"{name!r} twice", "keep one of them")
-
-
-def _baseline(place: str, folders: list[Path]) -> tuple[Path, ...]:
-    different = tuple({folder.resolve(): None for folder in folders})
-    if len(different) < LEAST_RETRAINS:
-        expected = f"a baseline of at least {LEAST_RETRAINS} different audits"
-        remedy = "train the recipe with other seeds and audit each: one or two models do not show its noise"
-        raise fail(place, expected, f"{len(different)}", remedy)
-    for folder in different:
-        if not (folder / "scores.npz").is_file():
-            raise fail(place, "audit folders in baseline", str(folder), "name the folders given to --out")
-    return different

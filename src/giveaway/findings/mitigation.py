@@ -54,18 +54,24 @@ def removals(head: Head, table: ScoreTable, *, shares: Sequence[float]) -> tuple
     if not head.linear:
         raise fail("head", "a linear head", "a black box", "pass the features of a linear head to Head")
     counts = [_count(share, len(table)) for share in shares]
-    unit = table.meta.unit
+
+    def newton_of(scored: Head) -> np.ndarray:
+        scored = scored if table.meta.by_person else replace(scored, groups=None)
+        return audit(scored, scores="newton", curvature=Auto(l2_sensitivity=False))["newton"]
+
     whole = refit(replace(head, inputs=None))
-    before = _newton(whole, unit)
+    before = newton_of(whole)
     effects = []
     for share, count in zip(shares, counts, strict=True):
         removed = table.order()[:count]
         gone = np.isin(np.arange(len(table)), removed)
-        after = _newton(without(whole, gone[row_of]), unit)
+        after = newton_of(without(whole, gone[row_of]))
         left = np.flatnonzero(~gone)
-        risen = _risen(before, after, left)
         correlation = spearman(before[left], after[left]) if len(left) >= 3 else None
-        entered = _entered(before, after, left, count)
+        earlier, now = (left[np.argsort(-values[left], kind="stable")[:count]] for values in (before, after))
+        by_rise = left[np.argsort(before[left] - after[left], kind="stable")[:MOST_RISEN]]
+        risen = by_rise[after[by_rise] > before[by_rise]]
+        entered = now[~np.isin(now, earlier)]
         effects.append(RemovalEffect(share, removed, correlation, entered, risen, before[risen], after[risen]))
     return tuple(effects)
 
@@ -106,22 +112,6 @@ def _count(share: float, rows: int) -> int:
     return count
 
 
-def _newton(head: Head, unit: str) -> np.ndarray:
-    scored = head if unit == "person" else replace(head, groups=None)
-    return audit(scored, scores="newton", curvature=Auto(l2_sensitivity=False))["newton"]
-
-
-def _entered(before: np.ndarray, after: np.ndarray, left: np.ndarray, count: int) -> np.ndarray:
-    earlier, now = (left[np.argsort(-values[left], kind="stable")[:count]] for values in (before, after))
-    return now[~np.isin(now, earlier)]
-
-
-def _risen(before: np.ndarray, after: np.ndarray, left: np.ndarray) -> np.ndarray:
-    rise = after[left] - before[left]
-    rises = np.flatnonzero(rise > 0)
-    return left[rises[np.argsort(-rise[rises], kind="stable")[:MOST_RISEN]]]
-
-
 def weights(table: ScoreTable, *, cap: float = 0.9) -> np.ndarray:
     """Return one weight per row in (0, 1] that brings its newton down to the `cap` quantile of all rows.
 
@@ -147,9 +137,9 @@ def weights(table: ScoreTable, *, cap: float = 0.9) -> np.ndarray:
         if name not in table.scores:
             remedy = "audit a linear head with it; a black box has no curvature to tell how a record pulls"
             raise fail("table", f"the column {name}", ", ".join(table.columns), remedy)
-    cap = check_number("cap", cap, minimum=0.0, remedy="give a quantile, such as 0.9")
-    if not 0.0 < cap <= 1.0:
-        raise fail("cap", "a quantile above 0 and up to 1", f"{cap:g}", "give a quantile, such as 0.9")
+    remedy = "give a quantile, such as 0.9"
+    if not 0.0 < check_number("cap", cap, minimum=0.0, remedy=remedy) <= 1.0:
+        raise fail("cap", "a quantile above 0 and up to 1", f"{cap:g}", remedy)
     newton, influence = table["newton"], table["influence"]
     limit = float(np.quantile(newton, cap))
     above = newton > limit
