@@ -70,19 +70,17 @@ def train_recipe(
     count = len(x) if records is None else records
     if not 2 <= count <= len(x):
         raise fail("records", f"2 to {len(x)}", str(records), "give the number of rows to train on")
-    training = None if made.training is None else asdict(made.training)
-    fingerprint = {"inputs": x, "targets": y, "training": training, "l2": made.l2, "loss": made.loss}
+    fingerprint = {"inputs": x, "targets": y, "training": None, "l2": made.l2, "loss": made.loss}
     make = None if made.build is None else partial(made.build, x.shape[1:], outputs)
-    if make is not None:
-        fingerprint["architecture"] = str(seeded_model(make, seed=0))
-    else:
+    if make is None or made.training is None:
         fingerprint["solver"] = getattr(made.solve, "__qualname__", "")
+    else:
+        fingerprint |= {"training": asdict(made.training), "architecture": str(seeded_model(make, seed=0))}
     labels, others = (y[:count] if classes else None), (y[count:] if classes and len(x) > count else None)
     plan = plan_of_halves(count, models, chosen, fingerprint, seed, labels, len(x) - count, others)
 
     def predictions(missing: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
-        if make is not None:
-            assert made.training is not None
+        if make is not None and made.training is not None:
             members = balanced_membership(models, count, seed=seed)
             at_once = made.models_at_once if models_at_once is None else models_at_once
             options: dict[str, Any] = {"models_at_once": at_once, "stack": made.stack, "device": device}

@@ -222,12 +222,12 @@ class ShadowStore(ShadowFolder):
     def _row(self, number: int) -> np.ndarray:
         """Return the stored signals of a model on records and population points."""
         if self._file(number).is_file():
-            return np.load(self._file(number), mmap_mode="r", allow_pickle=False)
+            return self._array(self._file(number).stem)
         return np.concatenate([self._array(name)[number] for name in self._columns])
 
     def _assembled(self) -> int:
-        files = [self.path / f"{name}.npy" for name in self._columns]
-        return min(len(self._array(file.stem)) if file.is_file() else 0 for file in files)
+        there = all((self.path / f"{name}.npy").is_file() for name in self._columns)
+        return min(len(self._array(name)) for name in self._columns) if there else 0
 
     def _array(self, name: str) -> np.ndarray:
         return np.load(self.path / f"{name}.npy", mmap_mode="r", allow_pickle=False)

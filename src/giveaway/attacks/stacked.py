@@ -27,9 +27,6 @@ from giveaway.checks import as_tensor, check_choice, check_finite, check_number,
 from giveaway.linalg.precision import mixed
 
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
-SCHEDULES = ("constant", "cosine")
-LOSSES = ("cross_entropy", "squared")
-PRECISIONS = ("float32", "bfloat16")
 WARM_UPS = 3  # steps before a graph is captured
 EVALUATED_BATCHES = 4  # a pass without gradients takes this many batches: training already held as much
 
@@ -60,10 +57,10 @@ class Training:
 
     def __post_init__(self) -> None:
         check_choice("optimizer", self.optimizer, OPTIMIZERS)
-        check_choice("schedule", self.schedule, SCHEDULES)
-        check_choice("precision", self.precision, PRECISIONS)
+        check_choice("schedule", self.schedule, ("constant", "cosine"))
+        check_choice("precision", self.precision, ("float32", "bfloat16"))
         if isinstance(self.loss, str):
-            check_choice("loss", self.loss, LOSSES)
+            check_choice("loss", self.loss, ("cross_entropy", "squared"))
         check_number("epochs", self.epochs, minimum=1, remedy="train for at least one epoch")
         check_number("batch_size", self.batch_size, minimum=1, remedy="a batch holds at least one record")
         for name in ("learning_rate", "weight_decay", "momentum"):
@@ -88,8 +85,7 @@ class Training:
 
     def autocast(self, device: torch.device) -> torch.autocast:
         """Return a context in which products have the precision asked for."""
-        enabled = self.precision == "bfloat16"
-        return torch.autocast(device.type, dtype=torch.bfloat16, enabled=enabled, cache_enabled=False)
+        return torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bfloat16", cache_enabled=False)
 
     def losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the loss of every record, for outputs (records, outputs)."""

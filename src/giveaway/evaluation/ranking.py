@@ -92,11 +92,6 @@ class AgreementTable:
     targets: int
     resampled: str  # what the bootstrap of the intervals draws; "nothing": they are the value alone
 
-    def best(self) -> Agreement:
-        """Return the score with the highest recall of the narrowest top."""
-        first = next(iter(self.rows[0].recall))
-        return max(self.rows, key=lambda row: row.recall[first].value)
-
     def to_csv(self) -> str:
         """Write values, interval ends and standard deviations over targets as comma-separated text."""
         stream = io.StringIO()
@@ -153,8 +148,8 @@ def agreement(
     >>> table.rows[0].recall
     {(0.5, 0.5): Interval(value=1.0, low=1.0, high=1.0)}
     """
-    options = {"shares": shares, "confidence": confidence, "resamples": resamples, "seed": seed}
-    return agreement_over_targets([(scores, truth)], **options)  # type: ignore[arg-type]
+    one = [(scores, truth)]
+    return agreement_over_targets(one, shares=shares, confidence=confidence, resamples=resamples, seed=seed)
 
 
 def agreement_over_targets(
@@ -176,15 +171,14 @@ def agreement_over_targets(
     names = list(targets[0][0])
     places = [_places(names, scores, truth) for scores, truth in targets]
     count, lengths = len(places), [table.shape[1] for table in places]
-    each = np.array([_figures(table, np.arange(n), shares) for table, n in zip(places, lengths, strict=True)])
+    each = np.array([_figures(table, shares) for table in places])
     values = each.mean(axis=0)
     generator = np.random.default_rng(seed)
     drawn = np.empty((resamples, *values.shape))
     for again in drawn:
         chosen = generator.integers(0, count, count) if count > 1 else [0]
-        again[:] = np.mean(
-            [_figures(places[t], generator.integers(0, lengths[t], lengths[t]), shares) for t in chosen], axis=0
-        )
+        rows = (generator.integers(0, lengths[t], lengths[t]) for t in chosen)
+        again[:] = np.mean([_figures(places[t][:, own], shares) for t, own in zip(chosen, rows, strict=True)], axis=0)
     low, high = percentile_ends(drawn, confidence, values)
     std = each.std(axis=0, ddof=1) if count > 1 else np.full(values.shape, np.nan)
     rows = []
@@ -210,10 +204,10 @@ def _places(names: Sequence[str], scores: Mapping[str, ArrayLike], truth: ArrayL
     return np.array([np.unique(values, return_inverse=True)[1] for values in columns])
 
 
-def _figures(places: np.ndarray, rows: np.ndarray, shares: Sequence[tuple[float, float]]) -> np.ndarray:
-    """Return for each score the recalls and the rank correlation on these rows, which may repeat."""
+def _figures(places: np.ndarray, shares: Sequence[tuple[float, float]]) -> np.ndarray:
+    """Return for each score the recalls and the rank correlation, from the places in the truth and in the scores."""
     ranks = []
-    for chosen in places[:, rows]:  # small whole numbers are ranked by counting instead of a sort for every resample
+    for chosen in places:  # small whole numbers are ranked by counting instead of a sort for every resample
         counts = np.bincount(chosen)
         ranks.append((counts.cumsum() - (counts - 1) / 2)[chosen])
     known, *ranked = ranks

@@ -124,17 +124,9 @@ def summarize(
         drawn.append(_figures(*_roc(place, members, weight), rates))
     low, high = percentile_ends(np.reshape(drawn, (resamples, -1)), confidence, values)
     auc, accuracy, *at_rates = (Interval(*map(float, ends)) for ends in zip(values, low, high, strict=True))
-    return AttackSummary(
-        attack=attack.attack,
-        auc=auc,
-        balanced_accuracy=accuracy,
-        true_positive_rate=dict(zip(rates, at_rates, strict=True)),
-        members=inside,
-        nonmembers=outside,
-        confidence=confidence,
-        false_positives=false_positives,
-        true_positives=true_positives,
-    )
+    by_rate = dict(zip(rates, at_rates, strict=True))
+    curve = (false_positives, true_positives)
+    return AttackSummary(attack.attack, auc, accuracy, by_rate, inside, outside, confidence, *curve)
 
 
 def _roc(place: np.ndarray, members: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

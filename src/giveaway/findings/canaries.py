@@ -16,9 +16,9 @@ import torch
 from giveaway.checks import ROWS_PER_CHECK, check_number, fail
 from giveaway.curvature.losses import loss_of
 from giveaway.findings.mitigation import row_of_record
-from giveaway.gp.ridge import column_scale
 from giveaway.records import Head, ScoreTable
 from giveaway.records.rows import LazyRows
+from giveaway.views.tables import column_scaling
 
 MOST = 500
 COPY = 1e-6  # if less of a candidate is unexplained, it is a copy: the rest is float32 rounding
@@ -43,7 +43,6 @@ def candidates(head: Head, table: ScoreTable, *, most: int = MOST) -> Candidates
     as copies, and leaves more independent candidates than there are features. A person is the mean of their records.
     A black box has no features: its outputs are used instead.
     """
-    most = int(check_number("most", most, minimum=1, remedy="ask for at least one candidate"))
     row_of = row_of_record(head, table)
     rows = table.order()[:most]
     direction = _standardized(head.features if head.linear else head.outputs, row_of, rows)
@@ -118,14 +117,7 @@ def _targets(head: Head, row_of: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 def _standardized(values: torch.Tensor | LazyRows, row_of: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Return the rows' means of `values` (n, d), centred and scaled by the mean and deviation of all records."""
-    mean = squares = torch.zeros(values.shape[1], dtype=torch.float64, device=values.device)
-    for n in range(0, len(values), ROWS_PER_CHECK):
-        block = values[n : n + ROWS_PER_CHECK].to(torch.float64)
-        variance, centre = torch.var_mean(block, 0, correction=0)
-        share = len(block) / (n + len(block))
-        squares = squares + len(block) * variance + n * share * (centre - mean).square()
-        mean = mean + share * (centre - mean)
-    scale = column_scale(mean, (squares / len(values)).sqrt())
+    mean, scale = column_scaling(values)
     return mean_of_records(lambda which: (values[which].to(torch.float64) - mean) * scale, row_of, rows)
 
 

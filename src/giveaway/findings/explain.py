@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,9 +113,9 @@ class Breakdown:
         rest = ordered[len(small) :]
         while rest and sum(group.rows for group in small) < LEAST:
             small.append(rest.pop(0))
-        pooled = [group for group in small if group.rows]
-        together = group_of(POOLED, sum(g.rows for g in pooled), sum(g.exposed for g in pooled), self.rows, self.top)
-        return Breakdown(self.kind, _ordered([*rest, together]), self.rows, self.top)
+        together = (POOLED, sum(group.rows for group in small), sum(group.exposed for group in small))
+        counts = [*((group.name, group.rows, group.exposed) for group in rest), together]
+        return _broken_down(self.kind, counts, self.rows, self.top)
 
     def to_json(self) -> dict[str, Any] | None:
         """Return the shareable form; None if fewer than ten rows are the most exposed.
@@ -132,20 +133,19 @@ class Breakdown:
             hidden.add(group.name)
         shown: list[dict[str, Any]] = []
         for group in sorted(groups, key=lambda group: (-group.rows, group.name)):
-            counts: dict[str, Any] = {"among_the_most_exposed": None}
+            shown.append({"name": group.name, "rows": group.rows, "among_the_most_exposed": None})
             if group.name not in hidden:
                 chance = {"by_chance_from": round(group.low, 4), "by_chance_to": round(group.high, 4)}
                 ratio = {"times_an_even_share": round(group.ratio, 4), **chance}
-                counts = {"among_the_most_exposed": group.exposed, **ratio}
-            shown.append({"name": group.name, "rows": group.rows, **counts})
+                shown[-1] |= {"among_the_most_exposed": group.exposed, **ratio}
         return {"kind": self.kind, "most_exposed": self.top, "groups": shown}
 
 
-def breakdowns(table: ScoreTable, *, top: float = TOP) -> list[Breakdown]:
+def breakdowns(table: ScoreTable) -> list[Breakdown]:
     """Return the breakdown by class, and by every subgroup that the table knows."""
     kinds = {"class": "class"} if "class" in table.attributes else {}
     kinds |= {name: name.removeprefix(SUBGROUP) for name in table.attributes if name.startswith(SUBGROUP)}
-    return [breakdown(table, name, kind, top=top) for name, kind in kinds.items()]
+    return [breakdown(table, name, kind) for name, kind in kinds.items()]
 
 
 def breakdown(table: ScoreTable, attribute: str, kind: str, *, top: float = TOP) -> Breakdown:
@@ -154,10 +154,13 @@ def breakdown(table: ScoreTable, attribute: str, kind: str, *, top: float = TOP)
     names, value_of = np.unique(table[attribute], return_inverse=True)
     rows = np.bincount(value_of, minlength=len(names))
     exposed = np.bincount(value_of[table.order()[:count]], minlength=len(names))
-    groups = [
-        group_of(str(name), int(n), int(k), len(table), count) for name, n, k in zip(names, rows, exposed, strict=True)
-    ]
-    return Breakdown(kind, _ordered(groups), len(table), count)
+    counts = zip(map(str, names), rows.tolist(), exposed.tolist(), strict=True)
+    return _broken_down(kind, counts, len(table), count)
+
+
+def _broken_down(kind: str, counts: Iterable[tuple[str, int, int]], rows: int, top: int) -> Breakdown:
+    groups = [group_of(*count, rows, top) for count in counts]
+    return Breakdown(kind, tuple(sorted(groups, key=lambda group: (-group.ratio, group.name))), rows, top)
 
 
 def group_of(name: str, rows: int, exposed: int, all_rows: int, top: int) -> Group:
@@ -166,7 +169,3 @@ def group_of(name: str, rows: int, exposed: int, all_rows: int, top: int) -> Gro
     even = rows * top / all_rows
     low, high = float(chance.ppf(tail)) / even, float(chance.ppf(1 - tail)) / even
     return Group(name, rows, exposed, exposed / even, low, high, bool(chance.sf(exposed - 1) <= tail))
-
-
-def _ordered(groups: list[Group]) -> tuple[Group, ...]:
-    return tuple(sorted(groups, key=lambda group: (-group.ratio, group.name)))

@@ -13,7 +13,7 @@ import torch
 from giveaway.checks import as_tensor, check_finite, fail
 from giveaway.gp.distinguishability import Divergence, Process, divergence
 from giveaway.gp.posterior import Posterior
-from giveaway.gp.ridge import centred_targets, rows_of_people
+from giveaway.gp.ridge import rows_of_people
 from giveaway.records import Head
 from giveaway.records.examples import CHANNELS, as_numbers
 
@@ -45,10 +45,10 @@ class ProcessView:
     @property
     def report(self) -> dict[str, Any] | None:
         """What goes into the metadata, once the process has been fitted."""
-        if self._posterior is None:
+        fitted = self._posterior
+        if fitted is None:
             return None
-        posterior = self._posterior
-        return {"kernel": repr(posterior.kernel), "noise": posterior.noise, "condition": posterior.condition}
+        return {"kernel": repr(fitted.kernel), "noise": fitted.noise, "condition": fitted.condition}
 
 
 def numbers_of(inputs: Any) -> torch.Tensor:
@@ -73,7 +73,7 @@ def targets_of_head(head: Head) -> torch.Tensor:
     if head.loss == "cross_entropy" and head.m > 1:
         shares = torch.nn.functional.one_hot(y.long(), head.m) if y.ndim == 1 else y
         return shares.to(torch.float64) - 1.0 / head.m
-    return centred_targets(y.to(torch.float64).reshape(head.n, -1) - 0.5)
+    return y.to(torch.float64).reshape(head.n, -1) - 0.5
 
 
 def value_spread(head: Head) -> float:

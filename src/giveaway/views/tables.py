@@ -9,6 +9,7 @@ import torch
 
 from giveaway.checks import ROWS_PER_CHECK, as_tensor, fail
 from giveaway.gp.ridge import column_scale
+from giveaway.records.rows import LazyRows
 from giveaway.views.left_out import RecordFeatures
 
 LEVELS = 256  # of a category that get a column; the rarer ones have none
@@ -18,14 +19,7 @@ BLOCK = 8192  # rows of features made at a time
 def table_features(inputs: Any) -> tuple[dict[str, Any], RecordFeatures]:
     """Describe and make the features of a table: standardized columns that vary, then one column a level; float32."""
     numbers, categories = read_table(inputs)
-    n = len(numbers)
-    mean = torch.zeros(numbers.shape[1], dtype=torch.float64)
-    squares = torch.zeros_like(mean)
-    for part in numbers.split(1 << 16):
-        mean += part.sum(0, dtype=torch.float64) / n
-    for part in numbers.split(1 << 16):
-        squares += (part.to(torch.float64) - mean).square().sum(0) / n
-    scale = column_scale(mean, squares.sqrt())
+    mean, scale = column_scaling(numbers)
     varies = scale > 0
     if not varies.any() and not any(levels for _, levels in categories):
         raise fail("matrix", "at least one column that varies", "constant columns only", "supply features that differ")
@@ -39,7 +33,20 @@ def table_features(inputs: Any) -> tuple[dict[str, Any], RecordFeatures]:
 
     columns = numbers.shape[1] + len(categories)
     described = {"view": "tabular", "columns": columns, "categorical": len(categories)}
-    return described, RecordFeatures(n, of, BLOCK)
+    return described, RecordFeatures(len(numbers), of, BLOCK)
+
+
+def column_scaling(rows: torch.Tensor | LazyRows) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the columns' means and 1 / deviation (0 for constant ones) in one pass, blocks merged as Chan does."""
+    mean = squares = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
+    for n in range(0, len(rows), ROWS_PER_CHECK):
+        block = rows[n : n + ROWS_PER_CHECK].to(torch.float64)
+        centre = block.mean(0)
+        variance = (block - centre).square().mean(0)
+        share = len(block) / (n + len(block))
+        squares = squares + len(block) * variance + n * share * (centre - mean).square()
+        mean = mean + share * (centre - mean)
+    return mean, column_scale(mean, (squares / len(rows)).sqrt())
 
 
 def read_table(inputs: Any) -> tuple[torch.Tensor, list[tuple[torch.Tensor, int]]]:
