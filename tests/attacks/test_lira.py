@@ -9,6 +9,7 @@ from scipy.stats import norm
 from giveaway.attacks.lira import CENTRES, MODES, VARIANCES, lira, lira_within
 from giveaway.evaluation import success_rate
 from giveaway.records import Signals
+from tests.conftest import refused
 
 
 def made(models: int, records: int, queries: int, seed: int, leak: float = 1.0) -> Signals:
@@ -105,9 +106,7 @@ def test_success_follows_the_effect_size():
 
 def test_what_is_refused():
     signals = made(8, 3, 1, seed=0)
-    with pytest.raises(ValueError, match="mode: expected a known name, got 'offline'; did you mean"):
-        lira(signals, signals, mode="offline")
+    refused("mode: expected a known name, got 'offline'; did you mean", lira, signals, signals, mode="offline")
     lone = Signals(signals.values, np.arange(8)[:, None] < np.array([[4, 1, 4]]), "phi")
-    with pytest.raises(ValueError, match="at least 2 models with and without every record, got 1 at row 1; add models"):
-        lira(lone, lone)
+    refused("at least 2 models with and without every record, got 1 at row 1; add models", lira, lone, lone)
     lira(lone, lone, mode="offline_onesided")

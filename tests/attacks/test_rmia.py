@@ -12,6 +12,7 @@ from giveaway.attacks.rmia import rmia
 from giveaway.checks import InputError
 from giveaway.records import Signals
 from tests.attacks.made import made
+from tests.conftest import refused
 
 TAYLOR = {"signal": "taylor_softmax"}
 
@@ -198,8 +199,7 @@ def test_phi_signals_are_the_same_as_the_probabilities_they_stand_for():
 )
 def test_options_that_cannot_be(options, words):
     targets, references = made(6)
-    with pytest.raises(InputError, match=words):
-        rmia(targets, references, **options)
+    refused(words, rmia, targets, references, **options)
 
 
 def test_signals_that_cannot_be():
@@ -207,26 +207,20 @@ def test_signals_that_cannot_be():
     errors = Signals(np.ones((2, 3)), [[True, False, False]] * 2, "squared_error")
     with pytest.raises(InputError, match=r"temperature: expected 1 unless signals are logits, got 2\.0 with phi"):
         rmia(phi, Signals(phi.values, phi.members & False, "phi"), temperature=2.0)
-    with pytest.raises(InputError, match="signal: expected 'softmax' unless signals are logits"):
-        rmia(phi, phi, signal="taylor_softmax")
+    refused("signal: expected 'softmax' unless signals are logits", rmia, phi, phi, signal="taylor_softmax")
     with pytest.raises(InputError, match="signals: expected signals of classes, got squared errors"):
         rmia(errors, Signals(errors.values, ~errors.members & False, "squared_error"))
     with pytest.raises(
         InputError, match="population: expected at least 2 non-members of every target, got 1 for target 0"
     ):
         rmia(phi, Signals(phi.values, ~phi.members & False, "phi"))
-    with pytest.raises(InputError, match=r"not trained on every record, got none at row 0 \(2 such rows\)"):
-        rmia(phi, phi, mode="offline")
+    refused(r"not trained on every record, got none at row 0 \(2 such rows\)", rmia, phi, phi, mode="offline")
     all_in = Signals(phi.values, phi.members | True, "phi")
-    with pytest.raises(InputError, match=r"not trained on every record, got none at row 2 \(1 such rows\)"):
-        rmia(phi, all_in)
+    refused(r"not trained on every record, got none at row 2 \(1 such rows\)", rmia, phi, all_in)
     some, known = made(8, points=4)
     fewer = Signals(
         known.values, known.members, "logits", known.labels, known.population[:, :3], known.population_labels[:3]
     )
-    with pytest.raises(
-        InputError, match="references: expected the 4 labelled points of the targets' population, got 3"
-    ):
-        rmia(some, fewer)
+    refused("references: expected the 4 labelled points of the targets' population, got 3", rmia, some, fewer)
     with pytest.raises(InputError, match="references: expected signals with a population, got none"):
         rmia(some, Signals(known.values, known.members, "logits", known.labels))

@@ -16,6 +16,7 @@ from giveaway.attacks.shadow import train_shadows
 from giveaway.attacks.shadow_store import balanced_membership, model_membership, model_seed
 from giveaway.checks import InputError
 from giveaway.records import Signals
+from tests.conftest import refused
 
 RECORDS = 23
 POPULATION = 5
@@ -120,8 +121,7 @@ def test_unusable_signals_are_a_failure_of_that_model(tmp_path, gives, words):
     def train(indices, seed):
         return noise_and_membership(indices, seed) if seed != model_seed(3, seed=0) else lambda: gives
 
-    with pytest.raises(InputError, match=rf"model 3 \(seed \d+\): .*{words}.*5 finished models are kept"):
-        run(tmp_path, train=train)
+    refused(rf"model 3 \(seed \d+\): .*{words}.*5 finished models are kept", run, tmp_path, train=train)
 
 
 def test_devices_go_round(tmp_path):
@@ -154,8 +154,7 @@ def test_progress(tmp_path):
     ],
 )
 def test_refusals(tmp_path, options, words):
-    with pytest.raises(InputError, match=words):
-        run(tmp_path / "new", **options)
+    refused(words, run, tmp_path / "new", **options)
 
 
 def test_a_train_that_cannot_be_sent_is_refused(tmp_path):
@@ -165,16 +164,14 @@ def test_a_train_that_cannot_be_sent_is_refused(tmp_path):
         with held:
             return noise_and_membership(indices, seed)
 
-    with pytest.raises(InputError, match="train: expected a function that can be sent to another process"):
-        run(tmp_path, train=train, workers=2)
+    refused("train: expected a function that can be sent to another process", run, tmp_path, train=train, workers=2)
 
 
 def test_a_killed_worker_is_said_in_a_line(tmp_path):
     def train(indices, seed):
         os.kill(os.getpid(), signal.SIGKILL)
 
-    with pytest.raises(InputError, match="workers: expected processes that live, got one that was killed"):
-        run(tmp_path, train=train, workers=2)
+    refused("workers: expected processes that live, got one that was killed", run, tmp_path, train=train, workers=2)
 
 
 # ------------------------------------------------------------------------------------------------ Dask, memory
@@ -268,5 +265,4 @@ def test_membership_of_two_records_is_independent():
     ],
 )
 def test_membership_refusals(options, words):
-    with pytest.raises(InputError, match=words):
-        balanced_membership(**{"models": 4, "records": 10, "seed": 0, **options})
+    refused(words, balanced_membership, **{"models": 4, "records": 10, "seed": 0, **options})

@@ -16,8 +16,8 @@ import pytest
 
 from giveaway.attacks.shadow import TrainedModel, collect_shadows
 from giveaway.attacks.shadow_store import ShadowFolder, plan_of_halves, stored_seconds
-from giveaway.checks import InputError
 from tests.attacks.test_shadow import RECORDS, noise_and_membership, plain_loop, run
+from tests.conftest import refused
 
 
 def test_an_interrupted_run_goes_on(tmp_path):
@@ -63,8 +63,7 @@ def test_kill_9_and_resume(tmp_path):
     deadline = time.monotonic() + 60
     while len(list(folder.glob("model-*.npy"))) < 2 and time.monotonic() < deadline:
         if len(list(folder.glob("model-*.npy"))) == 1:
-            with pytest.raises(InputError, match=r"expected a folder of its own, got .* in use by another run"):
-                run(folder, models=20, code="1")
+            refused(r"expected a folder of its own, got .* in use by another run", run, folder, models=20, code="1")
         time.sleep(0.02)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
@@ -125,24 +124,21 @@ def changed_train(indices, seed):
 def test_a_changed_plan_is_refused(tmp_path, options, words):
     run(tmp_path, 2)
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    with pytest.raises(InputError, match=words):
-        run(tmp_path, 4, **options)
+    refused(words, run, tmp_path, 4, **options)
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
 
 
 def test_another_version_of_giveaway_is_refused(tmp_path, monkeypatch):
     run(tmp_path, 2)
     monkeypatch.setattr("giveaway.attacks.shadow_store.VERSION", "99.0")
-    with pytest.raises(InputError, match=r"giveaway was '.*', is '99.0'"):
-        run(tmp_path, 4)
+    refused(r"giveaway was '.*', is '99.0'", run, tmp_path, 4)
 
 
 def test_a_second_run_on_the_folder_is_refused(tmp_path):
     run(tmp_path, 2)
     with open(tmp_path / "lock") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.raises(InputError, match=r"got .*, in use by another run; wait for that run"):
-            run(tmp_path, 4)
+        refused(r"got .*, in use by another run; wait for that run", run, tmp_path, 4)
     run(tmp_path, 4)
 
 
@@ -154,8 +150,7 @@ def test_files_are_private(tmp_path):
 
 def test_a_folder_of_something_else_is_refused(tmp_path):
     (tmp_path / "thesis.tex").write_text("all of it")
-    with pytest.raises(InputError, match="folder: expected a new, empty or earlier shadow folder"):
-        run(tmp_path)
+    refused("folder: expected a new, empty or earlier shadow folder", run, tmp_path)
 
 
 # ------------------------------------------------------------------------------------------------ seconds

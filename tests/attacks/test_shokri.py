@@ -15,6 +15,7 @@ from giveaway.attacks.thresholds import shokri
 from giveaway.checks import InputError
 from giveaway.records import Signals
 from tests.attacks.made import made
+from tests.conftest import refused
 
 
 def rows_of(signals, i, arrange, one_hot):
@@ -146,21 +147,14 @@ def test_errors_say_what_to_do():
         InputError, match="classifier: expected a scikit-learn classifier with predict_proba, got LinearSVC"
     ):
         shokri(targets, references, classifier=LinearSVC())
-    with pytest.raises(InputError, match="most_rows: expected at least 2 or None, got 0"):
-        shokri(targets, references, most_rows=0)
+    refused("most_rows: expected at least 2 or None, got 0", shokri, targets, references, most_rows=0)
     one_sided = references.members.copy()
     one_sided[:, references.labels == 1] = True
     lacking = Signals(references.values, one_sided, "logits", references.labels)
-    with pytest.raises(
-        InputError, match="references: expected members and non-members in class 1, got only members; add"
-    ):
-        shokri(targets, lacking)
+    refused("references: expected members and non-members in class 1, got only members; add", shokri, targets, lacking)
     shokri(targets, lacking, per_class=False, classifier=LogisticRegression())
     nothing = Signals(references.values, one_sided & False, "logits", references.labels)
     with pytest.raises(InputError, match="members and non-members in every class together, got only non-members"):
         shokri(targets, nothing, per_class=False)
     phi = Signals(np.ones((2, 24)), np.ones((2, 24)), "phi")
-    with pytest.raises(
-        InputError, match="signals: expected logits or probabilities, got phi; store the whole prediction"
-    ):
-        shokri(phi, phi)
+    refused("signals: expected logits or probabilities, got phi; store the whole prediction", shokri, phi, phi)

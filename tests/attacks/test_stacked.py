@@ -12,6 +12,7 @@ from giveaway.attacks import stacked
 from giveaway.attacks.shadow_store import balanced_membership, model_seed
 from giveaway.attacks.stacked import EpochBatches, Training, train_stacked
 from giveaway.checks import InputError
+from tests.conftest import refused
 
 RECORDS, EXTRA, MODELS = 37, 4, 6
 MEMBERS = balanced_membership(MODELS, RECORDS, seed=0)  # halves of 18 and 19 records
@@ -301,8 +302,7 @@ def test_a_loss_that_is_not_one_number_a_record_is_refused(loss):
     ],
 )
 def test_training_refusals(make_training, words):
-    with pytest.raises(InputError, match=words):
-        make_training()
+    refused(words, make_training)
 
 
 @pytest.mark.parametrize(
@@ -318,5 +318,4 @@ def test_training_refusals(make_training, words):
 def test_refusals(changed, words):
     inputs, targets = data()
     given = {"make_model": mlp, "inputs": inputs, "targets": targets, "membership": MEMBERS, "seeds": SEEDS, **changed}
-    with pytest.raises(InputError, match=words):
-        list(train_stacked(training=Training(1, 8), **given))
+    refused(words, list, train_stacked(training=Training(1, 8), **given))

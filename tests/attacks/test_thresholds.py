@@ -11,6 +11,7 @@ from giveaway.attacks.thresholds import threshold
 from giveaway.checks import InputError
 from giveaway.records import Signals
 from tests.attacks.made import made
+from tests.conftest import refused
 
 CASES = [("loss", False), ("confidence", False), ("entropy", False), ("entropy", True)]
 
@@ -100,17 +101,10 @@ def test_errors_say_what_to_do():
     signals = seen(0)
     phi = Signals(np.ones((1, 2)), np.ones((1, 2)), "phi")
     errors = Signals(np.ones((1, 2)), np.ones((1, 2)), "squared_error")
-    with pytest.raises(InputError, match="by: expected a known name, got 'losses'; did you mean loss"):
-        threshold(signals, by="losses")
-    with pytest.raises(InputError, match="modified: expected False unless by='entropy', got True with by='loss'"):
-        threshold(signals, modified=True)
-    with pytest.raises(
-        InputError, match="by: expected by='squared_error' for signals of kind 'squared_error', got 'loss'"
-    ):
-        threshold(errors)
+    refused("by: expected a known name, got 'losses'; did you mean loss", threshold, signals, by="losses")
+    refused("modified: expected False unless by='entropy', got True with by='loss'", threshold, signals, modified=True)
+    refused("by: expected by='squared_error' for signals of kind 'squared_error', got 'loss'", threshold, errors)
     with pytest.raises(InputError, match="by: expected a statistic of classes as by='loss' for signals of kind 'phi'"):
         threshold(phi, by="squared_error")
-    with pytest.raises(InputError, match="signals: expected logits or probabilities for the entropy, got phi"):
-        threshold(phi, by="entropy")
-    with pytest.raises(InputError, match=r"not trained on every record, got none at row 0 \(2 such rows\); add models"):
-        threshold(phi, phi)
+    refused("signals: expected logits or probabilities for the entropy, got phi", threshold, phi, by="entropy")
+    refused(r"not trained on every record, got none at row 0 \(2 such rows\); add models", threshold, phi, phi)

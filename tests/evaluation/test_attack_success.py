@@ -14,6 +14,7 @@ from giveaway.attacks.thresholds import AttackScores
 from giveaway.evaluation import defensible_count, effect_sizes, shadow_curve, success_at, success_rate, summarize
 from giveaway.evaluation.success import ShadowCurve, benjamini_hochberg
 from giveaway.records import Signals
+from tests.conftest import refused
 
 SETS = {"bloodmnist": "bloodmnist_cnn_signals", "cifar10": "cifar10_cnn_signals_10k"}
 
@@ -174,12 +175,8 @@ def test_what_is_refused():
     signals = simulated(np.ones(20), 8, seed=0)
     with pytest.raises(ValueError, match="sizes: expected at most 4 with 4 models for the truth, got 8"):
         shadow_curve(signals, sizes=(2, 8), truth_models=4)
-    with pytest.raises(ValueError, match="models: expected at least 4 shadow models, got 3"):
-        defensible_count(signals.of_models(slice(0, 3)))
-    with pytest.raises(ValueError, match="false_discovery: expected a rate between 0 and 1, got 2"):
-        defensible_count(signals, false_discovery=2)
+    refused("models: expected at least 4 shadow models, got 3", defensible_count, signals.of_models(slice(0, 3)))
+    refused("false_discovery: expected a rate between 0 and 1, got 2", defensible_count, signals, false_discovery=2)
     everyone = AttackScores("made", np.ones((2, 3)), np.ones((2, 3), dtype=bool))
-    with pytest.raises(ValueError, match="attack: expected members and non-members, got 6 and 0"):
-        summarize(everyone)
-    with pytest.raises(ValueError, match="attack: expected records in some of the models and not in others"):
-        success_at(everyone, 0.1)
+    refused("attack: expected members and non-members, got 6 and 0", summarize, everyone)
+    refused("attack: expected records in some of the models and not in others", success_at, everyone, 0.1)

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
 from giveaway import Head, audit
-from giveaway.checks import InputError
 from giveaway.evaluation import (
     agreement,
     agreement_over_targets,
@@ -22,6 +21,7 @@ from giveaway.evaluation import (
     recall_curve,
     spearman,
 )
+from tests.conftest import refused
 from tests.evaluation.test_attack_success import measured
 
 few_values = st.lists(st.integers(0, 3), min_size=5, max_size=5)
@@ -131,8 +131,7 @@ def test_counts_are_rounded_shares():
     ],
 )
 def test_refused(call, words):
-    with pytest.raises(InputError, match=words):
-        call()
+    refused(words, call)
 
 
 def made(n: int = 2000, noise: float = 1.0, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -266,12 +265,9 @@ def test_scores_of_an_audit_against_measured_signals(shared):
 
 
 def test_agreements_that_are_refused():
-    with pytest.raises(ValueError, match="scores: expected at least one score and one pair of shares, got none"):
-        agreement({}, [1.0, 2.0])
+    refused("scores: expected at least one score and one pair of shares, got none", agreement, {}, [1.0, 2.0])
     scores, truth = made(50)
     with pytest.raises(ValueError, match="targets: expected the same scores for every target, got b beside a"):
         agreement_over_targets([({"a": scores}, truth), ({"b": scores}, truth)])
-    with pytest.raises(ValueError, match="scores: expected two rankings of the same records"):
-        agreement({"a": scores[1:]}, truth)
-    with pytest.raises(ValueError, match="scores: expected at least one score"):
-        agreement_over_targets([])
+    refused("scores: expected two rankings of the same records", agreement, {"a": scores[1:]}, truth)
+    refused("scores: expected at least one score", agreement_over_targets, [])

@@ -13,7 +13,7 @@ from giveaway import Head, audit
 from giveaway.findings import canaries as module
 from giveaway.findings.canaries import Candidates, canaries, candidates, choose
 from giveaway.records import ScoreTable
-from tests.conftest import KINDS, made_head
+from tests.conftest import KINDS, made_head, refused
 
 
 def greedy_by_determinant(found: Candidates, k: int) -> list[int]:
@@ -111,15 +111,12 @@ def test_a_copy_with_another_label_is_another_record():
     assert choose(found, 2).tolist() == [0, 2]
 
 
-def test_opposite_records_are_unlike():
-    x = np.random.default_rng(0).normal(size=(50, 20))
-    x = np.concatenate([x, -x])
-    head = Head(x, np.zeros(100), np.r_[np.zeros(99), 1.0], "squared")
-    found = candidates(head, ScoreTable({"newton": np.zeros(100)}, np.arange(100)))
-    assert found.similarity[np.arange(49), np.arange(50, 99)].max() < 0.2
-
-
 def test_more_canaries_than_features():
+    rng = np.random.default_rng(0)
+    head = Head(rng.normal(size=(700, 3)), np.zeros(700), rng.normal(size=700), "squared")
+    table = ScoreTable({"newton": rng.random(700)}, np.arange(700))
+    assert len(np.unique(canaries(head, table, 600))) == 600  # and than the usual number of candidates
+    assert len(candidates(head, table).rows) == 500
     x = np.random.default_rng(0).normal(size=(80, 2))
     head = Head(x, np.zeros(80), np.random.default_rng(1).normal(size=80), "squared")
     table = ScoreTable({"newton": np.ones(80)}, np.arange(80))
@@ -170,6 +167,13 @@ def test_people_count_with_the_mean_of_their_records():
     assert len(canaries(head, audit(head), 5)) == 5
 
 
+def test_opposite_records_are_unlike():
+    x = np.random.default_rng(0).normal(size=(50, 20))
+    head = Head(np.concatenate([x, -x]), np.zeros(100), np.r_[np.zeros(99), 1.0], "squared")
+    found = candidates(head, ScoreTable({"newton": np.zeros(100)}, np.arange(100)))
+    assert found.similarity[np.arange(49), np.arange(50, 99)].max() < 0.2
+
+
 def test_records_at_the_mean_have_copies_too():
     x = np.array([[0.0], [0.0], [1.0], [-1.0]])
     head = Head(x, np.zeros(4), [0.0, 0.0, 1.0, -1.0], "squared")
@@ -182,19 +186,9 @@ def test_records_at_the_mean_have_copies_too():
 def test_what_is_refused():
     head = made_head("classes")
     table = audit(head)
-    with pytest.raises(ValueError, match="k: expected at most 60, the number of candidates, got 61; ask for fewer"):
-        canaries(head, table, 61)
-    with pytest.raises(ValueError, match="k: expected at most 5, the number of candidates, got 6; ask for fewer"):
-        choose(candidates(head, table, most=5), 6)
-    with pytest.raises(ValueError, match="k: expected a finite number of at least 1, got 0; ask for at least one"):
-        canaries(head, table, 0)
-    with pytest.raises(ValueError, match="table: expected 60 rows, as the head has, got 4"):
-        canaries(head, table.top(4), 2)
-
-
-def test_more_than_the_usual_number_of_candidates():
-    rng = np.random.default_rng(0)
-    head = Head(rng.normal(size=(700, 3)), np.zeros(700), rng.normal(size=700), "squared")
-    table = ScoreTable({"newton": rng.random(700)}, np.arange(700))
-    assert len(np.unique(canaries(head, table, 600))) == 600
-    assert len(candidates(head, table).rows) == 500
+    for scored, k, words in (
+        (table, 61, "k: expected at most 60, the number of candidates, got 61; ask for fewer"),
+        (table, 0, "k: expected a finite number of at least 1, got 0; ask for at least one"),
+        (table.top(4), 2, "table: expected 60 rows, as the head has, got 4"),
+    ):
+        refused(words, canaries, head, scored, k)

@@ -20,7 +20,7 @@ from giveaway.checks import InputError
 from giveaway.findings.canaries import mean_of_records
 from giveaway.findings.extras import EXPOSED, FILE, FeatureMap, ReportExtras, contents_of, feature_map, make_extras
 from giveaway.records import ScoreTable
-from tests.conftest import made_arrays, made_head
+from tests.conftest import made_arrays, made_head, refused
 
 
 def loaded(look: ReportExtras, folder) -> ReportExtras:
@@ -294,14 +294,10 @@ def test_what_is_refused():
     head = made_head("classes")
     table = audit(head)
     box = replace(head, features=None)
-    with pytest.raises(ValueError, match="head: expected a linear head, got a black box; leave the map out"):
-        feature_map(box, audit(box))
-    with pytest.raises(ValueError, match="method: expected a known name, got 'umap'"):
-        feature_map(head, table, method="umap")
-    with pytest.raises(ValueError, match="most: expected a finite number of at least 2, got 1; ask for at least 2"):
-        feature_map(head, table, most=1)
-    with pytest.raises(ValueError, match="table: expected 60 rows, as the head has, got 4"):
-        feature_map(head, table.top(4))
+    refused("head: expected a linear head, got a black box; leave the map out", feature_map, box, audit(box))
+    refused("method: expected a known name, got 'umap'", feature_map, head, table, method="umap")
+    refused("most: expected a finite number of at least 2, got 1; ask for at least 2", feature_map, head, table, most=1)
+    refused("table: expected 60 rows, as the head has, got 4", feature_map, head, table.top(4))
 
 
 ROWS = np.array([2, 0])

@@ -18,6 +18,7 @@ from giveaway.checks import InputError
 from giveaway.findings.changes import EXPOSED, LEVEL, prediction_bound
 from giveaway.findings.gate import judge, read_rules
 from giveaway.records import ScoreTable
+from tests.conftest import refused
 
 TODAY = datetime.date(2026, 5, 4)
 N = 200
@@ -113,15 +114,12 @@ def test_a_rule_file_that_cannot_be_judged_is_refused_in_one_line(audited, text,
 
 @pytest.mark.parametrize("schema", ["", "schema = 2\n", "schema = true\n", 'schema = "1"\n'])
 def test_the_format_has_a_version(audited, schema):
-    with pytest.raises(InputError, match=r"^gate: expected schema = 1, got "):
-        read_rules(rule_file(audited, COUNT, schema))
+    refused(r"^gate: expected schema = 1, got ", read_rules, rule_file(audited, COUNT, schema))
 
 
 def test_a_file_that_is_not_toml(tmp_path):
-    with pytest.raises(InputError, match=r"^gate: expected a readable TOML file of rules"):
-        read_rules(rule_file(tmp_path, "= nothing"))
-    with pytest.raises(InputError, match=r"^gate: expected a readable TOML file of rules, got .*gone.toml"):
-        read_rules(tmp_path / "gone.toml")
+    refused(r"^gate: expected a readable TOML file of rules", read_rules, rule_file(tmp_path, "= nothing"))
+    refused(r"^gate: expected a readable TOML file of rules, got .*gone.toml", read_rules, tmp_path / "gone.toml")
 
 
 @pytest.mark.parametrize("measure", ["newton", "fused", "loss", "predicted_tpr", "mean"])
@@ -158,8 +156,7 @@ def test_a_count_that_few_models_could_not_have_found_can_be_refused(audited):
     ):
         judged(audited, COUNT)
     assert judged(audited, COUNT + "least_power = 0.05\n").met
-    with pytest.raises(InputError, match=r"a power of at least 0.8, got 0.10"):
-        judged(audited, COUNT + "least_power = 0.8\n")
+    refused(r"a power of at least 0.8, got 0.10", judged, audited, COUNT + "least_power = 0.8\n")
     validated(audited / "audit", 26, power=0.1, models=8)
     assert judged(audited, COUNT + "least_power = 0.8\n").exit_code == 3  # a lower bound above the limit needs no power
 
@@ -174,36 +171,24 @@ def test_predicted_success_is_a_share_of_rows_above_a_level(audited):
 
 def test_what_is_missing_is_an_error_and_never_met(audited):
     (audited / "audit" / "validation.json").unlink()
-    with pytest.raises(
-        InputError, match=r"^rule 'few exposed': expected an audit that was validated, got none; run giv"
-    ):
-        judged(audited, COUNT)
+    refused(r"^rule 'few exposed': expected an audit that was validated, got none; run giv", judged, audited, COUNT)
     for text in ("[]", "{}", "nothing", '{"records": "many", "models": 8, "at_least_exposed": {}}'):
         (audited / "audit" / "validation.json").write_text(text, encoding="utf-8")
-        with pytest.raises(InputError, match=r"expected a readable validation.json"):
-            judged(audited, COUNT)
+        refused(r"expected a readable validation.json", judged, audited, COUNT)
     validated(audited / "audit", 0, records=N - 1)
-    with pytest.raises(
-        InputError, match=r"expected a validation of this audit, got one of 199 records beside an audit"
-    ):
-        judged(audited, COUNT)
+    refused(r"expected a validation of this audit, got one of 199 records beside an audit", judged, audited, COUNT)
     ScoreTable({"fused": np.arange(3.0)}, np.arange(3), meta=META).save(audited / "audit")
     for text, column in ((PREDICTED, "predicted_success"), (CHANGE, "predicted_success"), (GAP, "loo_gap")):
-        with pytest.raises(
-            InputError, match=rf"expected an audit with the column {column}, got none; audit again with"
-        ):
-            judged(audited, text)
+        refused(rf"expected an audit with the column {column}, got none; audit again with", judged, audited, text)
     with pytest.raises(InputError, match=r"expected an audit folder with scores.npz"):
         judge(read_rules(rule_file(audited, COUNT)), audited / "gone", TODAY)
 
 
 def test_theory_alone_gates_no_network(audited):
     made(audited / "audit", 16, predicted_by="theory of the head")
-    with pytest.raises(InputError, match=r"got theory of the head; .* far too low for networks and hides exposure"):
-        judged(audited, PREDICTED)
+    refused(r"got theory of the head; .* far too low for networks and hides exposure", judged, audited, PREDICTED)
     made(audited / "audit", 16, predicted_by="theory of the head", view=None)
-    with pytest.raises(InputError, match=r"known not to be learned, got theory of the head"):
-        judged(audited, PREDICTED)
+    refused(r"known not to be learned, got theory of the head", judged, audited, PREDICTED)
     made(audited / "audit", 16, predicted_by="theory of the head", view={"view": "tabular", "head_is_exact": True})
     assert judged(audited, PREDICTED).met
 
@@ -257,8 +242,7 @@ def test_the_gap_of_people_is_judged_where_people_were_audited(audited):
         ScoreTable({"loo_gap": rng.random(20)}, np.arange(20), meta=meta).save(audited / name, "people")
     assert " of 20 people with loo_gap above 0." in judged(audited, GAP).to_text()
     (audited / "b1" / "people.npz").unlink()
-    with pytest.raises(InputError, match=r"^rule 'gap', baseline 2: .* got 200 rows beside 20"):
-        judged(audited, GAP)
+    refused(r"^rule 'gap', baseline 2: .* got 200 rows beside 20", judged, audited, GAP)
 
 
 def test_retrains_that_agree_to_the_row_still_leave_the_share_its_error():
@@ -311,22 +295,17 @@ def test_the_bound_holds_as_often_as_it_says(k):
 )
 def test_a_baseline_that_is_not_comparable_is_refused(audited, meta, words):
     made(audited / "b1", 16, seed=9, **meta)
-    with pytest.raises(InputError, match=rf"^rule 'no worse', baseline 2: .* comparable to this one, got {words}"):
-        judged(audited, CHANGE)
+    refused(rf"^rule 'no worse', baseline 2: .* comparable to this one, got {words}", judged, audited, CHANGE)
 
 
 def test_baselines_of_another_version_and_of_other_columns_are_refused(audited):
     made(audited / "audit", 16, provenance={"versions": {"giveaway": "2.0"}})
     assert judged(audited, CHANGE).met  # tables saved from Python do not know their version
     made(audited / "b2", 18, seed=3, provenance={"versions": {"giveaway": "1.0"}})
-    with pytest.raises(
-        InputError, match=r"baseline 3: .* got giveaway 1.0 beside 2.0; audit this model and the baseline"
-    ):
-        judged(audited, CHANGE)
+    refused(r"baseline 3: .* got giveaway 1.0 beside 2.0; audit this model and the baseline", judged, audited, CHANGE)
     table = ScoreTable.load(audited / "b0")
     ScoreTable({"predicted_success": table["predicted_success"]}, table.ids, meta=table.meta).save(audited / "b0")
-    with pytest.raises(InputError, match=r"baseline 1: .* got scores \['predicted_success'\] beside \['loo_gap',"):
-        judged(audited, CHANGE)
+    refused(r"baseline 1: .* got scores \['predicted_success'\] beside \['loo_gap',", judged, audited, CHANGE)
 
 
 def test_a_few_rows_more_at_the_same_weight_decay_are_comparable(audited):
@@ -336,21 +315,16 @@ def test_a_few_rows_more_at_the_same_weight_decay_are_comparable(audited):
 
 def test_one_model_in_two_places_shows_no_noise(audited):
     made(audited / "b2", 14, seed=1)
-    with pytest.raises(InputError, match=r"baseline 3: expected a different model, got the scores of baseline 1; retr"):
-        judged(audited, CHANGE)
+    refused(r"baseline 3: expected a different model, got the scores of baseline 1; retr", judged, audited, CHANGE)
     made(audited / "b2", 16, seed=0)
-    with pytest.raises(InputError, match=r"baseline 3: expected a different model, got the scores of this audit"):
-        judged(audited, CHANGE)
+    refused(r"baseline 3: expected a different model, got the scores of this audit", judged, audited, CHANGE)
 
 
 def test_baselines_lie_beside_the_rule_file_and_need_the_column_too(audited, monkeypatch, tmp_path_factory):
     monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
     assert judged(audited, CHANGE).met
     ScoreTable({"fused": np.arange(N)}, np.arange(N), meta=META).save(audited / "b1")
-    with pytest.raises(
-        InputError, match=r"^rule 'no worse', baseline 2: expected an audit with the column predicted_suc"
-    ):
-        judged(audited, CHANGE)
+    refused(r"^rule 'no worse', baseline 2: expected an audit with the column predicted_suc", judged, audited, CHANGE)
 
 
 def test_a_waiver_holds_through_its_last_day_and_no_longer(audited):

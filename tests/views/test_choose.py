@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -13,6 +15,7 @@ from giveaway.views.left_out import left_out, scaling_of
 from giveaway.views.others import features_of
 from giveaway.views.tables import table_features
 from giveaway.views.text import text_features
+from tests.conftest import refused
 from tests.views.made import gather
 
 RANDOM = np.random.default_rng(0)
@@ -114,12 +117,14 @@ def test_whole_numbers_and_floats_of_one_image_are_the_same_in_the_units_of_the_
 @pytest.mark.parametrize(
     "shape", [(6, 3, 1, 1), (6, 1, 1, 1), (6, 1, 1, 9), (6, 1, 2, 2), (6, 2, 1, 7), (6, 1, 3, 5), (2, 1, 4, 4)]
 )
-def test_tiny_images(shape):
+def test_tiny_images_in_blocks_of_any_size(shape):
     described, features = features_of(np.random.default_rng(2).normal(size=shape))
     made = gather(features)
     assert described["side"] == min(shape[2:])
     assert made.isfinite().all()
     assert made.std(0).max() > 0
+    for block in (1, 4):
+        torch.testing.assert_close(gather(replace(features, block=block)), made, rtol=1e-5, atol=1e-5)
     assert left_out(features, torch.arange(float(shape[0]))).error.isfinite().all()
 
 
@@ -139,23 +144,11 @@ def test_memory_maps_of_images(tmp_path, shape):
     assert torch.equal(gather(features_of(mapped)[1]), gather(features_of(pixels)[1]))
 
 
-def test_the_description_says_what_was_used():
-    described, features = features_of(PIXELS[:, :, :4, :], seed=2)
-    assert described == {"view": "images", "side": 4, "patches": [3], "filters": 4, "cells": 4, "seed": 2}
-    assert next(features()).shape == (5, 2 * 4 * 2 * 2 + 3 * 2 * 4)  # two places a side: as many cells; and pixels
-    table = np.column_stack([TABLE.astype(object), list("abcabc")])
-    described, features = features_of(table)
-    assert described == {"view": "tabular", "columns": 4, "categorical": 1}
-    assert next(features()).shape == (6, 6)
-    assert features_of(TEXTS)[0] == {"view": "text", "dimensions": 4096}
-
-
 @pytest.mark.parametrize(
     "inputs", [np.zeros((3, 4, 5)), np.zeros((2, 2, 2, 2, 2)), np.float64(3.0), torch.zeros(3, 4, 5), torch.zeros(())]
 )
 def test_other_shapes_are_refused(inputs):
-    with pytest.raises(InputError, match=r"inputs: expected images \(n, c, h, w\), strings, or a table"):
-        features_of(inputs)
+    refused(r"inputs: expected images \(n, c, h, w\), strings, or a table", features_of, inputs)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -13,7 +11,6 @@ from scipy.spatial.distance import cdist, pdist
 
 from giveaway.views import left_out as module
 from giveaway.views.left_out import (
-    RecordFeatures,
     Scaling,
     distances,
     fourier_features,
@@ -121,48 +118,18 @@ def test_the_nearest_are_those_of_all_pairs(n, block, count, seed):
         np.testing.assert_allclose(apart[row, others], np.sort(apart[row])[:there], atol=2e-2)
 
 
-@pytest.mark.parametrize("block", [1, 2, 100])
-def test_among_equally_near_records_any_but_never_itself(block):
-    x = torch.zeros(7, 2)
-    x[5:] = 9.0
-    made = nearest(held(x, block), unscaled(2), torch.arange(7), 6).tolist()
-    for row, others in enumerate(made):
-        alike = {0, 1, 2, 3, 4} if row < 5 else {5, 6}
-        assert set(others[: len(alike) - 1]) == alike - {row}
-        assert sorted(others) == [other for other in range(7) if other != row]
-
-
-def test_the_nearest_are_so_in_the_units_of_the_scaling():
+def test_the_nearest_are_so_in_the_units_of_the_scaling_and_never_the_record_itself():
     x = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 50.0]])
     far = Scaling(torch.zeros(2), torch.tensor([1.0, 0.01]), 1.0)
     assert nearest(held(x), unscaled(2), [0], 1).tolist() == [[1]]
     assert nearest(held(x), far, [0], 1).tolist() == [[2]]
     assert nearest(held(x), far, [], 2).shape == (0, 2)
-
-
-@pytest.mark.parametrize("block", [1, 3, 4, 10, 99])
-def test_record_features_are_read_in_blocks_as_often_as_asked(block):
-    x = draw(10, 2)
-    features = held(x, block)
-    for _ in range(2):
-        parts = list(features())
-        assert [len(part) for part in parts] == [len(part) for part in x.split(block)]
-        assert torch.equal(torch.cat(parts), x)
-    assert torch.equal(features.of(torch.tensor([3, 0, 3])), x[[3, 0, 3]])
+    alike = nearest(held(torch.zeros(7, 2), 2), unscaled(2), torch.arange(7), 6).tolist()
+    assert [sorted(others) for others in alike] == [[k for k in range(7) if k != row] for row in range(7)]
 
 
 def draw_landmarks(n):
     return draw(n, 4) * 3 + 1
-
-
-def counted(x, block=7):
-    made = []
-
-    def of(rows):
-        made.append(rows)
-        return x[rows]
-
-    return RecordFeatures(len(x), of, block), made
 
 
 def laplace_by_scipy(x, scaling):
@@ -178,14 +145,14 @@ def test_with_every_record_a_landmark_products_are_the_kernel():
     x = draw_landmarks(50)
     scaling = scaling_of(x, standardize=True)
     order = torch.randperm(50, generator=torch.Generator().manual_seed(1))
-    features = doubles(landmark_features(counted(x)[0], scaling.apply(x[order]), scaling))
+    features = doubles(landmark_features(held(x, 7), scaling.apply(x[order]), scaling))
     np.testing.assert_allclose((features @ features.T).numpy(), laplace_by_scipy(x, scaling), atol=1e-4)
 
 
 def test_with_some_landmarks_products_are_those_of_nystrom():
     x = draw_landmarks(60)
     scaling = scaling_of(x, standardize=False)
-    features = doubles(landmark_features(counted(x)[0], scaling.apply(x[:15]), scaling))
+    features = doubles(landmark_features(held(x, 7), scaling.apply(x[:15]), scaling))
     k = laplace_by_scipy(x, scaling)
     expected = k[:, :15] @ np.linalg.solve(k[:15, :15], k[:15])
     assert features.shape == (60, 15)
@@ -197,30 +164,13 @@ def test_landmarks_that_are_the_same_record_count_once():
     x = draw_landmarks(10)
     x[5:] = x[:5]
     scaling = scaling_of(x, standardize=True)
-    features = doubles(landmark_features(counted(x)[0], scaling.apply(x), scaling))
+    features = doubles(landmark_features(held(x, 7), scaling.apply(x), scaling))
     assert features.isfinite().all()
     np.testing.assert_allclose((features @ features.T).numpy(), laplace_by_scipy(x, scaling), atol=2e-3)
     same = torch.ones(6, 3)
     scaling = scaling_of(same, standardize=True)
-    features = doubles(landmark_features(counted(same)[0], scaling.apply(same), scaling))
+    features = doubles(landmark_features(held(same, 7), scaling.apply(same), scaling))
     np.testing.assert_allclose((features @ features.T).numpy(), np.ones((6, 6)), rtol=1e-5)
-
-
-def test_features_are_held_or_made_anew(monkeypatch):
-    x = draw_landmarks(40)
-    scaling = scaling_of(x, standardize=True)
-    few, made = counted(x)
-    held = landmark_features(few, scaling.apply(x[:8]), scaling)
-    first = doubles(held)
-    assert len(made) == 6
-    assert torch.equal(doubles(held), first)
-    assert len(made) == 6
-    monkeypatch.setattr(module, "KEPT_BYTES", 4 * 40 * 8 - 1)
-    streamed = landmark_features(few, scaling.apply(x[:8]), scaling)
-    assert len(made) == 6
-    assert torch.equal(doubles(streamed), first)
-    assert torch.equal(doubles(streamed), first)
-    assert len(made) == 18
 
 
 @pytest.mark.parametrize(
@@ -265,20 +215,3 @@ def test_the_length_is_the_median_distance():
     assert length == pytest.approx(sorted(pairs)[(len(pairs) - 1) // 2], rel=1e-6)
     for same in (torch.zeros(5, 2), torch.zeros(1, 2)):
         assert fourier_features(held(same), features=10)[1] == 1.0
-
-
-@settings(max_examples=20, deadline=None)
-@given(
-    n=st.integers(2, 40), p=st.integers(1, 6), half=st.integers(1, 5), block=st.integers(1, 50), single=st.booleans()
-)
-def test_any_shape_in_blocks_of_any_size(n, p, half, block, single):
-    x = draw_fourier(n, p).astype(np.float32 if single else np.float64)
-    whole = gather(fourier_features(table_features(x)[1], features=2 * half, seed=3)[0])
-    columns = replace(table_features(torch.from_numpy(x))[1], block=block)
-    parts, _ = fourier_features(columns, features=2 * half, seed=3)
-    assert whole.shape == (n, p + 2 * half)
-    assert whole.dtype == torch.float32
-    torch.testing.assert_close(gather(parts), whole, rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(whole[:, :p], gather(columns), rtol=0, atol=0)
-    some = torch.arange(n - 1, -1, -2)
-    torch.testing.assert_close(parts.of(some), whole[some], rtol=1e-6, atol=1e-6)
