@@ -25,35 +25,28 @@ def made(models: int, records: int, queries: int, seed: int, leak: float = 1.0) 
 def by_loops(targets: Signals, references: Signals, mode: str, variance: str, centre: str) -> np.ndarray:
     """The definition, a record and a query at a time."""
     middle = {"median": np.median, "mean": np.mean}[centre]
-    phi, members = references.values, references.members
-    entries: tuple[list, list] = ([], [])
-    residuals: tuple[list, list] = ([], [])
-    for i in range(references.records):
-        for q in range(references.queries):
-            for side in (0, 1):
-                own = phi[members[:, i] == (side == 0), i, q]
-                entries[side].extend(own)
-                residuals[side].extend(own - middle(own))
+    own = {
+        (i, q, side): references.values[references.members[:, i] == (side == 0), i, q]
+        for i, q, side in np.ndindex(references.records, references.queries, 2)
+    }
+    every = [np.concatenate([v for key, v in own.items() if key[2] == side]) for side in (0, 1)]
+    around = [np.concatenate([v - middle(v) for key, v in own.items() if key[2] == side]) for side in (0, 1)]
     scores = np.zeros(targets.members.shape)
-    for t in range(targets.models):
-        for i in range(targets.records):
-            for q in range(targets.queries):
-                value = targets.values[t, i, q]
-                sides = []
-                for side in (0, 1):
-                    own = phi[members[:, i] == (side == 0), i, q]
-                    spread = {
-                        "per_record": np.std(own),
-                        "global_residual": np.std(residuals[side]),
-                        "global_total": np.std(entries[side]),
-                    }[variance]
-                    sides.append((middle(own), spread + 1e-30))
-                outside = norm.logpdf(value, *sides[1])
-                scores[t, i] += {
-                    "online": norm.logpdf(value, *sides[0]) - outside,
-                    "offline_onesided": -norm.logsf(value, *sides[1]),
-                    "offline_twosided": -outside,
-                }[mode] / targets.queries
+    for t, i, q in np.ndindex(targets.values.shape):
+        value, sides = targets.values[t, i, q], []
+        for side in (0, 1):
+            spread = {
+                "per_record": np.std(own[i, q, side]),
+                "global_residual": np.std(around[side]),
+                "global_total": np.std(every[side]),
+            }[variance]
+            sides.append((middle(own[i, q, side]), spread + 1e-30))
+        outside = norm.logpdf(value, *sides[1])
+        scores[t, i] += {
+            "online": norm.logpdf(value, *sides[0]) - outside,
+            "offline_onesided": -norm.logsf(value, *sides[1]),
+            "offline_twosided": -outside,
+        }[mode] / targets.queries
     return scores
 
 

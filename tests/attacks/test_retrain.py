@@ -1,15 +1,16 @@
 from __future__ import annotations
 
-import time
+from functools import partial
 
 import numpy as np
 import pytest
 from sklearn.linear_model import Ridge
 
 from giveaway.attacks.shadow import leave_one_out, retrain_without
-from giveaway.attacks.shadow_store import ShadowFolder, model_seed, stored_seconds
+from giveaway.attacks.shadow_store import model_seed
 from giveaway.checks import InputError
 from giveaway.records import Signals
+from tests.attacks.test_shadow import noise_and_membership
 from tests.conftest import refused
 
 
@@ -120,31 +121,24 @@ def test_driver_refusals(options, words):
 ROWS = 12
 OPTIONS = {"records": ROWS, "repeats": 3, "kind": "phi", "members": np.arange(10), "seed": 5}
 CHOSEN = [7, 0, 4]
-
-
-def noise_and_membership(indices, seed):
-    """A 'model' whose signals show its training set and its seed."""
-    return lambda: np.random.default_rng([seed, len(indices)]).normal(size=ROWS) + np.isin(np.arange(ROWS), indices)
+train_noise = partial(noise_and_membership, rows=ROWS)
 
 
 def naive():
     """The same comparison by plain loops."""
     seeds = [model_seed(number, seed=5) for number in range(3)]
     everyone = np.arange(10)
-    inside = [[noise_and_membership(everyone, seed)()[record] for record in CHOSEN] for seed in seeds]
+    inside = [[noise_and_membership(everyone, seed, ROWS)()[record] for record in CHOSEN] for seed in seeds]
     outside = [
-        [noise_and_membership(np.delete(everyone, record), seed)()[record] for record in CHOSEN] for seed in seeds
+        [noise_and_membership(np.delete(everyone, record), seed, ROWS)()[record] for record in CHOSEN] for seed in seeds
     ]
     return leave_one_out(inside, outside, kind="phi")
 
 
-@pytest.mark.parametrize(
-    ("options", "kept"),
-    [({}, False), ({}, True), ({"workers": 2}, True), ({"workers": 2, "backend": "threading"}, False)],
-)
+@pytest.mark.parametrize(("options", "kept"), [({}, False), ({"workers": 2}, True)])
 def test_every_way_to_run_equals_plain_loops(tmp_path, options, kept):
     stored = {"folder": tmp_path / "run", "fingerprint": {}} if kept else {}
-    found = retrain_without(noise_and_membership, CHOSEN, **OPTIONS, **options, **stored)
+    found = retrain_without(train_noise, CHOSEN, **OPTIONS, **options, **stored)
     expected = naive()
     for name in ("loss_gap", "memorization", "auc"):
         np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
@@ -158,8 +152,7 @@ def test_finished_models_are_stored_at_once_and_a_killed_run_goes_on(tmp_path):
         if left[0] == 0:
             raise KeyboardInterrupt
         left[0] -= 1
-        time.sleep(0.01)
-        return noise_and_membership(indices, seed)
+        return train_noise(indices, seed)
 
     stored = {**OPTIONS, "folder": folder, "fingerprint": {"data": np.arange(3)}}
     with pytest.raises(KeyboardInterrupt):
@@ -167,51 +160,43 @@ def test_finished_models_are_stored_at_once_and_a_killed_run_goes_on(tmp_path):
     assert len(list(folder.glob("model-*.npy"))) == 5
     left[0] = 3 * 4 - 5  # exactly the missing ones
     np.testing.assert_array_equal(retrain_without(train, CHOSEN, **stored).loss_gap, naive().loss_gap)
-    assert stored_seconds(folder, 12) >= 0.12
     signals = Signals.load(folder)
     assert signals.values.shape[:2] == (12, 3)
     np.testing.assert_array_equal(signals.members, np.tile(~np.eye(4, 3, -1, dtype=bool), (3, 1)))
     left[0] = 4  # one more round, the earlier ones as they were
     assert retrain_without(train, CHOSEN, **{**stored, "repeats": 4}).records.tolist() == CHOSEN
     np.testing.assert_array_equal(Signals.load(folder).values[:12], signals.values)
-    for change, words in (
-        ({"fingerprint": {"data": np.arange(4)}}, "got data differ"),
-        ({"seed": 6}, "got seed was 5, is 6"),
-        ({"members": np.arange(11)}, "got members differ"),
+    for chosen, change, words in (
+        (CHOSEN, {"fingerprint": {"data": np.arange(4)}}, "got data differ"),
+        (CHOSEN, {"seed": 6}, "got seed was 5, is 6"),
+        (CHOSEN, {"members": np.arange(11)}, "got members differ"),
+        (CHOSEN[::-1], {}, "got chosen differ"),
     ):
-        with pytest.raises(InputError, match=f"folder: expected shadow models of the same plan, {words}"):
-            retrain_without(train, CHOSEN, **{**stored, **change})
-    refused("got chosen differ", retrain_without, train, CHOSEN[::-1], **stored)
-    ShadowFolder(folder).remove()
-    assert not folder.exists()
+        words = f"folder: expected shadow models of the same plan, {words}"
+        refused(words, retrain_without, train, chosen, **{**stored, **change})
 
 
 @pytest.mark.parametrize("kept", [False, True])
 def test_a_train_that_raises_names_record_model_and_seed_and_the_others_go_on(tmp_path, kept):
-    seeds, done = [model_seed(number, seed=5) for number in range(3)], []
+    seed_1, done = model_seed(1, seed=5), []
 
     def train(indices, seed):
-        if seed == seeds[1] and (4 not in indices or len(indices) == 10):
+        if seed == seed_1 and (4 not in indices or len(indices) == 10):
             raise ZeroDivisionError("no such\nluck")
         done.append(seed)
-        return noise_and_membership(indices, seed)
+        return train_noise(indices, seed)
 
     stored = {"folder": tmp_path / "run", "fingerprint": {}, "code": "1"} if kept else {}
     with pytest.raises(InputError) as caught:
         retrain_without(train, CHOSEN, **OPTIONS, **stored)
     words = str(caught.value)
     assert words.startswith(
-        f"train: expected signals from all 12 models, got 2 without: model 1 with all records (seed {seeds[1]}): "
-        f"ZeroDivisionError: no such luck; model 1 without record 4 (seed {seeds[1]}): ZeroDivisionError"
+        f"train: expected signals from all 12 models, got 2 without: model 1 with all records (seed {seed_1}): "
+        f"ZeroDivisionError: no such luck; model 1 without record 4 (seed {seed_1}): ZeroDivisionError"
     )
     assert len(done) == 10
-    assert "\n" not in words
     kept_words = f"10 finished models are kept in {tmp_path / 'run'}: repair train and run again"
     assert words.endswith(kept_words if kept else "repair train, and pass folder= to keep finished models")
-    assert "in train" in caught.value.__notes__[0]
-    if kept:
-        found = retrain_without(noise_and_membership, CHOSEN, **OPTIONS, **stored)
-        np.testing.assert_array_equal(found.loss_gap, naive().loss_gap)
 
 
 def test_logits_and_wrong_signals():

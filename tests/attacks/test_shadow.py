@@ -71,15 +71,16 @@ def test_population_labels_and_the_rows_to_predict(tmp_path):
 
 
 def test_added_models_leave_the_earlier_ones_and_fewer_are_a_part(tmp_path):
-    trained = []
+    trained, seen = [], []
 
     def train(indices, seed):
         trained.append(seed)
         return noise_and_membership(indices, seed)
 
-    run(tmp_path, 4, train)
-    grown = run(tmp_path, 8, train)
+    run(tmp_path, 4, train, on_model=lambda *counts: seen.append(counts))
+    grown = run(tmp_path, 8, train, on_model=lambda *counts: seen.append(counts))
     assert trained == [model_seed(number, seed=0) for number in range(8)]
+    assert seen == [(1, 4), (2, 4), (3, 4), (4, 4), (5, 8), (6, 8), (7, 8), (8, 8)]
     np.testing.assert_array_equal(grown.values[..., 0], plain_loop(8)[0])
     part = run(tmp_path, 2, train)
     assert len(trained) == 8
@@ -132,13 +133,6 @@ def test_devices_go_round(tmp_path):
     np.testing.assert_array_equal(signals.values[:, 0, 0], [1, 2, 1, 2])
 
 
-def test_progress(tmp_path):
-    seen = []
-    run(tmp_path, 4, on_model=lambda *counts: seen.append(counts))
-    run(tmp_path, 6, on_model=lambda *counts: seen.append(counts))
-    assert seen == [(1, 4), (2, 4), (3, 4), (4, 4), (5, 6), (6, 6)]
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -157,21 +151,18 @@ def test_refusals(tmp_path, options, words):
     refused(words, run, tmp_path / "new", **options)
 
 
-def test_a_train_that_cannot_be_sent_is_refused(tmp_path):
+def test_a_train_that_cannot_be_sent_and_a_killed_worker_are_said_in_a_line(tmp_path):
     held = threading.Lock()
 
-    def train(indices, seed):
+    def locked(indices, seed):
         with held:
             return noise_and_membership(indices, seed)
 
-    refused("train: expected a function that can be sent to another process", run, tmp_path, train=train, workers=2)
-
-
-def test_a_killed_worker_is_said_in_a_line(tmp_path):
-    def train(indices, seed):
+    def killed(indices, seed):
         os.kill(os.getpid(), signal.SIGKILL)
 
-    refused("workers: expected processes that live, got one that was killed", run, tmp_path, train=train, workers=2)
+    refused("train: expected a function that can be sent to another", run, tmp_path / "a", train=locked, workers=2)
+    refused("workers: expected processes that live, got one that was", run, tmp_path / "b", train=killed, workers=2)
 
 
 # ------------------------------------------------------------------------------------------------ Dask, memory
@@ -234,15 +225,12 @@ def test_every_record_is_in_half_the_models_and_every_model_has_half_the_records
     assert set(members.sum(axis=1)) <= {records // 2, records - records // 2}
 
 
-def test_more_models_leave_the_earlier_ones():
-    all_at_once = balanced_membership(10, 31, seed=4)
-    np.testing.assert_array_equal(balanced_membership(6, 31, seed=4), all_at_once[:6])
-    np.testing.assert_array_equal(balanced_membership(4, 31, seed=4, first=6), all_at_once[6:])
-    np.testing.assert_array_equal(model_membership(7, 31, seed=4), all_at_once[7])
-
-
-def test_seeds_and_pairs_differ():
-    members = balanced_membership(20, 40, seed=0)[::2]
+def test_more_models_leave_the_earlier_ones_and_seeds_and_pairs_differ():
+    all_at_once = balanced_membership(20, 40, seed=4)
+    np.testing.assert_array_equal(balanced_membership(6, 40, seed=4), all_at_once[:6])
+    np.testing.assert_array_equal(balanced_membership(4, 40, seed=4, first=6), all_at_once[6:10])
+    np.testing.assert_array_equal(model_membership(7, 40, seed=4), all_at_once[7])
+    members = all_at_once[::2]
     assert len(np.unique(members, axis=0)) == 10
     assert not np.array_equal(members, balanced_membership(20, 40, seed=1)[::2])
     assert len({model_seed(number, seed=seed) for number in range(100) for seed in (0, 1)}) == 200

@@ -128,28 +128,21 @@ def test_a_changed_plan_is_refused(tmp_path, options, words):
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
 
 
-def test_another_version_of_giveaway_is_refused(tmp_path, monkeypatch):
+def test_another_version_of_giveaway_and_a_second_run_are_refused(tmp_path, monkeypatch):
     run(tmp_path, 2)
-    monkeypatch.setattr("giveaway.attacks.shadow_store.VERSION", "99.0")
-    refused(r"giveaway was '.*', is '99.0'", run, tmp_path, 4)
-
-
-def test_a_second_run_on_the_folder_is_refused(tmp_path):
-    run(tmp_path, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr("giveaway.attacks.shadow_store.VERSION", "99.0")
+        refused(r"giveaway was '.*', is '99.0'", run, tmp_path, 4)
     with open(tmp_path / "lock") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         refused(r"got .*, in use by another run; wait for that run", run, tmp_path, 4)
     run(tmp_path, 4)
 
 
-def test_files_are_private(tmp_path):
+def test_files_are_private_and_a_folder_of_something_else_is_refused(tmp_path):
     run(tmp_path / "run", 2)
     assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
     assert {file.stat().st_mode & 0o777 for file in (tmp_path / "run").iterdir()} == {0o600}
-
-
-def test_a_folder_of_something_else_is_refused(tmp_path):
-    (tmp_path / "thesis.tex").write_text("all of it")
     refused("folder: expected a new, empty or earlier shadow folder", run, tmp_path)
 
 
@@ -202,16 +195,12 @@ def test_seconds_of_models_trained_together_go_to_the_next_that_is_stored(tmp_pa
     assert stored_seconds(tmp_path, 4) == pytest.approx(sum(seconds))
 
 
-def test_a_folder_without_seconds_is_read_and_they_are_unknown(tmp_path):
-    run(tmp_path, 2)
-    (tmp_path / "seconds.csv").unlink()
-    assert stored_seconds(tmp_path, 2) is None
-    assert run(tmp_path, 4).models == 4
-    assert stored_seconds(tmp_path, 4) is None
+def test_seconds_that_are_unknown_or_half_a_line_and_of_a_model_trained_twice_the_last(tmp_path):
+    run(tmp_path / "run", 2)
+    (tmp_path / "run" / "seconds.csv").unlink()
+    assert run(tmp_path / "run", 4).models == 4
+    assert stored_seconds(tmp_path / "run", 4) is None
     assert stored_seconds(tmp_path / "signals.npz", 4) is None
-
-
-def test_of_a_model_trained_twice_the_last_line_counts_and_half_a_line_does_not(tmp_path):
     (tmp_path / "seconds.csv").write_text("0,1.000000\n1,2.000000\n0,4.000000\n2,8.0")
     assert stored_seconds(tmp_path, 2) == 6.0
     assert stored_seconds(tmp_path, 3) is None

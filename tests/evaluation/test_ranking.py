@@ -94,15 +94,6 @@ def test_the_curve_without_ties_is_exactly_recall_at():
     assert some.tolist() == [recall_at(scores, truth, 0.01, keep) for keep in own]
 
 
-def test_recall_does_not_depend_on_the_order_of_the_rows():
-    rng = np.random.default_rng(1)
-    scores, truth = rng.integers(0, 10, 200), rng.integers(0, 10, 200)
-    order = rng.permutation(200)
-    here = recall_at(scores, truth, top=0.05, keep=0.1)
-    assert recall_at(scores[order], truth[order], top=0.05, keep=0.1) == pytest.approx(here, abs=1e-14)
-    assert 0 < here < 1
-
-
 def test_counts_are_rounded_shares():
     scores = np.arange(100.0)
     truth = np.where(np.arange(100) == 97, 1000.0, -np.arange(100.0))
@@ -111,27 +102,18 @@ def test_counts_are_rounded_shares():
 
 
 @pytest.mark.parametrize(
-    ("call", "words"),
+    ("call", "arguments", "words"),
     [
-        (lambda: recall_at([1, 2, 3], [1, 2, 3], top=0.1, keep=1.0), "top: expected a share that keeps 1 to 3 records"),
-        (
-            lambda: recall_at([1, 2, 3], [1, 2, 3], top=0.5, keep=1.5),
-            "keep: expected a share that keeps 1 to 3 records",
-        ),
-        (
-            lambda: recall_curve([1, 2, 3], [1, 2, 3], 0.5, [0.5, 0.1]),
-            "keeps: expected a share that keeps 1 to 3 records, got 0.1",
-        ),
-        (
-            lambda: recall_curve([1, 2, 3], [1, 2, 3], np.nan),
-            "top: expected a share that keeps 1 to 3 records, got nan",
-        ),
-        (lambda: recall_at([1, 2, 3], [1, 2], top=0.5, keep=0.5), "scores: expected two rankings of the same records"),
-        (lambda: spearman([1], [1]), r"got shapes \(1,\) and \(1,\); align them"),
+        (recall_at, ([1, 2, 3], [1, 2, 3], 0.1, 1.0), "top: expected a share that keeps 1 to 3 records"),
+        (recall_at, ([1, 2, 3], [1, 2, 3], 0.5, 1.5), "keep: expected a share that keeps 1 to 3 records"),
+        (recall_curve, ([1, 2, 3], [1, 2, 3], 0.5, [0.5, 0.1]), "keeps: expected a share that keeps 1 to 3 .* got 0.1"),
+        (recall_curve, ([1, 2, 3], [1, 2, 3], np.nan), "top: expected a share that keeps 1 to 3 records, got nan"),
+        (recall_at, ([1, 2, 3], [1, 2], 0.5, 0.5), "scores: expected two rankings of the same records"),
+        (spearman, ([1], [1]), r"got shapes \(1,\) and \(1,\); align them"),
     ],
 )
-def test_refused(call, words):
-    refused(words, call)
+def test_refused(call, arguments, words):
+    refused(words, call, *arguments)
 
 
 def made(n: int = 2000, noise: float = 1.0, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

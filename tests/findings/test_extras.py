@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import sys
 from dataclasses import replace
@@ -16,7 +17,6 @@ from matplotlib.image import imread
 from sklearn.decomposition import PCA
 
 from giveaway import Head, audit
-from giveaway.checks import InputError
 from giveaway.findings.canaries import mean_of_records
 from giveaway.findings.extras import EXPOSED, FILE, FeatureMap, ReportExtras, contents_of, feature_map, make_extras
 from giveaway.records import ScoreTable
@@ -49,19 +49,15 @@ def test_everything_comes_back_from_the_folder(tmp_path):
     assert look.to_bytes() == make_extras(head, table, method="pca", show_records=True).to_bytes()
 
 
-def test_texts_come_back_too(tmp_path):
+def test_texts_come_back_too_and_on_request_only(tmp_path):
     head = made_head("classes", l2=0.5)
     words = [f"record {i} 'quoted' \x00" for i in range(60)]
-    table = audit(head)
-    found = loaded(make_extras(replace(head, inputs=words), table, show_records=True), tmp_path)
+    table, spoken = audit(head), replace(head, inputs=words)
+    assert make_extras(spoken, table).contents is None
+    found = loaded(make_extras(spoken, table, show_records=True), tmp_path)
     first = int(table.order()[0])
     assert found.contents.texts[0] == f"record {first} 'quoted' \\x00"
     assert found.contents.pictures[0] == b""
-
-
-def test_records_are_looked_at_on_request_only():
-    head = made_head("classes", inputs=np.zeros((60, 2)))
-    assert make_extras(head, audit(head)).contents is None
 
 
 def test_a_black_box_has_canaries_but_no_map(tmp_path):
@@ -80,12 +76,6 @@ def test_large_heads_are_asked_before_they_take_long():
     assert "ask for it with --config what_if=true" in make_extras(head, table, method="none").missing["what-if"]
     assert make_extras(head, table, method="none").missing["map"] == "it was not asked for (--config map=none)"
     assert "what_if=false" in make_extras(head, table, method="none", what_if=False).missing["what-if"]
-
-
-def test_an_unknown_map_is_refused():
-    head = made_head("classes")
-    with pytest.raises(InputError, match=r"map: expected a known name, got 'umap'; choose from auto, pca, tsne, none"):
-        make_extras(head, audit(head), method="umap")
 
 
 def test_a_folder_without_a_look_says_so(tmp_path):
@@ -203,14 +193,6 @@ def test_the_most_exposed_and_some_of_the_others_have_a_place():
     np.testing.assert_array_equal(whole.rows, np.arange(n))
 
 
-def test_places_belong_to_their_rows():
-    x = np.random.default_rng(1).normal(size=(700, 2))
-    head = head_of(x)
-    found = feature_map(head, table_of(head, x[:, 0]), method="pca", most=600)
-    expected = PCA(2).fit_transform(x[found.rows])
-    assert abs(np.corrcoef(found.places[:, 0], expected[:, 0])[0, 1]) > 1 - 1e-6
-
-
 def test_people_stand_at_the_mean_of_their_records():
     groups = np.random.default_rng(2).integers(0, 30, 200)
     head = made_head("classes", n=200, groups=groups)
@@ -235,13 +217,6 @@ def test_only_the_rows_on_the_map_are_read():
     found = mean_of_records(features, np.arange(40_000) // 2, np.array([5, 19_999]))
     assert read == [10, 11, 39_998, 39_999]
     np.testing.assert_array_equal(found, [[21.0, 11.0], [79_997.0, 39_999.0]])
-
-
-def test_a_memory_map_of_half_precision(tmp_path):
-    x = np.random.default_rng(0).normal(size=(80, 4)).astype(np.float16)
-    np.save(tmp_path / "x.npy", x)
-    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
-    np.testing.assert_allclose(pca_map(mapped).places, pca_map(x.astype(float)).places, atol=1e-6)
 
 
 def clusters(n: int = 90) -> tuple[np.ndarray, np.ndarray]:
@@ -272,22 +247,16 @@ def test_clusters_stay_apart_and_the_seed_repeats_the_map():
     assert np.abs(other.places - found.places).max() > 1e-3
 
 
-def test_copies_do_not_break_t_sne():
-    pytest.importorskip("openTSNE")
-    x = np.repeat(np.random.default_rng(0).normal(size=(3, 2)), 25, axis=0)
-    head = head_of(x)
-    found = feature_map(head, table_of(head), method="tsne")
-    assert found.method == "t-SNE"
-    assert np.isfinite(found.places).all()
-
-
-def test_without_open_tsne(monkeypatch):
+def test_without_open_tsne_and_with_copies(monkeypatch):
+    copies = head_of(np.repeat(np.random.default_rng(0).normal(size=(3, 2)), 25, axis=0))
+    if importlib.util.find_spec("openTSNE") is not None:
+        found = feature_map(copies, table_of(copies), method="tsne")
+        assert found.method == "t-SNE"
+        assert np.isfinite(found.places).all()
     monkeypatch.setitem(sys.modules, "openTSNE", None)
-    x, _ = clusters()
-    head = head_of(x)
-    assert feature_map(head, table_of(head)).method == "PCA"
-    with pytest.raises(ValueError, match=r"method: expected openTSNE installed .*; pip install giveaway\[tsne\]"):
-        feature_map(head, table_of(head), method="tsne")
+    assert feature_map(copies, table_of(copies)).method == "PCA"
+    words = r"method: expected openTSNE installed .*; pip install giveaway\[tsne\]"
+    refused(words, feature_map, copies, table_of(copies), method="tsne")
 
 
 def test_what_is_refused():
@@ -298,6 +267,8 @@ def test_what_is_refused():
     refused("method: expected a known name, got 'umap'", feature_map, head, table, method="umap")
     refused("most: expected a finite number of at least 2, got 1; ask for at least 2", feature_map, head, table, most=1)
     refused("table: expected 60 rows, as the head has, got 4", feature_map, head, table.top(4))
+    words = "map: expected a known name, got 'umap'; choose from auto, pca, tsne, none"
+    refused(words, make_extras, head, table, method="umap")
 
 
 ROWS = np.array([2, 0])

@@ -112,14 +112,11 @@ def test_a_rule_file_that_cannot_be_judged_is_refused_in_one_line(audited, text,
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("schema", ["", "schema = 2\n", "schema = true\n", 'schema = "1"\n'])
-def test_the_format_has_a_version(audited, schema):
-    refused(r"^gate: expected schema = 1, got ", read_rules, rule_file(audited, COUNT, schema))
-
-
-def test_a_file_that_is_not_toml(tmp_path):
-    refused(r"^gate: expected a readable TOML file of rules", read_rules, rule_file(tmp_path, "= nothing"))
-    refused(r"^gate: expected a readable TOML file of rules, got .*gone.toml", read_rules, tmp_path / "gone.toml")
+def test_the_format_is_toml_and_has_a_version(audited):
+    for schema in ("", "schema = 2\n", "schema = true\n", 'schema = "1"\n'):
+        refused(r"^gate: expected schema = 1, got ", read_rules, rule_file(audited, COUNT, schema))
+    refused(r"^gate: expected a readable TOML file of rules", read_rules, rule_file(audited, "= nothing"))
+    refused(r"^gate: expected a readable TOML file of rules, got .*gone.toml", read_rules, audited / "gone.toml")
 
 
 @pytest.mark.parametrize("measure", ["newton", "fused", "loss", "predicted_tpr", "mean"])
@@ -253,13 +250,6 @@ def test_retrains_that_agree_to_the_row_still_leave_the_share_its_error():
     assert prediction_bound(wide, 10**6) == pytest.approx(0.2 + 2.9199856 * 0.1 * np.sqrt(4 / 3))
 
 
-@pytest.mark.parametrize(("share", "rows"), [(0.0003, 1000), (0.003, 100), (0.05, 200), (0.2, 899)])
-def test_counts_alone_stay_below_the_bound_as_often_as_it_says(share, rows):
-    counts = np.random.default_rng(0).binomial(rows, share, size=(4_000, 4)) / rows
-    above = np.mean([one[-1] > prediction_bound(one[:-1], rows) for one in counts])
-    assert above < 0.05
-
-
 def by_counting(counts: list[int]) -> int:
     """The 95 % quantile of one more Poisson count after these, summed up term by term."""
     size, chance = sum(counts) + 0.5, len(counts) / (len(counts) + 1)
@@ -278,6 +268,9 @@ def test_the_bound_holds_as_often_as_it_says(k):
     shares = 0.4 + 0.01 * rng.normal(size=(2_000, k + 1))
     below = np.mean([one[-1] <= prediction_bound(one[:-1], 10**9) for one in shares])
     assert below == pytest.approx(LEVEL, abs=0.015)  # three standard errors
+    for share, rows in ((0.0003, 1000), (0.003, 100), (0.05, 200), (0.2, 899)):  # counts alone
+        counts = rng.binomial(rows, share, size=(2_000, k + 1)) / rows
+        assert np.mean([one[-1] > prediction_bound(one[:-1], rows) for one in counts]) < 0.05
 
 
 @pytest.mark.parametrize(
@@ -308,12 +301,9 @@ def test_baselines_of_another_version_and_of_other_columns_are_refused(audited):
     refused(r"baseline 1: .* got scores \['predicted_success'\] beside \['loo_gap',", judged, audited, CHANGE)
 
 
-def test_a_few_rows_more_at_the_same_weight_decay_are_comparable(audited):
-    made(audited / "b1", 16, n=206, seed=2, l2=0.0206)
+def test_a_few_rows_more_are_comparable_and_one_model_in_two_places_shows_no_noise(audited):
+    made(audited / "b1", 16, n=206, seed=2, l2=0.0206)  # the same weight decay
     assert judged(audited, CHANGE).met
-
-
-def test_one_model_in_two_places_shows_no_noise(audited):
     made(audited / "b2", 14, seed=1)
     refused(r"baseline 3: expected a different model, got the scores of baseline 1; retr", judged, audited, CHANGE)
     made(audited / "b2", 16, seed=0)
@@ -342,12 +332,9 @@ def test_a_waiver_holds_through_its_last_day_and_no_longer(audited):
     assert "the waiver of Ada expired on 2026-05-04" in over.to_text()
     told = over.to_json()["rules"][0]
     assert (told["waived_by"], told["waiver"]["expired"]) == (None, True)
-
-
-def test_a_waiver_of_a_rule_that_is_met_is_not_used(audited):
-    verdict = judged(audited, COUNT + WAIVER)
-    assert (verdict.met, verdict.to_json()["rules"][0]["waived_by"]) == (True, None)
-    assert "waived" not in verdict.to_text()
+    met = judged(audited, COUNT + WAIVER)
+    assert (met.met, met.to_json()["rules"][0]["waived_by"]) == (True, None)
+    assert "waived" not in met.to_text()  # a rule that is met needs no waiver
 
 
 def test_the_verdict_is_kept_in_the_folder_and_purged_with_it(audited):
