@@ -39,12 +39,6 @@ def world(tmp_path_factory):
     return made_world(tmp_path_factory.mktemp("world"))
 
 
-def refused(words, call, *arguments, **options):
-    """The call is refused in words that match the regular expression `words`."""
-    with pytest.raises(InputError, match=words):
-        call(*arguments, **options)
-
-
 PICTURE = b'<svg xmlns="http://www.w3.org/2000/svg"/>'
 
 

@@ -70,7 +70,7 @@ def train_recipe(
     count = len(x) if records is None else records
     if not 2 <= count <= len(x):
         raise fail("records", f"2 to {len(x)}", str(records), "give the number of rows to train on")
-    fingerprint = {"inputs": x, "targets": y, "training": None, "l2": made.l2, "loss": made.loss}
+    fingerprint: dict[str, Any] = {"inputs": x, "targets": y, "training": None, "l2": made.l2, "loss": made.loss}
     make = None if made.build is None else partial(made.build, x.shape[1:], outputs)
     if make is None or made.training is None:
         fingerprint["solver"] = getattr(made.solve, "__qualname__", "")

@@ -177,8 +177,8 @@ def agreement_over_targets(
     drawn = np.empty((resamples, *values.shape))
     for again in drawn:
         chosen = generator.integers(0, count, count) if count > 1 else [0]
-        rows = (generator.integers(0, lengths[t], lengths[t]) for t in chosen)
-        again[:] = np.mean([_figures(places[t][:, own], shares) for t, own in zip(chosen, rows, strict=True)], axis=0)
+        records = [(t, generator.integers(0, lengths[t], lengths[t])) for t in chosen]
+        again[:] = np.mean([_figures(places[t][:, rows], shares) for t, rows in records], axis=0)
     low, high = percentile_ends(drawn, confidence, values)
     std = each.std(axis=0, ddof=1) if count > 1 else np.full(values.shape, np.nan)
     rows = []
