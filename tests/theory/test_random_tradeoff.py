@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from giveaway.theory import random_design
-from giveaway.theory.best_tests import cell_errors
+from giveaway.theory.laws import cell_errors
 from giveaway.theory.random_design import TESTS
 from tests.theory.refits import is_convex, refits
 

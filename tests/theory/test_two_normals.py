@@ -15,7 +15,7 @@ from scipy.stats import chi2, norm
 
 from giveaway.checks import InputError
 from giveaway.theory import gaussian, random_design
-from giveaway.theory.tradeoff import best_success, dilated_success, two_normals
+from giveaway.theory.tradeoff import best_success, two_normals
 from tests.theory.refits import is_convex
 
 RATES = np.array([1e-5, 1e-3, 0.01, 0.2, 0.7, 0.99])
@@ -225,7 +225,7 @@ def test_several_dimensions_by_quadrature(q):
     for delta in (0.0, 0.3, 2.0, 70.0):
         for c in (0.05, 0.6, 0.99):
             expected = sliced_success(delta, c, q)
-            assert dilated_success(delta, c, outputs=q) == pytest.approx(expected, abs=EXACT), (delta, c)
+            assert best_success(delta * (1 - c), c, 1.0, outputs=q) == pytest.approx(expected, abs=EXACT), (delta, c)
 
 
 @pytest.mark.parametrize("q", [1, 2, 5, 40])
@@ -235,7 +235,8 @@ def test_the_best_point_of_the_curve(q):
     leverage, error = np.meshgrid([0.02, 1.0, 20.0, 400.0], [0.0, 0.4, 3.0])
     curve = random_design(leverage, error, freedom, variance=variance, outputs=q).tradeoff("signed")
     delta = error / np.sqrt(variance * leverage / freedom)
-    found = dilated_success(delta, freedom / (freedom + leverage), outputs=q)
+    c = freedom / (freedom + leverage)
+    found = best_success(delta * (1 - c), c, 1.0, outputs=q)
     logits = np.linspace(-60, 10, 281)
     grid = (1 - expit(logits) + curve.tpr(expit(logits)[:, None, None]).transpose(1, 2, 0)) / 2
     assert (grid.max(2) <= found + 1e-12).all()
@@ -255,6 +256,6 @@ def test_a_gap_is_kept_where_the_spreads_count_as_equal():
     c = 1 - 2.0 ** -np.arange(41, 53)
     for q in (1, 3):
         for gap in (0.1, 1.0, 4.0):
-            found = dilated_success(gap / (1 - c), c, outputs=q)
+            found = best_success(gap, c, 1.0, outputs=q)
             np.testing.assert_allclose(found, ndtr(gap / 2), rtol=0, atol=1e-8)
-        np.testing.assert_allclose(dilated_success([0.0, 5.0, 1e9, 1e13], 1.0, outputs=q), 0.5, rtol=0, atol=EXACT)
+        assert best_success(0.0, 1.0, 1.0, outputs=q) == pytest.approx(0.5, abs=EXACT)

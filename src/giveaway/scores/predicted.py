@@ -25,7 +25,7 @@ from scipy.special import expit, logsumexp
 from giveaway.records import Head
 from giveaway.scores.formulas import ScoreBatch, leverage
 from giveaway.theory.random_design import random_design
-from giveaway.theory.tradeoff import TradeOff, best_success, dilated_success, two_normals
+from giveaway.theory.tradeoff import TradeOff, best_success, two_normals
 
 FPR = (0.01, 0.001)
 LARGEST_LEVERAGE = 1.0 - 1e-8
@@ -105,7 +105,7 @@ def predict(head: Head, parts: np.ndarray) -> Prediction:
     c = freedom / (freedom + population)
     spread = np.sqrt(variance * population / freedom)
     delta = np.divide(error, spread, out=np.zeros_like(error), where=spread > 0)
-    return Prediction(dilated_success(delta, c, outputs=head.m), design.tradeoff("signed"))
+    return Prediction(best_success(delta * (1 - c), c, 1.0, outputs=head.m), design.tradeoff("signed"))
 
 
 def phi_of(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:

@@ -1,15 +1,18 @@
 """The theory of both leverage papers as a tool: numbers in, trade-off curves, gaps and privacy figures out."""
 
 from giveaway.theory import fixed_design
-from giveaway.theory.privacy import (
+from giveaway.theory.random_design import RandomDesign, expected_gap, gap_expansion, random_design, simulated_gap
+from giveaway.theory.tradeoff import (
+    TradeOff,
+    best_success,
     epsilon_lower_bound,
     estimated_delta,
     estimated_epsilon,
     estimated_mu,
+    gaussian,
     mu_lower_bound,
+    two_normals,
 )
-from giveaway.theory.random_design import RandomDesign, expected_gap, gap_expansion, random_design, simulated_gap
-from giveaway.theory.tradeoff import TradeOff, best_success, gaussian, two_normals
 
 __all__ = [
     "RandomDesign",

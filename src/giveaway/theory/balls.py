@@ -3,7 +3,8 @@
 With Z ~ N(0, I_q) and a centre at distance δ this is P(‖δe₁ + Z‖ ≤ x). ‖δe₁ + Z‖² is noncentral χ²_q with noncentrality
 δ²; q = 1 is a difference of two normal cdfs. If the centre is far (δ above `far_from`), the ball is measured by
 t = x − δ, because x itself no longer holds the digits: ‖δe₁ + Z‖ ≤ δ + t ⟺ Z₁ ≤ √((δ + t)² − W) − δ with
-W ~ χ²_{q−1}, averaged over W by quadrature. The quadrature and the root finder stand at the end of this file.
+W ~ χ²_{q−1}, averaged over W by quadrature. `best_shell` is the test for which a ball is not enough; the quadrature and
+the root finder stand at the end of this file.
 """
 
 from __future__ import annotations
@@ -61,22 +62,29 @@ def ball_quantile(alpha: np.ndarray, delta: np.ndarray, q: int) -> tuple[np.ndar
     """
     level = np.clip(alpha, LOWEST, 1 - 2**-53)
     t = ndtri(level)
-    x = np.maximum(_centred_quantile(level, q), delta + t)
+    if q == 1:
+        centred = math.sqrt(2) * erfinv(level)
+    else:  # few rates, many records: the inverse is slow
+        levels, place = np.unique(level, return_inverse=True)
+        centred = np.sqrt(2 * gammaincinv(q / 2, levels))[place]
+    x = np.maximum(centred, delta + t)
     far = delta > far_from(q)
-    if far.any() and q > 1:
-
-        def far_step(t: np.ndarray, delta: np.ndarray, level: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            inside, _ = _far_probability(t, delta, q)
-            slope = np.maximum(_far_density(t, delta, q), SMALLEST)
-            return np.log(level / np.maximum(inside, SMALLEST)) * inside / slope, np.abs(t) + 1
-
-        t[far] = _rise(far_step, t[far], delta[far], level[far])
     near = ~far
+
+    def far_step(t: np.ndarray, delta: np.ndarray, level: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        inside, slope = np.zeros_like(t), np.full_like(t, SMALLEST)
+        for w, weight in _across(q):
+            edge, steep = _far_edge(t, delta, w)
+            inside += weight * ndtr(edge)
+            slope += weight * _normal_density(edge) * steep
+        return np.log(level / np.maximum(inside, SMALLEST)) * inside / slope, np.abs(t) + 1
 
     def near_step(x: np.ndarray, delta: np.ndarray, level: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         inside = np.maximum(_near_probability(x, delta, q, complement=False)[0], SMALLEST)
         return np.log(level / inside) * inside / np.maximum(ball_density(x, delta, q), SMALLEST), x
 
+    if far.any() and q > 1:
+        t[far] = _rise(far_step, t[far], delta[far], level[far])
     if near.any():
         x[near] = _rise(near_step, x[near], delta[near], level[near])
         t[near] = x[near] - delta[near]
@@ -142,13 +150,6 @@ def log_bessel(z: np.ndarray, q: int) -> np.ndarray:
     return np.where(w < 1e-3, series, bessel)
 
 
-def _centred_quantile(level: np.ndarray, q: int) -> np.ndarray:
-    if q == 1:
-        return math.sqrt(2) * erfinv(level)
-    levels, place = np.unique(level, return_inverse=True)  # few rates, many records: the inverse is slow
-    return np.sqrt(2 * gammaincinv(q / 2, levels))[place]
-
-
 def _rise(
     step: Callable[..., tuple[np.ndarray, np.ndarray]], x: np.ndarray, delta: np.ndarray, level: np.ndarray
 ) -> np.ndarray:
@@ -191,14 +192,6 @@ def _far_probability(t: np.ndarray, delta: np.ndarray, q: int) -> tuple[np.ndarr
     return inside, outside
 
 
-def _far_density(t: np.ndarray, delta: np.ndarray, q: int) -> np.ndarray:
-    total = np.zeros_like(t)
-    for w, weight in _across(q):
-        edge, slope = _far_edge(t, delta, w)
-        total += weight * _normal_density(edge) * slope
-    return total
-
-
 def _far_edge(t: np.ndarray, delta: np.ndarray, w: float) -> tuple[np.ndarray, np.ndarray]:
     """Return √((δ + t)² − w) − δ without cancellation, and its slope in t."""
     if w == 0:
@@ -223,6 +216,136 @@ def _across(q: int) -> list[tuple[float, float]]:
 
 def _normal_density(x: np.ndarray) -> np.ndarray:
     return np.exp(-0.5 * x * x) / ROOT_TAU
+
+
+def best_shell(alpha: np.ndarray, delta: np.ndarray, eta: np.ndarray, q: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return (power, miss) at level α of the likelihood-ratio test on the loss, elementwise over 1-D arrays.
+
+    In units of the residual's standard deviation r = ‖δe₁ + Z‖ for a non-member and c = 1/(1 + η) times that for a
+    member. The log-likelihood ratio of r, with a = 1 + η and Ĩ(z) = z^{−ν}I_ν(z), ν = q/2 − 1 (cosh for one output),
+
+        L(r) = −(a² − 1)r²/2 + log Ĩ(aδr) − log Ĩ(δr) + constant,
+
+    falls throughout when δ² ≤ q: the threshold on the loss is then optimal. Otherwise it rises to a single peak below δ
+    and falls (I_{ν+1}/I_ν is concave), so that the test accepts an interval [r₁, r₂] with L(r₁) = L(r₂), or r₁ = 0.
+    """
+    power, miss = dilated_ball(alpha, delta, eta, q, signed=False)
+    most, least = dilated_ball(alpha, delta, eta, q, signed=True)
+    most, least = np.maximum(most, power), np.minimum(least, miss)
+    x, _ = ball_quantile(alpha, delta, q)
+    undecided = (delta * delta > q) & (eta > 0) & (alpha > 0) & (alpha < 1)
+    if q == 1:  # far out the other sign has no chance, and the loss says all that the residual does
+        far = delta > far_from(1)
+        power[far], miss[far] = most[far], least[far]
+        undecided &= ~far
+    index = np.flatnonzero(undecided)
+    index = index[_log_ratio(x[index], delta[index], eta[index], q) > 0]  # else the interval starts at r₁ = 0
+    if index.size:
+        a, d, e = alpha[index], delta[index], eta[index]
+        start, half = _equal_ends(a, d, e, x[index], q)
+        power[index] = np.clip(_shell(start * (1 + e), half * (1 + e), d, q), power[index], most[index])
+        below, above = start * (1 + e), (start + 2 * half) * (1 + e)
+        outside = ball_probability(below, below - d, d, q)[0] + ball_probability(above, above - d, d, q)[1]
+        miss[index] = np.clip(outside, least[index], miss[index])
+    return power, miss
+
+
+def _log_ratio(r: np.ndarray, delta: np.ndarray, eta: np.ndarray, q: int) -> np.ndarray:
+    """Return L(r) − L(0)."""
+    z = delta * r
+    return -0.5 * eta * (2 + eta) * r * r + eta * z + log_bessel(z * (1 + eta), q) - log_bessel(z, q)
+
+
+def _slope(r: np.ndarray, delta: np.ndarray, eta: np.ndarray, q: int) -> np.ndarray:
+    """Return dL/dr, from I_{ν+1}(z)/I_ν(z) = z/q·exp(log_bessel(z, q + 2) − log_bessel(z, q))."""
+
+    def pull(scale: np.ndarray) -> np.ndarray:
+        z = scale * delta * r
+        return scale * delta * z / q * np.exp(log_bessel(z, q + 2) - log_bessel(z, q))
+
+    return pull(1 + eta) - pull(np.ones_like(r)) - eta * (2 + eta) * r
+
+
+def _equal_ends(
+    alpha: np.ndarray, delta: np.ndarray, eta: np.ndarray, x: np.ndarray, q: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return r₁ and half the width of the interval of probability α with L(r₁) = L(r₂)."""
+    start, half, converged = _newton(alpha, delta, eta, x, q)
+    rest = np.flatnonzero(~converged)
+    if rest.size:
+        a, d, e, guess = alpha[rest], delta[rest], eta[rest], 0.5 * x[rest]
+
+        def fall(r: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            """Return L(r₁) − L(r₂), which changes sign once as r₁ goes from 0 to δ at one probability, and its slope."""
+            end = r + 2 * _half_width(a, r, guess, d, q)
+            moves = ball_density(r, d, q) / np.maximum(ball_density(end, d, q), SMALLEST)
+            slope = _slope(r, d, e, q) - moves * _slope(end, d, e, q)
+            return _log_ratio(r, d, e, q) - _log_ratio(end, d, e, q), slope
+
+        # the power is stationary in r₁ at the answer, so that half of r₁'s digits give all of the power's
+        start[rest] = solve_increasing(fall, np.zeros_like(d), d, 0.5 * d, tolerance=1e-8)
+    return start, _half_width(alpha, start, half, delta, q)
+
+
+def _newton(
+    alpha: np.ndarray, delta: np.ndarray, eta: np.ndarray, x: np.ndarray, q: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Solve both equations at once from the interval of the signed test; the last array says where it converged."""
+    c = 1 / (1 + eta)
+    centre = delta * c / (1 + c)
+    reach, _ = ball_quantile(alpha, delta / (1 + c), q)
+    start = np.maximum(centre - reach, 0.1 * centre)
+    half = np.where(centre > reach, reach, 0.5 * x)
+    converged = np.zeros(x.shape, dtype=bool)
+    active = np.arange(x.size)
+    for _ in range(12):
+        s, w, d, e = start[active], half[active], delta[active], eta[active]
+        end = s + 2 * w
+        inside = np.maximum(_shell(s, w, d, q), SMALLEST)
+        mass, level = np.log(inside / alpha[active]), _log_ratio(end, d, e, q) - _log_ratio(s, d, e, q)
+        at_end = ball_density(end, d, q)
+        mass_s, mass_w = (at_end - ball_density(s, d, q)) / inside, 2 * at_end / inside
+        level_s, level_w = _slope(end, d, e, q) - _slope(s, d, e, q), 2 * _slope(end, d, e, q)
+        with np.errstate(all="ignore"):
+            determinant = mass_s * level_w - mass_w * level_s
+            by_s = (mass_w * level - level_w * mass) / determinant
+            by_w = (level_s * mass - mass_s * level) / determinant
+        by_s, by_w = (np.where(np.isfinite(step), step, 0) for step in (by_s, by_w))
+        # true to second order in what is left; the peak is above r₁ and below r₂
+        close = (np.abs(by_s) + np.abs(by_w) < 1e-7 * w) & (level_s < 0) & (level_w < 0) & (determinant != 0)
+        start[active] = np.clip(s + by_s, 0.25 * s, d)
+        half[active] = np.clip(w + by_w, 0.25 * w, 4 * w)
+        converged[active[close]] = True
+        active = active[~close]
+        if not active.size:
+            break
+    return start, half, converged
+
+
+def _half_width(alpha: np.ndarray, start: np.ndarray, guess: np.ndarray, delta: np.ndarray, q: int) -> np.ndarray:
+    """Find w with P(start ≤ r ≤ start + 2w) = α, as far as there is one."""
+
+    def excess(w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        inside = np.maximum(_shell(start, w, delta, q), SMALLEST)
+        return np.log(inside / alpha), 2 * ball_density(start + 2 * w, delta, q) / inside
+
+    ceiling = 0.5 * (delta + np.sqrt(q) + 40)
+    return solve_increasing(excess, np.zeros_like(start), ceiling, np.minimum(guess, ceiling), tolerance=1e-14)
+
+
+def _shell(start: np.ndarray, w: np.ndarray, delta: np.ndarray, q: int) -> np.ndarray:
+    """Return P(start ≤ r ≤ start + 2w), by the density where the shell is thin."""
+    end = start + 2 * w
+    before, after = ball_probability(start, start - delta, delta, q), ball_probability(end, end - delta, delta, q)
+    inside = np.where(start > delta, before[1] - after[1], after[0] - before[0])
+    thin = np.flatnonzero(w * (1 + np.minimum(delta, 4)) < 0.5)
+    if thin.size:
+        s, half, d = start[thin], w[thin], delta[thin]
+        total = np.zeros_like(s)
+        for node, weight in zip(GAUSS_NODES, GAUSS_WEIGHTS, strict=True):
+            total += weight * ball_density(s + half * (1 + node), d, q)
+        inside[thin] = half * total
+    return inside
 
 
 @lru_cache(maxsize=32)

@@ -21,9 +21,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from giveaway.checks import check_choice, check_number, fail
-from giveaway.theory.balls import chi_square_nodes, dilated_ball, in_blocks
-from giveaway.theory.best_tests import best_shell, cell_errors
-from giveaway.theory.laws import LeverageLaw, LossLaw, ResidualLaw
+from giveaway.theory.balls import best_shell, chi_square_nodes, dilated_ball, in_blocks
+from giveaway.theory.laws import LeverageLaw, LossLaw, ResidualLaw, cell_errors
 from giveaway.theory.tradeoff import TradeOff, in_range, whole
 
 TESTS = ("threshold", "optimal", "signed")
@@ -75,7 +74,7 @@ class RandomDesign:
         `threshold` accuses where the loss is small (Corollary 3.3); `optimal` where the likelihood ratio of the loss is
         large, the best that can be done with the loss; `signed` where the likelihood ratio of the residual itself is
         large, the best there is. With V integrated out the last two see the loss or residual in small cells
-        (`best_tests.py`).
+        (`laws.py`).
 
         >>> design = random_design(leverage=5.0, error=0.5, freedom=100)
         >>> [round(float(design.tradeoff(test).tpr(0.05)), 4) for test in TESTS]
