@@ -24,7 +24,6 @@ SMALLEST = 1e-300
 LOWEST = 1e-150  # an α below this counts as 0: squares of its quantiles underflow
 ROOT_TAU = math.sqrt(math.tau)
 GAUSS_NODES, GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(12)
-HALF_NODES, HALF_WEIGHTS = GAUSS_NODES[6:], GAUSS_WEIGHTS[6:]
 TAIL = 1e-17  # probability that the quadrature over χ²_k leaves out on either side
 ROOT_STEPS = 200
 
@@ -177,7 +176,7 @@ def _near_probability(
     if small.size:  # the two cdfs nearly cancel: integrate the density instead
         s, d = x[small], delta[small]
         total = np.zeros_like(s)
-        for node, weight in zip(HALF_NODES, HALF_WEIGHTS, strict=True):
+        for node, weight in zip(GAUSS_NODES[6:], GAUSS_WEIGHTS[6:], strict=True):
             total += weight * np.exp(-0.5 * (s * node) ** 2) * np.cosh(d * s * node)
         inside[small] = 2 * s * _normal_density(d) * total
     return inside, ndtr(delta - x) + beyond if complement else inside
@@ -276,7 +275,7 @@ def _equal_ends(
         a, d, e, guess = alpha[rest], delta[rest], eta[rest], 0.5 * x[rest]
 
         def fall(r: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            """Return L(r₁) − L(r₂), which changes sign once as r₁ goes from 0 to δ at one probability, and its slope."""
+            """Return L(r₁) − L(r₂), which changes sign once as r₁ grows at a fixed probability, and its slope."""
             end = r + 2 * _half_width(a, r, guess, d, q)
             moves = ball_density(r, d, q) / np.maximum(ball_density(end, d, q), SMALLEST)
             slope = _slope(r, d, e, q) - moves * _slope(end, d, e, q)
