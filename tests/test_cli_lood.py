@@ -21,6 +21,7 @@ from giveaway.extract import from_file
 from giveaway.gp.distinguishability import Process
 from giveaway.gp.nngp import KernelChoice
 from giveaway.records import ScoreTable
+from tests.conftest import config
 from tests.gp.test_lood import brute_force, median_rbf
 from tests.test_cli import one_line, read_csv
 
@@ -193,11 +194,12 @@ def test_people(done, file, arrays, suffix):
     np.testing.assert_allclose(column("result/scores.csv", "lood_kl"), kl, rtol=1e-7)
     np.testing.assert_allclose(column("result/scores.csv", "lood_mean"), mean, rtol=1e-7)
     assert "The 7 most exposed of 7 people, by lood_kl" in out
+    assert "Rows are lines of scores.csv" in out
     assert SECRET not in out
     assert {path.name for path in Path("result").iterdir()} == FILES - {"records.csv"}
 
 
-def test_json_for_machines(done, file, arrays):
+def test_json_for_machines(giveaway, done, file, arrays):
     out = done("lood", file, "--kernel", "rbf", "--out", "result", "--top", 3, "--json")
     assert done.err == ""
     result = json.loads(out)
@@ -207,6 +209,10 @@ def test_json_for_machines(done, file, arrays):
     assert [entry["lood_kl"] for entry in result["top"]] == pytest.approx(kl[order].tolist(), rel=1e-8)
     assert (result["folder"], result["unit"], result["rows"], result["noise"]) == ("result", "record", N, 0.05)
     assert all(Path("result", name).is_file() for name in result["files"])
+    again = done("lood", file, "--kernel", "rbf", "--out", "result", "--top", 99)
+    assert "The 30 most exposed of 30 records" in again
+    line = one_line(giveaway("report", "result"))
+    assert line.startswith("folder: expected an audit of a model, got result, which has none; see the tables")
 
 
 def test_nothing_depends_on_the_second_run(giveaway, done, file):
@@ -224,33 +230,25 @@ def test_nothing_depends_on_the_second_run(giveaway, done, file):
 # ------------------------------------------------------------------------------------------------ folders
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
+def test_a_folder_of_other_options_or_records_is_refused_and_stays_as_it_was(giveaway, done, file, arrays):
+    done("lood", file, "--out", "result")
+    before = {path.name: path.read_bytes() for path in Path("result").iterdir()}
+    same = "out: expected an audit of the same inputs and options, got {}; choose another folder"
+    for flags, words in (
         ("--noise 0.3", "noise was 0.05, is 0.3"),
         ("--kernel rbf", "kernel was 'nngp', is 'rbf'"),
         ("--depth 2", "depth was None, is 2"),
         ("--sphere", "sphere was False, is True"),
         ("--records 3", "records was None, is '3'"),
         ("--seed 4", "seed was 0, is 4"),
-    ],
-)
-def test_a_folder_of_other_options_is_refused_and_stays_as_it_was(giveaway, done, file, flags, words):
-    done("lood", file, "--out", "result")
-    before = {path.name: path.read_bytes() for path in Path("result").iterdir()}
-    line = one_line(giveaway("lood", file, *flags.split(), "--out", "result"))
-    expected = f"out: expected an audit of the same inputs and options, got {words}; choose another folder"
-    assert line == expected
+    ):
+        assert one_line(giveaway("lood", file, *flags.split(), "--out", "result")) == same.format(words)
+    for changed in ("inputs", "targets"):
+        other = {name: values.copy() for name, values in arrays.items()}
+        other[changed][-1] = other[changed][0]
+        np.savez(file, **other)
+        assert one_line(giveaway("lood", file, "--out", "result")) == same.format("inputs differ")
     assert {path.name: path.read_bytes() for path in Path("result").iterdir()} == before
-
-
-@pytest.mark.parametrize("changed", ["inputs", "targets"])
-def test_a_folder_of_other_records_is_refused(giveaway, done, file, arrays, changed):
-    done("lood", file, "--out", "result")
-    other = {name: values.copy() for name, values in arrays.items()}
-    other[changed][-1] = other[changed][0]
-    np.savez(file, **other)
-    assert "got inputs differ; choose another folder" in one_line(giveaway("lood", file, "--out", "result"))
 
 
 def test_the_content_of_queries_and_groups_counts_too(giveaway, done, file):
@@ -258,17 +256,11 @@ def test_the_content_of_queries_and_groups_counts_too(giveaway, done, file):
         ("--queries", lambda seed: np.savez("given.npz", queries=np.full((1, D), seed + 1.0))),
         ("--groups", lambda seed: np.save("given.npy", (np.arange(N) + seed) // 2)),
     ):
-        name = "given.npz" if option == "--queries" else "given.npy"
+        command = ("lood", file, option, "given.npz" if option == "--queries" else "given.npy", "--out", option[2:])
         write(0)
-        done("lood", file, option, name, "--out", f"result{option}")
+        done(*command)
         write(1)
-        assert "inputs differ" in one_line(giveaway("lood", file, option, name, "--out", f"result{option}"))
-
-
-def test_top_is_only_what_is_printed(done, file):
-    done("lood", file, "--out", "result")
-    out = done("lood", file, "--out", "result", "--top", 99)
-    assert "The 30 most exposed of 30 records" in out
+        assert "inputs differ" in one_line(giveaway(*command))
 
 
 # ------------------------------------------------------------------------------------------------ bad input
@@ -385,18 +377,7 @@ def test_kernel_and_noise_reach_the_audit_also_from_a_config_file(done, features
     kl, mean = brute_force(z @ z.T, one_hot(arrays["targets"]), 2.0)
     np.testing.assert_allclose(column("first/scores.csv", "lood_kl"), kl, rtol=1e-8)
     np.testing.assert_allclose(column("first/scores.csv", "lood_mean"), mean, rtol=1e-8)
-    flags = (
-        "--features",
-        features,
-        "--inputs",
-        file,
-        "--config",
-        "kernel=linear",
-        "--config",
-        "noise=2",
-        "--scores",
-        "lood_kl",
-    )
+    flags = ("--features", features, "--inputs", file, *config(kernel="linear", noise=2), "--scores", "lood_kl")
     done("audit", *flags, "--out", "second")
     assert column("second/scores.csv", "lood_kl") == column("first/scores.csv", "lood_kl")
 
@@ -466,17 +447,3 @@ def test_what_is_refused_beside_an_audit(giveaway, features, arrays, flags, word
     line = [row for row in giveaway("audit", "--features", features, *flags.split())[2].splitlines() if row][-1]
     assert line.startswith(f"giveaway: {words}")
     assert sorted(os.listdir()) == before
-
-
-def test_a_report_is_of_a_model_not_of_this(giveaway, done, file):
-    done("lood", file, "--kernel", "rbf", "--out", "result")
-    code, _, err = giveaway("report", "result")
-    assert code == 2
-    assert err.startswith("giveaway: folder: expected an audit of a model, got result, which has none; see the tables")
-    assert err.count("\n") == 1
-
-
-def test_people_are_told_apart_from_row_numbers(done, file):
-    Path("people.txt").write_text("\n".join(str(k % 7) for k in range(N)), encoding="utf-8")
-    out = done("lood", file, "--kernel", "rbf", "--groups", "people.txt", "--out", "result")
-    assert "Rows are lines of scores.csv" in out

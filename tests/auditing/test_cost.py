@@ -208,39 +208,10 @@ def test_json_holds_everything_and_is_json():
     assert (found["records"], found["curvature"], found["loss"]) == (1_281_167, "sketch", "cross_entropy")
 
 
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [
-        (0.0, "under a second"),
-        (0.94, "under a second"),
-        (0.96, "1 s"),
-        (40.4, "40 s"),
-        (99.4, "99 s"),
-        (100, "2 minutes"),
-        (720, "12 minutes"),
-        (5_990, "100 minutes"),
-        (12_600, "3.5 hours"),
-        (180_000, "2.1 days"),
-    ],
-)
-def test_seconds_in_words(seconds, words):
-    assert human_seconds(seconds) == words
-
-
-@pytest.mark.parametrize(
-    ("count", "words"),
-    [
-        (0, "0 bytes"),
-        (999, "999 bytes"),
-        (1_000, "1.0 kB"),
-        (9_949, "9.9 kB"),
-        (9_960, "10 kB"),
-        (21e9, "21 GB"),
-        (999.4e9, "999 GB"),
-        (999.6e9, "1.0 TB"),
-        (16.8e12, "17 TB"),
-        (5e18, "5,000 PB"),
-    ],
-)
-def test_bytes_in_words(count, words):
-    assert human_bytes(count) == words
+def test_seconds_and_bytes_in_words():
+    seconds = {0.94: "under a second", 0.96: "1 s", 40.4: "40 s", 99.4: "99 s", 100: "2 minutes", 720: "12 minutes"}
+    seconds |= {0.0: "under a second", 5_990: "100 minutes", 12_600: "3.5 hours", 180_000: "2.1 days"}
+    assert {value: human_seconds(value) for value in seconds} == seconds
+    sizes = {0: "0 bytes", 999: "999 bytes", 1_000: "1.0 kB", 9_949: "9.9 kB", 9_960: "10 kB", 21e9: "21 GB"}
+    sizes |= {999.4e9: "999 GB", 999.6e9: "1.0 TB", 16.8e12: "17 TB", 5e18: "5,000 PB"}
+    assert {value: human_bytes(value) for value in sizes} == sizes

@@ -331,21 +331,6 @@ def test_inputs_that_make_no_view_are_noted_and_refused_where_it_is_named(case):
     assert refused("expected", audit, head, scores=["fused"]).startswith(words)
 
 
-@pytest.mark.parametrize(
-    ("inputs", "words"),
-    [
-        (records()[:-1], "inputs: expected 60 rows, one a record, got 59 rows; align them with the outputs"),
-        (texts()[:-1], "inputs: expected 60 rows, one a record, got 59 rows"),
-        (np.full((N, 2), np.nan), "inputs: expected finite numbers, got NaN or infinity first in row 0"),
-        (7, "inputs: expected an array, a DataFrame or a list of strings, got a int"),
-        (np.array(7.0), "inputs: expected 60 rows, one a record, got shape ()"),
-        ([[1.0], [2.0, 3.0]] * 30, "inputs: expected rows that make one array, got rows of several shapes"),
-    ],
-)
-def test_inputs_that_are_refused(inputs, words):
-    assert refused("expected", audit, replace(made_head("classes"), inputs=inputs)).startswith(words)
-
-
 @pytest.mark.parametrize("name", ["fused", "left_out"])
 def test_asking_for_it_by_name_without_inputs_is_refused(name):
     for head in (made_head("classes"), black_box("classes")):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import hmac
 import json
 import os
 import stat
@@ -21,7 +23,9 @@ from giveaway.auditing.store import (
     list_signals,
     listed_signals,
     provenance,
+    pseudonyms,
     purge,
+    read_key,
     save_audit,
     save_page,
 )
@@ -338,3 +342,35 @@ def test_a_page_killed_half_way_is_purged_too(tmp_path, monkeypatch, at):
             save_page(folder, "recall.png", PICTURE)
     purge(folder)
     assert not folder.exists()
+
+
+# ------------------------------------------------------------------------------------------------ pseudonyms
+
+NAMES = np.array(["anna", "bert", "anna", "ζoë", "7"])
+
+
+def test_they_are_keyed_hashes():
+    found = pseudonyms(NAMES, b"k" * 16)
+    assert found[0] == hmac.new(b"k" * 16, b"anna", hashlib.sha256).hexdigest()[:16]
+    assert found[0] == found[2]
+    assert len(set(found.tolist())) == 4
+    assert not set(found.tolist()) & set(pseudonyms(NAMES, b"j" * 16).tolist())
+    assert pseudonyms(np.array([7, 8]), b"k" * 16)[0] == found[4]
+
+
+def test_the_key_is_made_private_and_kept(tmp_path):
+    place = tmp_path / "key"
+    key = read_key(place, tmp_path / "out")
+    assert stat.S_IMODE(place.stat().st_mode) == 0o600
+    assert len(key) == 64
+    assert read_key(place, tmp_path / "out") == key
+
+
+def test_a_key_in_the_folder_or_too_short_is_refused(tmp_path):
+    out, short = tmp_path / "out", tmp_path / "short"
+    out.mkdir()
+    short.write_text("abc\n")
+    words = r"pseudonymize: expected a key outside of the audit folder, got .*, in it"
+    refused(words, read_key, out / "key", out)
+    refused(r"expected a key of at least 16 bytes, got .*short with 3; name a file that", read_key, short, out)
+    refused(r"pseudonymize: expected a file with the key", read_key, tmp_path, out)

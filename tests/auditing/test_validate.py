@@ -47,8 +47,7 @@ def test_rows_name_the_signals_record_of_each_row():
 
 
 def test_words_and_json():
-    signals, table = simulated()
-    found = validate(signals, table)
+    found = validate(*simulated())
     recall = found.table.rows[0].recall[0.01, 0.05]
     sentence = found.conclusion()
     assert sentence.startswith(f"The 5% of records that newton ranks highest hold {recall.value:.0%} (")
@@ -63,34 +62,17 @@ def test_words_and_json():
     assert "| loss | fewer than 2 |" in page
 
 
-@pytest.mark.parametrize(
-    ("rows", "words"),
-    [
-        (np.arange(5), "rows: expected 1000 different row numbers of the signals, 0 to 999"),
-        (np.zeros(1000, int), "rows: expected 1000 different row numbers"),
-        (np.arange(1000) + 1, "rows: expected 1000 different row numbers"),
-        (np.arange(1000.0), "rows: expected 1000 different row numbers"),
-    ],
-)
-def test_rows_that_cannot_be_used(rows, words):
-    refused(words, validate, *simulated(), rows=rows)
-
-
-def test_signals_that_cannot_be_used():
+def test_rows_and_signals_that_cannot_be_used():
     signals, table = simulated()
-    refused(
-        "signals: expected signals on the table's 1000 records, got 999 records",
-        validate,
-        signals.of_records(slice(0, 999)),
-        table,
-    )
-    refused(
-        "signals: expected at least 8 models, got 6; train more shadow models",
-        validate,
-        signals.of_models(slice(0, 6)),
-        table,
-    )
-    refused("table: expected at least 100 records, got 60; validate a larger audit", validate, *simulated(records=60))
+    different = "rows: expected 1000 different row numbers of the signals, 0 to 999"
+    for rows in (np.arange(5), np.zeros(1000, int), np.arange(1000) + 1, np.arange(1000.0)):
+        refused(different, validate, signals, table, rows=rows)
+    words = "signals: expected signals on the table's 1000 records, got 999 records"
+    refused(words, validate, signals.of_records(slice(0, 999)), table)
+    words = "signals: expected at least 8 models, got 6; train more shadow models"
+    refused(words, validate, signals.of_models(slice(0, 6)), table)
+    words = "table: expected at least 100 records, got 60; validate a larger audit"
+    refused(words, validate, *simulated(records=60))
 
 
 # ------------------------------------------------------------------------------------------------ the audited model
@@ -129,50 +111,30 @@ def test_where_the_audited_model_stands_is_said():
         assert found.about_target() in found.to_markdown()
 
 
-@pytest.mark.parametrize("option", [{"kind": "phi"}, {"fingerprint": {}}, {"labels": [0]}, {"records": 9}])
-def test_signals_need_no_training(option):
-    (name,) = option
-    refused(
-        f"{name}: expected nothing beside signals that are there, got .*drop {name}=",
-        validate,
-        *simulated(records=200),
-        **option,
-    )
+def test_what_is_refused_beside_signals():
+    few = simulated(records=200)
+    for name, value in (("kind", "phi"), ("fingerprint", {}), ("labels", [0]), ("records", 9)):
+        words = f"{name}: expected nothing beside signals that are there, got .*drop {name}="
+        refused(words, validate, *few, **{name: value})
+    for target in (64, -1, 1.0, [[1]], "3"):
+        words = "target: expected models of the signals, 0 to 63, got .*; number the "
+        refused(words, validate, *few, target=target)
+    words = "signals: expected at least 8 models, got 7"
+    refused(words, validate, *simulated(records=200, models=8), target=0)
 
 
-@pytest.mark.parametrize("target", [64, -1, 1.0, [[1]], "3"])
-def test_targets_that_are_no_model(target):
-    refused(
-        r"target: expected models of the signals, 0 to 63, got .*; number the ",
-        validate,
-        *simulated(records=200),
-        target=target,
-    )
-
-
-def test_models_left_out_do_not_count():
-    signals, table = simulated(records=200, models=8)
-    refused("signals: expected at least 8 models, got 7", validate, signals, table, target=0)
-
-
-# ------------------------------------------------------------------------------------------------ what it took
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [
-        (None, "training 64 models took an unknown time."),
-        (0.25, "training 64 models took 0.25 s, summed over them."),
-        (99.6, "training 64 models took 100 s, summed over them."),
-        (7200.0, "training 64 models took 120 min, summed over them."),
-    ],
-)
-def test_the_cost_of_both_sides(seconds, words):
-    found = validate(*simulated(records=200), training_seconds=seconds, target=5)
-    assert found.cost().startswith("The audit took 0.5 s and the attack ")
-    assert found.cost().endswith(words)
-    assert found.cost() in found.to_markdown()
-    assert found.to_json()["seconds"]["training"] == seconds
+def test_the_cost_of_both_sides():
+    for seconds, words in (
+        (None, "an unknown time."),
+        (0.25, "0.25 s, summed over them."),
+        (99.6, "100 s, summed over them."),
+        (7200.0, "120 min, summed over them."),
+    ):
+        found = validate(*simulated(records=200), training_seconds=seconds, target=5)
+        assert found.cost().startswith("The audit took 0.5 s and the attack ")
+        assert found.cost().endswith(f"training 64 models took {words}")
+        assert found.cost() in found.to_markdown()
+        assert found.to_json()["seconds"]["training"] == seconds
 
 
 # ------------------------------------------------------------------------------------------------ from train to verdict

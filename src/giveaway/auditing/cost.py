@@ -93,7 +93,6 @@ class AuditCost:
 
     @property
     def operations(self) -> float:
-        """The operations of all stages together."""
         return sum(self.flops.values())
 
     def lines(self) -> list[str]:

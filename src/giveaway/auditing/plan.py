@@ -23,7 +23,10 @@ OPTIMA = ("assumed", "corrected", "refit")
 
 @dataclass(frozen=True)
 class Plan:
-    """What will be computed for whom; `choice` is None for a black box, `no_view` says why there is no view."""
+    """What will be computed for whom, and the scores by what they are of: the head, theory, other records, a process.
+
+    `choice` is None for a black box; `no_view` says why there is no view.
+    """
 
     scores: tuple[str, ...]
     unit: str
@@ -43,22 +46,18 @@ class Plan:
 
     @property
     def of_theory(self) -> tuple[str, ...]:
-        """The scores that theory predicts."""
         return self._from("theory")
 
     @property
     def of_view(self) -> tuple[str, ...]:
-        """The scores of what the other records predict."""
         return self._from("others")
 
     @property
     def of_lood(self) -> tuple[str, ...]:
-        """The scores of a Gaussian process."""
         return self._from("process")
 
     @property
     def curved(self) -> bool:
-        """Whether a score needs the head's curvature."""
         return any(CATALOGUE[name].curvature for name in (*self.of_head, *self.of_theory))
 
     def _from(self, source: str) -> tuple[str, ...]:
@@ -149,7 +148,6 @@ def _check_score(name: str, head: Head) -> None:
 
 
 def _compares_l2(head: Head, names: tuple[str, ...], choice: Choice | None) -> bool:
-    """Whether the ranking at other penalties is computed too."""
     wanted = None if choice is None else choice.curvature.l2_sensitivity
     if wanted and "newton" not in names:
         raise fail("l2_sensitivity", "newton among the scores", ", ".join(names), "add newton: it is what is compared")

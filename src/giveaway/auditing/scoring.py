@@ -57,7 +57,6 @@ class Span:
 
     @property
     def count(self) -> int:
-        """The number of groups."""
         return self.where.stop - self.where.start if isinstance(self.where, slice) else len(self.where)
 
 

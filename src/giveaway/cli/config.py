@@ -106,7 +106,6 @@ def audit_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _curvature(options: Mapping[str, Any]) -> Dense | Sketch | Auto:
-    """Return the curvature that the options describe; those of a sketch are checked whichever it will be."""
     sketch = Sketch(**{name: options[name] for name in OF_SKETCH if name in options})
     check_probes(sketch)
     compare = options.get("l2_sensitivity")

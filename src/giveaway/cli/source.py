@@ -175,7 +175,6 @@ def _depth_audit(options: Options, processes: Processes) -> Callable[..., DepthA
 
 
 def _depth_method(options: Options) -> Method:
-    """The method that the rare options describe."""
     method = check_choice("depth_method", options.get("depth_method", "sketch"), tuple(METHODS.values()))
     curvature = check_choice("depth_curvature", options.get("depth_curvature", "ggn"), CURVATURES)
     if curvature != "ggn" and method != "exact":

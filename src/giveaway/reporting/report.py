@@ -208,7 +208,6 @@ def facts(meta: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
 
 
 def _spread(values: np.ndarray) -> list[tuple[str, str]]:
-    """Return the median, the smallest value of each top share, and the largest value."""
     ordered = np.sort(values)[::-1]
     counts = {f"top {100 * share:g} % from": max(1, round(share * len(values))) for share in (0.1, 0.05, 0.01)}
     found = {"median": float(np.median(values)), **{name: float(ordered[k - 1]) for name, k in counts.items()}}
@@ -253,7 +252,6 @@ def _curves(table: ScoreTable) -> dict[str, Any]:
 
 
 def _agreement(table: ScoreTable, measured: StoredValidation | None) -> dict[str, Any]:
-    """Show how well the scores find what LiRA found, if that was measured."""
     if measured is None:
         raise InputError("no shadow models were trained; giveaway validate trains them and fills this section")
     stated, images = measured.stated, []
@@ -266,7 +264,6 @@ def _agreement(table: ScoreTable, measured: StoredValidation | None) -> dict[str
 
 
 def _removals(table: ScoreTable, extras: ReportExtras) -> list[dict[str, Any]]:
-    """Show who comes to the top once the most exposed are gone."""
     if not extras.removals:
         raise InputError(extras.missing.get("what-if", "the head was not given to the report (head=)"))
     return [
@@ -286,7 +283,6 @@ def _removals(table: ScoreTable, extras: ReportExtras) -> list[dict[str, Any]]:
 
 
 def _penalties(table: ScoreTable) -> list[tuple[str, str, str]]:
-    """Show how the order by newton changes with l2."""
     found = table.meta.l2_sensitivity
     if not found:
         raise InputError("the audit did not compare penalties (--config l2_sensitivity=true; there must be an l2)")

@@ -200,7 +200,6 @@ def notes(table: ScoreTable, *, shared: bool = False) -> list[str]:
 
 
 def _about_optimum(meta: Meta) -> list[str]:
-    """Say how far the head is from the optimum of its training objective."""
     if meta.optimum is None:
         return ["A black box: nothing inside the model was used."] if meta.of_model else []
     relative = meta.optimum.relative_gradient
@@ -215,7 +214,6 @@ def _about_optimum(meta: Meta) -> list[str]:
 
 
 def _about_sketch(curvature: CurvatureReport, told: Callable[[int], str]) -> str:
-    """Say how sketched scores differ from exact ones."""
     said = f"Scores of the head are estimates from {curvature.probes} random probes of its curvature"
     errors = curvature.relative_errors or {}
     error = next((e for n in ("newton", "influence", "leverage") if (e := errors.get(n))), None)
@@ -228,7 +226,6 @@ def _about_sketch(curvature: CurvatureReport, told: Callable[[int], str]) -> str
 
 
 def _about_view(meta: Meta) -> list[str]:
-    """Describe the second view, or say why there is none."""
     view = meta.view
     if view is None:
         return [meta.no_view] if meta.no_view else []
