@@ -84,9 +84,6 @@ def test_roc_line_holds_the_summary_s_rates_down_to_one_false_positive():
     assert axes.get_xlim() == (0.5 / attack.nonmembers, 1.0)
     chance = line(axes, "chance")
     np.testing.assert_array_equal(chance.get_xdata(), chance.get_ydata())
-
-
-def test_each_attack_ends_where_its_own_non_members_end():
     few, many = made_attack("few", 100), made_attack("many", 1000)
     (axes,) = roc_curves([few, many]).axes
     assert line(axes, "few:").get_xdata()[0] == 1 / few.nonmembers
@@ -109,11 +106,7 @@ def test_points_are_the_records_the_most_exposed_last():
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
     assert axes.get_title(loc="left") == "Exposure by loss and influence: 300 records"
     assert "success rate" in bar.get_ylabel()
-
-
-def test_the_cap_and_what_cannot_be_drawn_are_stated():
-    loss, influence, success = made_points(300)
-    loss[:7], influence[5:10] = 0.0, -1.0
+    loss[:7], influence[5:10] = 0.0, -1.0  # which have no place, and are counted
     axes, _ = loss_by_influence(loss, influence, success, most_points=100).axes
     (points,) = axes.collections
     drawn = np.asarray(points.get_offsets())
@@ -164,12 +157,8 @@ def test_the_marks_stand_at_the_median_and_where_the_top_begins():
         assert list(line(axes, name).get_xdata()) == [place, place]
     words = [f"median: {expected['median']:.3g}", f"top 5 % (20 rows): from {values[380]:.3g}"]
     assert legend_of(axes) == [*words, f"top 1 % (4 rows): from {values[396]:.3g}"]
-
-
-@pytest.mark.parametrize(("n", "marks"), [(2, 1), (20, 2), (49, 2), (100, 3)])
-def test_a_share_without_a_row_has_no_mark(n, marks):
-    (axes,) = exposure_distribution(made(n)).axes
-    assert len(legend_of(axes)) == marks
+    for n, marks in ((2, 1), (20, 2), (49, 2), (100, 3)):  # a share without a row has none
+        assert len(legend_of(exposure_distribution(made(n)).axes[0])) == marks
 
 
 def test_negative_scores_and_narrow_ones_have_a_linear_axis():

@@ -15,10 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
 from giveaway import figures
-from giveaway.attacks.thresholds import AttackScores
-from giveaway.evaluation import AttackSummary, summarize
 from giveaway.figures import gap_map, lood_map, query_pictures
-from giveaway.records import ScoreTable
 from giveaway.reporting.figures import tradeoff_curves
 from giveaway.reporting.picture import (
     COLOURS,
@@ -32,6 +29,7 @@ from giveaway.reporting.picture import (
 )
 from giveaway.theory import expected_gap, fixed_design, random_design
 from tests.conftest import refused
+from tests.reporting.test_figures import made, made_attack
 
 
 def shown(figure) -> tuple[bytes, str, int]:
@@ -61,18 +59,16 @@ def test_the_title_is_text_for_the_page():
     figure, _ = blank("<b> \"quoted\" & 'single'", (3, 2))
     assert shown(figure)[1] == "<b> \"quoted\" & 'single'"
     assert "<b>" not in figure._repr_html_()
-
-
-def test_which_title():
     figure = new_picture((3, 2))
     assert title_of(figure) == ""
     first, second = figure.subplots(1, 2)
-    second.set_title("centre")
-    assert title_of(figure) == "centre"
-    first.set_title("left", loc="left")
-    assert title_of(figure) == "left"
-    figure.suptitle("all")
-    assert title_of(figure) == "all"
+    for words, set_title in (
+        ("centre", second.set_title),
+        ("left", lambda words: first.set_title(words, loc="left")),
+        ("all", figure.suptitle),
+    ):
+        set_title(words)
+        assert title_of(figure) == words
 
 
 def test_a_picture_is_a_figure_with_constrained_layout():
@@ -147,32 +143,22 @@ def sets(figure) -> tuple[np.ndarray, np.ndarray]:
     return np.asarray(everyone.get_offsets()), np.asarray(marked.get_offsets())
 
 
-def test_every_row_is_a_point_at_its_two_distances():
-    kl, mean = values()
+@pytest.mark.parametrize("n", [1, 4, 10, 60])
+def test_every_row_is_a_point_and_the_most_exposed_by_divergence_are_named(n):
+    kl, mean = values(n, seed=n)
     figure = lood_map(kl, mean)
     (axes,) = figure.axes
-    everyone, _ = sets(figure)
+    everyone, marked = sets(figure)
     np.testing.assert_array_equal(everyone, np.c_[mean, kl])
+    top = sorted(range(n), key=lambda row: -kl[row])[:10]
+    np.testing.assert_array_equal(marked, [(mean[row], kl[row]) for row in top])
+    assert {text.get_text(): text.xy for text in axes.texts} == {str(row): (mean[row], kl[row]) for row in top}
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
     assert axes.get_xlabel().startswith("lood_mean")
     assert axes.get_ylabel().startswith("lood_kl")
-    assert axes.get_title(loc="left") == "Leave-one-out distinguishability: 60 rows"
-
-
-@pytest.mark.parametrize("n", [1, 4, 10, 60])
-def test_the_most_exposed_by_divergence_are_marked_with_their_rows(n):
-    kl, mean = values(n, seed=n)
-    figure = lood_map(kl, mean)
-    _, marked = sets(figure)
-    top = sorted(range(n), key=lambda row: -kl[row])[:10]
-    np.testing.assert_array_equal(marked, [(mean[row], kl[row]) for row in top])
-    names = {text.get_text(): text.xy for text in figure.axes[0].texts}
-    assert names == {str(row): (mean[row], kl[row]) for row in top}
-
-
-def test_ties_are_marked_in_row_order():
-    kl, mean = np.ones(30), np.arange(1.0, 31.0)
-    assert [text.get_text() for text in lood_map(kl, mean).axes[0].texts] == [str(row) for row in range(10)]
+    assert axes.get_title(loc="left") == f"Leave-one-out distinguishability: {n} rows"
+    ties = lood_map(np.ones(30), np.arange(1.0, 31.0)).axes[0]
+    assert [text.get_text() for text in ties.texts] == [str(row) for row in range(10)]
 
 
 def test_of_too_many_rows_a_sample_is_drawn_and_the_top_is_marked_all_the_same(monkeypatch):
@@ -221,6 +207,7 @@ def test_records_stand_above_their_queries(channels):
     assert [place.get_title() for place in above] == ["row 7", "row 2", "row 11"]
     assert (above[0].get_ylabel(), below[0].get_ylabel()) == ("record", "query")
     assert "largest mean distance" in figure.get_suptitle()
+    assert 'alt="Records and the queries with the largest mean distance"' in figure._repr_html_()
     assert figure_bytes(figure).startswith(PNG)
 
 
@@ -269,31 +256,13 @@ def test_pairs_in_the_caller_s_axes():
     assert not left.child_axes
 
 
-def test_pairs_show_themselves_in_a_notebook():
-    images = np.random.default_rng(0).random((2, 1, 3, 3))
-    page = query_pictures(images, images, np.arange(2), "kl")._repr_html_()
-    assert 'alt="Records and the queries with the largest kl distance"' in page
-
-
-def audited(n: int = 400) -> ScoreTable:
-    rng = np.random.default_rng(0)
-    scores = {name: rng.lognormal(sigma=2, size=n) for name in ("loss", "leverage", "newton")}
-    return ScoreTable(scores, np.arange(n), {}, {"class": rng.integers(0, 4, n)})
-
-
-def attack() -> AttackSummary:
-    rng = np.random.default_rng(1)
-    members = rng.random((5, 400)) < 0.5
-    return summarize(AttackScores("lira", rng.normal(size=members.shape) + members, members), resamples=10)
-
-
 DRAWN = {
-    "recall": lambda **axes: figures.recall_curves(audited().scores, audited()["newton"], top=0.1, **axes),
-    "roc": lambda **axes: figures.roc_curves([attack()], **axes),
+    "recall": lambda **axes: figures.recall_curves(made().scores, made()["newton"], top=0.1, **axes),
+    "roc": lambda **axes: figures.roc_curves([made_attack()], **axes),
     "influence": lambda **axes: figures.loss_by_influence(*values(), np.linspace(0.5, 1, 60), **axes),
-    "distribution": lambda **axes: figures.exposure_distribution(audited(), **axes),
-    "leverage": lambda **axes: figures.loss_by_leverage(audited(), **axes),
-    "classes": lambda **axes: figures.by_class(audited(), **axes),
+    "distribution": lambda **axes: figures.exposure_distribution(made(), **axes),
+    "leverage": lambda **axes: figures.loss_by_leverage(made(), **axes),
+    "classes": lambda **axes: figures.by_class(made(), **axes),
     "tradeoff": lambda **axes: tradeoff_curves({"a": fixed_design.tradeoff(0.3)}, **axes),
     "gap": lambda **axes: gap_map(50.0, **axes),
     "lood": lambda **axes: lood_map(*values(), **axes),
