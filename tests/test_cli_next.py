@@ -148,15 +148,12 @@ def test_a_file_in_an_audit_folder_is_purged_with_it(folder, tmp_path):
     message = refused("weights", folder, "--out", folder / "scores.csv")
     assert message.startswith("out: expected a file that the audit folder does not hold yet")
     assert "newton" in ScoreTable.load(folder).columns
-    purge(folder)
-    assert not folder.exists()
-
-
-def test_a_new_folder_is_private(folder, tmp_path):
     told("canaries", folder, "--out", tmp_path / "new")
     assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
     assert len(rows_of(tmp_path / "new" / "canaries.csv")) == 10
     assert "expected a place that can be written" in refused("canaries", folder, "--out", tmp_path / "gone" / "x.csv")
+    purge(folder)
+    assert not folder.exists()
 
 
 def test_compare_tells_rows_and_writes_ids(folder, tmp_path):

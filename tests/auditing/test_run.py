@@ -58,6 +58,8 @@ def test_metadata_of_a_plain_audit():
     assert (curvature.parameters, curvature.rank, curvature.l2) == (20, 20, 0.5)
     assert curvature.rank_relative_cut == 20 * EPS
     assert curvature.inverse == "cholesky"
+    meta = audit(made_head("classes"), scores=["loss", "margin"]).meta
+    assert (meta.curvature, meta.newton_capped) == (None, None)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -111,18 +113,10 @@ def test_distance_from_the_optimum():
     near = audit(refit(head), scores=["loss"]).meta.optimum
     assert near.relative_gradient < 1e-10
     assert near.note == "at its optimum"
-
-
-def test_distance_from_the_optimum_without_weights():
     unknown = audit(made_head("classes", l2=0.5), scores=["loss"]).meta.optimum
     assert unknown.to_json() == {"relative_gradient": None, "note": "unknown: the head's weights were not given"}
     unpenalized = audit(made_head("classes"), scores=["loss"]).meta.optimum
     assert unpenalized.relative_gradient > 1e-3
-
-
-def test_without_curvature_none_is_reported():
-    meta = audit(made_head("classes"), scores=["loss", "margin"]).meta
-    assert (meta.curvature, meta.newton_capped) == (None, None)
 
 
 def test_attributes_of_records_and_of_people():
@@ -297,14 +291,9 @@ def test_a_record_alone_in_a_direction_is_flagged_and_ranks_first(kind):
         assert table["leverage"][11] == pytest.approx(1.0, abs=1e-9)
         cap = 1e-8
         assert table["newton"][11] == pytest.approx(table["influence"][11] / cap, rel=1e-6)
-    damped = audit(Head(**arrays, l2=0.1))
-    assert damped.meta.newton_capped == 0
-
-
-def test_capped_people_are_flagged_too():
-    arrays = degenerate("classes")["a record alone in a direction"]
-    table = audit(Head(**arrays, groups=np.arange(40) // 2))
-    assert np.flatnonzero(table["newton_capped"]).tolist() == [5]
+    assert audit(Head(**arrays, l2=0.1)).meta.newton_capped == 0
+    people = audit(Head(**arrays, groups=np.arange(40) // 2))
+    assert np.flatnonzero(people["newton_capped"]).tolist() == [5]
 
 
 def test_traces_sum_to_the_reported_rank_on_degenerate_heads():
