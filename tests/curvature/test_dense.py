@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from giveaway import Head
 from giveaway.curvature.dense import DenseCurvature
-from giveaway.curvature.losses import Softmax, loss_of
+from giveaway.curvature.losses import Softmax
 from tests import oracles
 from tests.conftest import KINDS, made_arrays, made_head
+from tests.curvature.cases import OPTIONS, PENALIZED, dense_inverse, gradient_like, terms
 
 
 @settings(deadline=None)
@@ -25,34 +26,15 @@ def test_helmert_is_an_orthonormal_basis_of_vectors_that_sum_to_zero(m):
     torch.testing.assert_close(basis.sum(0), torch.zeros(m - 1, dtype=torch.float64), rtol=0, atol=1e-14)
 
 
-def dense_inverse(head: Head, l2: float) -> np.ndarray:
-    """Pseudo-inverse of the curvature on all d·m parameters, by automatic differentiation."""
-    name = oracles.kind_of(head.loss, head.m)
-    y = oracles.target_matrix(head.targets.numpy(), head.loss, head.m)
-    x = head.window(slice(0, head.n)).rows().numpy()
-    _, W = oracles.derivatives(head.outputs.numpy(), y, name)
-    penalty = oracles.penalty_vector(head.width, head.m, l2, head.intercept, head.penalize_intercept)
-    weight = oracles.weights_or_ones(head.sample_weight, head.n)
-    return oracles.pseudo_inverse(oracles.curvature(x, W, weight, penalty))
-
-
 def forms(head: Head, curvature: DenseCurvature) -> torch.Tensor:
     """The numbers of every record's leverage block."""
     return curvature.forms.forms(head.window(slice(0, head.n)).rows().T.contiguous())
 
 
-def gradient_like(head: Head, seed: int = 0) -> torch.Tensor:
-    """A (d, m) matrix in the range of the curvature: softmax gradients sum to zero over the classes."""
-    v = torch.randn(head.width, head.m, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-    return v - v.mean(1, keepdim=True) if loss_of(head).coupled else v
-
-
-@pytest.mark.parametrize("options", [{}, {"intercept": False}, {"penalize_intercept": False}, {"sample_weight": True}])
+@pytest.mark.parametrize("options", PENALIZED)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "many_classes"])
 def test_solve_under_the_head_s_and_other_penalties(kind, options):
-    if "sample_weight" in options:
-        options = {"sample_weight": np.random.default_rng(3).random(60) + 0.1}
-    head = made_head(kind, l2=0.4, **options)
+    head = made_head(kind, **OPTIONS[options])
     v = gradient_like(head)
     curvature = DenseCurvature(head)
     for l2, inverse in ((0.4, curvature), (0.04, curvature.with_l2(0.04)), (4.0, curvature.with_l2(4.0))):
@@ -125,15 +107,13 @@ def test_curvature_form_of_groups_against_output_hessians(kind, size, weighted, 
     rng = np.random.default_rng(seed)
     weight = rng.random(head.n) + 0.1 if weighted else np.ones(head.n)
     outputs = head.outputs.numpy() + lead * rng.normal(size=(head.n, head.m))
-    y = oracles.target_matrix(head.targets.numpy(), head.loss, head.m)
-    _, W = oracles.derivatives(outputs, y, oracles.kind_of(head.loss, head.m))
-    v = rng.normal(size=(head.n, head.m))
-    expected = (weight * np.einsum("na,nab,nb->n", v, W, v))[: 36 // size * size].reshape(-1, size).sum(1)
+    moved_head, v = replace(head, outputs=outputs, sample_weight=weight), rng.normal(size=(head.n, head.m))
+    expected = weight * np.einsum("na,nab,nb->n", v, terms(moved_head).W, v)
+    expected = expected[: 36 // size * size].reshape(-1, size).sum(1)
 
     def grouped(array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array[: 36 // size * size].reshape(-1, size, *array.shape[1:]))
 
-    moved_head = replace(head, outputs=outputs, sample_weight=weight)
     curvature = DenseCurvature(moved_head)
     blocks = curvature.window_blocks(moved_head.window(slice(0, 36 // size * size)), size)(slice(0, 36 // size))
     np.testing.assert_allclose(blocks.curvature_form(grouped(v)), expected, rtol=1e-11, atol=1e-14)

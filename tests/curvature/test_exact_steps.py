@@ -12,6 +12,7 @@ from giveaway.curvature.optimum import gradient_sum
 from giveaway.curvature.sketch import ExactSteps, Sketch, SketchedCurvature, exact_steps
 from tests import oracles
 from tests.conftest import made_arrays, made_head
+from tests.curvature.cases import terms
 
 KINDS = ["squared_many", "one_logit", "two_classes", "classes", "soft_labels", "multi_label"]
 OPTIONS = {
@@ -44,13 +45,9 @@ def steps_of(head: Head, rows: np.ndarray, size: int, *, converged: bool = True)
 def dense_steps(head: Head, rows: np.ndarray, size: int, theta: np.ndarray | None = None):
     """B s g, and what leaving out moves the outputs by (less the drift, where theta is given), by inverses formed anew
     for every group."""
-    name = oracles.kind_of(head.loss, head.m)
-    y = oracles.target_matrix(head.targets.numpy(), head.loss, head.m)
-    g, W = oracles.derivatives(head.outputs.numpy(), y, name)
-    Q = oracles.output_basis(name, head.m)
+    x, _, g, W, s, kind = terms(head)
+    Q = oracles.output_basis(kind, head.m)
     g, W = g @ Q, np.array([Q.T @ one @ Q for one in W])
-    x = head.window(slice(0, head.n)).rows().numpy()
-    s = oracles.weights_or_ones(head.sample_weight, head.n)
     penalty = oracles.penalty_vector(head.width, Q.shape[1], head.l2, head.intercept, head.penalize_intercept)
     inverse = oracles.pseudo_inverse(oracles.curvature(x, W, s, penalty))
     G = np.zeros(len(penalty))
@@ -149,8 +146,7 @@ def test_what_the_usual_tolerance_costs(monkeypatch, leverage):
     rows = np.array([5, 6, 7])
     found = steps_of(head, rows, 1)
     _, step = dense_steps(head, rows, 1)
-    y = oracles.target_matrix(head.targets.numpy(), head.loss, head.m)
-    g, _ = oracles.derivatives(head.outputs.numpy(), y, "softmax")
+    g = terms(head).g
     newton = (g[rows] * found.left_out.step[:, 0].numpy()).sum(1)
     np.testing.assert_allclose(newton, (g[rows] * step[:, 0]).sum(1), rtol=1e-3)
     assert found.residual.shape == (3,)

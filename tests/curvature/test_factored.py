@@ -14,7 +14,7 @@ from giveaway.curvature.blocks import FactoredBlocks
 from giveaway.curvature.losses import Softmax
 from tests import oracles
 from tests.conftest import made_arrays
-from tests.curvature.test_products import explicit_curvature, explicit_root
+from tests.curvature.cases import arrays_of, explicit_curvature, explicit_root, terms
 
 NAMES = (
     "gls_trace",
@@ -35,13 +35,10 @@ class Sketch:
         self.head, self.probes = head, probes
         root = explicit_root(head)
         omega = np.random.default_rng(seed).choice([-1.0, 1.0], size=(len(root), probes))
-        x = head.window(slice(0, head.n)).rows().numpy()
+        x, _, self.g, self.W, self.weight, _ = terms(head)
         z = oracles.pseudo_inverse(explicit_curvature(head)) @ (root.T @ omega)
         self.u = np.einsum("nd,dkq->nkq", x, z.reshape(head.width, head.m, probes))
         self.signs = omega[: head.n * head.m].reshape(head.n, head.m, probes)
-        y = oracles.target_matrix(head.targets.numpy(), head.loss, head.m)
-        self.g, _ = oracles.derivatives(head.outputs.numpy(), y, "softmax")
-        self.weight = oracles.weights_or_ones(head.sample_weight, head.n)
 
     def blocks(self, probes: slice, size: int = 1, dtype: torch.dtype = torch.float64) -> FactoredBlocks:
         """Of groups of `size` consecutive records."""
@@ -94,15 +91,7 @@ def some_head() -> Head:
 
 
 def exact_scores(head: Head) -> dict[str, np.ndarray]:
-    return oracles.head_scores(
-        head.features.numpy(),
-        head.outputs.numpy(),
-        head.targets.numpy(),
-        head.loss,
-        l2=head.l2,
-        intercept=head.intercept,
-        sample_weight=head.sample_weight,
-    )
+    return oracles.head_scores(**arrays_of(head))
 
 
 @cache
@@ -173,10 +162,7 @@ def one_high(leverage: float, m: int = 4, n: int = 40) -> Head:
 def test_newton_at_high_leverage_is_as_accurate_as_anywhere(leverage):
     """I − W B by a difference would be off by √(2/q)/(1 − h); by the record's own signs it is not."""
     head = one_high(leverage)
-    top = oracles.top_eigenvalues(
-        head.features.numpy(), head.outputs.numpy(), head.targets.numpy(), head.loss, l2=head.l2, intercept=False
-    )
-    assert top[0] > leverage
+    assert oracles.top_eigenvalues(**arrays_of(head))[0] > leverage
     q = 128
     sketch = Sketch(head, 16 * q)
     steps = [newton_of(sketch, slice(start, start + q)) for start in range(0, 16 * q, q)]
@@ -191,10 +177,7 @@ def test_the_top_leverage_is_told():
     sketch = Sketch(head, 4096)
     blocks = sketch.blocks(slice(0, 4096))
     found = blocks.leave_out(blocks.image(torch.from_numpy(sketch.g).unsqueeze(1)))
-    expected = oracles.top_eigenvalues(
-        head.features.numpy(), head.outputs.numpy(), head.targets.numpy(), head.loss, l2=head.l2, intercept=False
-    )
-    np.testing.assert_allclose(found.leverage, expected, rtol=0.15)
+    np.testing.assert_allclose(found.leverage, oracles.top_eigenvalues(**arrays_of(head)), rtol=0.15)
 
 
 def test_more_outputs_than_probes():
@@ -225,16 +208,7 @@ def test_more_outputs_than_probes():
 @pytest.mark.parametrize("size", [2, 3])
 def test_groups_against_dense_blocks_of_groups(size):
     sketch, _ = many_probes()
-    head = sketch.head
-    exact = oracles.group_scores(
-        head.features.numpy(),
-        head.outputs.numpy(),
-        head.targets.numpy(),
-        head.loss,
-        np.arange(head.n) // size,
-        l2=head.l2,
-        sample_weight=head.sample_weight,
-    )
+    exact = oracles.group_scores(**arrays_of(sketch.head), groups=np.arange(sketch.head.n) // size)
     errors = sketch.errors(exact, 512, size=size)
     for name in NAMES:
         assert np.median(np.abs(errors[name])) < (2 if name == "newton" else 1) * (2 / 512) ** 0.5, name
@@ -247,10 +221,7 @@ def test_curvature_form(dtype, size):
     sketch, _ = many_probes()
     head = sketch.head
     v = np.random.default_rng(5).normal(size=(head.n, head.m))
-    _, W = oracles.derivatives(
-        head.outputs.numpy(), oracles.target_matrix(head.targets.numpy(), head.loss, head.m), "softmax"
-    )
-    expected = (sketch.weight * np.einsum("na,nab,nb->n", v, W, v)).reshape(-1, size).sum(1)
+    expected = (sketch.weight * np.einsum("na,nab,nb->n", v, sketch.W, v)).reshape(-1, size).sum(1)
     found = sketch.blocks(slice(0, 64), size, dtype).curvature_form(torch.from_numpy(v).view(-1, size, head.m))
     np.testing.assert_allclose(found, expected, rtol=1e-10 if dtype == torch.float64 else 1e-4)
 

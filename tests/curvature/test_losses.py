@@ -114,15 +114,7 @@ def exact_softmax(f: list[float], label: int, step: list[float]) -> dict[str, ob
         }
 
 
-LEADS = [0.1, 5.0, 15.0, 35.0, 36.9, 60.0, 300.0]
-
-
-@pytest.mark.parametrize("loss", [Softmax(2), Logistic(1)], ids=lambda loss: type(loss).__name__)
-def test_losses_just_above_twenty(loss):
-    logits = [0.0, 20.5] if loss.m == 2 else [20.5]
-    f = torch.tensor([logits], dtype=torch.float64)
-    y = torch.tensor([0]) if loss.m == 2 else torch.zeros_like(f)
-    np.testing.assert_allclose(loss.value(f, y)[0], exact_softmax([0.0, 20.5], 0, [0.0, 0.0])["value"], rtol=1e-13)
+LEADS = [0.1, 5.0, 15.0, 20.5, 35.0, 36.9, 60.0, 300.0]
 
 
 @pytest.mark.parametrize("lead", LEADS)

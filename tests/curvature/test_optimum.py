@@ -13,13 +13,7 @@ from giveaway.curvature.losses import Softmax, loss_of
 from giveaway.curvature.optimum import gradient_sum, refit
 from tests import oracles
 from tests.conftest import KINDS, made_arrays, made_head
-
-OPTIONS = {
-    "penalized": {"l2": 0.4},
-    "free intercept": {"l2": 0.4, "penalize_intercept": False},
-    "no intercept": {"l2": 0.4, "intercept": False},
-    "weighted": {"l2": 0.4, "sample_weight": np.random.default_rng(5).random(60) + 0.1},
-}
+from tests.curvature.cases import OPTIONS, PENALIZED, terms
 
 
 def at_random_parameters(kind: str, **options) -> Head:
@@ -31,18 +25,16 @@ def at_random_parameters(kind: str, **options) -> Head:
 
 def objective(head: Head, theta: torch.Tensor) -> torch.Tensor:
     """Σ s ℓ + λ/2 ‖θ‖², softmax penalized for what the outputs can see of θ."""
-    name = oracles.kind_of(head.loss, head.m)
-    y = torch.from_numpy(oracles.target_matrix(head.targets.numpy(), head.loss, head.m))
-    f = head.window(slice(0, head.n)).rows() @ theta
-    weight = torch.ones(head.n, dtype=torch.float64) if head.sample_weight is None else head.sample_weight
-    total = sum(weight[i] * oracles.record_loss(f[i], y[i], name) for i in range(head.n))
+    x, y, _, _, weight, kind = terms(head)
+    f, y = torch.from_numpy(x) @ theta, torch.from_numpy(y)
+    total = sum(weight[i] * oracles.record_loss(f[i], y[i], kind) for i in range(head.n))
     seen = theta - theta.mean(1, keepdim=True) if isinstance(loss_of(head), Softmax) else theta
     if head.intercept and not head.penalize_intercept:
         seen = seen[:-1]
     return total + 0.5 * head.l2 * seen.square().sum()
 
 
-@pytest.mark.parametrize("case", OPTIONS)
+@pytest.mark.parametrize("case", PENALIZED)
 @pytest.mark.parametrize("kind", ["squared_many", "one_logit", "classes", "soft_labels", "multi_label"])
 def test_gradient_sum(kind, case):
     head = at_random_parameters(kind, **OPTIONS[case])
@@ -53,15 +45,12 @@ def test_gradient_sum(kind, case):
     found = gradient_sum(head)
     torch.testing.assert_close(found.total, expected, rtol=1e-10, atol=1e-11)
     assert found.objective == pytest.approx(value, rel=1e-9)
-    x = head.window(slice(0, head.n)).rows()
-    y = oracles.target_matrix(head.targets.numpy(), head.loss, head.m)
-    g, _ = oracles.derivatives(head.outputs.numpy(), y, oracles.kind_of(head.loss, head.m))
-    weight = oracles.weights_or_ones(head.sample_weight, head.n)
+    x, _, g, _, weight, _ = terms(head)
     sizes = weight * np.linalg.norm(x, axis=1) * np.linalg.norm(g, axis=1)
     assert found.relative == pytest.approx(float(expected.norm()) / sizes.sum(), rel=1e-10)
 
 
-@pytest.mark.parametrize("case", OPTIONS)
+@pytest.mark.parametrize("case", PENALIZED)
 @pytest.mark.parametrize("kind", KINDS)
 def test_refit_reaches_the_oracle_s_optimum_from_anywhere(kind, case):
     options = OPTIONS[case]

@@ -14,10 +14,9 @@ from giveaway.curvature.products import ClassBlocks, HeadProducts, SharedGram, p
 from giveaway.linalg.cg import Solution, column_cg
 from giveaway.linalg.precision import Precision
 from tests.conftest import made_arrays, made_head
-from tests.curvature.test_products import FLOAT32, FLOAT64, explicit_curvature, unseen, vectors_for
+from tests.curvature.cases import FLOAT32, FLOAT64, SOME_WEIGHTS, explicit_curvature, unseen, vectors_for
 
 SOME = ["squared_many", "one_logit", "classes", "multi_label"]
-WEIGHTS = np.random.default_rng(3).random(60) + 0.1
 
 
 def matrix_of(preconditioner: Any, products: HeadProducts) -> np.ndarray:
@@ -30,23 +29,19 @@ def matrix_of(preconditioner: Any, products: HeadProducts) -> np.ndarray:
 def solved(products: HeadProducts, preconditioner: Any | None, precision: Precision = FLOAT64) -> Solution:
     """H x = A v for a known v, to 1e-10 (float64) or 1e-4."""
     exact = vectors_for(products, 4)
+    options = {"tolerance": 1e-10}
+    if precision is not FLOAT64:
+        options = {"tolerance": 1e-4, "exact_product": lambda v: products.apply(v.double(), FLOAT64).to(v.dtype)}
     right = products.apply(exact, FLOAT64).to(precision.dtype)
     return column_cg(
-        lambda v: products.apply(v, precision),
-        right,
-        precondition=preconditioner,
-        tolerance=1e-10 if precision is FLOAT64 else 1e-4,
-        most_steps=400,
-        exact_product=None
-        if precision is FLOAT64
-        else lambda v: products.apply(v.double(), FLOAT64).to(precision.dtype),
+        lambda v: products.apply(v, precision), right, precondition=preconditioner, most_steps=400, **options
     )
 
 
 @pytest.mark.parametrize("penalize", [True, False])
 @pytest.mark.parametrize("kind", ["squared", "squared_many", "one_logit", "multi_label"])
 def test_class_blocks_are_the_inverse_where_outputs_are_separate(kind, penalize):
-    head = made_head(kind, l2=0.2, penalize_intercept=penalize, sample_weight=WEIGHTS)
+    head = made_head(kind, l2=0.2, penalize_intercept=penalize, sample_weight=SOME_WEIGHTS)
     products = HeadProducts(head, head.l2)
     found = matrix_of(ClassBlocks(products, FLOAT64), products)
     expected = np.linalg.inv(explicit_curvature(head))
@@ -56,7 +51,7 @@ def test_class_blocks_are_the_inverse_where_outputs_are_separate(kind, penalize)
 
 
 def test_class_blocks_of_softmax_are_the_inverted_diagonal_blocks():
-    head = made_head("classes", l2=0.2, sample_weight=WEIGHTS)
+    head = made_head("classes", l2=0.2, sample_weight=SOME_WEIGHTS)
     products = HeadProducts(head, head.l2)
     H = explicit_curvature(head).reshape(head.width, 5, head.width, 5)
     expected = np.zeros(H.shape)
@@ -73,7 +68,7 @@ def test_class_blocks_of_softmax_are_the_inverted_diagonal_blocks():
 @pytest.mark.parametrize("made", [ClassBlocks, SharedGram])
 @pytest.mark.parametrize("kind", SOME)
 def test_symmetric_and_positive_on_what_the_loss_sees(kind, made, l2, precision):
-    head = made_head(kind, l2=l2, penalize_intercept=False, sample_weight=WEIGHTS)
+    head = made_head(kind, l2=l2, penalize_intercept=False, sample_weight=SOME_WEIGHTS)
     products = HeadProducts(head, head.l2)
     preconditioner = made(products, precision)
     columns = [preconditioner(v.to(precision.dtype)) for v in vectors_for(products, 3).split(1, 2)]
@@ -94,7 +89,7 @@ def test_symmetric_and_positive_on_what_the_loss_sees(kind, made, l2, precision)
 @pytest.mark.parametrize("made", [ClassBlocks, SharedGram])
 @pytest.mark.parametrize("kind", SOME)
 def test_solutions_are_those_of_the_matrix(kind, made):
-    head = made_head(kind, l2=0.05, sample_weight=WEIGHTS)
+    head = made_head(kind, l2=0.05, sample_weight=SOME_WEIGHTS)
     products = HeadProducts(head, head.l2)
     exact = vectors_for(products, 4)
     for precision, error in ((FLOAT64, 1e-7), (FLOAT32, 1e-2)):

@@ -12,65 +12,9 @@ from hypothesis import strategies as st
 from giveaway import Head
 from giveaway.curvature import products as products_module
 from giveaway.curvature.products import HeadProducts
-from giveaway.linalg.precision import Precision, signs
-from tests import oracles
+from giveaway.linalg.precision import signs
 from tests.conftest import KINDS, made_head
-
-FLOAT64, FLOAT32 = Precision("float64"), Precision("float32")
-OPTIONS = {
-    "plain": {"l2": 0.4},
-    "no penalty": {"l2": 0.0},
-    "weighted": {"l2": 0.4, "sample_weight": np.random.default_rng(3).random(60) + 0.1},
-    "free intercept": {"l2": 0.4, "penalize_intercept": False},
-    "no intercept": {"l2": 0.4, "intercept": False},
-}
-
-
-def output_curvatures(head: Head) -> np.ndarray:
-    """W of every record (n, k, k), with k = 1 for squared loss, whose outputs share theirs."""
-    y = oracles.target_matrix(head.targets.numpy(), head.loss, head.m)
-    _, W = oracles.derivatives(head.outputs.double().numpy(), y, oracles.kind_of(head.loss, head.m))
-    return W[:, :1, :1] if head.loss == "squared" else W
-
-
-def explicit_curvature(head: Head, l2: float | None = None) -> np.ndarray:
-    """H on all d·k parameters, feature by feature."""
-    W = output_curvatures(head)
-    l2 = head.l2 if l2 is None else l2
-    penalty = oracles.penalty_vector(head.width, W.shape[1], l2, head.intercept, head.penalize_intercept)
-    x = head.window(slice(0, head.n)).rows().numpy()
-    return oracles.curvature(x, W, oracles.weights_or_ones(head.sample_weight, head.n), penalty)
-
-
-def unseen(head: Head) -> np.ndarray:
-    """The projection (k, k) onto what the loss sees of a record's outputs."""
-    k = 1 if head.loss == "squared" else head.m
-    return np.eye(k) - 1.0 / k if oracles.kind_of(head.loss, head.m) == "softmax" else np.eye(k)
-
-
-def explicit_root(head: Head) -> np.ndarray:
-    """A with AᵀA = H in the directions seen: k rows a record, then k a feature for the penalty."""
-    x = head.window(slice(0, head.n)).rows().numpy()
-    weight = oracles.weights_or_ones(head.sample_weight, head.n)
-    rows = []
-    for j, W in enumerate(output_curvatures(head)):
-        if oracles.kind_of(head.loss, head.m) == "softmax":
-            p = np.exp(head.outputs[j].numpy() - np.logaddexp.reduce(head.outputs[j].numpy()))
-            root = np.diag(np.sqrt(p)) - np.outer(p, np.sqrt(p))
-        else:
-            root = np.sqrt(W)
-        np.testing.assert_allclose(root @ root.T, W, atol=1e-12)
-        rows.append(np.sqrt(weight[j]) * np.kron(x[j][:, None], root).T)
-    projection = unseen(head)
-    penalty = oracles.penalty_vector(head.width, len(projection), head.l2, head.intercept, head.penalize_intercept)
-    rows.append(np.kron(np.eye(head.width), projection) * np.sqrt(penalty))
-    return np.concatenate(rows)
-
-
-def vectors_for(products: HeadProducts, columns: int, seed: int = 0) -> torch.Tensor:
-    """Any vectors (D, k, s) in the directions that the loss sees."""
-    v = torch.from_numpy(np.random.default_rng(seed).normal(size=(*products.shape, columns)))
-    return v - v.mean(1, keepdim=True) if products.loss.coupled else v
+from tests.curvature.cases import FLOAT32, FLOAT64, OPTIONS, explicit_curvature, explicit_root, unseen, vectors_for
 
 
 @pytest.mark.parametrize("options", OPTIONS)

@@ -14,8 +14,14 @@ from giveaway.linalg.cg import SolveError
 from giveaway.linalg.precision import signs
 from tests import oracles
 from tests.conftest import made_arrays, made_head
-from tests.curvature.test_dense import dense_inverse, gradient_like
-from tests.curvature.test_products import explicit_curvature, explicit_root
+from tests.curvature.cases import (
+    OPTIONS,
+    PENALIZED,
+    dense_inverse,
+    explicit_curvature,
+    explicit_root,
+    gradient_like,
+)
 
 KINDS = ["squared_many", "one_logit", "classes", "soft_labels", "multi_label"]
 
@@ -25,12 +31,10 @@ def blocks_of(head: Head, curvature: SketchedCurvature, size: int = 1, probes: s
     return curvature.window_blocks(head.window(slice(0, head.n)), size)(slice(0, head.n // size), probes)
 
 
-@pytest.mark.parametrize("options", [{}, {"intercept": False}, {"penalize_intercept": False}, {"sample_weight": True}])
+@pytest.mark.parametrize("options", PENALIZED)
 @pytest.mark.parametrize("kind", KINDS)
 def test_solutions_against_an_explicit_inverse(kind, options):
-    if "sample_weight" in options:
-        options = {"sample_weight": np.random.default_rng(3).random(60) + 0.1}
-    head = made_head(kind, l2=0.4, **options)
+    head = made_head(kind, **OPTIONS[options])
     curvature = SketchedCurvature(head, Sketch(probes=40, precision="float64", tolerance=1e-9, seed=3))
     root = explicit_root(head)
     omega = signs(3, torch.arange(head.n + head.width), curvature.products.k, slice(0, 40)).numpy()

@@ -72,26 +72,21 @@ def test_the_share_memorized_and_the_weight_of_the_head(inside, outside, memoriz
     assert both.head_weight == weight
 
 
-def test_a_model_that_memorizes_is_told_by_the_left_out_error_alone():
-    """M = 1: leverage does not count, the head's view counts as much as the other."""
-    both = seen([1.0, 3.0, 2.0], [0.0, 0.0, 0.0], [4.0, 1.0, 2.0], [0.1, 0.9, 0.5])
-    np.testing.assert_array_equal(left_out(both), [4.0, 1.0, 2.0])
-    np.testing.assert_allclose(fused(both), by_hand([4.0, 1.0, 2.0]) + by_hand([1.0, 3.0, 2.0]), atol=1e-15)
-
-
-def test_a_model_that_memorizes_nothing_is_told_by_what_a_record_takes_away_itself():
-    """M = 0: the left-out error counts by its leverage."""
-    both = seen([1.0, 3.0, 2.0], [4.0, 1.0, 2.0], [4.0, 1.0, 2.0], [0.1, 0.9, 0.5])
-    np.testing.assert_allclose(left_out(both), [0.4, 0.9, 1.0], rtol=1e-15)
-    np.testing.assert_allclose(fused(both), by_hand([0.4, 0.9, 1.0]) + by_hand([1.0, 3.0, 2.0]), atol=1e-15)
-
-
-def test_in_between():
-    """M = ¾: leverage to the power ¼, the head by 9/16 + 1/16."""
-    both = seen([2.0, 3.0, 1.0], [1.0, 0.0, 1.0], [4.0, 3.0, 1.0], [1 / 16, 1.0, 1 / 81])
-    np.testing.assert_allclose(left_out(both), [2.0, 3.0, 1 / 3], rtol=1e-14)
-    expected = by_hand([2.0, 3.0, 0.1]) + 0.625 * by_hand([2.0, 3.0, 1.0])
-    np.testing.assert_allclose(fused(both), expected, rtol=1e-14, atol=1e-15)
+@pytest.mark.parametrize(
+    ("inside", "outside", "leverage", "taken", "weight"),
+    [
+        # M = 1: leverage does not count, the head's view counts as much as the other
+        ([0.0, 0.0, 0.0], [4.0, 1.0, 2.0], [0.1, 0.9, 0.5], [4.0, 1.0, 2.0], 1.0),
+        # M = 0: the left-out error counts by its leverage
+        ([4.0, 1.0, 2.0], [4.0, 1.0, 2.0], [0.1, 0.9, 0.5], [0.4, 0.9, 1.0], 1.0),
+        # M = ¾: leverage to the power ¼, the head by 9/16 + 1/16
+        ([1.0, 0.0, 1.0], [4.0, 3.0, 1.0], [1 / 16, 1.0, 1 / 81], [2.0, 3.0, 1 / 3], 0.625),
+    ],
+)
+def test_what_a_record_takes_away_by_how_much_is_memorized(inside, outside, leverage, taken, weight):
+    both = seen([1.0, 3.0, 2.0], inside, outside, leverage)
+    np.testing.assert_allclose(left_out(both), taken, rtol=1e-14)
+    np.testing.assert_allclose(fused(both), by_hand(taken) + weight * by_hand([1.0, 3.0, 2.0]), rtol=1e-14, atol=1e-15)
 
 
 @pytest.mark.parametrize(

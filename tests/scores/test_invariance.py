@@ -54,13 +54,17 @@ def test_permuting_records_permutes_scores() -> None:
         np.testing.assert_allclose(other[name], table[name][order], rtol=1e-9)
 
 
-def test_two_classes_equal_one_logit_with_half_the_penalty() -> None:
+@pytest.mark.parametrize("l2", [0.0, 0.6])
+@pytest.mark.parametrize("penalize", [True, False])
+def test_two_classes_equal_one_logit_with_half_the_penalty(l2: float, penalize: bool) -> None:
     arrays = made_arrays("two_classes")
     one = dict(arrays, outputs=arrays["outputs"][:, 1:] - arrays["outputs"][:, :1])
     logit = ("gls_trace_logit", "gls_frobenius_logit", "gls_spectral_logit")
+    theory = ("predicted_success", "predicted_auc", "predicted_tpr", "predicted_tpr_low")
+    names = [*ga.audit(ga.Head(**arrays)).columns, *logit, *theory]
     two, single = (
-        ga.audit(ga.Head(**case, l2=l2), scores=[*ga.audit(ga.Head(**case)).columns, *logit])
-        for case, l2 in ((arrays, 0.6), (one, 0.3))
+        ga.audit(ga.Head(**case, l2=l2, penalize_intercept=penalize), scores=list(dict.fromkeys(names)))
+        for case, l2 in ((arrays, l2), (one, l2 / 2))
     )
     assert_tables_equal(two, single, but=("gradient_norm", *logit))
     np.testing.assert_allclose(two["gls_trace_logit"] * 2, single["gls_trace_logit"])

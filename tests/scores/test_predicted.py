@@ -258,19 +258,6 @@ def test_classes_of_any_shape(m, n, d, intercept, l2, seed):
         assert_classes(head, expected)
 
 
-@pytest.mark.parametrize("l2", [0.0, 0.6])
-@pytest.mark.parametrize("penalize_intercept", [True, False])
-def test_two_classes_are_one_logit_with_half_the_penalty(l2, penalize_intercept):
-    arrays = made_arrays("two_classes")
-    pair = ga.Head(**arrays, l2=l2, penalize_intercept=penalize_intercept)
-    logit = arrays["outputs"][:, 1:] - arrays["outputs"][:, :1]
-    one = ga.Head(**arrays | {"outputs": logit}, l2=l2 / 2, penalize_intercept=penalize_intercept)
-    np.testing.assert_allclose(parts_of(pair), parts_of(one), rtol=1e-9, atol=1e-13)
-    first, second = ga.audit(pair, scores=COLUMNS), ga.audit(one, scores=COLUMNS)
-    for name in COLUMNS:
-        np.testing.assert_allclose(first[name], second[name], rtol=1e-8)
-
-
 def fit_softmax(design, labels, m, steps=9):
     """θ (runs, d, m − 1) in contrast to the last class, by Newton steps on many training sets at once."""
     runs, _, d = design.shape
