@@ -50,6 +50,7 @@ from giveaway.auditing.scoring import LoadedSpan, record_spans
 from giveaway.curvature.choice import Auto
 from giveaway.curvature.dense import DenseCurvature
 from giveaway.evaluation import effect_sizes, recall_at, spearman, success_rate
+from giveaway.extract import from_file
 from giveaway.linalg.processes import in_threads
 from giveaway.records import Signals
 from giveaway.reporting.picture import COLOURS, GREY, PALE
@@ -156,16 +157,7 @@ def ridge(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 def predicted_tpr(x: np.ndarray, y: np.ndarray, *, share: float) -> dict[str, np.ndarray]:
     """TPR at FPR from one model trained on all of x, as `scores.predicted` has it, and checked against it at 1 %."""
     theta = ridge(x, y)
-    head = ga.Head(
-        x[:, :-1],
-        outputs=x @ theta,
-        targets=y,
-        loss="squared",
-        l2=2 * ALPHA,
-        penalize_intercept=False,
-        weight=theta[None, :-1],
-        bias=theta[-1:],
-    )
+    head = ga.Head(x[:, :-1], x @ theta, y, "squared", l2=2 * ALPHA, penalize_intercept=False)
     table = ga.audit(head, scores=["leverage", "loss", "predicted_tpr"], curvature=Auto(l2_sensitivity=False))
     h, residual = table["leverage"], np.sqrt(table["loss"])
     freedom = head.n - h.sum()
@@ -247,11 +239,8 @@ def calibrated(refits: Refits, predicted: dict, about: dict) -> tuple[dict, dict
         hits = attack(refits, test)
         tpr, fpr = rates(hits, refits.role, IN, groups), rates(hits, refits.role, OUT, groups)  # (pairs, groups)
         for place, row in enumerate(rows):
-            row[test.__name__] = {
-                "tpr": number(tpr[:, place].mean()),
-                "fpr": number(fpr[:, place].mean()),
-                "tpr_less_fpr": with_error((tpr - fpr)[:, place]),
-            }
+            means = {"tpr": number(tpr[:, place].mean()), "fpr": number(fpr[:, place].mean())}
+            row[test.__name__] = means | {"tpr_less_fpr": with_error((tpr - fpr)[:, place])}
         slopes = {}
         for column in ("predicted", "predicted_halves"):
             weights = slope_weights([row[column] for row in rows[:10]])
@@ -335,13 +324,8 @@ def classes(folder: Path, options: argparse.Namespace) -> tuple[dict, Figure]:
         success, effect = sets.arrays(options.truth / f"{name}_truth.npz", "attack_success_rate", "effect_size")
         signals = next(options.truth.glob(f"{name}_signals*.npz"), None)
         for target in (200, 201):
-            key, names = f"{name} {target}", ("features", "weight", "bias", "index", "targets")
-            features, weight, bias, index, labels = sets.arrays(options.truth / f"{name}_target_{target}.npz", *names)
-            features, weight, bias = (values.astype(np.float64) for values in (features, weight, bias))
-            outputs = features @ weight.T + bias
-            head = ga.Head(
-                features, outputs, labels.astype(np.int64), "cross_entropy", l2=0.01, weight=weight, bias=bias
-            )
+            key, path = f"{name} {target}", options.truth / f"{name}_target_{target}.npz"
+            (head, _), (index,) = from_file(path, l2=0.01), sets.arrays(path, "index")
             measured = {"success": success[index].astype(np.float64), "effect": effect[index].astype(np.float64)}
             results[key], drawn[key] = compared(head, measured)
             if signals is not None:
@@ -356,35 +340,31 @@ def compared(head: ga.Head, measured: dict[str, np.ndarray]) -> tuple[dict, tupl
     success = predict(head, parts).success
     fewer = best_success(gap, np.sqrt(HALVES) * inside, np.sqrt(HALVES) * outside)
     effect = np.abs(gap) / np.sqrt((inside**2 + outside**2) / 2)
-    groups = risk_groups(success)
-    rows = [
-        {
-            "group": name,
-            "records": len(which),
-            "predicted_success": number(success[which].mean()),
-            "predicted_success_halves": number(fewer[which].mean()),
-            "measured_success": number(measured["success"][which].mean()),
-            "predicted_effect": number(effect[which].mean()),
-            "predicted_effect_halves": number(effect[which].mean() / np.sqrt(HALVES)),
-            "measured_effect": number(measured["effect"][which].mean()),
-            **(
-                {
-                    f"{side}_measured_over_predicted": number(np.median(measured[side][which] / own[which]))
-                    for side, own in (("gap", gap), ("sd_in", inside), ("sd_out", outside))
-                }
-                if "gap" in measured
-                else {}
-            ),
-        }
-        for name, which in groups.items()
-    ]
-    slopes = {
-        f"measured_{kind}_on_{column}": number(
-            np.polyfit([row[column] for row in rows[:10]], [row[f"measured_{kind}"] for row in rows[:10]], 1)[0]
-        )
-        for kind in ("success", "effect")
-        for column in (f"predicted_{kind}", f"predicted_{kind}_halves")
+    columns = {
+        "predicted_success": success,
+        "predicted_success_halves": fewer,
+        "measured_success": measured["success"],
+        "predicted_effect": effect,
+        "predicted_effect_halves": effect / np.sqrt(HALVES),
+        "measured_effect": measured["effect"],
     }
+    over = {
+        f"{side}_measured_over_predicted": measured[side] / own
+        for side, own in (("gap", gap), ("sd_in", inside), ("sd_out", outside))
+        if side in measured
+    }
+    rows = [
+        {"group": name, "records": len(which)}
+        | {column: number(values[which].mean()) for column, values in columns.items()}
+        | {column: number(np.median(values[which])) for column, values in over.items()}
+        for name, which in risk_groups(success).items()
+    ]
+    slopes = {}
+    for kind in ("success", "effect"):
+        at = [row[f"measured_{kind}"] for row in rows[:10]]
+        for column in (f"predicted_{kind}", f"predicted_{kind}_halves"):
+            slope = slope_weights([row[column] for row in rows[:10]]) @ at
+            slopes[f"measured_{kind}_on_{column}"] = number(slope)
     ranks = {
         f"{name} with {kind}": number(spearman(values, measured[kind]))
         for name, values in (("predicted_success", success), ("predicted_effect", effect), ("newton", newton))
@@ -446,16 +426,8 @@ def adult(folder: Path, refits: int) -> tuple[dict, tuple]:
         "sd_out": found.deviation_out,
     }
     own = logistic(x[audited], y[audited], l2)
-    head = ga.Head(
-        x[audited],
-        outputs=x[audited] @ own[:-1] + own[-1],
-        targets=y[audited],
-        loss="cross_entropy",
-        l2=l2,
-        penalize_intercept=False,
-        weight=own[None, :-1],
-        bias=own[-1:],
-    )
+    outputs = x[audited] @ own[:-1] + own[-1]
+    head = ga.Head(x[audited], outputs, y[audited], "cross_entropy", l2=l2, penalize_intercept=False)
     result, drawn = compared(head, measured)
     halves = [signals.of_models(own) for own in half_pairs(refits)]
     by_half = {
