@@ -36,7 +36,7 @@ from giveaway.gp.attack import SETTINGS, activation_study, query_attack, reconst
 from giveaway.gp.distinguishability import RemovedRecords, divergence, divergence_at, remove
 from giveaway.gp.kernels import RBF
 from giveaway.gp.nngp import NNGP
-from giveaway.gp.posterior import Posterior, fit
+from giveaway.gp.posterior import fit
 from giveaway.gp.query import optimal_queries
 from giveaway.reporting.picture import COLOURS, DASHES, GREY, PALE, new_picture
 
@@ -88,7 +88,7 @@ def queries(data: Images, folder: Path) -> dict:
     compared = reconstruct(removal, found)
     share = (found.values / found.own[:, None]).numpy()
     likeness = cosine(found.ends[:, :, 0], x[rows][:, None])
-    best = found.values.argmax(1)
+    best, points = found.values.argmax(1), found.queries[:, 0]
     alike = likeness[torch.arange(len(rows)), best].numpy()
     figure = pictures(
         [(x[row], stretched(found.queries[place, 0])) for place, row in enumerate(rows)],
@@ -108,7 +108,10 @@ def queries(data: Images, folder: Path) -> dict:
         },
         "cosine_of_starts_below_99_percent_5_50_95": spread(likeness.numpy()[share <= FOUND], MIDDLE),
         "records_found_from_some_start": int((share.max(1) > FOUND).sum()),
-        "best_query_nearest_to_its_record_among_all": nearest_is_own(posterior, found.queries[:, 0], rows),
+        "best_query_nearest_to_its_record_among_all": {
+            "euclidean": int((torch.cdist(points, x).argmin(1) == rows).sum()),
+            "cosine": int((cosine(points[:, None], x[None]).argmax(1) == rows).sum()),
+        },
         "cosine_of_centred_pixels_best_query_and_record": ends(alike),
         "median_prediction_kl_of_best": number(compared.prediction[torch.arange(len(rows)), best, 0, 0].median()),
     }
@@ -128,7 +131,8 @@ def groups(data: Images, folder: Path) -> dict:
     figure = group_pictures(x, members, several.ends, single.queries[:, 0], several.values, rank)
     publish(figure, folder / "lood_groups.png")
     share = (several.values / several.own[:, None]).numpy()
-    by_rank = [number(recovered.any(2).double()[place_of(rank, k, recovered)].mean()) for k in range(3)]
+    runs = recovered.any(2).double()  # (groups, starts, members)
+    by_rank = [number(runs[(rank == k)[:, None].expand_as(runs)].mean()) for k in range(3)]
     return {
         "groups": len(members),
         "starts": several.values.shape[1],
@@ -261,14 +265,10 @@ def auc_and_lood(data: Images) -> tuple[dict, dict[str, tuple[np.ndarray, np.nda
             told = {"kl": number(spearman(kl, rate)), "mean": number(spearman(mean, rate))}
             ranks[f"{name}, {kind}"] = {**told, "auc_5_50_95": spread(rate, MIDDLE)}
             points[f"{name}, {kind}"] = (kl, rate)
-    return {**ranks, "NNGP of 5 layers, all of 1,000 cars and planes": of_all(data)}, points
-
-
-def of_all(data: Images) -> dict:
-    x, y = cars_and_planes(data, 1_000)
-    posterior = fit(NNGP(5), x, y, NOISE)
+    posterior = fit(NNGP(5), *cars_and_planes(data, 1_000), NOISE)
     found, rate = divergence(posterior), record_attack(posterior).auc.numpy()
-    return {name: number(spearman(getattr(found, name).numpy(), rate)) for name in ("kl", "mean")}
+    told = {name: number(spearman(getattr(found, name).numpy(), rate)) for name in ("kl", "mean")}
+    return {**ranks, "NNGP of 5 layers, all of 1,000 cars and planes": told}, points
 
 
 def at(removal: RemovedRecords, records: torch.Tensor, toward: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
@@ -283,20 +283,6 @@ def cosine(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Of pixels less their mean, over the last axis: free of brightness and contrast, negative for a negative."""
     a, b = (v - v.mean(-1, keepdim=True) for v in (a, b))
     return (a * b).sum(-1) / (a.norm(dim=-1) * b.norm(dim=-1))
-
-
-def nearest_is_own(posterior: Posterior, points: torch.Tensor, rows: torch.Tensor) -> dict[str, int]:
-    """How many points have their own record as the nearest of all, in pixels and by cosine."""
-    records = posterior.inputs
-    return {
-        "euclidean": int((torch.cdist(points, records).argmin(1) == rows).sum()),
-        "cosine": int((cosine(points[:, None], records[None]).argmax(1) == rows).sum()),
-    }
-
-
-def place_of(rank: torch.Tensor, k: int, recovered: torch.Tensor) -> torch.Tensor:
-    """A mask over (groups, starts, members) of the member of rank k."""
-    return (rank == k)[:, None, :].expand(-1, recovered.shape[1], -1)
 
 
 def pictures(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], labels: Sequence[str], title: str) -> Figure:

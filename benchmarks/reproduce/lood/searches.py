@@ -219,13 +219,13 @@ def pixels(inputs: torch.Tensor) -> np.ndarray:
     return values.to(torch.uint8).cpu().numpy().reshape(-1, 32, 32, 3)
 
 
-def run_queries(job: Job) -> None:
-    job.save_pieces({"multiple": multiple, "normalized": normalized, "convolutional": convolutional}, noise=NOISE)
-
-
-def run_searches(job: Job) -> None:
-    shown = {make.__name__: partial(make, most=SHOWN) for make in (convolutional, normalized)}
-    job.save_pieces({"cars_and_planes": ends_of_searches, "by_step": by_step, **shown}, noise=NOISE)
-
-
-RUNS = {"lood_queries": run_queries, "lood_searches": run_searches}
+SETTINGS = {
+    "lood_queries": {"multiple": multiple, "normalized": normalized, "convolutional": convolutional},
+    "lood_searches": {
+        "cars_and_planes": ends_of_searches,
+        "by_step": by_step,
+        "convolutional": partial(convolutional, most=SHOWN),
+        "normalized": partial(normalized, most=SHOWN),
+    },
+}
+RUNS = {name: partial(Job.save_pieces, makers=makers, noise=NOISE) for name, makers in SETTINGS.items()}

@@ -134,8 +134,7 @@ def bloodmnist_features(folder: Path | None) -> Data:
 
 def cifar10_images(folder: Path | None) -> Data:
     """Read all 50,000 training images, standardized by channel; the 10,000 test images are the population."""
-    made = (*made_images(1_000, 32, 10), *made_images(200, 32, 10, seed=1))
-    return _images(*(made if folder is None else cifar10(folder)))
+    return _images(*(_made_cifar(10) if folder is None else cifar10(folder)))
 
 
 def cifar100(folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -152,8 +151,11 @@ def cifar100(folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarr
 
 def cifar100_images(folder: Path | None) -> Data:
     """Read all training images of CIFAR-100."""
-    made = (*made_images(1_000, 32, 100), *made_images(200, 32, 100, seed=1))
-    return _images(*(made if folder is None else cifar100(folder)))
+    return _images(*(_made_cifar(100) if folder is None else cifar100(folder)))
+
+
+def _made_cifar(classes: int) -> tuple[np.ndarray, ...]:
+    return (*made_images(1_000, 32, classes), *made_images(200, 32, classes, seed=1))
 
 
 def sst2(folder: Path | None) -> tuple[list[str], np.ndarray, int]:
