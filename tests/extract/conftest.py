@@ -34,6 +34,14 @@ def model(generator):
 
 
 @pytest.fixture
+def counted(model):
+    """The model, and how many records went through it."""
+    rows = []
+    model.register_forward_pre_hook(lambda _, inputs: rows.append(len(inputs[0])))
+    return model, rows
+
+
+@pytest.fixture
 def rng():
     return np.random.default_rng(3)
 

@@ -1,11 +1,12 @@
 """Small models, data sets and objectives that the tests of extract share."""
 
 import random
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
 N = 23
 
@@ -33,6 +34,31 @@ class Records(Dataset):
         if not 0 <= index < N:
             raise IndexError
         return self.make(index)
+
+
+class Stream(IterableDataset):
+    """Records without a length, made anew in each pass."""
+
+    def __init__(self, make):
+        self.make = make
+
+    def __iter__(self):
+        return iter(self.make())
+
+
+def named_stream(x, y):
+    """A stream of dicts that carry ids."""
+    return Stream(lambda: [{"x": x[i], "y": y[i], "id": i} for i in range(len(x))])
+
+
+class Bomb:
+    """A pickle that makes a folder when it is read."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.mkdir, (self.path,)
 
 
 def expected(model, x):

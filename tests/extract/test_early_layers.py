@@ -53,12 +53,6 @@ def test_values_are_those_of_the_module_run_by_hand(model, x, y, form):
     np.testing.assert_allclose(dropped, model.body(x).relu().detach(), rtol=1e-6, atol=1e-6)
 
 
-def test_a_nested_module_under_a_wrapper(model, x, y):
-    nested = nn.Sequential(OrderedDict(first=nn.Tanh(), net=model))
-    found = early_features(torch.compile(nested, backend="eager"), TensorDataset(x, y), layer="net.body")
-    np.testing.assert_allclose(found, model.body(x.tanh()).detach(), rtol=1e-6, atol=1e-6)
-
-
 def test_maps_are_averaged_over_a_grid(convolutional, images, y):
     maps = convolutional.conv(images).detach().numpy()  # (N, 3, 4, 4)
     by_hand = maps.reshape(N, 3, 2, 2, 2, 2).mean(axis=(3, 5)).reshape(N, 12)
@@ -69,13 +63,6 @@ def test_maps_are_averaged_over_a_grid(convolutional, images, y):
     for cells in (4, 9):  # no more cells than pixels
         found = early_features(convolutional, records, layer="conv", cells=cells)
         np.testing.assert_allclose(found, maps.reshape(N, 48), atol=1e-5)
-
-
-def test_later_operations_in_place_do_not_reach_what_was_kept(convolutional, images, y):
-    found = early_features(convolutional, TensorDataset(images - 1, y), layer="norm", cells=4)
-    by_hand = convolutional.eval().norm(convolutional.conv(images - 1))
-    assert by_hand.min() < -0.1
-    np.testing.assert_allclose(found, whole(by_hand), atol=1e-5)
 
 
 def test_tokens_are_averaged_and_other_shapes_flattened(generator, y):
@@ -201,22 +188,6 @@ def test_the_model_and_the_random_state_are_left_as_they_were(convolutional, ima
     else:
         early_features(net, loader, layer="conv", initial=initial)
     assert snapshot(net, loader) == before
-
-
-@pytest.mark.parametrize("initial", [False, True])
-def test_rows_must_be_records(model, x, y, initial):
-    records = TensorDataset(x, y)
-    named = list(zip(x, y, range(N), strict=True))  # ids do not help: the rows would have lost them
-    for kept, id_key in ((records, None), (named, 2)):
-        loader = DataLoader(kept, shuffle=True, batch_size=BATCH)
-        words = r"data: expected every record once, in dataset order, got a sampler RandomSampler; use shuffle=False"
-        refused(words, early_features, model, loader, layer="body", id_key=id_key, initial=initial)
-    with pytest.raises(InputError, match="drop_last=True, which leaves out 7 of 23"):
-        early_features(model, DataLoader(records, batch_size=BATCH, drop_last=True), layer="body", initial=initial)
-    noisy = Records(lambda i: (x[i] + torch.randn(6), y[i]))
-    refused("23 of 23 that differ between two passes", early_features, model, noisy, layer="body", initial=initial)
-    halved = DataLoader(records, batch_size=4, collate_fn=lambda rows: tuple(map(torch.stack, zip(*rows[::2]))))  # noqa: B905
-    refused("got 12 rows for 23 records", early_features, model, halved, layer="body", initial=initial)
 
 
 def test_arguments_that_cannot_be(model, x, y):

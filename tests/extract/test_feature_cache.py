@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from giveaway import audit
 from giveaway.checks import InputError
@@ -25,15 +25,7 @@ from giveaway.extract.torch_model import model_digest
 from giveaway.linalg.processes import Processes
 from giveaway.records import FileRows, StreamedRows, rows
 from tests.conftest import refused
-from tests.extract.examples import N, Records, assert_is_head_of
-
-
-@pytest.fixture
-def counted(model):
-    """The model, and how many records went through it."""
-    rows = []
-    model.register_forward_pre_hook(lambda _, inputs: rows.append(len(inputs[0])))
-    return model, rows
+from tests.extract.examples import N, Records, assert_is_head_of, named_stream
 
 
 @pytest.fixture
@@ -194,14 +186,10 @@ def test_text_inputs_follow_their_ids(tmp_path, x, y):
 
 
 def test_rows_whose_number_is_not_known_beforehand(tmp_path, counted, x, y):
-    class Stream(IterableDataset):
-        def __iter__(self):
-            return ({"inputs": x[i], "labels": y[i], "ids": i} for i in range(N))
-
     model, rows = counted
     for _ in range(2):
-        loader = DataLoader(Stream(), 6)
-        assert_is_head_of(from_torch(model, loader, input_key="inputs", cache=tmp_path / "cache"), model, x)
+        loader = DataLoader(named_stream(x, y), 6)
+        assert_is_head_of(from_torch(model, loader, input_key="x", cache=tmp_path / "cache"), model, x)
     assert sum(rows) == N
 
 

@@ -1,6 +1,5 @@
 """from_file refuses missing keys, arrays that do not fit, pickles, and damaged files, always in one line."""
 
-import os
 import zipfile
 
 import numpy as np
@@ -10,6 +9,7 @@ from safetensors.torch import save_file
 
 from giveaway.checks import InputError
 from giveaway.extract import from_file
+from tests.extract.examples import Bomb
 from tests.extract.stored import FILES, FOLDERS, ONCE, D, M, N, linear, made, plain, refusal, save, written
 
 KEYS = "the keys features, targets, and weight with bias, or outputs in"
@@ -147,11 +147,7 @@ def test_npy_files_that_do_not_fit_each_other(tmp_path):
 
 
 def test_pickled_arrays_are_refused_unread(tmp_path):
-    class Bomb:
-        def __reduce__(self):
-            return os.mkdir, (str(tmp_path / "exploded"),)
-
-    bombs = np.array([Bomb()] * N, dtype=object)
+    bombs = np.array([Bomb(tmp_path / "exploded")] * N, dtype=object)
     one, some, parts = (tmp_path / name for name in ("one.npz", "some", "parts"))
     for place in (some, parts):
         place.mkdir()

@@ -6,26 +6,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import giveaway.extract.model_records as model_records
 from giveaway.checks import InputError
 from giveaway.extract import from_torch
 from tests.conftest import refused
-from tests.extract.examples import N, Records, Wrapped
+from tests.extract.examples import N, Records, Wrapped, named_stream
 
 IMAGES = torch.arange(N * 3 * 4 * 4).reshape(N, 3, 4, 4)
 TEXTS = ["x" * (row % 5) for row in range(N)]
-
-
-class Stream(IterableDataset):
-    """Records without a length, that carry ids."""
-
-    def __init__(self, x, y):
-        self.x, self.y = x, y
-
-    def __iter__(self):
-        return iter([{"x": x, "y": y, "id": i} for i, (x, y) in enumerate(zip(self.x, self.y, strict=True))])
 
 
 def flat(net, x):
@@ -63,7 +53,7 @@ def test_any_shape_and_batch_size(shape, n, batch_size, sized):
     x = torch.randn(n, *shape, generator=torch.Generator().manual_seed(0))
     y = torch.arange(n) % 2
     net = Wrapped(nn.Linear(x[0].numel(), 2), flat)
-    data = TensorDataset(x, y) if sized else Stream(x, y)
+    data = TensorDataset(x, y) if sized else named_stream(x, y)
     head = from_torch(net, DataLoader(data, batch_size=batch_size))
     assert torch.equal(head.inputs, x)
 
@@ -83,7 +73,7 @@ def model_by_keyword(model):
 def test_a_model_that_writes_into_its_inputs(model, x, y):
     greedy = Wrapped(model, lambda net, x: net(x.zero_()))
     blocks = [(x[i : i + 6].clone(), y[i : i + 6]) for i in range(0, N, 6)]
-    for data in (TensorDataset(x, y), Stream(x, y)):
+    for data in (TensorDataset(x, y), named_stream(x, y)):
         head = from_torch(greedy, DataLoader(data, batch_size=6))
         assert torch.equal(head.inputs, torch.cat([block for block, _ in blocks]))
 
@@ -166,7 +156,7 @@ def test_numbers_that_are_not_finite_are_not_kept(model, x, y):
 
 @pytest.mark.parametrize("sized", [True, False])
 def test_more_than_the_limit_is_not_kept(model, x, y, sized, monkeypatch):
-    data = DataLoader(TensorDataset(x, y) if sized else Stream(x, y), batch_size=4)
+    data = DataLoader(TensorDataset(x, y) if sized else named_stream(x, y), batch_size=4)
     monkeypatch.setattr(model_records, "INPUT_BYTES", x.nbytes)
     assert torch.equal(from_torch(model_by_keyword(model), data, keep_inputs=True).inputs, x)
     monkeypatch.setattr(model_records, "INPUT_BYTES", x.nbytes - 1)

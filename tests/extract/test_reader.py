@@ -9,7 +9,6 @@ from torch import nn
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
-    IterableDataset,
     RandomSampler,
     Sampler,
     SequentialSampler,
@@ -20,11 +19,11 @@ from torch.utils.data import (
 
 from giveaway import audit
 from giveaway.checks import InputError
-from giveaway.extract import from_torch
+from giveaway.extract import early_features, from_torch
 from giveaway.extract.model_records import inputs_of_head
 from giveaway.network import Network
 from tests.conftest import refused
-from tests.extract.examples import N, Records, Wrapped, assert_is_head_of, expected, snapshot
+from tests.extract.examples import N, Records, Stream, Wrapped, assert_is_head_of, expected, snapshot
 
 
 class Backwards(Sampler):
@@ -42,7 +41,15 @@ def network_of(model, data):
     return Network(model, data, loss="cross_entropy")
 
 
-both_readers = pytest.mark.parametrize("read", [from_torch, network_of])
+def early_of(model, data):
+    return early_features(model, data, layer="body")
+
+
+def initial_of(model, data):
+    return early_features(model, data, layer="body", initial=True)
+
+
+every_reader = pytest.mark.parametrize("read", [from_torch, network_of, early_of, initial_of])
 SHUFFLED = {
     "RandomSampler": lambda data: DataLoader(data, batch_size=4, shuffle=True),
     "WeightedRandomSampler": lambda data: DataLoader(data, sampler=WeightedRandomSampler(torch.ones(N), N)),
@@ -52,7 +59,7 @@ SHUFFLED = {
 }
 
 
-@both_readers
+@every_reader
 @pytest.mark.parametrize("sampler", SHUFFLED)
 def test_orders_that_are_not_the_datasets_are_refused(model, x, y, sampler, read):
     loader = SHUFFLED[sampler](TensorDataset(x, y))
@@ -81,7 +88,7 @@ def test_orders_that_are_plainly_the_datasets_are_taken(model, x, y, options):
     assert torch.equal(records.targets, y)
 
 
-@both_readers
+@every_reader
 def test_workers_that_may_overtake_each_other_are_refused(model, x, y, read):
     loader = DataLoader(TensorDataset(x, y), num_workers=1, in_order=False)
     refused("got in_order=False with several workers", read, model, loader)
@@ -92,8 +99,9 @@ def test_a_network_has_no_ids_to_sort_by(model, x, y):
     state = torch.get_rng_state()
     assert torch.equal(network_of(model, named).records.keywords["input"], x)
     assert torch.equal(torch.get_rng_state(), state)
-    with pytest.raises(InputError, match="got a sampler RandomSampler; use shuffle=False and no sampler"):
-        network_of(model, DataLoader(named, shuffle=True))
+    for read in (network_of, early_of, initial_of):
+        words = "got a sampler RandomSampler; use shuffle=False and no sampler"
+        refused(words, read, model, DataLoader(named, shuffle=True))
 
 
 @pytest.mark.parametrize("sampler", ["RandomSampler", "SubsetRandomSampler", "Backwards", "list"])
@@ -154,10 +162,11 @@ def test_dropped_records_are_refused(model, x, y):
     words = "got drop_last=True, which leaves out 3 of 23; set drop_last=False"
     for data, id_key in ((TensorDataset(x, y), None), (TensorDataset(x, y, torch.arange(N)), 2)):
         refused(words, from_torch, model, DataLoader(data, batch_size=5, drop_last=True), id_key=id_key)
-    refused(words, network_of, model, DataLoader(TensorDataset(x, y), batch_size=5, drop_last=True))
+    for read in (network_of, early_of, initial_of):
+        refused(words, read, model, DataLoader(TensorDataset(x, y), batch_size=5, drop_last=True))
 
 
-@both_readers
+@every_reader
 @pytest.mark.parametrize(("keep", "words"), [(1, "got 12 rows for 23 rec"), (3, "got more than 23 rows for 23 rec")])
 def test_a_collate_function_that_drops_or_repeats_is_refused(model, x, y, keep, words, read):
     def collate(rows):
@@ -165,14 +174,6 @@ def test_a_collate_function_that_drops_or_repeats_is_refused(model, x, y, keep, 
         return torch.stack([row[0] for row in rows]), torch.stack([row[1] for row in rows])
 
     refused(words, read, model, DataLoader(TensorDataset(x, y), batch_size=2, collate_fn=collate))
-
-
-class Stream(IterableDataset):
-    def __init__(self, make):
-        self.make = make
-
-    def __iter__(self):
-        return iter(self.make())
 
 
 def test_streams_need_ids(model, x, y):
@@ -203,7 +204,7 @@ AUGMENT = {
 }
 
 
-@both_readers
+@every_reader
 @pytest.mark.parametrize("augment", AUGMENT)
 @pytest.mark.parametrize("workers", [0, 1])
 def test_random_augmentation_is_refused(model, x, y, augment, workers, read):
@@ -212,7 +213,7 @@ def test_random_augmentation_is_refused(model, x, y, augment, workers, read):
     refused(words, read, model, DataLoader(data, batch_size=4, num_workers=workers))
 
 
-@both_readers
+@every_reader
 def test_one_changed_bit_one_changed_target_or_one_changed_id_is_refused(model, x, y, read):
     reads = {"count": 0}
 

@@ -18,13 +18,6 @@ from tests.conftest import refused
 from tests.extract.examples import N, Records
 
 
-@pytest.fixture
-def counted(model):
-    rows = []
-    model.register_forward_pre_hook(lambda _, inputs: rows.append(len(inputs[0])))
-    return model, rows
-
-
 def read(head, size):
     windows = [head.window(part) for part in head.slices(size)]
     return torch.cat([window.features for window in windows]), torch.cat([window.outputs for window in windows])

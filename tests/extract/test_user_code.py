@@ -1,7 +1,6 @@
 import pickle
 import sys
 import warnings
-from pathlib import Path
 
 import joblib
 import numpy as np
@@ -21,6 +20,7 @@ from giveaway.extract.sklearn_head import load_estimator
 from giveaway.extract.torch_model import load_weights
 from giveaway.extract.user_files import call_factory
 from tests.conftest import refused
+from tests.extract.examples import Bomb
 
 SOURCE = """
 import random
@@ -165,14 +165,6 @@ def test_trusted_weights_that_fail_are_not_to_be_trusted_again(tmp_path, fresh):
     refused(r"which needs pickle; .*--allow-pickle", load_weights, fresh, tmp_path / "w.pt")
     with pytest.raises(InputError, match=r"expected a whole file of torch.save, got w.pt, truncated or not"):
         load_weights(fresh, tmp_path / "w.pt", allow_pickle=True)
-
-
-class Bomb:
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return Path.mkdir, (self.path,)
 
 
 @pytest.mark.parametrize("allow_pickle", [False, True])

@@ -18,6 +18,7 @@ from giveaway.extract.user_files import (
 from giveaway.records import Signals
 from giveaway.records.examples import as_numbers
 from tests.conftest import refused
+from tests.extract.examples import Bomb
 
 RNG = np.random.default_rng(1)
 both = pytest.mark.parametrize("suffix", [".npz", ".npy"])
@@ -36,11 +37,6 @@ def saved(path, values, suffix=".npz"):
 
 def refusal(path, read=inputs_from, **options):
     return refused("; ", read, path, **options)
-
-
-class Trap:
-    def __reduce__(self):
-        return (pytest.fail, ("the pickle was opened",))
 
 
 # ------------------------------------------------------------------------------------------------ inputs as numbers
@@ -180,13 +176,14 @@ def test_records_of_unknown_kinds_are_refused(path, values, suffix):
 
 
 @both
-def test_records_that_need_pickle_are_refused_unread(path, suffix):
-    file = saved(path, np.array([Trap()], dtype=object), suffix)
+def test_records_that_need_pickle_are_refused_unread(tmp_path, path, suffix):
+    file = saved(path, np.array([Bomb(tmp_path / "exploded")], dtype=object), suffix)
     assert refusal(file, records_from) == (
         f"inputs: expected arrays that need no pickle, got {file.name}, which needs it; save plain numbers, or a table "
         "as strings: table.astype(str)"
     )
     assert refusal(file).startswith("inputs: expected")
+    assert not (tmp_path / "exploded").exists()
 
 
 # ------------------------------------------------------------------------------------------------ signals, row numbers

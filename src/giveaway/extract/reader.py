@@ -189,8 +189,7 @@ class RowFingerprints:
             raise fail("data", f"{self.rows} records in every pass", got, READ_AGAIN)
         changed = np.flatnonzero((known != later).any(axis=1))
         if len(changed):
-            got = f"others in a later pass, the first in row {start + changed[0]}"
-            raise fail("data", SAME_CONTENTS, got, STEADY)
+            raise fail("data", SAME_CONTENTS, f"others in a later pass, the first in row {start + changed[0]}", STEADY)
 
     def digest(self) -> str:
         """Return the SHA-256 of all rows; rows with ids count in the order of their ids."""
@@ -319,8 +318,7 @@ def _split_sequence(parts: list[Any], keys: BatchKeys) -> tuple[Any, Any, Any]:
             raise fail(argument, expected, repr(key), "batches here are tuples: give a position")
     if keys.targets is None and keys.inputs is None and size != 2 + (keys.ids is not None):
         expected = "batches (inputs, targets), or (inputs, targets, ids) with id_key=2"
-        remedy = "say which is which with target_key= and id_key="
-        raise fail("data", expected, f"a batch of {size} parts", remedy)
+        raise fail("data", expected, f"a batch of {size} parts", "say which is which with target_key= and id_key=")
     target_at = int(1 if keys.targets is None else keys.targets) % size
     id_at = None if keys.ids is None else int(keys.ids) % size
     if keys.inputs is not None:

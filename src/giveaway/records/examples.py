@@ -28,8 +28,7 @@ def as_numbers(inputs: np.ndarray, argument: str = "inputs") -> np.ndarray:
 def as_records(inputs: np.ndarray, argument: str = "inputs") -> Any:
     """Return inputs in their own type, uncopied: uint8 images with channels first, one string a record as a list."""
     if inputs.dtype.kind not in "fiubU":
-        remedy = "convert them to numbers or str"
-        raise fail(argument, "images, numbers or strings", f"dtype {inputs.dtype}", remedy)
+        raise fail(argument, "images, numbers or strings", f"dtype {inputs.dtype}", "convert them to numbers or str")
     if inputs.dtype.kind == "U" and inputs.ndim == 1:
         return inputs.tolist()
     images = _as_images(inputs, argument)
