@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
-from giveaway.checks import InputError
 from giveaway.gp import attack as module
 from giveaway.gp.attack import distance_to_constant, leakage_bounds, query_attack, record_attack
 from giveaway.gp.distinguishability import divergence, divergence_at, remove
 from giveaway.gp.posterior import fit
+from tests.conftest import refused
 from tests.gp.test_posterior import draw, rbf
 
 RATES = (1e-4, 0.01, 0.1, 0.5, 0.9)
@@ -85,19 +85,23 @@ def drawn_rates(with_, without, change, fpr, draws, rng):
     return auc, [(scores[0] > np.quantile(scores[1], 1 - rate)).mean() for rate in fpr]
 
 
+def check_draws(result, removal, at, rates, draws, seed, tolerance):
+    """Hold AUC and rates of every removal against draws of its two laws."""
+    without, with_ = (c.numpy() for c in removal.covariances(at))
+    change, rng = removal.mean_change(at).numpy(), np.random.default_rng(seed)
+    for r in range(len(removal.rows)):
+        auc, caught = drawn_rates(with_[r], without[r], change[r], rates, draws, rng)
+        assert float(result.auc[r]) == pytest.approx(auc, abs=6e-3)
+        np.testing.assert_allclose(result.tpr[r], caught, atol=tolerance)
+
+
 @pytest.mark.parametrize("outputs", [1, 2])
 def test_every_record_against_draws_of_its_two_laws(outputs):
     n, rates = 5, (0.05, 0.3)
     posterior = fit(rbf, 1.5 * draw(n, 2), draw(n, outputs, seed=1), 0.3)
     result = record_attack(posterior, fpr=rates)
     removal = remove(posterior, torch.arange(n))
-    at = posterior.inputs.unsqueeze(1)
-    without, with_ = (c.numpy() for c in removal.covariances(at))
-    change, rng = removal.mean_change(at).numpy(), np.random.default_rng(0)
-    for i in range(n):
-        auc, caught = drawn_rates(with_[i], without[i], change[i], rates, 200_000, rng)
-        assert float(result.auc[i]) == pytest.approx(auc, abs=5e-3)
-        np.testing.assert_allclose(result.tpr[i], caught, atol=1e-2)
+    check_draws(result, removal, posterior.inputs.unsqueeze(1), rates, 200_000, 0, 1e-2)
 
 
 @pytest.mark.parametrize("q", [1, 3])
@@ -106,13 +110,7 @@ def test_one_record_at_several_queries_is_still_one_direction(q):
     posterior = fit(rbf, draw(n, 2), draw(n, 2, seed=1), 0.2)
     removal = remove(posterior, torch.arange(n))
     queries = posterior.inputs.unsqueeze(1) + 0.7 * draw(n, q, 2, seed=3)
-    result = query_attack(removal, queries, fpr=(0.1,))
-    without, with_ = (c.numpy() for c in removal.covariances(queries))
-    change, rng = removal.mean_change(queries).numpy(), np.random.default_rng(1)
-    for i in range(n):
-        auc, (caught,) = drawn_rates(with_[i], without[i], change[i], (0.1,), 100_000, rng)
-        assert float(result.tpr[i, 0]) == pytest.approx(caught, abs=1e-2)
-        assert float(result.auc[i]) == pytest.approx(auc, abs=6e-3)
+    check_draws(query_attack(removal, queries, fpr=(0.1,)), removal, queries, (0.1,), 100_000, 1, 1e-2)
 
 
 def test_at_its_own_input_a_record_is_attacked_as_by_all_records_at_once():
@@ -138,23 +136,15 @@ def test_groups_are_sampled_with_an_honest_error():
     exact = query_attack(removal, at, fpr=(0.01, 0.2), draws=400_000, seed=99)
     assert bool(((tpr.mean(0) - exact.tpr).abs() < 5 * error / 60**0.5 + 5 * exact.standard_error).all())
     assert torch.equal(exact.auc, runs[0].auc)
-    without, with_ = (c.numpy() for c in removal.covariances(at))
-    change, rng = removal.mean_change(at).numpy(), np.random.default_rng(2)
-    for g in range(len(rows)):
-        auc, caught = drawn_rates(with_[g], without[g], change[g], (0.01, 0.2), 200_000, rng)
-        assert float(exact.auc[g]) == pytest.approx(auc, abs=5e-3)
-        np.testing.assert_allclose(exact.tpr[g], caught, atol=1.5e-2)
+    check_draws(exact, removal, at, (0.01, 0.2), 200_000, 2, 1.5e-2)
 
 
 def test_wrong_arguments_are_refused():
     posterior = fit(rbf, draw(6, 2), draw(6), 0.3)
-    with pytest.raises(InputError, match="fpr: expected rates between 0 and 1"):
-        record_attack(posterior, fpr=(0.0, 0.1))
+    refused("fpr: expected rates between 0 and 1", record_attack, posterior, fpr=(0.0, 0.1))
     removal, at = remove(posterior, torch.tensor([[0, 1]])), posterior.inputs[None, :2]
-    with pytest.raises(InputError, match="seed: expected an integer, for these rates are sampled, got None"):
-        query_attack(removal, at)
-    with pytest.raises(InputError, match="draws: expected a finite number of at least 100, got 5"):
-        query_attack(removal, at, draws=5, seed=0)
+    refused("seed: expected an integer, for these rates are sampled, got None", query_attack, removal, at)
+    refused("draws: expected a finite number of at least 100, got 5", query_attack, removal, at, draws=5, seed=0)
 
 
 def kernel_of(matrix):
@@ -254,5 +244,4 @@ def test_a_single_record_is_bounded_by_its_prior():
     ],
 )
 def test_wrong_arguments_of_bounds_are_refused(arguments, words):
-    with pytest.raises(InputError, match=words):
-        leakage_bounds(*arguments)
+    refused(words, leakage_bounds, *arguments)

@@ -26,6 +26,7 @@ from giveaway.gp.kernels import (
     kernel_matrix,
 )
 from giveaway.gp.nngp import KINDS, NNGP, NTK, ConvNNGP, ConvNTK, KernelChoice, median_distance
+from tests.conftest import refused
 
 
 def records(*shape, seed=0):
@@ -163,22 +164,15 @@ def test_integers_and_arrays_become_float64():
 
 def test_words_of_errors():
     x = records(3, 4)
-    with pytest.raises(InputError, match="length: expected a positive number, got 0"):
-        RBF(0)
-    with pytest.raises(InputError, match="length: expected a finite number of at least 0, got -1"):
-        Laplace(-1)
-    with pytest.raises(InputError, match="bias_variance: expected a finite number of at least 0"):
-        Linear(1.0, -0.1)
+    refused("length: expected a positive number, got 0", RBF, 0)
+    refused("length: expected a finite number of at least 0, got -1", Laplace, -1)
+    refused("bias_variance: expected a finite number of at least 0", Linear, 1.0, -0.1)
     with pytest.raises(InputError, match="factor: expected a finite number of at least 0, got -2"):
         -2 * Linear()
-    with pytest.raises(InputError, match="Z: expected records of 4 numbers, as X has, got 2"):
-        RBF()(x, x[:, :2])
-    with pytest.raises(InputError, match=r"X: expected records as \(n, \.\.\.\)"):
-        Linear()(x[0], x)
-    with pytest.raises(InputError, match=r"features: expected one row of features a record, shape \(3, p\)"):
-        FeatureKernel(lambda X: X[:, 0])(x, x)
-    with pytest.raises(InputError, match="block: expected at least 1 row, got 0"):
-        kernel_matrix(RBF(), x, block=0)
+    refused("Z: expected records of 4 numbers, as X has, got 2", RBF(), x, x[:, :2])
+    refused(r"X: expected records as \(n, \.\.\.\)", Linear(), x[0], x)
+    refused(r"features: expected one row of features a record, shape \(3, p\)", FeatureKernel(lambda X: X[:, 0]), x, x)
+    refused("block: expected at least 1 row, got 0", kernel_matrix, RBF(), x, block=0)
     with pytest.raises(TypeError):
         Linear() + "kernel"
     with pytest.raises(TypeError):
@@ -311,8 +305,7 @@ def test_an_option_is_taken_or_refused_in_words(name, option):
     with pytest.raises(InputError) as error:
         choice.options()
     assert str(error.value) == words
-    with pytest.raises(InputError, match=f"^{option}: "):
-        choice.kernel(drawn(3, 1, 4, 4))
+    refused(f"^{option}: ", choice.kernel, drawn(3, 1, 4, 4))
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 from torch.nn import functional
 
-from giveaway.checks import InputError
 from giveaway.gp.activations import ACTIVATIONS
 from giveaway.gp.kernels import Sphere, kernel_matrix
 from giveaway.gp.nngp import NNGP, NTK, ConvNNGP, ConvNTK
+from tests.conftest import refused
 
 WEIGHT, BIAS = 1.6, 0.3
 SLOW = ("elu", "tanh")  # on few numbers; their duals have tests of their own
@@ -29,33 +29,52 @@ def records(n=4, d=5, seed=0):
 
 
 class Network:
-    """One random network in the parametrization of nngp.py."""
+    """One random network in the parametrization of nngp.py, without its read-out; zeros are laid on by hand."""
 
-    def __init__(self, width, depth, d, generator):
-        sizes = [d, *[width] * depth]
+    def __init__(self, sizes, strides, paddings, width, generator, channels=2):
+        counts = [channels, *[width] * len(sizes)]
+        self.strides, self.paddings = strides, paddings
         self.weights = [
-            torch.randn(after, before, dtype=torch.float64, generator=generator)
-            for before, after in zip(sizes, [*sizes[1:], 1], strict=True)
+            torch.randn(width, count, size, size, dtype=torch.float64, generator=generator)
+            for size, count in zip(sizes, counts, strict=False)
         ]
-        self.biases = [torch.randn(len(w), dtype=torch.float64, generator=generator) for w in self.weights]
-
-    def layer(self, number, x):
-        w, b = self.weights[number], self.biases[number]
-        return x @ w.T * math.sqrt(WEIGHT / w.shape[1]) + math.sqrt(BIAS) * b
+        self.biases = [torch.randn(width, dtype=torch.float64, generator=generator) for _ in sizes]
 
     def hidden(self, x, activation):
-        for number in range(len(self.weights) - 1):
-            x = activation(self.layer(number, x))
+        for w, b, stride, padding in zip(self.weights, self.biases, self.strides, self.paddings, strict=True):
+            size = w.shape[-1]
+            if padding == "same":
+                x = functional.pad(x, [(size - 1) // 2, size // 2] * 2)
+            scale = math.sqrt(WEIGHT / w[0].numel())
+            x = activation(functional.conv2d(x, scale * w, math.sqrt(BIAS) * b, stride=stride))
         return x
 
-    def output(self, x, activation):
-        return self.layer(len(self.weights) - 1, self.hidden(x, activation))[:, 0]
+
+DENSE = (1, 1), (1, 1), ("same", "same")  # a fully connected network sees images of one pixel
 
 
-def output_covariance(network, x, activation):
+def pixel(x):
+    return x[:, :, None, None]
+
+
+def covariance_of_readout(h, readout="flatten"):
     """E over the read-out alone of f(x)f(z)."""
-    h = network.hidden(x, activation)
+    h = h.flatten(1) if readout == "flatten" else h.mean((2, 3))
     return BIAS + WEIGHT * h @ h.T / h.shape[1]
+
+
+def tangents(network, x, activation, readouts, generator):
+    """The Gram matrix of the gradients in all parameters, for each read-out."""
+    parameters = [p.requires_grad_() for p in (*network.weights, *network.biases)]
+    hidden = network.hidden(x, activation)
+    for readout in readouts:
+        h = hidden.flatten(1) if readout == "flatten" else hidden.mean((2, 3))
+        last = torch.randn(h.shape[1], dtype=torch.float64, generator=generator)
+        outputs = h @ last * math.sqrt(WEIGHT / h.shape[1])
+        gradients = [torch.autograd.grad(f, parameters, retain_graph=True) for f in outputs]
+        flat = torch.stack([torch.cat([part.flatten() for part in row]) for row in gradients])
+        # the read-out's own weights and bias contribute its covariance
+        yield flat @ flat.T + covariance_of_readout(pixel(h.detach()))
 
 
 def z_values(samples, expected):
@@ -74,26 +93,13 @@ def test_nngp_is_the_covariance_of_wide_networks():
     x = records()
     found = []
     for seed, (name, activation) in enumerate(ACTIVATIONS.items()):
-        generator = torch.Generator().manual_seed(seed)
-        draws = [output_covariance(Network(384, 2, 5, generator), x, activation) for _ in range(32)]
+        generator = torch.Generator().manual_seed(300 + seed)
+        hidden = [Network(*DENSE, 384, generator, 5).hidden(pixel(x), activation) for _ in range(32)]
+        draws = [covariance_of_readout(h) for h in hidden]
         kernel = NNGP(2, name, weight_variance=WEIGHT, bias_variance=BIAS)
         found.append(z_values(torch.stack(draws), kernel(x, x)))
         torch.testing.assert_close(kernel.diagonal(x), kernel(x, x).diagonal(), rtol=1e-12, atol=0)
     assert_standard_normal(torch.cat(found))
-
-
-@pytest.mark.parametrize("name", ["relu", "gelu"])
-@pytest.mark.slow
-def test_one_networks_error_falls_with_the_root_of_its_width(name):
-    x = records()
-    kernel = NNGP(2, name, weight_variance=WEIGHT, bias_variance=BIAS)(x, x)
-    error = {}
-    for width in (32, 512):
-        generator = torch.Generator().manual_seed(width)
-        draws = [output_covariance(Network(width, 2, 5, generator), x, ACTIVATIONS[name]) for _ in range(60)]
-        error[width] = (torch.stack(draws) - kernel).square().mean(0).sqrt()
-    ratio = (error[32] / error[512]).mean()
-    assert 0.75 * 4 < ratio < 1.35 * 4
 
 
 def test_ntk_is_the_gram_matrix_of_parameter_gradients():
@@ -103,12 +109,7 @@ def test_ntk_is_the_gram_matrix_of_parameter_gradients():
         generator = torch.Generator().manual_seed(100 + seed)
         draws = []
         for _ in range(24):
-            network = Network(256, 2, 5, generator)
-            parameters = [p.requires_grad_() for p in (*network.weights, *network.biases)]
-            outputs = network.output(x, activation)
-            gradients = [torch.autograd.grad(f, parameters, retain_graph=True) for f in outputs]
-            flat = torch.stack([torch.cat([part.flatten() for part in row]) for row in gradients])
-            draws.append(flat @ flat.T)
+            draws += tangents(Network(*DENSE, 256, generator, 5), pixel(x), activation, ["flatten"], generator)
         expected = NTK(2, name, weight_variance=WEIGHT, bias_variance=BIAS)(x, x)
         found.append(z_values(torch.stack(draws), expected))
     assert_standard_normal(torch.cat(found))
@@ -196,16 +197,11 @@ def test_images_are_flattened():
 
 
 def test_words_of_errors():
-    with pytest.raises(InputError, match="depth: expected a whole number of at least 1, got 0; use Linear"):
-        NNGP(0)
-    with pytest.raises(InputError, match="weight_variance: expected a finite number of at least 0, got -1"):
-        NTK(1, weight_variance=-1)
-    with pytest.raises(InputError, match="activation: expected one of relu"):
-        NNGP(1, "swish")
-    with pytest.raises(InputError, match=r"X: expected records as \(n, \.\.\.\), got shape \(4,\)"):
-        NNGP(1)(torch.ones(4), torch.ones(2, 4))
-    with pytest.raises(InputError, match="Z: expected records of 4 numbers, as X has, got 3"):
-        NNGP(1)(torch.ones(1, 4), torch.ones(2, 3))
+    refused("depth: expected a whole number of at least 1, got 0; use Linear", NNGP, 0)
+    refused("weight_variance: expected a finite number of at least 0, got -1", NTK, 1, weight_variance=-1)
+    refused("activation: expected one of relu", NNGP, 1, "swish")
+    refused(r"X: expected records as \(n, \.\.\.\), got shape \(4,\)", NNGP(1), torch.ones(4), torch.ones(2, 4))
+    refused("Z: expected records of 4 numbers, as X has, got 3", NNGP(1), torch.ones(1, 4), torch.ones(2, 3))
     assert repr(NTK(3, "erf", weight_variance=1)) == "NTK(3, erf, weight_variance=1, bias_variance=0)"
 
 
@@ -228,34 +224,6 @@ def images(n=3, channels=2, height=6, width=5, seed=0):
     return x
 
 
-class ConvolutionalNetwork:
-    """One random convolutional network, its zeros laid on by hand."""
-
-    def __init__(self, sizes, strides, paddings, width, generator, channels=2):
-        counts = [channels, *[width] * len(sizes)]
-        self.strides, self.paddings = strides, paddings
-        self.weights = [
-            torch.randn(width, count, size, size, dtype=torch.float64, generator=generator)
-            for size, count in zip(sizes, counts, strict=False)
-        ]
-        self.biases = [torch.randn(width, dtype=torch.float64, generator=generator) for _ in sizes]
-
-    def hidden(self, x, activation):
-        for w, b, stride, padding in zip(self.weights, self.biases, self.strides, self.paddings, strict=True):
-            size = w.shape[-1]
-            if padding == "same":
-                x = functional.pad(x, [(size - 1) // 2, size // 2] * 2)
-            scale = math.sqrt(WEIGHT / w[0].numel())
-            x = activation(functional.conv2d(x, scale * w, math.sqrt(BIAS) * b, stride=stride))
-        return x
-
-
-def covariance_of_readout(h, readout):
-    """E over the read-out alone of f(x)f(z)."""
-    h = h.flatten(1) if readout == "flatten" else h.mean((2, 3))
-    return BIAS + WEIGHT * h @ h.T / h.shape[1]
-
-
 def kernel_of(kind, name, sizes, strides, paddings, **options):
     return kind(
         len(sizes),
@@ -274,7 +242,7 @@ def test_conv_nngp_is_the_covariance_of_networks_of_many_channels():
     found = []
     for seed, (name, *shape) in enumerate(NETWORKS):
         generator = torch.Generator().manual_seed(seed)
-        draws = [ConvolutionalNetwork(*shape, 192, generator).hidden(x, ACTIVATIONS[name]) for _ in range(24)]
+        draws = [Network(*shape, 192, generator).hidden(x, ACTIVATIONS[name]) for _ in range(24)]
         for readout in READOUTS:
             samples = torch.stack([covariance_of_readout(h, readout) for h in draws])
             found.append(z_values(samples, kernel_of(ConvNNGP, name, *shape, readout=readout)(x, x)))
@@ -282,17 +250,17 @@ def test_conv_nngp_is_the_covariance_of_networks_of_many_channels():
 
 
 @pytest.mark.slow
-def test_one_networks_error_falls_with_the_root_of_its_channels():
-    x = images()
-    name, *shape = NETWORKS[1]
+@pytest.mark.parametrize("name", ["dense", "gelu"])
+def test_one_networks_error_falls_with_the_root_of_its_channels(name):
+    x, (name, *shape) = (pixel(records()), ("relu", *DENSE)) if name == "dense" else (images(), NETWORKS[1])
     for readout in READOUTS:
         expected = kernel_of(ConvNNGP, name, *shape, readout=readout)(x, x)
         error = {}
         for width in (16, 144):
             generator = torch.Generator().manual_seed(width)
-            draws = [ConvolutionalNetwork(*shape, width, generator).hidden(x, ACTIVATIONS[name]) for _ in range(60)]
-            samples = torch.stack([covariance_of_readout(h, readout) for h in draws])
-            error[width] = (samples - expected).square().mean(0).sqrt()
+            networks = [Network(*shape, width, generator, x.shape[1]) for _ in range(60)]
+            draws = [covariance_of_readout(each.hidden(x, ACTIVATIONS[name]), readout) for each in networks]
+            error[width] = (torch.stack(draws) - expected).square().mean(0).sqrt()
         assert 0.7 * 3 < (error[16] / error[144]).mean() < 1.4 * 3
 
 
@@ -302,22 +270,11 @@ def test_conv_ntk_is_the_gram_matrix_of_parameter_gradients(chosen):
     found = []
     for seed, (name, *shape) in enumerate(NETWORKS[number] for number in chosen):
         generator = torch.Generator().manual_seed(50 + seed)
-        samples = {readout: [] for readout in READOUTS}
-        for _ in range(24):
-            network = ConvolutionalNetwork(*shape, 128, generator)
-            parameters = [p.requires_grad_() for p in (*network.weights, *network.biases)]
-            hidden = network.hidden(x, ACTIVATIONS[name])
-            for readout in READOUTS:
-                h = hidden.flatten(1) if readout == "flatten" else hidden.mean((2, 3))
-                last = torch.randn(h.shape[1], dtype=torch.float64, generator=generator)
-                outputs = h @ last * math.sqrt(WEIGHT / h.shape[1])
-                gradients = [torch.autograd.grad(f, parameters, retain_graph=True) for f in outputs]
-                flat = torch.stack([torch.cat([part.flatten() for part in row]) for row in gradients])
-                # the read-out's own weights and bias contribute its covariance
-                samples[readout].append(flat @ flat.T + covariance_of_readout(h.detach()[:, :, None, None], readout))
+        networks = [Network(*shape, 128, generator) for _ in range(24)]
+        drawn = [list(tangents(network, x, ACTIVATIONS[name], READOUTS, generator)) for network in networks]
         for readout in READOUTS:
             expected = kernel_of(ConvNTK, name, *shape, readout=readout)(x, x)
-            found.append(z_values(torch.stack(samples[readout]), expected))
+            found.append(z_values(torch.stack([each[READOUTS.index(readout)] for each in drawn]), expected))
     assert_standard_normal(torch.cat(found))
 
 
@@ -396,19 +353,18 @@ def test_blank_borders_have_no_effect_on_the_rest():
 
 def test_words_of_errors_of_convolutions():
     x = images()
-    with pytest.raises(InputError, match=r"X: expected images as \(n, c, h, w\), got shape \(3, 60\)"):
-        ConvNNGP(1)(x.flatten(1), x)
-    with pytest.raises(InputError, match="layer 2's 3 x 3 filter fits into, got 2 x 2 positions there"):
-        ConvNNGP(2, padding="valid", stride=2)(images(height=6, width=5), x)
-    with pytest.raises(InputError, match="Z: expected records of shape"):
-        ConvNNGP(1)(x, x[:, :1])
-    with pytest.raises(InputError, match="padding: expected a known name, got 'full'"):
-        ConvNNGP(1, padding="full")
-    with pytest.raises(InputError, match="readout: expected a known name, got 'max'"):
-        ConvNTK(1, readout="max")
-    with pytest.raises(InputError, match="stride: expected a whole number of at least 1, got 0"):
-        ConvNNGP(1, stride=0)
-    with pytest.raises(InputError, match="filter_size: expected one value, or one for each of 3 layers, got 2 values"):
-        ConvNNGP(3, filter_size=(3, 5))
-    with pytest.raises(InputError, match="depth: expected a whole number"):
-        ConvNNGP(0)
+    refused(r"X: expected images as \(n, c, h, w\), got shape \(3, 60\)", ConvNNGP(1), x.flatten(1), x)
+    refused(
+        "layer 2's 3 x 3 filter fits into, got 2 x 2 positions there",
+        ConvNNGP(2, padding="valid", stride=2),
+        images(height=6, width=5),
+        x,
+    )
+    refused("Z: expected records of shape", ConvNNGP(1), x, x[:, :1])
+    refused("padding: expected a known name, got 'full'", ConvNNGP, 1, padding="full")
+    refused("readout: expected a known name, got 'max'", ConvNTK, 1, readout="max")
+    refused("stride: expected a whole number of at least 1, got 0", ConvNNGP, 1, stride=0)
+    refused(
+        "filter_size: expected one value, or one for each of 3 layers, got 2 values", ConvNNGP, 3, filter_size=(3, 5)
+    )
+    refused("depth: expected a whole number", ConvNNGP, 0)

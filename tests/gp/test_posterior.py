@@ -7,15 +7,24 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.distributions import MultivariateNormal, kl_divergence
 
-from giveaway.checks import InputError
 from giveaway.gp import posterior as module
-from giveaway.gp.distinguishability import remove
+from giveaway.gp.distinguishability import divergence_at, remove
 from giveaway.gp.posterior import fit
+from tests.conftest import refused
 
 
 def rbf(X, Z):
     return torch.exp(-(X.unsqueeze(1) - Z.unsqueeze(0)).flatten(2).square().sum(2) / 2)
+
+
+def plain_kl(mean_change, without, with_):
+    """KL summed over the outputs by torch.distributions, for mean_change (q, C)."""
+    zero = torch.zeros(len(without), dtype=torch.float64)
+    return sum(
+        kl_divergence(MultivariateNormal(column, without), MultivariateNormal(zero, with_)) for column in mean_change.T
+    )
 
 
 def draw(*shape, seed=0):
@@ -87,13 +96,25 @@ def test_a_diagonal_kernel_needs_no_noise_to_speak_of():
 @pytest.mark.parametrize("noise", [1e-30, 1e-16, 1e-15])
 def test_repeated_records_that_the_noise_does_not_separate_are_refused(noise):
     x = draw(20, 2)
-    with pytest.raises(InputError, match=r"kernel: expected a positive definite K \+ noise·I, got .*raise noise"):
-        fit(rbf, torch.cat([x, x]), draw(40), noise)
+    refused(
+        r"kernel: expected a positive definite K \+ noise·I, got .*raise noise",
+        fit,
+        rbf,
+        torch.cat([x, x]),
+        draw(40),
+        noise,
+    )
 
 
 def test_a_kernel_that_is_not_positive_is_refused():
-    with pytest.raises(InputError, match="Cholesky factorization stops at record 1; raise noise, drop repeated"):
-        fit(lambda X, Z: -rbf(X, Z) + 1.5, draw(5, 2) * 3, torch.ones(5), 0.01)
+    refused(
+        "Cholesky factorization stops at record 1; raise noise, drop repeated",
+        fit,
+        lambda X, Z: -rbf(X, Z) + 1.5,
+        draw(5, 2) * 3,
+        torch.ones(5),
+        0.01,
+    )
 
 
 @pytest.mark.parametrize(
@@ -116,14 +137,12 @@ def test_a_kernel_that_is_not_positive_is_refused():
 def test_wrong_arguments_are_refused(change, words):
     arguments = {"kernel": rbf, "inputs": draw(4, 2), "targets": draw(4), "noise": 0.1, "matrix": None, **change}
     matrix = arguments.pop("matrix")
-    with pytest.raises(InputError, match=words):
-        fit(**arguments, matrix=matrix)
+    refused(words, fit, **arguments, matrix=matrix)
 
 
 def test_queries_of_another_shape_are_refused():
     posterior = fit(rbf, draw(4, 2), draw(4), 0.1)
-    with pytest.raises(InputError, match=r"queries: expected shape \(q, 2\), got shape \(3,\); give one query a row"):
-        posterior.mean(torch.zeros(3))
+    refused(r"queries: expected shape \(q, 2\), got shape \(3,\); give one query a row", posterior.mean, torch.zeros(3))
 
 
 @settings(max_examples=25, deadline=None)
@@ -145,6 +164,7 @@ def test_queries_against_fitting_again(n, removals, size, q, outputs, shared, se
     removal = remove(posterior, rows)
     change = removal.mean_change(queries)
     without, with_ = removal.covariances(queries)
+    distance = divergence_at(removal, queries)
     assert without.shape == with_.shape == (removals, q, q)
     for r in range(removals):
         at = queries[0 if shared else r]
@@ -158,6 +178,10 @@ def test_queries_against_fitting_again(n, removals, size, q, outputs, shared, se
         torch.testing.assert_close(change[r], mean - posterior.mean(at), rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(without[r], covariance, rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(with_[r], posterior.covariance(at), rtol=1e-9, atol=1e-9)
+        moved = mean - posterior.mean(at)
+        truth = plain_kl(moved, covariance, posterior.covariance(at))
+        torch.testing.assert_close(distance.kl[r], truth, rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(distance.mean[r], moved.square().sum() / 2, rtol=1e-8, atol=1e-10)
 
 
 def test_many_removals_keep_their_own_queries(monkeypatch):
@@ -188,12 +212,14 @@ def test_the_gradient_of_a_removal_reaches_the_queries(q):
     ],
 )
 def test_wrong_rows_are_refused(rows, words):
-    with pytest.raises(InputError, match=words):
-        remove(fit(rbf, draw(6, 2), draw(6), 0.1), rows)
+    refused(words, remove, fit(rbf, draw(6, 2), draw(6), 0.1), rows)
 
 
 @pytest.mark.parametrize("shape", [(2, 2), (2, 1, 3), (4, 1, 2), (3, 0, 2)])
 def test_wrong_queries_are_refused(shape):
     removal = remove(fit(rbf, draw(6, 2), draw(6), 0.1), torch.arange(3))
-    with pytest.raises(InputError, match=r"queries: expected shape \(3 or 1, q, 2\), got shape .*; give q queries a"):
-        removal.mean_change(torch.zeros(shape))
+    refused(
+        r"queries: expected shape \(3 or 1, q, 2\), got shape .*; give q queries a",
+        removal.mean_change,
+        torch.zeros(shape),
+    )

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from giveaway.checks import InputError
 from giveaway.gp import query as module
 from giveaway.gp.distinguishability import divergence_at, remove
 from giveaway.gp.kernels import RBF, Linear, Sphere
 from giveaway.gp.nngp import NNGP
 from giveaway.gp.posterior import fit
 from giveaway.gp.query import HISTORY, SearchSpace, _History, maximize, optimal_queries
+from tests.conftest import refused
 from tests.gp.test_posterior import draw
 
 
@@ -254,21 +254,21 @@ def test_starts_outside_the_box_are_put_into_it():
     ],
 )
 def test_wrong_options_are_refused(options, words):
-    with pytest.raises(InputError, match=words):
-        optimal_queries(removal_of(), **{"seed": 0, **options})
+    refused(words, optimal_queries, removal_of(), **{"seed": 0, **options})
 
 
 def test_no_records_kept_to_start_from():
     removal = remove(fit(Linear(), draw(2, 2), draw(2), 0.1), torch.tensor([[0, 1]]))
-    with pytest.raises(InputError, match="origin: expected 'removed' or 'bounds', got 'kept', with every record"):
-        optimal_queries(removal, seed=0)
+    refused("origin: expected 'removed' or 'bounds', got 'kept', with every record", optimal_queries, removal, seed=0)
 
 
 def test_numpy_counts_are_counts_and_a_vector_of_starts_is_refused():
     removal = remove(fit(RBF(), draw(6, 2), draw(6, seed=1), 0.1), torch.arange(2))
     one, other = (optimal_queries(removal, starts=count, seed=0, steps=3) for count in (4, np.int64(4)))
     assert torch.equal(one.ends, other.ends)
-    with pytest.raises(
-        InputError, match=r"starts: expected shape \(starts, 1, 2\) or \(2, starts, 1, 2\), got shape \(3,\)"
-    ):
-        optimal_queries(removal, starts=torch.zeros(3))
+    refused(
+        r"starts: expected shape \(starts, 1, 2\) or \(2, starts, 1, 2\), got shape \(3,\)",
+        optimal_queries,
+        removal,
+        starts=torch.zeros(3),
+    )

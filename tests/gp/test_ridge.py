@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from giveaway.checks import InputError
 from giveaway.gp import ridge as module
 from giveaway.gp.ridge import leave_one_out_ridge, rows_of_groups
+from tests.conftest import refused
 
 GRID = [1e-3, 0.1, 1.0, 30.0, 1e3]
 
@@ -169,8 +169,9 @@ def test_errors_that_are_not_kept_take_another_pass(monkeypatch):
 def test_a_pass_of_another_length_is_refused(later, words):
     x, y = draw(12, 2)
     lengths = iter([10, 10, later])  # the look at the first block, the sums, the predictions
-    with pytest.raises(InputError, match=f"features: expected 10 rows, one a target, {words}"):
-        ridge(lambda: iter([x[: next(lengths)]]), y[:10], l2=1.0)
+    refused(
+        f"features: expected 10 rows, one a target, {words}", ridge, lambda: iter([x[: next(lengths)]]), y[:10], l2=1.0
+    )
 
 
 def test_memory_maps_and_large_column_means(tmp_path):
@@ -240,5 +241,4 @@ def test_the_default_grid_finds_the_middle_and_does_not_depend_on_units():
 )
 def test_errors_say_what_to_do(arguments, words):
     call = {"features": torch.randn(10, 2), "targets": torch.zeros(10), **arguments}
-    with pytest.raises(InputError, match=words):
-        ridge(call.pop("features"), call.pop("targets"), **call)
+    refused(words, ridge, call.pop("features"), call.pop("targets"), **call)

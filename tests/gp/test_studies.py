@@ -12,7 +12,6 @@ from scipy.integrate import quad
 from scipy.special import ndtr
 from torch.distributions import Normal, kl_divergence
 
-from giveaway.checks import InputError
 from giveaway.gp.activations import ACTIVATIONS
 from giveaway.gp.attack import (
     SETTINGS,
@@ -35,6 +34,9 @@ from giveaway.gp.kernels import RBF, Linear, Sphere, kernel_matrix
 from giveaway.gp.nngp import NNGP
 from giveaway.gp.posterior import fit
 from giveaway.gp.query import optimal_queries, steepest_point, steepness
+from tests.conftest import refused
+from tests.gp.test_kernels import arc_cosine, on_sphere
+from tests.gp.test_lood import brute_force
 from tests.gp.test_posterior import draw
 
 
@@ -117,8 +119,12 @@ def test_without_a_bias_only_the_direction_can_come_back():
 def test_queries_of_another_removal_are_refused():
     posterior = fit(RBF(), draw(6, 2), draw(6, seed=1), 0.1)
     found = optimal_queries(remove(posterior, torch.arange(2)), starts=1, seed=0, steps=2)
-    with pytest.raises(InputError, match="found: expected queries for these 3 removals, got ends of shape"):
-        reconstruct(remove(posterior, torch.arange(3)), found)
+    refused(
+        "found: expected queries for these 3 removals, got ends of shape",
+        reconstruct,
+        remove(posterior, torch.arange(3)),
+        found,
+    )
 
 
 @pytest.mark.parametrize(
@@ -162,12 +168,22 @@ def test_starts_that_are_given_and_starts_around_the_records():
 
 def test_wrong_input_is_refused():
     posterior = fit(RBF(), draw(7, 2), draw(7, seed=1), 0.05)
-    with pytest.raises(InputError, match="seed: expected an integer"):
-        steepest_point(posterior, lambda s: s[:, 0])
-    with pytest.raises(InputError, match=r"starts: expected shape \(starts, 2\), got shape \(4, 3\)"):
-        steepest_point(posterior, lambda s: s[:, 0], starts=torch.zeros(4, 3))
-    with pytest.raises(InputError, match=r"label: expected labels of shape \(3, 1\), got shape \(3, 2\)"):
-        steepest_point(posterior, lambda s: s, starts=3, seed=0)
+    refused("seed: expected an integer", steepest_point, posterior, lambda s: s[:, 0])
+    refused(
+        r"starts: expected shape \(starts, 2\), got shape \(4, 3\)",
+        steepest_point,
+        posterior,
+        lambda s: s[:, 0],
+        starts=torch.zeros(4, 3),
+    )
+    refused(
+        r"label: expected labels of shape \(3, 1\), got shape \(3, 2\)",
+        steepest_point,
+        posterior,
+        lambda s: s,
+        starts=3,
+        seed=0,
+    )
 
 
 def by_hand(kernel, x, y, noise, rows, queries):
@@ -229,8 +245,7 @@ def test_the_optimum_leaves_the_record_and_passes_it():
     ],
 )
 def test_wrong_removals_are_refused(inputs, rows, words):
-    with pytest.raises(InputError, match=words):
-        remove_normalized(RBF(), inputs, draw(4), 0.1, rows)
+    refused(words, remove_normalized, RBF(), inputs, draw(4), 0.1, rows)
 
 
 @pytest.mark.parametrize("n", [7, 10])
@@ -247,16 +262,6 @@ NOISE = 0.1
 def data(n=9, d=6, outputs=2):
     rng = np.random.default_rng(0)
     return rng.uniform(0.0, 1.0, size=(n, d)), rng.normal(size=(n, outputs))
-
-
-def rectifier_by_hand(x, depth):
-    """ReLU at σw² = 2 through the arc-cosine formula, in NumPy."""
-    k = 2 * x @ x.T / x.shape[1]
-    for _ in range(depth):
-        size = np.sqrt(np.outer(k.diagonal(), k.diagonal()))
-        angle = np.arccos(np.clip(k / size, -1.0, 1.0))
-        k = size * (np.sin(angle) + (np.pi - angle) * np.cos(angle)) / np.pi
-    return k
 
 
 def gelu_by_hand(x, depth):
@@ -284,29 +289,8 @@ class Raised(type(ACTIVATIONS["identity"])):
         return super().moment(order, *covariances) + (9.0 if order == (0, 0) else 0.0)
 
 
-def on_sphere(x):
-    x = x - x.mean(1, keepdims=True)
-    return x / np.sqrt((x**2).mean(1, keepdims=True))
-
-
 def correlation(k):
     return k / np.sqrt(np.outer(k.diagonal(), k.diagonal()))
-
-
-def separate_solves(k, y):
-    """KL and mean distance of every record, from the posterior of the others and that of all."""
-    n, outputs = y.shape
-    kl, mean = np.empty(n), np.empty(n)
-    for i in range(n):
-        law = []
-        for kept in (np.delete(np.arange(n), i), np.arange(n)):
-            solved = np.linalg.solve(k[np.ix_(kept, kept)] + NOISE * np.eye(len(kept)), k[kept, i])
-            law.append((solved @ y[kept], k[i, i] - solved @ k[kept, i]))
-        (before, wide), (after, narrow) = law
-        shift = ((before - after) ** 2).sum()
-        kl[i] = 0.5 * (outputs * (math.log(narrow / wide) - 1 + wide / narrow) + shift / narrow)
-        mean[i] = 0.5 * shift
-    return kl, mean
 
 
 @pytest.mark.parametrize("setting", ["sphere", "raw"])
@@ -317,9 +301,9 @@ def test_values_are_those_of_separate_solves(setting):
     rows = {(row.activation, row.depth): row for row in study.rows}
     for j, depth in enumerate((1, 2)):
         by_hand = {}
-        for i, (name, kernel) in enumerate((("relu", rectifier_by_hand), ("gelu", gelu_by_hand))):
+        for i, (name, kernel) in enumerate((("relu", arc_cosine), ("gelu", gelu_by_hand))):
             k = correlation(kernel(on_sphere(x), depth)) if setting == "sphere" else kernel(x, depth)
-            by_hand[name] = separate_solves(k, y)
+            by_hand[name] = brute_force(k, y, NOISE)
             np.testing.assert_allclose(study.kl[i, j], by_hand[name][0], rtol=1e-7)
             np.testing.assert_allclose(study.mean[i, j], by_hand[name][1], rtol=1e-7)
             row = rows[name, depth]
@@ -377,14 +361,9 @@ def test_a_smooth_activation_off_the_critical_line_keeps_its_distance():
 
 def test_words_of_errors():
     x, y = data()
-    with pytest.raises(InputError, match="setting"):
-        activation_study(x, y, noise=NOISE, depths=[1], activations=["gelu"], setting="cube")
-    with pytest.raises(InputError, match=r"depths: .*at least one depth"):
-        activation_study(x, y, noise=NOISE, depths=[], activations=["gelu"])
-    with pytest.raises(InputError, match=r"inputs: .*records as"):
-        activation_study(x[0], y, noise=NOISE, depths=[1], activations=["gelu"])
-    with pytest.raises(InputError, match="activation"):
-        activation_study(x, y, noise=NOISE, depths=[1], activations=["swish"])
-    with pytest.raises(InputError, match="unit variance"):
-        critical_variances(Raised(1.0, "raised"))
+    refused("setting", activation_study, x, y, noise=NOISE, depths=[1], activations=["gelu"], setting="cube")
+    refused(r"depths: .*at least one depth", activation_study, x, y, noise=NOISE, depths=[], activations=["gelu"])
+    refused(r"inputs: .*records as", activation_study, x[0], y, noise=NOISE, depths=[1], activations=["gelu"])
+    refused("activation", activation_study, x, y, noise=NOISE, depths=[1], activations=["swish"])
+    refused("unit variance", critical_variances, Raised(1.0, "raised"))
     assert SETTINGS == ("sphere", "critical", "raw")

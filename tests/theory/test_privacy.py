@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from giveaway.checks import InputError
 from giveaway.theory import (
     TradeOff,
     epsilon_lower_bound,
@@ -17,6 +16,7 @@ from giveaway.theory import (
     gaussian,
     mu_lower_bound,
 )
+from tests.conftest import refused
 
 MU = np.array([0.1, 0.5, 1.0, 3.0])
 
@@ -131,5 +131,4 @@ def test_more_evidence_raises_the_bound_and_more_thresholds_lower_it():
     ],
 )
 def test_out_of_range_arguments(call, words):
-    with pytest.raises(InputError, match=words):
-        call()
+    refused(words, call)
