@@ -156,7 +156,9 @@ def train_stacked(
             outputs = trainer.outputs()
             for place, number in enumerate(rows):
                 if on_trained is not None:
-                    on_trained(number, trainer.ensemble.state_of(place))
+                    state = trainer.ensemble.state_of(place)  # copied in torch's usual layout, alone in its memory
+                    copied = {name: v.detach().to("cpu", copy=True).contiguous() for name, v in state.items()}
+                    on_trained(number, copied)
                 yield number, outputs[place].numpy()
 
 
@@ -220,7 +222,7 @@ class _Stacked:
 
     def state_of(self, place: int) -> State:
         held = {**self._parameters, **self._buffers}
-        return {name: _cpu_copy(held[name][place]) for name in self.module.state_dict()}
+        return {name: held[name][place] for name in self.module.state_dict()}
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         def one(parameters: State, buffers: State, x: torch.Tensor) -> torch.Tensor:
@@ -242,18 +244,13 @@ class _Single:
         self.buffers = list(model.buffers())
 
     def state_of(self, place: int) -> State:
-        return {name: _cpu_copy(value) for name, value in self.module.state_dict().items()}
+        return self.module.state_dict()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         alone = x[0]
         if self._on_gpu and alone.ndim == 4:
             alone = alone.contiguous(memory_format=torch.channels_last)
         return self.module(alone)[None]
-
-
-def _cpu_copy(value: torch.Tensor) -> torch.Tensor:
-    """Copy to the CPU in torch's usual layout, alone in its memory."""
-    return value.detach().to("cpu", copy=True).contiguous()
 
 
 class _Trainer:
@@ -267,35 +264,25 @@ class _Trainer:
         read_as = torch.float32 if x.is_cuda else torch.float64  # what the optimizers' kernels read
         self._rates = torch.tensor(training.rates(training.epochs * batches.steps), dtype=read_as, device=x.device)
         self._rate = self._rates[0].clone()
-        self._optimizer = training.optimizer_of(ensemble.parameters, self._rate)
+        self.optimizer = training.optimizer_of(ensemble.parameters, self._rate)
         self._losses = torch.vmap(training.losses)
         self._weights = batches.weights.to(ensemble.parameters[0].dtype)
-        self._order = batches.epoch()
-        self._step = torch.zeros(1, dtype=torch.long, device=x.device)
-
-    def shuffle(self) -> None:
-        self._order.copy_(self.batches.epoch())
+        self.order = batches.epoch()
+        self.step = torch.zeros(1, dtype=torch.long, device=x.device)
 
     def advance(self) -> None:
-        self._rate.copy_(self._rates[self._step % len(self._rates)][0])
-        now = self._step % self.batches.steps
-        which, weight = (per_step.index_select(1, now)[:, 0] for per_step in (self._order, self._weights))
+        self._rate.copy_(self._rates[self.step % len(self._rates)][0])
+        now = self.step % self.batches.steps
+        which, weight = (per_step.index_select(1, now)[:, 0] for per_step in (self.order, self._weights))
         with self._training.autocast(self._x.device):
             per_record = self._losses(self.ensemble(self._x[which]), self._y[which])
         if per_record.shape != weight.shape:
             got = f"shape {tuple(per_record.shape[1:])} for {weight.shape[1]} records"
             raise fail("loss", "one number a record", got, "return the losses, not their mean")
-        self._optimizer.zero_grad()
+        self.optimizer.zero_grad()
         (per_record * weight).sum().backward()  # lays gradients out as the parameters, which fused optimizers rely on
-        self._optimizer.step()
-        self._step.add_(1)
-
-    def state(self) -> list[torch.Tensor]:
-        return [*self.ensemble.parameters, *self.ensemble.buffers, self._step]
-
-    def optimizer_state(self) -> list[torch.Tensor]:
-        states = self._optimizer.state.values()
-        return [value for state in states for value in state.values() if torch.is_tensor(value)]
+        self.optimizer.step()
+        self.step.add_(1)
 
     @torch.no_grad()
     def outputs(self) -> torch.Tensor:
@@ -306,8 +293,7 @@ class _Trainer:
 
 
 def _train(trainers: Sequence[_Trainer], epochs: int) -> None:
-    state = [tensor for trainer in trainers for tensor in trainer.state()]
-    streams = [torch.cuda.Stream() for _ in trainers] if state[0].is_cuda else []
+    streams = [torch.cuda.Stream() for _ in trainers] if trainers[0].step.is_cuda else []
 
     def one_after_the_other() -> None:
         for trainer in trainers:
@@ -322,15 +308,17 @@ def _train(trainers: Sequence[_Trainer], epochs: int) -> None:
         for stream in streams:
             here.wait_stream(stream)
 
+    def optimizer_state() -> list[torch.Tensor]:
+        held = (state for trainer in trainers for state in trainer.optimizer.state.values())
+        return [value for state in held for value in state.values() if torch.is_tensor(value)]
+
     run = one_after_the_other
     if streams:
-        run = captured(
-            side_by_side, state, lambda: [made for trainer in trainers for made in trainer.optimizer_state()]
-        )
+        ensembles = [(*t.ensemble.parameters, *t.ensemble.buffers, t.step) for t in trainers]
+        run = captured(side_by_side, [tensor for ensemble in ensembles for tensor in ensemble], optimizer_state)
     for epoch in range(epochs):
-        if epoch:
-            for trainer in trainers:
-                trainer.shuffle()
+        for trainer in trainers if epoch else ():
+            trainer.order.copy_(trainer.batches.epoch())
         for _ in range(trainers[0].batches.steps):
             run()
 

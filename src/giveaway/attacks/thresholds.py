@@ -206,7 +206,13 @@ def shokri(
             raise fail("references", f"members and non-members in {where}", got, "add models, or take per_class=False")
         fitted = copy.deepcopy(classifier).fit(np.concatenate(inputs), is_member)
         for part, p in _probability_rows(targets, records, features, pooled=not per_class):
-            odds = _log_odds(fitted, p.reshape(-1, p.shape[-1]))
+            rows = p.reshape(-1, p.shape[-1])
+            if (
+                type(fitted).__name__ == "LogisticRegression"
+            ):  # its probabilities round to 1 long before its log-odds end
+                odds = fitted.decision_function(rows)
+            else:
+                odds = np.diff(np.log(np.maximum(fitted.predict_proba(rows), SMALLEST)), axis=1)
             scores[:, records[part]] = odds.reshape(p.shape[:3]).mean(axis=2)
     options = {"per_class": per_class, "features": features, "classifier": str(classifier), "most_rows": most_rows}
     return AttackScores("shokri", scores, targets.members, options | {"seed": seed})
@@ -227,10 +233,3 @@ def _probability_rows(
             one_hot = np.eye(p.shape[-1])[signals.labels[records[part]]][None, :, None, :]
             p = np.concatenate([p, np.broadcast_to(one_hot, p.shape)], axis=-1)
         yield part, p
-
-
-def _log_odds(fitted: Any, inputs: np.ndarray) -> np.ndarray:
-    if type(fitted).__name__ == "LogisticRegression":  # its probabilities round to 1 long before its log-odds end
-        return fitted.decision_function(inputs)
-    non_member, member = np.log(np.maximum(fitted.predict_proba(inputs), SMALLEST)).T
-    return member - non_member

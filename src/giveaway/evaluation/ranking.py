@@ -169,7 +169,13 @@ def agreement_over_targets(
     if not targets or not targets[0][0] or not shares:
         raise fail("scores", "at least one score and one pair of shares", "none", "name what to compare")
     names = list(targets[0][0])
-    places = [_places(names, scores, truth) for scores, truth in targets]
+    places = []  # of every record among the different values, of the truth (first row) and of each score
+    for scores, truth in targets:
+        if set(scores) != set(names):
+            got = f"{', '.join(scores)} beside {', '.join(names)}"
+            raise fail("targets", "the same scores for every target", got, "compare those that all of them have")
+        columns = [np.asarray(truth, dtype=np.float64), *(_same_records(scores[name], truth)[0] for name in names)]
+        places.append(np.array([np.unique(values, return_inverse=True)[1] for values in columns]))
     count, lengths = len(places), [table.shape[1] for table in places]
     each = np.array([_figures(table, shares) for table in places])
     values = each.mean(axis=0)
@@ -185,23 +191,16 @@ def agreement_over_targets(
     for row, name in enumerate(names):
         cells = [Interval(*map(float, ends)) for ends in zip(values[row], low[row], high[row], strict=True)]
         correlation = cells.pop()
-        if count == 1 and resamples:
-            correlation = _fisher(correlation.value, lengths[0], confidence)
+        if count == 1 and resamples and abs(correlation.value) < 1.0:
+            reach = norm.isf((1 - confidence) / 2) * np.sqrt(1.06 / max(lengths[0] - 3, 1))
+            turned = np.arctanh(np.clip(correlation.value, -1 + 1e-15, 1 - 1e-15))
+            ends = np.tanh(turned + np.array([-reach, reach])).tolist()
+            correlation = Interval(correlation.value, *ends)
         recalls = dict(zip(shares, cells, strict=True))
         deviations = dict(zip(shares, map(float, std[row]), strict=False))
         rows.append(Agreement(name, recalls, correlation, deviations, float(std[row, -1])))
     resampled = ("targets and records" if count > 1 else "records") if resamples else "nothing"
     return AgreementTable(tuple(rows), sum(lengths), confidence, count, resampled)
-
-
-def _places(names: Sequence[str], scores: Mapping[str, ArrayLike], truth: ArrayLike) -> np.ndarray:
-    """Number every record by its place among the different values, of the truth (first row) and of each score."""
-    if set(scores) != set(names):
-        got = f"{', '.join(scores)} beside {', '.join(names)}"
-        raise fail("targets", "the same scores for every target", got, "compare those that all of them have")
-    known = np.asarray(truth, dtype=np.float64)
-    columns = [known, *(_same_records(scores[name], known)[0] for name in names)]
-    return np.array([np.unique(values, return_inverse=True)[1] for values in columns])
 
 
 def _figures(places: np.ndarray, shares: Sequence[tuple[float, float]]) -> np.ndarray:
@@ -225,15 +224,6 @@ def _rank_correlation(ranks_a: np.ndarray, ranks_b: np.ndarray) -> float:
     a, b = ranks_a - ranks_a.mean(), ranks_b - ranks_b.mean()
     size = float(np.linalg.norm(a) * np.linalg.norm(b))
     return float(a @ b) / size if size > 0 else 0.0
-
-
-def _fisher(correlation: float, n: int, confidence: float) -> Interval:
-    if abs(correlation) == 1.0:
-        return Interval(correlation, correlation, correlation)
-    inside = np.clip(correlation, -1 + 1e-15, 1 - 1e-15)
-    reach = norm.isf((1 - confidence) / 2) * np.sqrt(1.06 / max(n - 3, 1))
-    low, high = np.tanh(np.arctanh(inside) + np.array([-reach, reach]))
-    return Interval(correlation, float(low), float(high))
 
 
 def _same_records(a: ArrayLike, b: ArrayLike) -> tuple[np.ndarray, np.ndarray]:

@@ -245,12 +245,9 @@ def measure_change(place: str, table: ScoreTable, folder: Path, column: str, bas
     """Measure the share of exposed rows against the bound set by the audits of retrains in the `baseline` folders.
 
     For predicted_success these are the rows above 0.7; for loo_gap the rows above what a fifth of the baseline's rows
-    exceed, by person if people were audited. The levels were chosen on the odd half of digits and on breast cancer with
-    5, 10 and 20 % of the labels wrong and ten retrains each: the share by loo_gap rose beyond the bound of three
-    retrains in 99 % of the doublings and in 1 % of unchanged retrains, that by predicted success in 92 % (in the worst
-    draw 47 %) and 1 %. With a higher level loo_gap misses a doubling from 10 %, since a network then learns each wrong
-    label less; means, and the share that the view calls memorized, hardly move. (The bound had a slightly lower floor
-    then.) benchmarks/gate_digits.py tries it on other data.
+    exceed, by person if people were audited. The levels were chosen on networks with 5 to 20 % of the labels wrong:
+    with a higher one loo_gap misses a doubling from 10 %, since a network then learns each wrong label less. Means
+    hardly move. benchmarks/gate_digits.py tries it on other data.
     """
     table = _audited(folder, column, table)
     check_column(place, table, column)

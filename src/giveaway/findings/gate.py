@@ -230,10 +230,6 @@ def _is_share(value: Any) -> bool:
     return type(value) in (int, float) and 0 <= value <= 1
 
 
-def _is_folder_list(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(folder, str) and folder for folder in value)
-
-
 TEXT = (f"one line of text, up to {LONGEST} characters", _is_line)
 SHARE = ("a share from 0 to 1", _is_share)
 KEYS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {  # what each key must hold
@@ -242,7 +238,10 @@ KEYS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {  # what each key must 
     "at_most": ("a whole number, 0 or more", lambda value: type(value) is int and value >= 0),
     "above": ("a success of at least 0.5 and below 1", lambda value: _is_share(value) and 0.5 <= value < 1),
     "of": ('"loo_gap" or "predicted_success"', lambda value: value in ("loo_gap", "predicted_success")),
-    "baseline": ("a list of audit folders", _is_folder_list),
+    "baseline": (
+        "a list of audit folders",
+        lambda value: isinstance(value, list) and all(isinstance(folder, str) and folder for folder in value),
+    ),
     "expires": ("a date such as 2027-03-01, without quotes", lambda value: type(value) is datetime.date),
 }
 RULE_KEYS = {

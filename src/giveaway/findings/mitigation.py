@@ -53,7 +53,14 @@ def removals(head: Head, table: ScoreTable, *, shares: Sequence[float]) -> tuple
     row_of = row_of_record(head, table)
     if not head.linear:
         raise fail("head", "a linear head", "a black box", "pass the features of a linear head to Head")
-    counts = [_count(share, len(table)) for share in shares]
+    counts, remedy = [], "give the share of the rows to take out, such as 0.01"
+    for share in shares:
+        if not 0.0 < check_number("share", share, minimum=0.0, remedy=remedy) < 1.0:
+            raise fail("share", "a share between 0 and 1", f"{share:g}", remedy)
+        counts.append(max(1, round(share * len(table))))
+        if len(table) - counts[-1] < 2:
+            got = f"{counts[-1]} of {len(table)} taken out"
+            raise fail("share", "a share that leaves at least 2 rows", got, "take out a smaller share")
 
     def newton_of(scored: Head) -> np.ndarray:
         scored = scored if table.meta.by_person else replace(scored, groups=None)
@@ -99,17 +106,6 @@ def row_of_record(head: Head, table: ScoreTable) -> np.ndarray:
     if count != len(table):
         raise fail("table", f"{count} rows, as the head has", f"{len(table)}", "pass the whole table of this head")
     return rows
-
-
-def _count(share: float, rows: int) -> int:
-    remedy = "give the share of the rows to take out, such as 0.01"
-    if not 0.0 < check_number("share", share, minimum=0.0, remedy=remedy) < 1.0:
-        raise fail("share", "a share between 0 and 1", f"{share:g}", remedy)
-    count = max(1, round(share * rows))
-    if rows - count < 2:
-        got = f"{count} of {rows} taken out"
-        raise fail("share", "a share that leaves at least 2 rows", got, "take out a smaller share")
-    return count
 
 
 def weights(table: ScoreTable, *, cap: float = 0.9) -> np.ndarray:
