@@ -64,23 +64,6 @@ def test_ridge_gap_equals_the_leverage_formula():
     assert counts == [(k, 6) for k in range(1, 7)]
 
 
-def test_training_sets_seeds_and_labels():
-    calls = []
-
-    def train(indices, seed):
-        calls.append((indices.tolist(), seed))
-        memory = set(indices.tolist())
-        return lambda: np.array([[2.0, 0.0] if row in memory else [0.0, 1.0] for row in range(6)])
-
-    found = retrain_without(
-        train, [2], records=6, repeats=2, kind="logits", labels=np.array([1, 1, 0, 1, 1, 1]), members=[1, 2, 5], seed=3
-    )
-    seeds = [model_seed(number, seed=3) for number in range(2)]
-    assert calls == [([1, 2, 5], seeds[0]), ([1, 5], seeds[0]), ([1, 2, 5], seeds[1]), ([1, 5], seeds[1])]
-    np.testing.assert_allclose(found.memorization, [1.0])
-    np.testing.assert_array_equal(found.records, [2])
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -20,6 +20,7 @@ from tests.conftest import refused
 
 RECORDS = 23
 POPULATION = 5
+ONE_MODEL = 4000 * 10 * 8  # bytes
 
 
 def noise_and_membership(indices, seed, rows=RECORDS):
@@ -188,30 +189,28 @@ def test_a_dask_cluster_gives_the_same_signals(tmp_path):
 
 
 def peak_of(folder, models, **options):
-    """The most memory that collecting takes, in bytes."""
-    rows = 4000
+    """The most memory that collecting takes, in models."""
 
     def train(indices, seed):
-        return lambda: np.random.default_rng(seed).normal(size=(rows, 10))
+        return lambda: np.random.default_rng(seed).normal(size=(4000, 10))
 
-    given = {"records": rows, "kind": "logits", "labels": np.zeros(rows, dtype=int), **options}
+    given = {"records": 4000, "kind": "logits", "labels": np.zeros(4000, dtype=int), "fingerprint": {}, "code": "1"}
     tracemalloc.start()
     try:
-        signals = train_shadows(train, models=models, folder=folder, fingerprint={}, code="1", **given)
+        signals = train_shadows(train, models=models, folder=folder, **given, **options)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert signals.values.shape == (models, rows, 1, 10)
-    return peak
+    assert signals.values.shape == (models, 4000, 1, 10)
+    return peak / ONE_MODEL
 
 
 @pytest.mark.parametrize("options", [{}, {"workers": 2, "backend": "threading"}])
 def test_memory_does_not_grow_with_the_models(tmp_path, monkeypatch, options):
-    one_model = 4000 * 10 * 8
-    monkeypatch.setattr("giveaway.attacks.shadow.WAITING_BYTES", 10 * one_model)
+    monkeypatch.setattr("giveaway.attacks.shadow.WAITING_BYTES", 10 * ONE_MODEL)
     peak_of(tmp_path / "first", 2, **options)  # what is imported or cached once
     few, many = (peak_of(tmp_path / str(models), models, **options) for models in (10, 100))
-    assert many - few < 0.2 * 90 * one_model, (few / one_model, many / one_model)
+    assert many - few < 0.2 * 90, (few, many)
 
 
 # ------------------------------------------------------------------------------------------------ membership

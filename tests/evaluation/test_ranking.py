@@ -37,12 +37,6 @@ def test_spearman_with_ties(pairs):
         assert spearman(a, b) == 0.0
 
 
-@pytest.mark.parametrize(("transform", "expected"), [(np.exp, 1.0), (lambda x: -(x**3), -1.0)])
-def test_spearman_sees_only_the_order(transform, expected):
-    values = np.random.default_rng(0).normal(size=50)
-    assert spearman(values, transform(values)) == pytest.approx(expected, abs=1e-14)
-
-
 def recall_over_all_tie_breaks(scores, truth, top: int, keep: int) -> float:
     """Mean over the orders of the rows of the recall of plain stable sorts: ties at random, scores apart from truth."""
 
@@ -62,14 +56,6 @@ def recall_over_all_tie_breaks(scores, truth, top: int, keep: int) -> float:
 def test_recall_gives_ties_fractional_credit(scores, truth, top, keep):
     expected = recall_over_all_tie_breaks(scores, truth, top, keep)
     assert recall_at(scores, truth, top=top / 5, keep=keep / 5) == pytest.approx(expected, abs=1e-12)
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.permutations(range(20)), st.integers(1, 20), st.integers(1, 20))
-def test_recall_without_ties_counts_the_overlap(scores, top, keep):
-    truth = list(range(20))
-    best, kept = set(range(20 - top, 20)), {row for row in range(20) if scores[row] >= 20 - keep}
-    assert recall_at(scores, truth, top=top / 20, keep=keep / 20) == len(best & kept) / top
 
 
 @settings(max_examples=60, deadline=None)
@@ -168,15 +154,6 @@ def several(count: int, n: int, spread: float, seed: int) -> list[tuple[dict, np
     noises = np.exp(spread * np.random.default_rng(seed).normal(size=count))
     pairs = [made(n, noise, seed=1000 * seed + place) for place, noise in enumerate(noises)]
     return [({"a": scores, "b": -scores}, truth) for scores, truth in pairs]
-
-
-def test_one_target_is_the_plain_agreement():
-    scores, truth = made(500)
-    single, plain = agreement_over_targets([({"a": scores}, truth)]), agreement({"a": scores}, truth)
-    assert (single.rows[0].recall, single.rows[0].spearman) == (plain.rows[0].recall, plain.rows[0].spearman)
-    assert single.to_csv() == plain.to_csv()
-    assert (single.targets, single.resampled) == (1, "records")
-    assert np.isnan(single.rows[0].spearman_std)
 
 
 def test_values_are_means_and_deviations_over_targets_in_any_order():

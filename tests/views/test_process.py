@@ -21,16 +21,9 @@ from giveaway.views.process import ProcessView, numbers_of, standardized, target
 from tests.conftest import KINDS, made_arrays, made_head, refused
 from tests.gp.test_kernels import arc_cosine, on_sphere
 from tests.gp.test_lood import brute_force, median_rbf
+from tests.views.test_others import PEOPLE, N, records
 
-N = 60
 LOOD = ["lood_kl", "lood_mean"]
-PEOPLE = np.array([f"p{i * 7 % 23:02d}" for i in range(N)])
-
-
-def records(seed: int = 0) -> np.ndarray:
-    """A matrix whose columns have scales and origins of their own."""
-    rng = np.random.default_rng(seed)
-    return rng.normal(size=(N, 3)) * [1.0, 1e3, 1e-4] + [5.0, -1e4, 0.0]
 
 
 def z_scores(x: np.ndarray) -> np.ndarray:
