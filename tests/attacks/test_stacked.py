@@ -263,10 +263,7 @@ def test_batches_cover_the_members_once_an_epoch():
         ({"momentum": 0.9}, "momentum: expected 0 unless the optimizer is sgd, got 0.9"),
         ({"precision": "half"}, "precision: expected a known name, got 'half'"),
         ({"schedule": "cos"}, "schedule: expected a known name, got 'cos'; did you mean cosine"),
-        (
-            {"loss": lambda f, y: f.sum(1).mean()},
-            "loss: expected one number a record, got shape .*; return the l",
-        ),
+        ({"loss": lambda f, y: f.sum(1).mean()}, "loss: expected one number a record, got shape .*; return the l"),
         ({"loss": lambda f, y: f[:, :1]}, "loss: expected one number a record, got shape .*; return the l"),
     ],
 )

@@ -13,14 +13,7 @@ from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
 from giveaway import Head, audit
-from giveaway.evaluation import (
-    agreement,
-    agreement_over_targets,
-    effect_sizes,
-    recall_at,
-    recall_curve,
-    spearman,
-)
+from giveaway.evaluation import agreement, agreement_over_targets, effect_sizes, recall_at, recall_curve, spearman
 from tests.conftest import refused
 from tests.evaluation.test_attack_success import measured
 

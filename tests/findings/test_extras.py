@@ -262,10 +262,6 @@ def test_without_open_tsne_and_with_copies(monkeypatch):
 def test_what_is_refused():
     head = made_head("classes")
     table = audit(head)
-    box = replace(head, features=None)
-    refused("head: expected a linear head, got a black box; leave the map out", feature_map, box, audit(box))
-    refused("method: expected a known name, got 'umap'", feature_map, head, table, method="umap")
-    refused("most: expected a finite number of at least 2, got 1; ask for at least 2", feature_map, head, table, most=1)
     refused("table: expected 60 rows, as the head has, got 4", feature_map, head, table.top(4))
     words = "map: expected a known name, got 'umap'; choose from auto, pca, tsne, none"
     refused(words, make_extras, head, table, method="umap")

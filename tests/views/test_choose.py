@@ -164,6 +164,7 @@ def test_other_shapes_are_refused(inputs):
         (np.ones((5, 2)), "matrix: expected at least one column that varies"),
         ("one text", "strings: expected a list of strings"),
         (["a", None], "strings: expected strings, got NoneType in row 1"),
+        (["a", 3], "strings: expected strings, got int in row 1"),
         (np.zeros((5, 2), dtype=complex), "matrix: expected an array of numbers"),
     ],
 )

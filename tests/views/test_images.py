@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from giveaway.views import images as module
-from giveaway.views.images import THRESHOLD, draw_patches, image_features, patch_features
-from tests.conftest import refused
+from giveaway.views.images import THRESHOLD, draw_patches, patch_features
 
 
 @pytest.fixture(autouse=True)
@@ -102,16 +101,3 @@ def test_flat_images_are_zero_or_finite():
     half = np.concatenate([images, np.zeros_like(images)])
     filters = draw_patches(torch.from_numpy(half), 20, 6, 0).filters
     assert len(torch.unique(filters, dim=0)) > 15  # black patches are not drawn while there are others
-
-
-@pytest.mark.parametrize(
-    ("images", "words"),
-    [
-        (np.zeros((3, 4)), r"images: expected images of shape \(n, channels, height, width\)"),
-        (np.zeros((0, 1, 4, 4)), "images: expected images of shape"),
-        (np.zeros((2, 8, 8, 3)), "channels before height and width.*transpose"),
-        (np.full((2, 1, 8, 8), np.nan), "images: expected finite numbers"),
-    ],
-)
-def test_errors_say_what_to_do(images, words):
-    refused(words, image_features, images)

@@ -234,7 +234,6 @@ def test_images_and_texts():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"targets": torch.zeros(9, 1)}, "features: expected 9 rows, one a target, got 10 rows"),
         ({"targets": torch.full((10, 1), torch.nan)}, "targets: expected finite numbers"),
         ({"targets": torch.zeros(10, 2, 2)}, r"targets: expected \(n,\) or \(n, C\)"),
         ({"features": held(torch.zeros(1, 2)), "targets": torch.zeros(1, 1)}, "of at least two records"),

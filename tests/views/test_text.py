@@ -9,13 +9,11 @@ from collections import Counter
 from dataclasses import replace
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from giveaway.views.text import term_hash, text_features
-from tests.conftest import refused
 from tests.views.made import gather
 
 MASK = (1 << 64) - 1
@@ -78,15 +76,3 @@ def test_alike_texts_are_near_and_others_far():
     assert gather(text_features(["\ud800 broken"])).isfinite().all()
     assert not rows[3].any()
     np.testing.assert_allclose(rows[:3].norm(dim=1).numpy(), 1.0, rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("strings", "words"),
-    [
-        ("one", "strings: expected a list of strings, one a record, got one string"),
-        ([], "strings: expected at least one string"),
-        (["a", 3], "strings: expected strings, got int in row 1"),
-    ],
-)
-def test_errors_say_what_to_do(strings, words):
-    refused(words, text_features, strings)

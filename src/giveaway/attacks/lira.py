@@ -40,12 +40,7 @@ class SideMoments:
 
 
 def lira(
-    targets: Signals,
-    references: Signals,
-    *,
-    mode: str = "online",
-    variance: str = "per_record",
-    centre: str = "median",
+    targets: Signals, references: Signals, *, mode: str = "online", variance: str = "per_record", centre: str = "median"
 ) -> AttackScores:
     """Attack every record of every target model, by reference models that are none of the targets.
 
@@ -72,12 +67,7 @@ def lira(
 
 
 def lira_within(
-    models: Signals,
-    *,
-    mode: str = "online",
-    variance: str = "per_record",
-    centre: str = "mean",
-    leave_out: bool = True,
+    models: Signals, *, mode: str = "online", variance: str = "per_record", centre: str = "mean", leave_out: bool = True
 ) -> AttackScores:
     """Attack each of the models with the others as its references.
 

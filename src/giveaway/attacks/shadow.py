@@ -22,14 +22,7 @@ from joblib import Parallel, delayed, effective_n_jobs, parallel_config
 from scipy.special import logsumexp
 from scipy.stats import rankdata
 
-from giveaway.attacks.shadow_store import (
-    ShadowPlan,
-    TrainingJob,
-    model_seed,
-    open_store,
-    plan_of_halves,
-    summaries,
-)
+from giveaway.attacks.shadow_store import ShadowPlan, TrainingJob, model_seed, open_store, plan_of_halves, summaries
 from giveaway.checks import InputError, check_choice, fail
 from giveaway.records import Signals
 

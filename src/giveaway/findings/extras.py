@@ -19,7 +19,7 @@ import torch
 from scipy.linalg import eigh
 
 from giveaway.auditing.plan import SENSITIVITY_UP_TO
-from giveaway.checks import InputError, check_choice, check_number, fail
+from giveaway.checks import InputError, check_choice, fail
 from giveaway.findings.canaries import Candidates, candidates, mean_of_records
 from giveaway.findings.mitigation import RemovalEffect, removals, row_of_record
 from giveaway.records import Head, ScoreTable
@@ -133,12 +133,7 @@ def _put_together(kind: type[Made], prefix: str, arrays: dict[str, np.ndarray], 
 
 
 def make_extras(
-    head: Head,
-    table: ScoreTable,
-    *,
-    method: str = "auto",
-    what_if: bool | None = None,
-    show_records: bool = False,
+    head: Head, table: ScoreTable, *, method: str = "auto", what_if: bool | None = None, show_records: bool = False
 ) -> ReportExtras:
     """Make the optional parts of a report of `table` from its head and records.
 
@@ -190,11 +185,7 @@ def feature_map(head: Head, table: ScoreTable, *, method: str = "auto", most: in
     A person is placed at the mean of their records. `method` "auto" is t-SNE if openTSNE is installed, otherwise PCA;
     fewer than 50 rows, or rows that are all the same, are placed by PCA whatever was asked for.
     """
-    check_choice("method", method, ("auto", "pca", "tsne"))
     row_of = row_of_record(head, table)
-    if not head.linear:
-        raise fail("head", "a linear head", "a black box", "leave the map out: it shows a linear head's features")
-    most = int(check_number("most", most, minimum=2, remedy="ask for at least 2 rows"))
     tsne = None
     try:
         if method != "pca":

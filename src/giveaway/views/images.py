@@ -128,13 +128,9 @@ def as_images(images: Any) -> torch.Tensor:
     tensor = as_tensor("images", images)
     if tensor.ndim == 3:
         tensor = tensor.unsqueeze(1)
-    got = f"shape {tuple(tensor.shape)}"
-    if tensor.ndim != 4 or 0 in tensor.shape:
-        expected = "images of shape (n, channels, height, width) or (n, height, width)"
-        raise fail("images", expected, got, "give one image a record, none of them empty")
     if tensor.shape[3] <= 4 < min(tensor.shape[1], tensor.shape[2]):
         remedy = "move the last axis: images.transpose(0, 3, 1, 2)"
-        raise fail("images", "channels before height and width", got, remedy)
+        raise fail("images", "channels before height and width", f"shape {tuple(tensor.shape)}", remedy)
     check_finite("images", tensor)
     return tensor
 

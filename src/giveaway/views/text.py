@@ -36,8 +36,6 @@ def text_features(strings: Any, *, dimensions: int = DIMENSIONS) -> RecordFeatur
     if isinstance(strings, str):
         raise fail("strings", "a list of strings, one a record", "one string", "put it in a list")
     texts = strings.tolist() if isinstance(strings, np.ndarray) else list(strings)
-    if not texts:
-        raise fail("strings", "at least one string", "none", "give one string a record")
     for row, text in enumerate(texts):
         if not isinstance(text, str):
             raise fail("strings", "strings", f"{type(text).__name__} in row {row}", "convert it to str")
