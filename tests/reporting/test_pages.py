@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 import re
 from dataclasses import replace
@@ -12,6 +11,7 @@ import pytest
 
 from giveaway import Head, audit
 from giveaway.records import ScoreTable
+from giveaway.records.meta import Provenance
 from giveaway.reporting.pages import index_page, summary, summary_pages
 from giveaway.reporting.words import headline
 from tests.conftest import made_arrays, made_head, refused
@@ -56,13 +56,15 @@ def test_small_groups_are_put_together():
 
 def test_it_says_what_the_report_says():
     table = marked()
-    found = summary(table, access="labels", date=datetime.date(2026, 11, 16))
+    origin = Provenance(date="2026-11-16")
+    table = replace(table, meta=replace(table.meta, access="labels", provenance=origin))
+    found = summary(table)
     assert found["statement"] == headline(table, None, "labels")
     assert found["date"] == "2026-11-16"
     assert found["access"] == "labels"
     assert found["measured"] is False
     assert "validation" not in found
-    text = Page(summary_pages(table, access="labels")["summary.html"]).text
+    text = Page(summary_pages(table)["summary.html"]).text
     for words in (found["statement"], found["found_on_benchmarks"], *found["notes"], "Reviewed by"):
         assert words in text
     assert re.search(NEVER_SAID, text, flags=re.IGNORECASE) is None

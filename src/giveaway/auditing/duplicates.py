@@ -16,13 +16,13 @@ SORTS = 4
 ROWS = 1_024
 
 
-def count_duplicates(head: Head, *, seed: int = 0) -> dict[str, Any]:
+def count_duplicates(head: Head) -> dict[str, Any]:
     """Count the records with an exact copy, and at least how many have a near one.
 
     Near means a distance in feature space below 1 % of the root-mean-square distance from the mean record. Every record
     is compared with its neighbours along a few random directions, so a near copy can be missed but never invented.
     """
-    projected, spread = _project(head, seed)
+    projected, spread = _project(head)
     near = np.zeros(head.n, dtype=bool)
     exact = np.zeros(head.n, dtype=bool)
     radius = NEAR * spread
@@ -44,11 +44,11 @@ def count_duplicates(head: Head, *, seed: int = 0) -> dict[str, Any]:
     }
 
 
-def _project(head: Head, seed: int) -> tuple[torch.Tensor, float]:
+def _project(head: Head) -> tuple[torch.Tensor, float]:
     """Return random projections (PROJECTIONS, n) of the records, and their root-mean-square distance from the mean."""
     device, d = head.device, head.features.shape[1]
     kind = head.features.dtype if head.features.dtype in (torch.float32, torch.float64) else torch.float32
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     directions = (torch.randn(d, PROJECTIONS, generator=generator) / PROJECTIONS**0.5).to(device, kind)
     total = torch.zeros(d, dtype=torch.float64, device=device)
     origin = head.features[:1].to(kind)  # any record will do: a mean far from zero would swallow the variance

@@ -246,7 +246,7 @@ def _checkpoint(folder: Path, origin: Provenance, processes: Processes, *, resum
 
 def report_pages(table: ScoreTable, extras: ReportExtras, measured: StoredValidation | None) -> dict[str, str | bytes]:
     """Return the restricted report and the summary to share."""
-    return {"report.html": render(table, extras=extras, measured=measured), **summary_pages(table, measured=measured)}
+    return {"report.html": render(table, extras=extras, measured=measured), **summary_pages(table, measured)}
 
 
 def rebuild(folder: str | Path) -> list[Path]:

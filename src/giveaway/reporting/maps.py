@@ -34,7 +34,7 @@ class Maps:
     axes: tuple[str, str] | None
 
 
-def maps(table: ScoreTable, extras: ReportExtras, *, most: int = MOST_POINTS, seed: int = 0) -> Maps:
+def maps(table: ScoreTable, extras: ReportExtras) -> Maps:
     """Draw both maps, or the one that the table allows."""
     from bokeh.embed import json_item
     from bokeh.layouts import gridplot
@@ -44,7 +44,7 @@ def maps(table: ScoreTable, extras: ReportExtras, *, most: int = MOST_POINTS, se
     axes = next((pair for pair in (("loss", "leverage"), ("loss", "left_out")) if set(pair) <= {*table.columns}), None)
     if axes is None and features is None:
         raise InputError("a map needs loss with leverage or left_out, or the features")
-    rows = chosen_rows(table, most, seed) if features is None else features.rows
+    rows = chosen_rows(table, MOST_POINTS, seed=0) if features is None else features.rows
     ranks = table.rank()[rows]
     by = table.ranking()
     columns: dict[str, Any] = {

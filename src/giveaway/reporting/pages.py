@@ -66,16 +66,9 @@ def section(make: Callable[[], Any]) -> ReportSection:
         return ReportSection(note=f"This section could not be made ({type(error).__name__}: {shown_text(error, 400)}).")
 
 
-def summary(
-    table: ScoreTable,
-    *,
-    measured: StoredValidation | None = None,
-    access: str | None = None,
-    date: datetime.date | None = None,
-) -> dict[str, Any]:
+def summary(table: ScoreTable, measured: StoredValidation | None = None) -> dict[str, Any]:
     """Return everything that the summary says, for machines."""
-    chosen = access_of(table, access)
-    meta = table.meta
+    chosen, meta = access_of(table), table.meta
     origin = meta.provenance or Provenance()
     by = table.ranking()
     values = table[by]
@@ -105,7 +98,7 @@ def summary(
         "seconds": meta.seconds,
         "audit": origin.audit,
         "versions": dict(origin.versions) or None,
-        "date": date.isoformat() if date else origin.date or datetime.date.today().isoformat(),
+        "date": origin.date or datetime.date.today().isoformat(),
     }
     if "predicted_success" in table.scores and len(table) >= LEAST:
         found["mean_predicted_success"] = round(float(table["predicted_success"].mean()), 4)
@@ -115,16 +108,13 @@ def summary(
     return found
 
 
-def summary_pages(
-    table: ScoreTable, *, measured: StoredValidation | None = None, access: str | None = None
-) -> dict[str, str]:
+def summary_pages(table: ScoreTable, measured: StoredValidation | None = None) -> dict[str, str]:
     """Return the file names and contents of the shareable output."""
-    found = summary(table, measured=measured, access=access)
-    unit = "people" if found["unit"] == "person" else "records"
+    found = summary(table, measured)
     agreement = None if measured is None else agreement_lines(measured.stated)
     return {
         "summary.json": json.dumps(found, indent=2, allow_nan=False) + "\n",
-        "summary.html": page("summary.html", found=found, unit=unit, least=LEAST, agreement=agreement),
+        "summary.html": page("summary.html", found=found, unit=table.meta.rows_are, least=LEAST, agreement=agreement),
     }
 
 

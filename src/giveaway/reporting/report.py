@@ -94,7 +94,6 @@ def render(
     """Return the page as a string."""
     extras = extras or ReportExtras(missing={"map": NO_HEAD, "what-if": NO_HEAD})
     chosen = access_of(table, access)
-    people = table.meta.by_person
     sections = {
         "spread": section(lambda: _image(exposure_distribution(table))),
         "maps": section(lambda: maps(table, extras)),
@@ -108,8 +107,8 @@ def render(
     noted = section(lambda: notes(table))
     return page(
         "report.html",
-        unit="people" if people else "records",
-        one="person" if people else "record",
+        unit=table.meta.rows_are,
+        one=table.meta.unit,
         rows=len(table),
         by=table.ranking(),
         headline=headline(table, measured, chosen),
@@ -126,7 +125,7 @@ def render(
         bokeh=bokeh_script() if sections["maps"].content else "",
         scores=table.columns,
         linear=table.meta.optimum is not None or "newton" in table.scores,
-        deeper=bool(table.meta.depths) and not people,
+        deeper=bool(table.meta.depths) and not table.meta.by_person,
         others_say="others_say" in table.attributes,
         spread=_spread(table[table.ranking()]),
         facts=[(shown_text(name, 120), shown_text(value, 400)) for name, value in facts(table.meta.to_json())],
