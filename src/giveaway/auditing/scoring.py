@@ -201,7 +201,10 @@ class Scoring:
                 self._score(where, batch, columns=self.resolved.of_head)
                 on_rows(batch.sample_weight.numel())
             if sampled and self.sketch is not None:
-                self._estimate_errors(span, self.sketch.probes)
+                edges = [self.sketch.probes * part // PROBE_PARTS for part in range(PROBE_PARTS + 1)]
+                for parts in zip(*(span.batches(slice(*edge)) for edge in pairwise(edges)), strict=True):
+                    for error, values in standard_errors([batch for _, batch in parts], self.curved).items():
+                        self[error + ERROR][parts[0][0]] = values.cpu().numpy()
             with lock:
                 done[place] = True
                 if checkpoint.due():
@@ -273,12 +276,6 @@ class Scoring:
             self[CAPPED][where] = batch.left_out.capped.cpu().numpy()
             if self.sketch is not None and batch.left_out.leverage is not None:
                 self[LEVERAGE][where] = batch.left_out.leverage.cpu().numpy()
-
-    def _estimate_errors(self, span: LoadedSpan, probes: int) -> None:
-        edges = [probes * part // PROBE_PARTS for part in range(PROBE_PARTS + 1)]
-        for parts in zip(*(span.batches(slice(*edge)) for edge in pairwise(edges)), strict=True):
-            for name, error in standard_errors([batch for _, batch in parts], self.curved).items():
-                self[name + ERROR][parts[0][0]] = error.cpu().numpy()
 
 
 def score(

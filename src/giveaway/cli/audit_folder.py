@@ -201,7 +201,14 @@ def audit_into(
     processes.barrier()
     checkpoint: FolderCheckpoint | None = None
     try:
-        checkpoint = _checkpoint(folder, origin, processes, resume=resume)
+        same = ("inputs_sha256", "weights_sha256", "config", "versions")
+        begun = {name: value for name, value in origin.to_json().items() if name in same}
+        if not processes.first:  # which makes its own before the others
+            processes.barrier()
+        begun["processes"] = processes.size
+        checkpoint = FolderCheckpoint(folder, begun, resume=resume, rank=processes.rank)
+        if processes.first:
+            processes.barrier()
         run = partial(audit, progress=processes.first, execution=Execution(processes, checkpoint))
         tables = {"scores": run(head, **arguments)}
         if head.groups is not None:
@@ -232,16 +239,6 @@ def audit_into(
             folder.rmdir()
         raise
     return table, folder
-
-
-def _checkpoint(folder: Path, origin: Provenance, processes: Processes, *, resume: bool) -> FolderCheckpoint:
-    """Make the checkpoint of this process; the first process makes its own before the others."""
-    same = ("inputs_sha256", "weights_sha256", "config", "versions")
-    begun: dict[str, Any] = {name: value for name, value in origin.to_json().items() if name in same}
-    begun["processes"] = processes.size
-    checkpoint = FolderCheckpoint(folder, begun, resume=resume, rank=processes.rank) if processes.first else None
-    processes.barrier()
-    return checkpoint or FolderCheckpoint(folder, begun, resume=resume, rank=processes.rank)
 
 
 def report_pages(table: ScoreTable, extras: ReportExtras, measured: StoredValidation | None) -> dict[str, str | bytes]:

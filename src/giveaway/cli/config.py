@@ -62,12 +62,9 @@ def _parsed(text: str, kind: type) -> Any:
 
 def to_toml(options: dict[str, Any]) -> str:
     """Write flat options as TOML; what is None is left out."""
-    return "".join(f"{key} = {_toml(value)}\n" for key, value in options.items() if value is not None)
-
-
-def _toml(value: Any) -> str:
     # JSON's escapes are TOML's too, but for surrogate pairs; JSON leaves DEL as it is, which TOML does not take.
-    text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    given = {key: json.dumps(value, ensure_ascii=False) for key, value in options.items() if value is not None}
+    text = "".join(f"{key} = {value}\n" for key, value in given.items()).replace("\x7f", "\\u007f")
     # a file name that is no UTF-8 holds halves of surrogate pairs
     return re.sub("[\ud800-\udfff]", lambda half: f"\\\\u{ord(half.group()):04x}", text)
 

@@ -88,14 +88,14 @@ def agreement_lines(stated: Mapping[str, Any]) -> dict[str, list[Any]]:
     shares = [tuple(f"{100 * float(share):g} %" for share in key.split()[1::2]) for key in tops]  # top 0.01 in 0.05
     heads = [f"of the top {top}, found in {keep}" for top, keep in shares]
     lines = [
-        (name, *(_interval(values[key]) for key in [*tops, "spearman"]), _worth(values["worth_in_shadow_models"]))
+        (
+            name,
+            *("{:.2f} ({:.2f} to {:.2f})".format(*values[key]) for key in [*tops, "spearman"]),
+            _worth(values["worth_in_shadow_models"]),
+        )
         for name, values in scores.items()
     ]
     return {"heads": [*heads, "Spearman", "worth in shadow models"], "lines": lines}
-
-
-def _interval(cell: list[float]) -> str:
-    return f"{cell[0]:.2f} ({cell[1]:.2f} to {cell[2]:.2f})"
 
 
 def _worth(models: float | None) -> str:
