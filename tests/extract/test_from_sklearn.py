@@ -118,25 +118,21 @@ def test_the_inputs_are_x_before_the_pipeline(X, labels):
     np.testing.assert_array_equal(from_sklearn(pipeline, whole.tolist(), labels).inputs, whole)
 
 
-def test_strings_and_tables_are_kept_as_they_were_given(X, labels):
+@pytest.mark.parametrize("last", [LogisticRegression(), RandomForestClassifier(5, random_state=0)], ids=["head", "box"])
+def test_inputs_are_kept_as_they_were_given_unless_sparse_or_with_gaps(X, labels, last):
     texts = [f"word{row % 7} {label}" for row, label in enumerate(labels)]
-    pipeline = make_pipeline(CountVectorizer(), LogisticRegression()).fit(texts, labels)
+    pipeline = make_pipeline(CountVectorizer(), last).fit(texts, labels)
     for given in (texts, np.array(texts), np.array(texts, dtype=object), pd.Series(texts)):
         assert from_sklearn(pipeline, given, labels).inputs == texts
     frame = pd.DataFrame({"age": X[:, 0], "town": np.where(X[:, 1] > 0, "x", "y")})
     encode = make_column_transformer((OneHotEncoder(), ["town"]), remainder="passthrough")
-    pipeline = make_pipeline(encode, LogisticRegression()).fit(frame, labels)
-    head = from_sklearn(pipeline, frame, labels)
+    head = from_sklearn(make_pipeline(encode, last).fit(frame, labels), frame, labels)
     assert head.inputs is frame
     assert repr(head).endswith("inputs=(2,))")
-
-
-def test_sparse_inputs_and_numbers_with_gaps_are_not_kept(X, labels):
-    assert from_sklearn(LogisticRegression().fit(X, labels), sparse.csr_array(X), labels).inputs is None
     gaps = np.where(np.arange(ROWS)[:, None] == 4, np.nan, X)
-    head = from_sklearn(make_pipeline(SimpleImputer(), LogisticRegression()).fit(gaps, labels), gaps, labels)
-    assert head.inputs is None
-    assert head.n == ROWS
+    head = from_sklearn(make_pipeline(SimpleImputer(), last).fit(gaps, labels), gaps, labels)
+    assert (head.inputs, head.n) == (None, ROWS)
+    assert from_sklearn(last.fit(X, labels), sparse.csr_array(X), labels).inputs is None
 
 
 CLASSIFIERS = [
@@ -178,17 +174,12 @@ def test_regressors_give_values(X, values, model, outputs):
     np.testing.assert_array_equal(head.targets.numpy(), y)
 
 
-def test_sparse_gapped_text_and_tabular_inputs(X, labels, values):
-    forest = RandomForestClassifier(5, random_state=0).fit(X, labels)
-    assert from_sklearn(forest, sparse.csr_array(X), labels).inputs is None
+def test_gaps_and_names_of_columns_reach_a_black_box(X, labels, values):
     gaps = np.where(np.arange(ROWS)[:, None] == 4, np.nan, X)
     boosted = HistGradientBoostingRegressor(max_iter=5).fit(gaps, values[:, 0])
     head = from_sklearn(boosted, gaps, values[:, 0])
     assert head.inputs is None
     np.testing.assert_array_equal(head.outputs[:, 0].numpy(), boosted.predict(gaps))
-    texts = [f"{label} {row % 5}" for row, label in enumerate(labels)]
-    model = make_pipeline(CountVectorizer(), RandomForestClassifier(5, random_state=0)).fit(texts, labels)
-    assert from_sklearn(model, texts, labels).inputs == texts
     frame = pd.DataFrame(X, columns=list("abcde"))
     model = RandomForestClassifier(5, random_state=0).fit(frame, labels)
     with warnings.catch_warnings():

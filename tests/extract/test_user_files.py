@@ -39,32 +39,33 @@ def refusal(path, read=inputs_from, **options):
     return refused("; ", read, path, **options)
 
 
-# ------------------------------------------------------------------------------------------------ inputs as numbers
+# ------------------------------------------------------------------------------------------------ inputs and records
 
 
 @settings(max_examples=20, deadline=None)
-@given(shape=st.tuples(st.integers(0, 4), st.integers(1, 5), st.integers(1, 5), st.sampled_from([1, 3, 4])))
-def test_bytes_of_images_become_shares_with_channels_first(shape):
+@given(shape=st.tuples(st.integers(1, 4), st.integers(1, 5), st.integers(5, 7), st.sampled_from([1, 3, 4])))
+def test_images_have_their_channels_first_as_bytes_or_as_shares(tmp_path_factory, shape):
     images = np.random.default_rng(0).integers(0, 256, shape).astype(np.uint8)
-    numbers = as_numbers(images)
-    n, h, w, c = shape
-    assert (numbers.shape, numbers.dtype) == ((n, c, h, w), np.float64)
-    assert numbers.flags.c_contiguous
-    for i, y, x, k in np.ndindex(shape):
-        assert numbers[i, k, y, x] == int(images[i, y, x, k]) / 255
+    path, first = tmp_path_factory.mktemp("images") / "records.npz", images.transpose(0, 3, 1, 2)
+    for stored in (images, first) if shape[1] not in (1, 3, 4) else (images,):
+        numbers, targets = inputs_from(saved(path, stored))
+        assert (numbers.shape, numbers.dtype, targets) == (first.shape, np.float64, None)
+        assert numbers.flags.c_contiguous
+        for i, y, x, k in np.ndindex(shape):
+            assert numbers[i, k, y, x] == int(images[i, y, x, k]) / 255
+        for suffix in (".npz", ".npy"):
+            records = records_from(saved(path, stored, suffix))
+            assert records.dtype == np.uint8
+            np.testing.assert_array_equal(records, first)
+    np.testing.assert_array_equal(records_from(saved(path, images[..., 0])), first[:, :1])
+    np.testing.assert_array_equal(inputs_from(str(saved(path, images[..., 0])))[0], first[:, :1] / 255)
 
 
-def test_images_in_a_file(path):
-    images = np.random.default_rng(0).integers(0, 256, (3, 5, 4, 3)).astype(np.uint8)
-    images[0, 0, 0] = 0, 255, 128
-    np.savez(path, inputs=images, targets=np.arange(3), other=1)
-    numbers, targets = inputs_from(path)
-    assert targets is None
-    np.testing.assert_array_equal(numbers[0, :, 0, 0], [0.0, 1.0, 128 / 255])
-    np.testing.assert_array_equal(numbers[2, 1], images[2, :, :, 1] / 255)
-    numbers, targets = inputs_from(str(path), targets=True)
-    np.testing.assert_array_equal(targets, [0, 1, 2])
-    assert numbers.shape == (3, 3, 5, 4)
+def test_targets_beside_the_inputs_and_images_of_two_channels(path):
+    np.savez(path, inputs=np.zeros((3, 5, 4, 3), np.uint8), targets=np.arange(3))
+    np.testing.assert_array_equal(inputs_from(path, targets=True)[1], [0, 1, 2])
+    two = saved(path, np.zeros((2, 5, 6, 2), np.uint8))
+    refused(r"inputs: expected images with 1, 3 or 4 channels, last or first, got shape", inputs_from, two)
 
 
 OTHERS = [
@@ -74,14 +75,20 @@ OTHERS = [
     np.arange(12, dtype=np.uint8).reshape(4, 3),  # a matrix of bytes is no image
     np.arange(12).reshape(4, 3) > 5,
     np.arange(4.0),
+    np.array([["red", "1.5"], ["green", "2"]]),
 ]
 
 
+@both
 @pytest.mark.parametrize("values", OTHERS)
-def test_other_numbers_stay_as_they_are(path, values):
-    numbers, _ = inputs_from(saved(path, values))
-    assert numbers.dtype == np.float64
-    np.testing.assert_array_equal(numbers, values)
+def test_other_records_stay_as_they_are(path, values, suffix):
+    records = records_from(str(saved(path, values, suffix)))
+    assert records.dtype == values.dtype
+    np.testing.assert_array_equal(records, values)
+    if values.dtype.kind != "U":
+        numbers, _ = inputs_from(saved(path, values))
+        assert numbers.dtype == np.float64
+        np.testing.assert_array_equal(numbers, values)
 
 
 def test_the_array_handed_over_is_left_alone():
@@ -90,15 +97,6 @@ def test_the_array_handed_over_is_left_alone():
     as_numbers(matrix)[:] = 0.0
     assert (images == 7).all()
     assert (matrix == 1).all()
-
-
-def test_images_are_known_by_their_channels():
-    images = np.random.default_rng(0).integers(0, 256, size=(2, 5, 6, 3), dtype=np.uint8)
-    last = as_numbers(images)
-    np.testing.assert_array_equal(as_numbers(images.transpose(0, 3, 1, 2)), last)
-    np.testing.assert_array_equal(as_numbers(images[..., 0]), last[:, :1])
-    with pytest.raises(InputError, match=r"inputs: expected images with 1, 3 or 4 channels, last or first, got shape"):
-        as_numbers(images[..., [0, 1]])
 
 
 def test_missing_keys_are_named(path):
@@ -130,30 +128,6 @@ def test_files_that_are_none(path, tmp_path, read):
             assert refusal(file, read).startswith("inputs: expected a whole .npz file, got records.npy")
     path.write_text("inputs")
     assert refusal(path, read) == whole.format(".npz")
-
-
-# ------------------------------------------------------------------------------------------------ in their own type
-
-
-@both
-@settings(max_examples=20, deadline=None)
-@given(shape=st.tuples(st.integers(1, 4), st.integers(1, 5), st.integers(5, 7), st.sampled_from([1, 3, 4])))
-def test_records_of_bytes_stay_bytes_with_channels_first(tmp_path_factory, suffix, shape):
-    images = np.random.default_rng(0).integers(0, 256, shape).astype(np.uint8)
-    path = tmp_path_factory.mktemp("images") / "records.npz"
-    for stored in (images, images.transpose(0, 3, 1, 2)) if shape[1] not in (1, 3, 4) else (images,):
-        records = records_from(saved(path, stored, suffix))
-        assert records.dtype == np.uint8
-        np.testing.assert_array_equal(records, images.transpose(0, 3, 1, 2))
-    np.testing.assert_array_equal(records_from(saved(path, images[..., 0], suffix)), images[:, None, :, :, 0])
-
-
-@both
-@pytest.mark.parametrize("values", [*OTHERS[:-1], np.array([["red", "1.5"], ["green", "2"]])])
-def test_records_of_other_kinds_stay_as_they_are(path, values, suffix):
-    records = records_from(str(saved(path, values, suffix)))
-    assert records.dtype == values.dtype
-    np.testing.assert_array_equal(records, values)
 
 
 def test_an_npy_is_mapped_into_memory(path):
