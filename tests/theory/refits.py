@@ -31,3 +31,21 @@ def is_convex(curve):
     """Whether β is convex in α on a grid, as the curve of every likelihood-ratio test is, record by record."""
     alpha = np.linspace(0, 1, 201).reshape(-1, *[1] * len(curve.shape))
     return (np.diff(curve.errors(alpha)[1], n=2, axis=0) >= -1e-9).all(axis=0)
+
+
+def same_in_a_loop(curve_of, first, second, alpha, rel):
+    """The curve of arrays (len(second), len(first)) is that of each pair, at each rate."""
+    curve = curve_of(np.array(first), np.array(second)[:, None])
+    assert curve.shape == (len(second), len(first))
+    table = curve.tpr(np.array(alpha)[:, None, None])
+    assert table.shape == (len(alpha), *curve.shape)
+    for i, j, k in np.ndindex(table.shape):
+        one = curve_of(first[k], second[j]).tpr(alpha[i])
+        np.testing.assert_allclose(table[i, j, k], one, rtol=rel)
+
+
+def sorted_test(outside, inside):
+    """FPR and TPR of the best test that sees one of many cells, by sorting their likelihood ratios."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        order = np.argsort(-np.nan_to_num(inside / outside, nan=0.0), kind="stable")
+    return tuple(np.concatenate([[0], np.cumsum(p[order])]) for p in (outside, inside))

@@ -11,21 +11,13 @@ from scipy import stats
 from giveaway.theory import random_design
 from giveaway.theory.laws import cell_errors
 from giveaway.theory.random_design import TESTS
-from tests.theory.refits import is_convex, refits
+from tests.theory.refits import is_convex, refits, same_in_a_loop, sorted_test
 
 RATES = np.array([0.005, 0.05, 0.3, 0.8])
 
 
 def three(design, alpha):
     return [design.tradeoff(test).tpr(alpha) for test in TESTS]
-
-
-def sorted_test(outside, inside, alpha):
-    """The best test that sees one of many cells, by sorting their likelihood ratios."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        order = np.argsort(-np.nan_to_num(inside / outside, nan=0.0), kind="stable")
-    false, true = (np.concatenate([[0], np.cumsum(p[order])]) for p in (outside, inside))
-    return np.interp(alpha, false, true)
 
 
 @pytest.mark.parametrize("q", [1, 3])
@@ -89,13 +81,13 @@ def test_optimal_and_signed_are_the_sorted_likelihood_ratio(q, delta, eta):
     alpha = np.array([0.001, 0.05, 0.5, 0.95])
     edges = tau * np.linspace(0, delta + np.sqrt(q) + 8, 60_001)
     outside, inside = (np.diff(stats.ncx2.cdf((edges / s) ** 2, q, delta**2)) for s in (tau, tau * c))
-    best = sorted_test(outside, inside, alpha)
+    best = np.interp(alpha, *sorted_test(outside, inside))
     _, optimal, signed = three(design, alpha)
     np.testing.assert_allclose(optimal, best, rtol=2e-5, atol=1e-9)
     if q == 1:
         edges = tau * np.linspace(-9, delta + 9, 60_001)
         outside, inside = (np.diff(stats.norm.cdf(edges, a * delta * tau, a * tau)) for a in (1, c))
-        best = sorted_test(outside, inside, alpha)
+        best = np.interp(alpha, *sorted_test(outside, inside))
         np.testing.assert_allclose(signed, best, rtol=2e-5, atol=1e-9)
 
 
@@ -124,12 +116,10 @@ def test_order_of_the_tests():
         assert (threshold >= alpha).all()
         assert (optimal >= threshold * (1 - 1e-13)).all()
         assert (signed >= optimal * (1 - 1e-13)).all()
-        alike = e**2 * 60 / h <= q  # the likelihood ratio of the loss falls throughout
+        square = e**2 * 60 / h
+        alike, between = square <= q, (square > q + 1) & (square < 8)  # the ratio of the loss falls throughout, or not
         np.testing.assert_array_equal(optimal[:, alike], threshold[:, alike])
-        assert (
-            optimal[3, (e**2 * 60 / h > q + 1) & (e**2 * 60 / h < 8)]
-            > threshold[3][(e**2 * 60 / h > q + 1) & (e**2 * 60 / h < 8)]
-        ).any()
+        assert (optimal[3, between] > threshold[3, between]).any()
     assert (three(random_design(h, -e, 60), alpha)[2] == three(random_design(h, e, 60), alpha)[2]).all()
 
 
@@ -185,19 +175,15 @@ def test_power_grows_with_the_squared_error():
                 assert (np.diff(power[0]) > 0).any()
 
 
-@pytest.mark.parametrize("k", [3, 10_000])
-@pytest.mark.parametrize(("q", "integrated"), [(1, False), (2, False), pytest.param(1, True, marks=pytest.mark.slow)])
-def test_extremes_stay_finite_and_ordered(q, integrated, k):
-    check_order(q, integrated, k, np.array([1e-15, 1.0, 1e6]), np.array([0, 1.0, 1e6]))
-
-
-def test_integrated_curves_are_finite_and_ordered():
-    check_order(1, True, 3, np.array([1e-15, 1e6]), np.array([0, 1.0]))
-
-
-def check_order(q, integrated, k, h, e):
+@pytest.mark.parametrize(
+    ("q", "integrated", "k", "h"),
+    [(1, False, 3, 1.0), (1, False, 10_000, 1.0), (2, False, 3, 1.0), (2, False, 10_000, 1.0), (1, True, 3, 1e6)]
+    + [pytest.param(1, True, k, 1.0, marks=pytest.mark.slow) for k in (3, 10_000)],
+)
+def test_extremes_stay_finite_and_ordered(q, integrated, k, h):
     alpha = np.array([1e-12, 0.05, 1 - 1e-12])[:, None, None]
-    design = random_design(h, e[:, None], k, outputs=q, integrate=integrated)
+    e = np.array([0, 1.0, 1e6] if h == 1.0 else [0, 1.0])
+    design = random_design(np.unique([1e-15, h, 1e6]), e[:, None], k, outputs=q, integrate=integrated)
     before = alpha
     for test in TESTS:
         power, miss = design.tradeoff(test).errors(alpha)
@@ -236,12 +222,4 @@ def test_the_area_is_the_chance_of_the_right_order():
 )
 @settings(max_examples=40, deadline=None)
 def test_broadcasting_is_a_loop(h, e, alpha, test, q):
-    curve = random_design(np.array(h), np.array(e)[:, None], 40, outputs=q).tradeoff(test)
-    assert curve.shape == (len(e), len(h))
-    table = curve.tpr(np.array(alpha)[:, None, None])
-    assert table.shape == (len(alpha), len(e), len(h))
-    for i, a in enumerate(alpha):
-        for j, error in enumerate(e):
-            for k, leverage in enumerate(h):
-                one = random_design(leverage, error, 40, outputs=q).tradeoff(test).tpr(a)
-                assert table[i, j, k] == pytest.approx(one, rel=1e-9)
+    same_in_a_loop(lambda h, e: random_design(h, e, 40, outputs=q).tradeoff(test), h, e, alpha, rel=1e-9)
