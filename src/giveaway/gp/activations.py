@@ -51,14 +51,12 @@ class Activation(ABC):
     def dual(self, qx: Tensor, qz: Tensor, c: Tensor) -> Tensor:
         """Return E[φ(u)φ(v)]."""
         value, by_variance = partial(self.moment, (0, 0)), partial(self.moment, (2, 0))
-        result: Tensor = _Expected.apply(value, by_variance, self.dual_derivative, qx, qz, c)
-        return result
+        return _Expected.apply(value, by_variance, self.dual_derivative, qx, qz, c)
 
     def dual_derivative(self, qx: Tensor, qz: Tensor, c: Tensor) -> Tensor:
         """Return E[φ'(u)φ'(v)]."""
         value, by_variance, by_covariance = (partial(self.moment, order) for order in ((1, 1), (3, 1), (2, 2)))
-        result: Tensor = _Expected.apply(value, by_variance, by_covariance, qx, qz, c)
-        return result
+        return _Expected.apply(value, by_variance, by_covariance, qx, qz, c)
 
     def __repr__(self) -> str:
         return self.name
@@ -70,10 +68,8 @@ class _Expected(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(
-        value: Expectation, by_variance: Expectation, by_covariance: Expectation, qx: Tensor, qz: Tensor, c: Tensor
-    ) -> Tensor:
-        return value(qx, qz, c)
+    def forward(value: Expectation, by_variance: Expectation, by_covariance: Expectation, *given: Tensor) -> Tensor:
+        return value(*given)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

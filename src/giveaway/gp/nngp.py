@@ -64,14 +64,12 @@ class _Convolution(NamedTuple):
             for axis in axes:
                 widths[-2 * axis - 2 : -2 * axis] = (self.filter_size - 1) // 2, self.filter_size // 2
             field = functional.pad(field, widths)
-        total = None
+        total = torch.zeros(())
         for shift in range(self.filter_size):
             index = [slice(None)] * field.ndim
             for axis in axes:
                 index[axis] = slice(shift, shift + reach, self.stride)
-            shifted = field[tuple(index)]
-            total = shifted.clone() if total is None else total.add_(shifted)
-        assert total is not None  # a filter has at least one place
+            total = total.add_(field[tuple(index)]) if shift else field[tuple(index)].clone()
         return total.div_(self.filter_size)
 
 
@@ -257,8 +255,7 @@ def _recomputed(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Te
     def compute(*inputs: torch.Tensor) -> torch.Tensor:
         if not torch.is_grad_enabled() or not any(given.requires_grad for given in inputs):
             return function(*inputs)
-        result: torch.Tensor = checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
-        return result
+        return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
 
     return compute
 
@@ -272,15 +269,8 @@ def _each(name: str, value: Any, depth: int) -> list[Any]:
     return list(value)
 
 
-KINDS: dict[str, type[Kernel]] = {
-    "rbf": RBF,
-    "laplace": Laplace,
-    "linear": Linear,
-    "nngp": NNGP,
-    "ntk": NTK,
-    "conv_nngp": ConvNNGP,
-    "conv_ntk": ConvNTK,
-}
+KINDS: dict[str, type[Kernel]] = {"rbf": RBF, "laplace": Laplace, "linear": Linear, "nngp": NNGP, "ntk": NTK}
+KINDS |= {"conv_nngp": ConvNNGP, "conv_ntk": ConvNTK}
 
 
 @dataclass(frozen=True)
@@ -327,8 +317,6 @@ class KernelChoice:
 
 def median_distance(inputs: torch.Tensor) -> float:
     """Return the median distance between up to 1,000 evenly spaced records that are apart; 1 where none are."""
-    step = -(-len(inputs) // SAMPLED)
-    chosen = inputs[::step].flatten(1).to(torch.float64)
-    distances = torch.pdist(chosen)
+    distances = torch.pdist(inputs[:: -(-len(inputs) // SAMPLED)].flatten(1).to(torch.float64))
     apart = distances[distances > 0]
     return float(apart.quantile(0.5)) if len(apart) else 1.0

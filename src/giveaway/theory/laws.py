@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import chdtr, chdtrc, chdtri, expit, gammaincinv, gammaln, ndtr, ndtri, stdtrit
+from scipy.stats import chi2
 
 from giveaway.checks import fail
 from giveaway.theory.balls import ball_density, ball_probability, ball_quantile, chi_square_nodes, solve_increasing
@@ -52,11 +53,8 @@ class LeverageLaw:
         h = np.asarray(x, dtype=np.float64)
         if not self.integrate:
             raise fail("integrate", "True for a density", "False", "with V = k the leverage is one number")
-        k = self.freedom
         with np.errstate(all="ignore"):
-            v = self.leverage * (1 - h) / h
-            log = (k / 2 - 1) * np.log(v / 2) - v / 2 - math.lgamma(k / 2) - math.log(2)
-            density = np.exp(log) * self.leverage / (h * h)
+            density = chi2.pdf(self.leverage * (1 - h) / h, self.freedom) * self.leverage / (h * h)
         return np.where((h > 0) & (h < 1) & (self.leverage > 0), density, 0.0)[()]
 
     def ppf(self, p: ArrayLike) -> np.ndarray:
@@ -333,11 +331,10 @@ def _best_cells(outside: np.ndarray, inside: np.ndarray, alpha: np.ndarray) -> t
     false, true = (np.pad(np.cumsum(p, axis=1), ((0, 0), (1, 0))) for p in (outside, inside))
     missed = np.pad(np.cumsum(inside[:, ::-1], axis=1)[:, ::-1], ((0, 0), (0, 1)))
     rows = np.arange(len(false))
-    low, high = np.zeros(alpha.shape, dtype=int), np.full(alpha.shape, false.shape[1] - 1)
-    while (high - low > 1).any():  # the last place whose false-positive rate is at most α
-        middle = (low + high) // 2
-        below = false[rows, middle] <= alpha
-        low, high = np.where(below, middle, low), np.where(below, high, middle)
+    # the last place whose false-positive rate is at most α
+    found = [np.searchsorted(rates, at, side="right") for rates, at in zip(false, alpha.T, strict=True)]
+    low = np.minimum(np.stack(found, axis=1) - 1, false.shape[1] - 2)
+    high = low + 1
     gap = false[rows, high] - false[rows, low]
     share = np.clip(np.divide(alpha - false[rows, low], gap, out=np.ones(alpha.shape), where=gap > 0), 0, 1)
     power = true[rows, low] + share * inside[rows, low]
