@@ -27,10 +27,7 @@ from giveaway.gp.kernels import (
 )
 from giveaway.gp.nngp import KINDS, NNGP, NTK, ConvNNGP, ConvNTK, KernelChoice, median_distance
 from tests.conftest import refused
-
-
-def records(*shape, seed=0):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+from tests.gp.test_posterior import draw
 
 
 def entries(formula, x, z):
@@ -69,7 +66,7 @@ FORMULAS = [
 @pytest.mark.parametrize(("kernel", "formula"), FORMULAS)
 def test_kernels_against_their_formulas(kernel, formula):
     for shape in ((7,), (2, 3)):
-        x, z = records(5, *shape), records(4, *shape, seed=1)
+        x, z = draw(5, *shape), draw(4, *shape, seed=1)
         expected = entries(formula, x, z)
         torch.testing.assert_close(kernel(x, z), expected, rtol=1e-12, atol=1e-13)
         torch.testing.assert_close(diagonal_of(kernel, x), entries(formula, x, x).diagonal(), rtol=1e-12, atol=1e-13)
@@ -82,7 +79,7 @@ def test_kernels_against_their_formulas(kernel, formula):
 @settings(deadline=None, max_examples=20)
 @given(n=st.integers(0, 40), m=st.integers(0, 9), block=st.integers(1, 41), seed=st.integers(0, 99))
 def test_block_by_block_equals_all_at_once(n, m, block, seed):
-    x, z = records(n, 3, seed=seed), records(m, 3, seed=seed + 1)
+    x, z = draw(n, 3, seed=seed), draw(m, 3, seed=seed + 1)
     for kernel in (plain, NNGP(2), Sphere(RBF())):
         torch.testing.assert_close(kernel_matrix(kernel, x, z, block=block), kernel(x, z), rtol=1e-12, atol=1e-13)
         matrix = kernel_matrix(kernel, x, block=block)
@@ -103,7 +100,7 @@ def test_a_symmetric_matrix_evaluates_lower_blocks_only_and_maps_a_record_once()
         mapped.append(len(X))
         return X
 
-    x = records(10, 3).requires_grad_()
+    x = draw(10, 3).requires_grad_()
     matrix = kernel_matrix(FeatureKernel(features, counted), x, block=4)
     assert sum(rows * columns for rows, columns in calls) == 16 + 16 + 4 + 16 + 8 + 8
     assert sum(mapped) == 10
@@ -112,8 +109,8 @@ def test_a_symmetric_matrix_evaluates_lower_blocks_only_and_maps_a_record_once()
 
 
 def test_distances_of_near_records_do_not_cancel():
-    x = 100.0 + records(3, 50)
-    step = records(3, 50, seed=1)
+    x = 100.0 + draw(3, 50)
+    step = draw(3, 50, seed=1)
     for size in (1e-1, 1e-4, 1e-7, 1e-9):
         near = x + size * step
         distance = (near - x).norm(dim=1)
@@ -125,7 +122,7 @@ def test_distances_of_near_records_do_not_cancel():
 
 @pytest.mark.parametrize("kernel", [RBF(0.7), Laplace(0.7), Correlation(NNGP(2)), Sphere(NNGP(2, "gelu"))])
 def test_unit_kernels_are_stationary_at_a_record(kernel):
-    x = records(3, 4)
+    x = draw(3, 4)
     query = x[:2].clone().requires_grad_()
     own = kernel(query, x).diagonal()
     torch.testing.assert_close(torch.autograd.grad(own.sum(), query)[0], torch.zeros(2, 4).double(), atol=1e-12, rtol=0)
@@ -144,7 +141,7 @@ def test_records_of_zeros_stay_zero():
 
 def test_a_module_keeps_its_mode_and_its_parameters_their_gradients():
     module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(6, 3), torch.nn.Tanh()).double().train()
-    x = records(5, 2, 3)
+    x = draw(5, 2, 3)
     kernel = FeatureKernel(module, RBF())
     with torch.no_grad():
         expected = RBF()(module(x), module(x))
@@ -163,7 +160,7 @@ def test_integers_and_arrays_become_float64():
 
 
 def test_words_of_errors():
-    x = records(3, 4)
+    x = draw(3, 4)
     refused("length: expected a positive number, got 0", RBF, 0)
     refused("length: expected a finite number of at least 0, got -1", Laplace, -1)
     refused("bias_variance: expected a finite number of at least 0", Linear, 1.0, -0.1)
@@ -177,10 +174,6 @@ def test_words_of_errors():
         Linear() + "kernel"
     with pytest.raises(TypeError):
         Kernel()
-
-
-def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.from_numpy(np.random.default_rng(seed).normal(size=shape))
 
 
 def arc_cosine(x: np.ndarray, depth: int, *, weight: float = 2.0, bias: float = 0.0) -> np.ndarray:
@@ -207,7 +200,7 @@ def agree(found: torch.Tensor, expected: np.ndarray) -> None:
     ("name", "kind"), [("nngp", NNGP), ("ntk", NTK), ("conv_nngp", ConvNNGP), ("conv_ntk", ConvNTK)]
 )
 def test_networks_take_every_option_of_theirs(name, kind):
-    x = drawn(4, 2, 9, 9)
+    x = draw(4, 2, 9, 9)
     own = {"weight_variance": 1.3, "bias_variance": 0.4}
     if name.startswith("conv"):
         own |= {"filter_size": 2, "stride": 2, "padding": "valid", "readout": "pool"}
@@ -226,7 +219,7 @@ def test_networks_take_every_option_of_theirs(name, kind):
 
 
 def test_on_the_sphere_records_are_centred_and_scaled_first():
-    x = drawn(9, 6)
+    x = draw(9, 6)
     mapped = on_sphere(x.numpy())
     np.testing.assert_allclose((mapped**2).sum(1), 6.0)
     agree(KernelChoice("nngp", sphere=True).kernel(x)(x, x), arc_cosine(mapped, 3))
@@ -236,7 +229,7 @@ def test_on_the_sphere_records_are_centred_and_scaled_first():
     agree(KernelChoice("rbf", sphere=True).kernel(x)(x, x), np.exp(-(cdist(mapped, mapped) ** 2) / (2 * length**2)))
     assert isinstance(KernelChoice("rbf", sphere=True).kernel(x), Sphere)
     # neither brightness nor contrast of a record matters then
-    changed = 3.0 * x + drawn(9, 1, seed=1)
+    changed = 3.0 * x + draw(9, 1, seed=1)
     agree(
         KernelChoice("rbf", sphere=True).kernel(x)(changed, changed), KernelChoice("rbf", sphere=True).kernel(x)(x, x)
     )
@@ -245,12 +238,12 @@ def test_on_the_sphere_records_are_centred_and_scaled_first():
 @settings(max_examples=50, deadline=None)
 @given(n=st.integers(2, 30), d=st.integers(1, 4), seed=st.integers(0, 999))
 def test_the_typical_length_is_the_median_of_all_distances(n, d, seed):
-    x = drawn(n, d, seed=seed)
+    x = draw(n, d, seed=seed)
     assert median_distance(x) == pytest.approx(np.median(pdist(x.numpy())), rel=1e-9)
 
 
 def test_repeated_records_do_not_count_and_one_record_has_length_one():
-    x = drawn(5, 2)
+    x = draw(5, 2)
     repeated = torch.cat([x[:1].expand(40, -1), x[1:]])
     apart = pdist(repeated.numpy())
     assert median_distance(repeated) == pytest.approx(np.median(apart[apart > 0]), rel=1e-9)
@@ -305,7 +298,7 @@ def test_an_option_is_taken_or_refused_in_words(name, option):
     with pytest.raises(InputError) as error:
         choice.options()
     assert str(error.value) == words
-    refused(f"^{option}: ", choice.kernel, drawn(3, 1, 4, 4))
+    refused(f"^{option}: ", choice.kernel, draw(3, 1, 4, 4))
 
 
 @pytest.mark.parametrize(
@@ -324,5 +317,5 @@ def test_an_option_is_taken_or_refused_in_words(name, option):
 )
 def test_bad_choices(choice, words):
     with pytest.raises(InputError) as error:
-        choice.kernel(drawn(3, 1, 4, 4))
+        choice.kernel(draw(3, 1, 4, 4))
     assert str(error.value).startswith(words)

@@ -209,31 +209,22 @@ def mixed_groups(n, seed=0):
 
 
 @pytest.mark.parametrize("noise", [1e-4, 1e-2, 1.0, 100.0])
-def test_with_a_constant_every_record_is_predicted_as_after_a_refit(noise):
+@pytest.mark.parametrize("grouped", [False, True])
+def test_with_a_constant_all_are_predicted_as_after_a_refit(noise, grouped, monkeypatch):
     _, k, y = laplace_data(60)
-    result = with_constant(k, y, noise)
-    expected = kernel_refits(k, y, noise, np.arange(60))
+    names = mixed_groups(60) if grouped else np.arange(60)
+    members = members_of(names) if grouped else ()
+    assert not grouped or {1, 2, 7} <= {rows.shape[1] for rows in members}
+    result = with_constant(k, y, noise, members)
+    expected = kernel_refits(k, y, noise, names)
     np.testing.assert_allclose(result.error.numpy(), expected, rtol=1e-8, atol=1e-10)
     weights, constant = bordered_fit(k, y, noise)
     moved = np.abs(expected - (y - k @ weights - constant)).max(1)  # by being left out
     most = np.argsort(-moved)[:6]
     np.testing.assert_allclose(result.error.numpy()[most], expected[most], rtol=1e-8)
-
-
-@pytest.mark.parametrize("noise", [1e-3, 0.3, 30.0])
-def test_with_a_constant_groups_are_predicted_as_after_a_refit(noise, monkeypatch):
-    _, k, y = laplace_data(50, outputs=3)
-    names = mixed_groups(50)
-    sizes = {rows.shape[1] for rows in members_of(names)}
-    assert {1, 2, 7} <= sizes
-    expected = kernel_refits(k, y, noise, names)
-    result = with_constant(k, y, noise, members_of(names))
-    np.testing.assert_allclose(result.error.numpy(), expected, rtol=1e-8, atol=1e-10)
     torch.testing.assert_close(result.leverage, with_constant(k, y, noise).leverage, rtol=0, atol=0)
     monkeypatch.setattr(module, "GATHERED", 1)  # one group at a time
-    torch.testing.assert_close(
-        with_constant(k, y, noise, members_of(names)).error, result.error, rtol=1e-12, atol=1e-12
-    )
+    torch.testing.assert_close(with_constant(k, y, noise, members).error, result.error, rtol=1e-12, atol=1e-12)
 
 
 @settings(max_examples=30, deadline=None)
