@@ -24,13 +24,13 @@ from torch.utils.data import TensorDataset
 
 import giveaway as ga
 from benchmarks import data as sets
+from benchmarks.fused_truth import figures
 from benchmarks.measuring import read_options, timed, write_result
 from giveaway.attacks.recipes import RECIPES
 from giveaway.attacks.shadow_store import balanced_membership, model_seed
 from giveaway.attacks.stacked import EpochBatches, Training, seeded_model
 from giveaway.records import Signals
 
-SHARES = ((0.01, 0.05), (0.05, 0.05))
 FIRST_TARGET = 10_000  # seeds and halves that no shadow model has
 
 
@@ -98,8 +98,7 @@ def agreement(tables: list, signals: Signals) -> dict:
     found: dict[str, list] = {name: [] for name in tables[0][0].columns}
     for table, rows in tables:
         for name in found:
-            recalls = [ga.evaluation.recall_at(table[name], effect[rows], top, keep) for top, keep in SHARES]
-            found[name].append([*recalls, ga.evaluation.spearman(table[name], effect[rows])])
+            found[name].append(figures(table[name], effect[rows]))
     mean = {name: np.mean(values, axis=0).round(3).tolist() for name, values in found.items()}
     spread = {name: np.std(values, axis=0, ddof=1) / np.sqrt(len(values)) for name, values in found.items()}
     worth = ga.evaluation.shadow_curve(
