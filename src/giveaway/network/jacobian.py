@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch.func import jvp, vjp, vmap
@@ -152,8 +151,7 @@ def _agrees(network: Network, batch: RecordBatch, found: Linearization) -> bool:
     )
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """A batch with its place among the records, and its Jacobian."""
 
     rows: slice
@@ -189,52 +187,47 @@ class Jacobian:
                 self._narrow, _ = method_of(network)
 
     def pieces(self, columns: int, directions: int = 1) -> Iterator[Piece]:
-        """All records once, for products with this many columns, forth or back or both; to be used inside
-        `network.evaluating`."""
-        way, formed = self._way(columns), self._formed(columns, directions)
-        for rows, batch in self.network.records.batches(self.rows):
-            found = None if self._linearizations is None else self._linearizations.get(rows.start)
-            if found is None:
-                found = way(self.network, batch)
-                if self._linearizations is not None:
-                    self._linearizations[rows.start] = found
-            if formed:
-                assert isinstance(found, ByLayers)
-                found = FormedJacobian(found, formed)
-            yield Piece(rows, batch, found)
-            if isinstance(found, FormedJacobian):
-                found.release()  # who is handed the next piece may still hold this one
+        """Read all records once, for products with this many columns, forth or back or both."""
+        self.passes += 1
+        self.column_passes += columns
+        way, formed, held = self._way(columns), self._formed(columns, directions), self._linearizations
+        with self.network.evaluating():
+            for rows, batch in self.network.records.batches(self.rows):
+                layers = None if held is None else held.get(rows.start)
+                layers = way(self.network, batch) if layers is None else layers
+                if held is not None:
+                    held[rows.start] = layers
+                if not formed:
+                    yield Piece(rows, batch, layers)
+                    continue
+                assert isinstance(layers, ByLayers)
+                matrices = FormedJacobian(layers, formed)
+                yield Piece(rows, batch, matrices)
+                matrices.release()  # who is handed the next piece may still hold this one
 
     def push(self, right: torch.Tensor) -> Iterator[tuple[Piece, torch.Tensor]]:
         """Piece by piece J V (s, b, m) for V (P, s)."""
-        wide = right.T
-        parts = self._split(wide, self._width(len(wide)))
-        self.count_pass(len(wide))
-        with self.network.evaluating():
-            for piece in self.pieces(len(wide)):
-                yield piece, torch.cat([piece.jacobian.forward(part) for part in parts])
+        parts = self._split(right.T, self._width(right.shape[1]))
+        for piece in self.pieces(right.shape[1]):
+            yield piece, torch.cat([piece.jacobian.forward(part) for part in parts])
 
     def pull(self, columns: int, cotangents: Callable[[Piece], torch.Tensor]) -> torch.Tensor:
         """Σ_j J_jᵀ u_j (P, s) for cotangents (s, b, m) of each piece."""
         total, width = self._zeros(columns), self._width(columns)
-        self.count_pass(columns)
-        with self.network.evaluating():
-            for piece in self.pieces(columns):
-                for at, part in zip(total.split(width), cotangents(piece).split(width), strict=True):
-                    self._add(at, piece, part)
+        for piece in self.pieces(columns):
+            for at, part in zip(total.split(width), cotangents(piece).split(width), strict=True):
+                self._add(at, piece, part)
         return total.T
 
     def curved(self, right: torch.Tensor) -> torch.Tensor:
         """Σ_j J_jᵀ W_j J_j V (P, s) for V (P, s): the Gauss–Newton product."""
-        wide, network = right.T, self.network
-        total, width = self._zeros(len(wide)), self._width(len(wide), directions=2)
-        parts = self._split(wide, width)
-        self.count_pass(len(wide))
-        with network.evaluating():
-            for piece in self.pieces(len(wide), directions=2):
-                for at, part in zip(total.split(width), parts, strict=True):
-                    u = piece.jacobian.forward(part)
-                    self._add(at, piece, network.loss.curve(piece.outputs, piece.batch.targets, u))
+        columns, loss = right.shape[1], self.network.loss
+        total, width = self._zeros(columns), self._width(columns, directions=2)
+        parts = self._split(right.T, width)
+        for piece in self.pieces(columns, directions=2):
+            for at, part in zip(total.split(width), parts, strict=True):
+                u = piece.jacobian.forward(part)
+                self._add(at, piece, loss.curve(piece.outputs, piece.batch.targets, u))
         return total.T
 
     def _split(self, wide: torch.Tensor, width: int) -> list[Values]:
@@ -251,7 +244,7 @@ class Jacobian:
         return torch.zeros(columns, self.network.size, dtype=self.network.dtype, device=self.network.device)
 
     def _way(self, columns: int) -> Way:
-        # what layers saw costs m backward passes: too many for a few columns, unless it is kept
+        # layers cost m backward passes: too many for a few columns, unless they are held
         return self._narrow if columns <= self.network.m else self.way
 
     def _formed(self, columns: int, directions: int) -> set[str]:
@@ -268,10 +261,6 @@ class Jacobian:
             return work.columns(asked)
         formed = self._formed(columns, directions)
         return work.columns(asked, self.rows, self.plan.in_passing(formed) if formed else None)
-
-    def count_pass(self, columns: int) -> None:
-        self.passes += 1
-        self.column_passes += columns
 
     def _plan_layers(self) -> None:
         """Plan which layers' matrices are formed, and whether layers are held: in a quarter of the memory."""

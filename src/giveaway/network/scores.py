@@ -11,7 +11,7 @@ eigenvector of H − λI with eigenvalue h it is √h/(h + λ) ≤ 1/(2√λ) ti
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -21,6 +21,7 @@ import torch
 from giveaway.checks import check_choice, fail
 from giveaway.curvature.blocks import Blocks, FactoredBlocks, MatrixBlocks
 from giveaway.curvature.losses import Loss
+from giveaway.curvature.output_curvature import OutputCurvature
 from giveaway.curvature.sketch import REDO_ABOVE, CheckpointedParts, Tensors, records_to_redo, solve_probes
 from giveaway.linalg.precision import signs
 from giveaway.network.gradients import RecordDerivatives, row_numbers
@@ -189,17 +190,14 @@ class _ExactRecords:
         return {**scores_of(batch, names), CAPPED: capped, RESIDUAL: residual}
 
     def _batch(self, numbers: torch.Tensor, block: torch.Tensor | None = None) -> ScoreBatch:
-        loss = self.network.loss
-        f, y, weight = _in_groups(self.network.outputs(numbers), self.network.records.take(numbers).targets)
-
-        def blocks() -> Blocks:
+        def blocks(curvature: OutputCurvature, weight: torch.Tensor, rotation: torch.Tensor | None) -> Blocks:
             assert block is not None
-            rotation = loss.rotation(f, y)
             matrices = block if rotation is None else rotation[:, 0].mT @ block @ rotation[:, 0]
             laid_out = matrices.permute(1, 2, 0)[None, :, None]  # (1, m, 1, m, k)
-            return MatrixBlocks(laid_out, loss.curvature(f, y), weight, loss, whole=True, rotation=rotation)
+            return MatrixBlocks(laid_out, curvature, weight, self.network.loss, whole=True, rotation=rotation)
 
-        return ScoreBatch(f, y, weight, loss, blocks, lambda: _norms(self._gradients(numbers)))
+        f, y = self.network.outputs(numbers), self.network.records.take(numbers).targets
+        return _score_batch(self.network.loss, f, y, blocks, lambda: self.derivatives.gradients(numbers))
 
     def _gradients(self, numbers: torch.Tensor) -> torch.Tensor:
         return torch.cat([part for _, part in self.derivatives.gradients(numbers)])
@@ -209,14 +207,21 @@ def _joined(parts: Sequence[Tensors]) -> Tensors:
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
-def _in_groups(f: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Outputs f (k, m), targets and weights of k records, as groups of one record each, in float64."""
+def _score_batch(
+    loss: Loss,
+    f: torch.Tensor,
+    y: torch.Tensor,
+    blocks: Callable[[OutputCurvature, torch.Tensor, torch.Tensor | None], Blocks],
+    gradients: Callable[[], Iterable[tuple[Any, torch.Tensor]]],
+) -> ScoreBatch:
+    """k records with outputs f (k, m), as groups of one record each, in float64."""
     weight = torch.ones(len(f), 1, dtype=torch.float64, device=f.device)
-    return f.double().unsqueeze(1), (y.double() if y.is_floating_point() else y).unsqueeze(1), weight
+    f, y = f.double().unsqueeze(1), (y.double() if y.is_floating_point() else y).unsqueeze(1)
 
+    def norms() -> torch.Tensor:
+        return torch.cat([torch.linalg.vector_norm(part, dim=1).double() for _, part in gradients()])
 
-def _norms(gradients: torch.Tensor) -> torch.Tensor:
-    return torch.linalg.vector_norm(gradients, dim=1).double()
+    return ScoreBatch(f, y, weight, loss, lambda: blocks(loss.curvature(f, y), weight, loss.rotation(f, y)), norms)
 
 
 def sketch_records(
@@ -322,19 +327,16 @@ class _Sketch:
     def _batch(self, piece: Piece, u: torch.Tensor, probes: slice) -> ScoreBatch:
         """The records of a piece with blocks from some of the probes."""
         loss = self.network.loss
-        numbers = torch.arange(piece.rows.start, piece.rows.stop, device=self.network.device)
-        f, y, weight = _in_groups(piece.outputs, piece.batch.targets)
 
-        def blocks() -> Blocks:
+        def blocks(curvature: OutputCurvature, weight: torch.Tensor, rotation: torch.Tensor | None) -> Blocks:
+            numbers = torch.arange(piece.rows.start, piece.rows.stop, device=self.network.device)
             own = signs(self.seed, numbers, self.network.m, slice(0, self.probes), dtype=u.dtype).unsqueeze(1)
             own, some = own[..., probes], u[..., probes] * (self.probes / u[..., probes].shape[-1]) ** 0.5
-            rotation = loss.rotation(f, y)
-            return FactoredBlocks(some, own, loss.curvature(f, y), weight, loss, whole=True, rotation=rotation)
+            return FactoredBlocks(some, own, curvature, weight, loss, whole=True, rotation=rotation)
 
-        def gradient_norm() -> torch.Tensor:
-            return torch.cat([_norms(part) for _, part in self.derivatives.gradients(piece.rows)])
-
-        return ScoreBatch(f, y, weight, loss, blocks, gradient_norm)
+        return _score_batch(
+            loss, piece.outputs, piece.batch.targets, blocks, lambda: self.derivatives.gradients(piece.rows)
+        )
 
     @cached_property
     def derivatives(self) -> RecordDerivatives:

@@ -64,7 +64,8 @@ class Hessian(GaussNewton):
                 product = self._way(network, batch)
                 for at, part in zip(total.split(columns), wide.split(columns), strict=True):
                     at += network.parameters.join(product(network.parameters.split(part)))
-        self.jacobian.count_pass(len(wide))
+        self.jacobian.passes += 1
+        self.jacobian.column_passes += len(wide)
         return total.add_(wide, alpha=self.damping).T
 
 
