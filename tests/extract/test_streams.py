@@ -213,39 +213,28 @@ def test_tuples_and_tensors():
 NAMES = ["features", "outputs", "targets", "groups", "sample_weight"]
 ONE = cut([])[0]
 NARROW = cut([9])[1] | {"features": np.ones((ROWS - 9, 5), np.float32)}
-REFUSED = {
-    "an iterator": (iter(cut([9])), "batches: expected something that can be read again, got an iterator"),
-    "no batches": ([], "data: expected at least 2 records, got 0"),
-    "no targets": (cut([9], NAMES[:2]), "batches: expected targets in every batch, got a"),
-    "no outputs": (cut([9], ["features", "targets"]), "batches: expected outputs in every batch.*weight="),
-    "a tensor": ([torch.ones(3, 2)], "batches: expected dicts, or tuples .*, got a Tensor"),
-    "some ids": ([*cut([9])[:1], *cut([9], NAMES)[1:]], "the same arrays in every batch, got ids in some only"),
-    "rows that differ": ([ONE | {"targets": [0, 1]}], r"targets: expected one row .*, got shape \(2,\) beside 30 rows"),
-    "flat features": ([ONE | {"features": np.ones(ROWS)}], r"expected shape \(records, features\), got shape \(30,\)"),
-    "other columns": (
-        [cut([9])[0], NARROW],
-        r"features: expected rows of shape \(4,\) and .*, got rows of shape \(5,\)",
-    ),
-    "repeated ids": (
-        [ONE | {"ids": np.zeros(ROWS, int)}],
-        "ids in the batches: expected a different id for every record",
-    ),
+BATCHES = {
+    "batches: expected something that can be read again, got an iterator": iter(cut([9])),
+    "data: expected at least 2 records, got 0": [],
+    "batches: expected targets in every batch, got a": cut([9], NAMES[:2]),
+    "batches: expected outputs in every batch.*weight=": cut([9], ["features", "targets"]),
+    "batches: expected dicts, or tuples .*, got a Tensor": [torch.ones(3, 2)],
+    "the same arrays in every batch, got ids in some only": [*cut([9])[:1], *cut([9], NAMES)[1:]],
+    r"targets: expected one row .*, got shape \(2,\) beside 30 rows": [ONE | {"targets": [0, 1]}],
+    r"expected shape \(records, features\), got shape \(30,\)": [ONE | {"features": np.ones(ROWS)}],
+    r"features: expected rows of shape \(4,\) and .*, got rows of shape \(5,\)": [cut([9])[0], NARROW],
+    "ids in the batches: expected a different id for every record": [ONE | {"ids": np.zeros(ROWS, int)}],
 }
-UNFIT = {
-    "of another head": ({"weight": np.ones((M, 2))}, r"weight: expected shape \(outputs, 4\), a column a feature"),
-    "bias alone": ({"bias": BIAS}, "bias: expected weight together with bias, got bias alone"),
-    "other outputs": (
-        {"weight": 2 * WEIGHT, "bias": BIAS},
-        r"outputs: expected features @ weight.T \+ bias, got a diff",
-    ),
+OPTIONS = {
+    r"weight: expected shape \(outputs, 4\), a column a feature": {"weight": np.ones((M, 2))},
+    "bias: expected weight together with bias, got bias alone": {"bias": BIAS},
+    r"outputs: expected features @ weight.T \+ bias, got a diff": {"weight": 2 * WEIGHT, "bias": BIAS},
 }
 
 
-@pytest.mark.parametrize("case", [*REFUSED, *UNFIT])
-def test_what_is_refused(case):
-    batches, words = REFUSED.get(case, (cut([9]), ""))
-    options, words = UNFIT.get(case, ({}, words))
-    refused(words, lambda: joined(from_batches(batches, **options), 8))
+@pytest.mark.parametrize("words", [*BATCHES, *OPTIONS])
+def test_what_is_refused(words):
+    refused(words, lambda: joined(from_batches(BATCHES.get(words, cut([9])), **OPTIONS.get(words, {})), 8))
 
 
 def test_batches_that_change_are_refused_where_they_do():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from giveaway.records import Signals
+from tests.conftest import refused
 
 RNG = np.random.default_rng(0)
 LOGITS = RNG.normal(size=(4, 6, 3))
@@ -73,38 +74,30 @@ def test_saved_signals_come_back_memory_mapped(tmp_path):
     assert (tmp_path / "signals" / "values.npy").stat().st_mode & 0o777 == 0o600
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"kind": "logit"}, "kind: expected a known name, got 'logit'; did you mean logits"),
-        ({"values": LOGITS[0, 0]}, r"values: expected shape \(models, records\)"),
-        ({"values": (LOGITS > 0)}, "values: expected floating-point numbers, got dtype bool"),
-        (
-            {"values": np.where(LOGITS > 1, np.nan, LOGITS)},
-            "values: expected finite numbers, got NaN or infinity in model",
-        ),
-        ({"values": LOGITS[:0]}, "values: expected at least one model"),
-        ({"members": MEMBERS[:2]}, r"members: expected 0/1 or bool of shape \(4, 6\)"),
-        ({"members": MEMBERS * 2}, "members: expected 0/1 or bool"),
-        ({"labels": None}, "labels: expected a class index a record, got none"),
-        ({"labels": LABELS[:3]}, "labels: expected 6 class indices"),
-        ({"labels": LABELS + 1}, "labels: expected classes 0 to 2, got others"),
-        ({"population": LOGITS[:2]}, r"population: expected shape \(4, points, 1, 3\)"),
-    ],
-)
-def test_bad_signals(change, words):
+REFUSED = {
+    "kind: expected a known name, got 'logit'; did you mean logits": {"kind": "logit"},
+    r"values: expected shape \(models, records\)": {"values": LOGITS[0, 0]},
+    "values: expected floating-point numbers, got dtype bool": {"values": (LOGITS > 0)},
+    "values: expected finite numbers, got NaN or infinity in": {"values": np.where(LOGITS > 1, np.nan, LOGITS)},
+    "values: expected at least one model": {"values": LOGITS[:0]},
+    r"members: expected 0/1 or bool of shape \(4, 6\)": {"members": MEMBERS[:2]},
+    "members: expected 0/1 or bool": {"members": MEMBERS * 2},
+    "labels: expected a class index a record, got none": {"labels": None},
+    "labels: expected 6 class indices": {"labels": LABELS[:3]},
+    "labels: expected classes 0 to 2, got others": {"labels": LABELS + 1},
+    r"population: expected shape \(4, points, 1, 3\)": {"population": LOGITS[:2]},
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_bad_signals(words):
     whole = {"values": LOGITS, "members": MEMBERS, "kind": "logits", "labels": LABELS}
-    with pytest.raises(ValueError, match=words):
-        Signals(**whole | change)
+    refused(words, Signals, **whole | REFUSED[words])
 
 
 def test_what_a_kind_cannot_give(tmp_path):
     phi = Signals(LOGITS[..., 0], MEMBERS, "phi")
-    with pytest.raises(ValueError, match="signals: expected logits or probabilities, got phi"):
-        phi.distribution()
-    with pytest.raises(ValueError, match="temperature: expected 1 unless signals are logits"):
-        phi.confidence(temperature=2.0)
-    with pytest.raises(ValueError, match="population: expected signals on population points, got none"):
-        phi.confidence(of_population=True)
-    with pytest.raises(ValueError, match=r"signals: expected a folder written by Signals\.save"):
-        Signals.load(tmp_path)
+    refused("signals: expected logits or probabilities, got phi", phi.distribution)
+    refused("temperature: expected 1 unless signals are logits", phi.confidence, temperature=2.0)
+    refused("population: expected signals on population points, got none", phi.confidence, of_population=True)
+    refused(r"signals: expected a folder written by Signals\.save", Signals.load, tmp_path)
