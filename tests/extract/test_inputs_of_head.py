@@ -123,13 +123,10 @@ def quiet_and_loud(net, data, words):
 
 def test_several_inputs_are_not_kept(model, x, y):
     joins = Wrapped(model, lambda net, left, right: net(torch.cat([left, right], dim=1)))
-    words = (
-        "keep_inputs: expected a model of one input, a tensor or strings, got 2 inputs; give the records to audit as"
-    )
-    quiet_and_loud(joins, Records(lambda i: ((x[i, :2], x[i, 2:]), y[i])), words)
+    words = "keep_inputs: expected a model of one input, a tensor or strings, got {}; give the records to audit as"
+    quiet_and_loud(joins, Records(lambda i: ((x[i, :2], x[i, 2:]), y[i])), words.format("2 inputs"))
     nested = Wrapped(model, lambda net, parts: net(parts["x"]))
-    words = "keep_inputs: expected a model of one input, a tensor or strings, got a dict; give the records to audit as"
-    quiet_and_loud(nested, Records(lambda i: {"parts": {"x": x[i]}, "y": y[i]}), words)
+    quiet_and_loud(nested, Records(lambda i: {"parts": {"x": x[i]}, "y": y[i]}), words.format("a dict"))
 
 
 def test_rows_that_differ_from_batch_to_batch_are_not_kept(y):

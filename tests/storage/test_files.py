@@ -83,10 +83,7 @@ def test_places_that_cannot_be_written(tmp_path):
 def test_what_is_no_npz(tmp_path, content):
     path = tmp_path / "file.npz"
     path.write_bytes(content)
-    with pytest.raises(InputError, match=r"thing: expected a file written by its writer, got .* truncated or another"):
-        read_arrays("thing", path, "its writer")
-
-
-def test_a_single_array_is_no_npz(tmp_path):
-    np.save(tmp_path / "file.npy", np.zeros(3))
-    refused("truncated or another file", read_arrays, "thing", tmp_path / "file.npy", "its writer")
+    words = r"thing: expected a file written by its writer, got .* truncated or another"
+    refused(words, read_arrays, "thing", path, "its writer")
+    np.save(tmp_path / "file.npy", np.zeros(3))  # a single array
+    refused(words, read_arrays, "thing", tmp_path / "file.npy", "its writer")
