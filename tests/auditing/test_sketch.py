@@ -114,13 +114,13 @@ def test_errors_a_record(name):
 
 @pytest.mark.parametrize(("precision", "error"), [("float64", 1e-6), ("float32", 1e-4)])
 def test_the_same_table_however_work_is_cut(monkeypatch, precision, error):
-    options = {"probes": 128, "precision": precision, "tolerance": 1e-5}
+    options = {"probes": 64, "precision": precision, "tolerance": 1e-5}
     whole = sketch(small(), **options)
     size = 8 if precision == "float64" else 4
     monkeypatch.setattr(products, "HOST_BYTES", 4 * 5 * 32 * 64)
     monkeypatch.setattr(products, "LEAST_ROWS", 8)
-    monkeypatch.setattr(sketch_module, "HOST_WINDOW_BYTES", 17 * 5 * 128 * size)
-    monkeypatch.setattr(sketch_module, "MOST_AT_ONCE", 128)
+    monkeypatch.setattr(sketch_module, "HOST_WINDOW_BYTES", 17 * 5 * 64 * size)
+    monkeypatch.setattr(sketch_module, "MOST_AT_ONCE", 64)
     monkeypatch.setattr(scoring, "WINDOW", 50)
     cut = sketch(small(), **options)
     for name in CURVED:
