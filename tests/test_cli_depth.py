@@ -6,8 +6,6 @@ import importlib
 import json
 import os
 import re
-import signal
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +21,7 @@ from giveaway.records import ScoreTable
 from tests.auditing.test_depths import audit_depths
 from tests.conftest import config, refused
 from tests.test_cli import folder, one_line, read_csv  # noqa: F401
+from tests.test_cli_scale import killed
 
 N = 40
 SECRET = "patient"
@@ -317,23 +316,6 @@ def test_solves_that_do_not_get_there(giveaway, done, mine):
 # ------------------------------------------------------------------------------------------------ going on
 
 
-KILLED = """
-import os, signal, sys
-sys.argv = ["giveaway", *sys.argv[1:]]
-from giveaway.storage.checkpoint import FolderCheckpoint
-FolderCheckpoint.due = lambda self: True  # every piece of work is saved
-save, left = FolderCheckpoint.save, [int(os.environ["SAVES"])]
-def saves(self, name, tensors):
-    save(self, name, tensors)
-    left[0] -= name.startswith("depth-")
-    if left[0] == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-FolderCheckpoint.save = saves
-from giveaway.cli import main
-main()
-"""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("saves", [2, 7])  # within the first depth, and within the second
 def test_a_killed_audit_goes_on_inside_a_depth(giveaway, done, mine, monkeypatch, saves):
@@ -343,11 +325,7 @@ def test_a_killed_audit_goes_on_inside_a_depth(giveaway, done, mine, monkeypatch
     torch.save(weights, "weights.pt")
     options = ("--weights", "weights.pt", "--l2", 0.7, "--depth", "head,all", "--damping", 0.7)
     done(*command(mine, *options, "--out", "whole"))
-    Path("killed.py").write_text(KILLED)
-    environment = {**os.environ, "SAVES": str(saves), "OMP_NUM_THREADS": "1"}
-    arguments = [str(part) for part in command(mine, *options, "--out", "parts")]
-    ended = subprocess.run([sys.executable, "killed.py", *arguments], env=environment, capture_output=True, check=False)
-    assert ended.returncode == -signal.SIGKILL
+    killed(saves, command(mine, *options, "--out", "parts"), of="depth-")
     kept = os.listdir("parts/checkpoint")
     assert any(name.startswith("depth-head") for name in kept)
     assert any(name.startswith("depth-all") for name in kept) is (saves > 5)

@@ -16,20 +16,14 @@ import pytest
 from giveaway.records import ScoreTable
 from giveaway.storage.checkpoint import FolderCheckpoint
 from tests.conftest import config
+from tests.test_cli import folder  # noqa: F401
 
 N, D, M = 3_000, 6, 4
 QUIET = config(map="none", what_if=False, l2_sensitivity=False)
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    return tmp_path
-
-
-@pytest.fixture
-def arrays(folder) -> dict[str, np.ndarray]:
+def arrays(folder) -> dict[str, np.ndarray]:  # noqa: F811
     rng = np.random.default_rng(0)
     centres = rng.normal(size=(M, D))
     targets = rng.integers(M, size=N)
@@ -48,15 +42,8 @@ def free_port() -> int:
 def torchrun(*arguments: object, script: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Two processes of the command line, or of a script that runs it."""
     what = ["-m", "giveaway"] if script is None else [str(script)]
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        "2",
-        "--master-port",
-        str(free_port()),
-    ]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command = [*launcher, "--master-port", str(free_port())]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         [*command, *what, *map(str, arguments)], capture_output=True, text=True, env=environment, timeout=300
@@ -182,7 +169,7 @@ def test_every_process_leaves_the_team_before_it_ends(arrays, more, status):
 
 
 @pytest.mark.slow
-def test_a_model_s_features_are_made_by_both_processes(done, folder):
+def test_a_model_s_features_are_made_by_both_processes(done, folder):  # noqa: F811
     (folder / "mine.py").write_text(
         "import torch\n"
         "from torch.utils.data import TensorDataset\n"
@@ -221,7 +208,7 @@ FolderCheckpoint.due = lambda self: True  # every piece of work is saved
 save, left = FolderCheckpoint.save, [int(os.environ["SAVES"])]
 def saves(self, name, tensors):
     save(self, name, tensors)
-    left[0] -= 1
+    left[0] -= name.startswith(os.environ["OF"])
     if left[0] == 0:
         os.kill(os.getpid(), signal.SIGKILL)
 FolderCheckpoint.save = saves
@@ -231,6 +218,14 @@ sketch.MOST_AT_ONCE = 32
 from giveaway.cli import main
 main()
 """
+
+
+def killed(saves: int, command: tuple[object, ...], of: str = "") -> None:
+    """Run a command that is killed once so many pieces of work, whose names begin with `of`, have been saved."""
+    Path("killed.py").write_text(KILLED)
+    environment = {**os.environ, "SAVES": str(saves), "OF": of, "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run([sys.executable, "killed.py", *map(str, command)], env=environment, capture_output=True)
+    assert ended.returncode == -signal.SIGKILL
 
 
 def interrupt_after(monkeypatch, saves: int) -> None:
@@ -261,7 +256,7 @@ def note_loads(monkeypatch) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "saves", "killed"),
+    ("kind", "saves", "really"),
     [
         ("dense", 2, False),
         ("sketch", 1, False),
@@ -269,18 +264,14 @@ def note_loads(monkeypatch) -> list[str]:
         pytest.param("sketch", 4, True, marks=pytest.mark.slow),
     ],
 )
-def test_an_audit_that_was_stopped_goes_on_where_it_was(giveaway, done, arrays, monkeypatch, kind, saves, killed):
+def test_an_audit_that_was_stopped_goes_on_where_it_was(giveaway, done, arrays, monkeypatch, kind, saves, really):
     monkeypatch.setattr("giveaway.curvature.dense.MOST_ROWS", 700)
     monkeypatch.setattr("giveaway.curvature.sketch.MOST_AT_ONCE", 32)
     options, _ = KINDS[kind]
     command = ("audit", "--features", "features.npz", "--l2", 1, *QUIET, *options)
     done(*command, "--out", "whole")
-    if killed:
-        Path("killed.py").write_text(KILLED)
-        environment = {**os.environ, "SAVES": str(saves), "OMP_NUM_THREADS": "1"}
-        words = [sys.executable, "killed.py", *map(str, command), "--out", "parts"]
-        ended = subprocess.run(words, env=environment, capture_output=True)
-        assert ended.returncode == -signal.SIGKILL
+    if really:
+        killed(saves, (*command, "--out", "parts"))
     else:
         with monkeypatch.context() as patched:
             interrupt_after(patched, saves)
@@ -327,10 +318,7 @@ def test_a_run_killed_before_anything_was_saved_begins_again(done, arrays):
     Path("parts/checkpoint/checkpoint.json").write_text("{}")
     done("audit", "--features", "features.npz", "--out", "parts", *QUIET)
     assert Path("parts/scores.npz").is_file()
-
-
-def test_resume_without_unfinished_work_just_begins(done, arrays):
-    done("audit", "--features", "features.npz", "--out", "new", "--resume", *QUIET)
+    done("audit", "--features", "features.npz", "--out", "new", "--resume", *QUIET)  # there is nothing to resume
 
 
 # --------------------------------------------------------------------------------------------------- the cost

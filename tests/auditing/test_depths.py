@@ -73,23 +73,14 @@ def test_columns_of_chosen_records_are_those_of_dense_algebra():
     case = made("mlp")
     rows = [11, 0, 7]
     depths = ("head", "last:2", "all")
-    found = audit_depths(
-        *case[:1],
-        case[1:],
-        loss="cross_entropy",
-        damping=0.7,
-        depths=depths,
-        method="exact",
-        rows=rows,
-        tolerance=1e-10,
-    )
+    options = {"loss": "cross_entropy", "damping": 0.7, "depths": depths}
+    found = audit_depths(case[0], case[1:], **options, method="exact", rows=rows, tolerance=1e-10)
     assert found.ids.tolist() == rows
     assert list(found.columns) == [f"{name}_{depth}" for depth in ("head", "last2", "all") for name in USUAL]
     assert list(found.attributes) == ["newton_capped_head", "newton_capped_last2", "newton_capped_all"]
     for depth in depths:
         network = network_of(case, depth)
-        exact = dense(*case, "cross_entropy", list(network.parameters.values))
-        expected = exact.scores(exact.ggn + 0.7 * torch.eye(network.size, dtype=torch.float64))
+        expected = dense(network).scores(0.7)
         for name in ("influence", "newton", "gls_trace"):
             column = found[f"{name}_{depth.replace(':', '')}"]
             np.testing.assert_allclose(column, expected[name][rows].numpy(), rtol=1e-7)
@@ -99,18 +90,9 @@ def test_columns_of_chosen_records_are_those_of_dense_algebra():
 
 def test_the_exact_hessian_of_chosen_records():
     case = made("mlp")
-    found = audit_depths(
-        case[0],
-        case[1:],
-        loss="cross_entropy",
-        damping=8.0,
-        method="exact",
-        rows=[2, 3],
-        curvature="hessian",
-        scores="influence",
-        tolerance=1e-10,
-    )
-    exact = dense(*case, "cross_entropy", [name for name, _ in case[0].named_parameters()], hessian=True)
+    options = {"loss": "cross_entropy", "damping": 8.0, "scores": "influence", "method": "exact", "rows": [2, 3]}
+    found = audit_depths(case[0], case[1:], **options, curvature="hessian", tolerance=1e-10)
+    exact = dense(network_of(case, "all"), hessian=True)
     inverse = torch.linalg.inv(exact.hessian + 8.0 * torch.eye(len(exact.hessian), dtype=torch.float64))
     g = exact.gradients()[[2, 3]]
     np.testing.assert_allclose(found["influence_all"], ((g @ inverse) * g).sum(1).numpy(), rtol=1e-7)
@@ -322,9 +304,8 @@ def test_words_of_mistakes(options, words):
 )
 def test_what_a_network_does_not_take(options, words):
     model, x, y = made("mlp")
-    assert refused(
-        "expected", ga.audit, Depths(model, (x, y), loss="cross_entropy", damping=1.0), **options
-    ).startswith(words)
+    deep = Depths(model, (x, y), loss="cross_entropy", damping=1.0)
+    assert refused("expected", ga.audit, deep, **options).startswith(words)
 
 
 def test_the_same_call_takes_heads_and_networks():
