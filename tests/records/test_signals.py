@@ -99,5 +99,4 @@ def test_what_a_kind_cannot_give(tmp_path):
     phi = Signals(LOGITS[..., 0], MEMBERS, "phi")
     refused("signals: expected logits or probabilities, got phi", phi.distribution)
     refused("temperature: expected 1 unless signals are logits", phi.confidence, temperature=2.0)
-    refused("population: expected signals on population points, got none", phi.confidence, of_population=True)
     refused(r"signals: expected a folder written by Signals\.save", Signals.load, tmp_path)

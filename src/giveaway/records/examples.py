@@ -25,13 +25,13 @@ def as_numbers(inputs: np.ndarray, argument: str = "inputs") -> np.ndarray:
     return inputs.astype(np.float64) if images is None else np.ascontiguousarray(images) / 255.0
 
 
-def as_records(inputs: np.ndarray, argument: str = "inputs") -> Any:
+def as_records(inputs: np.ndarray) -> Any:
     """Return inputs in their own type, uncopied: uint8 images with channels first, one string a record as a list."""
     if inputs.dtype.kind not in "fiubU":
-        raise fail(argument, "images, numbers or strings", f"dtype {inputs.dtype}", "convert them to numbers or str")
+        raise fail("inputs", "images, numbers or strings", f"dtype {inputs.dtype}", "convert them to numbers or str")
     if inputs.dtype.kind == "U" and inputs.ndim == 1:
         return inputs.tolist()
-    images = _as_images(inputs, argument)
+    images = _as_images(inputs, "inputs")
     return inputs if images is None else images
 
 

@@ -108,24 +108,18 @@ class Signals:
         np.put_along_axis(others, _places(logits, self.labels[which]), -np.inf, axis=-1)
         return _at(logits, self.labels[which]) - logsumexp(others, axis=-1)
 
-    def confidence(
-        self, which: slice | np.ndarray = slice(None), *, temperature: float = 1.0, of_population: bool = False
-    ) -> np.ndarray:
-        """Return the probability of the true label, (M, n, Q), for the records or for the population's points."""
-        stored = self.population if of_population else self.values
-        labels = self.population_labels if of_population else self.labels
-        if stored is None:
-            raise fail("population", "signals on population points", "none", "pass population= to Signals")
+    def confidence(self, which: slice | np.ndarray = slice(None), *, temperature: float = 1.0) -> np.ndarray:
+        """Return the probability of the true label, (M, n, Q)."""
         if temperature != 1.0 and self.kind != "logits":
             raise fail("temperature", "1 unless signals are logits", f"{temperature} with {self.kind}", "store logits")
-        values = np.asarray(stored[:, which], dtype=np.float64)
+        values = np.asarray(self.values[:, which], dtype=np.float64)
         if self.kind == "phi":
             return expit(values)
         if self.kind == "squared_error":
             raise fail("signals", "signals of classes", "squared errors", "use an attack that takes them, as lira")
-        assert labels is not None
+        assert self.labels is not None
         p = softmax(values / temperature, axis=-1) if self.kind == "logits" else values
-        return _at(p, labels[which])
+        return _at(p, self.labels[which])
 
     def distribution(self, which: slice | np.ndarray = slice(None)) -> np.ndarray:
         """Return the probabilities of all classes, (M, n, Q, C) in float64."""
