@@ -28,12 +28,6 @@ def test_features_outputs_and_parameters_in_dataset_order(model, x, y, form):
     assert head.groups[4] == 2
 
 
-def test_a_head_without_bias_has_no_intercept(x, y):
-    head = from_torch(nn.Linear(6, 3, bias=False), TensorDataset(x, y))
-    assert not head.intercept
-    torch.testing.assert_close(head.features, x)
-
-
 @pytest.mark.parametrize("frozen", [False, True])
 def test_whether_the_layers_below_are_frozen_is_said_and_not_guessed(model, x, y, frozen):
     for parameter in model.parameters():
@@ -41,7 +35,10 @@ def test_whether_the_layers_below_are_frozen_is_said_and_not_guessed(model, x, y
     assert from_torch(model, TensorDataset(x, y), frozen=frozen).frozen is frozen
 
 
-def test_float_targets_are_regression_and_outputs_may_be_squeezed(model, x):
+def test_heads_without_bias_and_of_one_squeezed_output(x, y):
+    head = from_torch(nn.Linear(6, 3, bias=False), TensorDataset(x, y))
+    assert not head.intercept
+    torch.testing.assert_close(head.features, x)
     squeezed = Wrapped(nn.Linear(6, 1), lambda net, x: net(x).squeeze(1).double())
     head = from_torch(squeezed, TensorDataset(x, x[:, 0] * 2), l2=1.0, penalize_intercept=False)
     assert (head.loss, head.m, head.penalize_intercept) == ("squared", 1, False)
@@ -127,10 +124,6 @@ def test_devices_and_batch_sizes_that_cannot_be(model, x, y):
             from_torch(model, records, batch_size=size)
 
 
-def test_one_record_is_refused(model, x, y):
-    refused("features: expected at least 2 records, got 1", from_torch, model, TensorDataset(x[:1], y[:1]))
-
-
 @pytest.mark.parametrize("target", ["labels", "label", "targets", "target", "y"])
 def test_dict_batches_go_to_the_model_by_keyword(model, x, y, target):
     data = Records(lambda i: {"pixels": x[i], target: y[i], "id": f"r{i}"})
@@ -146,10 +139,7 @@ def test_keys_name_the_parts_of_a_batch(model, x, y):
     assert head.ids.tolist() == list(range(50, 50 + N))
     head = from_torch(model, Records(lambda i: (i, y[i], "text", x[i])), target_key=1, id_key=0, input_key=-1)
     assert_is_head_of(head, model, x)
-
-
-def test_two_dimensional_ids_are_inputs(model, x, y):
-    data = Records(lambda i: {"ids": x[i], "y": y[i]})
+    data = Records(lambda i: {"ids": x[i], "y": y[i]})  # of two dimensions: tokens, not names
     head = from_torch(Wrapped(model, lambda net, ids: net(ids)), data)
     assert_is_head_of(head, model, x)
     assert head.ids.tolist() == list(range(N))
@@ -187,6 +177,7 @@ def test_batches_that_cannot_be_read(model, x, y):
         from_torch(model, DataLoader(TensorDataset(x, y), batch_size=None))
     refused("data: expected a DataLoader or a Dataset, got dict", from_torch, model, {"x": x})
     refused("data: expected at least 2 records, got 0", from_torch, model, TensorDataset(x[:0], y[:0]))
+    refused("features: expected at least 2 records, got 1", from_torch, model, TensorDataset(x[:1], y[:1]))
     with pytest.raises(InputError, match=r"model: expected a torch.nn.Module, got str; for scikit-learn use from_skl"):
         from_torch("model", TensorDataset(x, y))
     with pytest.raises(InputError, match="cannot be compared between two passes"):

@@ -133,12 +133,9 @@ def test_rows_of_another_kind_are_refused(x, y):
     refused(words, head.window, slice(10, 20))
 
 
-def test_stream_and_cache_are_two_ways(tmp_path, model, x, y):
-    with pytest.raises(InputError, match=r"stream: expected stream=True or cache=, not both, got both; drop one"):
-        from_torch(model, TensorDataset(x, y), stream=True, cache=tmp_path)
-
-
-def test_streams_of_the_same_model_and_data_have_one_name(model, x, y):
+def test_streams_of_the_same_model_and_data_have_one_name_and_no_cache(tmp_path, model, x, y):
+    words = r"stream: expected stream=True or cache=, not both, got both; drop one"
+    refused(words, from_torch, model, TensorDataset(x, y), stream=True, cache=tmp_path)
     names = [from_torch(model, TensorDataset(*d), stream=True).features.identity for d in ((x, y), (x, y), (x + 1, y))]
     assert names[0] == names[1] != names[2]
 

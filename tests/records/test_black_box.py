@@ -46,12 +46,9 @@ def test_a_black_box_has_outputs_and_no_design(kind):
     assert torch.equal(head.window(slice(0, 7)).row_norms(), torch.zeros(7, dtype=torch.float64))
 
 
-def test_a_head_of_the_bias_alone_is_linear():
+def test_a_head_of_the_bias_alone_is_linear_and_others_say_that_they_are_not():
     head = Head(np.empty((N, 0)), outputs(), np.arange(N) % M, "cross_entropy")
     assert (head.linear, head.width) == (True, 1)
-
-
-def test_repr():
     assert repr(black_box()) == "Head(n=12, black box, m=3, loss='cross_entropy')"
     people = black_box(groups=np.arange(N) // 2, inputs=np.ones((N, 3, 8, 8)))
     assert repr(people) == "Head(n=12, black box, m=3, loss='cross_entropy', people=6, inputs=(3, 8, 8))"

@@ -86,7 +86,8 @@ def test_tables_are_held_as_given(tmp_path):
     np.testing.assert_array_equal(Head.load(tmp_path / "head.npz").inputs, mixed.astype(str))
 
 
-def test_memory_maps_stay_memory_maps(tmp_path):
+def test_memory_maps_stay_memory_maps_and_a_tensor_loses_its_gradient(tmp_path):
+    assert not head_of(torch.ones(N, 2, requires_grad=True)).inputs.requires_grad
     np.save(tmp_path / "x.npy", np.ones((N, 3, 4, 4), dtype=np.float32))
     mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
     assert head_of(mapped).inputs is mapped
@@ -98,10 +99,6 @@ def test_inputs_survive_replacing_and_other_parameters():
     assert head.with_parameters(torch.zeros(3, 2, dtype=torch.float64)).inputs == WORDS
     assert replace(head, inputs=None).inputs is None
     assert "inputs" not in repr(replace(head, inputs=None))
-
-
-def test_a_tensor_loses_its_gradient():
-    assert not head_of(torch.ones(N, 2, requires_grad=True)).inputs.requires_grad
 
 
 def test_bfloat16_is_saved_as_float32(tmp_path):
@@ -146,7 +143,9 @@ def test_things_that_are_no_rows(inputs, kind):
     assert refusal(inputs).startswith(f"inputs: expected an array, a DataFrame or a list of strings, got a {kind}")
 
 
-def test_rows_of_several_lengths():
+def test_rows_of_several_lengths_and_values_that_no_error_names():
+    assert "4711" not in refusal(["patient-4711"])
+    assert "4711" not in refusal([["4711"], ["a", "b"], *(["x"],) * 4])
     words = "inputs: expected rows that make one array, got rows of several shapes or of other things; make all"
     assert refusal([[1, 2]] * (N - 1) + [[1]]).startswith(words)
 
@@ -174,8 +173,3 @@ def test_strings_are_saved_up_to_a_size(tmp_path, monkeypatch):
     monkeypatch.setattr(inputs_module, "TEXT_BYTES", 4 * N * 9)
     head_of(WORDS).save(tmp_path / "head.npz")
     refused("got strings that are too long", head_of([*WORDS[1:], "ten letters"]).save, tmp_path / "head.npz")
-
-
-def test_no_error_names_a_value():
-    assert "4711" not in refusal(["patient-4711"])
-    assert "4711" not in refusal([["4711"], ["a", "b"], *(["x"],) * 4])

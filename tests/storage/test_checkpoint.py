@@ -199,14 +199,12 @@ def test_the_other_ranks_begin_beside_the_first(tmp_path):
     refused("an unfinished audit in", begun, tmp_path, rank=1, processes=7)
 
 
-def test_what_an_earlier_run_left_on_another_disk_is_not_taken_up(tmp_path):
+def test_what_another_run_left_is_not_taken_up(tmp_path):
     begun(tmp_path, rank=1).save("sums", {"x": torch.tensor(1)})
     (tmp_path / "checkpoint" / "checkpoint.json").unlink()
     assert begun(tmp_path, rank=1).load("sums") is None
     assert begun(tmp_path, rank=1, resume=True).load("sums") is None
-
-
-def test_a_file_of_another_audit_counts_as_not_there(tmp_path):
+    # nor is a file of another audit
     begun(tmp_path / "a").save("sums", tensors())
     other = begun(tmp_path / "b", processes=2)
     (tmp_path / "b" / "checkpoint" / "sums-0.npz").write_bytes(contents(tmp_path / "a")["sums-0.npz"])
@@ -357,13 +355,11 @@ def test_finishing_and_purging_leave_nothing_of_ours(tmp_path):
     assert UnfinishedWork(tmp_path / "nowhere").remove() == 0
 
 
-def test_a_process_with_a_disk_of_its_own_clears_it(tmp_path):
+def test_a_process_with_a_disk_of_its_own_clears_what_is_its_own(tmp_path):
     begun(tmp_path, rank=1).save("sums", tensors())
     begun(tmp_path, rank=1, resume=True).finish()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_foreign_folder_of_that_name_is_left_alone(tmp_path):
+    # a foreign folder of that name is left alone
     (tmp_path / "checkpoint").mkdir()
     (tmp_path / "checkpoint" / "model-3.npz").write_bytes(b"theirs")
     assert UnfinishedWork(tmp_path).remove() == 0
