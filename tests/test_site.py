@@ -14,15 +14,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 ROOT = Path(__file__).parents[1]
-LOADED = {
-    "script": "src",
-    "img": "src",
-    "iframe": "src",
-    "source": "src",
-    "video": "src",
-    "audio": "src",
-    "object": "data",
-}
+LOADED = {**dict.fromkeys(("script", "img", "iframe", "source", "video", "audio"), "src"), "object": "data"}
 LOADED_LINKS = {"stylesheet", "icon", "preload", "prefetch", "preconnect", "dns-prefetch", "modulepreload", "manifest"}
 
 pytestmark = pytest.mark.skipif(
