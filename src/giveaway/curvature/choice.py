@@ -55,7 +55,6 @@ class Choice:
 
     @property
     def sketch(self) -> Sketch | None:
-        """The options of the sketch, if it is one."""
         return self.curvature if isinstance(self.curvature, Sketch) else None
 
 

@@ -91,7 +91,6 @@ class DenseCurvature:
 
     @property
     def report(self) -> dict[str, Any]:
-        """What the metadata says of this curvature."""
         shared = self.loss.m if self.loss.shared else 1
         # ones on the diagonal that stand for no curvature
         placeholders = int(self.scales.isinf().sum()) * self.loss.degrees // len(self.scales)
@@ -106,7 +105,6 @@ class DenseCurvature:
         }
 
     def group_bytes(self, s: int) -> int:
-        """How many bytes one array takes for a group of s records."""
         coupled = self.loss.m if self.loss.coupled else 1
         blocks = 8 * s * s * self.loss.m * coupled
         return blocks if s == 1 else max(blocks, 8 * s * self.sums.d * coupled**2)

@@ -39,7 +39,6 @@ class GradientSums:
         self._sums = torch.zeros(2, dtype=torch.float64)  # Σ s‖∇ℓ‖ and Σ s ℓ
 
     def add(self, window: Window) -> None:
-        """Add the records of `window`."""
         f, y = window.outputs.to(torch.float64), self._loss.targets(window.targets)
         g, value = self._loss.gradient(f, y), self._loss.value(f, y)
         if window.sample_weight is not None:

@@ -43,7 +43,6 @@ class SoftmaxCurvature:
     weights: torch.Tensor
 
     def contrast(self, v: torch.Tensor, dim: int, *, in_place: bool = False) -> torch.Tensor:
-        """v minus its entry of the most probable class."""
         shape = list(v.shape)
         shape[dim] = 1
         top = v.gather(dim, self.weights.argmax(dim, keepdim=True).expand(shape))

@@ -59,7 +59,6 @@ class HeadProducts:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """The shape (D, k) of a vector."""
         return self.width, self.k
 
     def as_vectors(self, parameters: torch.Tensor) -> torch.Tensor:
@@ -68,7 +67,6 @@ class HeadProducts:
         return padded.unsqueeze(1 if self.loss.shared else 2)
 
     def as_parameters(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Undo `as_vectors`."""
         return vectors.squeeze(1 if self.loss.shared else 2)[: self.head.width]
 
     def slices(self, columns: int) -> list[slice]:

@@ -155,7 +155,6 @@ class SketchedCurvature:
         self._sketch(HeadProducts(head, head.l2, processes=processes, on_rows=on_rows), checkpoint)
 
     def _sketch(self, products: HeadProducts, checkpoint: Checkpoint) -> None:
-        """Solve for Z."""
         self.products, self.l2 = products, products.l2
         self._set_precision(precision_named(self._options.precision, self.head.device))
         self._first_precision = self.precision.name
@@ -177,19 +176,16 @@ class SketchedCurvature:
         return self.precision.parts(self.z.view(self.products.width, -1))
 
     def with_l2(self, l2: float) -> SketchedCurvature:
-        """Sketch the same head with another penalty."""
         other, products = copy(self), self.products
         again = HeadProducts(self.head, l2, processes=products.processes, on_rows=products.on_rows)
         other._sketch(again, NO_CHECKPOINT)
         return other
 
     def group_bytes(self, s: int) -> int:
-        """How many bytes one array takes for a group of s records."""
         return s * self.products.k * self.probes * self.precision.dtype.itemsize
 
     @property
     def report(self) -> dict[str, Any]:
-        """What the metadata says of this curvature."""
         return {
             "curvature": "sketch",
             "parameters": self.size,

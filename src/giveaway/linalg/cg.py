@@ -203,7 +203,6 @@ class _Block:
         self.worn = not bool((between.abs() <= WORN).all())
 
     def residuals(self) -> torch.Tensor:
-        """Return the norm of every column of R."""
         return (_gram(self._w, self._w) @ self._sigma * self._sigma).sum(0).clamp_min(0.0).sqrt()
 
 

@@ -102,7 +102,6 @@ class PairTiles:
         return out.squeeze(1)
 
     def _rows_at_a_time(self, count: int) -> int:
-        """Return how many records to expand at a time."""
         rows = 1024
         if self.expand_weights:
             rows = min(2048, EXPANDED_BYTES // (8 * self._expansion) // 64 * 64)

@@ -78,7 +78,6 @@ class Processes:
         return "".join(chr(letter) for letter in self.sum_(letters).tolist() if letter)
 
     def smallest(self, number: int) -> int:
-        """Return the smallest `number` of all processes."""
         numbers = torch.zeros(self.size, dtype=torch.int64)
         numbers[self.rank] = number
         return int(self.sum_(numbers).min())
@@ -88,7 +87,6 @@ class Processes:
         return bool(self.sum_(torch.tensor(flag)))
 
     def barrier(self) -> None:
-        """Wait until every process is here."""
         if self.size > 1:
             with self._answered("barrier"):
                 dist.barrier()

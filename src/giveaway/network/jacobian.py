@@ -248,14 +248,12 @@ class Jacobian:
         return self._narrow if columns <= self.network.m else self.way
 
     def _formed(self, columns: int, directions: int) -> set[str]:
-        """Layers that have their matrices formed for this many columns."""
         if self.plan is None or self._way(columns) is not ByLayers:
             return set()
         parts = -(-columns // self.network.work.columns_by_parameters(columns))
         return self.plan.names(directions * columns, 1 + directions * parts)
 
     def _width(self, columns: int, directions: int = 1) -> int:
-        """How many columns are taken at once."""
         work, asked = self.network.work, max(columns, 1)
         if self.plan is None:
             return work.columns(asked)

@@ -167,7 +167,6 @@ class FormedJacobian(ByLayers):
         }
 
     def release(self) -> None:
-        """Free the memory of the matrices; the outputs stay."""
         self.taps.clear()
         self._matrices.clear()
 

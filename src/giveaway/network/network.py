@@ -61,7 +61,6 @@ class ParameterSet:
         return {name: rows[:, self.places[name]].reshape(-1, *value.shape) for name, value in self.values.items()}
 
     def join(self, parts: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Put together what `split` took apart."""
         return torch.cat([parts[name].reshape(len(parts[name]), -1) for name in self.values], 1)
 
 
@@ -139,7 +138,8 @@ class Network:
     dtype : what to compute in; by default as the parameters are, half precision as float32.
     memory : bytes that one piece of work may take; by default a quarter of what is free, 1 GB at most on a CPU.
 
-    The model is copied from, never written to: its mode, hooks, gradients and buffers stay as they are.
+    The model is copied from, never written to: its mode, hooks, gradients and buffers stay as they are. There are `n`
+    records with `m` outputs each, and `size` numbers in the parameters chosen.
     """
 
     def __init__(
@@ -172,17 +172,8 @@ class Network:
         self.loss = loss_named(loss, outputs.shape[1])
         targets = self.loss.check_targets(records.targets, outputs)
         self.records: ModelRecords = replace(records, targets=targets)
-        self.m = outputs.shape[1]
+        self.n, self.m, self.size = records.n, outputs.shape[1], self.parameters.count
         self.work = Work.measured(self, memory)
-
-    @property
-    def n(self) -> int:
-        return self.records.n
-
-    @property
-    def size(self) -> int:
-        """P, the parameters chosen."""
-        return self.parameters.count
 
     def function(self, batch: RecordBatch) -> Callable[[Values], torch.Tensor]:
         """θ ↦ outputs (b, m) of a batch; to be called inside `self.evaluating()`."""

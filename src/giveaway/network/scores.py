@@ -84,7 +84,6 @@ class CheckpointedSolves:
         return {key: value for key, value in tensors.items() if key != COUNTS}
 
     def drop(self) -> None:
-        """Forget all parts: what they were for is finished."""
         for name in self._names:
             self._parts.checkpoint.drop(name)
 

@@ -231,12 +231,10 @@ class InverseCurvature:
 
     @property
     def columns(self) -> int:
-        """How many right sides are solved for at once."""
         work = self.network.work
         return max(1, work.memory // (VECTORS * work.size * work.bytes))
 
     def __call__(self, right: torch.Tensor) -> Solution:
-        """Solve for all columns of `right` (P, k)."""
         found = [self._block(part) for part in right.split(self.columns, 1)]
         if len(found) == 1:
             return found[0]
