@@ -122,7 +122,7 @@ def summarize(
         by_target = generator.multinomial(targets, np.full(targets, 1 / targets)) if targets > 1 else np.ones(1)
         weight = np.outer(by_target, by_record).reshape(-1).astype(np.float64)
         drawn.append(_figures(*_roc(place, members, weight), rates))
-    low, high = percentile_ends(np.reshape(drawn, (resamples, -1)), confidence, values)
+    low, high = percentile_ends(np.reshape(drawn, (resamples, len(values))), confidence, values)
     auc, accuracy, *at_rates = (Interval(*map(float, ends)) for ends in zip(values, low, high, strict=True))
     by_rate = dict(zip(rates, at_rates, strict=True))
     curve = (false_positives, true_positives)
