@@ -237,10 +237,8 @@ class _Elu(Activation):
             y = a * b * (2.0 * torch.sin((span - from_end) / 2) * torch.sin((span + from_end) / 2))
             wide = half * b * cosine
             gx, gz = half * a * cosine * _tail(a * cosine), wide * _tail(b * cosine)
-            if order == (2, 2):
-                integrand = (gx + gz - 1.0) * torch.exp(-y)
-            else:
-                integrand = (gx + gz - 1.0) * (torch.expm1(-y) + (y if order[1] == 0 else 0.0))
+            decay = torch.exp(-y) if order == (2, 2) else torch.expm1(-y)
+            integrand = (gx + gz - 1.0) * (y + decay if order[1] == 0 else decay)
             if order == (2, 0):
                 integrand = integrand + wide + gz * (1.0 - y)
             elif order == (3, 1):

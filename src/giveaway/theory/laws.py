@@ -316,7 +316,7 @@ def cell_errors(
                 points, widths = _gauss_points(edges)
                 densities = [law.pdf if signed else LossLaw(law, q).radial_density for law in columns]
                 chances = [_sum_pairs(density(points) * widths) for density in densities]
-            power[:, block], miss[:, block] = _best_cells(*chances, rates[:, block])
+            power[:, block], miss[:, block] = _best_cells(chances[0], chances[1], rates[:, block])
         return power.reshape(full), miss.reshape(full)
 
     return errors
