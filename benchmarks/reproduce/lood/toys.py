@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from benchmarks.measuring import digits
-from benchmarks.reproduce.job import Job, Piece
+from benchmarks.reproduce.job import Arrays, Job, Piece
 from benchmarks.reproduce.lood.measures import ends
 from benchmarks.reproduce.page import read_paper
 from giveaway.gp.distinguishability import kl_of_change, mean_distance, remove
@@ -23,19 +23,6 @@ BEYOND = 8.0  # queries of `placed` go past the records at ±5
 QUERIES, KEPT = 2_001, 401  # on a grid: those asked, and those whose curves are kept
 
 
-@dataclass(frozen=True, eq=False)
-class AtQueries:
-    """At each query (q,): ½(mean without − mean with)², log(variance without/with), KL."""
-
-    mean: np.ndarray
-    log_ratio: np.ndarray
-    kl: np.ndarray
-
-
-def run(job: Job) -> None:
-    job.save_pieces({"domain": domain, "steepest": steepest, "placed": placed}, noise=NOISE)
-
-
 def domain(job: Job) -> Piece:
     """Ask at every query; the record itself is the last of them."""
     at_the_record = 0
@@ -43,10 +30,10 @@ def domain(job: Job) -> Piece:
     for draw in range(_draws(job)):
         uniform = torch.rand(RECORDS + 1, generator=_generator(draw), dtype=torch.float64)
         places = ENDS * (2 * uniform - 1)
-        kl = at_queries(places[:-1], places[-1:], torch.cat([_grid(ENDS), places[-1:]])).kl
+        kl = at_queries(places[:-1], places[-1:], torch.cat([_grid(ENDS), places[-1:]]))["kl"]
         at_the_record += int(kl.argmax() == len(kl) - 1)
         if draw == 0:
-            kept = at_queries(places[:-1], places[-1:], _grid(ENDS, KEPT)).kl
+            kept = at_queries(places[:-1], places[-1:], _grid(ENDS, KEPT))["kl"]
             shown = {"records": places[:-1].numpy(), "record": places[-1:].numpy(), "kl": kept / kept.max()}
     return shown, {"draws": _draws(job), "queries": QUERIES, "kl_largest_at_the_record": at_the_record}
 
@@ -63,18 +50,18 @@ def steepest(job: Job) -> Piece:
         best = steepest_point(before, torch.sin, bounds=(-ENDS, ENDS), starts=32, seed=draw)
         queries = torch.cat([grid, best.point.view(1)])
         found_at = at_queries(x, best.point.view(1), queries)
-        far = int(found_at.mean.argmax())
+        far = int(found_at["mean"].argmax())
         found.append(float(best.point))
         optima.append(float(queries[far]))
         steepest_of_all += int(slopes(before, grid).max() <= best.steepness * (1 + 1e-6))
-        at_the_record += int(found_at.kl.argmax() == len(grid))
-        shares["log_ratio"].append(found_at.log_ratio[far] / found_at.log_ratio[-1])
-        shares["kl"].append(found_at.kl[far] / found_at.kl[-1])
+        at_the_record += int(found_at["kl"].argmax() == len(grid))
+        for name, share in shares.items():
+            share.append(found_at[name][far] / found_at[name][-1])
     offsets = np.abs(np.array(optima) - found)
     shown = int(np.abs(np.abs(found) - SINE["steepest"]).argmin())  # the draw most like the printed one
     x, record = normal_places(shown), torch.tensor([found[shown]], dtype=torch.float64)
     kept = at_queries(x, record, _grid(ENDS, KEPT))
-    curves = {"slope": slopes(_fit(x), _grid(ENDS, KEPT)), **vars(kept)}
+    curves = {"slope": slopes(_fit(x), _grid(ENDS, KEPT)), **kept}
     told = {
         "draws": len(found),
         "steepest_between": [digits(np.abs(found).min()), digits(np.abs(found).max())],
@@ -100,9 +87,9 @@ def placed(job: Job) -> Piece:
     arrays = {"records": normal_places(0).numpy()}
     for place in SINE["placed"]:
         record = torch.tensor([place], dtype=torch.float64)
-        means = [at_queries(normal_places(draw), record, grid).mean for draw in range(_draws(job))]
+        means = [at_queries(normal_places(draw), record, grid)["mean"] for draw in range(_draws(job))]
         optima = np.array([float(grid[mean.argmax()]) for mean in means])
-        kept = at_queries(normal_places(0), record, _grid(BEYOND, KEPT)).mean
+        kept = at_queries(normal_places(0), record, _grid(BEYOND, KEPT))["mean"]
         arrays[f"mean_{place:g}"] = kept / kept.max()
         told[f"{place:g}"] = {
             "offset_of_the_largest": ends(np.abs(optima - place)),
@@ -112,12 +99,14 @@ def placed(job: Job) -> Piece:
     return arrays, told
 
 
-def at_queries(x: torch.Tensor, record: torch.Tensor, queries: torch.Tensor) -> AtQueries:
-    """Add one record at `record` (1,) to those at `x` (n,), and measure at queries (q,)."""
+def at_queries(x: torch.Tensor, record: torch.Tensor, queries: torch.Tensor) -> Arrays:
+    """Add one record at `record` (1,) to those at `x` (n,), and measure at queries (q,): ½(mean without − mean with)²,
+    log(variance without/with), and KL."""
     removal = remove(_fit(torch.cat([x, record])), torch.full((len(queries),), len(x)))
     mean_change, excess, with_ = removal.change(queries[:, None, None])
-    values = (mean_distance(mean_change), (excess @ excess.mT / with_).log1p()[:, 0, 0])
-    return AtQueries(*(value.numpy() for value in (*values, kl_of_change(mean_change, excess, with_))))
+    ratio = (excess @ excess.mT / with_).log1p()[:, 0, 0]
+    values = {"mean": mean_distance(mean_change), "log_ratio": ratio, "kl": kl_of_change(mean_change, excess, with_)}
+    return {name: value.numpy() for name, value in values.items()}
 
 
 def slopes(posterior: Posterior, records: torch.Tensor) -> np.ndarray:
@@ -145,4 +134,5 @@ def _draws(job: Job) -> int:
     return 5 if job.small else 100
 
 
-RUNS = {"lood_toys": run}
+MAKERS = {"domain": domain, "steepest": steepest, "placed": placed}
+RUNS = {"lood_toys": partial(Job.save_pieces, makers=MAKERS, noise=NOISE)}
