@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from giveaway.auditing import progress
+from giveaway import text as progress
 from giveaway.auditing.depths import with_depths
 from giveaway.cli.source import source_from
 from giveaway.records import ScoreTable

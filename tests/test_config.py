@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from giveaway.cli.config import read_config, to_toml
+from giveaway.cli.source import read_config, to_toml
 from tests.conftest import refused
 
 KINDS = {"features": str, "scores": str, "l2": float, "top": int, "refit": bool, "batch_size": int}

@@ -1,9 +1,18 @@
-"""Text that other people wrote, harmless on a screen or a page: it cannot move the cursor or turn the line around."""
+"""What is shown on a screen or a page: text of others that cannot move the cursor, and the progress of long work."""
 
 from __future__ import annotations
 
 import re
 import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+OnRows = Callable[[int], Any]
+OnPart = Callable[[int, int], Any]
+SECONDS_BETWEEN_LINES = 10.0
 
 # Control characters (C0, DEL, C1), marks that reorder a line (bidi), separators of lines and paragraphs, and halves of
 # surrogate pairs, which no file can hold.
@@ -40,3 +49,64 @@ def say(text: str = "", *, err: bool = False) -> None:
     """Print a line, or several, with every hidden character but tabs and line ends as a visible escape."""
     shown = HIDDEN.sub(lambda match: match.group() if match.group() in "\t\n" else _escape(match), text)
     print(shown, file=sys.stderr if err else sys.stdout, flush=True)
+
+
+@contextmanager
+def progress_of(total: int, *, enabled: bool, work: str = "audit", unit: str = "rec") -> Iterator[OnRows]:
+    """Yield a function to call with the number of rows just done, from any thread; it shows nothing unless enabled."""
+    lock, done = threading.Lock(), 0
+    with parts_of(enabled=enabled, work=work, unit=unit, in_percent=True) as on_part:
+
+        def on_rows(rows: int) -> None:
+            nonlocal done
+            with lock:
+                done += rows
+                on_part(done, total)
+
+        yield on_rows
+
+
+@contextmanager
+def parts_of(*, enabled: bool, work: str, unit: str, in_percent: bool = False) -> Iterator[OnPart]:
+    """Yield a function to call with the number of parts done and of all parts, which may grow."""
+    if not enabled:
+        yield lambda done, total: None
+    elif not sys.stderr.isatty():
+        yield _lines(work, unit, in_percent)
+    else:
+        from tqdm import tqdm  # audits run where only torch, NumPy, SciPy and scikit-learn are installed
+
+        with tqdm(unit=unit, desc=work, file=sys.stderr, delay=1.0, leave=False) as bar:
+
+            def on_part(done: int, total: int) -> None:
+                bar.total = total
+                bar.update(done - bar.n)
+
+            yield on_part
+
+
+def _lines(work: str, unit: str, in_percent: bool) -> OnPart:
+    """Print a line every ten seconds: the percentage done, or the number of parts and the time left."""
+    before, last = 0, time.monotonic()
+
+    def on_part(done: int, total: int) -> None:
+        nonlocal before, last
+        now = time.monotonic()
+        if done > before and now - last >= SECONDS_BETWEEN_LINES:
+            # by the pace since the previous line: a resumed run reports earlier work all at once
+            left = (total - done) * (now - last) / (done - before)
+            before, last = done, now
+            shown = f"{done} of {total} {unit}s, {human_seconds(left)} left"
+            print(f"{work}: {f'{min(100, 100 * done // total)} %' if in_percent else shown}", file=sys.stderr)
+
+    return on_part
+
+
+def human_seconds(seconds: float) -> str:
+    """Write a duration as people say it: 40 s, 12 minutes, 3.5 hours."""
+    if seconds < 0.95:
+        return "under a second"
+    for most, unit, name in ((100, 1, "s"), (6_000, 60, "minutes"), (172_800, 3_600, "hours")):
+        if seconds < most:
+            return f"{seconds / unit:.1f} {name}" if name == "hours" else f"{seconds / unit:.0f} {name}"
+    return f"{seconds / 86_400:.1f} days"

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from giveaway import Head
 from giveaway.auditing.cost import STEPS, AuditCost, Rate, Workload, calibrate, estimate, human_bytes, product_shape
-from giveaway.auditing.progress import human_seconds
 from giveaway.curvature.dense import DenseCurvature
+from giveaway.text import human_seconds
 
 IMAGENET = (1_281_167, 2_049, 1_000, "cross_entropy")
 LARGE = Workload(*IMAGENET, probes=256)

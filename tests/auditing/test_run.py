@@ -10,7 +10,8 @@ import torch
 from scipy.stats import spearmanr
 
 from giveaway import Head, audit
-from giveaway.auditing import progress, scoring
+from giveaway import text as progress
+from giveaway.auditing import scoring
 from giveaway.curvature.choice import Auto
 from giveaway.curvature.optimum import refit
 from tests import oracles

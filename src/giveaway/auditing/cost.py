@@ -18,13 +18,13 @@ from typing import Any
 
 import torch
 
-from giveaway.auditing.progress import human_seconds
 from giveaway.curvature.choice import Auto, Dense, Sketch, choose
 from giveaway.curvature.sketch import probes_at_once
 from giveaway.linalg.precision import precision_named
 from giveaway.linalg.processes import ALONE, Processes
 from giveaway.records import Head
 from giveaway.records.rows import LazyRows
+from giveaway.text import human_seconds
 
 QUICK = 3e11  # operations
 LONG = 60.0  # seconds; the cost of a longer audit is announced before the work

@@ -12,7 +12,6 @@ import numpy as np
 from giveaway.auditing.depths import DepthAudit
 from giveaway.auditing.duplicates import count_duplicates
 from giveaway.auditing.plan import DEFAULT, Plan, plan
-from giveaway.auditing.progress import OnRows, parts_of, progress_of
 from giveaway.auditing.scoring import score
 from giveaway.checks import InputError, fail
 from giveaway.curvature.choice import Auto, Dense, Sketch, compute, expected_passes
@@ -29,7 +28,7 @@ from giveaway.records.meta import Meta
 from giveaway.scores.catalogue import CATALOGUE
 from giveaway.scores.formulas import fused
 from giveaway.storage.checkpoint import NO_CHECKPOINT, Checkpoint
-from giveaway.text import say
+from giveaway.text import OnRows, parts_of, progress_of, say
 from giveaway.views.others import HELD_BACK
 
 TOP = 0.05

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 
 from giveaway.auditing.plan import Plan
-from giveaway.auditing.progress import OnRows
 from giveaway.checks import fail
 from giveaway.curvature.blocks import Blocks
 from giveaway.curvature.choice import Curvature
@@ -30,6 +29,7 @@ from giveaway.scores.catalogue import CATALOGUE, relative_error, scores_of, stan
 from giveaway.scores.formulas import ScoreBatch
 from giveaway.scores.predicted import ingredients, predict
 from giveaway.storage.checkpoint import NO_CHECKPOINT, Checkpoint
+from giveaway.text import OnRows
 
 WINDOW = 1_024
 MOST_ROWS = 2_048

@@ -89,7 +89,7 @@ def audit(config: tuple[str, ...], as_json: bool, resume: bool, dry_run: bool, *
     Started by torchrun (torchrun --nproc-per-node 8 -m giveaway audit ...), the processes share the work.
     """
     from giveaway.cli.audit_folder import run_audit
-    from giveaway.cli.config import options_of
+    from giveaway.cli.source import options_of
 
     kinds = {"boolean": bool, "float": float}
     known: dict[Any, type] = {one.name: kinds.get(one.type.name, str) for one in audit.params if one.name in flags}

@@ -14,12 +14,10 @@ import numpy as np
 
 from giveaway.auditing.cost import LONG, forecast, quick
 from giveaway.auditing.depths import DepthAudit, with_depths
-from giveaway.auditing.progress import parts_of
 from giveaway.auditing.run import Execution, audit
 from giveaway.auditing.store import check_folder, fingerprint, provenance, pseudonyms, read_key, save_audit, save_page
 from giveaway.checks import check_choice, fail
-from giveaway.cli.config import audit_arguments, audited_head, to_toml
-from giveaway.cli.source import device_named, source_from
+from giveaway.cli.source import audit_arguments, audited_head, device_named, source_from, to_toml
 from giveaway.curvature.choice import Auto, Sketch
 from giveaway.extract.torch_model import model_digest
 from giveaway.extract.user_files import subgroups_from
@@ -35,7 +33,7 @@ from giveaway.reporting.report import render
 from giveaway.reporting.validation import StoredValidation
 from giveaway.reporting.words import access_of, check_access, headline, notes
 from giveaway.storage.checkpoint import FolderCheckpoint
-from giveaway.text import say
+from giveaway.text import parts_of, say
 
 Options = dict[str, Any]
 

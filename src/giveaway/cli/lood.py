@@ -21,8 +21,7 @@ import torch
 from giveaway.auditing.store import check_folder, provenance, save_audit
 from giveaway.checks import as_tensor, check_choice, check_finite, check_number, fail
 from giveaway.cli.audit_folder import RANKING_ONLY, ROWS_OF_PEOPLE
-from giveaway.cli.config import to_toml
-from giveaway.cli.source import device_named, names_in
+from giveaway.cli.source import device_named, names_in, to_toml
 from giveaway.extract.user_files import inputs_from, reading
 from giveaway.figures import lood_map, query_pictures
 from giveaway.gp.attack import record_attack
