@@ -82,12 +82,12 @@ class People:
     def spans(self, curvature: Curvature | None, people: np.ndarray | None = None) -> list[Span]:
         """Return spans of these people, or of everybody, those with equally many records together."""
         people = np.arange(len(self.sizes)) if people is None else people
-        spans = []
-        for s in np.unique(self.sizes[people]).tolist():
-            if curvature is not None and (needed := curvature.group_bytes(s)) > LARGEST_GROUP_BYTES:
-                expected = f"people whose joint leverage block stays below {LARGEST_GROUP_BYTES / 1e9:.1f} GB"
-                got = f"a person with {s} records, which needs {needed / 1e9:.1f} GB"
-                raise fail("groups", expected, got, "audit a head without groups, or split that group")
+        spans, sizes = [], np.unique(self.sizes[people]).tolist()
+        if curvature is not None and (needed := curvature.group_bytes(sizes[-1])) > LARGEST_GROUP_BYTES:
+            expected = f"people whose joint leverage block stays below {LARGEST_GROUP_BYTES / 1e9:.1f} GB"
+            got = f"a person with {sizes[-1]} records, which needs {needed / 1e9:.1f} GB"
+            raise fail("groups", expected, got, "audit a head without groups, or split that group")
+        for s in sizes:
             at_once = len(people) if curvature is None else _groups_at_once(curvature, s)
             alike = people[self.sizes[people] == s]
             for start in range(0, len(alike), at_once):

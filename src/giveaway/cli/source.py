@@ -85,7 +85,7 @@ def source_from(options: Options, say: Say, processes: Processes = ALONE) -> tup
     return head.named(**names), deeper
 
 
-def _given(options: Options, names: Iterable[str]) -> Options:
+def _given(options: Mapping[str, Any], names: Iterable[str]) -> Options:
     return {name: options[name] for name in names if name in options}
 
 
@@ -306,7 +306,7 @@ def audited_head(head: Head, options: Mapping[str, Any]) -> Head:
 def audit_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of ga.audit; --inputs ask for fused by name, so that unusable ones are an error."""
     scores = options.get("scores", "default,fused" if "inputs" in options else "default")
-    process = {name: options[name] for name in ("kernel", "noise") if name in options}
+    process = _given(options, ("kernel", "noise"))
     return {
         "curvature": _curvature(options),
         "scores": [name.strip() for name in scores.split(",")],
@@ -316,7 +316,7 @@ def audit_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _curvature(options: Mapping[str, Any]) -> Dense | Sketch | Auto:
-    sketch = Sketch(**{name: options[name] for name in OF_SKETCH if name in options})
+    sketch = Sketch(**_given(options, OF_SKETCH))
     check_probes(sketch)
     compare = options.get("l2_sensitivity")
     kind = options.get("curvature", "auto")
