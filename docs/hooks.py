@@ -22,8 +22,8 @@ INTRODUCTION = """\
 
 This page is written from the command line itself: `python docs/hooks.py` rewrites it.
 
-Every command takes `-h` and `--help`. Exit codes: 0 fine, 2 bad input (one line: what was expected, what came, what to
-do), 3 a rule of a gate you asked for is not met, 130 interrupted.
+Every command takes `-h` and `--help`. Exit codes: 0 done, 1 the work failed (such as a solve that did not converge), 2
+bad input (one line: what was expected, what came, what to do), 3 a rule of a gate is not met, 130 interrupted.
 """
 
 

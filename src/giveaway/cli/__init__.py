@@ -38,17 +38,19 @@ for command in (audit, demo, theory, canaries, weights, compare, gate):
 @click.option("--models", type=int, help="With --recipe: how many shadow models; an even number.")
 @click.option("--device", help="With --recipe: where they train, such as cuda.")
 @click.option(
-    "--target-model", type=int, multiple=True, help="The audited model's number among the signals: leave it out."
+    "--target-model", type=int, multiple=True, help="Number of the audited model among the signals, to leave it out."
 )
-@click.option("--rows", help="FILE.npy: the signals' record for each row of the audit; default the same records.")
-@click.option("--seed", type=SEED, default=0, show_default=True, help="Of training, draws and intervals.")
+@click.option(
+    "--rows", help="FILE.npy with the signals' record number for each row of the audit; default: the same rows."
+)
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of training, draws and intervals.")
 @click.option("--gate", "rule_file", metavar="RULE.toml", help=GATE)
 @AS_JSON
 def validate(folder: str, rows: str | None, rule_file: str | None, as_json: bool, **flags: Any) -> None:
     """Check an audit FOLDER against a real attack.
 
-    Shadow models are attacked with LiRA; the result says how well each score of the audit finds what the attack finds,
-    and how many records are exposed at least.
+    Shadow models are attacked with LiRA. The result says how well each score of the audit finds the records that the
+    attack finds, and gives a lower bound on the number of exposed records.
     """
     from giveaway.attacks.shadow_store import stored_seconds
     from giveaway.auditing.store import list_signals, save_page
@@ -92,25 +94,27 @@ def validate(folder: str, rows: str | None, rule_file: str | None, as_json: bool
 @click.option(
     "--noise", type=float, default=0.05, show_default=True, help="Variance of the targets around the function."
 )
-@click.option("--length", type=float, help="Of rbf and laplace; default the median distance.")
+@click.option("--length", type=float, help="Length scale of rbf or laplace; default the median distance.")
 @click.option("--depth", type=int, help="Hidden layers of a network kernel; default 3.")
-@click.option("--activation", help="relu, leaky_relu, erf, gelu, elu, tanh or identity.")
-@click.option("--weight-variance", type=float, help="Of a network or linear kernel.")
-@click.option("--bias-variance", type=float, help="Of a network or linear kernel.")
-@click.option("--filter-size", type=int, help="Of a convolutional kernel; default 3.")
-@click.option("--stride", type=int, help="Of a convolutional kernel; default 1.")
-@click.option("--padding", help="Of a convolutional kernel: same or valid.")
-@click.option("--readout", help="Of a convolutional kernel: flatten or pool.")
+@click.option(
+    "--activation", help="Activation of a network kernel: relu, leaky_relu, erf, gelu, elu, tanh or identity."
+)
+@click.option("--weight-variance", type=float, help="Weight variance of a network or linear kernel.")
+@click.option("--bias-variance", type=float, help="Bias variance of a network or linear kernel.")
+@click.option("--filter-size", type=int, help="Filter size of a convolutional kernel; default 3.")
+@click.option("--stride", type=int, help="Stride of a convolutional kernel; default 1.")
+@click.option("--padding", help="Padding of a convolutional kernel: same or valid.")
+@click.option("--readout", help="Read-out of a convolutional kernel: flatten or pool.")
 @click.option("--sphere", is_flag=True, help="Centre each record and put it on a sphere first.")
-@click.option("--groups", help="File with one person's name a record (.npy, or a line each): rows are people.")
-@click.option("--records", help="Rows to look at more closely, such as 3,17; default the ten most exposed.")
-@click.option("--queries", help="FILE.npz with the key queries: the distances there.")
-@click.option("--optimize", help="kl or mean: search the queries with the largest distance.")
-@click.option("--starts", type=int, default=8, show_default=True, help="With --optimize: from how many points.")
-@click.option("--steps", type=int, default=200, show_default=True, help="With --optimize: at most so many.")
-@click.option("--low", type=float, help="With --optimize: smallest number of a query, such as 0 for pixels.")
-@click.option("--high", type=float, help="With --optimize: largest number of a query, such as 1 for pixels.")
-@click.option("--seed", type=SEED, default=0, show_default=True, help="Of the search.")
+@click.option("--groups", help="File with the name of each record's person (.npy, or one a line): rows are people.")
+@click.option("--records", help="Rows to study in detail, such as 3,17; default the ten most exposed.")
+@click.option("--queries", help="FILE.npz with the key queries: measure the distances at these points.")
+@click.option("--optimize", help="kl or mean: search for the queries with the largest distance.")
+@click.option("--starts", type=int, default=8, show_default=True, help="With --optimize: number of starting points.")
+@click.option("--steps", type=int, default=200, show_default=True, help="With --optimize: most steps of a search.")
+@click.option("--low", type=float, help="With --optimize: smallest value in a query, such as 0 for pixels.")
+@click.option("--high", type=float, help="With --optimize: largest value in a query, such as 1 for pixels.")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the search.")
 @click.option("--device", help="Where to compute, such as cuda.")
 @click.option("--top", type=int, default=10, show_default=True, help="Rows to print.")
 @click.option("--out", default="giveaway-lood", show_default=True, help="Folder for the result.")
@@ -118,7 +122,7 @@ def validate(folder: str, rows: str | None, rule_file: str | None, as_json: bool
 def lood(inputs: str, out: str, top: int, as_json: bool, **flags: Any) -> None:
     """Ask a Gaussian process instead of a model.
 
-    For every record of INPUTS.npz (keys inputs and targets), it says how far the process's prediction moves when the
+    For every record of INPUTS.npz (keys inputs and targets), measure how far the process's prediction moves when the
     record is left out.
     """
     from giveaway.cli.lood import run_lood

@@ -17,23 +17,23 @@ RARE: dict[str, tuple[type, str]] = {  # options without a flag of their own: wh
     "penalize_intercept": (bool, "Whether l2 acts on the bias."),
     "frozen": (bool, "Nothing before the head was trained on these records."),
     "reduction": (str, "For a layer that sees tokens: mean, first or last."),
-    "batch_size": (int, "Records at a time through the model."),
+    "batch_size": (int, "How many records go through the model at a time."),
     "stream": (bool, "Run the model again in every pass and keep nothing."),
-    "kernel": (str, "Add lood_kl and lood_mean, of a Gaussian process with this kernel: nngp, rbf, ..."),
-    "noise": (float, "Add them too: the variance of the targets around the process's functions."),
-    "probes": (int, "Of a sketch of the head, 256 by default: its error is about √(2/probes)."),
+    "kernel": (str, "Add lood_kl and lood_mean, from a Gaussian process with this kernel: nngp, rbf, ..."),
+    "noise": (float, "Add lood_kl and lood_mean, with this variance of the targets around the function."),
+    "probes": (int, "How many probes a sketch of the head takes, 256 by default; its error is about √(2/probes)."),
     "tolerance": (float, "The residual at which the solves of a sketch or a depth stop; 1e-3 by default."),
-    "precision": (str, "Of the products inside a sketch's solves: float64, float32, on a GPU also tf32 or bf16."),
-    "memory": (float, "Gigabytes that the curvature, or a piece of a depth's work, may take."),
+    "precision": (str, "Number type of the products in a sketch: float64 or float32, on a GPU also tf32 or bf16."),
+    "memory": (float, "Gigabytes that the curvature, or the solves of a depth, may take."),
     "allow_unconverged": (bool, "Use a sketch, or a depth, whose solves did not reach the tolerance."),
     "errors": (bool, "Add the standard error of every sketched score."),
-    "seed": (int, "Of the probes of a sketch and of a depth."),
+    "seed": (int, "Seed of the random probes."),
     "l2_sensitivity": (bool, "Tell how much the ranking depends on l2."),
     "depth_method": (str, "For --depth: sketch, exact (solves for every record) or ekfac (approximate)."),
-    "depth_curvature": (str, "Of exact ones: ggn or hessian."),
-    "depth_probes": (int, "Of a depth's sketch, 64 by default."),
+    "depth_curvature": (str, "With depth_method=exact: ggn or hessian."),
+    "depth_probes": (int, "How many probes the sketch of a depth takes, 64 by default."),
     "map": (str, "Map of features in the report: auto, pca, tsne or none."),
-    "what_if": (bool, "Score the rest again without the most exposed."),
+    "what_if": (bool, "Score the other records again without the most exposed."),
 }
 
 
@@ -44,17 +44,18 @@ RARE: dict[str, tuple[type, str]] = {  # options without a flag of their own: wh
 )
 @click.option(
     "--features",
-    help="FILE.npz or .safetensors: features, targets, and weight with bias, or outputs (these alone: a black box).",
+    help="FILE.npz or .safetensors, or a folder of them: features, targets, and weight with bias, or outputs. "
+    "Outputs without features are a black box.",
 )
 @click.option("--model", help="module:function of yours that makes the torch model (your code runs).")
 @click.option("--weights", help="File of weights for --model: safetensors or a plain state dict.")
 @click.option("--estimator", help="scikit-learn estimator: FILE.skops, or a pickle with --allow-pickle.")
 @click.option("--data", help="module:function of yours for the Dataset, DataLoader or (X, y) (your code runs).")
 @click.option("--layer", help="Name of the linear layer to audit; by default the last one that runs.")
-@click.option("--loss", help="squared, cross_entropy or binary_cross_entropy; by default told from the targets.")
+@click.option("--loss", help="squared, cross_entropy or binary_cross_entropy; by default inferred from the targets.")
 @click.option("--l2", type=float, help="L2 penalty in summed-loss units (weight decay of a mean loss times n).")
-@click.option("--groups", help="File with one person's name a record (.npy, or a line each): rank people.")
-@click.option("--ids", help="File with a different name for each record (.npy, or a line each); default their numbers.")
+@click.option("--groups", help="File with the name of each record's person (.npy, or one a line): rank people.")
+@click.option("--ids", help="File with a different id for each record (.npy, or one a line); default: row numbers.")
 @click.option(
     "--inputs",
     help="The records themselves, for the score fused: FILE.npz with the key inputs, or FILE.npy; uint8 images, a "
@@ -66,19 +67,38 @@ RARE: dict[str, tuple[type, str]] = {  # options without a flag of their own: wh
     metavar="DEPTHS",
     help="Add scores through more of --model than its last layer, such as newton_all: head, last:2, last:4, ..., all.",
 )
-@click.option("--damping", type=float, help="For --depth, needed: n times the weight decay of a mean loss.")
-@click.option("--curvature", type=click.Choice(["auto", "dense", "sketch"]), help="Exact, or from random probes.")
+@click.option("--damping", type=float, help="Required with --depth: n times the weight decay of a mean loss.")
+@click.option(
+    "--curvature",
+    type=click.Choice(["auto", "dense", "sketch"]),
+    help="dense is exact, sketch estimates from random probes, auto is dense where it fits in memory.",
+)
 @click.option("--device", help="Where to run and compute, such as cuda; by default where the weights are.")
-@click.option("--cache", metavar="DIR", help="Keep the features of --model there: it runs once, memory stays flat.")
-@click.option("--access", type=click.Choice(["labels", "probabilities", "weights"]), help="What the attacker has.")
-@click.option("--subgroups", help="FILE.csv with a heading, or .npz: is some subgroup among the exposed more often?")
+@click.option(
+    "--cache",
+    metavar="DIR",
+    help="Store the features of --model in this folder: the model runs once, and memory stays flat.",
+)
+@click.option(
+    "--access",
+    type=click.Choice(["labels", "probabilities", "weights"]),
+    help="What the attacker sees of the model (default probabilities).",
+)
+@click.option(
+    "--subgroups", help="FILE.csv with a header row, or .npz: report subgroups that are over-represented at the top."
+)
 @click.option("--pseudonymize", metavar="KEYFILE", help="Write keyed pseudonyms for ids; the key is made if missing.")
-@click.option("--show-records", is_flag=True, default=None, help="Show the exposed records and name their nearest.")
+@click.option(
+    "--show-records",
+    is_flag=True,
+    default=None,
+    help="Show the contents of the exposed records, and their nearest neighbours.",
+)
 @click.option("--gate", metavar="RULE.toml", help=GATE)
-@click.option("--config", multiple=True, metavar="FILE|NAME=VALUE", help="Options from a TOML file, or a rare one.")
+@click.option("--config", multiple=True, metavar="FILE|NAME=VALUE", help="A TOML file of options, or one rarer option.")
 @click.option("--allow-pickle", is_flag=True, default=None, help="Trust pickled files: they can run any code.")
-@click.option("--resume", is_flag=True, help="Go on with the unfinished audit in --out.")
-@click.option("--dry-run", is_flag=True, help="Tell what it would cost, and do nothing.")
+@click.option("--resume", is_flag=True, help="Continue the unfinished audit in --out.")
+@click.option("--dry-run", is_flag=True, help="Only estimate the cost: operations, memory, time.")
 @click.option("--out", help="Folder for the audit (default giveaway-audit).")
 @AS_JSON
 def audit(config: tuple[str, ...], as_json: bool, resume: bool, dry_run: bool, **flags: Any) -> None:

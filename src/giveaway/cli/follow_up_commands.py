@@ -23,13 +23,13 @@ AS_CANARIES = (
 
 @click.command()
 @click.argument("folder")
-@click.option("-k", "count", type=click.IntRange(min=1), default=10, show_default=True, help="How many.")
+@click.option("-k", "count", type=click.IntRange(min=1), default=10, show_default=True, help="How many to pick.")
 @click.option("--out", help="FILE.csv, or a folder, for their ids (restricted: it names records).")
 @AS_JSON
 def canaries(folder: str, count: int, out: str | None, as_json: bool) -> None:
     """Pick the best canaries of an audit FOLDER.
 
-    Canaries are exposed records that are no copies of one another.
+    Canaries are highly ranked records that are no copies of one another.
     """
     from giveaway.checks import fail
     from giveaway.cli.audit_folder import main_table
@@ -53,8 +53,8 @@ def canaries(folder: str, count: int, out: str | None, as_json: bool) -> None:
 
 @click.command()
 @click.argument("folder")
-@click.option("--cap", type=float, default=0.9, show_default=True, help="Quantile of newton to bring rows down to.")
-@click.option("--out", required=True, help="FILE.csv, or a folder, for a weight each id (restricted).")
+@click.option("--cap", type=float, default=0.9, show_default=True, help="Quantile of newton above which weights fall.")
+@click.option("--out", required=True, help="FILE.csv, or a folder, for the weight of each id (restricted).")
 @AS_JSON
 def weights(folder: str, cap: float, out: str, as_json: bool) -> None:
     """Write training weights for the records of an audit FOLDER.

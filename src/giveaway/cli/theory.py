@@ -27,13 +27,17 @@ RECORD = (  # options that describe records of the random design; several values
     click.option("--error", help="Errors ε = y − xᵀθ under the true model, such as 0.5,1."),
     click.option("--freedom", type=float, help="n − p, records minus features."),
     click.option("--variance", type=float, help="Noise variance of the targets; default 1."),
-    click.option("--outputs", type=int, help="Outputs; default 1."),
+    click.option("--outputs", type=int, help="Number of outputs; default 1."),
     AS_JSON,
 )
 CURVE = (
     click.option("--h", help="Leverages of the fixed design, such as 0.1,0.5 (instead of --leverage)."),
-    click.option("--test", help="threshold, optimal (sees the loss) or signed (the residual); default signed."),
-    click.option("--integrate", is_flag=True, help="Average over the other records instead of taking their mean."),
+    click.option(
+        "--test", help="threshold or optimal (both see the loss), or signed (sees the residual); default signed."
+    ),
+    click.option(
+        "--integrate", is_flag=True, help="Average over V, the spread of the other records, instead of taking its mean."
+    ),
 )
 
 
@@ -57,7 +61,7 @@ def theory() -> None:
 @click.option("--fpr", default="0.001,0.01,0.05,0.1", show_default=True, help="False-positive rates.")
 @click.option("--figure", help="Draw the curves into FILE.png, .svg or .pdf.")
 def tradeoff(figure: str | None, as_json: bool, **flags: Any) -> None:
-    """What the best attack on a record achieves."""
+    """Predict what the best attack on a record achieves."""
     import numpy as np
 
     from giveaway.figures import tradeoff_curves
@@ -76,12 +80,16 @@ def tradeoff(figure: str | None, as_json: bool, **flags: Any) -> None:
 @theory.command()
 @_options(*RECORD)
 @click.option(
-    "--draws", type=click.IntRange(2, 10_000_000), default=10_000, show_default=True, help="Of the simulation."
+    "--draws",
+    type=click.IntRange(2, 10_000_000),
+    default=10_000,
+    show_default=True,
+    help="How many draws the simulation takes.",
 )
-@click.option("--seed", type=SEED, default=0, show_default=True, help="Of the simulation.")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the simulation.")
 @click.option("--figure", help="Draw the gap over error and leverage into FILE.png, .svg or .pdf.")
 def gap(figure: str | None, as_json: bool, **flags: Any) -> None:
-    """How much lower a record's loss is, on average, for having been trained on."""
+    """Predict how much training on a record lowers its loss on average."""
     import numpy as np
 
     from giveaway.figures import gap_map
@@ -103,11 +111,11 @@ def gap(figure: str | None, as_json: bool, **flags: Any) -> None:
 @_options(*RECORD)
 @_options(*CURVE)
 @click.option("--delta", type=float, default=1e-5, show_default=True, help="δ at which ε is given.")
-@click.option("--true-positives", type=int, help="Of a measured attack: members it accused.")
-@click.option("--members", type=int, help="Of a measured attack: members tried.")
-@click.option("--false-positives", type=int, help="Of a measured attack: non-members it accused.")
-@click.option("--nonmembers", type=int, help="Of a measured attack: non-members tried.")
-@click.option("--confidence", type=float, default=0.95, show_default=True, help="Of the lower bound.")
+@click.option("--true-positives", type=int, help="Members that a measured attack accused.")
+@click.option("--members", type=int, help="Members that it was tried on.")
+@click.option("--false-positives", type=int, help="Non-members that it accused.")
+@click.option("--nonmembers", type=int, help="Non-members that it was tried on.")
+@click.option("--confidence", type=float, default=0.95, show_default=True, help="Confidence of the lower bound.")
 def privacy(as_json: bool, **flags: Any) -> None:
     """The (ε, δ) and μ that a curve implies, or that a measured attack shows."""
     from giveaway.checks import fail
