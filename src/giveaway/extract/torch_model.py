@@ -238,7 +238,7 @@ def early_features(
     id_key: str | int | None = None,
     device: torch.device | str | None = None,
 ) -> np.ndarray:
-    """Return the output of `layer` for each record, (n, k) in float32 and in dataset order: a table for audit(inputs=).
+    """Return the output of `layer` for each record, (n, k) in float32 and dataset order: a table for Head(inputs=).
 
     Features that were not trained on the labels show what the others say of a record: those of a random network
     (`initial`), or of an early layer, where training changed little. The model runs in evaluation mode and is left
