@@ -160,7 +160,7 @@ def _minus(number: str) -> str:
     return number.replace("-", "−", 1) if number.startswith("-") else number
 
 
-NOT_RUN, NO_DATA = "not run yet", "data not to be had"
+NOT_RUN, NO_DATA = "not run yet", "data not available"
 HOLDS, FAILS, UNMEASURED = "holds", "does not hold here", "not measured yet"
 
 Results = dict[str, dict[str, Any]]  # by setting
