@@ -2,7 +2,7 @@
 
 The demo's network on its half of digits, a share of the labels wrong: 20 retrains that differ in the seed alone, then
 20 with twice as many wrong labels (the earlier ones among them), for several draws of wrong labels. The rule was chosen
-on the other half and on breast cancer (`giveaway.findings.changes`): rows with a loo_gap above what a fifth of the baseline's
+on the other half and on breast cancer (findings/changes.py): rows with a loo_gap above what a fifth of the baseline's
 rows exceed, against the 95 % prediction bound of 3 or 5 retrains; beside it the same with a predicted success above
 0.7. Every retrain outside of a baseline is judged by it, for all baselines of 3 and a thousand of 5. They share models,
 so the interval is that of one random baseline a retrain. One baseline a draw is also judged from audit folders by the
