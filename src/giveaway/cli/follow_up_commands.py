@@ -59,7 +59,7 @@ def canaries(folder: str, count: int, out: str | None, as_json: bool) -> None:
 def weights(folder: str, cap: float, out: str, as_json: bool) -> None:
     """Write training weights for the records of an audit FOLDER.
 
-    They hold down the most exposed records: a heuristic.
+    Records that rank high get weights below 1: a heuristic.
     """
     from giveaway.cli.audit_folder import main_table
     from giveaway.findings.mitigation import NOTE

@@ -117,7 +117,7 @@ def gap(figure: str | None, as_json: bool, **flags: Any) -> None:
 @click.option("--nonmembers", type=int, help="Non-members that it was tried on.")
 @click.option("--confidence", type=float, default=0.95, show_default=True, help="Confidence of the lower bound.")
 def privacy(as_json: bool, **flags: Any) -> None:
-    """The (ε, δ) and μ that a curve implies, or that a measured attack shows."""
+    """Turn a predicted curve, or the counts of a measured attack, into (ε, δ) and μ."""
     from giveaway.checks import fail
     from giveaway.theory import epsilon_lower_bound, estimated_epsilon, estimated_mu, mu_lower_bound
 
