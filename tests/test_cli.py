@@ -21,9 +21,13 @@ import torch
 from sklearn.datasets import load_iris
 from sklearn.linear_model import LogisticRegression
 
+import giveaway.cli
 from giveaway import audit
+from giveaway.checks import InputError
 from giveaway.cli.audit_folder import RANKING_ONLY
 from giveaway.extract import from_file, from_sklearn
+from giveaway.linalg.cg import SolveError
+from giveaway.linalg.processes import ProcessError
 from giveaway.records import ScoreTable
 from tests.conftest import config
 
@@ -31,6 +35,18 @@ N, D, M = 40, 4, 3
 SECRET = "patient"
 PAGES = {"report.html", "summary.html", "summary.json"}
 FILES = {"scores.npz", "scores.csv", "look.npz", "config.toml", "audit.json", *PAGES}
+
+
+@pytest.mark.parametrize(("error", "code"), [(InputError, 2), (SolveError, 1), (ProcessError, 1)])
+def test_expected_failures_are_one_line_and_an_exit_code(error, code, monkeypatch, capsys):
+    def fails(**_: object) -> None:
+        raise error("what: expected this, got\n  that; do so")
+
+    monkeypatch.setattr(giveaway.cli.cli, "main", fails)
+    with pytest.raises(SystemExit) as stopped:
+        giveaway.cli.main()
+    assert stopped.value.code == code
+    assert capsys.readouterr().err == "giveaway: what: expected this, got that; do so\n"
 
 
 @pytest.fixture

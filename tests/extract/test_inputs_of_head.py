@@ -123,7 +123,7 @@ def quiet_and_loud(net, data, words):
 
 def test_several_inputs_are_not_kept(model, x, y):
     joins = Wrapped(model, lambda net, left, right: net(torch.cat([left, right], dim=1)))
-    words = "keep_inputs: expected a model of one input, a tensor or strings, got {}; give the records to audit as"
+    words = "keep_inputs: expected a model of one input, a tensor or strings, got {}; give them to the head with"
     quiet_and_loud(joins, Records(lambda i: ((x[i, :2], x[i, 2:]), y[i])), words.format("2 inputs"))
     nested = Wrapped(model, lambda net, parts: net(parts["x"]))
     quiet_and_loud(nested, Records(lambda i: {"parts": {"x": x[i]}, "y": y[i]}), words.format("a dict"))
@@ -159,7 +159,10 @@ def test_more_than_the_limit_is_not_kept(model, x, y, sized, monkeypatch):
     monkeypatch.setattr(model_records, "INPUT_BYTES", x.nbytes - 1)
     message = quiet_and_loud(model_by_keyword(model), data, "keep_inputs: expected at most ")
     size = f"{x.nbytes / 2**30:.3g} GiB"
-    assert f" of inputs, got {'' if sized else 'at least '}{size}; give the records to audit as inputs=, " in message
+    assert (
+        f" of inputs, got {'' if sized else 'at least '}{size}; give them to the head with dataclasses.replace("
+        in message
+    )
     assert message.endswith("where a memory map will do")
 
 

@@ -86,19 +86,18 @@ class MatrixBlocks:
     @cached_property
     def spread(self) -> torch.Tensor:
         root = self.weight.sqrt().unsqueeze(1)
-        half = self._left.root_transposed(self.block, -4)
-        both = self._right.root_transposed(half, -2)
-        return (both * root * root[:, :, None, None]).reshape(self._size)
+        both = self._right.root_transposed(self._left.root_transposed(self.block, -4), -2)
+        return both.mul_(root).mul_(root[:, :, None, None]).reshape(self._size)
 
     @cached_property
     def sensitivity(self) -> torch.Tensor:
         block = self.loss.project(self.block, -2) if self._whole is None else self._whole
-        return (self._left.curve(block, -4) * self.weight[:, None, None, None]).reshape(self._size)
+        return self._left.curve(block, -4).mul_(self.weight[:, None, None, None]).reshape(self._size)
 
     @cached_property
     def logit_sensitivity(self) -> torch.Tensor:
         centred = self.loss.project(self.loss.project(self.block, -4), -2)
-        return (self.loss.sensitivity * centred * self.weight[:, None, None, None]).reshape(self._size)
+        return (centred * (self.loss.sensitivity * self.weight)[:, None, None, None]).reshape(self._size)
 
     def trace(self, *, logit: bool = False) -> torch.Tensor:
         matrices = self.logit_sensitivity if logit else self.spread if self.loss.convex else self.sensitivity

@@ -50,7 +50,7 @@ class SoftmaxCurvature:
 
     def curve(self, v: torch.Tensor, dim: int) -> torch.Tensor:
         """W v, of v that `contrast` has prepared."""
-        return self.weights * self._less_expectation(v, dim)
+        return self._less_expectation(v, dim).mul_(self.weights)
 
     def root(self, v: torch.Tensor, dim: int) -> torch.Tensor:
         """S v, with 1 − p of the most probable class as the sum of the other probabilities."""
@@ -63,7 +63,7 @@ class SoftmaxCurvature:
 
     def root_transposed(self, v: torch.Tensor, dim: int) -> torch.Tensor:
         """Sᵀ v, of v that `contrast` has prepared."""
-        return self.weights.sqrt() * self._less_expectation(v, dim)
+        return self._less_expectation(v, dim).mul_(self.weights.sqrt())
 
     def _less_expectation(self, v: torch.Tensor, dim: int) -> torch.Tensor:
         return v - (self.weights * v).sum(dim, keepdim=True)

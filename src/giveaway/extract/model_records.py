@@ -17,7 +17,7 @@ from giveaway.records.rows import row_kind
 
 BATCH_SIZE = 512
 INPUT_BYTES = 2 * 2**30  # a head keeps inputs up to this size
-LATER = "give the records to audit as inputs=, where a memory map will do"
+LATER = "give them to the head with dataclasses.replace(head, inputs=...), where a memory map will do"
 
 Inputs = tuple[torch.Tensor, ...] | dict[str, torch.Tensor]
 
