@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from giveaway.cli import cli
-from giveaway.cli.audit_command import RARE
+from giveaway.cli.options import RARE
 
 PAGE = "reference/commands.md"
 KINDS = {str: "text", int: "whole number", float: "number", bool: "true or false"}

@@ -15,7 +15,7 @@ import click
 import pytest
 
 from giveaway.cli import cli
-from giveaway.cli.audit_command import RARE
+from giveaway.cli.options import RARE
 from giveaway.findings.gate import read_rules
 
 ROOT = Path(__file__).parents[1]

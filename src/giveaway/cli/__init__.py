@@ -9,9 +9,10 @@ from typing import Any
 
 import click
 
-from giveaway.cli.audit_command import AS_JSON, GATE, SEED, audit
+from giveaway.cli.audit_command import audit
 from giveaway.cli.demo import demo
 from giveaway.cli.follow_up_commands import canaries, compare, gate, weights
+from giveaway.cli.options import AS_JSON, GATE, SEED
 from giveaway.cli.theory import theory
 from giveaway.text import say
 from giveaway.version import VERSION

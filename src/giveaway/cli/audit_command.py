@@ -1,4 +1,4 @@
-"""The command `audit`: its options, and those that go through --config."""
+"""The command `audit` and its options."""
 
 from __future__ import annotations
 
@@ -6,35 +6,7 @@ from typing import Any
 
 import click
 
-AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print the result for machines.")
-GATE = "Judge the audit by these rules; exit code 3 where one is not met."
-SEED = click.IntRange(0, 2**63 - 1)
-RARE: dict[str, tuple[type, str]] = {  # options without a flag of their own: what they hold, and what they do
-    "title": (str, "What was audited, for the heading of both pages."),
-    "top": (int, "How many rows to print; 10 by default."),
-    "by": (str, "person or record: what to rank where the records have groups."),
-    "optimum": (str, "assumed, corrected (the head was stopped early) or refit (bring it to its optimum first)."),
-    "penalize_intercept": (bool, "Whether l2 acts on the bias."),
-    "frozen": (bool, "Nothing before the head was trained on these records."),
-    "reduction": (str, "For a layer that sees tokens: mean, first or last."),
-    "batch_size": (int, "How many records go through the model at a time."),
-    "stream": (bool, "Run the model again in every pass and keep nothing."),
-    "kernel": (str, "Add lood_kl and lood_mean, from a Gaussian process with this kernel: nngp, rbf, ..."),
-    "noise": (float, "Add lood_kl and lood_mean, with this variance of the targets around the function."),
-    "probes": (int, "How many probes a sketch of the head takes, 256 by default; its error is about √(2/probes)."),
-    "tolerance": (float, "The residual at which the solves of a sketch or a depth stop; 1e-3 by default."),
-    "precision": (str, "Number type of the products in a sketch: float64 or float32, on a GPU also tf32 or bf16."),
-    "memory": (float, "Gigabytes that the curvature, or the solves of a depth, may take."),
-    "allow_unconverged": (bool, "Use a sketch, or a depth, whose solves did not reach the tolerance."),
-    "errors": (bool, "Add the standard error of every sketched score."),
-    "seed": (int, "Seed of the random probes."),
-    "l2_sensitivity": (bool, "Tell how much the ranking depends on l2."),
-    "depth_method": (str, "For --depth: sketch, exact (solves for every record) or ekfac (approximate)."),
-    "depth_curvature": (str, "With depth_method=exact: ggn or hessian."),
-    "depth_probes": (int, "How many probes the sketch of a depth takes, 64 by default."),
-    "map": (str, "Map of features in the report: auto, pca, tsne or none."),
-    "what_if": (bool, "Score the other records again without the most exposed."),
-}
+from giveaway.cli.options import AS_JSON, GATE, RARE
 
 
 @click.command(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from giveaway.cli.audit_command import AS_JSON
+from giveaway.cli.options import AS_JSON
 from giveaway.text import say
 
 if TYPE_CHECKING:

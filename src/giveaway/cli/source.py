@@ -20,7 +20,7 @@ from giveaway.attacks.recipes import train_recipe
 from giveaway.auditing.depths import METHODS, PROBES, DepthAudit, Method
 from giveaway.auditing.validate import LEAST_MODELS
 from giveaway.checks import InputError, check_choice, check_number, fail, nearest
-from giveaway.cli.audit_command import RARE
+from giveaway.cli.options import RARE
 from giveaway.curvature.choice import Auto, Dense, Sketch, check_probes
 from giveaway.extract import from_file, from_sklearn, from_torch
 from giveaway.extract.model_records import inputs_of_head

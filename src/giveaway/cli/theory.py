@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from giveaway.cli.audit_command import AS_JSON, SEED
+from giveaway.cli.options import AS_JSON, SEED
 from giveaway.text import say
 
 if TYPE_CHECKING:
