@@ -118,7 +118,7 @@ def naive():
     return leave_one_out(inside, outside, kind="phi")
 
 
-@pytest.mark.parametrize(("options", "kept"), [({}, False), ({"workers": 2}, True)])
+@pytest.mark.parametrize(("options", "kept"), [({}, False), pytest.param({"workers": 2}, True, marks=pytest.mark.slow)])
 def test_every_way_to_run_equals_plain_loops(tmp_path, options, kept):
     stored = {"folder": tmp_path / "run", "fingerprint": {}} if kept else {}
     found = retrain_without(train_noise, CHOSEN, **OPTIONS, **options, **stored)

@@ -44,7 +44,9 @@ def plain_loop(models=6, seed=0, rows=RECORDS):
     return np.stack(rows_of), members
 
 
-@pytest.mark.parametrize("options", [{}, {"workers": 2}, {"workers": 2, "backend": "threading"}])
+@pytest.mark.parametrize(
+    "options", [{}, pytest.param({"workers": 2}, marks=pytest.mark.slow), {"workers": 2, "backend": "threading"}]
+)
 def test_signals_equal_a_plain_loop(tmp_path, options):
     signals = run(tmp_path / "run", **options)
     values, members = plain_loop()
@@ -152,6 +154,7 @@ def test_refusals(tmp_path, options, words):
     refused(words, run, tmp_path / "new", **options)
 
 
+@pytest.mark.slow
 def test_a_train_that_cannot_be_sent_and_a_killed_worker_are_said_in_a_line(tmp_path):
     held = threading.Lock()
 
@@ -169,6 +172,7 @@ def test_a_train_that_cannot_be_sent_and_a_killed_worker_are_said_in_a_line(tmp_
 # ------------------------------------------------------------------------------------------------ Dask, memory
 
 
+@pytest.mark.slow
 def test_a_dask_cluster_gives_the_same_signals(tmp_path):
     distributed = pytest.importorskip("distributed", reason="no distributed: pip install giveaway[dask]")
     here = run(tmp_path / "loky", workers=2)

@@ -57,6 +57,7 @@ run(sys.argv[1], models=20, train=train, code="1")
 """
 
 
+@pytest.mark.slow
 def test_kill_9_and_resume(tmp_path):
     folder = tmp_path / "run"
     process = subprocess.Popen([sys.executable, "-c", SLOW_RUN, str(folder)], cwd=Path(__file__).parents[2])

@@ -112,7 +112,9 @@ def test_errors_a_record(name):
     np.testing.assert_array_equal(table[name], by_probes(256)[name])
 
 
-@pytest.mark.parametrize(("precision", "error"), [("float64", 1e-6), ("float32", 1e-4)])
+@pytest.mark.parametrize(
+    ("precision", "error"), [pytest.param("float64", 1e-6, marks=pytest.mark.slow), ("float32", 1e-4)]
+)
 def test_the_same_table_however_work_is_cut(monkeypatch, precision, error):
     options = {"probes": 64, "precision": precision, "tolerance": 1e-5}
     whole = sketch(small(), **options)
@@ -340,6 +342,7 @@ def test_six_thousand_records_of_thirty_classes():
     assert_ranks_alike(sketch(head, scores=MAIN, probes=512), exact, 0.08)
 
 
+@pytest.mark.slow
 def test_a_measured_model(shared):
     """Every tenth of its training records, under the penalty of all."""
     whole, _ = from_file(shared / "truth" / "cifar10_cnn_target_200.npz", l2=0.01)
@@ -349,6 +352,7 @@ def test_a_measured_model(shared):
     assert_ranks_alike(sketch(head, scores=MAIN, probes=512), exact, 0.08)
 
 
+@pytest.mark.slow
 def test_a_closer_solve_moves_no_score_by_more_than_the_solves_do():
     """Rounding along a shift of all outputs, which softmax does not see, once passed for a direction of a record."""
     rng = np.random.default_rng(0)

@@ -181,6 +181,7 @@ def test_texts_over_targets():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("runs", "known", "slack"), [(24, 800, 0.06), pytest.param(200, 3000, 0.0, marks=pytest.mark.slow)]
 )

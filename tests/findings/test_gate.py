@@ -262,7 +262,7 @@ def by_counting(counts: list[int]) -> int:
         k += 1
 
 
-@pytest.mark.parametrize("k", [3, 6])
+@pytest.mark.parametrize("k", [3, pytest.param(6, marks=pytest.mark.slow)])
 def test_the_bound_holds_as_often_as_it_says(k):
     rng = np.random.default_rng(0)
     shares = 0.4 + 0.01 * rng.normal(size=(2_000, k + 1))

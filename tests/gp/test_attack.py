@@ -161,6 +161,7 @@ def near_constant(rng):
     return torch.from_numpy(10.0 ** rng.uniform(-3, 2) + scale * noise / np.abs(noise).max())
 
 
+@pytest.mark.slow
 def test_no_draw_breaks_the_bounds():
     rng = np.random.default_rng(0)
     closest_mean = closest_kl = 0.0

@@ -77,6 +77,7 @@ def test_kernels_against_their_formulas(kernel, formula):
         assert torch.autograd.gradcheck(lambda q: diagonal_of(kernel, q), x[:2].clone().requires_grad_())
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=20)
 @given(n=st.integers(0, 40), m=st.integers(0, 9), block=st.integers(1, 41), seed=st.integers(0, 99))
 def test_block_by_block_equals_all_at_once(n, m, block, seed):

@@ -237,6 +237,7 @@ def kernel_of(kind, name, sizes, strides, paddings, **options):
     )
 
 
+@pytest.mark.slow
 def test_conv_nngp_is_the_covariance_of_networks_of_many_channels():
     x = images()
     found = []

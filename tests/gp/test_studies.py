@@ -340,7 +340,12 @@ def test_unit_variance_at_every_depth(name):
 
 # by theory 1 − correlation tends to (9π²/2)/L² for ReLU: slopes approach −2 and −1 from the side of shallower depths
 @pytest.mark.parametrize(
-    ("name", "slope"), [("relu", -2.0), ("gelu", -1.0), pytest.param("erf", -1.0, marks=pytest.mark.slow)]
+    ("name", "slope"),
+    [
+        ("relu", -2.0),
+        pytest.param("gelu", -1.0, marks=pytest.mark.slow),
+        pytest.param("erf", -1.0, marks=pytest.mark.slow),
+    ],
 )
 def test_rates_of_proposition_h1(name, slope):
     x = torch.from_numpy(data(n=4)[0])

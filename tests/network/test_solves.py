@@ -77,6 +77,7 @@ def test_steepest_directions_shorten_the_solves_of_a_network_that_fits_its_recor
     assert steps[1] < 0.5 * steps[0]
 
 
+@pytest.mark.slow
 def test_many_parameters_leave_the_steepest_directions_sharp():
     """What guards against rounding is added along every parameter: too much of it drowns the curvature."""
     torch.manual_seed(0)

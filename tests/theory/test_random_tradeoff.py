@@ -20,7 +20,7 @@ def three(design, alpha):
     return [design.tradeoff(test).tpr(alpha) for test in TESTS]
 
 
-@pytest.mark.parametrize("q", [1, 3])
+@pytest.mark.parametrize("q", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_the_curves_of_real_fits_point_by_point(q):
     """Each test, run on real fits by its own likelihood ratio (computed here from V's density on a fine grid)."""
     rng = np.random.default_rng(10 + q)
@@ -106,6 +106,7 @@ def test_signed_for_several_outputs_by_monte_carlo():
     np.testing.assert_allclose(measured, expected, atol=4 * np.sqrt(0.5 / 200_000))
 
 
+@pytest.mark.slow
 def test_order_of_the_tests():
     rng = np.random.default_rng(0)
     h, e = rng.exponential(8, 80), rng.normal(size=80) * 2

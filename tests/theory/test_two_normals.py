@@ -207,7 +207,7 @@ def sliced_success(delta, c, q):
     return 0.5 + 0.5 * (mass(c * delta, c) - mass(delta, 1.0))
 
 
-@pytest.mark.parametrize("q", [2, 3, 10])
+@pytest.mark.parametrize("q", [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(10, marks=pytest.mark.slow)])
 def test_several_dimensions_by_quadrature(q):
     for delta in (0.0, 0.3, 2.0, 70.0):
         for c in (0.05, 0.6, 0.99):
