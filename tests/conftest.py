@@ -22,6 +22,14 @@ settings.register_profile("hunt", max_examples=1_000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What searches the files of every command is slow, because all commands run for it."""
+    for item in items:
+        if "world" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="session")
 def shared() -> Path:
     """The folder with measured truth, given by GIVEAWAY_SHARED or found beside the checkout."""
