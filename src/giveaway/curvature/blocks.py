@@ -78,16 +78,17 @@ class MatrixBlocks:
         self._right = replace(curvature, weights=curvature.weights.permute(1, 2, 0).reshape(self._fold))
         self._left = replace(curvature, weights=self._right.weights[:, :, None, None])
         self.weight = sample_weight.T.repeat(1, self.per_group)  # (s, Q)
-        self.uneven = bool((sample_weight != sample_weight[:, :1]).any())
+        self._weighted = bool((sample_weight != 1).any())
+        self.uneven = self._weighted and bool((sample_weight != sample_weight[:, :1]).any())
         half = self._left.contrast(block, -4, in_place=not whole)
         self._whole = half if whole else None
         self.block = self._right.contrast(half, -2, in_place=not whole)
 
     @cached_property
     def spread(self) -> torch.Tensor:
-        root = self.weight.sqrt().unsqueeze(1)
         both = self._right.root_transposed(self._left.root_transposed(self.block, -4), -2)
-        return both.mul_(root).mul_(root[:, :, None, None]).reshape(self._size)
+        root = self.weight.sqrt().unsqueeze(1)
+        return (both.mul_(root).mul_(root[:, :, None, None]) if self._weighted else both).reshape(self._size)
 
     @cached_property
     def sensitivity(self) -> torch.Tensor:
