@@ -31,8 +31,7 @@ from giveaway.linalg.dense import top_eigenvalue, top_singular_value
 CAP = 1.0 - 1e-8
 TINY = torch.finfo(torch.float64).tiny
 SMALLEST, LARGEST = 1e-145, 1e145
-DIRECTIONS = 6
-POWER_STEPS = 24
+DIRECTIONS, POWER_STEPS = 6, 24
 
 
 class LeaveOutStep(NamedTuple):

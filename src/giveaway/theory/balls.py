@@ -3,8 +3,7 @@
 With Z ~ N(0, I_q) and a centre at distance δ this is P(‖δe₁ + Z‖ ≤ x). ‖δe₁ + Z‖² is noncentral χ²_q with noncentrality
 δ²; q = 1 is a difference of two normal cdfs. If the centre is far (δ above `far_from`), the ball is measured by
 t = x − δ, because x itself no longer holds the digits: ‖δe₁ + Z‖ ≤ δ + t ⟺ Z₁ ≤ √((δ + t)² − W) − δ with
-W ~ χ²_{q−1}, averaged over W by quadrature. `best_shell` is the test for which a ball is not enough; the quadrature and
-the root finder stand at the end of this file.
+W ~ χ²_{q−1}, averaged over W by quadrature. `best_shell` is the test for which a ball is not enough.
 """
 
 from __future__ import annotations
