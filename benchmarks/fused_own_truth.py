@@ -26,7 +26,8 @@ from benchmarks.data import standardized
 from benchmarks.measuring import read_options, timed
 from giveaway.attacks.recipes import build_cnn, build_mlp, signals_of, solve_logistic, solve_ridge
 from giveaway.attacks.shadow_store import balanced_membership, model_seed
-from giveaway.attacks.stacked import Training, train_stacked
+from giveaway.attacks.stacked import train_stacked
+from giveaway.attacks.training import Training
 from giveaway.views.text import text_features
 
 MODELS, TARGETS = 200, 4

@@ -32,7 +32,8 @@ from benchmarks.data import arrays, cifar10_training, standardized_images
 from benchmarks.measuring import RESULTS, read_options, timed, write_result
 from giveaway.attacks.recipes import RECIPES, build_mlp, train_recipe
 from giveaway.attacks.shadow_store import balanced_membership, model_seed
-from giveaway.attacks.stacked import Training, train_stacked
+from giveaway.attacks.stacked import train_stacked
+from giveaway.attacks.training import Training
 from giveaway.evaluation import effect_sizes, spearman
 
 CNN_EPOCHS, PRECISION = 25, "bfloat16"

@@ -10,7 +10,8 @@ from torch import nn
 
 from giveaway.attacks import stacked
 from giveaway.attacks.shadow_store import balanced_membership, model_seed
-from giveaway.attacks.stacked import EpochBatches, Training, train_stacked
+from giveaway.attacks.stacked import train_stacked
+from giveaway.attacks.training import EpochBatches, Training
 from giveaway.checks import InputError
 
 RECORDS, EXTRA, MODELS = 37, 4, 6

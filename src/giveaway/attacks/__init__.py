@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from giveaway.attacks.recipes import RECIPES, train_recipe
     from giveaway.attacks.shadow import RetrainedRecords, leave_one_out, retrain_without, train_shadows
     from giveaway.attacks.shadow_store import balanced_membership, model_seed
-    from giveaway.attacks.stacked import Training, train_stacked
+    from giveaway.attacks.stacked import train_stacked
+    from giveaway.attacks.training import Training
 
 _HOMES = {  # an audit must not wait for what trains models
     **dict.fromkeys(("RECIPES", "train_recipe"), "recipes"),

@@ -17,7 +17,8 @@ from torch import nn
 
 from giveaway.attacks.shadow import OnModel, TrainedModel, collect_shadows
 from giveaway.attacks.shadow_store import balanced_membership, model_seed, plan_of_halves
-from giveaway.attacks.stacked import Training, seeded_model, train_stacked
+from giveaway.attacks.stacked import seeded_model, train_stacked
+from giveaway.attacks.training import Training
 from giveaway.checks import as_tensor, check_choice, check_finite, fail
 from giveaway.records import Signals
 
@@ -191,6 +192,40 @@ def build_cnn(shape: tuple[int, ...], outputs: int, channels: Sequence[int] = (6
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(flat, 128), nn.ReLU(), nn.Linear(128, outputs))
 
 
+class _Residual(nn.Sequential):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + super().forward(x)
+
+
+class _ScaledDown(nn.Flatten):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) / 8
+
+
+def build_resnet9(shape: tuple[int, ...], outputs: int, channels: Sequence[int] = (64, 128, 256, 384)) -> nn.Module:
+    """Build a residual network of nine layers: four convolutions, two residual pairs, and a linear head.
+
+    Pooling comes before batch norm, which then has a quarter of the numbers to normalize. Features are scaled down
+    before the head: large rates stay stable.
+    """
+
+    def block(before: int, after: int, *between: nn.Module) -> list[nn.Module]:
+        return [nn.Conv2d(before, after, 3, padding=1, bias=False), *between, nn.BatchNorm2d(after), nn.ReLU()]
+
+    first, second, third, last = channels
+    return nn.Sequential(
+        *block(shape[0], first),
+        *block(first, second, nn.MaxPool2d(2)),
+        _Residual(*block(second, second), *block(second, second)),
+        *block(second, third, nn.MaxPool2d(2)),
+        *block(third, last, nn.MaxPool2d(2)),
+        _Residual(*block(last, last), *block(last, last)),
+        nn.AdaptiveMaxPool2d(1),
+        _ScaledDown(),
+        nn.Linear(last, outputs),
+    )
+
+
 RECIPES: dict[str, Recipe] = {
     "ridge": Recipe("squared", solve=solve_ridge, l2=2.0),
     "logistic": Recipe("cross_entropy", solve=solve_logistic, l2=1.0),
@@ -199,6 +234,16 @@ RECIPES: dict[str, Recipe] = {
         "cross_entropy",
         build_cnn,
         Training(25, 256, "adamw", 1e-3, weight_decay=0.01),
+        models_at_once=4,
+        stack=False,
+        image=True,
+    ),
+    "resnet9": Recipe(
+        "cross_entropy",
+        build_resnet9,
+        Training(
+            40, 500, "sgd", 0.4, 5e-4, 0.9, "one_cycle", precision="bfloat16", augment=("crop", "flip"), compiled=True
+        ),
         models_at_once=4,
         stack=False,
         image=True,

@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,77 +23,15 @@ import torch
 from torch import nn
 from torch.func import functional_call, stack_module_state
 
-from giveaway.checks import as_tensor, check_choice, check_finite, check_number, fail
-from giveaway.linalg.precision import mixed
+from giveaway.attacks.training import EpochBatches, Records, Training
+from giveaway.checks import as_tensor, check_finite, fail
 
-OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 WARM_UPS = 3  # steps before a graph is captured
 EVALUATED_BATCHES = 4  # a pass without gradients takes this many batches: training already held as much
 
-Loss = str | Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 State = dict[str, torch.Tensor]
 OnTrained = Callable[[int, State], Any]
-
-
-@dataclass(frozen=True)
-class Training:
-    """How a network is trained: epochs, batches, optimizer, schedule, loss, precision.
-
-    An epoch is split into ⌈members / batch_size⌉ batches of sizes that differ by at most one (no small last batch); of
-    models trained together the one with the most members counts. The loss is the mean over a batch. "cosine" goes from
-    learning_rate to 0 over all steps. "bfloat16" multiplies in that precision (torch's autocast) and keeps parameters
-    and sums in float32.
-    """
-
-    epochs: int
-    batch_size: int
-    optimizer: str = "adamw"
-    learning_rate: float = 1e-3
-    weight_decay: float = 0.0
-    momentum: float = 0.0
-    schedule: str = "constant"
-    loss: Loss = "cross_entropy"
-    precision: str = "float32"
-
-    def __post_init__(self) -> None:
-        check_choice("optimizer", self.optimizer, OPTIMIZERS)
-        check_choice("schedule", self.schedule, ("constant", "cosine"))
-        check_choice("precision", self.precision, ("float32", "bfloat16"))
-        if isinstance(self.loss, str):
-            check_choice("loss", self.loss, ("cross_entropy", "squared"))
-        check_number("epochs", self.epochs, minimum=1, remedy="train for at least one epoch")
-        check_number("batch_size", self.batch_size, minimum=1, remedy="a batch holds at least one record")
-        for name in ("learning_rate", "weight_decay", "momentum"):
-            check_number(name, getattr(self, name), minimum=0, remedy="give a number such as 0.001")
-        if self.momentum and self.optimizer != "sgd":
-            raise fail("momentum", "0 unless the optimizer is sgd", f"{self.momentum}", "drop it")
-
-    def optimizer_of(self, parameters: Sequence[torch.Tensor], rate: float | torch.Tensor) -> torch.optim.Optimizer:
-        """Make the optimizer for the parameters of one model or of many; a `rate` in a tensor is read at every step."""
-        options: dict[str, Any] = {"lr": rate, "weight_decay": self.weight_decay, "fused": True}
-        if self.optimizer == "sgd":
-            options["momentum"] = self.momentum
-        else:
-            options["capturable"] = parameters[0].is_cuda
-        return OPTIMIZERS[self.optimizer](list(parameters), **options)
-
-    def rates(self, steps: int) -> list[float]:
-        """Return the learning rate of every step."""
-        if self.schedule == "constant":
-            return [self.learning_rate] * steps
-        return [self.learning_rate * 0.5 * (1.0 + math.cos(math.pi * step / steps)) for step in range(steps)]
-
-    def autocast(self, device: torch.device) -> torch.autocast:
-        """Return a context in which products have the precision asked for."""
-        return torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bfloat16", cache_enabled=False)
-
-    def losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return the loss of every record, for outputs (records, outputs)."""
-        if callable(self.loss):
-            return self.loss(outputs, targets)
-        if self.loss == "squared":
-            return (outputs - targets.reshape(outputs.shape)).square().flatten(1).sum(1)
-        return nn.functional.cross_entropy(outputs, targets, reduction="none")
+OnEpoch = Callable[[int, int, torch.Tensor, Callable[[], torch.Tensor]], Any]
 
 
 def train_stacked(
@@ -109,6 +47,7 @@ def train_stacked(
     stack: bool = True,
     device: str | torch.device = "cpu",
     on_trained: OnTrained | None = None,
+    on_epoch: OnEpoch | None = None,
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Train one model for each row of `membership` (M, N) and yield (row number, its outputs on all inputs).
 
@@ -119,7 +58,9 @@ def train_stacked(
     Batch norm is trained as usual, each model with its own running averages; dropout draws from the seed of the group's
     first model. With `stack=False` the models of a group run side by side on a GPU, one after the other on a CPU.
     `on_trained(row number, state)` is given each model's trained state, on the CPU, as `load_state_dict` takes it, just
-    before its outputs are yielded.
+    before its outputs are yielded. `on_epoch(row number, epoch, losses, evaluate)` is given after every epoch each
+    model's losses (N,) as training computed them, on the CPU, NaN for records that it did not use; `evaluate()` returns
+    the outputs on all inputs as they would be if training ended there.
     """
     x, y = as_tensor("inputs", inputs).to(device), as_tensor("targets", targets).to(device)
     check_finite("inputs", x)
@@ -134,6 +75,7 @@ def train_stacked(
         raise fail("seeds", f"one a model, {len(members)} in all", str(len(seeds)), "use model_seed")
     if models_at_once < 1:
         raise fail("models_at_once", "at least 1", str(models_at_once), "give the number of models of a group")
+    records = Records(x, training.augment)
     wanted = set(range(len(members)) if numbers is None else numbers)
     sizes = members.sum(axis=1)
     steps = min(math.ceil(sizes.max() / training.batch_size), int(sizes.min()))  # no batch is empty
@@ -149,9 +91,12 @@ def train_stacked(
             for rows in [tuple(group)] if together else [(number,) for number in group]:
                 own = [np.flatnonzero(members[number]) for number in rows]
                 batches = EpochBatches(own, steps, [seeds[number] for number in rows], x.device)
-                ensemble = _Stacked(models) if together else _Single(models[rows[0] - first])
-                trainers[rows] = _Trainer(ensemble, x, y, batches, training)
-            _train(list(trainers.values()), training.epochs)
+                ensemble = _Stacked(models) if together else _Single(models[rows[0] - first], training.compiled)
+                trainers[rows] = _Trainer(ensemble, records, y, batches, training)
+            for epoch in _epochs(list(trainers.values()), training.epochs):
+                for rows, trainer in trainers.items() if on_epoch is not None else ():
+                    for place, losses in enumerate(trainer.losses_seen()):
+                        on_epoch(rows[place], epoch, losses, partial(trainer.output, place))
         for rows, trainer in trainers.items():
             outputs = trainer.outputs()
             for place, number in enumerate(rows):
@@ -167,45 +112,6 @@ def seeded_model(make_model: Callable[[], nn.Module], seed: int) -> nn.Module:
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(seed)
         return make_model()
-
-
-class EpochBatches:
-    """The batches of several models: record numbers and weights, (models, width) at each step.
-
-    Every model takes the same number of steps. Rows that fill a batch up to the width have weight 0 (batch norm sees
-    them, and they are records of the model's own), the others 1 / size of the batch. An epoch's order is that of a hash
-    of (seed, epoch, place), in whole numbers: no device rounds it and no model depends on its neighbours.
-    """
-
-    def __init__(
-        self, members: Sequence[np.ndarray], steps: int, seeds: Sequence[int], device: torch.device | str = "cpu"
-    ) -> None:
-        sizes = torch.tensor([len(own) for own in members])
-        longest = int(sizes.max())
-        self.steps, self.width = steps, math.ceil(longest / steps)
-        padded = torch.zeros(len(members), longest, dtype=torch.long)
-        for row, own in zip(padded, members, strict=True):
-            row[: len(own)] = torch.from_numpy(own)
-        # (models, steps, width): batches of a shuffled row differ by at most one record
-        short, longer = (sizes // steps)[:, None], (sizes % steps)[:, None]
-        step, column = torch.arange(steps), torch.arange(self.width)
-        size = (short + (step < longer))[..., None]
-        first = (step * short + torch.minimum(step, longer))[..., None]
-        self._places = (first + torch.where(column < size, column, 0)).to(device)
-        self.weights = ((column < size).double() / size).to(device)
-        self._members = padded.to(device)
-        self._absent = (torch.arange(longest) >= sizes[:, None]).to(device)
-        self._seeds = torch.tensor(seeds, dtype=torch.long, device=device)[:, None]
-        self._epoch = 0
-
-    def epoch(self) -> torch.Tensor:
-        """Return the record numbers (models, steps, width) of the next epoch."""
-        of_epoch = mixed(mixed(self._seeds) + self._epoch)
-        self._epoch += 1
-        largest = torch.iinfo(torch.long).max
-        keys = mixed(of_epoch + torch.arange(self._members.shape[1], device=of_epoch.device)) & largest
-        shuffled = self._members.gather(1, keys.masked_fill_(self._absent, largest).argsort(1))
-        return shuffled.gather(1, self._places.flatten(1)).view(self._places.shape)
 
 
 class _Stacked:
@@ -234,12 +140,13 @@ class _Stacked:
 class _Single:
     """One model as it is, with the interface of `_Stacked`; images with their channels last, as GPUs prefer."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, compiled: bool) -> None:
         self.models = 1
         self._on_gpu = next(model.parameters()).is_cuda
         self.module = model
         if self._on_gpu:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._fused = torch.compile(model, dynamic=False) if compiled and self._on_gpu else model
         self.parameters = [value for value in model.parameters() if value.requires_grad]
         self.buffers = list(model.buffers())
 
@@ -250,17 +157,18 @@ class _Single:
         alone = x[0]
         if self._on_gpu and alone.ndim == 4:
             alone = alone.contiguous(memory_format=torch.channels_last)
-        return self.module(alone)[None]
+        return (self._fused if self.module.training else self.module)(alone)[None]
 
 
 class _Trainer:
     """Trains one ensemble a step at a time without a word from the host: all that changes is on the device."""
 
     def __init__(
-        self, ensemble: _Stacked | _Single, x: torch.Tensor, y: torch.Tensor, batches: EpochBatches, training: Training
+        self, ensemble: _Stacked | _Single, records: Records, y: torch.Tensor, batches: EpochBatches, training: Training
     ) -> None:
         ensemble.module.train(True)
-        self.ensemble, self._x, self._y, self.batches, self._training = ensemble, x, y, batches, training
+        self.ensemble, self._records, self._y, self.batches, self._training = ensemble, records, y, batches, training
+        x = records.rows
         read_as = torch.float32 if x.is_cuda else torch.float64  # what the optimizers' kernels read
         self._rates = torch.tensor(training.rates(training.epochs * batches.steps), dtype=read_as, device=x.device)
         self._rate = self._rates[0].clone()
@@ -269,30 +177,48 @@ class _Trainer:
         self._weights = batches.weights.to(ensemble.parameters[0].dtype)
         self.order = batches.epoch()
         self.step = torch.zeros(1, dtype=torch.long, device=x.device)
+        self.seen = torch.full(
+            (ensemble.models, len(x) + 1), torch.nan, device=x.device
+        )  # of no record last
 
     def advance(self) -> None:
         self._rate.copy_(self._rates[self.step % len(self._rates)][0])
         now = self.step % self.batches.steps
         which, weight = (per_step.index_select(1, now)[:, 0] for per_step in (self.order, self._weights))
-        with self._training.autocast(self._x.device):
-            per_record = self._losses(self.ensemble(self._x[which]), self._y[which])
+        inputs = self._records(which, self.batches.seeds, self.step)
+        with self._training.autocast(inputs.device):
+            per_record = self._losses(self.ensemble(inputs), self._y[which])
         if per_record.shape != weight.shape:
             got = f"shape {tuple(per_record.shape[1:])} for {weight.shape[1]} records"
             raise fail("loss", "one number a record", got, "return the losses, not their mean")
+        place = which.masked_fill(weight == 0, self.seen.shape[1] - 1)
+        self.seen.scatter_(1, place, per_record.detach().to(self.seen.dtype))
         self.optimizer.zero_grad()
         (per_record * weight).sum().backward()  # lays gradients out as the parameters, which fused optimizers rely on
         self.optimizer.step()
         self.step.add_(1)
 
+    def losses_seen(self) -> torch.Tensor:
+        """Return the losses (models, rows) since the last call, on the CPU: NaN for rows that did not come up."""
+        losses = self.seen[:, :-1].to("cpu", copy=True)
+        self.seen.fill_(torch.nan)
+        return losses
+
+    def output(self, place: int) -> torch.Tensor:
+        return self.outputs()[place]
+
     @torch.no_grad()
     def outputs(self) -> torch.Tensor:
         """Return the outputs (models, rows, …) for all inputs, on the CPU."""
         self.ensemble.module.train(False)
-        blocks = self._x.split(EVALUATED_BATCHES * self.batches.width)
-        return torch.cat([self.ensemble(x.expand(self.ensemble.models, *x.shape)).cpu() for x in blocks], dim=1)
+        blocks = self._records.rows.split(EVALUATED_BATCHES * self.batches.width)
+        each = [self.ensemble(x.expand(self.ensemble.models, *x.shape)).cpu() for x in blocks]
+        self.ensemble.module.train(True)
+        return torch.cat(each, dim=1)
 
 
-def _train(trainers: Sequence[_Trainer], epochs: int) -> None:
+def _epochs(trainers: Sequence[_Trainer], epochs: int) -> Iterator[int]:
+    """Train, and yield the number of each epoch when it has ended."""
     streams = [torch.cuda.Stream() for _ in trainers] if trainers[0].step.is_cuda else []
 
     def one_after_the_other() -> None:
@@ -314,13 +240,14 @@ def _train(trainers: Sequence[_Trainer], epochs: int) -> None:
 
     run = one_after_the_other
     if streams:
-        ensembles = [(*t.ensemble.parameters, *t.ensemble.buffers, t.step) for t in trainers]
+        ensembles = [(*t.ensemble.parameters, *t.ensemble.buffers, t.step, t.seen) for t in trainers]
         run = captured(side_by_side, [tensor for ensemble in ensembles for tensor in ensemble], optimizer_state)
     for epoch in range(epochs):
         for trainer in trainers if epoch else ():
             trainer.order.copy_(trainer.batches.epoch())
         for _ in range(trainers[0].batches.steps):
             run()
+        yield epoch
 
 
 def captured(

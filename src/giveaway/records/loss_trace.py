@@ -86,7 +86,9 @@ class LossTrace:
             got = f"{held.dtype} of shape {held.shape}"
             raise fail("losses", "floating-point numbers (epochs, records)", got, "give one row an epoch")
         if bool((held < 0).any()):
-            raise fail("losses", "losses of at least 0", f"{held[held < 0][0]:g}", "give the losses, not log-likelihoods")
+            raise fail(
+                "losses", "losses of at least 0", f"{held[held < 0][0]:g}", "give the losses, not log-likelihoods"
+            )
         trace = cls(held.shape[1], targets=targets, ids=ids)
         trace._epochs = _as_stored(held)
         return trace
@@ -97,7 +99,9 @@ class LossTrace:
         Nothing waits for the GPU: losses stay on their device until the epoch ends.
         """
         if self._file is None and not isinstance(self._epochs, list):
-            raise fail("trace", "one that is being recorded", "one that was read", "begin it with the number of records")
+            raise fail(
+                "trace", "one that is being recorded", "one that was read", "begin it with the number of records"
+            )
         which, values = as_tensor("rows", rows), as_tensor("losses", losses)
         if which.ndim != 1 or which.dtype not in (torch.int64, torch.int32):
             got = f"{str(which.dtype).removeprefix('torch.')} of shape {tuple(which.shape)}"
@@ -135,12 +139,16 @@ class LossTrace:
         finally:
             criterion.reduction = reduction
         self.add(rows, each.flatten(1).mean(1) if each.ndim > 1 else each)
-        if reduction == "mean" and getattr(criterion, "weight", None) is not None and isinstance(criterion, nn.CrossEntropyLoss | nn.NLLLoss):
+        if (
+            reduction == "mean"
+            and getattr(criterion, "weight", None) is not None
+            and isinstance(criterion, nn.CrossEntropyLoss | nn.NLLLoss)
+        ):
             return criterion(outputs, targets)  # the mean weighs records by their classes
         return {"mean": each.mean, "sum": each.sum, "none": lambda: each}[reduction]()
 
     def end_epoch(self) -> None:
-        """End an epoch: write down the mean loss of every record in it. Without losses since the last one, do nothing."""
+        """End an epoch: write down every record's mean loss in it. Do nothing where no loss was added since the last one."""
         if self._added == 0:
             return
         self._settle()
@@ -179,7 +187,9 @@ class LossTrace:
         self._rows, self._values, self._pending = [], [], 0
         if rows.min() < 0 or rows.max() >= self.records:
             wrong = int(rows[(rows < 0) | (rows >= self.records)][0])
-            raise fail("rows", f"row numbers from 0 to {self.records - 1}", str(wrong), "begin the trace with all records")
+            raise fail(
+                "rows", f"row numbers from 0 to {self.records - 1}", str(wrong), "begin the trace with all records"
+            )
         if (losses < 0).any():
             raise fail("losses", "losses of at least 0", f"{losses.min():g}", "give the losses, not log-likelihoods")
         usable = np.isfinite(losses)
@@ -201,7 +211,9 @@ class LossTrace:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise fail("path", "a file of its own", f"{self._path}, in use by another run", "wait for that run") from error
+            raise fail(
+                "path", "a file of its own", f"{self._path}, in use by another run", "wait for that run"
+            ) from error
         if resume:
             stored = _header(self._path)
             if stored != header:
@@ -267,7 +279,9 @@ def identity_of(records: int, *, targets: Any = None, ids: Any = None) -> dict[s
     if targets is not None:
         held = as_tensor("targets", targets).cpu()
         if len(held) != records:
-            raise fail("targets", f"{records} targets, one a record", str(len(held)), "give those of the training records")
+            raise fail(
+                "targets", f"{records} targets, one a record", str(len(held)), "give those of the training records"
+            )
         digests["targets"] = array_digest(held.float() if held.is_floating_point() else held.long())
     return digests
 
