@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -133,22 +134,16 @@ class LossTrace:
             each = criterion(outputs, targets)
             self.add(rows, each)
             return each.mean()
-        reduction, criterion.reduction = criterion.reduction, "none"
-        try:
-            each = criterion(outputs, targets)
-        finally:
-            criterion.reduction = reduction
+        unreduced = copy.copy(criterion)
+        unreduced.reduction = "none"
+        each = unreduced(outputs, targets)
         self.add(rows, each.flatten(1).mean(1) if each.ndim > 1 else each)
-        if (
-            reduction == "mean"
-            and getattr(criterion, "weight", None) is not None
-            and isinstance(criterion, nn.CrossEntropyLoss | nn.NLLLoss)
-        ):
-            return criterion(outputs, targets)  # the mean weighs records by their classes
-        return {"mean": each.mean, "sum": each.sum, "none": lambda: each}[reduction]()
+        if isinstance(criterion, nn.CrossEntropyLoss | nn.NLLLoss):
+            return criterion(outputs, targets)  # its mean may weigh classes and leave records out
+        return {"mean": each.mean, "sum": each.sum, "none": lambda: each}[criterion.reduction]()
 
     def end_epoch(self) -> None:
-        """End an epoch: write down every record's mean loss in it. Do nothing where no loss was added since the last one."""
+        """Write down every record's mean loss in the epoch that ends here; do nothing where no loss was added to it."""
         if self._added == 0:
             return
         self._settle()

@@ -1,0 +1,231 @@
+"""Loss traces: what is recorded is the mean loss of every record and epoch, whoever trains and whatever is killed."""
+
+import os
+import signal
+from itertools import count
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
+
+from giveaway.checks import InputError
+from giveaway.records.loss_trace import LossTrace, indexed
+
+HALF = 1e-3  # relative rounding of float16
+
+
+def expected_losses(steps: list[list[tuple[list[int], list[float]]]], records: int) -> np.ndarray:
+    """The mean of every record's losses in every epoch, by plain loops; NaN where there is none."""
+    found = np.full((len(steps), records), np.nan)
+    for epoch, batches in enumerate(steps):
+        for record in range(records):
+            values = [loss for rows, losses in batches for row, loss in zip(rows, losses, strict=True) if row == record]
+            if values:
+                found[epoch, record] = sum(values) / len(values)
+    return found
+
+
+@given(st.data())
+def test_every_epoch_holds_the_mean_loss_of_every_record(data: st.DataObject) -> None:
+    """Any batches: repeated records, records that do not come up, epochs of any length below the number of records."""
+    records = data.draw(st.integers(1, 12))
+    loss = st.floats(0, 1e4, width=32)
+    steps = []
+    for _ in range(data.draw(st.integers(1, 4))):
+        left, batches = records, []
+        while left:
+            rows = data.draw(st.lists(st.integers(0, records - 1), min_size=1, max_size=left))
+            batches.append((rows, data.draw(st.lists(loss, min_size=len(rows), max_size=len(rows)))))
+            left -= len(rows)
+            if data.draw(st.booleans()):
+                break
+        steps.append(batches)
+    trace = LossTrace(records)
+    for batches in steps:
+        for rows, losses in batches:
+            trace.add(rows, torch.tensor(losses))
+        trace.end_epoch()
+    np.testing.assert_allclose(trace.losses, expected_losses(steps, records), rtol=HALF, atol=1e-6)
+
+
+def test_an_epoch_ends_by_itself_and_a_further_call_ends_none() -> None:
+    trace = LossTrace(4)
+    for epoch in range(3):
+        trace.add([3, 1], [1.0 + epoch, 2.0])
+        trace.add(np.array([0, 2]), np.array([3.0, 4.0]))
+        trace.end_epoch()
+    assert trace.losses.tolist() == [[3.0, 2.0, 4.0, 1.0 + epoch] for epoch in range(3)]
+
+
+def test_losses_that_are_not_finite_are_missing_and_large_ones_are_cut() -> None:
+    trace = LossTrace(3)
+    trace.add([0, 1, 2], torch.tensor([torch.nan, 1e9, torch.inf]))
+    np.testing.assert_array_equal(trace.losses, [[np.nan, 65504.0, np.nan]])
+
+
+def test_what_the_caller_does_with_the_losses_afterwards_changes_nothing() -> None:
+    trace, rows, losses = LossTrace(4), torch.tensor([0, 1]), torch.tensor([1.0, 2.0], requires_grad=True)
+    trace.add(rows, losses)
+    with torch.no_grad():
+        losses.zero_()
+    rows += 2
+    trace.end_epoch()
+    np.testing.assert_array_equal(trace.losses, [[1.0, 2.0, np.nan, np.nan]])
+
+
+CLASSES = torch.tensor([2, 0, 1, 1])
+LOGITS = torch.tensor([[1.0, -1.0, 0.5], [2.0, 0.0, 0.0], [0.3, 0.2, 0.1], [-1.0, 3.0, 1.0]])
+CASES = {
+    "cross-entropy": (nn.CrossEntropyLoss(), CLASSES),
+    "weights of classes and label smoothing": (
+        nn.CrossEntropyLoss(torch.tensor([1.0, 5.0, 0.5]), label_smoothing=0.1),
+        CLASSES,
+    ),
+    "soft labels": (nn.CrossEntropyLoss(), LOGITS.softmax(1).flip(1)),
+    "several labels": (nn.BCEWithLogitsLoss(pos_weight=torch.tensor([1.0, 2.0, 3.0])), (LOGITS > 0.2).float()),
+    "values": (nn.MSELoss(reduction="sum"), LOGITS.flip(0)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_loss_to_train_with_is_that_of_the_criterion(case: str) -> None:
+    """Value and gradient are the criterion's own; each record's loss is that of the record alone, up to its weight."""
+    criterion, targets = CASES[case]
+    outputs = LOGITS.clone().requires_grad_()
+    trace = LossTrace(4)
+    returned = trace.loss(criterion, outputs, targets, torch.arange(4))
+    (gradient,) = torch.autograd.grad(returned, outputs)
+    (plain,) = torch.autograd.grad(criterion(outputs, targets), outputs)
+    torch.testing.assert_close(returned, criterion(outputs, targets))
+    torch.testing.assert_close(gradient, plain)
+    alone = torch.stack([criterion(LOGITS[row : row + 1], targets[row : row + 1]) for row in range(4)])
+    if isinstance(criterion, nn.MSELoss):
+        alone = alone / 3  # the mean over outputs, where the criterion sums
+    if getattr(criterion, "weight", None) is None:
+        np.testing.assert_allclose(trace.losses[0], alone, rtol=HALF)
+    else:  # one record's mean loses its class's weight
+        spread = nn.functional.cross_entropy(LOGITS, targets, criterion.weight, reduction="none", label_smoothing=0.1)
+        np.testing.assert_allclose(trace.losses[0], spread, rtol=HALF)
+
+
+def test_a_function_of_the_user_gives_one_loss_a_record() -> None:
+    trace = LossTrace(4)
+    returned = trace.loss(lambda outputs, targets: (outputs - targets).abs().sum(1), LOGITS, LOGITS.flip(0), range(4))
+    each = (LOGITS - LOGITS.flip(0)).abs().sum(1)
+    torch.testing.assert_close(returned, each.mean())
+    np.testing.assert_allclose(trace.losses[0], each, rtol=HALF)
+
+
+def test_indexed_items_find_their_records_under_any_sampler() -> None:
+    x = torch.arange(40.0)
+    data = indexed(TensorDataset(x, x.long() % 3))
+    drawn = WeightedRandomSampler(torch.linspace(0, 1, 40), 40, generator=torch.Generator().manual_seed(0))
+    for loader in (DataLoader(data, 7, shuffle=True), DataLoader(data, 7, sampler=drawn)):
+        trace = LossTrace(40)
+        for inputs, _, rows in loader:
+            trace.add(rows, inputs / 10)
+        came_up = ~np.isnan(trace.losses[0])
+        assert came_up.sum() > 10
+        np.testing.assert_allclose(trace.losses[0][came_up], (x / 10)[came_up], rtol=HALF)
+    assert indexed([{"text": "a"}, {"text": "b"}])[1] == {"text": "b", "row": 1}
+
+
+def training(path: Path, done: int, kill_at: int, environment: dict[str, str]) -> None:
+    """Train from epoch `done` to 5, and note every finished epoch as a training loop saves its checkpoint."""
+    os.environ |= environment
+    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    trace = LossTrace(60, path, targets=np.arange(60) % 7, resume=done or None)
+    steps = count()
+    for epoch in range(done, 5):
+        order = np.random.default_rng(epoch).permutation(60)[rank::world]
+        for rows in np.array_split(order, 6):
+            if next(steps) == kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            trace.add(rows, np.sqrt(rows + epoch / 8))
+        path.with_suffix(".done").write_text(str(epoch + 1))
+
+
+def train(path: Path, done: int = 0, kill_at: int = -1, **environment: str) -> int:
+    """Train in a process of its own; return how many epochs it had finished."""
+    process = get_context("fork").Process(target=training, args=(path, done, kill_at, environment))
+    process.start()
+    process.join()
+    assert process.exitcode == (0 if kill_at < 0 else -signal.SIGKILL)
+    noted = path.with_suffix(".done")
+    return int(noted.read_text()) if noted.exists() else 0
+
+
+@pytest.mark.parametrize("kill_at", [3, 14, 29])
+def test_a_killed_training_goes_on_with_the_same_trace(tmp_path: Path, kill_at: int) -> None:
+    train(tmp_path / "whole")
+    done = train(tmp_path / "killed", kill_at=kill_at)
+    if done == 0:
+        (tmp_path / "killed").unlink()
+    train(tmp_path / "killed", done)
+    whole, killed = LossTrace(tmp_path / "whole"), LossTrace(tmp_path / "killed")
+    assert whole.epochs == 5
+    assert whole.identity == killed.identity != {}
+    np.testing.assert_array_equal(killed.losses, whole.losses)
+    assert (tmp_path / "killed").stat().st_mode & 0o777 == 0o600
+
+
+def test_half_an_epoch_that_a_kill_left_does_not_count(tmp_path: Path) -> None:
+    train(tmp_path / "trace")
+    whole = np.array(LossTrace(tmp_path / "trace").losses)
+    with open(tmp_path / "trace", "ab") as stream:
+        stream.write(b"\0" * 7)
+    np.testing.assert_array_equal(LossTrace(tmp_path / "trace").losses, whole)
+
+
+def test_two_processes_record_the_trace_of_one(tmp_path: Path) -> None:
+    train(tmp_path / "one")
+    for rank in "01":
+        train(tmp_path / "two", RANK=rank, WORLD_SIZE="2")
+    two = LossTrace(tmp_path / "two")
+    np.testing.assert_array_equal(two.losses, LossTrace(tmp_path / "one").losses)
+    (tmp_path / "two.1-of-2").unlink()
+    with pytest.raises(InputError, match="expected the files of all 2 processes of one training, got 1 beside"):
+        LossTrace(tmp_path / "two")
+
+
+def test_a_file_is_not_overwritten_nor_continued_by_another_training(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    train(path)
+    with pytest.raises(InputError, match=r"expected a new file, got .*, which exists; choose another, or give resume="):
+        LossTrace(60, path)
+    with pytest.raises(InputError, match="path: expected the same identity as before"):
+        LossTrace(60, path, targets=np.arange(60) % 5, resume=2)
+    with pytest.raises(InputError, match="resume: expected at most the epochs of the trace"):
+        LossTrace(60, path, targets=np.arange(60) % 7, resume=6)
+    first = LossTrace(60, path, targets=np.arange(60) % 7, resume=5)
+    with pytest.raises(InputError, match=r"path: expected a file of its own, got .*, in use by another run"):
+        LossTrace(60, path, targets=np.arange(60) % 7, resume=5)
+    assert first.epochs == 5
+
+
+REFUSED = {
+    "losses: expected 2 losses, one a row, got shape ()": lambda t: t.add([0, 1], torch.tensor(1.0)),
+    "rows: expected row numbers (b,), got float32 of shape (2,)": lambda t: t.add(torch.rand(2), torch.ones(2)),
+    "rows: expected row numbers from 0 to 2, got 3": lambda t: t.add([0, 1, 3], torch.ones(3)),
+    "losses: expected losses of at least 0, got -1": lambda t: t.add([0, 1, 2], torch.tensor([1.0, -1.0, 0.0])),
+    "records: expected a whole number of at least 1, got 0": lambda t: LossTrace(0),
+    "targets: expected 3 targets, one a record, got 2": lambda t: LossTrace(3, targets=[0, 1]),
+    "trace: expected a file that ga.LossTrace wrote": lambda t: LossTrace(__file__),
+    "trace: expected the file of a trace, got nowhere, which does not exist": lambda t: LossTrace("nowhere"),
+    "losses: expected floating-point numbers (epochs, records)": lambda t: LossTrace.from_losses([1.0, 2.0]),
+    "trace: expected one that is being recorded": lambda t: LossTrace.from_losses([[1.0]]).add([0], [1.0]),
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_refusals_say_what_to_do(words: str) -> None:
+    with pytest.raises(InputError) as error:
+        REFUSED[words](LossTrace(3))
+    assert words in str(error.value)
+    assert "; " in str(error.value)
