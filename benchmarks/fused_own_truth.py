@@ -26,7 +26,7 @@ from benchmarks.data import standardized
 from benchmarks.measuring import read_options, timed
 from giveaway.attacks.recipes import build_cnn, build_mlp, signals_of, solve_logistic, solve_ridge
 from giveaway.attacks.shadow_store import balanced_membership, model_seed
-from giveaway.attacks.stacked import train_stacked
+from giveaway.attacks.stacked import OnEpoch, train_stacked
 from giveaway.attacks.training import Training
 from giveaway.views.text import text_features
 
@@ -133,6 +133,8 @@ def make(name: str, folder: Path, device: str) -> dict[str, np.ndarray]:
     chosen = SETS[name]
     x, y, m = chosen.load(folder)
     x, n, kind = x.astype(np.float32), len(x), "squared_error" if m == 1 else "phi"
+    if x.ndim == 4:  # mirrored images follow, which no model is trained on
+        x, y = np.concatenate([x, x[..., ::-1]]), np.concatenate([y, y])
     even = chosen.targets + chosen.targets % 2
     targets = balanced_membership(even, n, seed=0, first=FIRST_TARGET)[: chosen.targets]
     members = np.concatenate([balanced_membership(MODELS, n, seed=0), targets])
@@ -140,19 +142,39 @@ def make(name: str, folder: Path, device: str) -> dict[str, np.ndarray]:
     seeds = [model_seed(number, seed=0) for number in numbers]
     phi = np.empty((MODELS, n), dtype=np.float32)
     held: dict[str, np.ndarray] = {}
-    for row, outputs in _train(chosen, x, y, m, members, seeds, device):
+    losses: dict[int, list[np.ndarray]] = {}
+
+    def record(row: int, epoch: int, seen: torch.Tensor, evaluate: Callable[[], torch.Tensor]) -> None:
+        if row >= MODELS:
+            losses.setdefault(row, []).append(seen[:n][members[row]].numpy().astype(np.float16))
+
+    for row, outputs in _train(chosen, x, y, m, members, seeds, device, record):
         if row < MODELS:
-            phi[row] = signals_of(outputs[:, :m], y, kind)
+            phi[row] = signals_of(outputs[:n, :m], y[:n], kind)
             continue
         rows = np.flatnonzero(members[row])
+        if row in losses:
+            held[f"losses_seen_{row - MODELS}"] = np.stack(losses.pop(row))
+        if len(x) > n:
+            held[f"mirrored_{row - MODELS}"] = outputs[n:, :m].astype(np.float16)
+        held[f"held_out_{row - MODELS}"] = outputs[:n][~members[row]][:, :m].astype(np.float16)
         held[f"index_{row - MODELS}"] = rows.astype(np.int32)
         held[f"outputs_{row - MODELS}"] = outputs[rows, :m].astype(np.float32)
         held[f"features_{row - MODELS}"] = outputs[rows, m:].astype(np.float16)
     packed = np.packbits(members[:MODELS], axis=1)
-    return {"phi": phi.astype(np.float16), "members": packed, "targets": y, "kind": np.array(kind), **held}
+    return {"phi": phi.astype(np.float16), "members": packed, "targets": y[:n], "kind": np.array(kind), **held}
 
 
-def _train(chosen: Set, x: np.ndarray, y: np.ndarray, m: int, members: np.ndarray, seeds: list[int], device: str):
+def _train(
+    chosen: Set,
+    x: np.ndarray,
+    y: np.ndarray,
+    m: int,
+    members: np.ndarray,
+    seeds: list[int],
+    device: str,
+    record: OnEpoch,
+):
     """Each model's number with its outputs, and beside them what its last layer saw."""
     if chosen.solve is not None:
         for row, own in enumerate(members):
@@ -174,6 +196,7 @@ def _train(chosen: Set, x: np.ndarray, y: np.ndarray, m: int, members: np.ndarra
         models_at_once=chosen.at_once,
         stack=chosen.at_once > 4,
         device=device,
+        on_epoch=record,
     )
 
 

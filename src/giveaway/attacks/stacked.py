@@ -177,9 +177,7 @@ class _Trainer:
         self._weights = batches.weights.to(ensemble.parameters[0].dtype)
         self.order = batches.epoch()
         self.step = torch.zeros(1, dtype=torch.long, device=x.device)
-        self.seen = torch.full(
-            (ensemble.models, len(x) + 1), torch.nan, device=x.device
-        )  # of no record last
+        self.seen = torch.full((ensemble.models, len(x) + 1), torch.nan, device=x.device)  # of no record last
 
     def advance(self) -> None:
         self._rate.copy_(self._rates[self.step % len(self._rates)][0])
