@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from giveaway.curvature.choice import Dense, Sketch
     from giveaway.extract import from_sklearn, from_torch
     from giveaway.gp.distinguishability import lood
-    from giveaway.records import Head
+    from giveaway.records import Head, LossTrace, indexed
     from giveaway.reporting.report import report
 
 __version__ = VERSION
@@ -23,6 +23,7 @@ __version__ = VERSION
 _HOMES = {
     "Dense": "giveaway.curvature.choice",
     "Head": "giveaway.records",
+    "LossTrace": "giveaway.records",
     "Sketch": "giveaway.curvature.choice",
     "attacks": "giveaway.attacks",
     "audit": "giveaway.auditing.run",
@@ -30,6 +31,7 @@ _HOMES = {
     "from_sklearn": "giveaway.extract",
     "from_torch": "giveaway.extract",
     "gp": "giveaway.gp",
+    "indexed": "giveaway.records",
     "lood": "giveaway.gp.distinguishability",
     "network": "giveaway.network",
     "report": "giveaway.reporting.report",

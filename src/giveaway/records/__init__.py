@@ -2,6 +2,7 @@
 
 from giveaway.records.examples import infer_loss
 from giveaway.records.head import Head
+from giveaway.records.loss_trace import LossTrace, indexed
 from giveaway.records.rows import FileRows, HostRows, LazyRows, LinearRows, Stream, StreamedRows
 from giveaway.records.score_table import ScoreTable
 from giveaway.records.signals import Signals
@@ -12,9 +13,11 @@ __all__ = [
     "HostRows",
     "LazyRows",
     "LinearRows",
+    "LossTrace",
     "ScoreTable",
     "Signals",
     "Stream",
     "StreamedRows",
+    "indexed",
     "infer_loss",
 ]
