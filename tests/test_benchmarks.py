@@ -1,0 +1,113 @@
+"""Benchmarks that need a GPU or an hour, at a size that this machine runs."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from benchmarks import views_blood_truth as blood
+
+from giveaway.attacks.recipes import RECIPES, build_resnet9
+from giveaway.attacks.shadow_store import balanced_membership, model_seed
+from giveaway.attacks.stacked import train_stacked
+
+RECORDS, MODELS, TARGETS = 30, 4, 3
+SMALL = replace(
+    RECIPES["resnet9"],
+    build=partial(build_resnet9, channels=(2, 3, 4, 5)),
+    training=replace(RECIPES["resnet9"].training, epochs=2, batch_size=8, precision="float32"),
+    models_at_once=2,
+)
+
+
+@pytest.fixture(scope="module")
+def images():
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(RECORDS, 3, 9, 10)).astype(np.float32), np.arange(RECORDS) % 3
+
+
+def test_images_are_moved_by_whole_pixels():
+    images = np.random.default_rng(0).normal(size=(2, 3, 5, 7))
+    for down, right in blood.SHIFTS:
+        moved = blood.shifted(torch.from_numpy(images), (down, right)).numpy()
+        for y in range(5):
+            for x in range(7):
+                # the pixel that was there before; outside, count back from the border
+                above, beside = abs(y - down), abs(x - right)
+                above, beside = min(above, 8 - above), min(beside, 12 - beside)
+                np.testing.assert_array_equal(moved[:, :, y, x], images[:, :, above, beside])
+
+
+def test_truth_of_blood_is_resumed_and_holds_what_the_models_say(images, tmp_path):
+    x, y = images
+    whole = blood.make_truth(SMALL, x, y, tmp_path / "whole", models=MODELS, targets=TARGETS)
+
+    def interrupt(done, models):
+        if done == 1:
+            raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        blood.make_truth(SMALL, x, y, tmp_path / "killed", models=MODELS, targets=TARGETS, on_model=interrupt)
+    first = blood.target_file(tmp_path / "killed", 0)
+    written = first.stat().st_mtime_ns
+    resumed = blood.make_truth(SMALL, x, y, tmp_path / "killed", models=MODELS, targets=TARGETS)
+    assert first.stat().st_mtime_ns == written
+    np.testing.assert_array_equal(resumed.values, whole.values)
+
+    # the same models, asked for the relatives as rows that nobody trains on
+    moved = [blood.shifted(torch.from_numpy(x), by).numpy() for by in blood.SHIFTS]
+    everything = np.concatenate([x, x[..., ::-1], *moved])
+    members = balanced_membership(MODELS, RECORDS, seed=blood.SEED)
+    seeds = [model_seed(number, seed=blood.SEED) for number in range(MODELS)]
+    make = partial(SMALL.build, x.shape[1:], 3)
+    options = {"seeds": seeds, "models_at_once": 2, "stack": False}
+    for number, outputs in train_stacked(make, everything, np.tile(y, 6), members, SMALL.training, **options):
+        own = members[number]
+        plain, mirror, *shift = outputs.reshape(6, RECORDS, 3)
+        rest = plain[np.arange(3) != y[:, None]].reshape(RECORDS, 2)
+        phi = plain[np.arange(RECORDS), y] - np.logaddexp(*rest.T)
+        np.testing.assert_allclose(whole.values[number, :, 0], phi, rtol=2e-3, atol=2e-3)
+        if number >= TARGETS:
+            assert not blood.target_file(tmp_path / "whole", number).exists()
+            continue
+        with np.load(blood.target_file(tmp_path / "killed", number)) as file:
+            held = {name: file[name] for name in file.files}
+        with np.load(blood.target_file(tmp_path / "whole", number)) as file:
+            for name in file.files:
+                np.testing.assert_array_equal(file[name], held[name])
+        np.testing.assert_array_equal(held["index"], np.flatnonzero(own))
+        np.testing.assert_array_equal(held["held_index"], np.flatnonzero(~own))
+        for name, said in (("outputs", plain), ("mirror", mirror)):
+            np.testing.assert_allclose(held[name], said[own], atol=2e-3)
+            other = "held_outputs" if name == "outputs" else f"{name}_held"
+            np.testing.assert_allclose(held[other], said[~own], atol=2e-3)
+        np.testing.assert_allclose(held["shift"], np.stack(shift)[:, own], atol=2e-3)
+        np.testing.assert_allclose(held["shift_held"], np.stack(shift)[:, ~own], atol=2e-3)
+        np.testing.assert_allclose(held["all_outputs"], plain, atol=1e-5)
+        by_head = held["features"].astype(np.float64) @ held["weight"].T + held["bias"]
+        np.testing.assert_allclose(by_head, held["outputs"], atol=2e-3)
+        assert held["losses_seen"].shape == held["losses_after"].shape == (2, own.sum())
+        last = np.logaddexp.reduce(plain, axis=1) - plain[np.arange(RECORDS), y]
+        np.testing.assert_allclose(held["losses_after"][-1], last[own], atol=2e-3)
+        assert not np.allclose(held["losses_seen"], held["losses_after"], atol=1e-2)
+
+
+def test_truth_of_blood_from_the_command_line(images, tmp_path, monkeypatch, capsys):
+    _, y = images
+    pictures = np.random.default_rng(1).integers(0, 256, (RECORDS, 9, 10, 3)).astype(np.uint8)
+    np.savez(tmp_path / "bloodmnist_28_train.npz", images=pictures, labels=y[:, None].astype(np.uint8))
+    monkeypatch.setattr(blood, "recipe_of", lambda name: SMALL)
+    command = ["", "--data", tmp_path, "--to", tmp_path / "to", "--device", "cpu", "--models", "4", "--targets", "1"]
+    for limit, words in (("0", "1 of 4 models are stored"), ("0", "2 of 4"), ("99", "4 models in")):
+        monkeypatch.setattr(sys, "argv", [*map(str, command), "--recipe", "resnet9", "--limit", limit])
+        blood.main()
+        assert words in capsys.readouterr().out
+    with np.load(tmp_path / "to" / "blood_resnet9_signals.npz") as file:
+        assert file["phi"].shape == (4, RECORDS)
+        members = np.unpackbits(file["members"], axis=1)[:, :RECORDS].astype(bool)
+        np.testing.assert_array_equal(members, balanced_membership(4, RECORDS, seed=blood.SEED))
+        np.testing.assert_array_equal(file["labels"], y)
