@@ -21,6 +21,7 @@ from giveaway.extract.feature_cache import FeatureCache, SharedCache
 from giveaway.records import Head, ScoreTable
 from giveaway.records.meta import Provenance
 from giveaway.records.score_table import MARKER
+from giveaway.records.witnesses import arrays_of_witnesses
 from giveaway.storage.arrays import digest_of
 from giveaway.storage.checkpoint import FOLDER as UNFINISHED
 from giveaway.storage.checkpoint import UnfinishedWork
@@ -59,7 +60,8 @@ def fingerprint(head: Head, given: Mapping[str, Any] | None = None) -> str:
     names = ("features", "outputs", "targets", "weight", "bias", "sample_weight")
     arrays = {name: getattr(head, name) for name in (*names, "inputs", "ids", "groups")}
     options = (head.loss, head.l2, head.intercept, head.penalize_intercept, head.frozen)
-    return digest_of(arrays | {f"given {name}": value for name, value in (given or {}).items()}, options)
+    arrays |= arrays_of_witnesses(head) | {f"given {name}": value for name, value in (given or {}).items()}
+    return digest_of(arrays, options)
 
 
 def provenance(digest: str, config: dict[str, Any], weights: str | None = None) -> Provenance:

@@ -19,6 +19,7 @@ from giveaway.extract.user_files import COMPRESSED, ONCE, ROWS, read_folder, rea
 from giveaway.records.examples import as_records, infer_loss
 from giveaway.records.head import Head
 from giveaway.records.rows import LARGE_BYTES, LazyRows, LinearRows, Pair, Stream, as_float_rows, check_same_kind
+from giveaway.records.witnesses import is_relatives, witnesses_in
 
 ARRAYS = (*ROWS, *ONCE, "inputs", "options")
 CONTENTS = "the keys features, targets, and weight with bias, or outputs"
@@ -36,9 +37,10 @@ def from_file(
     """Return the Head stored in `path`, and notes on what was ignored, overridden or assumed.
 
     The file holds `features` (n, d), `targets`, and `weight` (m, d) with `bias` (m), or `outputs` (n, m), or both;
-    optionally `ids`, `groups`, `sample_weight`, `l2` and `inputs`, the records themselves. `outputs` and `targets`
-    without `features` are those of a black box. Files of `Head.save` hold their options as well. What is given here
-    goes before what the file says. No pickle is ever read.
+    optionally `ids`, `groups`, `sample_weight`, `l2` and `inputs`, the records themselves; and, as in `Head`, outputs
+    on variants of the records, `relatives` or `relatives_NAME`, on records held out, `held_out_outputs` with
+    `held_out_targets`, and `out_of_bag`. `outputs` and `targets` without `features` are those of a black box. Files of
+    `Head.save` hold their options as well. What is given here goes before what the file says. No pickle is ever read.
 
     A folder holds shards in name order, `*.npz` or `*.safetensors`, each with some rows of everything that has rows and
     one of them, or `head.npz` or `head.safetensors`, with `weight`, `bias` and `l2`; or it holds `features.npy` (or
@@ -58,7 +60,7 @@ def from_file(
     if file.is_dir():
         stored, ignored, notes = read_folder(file)
     elif file.suffix in (".npz", ".safetensors"):
-        arrays, ignored = read_stored("file", file, ARRAYS.__contains__, LARGE_BYTES)
+        arrays, ignored = read_stored("file", file, lambda name: name in ARRAYS or is_relatives(name), LARGE_BYTES)
         stored = {name: array.rows(name) for name, array in arrays.items()}
         notes = [
             COMPRESSED.format(name) for name in ("features", "outputs") if name in stored and arrays[name].compressed
@@ -99,6 +101,7 @@ def from_file(
         if not settings["intercept"]:
             notes.append("no bias in the file: the head is taken to have no intercept")
 
+    stored |= witnesses_in(stored)
     fields = stored | _layer(stored.get("weight"), stored.get("bias"))
     for name in [name for name in ("features", "outputs", "targets") if name in stored]:
         fields[name] = (as_tensor if name == "targets" else as_float_rows)(name, stored[name])

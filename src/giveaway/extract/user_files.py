@@ -28,6 +28,7 @@ from giveaway.records import Signals
 from giveaway.records.examples import as_numbers, as_records
 from giveaway.records.rows import LARGE_BYTES, FileRows, LazyRows
 from giveaway.records.signals import KINDS as SIGNALS
+from giveaway.records.witnesses import HELD_OUT, is_relatives
 from giveaway.storage.arrays import read_arrays
 
 TRUST = "trust it with --allow-pickle (it can run any code)"
@@ -38,8 +39,9 @@ SAFETENSORS = {
     "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<i2", "BOOL": "?", "U8": "u1", "I8": "i1",
     "I16": "<i2", "U16": "<u2", "I32": "<i4", "U32": "<u4", "I64": "<i8", "U64": "<u8",
 }  # fmt: skip
-ROWS = ("features", "outputs", "targets", "sample_weight", "ids", "groups")
-ONCE = ("weight", "bias", "l2")
+IN_MEMORY = ("targets", "sample_weight", "ids", "groups", "out_of_bag")
+ROWS = ("features", "outputs", *IN_MEMORY)  # and relatives under their names
+ONCE = ("weight", "bias", "l2", *HELD_OUT)
 KINDS = (".npy", ".npz", ".safetensors")
 HEAD = "head"  # the name of the file that may hold weight, bias and l2 beside the shards
 MOST_SUBGROUPS = 200  # a column with more values does not name subgroups
@@ -257,39 +259,39 @@ def read_folder(folder: Path) -> tuple[dict[str, Any], list[str], list[str]]:
         got = f"{' and '.join(kinds)} in {folder.name}"
         raise fail("file", "files of one kind in the folder", got, "keep one kind there, and move the others away")
     shards, ignored = kinds != [".npy"], set[str]()
-    known = ROWS + ONCE if shards else (*ROWS, *ONCE, "inputs")
+    known = {*ROWS, *ONCE} if shards else {*ROWS, *ONCE, "inputs"}
     parts: defaultdict[str, dict[Path, StoredArray]] = defaultdict(dict)
     for file in files:
-        arrays, others = read_stored("file", file, known.__contains__, large=0)
+        arrays, others = read_stored("file", file, lambda name: name in known or is_relatives(name), large=0)
         ignored |= set(others)
         for name, array in arrays.items():
             parts[name][file] = array
+    by_row = [name for name in (*ROWS, *sorted(filter(is_relatives, parts))) if name in parts]
     for name, places in parts.items():
         names = [file.name for file in places]
         if shards and name in ONCE and len(names) > 1:
             got = f"one in {names[0]} and one in {names[1]}"
             raise fail(name, f"one {name} for all shards", got, f"keep it in one of them, or in {HEAD}.npz")
-        if not shards and len(names) > 1 and (name not in ROWS or f"{name}.npy" in names):
-            expected = f"{name}.npy" + (f" or {name}-*.npy" if name in ROWS else "")
+        if not shards and len(names) > 1 and (name not in by_row or f"{name}.npy" in names):
+            expected = f"{name}.npy" + (f" or {name}-*.npy" if name in by_row else "")
             raise fail(name, expected, " and ".join(names[:2]), "keep one of them")
-    stored: dict[str, Any] = {name: next(iter(parts[name].values())).value() for name in parts if name not in ROWS}
-    with_rows = sorted({file for name in ROWS for file in parts[name]}) if shards else []
+    stored: dict[str, Any] = {name: next(iter(parts[name].values())).value() for name in parts if name not in by_row}
+    with_rows = sorted({file for name in by_row for file in parts[name]}) if shards else []
     first: dict[Path, tuple[str, int]] = {}  # the first array of each shard, and its rows
     notes = []
-    for name in [name for name in ROWS if parts[name]]:
+    for name in by_row:
         places = parts[name]
         stored[name] = _stacked(name, places)
         for file in with_rows:
             if file not in places:
-                raise fail(
-                    name, "the same arrays in every shard", f"no {name} in {file.name}", "write it there as well"
-                )
+                got = f"no {name} in {file.name}"
+                raise fail(name, "the same arrays in every shard", got, "write it there as well")
             beside, rows = first.setdefault(file, (name, len(places[file].array)))
             if len(places[file].array) != rows:
                 expected, got = f"{rows} rows in {file.name}, as of {beside}", f"{len(places[file].array)} rows"
                 raise fail(name, expected, got, "write one row a record in every array")
         size = sum(part.array.nbytes for part in places.values())
-        if name in ROWS[:2] and size >= LARGE_BYTES and any(part.compressed for part in places.values()):
+        if name not in IN_MEMORY and size >= LARGE_BYTES and any(part.compressed for part in places.values()):
             notes.append(COMPRESSED.format(name))
     return stored, sorted(ignored), notes
 
@@ -304,12 +306,12 @@ def _stacked(name: str, places: dict[Path, StoredArray]) -> Any:
             expected = f"rows of shape {first.array.shape[1:]} as in {first_file.name}"
             got = f"rows of shape {part.array.shape[1:]} in {file.name}"
             raise fail(name, expected, got, "write all shards with the same columns")
-        if name in ROWS[:2] and (part.array.dtype, part.bfloat16) != (first.array.dtype, first.bfloat16):
+        if name not in IN_MEMORY and (part.array.dtype, part.bfloat16) != (first.array.dtype, first.bfloat16):
             expected, got = f"{first.array.dtype} as in {first_file.name}", f"{part.array.dtype} in {file.name}"
             raise fail(name, expected, got, "write all shards in one precision")
-    if name not in ROWS[:2]:
+    if name in IN_MEMORY:
         return np.concatenate([np.asarray(part.value()) for part in places.values()])
-    flat = name == "outputs" and first.array.ndim == 1
+    flat = name != "features" and first.array.ndim == 1
     arrays = [part.array.reshape(-1, 1) if flat else part.array for part in places.values()]
     as_tensor(name, arrays[0][:0])  # refuses what is not numbers
     rows = FileRows(name, arrays, bfloat16=first.bfloat16)

@@ -116,8 +116,13 @@ def infer_loss(targets: Any, outputs: Any) -> str:
     raise fail("loss", expected, got, "say which: loss='squared', 'cross_entropy' or 'binary_cross_entropy'")
 
 
-def check_targets(y: torch.Tensor, outputs: torch.Tensor | LazyRows, loss: str) -> torch.Tensor:
-    """Return targets in one form for each loss: class indices (n,) int64, or floats (n, m)."""
+def check_targets(
+    y: torch.Tensor, outputs: torch.Tensor | LazyRows, loss: str, *, one_class: bool = False
+) -> torch.Tensor:
+    """Return targets in one form for each loss: class indices (n,) int64, or floats (n, m).
+
+    Labels that are all the same are refused unless `one_class`.
+    """
     check_choice("loss", loss, LOSSES)
     n, m = outputs.shape
     if y.ndim == 0 or len(y) != n:
@@ -133,7 +138,7 @@ def check_targets(y: torch.Tensor, outputs: torch.Tensor | LazyRows, loss: str) 
         y = y.unsqueeze(1) if y.ndim == 1 else y
         check_shape("targets", y, (n, m), f"({n}, {m}), one 0/1 label an output")
         y = _check_probabilities(y)
-        if m == 1:
+        if m == 1 and not one_class:
             _check_two_classes(y)
         return y
     if y.ndim == 2:
@@ -144,7 +149,8 @@ def check_targets(y: torch.Tensor, outputs: torch.Tensor | LazyRows, loss: str) 
         worst = float((y.sum(1) - 1).abs().max())
         if worst > 1e-4:
             raise fail("targets", "probability rows that sum to 1", f"a row off by {worst:.3g}", "normalize them")
-        _check_two_classes(y)
+        if not one_class:
+            _check_two_classes(y)
         return y / y.sum(1, keepdim=True)
     if y.is_floating_point() and (m > 1 or bool((y != y.round()).any())):
         raise _float_labels(y)
@@ -154,7 +160,8 @@ def check_targets(y: torch.Tensor, outputs: torch.Tensor | LazyRows, loss: str) 
         bad = int(((y < 0) | (y >= classes)).nonzero()[0])
         expected, got = f"class labels from 0 to {classes - 1}", f"another label in row {bad}"
         raise fail("targets", expected, got, "number the classes from 0 in the order of the outputs")
-    _check_two_classes(y)
+    if not one_class:
+        _check_two_classes(y)
     return y
 
 

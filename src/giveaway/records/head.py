@@ -16,11 +16,11 @@ import torch
 from giveaway.checks import as_tensor, check_finite, check_names, check_number, check_shape, fail, rows_at_a_time
 from giveaway.records.examples import check_inputs, check_targets, saveable
 from giveaway.records.rows import LazyRows, LinearRows, StreamedRows, as_float_rows, placed
+from giveaway.records.witnesses import Rows, arrays_of_witnesses, check_logarithms, check_witnesses, witnesses_in
 from giveaway.storage.arrays import read_arrays, write_archive
 from giveaway.storage.files import write_atomically
 
 AGREEMENT = 1e-2  # of the outputs' spread; features stored in half precision still pass
-LOGARITHMS = "np.log(np.clip(p, 1e-12, None))"  # of probabilities p
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +101,11 @@ class Head:
         objects, a pandas DataFrame, or n strings, which become a list.
     frozen : whether nothing before the head was trained on these records, as of a linear probe on a frozen encoder.
         `newton` is exact then, and `fused` ranks as it does. Nothing in the arrays tells: say it only if it is so.
+    relatives : the model's outputs (n, m) on a variant of every record, such as its mirror image: a dict from the
+        variant's name to them, or one array.
+    held_out : (outputs (k, m), targets) of records that the model was not trained on.
+    out_of_bag : (n, m) what the part of a bagged model that never saw the record says of it, in the units of outputs;
+        with groups, the part that never saw the person. Rows of NaN where no such part is left.
 
     Examples
     --------
@@ -123,6 +128,9 @@ class Head:
     groups: np.ndarray | None = None
     inputs: Any = None
     frozen: bool = False
+    relatives: dict[str, Rows] | None = None
+    held_out: tuple[Rows, torch.Tensor] | None = None
+    out_of_bag: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
         set_field = partial(object.__setattr__, self)
@@ -144,7 +152,7 @@ class Head:
             raise fail("features", "at least one feature", "0 features", "pass the inputs of the head")
         check_shape("outputs", outputs, (n, None), f"({n}, outputs), one row a record as in features")
         if black_box:
-            _check_logarithms(outputs, self.loss)
+            check_logarithms(outputs, self.loss)
         set_field("features", features)
         set_field("outputs", outputs)
         if self.weight is None or not self.lazy:  # else in one read of both, together with the weights
@@ -175,6 +183,8 @@ class Head:
             set_field("groups", check_names("groups", self.groups, n, unique=False))
         if self.inputs is not None:
             set_field("inputs", check_inputs(self.inputs, n))
+        for name, value in check_witnesses(self).items():
+            set_field(name, value)
 
     @property
     def n(self) -> int:
@@ -234,7 +244,8 @@ class Head:
         """Return the same head for use on `device`; nothing is checked again.
 
         Features and outputs are held there as a whole if `resident`; None holds what fits in half of a GPU's free
-        memory and reads the rest window by window. A stream stays one. Inputs stay where they are.
+        memory and reads the rest window by window. A stream stays one. Inputs stay where they are, and so do relatives,
+        records held out, and what is said out of bag.
         """
         where = torch.empty(0, device=device).device
         room = float("inf") if resident else 0.0
@@ -282,6 +293,7 @@ class Head:
         names = ("outputs", "targets", "weight", "bias", "sample_weight", "ids", "groups")
         arrays = {name: getattr(self, name) for name in (("features", *names) if self.linear else names)}
         arrays["inputs"] = None if self.inputs is None else saveable(self.inputs)
+        arrays |= arrays_of_witnesses(self)
         options = {k: getattr(self, k) for k in ("loss", "l2", "intercept", "penalize_intercept", "frozen")}
         arrays["options"] = np.array(json.dumps(options))
         saved = {name: value for name, value in arrays.items() if value is not None}
@@ -296,6 +308,7 @@ class Head:
             raise fail("path", "a file written by Head.save", "another .npz", remedy)
         options = json.loads(str(stored.pop("options")))
         known = {field.name for field in fields(cls)}
+        stored |= witnesses_in(stored)
         stored.setdefault("features", None)
         return cls(**{name: value for name, value in stored.items() if name in known}, **options)
 
@@ -308,6 +321,9 @@ class Head:
             parts.append(f"people={len(np.unique(self.groups))}")
         if self.inputs is not None:
             parts.append(f"inputs={'text' if isinstance(self.inputs, list) else tuple(self.inputs.shape[1:])}")
+        parts += [f"relatives={'+'.join(self.relatives)}"] if self.relatives is not None else []
+        parts += [f"held_out={len(self.held_out[0])}"] if self.held_out is not None else []
+        parts += ["out_of_bag"] if self.out_of_bag is not None else []
         return f"Head({', '.join(parts)})"
 
     def _with(self, **changed: Any) -> Head:
@@ -362,20 +378,3 @@ class Head:
             got = f"a difference of {worst:.3g} in row {row} where outputs span {spread:.3g}"
             remedy = "pass the inputs of the head and its raw outputs, before softmax, in the same record order"
             raise fail("outputs", "features @ weight.T + bias", got, remedy)
-
-
-def _check_logarithms(outputs: torch.Tensor | LazyRows, loss: str) -> None:
-    """Refuse probabilities in place of logits, which most black boxes give, and logarithms of 0."""
-    if loss != "cross_entropy" or len(outputs) == 0:
-        return
-    probable, size = outputs.shape[1] > 1, rows_at_a_time(outputs)
-    for start in range(0, len(outputs), size):
-        block = outputs[start : start + size]
-        if bool((lowest := block == -torch.inf).any()):
-            row = start + int(lowest.any(dim=1).nonzero()[0])
-            raise fail("outputs", "finite logits", f"minus infinity first in row {row}", f"clip them: {LOGARITHMS}")
-        probable = probable and bool(((block >= 0) & (block <= 1)).all())
-        # 1e-3: probabilities in half precision
-        probable = probable and bool(((block.sum(1, dtype=torch.float64) - 1).abs() < 1e-3).all())
-    if probable:
-        raise fail("outputs", "logits", "probabilities, rows that sum to 1", f"pass their logarithms: {LOGARITHMS}")

@@ -319,7 +319,7 @@ def as_float_rows(argument: str, value: Any) -> torch.Tensor | LazyRows:
     if isinstance(value, LazyRows):
         return value
     rows: Any = value if isinstance(value, torch.Tensor) else np.asanyarray(value)
-    if argument == "outputs" and rows.ndim == 1:
+    if argument != "features" and rows.ndim == 1:
         rows = rows.reshape(-1, 1)  # a memory map stays one
     # what is computed from a map is of its type, but lies in memory
     if getattr(rows, "_mmap", None) is not None and rows.ndim and rows.nbytes >= LARGE_BYTES:
