@@ -1,0 +1,125 @@
+"""The view of the relatives: losses and weights against naive loops, and what members tell about training."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.special import expit, softmax
+from sklearn.datasets import load_digits
+from torch import nn
+
+from giveaway import Head, audit
+from giveaway.views.others import model_errors
+from giveaway.views.relatives import RelativesView
+from tests.conftest import KINDS, made_arrays, made_head
+from tests.oracles import kind_of, losses, target_matrix
+
+N = 60
+PEOPLE = np.array([f"p{i * 7 % 23:02d}" for i in range(N)])
+
+
+def with_variants(kind: str, **options) -> Head:
+    rng = np.random.default_rng(5)
+    head = made_head(kind, **options)
+    near, far = (head.outputs.numpy() + rng.normal(size=head.outputs.shape) * s for s in (0.5, 3.0))
+    return replace(head, relatives={"near": near, "far": far.astype(np.float32)})
+
+
+def naive(head: Head, outputs: torch.Tensor) -> tuple[np.ndarray, float]:
+    """Losses and the sum of squared errors, one record at a time."""
+    kind, y = kind_of(head.loss, head.m), target_matrix(head.targets.numpy(), head.loss, head.m)
+    f_all, error = outputs.double().numpy(), 0.0
+    for f, target in zip(f_all, y, strict=True):
+        said = f if head.loss == "squared" else expit(f) if kind != "softmax" else softmax(f)
+        error += float(((said - target) ** 2).sum())
+    return losses(f_all, y, kind), error
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_losses_weights_and_their_mean_against_a_loop(kind):
+    head = with_variants(kind)
+    view = RelativesView(head)
+    _, own = naive(head, head.outputs)
+    weights, total = {}, np.zeros(N)
+    for name, outputs in head.relatives.items():
+        values, error = naive(head, outputs)
+        np.testing.assert_allclose(view.losses[name], values, rtol=1e-9, atol=1e-14)
+        weights[name] = min(1.0, max(0.0, 1.0 - own / error))
+        assert view.weights[name] == pytest.approx(weights[name], abs=1e-12)
+        total += weights[name] * values
+        # the same error as the view of the other records knows it
+        ratio = model_errors(head).square().sum() / model_errors(head, outputs).square().sum()
+        assert weights[name] == pytest.approx(max(0.0, 1.0 - float(ratio)), abs=1e-9)
+    assert 0 < weights["far"] < 1
+    np.testing.assert_allclose(view.mean_loss, total / sum(weights.values()), rtol=1e-9, atol=1e-14)
+    assert view.report == {"relatives": {name: round(weight, 6) for name, weight in weights.items()}}
+
+
+@pytest.mark.parametrize("kind", ["classes", "squared_many", "multi_label"])
+def test_a_person_has_the_sum_over_their_records(kind):
+    head = with_variants(kind, groups=PEOPLE)
+    records, people = RelativesView(head), RelativesView(head, "person")
+    for row, name in enumerate(np.unique(PEOPLE)):
+        own = np.flatnonzero(name == PEOPLE)
+        assert people.mean_loss[row] == pytest.approx(records.mean_loss[own].sum())
+        assert people.losses["far"][row] == pytest.approx(records.losses["far"][own].sum())
+    assert people.weights == records.weights
+
+
+@given(st.sampled_from(sorted(KINDS)), st.integers(2, 30), st.randoms())
+def test_order_and_number_of_records_change_nothing(kind, n, random):
+    arrays = made_arrays(kind, n=max(n, 27))
+    variant = arrays["outputs"] * 2.0 - 1.0
+    order = list(range(len(variant)))
+    random.shuffle(order)
+    view = RelativesView(Head(**arrays, relatives=variant))
+    rows = {name: arrays[name][order] for name in ("features", "outputs", "targets")}
+    again = RelativesView(Head(**arrays | rows, relatives=variant[order]))
+    assert again.weights == pytest.approx(view.weights, abs=1e-12)
+    np.testing.assert_allclose(again.mean_loss, view.mean_loss[order], rtol=1e-12)
+
+
+def test_a_variant_that_is_the_record_counts_nothing_and_its_loss_is_the_loss():
+    head = made_head("classes")
+    head = replace(head, relatives={"same": head.outputs, "better": 3.0 * head.outputs})
+    view = RelativesView(head)
+    assert view.weights["same"] == 0.0
+    np.testing.assert_allclose(view.losses["same"], audit(head)["loss"])
+    assert RelativesView(replace(head, relatives=head.outputs)).mean_loss == pytest.approx(view.losses["same"])
+
+
+def test_variants_without_any_error_count_nothing():
+    values = np.arange(12.0)[:, None]
+    view = RelativesView(Head(values, values, values, "squared", relatives=values))
+    assert view.weights == {"relatives": 0.0}
+    assert not view.mean_loss.any()
+
+
+def trained_on(images: torch.Tensor, labels: torch.Tensor, *, flips: bool) -> nn.Module:
+    """A small convolutional network that has learned its images by heart."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 64, 10))
+    for _ in range(100):
+        seen = torch.where(torch.rand(len(images), 1, 1, 1) < 0.5, images.flip(3), images) if flips else images
+        slopes = torch.autograd.grad(nn.functional.cross_entropy(model(seen), labels), list(model.parameters()))
+        with torch.no_grad():
+            for value, slope in zip(model.parameters(), slopes, strict=True):
+                value -= 0.3 * slope
+    return model
+
+
+@pytest.mark.parametrize(("flips", "low", "high"), [(False, 0.95, 1.0), (True, 0.0, 0.3)])
+def test_members_tell_whether_training_used_the_mirror(flips, low, high):
+    data = load_digits()
+    images, labels = torch.from_numpy(data.images[:300, None] / 16).float(), torch.from_numpy(data.target[:300])
+    model = trained_on(images, labels, flips=flips)
+    with torch.no_grad():
+        outputs, mirrored = model(images), model(images.flip(3))
+    head = Head(None, outputs, labels, "cross_entropy", relatives={"mirror": mirrored})
+    view = RelativesView(head)
+    assert low <= view.weights["mirror"] <= high
