@@ -126,7 +126,7 @@ def test_inputs_are_kept_as_they_were_given_unless_sparse_or_with_gaps(X, labels
     encode = make_column_transformer((OneHotEncoder(), ["town"]), remainder="passthrough")
     head = from_sklearn(make_pipeline(encode, last).fit(frame, labels), frame, labels)
     assert head.inputs is frame
-    assert repr(head).endswith("inputs=(2,))")
+    assert "inputs=(2,)" in repr(head)
     gaps = np.where(np.arange(ROWS)[:, None] == 4, np.nan, X)
     head = from_sklearn(make_pipeline(SimpleImputer(), last).fit(gaps, labels), gaps, labels)
     assert (head.inputs, head.n) == (None, ROWS)

@@ -72,6 +72,7 @@ def source_from(options: Options, say: Say, processes: Processes = ALONE) -> tup
     if source != "features" and "data" not in options:
         raise fail("data", f"--data module:function beside --{source}", "none", "name your data set")
     depth, deeper = _depth_audit(options, processes), None
+    names = {name: names_in(options[name], name) for name in ("groups", "ids") if name in options}
     if source == "model":
         head, deeper = _from_model(options, say, processes, depth)
     elif source == "features":
@@ -80,8 +81,7 @@ def source_from(options: Options, say: Say, processes: Processes = ALONE) -> tup
             say(f"note: {note}")
     else:
         estimator = load_estimator(options["estimator"], allow_pickle=bool(options.get("allow_pickle")))
-        head = from_sklearn(estimator, *_inputs_and_targets(options, say, "estimator"))
-    names = {name: names_in(options[name], name) for name in ("groups", "ids") if name in options}
+        return from_sklearn(estimator, *_inputs_and_targets(options, say, "estimator"), **names), None
     return head.named(**names), deeper
 
 

@@ -21,6 +21,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from giveaway.checks import ROWS_PER_CHECK, as_tensor, check_shape, fail
 from giveaway.extract.arrays import linear_outputs
+from giveaway.extract.bags import out_of_bag
 from giveaway.extract.user_files import TRUST, first_line, needs_pickle, reading
 from giveaway.records.head import Head
 
@@ -47,9 +48,11 @@ def from_sklearn(
 
     Any other classifier with predict_proba and any other regressor (boosted trees, forests, nearest neighbours) gives a
     black box: outputs are logarithms of its probabilities, or its values. `X` is kept as the head's inputs, unless it
-    is sparse or holds numbers that are not finite.
+    is sparse or holds numbers that are not finite. A random forest, extra trees with bootstrap and bagging also tell,
+    as `out_of_bag`, what those of their estimators say of a record that never saw it, or with groups its person.
 
-    `X`, `y` and `sample_weight` are what the estimator was fitted with, in any fixed order; `l2` follows from the
+    `X`, `y` and `sample_weight` are what the estimator was fitted with, in any fixed order (a bag: in the order of the
+    fit, since it knows by row numbers what each estimator saw; another order is refused); `l2` follows from the
     estimator: 2·alpha for Ridge and RidgeClassifier, 1/C for LogisticRegression, alpha (2·alpha for regression) for
     an MLP, times records over batch size unless solver="lbfgs". Only liblinear penalizes the intercept.
     Class weights become sample weights. A sparse X is made dense where that takes at most 1 GiB, else refused.
@@ -70,7 +73,8 @@ def from_sklearn(
         estimator = estimator.steps[-1][1]
     fields_of = FIELDS.get(type(estimator))
     if fields_of is None and _is_black_box(estimator):
-        return Head(None, sample_weight=sample_weight, **names, **_black_box(estimator, X, y))  # type: ignore[arg-type]
+        fields = _black_box(estimator, X, y, sample_weight, groups)
+        return Head(None, sample_weight=sample_weight, **names, **fields)  # type: ignore[arg-type]
     if fields_of is None:
         expected = "one of " + ", ".join(kind.__name__ for kind in FIELDS) + ", or a Pipeline ending in one"
         remedy = "for another model build Head (a black box: features=None)"
@@ -118,8 +122,8 @@ def _is_black_box(estimator: Any) -> bool:
     return (predicts or mark == "regressor") and not any(hasattr(estimator, x) for x in ("coef_", "best_estimator_"))
 
 
-def _black_box(estimator: Any, X: Any, y: Any) -> dict[str, Any]:
-    """Return the logarithms of the probabilities with class indices, or the values with squared loss."""
+def _black_box(estimator: Any, X: Any, y: Any, sample_weight: Any, groups: Any) -> dict[str, Any]:
+    """Return logarithms of probabilities with class indices, or values with squared loss; of a bag out-of-bag too."""
     probable = hasattr(estimator, "predict_proba")
     with _refusals(estimator):
         outputs = np.asarray(estimator.predict_proba(X) if probable else estimator.predict(X))
@@ -128,15 +132,18 @@ def _black_box(estimator: Any, X: Any, y: Any) -> dict[str, Any]:
     if getattr(estimator, "validation_fraction", None) and stopping:
         got = "early stopping on a validation set, which kept some of these records out of training"
         raise fail("estimator", "a fit on every record", got, "fit without early stopping")
+    told = {"sample_weight": sample_weight, "groups": groups}
     if not probable:
-        return {"outputs": outputs, "targets": _checked_targets(y, len(outputs)), "loss": "squared"}
+        values = {"outputs": outputs, "targets": _checked_targets(y, len(outputs))}
+        return {**values, "loss": "squared", "out_of_bag": out_of_bag(estimator, X, outputs, **told)}
     classes: Any = getattr(estimator, "classes_", None)
     if outputs.ndim != 2 or np.ndim(classes) != 1:
         got, remedy = f"{type(estimator).__name__} with another kind of outputs", "audit one label at a time"
         raise fail("estimator", "a classifier of one label a record", got, remedy)
-    logits = np.log(np.clip(outputs, LEAST_PROBABILITY, None))
     targets = _class_indices(_checked_targets(y, len(outputs)), np.asarray(classes))
-    return {"outputs": logits, "targets": targets, "loss": "cross_entropy"}
+    said = {"outputs": outputs, "out_of_bag": out_of_bag(estimator, X, outputs, **told)}
+    logits = {k: None if p is None else np.log(np.clip(p, LEAST_PROBABILITY, None)) for k, p in said.items()}
+    return {"targets": targets, "loss": "cross_entropy", **logits}
 
 
 def _checked_inputs(estimator: Any, X: Any, y: Any) -> tuple[Any, np.ndarray]:

@@ -1,0 +1,255 @@
+"""What the views of tree models find of LiRA's truth: trees that never saw the record, and stages of boosted trees.
+
+Truth of our own: for every set and kind of model 64 shadow models on random halves and 4 targets on other halves. A
+forest has 100 trees, and its φ comes from (100 p + ½)/101, finite where all trees agree; XGBoost has 100 rounds with
+its defaults, and its φ comes from its margins; values have their squared error. `letters` is made, not measured: 26
+overlapping classes in 16 columns. Per score: mean over targets, and its standard error, of the recall of the true top
+1 % (by effect size) in the kept top 5 %, of the top 5 % in the top 5 %, and Spearman's correlation.
+
+    python -m benchmarks.views_trees --data DIR --truth DIR [--sets adult_forest ...] [--out FILE.json]
+
+What was made lies in --truth and is used again.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.special import logsumexp
+from sklearn.datasets import load_digits, make_classification
+from sklearn.decomposition import TruncatedSVD
+from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
+from sklearn.feature_extraction.text import TfidfVectorizer
+
+import giveaway as ga
+from benchmarks import data as sets
+from benchmarks.fused_own_truth import FIRST_TARGET, RECORDS, Data, sentences
+from benchmarks.fused_truth import figures
+from benchmarks.measuring import read_options, write_parts
+from giveaway.attacks.recipes import signals_of
+from giveaway.attacks.shadow_store import balanced_membership, model_seed
+from giveaway.extract.bags import out_of_bag
+from giveaway.records import Signals
+from giveaway.scores.formulas import normal_scores
+
+MODELS, TARGETS, TREES, ROUNDS = 64, 4, 100, 100
+LEAST = 1e-12  # a probability, in a loss
+
+
+def digits(folder: Path) -> Data:
+    data = load_digits()
+    return data.data, data.target, 10
+
+
+def letters(folder: Path) -> Data:
+    shape = {"n_features": 16, "n_informative": 12, "n_redundant": 4, "n_classes": 26, "n_clusters_per_class": 1}
+    x, y = make_classification(6_000, **shape, class_sep=1.5, flip_y=0.02, random_state=0)
+    return x, y, 26
+
+
+def adult(folder: Path) -> Data:
+    """Numbers as they are, categories by their places in the alphabet."""
+    columns, y = sets.adult(folder)
+    columns = columns[:RECORDS]
+    numbers = [
+        column.astype(np.float64) if place in sets.ADULT_NUMBERS else np.unique(column, return_inverse=True)[1]
+        for place, column in enumerate(columns.T)
+    ]
+    return np.column_stack(numbers), y[:RECORDS], 2
+
+
+def housing(folder: Path) -> Data:
+    x, y = sets.housing(folder)
+    rows = np.random.default_rng(0).permutation(len(x))[:RECORDS]  # neighbours follow each other in the file
+    return x[rows], y[rows], 1
+
+
+def housing_classes(folder: Path) -> Data:
+    x, y, _ = housing(folder)
+    return x, np.digitize(y, np.quantile(y, [0.25, 0.5, 0.75])), 4
+
+
+def sst2(folder: Path) -> Data:
+    texts, y = sentences(folder)
+    texts, y = texts[:6_000], y[:6_000]
+    counts = TfidfVectorizer(sublinear_tf=True, min_df=2).fit_transform(texts)
+    return TruncatedSVD(100, random_state=0).fit_transform(counts), y, 2
+
+
+LOADED: dict[str, Callable[[Path], Data]] = {
+    "digits": digits,
+    "letters": letters,
+    "sst2": sst2,
+    "adult": adult,
+    "housing_classes": housing_classes,
+    "housing": housing,
+}
+SETS = [f"{name}_{kind}" for kind in ("forest", "xgboost") for name in LOADED]
+
+
+def fitted(kind: str, x: np.ndarray, y: np.ndarray, m: int, seed: int) -> Any:
+    if kind == "forest":
+        return (RandomForestRegressor if m == 1 else RandomForestClassifier)(TREES, random_state=seed).fit(x, y)
+    from xgboost import XGBClassifier, XGBRegressor
+
+    return (XGBRegressor if m == 1 else XGBClassifier)(n_estimators=ROUNDS, random_state=seed, n_jobs=1).fit(x, y)
+
+
+def said(model: Any, x: np.ndarray, m: int) -> np.ndarray:
+    """Values, probabilities of a forest, or the margins of boosted trees, (n, m)."""
+    if m == 1:
+        return model.predict(x).reshape(-1, 1).astype(np.float64)
+    if hasattr(model, "estimators_samples_"):
+        return model.predict_proba(x)
+    return in_two_columns(model.predict(x, output_margin=True))
+
+
+def in_two_columns(margins: np.ndarray) -> np.ndarray:
+    margins = margins.astype(np.float64)
+    return np.column_stack([np.zeros(len(margins)), margins]) if margins.ndim == 1 else margins
+
+
+def smoothed(p: np.ndarray, trees: Any = TREES) -> np.ndarray:
+    """Logarithms of probabilities, each half a tree away from 0 and 1."""
+    return np.log((p * trees + 0.5) / (trees + 1))
+
+
+def phi_of(kind: str, outputs: np.ndarray, y: np.ndarray, m: int) -> np.ndarray:
+    if m == 1:
+        return (outputs[:, 0] - y) ** 2
+    if kind == "xgboost":
+        return signals_of(outputs, y, "phi")
+    own = outputs[np.arange(len(y)), y]
+    return smoothed(own) - smoothed(1 - own)
+
+
+def make(name: str, folder: Path) -> dict[str, np.ndarray]:
+    """Train the shadow models and the targets; keep φ of the first, and all that the scores need of the others."""
+    which, kind = name.rsplit("_", 1)
+    x, y, m = LOADED[which](folder)
+    n = len(x)
+    members = balanced_membership(MODELS, n, seed=0)
+    phi = np.empty((MODELS, n), dtype=np.float32)
+    for row, own in enumerate(members):
+        model = fitted(kind, x[own], y[own], m, model_seed(row, seed=0) % 2**31)
+        phi[row] = phi_of(kind, said(model, x, m), y, m)
+    made = {"x": x, "y": y, "phi": phi, "members": np.packbits(members, axis=1)}
+    for target, own in enumerate(balanced_membership(TARGETS, n, seed=0, first=FIRST_TARGET)):
+        rows = np.flatnonzero(own)
+        model = fitted(kind, x[rows], y[rows], m, model_seed(FIRST_TARGET + target, seed=0) % 2**31)
+        outputs = said(model, x[rows], m)
+        made |= {f"index_{target}": rows, f"outputs_{target}": outputs}
+        if kind == "forest":
+            made[f"out_of_bag_{target}"] = out_of_bag(model, x[rows], outputs if m > 1 else outputs[:, 0])
+        else:
+            staged = [losses(said_after(model, x[rows], m, stage), y[rows], m) for stage in range(1, ROUNDS + 1)]
+            made[f"staged_{target}"] = np.stack(staged).astype(np.float32)
+    return made
+
+
+def said_after(model: Any, x: np.ndarray, m: int, rounds: int) -> np.ndarray:
+    """What the first rounds of a boosted model say: values, or margins."""
+    outputs = model.predict(x, iteration_range=(0, rounds), output_margin=m > 1)
+    return outputs.reshape(-1, 1) if m == 1 else in_two_columns(outputs)
+
+
+def losses(outputs: np.ndarray, y: np.ndarray, m: int) -> np.ndarray:
+    """Squared error of values, or cross-entropy of logarithms of probabilities or margins."""
+    if m == 1:
+        return (outputs.reshape(-1) - y) ** 2
+    return logsumexp(outputs, axis=1) - outputs[np.arange(len(y)), y]
+
+
+def records_of(name: str, folder: Path, x: np.ndarray) -> Any:
+    """The records as a user has them: strings, a table with its words, or numbers."""
+    if name.startswith("adult"):
+        return sets.adult(folder)[0][:RECORDS]
+    if name.startswith("sst2"):
+        return np.array(sentences(folder)[0][: len(x)], dtype=object)
+    return x
+
+
+def scores_of_target(name: str, held: dict[str, np.ndarray], inputs: Any, target: int) -> dict[str, np.ndarray]:
+    """Every column that is compared, high = more exposed."""
+    rows, outputs = held[f"index_{target}"], held[f"outputs_{target}"]
+    y, m, forest = held["y"][rows], outputs.shape[1], name.endswith("forest")
+    logits = np.log(np.clip(outputs, LEAST, None)) if forest and m > 1 else outputs
+    own = inputs[rows]
+    head = ga.Head(
+        None,
+        logits,
+        y if m > 1 else y.astype(np.float64),
+        "cross_entropy" if m > 1 else "squared",
+        inputs=own.tolist() if own.dtype == object else own,
+    )
+    table = ga.audit(head, scores=["loss", "left_out", "fused"])
+    columns = {score: table[score] for score in ("loss", "left_out", "fused")}
+    if not forest:
+        staged = held[f"staged_{target}"].astype(np.float64)
+        low, high = np.quantile(staged, [0.25, 0.75], axis=0)
+        columns |= {"trace": np.sqrt(staged).mean(0), "mean of the staged losses": staged.mean(0), "lt_iqr": high - low}
+        return columns | joined(columns, "trace")
+    bag = held[f"out_of_bag_{target}"]
+    said_without = bag if m == 1 else np.log(np.clip(bag, LEAST, None))
+    columns["out_of_bag"] = losses(said_without, y, m)
+    columns["out_of_bag − loss"] = columns["out_of_bag"] - losses(logits, y, m)
+    if m > 1:
+        own = np.arange(len(y)), y
+        columns["probability, in − out"] = outputs[own] - bag[own]
+        left = 0.37 * TREES
+        without = smoothed(bag[own], left) - smoothed(1 - bag[own], left)
+        columns["φ, in − out"] = phi_of("forest", outputs, y, m) - without
+    return columns | joined(columns, "out_of_bag")
+
+
+def joined(columns: dict[str, np.ndarray], first: str) -> dict[str, np.ndarray]:
+    """The view of the model's own kind with others, by normal scores."""
+    z = {score: normal_scores(values) for score, values in columns.items()}
+    made = {f"{first} + ¼ left_out": z[first] + z["left_out"] / 4, f"{first} + left_out": z[first] + z["left_out"]}
+    return made | {f"{first} + loss": z[first] + z["loss"], f"{first} + fused": z[first] + z["fused"]}
+
+
+def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    file = options.truth / f"{name}.npz"
+    if not file.exists():
+        options.truth.mkdir(parents=True, exist_ok=True)
+        np.savez_compressed(file, **make(name, options.data))
+    held = dict(zip(np.load(file).files, sets.arrays(file), strict=True))
+    n, m = held["phi"].shape[1], held["outputs_0"].shape[1]
+    members = np.unpackbits(held["members"], axis=1)[:, :n].astype(bool)
+    signals = Signals(held["phi"], members, kind="squared_error" if m == 1 else "phi")
+    effect = ga.evaluation.effect_sizes(signals).effect_size
+    inputs = records_of(name, options.data, held["x"])
+    found: dict[str, list[list[float]]] = {}
+    for target in range(TARGETS):
+        truth = effect[held[f"index_{target}"]]
+        for score, values in scores_of_target(name, held, inputs, target).items():
+            found.setdefault(score, []).append(figures(values, truth))
+    halves = [ga.evaluation.effect_sizes(signals.of_models(np.arange(MODELS) // 2 % 2 == side)) for side in (0, 1)]
+    agreed = figures(*(half.effect_size for half in halves))
+    return {
+        "records": n,
+        "models": MODELS,
+        "targets": TARGETS,
+        "largest, median effect size": [round(float(v), 3) for v in (effect.max(), np.median(effect))],
+        "one half of the models by the other": [round(v, 4) for v in agreed],
+        "mean, standard error": {
+            score: np.stack([np.mean(v, axis=0), np.std(v, axis=0, ddof=1) / TARGETS**0.5]).round(4).tolist()
+            for score, v in found.items()
+        },
+    }
+
+
+def main() -> None:
+    needs = {"truth": Path, "data": Path}
+    options = read_options(__doc__, "views_trees.json", needs=tuple(needs), **needs, sets=SETS)
+    write_parts(options.out, options.sets, partial(measure, options=options), "scikit-learn", "xgboost")
+
+
+if __name__ == "__main__":
+    main()
