@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import glob
 import json
 import os
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,12 +18,16 @@ from torch.utils.data import Dataset
 
 from giveaway.checks import as_tensor, check_names, check_whole, fail
 from giveaway.storage.arrays import array_digest
+from giveaway.storage.files import differences, write_atomically
 
 HEADER_BYTES = 4096
 FORMAT = "giveaway loss trace"
 LARGEST = float(np.finfo(np.float16).max)
 MOST_PENDING = 2**22  # rows on the device before their losses are moved to the CPU
-CRITERIA = (nn.CrossEntropyLoss, nn.NLLLoss, nn.BCEWithLogitsLoss, nn.BCELoss, nn.MSELoss, nn.L1Loss, nn.HuberLoss)
+ROUNDING = 1e-3  # how far below 0 the rounding of half precision may bring a loss
+OF_CLASSES = (nn.CrossEntropyLoss, nn.NLLLoss)
+OF_VALUES = (nn.BCEWithLogitsLoss, nn.BCELoss, nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
+DIFFER = {name: f"{name} differ" for name in ("ids", "targets")}
 
 
 class LossTrace:
@@ -34,13 +40,17 @@ class LossTrace:
     Parameters
     ----------
     records : how many records are trained on, or the file of a trace to read.
-    targets, ids : (n,), in the order of the records; one of them, so that an audit can tell whose losses these are.
-    resume : how many epochs training had finished when it was interrupted. The file keeps those and drops what came
-        after; without it, a file that exists already is refused.
+    targets, ids : in the order of the records; give one of them, so that an audit can tell whose losses these are.
+        Without, the trace carries no identity.
+    losses_per_epoch : after how many losses an epoch ends by itself; one a record by default. Give twice the number of
+        records where each comes up in two views.
+    resume : `trace.epochs` as it was when the checkpoint was saved from which training goes on. The file keeps those
+        epochs and drops what came after; without it, a file that exists already is refused.
+    made_of : what else must be the same when the recording goes on, by name.
 
-    An epoch ends with `end_epoch()`, or by itself once as many losses were added as there are records. A record that
-    comes up more than once in an epoch has the mean of its losses; one that does not come up, or whose loss was not
-    finite, has NaN there. Losses are kept in float16, at most 65504.
+    An epoch ends with `end_epoch()`, or by itself as `losses_per_epoch` says. A record that comes up more than once in
+    an epoch has the mean of its losses; one that does not come up, or whose loss was not finite, has NaN there. Losses
+    are kept in float16, at most 65504.
 
     Examples
     --------
@@ -60,12 +70,15 @@ class LossTrace:
         *,
         targets: Any = None,
         ids: Any = None,
+        losses_per_epoch: int | None = None,
         resume: int | None = None,
+        made_of: Mapping[str, Any] | None = None,
     ) -> None:
         self._rows: list[torch.Tensor] = []
         self._values: list[torch.Tensor] = []
         self._pending = self._added = 0
         self._file: BinaryIO | None = None
+        self._plain: tuple[Any, Any] = (None, None)
         if isinstance(records, str | os.PathLike):
             self._read(Path(records))
             return
@@ -74,10 +87,16 @@ class LossTrace:
         self._epochs: Sequence[np.ndarray] = []
         self._sums, self._counts = np.zeros(self.records), np.zeros(self.records)
         rank, self._world = _process()
+        self._header = {"format": FORMAT, "records": self.records, "processes": self._world, "identity": self.identity}
+        self._header |= {"made_of": dict(made_of or {})}
+        epoch = check_whole("losses_per_epoch", self.records if losses_per_epoch is None else losses_per_epoch)
+        self._losses_per_epoch = -(-epoch // self._world)
         if path is not None:
-            self._open(Path(path), rank, resume)
+            self._open(Path(path), rank, None if resume is None else check_whole("resume", resume, 0))
         elif self._world > 1:
             raise fail("path", "a file, where several processes train", "none", 'give one, as in "run/losses.trace"')
+        elif resume is not None:
+            raise fail("path", "a file beside resume", "none", "give the file that the trace was begun in")
 
     @classmethod
     def from_losses(cls, losses: Any, *, targets: Any = None, ids: Any = None) -> LossTrace:
@@ -86,23 +105,19 @@ class LossTrace:
         if held.ndim != 2 or 0 in held.shape or held.dtype.kind != "f":
             got = f"{held.dtype} of shape {held.shape}"
             raise fail("losses", "floating-point numbers (epochs, records)", got, "give one row an epoch")
-        if bool((held < 0).any()):
-            raise fail(
-                "losses", "losses of at least 0", f"{held[held < 0][0]:g}", "give the losses, not log-likelihoods"
-            )
         trace = cls(held.shape[1], targets=targets, ids=ids)
-        trace._epochs = _as_stored(held)
+        trace._epochs = _as_stored(np.where(np.isposinf(held), np.nan, held))
         return trace
 
     def add(self, rows: Any, losses: Any) -> None:
         """Record the losses (b,) of the records with these row numbers (b,), as training just computed them.
 
-        Nothing waits for the GPU: losses stay on their device until the epoch ends.
+        Nothing waits for the GPU: losses stay on their device until the epoch ends. A captured CUDA graph would
+        replay it without this; call it after the replay.
         """
         if self._file is None and not isinstance(self._epochs, list):
-            raise fail(
-                "trace", "one that is being recorded", "one that was read", "begin it with the number of records"
-            )
+            got, remedy = "one that was read", "begin it with the number of records"
+            raise fail("trace", "one that is being recorded", got, remedy)
         which, values = as_tensor("rows", rows), as_tensor("losses", losses)
         if which.ndim != 1 or which.dtype not in (torch.int64, torch.int32):
             got = f"{str(which.dtype).removeprefix('torch.')} of shape {tuple(which.shape)}"
@@ -110,11 +125,11 @@ class LossTrace:
         if values.shape != which.shape:
             remedy = 'compute them with reduction="none", one number a record, or use trace.loss'
             raise fail("losses", f"{len(which)} losses, one a row", f"shape {tuple(values.shape)}", remedy)
-        self._rows.append(which.clone() if isinstance(rows, torch.Tensor) else which)
-        self._values.append(values.float() if values.dtype != torch.float32 else values.clone())
+        self._rows.append(which.clone())
+        self._values.append(values.to(torch.float32, copy=True))
         self._pending += len(which)
         self._added += len(which)
-        if self._added >= -(-self.records // self._world):
+        if self._added >= self._losses_per_epoch:
             self.end_epoch()
         elif self._pending >= MOST_PENDING:
             self._settle()
@@ -129,18 +144,18 @@ class LossTrace:
         """Return `criterion(outputs, targets)`, the loss to train with, and record each record's own.
 
         `criterion` is one of torch's losses, or a function that returns one loss a record; their mean is returned then.
+        Of torch's losses, what is recorded leaves out class weights and label smoothing, which say how training counts
+        a record, not what the model says of it, and what `ignore_index` leaves out.
         """
-        if not isinstance(criterion, CRITERIA):
+        if type(criterion) not in OF_CLASSES + OF_VALUES:
             each = criterion(outputs, targets)
             self.add(rows, each)
             return each.mean()
-        unreduced = copy.copy(criterion)
-        unreduced.reduction = "none"
-        each = unreduced(outputs, targets)
-        self.add(rows, each.flatten(1).mean(1) if each.ndim > 1 else each)
-        if isinstance(criterion, nn.CrossEntropyLoss | nn.NLLLoss):
-            return criterion(outputs, targets)  # its mean may weigh classes and leave records out
-        return {"mean": each.mean, "sum": each.sum, "none": lambda: each}[criterion.reduction]()
+        if self._plain[0] is not criterion:
+            self._plain = (criterion, _plain(criterion))
+        with torch.no_grad():
+            self.add(rows, _own_losses(self._plain[1], outputs, targets))
+        return criterion(outputs, targets)  # once more: training is the same to the last bit
 
     def end_epoch(self) -> None:
         """Write down every record's mean loss in the epoch that ends here; do nothing where no loss was added to it."""
@@ -163,12 +178,17 @@ class LossTrace:
         """The losses (epochs, records) in float16, NaN where a record did not come up; a memory map of a file."""
         if self._file is not None:
             return _rows_of(self._path, self.records)
-        return np.asarray(self._epochs).reshape(-1, self.records)
+        return np.asarray(self._epochs, np.float16).reshape(-1, self.records)
 
     @property
     def epochs(self) -> int:
         """The number of epochs that have ended."""
-        return len(self.losses)
+        return len(self._epochs if self._file is None else self.losses)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the epochs that have ended to a file that `LossTrace(path)` and `giveaway audit --trace` read."""
+        header = _header_bytes(self._header | {"processes": 1})
+        write_atomically(path, lambda stream: stream.writelines((header, np.ascontiguousarray(self.losses).data)))
 
     def __len__(self) -> int:
         return self.records
@@ -178,67 +198,67 @@ class LossTrace:
 
     def _settle(self) -> None:
         """Add what is pending to the sums of the epoch: the only wait for the device."""
-        rows, losses = (torch.cat([part.cpu() for part in parts]).numpy() for parts in (self._rows, self._values))
+        rows, losses = _joined(self._rows), _joined(self._values)
         self._rows, self._values, self._pending = [], [], 0
         if rows.min() < 0 or rows.max() >= self.records:
             wrong = int(rows[(rows < 0) | (rows >= self.records)][0])
-            raise fail(
-                "rows", f"row numbers from 0 to {self.records - 1}", str(wrong), "begin the trace with all records"
-            )
-        if (losses < 0).any():
-            raise fail("losses", "losses of at least 0", f"{losses.min():g}", "give the losses, not log-likelihoods")
+            expected, remedy = f"row numbers from 0 to {self.records - 1}", "begin the trace with all records"
+            raise fail("rows", expected, str(wrong), remedy)
         usable = np.isfinite(losses)
-        self._sums += np.bincount(rows[usable], losses[usable], self.records)
+        self._sums += np.bincount(rows[usable], _not_negative(losses[usable]), self.records)
         self._counts += np.bincount(rows[usable], minlength=self.records)
 
     def _open(self, path: Path, rank: int, resume: int | None) -> None:
         """Begin the file, or go on with it after `resume` epochs."""
         import fcntl  # not every system has it, and a trace in memory goes without
 
-        self._path = path if self._world == 1 else _rank_file(path, rank)
-        header = {"format": FORMAT, "records": self.records, "processes": self._world, "identity": self.identity}
-        if resume is None and self._path.exists():
+        self._path = path if self._world == 1 else path.with_name(f"{path.name}.{rank}-of-{self._world}")
+        exists = self._path.exists()
+        if exists and resume is None:
             remedy = "choose another, or give resume=EPOCHS to go on after so many finished epochs"
             raise fail("path", "a new file", f"{self._path}, which exists", remedy)
+        if resume and not exists:
+            got = f"{self._path}, which does not exist"
+            raise fail("path", "the trace that this training began", got, "check the path, or begin again")
         self._path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         self._file = os.fdopen(handle, "r+b")
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise fail(
-                "path", "a file of its own", f"{self._path}, in use by another run", "wait for that run"
-            ) from error
+            got = f"{self._path}, in use by another run"
+            raise fail("path", "a file of its own", got, "wait for that run") from error
+        _close_in_children(self._file)
+        if exists and (resume or self._path.stat().st_size):
+            stored = json.loads(json.dumps(self._header))
+            if different := differences(_header(self._path), stored, DIFFER):
+                raise fail("path", "the trace that this training began", "; ".join(different), "choose another file")
         if resume:
-            stored = _header(self._path)
-            if stored != header:
-                different = next(name for name in header if stored.get(name) != header[name])
-                remedy = "give the trace that this training began"
-                raise fail("path", f"the same {different} as before", f"{self._path} of another training", remedy)
             if self.epochs < resume:
                 got, remedy = f"{self.epochs} in {self._path}", "go on from an earlier checkpoint"
                 raise fail("resume", f"at most the epochs of the trace, or {resume} of them there", got, remedy)
             self._file.truncate(HEADER_BYTES + 2 * self.records * resume)
         else:
             self._file.truncate(0)
-            self._file.write(json.dumps(header).encode().ljust(HEADER_BYTES - 1) + b"\n")
+            self._file.write(_header_bytes(self._header))
             self._file.flush()
 
     def _read(self, path: Path) -> None:
         parts = [path]
         if not path.exists():
-            parts = sorted(path.parent.glob(f"{path.name}.*-of-*"))
+            parts = sorted(path.parent.glob(f"{glob.escape(path.name)}.*-of-*"))
         if not parts:
             raise fail("trace", "the file of a trace", f"{path}, which does not exist", "check the path")
-        headers = [_header(part) for part in parts]
-        self.records, self.identity, self._world = headers[0]["records"], headers[0]["identity"], 1
-        if headers[0]["processes"] != len(parts) or headers.count(headers[0]) != len(parts):
-            expected = f"the files of all {headers[0]['processes']} processes of one training"
+        self._header, *others = (_header(part) for part in parts)
+        self.records, self.identity, self._world = self._header["records"], self._header["identity"], 1
+        if self._header["processes"] != len(parts) or any(other != self._header for other in others):
+            expected = f"the files of all {self._header['processes']} processes of one training"
             raise fail("trace", expected, f"{len(parts)} beside {path}", "copy all of them, of one run")
         each = [_rows_of(part, self.records) for part in parts]
         if len(each) > 1:
             last = min(map(len, each))
-            each = [np.stack([_mean([part[epoch] for part in each]) for epoch in range(last)])]
+            means = [_mean([part[epoch] for part in each]) for epoch in range(last)]
+            each = [np.asarray(means, np.float16).reshape(last, self.records)]
         self._epochs = each[0]
 
 
@@ -246,6 +266,9 @@ class Indexed(Dataset):
     """A data set whose items come with their row number; made by `indexed`."""
 
     def __init__(self, dataset: Any) -> None:
+        if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+            remedy = "give each item its place yourself, and hand it to trace.add"
+            raise fail("dataset", "one whose items have row numbers", f"a {type(dataset).__name__}", remedy)
         self.dataset = dataset
 
     def __len__(self) -> int:
@@ -254,6 +277,10 @@ class Indexed(Dataset):
     def __getitem__(self, row: int) -> Any:
         item = self.dataset[row]
         if isinstance(item, dict):
+            if "row" in item:
+                raise fail(
+                    "dataset", 'items without a "row" of their own', 'a dictionary with "row"', "rename that key"
+                )
             return {**item, "row": row}
         return (*item, row) if isinstance(item, tuple | list) else (item, row)
 
@@ -267,18 +294,51 @@ def indexed(dataset: Any) -> Indexed:
 
 
 def identity_of(records: int, *, targets: Any = None, ids: Any = None) -> dict[str, str]:
-    """Return digests by which the rows of a trace are told from others: of ids, of targets."""
+    """Return digests by which the rows of a trace are told from others: of ids, of targets.
+
+    The same names, or the same numbers up to single precision, have one digest, whatever holds them.
+    """
     digests = {}
     if ids is not None:
-        digests["ids"] = array_digest(check_names("ids", ids, records, unique=True).astype(str))
+        names = check_names("ids", ids, records, unique=True).astype(str)
+        digests["ids"] = array_digest(names.astype(f"<U{max(1, int(np.char.str_len(names).max()))}"))
     if targets is not None:
         held = as_tensor("targets", targets).cpu()
-        if len(held) != records:
-            raise fail(
-                "targets", f"{records} targets, one a record", str(len(held)), "give those of the training records"
-            )
-        digests["targets"] = array_digest(held.float() if held.is_floating_point() else held.long())
+        if held.ndim == 0 or len(held) != records:
+            got, remedy = f"shape {tuple(held.shape)}", "give those of the training records"
+            raise fail("targets", f"{records} targets, one a record", got, remedy)
+        digests["targets"] = array_digest(held.float().reshape(records, -1))
     return digests
+
+
+def _plain(criterion: Any) -> Any:
+    """Return one of torch's losses with one value a record or output, without weights and smoothing."""
+    plain = copy.copy(criterion)
+    plain._buffers = dict.fromkeys(criterion._buffers)
+    plain.reduction, plain.label_smoothing = "none", 0.0
+    return plain
+
+
+def _own_losses(plain: Any, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return the mean of each record's losses (b,) over its outputs or tokens, NaN where all of them are ignored."""
+    soft = targets.is_floating_point()
+    each = plain(outputs.float(), targets.float() if soft else targets)
+    if type(plain) in OF_CLASSES and not soft:
+        counted = targets != plain.ignore_index
+        return each / counted if each.ndim == 1 else each.flatten(1).sum(1) / counted.flatten(1).sum(1)
+    return each if each.ndim == 1 else each.flatten(1).mean(1)
+
+
+def _joined(parts: Sequence[torch.Tensor]) -> np.ndarray:
+    one = len({part.device for part in parts}) == 1  # then there is one copy to wait for
+    return torch.cat(list(parts) if one else [part.cpu() for part in parts]).cpu().numpy()
+
+
+def _not_negative(losses: np.ndarray) -> np.ndarray:
+    lowest = losses.min(initial=0.0, where=~np.isnan(losses))
+    if lowest < -ROUNDING:
+        raise fail("losses", "losses of at least 0", f"{lowest:g}", "give the losses, not log-likelihoods")
+    return np.maximum(losses, 0)
 
 
 def _process() -> tuple[int, int]:
@@ -286,8 +346,17 @@ def _process() -> tuple[int, int]:
     return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 
 
-def _rank_file(path: Path, rank: int) -> Path:
-    return path.with_name(f"{path.name}.{rank}-of-{_process()[1]}")
+def _close_in_children(file: BinaryIO) -> None:
+    """Let go of the file in forked processes: a loader's workers outlive a killed training, and would hold its lock."""
+    held = weakref.ref(file)
+    os.register_at_fork(after_in_child=lambda: None if (one := held()) is None else one.close())
+
+
+def _header_bytes(header: Mapping[str, Any]) -> bytes:
+    text = json.dumps(header).encode()
+    if len(text) >= HEADER_BYTES:
+        raise fail("made_of", f"less than {HEADER_BYTES} bytes", str(len(text)), "give digests")
+    return text.ljust(HEADER_BYTES - 1) + b"\n"
 
 
 def _header(path: Path) -> dict[str, Any]:
@@ -310,7 +379,7 @@ def _rows_of(path: Path, records: int) -> np.ndarray:
 
 
 def _as_stored(losses: np.ndarray) -> np.ndarray:
-    return np.minimum(losses, LARGEST).astype(np.float16)
+    return np.minimum(_not_negative(losses), LARGEST).astype(np.float16)
 
 
 def _mean(rows: Sequence[np.ndarray]) -> np.ndarray:
