@@ -1,0 +1,61 @@
+"""The view of the bag: what those trees (or other estimators) of a bagged model say of a record that never saw it.
+
+It needs `Head.out_of_bag`, which `from_sklearn` reads from forests and bagging without training anything, and returns
+the loss of that prediction. Nothing is estimated here: those trees are a smaller model of the same kind, trained
+without the record. Where every tree saw a record this view says nothing of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from giveaway.checks import ROWS_PER_CHECK
+from giveaway.curvature.losses import loss_of
+from giveaway.records import Head
+
+UNKNOWN = -1  # in place of a class, of a record that every tree saw
+
+
+class BagsView:
+    """Losses of a head's out-of-bag predictions, by record or by person in the order of np.unique(groups).
+
+    told : whether there is a prediction for the row: one for every record of a person.
+    losses : of the predictions, summed over a person's records. Where there is none it is the median of the others,
+        the middle of every ranking: this view then neither raises nor lowers the row.
+    """
+
+    def __init__(self, head: Head, unit: str = "record") -> None:
+        assert head.out_of_bag is not None
+        self._head, self._unit, loss = head, unit, loss_of(head)
+        parts = []
+        for part in head.slices(ROWS_PER_CHECK):
+            y = loss.targets(head.targets[part])
+            parts.append(loss.value(head.out_of_bag[part].to(y.device, torch.float64), y))
+        losses = torch.cat(parts).cpu().numpy()
+        if unit == "person":
+            losses = np.bincount(np.unique(head.groups, return_inverse=True)[1], losses)
+        self.told = ~np.isnan(losses)
+        self.losses = np.where(self.told, losses, np.median(losses[self.told]) if self.told.any() else 0.0)
+
+    def attributes(self) -> dict[str, np.ndarray]:
+        """Return what the trees that never saw a record say of it: its class, or its value; UNKNOWN or NaN where all
+        trees saw it. People, soft labels and several outputs at once have no such column."""
+        head = self._head
+        assert head.out_of_bag is not None
+        if self._unit == "person":
+            return {}
+        said = head.out_of_bag.cpu().numpy()
+        if head.loss == "cross_entropy" and head.targets.ndim == 1:
+            classes = said.argmax(1) if head.m > 1 else (said[:, 0] > 0).astype(np.int64)
+            return {"trees_say": np.where(self.told, classes, UNKNOWN)}
+        if head.loss == "squared" and head.m == 1:
+            return {"trees_say": said[:, 0].astype(np.float64)}
+        return {}
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """What goes into the metadata: rows of which no tree is left that never saw them."""
+        return {"without_out_of_bag": int((~self.told).sum())}
