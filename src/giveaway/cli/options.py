@@ -17,6 +17,8 @@ RARE: dict[str, tuple[type, str]] = {  # options without a flag of their own: wh
     "reduction": (str, "For a layer that sees tokens: mean, first or last."),
     "batch_size": (int, "How many records go through the model at a time."),
     "stream": (bool, "Run the model again in every pass and keep nothing."),
+    "relatives": (bool, "Whether the model is asked about mirrored and shifted images too; by default it is."),
+    "held_out": (str, "module:function, your data set of records that the model was not trained on."),
     "kernel": (str, "Add lood_kl and lood_mean, from a Gaussian process with this kernel: nngp, rbf, ..."),
     "noise": (float, "Add lood_kl and lood_mean, with this variance of the targets around the function."),
     "probes": (int, "How many probes a sketch of the head takes, 256 by default; its error is about √(2/probes)."),

@@ -41,11 +41,11 @@ WORDS = {str: "text", float: "a number", int: "a whole number", bool: "true or f
 OF_SKETCH = ("probes", "tolerance", "precision", "memory", "allow_unconverged", "seed", "errors")
 OF_DEPTH = ("damping", "depth_method", "depth_curvature", "depth_probes")
 OF_HEAD = ("loss", "l2", "penalize_intercept", "frozen")
-OF_TORCH = ("layer", "reduction", "batch_size", "cache")
+OF_TORCH = ("layer", "reduction", "batch_size", "cache", "relatives")
 TAKES = {  # the options of each source, besides those that all share
     "features": {*OF_HEAD},
     "estimator": {"data", "allow_pickle"},
-    "model": {"weights", "data", "allow_pickle", "stream", "depth", *OF_HEAD, *OF_TORCH, *OF_DEPTH},
+    "model": {"weights", "data", "allow_pickle", "stream", "held_out", "depth", *OF_HEAD, *OF_TORCH, *OF_DEPTH},
 }
 NOT_WITH_DEPTH = {  # options that scores through the network exclude, and why
     "stream": "which keeps no records",
@@ -142,6 +142,9 @@ def _from_model(
         model = model.to(device)
     data = call_factory("data", options["data"])
     taken = _given(options, (*OF_HEAD, *OF_TORCH)) | {"keep_inputs": False if "inputs" in options else None}
+    if "held_out" in options:
+        say(f"Running your code: {options['held_out']}")
+        taken["held_out"] = call_factory("held_out", options["held_out"])
     if processes.size > 1:
         return from_torch_shared(model, data, processes, **taken), None
     head = from_torch(model, data, stream=bool(options.get("stream")), **taken)

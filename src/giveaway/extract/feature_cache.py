@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -20,13 +20,14 @@ import torch
 from giveaway.checks import fail
 from giveaway.extract.torch_model import storable
 from giveaway.records.rows import check_same_kind
+from giveaway.records.witnesses import HELD_OUT, PREFIX
 from giveaway.storage.arrays import write_npy
 from giveaway.storage.files import LOCK, MarkedFolder, write_atomically
 from giveaway.version import VERSION
 
 KIND = "giveaway feature cache"
 ROWS = ("features", "outputs", "targets")
-FILES = tuple(f"{name}.npy" for name in (*ROWS, "ids", "weight", "bias"))
+FILES = tuple(f"{name}.npy" for name in (*ROWS, "ids", "weight", "bias", *HELD_OUT))
 PART = "part-"  # what folders of the processes that share a cache begin with
 
 
@@ -34,11 +35,13 @@ class FeatureCache(MarkedFolder):
     """A cache of one model's features."""
 
     marker, kind, argument, locks = "cache.json", "cache folder", "cache", True
-    names = "|".join(map(re.escape, FILES))
+    names = "|".join([*map(re.escape, FILES), rf"{PREFIX}\w+\.npy"])
     words: ClassVar[Mapping[str, str]] = {
         "model_sha256": "the model or its weights differ",
         "rows": "{old} records then, {new} now",
         "rows_sha256": "the records differ",
+        "held_out_sha256": "the records held out differ",
+        "relatives": "it has no outputs on variants ({new})",
     }
 
     @property
@@ -60,16 +63,20 @@ class FeatureCache(MarkedFolder):
             then = {**then, "layer": options.get("layer")}
         old = {name: stored.get(name) for name in names} | {"options": {name: then.get(name) for name in options}}
         new = {name: expected[name] for name in names} | {"options": options}
+        if "held_out_sha256" in expected:  # else it may hold more than is wanted
+            old["held_out_sha256"], new["held_out_sha256"] = stored.get("held_out_sha256"), expected["held_out_sha256"]
+        if lacking := [name for name in expected["relatives"] if name not in stored.get("relatives", ())]:
+            new["relatives"] = ", ".join(lacking)
         remedy = "choose another folder, or remove this one with giveaway purge"
         self.check(old, new, "features of the same model and data", remedy)
 
     @contextmanager
-    def writing(self) -> Iterator[dict[str, NpyWriter]]:
-        """Give writers of features, outputs and targets; remove what they wrote if the block fails."""
+    def writing(self) -> Iterator[Sinks]:
+        """Give writers of rows by the names of their arrays; remove what they wrote if the block fails."""
         files = dict.fromkeys((*FILES, LOCK, self.marker))
         self.write({"kind": KIND, "complete": False, "giveaway": VERSION, "files": files})
         self.clear(LOCK, self.marker)
-        writers = {name: NpyWriter(self.path / f"{name}.npy") for name in ROWS}
+        writers = Sinks(lambda name: NpyWriter(self.path / f"{name}.npy"))
         try:
             yield writers
             for writer in writers.values():
@@ -85,15 +92,17 @@ class FeatureCache(MarkedFolder):
         present = {name: np.asarray(value) for name, value in others.items() if value is not None}
         for name, array in present.items():
             write_atomically(self.path / f"{name}.npy", partial(np.save, arr=array, allow_pickle=False))
-        sizes = {f"{name}.npy": _size(self.path / f"{name}.npy") for name in (*ROWS, *present)}
+        sizes = {file.name: _size(file) for file in self.files() if file.suffix == ".npy"}
         self.write({"kind": KIND, "complete": True, "giveaway": VERSION, **facts, "files": sizes})
 
-    def arrays(self) -> tuple[np.ndarray, np.ndarray, torch.Tensor, np.ndarray | None]:
-        """Return features and outputs as memory maps, targets, and ids if the batches carried them."""
-        features, outputs = (np.load(self.path / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in ROWS[:2])
-        targets = torch.from_numpy(np.load(self.path / "targets.npy", allow_pickle=False))
-        ids = self.path / "ids.npy"
-        return features, outputs, targets, np.load(ids, allow_pickle=False) if ids.is_file() else None
+    def arrays(self) -> dict[str, Any]:
+        """Return the arrays by name: targets and ids, if the batches carried them, in memory, others as memory maps."""
+        arrays: dict[str, Any] = {"targets": torch.from_numpy(np.load(self.path / "targets.npy", allow_pickle=False))}
+        for file in self.files():
+            if file.suffix == ".npy" and file.stem not in arrays:
+                mode: Any = None if file.stem == "ids" else "r"
+                arrays[file.stem] = np.load(file, mmap_mode=mode, allow_pickle=False)
+        return arrays
 
 
 class SharedCache(MarkedFolder):
@@ -115,6 +124,18 @@ class SharedCache(MarkedFolder):
         removed = sum(part.remove() for part in self.parts())
         self.remove_if_empty()
         return removed
+
+
+class Sinks(dict[str, Any]):
+    """What blocks of rows go into, by the names of their arrays, each made when its first block comes."""
+
+    def __init__(self, make: Callable[[str], Any]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, name: str) -> Any:
+        self[name] = self._make(name)
+        return self[name]
 
 
 class NpyWriter:

@@ -191,6 +191,11 @@ class RowFingerprints:
         if len(changed):
             raise fail("data", SAME_CONTENTS, f"others in a later pass, the first in row {start + changed[0]}", STEADY)
 
+    def all_in(self, other: RowFingerprints) -> bool:
+        """Whether every row is, by inputs and target, a row of another pass."""
+        mine, theirs = np.concatenate(self._hashes), np.concatenate(other._hashes)
+        return bool(np.isin(mine[:, 0], theirs[:, 0]).all())
+
     def digest(self) -> str:
         """Return the SHA-256 of all rows; rows with ids count in the order of their ids."""
         rows, names = np.concatenate(self._hashes), self.ids

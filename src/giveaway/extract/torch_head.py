@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -17,8 +16,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Subset
 
-from giveaway.checks import InputError, check_choice, fail, nearest
-from giveaway.extract.feature_cache import ROWS, FeatureCache, SharedCache
+from giveaway.checks import InputError, fail
+from giveaway.extract.feature_cache import ROWS, FeatureCache, SharedCache, Sinks
+from giveaway.extract.head_layer import HeadLayer
 from giveaway.extract.model_records import InputCollector, places_of
 from giveaway.extract.reader import (
     ORDERED,
@@ -29,26 +29,14 @@ from giveaway.extract.reader import (
     as_loader,
     why_order_is_unknown,
 )
-from giveaway.extract.torch_model import (
-    LayerCall,
-    call_watched,
-    device_of,
-    model_digest,
-    storable,
-    untouched,
-    unwrapped,
-)
+from giveaway.extract.torch_model import model_digest, same_random_states, untouched, unwrapped
+from giveaway.extract.variants import Variants, mean_outputs
 from giveaway.linalg.processes import Processes
 from giveaway.records.examples import infer_loss
 from giveaway.records.head import Head
 from giveaway.records.rows import FileRows, Pair, Stream
+from giveaway.records.witnesses import HELD_OUT, PREFIX, witnesses_in
 from giveaway.storage.files import private_folder
-
-REDUCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "mean": lambda tokens: tokens.mean(dim=1),
-    "first": lambda tokens: tokens[:, 0],
-    "last": lambda tokens: tokens[:, -1],
-}
 
 
 def from_torch(
@@ -73,12 +61,14 @@ def from_torch(
     keep_inputs: bool | None = None,
     cache: str | os.PathLike[str] | None = None,
     stream: bool = False,
+    relatives: bool | Mapping[str, Callable[[Any], Any]] | None = None,
+    held_out: Any = None,
 ) -> Head:
     """Return the linear head of `model` with what it sees of each record in `data`, in the loader's order.
 
-    The model runs once over `data` in evaluation mode and is left exactly as it was. The data are read twice:
-    rows are records only if both passes agree, so shuffling, dropping and random augmentation are refused,
-    unless (for shuffling) the batches carry ids.
+    The model runs once over `data` in evaluation mode, and over `relatives` of it, and is left exactly as it was. The
+    data are read twice: rows are records only if both passes agree, so shuffling, dropping and random augmentation are
+    refused, unless (for shuffling) the batches carry ids.
 
     Parameters
     ----------
@@ -99,6 +89,13 @@ def from_torch(
     cache : a folder for features and outputs, which are then never held in memory as a whole. The model runs once; a
         later call with the same model and data reads the data to see that they are, and runs nothing.
     stream : keep nothing: the model runs again over `data` in each pass of an audit, which holds a window of rows.
+    relatives : what else the model is asked while it runs: variants of each record, for `head.relatives`. None asks for
+        the mirror image, and the image moved by 6 % of its sides to and fro, of records that are images (floats or
+        bytes (n, c, h, w) of 1 or 3 channels, 8 pixels or more a side), which takes three forward passes more; not
+        where `stream` is set, which True does. A dict from names to functions of a batch of inputs, which give as many
+        in the same order, makes variants of other records; False none.
+    held_out : a DataLoader or Dataset of records that the model was not trained on, for `head.held_out`. The model runs
+        over it once, and its batches are read as those of `data`.
 
     Examples
     --------
@@ -116,23 +113,28 @@ def from_torch(
     reader = RecordReader(data, batch_size, keys, ids_given=ids is not None)
     head_layer = HeadLayer(module, layer, reduction, device, autocast)
     collector = InputCollector(keep_inputs, reader.total)
+    variants = Variants(False if stream and relatives is None else relatives)
+    others = None if held_out is None else RecordsHeldOut(held_out, batch_size, keys)
     with untouched(module, reader.loader):
         if stream:
-            rows = _streamed(reader, head_layer, collector)
+            rows = _streamed(reader, head_layer, collector, variants)
         elif cache is not None:
             store = FeatureCache(cache)
             store.claim()
             with store.locked():
-                rows = _through_cache(reader, head_layer, collector, store)
+                rows = _through_cache(reader, head_layer, collector, variants, others, store)
         else:
-            buffers = {name: RowBuffer(name, reader.total) for name in ROWS}
-            _run(reader, head_layer, collector, buffers)
+            buffers = Sinks(lambda name: RowBuffer(name, reader.total))
+            _run(reader, head_layer, collector, variants, buffers)
             rows = {name: buffer.joined() for name, buffer in buffers.items()}
             rows |= {"ids": reader.fingerprints.ids, "inputs": collector.joined()}
+        if others is not None and cache is None:
+            rows |= others.rows(reader, head_layer)
         # Read inside: a parametrized weight (spectral norm) may change when it is read in training mode.
         weight, bias = head_layer.parameters()
     if rows["ids"] is None:
         rows["ids"] = ids
+    rows |= witnesses_in(rows)
     return Head(
         **rows,
         loss=infer_loss(rows["targets"], rows["outputs"]) if loss == "auto" else loss,
@@ -148,11 +150,19 @@ def from_torch(
 
 
 def from_torch_shared(
-    model: nn.Module, data: Any, processes: Processes, *, cache: str | None = None, batch_size: int = 256, **more: Any
+    model: nn.Module,
+    data: Any,
+    processes: Processes,
+    *,
+    cache: str | None = None,
+    batch_size: int = 256,
+    held_out: Any = None,
+    **more: Any,
 ) -> Head:
     """Run `from_torch` by all `processes`, each over its share of the records; return the head of all of them.
 
-    The shares meet in a feature cache that every process sees. The records themselves are not kept.
+    The shares meet in a feature cache that every process sees. The records themselves are not kept. The first process
+    runs the model over records held out.
     """
     if cache is None:
         expected = "a folder that all processes see, beside a model"
@@ -169,63 +179,123 @@ def from_torch_shared(
         collate_fn=loader.collate_fn,
     )
     more |= {"keep_inputs": False, "cache": shared.part(processes.rank, size).path}
-    head = from_torch(model, share, **more)
+    head = from_torch(model, share, held_out=held_out if processes.rank == 0 else None, **more)
     processes.barrier()
     parts = [shared.part(rank, size).arrays() for rank in range(size)]
-    ids = [names for *_, names in parts if names is not None]
+
+    def joined(name: str) -> FileRows:
+        return FileRows(name, [part[name] for part in parts])
+
+    ids = [part["ids"] for part in parts if "ids" in part]
     return replace(
         head,
-        features=FileRows("features", [features for features, *_ in parts]),
-        outputs=FileRows("outputs", [outputs for _, outputs, *_ in parts]),
-        targets=torch.cat([targets for _, _, targets, _ in parts]),
+        features=joined("features"),
+        outputs=joined("outputs"),
+        targets=torch.cat([part["targets"] for part in parts]),
         ids=np.concatenate(ids) if len(ids) == size else None,  # type: ignore[arg-type]
+        relatives={name: joined(PREFIX + name) for name in head.relatives or ()},
+        held_out=None if held_out is None else tuple(parts[0][name] for name in HELD_OUT),
     )
 
 
-def _run(reader: RecordReader, layer: HeadLayer, collector: InputCollector, sinks: Mapping[str, Any]) -> None:
+class RecordsHeldOut:
+    """Records that the model was not trained on; their order does not matter, so they are read once."""
+
+    def __init__(self, data: Any, batch_size: int, keys: BatchKeys) -> None:
+        try:
+            self._reader = RecordReader(data, batch_size, keys)
+        except InputError as error:
+            raise InputError(f"held_out {error}") from error
+
+    def rows(self, training: RecordReader, layer: HeadLayer | None) -> dict[str, torch.Tensor]:
+        """Run the model over them and return outputs and targets; without a layer only read them."""
+        sinks = Sinks(lambda name: RowBuffer(name, self._reader.total))
+        try:
+            with same_random_states(self._reader.loader):
+                for batch in self._reader.first_pass():
+                    outputs = () if layer is None else (layer.rows_of(batch)[1], batch.targets)
+                    for name, block in zip(HELD_OUT, outputs, strict=False):
+                        sinks[name].add(block)
+        except InputError as error:
+            raise InputError(f"held_out {error}") from error
+        prints = self._reader.fingerprints
+        if prints.all_in(training.fingerprints):
+            got = f"{prints.rows} records, all of which are in data"
+            raise fail("held_out", "records that the model was not trained on", got, "pass a validation set")
+        return {name: sink.joined() for name, sink in sinks.items()}
+
+    def digest(self) -> str:
+        return self._reader.fingerprints.digest()
+
+
+def _run(
+    reader: RecordReader, layer: HeadLayer, collector: InputCollector, variants: Variants, sinks: Mapping[str, Any]
+) -> None:
     """Run the model over all records into `sinks`, and read the data again to see that rows are records."""
     for batch in reader.first_pass():
         collector.add(batch)  # before the model can write into its inputs
-        for sink, block in zip(sinks.values(), (*layer.rows_of(batch), batch.targets), strict=True):
-            sink.add(block)
+        asked = variants.of(batch)
+        for name, block in zip(ROWS, (*layer.rows_of(batch), batch.targets), strict=True):
+            sinks[name].add(block)
+        _add_relatives(asked, layer, sinks)
     reader.check_second_pass()
 
 
+def _add_relatives(asked: dict[str, list[RecordBatch]], layer: HeadLayer, sinks: Mapping[str, Any]) -> None:
+    for name, batches in asked.items():
+        sinks[PREFIX + name].add(mean_outputs(name, batches, lambda batch: layer.rows_of(batch)[1]))
+
+
 def _through_cache(
-    reader: RecordReader, layer: HeadLayer, collector: InputCollector, store: FeatureCache
+    reader: RecordReader,
+    layer: HeadLayer,
+    collector: InputCollector,
+    variants: Variants,
+    others: RecordsHeldOut | None,
+    store: FeatureCache,
 ) -> dict[str, Any]:
     """Map features and outputs from the cache; the model runs only where the cache is not whole yet."""
-    weights, known = model_digest(layer.model), store.facts()
+    weights, known, relatives = model_digest(layer.model), store.facts(), list[str]()
     if known is None:
         with store.writing() as writers:
-            _run(reader, layer, collector, writers)
+            _run(reader, layer, collector, variants, writers)
+            relatives = [name.removeprefix(PREFIX) for name in writers if name not in ROWS]
     else:
         for batch in reader.first_pass():
             collector.add(batch)
+            relatives = variants.choose(batch)
     prints = reader.fingerprints
     facts = {"model_sha256": weights, "rows": prints.rows, "rows_sha256": prints.digest(), "options": layer.options()}
+    facts["relatives"] = relatives
+    arrays: dict[str, Any] = {}
+    if others is not None:
+        arrays = others.rows(reader, layer if known is None else None)
+        facts["held_out_sha256"] = others.digest()
     if known is None:
         weight, bias = layer.parameters()
-        store.complete(facts | {"layer": layer.name}, {"ids": prints.ids, "weight": weight, "bias": bias})
+        store.complete(facts | {"layer": layer.name}, arrays | {"ids": prints.ids, "weight": weight, "bias": bias})
     else:
         store.check_made_of(facts)
         layer.choose(known["layer"])
-    features, outputs, targets, ids = store.arrays()
-    inputs = collector.joined()
-    if inputs is not None and ids is not None and prints.ids is not None:
-        order = places_of(ids, prints.ids)
+    names = (*ROWS, "ids", *(PREFIX + name for name in relatives), *(HELD_OUT if others is not None else ()))
+    stored, inputs = store.arrays(), collector.joined()
+    rows = {name: stored.get(name) for name in names}
+    if inputs is not None and rows["ids"] is not None and prints.ids is not None:
+        order = places_of(rows["ids"], prints.ids)
         inputs = [inputs[row] for row in order] if isinstance(inputs, list) else inputs[torch.from_numpy(order)]
-    return {"features": features, "outputs": outputs, "targets": targets, "ids": ids, "inputs": inputs}
+    return rows | {"inputs": inputs}
 
 
-def _streamed(reader: RecordReader, layer: HeadLayer, collector: InputCollector) -> dict[str, Any]:
-    """Keep nothing but the targets: the model runs over the first batch here, and again in each later pass."""
-    targets, first = RowBuffer("targets", reader.total), None
+def _streamed(reader: RecordReader, layer: HeadLayer, collector: InputCollector, variants: Variants) -> dict[str, Any]:
+    """Keep the targets, and outputs on variants: the model runs over the first batch here, and again in each pass."""
+    kept, first = Sinks(lambda name: RowBuffer(name, reader.total)), None
     weights = model_digest(layer.model)
     for batch in reader.first_pass():
         collector.add(batch)
+        asked = variants.of(batch)
         first = layer.rows_of(batch) if first is None else first
-        targets.add(batch.targets)
+        kept["targets"].add(batch.targets)
+        _add_relatives(asked, layer, kept)
     assert first is not None
     next(reader.later_pass())  # random augmentation and shuffling are refused here, not in a long audit
 
@@ -246,8 +316,8 @@ def _streamed(reader: RecordReader, layer: HeadLayer, collector: InputCollector)
     prints = reader.fingerprints
     name = hashlib.sha256(f"{weights} {prints.digest()} {layer.options()}".encode()).hexdigest()
     features, outputs = Stream(begin, prints.rows, first, name=name, of_layer=True).rows()
-    known = {"targets": targets.joined(), "ids": prints.ids, "inputs": collector.joined()}
-    return {"features": features, "outputs": outputs} | known
+    known = {name: sink.joined() for name, sink in kept.items()}
+    return {"features": features, "outputs": outputs, "ids": prints.ids, "inputs": collector.joined()} | known
 
 
 def _in_row_order(argument: str, value: Any, names: Any, unknown_order: str | None) -> Any:
@@ -264,118 +334,3 @@ def _in_row_order(argument: str, value: Any, names: Any, unknown_order: str | No
         got = f"an array, with rows in the order of {unknown_order}"
         raise fail(argument, "a dict from id to value", got, "key the values by id, or use a loader without shuffling")
     return value
-
-
-class HeadLayer:
-    """The nn.Linear called `requested`, or the last to run, which must give the model's output.
-
-    Call it inside `untouched`.
-    """
-
-    def __init__(
-        self, model: nn.Module, requested: str | None, reduction: str | None, device: Any, autocast: torch.dtype | None
-    ) -> None:
-        if reduction is not None:
-            check_choice("reduction", reduction, REDUCTIONS)
-        if autocast not in (None, torch.bfloat16, torch.float16):
-            raise fail("autocast", "None, torch.bfloat16 or torch.float16", str(autocast), "choose one of these")
-        self.model, self._requested = model, requested
-        self._device, self._reduction, self._autocast = device_of(model, device), reduction, autocast
-        self.name: str | None = None  # known after the first batch
-        self._candidates = _linear_layers(model, requested)
-
-    def rows_of(self, batch: RecordBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run the model on a batch; return features and outputs of its records on the CPU."""
-        remedy = "name another with layer=, or build Head"
-        with nullcontext() if self._autocast is None else torch.autocast(self._device.type, dtype=self._autocast):
-            result, call = call_watched(self.model, *batch.inputs_on(self._device), self._candidates, remedy)
-        if call is None and self._requested is not None:
-            got = f"{self._requested!r}, which the forward leaves out"
-            raise fail("layer", "a layer that runs", got, "name another")
-        if call is None:
-            raise _not_linear("no nn.Linear ran")
-        features, outputs = self._reduced(call)
-        if self._requested is None and not any(_is_output(result, output) for output in (call.outputs, outputs)):
-            raise _not_linear(f"its last nn.Linear is {call.name!r}, its output is another")
-        if self.name is None:
-            self.choose(call.name)
-        if features.ndim != 2 or len(features) != batch.rows:
-            got = f"shape {tuple(features.shape)} for {batch.rows} targets"
-            raise fail("layer", f"one row of features a record in layer {call.name!r}", got, "name another with layer=")
-        return storable(features), storable(outputs)
-
-    def choose(self, name: str) -> None:
-        """From here on read the layer called `name` alone; refuse one whose weight another module shares."""
-        layer = self._candidates.get(name) or _linear_layers(self.model, name)[name]
-        mine = {(value.data_ptr(), value.device) for value in (layer.weight, layer.bias) if value is not None}
-        for other_name, other in self.model.named_modules():
-            for key, parameter in other.named_parameters(recurse=False) if other is not layer else ():
-                if parameter.data_ptr() and (parameter.data_ptr(), parameter.device) in mine:
-                    # the loss is then not convex in the weight
-                    got = f"layer {name!r}, whose weight is tied to {f'{other_name}.{key}'.lstrip('.')!r}"
-                    raise fail("layer", "a linear layer with weights of its own", got, "untie them and train again")
-        self._candidates, self.name = {name: layer}, name
-
-    def parameters(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        assert self.name is not None
-        layer = self._candidates[self.name]
-        bias = None if layer.bias is None else storable(layer.bias).clone()
-        return storable(layer.weight).clone(), bias
-
-    def options(self) -> dict[str, str | None]:
-        """Return what the rows depend on besides model and data."""
-        precision = None if self._autocast is None else str(self._autocast).removeprefix("torch.")
-        return {"layer": self._requested, "reduction": self._reduction, "autocast": precision}
-
-    def _reduced(self, call: LayerCall) -> Pair:
-        """Return inputs and outputs, (batch, …, width) as (batch, width) where the user named a reduction."""
-        shape = tuple(call.inputs.shape)
-        if len(shape) > 2 and self._reduction is None:
-            choices = " or ".join(map(repr, REDUCTIONS))
-            expected = f"{choices}, since layer {call.name!r} sees (batch, tokens, features)"
-            remedy = "name how a record's tokens become one row, or pool them before the head"
-            raise fail("reduction", expected, f"None with shape {shape}", remedy)
-        if len(shape) <= 2 and self._reduction is not None:
-            expected = f"None, since layer {call.name!r} sees one row a record"
-            raise fail("reduction", expected, f"{self._reduction!r} with shape {shape}", "drop reduction=")
-        if self._reduction is None:
-            return call.inputs, call.outputs
-        reduce = REDUCTIONS[self._reduction]
-        return reduce(call.inputs.flatten(1, -2)), reduce(call.outputs.flatten(1, -2))
-
-
-def _linear_layers(model: nn.Module, requested: str | None) -> dict[str, nn.Linear]:
-    linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-    if requested is None:
-        return linear
-    modules = dict(model.named_modules(remove_duplicate=False))
-    if requested not in modules:
-        remedy = nearest(requested, linear) if linear else "the model has no nn.Linear"
-        raise fail("layer", "the name of an nn.Linear in the model", repr(requested), remedy)
-    module = modules[requested]
-    if not isinstance(module, nn.Linear):
-        got, remedy = f"{requested!r}, a {type(module).__name__}", "choose from " + ", ".join(list(linear)[:12])
-        raise fail("layer", "an nn.Linear", got, remedy)
-    return {requested: module}
-
-
-def _not_linear(reason: str) -> InputError:
-    expected, got = "a linear layer whose output is the model's output", f"a model whose head is not linear ({reason})"
-    remedy = "return raw outputs (no softmax), name the layer with layer=, or build Head (a black box: features=None)"
-    return fail("model", expected, got, remedy)
-
-
-def _is_output(result: Any, candidate: torch.Tensor) -> bool:
-    """Whether the model returned `candidate`, up to squeezed axes and the cast to another precision."""
-    if isinstance(result, Mapping):
-        result = result.get("logits", next(iter(result.values())) if len(result) == 1 else None)
-    elif hasattr(result, "logits"):
-        result = result.logits
-    elif isinstance(result, tuple | list) and result:
-        result = result[0]
-    if not isinstance(result, torch.Tensor):
-        return False
-    if result.numel() != candidate.numel() or result.device != candidate.device:
-        return False
-    a, b = result.detach().reshape(-1).to(candidate.dtype), candidate.reshape(-1)
-    return torch.allclose(a, b, rtol=1e-4, atol=1e-6, equal_nan=True)

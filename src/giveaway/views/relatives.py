@@ -32,7 +32,7 @@ class RelativesView:
 
     def __init__(self, head: Head, unit: str = "record") -> None:
         assert head.relatives is not None
-        person = np.unique(head.groups, return_inverse=True)[1] if unit == "person" else None
+        person = None if unit == "record" else np.unique(np.asarray(head.groups), return_inverse=True)[1]
         _, error = _losses_and_error(head, head.outputs)
         self.losses: dict[str, np.ndarray] = {}
         self.weights: dict[str, float] = {}
