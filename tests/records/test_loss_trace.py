@@ -259,7 +259,7 @@ def test_what_is_saved_is_what_is_read(tmp_path: Path) -> None:
     made.save(tmp_path / "made")
     read = LossTrace(tmp_path / "made")
     np.testing.assert_array_equal(read.losses, losses)
-    assert isinstance(read.losses.base, np.memmap)
+    assert isinstance(read.losses, np.memmap)
     assert read.identity == made.identity
     assert (tmp_path / "made").stat().st_mode & 0o777 == 0o600
     LossTrace(3).save(tmp_path / "none")

@@ -78,16 +78,21 @@ class LossTrace:
         self._values: list[torch.Tensor] = []
         self._pending = self._added = 0
         self._file: BinaryIO | None = None
+        self._epochs: list[np.ndarray] | np.ndarray = []
         self._plain: tuple[Any, Any] = (None, None)
         if isinstance(records, str | os.PathLike):
             self._read(Path(records))
             return
         self.records = check_whole("records", records, remedy="give the number of training records, or a trace's file")
         self.identity = identity_of(self.records, targets=targets, ids=ids)
-        self._epochs: Sequence[np.ndarray] = []
         self._sums, self._counts = np.zeros(self.records), np.zeros(self.records)
         rank, self._world = _process()
-        self._header = {"format": FORMAT, "records": self.records, "processes": self._world, "identity": self.identity}
+        self._header: dict[str, Any] = {
+            "format": FORMAT,
+            "records": self.records,
+            "processes": self._world,
+            "identity": self.identity,
+        }
         self._header |= {"made_of": dict(made_of or {})}
         epoch = check_whole("losses_per_epoch", self.records if losses_per_epoch is None else losses_per_epoch)
         self._losses_per_epoch = -(-epoch // self._world)
@@ -178,7 +183,8 @@ class LossTrace:
         """The losses (epochs, records) in float16, NaN where a record did not come up; a memory map of a file."""
         if self._file is not None:
             return _rows_of(self._path, self.records)
-        return np.asarray(self._epochs, np.float16).reshape(-1, self.records)
+        held = self._epochs
+        return held if isinstance(held, np.ndarray) else np.asarray(held, np.float16).reshape(-1, self.records)
 
     @property
     def epochs(self) -> int:
