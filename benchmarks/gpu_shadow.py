@@ -3,14 +3,18 @@
 mlp : 216 networks (three hidden layers of 128) on 20,000 rows of made tabular data, 60 epochs in batches of 256.
 cnn : 216 three-block convolutional networks (the cnn recipe, 25 epochs) on CIFAR-10's 50,000 training images, signals
     stored model by model in --folder; run it again on the same folder to go on, seconds add up.
+resnet9 : 12 augmented ResNet-9 (the recipe, 40 epochs) on 50,000 made images of CIFAR-10's shape, and after each group
+    of them one by a plain loop: the same network and step in a CUDA graph, one model at a time, nothing compiled. The
+    first group waits for torch.compile and is told apart.
 Each network is trained on a random half of the rows and tested on the other half. Seconds are wall-clock, from the
 first to the last stored model, the device made ready before.
 
-    python -m benchmarks.gpu_shadow --which mlp [--device cuda] [--models 216] [--rows 20000] [--epochs 60] [--to DIR]
-    python -m benchmarks.gpu_shadow --which cnn --data DIR --folder DIR [--models 216] [--truth cifar10_truth.npz]
+    python -m benchmarks.gpu_shadow --recipe mlp [--device cuda] [--models 216] [--rows 20000] [--epochs 60] [--to DIR]
+    python -m benchmarks.gpu_shadow --recipe cnn --data DIR --folder DIR [--models 216] [--truth cifar10_truth.npz]
+    python -m benchmarks.gpu_shadow --recipe resnet9 [--models 12] [--rows 50000] [--epochs 40] [--autotune] [--to DIR]
 
---data holds cifar10.npz. With --truth, the effect sizes of the ensemble are
-compared with those of an ensemble trained elsewhere.
+--data holds cifar10.npz. With --truth, the effect sizes of the ensemble are compared with those of an ensemble trained
+elsewhere. --autotune lets cuDNN try its kernels out, for both loops.
 """
 
 from __future__ import annotations
@@ -26,17 +30,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from benchmarks.data import arrays, cifar10_training, standardized_images
-from benchmarks.measuring import RESULTS, read_options, timed, write_result
+from benchmarks.measuring import RESULTS, digits, read_options, timed, write_result
 from giveaway.attacks.recipes import RECIPES, build_mlp, train_recipe
 from giveaway.attacks.shadow_store import balanced_membership, model_seed
-from giveaway.attacks.stacked import train_stacked
+from giveaway.attacks.stacked import captured, seeded_model, train_stacked
 from giveaway.attacks.training import Training
 from giveaway.evaluation import effect_sizes, spearman
 
-CNN_EPOCHS, PRECISION = 25, "bfloat16"
+CNN_EPOCHS, MLP_EPOCHS, PRECISION = 25, 60, "bfloat16"
+MODELS = {"mlp": 216, "cnn": 216, "resnet9": 12}
+ROWS = {"mlp": 20_000, "resnet9": 50_000}
+CLASSES = 10
 
 
 def made_rows(rows: int, features: int = 20, classes: int = 4) -> tuple[np.ndarray, np.ndarray]:
@@ -48,17 +56,17 @@ def made_rows(rows: int, features: int = 20, classes: int = 4) -> tuple[np.ndarr
 
 
 def time_mlps(options: argparse.Namespace) -> dict[str, Any]:
-    x, y = made_rows(options.rows)
+    x, y, epochs = *made_rows(options.rows), options.epochs or MLP_EPOCHS
     members = balanced_membership(options.models, options.rows, seed=0)
     seeds = [model_seed(number, seed=0) for number in range(options.models)]
     make = partial(build_mlp, x.shape[1:], 4, hidden=(128, 128, 128))
     warm_up(make, x[:600], y[:600], Training(1, 256, "adam", 1e-3), options.device)
     train = partial(
-        train_stacked, make, x, y, members, Training(options.epochs, 256, "adam", 1e-3), seeds=seeds,
+        train_stacked, make, x, y, members, Training(epochs, 256, "adam", 1e-3), seeds=seeds,
         models_at_once=options.models, device=options.device,
     )  # fmt: skip
     predicted, seconds = timed(lambda: np.stack([outputs.argmax(1) for _, outputs in train()]), options.device)
-    told = {"rows": options.rows, "epochs": options.epochs, "models_at_once": options.models}
+    told = {"rows": options.rows, "epochs": epochs, "models_at_once": options.models}
     return {**told, "seconds": round(seconds, 2), **accuracies(predicted == y, members)}
 
 
@@ -104,24 +112,130 @@ def time_cnns(options: argparse.Namespace) -> dict[str, Any]:
     return told
 
 
+def time_resnets(options: argparse.Namespace) -> dict[str, Any]:
+    recipe, device = RECIPES["resnet9"], torch.device(options.device)
+    assert recipe.training is not None
+    assert recipe.build is not None
+    torch.backends.cudnn.benchmark = options.autotune
+    training = replace(recipe.training, epochs=options.epochs or recipe.training.epochs)
+    x, y = made_images(options.rows)
+    members = balanced_membership(options.models, options.rows, seed=0)
+    seeds = [model_seed(number, seed=0) for number in range(options.models)]
+    make, at_once = partial(recipe.build, x.shape[1:], CLASSES), recipe.models_at_once
+    x_there, y_there = torch.from_numpy(x).to(device), torch.from_numpy(y).to(device)
+    plain = partial(plain_loop, make, x_there, y_there)
+    plain(members[0], replace(training, epochs=1), 0)  # makes the device ready
+    trained = train_stacked(
+        make, x, y, members, training, seeds=seeds, models_at_once=at_once, stack=recipe.stack, device=device
+    )
+    spent: dict[str, list[float]] = {"engine": [], "plain": []}
+    right: dict[str, list[np.ndarray]] = {"engine": [], "plain": []}
+    for first in range(0, options.models, at_once):
+        group = range(first, min(first + at_once, options.models))
+        outputs, seconds = timed(lambda group=group: [next(trained)[1] for _ in group], device)
+        spent["engine"].append(seconds / len(group))
+        right["engine"] += [found.argmax(1) == y for found in outputs]
+        found, seconds = timed(lambda first=first: plain(members[first], training, seeds[first]), device)
+        spent["plain"].append(seconds)
+        right["plain"].append(found.argmax(1) == y)
+    own = {"engine": members, "plain": members[::at_once]}
+    shares = {name: accuracies(np.stack(right[name]), own[name]) for name in own}
+    settled = {"engine": spent["engine"][1:] or spent["engine"], "plain": spent["plain"]}
+    each = {name: float(np.median(seconds)) for name, seconds in settled.items()}
+    return {
+        "rows": options.rows, "epochs": training.epochs, "batch_size": training.batch_size,
+        "precision": training.precision, "models_at_once": at_once, "autotune": options.autotune,
+        "engine seconds a model": digits(each["engine"]),
+        "plain seconds a model": digits(each["plain"]),
+        "plain / engine": digits(each["plain"] / each["engine"]),
+        "engine seconds a model, by group": digits(spent["engine"]),
+        "plain seconds a model, each": digits(spent["plain"]),
+        **shares,
+    }  # fmt: skip
+
+
+def made_images(rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return noise of CIFAR-10's shape with a faint pattern of each class."""
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, CLASSES, rows)
+    patterns = rng.normal(size=(CLASSES, 3, 8, 8)).repeat(4, axis=2).repeat(4, axis=3).astype(np.float32)
+    return rng.standard_normal((rows, 3, 32, 32), dtype=np.float32) + 0.1 * patterns[labels], labels
+
+
+def plain_loop(
+    make: Callable[[], nn.Module], x: torch.Tensor, y: torch.Tensor, member: np.ndarray, training: Training, seed: int
+) -> np.ndarray:
+    """Train one model the usual way, its step in a CUDA graph on a GPU; return its outputs for all images."""
+    device, random = x.device, torch.Generator(x.device).manual_seed(seed)
+    rows = torch.from_numpy(np.flatnonzero(member)).to(device)
+    steps = -(-len(rows) // training.batch_size)
+    size = len(rows) // steps
+    model = seeded_model(make, seed).to(device, memory_format=torch.channels_last)
+    images = torch.zeros(size, *x.shape[1:], device=device).to(memory_format=torch.channels_last)
+    labels = torch.zeros(size, dtype=torch.long, device=device)
+    rate = torch.zeros((), dtype=torch.float32 if x.is_cuda else torch.float64, device=device)
+    optimizer = training.optimizer_of(list(model.parameters()), rate)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        with training.autocast(device):
+            loss = nn.functional.cross_entropy(model(images), labels)
+        loss.backward()
+        optimizer.step()
+
+    def momenta() -> list[torch.Tensor]:
+        return [v for state in optimizer.state.values() for v in state.values() if torch.is_tensor(v)]
+
+    run = captured(step, [*model.parameters(), *model.buffers()], momenta) if x.is_cuda else step
+    rates = iter(training.rates(training.epochs * steps))
+    for _ in range(training.epochs):
+        order = rows[torch.randperm(len(rows), generator=random, device=device)]
+        for batch in order[: steps * size].split(size):
+            rate.fill_(next(rates))
+            images.copy_(augmented(x[batch], random))
+            labels.copy_(y[batch])
+            run()
+    model.eval()
+    with torch.no_grad():
+        return torch.cat([model(block).cpu() for block in x.split(4 * training.batch_size)]).numpy()
+
+
+def augmented(images: torch.Tensor, random: torch.Generator, border: int = 4) -> torch.Tensor:
+    """Move each image by up to `border` pixels, its border mirrored, and mirror every other one."""
+    count, _, height, width = images.shape
+    draw = partial(torch.randint, size=(count, 1), device=images.device, generator=random)
+    y = torch.arange(height, device=images.device) + draw(2 * border + 1)
+    x = torch.arange(width, device=images.device) + draw(2 * border + 1)
+    x = torch.where(draw(2) == 1, x.flip(1), x)
+    bordered = nn.functional.pad(images, [border] * 4, mode="reflect")
+    place = torch.arange(count, device=images.device)[:, None, None]
+    return bordered.permute(0, 2, 3, 1)[place, y[:, :, None], x[:, None, :]].permute(0, 3, 1, 2)
+
+
+MEASURES = {"mlp": time_mlps, "cnn": time_cnns, "resnet9": time_resnets}
+
+
 def main() -> None:
     options = read_options(
         __doc__,
-        which=("mlp", "cnn"),
+        recipe=MEASURES,
         device="cuda",
-        models=216,
-        rows=20_000,
-        epochs=60,
+        models=int,
+        rows=int,
+        epochs=int,
         data=Path,
         folder=Path,
         truth=Path,
         limit=540.0,  # seconds of a command, to be resumed
+        autotune=False,
         to=RESULTS,
     )
-    for which in options.which:
-        found = time_mlps(options) if which == "mlp" else time_cnns(options)
-        path = options.to / f"gpu_shadow_{which}.json"
-        write_result(path, {"models": options.models, **found}, device=options.device)
+    for name in options.recipe:
+        sizes = {"models": options.models or MODELS[name], "rows": options.rows or ROWS.get(name)}
+        found = MEASURES[name](argparse.Namespace(**{**vars(options), **sizes}))
+        write_result(
+            options.to / f"gpu_shadow_{name}.json", {"models": sizes["models"], **found}, device=options.device
+        )
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import replace
 from functools import partial
@@ -9,6 +10,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from benchmarks import gpu_shadow
 from benchmarks import views_blood_truth as blood
 
 from giveaway.attacks.recipes import RECIPES, build_resnet9
@@ -18,7 +20,7 @@ from giveaway.attacks.stacked import train_stacked
 RECORDS, MODELS, TARGETS = 30, 4, 3
 SMALL = replace(
     RECIPES["resnet9"],
-    build=partial(build_resnet9, channels=(2, 3, 4, 5)),
+    build=partial(build_resnet9, channels=(3, 4, 5, 6)),
     training=replace(RECIPES["resnet9"].training, epochs=2, batch_size=8, precision="float32"),
     models_at_once=2,
 )
@@ -42,6 +44,7 @@ def test_images_are_moved_by_whole_pixels():
                 np.testing.assert_array_equal(moved[:, :, y, x], images[:, :, above, beside])
 
 
+@pytest.mark.slow
 def test_truth_of_blood_is_resumed_and_holds_what_the_models_say(images, tmp_path):
     x, y = images
     whole = blood.make_truth(SMALL, x, y, tmp_path / "whole", models=MODELS, targets=TARGETS)
@@ -111,3 +114,41 @@ def test_truth_of_blood_from_the_command_line(images, tmp_path, monkeypatch, cap
         members = np.unpackbits(file["members"], axis=1)[:, :RECORDS].astype(bool)
         np.testing.assert_array_equal(members, balanced_membership(4, RECORDS, seed=blood.SEED))
         np.testing.assert_array_equal(file["labels"], y)
+
+
+def test_the_plain_loop_crops_and_mirrors_every_image_by_its_own_draw():
+    images = np.random.default_rng(0).normal(size=(3, 2, 10, 11)).astype(np.float32)
+    bordered = np.pad(images, [(0, 0), (0, 0), (4, 4), (4, 4)], mode="reflect")
+    windows = {}
+    for row, image in enumerate(bordered):
+        for top in range(9):
+            for left in range(9):
+                window = image[:, top : top + 10, left : left + 11]
+                windows[row, window.tobytes()] = (top, left, False)
+                windows[row, window[..., ::-1].tobytes()] = (top, left, True)
+    random = torch.Generator().manual_seed(0)
+    draws = [gpu_shadow.augmented(torch.from_numpy(images), random).numpy() for _ in range(600)]
+    found = [[windows[row, image.tobytes()] for row, image in enumerate(draw)] for draw in draws]
+    assert {each for row in found for each in row} == {(a, b, c) for a in range(9) for b in range(9) for c in (0, 1)}
+    assert all(len(set(row)) > 1 for row in found[:20])
+
+
+@pytest.mark.slow
+def test_the_engine_is_timed_beside_a_plain_loop(monkeypatch, tmp_path):
+    gentle = replace(SMALL.training, learning_rate=0.2)
+    wider = replace(SMALL, build=partial(build_resnet9, channels=(8, 8, 8, 8)), training=gentle)
+    monkeypatch.setitem(gpu_shadow.RECIPES, "resnet9", wider)
+    labels = np.arange(60) % 3
+    noise = np.random.default_rng(0).normal(size=(60, 3, 8, 8)).astype(np.float32)
+    images = np.eye(3, dtype=np.float32)[labels][:, :, None, None] + 0.3 * noise
+    monkeypatch.setattr(gpu_shadow, "made_images", lambda rows: (images, labels))
+    command = ["", "--recipe", "resnet9", "--device", "cpu", "--rows", "60", "--models", "4", "--epochs", "12"]
+    monkeypatch.setattr(sys, "argv", [*command, "--to", str(tmp_path)])
+    gpu_shadow.main()
+    found = json.loads((tmp_path / "gpu_shadow_resnet9.json").read_text())
+    ratio = found["plain seconds a model"] / found["engine seconds a model"]
+    assert found["plain / engine"] == pytest.approx(ratio, rel=1e-2)
+    assert len(found["engine seconds a model, by group"]) == len(found["plain seconds a model, each"]) == 2
+    assert found["environment"]["torch"] == torch.__version__
+    for loop in ("engine", "plain"):
+        assert min(found[loop].values()) > 0.5  # 0.33 by chance

@@ -1,4 +1,4 @@
-"""Signals of made-up models, for the tests of every attack."""
+"""Signals of made-up models, and the engine's order of records in Python's own whole numbers."""
 
 from __future__ import annotations
 
@@ -20,3 +20,17 @@ def made(seed, *, targets=2, references=6, records=9, queries=1, points=0, class
     known = point_labels if points else None
     both = Signals(values.astype(dtype), members, "logits", labels, population, known)
     return both.of_models(slice(targets)), both.of_models(slice(targets, models))
+
+
+def mixed(word):
+    """SplitMix64's finalizer, in Python's own whole numbers."""
+    word = (word + 0x9E3779B97F4A7C15) % 2**64
+    word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    word = (word ^ (word >> 27)) * 0x94D049BB133111EB % 2**64
+    return word ^ (word >> 31)
+
+
+def shuffled(own, seed, epoch):
+    """The order in which a model with this seed comes to its records."""
+    stream = mixed((mixed(seed) + epoch) % 2**64)
+    return own[sorted(range(len(own)), key=lambda place: mixed((stream + place) % 2**64) % 2**63)]

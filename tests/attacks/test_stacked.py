@@ -13,6 +13,7 @@ from giveaway.attacks.shadow_store import balanced_membership, model_seed
 from giveaway.attacks.stacked import train_stacked
 from giveaway.attacks.training import EpochBatches, Training
 from giveaway.checks import InputError
+from tests.attacks.made import shuffled
 
 RECORDS, EXTRA, MODELS = 37, 4, 6
 MEMBERS = balanced_membership(MODELS, RECORDS, seed=0)  # halves of 18 and 19 records
@@ -31,19 +32,6 @@ def mlp():
 
 def with_batch_norm():
     return nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3)).double()
-
-
-def mixed(word):
-    """SplitMix64's finalizer, in Python's own whole numbers."""
-    word = (word + 0x9E3779B97F4A7C15) % 2**64
-    word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
-    word = (word ^ (word >> 27)) * 0x94D049BB133111EB % 2**64
-    return word ^ (word >> 31)
-
-
-def shuffled(own, seed, epoch):
-    stream = mixed((mixed(seed) + epoch) % 2**64)
-    return own[sorted(range(len(own)), key=lambda place: mixed((stream + place) % 2**64) % 2**63)]
 
 
 def one_at_a_time(make_model, inputs, targets, number, training, loss, members=MEMBERS):

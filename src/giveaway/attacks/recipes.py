@@ -180,16 +180,22 @@ def build_cnn(shape: tuple[int, ...], outputs: int, channels: Sequence[int] = (6
 
     The largest of four commutes with ReLU: pooling first gives the same function for fewer passes.
     """
-    shrunk = [size // 2 ** len(channels) for size in shape[1:]]
-    if 0 in shrunk:
-        smallest = 2 ** len(channels)
-        raise fail("inputs", f"images of {smallest} × {smallest} or more", f"shape {shape}", "use the mlp recipe")
+    shrunk = _halved(shape, len(channels))
     layers: list[nn.Module] = []
     for before, after in zip([shape[0], *channels[:-1]], channels, strict=True):
         convolution = nn.Conv2d(before, after, 3, padding=1, bias=False)
         layers += [convolution, nn.BatchNorm2d(after), nn.MaxPool2d(2), nn.ReLU()]
     flat = channels[-1] * shrunk[0] * shrunk[1]
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(flat, 128), nn.ReLU(), nn.Linear(128, outputs))
+
+
+def _halved(shape: tuple[int, ...], times: int) -> list[int]:
+    """Return the height and width of images after so many poolings."""
+    shrunk = [size // 2**times for size in shape[1:]]
+    if 0 in shrunk:
+        smallest = 2**times
+        raise fail("inputs", f"images of {smallest} × {smallest} or more", f"shape {shape}", "use the mlp recipe")
+    return shrunk
 
 
 class _Residual(nn.Sequential):
@@ -212,6 +218,7 @@ def build_resnet9(shape: tuple[int, ...], outputs: int, channels: Sequence[int] 
     def block(before: int, after: int, *between: nn.Module) -> list[nn.Module]:
         return [nn.Conv2d(before, after, 3, padding=1, bias=False), *between, nn.BatchNorm2d(after), nn.ReLU()]
 
+    _halved(shape, 3)
     first, second, third, last = channels
     return nn.Sequential(
         *block(shape[0], first),

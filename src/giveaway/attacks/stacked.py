@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -59,8 +59,8 @@ def train_stacked(
     first model. With `stack=False` the models of a group run side by side on a GPU, one after the other on a CPU.
     `on_trained(row number, state)` is given each model's trained state, on the CPU, as `load_state_dict` takes it, just
     before its outputs are yielded. `on_epoch(row number, epoch, losses, evaluate)` is given after every epoch each
-    model's losses (N,) as training computed them, on the CPU, NaN for records that it did not use; `evaluate()` returns
-    the outputs on all inputs as they would be if training ended there.
+    model's losses as training computed them, one a row of `inputs`, on the CPU, NaN for rows that it did not use;
+    `evaluate()`, called before on_epoch returns, gives the outputs on all inputs as if training ended there.
     """
     x, y = as_tensor("inputs", inputs).to(device), as_tensor("targets", targets).to(device)
     check_finite("inputs", x)
@@ -95,8 +95,9 @@ def train_stacked(
                 trainers[rows] = _Trainer(ensemble, records, y, batches, training)
             for epoch in _epochs(list(trainers.values()), training.epochs):
                 for rows, trainer in trainers.items() if on_epoch is not None else ():
+                    outputs_now = cache(trainer.outputs)  # one pass serves all models of a stack
                     for place, losses in enumerate(trainer.losses_seen()):
-                        on_epoch(rows[place], epoch, losses, partial(trainer.output, place))
+                        on_epoch(rows[place], epoch, losses, lambda now=outputs_now, place=place: now()[place])
         for rows, trainer in trainers.items():
             outputs = trainer.outputs()
             for place, number in enumerate(rows):
@@ -197,13 +198,8 @@ class _Trainer:
         self.step.add_(1)
 
     def losses_seen(self) -> torch.Tensor:
-        """Return the losses (models, rows) since the last call, on the CPU: NaN for rows that did not come up."""
-        losses = self.seen[:, :-1].to("cpu", copy=True)
-        self.seen.fill_(torch.nan)
-        return losses
-
-    def output(self, place: int) -> torch.Tensor:
-        return self.outputs()[place]
+        """Return the losses (models, rows) of the last epoch, on the CPU: NaN for rows that a model does not use."""
+        return self.seen[:, :-1].to("cpu", copy=True)
 
     @torch.no_grad()
     def outputs(self) -> torch.Tensor:

@@ -142,6 +142,10 @@ class Records:
                     "augment", "images (records, channels, height, width)", f"shape {tuple(rows.shape)}", "drop it"
                 )
             self._border = CROP_BORDER if "crop" in augment else 0
+            height, width = rows.shape[2:]
+            if min(height, width) <= self._border:
+                least, remedy = CROP_BORDER + 1, 'drop "crop" from augment'
+                raise fail("inputs", f"images of {least} × {least} or more to crop", f"{height} × {width}", remedy)
             self._bordered = (
                 nn.functional.pad(rows, [self._border] * 4, mode="reflect").permute(0, 2, 3, 1).contiguous()
             )
