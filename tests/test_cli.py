@@ -23,6 +23,7 @@ from sklearn.linear_model import LogisticRegression
 
 import giveaway.cli
 from giveaway import audit
+from giveaway.attacks.recipes import RECIPES
 from giveaway.checks import InputError
 from giveaway.cli.audit_folder import RANKING_ONLY
 from giveaway.extract import from_file, from_sklearn
@@ -736,6 +737,29 @@ def test_validate_trains_shadow_models_of_a_recipe(giveaway, done, folder):
     count = len(list(signals.iterdir()))
     assert giveaway("purge", signals)[:2] == (0, f"Removed {count} files\n")
     assert not signals.exists()
+
+
+@pytest.mark.slow
+def test_validate_trains_augmented_residual_networks(giveaway, done, folder, monkeypatch):
+    code = (
+        "import numpy as np\n"
+        "def data():\n"
+        "    y = np.arange(100) % 2\n"
+        "    return np.random.default_rng(0).normal(size=(100, 3, 8, 8)) + y[:, None, None, None], y\n"
+    )
+    (folder / "pictures.py").write_text(code)
+    recipe = RECIPES["resnet9"]
+    monkeypatch.setitem(RECIPES, "resnet9", replace(recipe, training=replace(recipe.training, epochs=1)))
+    rng, y = np.random.default_rng(0), np.arange(100) % 2
+    np.savez("head.npz", features=rng.normal(size=(100, 4)), targets=y, outputs=rng.normal(size=(100, 2)))
+    done("audit", "--features", "head.npz", "--out", "result")
+    options = ("validate", "result", "--recipe", "resnet9", "--data", "pictures:data", "--models", "8", "--json")
+    code, out, err = giveaway(*options)
+    assert code == 0, err
+    assert json.loads(out)["models"] == 8
+    stored = json.loads((folder / "giveaway-signals" / "shadow.json").read_text())
+    assert stored["training"]["augment"] == ["crop", "flip"]
+    assert "resnet9" in giveaway("validate", "--help")[1]
 
 
 @pytest.mark.parametrize(

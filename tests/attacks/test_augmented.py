@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections import Counter
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +22,7 @@ from scipy.stats import chisquare
 from torch import nn
 
 from giveaway.attacks import stacked
-from giveaway.attacks.recipes import build_resnet9
+from giveaway.attacks.recipes import RECIPES, build_resnet9, train_recipe
 from giveaway.attacks.shadow_store import balanced_membership, model_seed
 from giveaway.attacks.stacked import train_stacked
 from giveaway.attacks.training import Records, Training
@@ -213,6 +221,44 @@ def test_a_gpu_trains_and_sees_the_same(compiled):
         losses, outputs = one_at_a_time(with_batch_norm, number, training, MEMBERS[:, :36])
         np.testing.assert_allclose(seen[number], losses, rtol=1e-4, atol=1e-6)  # learning rates are float32 there
         np.testing.assert_allclose(said[number], outputs, atol=1e-5)
+
+
+def small_ensemble(folder, **options):
+    """Eight augmented ResNets in bfloat16, two at a time."""
+    recipe = RECIPES["resnet9"]
+    training = replace(recipe.training, epochs=4, batch_size=5)
+    small = replace(recipe, build=partial(build_resnet9, channels=(4, 4, 8, 8)), training=training, models_at_once=2)
+    pictures = images(RECORDS, (3, 9, 8))
+    return train_recipe(small, pictures, LABELS[:RECORDS], models=8, folder=folder, **options)
+
+
+@pytest.mark.slow
+def test_augmented_shadow_models_go_on_after_a_kill(tmp_path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    code = f"from tests.attacks.test_augmented import small_ensemble; small_ensemble({str(killed)!r})"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[2], env=environment)
+    deadline = time.monotonic() + 120
+    while len(list(killed.glob("model-*.npy"))) < 3 and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.005)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    kept = {file.name: file.stat().st_mtime_ns for file in killed.glob("model-*.npy")}
+    assert 3 <= len(kept) < 8
+    again = []
+
+    def untouched(done, models):
+        again.append(done)
+        if done < models:
+            assert all((killed / name).stat().st_mtime_ns == written for name, written in kept.items())
+
+    resumed = small_ensemble(killed, on_model=untouched)
+    assert again == list(range(len(kept) + 1, 9))
+    np.testing.assert_array_equal(resumed.values, small_ensemble(whole).values)
+    changed = replace(RECIPES["resnet9"].training, epochs=4, batch_size=5, augment=("flip",))
+    small = replace(RECIPES["resnet9"], build=partial(build_resnet9, channels=(4, 4, 8, 8)), training=changed)
+    words = r"augment was \['crop', 'flip'\], is \['flip'\]"
+    refused(words, train_recipe, small, images(RECORDS, (3, 9, 8)), LABELS[:RECORDS], models=8, folder=killed)
 
 
 def test_augmentation_of_what_is_no_image_or_too_small_is_refused():

@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -94,10 +94,9 @@ def train_stacked(
                 ensemble = _Stacked(models) if together else _Single(models[rows[0] - first], training.compiled)
                 trainers[rows] = _Trainer(ensemble, records, y, batches, training)
             for epoch in _epochs(list(trainers.values()), training.epochs):
-                for rows, trainer in trainers.items() if on_epoch is not None else ():
-                    outputs_now = cache(trainer.outputs)  # one pass serves all models of a stack
-                    for place, losses in enumerate(trainer.losses_seen()):
-                        on_epoch(rows[place], epoch, losses, lambda now=outputs_now, place=place: now()[place])
+                if on_epoch is not None:
+                    for rows, trainer in trainers.items():
+                        _tell(on_epoch, rows, epoch, trainer)
         for rows, trainer in trainers.items():
             outputs = trainer.outputs()
             for place, number in enumerate(rows):
@@ -106,6 +105,16 @@ def train_stacked(
                     copied = {name: v.detach().to("cpu", copy=True).contiguous() for name, v in state.items()}
                     on_trained(number, copied)
                 yield number, outputs[place].numpy()
+
+
+def _tell(on_epoch: OnEpoch, rows: Sequence[int], epoch: int, trainer: _Trainer) -> None:
+    all_outputs = cache(trainer.outputs)  # one pass serves all models of a stack
+
+    def outputs(place: int) -> torch.Tensor:
+        return all_outputs()[place]
+
+    for place, losses in enumerate(trainer.losses_seen()):
+        on_epoch(rows[place], epoch, losses, partial(outputs, place))
 
 
 def seeded_model(make_model: Callable[[], nn.Module], seed: int) -> nn.Module:

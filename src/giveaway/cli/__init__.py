@@ -34,7 +34,7 @@ for command in (audit, demo, theory, canaries, weights, compare, gate):
 @cli.command()
 @click.argument("folder")
 @click.option("--signals", default=SIGNALS, show_default=True, help="Shadow models' signals: a folder or .npz.")
-@click.option("--recipe", help="Train the shadow models here: ridge, logistic, mlp or cnn.")
+@click.option("--recipe", help="Train the shadow models here: ridge, logistic, mlp, cnn or resnet9.")
 @click.option("--data", help="With --recipe: module:function of yours that returns (X, y) (your code runs).")
 @click.option("--models", type=int, help="With --recipe: how many shadow models; an even number.")
 @click.option("--device", help="With --recipe: where they train, such as cuda.")
