@@ -5,8 +5,8 @@ A command ends after --limit seconds; run it again to go on, a model that is sto
 
 blood_RECIPE_signals.npz : φ of all models (models, N), `members` in packed bits, `labels`.
 blood_RECIPE_target_K.npz : of the first --targets models what an audit can be given. For the records trained on
-    (`index`): `features`, `outputs`, `mirror`, `shift` (outputs on the mirrored image, and on images moved by two
-    pixels to four sides, their border mirrored), `losses_seen` and `losses_after` (epochs, n): as training computed
+    (`index`): `features`, `outputs`, `mirror`, `shift` (outputs on the mirrored image, and (6, n, 8) on images moved
+    by two pixels as SHIFTS says, their border mirrored), `losses_seen` and `losses_after` (epochs, n): as training computed
     them, and of a pass after each epoch. For the others (`held_index`): `held_outputs`, `mirror_held`, `shift_held`.
     The head's `weight` and `bias`; `all_outputs` for all records in order.
 
@@ -35,6 +35,7 @@ from giveaway.attacks.recipes import RECIPES, Recipe, signals_of
 from giveaway.attacks.shadow import OnModel, TrainedModel, collect_shadows
 from giveaway.attacks.shadow_store import balanced_membership, model_seed, plan_of_halves, stored_seconds
 from giveaway.attacks.stacked import State, train_stacked
+from giveaway.extract.variants import mirrored, shifted
 from giveaway.records import Signals
 from giveaway.storage.files import write_atomically
 
@@ -43,7 +44,7 @@ CHANGED: dict[str, dict[str, Any]] = {  # a fifth of CIFAR-10's steps, and the C
     "cnn": {"precision": "bfloat16"},
 }
 SEED = 7
-SHIFTS = ((0, 2), (0, -2), (2, 0), (-2, 0))  # pixels down and to the right
+SHIFTS = ((0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (-1, -1))  # steps of two pixels, down and to the right
 BLOCK = 1000
 
 
@@ -122,7 +123,8 @@ def audited_with(model: nn.Module, x: torch.Tensor, member: np.ndarray) -> dict[
 
     features = outputs(lambda images: images, body)[member]
     mirror = outputs(mirrored).astype(np.float16)
-    shift = np.stack([outputs(partial(shifted, by=by)) for by in SHIFTS]).astype(np.float16)
+    moves = [partial(shifted, down=down, right=right) for down, right in SHIFTS]
+    shift = np.stack([outputs(move) for move in moves]).astype(np.float16)
     given = torch.from_numpy(features).to(x.device)
     return {
         "index": np.flatnonzero(member),
@@ -136,19 +138,6 @@ def audited_with(model: nn.Module, x: torch.Tensor, member: np.ndarray) -> dict[
         "shift": shift[:, member],
         "shift_held": shift[:, ~member],
     }
-
-
-def mirrored(images: torch.Tensor) -> torch.Tensor:
-    return images.flip(-1)
-
-
-def shifted(images: torch.Tensor, by: tuple[int, int]) -> torch.Tensor:
-    """Move images (n, c, h, w) by whole pixels (down, right); what comes in at the border is its mirror image."""
-    border = max(map(abs, by))
-    top, left = (border - step for step in by)
-    height, width = images.shape[2:]
-    bordered = nn.functional.pad(images, [border] * 4, mode="reflect")
-    return bordered[..., top : top + height, left : left + width]
 
 
 def main() -> None:
