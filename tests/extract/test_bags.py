@@ -120,10 +120,16 @@ def test_regressors_against_scikit_learn(X, values, name):
     np.testing.assert_allclose(out_of_bag(model, X, model.predict(X)), model.oob_prediction_, rtol=1e-12)
 
 
-def test_weights_of_the_fit(X, labels):
-    """A record of weight 0 was seen by no tree, whether or not it was drawn."""
+@pytest.mark.parametrize("drawn", ["by weight", "evenly"])
+def test_weights_of_the_fit(X, labels, drawn):
+    """A record of weight 0 was seen by no tree, drawn or not: newer scikit-learn draws by weight, older evenly."""
     weights = np.where(np.arange(ROWS) % 5 == 0, 0.0, np.linspace(1, 2, ROWS))
-    forest = fitted(RandomForestClassifier(**FEW), X, labels, sample_weight=weights)
+    forest = fitted(RandomForestClassifier(**FEW), X, labels, sample_weight=weights if drawn == "by weight" else None)
+    if drawn == "evenly":
+        codes = np.unique(labels, return_inverse=True)[1]
+        for tree, rows in zip(forest.estimators_, forest.estimators_samples_, strict=True):
+            tree.fit(X, codes, sample_weight=np.bincount(rows, minlength=ROWS) * weights)
+        refused("got others, or another order", out_of_bag, forest, X, forest.predict_proba(X))
     found = out_of_bag(forest, X, forest.predict_proba(X), sample_weight=weights)
     by_all = np.mean([tree.predict_proba(X[::5]) for tree in forest.estimators_], axis=0)
     np.testing.assert_allclose(found[::5], by_all)

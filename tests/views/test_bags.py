@@ -49,7 +49,7 @@ def test_losses_by_hand(kind):
 
 def test_people_are_summed_and_unknown_where_one_record_is():
     groups = np.arange(60) // 2  # rows 2 and 3 are one person, 50 and 51 another
-    head, bag = head_of("classes", groups=groups)
+    head, _ = head_of("classes", groups=groups)
     alone, together = BagsView(head), BagsView(head, "person")
     assert np.flatnonzero(~together.told).tolist() == [1, 25]
     sums = alone.losses.reshape(30, 2).sum(1)
