@@ -5,10 +5,10 @@ A command ends after --limit seconds; run it again to go on, a model that is sto
 
 blood_RECIPE_signals.npz : φ of all models (models, N), `members` in packed bits, `labels`.
 blood_RECIPE_target_K.npz : of the first --targets models what an audit can be given. For the records trained on
-    (`index`): `features`, `outputs`, `mirror`, `shift` (outputs on the mirrored image, and (6, n, 8) on images moved
-    by two pixels as SHIFTS says, their border mirrored), `losses_seen` and `losses_after` (epochs, n): as training computed
-    them, and of a pass after each epoch. For the others (`held_index`): `held_outputs`, `mirror_held`, `shift_held`.
-    The head's `weight` and `bias`; `all_outputs` for all records in order.
+    (`index`): `features`, `outputs`, `mirror` and `shift` (6, n, 8) (outputs on mirrored images, and on images moved by
+    two pixels as SHIFTS says, their border mirrored), `losses_seen` and `losses_after` (epochs, n): as training
+    computed them, and of a pass after each epoch. For the others (`held_index`): `held_outputs`, `mirror_held`,
+    `shift_held`. The head's `weight` and `bias`; `all_outputs` for all records in order.
 
     python -m benchmarks.views_blood_truth --data DIR --to DIR [--device cuda] [--recipe resnet9 cnn] [--models 80]
         [--targets 6] [--limit 540]
