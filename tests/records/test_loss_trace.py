@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
+from giveaway import LossTrace, indexed
 from giveaway.checks import InputError
-from giveaway.records.loss_trace import LossTrace, indexed
 
 HALF = 1e-3  # relative rounding of float16
 
@@ -313,7 +313,10 @@ def test_a_file_is_not_overwritten_nor_continued_by_another_training(tmp_path: P
         LossTrace(60, path, targets=np.arange(60) % 5, resume=2)
     with pytest.raises(InputError, match="resume: expected at most the epochs of the trace"):
         LossTrace(60, path, targets=np.arange(60) % 7, resume=6)
-    LossTrace(3, tmp_path / "made", made_of={"learning rate": 0.1})
+    made = LossTrace(3, tmp_path / "made", made_of={"learning rate": 0.1})
+    made.close()
+    with pytest.raises(InputError, match=r"trace: expected one that is being recorded, got one that was read"):
+        made.add([0], [1.0])
     with pytest.raises(InputError, match=r"got learning rate was 0\.1, is 0\.2; records was 3, is 4; choose another"):
         LossTrace(4, tmp_path / "made", made_of={"learning rate": 0.2}, resume=0)
     (tmp_path / "diary").write_text("Dear diary")
@@ -327,7 +330,8 @@ def test_a_file_is_not_overwritten_nor_continued_by_another_training(tmp_path: P
     with pytest.raises(InputError, match=r"path: expected a file of its own, got .*, in use by another run"):
         LossTrace(60, path, targets=np.arange(60) % 7, resume=5)
     assert first.epochs == 5
-    del first
+    first.close()
+    assert first.epochs == 5
     assert LossTrace(60, path, targets=np.arange(60) % 7, resume=0).epochs == 0
 
 

@@ -14,6 +14,7 @@ from giveaway.cli.demo import demo
 from giveaway.cli.follow_up_commands import canaries, compare, gate, weights
 from giveaway.cli.options import AS_JSON, GATE, SEED
 from giveaway.cli.theory import theory
+from giveaway.cli.trace import trace
 from giveaway.text import say
 from giveaway.version import VERSION
 
@@ -27,7 +28,7 @@ def cli() -> None:
     """Find the training records whose presence your model gives away."""
 
 
-for command in (audit, demo, theory, canaries, weights, compare, gate):
+for command in (audit, demo, theory, trace, canaries, weights, compare, gate):
     cli.add_command(command)
 
 

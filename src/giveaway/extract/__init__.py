@@ -8,15 +8,27 @@ from typing import TYPE_CHECKING, Any
 from giveaway.extract.arrays import from_batches, from_file
 from giveaway.extract.torch_head import from_torch
 from giveaway.extract.torch_model import early_features
+from giveaway.extract.traces import trace_of_checkpoints
 
 if TYPE_CHECKING:
     from giveaway.extract.sklearn_head import from_sklearn
+    from giveaway.extract.sklearn_traces import fit_traced, trace_of_stages
 
-__all__ = ["early_features", "from_batches", "from_file", "from_sklearn", "from_torch"]
+__all__ = [
+    "early_features",
+    "fit_traced",
+    "from_batches",
+    "from_file",
+    "from_sklearn",
+    "from_torch",
+    "trace_of_checkpoints",
+    "trace_of_stages",
+]
+# networks read their records here, and need not wait for scikit-learn
+_LATER = {"fit_traced": "sklearn_traces", "from_sklearn": "sklearn_head", "trace_of_stages": "sklearn_traces"}
 
 
 def __getattr__(name: str) -> Any:
-    if name != "from_sklearn":
+    if name not in _LATER:
         raise AttributeError(f"module 'giveaway.extract' has no attribute {name!r}")
-    # networks read their records here, and need not wait for scikit-learn
-    return importlib.import_module("giveaway.extract.sklearn_head").from_sklearn
+    return getattr(importlib.import_module(f"giveaway.extract.{_LATER[name]}"), name)

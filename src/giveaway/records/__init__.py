@@ -2,7 +2,8 @@
 
 from giveaway.records.examples import infer_loss
 from giveaway.records.head import Head
-from giveaway.records.loss_trace import LossTrace, indexed
+from giveaway.records.indexed import indexed
+from giveaway.records.loss_trace import LossTrace
 from giveaway.records.rows import FileRows, HostRows, LazyRows, LinearRows, Stream, StreamedRows
 from giveaway.records.score_table import ScoreTable
 from giveaway.records.signals import Signals

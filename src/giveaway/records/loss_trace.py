@@ -14,7 +14,6 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import Dataset
 
 from giveaway.checks import as_tensor, check_names, check_whole, fail
 from giveaway.storage.arrays import array_digest
@@ -196,6 +195,13 @@ class LossTrace:
         header = _header_bytes(self._header | {"processes": 1})
         write_atomically(path, lambda stream: stream.writelines((header, np.ascontiguousarray(self.losses).data)))
 
+    def close(self) -> None:
+        """Let go of the file; what was written can still be read."""
+        if self._file is not None:
+            self._epochs = self.losses
+            self._file.close()
+            self._file = None
+
     def __len__(self) -> int:
         return self.records
 
@@ -216,8 +222,6 @@ class LossTrace:
 
     def _open(self, path: Path, rank: int, resume: int | None) -> None:
         """Begin the file, or go on with it after `resume` epochs."""
-        import fcntl  # not every system has it, and a trace in memory goes without
-
         self._path = path if self._world == 1 else path.with_name(f"{path.name}.{rank}-of-{self._world}")
         exists = self._path.exists()
         if exists and resume is None:
@@ -227,27 +231,36 @@ class LossTrace:
             got = f"{self._path}, which does not exist"
             raise fail("path", "the trace that this training began", got, "check the path, or begin again")
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
-        self._file = os.fdopen(handle, "r+b")
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            got = f"{self._path}, in use by another run"
-            raise fail("path", "a file of its own", got, "wait for that run") from error
+        self._file = os.fdopen(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600), "r+b")
         _close_in_children(self._file)
-        if exists and (resume or self._path.stat().st_size):
-            stored = json.loads(json.dumps(self._header))
-            if different := differences(_header(self._path), stored, DIFFER):
+        try:
+            self._claim(self._file, resume, begun=exists)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _claim(self, file: BinaryIO, resume: int | None, *, begun: bool) -> None:
+        """Lock the file, see that it is this training's, and cut it after `resume` epochs."""
+        import fcntl  # not every system has it, and a trace in memory goes without
+
+        try:
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            got, remedy = f"{self._path}, in use by another run", "wait for that run, or call close() of its trace"
+            raise fail("path", "a file of its own", got, remedy) from error
+        if begun and (resume or self._path.stat().st_size):
+            now = json.loads(json.dumps(self._header))
+            if different := differences(_header(self._path), now, DIFFER):
                 raise fail("path", "the trace that this training began", "; ".join(different), "choose another file")
         if resume:
             if self.epochs < resume:
                 got, remedy = f"{self.epochs} in {self._path}", "go on from an earlier checkpoint"
                 raise fail("resume", f"at most the epochs of the trace, or {resume} of them there", got, remedy)
-            self._file.truncate(HEADER_BYTES + 2 * self.records * resume)
+            file.truncate(HEADER_BYTES + 2 * self.records * resume)
         else:
-            self._file.truncate(0)
-            self._file.write(_header_bytes(self._header))
-            self._file.flush()
+            file.truncate(0)
+            file.write(_header_bytes(self._header))
+            file.flush()
 
     def _read(self, path: Path) -> None:
         parts = [path]
@@ -268,37 +281,6 @@ class LossTrace:
         self._epochs = each[0]
 
 
-class Indexed(Dataset):
-    """A data set whose items come with their row number; made by `indexed`."""
-
-    def __init__(self, dataset: Any) -> None:
-        if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-            remedy = "give each item its place yourself, and hand it to trace.add"
-            raise fail("dataset", "one whose items have row numbers", f"a {type(dataset).__name__}", remedy)
-        self.dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, row: int) -> Any:
-        item = self.dataset[row]
-        if isinstance(item, dict):
-            if "row" in item:
-                raise fail(
-                    "dataset", 'items without a "row" of their own', 'a dictionary with "row"', "rename that key"
-                )
-            return {**item, "row": row}
-        return (*item, row) if isinstance(item, tuple | list) else (item, row)
-
-
-def indexed(dataset: Any) -> Indexed:
-    """Return the data set with each item's row number added: last in a tuple, under "row" in a dictionary.
-
-    Shuffle, augment, sample as you like: the row number says whose loss it is.
-    """
-    return Indexed(dataset)
-
-
 def identity_of(records: int, *, targets: Any = None, ids: Any = None) -> dict[str, str]:
     """Return digests by which the rows of a trace are told from others: of ids, of targets.
 
@@ -313,7 +295,11 @@ def identity_of(records: int, *, targets: Any = None, ids: Any = None) -> dict[s
         if held.ndim == 0 or len(held) != records:
             got, remedy = f"shape {tuple(held.shape)}", "give those of the training records"
             raise fail("targets", f"{records} targets, one a record", got, remedy)
-        digests["targets"] = array_digest(held.float().reshape(records, -1))
+        rows = held.double().reshape(records, -1)
+        total = rows.sum(1, keepdim=True)
+        if rows.shape[1] > 1 and bool(((total - 1).abs() <= 1e-4).all()):
+            rows = rows / total  # as heads hold soft labels
+        digests["targets"] = array_digest(rows.float())
     return digests
 
 

@@ -1,0 +1,65 @@
+"""The command `trace`: the losses of every record at the checkpoints of a training."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from giveaway.cli.options import AS_JSON
+from giveaway.text import say
+
+
+@click.command()
+@click.option("--model", required=True, help="module:function of yours that makes the torch model (your code runs).")
+@click.option(
+    "--checkpoints",
+    required=True,
+    metavar="PATTERN",
+    help="Files of weights, as in 'run/*.safetensors' (in quotes), in the order of the numbers in their names.",
+)
+@click.option("--data", required=True, help="module:function of yours for the Dataset or DataLoader (your code runs).")
+@click.option("--loss", default="auto", help="squared, cross_entropy or binary_cross_entropy; by default inferred.")
+@click.option("--device", help="Where to run, such as cuda; by default where the model is made.")
+@click.option("--batch-size", type=int, default=256, show_default=True, help="Records at a time, of a Dataset.")
+@click.option("--out", default="giveaway.trace", show_default=True, help="File for the trace.")
+@click.option("--allow-pickle", is_flag=True, help="Trust pickled checkpoints: they can run any code.")
+@AS_JSON
+def trace(
+    model: str,
+    checkpoints: str,
+    data: str,
+    loss: str,
+    device: str | None,
+    batch_size: int,
+    out: str,
+    allow_pickle: bool,
+    as_json: bool,
+) -> None:
+    """Compute a loss trace from saved checkpoints.
+
+    For trainings that recorded none: the model runs over its training records once for every checkpoint. A run that was
+    interrupted goes on where it stopped when the same command is given again.
+    """
+    from giveaway.cli.source import device_named
+    from giveaway.extract.traces import trace_of_checkpoints
+    from giveaway.extract.user_files import call_factory
+
+    place = device_named(device)
+    say(f"Running your code: {model} and {data}", err=True)
+    network = call_factory("model", model)
+    found = trace_of_checkpoints(
+        network.to(place) if place is not None and hasattr(network, "to") else network,
+        checkpoints,
+        call_factory("data", data),
+        loss=loss,
+        out=out,
+        batch_size=batch_size,
+        allow_pickle=allow_pickle,
+        progress=True,
+    )
+    if as_json:
+        say(json.dumps({"file": out, "checkpoints": found.epochs, "records": found.records}))
+        return
+    say(f"Wrote {out}: the losses of {found.records} records at {found.epochs} checkpoints")
+    say(f"Next: giveaway audit ... --trace {out}")

@@ -1,0 +1,170 @@
+"""Loss traces of trainings that recorded none, from the checkpoints that were saved on the way."""
+
+from __future__ import annotations
+
+import copy
+import glob
+import hashlib
+import os
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from giveaway.checks import InputError, fail
+from giveaway.extract.reader import READ_AGAIN, BatchKeys, RecordBatch, RecordReader, RowBuffer
+from giveaway.extract.torch_model import device_of, load_weights, untouched, unwrapped
+from giveaway.records.examples import check_targets, infer_loss
+from giveaway.records.loss_trace import LossTrace
+from giveaway.text import progress_of
+
+LossOf = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+LEAST = 2  # one checkpoint tells what the finished model tells
+
+
+def trace_of_checkpoints(
+    model: nn.Module,
+    checkpoints: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    data: Any,
+    *,
+    loss: str | LossOf = "auto",
+    out: str | os.PathLike[str] | None = None,
+    batch_size: int = 256,
+    input_key: str | int | None = None,
+    target_key: str | int | None = None,
+    id_key: str | int | None = None,
+    device: torch.device | str | None = None,
+    allow_pickle: bool = False,
+    progress: bool = False,
+) -> LossTrace:
+    """Return the losses of the records in `data` at every checkpoint, in evaluation mode: one pass a checkpoint.
+
+    The data are read in order, as `from_torch` reads them, and must be the same in every pass. The model is left
+    exactly as it was. Such a trace says less than one that training recorded: see docs/traces.md.
+
+    Parameters
+    ----------
+    checkpoints : files of weights in the order of training, or a pattern such as "run/*.safetensors", whose files are
+        taken in the order of the numbers in their names.
+    data, batch_size, input_key, target_key, id_key, device : as in `from_torch`.
+    loss : "squared", "cross_entropy" or "binary_cross_entropy", "auto", which infers it from the targets, or a function
+        of outputs and targets that returns one loss a record.
+    out : a file for the trace. A run that was killed goes on with it at the checkpoint where it stopped, if
+        checkpoints, data and loss are the same.
+    allow_pickle : trust checkpoints that need pickle, which can run any code.
+    """
+    module, files = unwrapped(model), _in_order(checkpoints)
+    where = device_of(module, device)
+    reader = RecordReader(data, batch_size, BatchKeys(input_key, target_key, id_key), in_order=True)
+    made_of = {"checkpoints": len(files), "checkpoints_sha256": _digest(files)}
+    before = copy.deepcopy(module.state_dict())
+    try:
+        targets = RowBuffer("targets", reader.total)
+        for batch in reader.first_pass():
+            targets.add(batch.targets)
+        y, rows = targets.joined(), reader.fingerprints.rows
+        named = loss if isinstance(loss, str) else getattr(loss, "__qualname__", type(loss).__qualname__)
+        made_of |= {"data_sha256": reader.fingerprints.digest(), "loss": named}
+        resume = LossTrace(out).epochs if out is not None and Path(out).exists() else None
+        trace = LossTrace(rows, out, targets=y, ids=reader.fingerprints.ids, resume=resume, made_of=made_of)
+        left = files[trace.epochs :]
+        with progress_of(rows * len(left), enabled=progress, work="trace") as on_rows:
+            for file in left:
+                try:
+                    load_weights(module, file, allow_pickle=allow_pickle)
+                except InputError as error:
+                    raise InputError(f"checkpoints: {file.name}: {error}") from error
+                with untouched(module, reader.loader):
+                    _add_pass(trace, reader, module, where, y, loss, on_rows)
+        trace.close()
+    finally:
+        module.load_state_dict(before)
+    return trace
+
+
+def _add_pass(
+    trace: LossTrace,
+    reader: RecordReader,
+    model: nn.Module,
+    device: torch.device,
+    targets: torch.Tensor,
+    loss: str | LossOf,
+    on_rows: Callable[[int], Any],
+) -> None:
+    """Add the losses of all records under the model as it is."""
+    start, losses_of = 0, None if isinstance(loss, str) else loss
+    for batch in reader.later_pass():
+        outputs = _outputs(model, batch, device)
+        if losses_of is None:
+            losses_of, targets = _named_loss(str(loss), outputs, targets)
+        wanted = targets[start : start + batch.rows].to(device)
+        trace.add(range(start, start + batch.rows), losses_of(outputs, wanted))
+        start += batch.rows
+        on_rows(batch.rows)
+    if start < len(targets):
+        raise fail("data", f"{len(targets)} records in every pass", f"{start} in a later one", READ_AGAIN)
+
+
+def _outputs(model: nn.Module, batch: RecordBatch, device: torch.device) -> torch.Tensor:
+    arguments, keywords = batch.inputs_on(device)
+    result = model(*arguments, **keywords)
+    outputs = result["logits"] if isinstance(result, dict) and "logits" in result else getattr(result, "logits", result)
+    if not isinstance(outputs, torch.Tensor) or outputs.ndim == 0 or len(outputs) != batch.rows:
+        shape = f"shape {tuple(outputs.shape)}" if isinstance(outputs, torch.Tensor) else type(outputs).__name__
+        got = f"{shape} for {batch.rows} records"
+        raise fail("model", "one row of outputs a record", got, "return the logits or values alone")
+    return outputs.unsqueeze(1) if outputs.ndim == 1 else outputs
+
+
+def _named_loss(name: str, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[LossOf, torch.Tensor]:
+    """Return the function that gives one loss a record, and the targets as it takes them."""
+    if outputs.ndim != 2:
+        got, remedy = f"shape {tuple(outputs.shape)}", "give loss= as a function that returns one loss a record"
+        raise fail("loss", "outputs (records, classes or values)", got, remedy)
+    chosen = infer_loss(targets, outputs) if name == "auto" else name
+    wide = outputs.shape[1] > 1
+    y = check_targets(targets, outputs[:1].expand(len(targets), -1), chosen)
+    if chosen == "squared":
+        return lambda f, t: (f.double() - t).square().sum(1), y
+    if chosen == "cross_entropy" and wide:
+        return lambda f, t: functional.cross_entropy(f.double(), t, reduction="none"), y
+    y = y.double().reshape(len(y), -1)
+    return lambda f, t: functional.binary_cross_entropy_with_logits(f.double(), t, reduction="none").sum(1), y
+
+
+def _in_order(checkpoints: Any) -> list[Path]:
+    """Return the files that are named, those of a pattern by the numbers in their names."""
+    if isinstance(checkpoints, str | os.PathLike):
+        found = glob.glob(os.path.expanduser(checkpoints), recursive=True)
+        files = [Path(name) for name in sorted(found, key=_numbers_by_value)]
+    else:
+        files = [Path(name) for name in checkpoints]
+    if len(files) < LEAST:
+        got, remedy = f"{len(files)} files", "name them by a pattern in quotes, such as 'run/*.safetensors'"
+        raise fail("checkpoints", f"at least {LEAST} checkpoints", got, remedy)
+    return files
+
+
+def _numbers_by_value(name: str) -> list[str | int]:
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", str(name))]
+
+
+def _digest(files: Sequence[Path]) -> str:
+    """Return one digest of all files; refuse two that are the same."""
+    known: dict[str, Path] = {}
+    for file in files:
+        try:
+            with file.open("rb") as stream:
+                digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        except OSError as error:
+            got = f"{file} ({error.strerror or error})"
+            raise fail("checkpoints", "files that can be read", got, "check the path") from error
+        if digest in known:
+            got = f"{file.name} with the weights of {known[digest].name}"
+            raise fail("checkpoints", "different checkpoints", got, "leave one of them out")
+        known[digest] = file
+    return hashlib.sha256(" ".join(known).encode()).hexdigest()
