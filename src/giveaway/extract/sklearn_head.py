@@ -68,7 +68,7 @@ def from_sklearn(
     names = {"ids": ids, "groups": groups, "inputs": _records_of(X)}
     while isinstance(estimator, Pipeline):
         if len(estimator.steps) > 1:
-            with _refusals(estimator):
+            with refusals(estimator):
                 X = estimator[:-1].transform(X)
         estimator = estimator.steps[-1][1]
     fields_of = FIELDS.get(type(estimator))
@@ -80,7 +80,7 @@ def from_sklearn(
         remedy = "for another model build Head (a black box: features=None)"
         remedy = "pass its best_estimator_" if hasattr(estimator, "best_estimator_") else remedy
         raise fail("estimator", expected, type(estimator).__name__, remedy)
-    with _refusals(estimator):
+    with refusals(estimator):
         check_is_fitted(estimator)
     fields = fields_of(estimator, *_checked_inputs(estimator, X, y), sample_weight)
     for name in ("features", "weight", "bias"):
@@ -125,25 +125,30 @@ def _is_black_box(estimator: Any) -> bool:
 def _black_box(estimator: Any, X: Any, y: Any, sample_weight: Any, groups: Any) -> dict[str, Any]:
     """Return logarithms of probabilities with class indices, or values with squared loss; of a bag out-of-bag too."""
     probable = hasattr(estimator, "predict_proba")
-    with _refusals(estimator):
+    with refusals(estimator):
         outputs = np.asarray(estimator.predict_proba(X) if probable else estimator.predict(X))
-    patient = getattr(estimator, "n_iter_no_change", None) is not None  # GradientBoosting's only switch
-    stopping = getattr(estimator, "do_early_stopping_", getattr(estimator, "early_stopping", patient))
-    if getattr(estimator, "validation_fraction", None) and stopping:
-        got = "early stopping on a validation set, which kept some of these records out of training"
-        raise fail("estimator", "a fit on every record", got, "fit without early stopping")
+    check_fit_on_all(estimator)
     told = {"sample_weight": sample_weight, "groups": groups}
     if not probable:
-        values = {"outputs": outputs, "targets": _checked_targets(y, len(outputs))}
+        values = {"outputs": outputs, "targets": checked_targets(y, len(outputs))}
         return {**values, "loss": "squared", "out_of_bag": out_of_bag(estimator, X, outputs, **told)}
     classes: Any = getattr(estimator, "classes_", None)
     if outputs.ndim != 2 or np.ndim(classes) != 1:
         got, remedy = f"{type(estimator).__name__} with another kind of outputs", "audit one label at a time"
         raise fail("estimator", "a classifier of one label a record", got, remedy)
-    targets = _class_indices(_checked_targets(y, len(outputs)), np.asarray(classes))
+    targets = class_indices(checked_targets(y, len(outputs)), np.asarray(classes))
     said = {"outputs": outputs, "out_of_bag": out_of_bag(estimator, X, outputs, **told)}
     logits = {k: None if p is None else np.log(np.clip(p, LEAST_PROBABILITY, None)) for k, p in said.items()}
     return {"targets": targets, "loss": "cross_entropy", **logits}
+
+
+def check_fit_on_all(estimator: Any) -> None:
+    """Refuse a fit that kept some of the records out of training, to know when to stop."""
+    patient = getattr(estimator, "n_iter_no_change", None) is not None  # GradientBoosting's only switch
+    stopping = getattr(estimator, "do_early_stopping_", getattr(estimator, "early_stopping", patient))
+    if getattr(estimator, "validation_fraction", None) and stopping:
+        got = "early stopping on a validation set, which kept some of these records out of training"
+        raise fail("estimator", "a fit on every record", got, "fit without early stopping")
 
 
 def _checked_inputs(estimator: Any, X: Any, y: Any) -> tuple[Any, np.ndarray]:
@@ -151,7 +156,7 @@ def _checked_inputs(estimator: Any, X: Any, y: Any) -> tuple[Any, np.ndarray]:
     X = X.tocsr() if hasattr(X, "tocsr") else np.asarray(X)
     if X.ndim != 2:
         raise fail("X", "shape (records, features)", f"shape {X.shape}", REFIT)
-    y = _checked_targets(y, X.shape[0])
+    y = checked_targets(y, X.shape[0])
     if X.shape[1] != estimator.n_features_in_:
         expected = f"{estimator.n_features_in_} columns, as the estimator was fitted with"
         raise fail("X", expected, f"{X.shape[1]} columns", REFIT)
@@ -164,7 +169,7 @@ def _checked_inputs(estimator: Any, X: Any, y: Any) -> tuple[Any, np.ndarray]:
     return X, y
 
 
-def _checked_targets(y: Any, n: int) -> np.ndarray:
+def checked_targets(y: Any, n: int) -> np.ndarray:
     y = np.asarray(y)
     if y.ndim == 0 or len(y) != n:
         raise fail("y", f"{n} rows, one a row of X", f"shape {y.shape}", "pass the X and y of one data set")
@@ -202,7 +207,7 @@ def _ridge_classifier(estimator: Any, X: Any, y: np.ndarray, sample_weight: Any)
     if y.ndim == 2:
         targets = np.where(y > 0, 1.0, -1.0)
     else:
-        targets = 2.0 * np.eye(len(estimator.classes_))[_class_indices(y, estimator.classes_)] - 1.0
+        targets = 2.0 * np.eye(len(estimator.classes_))[class_indices(y, estimator.classes_)] - 1.0
         targets = targets[:, 1] if len(estimator.classes_) == 2 else targets
     if estimator.class_weight:
         sample_weight = _times(sample_weight, compute_sample_weight(estimator.class_weight, y))
@@ -211,7 +216,7 @@ def _ridge_classifier(estimator: Any, X: Any, y: np.ndarray, sample_weight: Any)
 
 def _logistic_regression(estimator: Any, X: Any, y: np.ndarray, sample_weight: Any) -> dict[str, Any]:
     """Read LogisticRegression: one logit for two classes, softmax for more, or one binary head a class."""
-    labels = _class_indices(y, estimator.classes_)
+    labels = class_indices(y, estimator.classes_)
     fields = _linear(estimator, X)
     several, liblinear = len(fields["weight"]) > 1, estimator.solver == "liblinear"
     mode = getattr(estimator, "multi_class", None)  # scikit-learn before 1.8
@@ -275,7 +280,7 @@ def _last_layer(estimator: Any, X: Any, y: np.ndarray, sample_weight: Any) -> di
     else:
         multi_label = y.ndim == 2
         loss, factor = "binary_cross_entropy" if multi_label else "cross_entropy", 1.0
-        targets = y if multi_label else _class_indices(y, estimator.classes_)
+        targets = y if multi_label else class_indices(y, estimator.classes_)
     return {
         "features": _last_hidden_layer(estimator, X),
         "weight": np.ascontiguousarray(estimator.coefs_[-1].T),
@@ -321,7 +326,7 @@ def _dense(X: Any) -> np.ndarray:
     return X.toarray()
 
 
-def _class_indices(y: np.ndarray, classes: np.ndarray) -> np.ndarray:
+def class_indices(y: np.ndarray, classes: np.ndarray) -> np.ndarray:
     if y.ndim != 1:
         raise fail("y", "one label a record", f"shape {y.shape}", "pass the y the estimator was fitted with")
     known = {label: index for index, label in enumerate(classes.tolist())}
@@ -333,7 +338,7 @@ def _class_indices(y: np.ndarray, classes: np.ndarray) -> np.ndarray:
 
 
 @contextmanager
-def _refusals(estimator: Any) -> Iterator[None]:
+def refusals(estimator: Any) -> Iterator[None]:
     """Say in our words what scikit-learn refuses; its own words only where they cannot hold a value of a record."""
     try:
         yield

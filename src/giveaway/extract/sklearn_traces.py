@@ -1,0 +1,197 @@
+"""Loss traces of models in scikit-learn's way: boosted trees from their stages, others fitted batch by batch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from sklearn.base import clone, is_classifier
+from sklearn.linear_model import SGDClassifier, SGDRegressor
+from sklearn.neural_network import MLPClassifier, MLPRegressor
+from sklearn.pipeline import Pipeline
+from sklearn.utils.validation import check_is_fitted
+
+from giveaway.checks import check_whole, fail
+from giveaway.extract.sklearn_head import (
+    LEAST_PROBABILITY,
+    check_fit_on_all,
+    checked_targets,
+    class_indices,
+    refusals,
+)
+from giveaway.records.loss_trace import LossTrace
+
+STAGES = 100
+BATCH = 200  # MLPs' own size by default
+PARTS = 20  # of an epoch of SGD, which steps record by record and is asked before each part
+BOOSTED = "a scikit-learn GradientBoosting or HistGradientBoosting model, an XGBoost or a LightGBM estimator"
+NETWORKS, LINEAR = (MLPClassifier, MLPRegressor), (SGDClassifier, SGDRegressor)
+
+
+def trace_of_stages(estimator: Any, X: Any, y: Any, *, stages: int = STAGES, ids: Any = None) -> LossTrace:
+    """Return the losses of the records it was fitted on after the stages of a fitted boosted model.
+
+    Takes scikit-learn's models with staged_predict, and the estimators of XGBoost and LightGBM, alone or at the end of
+    a Pipeline. A model of more than `stages` stages is asked after so many of them, evenly spaced, the last included.
+    Losses are cross-entropies, or squared errors of a regressor.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_iris
+    >>> from sklearn.ensemble import GradientBoostingClassifier
+    >>> X, y = load_iris(return_X_y=True)
+    >>> trace_of_stages(GradientBoostingClassifier(n_estimators=30).fit(X, y), X, y)
+    LossTrace(epochs=30, records=150)
+    """
+    check_whole("stages", stages, 2)
+    while isinstance(estimator, Pipeline):
+        if len(estimator.steps) > 1:
+            with refusals(estimator):
+                X = estimator[:-1].transform(X)
+        estimator = estimator.steps[-1][1]
+    with refusals(estimator):
+        check_is_fitted(estimator)
+    check_fit_on_all(estimator)
+    total, classes = _stages_of(estimator), is_classifier(estimator)
+    if total < 2:
+        raise fail("estimator", "at least 2 stages", str(total), "a trace needs stages on the way")
+    targets = checked_targets(y, X.shape[0] if hasattr(X, "shape") else len(X))
+    if classes:
+        targets = class_indices(targets, np.asarray(estimator.classes_))
+    counts = np.unique(np.linspace(1, total, min(total, stages)).round().astype(int))
+    with refusals(estimator):
+        losses = [_losses(said, targets, classes=classes) for said in _predictions(estimator, X, counts)]
+    return LossTrace.from_losses(np.stack(losses), targets=targets, ids=ids)
+
+
+def fit_traced(
+    estimator: Any, X: Any, y: Any, *, epochs: int, ids: Any = None, path: str | os.PathLike[str] | None = None
+) -> tuple[Any, LossTrace]:
+    """Fit a copy of `estimator` for so many epochs; return it, and the losses that its training saw.
+
+    Takes MLPClassifier and MLPRegressor (solver "adam" or "sgd"), SGDClassifier (log_loss) and SGDRegressor
+    (squared_error), alone or at the end of a Pipeline. A batch is predicted first, which gives its losses, and then
+    goes to partial_fit. The very first batch has no losses: there is no model yet to ask.
+
+    What `fit` does otherwise: it draws other orders of the records from the same random_state, and stops when the loss
+    no longer falls, where this goes on for all `epochs`. `n_iter_` and `loss_curve_` count batches here. Without
+    shuffling, the weights are the same as those of `fit` with as many epochs.
+
+    Parameters
+    ----------
+    path : a file to record into; by default the trace is in memory.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_iris
+    >>> from sklearn.linear_model import SGDClassifier
+    >>> X, y = load_iris(return_X_y=True)
+    >>> fitted, trace = fit_traced(SGDClassifier(loss="log_loss", random_state=0), X, y, epochs=20)
+    >>> trace
+    LossTrace(epochs=20, records=150)
+    """
+    check_whole("epochs", epochs, 2)
+    if isinstance(estimator, Pipeline):
+        whole = clone(estimator)
+        if len(whole.steps) > 1:
+            X = whole[:-1].fit_transform(X, y)
+        name, last = whole.steps[-1]
+        fitted, trace = fit_traced(last, X, y, epochs=epochs, ids=ids, path=path)
+        whole.steps[-1] = (name, fitted)
+        return whole, trace
+    _check_partial_fit(estimator)
+    model = clone(estimator)
+    X = X if hasattr(X, "iloc") else X.tocsr() if hasattr(X, "tocsr") else np.asarray(X)
+    y = checked_targets(y, X.shape[0])
+    n, classes = len(y), is_classifier(model)
+    first = {"classes": np.unique(y)} if classes else {}
+    targets = class_indices(y, first["classes"]) if classes else y
+    trace = LossTrace(n, path, targets=targets, ids=ids)
+    network = isinstance(model, NETWORKS)
+    size = max(BATCH, -(-n // PARTS)) if not network else BATCH if model.batch_size == "auto" else model.batch_size
+    size, state = min(n, int(size)), model.random_state
+    rng = np.random.default_rng(state.randint(2**31) if hasattr(state, "randint") else state)
+    fitted = False
+    for _ in range(epochs):
+        order = rng.permutation(n) if model.shuffle else np.arange(n)
+        for rows in (order[start : start + size] for start in range(0, n, size)):
+            batch = X.iloc[rows] if hasattr(X, "iloc") else X[rows]
+            with refusals(model):
+                losses = np.full(len(rows), np.nan)
+                if fitted:
+                    predicted = model.predict_proba(batch) if classes else model.predict(batch)
+                    losses = _losses(predicted, targets[rows], classes=classes)
+                trace.add(rows, losses)
+                if network:
+                    model.batch_size = len(rows)  # the last batch of an epoch may be smaller
+                model.partial_fit(batch, y[rows], **({} if fitted else first))
+            fitted = True
+    if network:
+        model.batch_size = estimator.batch_size
+    return model, trace
+
+
+def _stages_of(estimator: Any) -> int:
+    """Return how many stages a fitted model predicts with."""
+    maker = _maker(estimator)
+    if maker == "xgboost":
+        best = getattr(estimator, "best_iteration", None)
+        return estimator.get_booster().num_boosted_rounds() if best is None else best + 1
+    if maker == "lightgbm":
+        return estimator.best_iteration_ or estimator.n_estimators_
+    if not hasattr(estimator, "staged_predict"):
+        raise fail("estimator", BOOSTED, type(estimator).__name__, "record a trace in training, or use checkpoints")
+    return estimator.n_iter_ if hasattr(estimator, "n_iter_") else len(estimator.estimators_)
+
+
+def _predictions(estimator: Any, X: Any, counts: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield probabilities, or values, after each of these numbers of stages."""
+    classes, maker = is_classifier(estimator), _maker(estimator)
+    if maker:
+        predict = estimator.predict_proba if classes else estimator.predict
+        for count in counts.tolist():
+            given = {"iteration_range": (0, count)} if maker == "xgboost" else {"num_iteration": count}
+            yield np.asarray(predict(X, **given))
+        return
+    staged = (estimator.staged_predict_proba if classes else estimator.staged_predict)(X)
+    done = 0
+    for count in counts.tolist():
+        yield next(islice(staged, count - done - 1, None))
+        done = count
+
+
+def _maker(estimator: Any) -> str | None:
+    """Return "xgboost" or "lightgbm" where it is theirs; neither need be installed to ask."""
+    packages = {kind.__module__.partition(".")[0] for kind in type(estimator).__mro__}
+    return next(iter(packages & {"xgboost", "lightgbm"}), None)
+
+
+def _losses(predicted: np.ndarray, targets: np.ndarray, *, classes: bool) -> np.ndarray:
+    """Return one loss a record: the cross-entropy of probabilities, or the squared error of values."""
+    if classes:
+        return -np.log(np.clip(predicted[np.arange(len(targets)), targets], LEAST_PROBABILITY, 1.0)).astype(np.float64)
+    return ((predicted - targets).reshape(len(targets), -1).astype(np.float64) ** 2).sum(1)
+
+
+def _check_partial_fit(estimator: Any) -> None:
+    """Refuse what cannot be fitted batch by batch with the same meaning."""
+    if not isinstance(estimator, NETWORKS + LINEAR):
+        expected = "one of " + ", ".join(kind.__name__ for kind in NETWORKS + LINEAR) + ", or a Pipeline ending in one"
+        raise fail("estimator", expected, type(estimator).__name__, "for boosted trees use trace_of_stages")
+    loss = "log_loss" if is_classifier(estimator) else "squared_error"
+    wanted = {"loss": (loss, getattr(estimator, "loss", loss))}
+    wanted |= {"early_stopping": (False, estimator.early_stopping)}
+    if getattr(estimator, "solver", "") == "lbfgs":
+        raise fail("estimator", "a solver that takes batches", "solver='lbfgs'", "use adam or sgd")
+    if estimator.learning_rate == "adaptive" and getattr(estimator, "solver", "sgd") == "sgd":
+        got, remedy = "learning_rate='adaptive', which waits for whole epochs", "use another rate"
+        raise fail("estimator", "a learning rate that does not look back", got, remedy)
+    if getattr(estimator, "class_weight", None) == "balanced":
+        got, remedy = "class_weight='balanced'", "give class_weight as a dict"
+        raise fail("estimator", "weights that are known before the fit", got, remedy)
+    for name, (expected, got) in wanted.items():
+        if got != expected:
+            raise fail("estimator", f"{name}={expected!r}", f"{name}={got!r}", f"make it with {name}={expected!r}")
