@@ -182,8 +182,8 @@ def _check_partial_fit(estimator: Any) -> None:
         expected = "one of " + ", ".join(kind.__name__ for kind in NETWORKS + LINEAR) + ", or a Pipeline ending in one"
         raise fail("estimator", expected, type(estimator).__name__, "for boosted trees use trace_of_stages")
     loss = "log_loss" if is_classifier(estimator) else "squared_error"
-    wanted = {"loss": (loss, getattr(estimator, "loss", loss))}
-    wanted |= {"early_stopping": (False, estimator.early_stopping)}
+    wanted: dict[str, tuple[Any, Any]] = {"loss": (loss, getattr(estimator, "loss", loss))}
+    wanted["early_stopping"] = (False, estimator.early_stopping)
     if getattr(estimator, "solver", "") == "lbfgs":
         raise fail("estimator", "a solver that takes batches", "solver='lbfgs'", "use adam or sgd")
     if estimator.learning_rate == "adaptive" and getattr(estimator, "solver", "sgd") == "sgd":
