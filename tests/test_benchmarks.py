@@ -10,12 +10,14 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from benchmarks import gpu_shadow
+from benchmarks import gpu_shadow, views_blood
 from benchmarks import views_blood_truth as blood
+from scipy.stats import norm, spearmanr
 
 from giveaway.attacks.recipes import RECIPES, build_resnet9
 from giveaway.attacks.shadow_store import balanced_membership, model_seed
 from giveaway.attacks.stacked import train_stacked
+from giveaway.records import Signals
 
 RECORDS, MODELS, TARGETS = 30, 4, 3
 SMALL = replace(
@@ -141,3 +143,58 @@ def test_the_engine_is_timed_beside_a_plain_loop(monkeypatch, tmp_path):
     assert found["environment"]["torch"] == torch.__version__
     for loop in ("engine", "plain"):
         assert min(found[loop].values()) > 0.5  # 0.33 by chance
+
+
+def test_the_truth_of_a_target_is_what_all_other_models_tell():
+    rng = np.random.default_rng(0)
+    members = balanced_membership(12, 2000, seed=0)
+    phi = rng.normal(size=members.shape) + members * rng.gamma(0.5, 2.0, 2000)
+    effect, flagged = views_blood.truth_of(Signals(phi, members, kind="phi"), 3)
+    own, scores = np.flatnonzero(members[3]), []
+    for row in range(2000):
+        inside = [phi[model, row] for model in range(12) if model != 3 and members[model, row]]
+        outside = [phi[model, row] for model in range(12) if model != 3 and not members[model, row]]
+        if members[3, row]:
+            gap = np.mean(inside) - np.mean(outside)
+            expected = gap / np.sqrt((np.var(inside) + np.var(outside)) / 2)
+            assert effect[own.searchsorted(row)] == pytest.approx(expected)
+        ways = [norm.logpdf(phi[3, row], np.median(side), np.std(side)) for side in (inside, outside)]
+        scores.append(ways[0] - ways[1])
+    outside = sorted(score for score, member in zip(scores, members[3], strict=True) if not member)
+    assert len(outside) == 1000
+    np.testing.assert_array_equal(flagged, [scores[row] > outside[-2] for row in own])  # one of a thousand passes
+    assert 0 < flagged.sum() < len(own)
+
+    score = effect + rng.normal(size=len(own))
+    best = sorted(range(len(own)), key=lambda place: -score[place])
+    true = sorted(range(len(own)), key=lambda place: -effect[place])
+    found = views_blood.measures(score, effect, flagged)
+    assert found[0] == len(set(best[:50]) & set(true[:10])) / 10
+    assert found[1] == len(set(best[:50]) & set(true[:50])) / 50
+    assert found[2] == pytest.approx(spearmanr(score, effect).statistic)
+    assert found[3] == sum(flagged[place] for place in best[:10]) / 10
+
+
+def test_where_another_score_is_better_is_said():
+    ours, other = ([0.5, 0.6, 0.7, 0.8], [0.7, 0.6, 0.7, 0.8]), ([0.8, 0.5, 0.7, 0.8], [0.8, 0.5, 0.7, 0.8])
+    found = [{"fused": f, "loss": o} for f, o in zip(ours, other, strict=True)]
+    assert views_blood.losing(found, "fused") == ["top 1 % in 5 %: loss by 0.2000 ± 0.1000"]
+    assert views_blood.losing(found, "loss") == ["top 5 % in 5 %: fused by 0.1000 ± 0.0000"]
+
+
+def test_what_others_rank_by():
+    rng = np.random.default_rng(0)
+    outputs, labels = rng.normal(size=(5, 3)), np.array([0, 2, 1, 1, 0])
+    seen, after = rng.gamma(1.0, size=(8, 5)), rng.gamma(1.0, size=(8, 5))
+    held = {"outputs": outputs, "mirror": outputs[:, ::-1], "losses_seen": seen, "losses_after": after}
+    found = views_blood.by_hand(held, labels)
+    for row in range(5):
+        shares = np.exp(outputs[row]) / np.exp(outputs[row]).sum()
+        assert found["loss"][row] == pytest.approx(-np.log(shares[labels[row]]))
+        assert found["loss of the mirror image"][row] == pytest.approx(-np.log(shares[2 - labels[row]]))
+        assert found["mean loss seen"][row] == pytest.approx(sum(seen[:, row]) / 8)
+        assert found["mean √loss seen"][row] == pytest.approx(sum(np.sqrt(seen[:, row])) / 8)
+        for name, losses in (("as published", after), ("of losses seen", seen)):
+            q = sorted(losses[:, row])  # eight values: quartiles at 1.75 and 5.25 steps
+            expected = q[5] + 0.25 * (q[6] - q[5]) - (q[1] + 0.75 * (q[2] - q[1]))
+            assert found[f"LT-IQR {name}"][row] == pytest.approx(expected)

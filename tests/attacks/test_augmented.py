@@ -205,21 +205,27 @@ def test_looking_after_every_epoch_does_not_disturb_training(monkeypatch):
         np.testing.assert_allclose(outputs, expected[epoch], atol=1e-9)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
-@pytest.mark.parametrize("compiled", [False, True])
-def test_a_gpu_trains_and_sees_the_same(compiled):
-    training = Training(3, 5, "sgd", 0.2, 1e-2, 0.9, "one_cycle", augment=BOTH, compiled=compiled)
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+
+
+ON_GPU = [pytest.param("cuda", compiled, marks=GPU) for compiled in (False, True)]
+
+
+@pytest.mark.parametrize(("device", "compiled"), [("cpu", True), *ON_GPU])
+def test_side_by_side_and_compiled_models_train_and_see_the_same(device, compiled):
+    members = balanced_membership(MODELS, 36, seed=0)  # 18 records in batches of 6: no filling
+    training = Training(3, 6, "sgd", 0.2, 1e-2, 0.9, "one_cycle", augment=BOTH, compiled=compiled)
     seen, said = {}, {}
 
     def record(number, epoch, losses, evaluate):
         seen.setdefault(number, []).append(losses.numpy())
         said.setdefault(number, []).append(evaluate().numpy())
 
-    options = {"seeds": SEEDS, "models_at_once": 2, "stack": False, "device": "cuda", "on_epoch": record}
-    list(train_stacked(with_batch_norm, images(), LABELS, MEMBERS[:, :36], training, **options))
+    options = {"seeds": SEEDS, "models_at_once": 2, "stack": False, "device": device, "on_epoch": record}
+    list(train_stacked(with_batch_norm, images(), LABELS, members, training, **options))
     for number in range(MODELS):
-        losses, outputs = one_at_a_time(with_batch_norm, number, training, MEMBERS[:, :36])
-        np.testing.assert_allclose(seen[number], losses, rtol=1e-4, atol=1e-6)  # learning rates are float32 there
+        losses, outputs = one_at_a_time(with_batch_norm, number, training, members)
+        np.testing.assert_allclose(seen[number], losses, rtol=1e-4, atol=1e-6)  # learning rates are float32 on a GPU
         np.testing.assert_allclose(said[number], outputs, atol=1e-5)
 
 
