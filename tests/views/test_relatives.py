@@ -30,14 +30,15 @@ def with_variants(kind: str, **options) -> Head:
     return replace(head, relatives={"near": near, "far": far.astype(np.float32)})
 
 
-def naive(head: Head, outputs: torch.Tensor) -> tuple[np.ndarray, float]:
-    """Losses and the sum of squared errors, one record at a time."""
-    kind, y = kind_of(head.loss, head.m), target_matrix(head.targets.numpy(), head.loss, head.m)
+def naive(head: Head, outputs: torch.Tensor, targets: torch.Tensor | None = None) -> tuple[np.ndarray, float]:
+    """Losses and the mean of squared errors, one record at a time."""
+    y = (head.targets if targets is None else targets).numpy()
+    kind, y = kind_of(head.loss, head.m), target_matrix(y, head.loss, head.m)
     f_all, error = outputs.double().numpy(), 0.0
     for f, target in zip(f_all, y, strict=True):
         said = f if head.loss == "squared" else expit(f) if kind != "softmax" else softmax(f)
         error += float(((said - target) ** 2).sum())
-    return losses(f_all, y, kind), error
+    return losses(f_all, y, kind), error / len(y)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -57,7 +58,25 @@ def test_losses_weights_and_their_mean_against_a_loop(kind):
         assert weights[name] == pytest.approx(max(0.0, 1.0 - float(ratio)), abs=1e-9)
     assert 0 < weights["far"] < 1
     np.testing.assert_allclose(view.mean_loss, total / sum(weights.values()), rtol=1e-9, atol=1e-14)
-    assert view.report == {"relatives": {name: round(weight, 6) for name, weight in weights.items()}}
+    assert view.report["far"] == {"new": round(weights["far"], 6), "natural": 1.0, "weight": round(weights["far"], 6)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_variant_known_worse_than_records_never_seen_counts_less(kind):
+    head = with_variants(kind)
+    head = replace(head, held_out=(head.outputs[20:] + 0.1, head.targets[20:]))
+    _, unseen = naive(head, *head.held_out)
+    view, new = RelativesView(head), RelativesView(replace(head, held_out=None)).new
+    for name, variant in head.relatives.items():
+        natural = min(1.0, unseen / naive(head, variant)[1])
+        assert view.natural[name] == pytest.approx(natural, rel=1e-9)
+        assert view.weights[name] == pytest.approx(new[name] * natural, rel=1e-9)
+    assert view.natural["far"] < 1.0
+    # the others' left-out errors stand in for records held out, in the units of model_errors
+    far = model_errors(head, head.relatives["far"]).square().sum(1).mean()
+    stands_in = RelativesView(replace(head, held_out=None), unseen_error=float(far) / 4)
+    assert stands_in.natural["far"] == pytest.approx(0.25)
+    assert RelativesView(head, unseen_error=0.0).natural == view.natural
 
 
 @pytest.mark.parametrize("kind", ["classes", "squared_many", "multi_label"])
@@ -114,12 +133,16 @@ def trained_on(images: torch.Tensor, labels: torch.Tensor, *, flips: bool) -> nn
 
 
 @pytest.mark.parametrize(("flips", "low", "high"), [(False, 0.95, 1.0), (True, 0.0, 0.3)])
-def test_members_tell_whether_training_used_the_mirror(flips, low, high):
+def test_members_tell_whether_training_used_the_mirror_and_others_whether_it_is_natural(flips, low, high):
     data = load_digits()
-    images, labels = torch.from_numpy(data.images[:300, None] / 16).float(), torch.from_numpy(data.target[:300])
-    model = trained_on(images, labels, flips=flips)
+    images, labels = torch.from_numpy(data.images[:500, None] / 16).float(), torch.from_numpy(data.target[:500])
+    model = trained_on(images[:300], labels[:300], flips=flips)
     with torch.no_grad():
-        outputs, mirrored = model(images), model(images.flip(3))
-    head = Head(None, outputs, labels, "cross_entropy", relatives={"mirror": mirrored})
+        outputs, mirrored = model(images), model(images[:300].flip(3))
+    held_out = (outputs[300:], labels[300:])
+    head = Head(None, outputs[:300], labels[:300], "cross_entropy", relatives={"mirror": mirrored}, held_out=held_out)
     view = RelativesView(head)
-    assert low <= view.weights["mirror"] <= high
+    assert low <= view.new["mirror"] <= high
+    # a mirrored digit is no digit, unless training made it one
+    assert (view.natural["mirror"] > 0.9) is flips
+    assert view.weights["mirror"] < 0.3

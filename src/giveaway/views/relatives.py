@@ -2,8 +2,9 @@
 
 It needs outputs on the variants (`Head.relatives`), which cost a forward pass each, and returns the losses on them. A
 model that was not trained on a variant knows it only as far as it generalizes, so the loss on it tells what the model
-would say without the record. A variant that training used is known as the record is: the members tell, because they
-lose as little on it as on themselves, and such a variant counts nothing.
+would say without the record. Two things spoil that, and both show in the errors. A variant that training used is known
+as the record is: the members err as little on it as on themselves. And a variant that is no such record any more, as a
+mirrored digit, is known worse than records that the model never saw. A variant counts as far as it is neither.
 """
 
 from __future__ import annotations
@@ -20,26 +21,42 @@ from giveaway.curvature.losses import loss_of
 from giveaway.records import Head
 from giveaway.records.rows import LazyRows
 from giveaway.scores.formulas import share_of
+from giveaway.views.process import value_spread
 
 
 class RelativesView:
     """Losses on variants of a head's records, by record or by person in the order of np.unique(groups).
 
-    losses : the loss on each variant by its name, summed over a person's records.
-    weights : of each variant, 1 − Σ‖error on the record itself‖² / Σ‖error on the variant‖² within 0 and 1: the share
-        of the variant's error that training has removed on the records themselves.
+    With e the mean of ‖error‖², an error being a probability or a value minus its target (in the units of
+    `targets_of_head`), a variant has
+
+    losses : the loss on it, summed over a person's records.
+    new : 1 − e(records themselves) / e(variant), how far training did not use the variant, within 0 and 1.
+    natural : e(records never seen) / e(variant) up to 1. The model's errors on records held out tell the first, else
+        `unseen_error`, that of the other records' left-out predictions; without either it is taken as 1.
+    weights : new · natural.
     """
 
-    def __init__(self, head: Head, unit: str = "record") -> None:
+    def __init__(self, head: Head, unit: str = "record", unseen_error: float | None = None) -> None:
         assert head.relatives is not None
         person = None if unit == "record" else np.unique(np.asarray(head.groups), return_inverse=True)[1]
-        _, error = _losses_and_error(head, head.outputs)
+        _, known = _losses_and_error(head, head.outputs, head.targets)
+        unseen = unseen_error
+        if head.held_out is not None:
+            _, unseen = _losses_and_error(head, *head.held_out)
         self.losses: dict[str, np.ndarray] = {}
-        self.weights: dict[str, float] = {}
+        self.new: dict[str, float] = {}
+        self.natural: dict[str, float] = {}
         for name, outputs in head.relatives.items():
-            losses, variant_error = _losses_and_error(head, outputs)
+            losses, error = _losses_and_error(head, outputs, head.targets)
             self.losses[name] = losses if person is None else np.bincount(person, losses)
-            self.weights[name] = 1.0 - share_of(error, variant_error) if variant_error > 0 else 0.0
+            self.new[name] = 1.0 - share_of(known, error) if error > 0 else 0.0
+            self.natural[name] = 1.0 if unseen is None or error <= unseen else share_of(unseen, error)
+
+    @cached_property
+    def weights(self) -> dict[str, float]:
+        """What each variant counts, from 0 to 1."""
+        return {name: new * self.natural[name] for name, new in self.new.items()}
 
     @cached_property
     def mean_loss(self) -> np.ndarray:
@@ -50,20 +67,19 @@ class RelativesView:
 
     @property
     def report(self) -> dict[str, Any]:
-        """What goes into the metadata: the variants by name, and what each counts."""
-        return {"relatives": {name: round(weight, 6) for name, weight in self.weights.items()}}
+        """What goes into the metadata: how far each variant is new to the model and natural, and what it counts."""
+        parts = {"new": self.new, "natural": self.natural, "weight": self.weights}
+        return {name: {part: round(told[name], 6) for part, told in parts.items()} for name in self.losses}
 
 
-def _losses_and_error(head: Head, outputs: torch.Tensor | LazyRows) -> tuple[np.ndarray, float]:
-    """Return the losses (n,) of these outputs at the head's targets, and the sum of their squared errors.
-
-    An error is a probability minus the target, or a residual, up to a factor that all outputs share.
-    """
+def _losses_and_error(head: Head, outputs: torch.Tensor | LazyRows, targets: torch.Tensor) -> tuple[np.ndarray, float]:
+    """Return the losses (n,) of these outputs at these targets, and the mean of their squared errors."""
     loss, losses, errors = loss_of(head), [], []
-    for part in head.slices(ROWS_PER_CHECK):
-        y = loss.targets(head.targets[part])
-        f = outputs[part].to(y.device, torch.float64)
+    unit = loss.sensitivity * (value_spread(head) if head.loss == "squared" else 1.0)
+    for start in range(0, len(targets), ROWS_PER_CHECK):
+        y = loss.targets(targets[start : start + ROWS_PER_CHECK].to(head.device))
+        f = outputs[start : start + ROWS_PER_CHECK].to(y.device, torch.float64)
         losses.append(loss.value(f, y))
         errors.append(loss.gradient(f, y).square().sum(-1))
     # in any order of rows, the same sum
-    return torch.cat(losses).cpu().numpy(), math.fsum(torch.cat(errors).cpu().tolist())
+    return torch.cat(losses).cpu().numpy(), math.fsum(torch.cat(errors).tolist()) / unit**2 / len(targets)
