@@ -34,6 +34,7 @@ from benchmarks.measuring import read_options, write_parts
 from giveaway.attacks.recipes import signals_of
 from giveaway.attacks.shadow_store import balanced_membership, model_seed
 from giveaway.extract.bags import out_of_bag
+from giveaway.extract.sklearn_traces import trace_of_stages
 from giveaway.records import Signals
 from giveaway.scores.formulas import normal_scores
 
@@ -106,11 +107,7 @@ def said(model: Any, x: np.ndarray, m: int) -> np.ndarray:
         return model.predict(x).reshape(-1, 1).astype(np.float64)
     if hasattr(model, "estimators_samples_"):
         return model.predict_proba(x)
-    return in_two_columns(model.predict(x, output_margin=True))
-
-
-def in_two_columns(margins: np.ndarray) -> np.ndarray:
-    margins = margins.astype(np.float64)
+    margins = model.predict(x, output_margin=True).astype(np.float64)
     return np.column_stack([np.zeros(len(margins)), margins]) if margins.ndim == 1 else margins
 
 
@@ -147,15 +144,8 @@ def make(name: str, folder: Path) -> dict[str, np.ndarray]:
         if kind == "forest":
             made[f"out_of_bag_{target}"] = out_of_bag(model, x[rows], outputs if m > 1 else outputs[:, 0])
         else:
-            staged = [losses(said_after(model, x[rows], m, stage), y[rows], m) for stage in range(1, ROUNDS + 1)]
-            made[f"staged_{target}"] = np.stack(staged).astype(np.float32)
+            made[f"staged_{target}"] = trace_of_stages(model, x[rows], y[rows], stages=ROUNDS).losses
     return made
-
-
-def said_after(model: Any, x: np.ndarray, m: int, rounds: int) -> np.ndarray:
-    """What the first rounds of a boosted model say: values, or margins."""
-    outputs = model.predict(x, iteration_range=(0, rounds), output_margin=m > 1)
-    return outputs.reshape(-1, 1) if m == 1 else in_two_columns(outputs)
 
 
 def losses(outputs: np.ndarray, y: np.ndarray, m: int) -> np.ndarray:
@@ -210,7 +200,9 @@ def scores_of_target(name: str, held: dict[str, np.ndarray], inputs: Any, target
 def joined(columns: dict[str, np.ndarray], first: str) -> dict[str, np.ndarray]:
     """The view of the model's own kind with others, by normal scores."""
     z = {score: normal_scores(values) for score, values in columns.items()}
-    made = {f"{first} + ¼ left_out": z[first] + z["left_out"] / 4, f"{first} + left_out": z[first] + z["left_out"]}
+    made = {
+        f"{first} + {sign}left_out": z[first] + w * z["left_out"] for sign, w in (("¼ ", 0.25), ("½ ", 0.5), ("", 1))
+    }
     return made | {f"{first} + loss": z[first] + z["loss"], f"{first} + fused": z[first] + z["fused"]}
 
 
