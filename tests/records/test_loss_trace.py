@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
+from torch.utils.data import DataLoader, Subset, TensorDataset, WeightedRandomSampler
 
 from giveaway import LossTrace, indexed
 from giveaway.checks import InputError
@@ -153,6 +153,36 @@ def test_losses_of_half_precision_outputs_are_computed_in_single() -> None:
     np.testing.assert_array_equal(trace.losses[1], trace.losses[0])
 
 
+@pytest.mark.parametrize(("kept", "pending"), [(2**18, 2**22), (0, 2**22), (2**18, 1), (40, 50)])
+def test_losses_that_are_computed_later_are_those_of_their_batch(
+    monkeypatch: pytest.MonkeyPatch, kept: int, pending: int
+) -> None:
+    """Texts of several lengths, under criteria that change on the way, kept for the end of the epoch or not."""
+    monkeypatch.setattr("giveaway.records.loss_trace.MOST_KEPT", kept)
+    monkeypatch.setattr("giveaway.records.loss_trace.MOST_PENDING", pending)
+    rng = torch.Generator().manual_seed(0)
+    criteria = [nn.CrossEntropyLoss(ignore_index=1), nn.CrossEntropyLoss(torch.tensor([1.0, 2.0, 3.0]))]
+    trace, expected, losses = LossTrace(40), np.full(40, np.nan), torch.rand(40, generator=rng)
+    for step, rows in enumerate(torch.randperm(40, generator=rng).split(4)):
+        if step % 4 == 3:
+            trace.add(rows, losses[rows])
+            expected[rows] = losses[rows]
+            continue
+        length = (1, 1, 5)[step % 3]
+        outputs = torch.randn(4, 3, length, generator=rng)
+        targets = torch.randint(3, (4, length), generator=rng)
+        each, counted = -outputs.log_softmax(1), np.ones((4, length), bool)
+        own = np.array([[each[i, targets[i, t], t] for t in range(length)] for i in range(4)])
+        if step < 5:
+            counted = targets.numpy() != 1
+        with np.errstate(invalid="ignore"):
+            expected[rows] = (own * counted).sum(1) / counted.sum(1)
+        trace.loss(criteria[step >= 5], outputs, targets, rows)
+        outputs.zero_()
+        targets.zero_()
+    np.testing.assert_allclose(trace.losses[0], expected, rtol=HALF, atol=1e-6)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("whole", [False, True], ids=["model", "step"])
 def test_a_compiled_model_and_a_compiled_step_give_the_same_trace(whole: bool) -> None:
@@ -195,7 +225,12 @@ def test_indexed_items_find_their_records_under_any_sampler() -> None:
     x = torch.arange(40.0)
     data = indexed(TensorDataset(x, x.long() % 3))
     drawn = WeightedRandomSampler(torch.linspace(0, 1, 40), 40, generator=torch.Generator().manual_seed(0))
-    for loader in (DataLoader(data, 7, shuffle=True), DataLoader(data, 7, sampler=drawn)):
+    half = Subset(TensorDataset(torch.cat([x + 40, x]), torch.zeros(80)), range(40, 80))  # fetches whole batches
+    loaders = [
+        DataLoader(data, 7, sampler=drawn),
+        *(DataLoader(each, 7, shuffle=True) for each in (data, indexed(half))),
+    ]
+    for loader in loaders:
         trace = LossTrace(40)
         for inputs, _, rows in loader:
             trace.add(rows, inputs / 10)
@@ -335,9 +370,11 @@ def test_a_file_is_not_overwritten_nor_continued_by_another_training(tmp_path: P
     assert LossTrace(60, path, targets=np.arange(60) % 7, resume=0).epochs == 0
 
 
+X = torch.ones(2, 1)
 REFUSED = {
     "losses: expected 2 losses, one a row, got shape ()": lambda t: t.add([0, 1], torch.tensor(1.0)),
     "rows: expected row numbers (b,), got float32 of shape (2,)": lambda t: t.add(torch.rand(2), torch.ones(2)),
+    "rows: expected 2 row numbers, one an output, got 3": lambda t: t.loss(nn.MSELoss(), X, X, [0, 1, 2]),
     "rows: expected row numbers from 0 to 2, got 3": lambda t: t.add([0, 1, 3], torch.ones(3)),
     "losses: expected losses of at least 0, got -1": lambda t: t.add([0, 1, 2], torch.tensor([1.0, -1.0, 0.0])),
     "records: expected a whole number of at least 1, got 0": lambda t: LossTrace(0),

@@ -22,14 +22,20 @@ class Indexed(Dataset):
         return len(self.dataset)
 
     def __getitem__(self, row: int) -> Any:
-        item = self.dataset[row]
-        if isinstance(item, dict):
-            if "row" in item:
-                raise fail(
-                    "dataset", 'items without a "row" of their own', 'a dictionary with "row"', "rename that key"
-                )
-            return {**item, "row": row}
-        return (*item, row) if isinstance(item, tuple | list) else (item, row)
+        return _with_row(self.dataset[row], row)
+
+    def __getitems__(self, rows: list[int]) -> list[Any]:
+        fetch = getattr(self.dataset, "__getitems__", None)  # what loaders ask for a whole batch, where there is one
+        items = [self.dataset[row] for row in rows] if fetch is None else fetch(rows)
+        return [_with_row(item, row) for item, row in zip(items, rows, strict=True)]
+
+
+def _with_row(item: Any, row: int) -> Any:
+    if isinstance(item, dict):
+        if "row" in item:
+            raise fail("dataset", 'items without a "row" of their own', 'a dictionary with "row"', "rename that key")
+        return {**item, "row": row}
+    return (*item, row) if isinstance(item, tuple | list) else (item, row)
 
 
 def indexed(dataset: Any) -> Indexed:

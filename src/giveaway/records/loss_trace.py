@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import glob
 import json
 import os
@@ -13,19 +12,18 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import torch
-from torch import nn
 
 from giveaway.checks import as_tensor, check_names, check_whole, fail
+from giveaway.records.own_losses import CRITERIA, Outputs, computed, plain
 from giveaway.storage.arrays import array_digest
 from giveaway.storage.files import differences, write_atomically
 
 HEADER_BYTES = 4096
 FORMAT = "giveaway loss trace"
 LARGEST = float(np.finfo(np.float16).max)
-MOST_PENDING = 2**22  # rows on the device before their losses are moved to the CPU
+MOST_PENDING = 2**22  # rows on the device before their losses are moved to the CPU, and numbers before they are losses
+MOST_KEPT = 2**18  # numbers in the outputs of a batch that are kept until there are many
 ROUNDING = 1e-3  # how far below 0 the rounding of half precision may bring a loss
-OF_CLASSES = (nn.CrossEntropyLoss, nn.NLLLoss)
-OF_VALUES = (nn.BCEWithLogitsLoss, nn.BCELoss, nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
 DIFFER = {name: f"{name} differ" for name in ("ids", "targets")}
 
 
@@ -74,8 +72,8 @@ class LossTrace:
         made_of: Mapping[str, Any] | None = None,
     ) -> None:
         self._rows: list[torch.Tensor] = []
-        self._values: list[torch.Tensor] = []
-        self._pending = self._added = 0
+        self._values: list[torch.Tensor | Outputs] = []
+        self._pending = self._numbers = self._added = 0
         self._file: BinaryIO | None = None
         self._epochs: list[np.ndarray] | np.ndarray = []
         self._plain: tuple[Any, Any] = (None, None)
@@ -119,24 +117,11 @@ class LossTrace:
         Nothing waits for the GPU: losses stay on their device until the epoch ends. A captured CUDA graph would
         replay it without this; call it after the replay.
         """
-        if self._file is None and not isinstance(self._epochs, list):
-            got, remedy = "one that was read", "begin it with the number of records"
-            raise fail("trace", "one that is being recorded", got, remedy)
-        which, values = as_tensor("rows", rows), as_tensor("losses", losses)
-        if which.ndim != 1 or which.dtype not in (torch.int64, torch.int32):
-            got = f"{str(which.dtype).removeprefix('torch.')} of shape {tuple(which.shape)}"
-            raise fail("rows", "row numbers (b,)", got, "give each record's place in the data set (ga.indexed adds it)")
+        which, values = self._checked(rows), as_tensor("losses", losses)
         if values.shape != which.shape:
             remedy = 'compute them with reduction="none", one number a record, or use trace.loss'
             raise fail("losses", f"{len(which)} losses, one a row", f"shape {tuple(values.shape)}", remedy)
-        self._rows.append(which.clone())
-        self._values.append(values.to(torch.float32, copy=True))
-        self._pending += len(which)
-        self._added += len(which)
-        if self._added >= self._losses_per_epoch:
-            self.end_epoch()
-        elif self._pending >= MOST_PENDING:
-            self._settle()
+        self._append(which, values.clone() if values.dtype == torch.float32 else values.float())
 
     def loss(
         self,
@@ -151,15 +136,21 @@ class LossTrace:
         Of torch's losses, what is recorded leaves out class weights and label smoothing, which say how training counts
         a record, not what the model says of it, and what `ignore_index` leaves out.
         """
-        if type(criterion) not in OF_CLASSES + OF_VALUES:
+        if type(criterion) not in CRITERIA:
             each = criterion(outputs, targets)
             self.add(rows, each)
             return each.mean()
+        which, kept = self._checked(rows), outputs.numel() <= MOST_KEPT
+        if len(outputs) != len(which):
+            raise fail("rows", f"{len(outputs)} row numbers, one an output", str(len(which)), "give those of the batch")
         if self._plain[0] is not criterion:
-            self._plain = (criterion, _plain(criterion))
-        with torch.no_grad():
-            self.add(rows, _own_losses(self._plain[1], outputs, targets))
-        return criterion(outputs, targets)  # once more: training is the same to the last bit
+            self._plain = (criterion, plain(criterion))
+        said = Outputs(self._plain[1], outputs.detach(), targets.detach())
+        if kept:  # computing the losses of many batches at once costs much less
+            self._append(which, Outputs(said[0], said[1].clone(), said[2].clone()))
+        else:
+            self._append(which, *computed([said]))
+        return criterion(outputs, targets)  # training is the same to the last bit
 
     def end_epoch(self) -> None:
         """Write down every record's mean loss in the epoch that ends here; do nothing where no loss was added to it."""
@@ -208,10 +199,34 @@ class LossTrace:
     def __repr__(self) -> str:
         return f"LossTrace(epochs={self.epochs}, records={self.records})"
 
+    def _checked(self, rows: Any) -> torch.Tensor:
+        if self._file is None and not isinstance(self._epochs, list):
+            got, remedy = "one that was read", "begin it with the number of records"
+            raise fail("trace", "one that is being recorded", got, remedy)
+        which = as_tensor("rows", rows)
+        if which.ndim != 1 or which.dtype not in (torch.int64, torch.int32):
+            got = f"{str(which.dtype).removeprefix('torch.')} of shape {tuple(which.shape)}"
+            raise fail("rows", "row numbers (b,)", got, "give each record's place in the data set (ga.indexed adds it)")
+        return which
+
+    def _append(self, rows: torch.Tensor, values: torch.Tensor | Outputs) -> None:
+        self._rows.append(rows.clone())
+        self._values.append(values)
+        self._pending += len(rows)
+        self._added += len(rows)
+        if isinstance(values, Outputs):
+            self._numbers += values.outputs.numel()
+        if self._added >= self._losses_per_epoch:
+            self.end_epoch()
+        elif self._pending >= MOST_PENDING:
+            self._settle()
+        elif self._numbers >= MOST_PENDING:
+            self._values, self._numbers = [*computed(self._values)], 0  # on the device: nothing waits
+
     def _settle(self) -> None:
         """Add what is pending to the sums of the epoch: the only wait for the device."""
-        rows, losses = _joined(self._rows), _joined(self._values)
-        self._rows, self._values, self._pending = [], [], 0
+        rows, losses = _joined(self._rows), _joined(computed(self._values))
+        self._rows, self._values, self._pending, self._numbers = [], [], 0, 0
         if rows.min() < 0 or rows.max() >= self.records:
             wrong = int(rows[(rows < 0) | (rows >= self.records)][0])
             expected, remedy = f"row numbers from 0 to {self.records - 1}", "begin the trace with all records"
@@ -301,24 +316,6 @@ def identity_of(records: int, *, targets: Any = None, ids: Any = None) -> dict[s
             rows = rows / total  # as heads hold soft labels
         digests["targets"] = array_digest(rows.float())
     return digests
-
-
-def _plain(criterion: Any) -> Any:
-    """Return one of torch's losses with one value a record or output, without weights and smoothing."""
-    plain = copy.copy(criterion)
-    plain._buffers = dict.fromkeys(criterion._buffers)
-    plain.reduction, plain.label_smoothing = "none", 0.0
-    return plain
-
-
-def _own_losses(plain: Any, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the mean of each record's losses (b,) over its outputs or tokens, NaN where all of them are ignored."""
-    soft = targets.is_floating_point()
-    each = plain(outputs.float(), targets.float() if soft else targets)
-    if type(plain) in OF_CLASSES and not soft:
-        counted = targets != plain.ignore_index
-        return each / counted if each.ndim == 1 else each.flatten(1).sum(1) / counted.flatten(1).sum(1)
-    return each if each.ndim == 1 else each.flatten(1).mean(1)
 
 
 def _joined(parts: Sequence[torch.Tensor]) -> np.ndarray:
