@@ -58,6 +58,7 @@ def test_losses_weights_and_their_mean_against_a_loop(kind):
         assert weights[name] == pytest.approx(max(0.0, 1.0 - float(ratio)), abs=1e-9)
     assert 0 < weights["far"] < 1
     np.testing.assert_allclose(view.mean_loss, total / sum(weights.values()), rtol=1e-9, atol=1e-14)
+    assert view.weight == pytest.approx(sum(w * w for w in weights.values()) / sum(weights.values()))
     assert view.report["far"] == {"new": round(weights["far"], 6), "natural": 1.0, "weight": round(weights["far"], 6)}
 
 
@@ -108,6 +109,7 @@ def test_a_variant_that_is_the_record_counts_nothing_and_its_loss_is_the_loss():
     head = replace(head, relatives={"same": head.outputs, "better": 3.0 * head.outputs})
     view = RelativesView(head)
     assert view.weights["same"] == 0.0
+    assert RelativesView(replace(head, relatives=head.outputs)).weight == 0.0
     np.testing.assert_allclose(view.losses["same"], audit(head)["loss"])
     assert RelativesView(replace(head, relatives=head.outputs)).mean_loss == pytest.approx(view.losses["same"])
 

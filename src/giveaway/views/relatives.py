@@ -66,6 +66,12 @@ class RelativesView:
         return np.average(list(self.losses.values()), axis=0, weights=weights)
 
     @property
+    def weight(self) -> float:
+        """What `mean_loss` counts beside other views: the mean of the variants' weights, by these weights."""
+        weights = np.array(list(self.weights.values()))
+        return float(weights @ weights / weights.sum()) if weights.any() else 0.0
+
+    @property
     def report(self) -> dict[str, Any]:
         """What goes into the metadata: how far each variant is new to the model and natural, and what it counts."""
         parts = {"new": self.new, "natural": self.natural, "weight": self.weights}
