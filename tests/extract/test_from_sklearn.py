@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 import torch
 from scipy import sparse
+from scipy.special import softmax
 from sklearn.cluster import KMeans
 from sklearn.compose import TransformedTargetRegressor, make_column_transformer
 from sklearn.ensemble import (
@@ -228,3 +229,47 @@ def test_records_held_out_of_training_are_no_members(X, labels, model, held_out)
         return
     words = "estimator: expected a fit on every record, got early stopping on a validation set, .*; fit without early"
     refused(words, from_sklearn, model, X, labels)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        LogisticRegression(**EXACT),
+        make_pipeline(StandardScaler(), LogisticRegression(class_weight="balanced", **EXACT)),
+        MLPClassifier((4,), max_iter=5),
+        RandomForestClassifier(20, random_state=0),
+        make_pipeline(StandardScaler(), HistGradientBoostingClassifier(max_iter=3)),
+        Ridge(),
+        RandomForestRegressor(20, random_state=0),
+    ],
+)
+def test_what_is_said_of_records_that_were_not_fitted(X, labels, values, model):
+    regression, rest = hasattr(model, "alpha") or isinstance(model, RandomForestRegressor), slice(70, ROWS)
+    y = values[:, 0] if regression and not isinstance(model, MLPClassifier) else labels
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.fit(X[:70], y[:70])
+    head = from_sklearn(model, X[:70], y[:70], held_out=(X[rest], y[rest]))
+    outputs, targets = (part.numpy() for part in head.held_out)
+    assert head.n == 70
+    if head.loss == "squared":
+        np.testing.assert_allclose(outputs[:, 0], model.predict(X[rest]))
+        np.testing.assert_allclose(targets[:, 0], y[rest])
+        return
+    np.testing.assert_allclose(softmax(outputs, axis=1), model.predict_proba(X[rest]), atol=1e-9)
+    np.testing.assert_array_equal(model.classes_[targets], y[rest])
+    one = from_sklearn(model, X[:70], y[:70], held_out=(X[70:71], y[70:71]))
+    np.testing.assert_allclose(one.held_out[0], outputs[:1])
+
+
+def test_records_held_out_that_cannot_be_read(X, labels):
+    for model in (
+        LogisticRegression(**EXACT).fit(X, labels),
+        RandomForestClassifier(20, random_state=0).fit(X, labels),
+    ):
+        words = r"^held_out: expected \(X, y\) of records held out, got a ndarray"
+        refused(words, from_sklearn, model, X, labels, held_out=X)
+        refused("^held_out y: expected 4 rows", from_sklearn, model, X, labels, held_out=(X[:4], labels[:3]))
+        refused("^held_out X: expected", from_sklearn, model, X, labels, held_out=(X[:4, :2], labels[:4]))
+        words = "^held_out y: expected labels the estimator was fitted with"
+        refused(words, from_sklearn, model, X, labels, held_out=(X[:1], np.array(["dog"])))

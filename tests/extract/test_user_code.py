@@ -16,7 +16,7 @@ from torch import nn
 
 from giveaway.checks import InputError
 from giveaway.extract import from_sklearn
-from giveaway.extract.sklearn_head import load_estimator
+from giveaway.extract.estimator_file import load_estimator
 from giveaway.extract.torch_model import load_weights
 from giveaway.extract.user_files import call_factory
 from tests.conftest import refused

@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib
 import textwrap
 
+import joblib
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn.naive_bayes import GaussianNB
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -250,3 +252,27 @@ def test_the_command_line_names_records_held_out_and_turns_relatives_off(tmp_pat
     assert source_from(named | {"relatives": False}, said.append)[0].relatives is None
     words = "^relatives: expected --model beside it, got --features; drop --config relatives=false"
     refused(words, source_from, {"features": "x.npz", "relatives": False}, said.append)
+
+
+def test_the_command_line_names_records_held_out_of_an_estimator(tmp_path, monkeypatch):
+    code = """
+    from sklearn.datasets import load_iris
+    def data():
+        x, y = load_iris(return_X_y=True)
+        return x[::2], y[::2]
+    def other():
+        x, y = load_iris(return_X_y=True)
+        return x[1::2], y[1::2]
+    """
+    (tmp_path / "flowers.py").write_text(textwrap.dedent(code))
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.invalidate_caches()
+    made = importlib.import_module("flowers")
+    joblib.dump(GaussianNB().fit(*made.data()), tmp_path / "model.joblib")
+    named = {"estimator": str(tmp_path / "model.joblib"), "allow_pickle": True, "data": "flowers:data"}
+    said = []
+    head, _ = source_from(named | {"held_out": "flowers:other"}, said.append)
+    assert said == ["Running your code: flowers:data", "Running your code: flowers:other"]
+    assert head.held_out[1].tolist() == made.other()[1].tolist()
+    words = "^held_out: expected --model or --estimator beside it|^held_out: expected --estimator or --model beside it"
+    refused(words, source_from, {"features": "x.npz", "held_out": "flowers:other"}, said.append)

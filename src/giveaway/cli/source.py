@@ -23,8 +23,8 @@ from giveaway.checks import InputError, check_choice, check_number, fail, neares
 from giveaway.cli.options import RARE
 from giveaway.curvature.choice import Auto, Dense, Sketch, check_probes
 from giveaway.extract import from_file, from_sklearn, from_torch
+from giveaway.extract.estimator_file import load_estimator
 from giveaway.extract.model_records import inputs_of_head
-from giveaway.extract.sklearn_head import load_estimator
 from giveaway.extract.torch_head import from_torch_shared
 from giveaway.extract.torch_model import load_weights
 from giveaway.extract.user_files import call_factory, records_from, signals_from
@@ -44,7 +44,7 @@ OF_HEAD = ("loss", "l2", "penalize_intercept", "frozen")
 OF_TORCH = ("layer", "reduction", "batch_size", "cache", "relatives")
 TAKES = {  # the options of each source, besides those that all share
     "features": {*OF_HEAD},
-    "estimator": {"data", "allow_pickle"},
+    "estimator": {"data", "held_out", "allow_pickle"},
     "model": {"weights", "data", "allow_pickle", "stream", "held_out", "depth", *OF_HEAD, *OF_TORCH, *OF_DEPTH},
 }
 NOT_WITH_DEPTH = {  # options that scores through the network exclude, and why
@@ -81,7 +81,9 @@ def source_from(options: Options, say: Say, processes: Processes = ALONE) -> tup
             say(f"note: {note}")
     else:
         estimator = load_estimator(options["estimator"], allow_pickle=bool(options.get("allow_pickle")))
-        return from_sklearn(estimator, *_inputs_and_targets(options, say, "estimator"), **names), None
+        data = _inputs_and_targets(options, say, "estimator")
+        others = _inputs_and_targets(options, say, "estimator", "held_out") if "held_out" in options else None
+        return from_sklearn(estimator, *data, held_out=others, **names), None
     return head.named(**names), deeper
 
 
@@ -120,11 +122,11 @@ def signals_named(options: Options, say: Say) -> Signals:
         )
 
 
-def _inputs_and_targets(options: Options, say: Say, beside: str) -> tuple[Any, Any]:
-    say(f"Running your code: {options['data']}")
-    data = call_factory("data", options["data"])
+def _inputs_and_targets(options: Options, say: Say, beside: str, name: str = "data") -> tuple[Any, Any]:
+    say(f"Running your code: {options[name]}")
+    data = call_factory(name, options[name])
     if not isinstance(data, tuple) or len(data) != 2:
-        raise fail("data", f"a function that returns (X, y) beside --{beside}", type(data).__name__, "return both")
+        raise fail(name, f"a function that returns (X, y) beside --{beside}", type(data).__name__, "return both")
     return data
 
 

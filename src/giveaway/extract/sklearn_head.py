@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,10 +17,10 @@ from sklearn.pipeline import Pipeline
 from sklearn.utils import compute_sample_weight
 from sklearn.utils.validation import check_is_fitted
 
-from giveaway.checks import ROWS_PER_CHECK, as_tensor, check_shape, fail
+from giveaway.checks import ROWS_PER_CHECK, InputError, as_tensor, check_shape, fail
 from giveaway.extract.arrays import linear_outputs
 from giveaway.extract.bags import out_of_bag
-from giveaway.extract.user_files import TRUST, first_line, needs_pickle, reading
+from giveaway.extract.user_files import first_line
 from giveaway.records.head import Head
 
 LEAST_PROBABILITY = 1e-12
@@ -35,14 +33,17 @@ ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 HARMLESS = re.compile(r"X has \d+ features|Input (X )?contains (NaN|infinity)|Expected 2D array|Found array with")
 REFIT = "pass the X the estimator was fitted with"
-PICKLE_SUFFIXES = (".pkl", ".pickle", ".joblib")
-# Plain holders of numbers, unknown to skops: inside every MLP trained with adam or sgd, and inside encoders.
-TRUSTED_TYPES = [f"sklearn.neural_network._stochastic_optimizers.{name}Optimizer" for name in ("Adam", "SGD")]
-TRUSTED_TYPES += ["numpy.dtype"]
 
 
 def from_sklearn(
-    estimator: Any, X: Any, y: Any, *, sample_weight: Any = None, ids: Any = None, groups: Any = None
+    estimator: Any,
+    X: Any,
+    y: Any,
+    *,
+    sample_weight: Any = None,
+    ids: Any = None,
+    groups: Any = None,
+    held_out: tuple[Any, Any] | None = None,
 ) -> Head:
     """Return the head of a fitted linear model, of the last layer of an MLP, or of a Pipeline that ends in one.
 
@@ -56,6 +57,7 @@ def from_sklearn(
     estimator: 2·alpha for Ridge and RidgeClassifier, 1/C for LogisticRegression, alpha (2·alpha for regression) for
     an MLP, times records over batch size unless solver="lbfgs". Only liblinear penalizes the intercept.
     Class weights become sample weights. A sparse X is made dense where that takes at most 1 GiB, else refused.
+    `held_out` is (X, y) of records that the estimator was not fitted with, such as a validation set.
 
     Examples
     --------
@@ -66,51 +68,56 @@ def from_sklearn(
     Head(n=150, d=4, m=3, loss='cross_entropy', l2=0.5, inputs=(4,))
     """
     names = {"ids": ids, "groups": groups, "inputs": _records_of(X)}
+    whole = estimator
+    estimator, X = _last_step(whole, X)
+    black_box = type(estimator) not in FIELDS
+    if black_box and not _is_black_box(estimator):
+        expected = "one of " + ", ".join(kind.__name__ for kind in FIELDS) + ", or a Pipeline ending in one"
+        remedy = "for another model build Head (a black box: features=None)"
+        remedy = "pass its best_estimator_" if hasattr(estimator, "best_estimator_") else remedy
+        raise fail("estimator", expected, type(estimator).__name__, remedy)
+    if not black_box:
+        with refusals(estimator):
+            check_is_fitted(estimator)
+    if held_out is not None:
+        names["held_out"] = _held_out(whole, held_out)
+    if black_box:
+        fields = _black_box(estimator, X, y, sample_weight, groups)
+        return Head(None, sample_weight=sample_weight, **names, **fields)  # type: ignore[arg-type]
+    fields = _linear_fields(estimator, X, y, sample_weight)
+    return Head(intercept=fields["bias"] is not None, **names, **fields)
+
+
+def _linear_fields(estimator: Any, X: Any, y: Any, sample_weight: Any) -> dict[str, Any]:
+    fields = FIELDS[type(estimator)](estimator, *_checked_inputs(estimator, X, y), sample_weight)
+    for name in ("features", "weight", "bias"):
+        fields[name] = None if fields[name] is None else as_tensor(name, fields[name])
+    return fields | {"outputs": linear_outputs(fields["features"], fields["weight"], fields["bias"])}
+
+
+def _last_step(estimator: Any, X: Any) -> tuple[Any, Any]:
+    """Return the last estimator of nested pipelines, and what it is given for X."""
     while isinstance(estimator, Pipeline):
         if len(estimator.steps) > 1:
             with refusals(estimator):
                 X = estimator[:-1].transform(X)
         estimator = estimator.steps[-1][1]
-    fields_of = FIELDS.get(type(estimator))
-    if fields_of is None and _is_black_box(estimator):
-        fields = _black_box(estimator, X, y, sample_weight, groups)
-        return Head(None, sample_weight=sample_weight, **names, **fields)  # type: ignore[arg-type]
-    if fields_of is None:
-        expected = "one of " + ", ".join(kind.__name__ for kind in FIELDS) + ", or a Pipeline ending in one"
-        remedy = "for another model build Head (a black box: features=None)"
-        remedy = "pass its best_estimator_" if hasattr(estimator, "best_estimator_") else remedy
-        raise fail("estimator", expected, type(estimator).__name__, remedy)
-    with refusals(estimator):
-        check_is_fitted(estimator)
-    fields = fields_of(estimator, *_checked_inputs(estimator, X, y), sample_weight)
-    for name in ("features", "weight", "bias"):
-        fields[name] = None if fields[name] is None else as_tensor(name, fields[name])
-    outputs = linear_outputs(fields["features"], fields["weight"], fields["bias"])
-    return Head(outputs=outputs, intercept=fields["bias"] is not None, **names, **fields)
+    return estimator, X
 
 
-def load_estimator(path: str | os.PathLike[str], *, allow_pickle: bool = False) -> Any:
-    """Return the scikit-learn estimator in `path`: skops, or with `allow_pickle` pickle, joblib and any type."""
-    suffix = Path(path).suffix
-    if suffix not in (".skops", *PICKLE_SUFFIXES):
-        expected = "a .skops file, or " + ", ".join(PICKLE_SUFFIXES)
-        raise fail("estimator", expected, Path(path).name, "save it with skops.io.dump")
-    with reading("estimator", path, f"{suffix} file") as file:
-        if suffix == ".skops":
-            try:
-                import skops.io
-            except ImportError as error:
-                raise fail("estimator", "skops, to read .skops files", "none", "pip install giveaway[safe]") from error
-            unknown = sorted(set(skops.io.get_untrusted_types(file=file)) - set(TRUSTED_TYPES))
-            if unknown and not allow_pickle:
-                got = f"{len(unknown)} unknown to it ({', '.join(unknown[:3])}{', …' * (len(unknown) > 3)})"
-                raise fail("estimator", "types that skops trusts", got, f"save the estimator without them, or {TRUST}")
-            return skops.io.load(file, trusted=[*TRUSTED_TYPES, *unknown])
-        if not allow_pickle:
-            raise needs_pickle("estimator", "a .skops file", file, "save it with skops.io.dump")
-        import joblib
-
-        return joblib.load(file)
+def _held_out(estimator: Any, records: Any) -> tuple[Any, Any]:
+    """Return what the estimator says of records that it was not fitted with, in the units of a head's outputs."""
+    if not isinstance(records, tuple | list) or len(records) != 2:
+        raise fail("held_out", "(X, y) of records held out", f"a {type(records).__name__}", "pass both, as X and y are")
+    try:
+        estimator, X = _last_step(estimator, records[0])
+        if type(estimator) in FIELDS:
+            fields = _linear_fields(estimator, X, records[1], None)
+            return fields["outputs"], fields["targets"]
+        outputs, targets, loss = _predictions(estimator, X, records[1])
+        return _logarithms(outputs) if loss == "cross_entropy" else outputs, targets
+    except InputError as error:
+        raise InputError(f"held_out {error}") from error
 
 
 def _is_black_box(estimator: Any) -> bool:
@@ -124,22 +131,31 @@ def _is_black_box(estimator: Any) -> bool:
 
 def _black_box(estimator: Any, X: Any, y: Any, sample_weight: Any, groups: Any) -> dict[str, Any]:
     """Return logarithms of probabilities with class indices, or values with squared loss; of a bag out-of-bag too."""
+    outputs, targets, loss = _predictions(estimator, X, y)
+    check_fit_on_all(estimator)
+    left_out = out_of_bag(estimator, X, outputs, sample_weight=sample_weight, groups=groups)
+    said = {"outputs": outputs, "out_of_bag": left_out}
+    if loss == "cross_entropy":
+        said = {name: None if p is None else _logarithms(p) for name, p in said.items()}
+    return {"targets": targets, "loss": loss, **said}
+
+
+def _predictions(estimator: Any, X: Any, y: Any) -> tuple[np.ndarray, np.ndarray, str]:
+    """Return probabilities with class indices, or values, and the loss that goes with them."""
     probable = hasattr(estimator, "predict_proba")
     with refusals(estimator):
         outputs = np.asarray(estimator.predict_proba(X) if probable else estimator.predict(X))
-    check_fit_on_all(estimator)
-    told = {"sample_weight": sample_weight, "groups": groups}
     if not probable:
-        values = {"outputs": outputs, "targets": checked_targets(y, len(outputs))}
-        return {**values, "loss": "squared", "out_of_bag": out_of_bag(estimator, X, outputs, **told)}
+        return outputs, checked_targets(y, len(outputs)), "squared"
     classes: Any = getattr(estimator, "classes_", None)
     if outputs.ndim != 2 or np.ndim(classes) != 1:
         got, remedy = f"{type(estimator).__name__} with another kind of outputs", "audit one label at a time"
         raise fail("estimator", "a classifier of one label a record", got, remedy)
-    targets = class_indices(checked_targets(y, len(outputs)), np.asarray(classes))
-    said = {"outputs": outputs, "out_of_bag": out_of_bag(estimator, X, outputs, **told)}
-    logits = {k: None if p is None else np.log(np.clip(p, LEAST_PROBABILITY, None)) for k, p in said.items()}
-    return {"targets": targets, "loss": "cross_entropy", **logits}
+    return outputs, class_indices(checked_targets(y, len(outputs)), np.asarray(classes)), "cross_entropy"
+
+
+def _logarithms(probabilities: np.ndarray) -> np.ndarray:
+    return np.log(np.clip(probabilities, LEAST_PROBABILITY, None))
 
 
 def check_fit_on_all(estimator: Any) -> None:
