@@ -1,9 +1,9 @@
 """What recording a loss trace adds to a training step.
 
-An epoch of training is timed without a trace and with one, in turn, in one process: `add` is a loop that has the losses
-of its records and hands them on, `loss` leaves them to trace.loss. The trace goes to a file, and its writing at the end
-of the epoch counts. Each ratio is the median over rounds of an epoch with a trace to the epoch without in that round;
-on the CPU these are CPU seconds of all threads, on a GPU wall seconds.
+Steps of training without a trace and with one are timed in turn in one process, one by one on the CPU (CPU seconds of
+all threads), in blocks of 20 on a GPU (wall seconds): `add` is a loop that computes the losses of its records and hands
+them on, `loss` leaves that to trace.loss. A round is an epoch. Its ratio is the median step with a trace, and its share
+of writing the epoch to a file, to the median step without; the result is the median of the rounds, with quartiles.
 
 mlp : two hidden layers of 512 on 784 inputs, batches of 128.
 small_mlp : the mlp recipe, two hidden layers of 64 on 30 inputs, batches of 64: about the shortest step there is.
@@ -30,7 +30,9 @@ from benchmarks.measuring import RESULTS, cpu_timed, digits, read_options, timed
 from giveaway import LossTrace, indexed
 from giveaway.attacks.recipes import RECIPES, build_mlp
 
+Step = Callable[[int], Any]
 CLASSES = 10
+BLOCK = 20  # steps between two looks at the clock, for which a GPU must be waited for
 CASES: dict[str, tuple[tuple[int, ...], int, int]] = {  # the shape of a record, batch size, steps an epoch
     "mlp": ((784,), 128, 100),
     "small_mlp": ((30,), 64, 300),
@@ -47,8 +49,8 @@ def build(which: str, shape: tuple[int, ...]) -> nn.Module:
     return made(shape, CLASSES)
 
 
-def epochs_of(which: str, device: str, folder: str, *, small: bool) -> dict[str, Callable[[], None]]:
-    """Functions that train for an epoch: plain, and in two ways with a trace."""
+def steps_of(which: str, device: str, folder: str, *, small: bool) -> tuple[dict[str, Step], dict[str, LossTrace], int]:
+    """Functions that take a training step, plain and in two ways with a trace; the traces; and steps an epoch."""
     shape, size, steps = CASES[which]
     size, steps = (4, 2) if small else (size, steps)
     records = size * steps
@@ -59,12 +61,14 @@ def epochs_of(which: str, device: str, folder: str, *, small: bool) -> dict[str,
         torch.optim.SGD(model.parameters(), 0.01, momentum=0.9) if half else torch.optim.Adam(model.parameters())
     )
     mean, each = nn.CrossEntropyLoss(), nn.CrossEntropyLoss(reduction="none")
-    traces = {way: LossTrace(records, Path(folder) / f"{which}-{way}", targets=y) for way in ("add", "loss")}
+    traces = {
+        way: LossTrace(records, Path(folder) / f"{which}-{way}", targets=y, losses_per_epoch=2 * records)
+        for way in ("add", "loss")
+    }
 
-    def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-        for rows in torch.randperm(records).split(size):
-            where = rows.to(device)
-            yield x[where], y[where], rows
+    def batch(step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        rows = torch.arange(step * size, (step + 1) * size)  # as a loader hands them over, on the CPU
+        return x[rows[0] : rows[0] + size], y[rows[0] : rows[0] + size], rows
 
     def outputs(inputs: torch.Tensor) -> torch.Tensor:
         with torch.autocast(torch.device(device).type, torch.bfloat16, enabled=half):
@@ -75,48 +79,58 @@ def epochs_of(which: str, device: str, folder: str, *, small: bool) -> dict[str,
         loss.backward()
         optimizer.step()
 
-    def plain() -> None:
-        for inputs, targets, _ in batches():
-            finish(mean(outputs(inputs), targets))
+    def plain(step: int) -> None:
+        inputs, targets, _ = batch(step)
+        finish(mean(outputs(inputs), targets))
 
-    def add() -> None:
-        for inputs, targets, rows in batches():
-            losses = each(outputs(inputs), targets)
-            finish(losses.mean())
-            traces["add"].add(rows, losses)
+    def add(step: int) -> None:
+        inputs, targets, rows = batch(step)
+        losses = each(outputs(inputs), targets)
+        finish(losses.mean())
+        traces["add"].add(rows, losses)
 
-    def loss() -> None:
-        for inputs, targets, rows in batches():
-            finish(traces["loss"].loss(mean, outputs(inputs), targets, rows))
+    def loss(step: int) -> None:
+        inputs, targets, rows = batch(step)
+        finish(traces["loss"].loss(mean, outputs(inputs), targets, rows))
 
-    return {"plain": plain, "add": add, "loss": loss}
-
-
-def loaders(*, small: bool) -> dict[str, Callable[[], None]]:
-    """Functions that read a data set once: plain, and with row numbers."""
-    data = TensorDataset(torch.randn(256 if small else 12_800, 784), torch.zeros(256 if small else 12_800))
-
-    def read(source: Any) -> None:
-        for _ in DataLoader(source, batch_size=128, shuffle=True):
-            pass
-
-    return {"plain": lambda: read(data), "indexed": lambda: read(indexed(data))}
+    return {"plain": plain, "add": add, "loss": loss}, traces, steps
 
 
-def measure(ways: dict[str, Callable[[], None]], rounds: int, steps: int, device: str) -> dict[str, Any]:
-    """Time every way once a round, each round beginning with another, after a round that does not count."""
-    clock = (lambda work: timed(work, device)) if torch.device(device).type == "cuda" else cpu_timed
-    seconds: dict[str, list[float]] = {way: [] for way in ways}
-    names = list(ways)
+def loader_steps(*, small: bool) -> tuple[dict[str, Step], dict[str, LossTrace], int]:
+    """Functions that fetch and collate a batch: plain, and with row numbers."""
+    data = TensorDataset(torch.randn(12_800, 784), torch.zeros(12_800))
+    sources = {"plain": data, "indexed": indexed(data)}
+    batches = {way: iter(_forever(DataLoader(source, 128, shuffle=True))) for way, source in sources.items()}
+    return {way: lambda _, way=way: next(batches[way]) for way in sources}, {}, 2 if small else 100
+
+
+def _forever(loader: DataLoader) -> Iterator[Any]:
+    while True:
+        yield from loader
+
+
+def measure(
+    ways: dict[str, Step], traces: dict[str, LossTrace], steps: int, rounds: int, device: str
+) -> dict[str, Any]:
+    """Take every step in every way, in turn; the first round does not count."""
+    gpu = torch.device(device).type == "cuda"
+    clock, block = (lambda work: timed(work, device)) if gpu else cpu_timed, BLOCK if gpu else 1
+    names, spent = list(ways), []
     for turn in range(rounds + 1):
-        for way in names[turn % len(names) :] + names[: turn % len(names)]:
-            seconds[way].append(clock(ways[way])[1])
-    plain = np.array(seconds.pop("plain")[1:])
-    found: dict[str, Any] = {"rounds": rounds, "plain_ms_a_step": digits(1e3 * np.median(plain) / steps)}
-    for way, spent in seconds.items():
-        more = np.array(spent[1:]) / plain - 1
-        middle = np.quantile(more, [0.5, 0.25, 0.75])
-        found[way] = {"more_percent": digits(100 * middle[0], 2), "quartiles_percent": digits(100 * middle[1:], 2)}
+        seconds: dict[str, list[float]] = {way: [] for way in ways}
+        for number, start in enumerate(range(0, steps, block)):
+            stop, first = min(start + block, steps), (turn + number) % len(names)
+            for way in names[first:] + names[:first]:
+                took = clock(lambda way=way: [ways[way](step) for step in range(start, stop)])[1]  # noqa: B023
+                seconds[way].append(took / (stop - start))
+        ends = {way: clock(trace.end_epoch)[1] / steps for way, trace in traces.items()}
+        spent.append({way: float(np.median(each)) + ends.get(way, 0.0) for way, each in seconds.items()})
+    plain = np.array([each["plain"] for each in spent[1:]])
+    found: dict[str, Any] = {"rounds": rounds, "steps": steps, "plain_ms_a_step": digits(1e3 * np.median(plain))}
+    for way in names[1:]:
+        more = 100 * (np.array([each[way] for each in spent[1:]]) / plain - 1)
+        low, middle, high = np.quantile(more, [0.25, 0.5, 0.75])
+        found[way] = {"more_percent": digits(middle, 2), "quartiles_percent": digits([low, high], 2)}
     return found
 
 
@@ -129,9 +143,9 @@ def main() -> None:
 
         def measured(which: str) -> dict[str, Any]:
             if which == "loader":
-                return measure(loaders(small=options.small), options.rounds, 2 if options.small else 100, "cpu")
-            ways = epochs_of(which, options.device, folder, small=options.small)
-            return measure(ways, options.rounds, 2 if options.small else CASES[which][2], options.device)
+                return measure(*loader_steps(small=options.small), options.rounds, "cpu")
+            made = steps_of(which, options.device, folder, small=options.small)
+            return measure(*made, options.rounds, options.device)
 
         write_parts(options.to / f"trace_cost_{kind}.json", options.which, measured, device=options.device)
 

@@ -136,20 +136,20 @@ class LossTrace:
         Of torch's losses, what is recorded leaves out class weights and label smoothing, which say how training counts
         a record, not what the model says of it, and what `ignore_index` leaves out.
         """
-        if type(criterion) not in CRITERIA:
+        if self._plain[0] is not criterion:
+            self._plain = (criterion, plain(criterion) if type(criterion) in CRITERIA else None)
+        if self._plain[1] is None:
             each = criterion(outputs, targets)
             self.add(rows, each)
             return each.mean()
-        which, kept = self._checked(rows), outputs.numel() <= MOST_KEPT
-        if len(outputs) != len(which):
+        which = self._checked(rows)
+        if outputs.shape[0] != which.shape[0]:
             raise fail("rows", f"{len(outputs)} row numbers, one an output", str(len(which)), "give those of the batch")
-        if self._plain[0] is not criterion:
-            self._plain = (criterion, plain(criterion))
-        said = Outputs(self._plain[1], outputs.detach(), targets.detach())
-        if kept:  # computing the losses of many batches at once costs much less
-            self._append(which, Outputs(said[0], said[1].clone(), said[2].clone()))
-        else:
-            self._append(which, *computed([said]))
+        said = outputs.detach()
+        if said.numel() > MOST_KEPT:
+            self._append(which, *computed([Outputs(self._plain[1], said, targets)]))
+        else:  # computing the losses of many batches at once costs much less
+            self._append(which, Outputs(self._plain[1], said.clone(), targets.clone()))
         return criterion(outputs, targets)  # training is the same to the last bit
 
     def end_epoch(self) -> None:
@@ -203,7 +203,7 @@ class LossTrace:
         if self._file is None and not isinstance(self._epochs, list):
             got, remedy = "one that was read", "begin it with the number of records"
             raise fail("trace", "one that is being recorded", got, remedy)
-        which = as_tensor("rows", rows)
+        which = rows if isinstance(rows, torch.Tensor) else as_tensor("rows", rows)
         if which.ndim != 1 or which.dtype not in (torch.int64, torch.int32):
             got = f"{str(which.dtype).removeprefix('torch.')} of shape {tuple(which.shape)}"
             raise fail("rows", "row numbers (b,)", got, "give each record's place in the data set (ga.indexed adds it)")

@@ -50,6 +50,7 @@ def computed(batches: Iterable[torch.Tensor | Outputs]) -> list[torch.Tensor]:
 
 def _own_losses(criterion: Any, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Return the mean of each record's losses (b,) over its outputs or tokens, NaN where all of them are ignored."""
+    targets = targets.detach()
     soft = targets.is_floating_point()
     each = criterion(outputs.float(), targets.float() if soft else targets)
     if type(criterion) in OF_CLASSES and not soft:
