@@ -34,7 +34,7 @@ from benchmarks.measuring import read_options, write_parts
 from giveaway.attacks.recipes import signals_of
 from giveaway.attacks.shadow_store import balanced_membership, model_seed
 from giveaway.extract.bags import out_of_bag
-from giveaway.extract.sklearn_traces import trace_of_stages
+from giveaway.extract.sklearn_traces import STAGES, trace_of_stages
 from giveaway.records import Signals
 from giveaway.scores.formulas import normal_scores
 
@@ -144,7 +144,7 @@ def make(name: str, folder: Path) -> dict[str, np.ndarray]:
         if kind == "forest":
             made[f"out_of_bag_{target}"] = out_of_bag(model, x[rows], outputs if m > 1 else outputs[:, 0])
         else:
-            made[f"staged_{target}"] = trace_of_stages(model, x[rows], y[rows], stages=ROUNDS).losses
+            made[f"staged_{target}"] = trace_of_stages(model, x[rows], y[rows], stages=10_000).losses  # every one
     return made
 
 
@@ -182,7 +182,9 @@ def scores_of_target(name: str, held: dict[str, np.ndarray], inputs: Any, target
     if not forest:
         staged = held[f"staged_{target}"].astype(np.float64)
         low, high = np.quantile(staged, [0.25, 0.75], axis=0)
-        columns |= {"trace": np.sqrt(staged).mean(0), "mean of the staged losses": staged.mean(0), "lt_iqr": high - low}
+        asked = np.unique(np.geomspace(1, len(staged), STAGES).round().astype(int)) - 1  # as trace_of_stages does
+        columns |= {"trace": np.sqrt(staged[asked]).mean(0), "lt_iqr": high - low}
+        columns |= {"mean √loss of all stages": np.sqrt(staged).mean(0), "mean loss of all stages": staged.mean(0)}
         return columns | joined(columns, "trace")
     bag = held[f"out_of_bag_{target}"]
     said_without = bag if m == 1 else np.log(np.clip(bag, LEAST, None))

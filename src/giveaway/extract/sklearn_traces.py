@@ -24,7 +24,7 @@ from giveaway.extract.sklearn_head import (
 )
 from giveaway.records.loss_trace import LossTrace
 
-STAGES = 100
+STAGES = 20
 BATCH = 200  # MLPs' own size by default
 PARTS = 20  # of an epoch of SGD, which steps record by record and is asked before each part
 BOOSTED = "a scikit-learn GradientBoosting or HistGradientBoosting model, an XGBoost or a LightGBM estimator"
@@ -35,8 +35,9 @@ def trace_of_stages(estimator: Any, X: Any, y: Any, *, stages: int = STAGES, ids
     """Return the losses of the records it was fitted on after the stages of a fitted boosted model.
 
     Takes scikit-learn's models with staged_predict, and the estimators of XGBoost and LightGBM, alone or at the end of
-    a Pipeline. A model of more than `stages` stages is asked after so many of them, evenly spaced, the last included.
-    Losses are cross-entropies, or squared errors of a regressor.
+    a Pipeline. The model is asked after at most `stages` of them, evenly spaced in the logarithm, the first and the
+    last included: early stages generalize and late ones memorize, so every doubling of the model counts alike. Losses
+    are cross-entropies, or squared errors of a regressor.
 
     Examples
     --------
@@ -44,7 +45,7 @@ def trace_of_stages(estimator: Any, X: Any, y: Any, *, stages: int = STAGES, ids
     >>> from sklearn.ensemble import GradientBoostingClassifier
     >>> X, y = load_iris(return_X_y=True)
     >>> trace_of_stages(GradientBoostingClassifier(n_estimators=30).fit(X, y), X, y)
-    LossTrace(epochs=30, records=150)
+    LossTrace(epochs=15, records=150)
     """
     check_whole("stages", stages, 2)
     while isinstance(estimator, Pipeline):
@@ -61,7 +62,7 @@ def trace_of_stages(estimator: Any, X: Any, y: Any, *, stages: int = STAGES, ids
     targets = checked_targets(y, X.shape[0] if hasattr(X, "shape") else len(X))
     if classes:
         targets = class_indices(targets, np.asarray(estimator.classes_))
-    counts = np.unique(np.linspace(1, total, min(total, stages)).round().astype(int))
+    counts = np.unique(np.geomspace(1, total, stages).round().astype(int))
     with refusals(estimator):
         losses = [_losses(said, targets, classes=classes) for said in _predictions(estimator, X, counts)]
     return LossTrace.from_losses(np.stack(losses), targets=targets, ids=ids)
