@@ -145,11 +145,11 @@ class LossTrace:
         which = self._checked(rows)
         if outputs.shape[0] != which.shape[0]:
             raise fail("rows", f"{len(outputs)} row numbers, one an output", str(len(which)), "give those of the batch")
-        said = outputs.detach()
-        if said.numel() > MOST_KEPT:
-            self._append(which, *computed([Outputs(self._plain[1], said, targets)]))
+        said, size = outputs.detach(), outputs.numel()
+        if size > MOST_KEPT:
+            self._append(which, computed([(self._plain[1], said, targets)])[0])
         else:  # computing the losses of many batches at once costs much less
-            self._append(which, Outputs(self._plain[1], said.clone(), targets.clone()))
+            self._append(which, (self._plain[1], said.clone(), targets.clone()), size)
         return criterion(outputs, targets)  # training is the same to the last bit
 
     def end_epoch(self) -> None:
@@ -209,13 +209,13 @@ class LossTrace:
             raise fail("rows", "row numbers (b,)", got, "give each record's place in the data set (ga.indexed adds it)")
         return which
 
-    def _append(self, rows: torch.Tensor, values: torch.Tensor | Outputs) -> None:
+    def _append(self, rows: torch.Tensor, values: torch.Tensor | Outputs, numbers: int = 0) -> None:
+        count = rows.shape[0]
         self._rows.append(rows.clone())
         self._values.append(values)
-        self._pending += len(rows)
-        self._added += len(rows)
-        if isinstance(values, Outputs):
-            self._numbers += values.outputs.numel()
+        self._pending += count
+        self._added += count
+        self._numbers += numbers
         if self._added >= self._losses_per_epoch:
             self.end_epoch()
         elif self._pending >= MOST_PENDING:

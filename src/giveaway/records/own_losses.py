@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,18 +13,8 @@ from torch import nn
 OF_CLASSES = (nn.CrossEntropyLoss, nn.NLLLoss)
 CRITERIA = (*OF_CLASSES, nn.BCEWithLogitsLoss, nn.BCELoss, nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
 
-
-class Outputs(NamedTuple):
-    """What a model said of a batch, and the criterion of `plain` under which its losses are still to be computed."""
-
-    criterion: Any
-    outputs: torch.Tensor
-    targets: torch.Tensor
-
-    def alike(self) -> tuple[Any, ...]:
-        """What two batches must share to be joined."""
-        tensors = (self.outputs, self.targets)
-        return (id(self.criterion), *((tensor.shape[1:], tensor.dtype, tensor.device) for tensor in tensors))
+# what a model said of a batch: the plain criterion of its losses, outputs, targets
+Outputs = tuple[Any, torch.Tensor, torch.Tensor]
 
 
 def plain(criterion: Any) -> Any:
@@ -39,13 +29,21 @@ def plain(criterion: Any) -> Any:
 def computed(batches: Iterable[torch.Tensor | Outputs]) -> list[torch.Tensor]:
     """Return losses in the order of the batches; those of outputs are computed, alike ones together."""
     found: list[torch.Tensor] = []
-    for _, alike in groupby(batches, lambda batch: batch.alike() if isinstance(batch, Outputs) else None):
-        members = list(alike)
-        if isinstance(members[0], Outputs):
-            outputs, targets = (torch.cat([member[place] for member in members]) for place in (1, 2))
-            members = [_own_losses(members[0].criterion, outputs, targets)]
-        found += members  # type: ignore[arg-type]
+    for kind, alike in groupby(batches, _kind):
+        if kind is None:
+            found += alike  # type: ignore[arg-type]
+        else:
+            criteria, outputs, targets = zip(*alike, strict=True)
+            found.append(_own_losses(criteria[0], torch.cat(outputs), torch.cat(targets)))
     return found
+
+
+def _kind(batch: torch.Tensor | Outputs) -> tuple[Any, ...] | None:
+    """Return what two batches of outputs must share to be joined; None of losses."""
+    if isinstance(batch, torch.Tensor):
+        return None
+    criterion, *tensors = batch
+    return (id(criterion), *((tensor.shape[1:], tensor.dtype, tensor.device) for tensor in tensors))
 
 
 def _own_losses(criterion: Any, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
