@@ -1,9 +1,10 @@
 """What recording a loss trace adds to a training step.
 
 Steps of training without a trace and with one are timed in turn in one process, one by one on the CPU (CPU seconds of
-all threads), in blocks of 20 on a GPU (wall seconds): `add` is a loop that computes the losses of its records and hands
-them on, `loss` leaves that to trace.loss. A round is an epoch. Its ratio is the median step with a trace, and its share
-of writing the epoch to a file, to the median step without; the result is the median of the rounds, with quartiles.
+all threads), in blocks of 20 on a GPU (wall seconds): `each` computes the losses of its records and their mean without
+keeping them, `add` hands them on to trace.add, and `loss` leaves all that to trace.loss. A round is an epoch. Its ratio
+is the median step of a way, with its share of writing the epoch to a file, to the median plain step; the result is the
+median of the rounds, with quartiles.
 
 mlp : two hidden layers of 512 on 784 inputs, batches of 128.
 small_mlp : the mlp recipe, two hidden layers of 64 on 30 inputs, batches of 64: about the shortest step there is.
@@ -83,6 +84,10 @@ def steps_of(which: str, device: str, folder: str, *, small: bool) -> tuple[dict
         inputs, targets, _ = batch(step)
         finish(mean(outputs(inputs), targets))
 
+    def losses_alone(step: int) -> None:
+        inputs, targets, _ = batch(step)
+        finish(each(outputs(inputs), targets).mean())
+
     def add(step: int) -> None:
         inputs, targets, rows = batch(step)
         losses = each(outputs(inputs), targets)
@@ -93,7 +98,7 @@ def steps_of(which: str, device: str, folder: str, *, small: bool) -> tuple[dict
         inputs, targets, rows = batch(step)
         finish(traces["loss"].loss(mean, outputs(inputs), targets, rows))
 
-    return {"plain": plain, "add": add, "loss": loss}, traces, steps
+    return {"plain": plain, "each": losses_alone, "add": add, "loss": loss}, traces, steps
 
 
 def loader_steps(*, small: bool) -> tuple[dict[str, Step], dict[str, LossTrace], int]:
