@@ -27,7 +27,7 @@ from giveaway.evaluation.ranking import agreement_over_targets
 from giveaway.evaluation.success import shadow_curve
 from giveaway.extract import from_file
 from giveaway.extract.user_files import signals_from
-from giveaway.scores.formulas import normal_scores
+from giveaway.scores.fusion import normal_scores
 
 IMAGES = {"cifar10_cnn": ("cifar10", "x_train"), "bloodmnist_cnn": ("bloodmnist", "images")}
 SIGNALS = {"cifar10_cnn": "cifar10_cnn_signals_10k.npz", "bloodmnist_cnn": "bloodmnist_cnn_signals.npz"}

@@ -36,7 +36,7 @@ from giveaway.attacks.shadow_store import balanced_membership, model_seed
 from giveaway.extract.bags import out_of_bag
 from giveaway.extract.sklearn_traces import STAGES, trace_of_stages
 from giveaway.records import Signals
-from giveaway.scores.formulas import normal_scores
+from giveaway.scores.fusion import normal_scores
 
 MODELS, TARGETS, TREES, ROUNDS = 64, 4, 100, 100
 LEAST = 1e-12  # a probability, in a loss

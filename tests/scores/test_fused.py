@@ -12,17 +12,17 @@ from scipy.special import expit, log_softmax
 from scipy.stats import norm
 from sklearn.linear_model import LogisticRegression
 
-from giveaway.scores.formulas import TwoViews, fused, left_out, normal_scores
+from giveaway.scores.fusion import Views, fused, left_out, normal_scores
 from giveaway.scores.predicted import calibrated_phi, phi_of, predict_from_views
 
 FINITE = st.floats(0.0, 1e6, allow_subnormal=False)
 ROWS = st.integers(2, 30).flatmap(lambda n: st.tuples(*(st.lists(FINITE, min_size=n, max_size=n) for _ in range(3))))
 
 
-def seen(head, inside, outside, leverage=None, *, variation: float = np.inf, exact: bool = False) -> TwoViews:
+def seen(head, inside, outside, leverage=None, *, variation: float = np.inf, exact: bool = False) -> Views:
     """With endless variation next to nothing is held by memory."""
     columns = [np.array(column, dtype=float) for column in (head, inside, outside)]
-    return TwoViews(*columns, np.full(len(head), 0.5) if leverage is None else np.array(leverage), variation, exact)
+    return Views(*columns, np.full(len(head), 0.5) if leverage is None else np.array(leverage), variation, exact)
 
 
 def by_hand(values) -> np.ndarray:

@@ -8,7 +8,7 @@ from sklearn.datasets import load_iris
 from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
 
 from giveaway import Head, from_sklearn
-from giveaway.scores.formulas import normal_scores
+from giveaway.scores.fusion import normal_scores
 from giveaway.views.bags import BagsView
 from tests.conftest import KINDS, made_arrays
 

@@ -10,7 +10,7 @@ from scipy.special import expit, softmax
 from sklearn.linear_model import Ridge
 
 from giveaway import Head, audit
-from giveaway.scores.formulas import TwoViews
+from giveaway.scores.fusion import Views
 from giveaway.views import others
 from giveaway.views.left_out import fourier_features
 from giveaway.views.others import OthersView, model_errors, not_learned
@@ -38,7 +38,7 @@ def black_box(kind: str, **options) -> Head:
     return Head(**made_arrays(kind) | {"features": None}, **options)
 
 
-def compared(head: Head, unit: str = "record") -> tuple[OthersView, TwoViews]:
+def compared(head: Head, unit: str = "record") -> tuple[OthersView, Views]:
     view = OthersView(head)
     rows = head.n if unit == "record" else len(np.unique(head.groups))
     return view, view.compare(unit, np.arange(rows, dtype=float))

@@ -11,7 +11,8 @@ from giveaway.curvature.choice import Auto, Choice, Sketch, check_sketch, choose
 from giveaway.gp.distinguishability import KernelGiven, Process
 from giveaway.linalg.processes import ALONE, Processes
 from giveaway.records import Head
-from giveaway.scores.catalogue import CATALOGUE
+from giveaway.records.loss_trace import LossTrace
+from giveaway.scores.catalogue import CATALOGUE, VIEWS
 from giveaway.scores.predicted import exists_for
 from giveaway.views.others import OthersView, view_of
 from giveaway.views.process import ProcessView
@@ -35,6 +36,7 @@ class Plan:
     beside_view: str = "newton"
     choice: Choice | None = None
     view: OthersView | None = None
+    trace: LossTrace | None = None
     no_view: str | None = None
     process: ProcessView | None = None
 
@@ -50,7 +52,7 @@ class Plan:
 
     @property
     def of_view(self) -> tuple[str, ...]:
-        return self._from("others")
+        return self._from(*VIEWS, "fused")
 
     @property
     def of_lood(self) -> tuple[str, ...]:
@@ -60,8 +62,8 @@ class Plan:
     def curved(self) -> bool:
         return any(CATALOGUE[name].curvature for name in (*self.of_head, *self.of_theory))
 
-    def _from(self, source: str) -> tuple[str, ...]:
-        return tuple(name for name in self.scores if CATALOGUE[name].source == source)
+    def _from(self, *sources: str) -> tuple[str, ...]:
+        return tuple(name for name in self.scores if CATALOGUE[name].source in sources)
 
 
 def named_scores(scores: str | Sequence[str]) -> tuple[str, ...]:
@@ -80,6 +82,7 @@ def plan(
     *,
     optimum: str = "assumed",
     curvature: Any = Auto(),  # noqa: B008 (frozen)
+    trace: LossTrace | None = None,
     kernel: Process | KernelGiven | None = None,
     processes: Processes = ALONE,
 ) -> Plan:
@@ -88,11 +91,17 @@ def plan(
     if head.inputs is None and kernel is not None:
         raise fail("inputs", "inputs beside kernel", "none", "pass the records themselves to Head, or drop the kernel")
     sources = {CATALOGUE[name].source for name in named if name != DEFAULT}
-    viewed = DEFAULT in named or "others" in sources or ("theory" in sources and head.inputs is not None)
-    view, no_view = view_of(head, required="others" in sources) if viewed else (None, None)
+    others = {"trace": trace, "relatives": head.relatives, "bag": head.out_of_bag}
+    there = {source: given is not None for source, given in others.items()}
+    required = "others" in sources or ("fused" in sources and not any(there.values()))
+    viewed = DEFAULT in named or "fused" in sources or required or ("theory" in sources and head.inputs is not None)
+    view, no_view = view_of(head, required=required) if viewed else (None, None)
+    if no_view is not None and any(there.values()):
+        no_view = no_view.replace("No fused score", "No left_out score")
+    there["others"] = view is not None
     choice = choose(head, curvature, processes) if head.linear else None
     check_choice("optimum", optimum, OPTIMA)
-    available = {"head": True, "others": view is not None, "process": kernel is not None, "theory": False}
+    available = {"head": True, "process": kernel is not None, "theory": False, "fused": any(there.values()), **there}
     default = [
         name
         for name, score in CATALOGUE.items()
@@ -102,7 +111,7 @@ def plan(
     ]
     names = tuple(dict.fromkeys(n for name in named for n in (default if name == DEFAULT else (name,))))
     for name in names:
-        _check_score(name, head)
+        _check_score(name, head, trace)
     if optimum != "assumed" and not head.linear:
         raise fail("optimum", '"assumed" for a black box', repr(optimum), "leave optimum out")
     if optimum == "corrected" and head.weight is None:
@@ -119,6 +128,7 @@ def plan(
         beside_view="newton" if head.linear else "loss",
         choice=choice,
         view=view,
+        trace=trace,
         no_view=no_view,
         process=process,
     )
@@ -130,8 +140,14 @@ def plan(
     return resolved
 
 
-def _check_score(name: str, head: Head) -> None:
+def _check_score(name: str, head: Head, trace: LossTrace | None) -> None:
     score = CATALOGUE[name]
+    needed = {"trace": (trace, "a trace"), "relatives": (head.relatives, "relatives")}
+    needed["bag"] = (head.out_of_bag, "out-of-bag predictions")
+    if score.source in needed and needed[score.source][0] is None:
+        what = needed[score.source][1]
+        remedy = "pass trace= to audit" if score.source == "trace" else "give them to the head, or leave it out"
+        raise fail("scores", f"{what} beside a score that needs it", f"{name} alone", remedy)
     if score.classes and head.loss == "squared":
         raise fail("scores", "scores that exist for squared loss", name, "leave it out: it needs classes")
     if score.features and not head.linear:

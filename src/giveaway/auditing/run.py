@@ -23,12 +23,13 @@ from giveaway.evaluation.ranking import recall_at, spearman
 from giveaway.gp.distinguishability import KernelGiven, Process
 from giveaway.linalg.processes import ALONE, Processes
 from giveaway.network.depths import Depths, Ekfac, Solves
-from giveaway.records import Head, ScoreTable
+from giveaway.records import Head, LossTrace, ScoreTable
 from giveaway.records.meta import Meta
 from giveaway.scores.catalogue import CATALOGUE
-from giveaway.scores.formulas import fused
+from giveaway.scores.fusion import fused
 from giveaway.storage.checkpoint import NO_CHECKPOINT, Checkpoint
 from giveaway.text import OnRows, parts_of, progress_of, say
+from giveaway.views.all_views import AllViews
 from giveaway.views.others import HELD_BACK
 
 TOP = 0.05
@@ -48,6 +49,7 @@ class Execution:
 def audit(
     head: Head | Depths,
     *,
+    trace: LossTrace | None = None,
     scores: str | Sequence[str] = DEFAULT,
     optimum: str = "assumed",
     curvature: Dense | Sketch | Auto | Solves | Ekfac = Auto(),  # noqa: B008 (frozen)
@@ -61,8 +63,10 @@ def audit(
     ----------
     head : the trained head with its records; see `Head`, `from_torch` and `from_sklearn`; or `ga.network.Depths`, for
         scores through more of a network than its last layer, in columns such as newton_all. Inputs that it holds add
-        `left_out`, what the other records say through a kernel that never saw the model, and `fused`, the score to rank
-        by. Without them the ranking is by `newton`.
+        `left_out`, what the other records say through a kernel that never saw the model; outputs on relatives, out of
+        bag and on records held out are further views. `fused` puts all views together and is the score to rank by;
+        without any the ranking is by `newton`.
+    trace : the losses of the training, for the view `trace`, usually the best there is. It must be of these records.
     scores : names of the columns wanted. "default" stands for those that rank: all but the `_logit` norms, the
         `predicted_*` columns, which estimate an attack's power, and `lood_*`, which come with a kernel. Name it with
         others to add them: ("default", "predicted_success").
@@ -88,7 +92,8 @@ def audit(
     3
     """
     if isinstance(head, Depths):
-        for name, given in (("optimum", optimum != "assumed"), ("kernel", kernel is not None)):
+        refused = {"optimum": optimum != "assumed", "kernel": kernel is not None, "trace": trace is not None}
+        for name, given in refused.items():
             if given:
                 raise fail(name, "a head beside it", "a network", f"leave {name} out, or audit the head too")
         deep = DepthAudit(head, scores, curvature)
@@ -96,7 +101,7 @@ def audit(
             return deep.run(execution.checkpoint, on_part)
     began = time.perf_counter()
     processes = execution.processes
-    resolved = plan(head, scores, optimum=optimum, curvature=curvature, kernel=kernel, processes=processes)
+    resolved = plan(head, scores, optimum=optimum, curvature=curvature, trace=trace, kernel=kernel, processes=processes)
     if optimum == "refit":
         assert resolved.choice is not None
         head = refit_head(head, dense=resolved.choice.sketch is None)
@@ -177,17 +182,22 @@ def _score_head(
 def _ask_views(
     head: Head, resolved: Plan, columns: Columns, attributes: Columns, meta: dict[str, Any], progress: bool
 ) -> None:
-    """Add the columns of what the other records predict, and of the Gaussian process."""
+    """Add the columns of the views of each record, and of the Gaussian process."""
     view, process = resolved.view, resolved.process
-    if view is not None and (resolved.of_view or resolved.of_theory):
-        if progress and head.n >= MANY:
+    if resolved.of_view or (view is not None and resolved.of_theory):
+        if progress and head.n >= MANY and view is not None:
             say(f"second view: predicting each of {head.n} records from the others, which can take minutes", err=True)
-        seen = view.compare(resolved.unit, columns[resolved.beside_view], head.outputs)
-        columns |= {name: CATALOGUE[name].function(seen) for name in resolved.of_view}
-        exposure = fused(seen)
+        views = AllViews(head, view, resolved.trace, resolved.unit, columns[resolved.beside_view])
+        columns |= {name: CATALOGUE[name].function(views.seen) for name in resolved.of_view}
+        exposure = fused(views.seen)
+        ranked = columns.get("left_out", exposure) if "fused" not in resolved.of_view else exposure
+        order = np.argsort(-ranked, kind="stable")
+        meta["fusion"] = views.report()
+        if views.trace is not None:
+            meta["trace"] = views.trace.report(order)
         if resolved.unit == "record" and resolved.of_view:
-            ranked = exposure if "fused" in resolved.of_view else columns["left_out"]
-            attributes |= view.attributes(np.argsort(-ranked, kind="stable"))
+            attributes |= views.attributes() | ({} if view is None else view.attributes(order))
+    if view is not None and (resolved.of_view or resolved.of_theory):
         prediction = view.predict(exposure, head.outputs) if resolved.of_theory else None
         if prediction is not None and view.held_back:
             meta |= {"no_prediction": HELD_BACK, "predicted_by": None}

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar, Self
 
@@ -114,6 +114,30 @@ class ViewReport(Section):
 
 
 @dataclass(frozen=True, kw_only=True)
+class FusionReport(Section):
+    """Which views `fused` asked, by column, and what each counts; and what that rests on."""
+
+    weights: Mapping[str, float]
+    held_out_error: float | None = None
+    trace_share_of_its_own: float | None = None
+    relatives: Mapping[str, Mapping[str, float]] | None = None
+    without_out_of_bag: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceReport(Section):
+    """The trace of the training: how it was proved to be of these records, the band of all records at every epoch
+    (quantiles .1, .5, .9), and the losses of the most exposed rows."""
+
+    epochs: int
+    proof: str
+    never_seen: int
+    band: Sequence[Sequence[float]]
+    rows: Sequence[int]
+    losses: Sequence[Sequence[float | None]]
+
+
+@dataclass(frozen=True, kw_only=True)
 class KernelReport(Section):
     """The Gaussian process of the lood scores."""
 
@@ -181,6 +205,8 @@ class Meta(Section):
     optimum: Optimum | None = None
     view: ViewReport | None = None
     no_view: str | None = None
+    fusion: FusionReport | None = None
+    trace: TraceReport | None = None
     predicted_by: str | None = None
     no_prediction: str | None = None
     kernel: KernelReport | None = None
@@ -199,11 +225,20 @@ class Meta(Section):
         "curvature": CurvatureReport,
         "optimum": Optimum,
         "view": ViewReport,
+        "fusion": FusionReport,
+        "trace": TraceReport,
         "kernel": KernelReport,
         "repeats": Repeats,
         "provenance": Provenance,
     }
-    LATER: ClassVar[tuple[str, ...]] = ("depths", "access", "title", "provenance")  # not of every audit
+    LATER: ClassVar[tuple[str, ...]] = (
+        "fusion",
+        "trace",
+        "depths",
+        "access",
+        "title",
+        "provenance",
+    )  # not of every audit
 
     @property
     def by_person(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from giveaway.scores import formulas, predicted
+from giveaway.scores import formulas, fusion, predicted
 from giveaway.scores.formulas import ScoreBatch
 
 
@@ -17,12 +17,12 @@ from giveaway.scores.formulas import ScoreBatch
 class Score:
     """One column: the function that computes it, and what it needs.
 
-    The function takes what its `source` gives: a batch of records of the head or network, the predictions of the other
-    records, the divergences of a Gaussian process, or a prediction from theory.
+    The function takes what its `source` gives: a batch of records of the head or network, all views of the records, the
+    divergences of a Gaussian process, or a prediction from theory.
     """
 
     function: Callable[[Any], Any]
-    source: str = "head"  # or "others", "process", "theory"
+    source: str = "head"  # or one of VIEWS, "fused", "process", "theory"
     curvature: bool = True
     features: bool = True  # a linear head, which a black box has not
     classes: bool = False  # exists for class targets only
@@ -48,8 +48,12 @@ _SCORES = [
     Score(formulas.influence),
     Score(formulas.newton),
     Score(formulas.loo_gap),
-    Score(formulas.left_out, source="others", curvature=False, features=False),
-    Score(formulas.fused, source="others", curvature=False, features=False),
+    Score(fusion.left_out, source="others", curvature=False, features=False),
+    Score(fusion.trace, source="trace", curvature=False, features=False),
+    Score(fusion.lt_iqr, source="trace", curvature=False, features=False, ranks=False),
+    Score(fusion.relatives, source="relatives", curvature=False, features=False),
+    Score(fusion.out_of_bag, source="bag", curvature=False, features=False),
+    Score(fusion.fused, source="fused", curvature=False, features=False),
     Score(predicted.predicted_success, source="theory"),
     Score(predicted.predicted_auc, source="theory"),
     Score(predicted.predicted_tpr, source="theory"),
@@ -58,6 +62,7 @@ _SCORES = [
     Score(formulas.lood_mean, source="process", curvature=False, features=False),
 ]
 
+VIEWS = ("others", "trace", "relatives", "bag")  # sources that tell what the model would say without a record
 CATALOGUE = {score.name: score for score in _SCORES}
 OF_BATCH = tuple(name for name, score in CATALOGUE.items() if score.source == "head")  # networks have them too
 

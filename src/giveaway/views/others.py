@@ -17,7 +17,7 @@ from giveaway.checks import ROWS_PER_CHECK, InputError, as_tensor, fail
 from giveaway.curvature.losses import loss_of
 from giveaway.records import Head
 from giveaway.records.rows import LazyRows, selected_rows
-from giveaway.scores.formulas import TwoViews
+from giveaway.scores.fusion import Views
 from giveaway.scores.predicted import Prediction, calibrated_phi, phi_of, predict_from_views
 from giveaway.views.images import image_features
 from giveaway.views.left_out import EXACT_UP_TO, LeftOutPrediction, RecordFeatures, left_out, left_out_smooth
@@ -81,13 +81,13 @@ class OthersView:
     """Left-out predictions for a head's records from the inputs it holds; `compare` computes them, first of all."""
 
     _left_out: LeftOutPrediction
-    _seen: TwoViews
+    _seen: Views
 
     def __init__(self, head: Head) -> None:
         self._head = head
         self._described, self._features = features_of(head.inputs, device=head.device)
 
-    def compare(self, unit: str, score: np.ndarray, outputs: torch.Tensor | LazyRows | None = None) -> TwoViews:
+    def compare(self, unit: str, score: np.ndarray, outputs: torch.Tensor | LazyRows | None = None) -> Views:
         """Compare both views of every record, or of every person in the order of np.unique(groups).
 
         `score` is the head's, `outputs` what the model says where that is not the head's own (after a refit).
@@ -107,7 +107,7 @@ class OthersView:
         numbers = self._features.of if self._described["view"] == "tabular" else None
         if self._described["view"] == "images":
             numbers = as_tensor("inputs", head.inputs).flatten(1).__getitem__
-        self._seen = TwoViews(score, inside, outside, leverage, variation, not_learned(head, numbers))
+        self._seen = Views(score, inside, outside, leverage, variation, not_learned(head, numbers))
         return self._seen
 
     def _predicted(self, targets: torch.Tensor, groups: np.ndarray | None, inside: float) -> LeftOutPrediction:

@@ -20,7 +20,7 @@ from giveaway.checks import ROWS_PER_CHECK
 from giveaway.curvature.losses import loss_of
 from giveaway.records import Head
 from giveaway.records.rows import LazyRows
-from giveaway.scores.formulas import share_of
+from giveaway.scores.fusion import share_of
 from giveaway.views.process import value_spread
 
 
@@ -40,15 +40,15 @@ class RelativesView:
     def __init__(self, head: Head, unit: str = "record", unseen_error: float | None = None) -> None:
         assert head.relatives is not None
         person = None if unit == "record" else np.unique(np.asarray(head.groups), return_inverse=True)[1]
-        _, known = _losses_and_error(head, head.outputs, head.targets)
+        _, known = losses_and_error(head, head.outputs, head.targets)
         unseen = unseen_error
         if head.held_out is not None:
-            _, unseen = _losses_and_error(head, *head.held_out)
+            _, unseen = losses_and_error(head, *head.held_out)
         self.losses: dict[str, np.ndarray] = {}
         self.new: dict[str, float] = {}
         self.natural: dict[str, float] = {}
         for name, outputs in head.relatives.items():
-            losses, error = _losses_and_error(head, outputs, head.targets)
+            losses, error = losses_and_error(head, outputs, head.targets)
             self.losses[name] = losses if person is None else np.bincount(person, losses)
             self.new[name] = 1.0 - share_of(known, error) if error > 0 else 0.0
             self.natural[name] = 1.0 if unseen is None or error <= unseen else share_of(unseen, error)
@@ -78,7 +78,7 @@ class RelativesView:
         return {name: {part: round(told[name], 6) for part, told in parts.items()} for name in self.losses}
 
 
-def _losses_and_error(head: Head, outputs: torch.Tensor | LazyRows, targets: torch.Tensor) -> tuple[np.ndarray, float]:
+def losses_and_error(head: Head, outputs: torch.Tensor | LazyRows, targets: torch.Tensor) -> tuple[np.ndarray, float]:
     """Return the losses (n,) of these outputs at these targets, and the mean of their squared errors."""
     loss, losses, errors = loss_of(head), [], []
     unit = loss.sensitivity * (value_spread(head) if head.loss == "squared" else 1.0)

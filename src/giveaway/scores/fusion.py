@@ -1,0 +1,187 @@
+"""The views of a record, and the rule by which `fused` puts them together (docs/views.md).
+
+Exposure is what the model says of a record against what it would have said without it; each view tells the second in
+its own way. Views are joined as normal scores, and what each counts follows from how far it can be trusted, which the
+records themselves tell.
+
+M = 1 − Σ‖error with it‖² / Σ‖error without it‖² is the share of the left-out error that training removed. Where M is
+near 0 the head's Newton step tells the gap and near 1 what is left of the error tells how hard a record was; in between
+a large error may be a hard record or one that was never learned, so that the head counts M² + (1 − M)², the chance that
+two records are of one kind. The more of the targets a model holds by memory, the more its features were bent toward
+the records: with G = (Σ‖error without it‖² − Σ‖error with it‖²) / Σ‖y − ȳ‖² the head counts 1 − G of that. The other
+records count 1.
+
+Without records held out the errors "without it" are those of the other records' kernel, which takes what the model
+generalizes and the kernel does not for memory. Records held out tell both apart. M and G are then the model's own, the
+head counts (1 − G)² (M² + (1 − M)²), once for the error that it starts from and once for the features that it takes as
+given, and the others count M (1 − U), with U the share of the targets' variation that the model predicts of records it
+never saw and the kernel does not.
+
+Parts of a bag that never saw a record take the head's place and count 1. Relatives count as far as they are new to the
+model and natural (views/relatives.py).
+
+A trace repeats what the finished model's loss says, and adds to it what training has wiped out since. With r their
+correlation in normal scores, s = √(1 − r²) is the share of the trace that is its own: the trace counts s² and all other
+views together, at unit variance, (1 − s)².
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from scipy.special import ndtri
+from scipy.stats import rankdata
+
+LEAST = 1e-300
+
+
+@dataclass(frozen=True, eq=False)
+class Views:
+    """What is known of every row (a record, or a person, whose records are summed); None for a view that is not there.
+
+    head, error_with : the head's score (newton, or the loss of a black box) and the model's squared error.
+    error_without, leverage : the squared error of the other records' left-out prediction, and the row's leverage on it.
+    variation : Σ‖y − ȳ‖² of the targets.
+    head_is_exact : whether the head's features were not learned, so that no view has anything to add to it.
+    loss : of the finished model. records : how many records the rows hold in all.
+    held_out_error : the model's mean squared error on records that it was not trained on.
+    roots, iqr : the trace's mean √loss, and its interquartile range.
+    variants, variants_weight : the loss on relatives, and what that counts.
+    bag : the loss of what those parts of a bagged model say that never saw the row.
+    """
+
+    head: np.ndarray
+    error_with: np.ndarray
+    error_without: np.ndarray | None
+    leverage: np.ndarray | None
+    variation: float
+    head_is_exact: bool
+    loss: np.ndarray | None = None
+    records: int = 0
+    held_out_error: float | None = None
+    roots: np.ndarray | None = None
+    iqr: np.ndarray | None = None
+    variants: np.ndarray | None = None
+    variants_weight: float = 0.0
+    bag: np.ndarray | None = None
+
+    @cached_property
+    def memorized(self) -> float:
+        """M by the other records' errors, from 0 to 1."""
+        return _removed(math.fsum(self.error_with), self._unseen_by_others)
+
+    @cached_property
+    def held(self) -> float:
+        """G, the share of the targets' variation that the model holds by memory, from 0 to 1."""
+        unseen = self._unseen_by_others if self.held_out_error is None else self.held_out_error * self.records
+        return share_of(unseen - math.fsum(self.error_with), self.variation) if self.variation > 0 else 0.0
+
+    @property
+    def head_weight(self) -> float:
+        """What the head counts beside 1 for the other records, where no records were held out."""
+        m = self.memorized
+        return (1.0 - self.held) * (m * m + (1.0 - m) ** 2)
+
+    @cached_property
+    def weights(self) -> dict[str, float]:
+        """What each view that is there counts in `fused`, by its column; `head` for the head's own."""
+        if self.head_is_exact:
+            return {"head": 1.0}
+        others, head = 1.0, 1.0
+        if self.held_out_error is not None:
+            unseen = self.held_out_error * self.records
+            m = _removed(math.fsum(self.error_with), unseen)
+            others = m * (1.0 - share_of(self._unseen_by_others - unseen, self.variation))
+            head = (1.0 - self.held) ** 2 * (m * m + (1.0 - m) ** 2)
+        elif self.error_without is not None:
+            head = self.head_weight
+        counts = {} if self.error_without is None else {"left_out": others}
+        counts |= {"head": head} if self.bag is None else {"out_of_bag": 1.0}
+        if self.variants is not None:
+            counts["relatives"] = self.variants_weight
+        if self.roots is None:
+            return counts
+        assert self.loss is not None
+        finished, own = sum(counts[name] * self.scores[name] for name in counts), self.share_of_its_own
+        spread = float(np.std(finished)) or 1.0
+        return {name: (1.0 - own) ** 2 * count / spread for name, count in counts.items()} | {"trace": own**2}
+
+    @cached_property
+    def share_of_its_own(self) -> float:
+        """s, the share of the trace that the finished model's loss does not repeat, from 0 to 1."""
+        assert self.roots is not None and self.loss is not None
+        trace, loss = normal_scores(self.roots), normal_scores(self.loss)
+        together = math.sqrt(float(trace @ trace) * float(loss @ loss))
+        repeated = max(0.0, float(trace @ loss) / together) if together > 0 else 0.0
+        return math.sqrt(max(0.0, 1.0 - repeated**2))
+
+    @cached_property
+    def scores(self) -> dict[str, np.ndarray]:
+        """Normal scores of the views that are there, by column."""
+        known = {"head": self.head, "relatives": self.variants, "out_of_bag": self.bag, "trace": self.roots}
+        if self.error_without is not None:
+            known["left_out"] = left_out(self)
+            known["trace"] = None if self.roots is None else self._taken_away(self.roots**2)
+        return {name: normal_scores(values) for name, values in known.items() if values is not None}
+
+    @property
+    def _unseen_by_others(self) -> float:
+        return 0.0 if self.error_without is None else math.fsum(self.error_without)  # in any order of rows
+
+    def _taken_away(self, error: np.ndarray) -> np.ndarray:
+        """What a record takes away of its squared error: all in a model that memorizes, else the share h of it."""
+        assert self.leverage is not None
+        return error * np.maximum(self.leverage, LEAST) ** (1.0 - self.memorized)
+
+
+def left_out(views: Views) -> np.ndarray:
+    """‖error without it‖² · leverage^(1 − M): the squared error that the record itself takes away.
+
+    All of it in a model that memorizes; the share h of it that a record takes away by itself in one that does not.
+    """
+    assert views.error_without is not None
+    return views._taken_away(views.error_without)
+
+
+def trace(views: Views) -> np.ndarray | None:
+    """The mean over epochs of √loss, as training saw the record."""
+    return views.roots
+
+
+def lt_iqr(views: Views) -> np.ndarray | None:
+    """The interquartile range over epochs of the losses in a trace (LT-IQR)."""
+    return views.iqr
+
+
+def relatives(views: Views) -> np.ndarray | None:
+    """The loss on variants of the record, such as its mirror image."""
+    return views.variants
+
+
+def out_of_bag(views: Views) -> np.ndarray | None:
+    """The loss of what those trees of a bagged model say that never saw the record."""
+    return views.bag
+
+
+def fused(views: Views) -> np.ndarray:
+    """The sum of the views' normal scores, each times what it counts. A trace is taken as left_out is: its squared
+    mean root times leverage^(1 − M), where the other records tell a leverage."""
+    return np.sum([count * views.scores[name] for name, count in views.weights.items()], axis=0)
+
+
+def share_of(part: float, whole: float) -> float:
+    """part/whole within 0 and 1, without overflow however small the whole is."""
+    return 0.0 if part <= 0 else 1.0 if part >= whole else float(part / whole)
+
+
+def _removed(with_it: float, without_it: float) -> float:
+    """1 − with_it/without_it within 0 and 1; 0 where there was nothing to remove."""
+    return 1.0 - share_of(with_it, without_it) if without_it > 0 else 0.0
+
+
+def normal_scores(values: np.ndarray) -> np.ndarray:
+    """Φ⁻¹((rank − ½)/n), equal values sharing their mean rank."""
+    return ndtri((rankdata(values) - 0.5) / len(values))

@@ -1,0 +1,74 @@
+"""All views of a head's records that it and a trace of its training allow, brought to the rows of one table."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from giveaway.records import Head
+from giveaway.records.loss_trace import LossTrace
+from giveaway.scores.fusion import Views
+from giveaway.views.bags import BagsView
+from giveaway.views.others import OthersView, model_errors
+from giveaway.views.process import targets_of_head
+from giveaway.views.relatives import RelativesView, losses_and_error
+from giveaway.views.trace import TraceView
+
+
+class AllViews:
+    """Asks the other records, training, relatives and the bag, as far as they are there.
+
+    `score` is the head's own, newton or the loss of a black box, in the table's rows.
+    """
+
+    def __init__(
+        self, head: Head, others: OthersView | None, trace: LossTrace | None, unit: str, score: np.ndarray
+    ) -> None:
+        self._unit = unit
+        losses, _ = losses_and_error(head, head.outputs, head.targets)
+        self.trace = None if trace is None else TraceView(trace, head, losses, unit)  # refuses before the long work
+        seen = _model_alone(head, unit, score) if others is None else others.compare(unit, score, head.outputs)
+        unseen = None if seen.error_without is None else float(seen.error_without.sum()) / head.n
+        self.relatives = None if head.relatives is None else RelativesView(head, unit, unseen)
+        self.bags = None if head.out_of_bag is None else BagsView(head, unit)
+        held_out = None if head.held_out is None else losses_and_error(head, *head.held_out)[1]
+        seen = replace(seen, loss=_summed(losses, head, unit), records=head.n, held_out_error=held_out)
+        if self.trace is not None:
+            seen = replace(seen, roots=self.trace.roots, iqr=self.trace.iqr)
+        if self.relatives is not None:
+            seen = replace(seen, variants=self.relatives.mean_loss, variants_weight=self.relatives.weight)
+        if self.bags is not None:
+            seen = replace(seen, bag=self.bags.losses)
+        self.seen = seen
+
+    def attributes(self) -> dict[str, np.ndarray]:
+        """Return what training and the trees say of each record, for the reasons."""
+        return {
+            **({} if self.trace is None else self.trace.attributes()),
+            **({} if self.bags is None else self.bags.attributes()),
+        }
+
+    def report(self) -> dict[str, Any]:
+        """Return what goes into the metadata: which views spoke, and with what weight."""
+        seen = self.seen
+        told: dict[str, Any] = {"weights": {name: round(count, 6) for name, count in seen.weights.items()}}
+        if seen.held_out_error is not None:
+            told["held_out_error"] = round(seen.held_out_error, 6)
+        if self.trace is not None:
+            told["trace_share_of_its_own"] = round(seen.share_of_its_own, 6)
+        if self.relatives is not None:
+            told["relatives"] = self.relatives.report
+        return told | ({} if self.bags is None else self.bags.report)
+
+
+def _model_alone(head: Head, unit: str, score: np.ndarray) -> Views:
+    """Return what the model itself says, where the other records are not asked."""
+    targets = targets_of_head(head)
+    errors = _summed(model_errors(head).square().sum(1).cpu().numpy(), head, unit)
+    return Views(score, errors, None, None, float((targets - targets.mean(0)).square().sum()), head.frozen)
+
+
+def _summed(values: np.ndarray, head: Head, unit: str) -> np.ndarray:
+    return values if unit == "record" else np.bincount(np.unique(head.groups, return_inverse=True)[1], values)

@@ -1,0 +1,129 @@
+"""The view of training: the losses that a record had as its batches came up, epoch after epoch (`LossTrace`).
+
+The loss that a record has a whole epoch after it was last learned is close to what the model would say without it. The
+view needs a trace, costs one reading of it, and returns the mean of √loss over the epochs. A trace names its records
+only by digests, so that whose losses they are is proved first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from giveaway.checks import ROWS_PER_CHECK, fail
+from giveaway.records import Head
+from giveaway.records.loss_trace import LossTrace, identity_of
+from giveaway.scores.fusion import normal_scores
+
+BAND = (0.1, 0.5, 0.9)  # quantiles over all records that the page draws at every epoch
+SHOWN = 10  # rows, the most exposed ones, whose losses over the epochs are kept for the page
+BY_CHANCE = 3.0  # standard deviations of a correlation between losses of different records
+
+
+class TraceView:
+    """What a trace says of a head's records, by record or by person in the order of np.unique(groups).
+
+    roots : the mean of √loss over the epochs in which a record came up, summed over a person's records. A record that
+        never came up has the median of the others, the middle of every ranking.
+    iqr : q75 − q25 of its losses, likewise.
+    """
+
+    def __init__(self, trace: LossTrace, head: Head, losses: np.ndarray, unit: str = "record") -> None:
+        """`losses` (n,) are those of the finished model."""
+        self._trace, self._head, self._unit = trace, head, unit
+        self._losses = trace.losses
+        if len(trace) != head.n:
+            remedy = "give the trace of the training on these records"
+            raise fail("trace", f"losses of the head's {head.n} records", f"losses of {len(trace)}", remedy)
+        if len(self._losses) == 0:
+            raise fail("trace", "at least one epoch", "none", "end_epoch() ends one; train for some")
+        roots, self._seen = self._mean_roots()
+        self.never_seen = int((self._seen == 0).sum())
+        if self.never_seen == head.n:
+            raise fail("trace", "losses of some records", "none in any epoch", "check the rows given to trace.add")
+        self.proof = self._prove(roots, losses)
+        self.roots, self.iqr = self._by_row(roots), self._by_row(self._quartile_range())
+
+    def _mean_roots(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the mean √loss of every record over the epochs in which it came up, and in how many it did."""
+        total, seen = np.zeros(self._head.n), np.zeros(self._head.n, dtype=np.int64)
+        for epoch in self._losses:
+            there = ~np.isnan(epoch)
+            total[there] += np.sqrt(np.maximum(epoch[there], 0).astype(np.float64))
+            seen += there
+        return np.where(seen > 0, total / np.maximum(seen, 1), np.nan), seen
+
+    def _quartile_range(self) -> np.ndarray:
+        rows = range(0, self._head.n, ROWS_PER_CHECK)
+        blocks = [np.asarray(self._losses[:, row : row + ROWS_PER_CHECK], dtype=np.float64) for row in rows]
+        there = [np.where(np.isnan(block).all(0), 0.0, block) for block in blocks]
+        high, low = np.concatenate([np.nanquantile(block, (0.75, 0.25), axis=0) for block in there], axis=1)
+        return np.where(self._seen > 0, high - low, np.nan)
+
+    def _by_row(self, values: np.ndarray) -> np.ndarray:
+        values = np.where(np.isnan(values), np.nanmedian(values), values)
+        if self._unit == "person":
+            values = np.bincount(np.unique(self._head.groups, return_inverse=True)[1], values)
+        return values
+
+    def _prove(self, roots: np.ndarray, losses: np.ndarray) -> str:
+        """Say how it is known that these are the losses of the head's records; refuse others.
+
+        Ids prove it. Targets alone do not tell records of one class apart, so that within classes the losses of
+        training must also go with those of the finished model, as losses of different records do not.
+        """
+        head, identity = self._head, self._trace.identity
+        own = identity_of(head.n, targets=head.targets, ids=head.ids)
+        remedy = "give the trace of the training on these records, in the same order and with the same ids"
+        for name, digest in identity.items():
+            if own[name] != digest:
+                raise fail("trace", f"losses of the head's records, by their {name}", f"other {name}", remedy)
+        if "ids" in identity:
+            return "ids"
+        seen = self._seen > 0
+        classes = np.zeros(head.n, dtype=np.int64)
+        if head.targets.ndim == 1 and not torch.is_floating_point(head.targets):
+            classes = head.targets.cpu().numpy()
+        together = within_classes(roots[seen], losses[seen], classes[seen])
+        if together * np.sqrt(seen.sum()) < BY_CHANCE:
+            got = f"losses of training that do not go with the model's own (correlation {together:.2f})"
+            raise fail("trace", "losses of the head's records", got, f"{remedy}; ids= in LossTrace settles it")
+        return "targets and losses" if "targets" in identity else "losses"
+
+    def attributes(self) -> dict[str, np.ndarray]:
+        """Return the epoch, from 1, in which half of a record's √loss over all epochs was behind it; 0 for a record
+        that never came up. The larger it is, the later the record was learned. People have no such column."""
+        if self._unit == "person":
+            return {}
+        total = np.zeros(self._head.n)
+        half = 0.5 * np.nan_to_num(self._mean_roots()[0]) * self._seen
+        learned = np.zeros(self._head.n, dtype=np.int64)
+        for number, epoch in enumerate(self._losses, start=1):
+            total += np.sqrt(np.maximum(np.nan_to_num(epoch, nan=0.0), 0).astype(np.float64))
+            learned = np.where((learned == 0) & (total >= half) & (self._seen > 0), number, learned)
+        return {"learned_by": learned}
+
+    def report(self, order: np.ndarray) -> dict[str, Any]:
+        """Return what goes into the metadata: the band of all records, and the losses of the first rows of `order`."""
+        rows = order[:SHOWN] if self._unit == "record" else order[:0]
+        band = [np.nanquantile(epoch.astype(np.float64), BAND).round(6).tolist() for epoch in self._losses]
+        shown = np.asarray(self._losses[:, rows], dtype=np.float64)
+        return {
+            "epochs": len(self._losses),
+            "proof": self.proof,
+            "never_seen": self.never_seen,
+            "band": band,
+            "rows": rows.tolist(),
+            "losses": [[None if np.isnan(loss) else round(float(loss), 6) for loss in row] for row in shown.T],
+        }
+
+
+def within_classes(one: np.ndarray, other: np.ndarray, classes: np.ndarray) -> float:
+    """Return the correlation of normal scores within classes, those of all classes together."""
+    a, b = normal_scores(one), normal_scores(other)
+    _, place, counts = np.unique(classes, return_inverse=True, return_counts=True)
+    a, b = (values - (np.bincount(place, values) / counts)[place] for values in (a, b))
+    spread = float(np.sqrt((a @ a) * (b @ b)))
+    return float(a @ b) / spread if spread > 0 else 0.0
