@@ -112,7 +112,8 @@ class Views:
     @cached_property
     def share_of_its_own(self) -> float:
         """s, the share of the trace that the finished model's loss does not repeat, from 0 to 1."""
-        assert self.roots is not None and self.loss is not None
+        assert self.roots is not None
+        assert self.loss is not None
         trace, loss = normal_scores(self.roots), normal_scores(self.loss)
         together = math.sqrt(float(trace @ trace) * float(loss @ loss))
         repeated = max(0.0, float(trace @ loss) / together) if together > 0 else 0.0
