@@ -367,6 +367,10 @@ def test_a_file_is_not_overwritten_nor_continued_by_another_training(tmp_path: P
     assert first.epochs == 5
     first.close()
     assert first.epochs == 5
+    kept = np.array(first.losses[:3])
+    earlier = LossTrace(60, path, targets=np.arange(60) % 7, resume=3)
+    np.testing.assert_array_equal(earlier.losses, kept)  # what came after the checkpoint is dropped
+    earlier.close()
     assert LossTrace(60, path, targets=np.arange(60) % 7, resume=0).epochs == 0
 
 
