@@ -89,11 +89,11 @@ def from_torch(
     cache : a folder for features and outputs, which are then never held in memory as a whole. The model runs once; a
         later call with the same model and data reads the data to see that they are, and runs nothing.
     stream : keep nothing: the model runs again over `data` in each pass of an audit, which holds a window of rows.
-    relatives : what else the model is asked while it runs: variants of each record, for `head.relatives`. None asks for
-        the mirror image, and the image moved by 6 % of its sides to and fro, of records that are images (floats or
-        bytes (n, c, h, w) of 1 or 3 channels, 8 pixels or more a side), which takes three forward passes more; not
-        where `stream` is set, which True does. A dict from names to functions of a batch of inputs, which give as many
-        in the same order, makes variants of other records; False none.
+    relatives : variants of each record that the model is asked about while it runs, for `head.relatives`. Of images
+        (floats or bytes (n, c, h, w) with 1 or 3 channels, 8 pixels or more a side) None asks about the mirror image
+        and the image moved by 6 % of its sides, one way and the other: three forward passes more. With `stream` only
+        True asks. A dict from names to functions, each of which turns a batch of inputs into as many variants in the
+        same order, serves for other records. False asks nothing.
     held_out : a DataLoader or Dataset of records that the model was not trained on, for `head.held_out`. The model runs
         over it once, and its batches are read as those of `data`.
 
