@@ -6,8 +6,8 @@ Two measures, mean and standard error over targets:
 - the published measure of LT-IQR: the share of a score's top 1 % that LiRA flags as members, where the threshold lets
   0.1 % of the target's own non-members pass.
 The scores: the plain loss; the losses that training saw, as their mean, as the mean of their roots (`trace`) and as
-their interquartile range; LT-IQR as published, of the losses after every epoch; each view alone; fused with and without
-the trace; and fused without each of its views. It prints where fused is below another score.
+their interquartile range; LT-IQR as published, of the losses after every epoch; each view alone; fused; and fused
+without each of its views. It prints where fused is below another score.
 
     python -m benchmarks.views_blood --truth DIR --data DIR [--recipe resnet9 cnn] [--targets 6] [--device cuda]
         [--out FILE.json]
@@ -33,6 +33,9 @@ from benchmarks.views_blood_truth import CHANGED, SHIFTS
 from giveaway.attacks.lira import lira
 from giveaway.curvature.choice import Auto
 from giveaway.records import Head, Signals
+from giveaway.scores.fusion import fused
+from giveaway.views.all_views import AllViews
+from giveaway.views.others import view_of
 
 FIGURES = ("top 1 % in 5 %", "top 5 % in 5 %", "Spearman", "LiRA flags of top 1 %")
 VIEWS = ("newton", "left_out", "relatives", "trace")
@@ -101,24 +104,26 @@ def head_of(held: Columns, images: np.ndarray, labels: np.ndarray) -> Head:
     )
 
 
-def audited(head: Head, trace: ga.LossTrace) -> tuple[Columns, Any]:
-    """Return every view alone, all of them fused, fused without each, and what the audit tells of its views."""
-
-    def columns(head: Head, trace: ga.LossTrace | None, *scores: str) -> Any:
-        return ga.audit(head, trace=trace, scores=list(scores), curvature=Auto(l2_sensitivity=False))
-
-    whole = columns(head, trace, *VIEWS, "fused")
-    found = {name: whole[name] for name in (*VIEWS, "fused")}
+def audited(head: Head, trace: ga.LossTrace) -> tuple[Columns, dict[str, Any]]:
+    """Return every view alone, all of them fused, fused without each, and what each counted."""
+    curvature = Auto(l2_sensitivity=False)
+    table = ga.audit(head, trace=trace, scores=[*VIEWS, "fused"], curvature=curvature)
+    found = {name: table[name] for name in (*VIEWS, "fused")}
+    others, _ = view_of(head, required=True)
+    seen = AllViews(head, others, trace, "record", found["newton"]).seen
+    assert np.allclose(fused(seen), found["fused"], atol=1e-6)  # what follows takes views away from the same fusion
     poorer = {
-        "trace": (head, None),
-        "relatives": (replace(head, relatives=None), trace),
-        "held_out": (replace(head, held_out=None), trace),
-        "left_out": (replace(head, inputs=None), trace),
-        "trace and relatives": (replace(head, relatives=None), None),
+        "trace": {"roots": None},
+        "relatives": {"variants": None},
+        "left_out": {"error_without": None, "leverage": None},
+        "held_out": {"held_out_error": None},
+        "trace and relatives": {"roots": None, "variants": None},
+        "trace, relatives and held_out": {"roots": None, "variants": None, "held_out_error": None},
     }
-    for name, (given, seen) in poorer.items():
-        found[f"fused without {name}"] = columns(given, seen, "fused")["fused"]
-    return found, whole.meta.view.to_json()
+    for name, without in poorer.items():
+        found[f"fused without {name}"] = fused(replace(seen, **without))
+    found["fused without newton"] = found["fused"] - seen.weights["head"] * seen.scores["head"]
+    return found, table.meta.fusion.to_json()
 
 
 def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -139,6 +144,8 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
         rates.append(float(flagged.mean()))
         correct = held["all_outputs"].argmax(1) == labels
         right.append([correct[index].mean(), correct[held["held_index"]].mean()])
+    joined = {score for score in found[0] if score.startswith("fused") and score != "fused without trace"}
+    single = [{score: value for score, value in each.items() if score not in joined} for each in found]
     return {
         "models": signals.models,
         "targets": options.targets,
@@ -150,8 +157,8 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
             score: _rounded(np.array([each[score] for each in found])) for score in found[0]
         },
         "where fused is below": losing(found, "fused"),
-        "where fused without trace is below": losing(found, "fused without trace"),
-        "view": told[0],
+        "where fused without trace is below": losing(single, "fused without trace"),
+        "what each view counts, target by target": [view["weights"] for view in told],
     }
 
 

@@ -198,3 +198,29 @@ def test_what_others_rank_by():
             q = sorted(losses[:, row])  # eight values: quartiles at 1.75 and 5.25 steps
             expected = q[5] + 0.25 * (q[6] - q[5]) - (q[1] + 0.75 * (q[2] - q[1]))
             assert found[f"LT-IQR {name}"][row] == pytest.approx(expected)
+
+
+@pytest.mark.slow
+def test_the_head_to_head_on_blood_runs_from_truth_to_result(images, tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    y = np.arange(240) % 3
+    pictures = np.clip(rng.normal(100 + 20 * y[:, None, None, None], 60, (240, 9, 10, 3)), 0, 255).astype(np.uint8)
+    np.savez(tmp_path / "bloodmnist_28_train.npz", images=pictures, labels=y[:, None].astype(np.uint8))
+    plain = replace(SMALL.training, epochs=6, batch_size=30, learning_rate=0.2)
+    monkeypatch.setattr(blood, "recipe_of", lambda name: replace(SMALL, training=plain))
+    folders = ["--data", tmp_path, "--recipe", "resnet9", "--device", "cpu", "--targets", 2]
+    monkeypatch.setattr(sys, "argv", ["", *map(str, [*folders, "--to", tmp_path, "--models", 8])])
+    blood.main()
+    out = tmp_path / "result.json"
+    monkeypatch.setattr(sys, "argv", ["", *map(str, [*folders, "--truth", tmp_path, "--out", out])])
+    views_blood.main()
+    found = json.loads(out.read_text())["resnet9"]
+    scores = found["scores, mean and standard error"]
+    assert {"loss", "LT-IQR as published", "trace", "fused", "fused without newton", "fused without trace"} <= {*scores}
+    assert scores["trace"] == scores["mean √loss seen"]  # the audit's view is the one computed by hand
+    assert scores["the effect size itself"][:3] == [[1.0, 0.0]] * 3
+    assert found["environment"]["torch"] == torch.__version__
+    assert all(
+        {"trace", "head", "left_out", "relatives"} <= {*each}
+        for each in found["what each view counts, target by target"]
+    )
