@@ -19,6 +19,8 @@ from unittest import mock
 import joblib
 import numpy as np
 import pandas
+import torch
+from safetensors.torch import save_file
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder
@@ -132,6 +134,13 @@ def write_files(folder: Path) -> None:
     joblib.dump(columns.fit(frame, y), folder / "model.joblib")
     joblib.dump((frame, y), folder / "frame.joblib")
     (folder / "users_frame.py").write_text("import joblib\ndef data():\n    return joblib.load('frame.joblib')\n")
+    for epoch in (1, 2):
+        weights = {"weight": torch.full((3, 4), float(epoch)), "bias": torch.zeros(3)}
+        save_file(weights, folder / f"{PATH}-epoch{epoch}.safetensors")
+    (folder / "users_network.py").write_text(
+        f"import torch\ndef make():\n    return torch.nn.Linear(4, 3)\ndef data():\n"
+        f"    return [{{'input': torch.ones(4) * i, 'y': i % 3, 'id': f'{RECORD}{{i}}'}} for i in range({N})]\n"
+    )
 
 
 def forms(marker: str) -> tuple[list[bytes], list[bytes]]:
@@ -222,6 +231,8 @@ def made_world(folder: Path) -> World:
     ]
     commands["frame"] = [(*estimator, "--config", "map=pca", "--out", "frame")]
     commands["frame-shown"] = [(*estimator, "--config", "map=pca", "--show-records", "--out", "frame-shown")]
+    network = ("--model", "users_network:make", "--data", "users_network:data")
+    commands["trace"] = [("trace", *network, "--checkpoints", f"{PATH}-epoch*.safetensors", "--out", "losses.trace")]
     commands["theory"] = [
         ("theory", "tradeoff", "--h", "0.1,0.5"),
         ("theory", "gap", "--leverage", "1,5", "--error", "1", "--freedom", "50", "--draws", "100"),
