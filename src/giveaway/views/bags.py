@@ -36,6 +36,7 @@ class BagsView:
             parts.append(loss.value(head.out_of_bag[part].to(y.device, torch.float64), y))
         losses = torch.cat(parts).cpu().numpy()
         if unit == "person":
+            assert head.groups is not None
             losses = np.bincount(np.unique(head.groups, return_inverse=True)[1], losses)
         self.told = ~np.isnan(losses)
         self.losses = np.where(self.told, losses, np.median(losses[self.told]) if self.told.any() else 0.0)
