@@ -175,7 +175,7 @@ def losing(found: list[dict[str, list[float]]], ours: str) -> list[str]:
 
 def _rounded(each: np.ndarray) -> list[list[float]]:
     """Return mean and standard error of every column of (targets, figures)."""
-    error = each.std(axis=0, ddof=1) / len(each) ** 0.5 if len(each) > 1 else np.full(each.shape[1], np.nan)
+    error = each.std(axis=0, ddof=1) / len(each) ** 0.5
     return np.stack([each.mean(axis=0), error], axis=1).round(4).tolist()
 
 
@@ -184,6 +184,8 @@ def main() -> None:
     options = read_options(
         __doc__, "views_blood.json", needs=tuple(needs), **needs, recipe=CHANGED, targets=6, device="cpu"
     )
+    if options.targets < 2:
+        raise SystemExit("--targets: expected 2 or more, for a standard error")
     write_parts(options.out, options.recipe, lambda name: measure(name, options), device=options.device)
 
 
