@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,9 @@ from giveaway.attacks.shadow_store import balanced_membership, model_seed
 from giveaway.extract.bags import out_of_bag
 from giveaway.extract.sklearn_traces import STAGES, trace_of_stages
 from giveaway.records import Signals
-from giveaway.scores.fusion import normal_scores
+from giveaway.scores.fusion import fused, left_out, normal_scores
+from giveaway.views.all_views import AllViews
+from giveaway.views.others import OthersView
 
 MODELS, TARGETS, TREES, ROUNDS = 64, 4, 100, 100
 LEAST = 1e-12  # a probability, in a loss
@@ -169,26 +172,29 @@ def scores_of_target(name: str, held: dict[str, np.ndarray], inputs: Any, target
     rows, outputs = held[f"index_{target}"], held[f"outputs_{target}"]
     y, m, forest = held["y"][rows], outputs.shape[1], name.endswith("forest")
     logits = np.log(np.clip(outputs, LEAST, None)) if forest and m > 1 else outputs
-    own = inputs[rows]
+    own, bag = inputs[rows], held.get(f"out_of_bag_{target}")
+    said_without = None if bag is None else np.log(np.clip(bag, LEAST, None)) if m > 1 else bag
     head = ga.Head(
         None,
         logits,
         y if m > 1 else y.astype(np.float64),
         "cross_entropy" if m > 1 else "squared",
         inputs=own.tolist() if own.dtype == object else own,
+        out_of_bag=said_without,
     )
-    table = ga.audit(head, scores=["loss", "left_out", "fused"])
-    columns = {score: table[score] for score in ("loss", "left_out", "fused")}
-    if not forest:
-        staged = held[f"staged_{target}"].astype(np.float64)
-        low, high = np.quantile(staged, [0.25, 0.75], axis=0)
+    staged, trace = held.get(f"staged_{target}"), None
+    if staged is not None:
         asked = np.unique(np.geomspace(1, len(staged), STAGES).round().astype(int)) - 1  # as trace_of_stages does
-        columns |= {"trace": np.sqrt(staged[asked]).mean(0), "lt_iqr": high - low}
+        trace, staged = ga.LossTrace.from_losses(staged[asked]), staged.astype(np.float64)
+    seen = AllViews(head, OthersView(head), trace, "record", losses(logits, y, m)).seen
+    columns = {"loss": seen.loss, "left_out": left_out(seen), "fused": fused(seen)}
+    columns["fused, head and kernel alone"] = fused(replace(seen, bag=None, roots=None))
+    if not forest:
+        low, high = np.quantile(staged, [0.25, 0.75], axis=0)
+        columns |= {"trace": seen.roots, "lt_iqr": high - low}
         columns |= {"mean √loss of all stages": np.sqrt(staged).mean(0), "mean loss of all stages": staged.mean(0)}
         return columns | joined(columns, "trace")
-    bag = held[f"out_of_bag_{target}"]
-    said_without = bag if m == 1 else np.log(np.clip(bag, LEAST, None))
-    columns["out_of_bag"] = losses(said_without, y, m)
+    columns["out_of_bag"] = seen.bag
     columns["out_of_bag − loss"] = columns["out_of_bag"] - losses(logits, y, m)
     if m > 1:
         own = np.arange(len(y)), y
@@ -205,7 +211,7 @@ def joined(columns: dict[str, np.ndarray], first: str) -> dict[str, np.ndarray]:
     made = {
         f"{first} + {sign}left_out": z[first] + w * z["left_out"] for sign, w in (("¼ ", 0.25), ("½ ", 0.5), ("", 1))
     }
-    return made | {f"{first} + loss": z[first] + z["loss"], f"{first} + fused": z[first] + z["fused"]}
+    return made | {f"{first} + loss": z[first] + z["loss"]}
 
 
 def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
