@@ -18,7 +18,7 @@ import numpy as np
 from giveaway.attacks.shadow_store import ShadowFolder
 from giveaway.checks import fail
 from giveaway.extract.feature_cache import FeatureCache, SharedCache
-from giveaway.records import Head, ScoreTable
+from giveaway.records import Head, LossTrace, ScoreTable
 from giveaway.records.meta import Provenance
 from giveaway.records.score_table import MARKER
 from giveaway.records.witnesses import arrays_of_witnesses
@@ -52,15 +52,17 @@ class AuditFolder(MarkedFolder):
         return removed
 
 
-def fingerprint(head: Head, given: Mapping[str, Any] | None = None) -> str:
+def fingerprint(head: Head, given: Mapping[str, Any] | None = None, trace: LossTrace | None = None) -> str:
     """Return the SHA-256 of everything in a head, and in the records themselves, that a score can depend on.
 
-    `given` are the inputs of the network, where its layers are audited.
+    `given` are the inputs of the network, where its layers are audited; `trace` the losses of the training.
     """
     names = ("features", "outputs", "targets", "weight", "bias", "sample_weight")
     arrays = {name: getattr(head, name) for name in (*names, "inputs", "ids", "groups")}
     options = (head.loss, head.l2, head.intercept, head.penalize_intercept, head.frozen)
     arrays |= arrays_of_witnesses(head) | {f"given {name}": value for name, value in (given or {}).items()}
+    if trace is not None:
+        arrays["trace"] = trace.losses
     return digest_of(arrays, options)
 
 

@@ -33,6 +33,11 @@ from giveaway.cli.options import AS_JSON, GATE, RARE
     help="The records themselves, for the score fused: FILE.npz with the key inputs, or FILE.npy; uint8 images, a "
     "matrix of numbers, strings, or a table of strings. By default what the model was given, where it could be kept.",
 )
+@click.option(
+    "--trace",
+    metavar="FILE",
+    help="The losses of the training, which ga.LossTrace recorded or giveaway trace made from checkpoints.",
+)
 @click.option("--scores", help="Comma-separated columns; default,NAME adds to the usual ones.")
 @click.option(
     "--depth",

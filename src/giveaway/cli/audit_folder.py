@@ -192,7 +192,8 @@ def audit_into(
         head = replace(head, ids=pseudonyms(head.ids, key), groups=groups)
     subgroups = subgroups_from(config["subgroups"], head.n) if "subgroups" in config else {}
     given = None if deeper is None else deeper.deep.inputs
-    digest = processes.agreed(fingerprint(head, given) if processes.first else "")
+    trace = arguments.get("trace")
+    digest = processes.agreed(fingerprint(head, given, trace) if processes.first else "")
     origin = provenance(digest, config, None if deeper is None else model_digest(deeper.deep.model))
     existed = Path(out).is_dir()
     folder = check_folder(out, origin) if processes.first else Path(out)

@@ -31,7 +31,7 @@ from giveaway.extract.user_files import call_factory, records_from, signals_from
 from giveaway.gp import Process
 from giveaway.linalg.processes import ALONE, Processes
 from giveaway.network.depths import CURVATURES, Depths, Ekfac, Solves, checked_depths
-from giveaway.records import Head, Signals
+from giveaway.records import Head, LossTrace, Signals
 from giveaway.text import progress_of
 
 Options = dict[str, Any]
@@ -315,6 +315,7 @@ def audit_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "curvature": _curvature(options),
         "scores": [name.strip() for name in scores.split(",")],
+        "trace": LossTrace(options["trace"]) if "trace" in options else None,
         "kernel": Process(**process) if process else None,
         "optimum": options.get("optimum", "assumed"),
     }
