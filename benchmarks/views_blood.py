@@ -107,8 +107,9 @@ def head_of(held: Columns, images: np.ndarray, labels: np.ndarray) -> Head:
 def audited(head: Head, trace: ga.LossTrace) -> tuple[Columns, dict[str, Any]]:
     """Return every view alone, all of them fused, fused without each, and what each counted."""
     curvature = Auto(l2_sensitivity=False)
-    table = ga.audit(head, trace=trace, scores=[*VIEWS, "fused"], curvature=curvature)
-    found = {name: table[name] for name in (*VIEWS, "fused")}
+    names = [name for name in (*VIEWS, "fused") if name != "relatives" or head.relatives is not None]
+    table = ga.audit(head, trace=trace, scores=names, curvature=curvature)
+    found = {name: table[name] for name in names}
     others, _ = view_of(head, required=True)
     seen = AllViews(head, others, trace, "record", found["newton"]).seen
     assert np.allclose(fused(seen), found["fused"], atol=1e-6)  # what follows takes views away from the same fusion
@@ -117,6 +118,7 @@ def audited(head: Head, trace: ga.LossTrace) -> tuple[Columns, dict[str, Any]]:
         "relatives": {"variants": None},
         "left_out": {"error_without": None, "leverage": None},
         "held_out": {"held_out_error": None},
+        "trace and held_out": {"roots": None, "held_out_error": None},
         "trace and relatives": {"roots": None, "variants": None},
         "trace, relatives and held_out": {"roots": None, "variants": None, "held_out_error": None},
     }
@@ -151,10 +153,10 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
         "targets": options.targets,
         "records": len(index),
         "accuracy, trained and held out": np.mean(right, axis=0).round(4).tolist(),
-        "LiRA's true-positive rate at 0.1 % false positives": _rounded(np.array(rates)[:, None])[0],
+        "LiRA's true-positive rate at 0.1 % false positives": mean_and_error(np.array(rates)[:, None])[0],
         "figures": FIGURES,
         "scores, mean and standard error": {
-            score: _rounded(np.array([each[score] for each in found])) for score in found[0]
+            score: mean_and_error(np.array([each[score] for each in found])) for score in found[0]
         },
         "where fused is below": losing(found, "fused"),
         "where fused without trace is below": losing(single, "fused without trace"),
@@ -167,13 +169,13 @@ def losing(found: list[dict[str, list[float]]], ours: str) -> list[str]:
     lines = []
     for score in [name for name in found[0] if name != "the effect size itself"]:
         apart = np.array([np.subtract(each[score], each[ours]) for each in found])
-        for figure, (mean, error) in zip(FIGURES, _rounded(apart), strict=True):
+        for figure, (mean, error) in zip(FIGURES, mean_and_error(apart), strict=False):
             if mean > 0:
                 lines.append(f"{figure}: {score} by {mean:.4f} ± {error:.4f}")
     return lines
 
 
-def _rounded(each: np.ndarray) -> list[list[float]]:
+def mean_and_error(each: np.ndarray) -> list[list[float]]:
     """Return mean and standard error of every column of (targets, figures)."""
     error = each.std(axis=0, ddof=1) / len(each) ** 0.5
     return np.stack([each.mean(axis=0), error], axis=1).round(4).tolist()
