@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from giveaway import audit
 from giveaway.findings.explain import LEAST, POOLED, breakdown, breakdowns, why
 from giveaway.records import ScoreTable
+from giveaway.records.meta import FusionReport, Meta
+from giveaway.views.bags import UNKNOWN
 from tests.conftest import made_head
 
 
@@ -178,3 +180,68 @@ def test_everything_at_once_is_one_line():
     assert all("\n" not in line and len(line) < 140 for line in lines)
     assert any(line.count("; ") >= 3 for line in lines)
     assert all("; nearest: " in line for line in lines)
+
+
+def asked(scores, weights, relatives=None, unit="record", **attributes) -> ScoreTable:
+    """A table of 100 rows whose `fused` gave these weights to its views."""
+    fusion = FusionReport(weights=weights, relatives=relatives)
+    meta = Meta(unit=unit, loss="cross_entropy", fusion=fusion)
+    return ScoreTable({"fused": np.zeros(100), **scores}, np.arange(100), meta, attributes)
+
+
+def test_records_that_were_learned_last():
+    trace, loss, learned = np.arange(100.0), np.full(100, 0.01), np.full(100, 3)
+    learned[[99, 96, 90]] = 20
+    loss[96] = 95.0**2  # still nearly as large as it was
+    rows = np.array([99, 96, 90, 80, 20])
+    told = ["learned last (top 1 %)", "hard to learn (top 5 %)", "learned last (top 25 %)", "hard to learn (top 25 %)"]
+    scores, weights = {"trace": trace, "loss": loss}, {"trace": 0.6, "head": 0.1}
+    assert why(asked(scores, weights, learned_by=learned), rows) == [*told, "nothing stands out"]
+    assert why(asked(scores, weights), rows[:1]) == ["hard to learn (top 1 %)"]  # people have no epoch
+    assert why(asked({"trace": trace}, weights, learned_by=learned), rows[:1]) == ["hard to learn (top 1 %)"]
+    for silent in ({"trace": 0.05, "head": 0.9}, {"head": 1.0}):
+        assert why(asked(scores, silent, learned_by=learned), rows[:1]) == ["nothing stands out"]
+
+
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [
+        ({"mirror": 0.6, "shift": 0.1}, "its mirror image is"),
+        ({"mirror": 0.2, "shift": 0.7}, "its shifted image is"),
+        ({"mirror": 0.5, "shift": 0.6}, "its mirror image and shifted image are"),
+        ({"word dropped": 0.5}, "its variant word dropped is"),
+    ],
+)
+def test_records_whose_variants_are_not_recognized(weights, words):
+    losses = np.linspace(0.0, 0.6, 100)
+    losses[99] = 0.7  # the class has less than half of the probability from log 2 on
+    told = {name: {"new": 1.0, "natural": 1.0, "weight": weight} for name, weight in weights.items()}
+    fused = {"relatives": 0.5, "left_out": 1.0}
+    rows, classes = np.array([99, 98, 20]), np.zeros(100, dtype=int)
+    table = asked({"relatives": losses}, fused, told, **{"class": classes})
+    known = f"{words} known less well (top 5 %)"
+    assert why(table, rows) == [f"{words} not recognized (top 1 %)", known, "nothing stands out"]
+    values = asked({"relatives": losses}, fused, told)
+    assert why(values, rows[:1]) == [f"{words} known less well (top 1 %)"]
+    people = asked({"relatives": losses}, fused, told, unit="person")
+    assert why(people, rows[:1]) == ["variants of their records are known less well (top 1 %)"]
+    silent = asked({"relatives": losses}, {"relatives": 0.0, "left_out": 1.0}, told)
+    assert why(silent, rows[:1]) == ["nothing stands out"]
+
+
+def test_what_trees_say_that_never_saw_a_record():
+    classes, said = np.full(100, 5), np.full(100, 5)
+    said[[0, 1]] = 3, UNKNOWN
+    scores, weights = {"out_of_bag": np.arange(100.0)}, {"out_of_bag": 1.0, "left_out": 1.0}
+    rows = np.array([0, 1, 99])
+    table = asked(scores, weights, **{"class": classes, "trees_say": said})
+    assert why(table, rows) == ["trees that never saw it say 3", "nothing stands out", "nothing stands out"]
+    target, value = np.zeros(100), np.linspace(0.0, 1.0, 100)
+    target[99], value[99], value[98] = 5.1234, 2.3456, np.nan
+    values = asked(scores, weights, target=target, trees_say=value)
+    rows = np.array([99, 98, 97])
+    told = ["trees that never saw it say 2.35, not 5.12", "nothing stands out"]
+    assert why(values, rows) == [*told, "trees that never saw it say 0.98, not 0"]
+    otherwise = "trees that never saw it say otherwise"
+    assert why(values, rows[:1], values=False) == [f"{otherwise} (top 1 %)"]
+    assert why(asked(scores, weights), np.array([99, 3])) == [f"{otherwise} (top 1 %)", "nothing stands out"]

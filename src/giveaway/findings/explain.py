@@ -10,6 +10,8 @@ import numpy as np
 from scipy.stats import hypergeom
 
 from giveaway.records import ScoreTable
+from giveaway.text import shown_text
+from giveaway.views.bags import UNKNOWN
 
 NOTABLE = 0.25  # of the rows: a row further down gets no reason
 SUBGROUP = "subgroup_"  # attributes whose names begin like this say what a row belongs to
@@ -17,6 +19,9 @@ TOP = 0.05
 LEAST = 10  # rows: smaller groups are not shown to others
 CONFIDENCE = 0.95
 POOLED = "all smaller ones together"
+SPOKE = 0.1  # of the weight of all views: one that counts less gives no reason
+RECOGNIZED = np.log(2.0)  # the loss at which a class has half of the probability
+VARIANTS = {"mirror": "mirror image", "shift": "shifted image"}
 
 
 def why(table: ScoreTable, rows: np.ndarray, *, nearest: bool = True, values: bool = True) -> list[str]:
@@ -25,6 +30,12 @@ def why(table: ScoreTable, rows: np.ndarray, *, nearest: bool = True, values: bo
     `nearest` adds the ids of the records nearest to it; without `values` the phrases hold no target but classes.
     """
     columns = [[""] * len(rows)]
+    if _spoke(table, "trace"):
+        columns.append(_when_learned(table, rows))
+    if _spoke(table, "relatives"):
+        columns.append(_unrecognized(table, rows))
+    if _spoke(table, "out_of_bag"):
+        columns.append(_contradictions(table, rows, values, "out_of_bag", "trees_say", "trees that never saw it say"))
     for name, words in (("leverage", "high leverage"), ("residual", "poorly fitted")):
         if name in table.scores or name in table.attributes:
             columns.append([_phrase(words, share) for share in _shares(table[name], rows)])
@@ -32,7 +43,7 @@ def why(table: ScoreTable, rows: np.ndarray, *, nearest: bool = True, values: bo
         capped = table["newton_capped"][rows]
         columns.append(["alone in a feature direction (score capped)" if c else "" for c in capped])
     if "fused" in table.scores:
-        columns.append(_contradictions(table, rows, values))
+        columns.append(_contradictions(table, rows, values, "left_out", "others_say", "the other records predict"))
     phrases = ["; ".join(filter(None, parts)) or "nothing stands out" for parts in zip(*columns, strict=True)]
     if not nearest or "nearest" not in table.attributes:
         return phrases
@@ -40,23 +51,59 @@ def why(table: ScoreTable, rows: np.ndarray, *, nearest: bool = True, values: bo
     return [f"{phrase}; nearest: {ids}" if ids else phrase for phrase, ids in zip(phrases, near, strict=True)]
 
 
-def _contradictions(table: ScoreTable, rows: np.ndarray, values: bool) -> list[str]:
-    """Say what the other records predict for each row where that is not the row's own target."""
-    said, classes, targets = (table.attributes.get(name) for name in ("others_say", "class", "target"))
+def _spoke(table: ScoreTable, view: str) -> bool:
+    """Return whether the table has this view, and `fused` listens to it."""
+    weights = {} if table.meta.fusion is None else table.meta.fusion.weights
+    return view in table.scores and weights.get(view, 0.0) >= SPOKE * sum(weights.values()) > 0
+
+
+def _when_learned(table: ScoreTable, rows: np.ndarray) -> list[str]:
+    """Say which rows were hard while the model was trained, and whether it came to know them late.
+
+    It did where more of a row's losses than of three quarters of the others came late, and the loss that is left is
+    small beside them.
+    """
+    trace, learned, loss = table["trace"], table.attributes.get("learned_by"), table.scores.get("loss")
+    late = np.zeros(len(table), dtype=bool)
+    if learned is not None and loss is not None:
+        late = (learned > np.quantile(learned, 1 - NOTABLE)) & (np.sqrt(np.maximum(loss, 0.0)) < 0.5 * trace)
+    words = ["learned last" if late[row] else "hard to learn" for row in rows]
+    return [_phrase(*item) for item in zip(words, _shares(trace, rows), strict=True)]
+
+
+def _unrecognized(table: ScoreTable, rows: np.ndarray) -> list[str]:
+    """Say of which rows the model knows the variants less that count most."""
+    fusion, losses = table.meta.fusion, table["relatives"]
+    told = (None if fusion is None else fusion.relatives) or {}
+    weights = {VARIANTS.get(name, f"variant {shown_text(name, 40)}"): told[name]["weight"] for name in told}
+    counting = [name for name, weight in weights.items() if weight >= 0.5 * max(weights.values())]
+    which = f"its {' and '.join(counting) or 'variant'} {'are' if len(counting) > 1 else 'is'}"
+    if table.meta.by_person:
+        which = "variants of their records are"
+    unknown = (losses > RECOGNIZED) & ("class" in table.attributes)  # of values, nothing says when they are recognized
+    words = [f"{which} {'not recognized' if unknown[row] else 'known less well'}" for row in rows]
+    return [_phrase(*item) for item in zip(words, _shares(losses, rows), strict=True)]
+
+
+def _contradictions(
+    table: ScoreTable, rows: np.ndarray, values: bool, column: str, attribute: str, who: str
+) -> list[str]:
+    """Say what a view that never saw each row predicts for it where that is not the row's own target."""
+    said, classes, targets = (table.attributes.get(name) for name in (attribute, "class", "target"))
     if said is not None and classes is not None:
-        return [f"the other records predict {said[row]}" if said[row] != classes[row] else "" for row in rows]
+        return [f"{who} {said[row]}" if said[row] not in (classes[row], UNKNOWN) else "" for row in rows]
     if said is not None and targets is not None:
-        error = np.abs(said - targets)
+        error = np.nan_to_num(np.abs(said - targets), nan=-1.0)  # nothing was said
         if values:
             return [
-                f"the other records predict {said[row]:.3g}, not {targets[row]:.3g}" if share <= NOTABLE else ""
+                f"{who} {said[row]:.3g}, not {targets[row]:.3g}" if share <= NOTABLE else ""
                 for row, share in zip(rows, _shares(error, rows), strict=True)
             ]
-    elif "left_out" in table.scores:
-        error = table["left_out"]
+    elif column in table.scores:
+        error = table[column]
     else:
         return [""] * len(rows)
-    return [_phrase("the other records predict otherwise", share) for share in _shares(error, rows)]
+    return [_phrase(f"{who} otherwise", share) for share in _shares(error, rows)]
 
 
 def _shares(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
