@@ -142,8 +142,11 @@ def plan(
 
 def _check_score(name: str, head: Head, trace: LossTrace | None) -> None:
     score = CATALOGUE[name]
-    needed = {"trace": (trace, "a trace"), "relatives": (head.relatives, "relatives")}
-    needed["bag"] = (head.out_of_bag, "out-of-bag predictions")
+    needed: dict[str, tuple[Any, str]] = {
+        "trace": (trace, "a trace"),
+        "relatives": (head.relatives, "relatives"),
+        "bag": (head.out_of_bag, "out-of-bag predictions"),
+    }
     if score.source in needed and needed[score.source][0] is None:
         what = needed[score.source][1]
         remedy = "pass trace= to audit" if score.source == "trace" else "give them to the head, or leave it out"

@@ -71,4 +71,6 @@ def _model_alone(head: Head, unit: str, score: np.ndarray) -> Views:
 
 
 def _summed(values: np.ndarray, head: Head, unit: str) -> np.ndarray:
-    return values if unit == "record" else np.bincount(np.unique(head.groups, return_inverse=True)[1], values)
+    if unit == "record":
+        return values
+    return np.bincount(np.unique(np.asarray(head.groups), return_inverse=True)[1], values)

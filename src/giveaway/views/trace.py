@@ -65,7 +65,7 @@ class TraceView:
     def _by_row(self, values: np.ndarray) -> np.ndarray:
         values = np.where(np.isnan(values), np.nanmedian(values), values)
         if self._unit == "person":
-            values = np.bincount(np.unique(self._head.groups, return_inverse=True)[1], values)
+            values = np.bincount(np.unique(np.asarray(self._head.groups), return_inverse=True)[1], values)
         return values
 
     def _prove(self, roots: np.ndarray, losses: np.ndarray) -> str:
