@@ -21,8 +21,8 @@ Parts of a bag that never saw a record take the head's place and count 1. Relati
 model and natural (views/relatives.py).
 
 A trace repeats what the finished model's loss says, and adds to it what training has wiped out since. With r their
-correlation in normal scores, s = √(1 − r²) is the share of the trace that is its own: the trace counts s² and all other
-views together, at unit variance, (1 − s)².
+correlation in normal scores, 0 where that is negative, s = √(1 − r²) is the share of the trace that is its own: the
+trace counts s² and all other views together, at unit variance, (1 − s)².
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from scipy.special import ndtri
 from scipy.stats import rankdata
 
 LEAST = 1e-300
+ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +107,9 @@ class Views:
             return counts
         assert self.loss is not None
         finished, own = sum(counts[name] * self.scores[name] for name in counts), self.share_of_its_own
-        spread = float(np.std(finished)) or 1.0
+        spread = float(np.std(finished))
+        if spread <= ROUNDING * sum(counts.values()):  # views that contradict each other everywhere say nothing
+            spread = 1.0
         return {name: (1.0 - own) ** 2 * count / spread for name, count in counts.items()} | {"trace": own**2}
 
     @cached_property
