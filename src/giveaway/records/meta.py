@@ -127,12 +127,12 @@ class FusionReport(Section):
 @dataclass(frozen=True, kw_only=True)
 class TraceReport(Section):
     """The trace of the training: how it was proved to be of these records, the band of all records at every epoch
-    (quantiles .1, .5, .9), and the losses of the most exposed rows."""
+    (quantiles .1, .5, .9; None where none came up), and the losses of the most exposed rows."""
 
     epochs: int
     proof: str
     never_seen: int
-    band: Sequence[Sequence[float]]
+    band: Sequence[Sequence[float | None]]
     rows: Sequence[int]
     losses: Sequence[Sequence[float | None]]
 

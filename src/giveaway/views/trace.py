@@ -56,11 +56,13 @@ class TraceView:
         return np.where(seen > 0, total / np.maximum(seen, 1), np.nan), seen
 
     def _quartile_range(self) -> np.ndarray:
-        rows = range(0, self._head.n, ROWS_PER_CHECK)
-        blocks = [np.asarray(self._losses[:, row : row + ROWS_PER_CHECK], dtype=np.float64) for row in rows]
-        there = [np.where(np.isnan(block).all(0), 0.0, block) for block in blocks]
-        high, low = np.concatenate([np.nanquantile(block, (0.75, 0.25), axis=0) for block in there], axis=1)
-        return np.where(self._seen > 0, high - low, np.nan)
+        """Return q75 − q25 of every record's losses, NaN where there are none."""
+        last, parts = np.maximum(self._seen, 1) - 1, []
+        for row in range(0, self._head.n, ROWS_PER_CHECK):
+            rows = slice(row, row + ROWS_PER_CHECK)
+            ordered = np.sort(np.asarray(self._losses[:, rows], dtype=np.float64), axis=0)  # NaN come last
+            parts.append(_quantile(ordered, last[rows], 0.75) - _quantile(ordered, last[rows], 0.25))
+        return np.concatenate(parts)
 
     def _by_row(self, values: np.ndarray) -> np.ndarray:
         values = np.where(np.isnan(values), np.nanmedian(values), values)
@@ -108,7 +110,8 @@ class TraceView:
     def report(self, order: np.ndarray) -> dict[str, Any]:
         """Return what goes into the metadata: the band of all records, and the losses of the first rows of `order`."""
         rows = order[:SHOWN] if self._unit == "record" else order[:0]
-        band = [np.nanquantile(epoch.astype(np.float64), BAND).round(6).tolist() for epoch in self._losses]
+        there = [epoch[~np.isnan(epoch)].astype(np.float64) for epoch in self._losses]
+        band = [np.quantile(one, BAND).round(6).tolist() if len(one) else [None] * len(BAND) for one in there]
         shown = np.asarray(self._losses[:, rows], dtype=np.float64)
         return {
             "epochs": len(self._losses),
@@ -118,6 +121,14 @@ class TraceView:
             "rows": rows.tolist(),
             "losses": [[None if np.isnan(loss) else round(float(loss), 6) for loss in row] for row in shown.T],
         }
+
+
+def _quantile(ordered: np.ndarray, last: np.ndarray, share: float) -> np.ndarray:
+    """Return the quantile of each column's values up to its row `last`, in proportion between two of them."""
+    place = share * last
+    low = place.astype(np.int64)
+    below, above = (np.take_along_axis(ordered, row[None], 0)[0] for row in (low, np.minimum(low + 1, last)))
+    return below + (place - low) * (above - below)
 
 
 def within_classes(one: np.ndarray, other: np.ndarray, classes: np.ndarray) -> float:
