@@ -18,6 +18,7 @@ from giveaway.reporting.figures import (
     recall_curves,
     roc_curves,
     tradeoff_curves,
+    when_learned,
 )
 from giveaway.reporting.picture import (
     COLOURS,
@@ -47,6 +48,7 @@ __all__ = [
     "roc_curves",
     "save_figure",
     "tradeoff_curves",
+    "when_learned",
 ]
 
 GRID = 120

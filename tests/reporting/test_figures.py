@@ -12,6 +12,7 @@ import pytest
 from giveaway.attacks.thresholds import AttackScores
 from giveaway.evaluation import AttackSummary, recall_at, summarize
 from giveaway.records import ScoreTable
+from giveaway.records.meta import Meta, TraceReport
 from giveaway.reporting import figures
 from giveaway.reporting.figures import (
     by_class,
@@ -20,6 +21,7 @@ from giveaway.reporting.figures import (
     loss_by_leverage,
     recall_curves,
     roc_curves,
+    when_learned,
 )
 from giveaway.reporting.picture import COLOURS, PALE, figure_bytes, save_figure
 from tests.conftest import refused
@@ -309,6 +311,30 @@ def test_names_of_classes_are_no_formulas_and_have_one_line():
     assert figure_bytes(axes.figure).startswith(b"\x89PNG")
 
 
+def learned(rows: int = 7, epochs: int = 3) -> ScoreTable:
+    """The most exposed are the last rows; the loss of row r in epoch e is r + e, and the first did not come up in 2."""
+    most = list(range(9, 9 - rows, -1))
+    losses = [[float(row + epoch) for epoch in range(1, epochs + 1)] for row in most]
+    losses[0][1] = None
+    band = [[1.0, 4.0, 9.0]] * epochs
+    report = TraceReport(epochs=epochs, proof="ids", never_seen=0, band=band, rows=most, losses=losses)
+    return ScoreTable({"fused": np.arange(10.0)}, [f"r${i}$" for i in range(10)], Meta(trace=report))
+
+
+def test_the_losses_of_the_most_exposed_lie_over_the_band_of_all():
+    (axes,) = when_learned(learned()).axes
+    first = line(axes, r"rank 1: r\$9\$")
+    assert first.get_xdata().tolist() == [1, 3]  # bridged where it did not come up
+    assert first.get_ydata() == pytest.approx(np.sqrt([10.0, 12.0]))
+    assert line(axes, "rank 5").get_ydata() == pytest.approx(np.sqrt([6.0, 7.0, 8.0]))
+    assert line(axes, "ranks 6 to 7").get_ydata() == pytest.approx(np.sqrt([5.0, 6.0, 7.0]))
+    assert line(axes, "the record in the middle").get_ydata().tolist() == [2.0, 2.0, 2.0]
+    (band,) = axes.collections
+    edges = band.get_paths()[0].vertices[:, 1]
+    assert (edges.min(), edges.max()) == (1.0, 3.0)
+    assert axes.get_title(loc="left") == "When the 7 most exposed of 10 records were learned"
+
+
 ONES = np.ones(200)
 BARE = ScoreTable({"newton": [1.0, 2.0]}, [0, 1])
 NOBODY = ScoreTable({"loss": [], "leverage": []}, np.arange(0), {}, {"class": np.arange(0)})
@@ -356,6 +382,7 @@ ZEROS = ScoreTable({"loss": [0.0, 1.0], "leverage": [1.0, 0.0]}, [0, 1])
             "share: expected a finite number of at least 0, got nan; such as 0.05",
         ),
         (lambda: by_class(made(), share=1.5), "share: expected a share that keeps 1 to 400 rows, got 1.5"),
+        (lambda: when_learned(BARE), "table: expected an audit with a trace of the training, got none; pass trace= to"),
         (lambda: by_class(made(), axes=[]), "axes: expected one matplotlib Axes, got list"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import re
 from collections.abc import Iterator
@@ -13,8 +14,9 @@ import pytest
 from scipy.stats import chi2
 from scipy.stats import f as f_law
 
-from giveaway import Head, audit, report, validate
+from giveaway import Head, LossTrace, audit, report, validate
 from giveaway.records import ScoreTable, Signals
+from giveaway.reporting.pages import summary_pages
 from giveaway.reporting.report import render
 from giveaway.reporting.validation import StoredValidation
 from giveaway.reporting.words import notes
@@ -223,6 +225,42 @@ def test_what_the_others_say_and_who_is_nearest():
         "view · head_is_exact False",
     ):
         assert words in text
+
+
+def traced(**options) -> ScoreTable:
+    """An audit of 60 records with a trace in which row 7 stays hard until the last epoch."""
+    head = made_head("classes", l2=0.5, **options)
+    losses = np.random.default_rng(0).random((5, 60))
+    losses[:, 7] = 9.0, 9.0, 9.0, 9.0, 0.25
+    return audit(head, trace=LossTrace.from_losses(losses, ids=head.ids))
+
+
+def test_when_the_most_exposed_were_learned(drawn):
+    table = traced(ids=np.array([f"secret-{i:02d}" for i in range(60)]))
+    page = render(table, top=12)
+    assert 'href="#learned"' in page
+    picture = page.split('id="learned"')[1].split("base64,")[1].split('"')[0]
+    assert "rank 1: secret-07" in base64.b64decode(picture).decode()
+    text = Page(page).text
+    for words in (
+        "When were they learned? A line is one of the most exposed records",
+        "The losses of training are those of 5 epochs, matched to these records by ids.",
+        "fused combines two views of a record: newton, what the trained model did with it, and trace",
+        "trace is how large the losses of a record were",
+        "All scores but fused and trace use the last linear layer only.",
+        "trace · epochs 5",
+    ):
+        assert words in text
+    assert "trace · losses" not in text  # the picture shows them
+    shared = "".join(summary_pages(table).values())
+    assert "secret" not in shared
+    assert not {str(loss) for row in table.meta.trace.losses for loss in row[:1]} & set(re.findall(r"[\d.]+", shared))
+
+
+def test_people_and_audits_without_a_trace_have_no_such_picture():
+    people = Page(render(traced(ids=np.arange(60), groups=np.arange(60) // 3))).text
+    assert "When were they learned? Not shown: table: expected rows that are records, got people" in people
+    assert "When were they learned" not in Page(render(audit(made_head("classes")))).text
 
 
 @pytest.mark.parametrize("by", ["record", "person"])

@@ -10,7 +10,7 @@ import torch
 
 from giveaway import Head, audit
 from giveaway.records import ScoreTable
-from giveaway.records.meta import Meta
+from giveaway.records.meta import FusionReport, Meta, TraceReport
 from giveaway.reporting.validation import StoredValidation
 from giveaway.reporting.words import about_depths, access_of, found_elsewhere, headline, notes, standing
 from tests.conftest import made_arrays, made_head, refused
@@ -151,9 +151,10 @@ def test_notes_on_the_view():
     assert said == (
         f"The other records predict a left-out one with {100 * view.left_out_error:.3g} % of the squared error of a "
         f"constant (columns of the table, rbf kernel, {view.method}); training removed "
-        f"{100 * view.memorized:.3g} % of that error, which is not a share of records. In fused the model's own "
-        f"view has weight {view.head_weight:.2g} and theirs 1."
+        f"{100 * view.memorized:.3g} % of that error, which is not a share of records."
     )
+    weights = f"with these weights: the other records 1, the model itself {view.head_weight:.2g}."
+    assert f"fused adds up what each view says, by rank, {weights}" in notes(table)
     assert ("no better than a constant here" in blind) is (view.left_out_error >= 1)
     head = made_head("classes", l2=0.5)
     exact = notes(audit(replace(head, inputs=head.features)))
@@ -164,6 +165,35 @@ def test_notes_on_the_view():
     )
     assert notes(audit(head))[0] == "No fused score: the records themselves were not given (inputs)."
     assert not any("fused" in note for note in notes(audit(head, scores=["newton"])))
+
+
+def test_notes_on_every_view():
+    weights = {"left_out": 0.2, "head": 0.05, "relatives": 0.0, "out_of_bag": 1.0, "trace": 0.64}
+    parts = {"mirror": {"new": 0.9, "natural": 0.5, "weight": 0.45}, "shift": {"new": 0.0, "natural": 1, "weight": 0.0}}
+    fusion = FusionReport(
+        weights=weights, held_out_error=0.1234, trace_share_of_its_own=0.8, relatives=parts, without_out_of_bag=3
+    )
+    trace = TraceReport(epochs=12, proof="targets and losses", never_seen=4, band=[], rows=[], losses=[])
+    meta = Meta(fusion=fusion, trace=trace, loss="cross_entropy")
+    table = ScoreTable({"fused": np.arange(20.0)}, np.arange(20), meta)
+    said = [
+        "fused adds up what each view says, by rank, with these weights: trees that never saw it 1, the losses of "
+        "training 0.64, the other records 0.2, the model itself 0.05, relatives of each record 0.",
+        "The losses of training are those of 12 epochs, matched to these records by targets and losses. The share of "
+        "them that the finished model's loss does not repeat is 0.8. Records that never came up: 4; they stand in the "
+        "middle of that view.",
+        "What the variants of each record count among relatives: mirror 0.45 = 0.9 new to the model × 0.5 natural, "
+        "shift 0 = 0 new to the model × 1 natural. One that training used is not new, and one that the model knows "
+        "worse than records it never saw is not natural.",
+        "Records held out have a mean squared error of 0.123: with them, what the model generalizes is not taken for "
+        "memory.",
+        "Every tree saw 3 of the records: trees say nothing of them.",
+    ]
+    assert notes(table) == said
+    shared = " ".join(notes(table, shared=True))
+    assert "never came up: fewer than 10;" in shared
+    assert "Every tree saw fewer than 10 of the records" in shared
+    assert not any("adds up" in note for note in notes(ScoreTable({"newton": [1.0]}, [0], meta)))
 
 
 DONE = {"curvature": "ggn", "damping": 2.0, "probes": 64, "sketch_error": {"newton": 0.18}}

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.utils.data import TensorDataset
 
+    from giveaway.records import LossTrace
+
 WEIGHT_DECAY = 1e-4
 EPOCHS = 60
 
@@ -24,11 +26,14 @@ def demo(out: str, as_json: bool) -> None:
     """Train a small network on digits and audit it."""
     from giveaway.cli.audit_folder import audit_and_tell
     from giveaway.extract import from_torch
+    from giveaway.records import LossTrace
 
     dataset = digits_dataset()
-    say(f"Training a small network on {len(dataset)} digits ...", err=True)
-    head = from_torch(train_digits_network(dataset), dataset, l2=WEIGHT_DECAY * len(dataset))
-    audit_and_tell(out, head, {"demo": "digits", "show_records": True}, {}, top=10, as_json=as_json)
+    say(f"Training a small network on {len(dataset)} digits, and recording their losses ...", err=True)
+    trace = LossTrace(len(dataset), targets=dataset.tensors[1])
+    model = train_digits_network(dataset, trace=trace)
+    head = from_torch(model, dataset, l2=WEIGHT_DECAY * len(dataset))
+    audit_and_tell(out, head, {"demo": "digits", "show_records": True}, {"trace": trace}, top=10, as_json=as_json)
 
 
 def digits_dataset() -> TensorDataset:
@@ -41,8 +46,11 @@ def digits_dataset() -> TensorDataset:
     return torch.utils.data.TensorDataset(images, torch.from_numpy(digits.target[::2]))
 
 
-def train_digits_network(dataset: TensorDataset, *, seed: int = 0) -> nn.Module:
-    """Train a network with one hidden layer to fit its training set; the global random state is left alone."""
+def train_digits_network(dataset: TensorDataset, *, seed: int = 0, trace: LossTrace | None = None) -> nn.Module:
+    """Train a network with one hidden layer to fit its training set; the global random state is left alone.
+
+    A `trace` records the losses of the digits as their batches come up.
+    """
     import torch
     from torch import nn
 
@@ -52,13 +60,16 @@ def train_digits_network(dataset: TensorDataset, *, seed: int = 0) -> nn.Module:
     images, labels = dataset.tensors
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3, weight_decay=WEIGHT_DECAY)
+    loss_of = nn.CrossEntropyLoss()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # matrices this small only lose time to a second thread
     try:
         for _ in range(EPOCHS):
             for batch in torch.randperm(len(images), generator=generator).split(64):
                 optimizer.zero_grad()
-                nn.functional.cross_entropy(model(images[batch]), labels[batch]).backward()
+                outputs, targets = model(images[batch]), labels[batch]
+                loss = loss_of(outputs, targets) if trace is None else trace.loss(loss_of, outputs, targets, batch)
+                loss.backward()
                 optimizer.step()
     finally:
         torch.set_num_threads(threads)

@@ -237,6 +237,39 @@ def exposure_distribution(table: ScoreTable, by: str | None = None, axes: Axes |
     return figure
 
 
+def when_learned(table: ScoreTable, axes: Axes | None = None) -> Figure:
+    """Draw the root of the loss of the most exposed records at each epoch, over the band of all records.
+
+    It needs an audit with a trace. Epochs in which a record did not come up are bridged.
+    """
+    trace = table.meta.trace
+    if trace is None:
+        raise fail("table", "an audit with a trace of the training", "none", "pass trace= to audit")
+    if table.meta.by_person:
+        raise fail("table", "rows that are records", "people", "audit the records, by a head without groups")
+    shown = min(len(trace.rows), len(table))
+    title = f"When the {shown} most exposed of {len(table):,} records were learned"
+    figure, axes = blank(title, (9.4, 4.6), axes)
+    low, middle, high = np.sqrt(np.maximum(np.array(trace.band, dtype=np.float64), 0.0)).T
+    epochs = np.arange(1, trace.epochs + 1)
+    axes.fill_between(epochs, low, high, color=PALE, alpha=0.6, linewidth=0, label="80 % of all records", zorder=1)
+    axes.plot(epochs, middle, color=GREY, linewidth=1.5, label="the record in the middle", zorder=2)
+    for place, (row, losses) in enumerate(zip(trace.rows, trace.losses, strict=True)):
+        roots = np.sqrt(np.array(losses, dtype=np.float64))  # None, where it did not come up, is NaN
+        there, first = ~np.isnan(roots), place < len(COLOURS)
+        label = f"rank {place + 1}: {plain(table.ids[row])}" if first else "_"
+        label = f"ranks {place + 1} to {shown}" if place == len(COLOURS) else label
+        style: Any = {"color": COLOURS[0], "linewidth": 0.8, "alpha": 0.4}
+        if first:
+            style = {"color": COLOURS[place], "linestyle": DASHES[place], "linewidth": 1.8}
+        axes.plot(epochs[there], roots[there], marker=".", markersize=4, label=label, zorder=20 - place, **style)
+    axes.set(xlim=(min(1, trace.epochs - 1), trace.epochs), ylim=(0, None))
+    axes.set_xlabel("epoch of training")
+    axes.set_ylabel("root of the loss as training came to it")
+    legend(axes, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return figure
+
+
 def by_class(table: ScoreTable, share: float = 0.05, axes: Axes | None = None) -> Figure:
     """Draw each class's share of the most exposed `share` of the rows over its share of all rows; 1 is an even spread.
 

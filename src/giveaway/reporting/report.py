@@ -20,7 +20,13 @@ from giveaway.findings.extras import ReportExtras, make_extras
 from giveaway.network.depths import suffix
 from giveaway.records import Head, ScoreTable
 from giveaway.records.meta import Provenance
-from giveaway.reporting.figures import draw_roc, exposure_distribution, recall_curves, tradeoff_curves
+from giveaway.reporting.figures import (
+    draw_roc,
+    exposure_distribution,
+    recall_curves,
+    tradeoff_curves,
+    when_learned,
+)
 from giveaway.reporting.maps import bokeh_script, maps
 from giveaway.reporting.pages import page, section
 from giveaway.reporting.picture import figure_bytes, title_of
@@ -38,8 +44,9 @@ CURVES = 4  # of the most exposed, beside that of the row in the middle
 RATES = (0.01, 0.05)
 NO_HEAD = "the report was made from the table alone; pass head= to have it"
 BEFORE_WHY = ("loss", "leverage", "predicted_success")  # scores after the one that ranks, before the reasons
-AFTER_WHY = ("newton", "left_out", "residual")
-ABOUT_ROW = ("class", "target", "others_say", "records")
+AFTER_WHY = ("newton", "trace", "learned_by", "left_out", "relatives", "out_of_bag", "residual")
+ABOUT_ROW = ("class", "target", "others_say", "trees_say", "records")
+OF_TRACE = ("band", "rows", "losses")  # of the metadata: the figure shows them
 MEANINGS = {
     "rank": "1 is the most exposed",
     "id": "the name of the row",
@@ -47,12 +54,17 @@ MEANINGS = {
     "class": "its target",
     "target": "its target",
     "others_say": "what the other records predict for it",
+    "trees_say": "what the trees that never saw it predict for it; -1 or nan where every tree saw it",
+    "learned_by": "the epoch by which half of its losses were behind it: the larger, the later it was learned",
     "records": "how many records the person has",
     "residual": "how far its prediction is from its target",
-    "fused": "two views combined by rank: what the model did with it, and what the other records predict",
+    "fused": "all views combined by rank: what the model did with it, and what tells what it would say without it",
     "newton": "the estimated rise of its loss if it had been left out",
     "influence": "the same to first order: too small if leverage is high",
     "left_out": "how wrongly the other records predict it",
+    "trace": "how large its losses were while the model was trained: the mean of their roots over the epochs",
+    "relatives": "the loss on variants of it, such as its mirror image",
+    "out_of_bag": "the loss of what the trees that never saw it predict for it",
     "leverage": "how far its own target pulls its own prediction, 0 to 1",
     "loss": "its loss in the audited model",
     "predicted_success": "the predicted balanced success of an attack on it: not measured",
@@ -60,6 +72,7 @@ MEANINGS = {
     "found_exposed": "counted as exposed by the per-record test",
     "why": "what stands out about it",
 }
+VIEWS = ("left_out", "trace", "relatives", "out_of_bag")
 OF_PEOPLE = {"leverage": "how far the targets of a person's records pull their predictions, from 0 to their number"}
 
 
@@ -97,6 +110,7 @@ def render(
     sections = {
         "spread": section(lambda: _image(exposure_distribution(table))),
         "maps": section(lambda: maps(table, extras)),
+        "learned": section(lambda: _image(when_learned(table))),
         "breakdowns": section(lambda: breakdowns(table)),
         "curves": section(lambda: _curves(table)),
         "agreement": section(lambda: _agreement(table, measured)),
@@ -127,8 +141,10 @@ def render(
         linear=table.meta.optimum is not None or "newton" in table.scores,
         deeper=bool(table.meta.depths) and not table.meta.by_person,
         others_say="others_say" in table.attributes,
+        traced=table.meta.trace is not None,
+        views=_views(table),
         spread=_spread(table[table.ranking()]),
-        facts=[(shown_text(name, 120), shown_text(value, 400)) for name, value in facts(table.meta.to_json())],
+        facts=[(shown_text(name, 120), shown_text(value, 400)) for name, value in facts(_facts_of(table))],
     )
 
 
@@ -193,6 +209,20 @@ def _cell(value: Any) -> tuple[str, str]:
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value), str(value)
     return shown_text(value, 200), ""
+
+
+def _views(table: ScoreTable) -> list[str]:
+    """Return the views that the table has, or that `fused` asked, beside the model's own."""
+    weights = {} if table.meta.fusion is None else table.meta.fusion.weights
+    return [name for name in VIEWS if name in table.scores or name in weights]
+
+
+def _facts_of(table: ScoreTable) -> dict[str, Any]:
+    """Return the metadata without the long lists that the figure of the trace shows."""
+    meta = table.meta.to_json()
+    if meta.get("trace"):
+        meta["trace"] = {name: value for name, value in meta["trace"].items() if name not in OF_TRACE}
+    return meta
 
 
 def facts(meta: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:

@@ -14,6 +14,7 @@ from giveaway.network.depths import suffix
 from giveaway.records import ScoreTable
 from giveaway.records.meta import CurvatureReport, Meta
 from giveaway.reporting.validation import StoredValidation
+from giveaway.text import shown_text
 from giveaway.views.others import LEAST_MEMORIZED
 
 ACCESS = {
@@ -28,7 +29,7 @@ ABOUT_ACCESS = {
     "probabilities": "Nothing else about the training is public.",
     "weights": "Scores use the outputs and the last layer; what the weights reveal beyond them was not estimated.",
 }
-BENCHMARKED = {  # docs/fused.md, README's limits: means over two audited models each
+BENCHMARKED = {  # docs/views.md, README's limits: means over two audited models each
     "fused": (81, 96),
     "newton": (51, 87),
 }
@@ -39,7 +40,7 @@ PREDICTED = {
     ),
     "both views": (
         "predicted_* columns are estimates from both views: not measured on an attack and not guaranteed; "
-        "docs/fused.md says how far off they were."
+        "docs/views.md says how far off they were."
     ),
 }
 KINDS = {"images": "patches of the images", "tabular": "columns of the table", "text": "words and letters"}
@@ -63,6 +64,13 @@ UNTRAINED = (
 )
 ASSUMED_OPTIMUM = "scores assume that it is. To see what this changes, audit with --config optimum=refit."
 WITHOUT_DRIFT = "newton and loo_gap take it into account, as requested; influence does not."
+VIEWS = {
+    "trace": "the losses of training",
+    "left_out": "the other records",
+    "relatives": "relatives of each record",
+    "out_of_bag": "trees that never saw it",
+    "head": "the model itself",
+}
 CURVATURE = {"hessian": "the exact Hessian", "ekfac": "Kronecker factors, an approximation"}
 SOLVES_STOPPED = " and, as solves stopped early, by an unknown amount: at best the order of the records is meaningful"
 STATED_FROM = 1 / 3  # of the random error: from there the bound on the solver's error is stated
@@ -123,9 +131,10 @@ def found_elsewhere(by: str) -> str:
     if by not in BENCHMARKED:
         return f"None of our benchmarks shows how many of the records that attacks find are also found by {by}."
     first, second = BENCHMARKED[by]
+    alone = " (asking the model and the other records alone)" if by == "fused" else ""
     return (
-        f"On two image sets where 200 shadow models were trained, the 5 % of records that {by} ranked highest held "
-        f"{first} % (CIFAR-10) and {second} % (BloodMNIST) of the 1 % that the attack LiRA found most exposed. On "
+        f"On two image sets where 200 shadow models were trained, the 5 % of records that {by} ranked highest{alone} "
+        f"held {first} % (CIFAR-10) and {second} % (BloodMNIST) of the 1 % that the attack LiRA found most exposed. On "
         "another model it can be less."
     )
 
@@ -172,7 +181,7 @@ def notes(table: ScoreTable, *, shared: bool = False) -> list[str]:
     def told(count: int) -> str:
         return f"fewer than {LEAST}" if shared and 0 < count < LEAST else str(count)
 
-    said = [*_about_view(meta), *_about_optimum(meta), *_about_predictions(table)]
+    said = [*_about_view(meta), *_about_fusion(table, told), *_about_optimum(meta), *_about_predictions(table)]
     if meta.no_prediction:
         said.append(meta.no_prediction)
     repeats = meta.repeats
@@ -237,10 +246,47 @@ def _about_view(meta: Meta) -> list[str]:
     ]
     if view.head_is_exact:
         return [*said, FROZEN if meta.frozen else EXACT]
-    said[0] += f" In fused the model's own view has weight {view.head_weight:.2g} and theirs 1."
     if memorized < LEAST_MEMORIZED:
         said.insert(0, UNTRAINED)
     return [*said, BLIND] if error >= 1.0 else said
+
+
+def _about_fusion(table: ScoreTable, told: Callable[[int], str]) -> list[str]:
+    """Say which views `fused` asked, with what weight, and what that rests on."""
+    fusion, trace = table.meta.fusion, table.meta.trace
+    if fusion is None:
+        return []
+    said = []
+    ordered = sorted(fusion.weights.items(), key=lambda item: -item[1])
+    if "fused" in table.scores and len(ordered) > 1:
+        weights = ", ".join(f"{VIEWS[name]} {weight:.2g}" for name, weight in ordered)
+        said.append(f"fused adds up what each view says, by rank, with these weights: {weights}.")
+    if trace is not None:
+        proof, own = trace.proof, fusion.trace_share_of_its_own
+        said.append(f"The losses of training are those of {trace.epochs} epochs, matched to these records by {proof}.")
+        if own is not None:
+            said[-1] += f" The share of them that the finished model's loss does not repeat is {own:.2g}."
+        if trace.never_seen:
+            said[-1] += f" Records that never came up: {told(trace.never_seen)}; they stand in the middle of that view."
+    if fusion.relatives:
+        parts = [
+            f"{shown_text(name, 40)} {part['weight']:.2g} = {part['new']:.2g} new to the model × {part['natural']:.2g} "
+            "natural"
+            for name, part in fusion.relatives.items()
+        ]
+        said.append(
+            f"What the variants of each record count among relatives: {', '.join(parts)}. One that training used is "
+            "not new, and one that the model knows worse than records it never saw is not natural."
+        )
+    if fusion.held_out_error is not None:
+        said.append(
+            f"Records held out have a mean squared error of {fusion.held_out_error:.3g}: with them, what the model "
+            "generalizes is not taken for memory."
+        )
+    if fusion.without_out_of_bag:
+        rows = told(fusion.without_out_of_bag)
+        said.append(f"Every tree saw {rows} of the {table.meta.rows_are}: trees say nothing of them.")
+    return said
 
 
 def about_depths(table: ScoreTable, told: Callable[[int], str]) -> list[str]:
