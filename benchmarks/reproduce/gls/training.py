@@ -12,6 +12,7 @@ from torch import nn
 
 from benchmarks.networks import Top
 from giveaway.attacks.stacked import captured
+from giveaway.records import LossTrace
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 MADE = (250, 50, 8)  # records to train on, held-out records, pixels a side of the made images
@@ -111,10 +112,11 @@ class Trainer:
         )
         self._rows = torch.zeros(schedule.batch, dtype=torch.long, device=device)
         self._moved = torch.zeros(3, schedule.batch, dtype=torch.long, device=device)  # down, right, flipped or not
+        self._losses = torch.zeros(len(self.y), device=device)
         self._step: Callable[[], None] | None = None
 
-    def train(self, members: np.ndarray, seed: int) -> nn.Module:
-        """Return the trained model, in evaluation mode; the next call overwrites it."""
+    def train(self, members: np.ndarray, seed: int, trace: LossTrace | None = None) -> nn.Module:
+        """Return the trained model, in evaluation mode; the next call overwrites it. `trace` records the members."""
         own = torch.from_numpy(np.flatnonzero(members)).to(self.device)
         generator = torch.Generator(self.device).manual_seed(seed)
         self._begin(seed)
@@ -136,6 +138,10 @@ class Trainer:
                 self._rate.fill_(next(rates))
                 assert self._step is not None
                 self._step()
+            if trace is not None:
+                trained = order[: steps * batch]
+                trace.add(torch.searchsorted(own, trained), self._losses[trained])
+                trace.end_epoch()
         return self.model.eval()
 
     @torch.no_grad()
@@ -176,7 +182,9 @@ class Trainer:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self._on_gpu, cache_enabled=False):
             outputs = self.model(x.permute(0, 3, 1, 2))
         self._optimizer.zero_grad(set_to_none=True)
-        nn.functional.cross_entropy(outputs.float(), self.y[self._rows]).backward()
+        losses = nn.functional.cross_entropy(outputs.float(), self.y[self._rows], reduction="none")
+        self._losses.index_copy_(0, self._rows, losses.detach())
+        losses.mean().backward()
         self._optimizer.step()
 
     def _laid_out(self, images: np.ndarray) -> torch.Tensor:

@@ -39,17 +39,17 @@ class TraceView:
             raise fail("trace", f"losses of the head's {head.n} records", f"losses of {len(trace)}", remedy)
         if len(self._losses) == 0:
             raise fail("trace", "at least one epoch", "none", "end_epoch() ends one; train for some")
-        roots, self._seen = self._mean_roots()
+        roots, self._seen = self._mean_roots(self._losses)
         self.never_seen = int((self._seen == 0).sum())
         if self.never_seen == head.n:
             raise fail("trace", "losses of some records", "none in any epoch", "check the rows given to trace.add")
-        self.proof = self._prove(roots, losses)
+        self.proof = self._prove(losses)
         self.roots, self.iqr = self._by_row(roots), self._by_row(self._quartile_range())
 
-    def _mean_roots(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the mean √loss of every record over the epochs in which it came up, and in how many it did."""
+    def _mean_roots(self, epochs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the mean √loss of every record over those epochs in which it came up, and in how many it did."""
         total, seen = np.zeros(self._head.n), np.zeros(self._head.n, dtype=np.int64)
-        for epoch in self._losses:
+        for epoch in epochs:
             there = ~np.isnan(epoch)
             total[there] += np.sqrt(np.maximum(epoch[there], 0).astype(np.float64))
             seen += there
@@ -70,11 +70,11 @@ class TraceView:
             values = np.bincount(np.unique(np.asarray(self._head.groups), return_inverse=True)[1], values)
         return values
 
-    def _prove(self, roots: np.ndarray, losses: np.ndarray) -> str:
+    def _prove(self, losses: np.ndarray) -> str:
         """Say how it is known that these are the losses of the head's records; refuse others.
 
-        Ids prove it. Targets alone do not tell records of one class apart, so that within classes the losses of
-        training must also go with those of the finished model, as losses of different records do not.
+        Ids prove it. Targets alone do not tell records of one class apart, so that within classes the losses of the
+        last quarter of training must also go with those of the finished model, as those of other records do not.
         """
         head, identity = self._head, self._trace.identity
         own = identity_of(head.n, targets=head.targets, ids=head.ids)
@@ -82,9 +82,10 @@ class TraceView:
         for name, digest in identity.items():
             if own[name] != digest:
                 raise fail("trace", f"losses of the head's records, by their {name}", f"other {name}", remedy)
-        if "ids" in identity:
+        if "ids" in identity and not np.array_equal(head.ids, np.arange(head.n)):  # row numbers name nobody
             return "ids"
-        seen = self._seen > 0
+        roots, times = self._mean_roots(self._losses[-max(1, len(self._losses) // 4) :])
+        seen = times > 0
         classes = np.zeros(head.n, dtype=np.int64)
         if head.targets.ndim == 1 and not torch.is_floating_point(head.targets):
             classes = head.targets.cpu().numpy()
@@ -100,7 +101,7 @@ class TraceView:
         if self._unit == "person":
             return {}
         total = np.zeros(self._head.n)
-        half = 0.5 * np.nan_to_num(self._mean_roots()[0]) * self._seen
+        half = 0.5 * np.nan_to_num(self._mean_roots(self._losses)[0]) * self._seen
         learned = np.zeros(self._head.n, dtype=np.int64)
         for number, epoch in enumerate(self._losses, start=1):
             total += np.sqrt(np.maximum(np.nan_to_num(epoch, nan=0.0), 0).astype(np.float64))
