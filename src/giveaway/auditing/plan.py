@@ -88,6 +88,8 @@ def plan(
 ) -> Plan:
     """Resolve the options of `ga.audit`, or say what is not possible."""
     named = named_scores(scores)
+    if trace is not None and not isinstance(trace, LossTrace):
+        raise fail("trace", "a LossTrace", type(trace).__name__, "read a file by ga.LossTrace(path)")
     if head.inputs is None and kernel is not None:
         raise fail("inputs", "inputs beside kernel", "none", "pass the records themselves to Head, or drop the kernel")
     sources = {CATALOGUE[name].source for name in named if name != DEFAULT}
@@ -155,7 +157,8 @@ def _check_score(name: str, head: Head, trace: LossTrace | None) -> None:
         raise fail("scores", "scores that exist for squared loss", name, "leave it out: it needs classes")
     if score.features and not head.linear:
         raise fail("scores", "scores that exist for a black box", name, "leave it out: it needs a linear head")
-    if score.source in ("others", "process") and head.inputs is None:
+    alone = head.inputs is None and (score.source != "fused" or all(given is None for given, _ in needed.values()))
+    if score.source in ("others", "process", "fused") and alone:
         expected = "inputs beside a score that looks at the records"
         raise fail("scores", expected, f"{name} alone", "pass inputs to the head")
     if score.source == "theory" and (head.groups is not None or not exists_for(head)):
