@@ -48,7 +48,7 @@ def head_of(trainer: Trainer, members: np.ndarray) -> Head:
 def main() -> None:
     options = read_options(__doc__, "views_resnet18.json", data=Path, device="cpu", targets=4)
     told, kept = read_result(RESULTS, REFERENCES)
-    images, schedule, widths = made_images(), Schedule(epochs=20, batch=50, rate=0.1), (3, 4, 4, 5)
+    images, schedule, widths = made_images(), Schedule(epochs=30, batch=50, rate=0.1), (8, 8, 16, 16)
     if options.data is not None:
         x, y = arrays(options.data / "cifar10.npz", "x_train", "y_train")
         images, schedule, widths = (
