@@ -301,6 +301,20 @@ def test_what_is_saved_is_what_is_read(tmp_path: Path) -> None:
     assert LossTrace(tmp_path / "none").losses.shape == (0, 3)
 
 
+def test_a_trace_takes_other_names_for_its_records_only(tmp_path: Path) -> None:
+    trace = LossTrace.from_losses([[0.5, 1.0, 2.0]], ids=["a", "b", "c"], targets=[0, 1, 1])
+    renamed = trace.renamed(["a", "b", "c"], ["x", "y", "z"])
+    renamed.save(tmp_path / "renamed.trace")
+    expected = LossTrace(3, ids=["x", "y", "z"], targets=[0, 1, 1]).identity
+    assert renamed.identity == LossTrace(tmp_path / "renamed.trace").identity == expected
+    assert renamed.losses.tolist() == [[0.5, 1.0, 2.0]]
+    assert trace.identity == LossTrace(3, ids=["a", "b", "c"], targets=[0, 1, 1]).identity
+    assert trace.renamed(["b", "a", "c"], ["x", "y", "z"]) is trace
+    assert trace.renamed(["a", "b"], ["x", "y"]) is trace
+    unnamed = LossTrace(3, targets=[0, 1, 1])
+    assert unnamed.renamed(["a", "b", "c"], ["x", "y", "z"]) is unnamed
+
+
 def test_the_same_rows_have_one_identity_and_permuted_ones_another() -> None:
     def identity(**names: object) -> dict[str, str]:
         return LossTrace(3, **names).identity

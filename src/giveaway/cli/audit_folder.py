@@ -186,13 +186,16 @@ def audit_into(
     """
     check_access(config.get("access", "probabilities"), head.loss)
     check_choice("map", config.get("map", "auto"), MAPS)
+    trace = arguments.get("trace")
     if "pseudonymize" in config:
         key = read_key(config["pseudonymize"], out)
         groups = None if head.groups is None else pseudonyms(head.groups, key)
-        head = replace(head, ids=pseudonyms(head.ids, key), groups=groups)
+        names = pseudonyms(head.ids, key)
+        if trace is not None:
+            arguments = arguments | {"trace": trace.renamed(head.ids, names)}
+        head = replace(head, ids=names, groups=groups)
     subgroups = subgroups_from(config["subgroups"], head.n) if "subgroups" in config else {}
     given = None if deeper is None else deeper.deep.inputs
-    trace = arguments.get("trace")
     digest = processes.agreed(fingerprint(head, given, trace) if processes.first else "")
     origin = provenance(digest, config, None if deeper is None else model_digest(deeper.deep.model))
     existed = Path(out).is_dir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import glob
 import json
 import os
@@ -185,6 +186,15 @@ class LossTrace:
         """Write the epochs that have ended to a file that `LossTrace(path)` and `giveaway audit --trace` read."""
         header = _header_bytes(self._header | {"processes": 1})
         write_atomically(path, lambda stream: stream.writelines((header, np.ascontiguousarray(self.losses).data)))
+
+    def renamed(self, ids: Any, names: Any) -> LossTrace:
+        """Return the trace with `names` for its records, where their ids are these; else the trace as it is."""
+        if "ids" not in self.identity or self.identity["ids"] != identity_of(len(ids), ids=ids)["ids"]:
+            return self
+        trace = copy.copy(self)
+        trace.identity = self.identity | identity_of(len(names), ids=names)
+        trace._header = self._header | {"identity": trace.identity}
+        return trace
 
     def close(self) -> None:
         """Let go of the file; what was written can still be read."""
