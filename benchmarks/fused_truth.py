@@ -1,6 +1,6 @@
 """How much of what LiRA finds the fused score finds, on sets whose attack truth was measured elsewhere.
 
-The rule of the score (docs/fused.md) was fixed on other sets (fused_own_truth.py) before this was first run. For every
+The rule of the score (docs/views.md) was fixed on other sets (fused_own_truth.py) before this was first run. For every
 target: recall of the true top 1 % (by effect size) in the kept top 5 %, of the top 5 % in the top 5 %, Spearman's
 correlation; each view alone, other ways to join them, and what the recall is worth in shadow models. Seconds are those
 of one audit with both views.

@@ -1,4 +1,4 @@
-"""Audit a torch model: a small convolutional network on scikit-learn's digits.
+"""Audit a torch model: a small convolutional network on scikit-learn's digits, with the losses of its training.
 
 python examples/audit_torch.py [--out DIR]
 """
@@ -15,17 +15,18 @@ import giveaway as ga
 WEIGHT_DECAY = 1e-4
 
 
-def train(data: TensorDataset) -> nn.Module:
+def train(data: TensorDataset, trace: ga.LossTrace) -> nn.Module:
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(256, 32), nn.ReLU(),
         nn.Linear(32, 10),
     )  # fmt: skip
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3, weight_decay=WEIGHT_DECAY)
+    criterion = nn.CrossEntropyLoss()
     for _ in range(20):
-        for images, labels in DataLoader(data, batch_size=64, shuffle=True):
+        for images, labels, rows in DataLoader(ga.indexed(data), batch_size=64, shuffle=True):
             optimizer.zero_grad()
-            nn.functional.cross_entropy(model(images), labels).backward()
+            trace.loss(criterion, model(images), labels, rows).backward()
             optimizer.step()
     return model
 
@@ -37,17 +38,19 @@ def main() -> None:
     digits = load_digits()
     images = torch.tensor(digits.images[::3, None] / 16, dtype=torch.float32)
     data = TensorDataset(images, torch.tensor(digits.target[::3]))
-    model = train(data)
+    trace = ga.LossTrace(len(data), targets=data.tensors[1])
+    model = train(data, trace)
 
     # a Dataset is read in order: a shuffling loader would be refused
     head = ga.from_torch(model, data, l2=len(data) * WEIGHT_DECAY)
-    table = ga.audit(head)
+    table = ga.audit(head, trace=trace)
     table.save(out)
     ga.report(table, f"{out}/report.html", head=head)  # with the head: map and what-if
 
-    view = table.meta.view
+    view, fusion = table.meta.view, table.meta.fusion
     print(table.top(5))
     print(f"\nTraining took away {view.memorized:.0%} of the error that the other records make about a left-out one.")
+    print("What each view counts in fused:", ", ".join(f"{name} {count:.2g}" for name, count in fusion.weights.items()))
     print(f"Wrote scores.csv and report.html to {out}: they name records, keep them to yourself.")
 
 

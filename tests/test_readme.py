@@ -26,6 +26,8 @@ def test_python_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     assert "fused" in printed
     assert table.ranking() == "fused"
     assert not table.meta.view.head_is_exact
+    assert table.meta.trace.epochs == 100
+    assert table.meta.fusion.weights["trace"] > 0
     assert (tmp_path / "report.html").is_file()
 
 

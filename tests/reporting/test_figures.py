@@ -328,7 +328,7 @@ def test_the_losses_of_the_most_exposed_lie_over_the_band_of_all():
     assert first.get_ydata() == pytest.approx(np.sqrt([10.0, 12.0]))
     assert line(axes, "rank 5").get_ydata() == pytest.approx(np.sqrt([6.0, 7.0, 8.0]))
     assert line(axes, "ranks 6 to 7").get_ydata() == pytest.approx(np.sqrt([5.0, 6.0, 7.0]))
-    assert line(axes, "the record in the middle").get_ydata().tolist() == [2.0, 2.0, 2.0]
+    assert line(axes, "median of all records").get_ydata().tolist() == [2.0, 2.0, 2.0]
     (band,) = axes.collections
     edges = band.get_paths()[0].vertices[:, 1]
     assert (edges.min(), edges.max()) == (1.0, 3.0)

@@ -10,7 +10,7 @@ From both views (`predict_from_views`): with the record, the model's own φ, ave
 Without it, the view's left-out predictions, made calibrated probabilities by one temperature, and stretched until its
 surest tenth is as sure as the model's, since what is easy is known without the record; they go to the records in the
 order of their exposure. The spread over models is that of φ among records of like exposure and, without the record,
-grows as φ's own spread does. Nothing here was measured on an attack: docs/fused.md shows how far the estimate is off.
+grows as φ's own spread does. Nothing here was measured on an attack: docs/views.md shows how far the estimate is off.
 """
 
 from __future__ import annotations

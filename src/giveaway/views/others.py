@@ -1,4 +1,4 @@
-"""The view of the other records: what they predict for each record, beside what the head did with it (docs/fused.md).
+"""The view of the other records: what they predict for each record, beside what the head did with it (docs/views.md).
 
 It needs the records themselves (`Head.inputs`: images, a table, or texts) and costs one factorization of a kernel of
 them; it returns left-out errors and leverages, from which `left_out`, `fused` and predicted attacks are made.
@@ -25,7 +25,7 @@ from giveaway.views.process import centred, targets_of_head, value_spread
 from giveaway.views.tables import table_features
 from giveaway.views.text import DIMENSIONS, text_features
 
-LEAST_MEMORIZED = 0.1  # of the left-out error, below which predictions rose where attacks fell: docs/fused.md
+LEAST_MEMORIZED = 0.1  # of the left-out error, below which predictions rose where attacks fell: docs/views.md
 HELD_BACK = (
     "No predicted_* column: the model hardly knows its records better than the other records tell (noise, early "
     "stopping), and no prediction of ours holds there; measure with giveaway validate."
