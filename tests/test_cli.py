@@ -654,6 +654,7 @@ def test_the_demo_trains_audits_and_prints_ten_records(done, folder):
     assert [int(row[1]) for row in rows] == table.order()[:10].tolist()
     assert [int(row[4]) for row in rows] == table.top(10)["class"].tolist()
     assert "the other records predict" in out
+    assert "learned last (top 1 %)" in out
     assert "nearest: " in out
     assert re.search(r"note: The other records predict a left-out one with [\d.]+ % of the squared error", out)
     assert {path.name for path in Path("demo").iterdir()} == FILES
@@ -662,6 +663,8 @@ def test_the_demo_trains_audits_and_prints_ten_records(done, folder):
     assert (told["rows"], told["ranked_by"], told["no_view"]) == (899, "fused", None)
     assert told["view"]["view"] == "images"
     assert not told["view"]["head_is_exact"]
+    assert told["fusion"]["weights"]["trace"] > 0
+    assert "trace" not in told  # it names rows
 
 
 def test_validate_compares_an_audit_with_shadow_models(giveaway, done, folder):
