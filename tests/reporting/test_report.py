@@ -257,8 +257,21 @@ def test_when_the_most_exposed_were_learned(drawn):
     assert not {str(loss) for row in table.meta.trace.losses for loss in row[:1]} & set(re.findall(r"[\d.]+", shared))
 
 
+def test_trees_that_never_saw_a_record_stand_in_for_the_loss():
+    arrays = made_arrays("classes") | {"features": None}
+    said = np.roll(arrays["outputs"], 1, axis=0)
+    text = Page(
+        render(audit(Head(**arrays, out_of_bag=said, inputs=np.random.default_rng(0).normal(size=(60, 3)))))
+    ).text
+    assert "fused combines two views of a record: left_out , out_of_bag , which tell what" in text
+    assert "A black box: nothing inside the model was used but which records each of its trees saw." in text
+    alone = Page(render(audit(Head(**arrays)))).text
+    assert "fused combines two views of a record: the loss, what the trained model did with it, and left_out" in alone
+
+
 def test_people_and_audits_without_a_trace_have_no_such_picture():
-    people = Page(render(traced(ids=np.arange(60), groups=np.arange(60) // 3))).text
+    names = np.array([f"r{i:02d}" for i in range(60)])
+    people = Page(render(traced(ids=names, groups=np.arange(60) // 3))).text
     assert "When were they learned? Not shown: table: expected rows that are records, got people" in people
     assert "When were they learned" not in Page(render(audit(made_head("classes")))).text
 

@@ -143,6 +143,7 @@ def render(
         others_say="others_say" in table.attributes,
         traced=table.meta.trace is not None,
         views=_views(table),
+        asks_model=table.meta.fusion is None or "head" in table.meta.fusion.weights,
         spread=_spread(table[table.ranking()]),
         facts=[(shown_text(name, 120), shown_text(value, 400)) for name, value in facts(_facts_of(table))],
     )

@@ -210,7 +210,9 @@ def notes(table: ScoreTable, *, shared: bool = False) -> list[str]:
 
 def _about_optimum(meta: Meta) -> list[str]:
     if meta.optimum is None:
-        return ["A black box: nothing inside the model was used."] if meta.of_model else []
+        trees = meta.fusion is not None and "out_of_bag" in meta.fusion.weights
+        but = " but which records each of its trees saw" if trees else ""
+        return [f"A black box: nothing inside the model was used{but}."] if meta.of_model else []
     relative = meta.optimum.relative_gradient
     if relative is None:
         return ["It is not known how far the head is from its optimum: its weights were not given."]
