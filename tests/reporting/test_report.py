@@ -259,10 +259,9 @@ def test_when_the_most_exposed_were_learned(drawn):
 
 def test_trees_that_never_saw_a_record_stand_in_for_the_loss():
     arrays = made_arrays("classes") | {"features": None}
+    arrays["inputs"] = np.random.default_rng(0).normal(size=(60, 3))
     said = np.roll(arrays["outputs"], 1, axis=0)
-    text = Page(
-        render(audit(Head(**arrays, out_of_bag=said, inputs=np.random.default_rng(0).normal(size=(60, 3)))))
-    ).text
+    text = Page(render(audit(Head(**arrays, out_of_bag=said)))).text
     assert "fused combines two views of a record: left_out , out_of_bag , which tell what" in text
     assert "A black box: nothing inside the model was used but which records each of its trees saw." in text
     alone = Page(render(audit(Head(**arrays)))).text
