@@ -174,7 +174,7 @@ def test_losses_that_follow_the_classes_alone_prove_nothing():
     [
         (
             LossTrace.from_losses(np.ones((2, N - 1))),
-            "losses of the head's 60 records, got losses of 59; give the trace of the training on these records",
+            f"losses of the head's 60 records, got losses of 59; {REMEDY}",
         ),
         (LossTrace(N), "at least one epoch, got none; end_epoch() ends one; train for some"),
         (

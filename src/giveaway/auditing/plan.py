@@ -16,6 +16,7 @@ from giveaway.scores.catalogue import CATALOGUE, VIEWS
 from giveaway.scores.predicted import exists_for
 from giveaway.views.others import OthersView, view_of
 from giveaway.views.process import ProcessView
+from giveaway.views.trace import check_trace
 
 SENSITIVITY_UP_TO = 2_000
 DEFAULT = "default"
@@ -90,6 +91,8 @@ def plan(
     named = named_scores(scores)
     if trace is not None and not isinstance(trace, LossTrace):
         raise fail("trace", "a LossTrace", type(trace).__name__, "read a file by ga.LossTrace(path)")
+    if trace is not None:
+        check_trace(trace, head)
     if head.inputs is None and kernel is not None:
         raise fail("inputs", "inputs beside kernel", "none", "pass the records themselves to Head, or drop the kernel")
     sources = {CATALOGUE[name].source for name in named if name != DEFAULT}

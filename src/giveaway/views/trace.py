@@ -19,6 +19,7 @@ from giveaway.scores.fusion import normal_scores
 
 BAND = (0.1, 0.5, 0.9)  # quantiles over all records that the page draws at every epoch
 SHOWN = 10  # rows, the most exposed ones, whose losses over the epochs are kept for the page
+REMEDY = "give the trace of the training on these records, in the same order and with the same ids"
 BY_CHANCE = 3.0  # standard deviations of a correlation between losses of different records
 
 
@@ -34,9 +35,7 @@ class TraceView:
         """`losses` (n,) are those of the finished model."""
         self._trace, self._head, self._unit = trace, head, unit
         self._losses = trace.losses
-        if len(trace) != head.n:
-            remedy = "give the trace of the training on these records"
-            raise fail("trace", f"losses of the head's {head.n} records", f"losses of {len(trace)}", remedy)
+        check_trace(trace, head)
         if len(self._losses) == 0:
             raise fail("trace", "at least one epoch", "none", "end_epoch() ends one; train for some")
         roots, self._seen = self._mean_roots(self._losses)
@@ -77,11 +76,6 @@ class TraceView:
         last quarter of training must also go with those of the finished model, as those of other records do not.
         """
         head, identity = self._head, self._trace.identity
-        own = identity_of(head.n, targets=head.targets, ids=head.ids)
-        remedy = "give the trace of the training on these records, in the same order and with the same ids"
-        for name, digest in identity.items():
-            if own[name] != digest:
-                raise fail("trace", f"losses of the head's records, by their {name}", f"other {name}", remedy)
         if "ids" in identity and not np.array_equal(head.ids, np.arange(head.n)):  # row numbers name nobody
             return "ids"
         roots, times = self._mean_roots(self._losses[-max(1, len(self._losses) // 4) :])
@@ -92,7 +86,7 @@ class TraceView:
         together = within_classes(roots[seen], losses[seen], classes[seen])
         if together * np.sqrt(seen.sum()) < BY_CHANCE:
             got = f"losses of training that do not go with the model's own (correlation {together:.2f})"
-            raise fail("trace", "losses of the head's records", got, f"{remedy}; ids= in LossTrace settles it")
+            raise fail("trace", "losses of the head's records", got, f"{REMEDY}; ids= in LossTrace settles it")
         return "targets and losses" if "targets" in identity else "losses"
 
     def attributes(self) -> dict[str, np.ndarray]:
@@ -130,6 +124,16 @@ def _quantile(ordered: np.ndarray, last: np.ndarray, share: float) -> np.ndarray
     low = place.astype(np.int64)
     below, above = (np.take_along_axis(ordered, row[None], 0)[0] for row in (low, np.minimum(low + 1, last)))
     return below + (place - low) * (above - below)
+
+
+def check_trace(trace: LossTrace, head: Head) -> None:
+    """Refuse a trace of another number of records, or with other digests of ids or targets, before any work."""
+    if len(trace) != head.n:
+        raise fail("trace", f"losses of the head's {head.n} records", f"losses of {len(trace)}", REMEDY)
+    own = identity_of(head.n, targets=head.targets, ids=head.ids)
+    for name, digest in trace.identity.items():
+        if own[name] != digest:
+            raise fail("trace", f"losses of the head's records, by their {name}", f"other {name}", REMEDY)
 
 
 def within_classes(one: np.ndarray, other: np.ndarray, classes: np.ndarray) -> float:
