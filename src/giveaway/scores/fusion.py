@@ -15,7 +15,7 @@ Without records held out the errors "without it" are those of the other records'
 generalizes and the kernel does not for memory. Records held out tell both apart. M and G are then the model's own, the
 head counts (1 − G)² (M² + (1 − M)²), once for the error that it starts from and once for the features that it takes as
 given, and the others count M (1 − U), with U the share of the targets' variation that the model predicts of records it
-never saw and the kernel does not.
+never saw and the kernel does not. The powers of leverage in `left_out` and in a trace keep the kernel's M.
 
 Parts of a bag that never saw a record take the head's place and count 1. Relatives count as far as they are new to the
 model and natural (views/relatives.py).
