@@ -89,7 +89,7 @@ def test_the_head_s_own_columns_do_not_change(kind, by):
     assert plain.attributes.keys() <= more.attributes.keys() <= plain.attributes.keys() | told
     for name in (*plain.columns, *plain.attributes):
         np.testing.assert_array_equal(plain[name], more[name])
-    ours = {"kernel", "options", "seconds", "view", "no_view", "curvature"}
+    ours = {"kernel", "options", "seconds", "view", "no_view", "fusion", "curvature"}
     assert {k: v for k, v in plain.meta.to_json().items() if k not in ours} == {
         k: v for k, v in more.meta.to_json().items() if k not in ours
     }
