@@ -66,7 +66,8 @@ def audit(
         `left_out`, what the other records say through a kernel that never saw the model; outputs on relatives, out of
         bag and on records held out are further views. `fused` puts all views together and is the score to rank by;
         without any the ranking is by `newton`.
-    trace : the losses of the training, for the view `trace`, usually the best there is. It must be of these records.
+    trace : the losses of the training on these records, for the view `trace`: on image networks that memorize, the
+        view that found most.
     scores : names of the columns wanted. "default" stands for those that rank: all but the `_logit` norms, the
         `predicted_*` columns, which estimate an attack's power, and `lood_*`, which come with a kernel. Name it with
         others to add them: ("default", "predicted_success").

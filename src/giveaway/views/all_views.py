@@ -12,7 +12,7 @@ from giveaway.records.loss_trace import LossTrace
 from giveaway.scores.fusion import Views
 from giveaway.views.bags import BagsView
 from giveaway.views.others import OthersView, model_errors
-from giveaway.views.process import targets_of_head
+from giveaway.views.process import summed_by_person, targets_of_head
 from giveaway.views.relatives import RelativesView, losses_and_error
 from giveaway.views.trace import TraceView
 
@@ -26,7 +26,6 @@ class AllViews:
     def __init__(
         self, head: Head, others: OthersView | None, trace: LossTrace | None, unit: str, score: np.ndarray
     ) -> None:
-        self._unit = unit
         losses, _ = losses_and_error(head, head.outputs, head.targets)
         self.trace = None if trace is None else TraceView(trace, head, losses, unit)  # refuses before the long work
         seen = _model_alone(head, unit, score) if others is None else others.compare(unit, score, head.outputs)
@@ -34,7 +33,7 @@ class AllViews:
         self.relatives = None if head.relatives is None else RelativesView(head, unit, unseen)
         self.bags = None if head.out_of_bag is None else BagsView(head, unit)
         held_out = None if head.held_out is None else losses_and_error(head, *head.held_out)[1]
-        seen = replace(seen, loss=_summed(losses, head, unit), records=head.n, held_out_error=held_out)
+        seen = replace(seen, loss=summed_by_person(losses, head, unit), records=head.n, held_out_error=held_out)
         if self.trace is not None:
             seen = replace(seen, roots=self.trace.roots, iqr=self.trace.iqr)
         if self.relatives is not None:
@@ -66,11 +65,5 @@ class AllViews:
 def _model_alone(head: Head, unit: str, score: np.ndarray) -> Views:
     """Return what the model itself says, where the other records are not asked."""
     targets = targets_of_head(head)
-    errors = _summed(model_errors(head).square().sum(1).cpu().numpy(), head, unit)
+    errors = summed_by_person(model_errors(head).square().sum(1).cpu().numpy(), head, unit)
     return Views(score, errors, None, None, float((targets - targets.mean(0)).square().sum()), head.frozen)
-
-
-def _summed(values: np.ndarray, head: Head, unit: str) -> np.ndarray:
-    if unit == "record":
-        return values
-    return np.bincount(np.unique(np.asarray(head.groups), return_inverse=True)[1], values)

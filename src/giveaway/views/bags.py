@@ -10,11 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 
-from giveaway.checks import ROWS_PER_CHECK
-from giveaway.curvature.losses import loss_of
 from giveaway.records import Head
+from giveaway.views.process import summed_by_person
+from giveaway.views.relatives import losses_and_error
 
 UNKNOWN = -1  # in place of a class, of a record that every tree saw
 
@@ -29,15 +28,8 @@ class BagsView:
 
     def __init__(self, head: Head, unit: str = "record") -> None:
         assert head.out_of_bag is not None
-        self._head, self._unit, loss = head, unit, loss_of(head)
-        parts = []
-        for part in head.slices(ROWS_PER_CHECK):
-            y = loss.targets(head.targets[part])
-            parts.append(loss.value(head.out_of_bag[part].to(y.device, torch.float64), y))
-        losses = torch.cat(parts).cpu().numpy()
-        if unit == "person":
-            assert head.groups is not None
-            losses = np.bincount(np.unique(head.groups, return_inverse=True)[1], losses)
+        self._head, self._unit = head, unit
+        losses = summed_by_person(losses_and_error(head, head.out_of_bag, head.targets)[0], head, unit)
         self.told = ~np.isnan(losses)
         self.losses = np.where(self.told, losses, np.median(losses[self.told]) if self.told.any() else 0.0)
 

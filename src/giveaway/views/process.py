@@ -91,3 +91,10 @@ def standardized(inputs: torch.Tensor) -> torch.Tensor:
 def centred(x: torch.Tensor) -> torch.Tensor:
     """Subtract the columns' means; constant columns become exactly 0, whatever the rounding of the mean."""
     return torch.where(x.amax(0) > x.amin(0), x - x.mean(0), 0.0)
+
+
+def summed_by_person(values: np.ndarray, head: Head, unit: str) -> np.ndarray:
+    """Return values of records as they are, or summed over each person's in the order of np.unique(groups)."""
+    if unit == "record":
+        return values
+    return np.bincount(np.unique(np.asarray(head.groups), return_inverse=True)[1], values)

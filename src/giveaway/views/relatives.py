@@ -21,7 +21,7 @@ from giveaway.curvature.losses import loss_of
 from giveaway.records import Head
 from giveaway.records.rows import LazyRows
 from giveaway.scores.fusion import share_of
-from giveaway.views.process import value_spread
+from giveaway.views.process import summed_by_person, value_spread
 
 
 class RelativesView:
@@ -39,7 +39,6 @@ class RelativesView:
 
     def __init__(self, head: Head, unit: str = "record", unseen_error: float | None = None) -> None:
         assert head.relatives is not None
-        person = None if unit == "record" else np.unique(np.asarray(head.groups), return_inverse=True)[1]
         _, known = losses_and_error(head, head.outputs, head.targets)
         unseen = unseen_error
         if head.held_out is not None:
@@ -49,7 +48,7 @@ class RelativesView:
         self.natural: dict[str, float] = {}
         for name, outputs in head.relatives.items():
             losses, error = losses_and_error(head, outputs, head.targets)
-            self.losses[name] = losses if person is None else np.bincount(person, losses)
+            self.losses[name] = summed_by_person(losses, head, unit)
             self.new[name] = 1.0 - share_of(known, error) if error > 0 else 0.0
             self.natural[name] = 1.0 if unseen is None or error <= unseen else share_of(unseen, error)
 

@@ -16,6 +16,7 @@ from giveaway.checks import ROWS_PER_CHECK, fail
 from giveaway.records import Head
 from giveaway.records.loss_trace import LossTrace, identity_of
 from giveaway.scores.fusion import normal_scores
+from giveaway.views.process import summed_by_person
 
 BAND = (0.1, 0.5, 0.9)  # quantiles over all records that the page draws at every epoch
 SHOWN = 10  # rows, the most exposed ones, whose losses over the epochs are kept for the page
@@ -65,9 +66,7 @@ class TraceView:
 
     def _by_row(self, values: np.ndarray) -> np.ndarray:
         values = np.where(np.isnan(values), np.nanmedian(values), values)
-        if self._unit == "person":
-            values = np.bincount(np.unique(np.asarray(self._head.groups), return_inverse=True)[1], values)
-        return values
+        return summed_by_person(values, self._head, self._unit)
 
     def _prove(self, losses: np.ndarray) -> str:
         """Say how it is known that these are the losses of the head's records; refuse others.
@@ -95,7 +94,7 @@ class TraceView:
         if self._unit == "person":
             return {}
         total = np.zeros(self._head.n)
-        half = 0.5 * np.nan_to_num(self._mean_roots(self._losses)[0]) * self._seen
+        half = 0.5 * self.roots * self._seen
         learned = np.zeros(self._head.n, dtype=np.int64)
         for number, epoch in enumerate(self._losses, start=1):
             total += np.sqrt(np.maximum(np.nan_to_num(epoch, nan=0.0), 0).astype(np.float64))
