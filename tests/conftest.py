@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -122,6 +123,18 @@ def refused(words: str, call: Callable[..., object], *arguments: object, **optio
         call(*arguments, **options)
     assert "\n" not in str(caught.value)
     return str(caught.value)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def torchrun(*what: str) -> list[str]:
+    """Two processes that meet on this machine without asking for its name, which not every machine can resolve."""
+    meeting = ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+    return [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *meeting, *what]
 
 
 def made_arrays(kind: str, *, n: int = 60, d: int = 4, seed: int = 0) -> dict:

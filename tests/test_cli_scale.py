@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 
 from giveaway.records import ScoreTable
 from giveaway.storage.checkpoint import FolderCheckpoint
-from tests.conftest import config
+from tests.conftest import config, torchrun
 from tests.test_cli import folder  # noqa: F401
 
 N, D, M = 3_000, 6, 4
@@ -33,20 +32,12 @@ def arrays(folder) -> dict[str, np.ndarray]:  # noqa: F811
     return arrays
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def torchrun(*arguments: object, script: Path | None = None) -> subprocess.CompletedProcess[str]:
+def two_processes(*arguments: object, script: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Two processes of the command line, or of a script that runs it."""
     what = ["-m", "giveaway"] if script is None else [str(script)]
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    command = [*launcher, "--master-port", str(free_port())]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        [*command, *what, *map(str, arguments)], capture_output=True, text=True, env=environment, timeout=300
+        torchrun(*what, *map(str, arguments)), capture_output=True, text=True, env=environment, timeout=300
     )
 
 
@@ -76,7 +67,7 @@ def test_two_processes_write_the_table_that_one_writes(done, arrays, kind):
     options, rtol = KINDS[kind]
     command = ("audit", "--features", "features.npz", "--l2", 1, *QUIET, *options)
     done(*command, "--out", "alone")
-    ended = torchrun(*command, "--out", "together")
+    ended = two_processes(*command, "--out", "together")
     assert ended.returncode == 0, ended.stderr
     table = same("alone", "together", rtol=rtol)
     assert table.meta.processes == 2
@@ -91,7 +82,7 @@ def test_two_processes_on_people_and_a_head_that_is_not_converged(done, arrays):
     options = ("--l2", 1, *QUIET, "--groups", "people.npy", "--config", "optimum=corrected")
     command = ("audit", "--features", "features.npz", *options)
     done(*command, "--out", "alone")
-    ended = torchrun(*command, "--out", "together")
+    ended = two_processes(*command, "--out", "together")
     assert ended.returncode == 0, ended.stderr
     same("alone", "together", rtol=1e-9)
     one, two = ScoreTable.load("alone", "people"), ScoreTable.load("together", "people")
@@ -104,7 +95,7 @@ def test_a_score_of_the_records_alone_does_not_end_the_other_process(done, array
     np.savez("few.npz", **{k: v[:400] if len(v) == N else v for k, v in arrays.items()})
     command = ("audit", "--features", "few.npz", "--l2", 1, *QUIET, "--inputs", "rows.npz", "--scores", "left_out")
     done(*command, "--out", "alone")
-    ended = torchrun(*command, "--out", "together")
+    ended = two_processes(*command, "--out", "together")
     assert ended.returncode == 0, ended.stderr
     same("alone", "together", rtol=1e-9)
 
@@ -128,7 +119,7 @@ main()
 def test_a_process_that_dies_ends_the_run_and_leaves_no_table(arrays):
     script = Path("dying.py")
     script.write_text(DYING)
-    ended = torchrun("audit", "--features", "features.npz", "--out", "together", *QUIET, script=script)
+    ended = two_processes("audit", "--features", "features.npz", "--out", "together", *QUIET, script=script)
     assert ended.returncode != 0
     assert not Path("together/scores.npz").exists()
     assert not Path("together/audit.json").exists()
@@ -141,11 +132,13 @@ import torch.distributed as dist
 sys.argv = ["giveaway", *sys.argv[1:]]
 from giveaway.cli import audit_folder
 save = audit_folder.save_audit
+def say(line):
+    os.write(1, f"{line}\\n".encode())  # at once: two processes share the stream
 def saved(*arguments):
-    print("saving with a group:", dist.is_initialized(), flush=True)
+    say(f"saving with a group: {dist.is_initialized()}")
     save(*arguments)
 audit_folder.save_audit = saved
-atexit.register(lambda: print(f"rank {os.environ['RANK']} ends with a group:", dist.is_initialized(), flush=True))
+atexit.register(lambda: say(f"rank {os.environ['RANK']} ends with a group: {dist.is_initialized()}"))
 from giveaway.cli import main
 main()
 """
@@ -157,7 +150,7 @@ def test_every_process_leaves_the_team_before_it_ends(arrays, more, status):
     """One that does not may be aborted at its end, and the first killed while it writes."""
     script = Path("leaving.py")
     script.write_text(LEAVING)
-    ended = torchrun(
+    ended = two_processes(
         "audit", "--features", "features.npz", "--l2", 1, "--out", "together", *QUIET, *more, script=script
     )
     assert (ended.returncode != 0) == status, ended.stderr
@@ -183,12 +176,12 @@ def test_a_model_s_features_are_made_by_both_processes(done, folder):  # noqa: F
     command = ("audit", "--model", "mine:model", "--data", "mine:data", "--l2", 0.3, *QUIET)
     plain = ("--scores", "loss,newton,leverage,gls_trace")
     done(*command, *plain, "--out", "alone")
-    refused = torchrun(*command, *plain, "--out", "together")
+    refused = two_processes(*command, *plain, "--out", "together")
     assert refused.returncode != 0
     assert (
         "cache: expected a folder that all processes see, beside a model, got none; add --cache DIR" in refused.stderr
     )
-    ended = torchrun(*command, *plain, "--cache", "kept", "--out", "together")
+    ended = two_processes(*command, *plain, "--cache", "kept", "--out", "together")
     assert ended.returncode == 0, ended.stderr
     same("alone", "together", rtol=1e-5)  # the network's float32 sums depend on how many records it sees at once
     assert sorted(os.listdir("kept")) == ["part-0-of-2", "part-1-of-2"]

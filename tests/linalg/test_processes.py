@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -25,6 +24,7 @@ from giveaway.linalg.processes import (
     in_threads,
     processes_from_environment,
 )
+from tests.conftest import free_port, torchrun
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 BEGIN = """
@@ -43,12 +43,6 @@ def of(rank, dtype, shape=(7, 50)):
 def without_torchrun(monkeypatch):
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def run_two(tmp_path: Path, work: str) -> list[tuple[int, str, str]]:
@@ -140,11 +134,13 @@ processes.leave()
 """
     script = tmp_path / "work.py"
     script.write_text(BEGIN + work)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    torchrun += ["--master-addr", "127.0.0.1", "--master-port", str(free_port()), str(script), str(tmp_path)]
     environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
     ended = subprocess.run(
-        torchrun, env={**environment, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=240
+        torchrun(str(script), str(tmp_path)),
+        env={**environment, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
     )
     assert ended.returncode == 0, ended.stderr
     assert sorted((tmp_path / "ended").read_text()) == ["0", "1"]

@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from giveaway import LossTrace, indexed
+from tests.conftest import torchrun
 
 N, EPOCHS, KILLS = 60, 90, 20
 
@@ -115,10 +116,9 @@ def shared(path: str) -> None:
 @pytest.mark.slow
 def test_two_processes_under_torchrun_record_the_trace_of_one(tmp_path: Path) -> None:
     plain = [sys.executable, "-m", "tests.records.test_loss_trace_runs"]
-    two = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *plain[1:]]
-    for name, command in (("one", plain), ("two", two)):
+    for name, command in (("one", plain), ("two", torchrun(*plain[1:]))):
         root = Path(__file__).parents[2]
-        subprocess.run([*command, str(tmp_path / name)], check=True, cwd=root, timeout=300, capture_output=True)
+        subprocess.run([*command, str(tmp_path / name)], check=True, cwd=root, timeout=120, capture_output=True)
     one, together = LossTrace(tmp_path / "one"), LossTrace(tmp_path / "two")
     assert not (tmp_path / "two").exists()
     assert together.identity == one.identity
