@@ -25,8 +25,8 @@ from giveaway.records import ScoreTable
 from giveaway.reporting.words import notes
 from giveaway.scores.predicted import calibrated_phi, phi_of, predict_from_views
 from giveaway.views import others
+from giveaway.views.model import targets_of_head
 from giveaway.views.others import OthersView
-from giveaway.views.process import targets_of_head
 from tests.conftest import KINDS, made_arrays, made_head, refused
 from tests.views.test_others import PEOPLE, N, black_box, compared, records, texts
 

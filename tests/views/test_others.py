@@ -13,8 +13,8 @@ from giveaway import Head, audit
 from giveaway.scores.fusion import Views
 from giveaway.views import others
 from giveaway.views.left_out import fourier_features
-from giveaway.views.others import OthersView, model_errors, not_learned
-from giveaway.views.process import targets_of_head, value_spread
+from giveaway.views.model import said_of, targets_of_head, value_spread
+from giveaway.views.others import OthersView, not_learned
 from giveaway.views.tables import table_features
 from giveaway.views.text import text_features
 from tests.conftest import KINDS, made_arrays, made_head
@@ -88,13 +88,13 @@ def test_a_table_s_errors_are_those_of_refits_without_the_record_or_the_person(k
         z = (records() - records().mean(0)) / records().std(0)
         errors = kernel_errors(z, y, view.report["noise"], places(unit))
     np.testing.assert_allclose(seen.error_without, squares(errors, unit), rtol=2e-4)
-    np.testing.assert_allclose(seen.error_with, squares(model_errors(head).numpy(), unit), rtol=1e-12)
+    np.testing.assert_allclose(seen.error_with, squares(said_of(head).errors.numpy(), unit), rtol=1e-12)
     assert seen.leverage.shape == seen.error_with.shape
     assert ((seen.leverage >= 0) & (seen.leverage <= 1)).all()
     constant = ((y - y.mean(0)) ** 2).mean()
     assert view.report["left_out_error"] == pytest.approx((errors**2).mean() / constant, rel=1e-4)
     assert seen.variation == pytest.approx(constant * y.size, rel=1e-12)
-    said = model_errors(head).numpy()
+    said = said_of(head).errors.numpy()
     held = np.clip(((errors**2).sum() - (said**2).sum()) / (constant * y.size), 0.0, 1.0)
     assert view.report["held_by_memory"] == pytest.approx(held, abs=1e-4)
 
@@ -124,9 +124,9 @@ def test_errors_of_the_model_are_what_it_says_minus_the_targets(kind, make):
         expected = expit(f) - y.reshape(N, -1)
     else:
         expected = softmax(f, axis=1) - (y if kind == "soft_labels" else np.eye(f.shape[1])[y])
-    np.testing.assert_allclose(model_errors(make(kind)).numpy(), expected, rtol=1e-9, atol=1e-12)
-    doubled = model_errors(make(kind), 2.0 * torch.from_numpy(f)).numpy()
-    np.testing.assert_allclose(doubled, model_errors(Head(**arrays | {"outputs": 2.0 * f})).numpy(), rtol=1e-12)
+    np.testing.assert_allclose(said_of(make(kind)).errors.numpy(), expected, rtol=1e-9, atol=1e-12)
+    doubled = said_of(make(kind), 2.0 * torch.from_numpy(f)).errors.numpy()
+    np.testing.assert_allclose(doubled, said_of(Head(**arrays | {"outputs": 2.0 * f})).errors.numpy(), rtol=1e-12)
 
 
 def test_values_that_are_all_the_same():

@@ -14,7 +14,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from giveaway import Head, audit
-from giveaway.views.others import model_errors
+from giveaway.views.model import said_of
 from giveaway.views.relatives import RelativesView
 from tests.conftest import KINDS, made_arrays, made_head
 from tests.oracles import kind_of, losses, target_matrix
@@ -54,7 +54,7 @@ def test_losses_weights_and_their_mean_against_a_loop(kind):
         assert view.weights[name] == pytest.approx(weights[name], abs=1e-12)
         total += weights[name] * values
         # the same error as the view of the other records knows it
-        ratio = model_errors(head).square().sum() / model_errors(head, outputs).square().sum()
+        ratio = said_of(head).errors.square().sum() / said_of(head, outputs).errors.square().sum()
         assert weights[name] == pytest.approx(max(0.0, 1.0 - float(ratio)), abs=1e-9)
     assert 0 < weights["far"] < 1
     np.testing.assert_allclose(view.mean_loss, total / sum(weights.values()), rtol=1e-9, atol=1e-14)
@@ -73,8 +73,8 @@ def test_a_variant_known_worse_than_records_never_seen_counts_less(kind):
         assert view.natural[name] == pytest.approx(natural, rel=1e-9)
         assert view.weights[name] == pytest.approx(new[name] * natural, rel=1e-9)
     assert view.natural["far"] < 1.0
-    # the others' left-out errors stand in for records held out, in the units of model_errors
-    far = model_errors(head, head.relatives["far"]).square().sum(1).mean()
+    # the others' left-out errors stand in for records held out, in the units of said_of
+    far = said_of(head, head.relatives["far"]).errors.square().sum(1).mean()
     stands_in = RelativesView(replace(head, held_out=None), unseen_error=float(far) / 4)
     assert stands_in.natural["far"] == pytest.approx(0.25)
     assert RelativesView(head, unseen_error=0.0).natural == view.natural

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from giveaway import Head, LossTrace
-from giveaway.views.relatives import losses_and_error
+from giveaway.views.model import said_of
 from giveaway.views.trace import SHOWN, TraceView, within_classes
 from tests.conftest import made_arrays, refused
 
@@ -25,7 +25,7 @@ def head_of(kind: str = "classes", **options) -> Head:
 
 
 def losses_of(head: Head) -> np.ndarray:
-    return losses_and_error(head, head.outputs, head.targets)[0]
+    return said_of(head).losses
 
 
 def recorded(head: Head, seed: int = 0, unseen: tuple[int, ...] = (3, 41)) -> np.ndarray:

@@ -1,5 +1,6 @@
 """Read a Head from what the user has: a torch model, a scikit-learn estimator, or arrays in files or batches."""
 
+# ruff: noqa: F401 (the names are for others)
 from __future__ import annotations
 
 import importlib
@@ -14,16 +15,6 @@ if TYPE_CHECKING:
     from giveaway.extract.sklearn_head import from_sklearn
     from giveaway.extract.sklearn_traces import fit_traced, trace_of_stages
 
-__all__ = [
-    "early_features",
-    "fit_traced",
-    "from_batches",
-    "from_file",
-    "from_sklearn",
-    "from_torch",
-    "trace_of_checkpoints",
-    "trace_of_stages",
-]
 # networks read their records here, and need not wait for scikit-learn
 _LATER = {"fit_traced": "sklearn_traces", "from_sklearn": "sklearn_head", "trace_of_stages": "sklearn_traces"}
 

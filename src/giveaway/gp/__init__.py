@@ -1,5 +1,6 @@
 """Gaussian processes: kernels of wide networks, leave-one-out from one factorization, and what it gives away."""
 
+# ruff: noqa: F401 (the names are for others)
 from giveaway.gp.attack import (
     activation_study,
     distance_to_constant,
@@ -13,37 +14,3 @@ from giveaway.gp.kernels import RBF, Correlation, FeatureKernel, Kernel, Laplace
 from giveaway.gp.nngp import NNGP, NTK, ConvNNGP, ConvNTK, KernelChoice
 from giveaway.gp.posterior import Posterior, fit, leave_groups_out, leave_one_out
 from giveaway.gp.query import optimal_queries, steepest_point
-
-__all__ = [
-    "NNGP",
-    "NTK",
-    "RBF",
-    "ConvNNGP",
-    "ConvNTK",
-    "Correlation",
-    "FeatureKernel",
-    "Kernel",
-    "KernelChoice",
-    "Laplace",
-    "Linear",
-    "Posterior",
-    "Process",
-    "RemovedRecords",
-    "Sphere",
-    "activation_study",
-    "distance_to_constant",
-    "divergence",
-    "divergence_at",
-    "fit",
-    "kernel_matrix",
-    "leakage_bounds",
-    "leave_groups_out",
-    "leave_one_out",
-    "optimal_queries",
-    "query_attack",
-    "reconstruct",
-    "record_attack",
-    "remove",
-    "remove_normalized",
-    "steepest_point",
-]

@@ -1,5 +1,6 @@
 """Scores through any part of a network: Jacobian and curvature products, solves, sketches of all records, TracIn."""
 
+# ruff: noqa: F401 (the names are for others)
 from giveaway.network.depths import Depths, Ekfac, Solves
 from giveaway.network.ekfac import ekfac_records
 from giveaway.network.gradients import RecordDerivatives, gradient_norm, tracin, tracin_between
@@ -7,22 +8,3 @@ from giveaway.network.jacobian import Jacobian
 from giveaway.network.network import Network
 from giveaway.network.scores import NetworkScores, score_records, sketch_records
 from giveaway.network.solves import GaussNewton, Hessian, InverseCurvature
-
-__all__ = [
-    "Depths",
-    "Ekfac",
-    "GaussNewton",
-    "Hessian",
-    "InverseCurvature",
-    "Jacobian",
-    "Network",
-    "NetworkScores",
-    "RecordDerivatives",
-    "Solves",
-    "ekfac_records",
-    "gradient_norm",
-    "score_records",
-    "sketch_records",
-    "tracin",
-    "tracin_between",
-]

@@ -1,5 +1,6 @@
 """The theory of both leverage papers as a tool: numbers in, trade-off curves, gaps and privacy figures out."""
 
+# ruff: noqa: F401 (the names are for others)
 from giveaway.theory import fixed_design
 from giveaway.theory.random_design import RandomDesign, expected_gap, gap_expansion, random_design, simulated_gap
 from giveaway.theory.tradeoff import (
@@ -13,21 +14,3 @@ from giveaway.theory.tradeoff import (
     mu_lower_bound,
     two_normals,
 )
-
-__all__ = [
-    "RandomDesign",
-    "TradeOff",
-    "best_success",
-    "epsilon_lower_bound",
-    "estimated_delta",
-    "estimated_epsilon",
-    "estimated_mu",
-    "expected_gap",
-    "fixed_design",
-    "gap_expansion",
-    "gaussian",
-    "mu_lower_bound",
-    "random_design",
-    "simulated_gap",
-    "two_normals",
-]

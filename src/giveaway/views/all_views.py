@@ -11,9 +11,9 @@ from giveaway.records import Head
 from giveaway.records.loss_trace import LossTrace
 from giveaway.scores.fusion import Views
 from giveaway.views.bags import BagsView
-from giveaway.views.others import OthersView, model_errors
-from giveaway.views.process import summed_by_person, targets_of_head
-from giveaway.views.relatives import RelativesView, losses_and_error
+from giveaway.views.model import said_of, summed_by_person, targets_of_head
+from giveaway.views.others import OthersView
+from giveaway.views.relatives import RelativesView
 from giveaway.views.trace import TraceView
 
 
@@ -26,14 +26,21 @@ class AllViews:
     def __init__(
         self, head: Head, others: OthersView | None, trace: LossTrace | None, unit: str, score: np.ndarray
     ) -> None:
-        losses, _ = losses_and_error(head, head.outputs, head.targets)
-        self.trace = None if trace is None else TraceView(trace, head, losses, unit)  # refuses before the long work
-        seen = _model_alone(head, unit, score) if others is None else others.compare(unit, score, head.outputs)
+        said = said_of(head)
+        self.trace = (
+            None if trace is None else TraceView(trace, head, said.losses, unit)
+        )  # refuses before the long work
+        if others is None:
+            y = targets_of_head(head)
+            errors = summed_by_person(said.squares, head, unit)
+            seen = Views(score, errors, None, None, float((y - y.mean(0)).square().sum()), head.frozen)
+        else:
+            seen = others.compare(unit, score, head.outputs)
         unseen = None if seen.error_without is None else float(seen.error_without.sum()) / head.n
         self.relatives = None if head.relatives is None else RelativesView(head, unit, unseen)
         self.bags = None if head.out_of_bag is None else BagsView(head, unit)
-        held_out = None if head.held_out is None else losses_and_error(head, *head.held_out)[1]
-        seen = replace(seen, loss=summed_by_person(losses, head, unit), records=head.n, held_out_error=held_out)
+        held_out = None if head.held_out is None else said_of(head, *head.held_out).mean_square
+        seen = replace(seen, loss=summed_by_person(said.losses, head, unit), records=head.n, held_out_error=held_out)
         if self.trace is not None:
             seen = replace(seen, roots=self.trace.roots, iqr=self.trace.iqr)
         if self.relatives is not None:
@@ -60,10 +67,3 @@ class AllViews:
         if self.relatives is not None:
             told["relatives"] = self.relatives.report
         return told | ({} if self.bags is None else self.bags.report)
-
-
-def _model_alone(head: Head, unit: str, score: np.ndarray) -> Views:
-    """Return what the model itself says, where the other records are not asked."""
-    targets = targets_of_head(head)
-    errors = summed_by_person(model_errors(head).square().sum(1).cpu().numpy(), head, unit)
-    return Views(score, errors, None, None, float((targets - targets.mean(0)).square().sum()), head.frozen)

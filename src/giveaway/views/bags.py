@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from giveaway.records import Head
-from giveaway.views.process import summed_by_person
-from giveaway.views.relatives import losses_and_error
+from giveaway.views.model import said_of, summed_by_person
 
 UNKNOWN = -1  # in place of a class, of a record that every tree saw
 
@@ -29,7 +28,7 @@ class BagsView:
     def __init__(self, head: Head, unit: str = "record") -> None:
         assert head.out_of_bag is not None
         self._head, self._unit = head, unit
-        losses = summed_by_person(losses_and_error(head, head.out_of_bag, head.targets)[0], head, unit)
+        losses = summed_by_person(said_of(head, head.out_of_bag).losses, head, unit)
         self.told = ~np.isnan(losses)
         self.losses = np.where(self.told, losses, np.median(losses[self.told]) if self.told.any() else 0.0)
 

@@ -13,15 +13,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from giveaway.checks import ROWS_PER_CHECK, InputError, as_tensor, fail
-from giveaway.curvature.losses import loss_of
+from giveaway.checks import InputError, as_tensor, fail
 from giveaway.records import Head
 from giveaway.records.rows import LazyRows, selected_rows
 from giveaway.scores.fusion import Views
 from giveaway.scores.predicted import Prediction, calibrated_phi, phi_of, predict_from_views
 from giveaway.views.images import image_features
 from giveaway.views.left_out import EXACT_UP_TO, LeftOutPrediction, RecordFeatures, left_out, left_out_smooth
-from giveaway.views.process import centred, targets_of_head, value_spread
+from giveaway.views.model import centred, said_of, standardized, targets_of_head, value_spread
 from giveaway.views.tables import table_features
 from giveaway.views.text import DIMENSIONS, text_features
 
@@ -95,7 +94,7 @@ class OthersView:
         head = self._head
         groups = head.groups if unit == "person" else None
         targets = targets_of_head(head)
-        inside = model_errors(head, outputs).square().sum(1).cpu().numpy()
+        inside = said_of(head, outputs).squares
         self._left_out = self._predicted(targets, groups, inside.sum())
         outside = self._left_out.error.square().sum(1).numpy()
         leverage = self._left_out.leverage.numpy()
@@ -187,15 +186,6 @@ def view_of(head: Head, *, required: bool) -> tuple[OthersView | None, str | Non
         return None, f"No fused score: the inputs that the model was given make no view ({error})."
 
 
-def model_errors(head: Head, outputs: torch.Tensor | LazyRows | None = None) -> torch.Tensor:
-    """Return what the model says of its records minus their targets (n, C), in the units of `targets_of_head`."""
-    outputs = head.outputs if outputs is None else outputs
-    loss = loss_of(head)
-    unit = loss.sensitivity * (value_spread(head) if head.loss == "squared" else 1.0)
-    parts = head.slices(ROWS_PER_CHECK)
-    return torch.cat([loss.gradient(outputs[p].to(torch.float64), loss.targets(head.targets[p])) for p in parts]) / unit
-
-
 def not_learned(head: Head, numbers: Callable[[Any], torch.Tensor] | None) -> bool:
     """Say whether the head's features were not learned, as declared or because they are a linear function of the
     inputs' numbers: then the head's view is exact."""
@@ -210,10 +200,8 @@ def not_learned(head: Head, numbers: Callable[[Any], torch.Tensor] | None) -> bo
     rows = torch.randperm(head.n, generator=generator)[: columns + 1 + min(columns + 1, TO_SPARE)]
     some = torch.randperm(head.features.shape[1], generator=generator)[:TRIED]
     device = head.device
-    x = centred(numbers(rows).to(device, torch.float64))
+    x = standardized(numbers(rows).to(device))
     z = centred(selected_rows(head.features, rows.to(device))[:, some.to(device)].to(torch.float64))
-    spread = x.square().mean(0).sqrt()
-    x = x / torch.where(spread > 0, spread, 1.0)
     gram = x.T @ x
     gram.diagonal().add_(RIDGE * len(x))
     factor = torch.linalg.cholesky(gram)

@@ -16,6 +16,7 @@ from giveaway.gp.posterior import Posterior
 from giveaway.gp.ridge import rows_of_people
 from giveaway.records import Head
 from giveaway.records.examples import CHANNELS, as_numbers
+from giveaway.views.model import standardized, targets_of_head
 
 
 class ProcessView:
@@ -63,38 +64,3 @@ def numbers_of(inputs: Any) -> torch.Tensor:
         raise fail("inputs", "images or a matrix of numbers", got, "encode its columns as numbers")
     first = array.dtype == np.uint8 and array.ndim == 4 and array.shape[1] in CHANNELS
     return as_tensor("inputs", np.ascontiguousarray(array) / 255.0 if first else as_numbers(array))
-
-
-def targets_of_head(head: Head) -> torch.Tensor:
-    """Return targets (n, C) around 0."""
-    y = head.targets
-    if head.loss == "squared":
-        return centred(y.to(torch.float64).reshape(head.n, -1)) / value_spread(head)
-    if head.loss == "cross_entropy" and head.m > 1:
-        shares = torch.nn.functional.one_hot(y.long(), head.m) if y.ndim == 1 else y
-        return shares.to(torch.float64) - 1.0 / head.m
-    return y.to(torch.float64).reshape(head.n, -1) - 0.5
-
-
-def value_spread(head: Head) -> float:
-    """Return what `targets_of_head` divides values by."""
-    return float(centred(head.targets.to(torch.float64).reshape(head.n, -1)).square().mean().sqrt()) or 1.0
-
-
-def standardized(inputs: torch.Tensor) -> torch.Tensor:
-    """Scale columns to mean 0 and variance 1; constant ones become 0."""
-    around_0 = centred(inputs.to(torch.float64))
-    spread = around_0.square().mean(0).sqrt()
-    return around_0 / torch.where(spread > 0, spread, 1.0)
-
-
-def centred(x: torch.Tensor) -> torch.Tensor:
-    """Subtract the columns' means; constant columns become exactly 0, whatever the rounding of the mean."""
-    return torch.where(x.amax(0) > x.amin(0), x - x.mean(0), 0.0)
-
-
-def summed_by_person(values: np.ndarray, head: Head, unit: str) -> np.ndarray:
-    """Return values of records as they are, or summed over each person's in the order of np.unique(groups)."""
-    if unit == "record":
-        return values
-    return np.bincount(np.unique(np.asarray(head.groups), return_inverse=True)[1], values)

@@ -9,19 +9,14 @@ mirrored digit, is known worse than records that the model never saw. A variant 
 
 from __future__ import annotations
 
-import math
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-import torch
 
-from giveaway.checks import ROWS_PER_CHECK
-from giveaway.curvature.losses import loss_of
 from giveaway.records import Head
-from giveaway.records.rows import LazyRows
 from giveaway.scores.fusion import share_of
-from giveaway.views.process import summed_by_person, value_spread
+from giveaway.views.model import said_of, summed_by_person
 
 
 class RelativesView:
@@ -39,16 +34,16 @@ class RelativesView:
 
     def __init__(self, head: Head, unit: str = "record", unseen_error: float | None = None) -> None:
         assert head.relatives is not None
-        _, known = losses_and_error(head, head.outputs, head.targets)
-        unseen = unseen_error
+        known, unseen = said_of(head).mean_square, unseen_error
         if head.held_out is not None:
-            _, unseen = losses_and_error(head, *head.held_out)
+            unseen = said_of(head, *head.held_out).mean_square
         self.losses: dict[str, np.ndarray] = {}
         self.new: dict[str, float] = {}
         self.natural: dict[str, float] = {}
         for name, outputs in head.relatives.items():
-            losses, error = losses_and_error(head, outputs, head.targets)
-            self.losses[name] = summed_by_person(losses, head, unit)
+            said = said_of(head, outputs)
+            error = said.mean_square
+            self.losses[name] = summed_by_person(said.losses, head, unit)
             self.new[name] = 1.0 - share_of(known, error) if error > 0 else 0.0
             self.natural[name] = 1.0 if unseen is None or error <= unseen else share_of(unseen, error)
 
@@ -75,16 +70,3 @@ class RelativesView:
         """What goes into the metadata: how far each variant is new to the model and natural, and what it counts."""
         parts = {"new": self.new, "natural": self.natural, "weight": self.weights}
         return {name: {part: round(told[name], 6) for part, told in parts.items()} for name in self.losses}
-
-
-def losses_and_error(head: Head, outputs: torch.Tensor | LazyRows, targets: torch.Tensor) -> tuple[np.ndarray, float]:
-    """Return the losses (n,) of these outputs at these targets, and the mean of their squared errors."""
-    loss, losses, errors = loss_of(head), [], []
-    unit = loss.sensitivity * (value_spread(head) if head.loss == "squared" else 1.0)
-    for start in range(0, len(targets), ROWS_PER_CHECK):
-        y = loss.targets(targets[start : start + ROWS_PER_CHECK].to(head.device))
-        f = outputs[start : start + ROWS_PER_CHECK].to(y.device, torch.float64)
-        losses.append(loss.value(f, y))
-        errors.append(loss.gradient(f, y).square().sum(-1))
-    # in any order of rows, the same sum
-    return torch.cat(losses).cpu().numpy(), math.fsum(torch.cat(errors).tolist()) / unit**2 / len(targets)

@@ -16,7 +16,7 @@ from giveaway.checks import ROWS_PER_CHECK, fail
 from giveaway.records import Head
 from giveaway.records.loss_trace import LossTrace, identity_of
 from giveaway.scores.fusion import normal_scores
-from giveaway.views.process import summed_by_person
+from giveaway.views.model import summed_by_person
 
 BAND = (0.1, 0.5, 0.9)  # quantiles over all records that the page draws at every epoch
 SHOWN = 10  # rows, the most exposed ones, whose losses over the epochs are kept for the page

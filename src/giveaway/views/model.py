@@ -1,0 +1,77 @@
+"""What the model says of a head's records, in units that all views share: targets around 0, losses and errors."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from giveaway.checks import ROWS_PER_CHECK
+from giveaway.curvature.losses import loss_of
+from giveaway.records import Head
+from giveaway.records.rows import LazyRows
+
+
+class Said(NamedTuple):
+    """Losses (n,) of outputs, and their errors (n, C): what is said minus the targets, in the units of both."""
+
+    losses: np.ndarray
+    errors: torch.Tensor
+
+    @property
+    def squares(self) -> np.ndarray:
+        return self.errors.square().sum(1).cpu().numpy()
+
+    @property
+    def mean_square(self) -> float:
+        return math.fsum(self.squares) / len(self.losses)  # in any order of rows, the same sum
+
+
+def said_of(head: Head, outputs: torch.Tensor | LazyRows | None = None, targets: torch.Tensor | None = None) -> Said:
+    """Return what these outputs say of these targets; by default the head's own of its own."""
+    outputs, targets = head.outputs if outputs is None else outputs, head.targets if targets is None else targets
+    loss, losses, errors = loss_of(head), [], []
+    unit = loss.sensitivity * (value_spread(head) if head.loss == "squared" else 1.0)
+    for start in range(0, len(targets), ROWS_PER_CHECK):
+        y = loss.targets(targets[start : start + ROWS_PER_CHECK].to(head.device))
+        f = outputs[start : start + ROWS_PER_CHECK].to(y.device, torch.float64)
+        losses.append(loss.value(f, y))
+        errors.append(loss.gradient(f, y) / unit)
+    return Said(torch.cat(losses).cpu().numpy(), torch.cat(errors))
+
+
+def targets_of_head(head: Head) -> torch.Tensor:
+    """Return targets (n, C) around 0."""
+    y = head.targets
+    if head.loss == "squared":
+        return centred(y.to(torch.float64).reshape(head.n, -1)) / value_spread(head)
+    if head.loss == "cross_entropy" and head.m > 1:
+        shares = torch.nn.functional.one_hot(y.long(), head.m) if y.ndim == 1 else y
+        return shares.to(torch.float64) - 1.0 / head.m
+    return y.to(torch.float64).reshape(head.n, -1) - 0.5
+
+
+def value_spread(head: Head) -> float:
+    """Return what `targets_of_head` divides values by."""
+    return float(centred(head.targets.to(torch.float64).reshape(head.n, -1)).square().mean().sqrt()) or 1.0
+
+
+def standardized(inputs: torch.Tensor) -> torch.Tensor:
+    """Scale columns to mean 0 and variance 1; constant ones become 0."""
+    around_0 = centred(inputs.to(torch.float64))
+    spread = around_0.square().mean(0).sqrt()
+    return around_0 / torch.where(spread > 0, spread, 1.0)
+
+
+def centred(x: torch.Tensor) -> torch.Tensor:
+    """Subtract the columns' means; constant columns become exactly 0, whatever the rounding of the mean."""
+    return torch.where(x.amax(0) > x.amin(0), x - x.mean(0), 0.0)
+
+
+def summed_by_person(values: np.ndarray, head: Head, unit: str) -> np.ndarray:
+    """Return values of records as they are, or summed over each person's in the order of np.unique(groups)."""
+    if unit == "record":
+        return values
+    return np.bincount(np.unique(np.asarray(head.groups), return_inverse=True)[1], values)
