@@ -73,11 +73,7 @@ class DepthAudit:
         return len(self.rows) * right_sides_of_a_record(self.deep.first, self.names) if exact else 0
 
     def run(self, checkpoint: Checkpoint = NO_CHECKPOINT, on_part: OnPart = lambda done, total: None) -> ScoreTable:
-        """Score every depth, or take up what `checkpoint` has of it.
-
-        `on_part` is told how many right sides are solved and how many there are as far as is known: records that a
-        sketch is in doubt of add to them.
-        """
+        """Score every depth, or load it; `on_part` is told the right sides solved, and all as far as known."""
         began = time.perf_counter()
         before, later = 0, (self.solves or 1) * len(self.deep.networks)  # right sides of finished and of later depths
 

@@ -25,10 +25,7 @@ OPTIMA = ("assumed", "corrected", "refit")
 
 @dataclass(frozen=True)
 class Plan:
-    """What will be computed for whom, and the scores by what they are of: the head, theory, other records, a process.
-
-    `choice` is None for a black box; `no_view` says why there is no view.
-    """
+    """What will be computed for whom. `choice` is None for a black box; `no_view` says why there is no view."""
 
     scores: tuple[str, ...]
     unit: str

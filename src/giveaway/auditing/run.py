@@ -59,8 +59,6 @@ def audit(
 ) -> ScoreTable:
     """Rank every record (or person, where the head has groups) by its exposure.
 
-    Parameters
-    ----------
     head : the trained head with its records; see `Head`, `from_torch` and `from_sklearn`; or `ga.network.Depths`, for
         scores through more of a network than its last layer, in columns such as newton_all. Inputs that it holds add
         `left_out`, what the other records say through a kernel that never saw the model; outputs on relatives, out of
@@ -84,8 +82,6 @@ def audit(
     execution : processes that share the work, and where it saves what it has finished, for `giveaway audit` under
         torchrun and with --resume. Processes other than the first get the scores of the head alone.
 
-    Examples
-    --------
     >>> import numpy as np, giveaway as ga
     >>> x = np.array([[0.0], [1.0], [2.0], [10.0]])
     >>> head = ga.Head(x, outputs=x, targets=x[:, 0] + [0.1, -0.1, 0.1, 0.1], loss="squared")
@@ -235,10 +231,7 @@ def _l2_sensitivity(
 
 
 def _optimum(head: Head, gradients: GradientSums | None, processes: Processes) -> dict[str, Any]:
-    """How far the head is from the optimum of its objective, as far as its weights tell.
-
-    `gradients` are those added up while the records were read, if they were.
-    """
+    """Say how far the head is from its optimum; `gradients` were added up while the records were read."""
     if head.weight is None and head.l2 > 0:
         return {"relative_gradient": None, "note": "unknown: the head's weights were not given"}
     relative = (gradient_sum(head, processes) if gradients is None else gradients.finished(processes)).relative

@@ -219,10 +219,7 @@ class Scoring:
         self.processes.sum_(torch.from_numpy(self.results))
 
     def redo_high_leverage(self, sketch: SketchedCurvature) -> dict[str, Any]:
-        """Replace the sketched steps of the groups of highest leverage by exact ones; report how many there were.
-
-        As many are solved for as cost no more than the sketch did, or REDONE_OPERATIONS.
-        """
+        """Solve exactly for the groups of highest leverage, as many as cost no more than the sketch did; count them."""
         width, k = sketch.products.shape
         each = 2 * REDONE_STEPS * 4.0 * self.head.n * width * k
         most = int(max(sketch.probes // 8, REDONE_OPERATIONS[self.head.device.type] // each))
@@ -288,10 +285,7 @@ def score(
     checkpoint: Checkpoint = NO_CHECKPOINT,
     errors: bool = False,
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dict[str, Any]]:
-    """Return the columns of the plan, attributes of the rows, and what a sketch says of itself.
-
-    `errors` adds the standard error of every sketched number as attributes.
-    """
+    """Return the plan's columns, attributes of the rows (with `errors`, standard errors too), and a sketch's report."""
     scoring = Scoring(head, resolved, curvature, processes, errors=errors)
     scoring.walk(checkpoint, on_rows)
     sketch: dict[str, Any] = {}

@@ -53,10 +53,7 @@ class AuditFolder(MarkedFolder):
 
 
 def fingerprint(head: Head, given: Mapping[str, Any] | None = None, trace: LossTrace | None = None) -> str:
-    """Return the SHA-256 of everything in a head, and in the records themselves, that a score can depend on.
-
-    `given` are the inputs of the network, where its layers are audited; `trace` the losses of the training.
-    """
+    """Return the SHA-256 of everything that a score can depend on; `given` are the inputs of a network."""
     names = ("features", "outputs", "targets", "weight", "bias", "sample_weight")
     arrays = {name: getattr(head, name) for name in (*names, "inputs", "ids", "groups")}
     options = (head.loss, head.l2, head.intercept, head.penalize_intercept, head.frozen)
@@ -92,10 +89,7 @@ def check_folder(folder: str | Path, expected: Provenance) -> Path:
 
 
 def save_audit(folder: Path, tables: dict[str, ScoreTable], pages: dict[str, str | bytes], config_toml: str) -> None:
-    """Write every file of the folder; an interrupted call removes what it added.
-
-    audit.json is there first, so that a killed run can be purged or run again, and gets the metadata last.
-    """
+    """Write every file, audit.json first and again last, so that a killed run can be purged; remove what failed."""
     place = AuditFolder(folder)
     files = [f"{name}.{kind}" for name in tables for kind in ("npz", "csv")] + [*pages, "config.toml", MARKER]
     earlier = place.read() if place.marked else {}
@@ -143,10 +137,7 @@ def listed_signals(folder: str | Path) -> list[Path]:
 
 
 def purge(folder: str | Path) -> int:
-    """Remove the files that giveaway wrote into a folder, and the folder if nothing else is in it; return their number.
-
-    It may be an audit, finished or not, shadow models or cached features. Other files stay.
-    """
+    """Remove what giveaway wrote into a folder (an audit, shadow models, features); return how many files."""
     for kind in (AuditFolder, ShadowFolder, FeatureCache, SharedCache):
         if kind(folder).marked:
             return kind(folder).remove()

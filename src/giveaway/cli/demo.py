@@ -47,10 +47,7 @@ def digits_dataset() -> TensorDataset:
 
 
 def train_digits_network(dataset: TensorDataset, *, seed: int = 0, trace: LossTrace | None = None) -> nn.Module:
-    """Train a network with one hidden layer to fit its training set; the global random state is left alone.
-
-    A `trace` records the losses of the digits as their batches come up.
-    """
+    """Train a network with one hidden layer on the digits; a `trace` records their losses as they come up."""
     import torch
     from torch import nn
 

@@ -130,10 +130,7 @@ def _finish(
     lines: list[str],
     words: str = "",
 ) -> None:
-    """Write the restricted table for its owner only, and print what is `told` as JSON, or else the lines.
-
-    The file is `out`, or `name` where that is a folder; an audit folder lists it. `table` is the audit's own.
-    """
+    """Write the restricted table to `out` (a file, or a folder for `name`), and print what is `told`, or the lines."""
     from giveaway.auditing.store import save_page
     from giveaway.checks import fail
     from giveaway.cli.audit_folder import ROWS_OF_PEOPLE

@@ -25,8 +25,6 @@ EXPECTED_PRODUCTS = 16  # products that one block of probes takes, for the progr
 class Dense:
     """Form the curvature as a matrix and invert it: exact.
 
-    Parameters
-    ----------
     l2_sensitivity : put the rank correlation of newton at l2/10 and 10·l2 with that at l2 into the metadata; by default
         where the head has up to 2,000 parameters.
     """

@@ -72,10 +72,7 @@ def gradient_sum(head: Head, processes: Processes = ALONE) -> GradientSum:
 
 
 def refit(head: Head, *, dense: bool = True) -> Head:
-    """Return the head at the optimum of its objective, by damped Newton steps from where it is.
-
-    A step comes from the dense curvature, or from conjugate gradients where that would be too large.
-    """
+    """Return the head at its optimum, by damped Newton steps: of the dense curvature, or of conjugate gradients."""
     theta = torch.zeros(head.width, head.m, dtype=torch.float64, device=head.device)
     if head.weight is not None:
         theta = loss_of(head).project(head.parameters(), 1)  # softmax does not see a constant added to all classes

@@ -33,10 +33,7 @@ WEIGHTS = torch.bfloat16  # the type in which their weights are held
 
 
 class HeadProducts:
-    """Products with H of `head` at penalty `l2`, summed over the processes of `processes`.
-
-    Softmax windows of `fused_rows` records go through compiled passes.
-    """
+    """Products with H of `head` at penalty `l2`; softmax windows of `fused_rows` records go through compiled passes."""
 
     def __init__(
         self, head: Head, l2: float, *, processes: Processes = ALONE, on_rows: Callable[[int], Any] = lambda n: None

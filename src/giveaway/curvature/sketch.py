@@ -72,10 +72,7 @@ def solve_probes(
     solve: Callable[[slice], Tensors],
     part: Callable[[str, Callable[[], Tensors]], Tensors],
 ) -> list[Tensors]:
-    """Fill z (..., q) with `solve(probes)["z"]`, `at_once` probes after others; return all that `solve` returned.
-
-    `part` is `CheckpointedParts.part`, or does as much.
-    """
+    """Fill z (..., q) with `solve(probes)["z"]`, `at_once` probes after others, by way of `part`; return the rest."""
     solved = []
     for start in range(0, z.shape[-1], at_once):
         probes = slice(start, min(start + at_once, z.shape[-1]))
@@ -95,8 +92,6 @@ def records_to_redo(leverage: np.ndarray, most: int) -> np.ndarray:
 class Sketch:
     """Estimate what the curvature says of every record from random combinations of its inverse.
 
-    Parameters
-    ----------
     probes : how many; the error of a score is about √(2/probes) of it.
     tolerance : the solves stop when their worst residual is below it.
     precision : of the products inside the solves: "float64" or "float32", on a GPU also "tf32" or "bf16"; residuals are

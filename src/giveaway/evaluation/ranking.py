@@ -70,10 +70,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Agreement:
-    """One score against the truth: recall for each (top, keep), and Spearman's correlation.
-
-    Standard deviations are over targets (ddof 1); NaN where there is one target only.
-    """
+    """One score against the truth; standard deviations are over targets (ddof 1), NaN where there is one only."""
 
     score: str
     recall: dict[tuple[float, float], Interval]

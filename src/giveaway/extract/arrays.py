@@ -48,8 +48,6 @@ def from_file(
     on disk and are read in windows, from a file as from a folder, unless they are compressed; outputs of that size that
     come from the weights are computed in windows.
 
-    Examples
-    --------
     >>> import os, tempfile
     >>> path = os.path.join(tempfile.mkdtemp(), "head.npz")
     >>> np.savez(path, features=np.eye(3), outputs=np.eye(3), targets=np.arange(3), epoch=7)
@@ -133,8 +131,6 @@ def from_batches(
     One pass is made here, for all that stays in memory: everything but features and outputs. Other arguments are as in
     `Head`; there is an intercept unless weight is given without bias.
 
-    Examples
-    --------
     >>> batches = [{"features": np.eye(3)[:2], "targets": [0, 1]}, {"features": np.eye(3)[2:], "targets": [2]}]
     >>> from_batches(batches, weight=np.eye(3), bias=np.zeros(3), l2=0.1)
     Head(n=3, d=3, m=3, loss='cross_entropy', l2=0.1)

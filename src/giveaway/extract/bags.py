@@ -7,22 +7,16 @@ from copy import copy
 from typing import Any
 
 import numpy as np
+from sklearn import ensemble
 from sklearn.base import is_classifier
-from sklearn.ensemble import (
-    BaggingClassifier,
-    BaggingRegressor,
-    ExtraTreesClassifier,
-    ExtraTreesRegressor,
-    RandomForestClassifier,
-    RandomForestRegressor,
-)
 from sklearn.tree import BaseDecisionTree
 from sklearn.utils import check_array
 
 from giveaway.checks import ROWS_PER_CHECK, check_names, fail
 
-FORESTS = (RandomForestClassifier, RandomForestRegressor, ExtraTreesClassifier, ExtraTreesRegressor)
-BAGGING = (BaggingClassifier, BaggingRegressor)
+FORESTS = (ensemble.RandomForestClassifier, ensemble.RandomForestRegressor)
+FORESTS += (ensemble.ExtraTreesClassifier, ensemble.ExtraTreesRegressor)
+BAGGING = (ensemble.BaggingClassifier, ensemble.BaggingRegressor)
 OF_THE_FIT = "pass X and sample_weight of the fit, in its order, or build Head(None, outputs, ...) without out_of_bag"
 
 
@@ -44,7 +38,8 @@ def out_of_bag(
     if estimator._n_samples != n:
         expected = f"the {estimator._n_samples} records that the estimator was fitted on"
         raise fail("X", expected, f"{n} records", OF_THE_FIT)
-    rows = check_array(X, accept_sparse="csr", dtype=_dtype(estimator), ensure_all_finite=False)
+    dtype = np.float32 if type(estimator) in FORESTS else None  # what trees compare with their thresholds
+    rows = check_array(X, accept_sparse="csr", dtype=dtype, ensure_all_finite=False)
     person = np.arange(n)
     if groups is not None:
         person = np.unique(check_names("groups", groups, n, unique=False), return_inverse=True)[1]
@@ -60,10 +55,10 @@ def out_of_bag(
             leaves = one.apply(given)
             _check_leaves(one, leaves[saw], place)
             values = _in_columns(one, one.tree_.value[:, 0], shape) if is_classifier(one) else one.tree_.value[:, :, 0]
-            for part in _blocks(left_out):
-                total[part] += values[leaves[part]].reshape(-1, *shape)
+            total[left_out] += values[leaves[left_out]].reshape(-1, *shape)
         else:
-            for part in _blocks(left_out):
+            for start in range(0, len(left_out), ROWS_PER_CHECK):
+                part = left_out[start : start + ROWS_PER_CHECK]
                 total[part] += _said(one, given[part], shape)
         voices[left_out] += 1
     total[voices == 0] = np.nan
@@ -71,10 +66,6 @@ def out_of_bag(
     if groups is None:
         _check_own(estimator, total)
     return total if voices.any() else None
-
-
-def _dtype(estimator: Any) -> type | None:
-    return np.float32 if type(estimator) in FORESTS else None  # what trees compare with their thresholds
 
 
 def _estimators_of(bag: Any) -> Iterator[tuple[Any, np.ndarray, np.ndarray | None]]:
@@ -126,8 +117,3 @@ def _in_columns(one: Any, probabilities: np.ndarray, shape: tuple[int, ...]) -> 
     placed = np.zeros((len(probabilities), *shape))
     placed[:, one.classes_.astype(int)] = probabilities
     return placed
-
-
-def _blocks(rows: np.ndarray) -> Iterator[np.ndarray]:
-    for start in range(0, len(rows), ROWS_PER_CHECK):
-        yield rows[start : start + ROWS_PER_CHECK]

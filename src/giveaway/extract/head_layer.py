@@ -22,10 +22,7 @@ REDUCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 class HeadLayer:
-    """The nn.Linear called `requested`, or the last to run, which must give the model's output.
-
-    Call it inside `untouched`.
-    """
+    """The nn.Linear called `requested`, or the last to run, which must give the model's output; see `untouched`."""
 
     def __init__(
         self, model: nn.Module, requested: str | None, reduction: str | None, device: Any, autocast: torch.dtype | None

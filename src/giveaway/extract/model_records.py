@@ -79,10 +79,7 @@ def read_records(data: Any, device: torch.device, dtype: torch.dtype) -> ModelRe
 
 
 def inputs_of_head(data: Any, head: Head, *, batch_size: int = 256) -> Inputs:
-    """Return what the model is called with for all records of `head`, which came from `from_torch(model, data)`.
-
-    Batches with ids are put into the order of the head's.
-    """
+    """Return what the model is called with for all records of `head`, in its order, read from `data` again."""
     inputs, targets, ids = _read_twice(RecordReader(data, batch_size))
     if len(targets) != head.n:
         raise fail("data", f"{head.n} records in every pass", f"{len(targets)} in another", READ_AGAIN)

@@ -69,8 +69,6 @@ class RecordReader:
     Samplers that shuffle, replace or drop records and iterables without ids are refused. Every row of `first_pass` is
     fingerprinted; later passes must give the same rows.
 
-    Parameters
-    ----------
     in_order : refuse loaders whose order is not the dataset's even if the batches carry ids.
     ids_given : the user names the records, so the batches must not.
     """

@@ -69,7 +69,7 @@ def from_sklearn(
     """
     names = {"ids": ids, "groups": groups, "inputs": _records_of(X)}
     whole = estimator
-    estimator, X = _last_step(whole, X)
+    estimator, X = last_step(whole, X)
     black_box = type(estimator) not in FIELDS
     if black_box and not _is_black_box(estimator):
         expected = "one of " + ", ".join(kind.__name__ for kind in FIELDS) + ", or a Pipeline ending in one"
@@ -95,7 +95,7 @@ def _linear_fields(estimator: Any, X: Any, y: Any, sample_weight: Any) -> dict[s
     return fields | {"outputs": linear_outputs(fields["features"], fields["weight"], fields["bias"])}
 
 
-def _last_step(estimator: Any, X: Any) -> tuple[Any, Any]:
+def last_step(estimator: Any, X: Any) -> tuple[Any, Any]:
     """Return the last estimator of nested pipelines, and what it is given for X."""
     while isinstance(estimator, Pipeline):
         if len(estimator.steps) > 1:
@@ -110,7 +110,7 @@ def _held_out(estimator: Any, records: Any) -> tuple[Any, Any]:
     if not isinstance(records, tuple | list) or len(records) != 2:
         raise fail("held_out", "(X, y) of records held out", f"a {type(records).__name__}", "pass both, as X and y are")
     try:
-        estimator, X = _last_step(estimator, records[0])
+        estimator, X = last_step(estimator, records[0])
         if type(estimator) in FIELDS:
             fields = _linear_fields(estimator, X, records[1], None)
             return fields["outputs"], fields["targets"]

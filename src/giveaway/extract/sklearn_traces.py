@@ -20,6 +20,7 @@ from giveaway.extract.sklearn_head import (
     check_fit_on_all,
     checked_targets,
     class_indices,
+    last_step,
     refusals,
 )
 from giveaway.records.loss_trace import LossTrace
@@ -39,8 +40,6 @@ def trace_of_stages(estimator: Any, X: Any, y: Any, *, stages: int = STAGES, ids
     last included: early stages generalize and late ones memorize, so every doubling of the model counts alike. Losses
     are cross-entropies, or squared errors of a regressor.
 
-    Examples
-    --------
     >>> from sklearn.datasets import load_iris
     >>> from sklearn.ensemble import GradientBoostingClassifier
     >>> X, y = load_iris(return_X_y=True)
@@ -48,11 +47,7 @@ def trace_of_stages(estimator: Any, X: Any, y: Any, *, stages: int = STAGES, ids
     LossTrace(epochs=15, records=150)
     """
     check_whole("stages", stages, 2)
-    while isinstance(estimator, Pipeline):
-        if len(estimator.steps) > 1:
-            with refusals(estimator):
-                X = estimator[:-1].transform(X)
-        estimator = estimator.steps[-1][1]
+    estimator, X = last_step(estimator, X)
     with refusals(estimator):
         check_is_fitted(estimator)
     check_fit_on_all(estimator)
@@ -81,12 +76,8 @@ def fit_traced(
     no longer falls, where this goes on for all `epochs`. `n_iter_` and `loss_curve_` count batches here. Without
     shuffling, the weights are the same as those of `fit` with as many epochs.
 
-    Parameters
-    ----------
     path : a file to record into; by default the trace is in memory.
 
-    Examples
-    --------
     >>> from sklearn.datasets import load_iris
     >>> from sklearn.linear_model import SGDClassifier
     >>> X, y = load_iris(return_X_y=True)
@@ -183,8 +174,6 @@ def _check_partial_fit(estimator: Any) -> None:
         expected = "one of " + ", ".join(kind.__name__ for kind in NETWORKS + LINEAR) + ", or a Pipeline ending in one"
         raise fail("estimator", expected, type(estimator).__name__, "for boosted trees use trace_of_stages")
     loss = "log_loss" if is_classifier(estimator) else "squared_error"
-    wanted: dict[str, tuple[Any, Any]] = {"loss": (loss, getattr(estimator, "loss", loss))}
-    wanted["early_stopping"] = (False, estimator.early_stopping)
     if getattr(estimator, "solver", "") == "lbfgs":
         raise fail("estimator", "a solver that takes batches", "solver='lbfgs'", "use adam or sgd")
     if estimator.learning_rate == "adaptive" and getattr(estimator, "solver", "sgd") == "sgd":
@@ -193,6 +182,6 @@ def _check_partial_fit(estimator: Any) -> None:
     if getattr(estimator, "class_weight", None) == "balanced":
         got, remedy = "class_weight='balanced'", "give class_weight as a dict"
         raise fail("estimator", "weights that are known before the fit", got, remedy)
-    for name, (expected, got) in wanted.items():
-        if got != expected:
+    for name, expected in (("loss", loss), ("early_stopping", False)):
+        if (got := getattr(estimator, name, expected)) != expected:
             raise fail("estimator", f"{name}={expected!r}", f"{name}={got!r}", f"make it with {name}={expected!r}")

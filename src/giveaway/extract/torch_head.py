@@ -70,8 +70,6 @@ def from_torch(
     data are read twice: rows are records only if both passes agree, so shuffling, dropping and random augmentation are
     refused, unless (for shuffling) the batches carry ids.
 
-    Parameters
-    ----------
     data : a DataLoader, or a Dataset (read in order, `batch_size` records at a time). Batches are (inputs, targets),
         (inputs, targets, ids) with id_key=2, or dicts: targets under labels, label, targets, target or y, ids under
         ids or id, the rest given to the model by keyword. A tuple or dict of inputs is unpacked.
@@ -97,8 +95,6 @@ def from_torch(
     held_out : a DataLoader or Dataset of records that the model was not trained on, for `head.held_out`. The model runs
         over it once, and its batches are read as those of `data`.
 
-    Examples
-    --------
     >>> import torch
     >>> from torch.utils.data import TensorDataset
     >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))

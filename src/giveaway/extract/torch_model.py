@@ -135,10 +135,7 @@ class LayerCall(NamedTuple):
 def call_watched(
     model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], layers: Mapping[str, nn.Module], remedy: str
 ) -> tuple[Any, LayerCall | None]:
-    """Run `model` and return its result with the call of the last of `layers` to run; None if none ran.
-
-    A layer that runs several times in the pass is refused with `remedy`.
-    """
+    """Run `model`; return its result and the call of the last of `layers` to run, which may run only once."""
     runs: Counter[str] = Counter()
     last: LayerCall | None = None
 
@@ -245,8 +242,6 @@ def early_features(
     exactly as it was. Shuffled loaders are refused even with ids: the rows have no ids, so build the head from the
     same data in dataset order.
 
-    Parameters
-    ----------
     data, batch_size, input_key, target_key, id_key, device : as in `from_torch`.
     layer : name of a module, as in model.named_modules(). Maps (batch, channels, h, w) are averaged over a grid, three
         axes are taken as (batch, tokens, features) and averaged over tokens, and others are flattened.
@@ -256,8 +251,6 @@ def early_features(
     seed : of that draw.
     cells : the grid is at most `cells` by `cells`.
 
-    Examples
-    --------
     >>> import torch
     >>> from torch.utils.data import TensorDataset
     >>> model = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.Flatten(), torch.nn.Linear(144, 2))

@@ -46,8 +46,6 @@ def trace_of_checkpoints(
     The data are read in order, as `from_torch` reads them, and must be the same in every pass. The model is left
     exactly as it was. Such a trace says less than one that training recorded: see docs/traces.md.
 
-    Parameters
-    ----------
     checkpoints : files of weights in the order of training, or a pattern such as "run/*.safetensors", whose files are
         taken in the order of the numbers in their names.
     data, batch_size, input_key, target_key, id_key, device : as in `from_torch`.
@@ -71,42 +69,29 @@ def trace_of_checkpoints(
         made_of |= {"data_sha256": reader.fingerprints.digest(), "loss": named}
         resume = LossTrace(out).epochs if out is not None and Path(out).exists() else None
         trace = LossTrace(rows, out, targets=y, ids=reader.fingerprints.ids, resume=resume, made_of=made_of)
-        left = files[trace.epochs :]
+        left, losses_of = files[trace.epochs :], None if isinstance(loss, str) else loss
         with progress_of(rows * len(left), enabled=progress, work="trace") as on_rows:
             for file in left:
                 try:
                     load_weights(module, file, allow_pickle=allow_pickle)
                 except InputError as error:
                     raise InputError(f"checkpoints: {file.name}: {error}") from error
+                start = 0
                 with untouched(module, reader.loader):
-                    _add_pass(trace, reader, module, where, y, loss, on_rows)
+                    for batch in reader.later_pass():
+                        outputs = _outputs(module, batch, where)
+                        if losses_of is None:
+                            losses_of, y = _named_loss(str(loss), outputs, y)
+                        wanted = y[start : start + batch.rows].to(where)
+                        trace.add(range(start, start + batch.rows), losses_of(outputs, wanted))
+                        start += batch.rows
+                        on_rows(batch.rows)
+                if start < rows:
+                    raise fail("data", f"{rows} records in every pass", f"{start} in a later one", READ_AGAIN)
         trace.close()
     finally:
         module.load_state_dict(before)
     return trace
-
-
-def _add_pass(
-    trace: LossTrace,
-    reader: RecordReader,
-    model: nn.Module,
-    device: torch.device,
-    targets: torch.Tensor,
-    loss: str | LossOf,
-    on_rows: Callable[[int], Any],
-) -> None:
-    """Add the losses of all records under the model as it is."""
-    start, losses_of = 0, None if isinstance(loss, str) else loss
-    for batch in reader.later_pass():
-        outputs = _outputs(model, batch, device)
-        if losses_of is None:
-            losses_of, targets = _named_loss(str(loss), outputs, targets)
-        wanted = targets[start : start + batch.rows].to(device)
-        trace.add(range(start, start + batch.rows), losses_of(outputs, wanted))
-        start += batch.rows
-        on_rows(batch.rows)
-    if start < len(targets):
-        raise fail("data", f"{len(targets)} records in every pass", f"{start} in a later one", READ_AGAIN)
 
 
 def _outputs(model: nn.Module, batch: RecordBatch, device: torch.device) -> torch.Tensor:

@@ -226,10 +226,7 @@ class StoredArray:
 
 
 def read_stored(argument: str, path: Path, wanted: Wanted, large: int) -> tuple[dict[str, StoredArray], list[str]]:
-    """Return the wanted arrays of a file, mapped from `large` bytes on, and the names of the others, not read.
-
-    The array of an .npy file is named as the file is, up to a dash.
-    """
+    """Return the wanted arrays of a file, mapped from `large` bytes on, and the names of the others, not read."""
     with reading(argument, path, f"{path.suffix} file") as file:
         if path.suffix == ".npz":
             return _read_npz(file, wanted, large)
@@ -246,10 +243,7 @@ def read_stored(argument: str, path: Path, wanted: Wanted, large: int) -> tuple[
 
 
 def read_folder(folder: Path) -> tuple[dict[str, Any], list[str], list[str]]:
-    """Return the known arrays of a folder, the names of others, and notes.
-
-    The files are shards with some rows of every array, or .npy files: features.npy, or features-*.npy in name order.
-    """
+    """Return the known arrays of a folder of shards, or of .npy files; the names of others; and notes."""
     files = sorted(file for file in folder.iterdir() if file.is_file() and file.suffix in KINDS)
     kinds = sorted({file.suffix for file in files if file.stem != HEAD} or {file.suffix for file in files})
     if not files:

@@ -88,10 +88,7 @@ class Variants:
 
 
 def mean_outputs(name: str, variants: list[RecordBatch], run: Callable[[RecordBatch], torch.Tensor]) -> torch.Tensor:
-    """Run the model on the batches of one variant and return the mean of its outputs.
-
-    The loss of mean logits is that of mean log-probabilities.
-    """
+    """Run the model on the batches of one variant; return the mean of its outputs (logarithms, up to constants)."""
     try:
         outputs = [run(batch) for batch in variants]
     except InputError as error:

@@ -89,8 +89,6 @@ def choose(candidates: Candidates, k: int) -> np.ndarray:
 def canaries(head: Head, table: ScoreTable, k: int = 10) -> np.ndarray:
     """Return the rows of the k best canaries, in the order chosen: exposed records that are unlike one another.
 
-    Examples
-    --------
     >>> x = np.array([[0.0], [0.1], [5.0], [5.0], [-5.0], [0.2]])
     >>> head = Head(x, outputs=0 * x, targets=np.array([0.0, 0.1, 4.0, 4.0, 3.0, 0.1]), loss="squared")
     >>> table = ScoreTable({"newton": [0.0, 0.1, 4.0, 4.0, 3.0, 0.1]}, np.arange(6))

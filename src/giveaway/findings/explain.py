@@ -25,10 +25,7 @@ VARIANTS = {"mirror": "mirror image", "shift": "shifted image"}
 
 
 def why(table: ScoreTable, rows: np.ndarray, *, nearest: bool = True, values: bool = True) -> list[str]:
-    """Return one phrase per row that says how it stands out among all rows.
-
-    `nearest` adds the ids of the records nearest to it; without `values` the phrases hold no target but classes.
-    """
+    """Return one phrase per row that says how it stands out; without `values` it holds no target but classes."""
     columns = [[""] * len(rows)]
     if _spoke(table, "trace"):
         columns.append(_when_learned(table, rows))

@@ -43,10 +43,7 @@ class Activation(ABC):
 
     @abstractmethod
     def moment(self, order: Order, qx: Tensor, qz: Tensor, c: Tensor) -> Tensor:
-        """Return E[φ⁽ʲ⁾(u)φ⁽ᵏ⁾(v)] of order (0, 0), (1, 1), (2, 0), (2, 2) or (3, 1), as a new tensor.
-
-        The first two are never traced, and may work in place on what they make.
-        """
+        """Return E[φ⁽ʲ⁾(u)φ⁽ᵏ⁾(v)], a new tensor; orders (0, 0) and (1, 1) are never traced: in place will do."""
 
     def dual(self, qx: Tensor, qz: Tensor, c: Tensor) -> Tensor:
         """Return E[φ(u)φ(v)]."""

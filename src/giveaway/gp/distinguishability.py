@@ -81,8 +81,6 @@ def lood(
 ) -> ScoreTable:
     """Measure, for every record, how far a Gaussian process's prediction of it moves when the record is left out.
 
-    Parameters
-    ----------
     kernel : any callable (X, Z) -> K, one of `ga.gp`, a KernelChoice, or a name: rbf, laplace, linear, nngp, ntk,
         conv_nngp, conv_ntk (defaults; images as (n, channels, height, width) for the last two). None takes an RBF
         kernel of the median distance for a matrix, and an NNGP on the sphere for images.
@@ -91,8 +89,6 @@ def lood(
     noise : the variance σ² > 0 of the targets around the function.
     groups : the person each record belongs to; a row is then a person, all of whose records are left out together.
 
-    Returns
-    -------
     Columns `lood_kl`, KL(f without ‖ f with) at the record's own input, which no other query exceeds, and `lood_mean`,
     ½‖mean without − mean with‖² summed over outputs.
 

@@ -352,10 +352,7 @@ class _History:
         self.count[which] += 1
 
     def direction(self, which: torch.Tensor, inward: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the inverse curvature times `inward` (p, D), by the two-loop recursion, and where any is known.
-
-        Coordinates at which `inward` is 0 are held: the pairs are seen without them.
-        """
+        """Return the inverse curvature times `inward` (p, D), where that is not 0, and where any is known."""
         free, d = inward != 0, inward.clone()
         known = torch.zeros(len(which), dtype=torch.bool, device=d.device)
         scale = d.new_ones(len(which))

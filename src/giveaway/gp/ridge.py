@@ -169,10 +169,7 @@ def _decompose(blocks: Blocks, targets: torch.Tensor, standardize: bool) -> tupl
 def _moments(
     blocks: Iterator[torch.Tensor], targets: torch.Tensor, like: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return x̄ (d,), Σ(x − x̄)(x − x̄)ᵀ (d, d) and Σ(x − x̄)yᵀ (d, C) from one pass.
-
-    Blocks are centred on their own means and merged (Chan), so that large column means cost no digits.
-    """
+    """Return x̄ (d,), Σ(x − x̄)(x − x̄)ᵀ and Σ(x − x̄)yᵀ from one pass; blocks are merged as Chan does."""
     n, d, outputs = 0, like.shape[1], targets.shape[1]
     mean, gram, cross, target_mean = (like.new_zeros(shape) for shape in ((d,), (d, d), (d, outputs), (outputs,)))
     for block in blocks:
@@ -197,10 +194,7 @@ Left = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def _left_out(of: _Decomposition, grid: torch.Tensor, members: dict[int, torch.Tensor]) -> Iterator[Left]:
-    """Walk over all records, each once: row numbers (r,), left-out errors (r, G, C), 1 − h, and whether it is capped.
-
-    `members` are the rows of groups by size.
-    """
+    """Walk over all records, each once; `members` are the rows of groups by size."""
     n, outputs = len(of.centred), of.b.shape[1]
     g = of.filters(grid)
     # a block's errors (r, G·C) may be wider than its features

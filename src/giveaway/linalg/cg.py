@@ -207,10 +207,7 @@ class _Block:
 
 
 def _orthonormal(r: torch.Tensor, z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return W, M⁻¹W and σ (float64) with r = W σ and WᵀM⁻¹W = I, for z = M⁻¹r.
-
-    Directions that the columns share, which rounding alone tells apart, are dropped.
-    """
+    """Return W, M⁻¹W and σ (float64) with r = W σ and WᵀM⁻¹W = I, for z = M⁻¹r, without shared directions."""
     sigma = torch.eye(r.shape[1], dtype=torch.float64, device=r.device)
     for _ in range(2):  # the second pass removes what rounding left of the first
         scale, values, vectors = _spectrum(_gram(r, z))

@@ -33,10 +33,7 @@ class ProcessError(RuntimeError):
 
 @dataclass(frozen=True)
 class Processes:
-    """All processes of an audit, seen from number `rank` of `size`, which computes on `device`.
-
-    Every process must ask for the same sums in the same order.
-    """
+    """All processes of an audit, seen from number `rank`; all must ask for the same sums in the same order."""
 
     rank: int = 0
     size: int = 1
@@ -92,10 +89,7 @@ class Processes:
                 dist.barrier()
 
     def leave(self) -> None:
-        """Disconnect from the others; nothing can be summed afterwards.
-
-        A process that ends without this may be aborted by threads of the transport, and torchrun then ends the others.
-        """
+        """Disconnect: a process that ends without this may be aborted by the transport, and the others with it."""
         if self.size > 1 and dist.is_initialized():
             dist.destroy_process_group()
 
@@ -127,11 +121,7 @@ ALONE = Processes()
 
 
 def processes_from_environment(device: torch.device | str = "cpu", *, timeout: float = TIMEOUT) -> Processes:
-    """Join the processes that torchrun started; on "cuda" each takes the GPU of its LOCAL_RANK.
-
-    `timeout` is the longest, in seconds, that one process may let the others wait. Where torchrun started no other
-    process, there is nothing to join.
-    """
+    """Join the processes that torchrun started, if any; `timeout` seconds is the longest that one may be waited for."""
     place = torch.device(device)
     if os.environ.get("WORLD_SIZE", "1").strip() in ("", "1"):
         return ALONE if place == CPU else Processes(device=place)

@@ -22,8 +22,6 @@ CURVATURES = ("ggn", "hessian")
 class Solves:
     """Score records by right sides of their own: exact up to the tolerance, r solves a record.
 
-    Parameters
-    ----------
     rows : numbers of the records to score; by default all of them.
     curvature : "ggn" (Gauss–Newton) or "hessian".
     tolerance, most_steps, allow_unconverged : where the solves stop, after how many steps they give up, and whether
@@ -49,15 +47,11 @@ class Ekfac:
 class Depths:
     """A model and its training records, to be audited through more than the last layer.
 
-    Parameters
-    ----------
     model, data, loss, dtype : as `giveaway.network.Network` takes them.
     damping : λ > 0, beside the summed loss: n times the weight decay of a mean loss.
     depths : "head" (the last linear layer), "last:k" (the last k layers that own parameters), "all".
     memory : gigabytes that a piece of work may take; by default a quarter of what is free, 1 on a CPU.
 
-    Examples
-    --------
     >>> import torch, giveaway as ga
     >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2)).double()
     >>> x, y = torch.eye(3).repeat(4, 1), torch.arange(12) % 2

@@ -128,8 +128,6 @@ class Work:
 class Network:
     """`model` over the records of `data`, as a function of the parameters chosen.
 
-    Parameters
-    ----------
     data : (inputs, targets) arrays, a Dataset, or a DataLoader that does not shuffle. Inputs may be a tuple (several
         arguments) or a dict (keywords).
     loss : "squared", "cross_entropy", "binary_cross_entropy", or a twice differentiable function from outputs (b, m)
@@ -278,10 +276,7 @@ def choose(
 
 
 def layers_in_run_order(model: nn.Module, run: Callable[[], Any]) -> list[str]:
-    """Names of the modules that own parameters in the order in which they last started while `run` ran the model.
-
-    Parameters of a module that never started itself (it was used by its parent) count to the parent.
-    """
+    """Names of modules that own parameters, or whose children do that never start, in the order they last started."""
     order: list[str] = []
     handles = [
         module.register_forward_pre_hook(lambda _module, _args, name=name: order.append(name))

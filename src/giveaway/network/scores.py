@@ -41,11 +41,7 @@ OnSolved = Callable[[int, int], Any]  # right sides done, and all of them as far
 
 @dataclass(frozen=True)
 class NetworkScores:
-    """Columns of scores of the records `rows`, and what was done for them.
-
-    `capped` marks records whose Newton step was capped; `residual` is the worst of a record's solves; `report` is for
-    the metadata.
-    """
+    """Columns of scores of the records `rows`, which were `capped`, their worst solve's residual, and a report."""
 
     rows: torch.Tensor
     columns: dict[str, torch.Tensor]
@@ -125,8 +121,6 @@ def score_records(
     has one right side, its gradient. `at_once` right sides are solved together (by default as many as fit); `solves`
     keeps what is finished, for a run that goes on after a kill.
 
-    Examples
-    --------
     >>> import torch
     >>> from giveaway.network import InverseCurvature, Network
     >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2)).double()

@@ -186,8 +186,6 @@ def parameter_signs(seed: int, size: int, probes: slice, device: torch.device, d
 class InverseCurvature:
     """right (P, k) ↦ (curvature + λ)⁻¹ right, until every column's residual is `tolerance`.
 
-    Parameters
-    ----------
     damping : λ, in units of the summed loss.
     curvature : "ggn" (Gauss–Newton) or "hessian" (exact; it can be negative, which is found and said).
     preconditioner : "nystrom" (the `rank` steepest directions, one pass of as many columns) or "none".

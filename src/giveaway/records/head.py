@@ -83,8 +83,6 @@ class Window:
 class Head:
     """A linear head and the records it was trained on, or a black box: what any other model says of its records.
 
-    Parameters
-    ----------
     features : (n, d) inputs of the head, without the bias column; NumPy, torch or memory-mapped. A memory map of 64 MB
         and more is never held in memory as a whole: it becomes LazyRows, whose slices are read. None for a black box
         (boosted trees, any model without a linear head), which has no l2, weight and bias either.
@@ -107,8 +105,6 @@ class Head:
     out_of_bag : (n, m) what the part of a bagged model that never saw the record says of it, in the units of outputs;
         with groups, the part that never saw the person. Rows of NaN where no such part is left.
 
-    Examples
-    --------
     >>> probabilities = np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]])
     >>> Head(None, np.log(probabilities), [0, 1, 1], "cross_entropy", inputs=["a", "b", "c"])
     Head(n=3, black box, m=2, loss='cross_entropy', inputs=text)

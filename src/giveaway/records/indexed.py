@@ -41,8 +41,5 @@ def _with_row(item: Any, row: int) -> Any:
 
 
 def indexed(dataset: Any) -> Indexed:
-    """Return the data set with each item's row number added: last in a tuple, under "row" in a dictionary.
-
-    Shuffle, augment, sample as you like: the row number says whose loss it is.
-    """
+    """Return the data set with each item's row number added: last in a tuple, under "row" in a dictionary."""
     return Indexed(dataset)

@@ -35,8 +35,6 @@ class LossTrace:
     epoch is added; `LossTrace("run/losses.trace")` reads that file. Under torchrun every process writes a file of its
     own beside it, and reading puts them together.
 
-    Parameters
-    ----------
     records : how many records are trained on, or the file of a trace to read.
     targets, ids : in the order of the records; give one of them, so that an audit can tell whose losses these are.
         Without, the trace carries no identity.
@@ -50,8 +48,6 @@ class LossTrace:
     an epoch has the mean of its losses; one that does not come up, or whose loss was not finite, has NaN there. Losses
     are kept in float16, at most 65504.
 
-    Examples
-    --------
     >>> trace = LossTrace(3, targets=[0, 1, 1])
     >>> for losses in ([2.0, 4.0, 1.0], [0.25, 1.0, 0.0]):
     ...     trace.add([0, 1, 2], torch.tensor(losses))
@@ -307,10 +303,7 @@ class LossTrace:
 
 
 def identity_of(records: int, *, targets: Any = None, ids: Any = None) -> dict[str, str]:
-    """Return digests by which the rows of a trace are told from others: of ids, of targets.
-
-    The same names, or the same numbers up to single precision, have one digest, whatever holds them.
-    """
+    """Return digests of ids and of targets, the same for the same names or numbers, whatever holds them."""
     digests = {}
     if ids is not None:
         names = check_names("ids", ids, records, unique=True).astype(str)

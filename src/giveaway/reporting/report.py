@@ -150,10 +150,7 @@ def render(
 
 
 def _listing(table: ScoreTable, extras: ReportExtras, measured: StoredValidation | None, top: int) -> dict[str, Any]:
-    """Return the table of the `top` most exposed rows, with the columns that a reader can use.
-
-    A cell is its text and, for a number, the value that sorts it; a record is a text and a picture, or there are none.
-    """
+    """Return the table of the `top` most exposed rows: a cell is its text and the number that sorts it."""
     by = table.ranking()
     rows = table.order(by)[:top]
     ranks = np.arange(1, len(rows) + 1)

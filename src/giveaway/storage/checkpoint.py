@@ -69,11 +69,7 @@ class UnfinishedWork(MarkedFolder):
 
 
 class FolderCheckpoint(UnfinishedWork, Checkpoint):
-    """The checkpoint of process `rank` of an audit.
-
-    `digest` is everything that must stay the same when the audit goes on: the hash of its inputs, options, number of
-    processes, versions. The first of several processes must have made its checkpoint before the others do.
-    """
+    """The checkpoint of process `rank`, made after the first's; `digest` is all that must stay the same to go on."""
 
     def __init__(self, audit: str | Path, digest: dict[str, Any], *, resume: bool, rank: int = 0) -> None:
         super().__init__(audit)

@@ -373,10 +373,7 @@ def solve_increasing(
     *,
     tolerance: float,
 ) -> np.ndarray:
-    """Find the zero in [low, high] of an increasing function that returns value and slope, elementwise.
-
-    Newton's method, with a bisection wherever it would leave the bracket or does not halve its step.
-    """
+    """Find the zero in [low, high] of an increasing function of value and slope: Newton, safeguarded by bisection."""
     low, high, x = np.array(low), np.array(high), np.array(start)
     before = high - low
     unsolved = np.ones(x.shape, dtype=bool)

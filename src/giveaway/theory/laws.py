@@ -362,10 +362,7 @@ def _vector_chances(laws: list[ResidualLaw], q: int) -> list[np.ndarray]:
 
 
 def _spread(law: ResidualLaw, count: int, q: int = 1) -> np.ndarray:
-    """Return (records, count) places about where the law (records, 1) has its mass, out to probabilities of 1e-14.
-
-    Only the width of the cells depends on this. For q > 1 the places are radii.
-    """
+    """Return (records, count) places (q > 1: radii) about where the law has its mass, out to 1e-14, for cells."""
     k = law.freedom
     t = stdtrit(k, expit(np.linspace(-32, 32, count)))
     tau, shrunk = law.typical_scale()

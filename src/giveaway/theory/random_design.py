@@ -117,10 +117,7 @@ def random_design(
     outputs: int = 1,
     integrate: bool = False,
 ) -> RandomDesign:
-    """Describe records by population leverage h̄ ≥ 0 and error ε (its norm, for several outputs).
-
-    `freedom` is k = n − p and `variance` the noise variance σ² of each output; arrays of h̄, ε and σ² broadcast.
-    """
+    """Describe records by h̄ ≥ 0, ε (several outputs: its norm), k = n − p and each output's σ²; arrays broadcast."""
     k = float(in_range("freedom", freedom, 1, np.inf, "give n − p, records minus features"))
     q = int(whole("outputs", outputs, 1, "give the number of outputs"))
     h, e, v = np.broadcast_arrays(

@@ -18,10 +18,7 @@ from giveaway.views.trace import TraceView
 
 
 class AllViews:
-    """Asks the other records, training, relatives and the bag, as far as they are there.
-
-    `score` is the head's own, newton or the loss of a black box, in the table's rows.
-    """
+    """Asks the views that are there. `score` is the head's own in the table's rows: newton, or a black box's loss."""
 
     def __init__(
         self, head: Head, others: OthersView | None, trace: LossTrace | None, unit: str, score: np.ndarray

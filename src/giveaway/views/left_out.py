@@ -65,10 +65,7 @@ class Scaling(NamedTuple):
 
 
 def scaling_of(sample: torch.Tensor, *, standardize: bool, shares: Sequence[tuple[int, float]] = ()) -> Scaling:
-    """Scale columns by a sample of rows (s, d) to mean 0 and, if asked, deviation 1; columns constant there become 0.
-
-    `shares` are those of RecordFeatures.
-    """
+    """Scale columns by a sample of rows (s, d) to mean 0 and, if asked, deviation 1; constant ones become 0."""
     wide = sample.to(torch.float64)
     shift = wide.mean(0)
     scale = column_scale(shift, (wide - shift).square().mean(0).sqrt(), standardize)
@@ -195,10 +192,7 @@ class LeftOutPrediction:
 def left_out_smooth(
     columns: RecordFeatures, targets: torch.Tensor, *, groups: Any = None, seed: int = 0
 ) -> LeftOutPrediction:
-    """Leave out every record, or every group, of a table in turn: ridge regression on columns and Fourier features.
-
-    `targets` (n, C) are around 0, the ridge is chosen by the squared left-out error.
-    """
+    """Leave out each record, or group, of a table: ridge regression on its columns and Fourier features of them."""
     y = as_targets(targets)
     features, length = fourier_features(columns, seed=seed)
     ridge = leave_one_out_ridge(features, y, groups=groups)
@@ -254,10 +248,7 @@ def left_out(
 def errors_of_rows(
     rows: torch.Tensor, targets: torch.Tensor, length: float, noise: float, members: Sequence[torch.Tensor] = ()
 ) -> tuple[LeftOutErrors, float]:
-    """Return the left-out errors of scaled rows (n, d) and the λ used: the first of NOISES from `noise` on that works.
-
-    Distances of very many records that are nearly the same are mostly rounding: their kernel has negative directions.
-    """
+    """Return left-out errors, and the first of NOISES from `noise` on at which the kernel's rounding does no harm."""
     while True:
         kernel = laplace_matrix(rows, length)
         try:

@@ -87,10 +87,7 @@ class OthersView:
         self._described, self._features = features_of(head.inputs, device=head.device)
 
     def compare(self, unit: str, score: np.ndarray, outputs: torch.Tensor | LazyRows | None = None) -> Views:
-        """Compare both views of every record, or of every person in the order of np.unique(groups).
-
-        `score` is the head's, `outputs` what the model says where that is not the head's own (after a refit).
-        """
+        """Compare both views of every row; `outputs` are what the model says if that is not the head's own (refit)."""
         head = self._head
         groups = head.groups if unit == "person" else None
         targets = targets_of_head(head)
