@@ -62,10 +62,8 @@ def rows_at_a_time(rows: Any) -> int:
 
 
 def check_finite(argument: str, tensor: Any, first: int | torch.Tensor = 0) -> None:
-    """Refuse NaN and infinity, naming the first bad row; reads in blocks so that a memory map stays one.
-
-    `first` is the number of the first row, or the numbers of all of them, where they are rows of something larger.
-    """
+    """Refuse NaN and infinity, block by block; `first` is the number of the first row, or the numbers of all of
+    them."""
     if not tensor.is_floating_point() or getattr(tensor, "checked_when_read", False):
         return
     size = rows_at_a_time(tensor)

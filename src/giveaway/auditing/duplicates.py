@@ -17,11 +17,9 @@ ROWS = 1_024
 
 
 def count_duplicates(head: Head) -> dict[str, Any]:
-    """Count the records with an exact copy, and at least how many have a near one.
-
-    Near means a distance in feature space below 1 % of the root-mean-square distance from the mean record. Every record
-    is compared with its neighbours along a few random directions, so a near copy can be missed but never invented.
-    """
+    """Count the records with an exact copy, and at least how many have a near one: within 1 % of the root-mean-square
+    distance from the mean record. Near copies are looked for along random directions: missed sometimes, never
+    invented."""
     projected, spread = _project(head)
     near = np.zeros(head.n, dtype=bool)
     exact = np.zeros(head.n, dtype=bool)

@@ -22,7 +22,7 @@ from giveaway.auditing.store import check_folder, provenance, save_audit
 from giveaway.checks import as_tensor, check_choice, check_finite, check_number, fail
 from giveaway.cli.audit_folder import RANKING_ONLY, ROWS_OF_PEOPLE
 from giveaway.cli.source import device_named, names_in, to_toml
-from giveaway.extract.user_files import inputs_from, reading
+from giveaway.extract.user_files import inputs_from, read_npz_keys
 from giveaway.figures import lood_map, query_pictures
 from giveaway.gp.attack import record_attack
 from giveaway.gp.distinguishability import Process, RemovedRecords, divergence, divergence_at, lood_table, remove
@@ -76,7 +76,9 @@ def lood_into(path: str, out: str, options: dict[str, Any]) -> tuple[ScoreTable,
     if "optimize" in options:
         check_choice("optimize", options["optimize"], ("kl", "mean"))
     x, y = inputs_from(path, targets=True)
-    queries = _queries(options["queries"]) if "queries" in options else None
+    queries = None
+    if "queries" in options:
+        queries = as_numbers(read_npz_keys("queries", options["queries"], ("queries",))[0], "queries")
     groups = names_in(options["groups"]) if "groups" in options else None
     if groups is not None and {"records", "queries", "optimize"} & options.keys():
         raise fail("groups", "no --records, --queries or --optimize beside --groups", "both", "look at records alone")
@@ -102,13 +104,6 @@ def lood_into(path: str, out: str, options: dict[str, Any]) -> tuple[ScoreTable,
             folder.rmdir()
         raise
     return table, ["scores.csv", "scores.npz", *pages, "audit.json"]
-
-
-def _queries(path: str) -> np.ndarray:
-    with reading("queries", path, ".npz file") as file, np.load(file, allow_pickle=False) as stored:
-        if "queries" not in stored.files:
-            raise fail("queries", f"the key queries in {file.name}", "keys " + ", ".join(stored.files), "add it")
-        return as_numbers(stored["queries"], "queries")
 
 
 def _rows(text: str) -> np.ndarray:

@@ -132,7 +132,9 @@ def privacy(as_json: bool, **flags: Any) -> None:
         return _print(("record", f"ε at δ={delta:g}", "μ, least", "μ, greatest"), rows, ESTIMATE, as_json)
     if len(counts) < len(COUNTS):
         missing = next(name for name in COUNTS if name not in options)
-        raise fail(missing, "all four counts of a measured attack", "some of them", f"add --{_flag(missing)}")
+        raise fail(
+            missing, "all four counts of a measured attack", "some of them", f"add --{missing.replace('_', '-')}"
+        )
     if "h" in options or "leverage" in options:
         raise fail("h", "counts or a record, not both", "both", "drop one of them")
     epsilon = epsilon_lower_bound(*counts, delta=delta, confidence=confidence)
@@ -166,7 +168,7 @@ def _curves(options: dict[str, Any]) -> dict[str, TradeOff]:
     if "h" in options:
         for name in ("leverage", "error", "freedom", "variance", "test", "integrate"):
             if name in options:
-                raise fail(name, "--leverage rather than --h", "both", f"drop --{_flag(name)}: h is the fixed design's")
+                raise fail(name, "--leverage rather than --h", "both", f"drop --{name}: h is the fixed design's")
         outputs = options.get("outputs", 1)
         return {f"h={text}": fixed_design.tradeoff(h, m=outputs) for h, text in _numbers("h", options["h"])}
     test = check_choice("test", options.get("test", "signed"), TESTS)
@@ -190,10 +192,6 @@ def _designs(options: dict[str, Any]) -> dict[str, RandomDesign]:
     }
 
 
-def _flag(name: str) -> str:
-    return name.replace("_", "-")
-
-
 def _print(
     columns: tuple[str, ...],
     rows: list[tuple[Any, ...]],
@@ -208,7 +206,8 @@ def _print(
     if figure is not None:
         save_figure(draw(), figure)
     if as_json:
-        objects = [dict(zip(columns, map(_finite, row), strict=True)) for row in rows]
+        finite = [[None if isinstance(v, float) and not math.isfinite(v) else v for v in row] for row in rows]
+        objects = [dict(zip(columns, row, strict=True)) for row in finite]
         say(json.dumps({"rows": objects, "statement": statement}, ensure_ascii=False))
         return
     lines = [[f"{cell:.5g}" if isinstance(cell, float) else str(cell) for cell in row] for row in [columns, *rows]]
@@ -218,7 +217,3 @@ def _print(
     say(f"\n{statement}")
     if figure is not None:
         say(f"Wrote {figure}")
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -34,11 +34,8 @@ class DiagonalCurvature:
 
 @dataclass(frozen=True)
 class SoftmaxCurvature:
-    """W = diag(p) − p pᵀ with `weights` p, and S = diag(√p) − p √pᵀ.
-
-    W does not see a constant that is added to all outputs. Contrasts to the most probable class keep the digits of
-    very sure records, which a difference of 1 − p would lose.
-    """
+    """W = diag(p) − p pᵀ with `weights` p, and S = diag(√p) − p √pᵀ. W does not see a constant added to all outputs:
+    contrasts to the most probable class keep the digits of very sure records, which 1 − p would lose."""
 
     weights: torch.Tensor
 

@@ -183,11 +183,8 @@ def preconditioner_for(
 
 
 class ClassBlocks:
-    """An inverse of Σ_j w_jk x_j x_jᵀ + λI for each output k, which leaves out what couples the outputs.
-
-    Where it would cost more than it saves to sum every record, only the records with the largest weights of an output
-    are summed, and the rest of its weight is given to the mean record.
-    """
+    """An inverse of Σ_j w_jk x_j x_jᵀ + λI for each output k, from all records, or from those with its largest weights
+    and the mean record for the rest."""
 
     name = "class blocks"
 

@@ -43,10 +43,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 class CheckpointedParts:
-    """Named parts of a long computation, each saved as it finishes and loaded by a run that goes on after a kill.
-
-    A kill can fall between the saves of two processes: a part that one of them does not have is computed by all.
-    """
+    """Named parts of a long computation, saved as they finish; a part that one process lacks is computed by all."""
 
     def __init__(self, checkpoint: Checkpoint = NO_CHECKPOINT, processes: Processes = ALONE) -> None:
         self.checkpoint, self.processes = checkpoint, processes
@@ -305,10 +302,8 @@ def exact_steps(
     total: torch.Tensor | None = None,
     drift: torch.Tensor | None = None,
 ) -> ExactSteps:
-    """Solve for the steps of groups with gradients g (N, s, m), whose rows `window` holds one after the other.
-
-    `total` G and `drift` H⁻¹G (d, m) are those of a head that is not taken as converged.
-    """
+    """Solve for the steps of groups with gradients g (N, s, m); `drift` is H⁻¹ `total`, of a head not at its
+    optimum."""
     products, loss = curvature.products, curvature.loss
     n, s, _ = gradient.shape
     x = window.rows(torch.float64, products.width).view(n, s, -1)

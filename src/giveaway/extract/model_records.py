@@ -53,10 +53,7 @@ class ModelRecords:
 
 
 def read_records(data: Any, device: torch.device, dtype: torch.dtype) -> ModelRecords:
-    """Return the records of (inputs, targets) arrays, of a Dataset, or of a DataLoader in dataset order.
-
-    `inputs` is an array, a tuple of arrays (several arguments of the model) or a dict of them (keywords).
-    """
+    """Return the records of a Dataset or DataLoader in dataset order, or of (inputs, targets) as a model takes them."""
     if isinstance(data, tuple | list) and len(data) == 2:
         inputs, targets = data[0], as_tensor("targets", data[1])
     elif not isinstance(data, tuple | list) and is_dataset(data):
@@ -128,10 +125,8 @@ def _read_twice(reader: RecordReader) -> tuple[Inputs, torch.Tensor, np.ndarray 
 
 
 class InputCollector:
-    """Collects the one input that the model is given of each record, on the CPU and in the order of the batches.
-
-    With `wanted` True it refuses what cannot be kept; with None it keeps floats, bytes and strings, and nothing else.
-    """
+    """Collects the one input that the model is given of each record, on the CPU: with `wanted` True all that can be
+    kept, with None floats, bytes and strings."""
 
     def __init__(self, wanted: bool | None, total: int | None) -> None:
         if wanted not in (None, True, False):

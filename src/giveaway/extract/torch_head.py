@@ -155,11 +155,8 @@ def from_torch_shared(
     held_out: Any = None,
     **more: Any,
 ) -> Head:
-    """Run `from_torch` by all `processes`, each over its share of the records; return the head of all of them.
-
-    The shares meet in a feature cache that every process sees. The records themselves are not kept. The first process
-    runs the model over records held out.
-    """
+    """Run `from_torch` by all `processes`, each over its share, and join the shares in a cache that all see. The
+    records themselves are not kept; the first process runs the model over records held out."""
     if cache is None:
         expected = "a folder that all processes see, beside a model"
         raise fail("cache", expected, "none", "add --cache DIR: each process writes its share of the features there")

@@ -164,11 +164,8 @@ def storable(values: torch.Tensor) -> torch.Tensor:
 
 
 def load_weights(model: nn.Module, path: str | os.PathLike[str], *, allow_pickle: bool = False) -> nn.Module:
-    """Load the weights in `path` into `model`, and return it.
-
-    Safetensors and what torch.save wrote of a state dict (alone or in a checkpoint) are read without running code.
-    Whole modules, TorchScript and .pt2 files run code, and are read only with `allow_pickle`.
-    """
+    """Load the weights in `path` into `model`, and return it. Only with `allow_pickle` are files read that run code:
+    whole modules, TorchScript and .pt2."""
     if not isinstance(model, nn.Module):
         raise fail("model", "a torch.nn.Module", type(model).__name__, "return the model from the function")
     safe = Path(path).suffix == ".safetensors"

@@ -115,24 +115,18 @@ def call_factory(argument: str, reference: str) -> Any:
 
 
 def inputs_from(path: str | os.PathLike[str], *, targets: bool = False) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return `inputs` of the file as float64 (n, …), and `targets` if wanted.
-
-    uint8 images, with 1, 3 or 4 channels last or first or with none, become (n, channels, height, width) from 0 to 1;
-    other numbers stay as they are.
-    """
-    inputs, *labels = _read_npz_keys("inputs", path, ("inputs", "targets") if targets else ("inputs",))
+    """Return `inputs` of the file as float64 (n, …), uint8 images with channels first from 0 to 1; `targets` if
+    wanted."""
+    inputs, *labels = read_npz_keys("inputs", path, ("inputs", "targets") if targets else ("inputs",))
     return as_numbers(inputs), labels[0] if labels else None
 
 
 def records_from(path: str | os.PathLike[str]) -> Any:
-    """Return `inputs` of an .npz file, or an .npy file mapped into memory, as they are stored.
-
-    Only uint8 images get their channels first, and a row of strings becomes a list. A table of numbers and words is one
-    of strings, (n, columns).
-    """
+    """Return `inputs` of an .npz file, or an .npy file mapped into memory, as stored; only uint8 images get their
+    channels first, and a row of strings becomes a list."""
     plain = "save plain numbers, or a table as strings: table.astype(str)"
     if Path(path).suffix != ".npy":
-        return as_records(_read_npz_keys("inputs", path, ("inputs",), plain)[0])
+        return as_records(read_npz_keys("inputs", path, ("inputs",), plain)[0])
     with reading("inputs", path, ".npy file", plain) as file:
         return as_records(np.load(file, mmap_mode="r", allow_pickle=False))
 
@@ -165,7 +159,7 @@ def row_numbers(path: str | os.PathLike[str]) -> np.ndarray:
         if isinstance(stored, np.ndarray):
             return stored
         stored.close()
-    return _read_npz_keys("rows", path, ("index",))[0]
+    return read_npz_keys("rows", path, ("index",))[0]
 
 
 def subgroups_from(path: str, n: int) -> dict[str, np.ndarray]:
@@ -198,7 +192,8 @@ def _read_csv(path: str) -> dict[str, np.ndarray]:
     return {name: np.array([line[place] for line in lines]) for place, name in enumerate(heading)}
 
 
-def _read_npz_keys(argument: str, path: Any, keys: tuple[str, ...], plain: str = PLAIN) -> list[np.ndarray]:
+def read_npz_keys(argument: str, path: Any, keys: tuple[str, ...], plain: str = PLAIN) -> list[np.ndarray]:
+    """Return the arrays of an .npz under these keys."""
     with reading(argument, path, ".npz file", plain) as file, np.load(file, allow_pickle=False) as stored:
         for key in keys:
             if key not in stored.files:

@@ -46,11 +46,8 @@ OF_IMAGES: dict[str, tuple[Change, ...]] = {
 
 
 class Variants:
-    """The variants that the first batch decides on: of images those built in, unless the user gave others or none.
-
-    `given` is None (images only), True (images, anything else is refused), False, or a dict from a variant's name to
-    a function of what the model is called with.
-    """
+    """The variants that the first batch decides on. `given` is None (of images those built in), True (the same, and
+    other inputs are refused), False, or a dict from names to functions of what the model is called with."""
 
     def __init__(self, given: Any) -> None:
         self._changes: dict[str, tuple[Change, ...]] | None = None if given is None or given is True else {}

@@ -39,11 +39,8 @@ ONE_PAIR = (
 
 @dataclass(frozen=True, eq=False)
 class Changes:
-    """The ranks, in two audits, of the rows that both hold, matched by id.
-
-    A percentile is the share of an audit's rows that rank lower, from 0 to 1. `beyond` marks the rises that `retrains`
-    models of the earlier recipe do not explain; it is None without them.
-    """
+    """The ranks, in two audits, of the rows that both hold, as percentiles: the share of rows that rank lower. `beyond`
+    marks the rises that `retrains` models of the earlier recipe do not explain; it is None without them."""
 
     ids: np.ndarray
     rows_before: np.ndarray

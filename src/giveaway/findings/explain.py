@@ -55,11 +55,7 @@ def _spoke(table: ScoreTable, view: str) -> bool:
 
 
 def _when_learned(table: ScoreTable, rows: np.ndarray) -> list[str]:
-    """Say which rows were hard while the model was trained, and whether it came to know them late.
-
-    It did where more of a row's losses than of three quarters of the others came late, and the loss that is left is
-    small beside them.
-    """
+    """Say which rows were hard to learn, and which came late: most of their losses did, and little is left."""
     trace, learned, loss = table["trace"], table.attributes.get("learned_by"), table.scores.get("loss")
     late = np.zeros(len(table), dtype=bool)
     if learned is not None and loss is not None:
@@ -117,11 +113,8 @@ def _phrase(words: str, share: float) -> str:
 
 @dataclass(frozen=True)
 class Group:
-    """The rows of one class or subgroup, `exposed` of which are among the most exposed of the table.
-
-    `ratio` is its share of the most exposed over its share of all rows: 1 if the exposure is spread evenly. By chance
-    alone (the most exposed drawn at random from all rows) it would lie between `low` and `high` in 95 % of tables.
-    """
+    """The rows of one class or subgroup, `exposed` of which are among the most exposed. `ratio` is its share of those
+    over its share of all rows; by chance alone it lies between `low` and `high` in 95 % of tables."""
 
     name: str
     rows: int

@@ -180,11 +180,8 @@ def make_extras(
 
 
 def feature_map(head: Head, table: ScoreTable, *, method: str = "auto", most: int = 5_000, seed: int = 0) -> FeatureMap:
-    """Map the features of up to `most` rows to two dimensions: the most exposed rows, and others chosen by `seed`.
-
-    A person is placed at the mean of their records. `method` "auto" is t-SNE if openTSNE is installed, otherwise PCA;
-    fewer than 50 rows, or rows that are all the same, are placed by PCA whatever was asked for.
-    """
+    """Map the features of the most exposed rows, and others by `seed`, to two dimensions: by t-SNE where openTSNE is
+    installed and there are 50 rows, else by PCA. A person is placed at the mean of their records."""
     row_of = row_of_record(head, table)
     tsne = None
     try:
@@ -224,11 +221,8 @@ def chosen_rows(table: ScoreTable, most: int, seed: int) -> np.ndarray:
 
 
 def _principal(x: np.ndarray, count: int) -> tuple[np.ndarray, float | None]:
-    """Return up to `count` principal coordinates of the rows of x, and the share of the variance in the first two.
-
-    The eigenvectors are those of the smaller of the two products of x with itself. The largest entry of each coordinate
-    is positive, so that the same rows give the same map.
-    """
+    """Return up to `count` principal coordinates of the rows of x, the largest entry of each positive, and the share of
+    the variance in the first two."""
     x = x - x[0]  # any row: constant columns become exact zeros
     size = np.abs(x).max(initial=0.0)
     if size == 0.0:

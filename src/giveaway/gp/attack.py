@@ -61,11 +61,8 @@ def query_attack(
     draws: int = 20_000,
     seed: int | None = None,
 ) -> Attack:
-    """Attack every removal at its queries (R, q, …) or (1, q, …).
-
-    Removals of several records at several queries have no closed form for the true positive rate: it is sampled, from
-    `draws` draws and `seed`, and comes with its standard error. The AUC is a one-dimensional integral in every case.
-    """
+    """Attack every removal at its queries (R, q, …) or (1, q, …). Removals of several records at several queries have
+    their true positive rates sampled, from `draws` draws and `seed`, with standard errors."""
     rates = _rates(fpr)
     mean_change, excess, with_ = removal.change(queries)
     shift, spread = whitened(mean_change, excess, with_)
@@ -287,11 +284,8 @@ def reconstruct(removal: RemovedRecords, found: OptimalQueries, *, scale_free: b
 
 @dataclass(frozen=True)
 class ActivationRow:
-    """Means over the records for one activation and depth, each beside ReLU's of the same depth.
-
-    `…_ratio` is the mean over ReLU's mean, `…_higher` the share of records whose own value is above ReLU's. Every entry
-    of the kernel matrix is within `distance` of `constant`, and no other constant is closer.
-    """
+    """Means over the records for one activation and depth, over ReLU's mean (`…_ratio`), and the share of records above
+    ReLU's (`…_higher`); no constant is nearer to all of the kernel than `constant`."""
 
     activation: str
     depth: int

@@ -36,11 +36,8 @@ IMAGES_BY_DEFAULT, COLUMNS_BY_DEFAULT = KernelChoice("nngp", sphere=True), Kerne
 
 @dataclass(frozen=True)
 class Process:
-    """A Gaussian process: a kernel, and the variance `noise` of the targets around the function.
-
-    `kernel` is any callable (X, Z) -> K, one of `ga.gp`, a KernelChoice, or its name; None takes an RBF kernel of the
-    median distance for the columns of a matrix, and an NNGP on the sphere for images.
-    """
+    """A kernel (a callable (X, Z) -> K, a KernelChoice or its name) and the variance `noise` of the targets around the
+    function; None takes an RBF of the median distance for a matrix, an NNGP on the sphere for images."""
 
     kernel: KernelGiven | None = None
     noise: float = NOISE
@@ -182,20 +179,14 @@ class RemovedRecords:
         return with_ + excess @ excess.mT, with_.expand(len(self.rows), -1, -1)
 
     def change(self, queries: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the mean change (R, q, C), E (R, q, s), and the covariance with the records (R or 1, q, q).
-
-        E Eᵀ is the covariance without them minus that with them. Divergences are taken from E: the difference of the
-        two covariances would cancel.
-        """
+        """Return the mean change (R, q, C), E (R, q, s) and the covariance with the records (R or 1, q, q). E Eᵀ is the
+        excess without them: the difference of the two covariances would cancel."""
         q = self.posterior.as_queries(queries, len(self.rows))
         cross = self._cross(q)
         return -cross @ self.step, cross @ (self.columns @ self.root), self.posterior.covariances(q, cross)
 
     def measure(self, objective: Objective, owner: torch.Tensor, queries: torch.Tensor) -> torch.Tensor:
-        """Return one of the distances of `divergence_at`, (p,), of the removals `owner` (p,) at queries (p, q, …).
-
-        A divergence is NaN where its queries (nearly) repeat one another; `divergence_at` refuses the whole batch.
-        """
+        """Return one distance (p,) of the removals `owner` at queries (p, q, …); NaN where queries (nearly) repeat."""
         if objective == "mean":
             return mean_distance(self._cross(queries) @ self.step[owner])
         chosen = {name: getattr(self, name)[owner] for name in ("rows", "columns", "root", "step")}
@@ -320,10 +311,7 @@ def x_minus_log1p(x: torch.Tensor) -> torch.Tensor:
 
 
 class Normalized(Mapped):
-    """The kernel of records (x − mean)/deviation channel by channel, both from `records` (n, c) or (n, c, …).
-
-    The channels are the first axis of a record; a channel that does not vary is centred only.
-    """
+    """The kernel of records (x − mean)/deviation of each channel of `records` (n, c, …); a constant one is centred."""
 
     def __init__(self, kernel: KernelLike, records: torch.Tensor) -> None:
         self.kernel = kernel
@@ -378,10 +366,7 @@ class NormalizedRemoval:
 
 
 def remove_normalized(kernel: KernelLike, inputs: Any, targets: Any, noise: float, rows: Any) -> NormalizedRemoval:
-    """Fit all records, and all but `rows` (R, s) or (R,) of them, each under its own statistics: R + 1 factorizations.
-
-    Take the result to `optimal_queries`.
-    """
+    """Fit all records, and all but each of `rows`, under statistics of their own: R + 1 factorizations."""
     x, y = as_tensor("inputs", inputs).to(torch.float64), as_tensor("targets", targets).to(torch.float64)
     if x.ndim < 2:
         raise fail("inputs", "records as (n, channels, …)", f"shape {tuple(x.shape)}", "give one record a row")

@@ -161,10 +161,7 @@ class Mapped(Kernel):
 
 
 class Sphere(Mapped):
-    """The kernel of records put on the sphere ‖x‖² = d, with d the numbers of a record; they keep their shape.
-
-    `centre` subtracts each record's own mean first. A record of zeros (a constant one, when centred) stays zero.
-    """
+    """The kernel of records put on the sphere ‖x‖² = d, less their own mean with `centre`; zeros stay zero."""
 
     def __init__(self, kernel: KernelLike, *, centre: bool = False) -> None:
         self.kernel = kernel
@@ -178,10 +175,7 @@ class Sphere(Mapped):
 
 
 class FeatureKernel(Mapped):
-    """kernel(features(X), features(Z)) for features X -> (n, p), e.g. a torch module in evaluation mode.
-
-    `features` is called as it is, in whatever mode it is in; `kernel_matrix` calls it once a record, in batches.
-    """
+    """kernel(features(X), features(Z)) for features X -> (n, p), such as a module in the mode it is in."""
 
     def __init__(self, features: Callable[[torch.Tensor], torch.Tensor], kernel: KernelLike | None = None) -> None:
         self.features = features
@@ -205,11 +199,7 @@ def diagonal_of(kernel: KernelLike, X: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def kernel_matrix(kernel: KernelLike, X: Any, Z: Any = None, *, block: int | None = None) -> torch.Tensor:
-    """Evaluate K (n, m) block by block into one matrix, without gradients.
-
-    Without Z only the lower blocks of K(X, X) are evaluated and mirrored: the result is exactly symmetric. Integers
-    become float64. `block` rows and columns at a time (512 on a CPU, 4,096 elsewhere).
-    """
+    """Evaluate K (n, m) in blocks of `block` rows and columns, without gradients; K(X, X) is exactly symmetric."""
     x = _records("X", X)
     z = x if Z is None else _records("Z", Z)
     if block is not None and block < 1:

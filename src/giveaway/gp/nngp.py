@@ -275,11 +275,8 @@ KINDS |= {"conv_nngp": ConvNNGP, "conv_ntk": ConvNTK}
 
 @dataclass(frozen=True)
 class KernelChoice:
-    """A kernel in words; None takes the kernel's own default.
-
-    `length` of rbf and laplace is the median distance between records unless given. `sphere` centres every record on
-    its own mean and scales it to ‖x‖² = d first.
-    """
+    """A kernel in words; None is its default (`length`: the median distance). `sphere` centres records and scales them
+    first."""
 
     name: str
     length: float | None = None

@@ -209,10 +209,8 @@ class LeftOutErrors(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class LeftOutRecords:
-    """Each record's own latent prediction without and with it: (n, C) means, (n,) variances, noise not included.
-
-    `residual` is y − mean, the error of the prediction without the record; `mean_change` is mean − mean_with.
-    """
+    """Each record's own latent prediction, noise not included: the `mean` and `variance` are without the record,
+    `residual` is y − mean and `mean_change` mean − mean_with."""
 
     mean: torch.Tensor
     variance: torch.Tensor
@@ -224,10 +222,7 @@ class LeftOutRecords:
 
 @dataclass(frozen=True, eq=False)
 class LeftOutGroups:
-    """LeftOutRecords for groups of one size s, at each group's own records: means (G, s, C), covariances (G, s, s).
-
-    `place` (G,) says where each group stood in the list that was given, `rows` (G, s) which records it has.
-    """
+    """LeftOutRecords for groups `rows` (G, s) of one size, which stood at `place` (G,) in the list that was given."""
 
     place: torch.Tensor
     rows: torch.Tensor
@@ -254,11 +249,8 @@ def leave_one_out(regression: KernelRegression) -> LeftOutRecords:
 
 
 def leave_groups_out(regression: KernelRegression, groups: Sequence[Any]) -> list[LeftOutGroups]:
-    """Leave every group out in turn; there is one result for each size of group, sizes ascending.
-
-    `groups` holds index arrays of any sizes, which may overlap. A group of all records is left with the prior: mean 0
-    and covariance K.
-    """
+    """Leave every group of row numbers out in turn, one result for each size of group; without all records the prior is
+    left."""
     arrays = [as_tensor("groups", group).cpu().numpy().reshape(-1) for group in groups]
     sizes = np.array([len(array) for array in arrays], dtype=np.int64)
     if len(arrays) == 0 or bool((sizes == 0).any()):
@@ -286,10 +278,8 @@ def leave_groups_out(regression: KernelRegression, groups: Sequence[Any]) -> lis
 
 
 def left_out_errors(regression: KernelRegression, members: Sequence[torch.Tensor] = ()) -> LeftOutErrors:
-    """Leave out every record, or the groups whose row numbers `members` (B, s) gives by size; the factor is used up.
-
-    LinAlgError where K has a direction below −σ²/2, which only rounding can give it.
-    """
+    """Leave out every record, or the groups `members` (B, s) by size; the factor is used up. LinAlgError where rounding
+    gave K a direction below −σ²/2."""
     columns, precision, leverage = _inverse_columns(regression, overwrite=True)
     if regression.noise * float(precision.max()) > 2.0:  # at most 1 of a kernel without negative directions
         raise torch.linalg.LinAlgError("the kernel has a direction below −σ²/2")

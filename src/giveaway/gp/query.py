@@ -37,11 +37,8 @@ TINY = 1e-30
 
 @dataclass(frozen=True, eq=False)
 class OptimalQueries:
-    """The best `queries` (R, q, …) of all starts, with `value` (R,), their distance.
-
-    `ends` (R, starts, q, …), `values` and `converged` (R, starts) say where every start came to; `own` (R,) is the
-    distance at the removed records themselves. A start at which there is no distance stays there, with value NaN.
-    """
+    """The best `queries` (R, q, …) of all starts, their distance `value` (R,), where every start came to (NaN where
+    there is no distance), and the distance of the removed records' `own` inputs."""
 
     queries: torch.Tensor
     value: torch.Tensor
@@ -259,11 +256,8 @@ def steepest_point(
 def maximize(
     climb: Climb, start: torch.Tensor, space: SearchSpace, *, steps: int, tolerance: float, together: int
 ) -> Ends:
-    """Maximize exp(climb(problems (p,), points (p, …)) (p,)) from `start` (P, …) within the box, `together` at a time.
-
-    Return each problem's last point (P, …), its value (P,), NaN if it never had one, and whether it converged. None
-    sees another: each has its own history, step length and end. A value that is not finite cannot be gone to.
-    """
+    """Maximize exp(climb(problems (p,), points (p, …)) (p,)) from `start` (P, …) within the box, `together` at a time,
+    each on its own. Return the last points, their values (NaN if there never was one), and which converged."""
     check_whole("steps", steps)
     gap = check_number("tolerance", tolerance, minimum=0.0, remedy="1e-5 suits most kernels")
     shape = start.shape[1:]

@@ -39,12 +39,8 @@ Blocks = Callable[[], Iterator[torch.Tensor]]  # starts a new pass over (rows, d
 
 @dataclass(frozen=True, eq=False)
 class RidgeErrors:
-    """Left-out errors y − ŷ (n, C), leverages (n,), and the l2 with the least left-out squared error of the grid (G,).
-
-    `loo_error` (G,) is the mean squared left-out error; it is infinite for an l2 at which some 1 − h falls below 1e-10,
-    so that the prediction is rounding. With groups the errors are those of the whole group left out; the leverage
-    remains the record's own.
-    """
+    """Left-out errors (n, C) of records or whole groups, leverages of records (n,), and the l2 of least `loo_error`
+    (G,), which is infinite where some 1 − h is below 1e-10: rounding."""
 
     error: torch.Tensor
     leverage: torch.Tensor

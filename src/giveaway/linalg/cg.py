@@ -176,10 +176,8 @@ def shared_cg(
 
 
 class _Block:
-    """Residuals as R = W σ, with WᵀM⁻¹W = I for the preconditioner M⁻¹.
-
-    Stored apart from their lengths, the directions in W stay distinct while the residuals shrink and grow alike.
-    """
+    """Residuals as R = W σ with WᵀM⁻¹W = I: apart from their lengths, directions stay distinct while residuals
+    shrink."""
 
     def __init__(self, r: torch.Tensor, inverse: Product) -> None:
         self._inverse = inverse

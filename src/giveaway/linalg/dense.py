@@ -46,12 +46,8 @@ class Inverse:
 
 
 def invert(assemble: Callable[[], torch.Tensor]) -> Inverse:
-    """Invert the matrix whose upper triangle `assemble` writes into a new (P, P) tensor; that tensor is overwritten.
-
-    Full rank is proved by ‖H‖_F·‖H⁻¹‖_F, an upper bound of the condition number, staying below 1/(P·eps). Where it does
-    not, the matrix is assembled again and the pseudo-inverse on the numerical range is taken: the eigenvectors with
-    eigenvalues above P·eps of the largest.
-    """
+    """Invert the matrix whose upper triangle `assemble` makes; take the pseudo-inverse, above P·eps of the largest
+    eigenvalue, where ‖H‖_F·‖H⁻¹‖_F does not prove a condition number below 1/(P·eps)."""
     matrix = assemble()
     cut = len(matrix) * EPS
     norm = _frobenius(matrix)
@@ -145,11 +141,8 @@ def _squaring_round(
 
 
 def _lanczos_round(matrices: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Take LANCZOS_STEPS from v (Q, R); return the top Ritz value, whether it is still off, and the Ritz vector.
-
-    Vectors stay orthogonal only by the recurrence: what that loses shows as copies of converged Ritz values, which
-    close the gap but leave the residual small.
-    """
+    """Take LANCZOS_STEPS from v (Q, R); return the top Ritz value, whether it is still off, and the Ritz vector. What
+    the recurrence loses of orthogonality shows as copies of converged values, which leave the residual small."""
     basis = matrices.new_zeros(len(matrices), LANCZOS_STEPS, matrices.shape[1])
     small = matrices.new_zeros(len(matrices), LANCZOS_STEPS, LANCZOS_STEPS)
     before, beta = torch.zeros_like(v), matrices.new_zeros(len(matrices))

@@ -163,12 +163,8 @@ def _not_torchrun(got: str) -> InputError:
 def in_threads(
     work: Callable[[Item], Any], items: Iterable[Item], device: torch.device, most: int | None = None
 ) -> None:
-    """Call `work` on every item, on as many threads as torch is set to use, at most `most`; on one for a GPU.
-
-    Torch splits each operation over its threads and waits for the slowest after every one; on a busy machine, or for
-    operations as small as a cache, the waiting costs more than the work. Here a thread takes a whole item, and the
-    operations inside stay on it.
-    """
+    """Call `work` on every item, a thread each, at most `most`; on one for a GPU. For operations as small as a cache,
+    torch's own threads wait for each other longer than they work."""
     threads = torch.get_num_threads()
     workers = 1 if device.type == "cuda" else min(threads, most or threads)
     if workers == 1:

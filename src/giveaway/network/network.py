@@ -33,11 +33,7 @@ RunOrder = Callable[[], Sequence[str]]
 
 @dataclass(frozen=True)
 class ParameterSet:
-    """Copies of the chosen parameters (`values`), and of all others and the buffers (`fixed`), by their names.
-
-    A vector of the chosen parameters has P numbers: the parameters one after another, each flattened. Many vectors are
-    the rows of (s, P) here.
-    """
+    """Copies of the chosen parameters, which flattened make vectors of P numbers, and of all that is `fixed`."""
 
     values: Values
     fixed: Values
@@ -247,12 +243,7 @@ def choose(
     model: nn.Module, which: str | Sequence[str], run_order: RunOrder, *, dtype: torch.dtype | None = None
 ) -> ParameterSet:
     """The parameters that `which` names: "all", "head" (the last nn.Linear to run), "last:k" (the last k layers to run
-    that own parameters), or names and patterns of layers and parameters.
-
-    Frozen parameters (requires_grad=False) are left out unless they are named one by one or by their layer's name; a
-    parameter that several layers share counts once. `run_order` gives the names of the layers in the order they run,
-    where that is asked for.
-    """
+    that own parameters), or names and patterns. Frozen ones count only if named one by one or by their layer's name."""
     own = dict(model.named_parameters())
     chosen: set[str] = set()
     for name in [which] if isinstance(which, str) else which:

@@ -119,10 +119,7 @@ def infer_loss(targets: Any, outputs: Any) -> str:
 def check_targets(
     y: torch.Tensor, outputs: torch.Tensor | LazyRows, loss: str, *, one_class: bool = False
 ) -> torch.Tensor:
-    """Return targets in one form for each loss: class indices (n,) int64, or floats (n, m).
-
-    Labels that are all the same are refused unless `one_class`.
-    """
+    """Return class indices (n,) int64, or floats (n, m); refuse labels that are all the same unless `one_class`."""
     check_choice("loss", loss, LOSSES)
     n, m = outputs.shape
     if y.ndim == 0 or len(y) != n:

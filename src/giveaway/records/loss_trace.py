@@ -80,14 +80,10 @@ class LossTrace:
         self.records = check_whole("records", records, remedy="give the number of training records, or a trace's file")
         self.identity = identity_of(self.records, targets=targets, ids=ids)
         self._sums, self._counts = np.zeros(self.records), np.zeros(self.records)
-        rank, self._world = _process()
-        self._header: dict[str, Any] = {
-            "format": FORMAT,
-            "records": self.records,
-            "processes": self._world,
-            "identity": self.identity,
-        }
-        self._header |= {"made_of": dict(made_of or {})}
+        # as torchrun tells them
+        rank, self._world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+        of_run = {"records": self.records, "processes": self._world, "identity": self.identity}
+        self._header: dict[str, Any] = {"format": FORMAT, **of_run, "made_of": dict(made_of or {})}
         epoch = check_whole("losses_per_epoch", self.records if losses_per_epoch is None else losses_per_epoch)
         self._losses_per_epoch = -(-epoch // self._world)
         if path is not None:
@@ -331,11 +327,6 @@ def _not_negative(losses: np.ndarray) -> np.ndarray:
     if lowest < -ROUNDING:
         raise fail("losses", "losses of at least 0", f"{lowest:g}", "give the losses, not log-likelihoods")
     return np.maximum(losses, 0)
-
-
-def _process() -> tuple[int, int]:
-    """Return this process's rank and how many there are, as torchrun tells them."""
-    return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 
 
 def _close_in_children(file: BinaryIO) -> None:

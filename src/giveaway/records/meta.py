@@ -231,14 +231,8 @@ class Meta(Section):
         "repeats": Repeats,
         "provenance": Provenance,
     }
-    LATER: ClassVar[tuple[str, ...]] = (
-        "fusion",
-        "trace",
-        "depths",
-        "access",
-        "title",
-        "provenance",
-    )  # not of every audit
+    # not of every audit
+    LATER: ClassVar[tuple[str, ...]] = ("fusion", "trace", "depths", "access", "title", "provenance")
 
     @property
     def by_person(self) -> bool:

@@ -85,10 +85,8 @@ class LazyRows(ABC):
 
 
 class FileRows(LazyRows):
-    """Memory maps, one below the other; pages are released once they are read, so that memory stays at a window.
-
-    `bfloat16` says that 16-bit integers are the bits of bfloat16, which NumPy does not have; they are given as float32.
-    """
+    """Memory maps, one below the other, whose pages are released once they are read; `bfloat16` says that 16-bit
+    integers are the bits of bfloat16, given as float32."""
 
     def __init__(self, argument: str, arrays: Sequence[np.ndarray], *, bfloat16: bool = False) -> None:
         self.argument, self.arrays, self.bfloat16 = argument, list(arrays), bfloat16

@@ -25,14 +25,9 @@ PREFIX = "relatives_"  # of the keys of variants with a name
 
 def check_witnesses(head: Any) -> dict[str, Any]:
     """Return the witnesses of a head, each in one form, by the name of its field; refuse what cannot be used."""
-    n, m, loss, fields = head.n, head.m, head.loss, dict[str, Any]()
-    if head.relatives is not None:
-        fields["relatives"] = _relatives(head.relatives, n, m, loss)
-    if head.held_out is not None:
-        fields["held_out"] = _held_out(head.held_out, m, loss)
-    if head.out_of_bag is not None:
-        fields["out_of_bag"] = _out_of_bag(head.out_of_bag, n, m, loss)
-    return fields
+    checks = {"relatives": _relatives, "held_out": _held_out, "out_of_bag": _out_of_bag}
+    given = {name: getattr(head, name) for name in checks}
+    return {name: checks[name](value, head.n, head.m, head.loss) for name, value in given.items() if value is not None}
 
 
 def _relatives(value: Any, n: int, m: int, loss: str) -> dict[str, Rows] | None:
@@ -51,7 +46,7 @@ def _relatives(value: Any, n: int, m: int, loss: str) -> dict[str, Rows] | None:
     return outputs or None
 
 
-def _held_out(value: Any, m: int, loss: str) -> tuple[Rows, torch.Tensor]:
+def _held_out(value: Any, n: int, m: int, loss: str) -> tuple[Rows, torch.Tensor]:
     """Return outputs (k, m) and targets of records that the model was not trained on."""
     if not isinstance(value, tuple | list) or len(value) != 2:
         got = f"{len(value)} parts" if isinstance(value, tuple | list) else f"a {type(value).__name__}"

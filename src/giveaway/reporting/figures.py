@@ -52,11 +52,8 @@ def recall_curves(
     ranked_by: str | None = None,
     axes: Axes | None = None,
 ) -> Figure:
-    """Draw how much of the true top each score finds, for every share of the records kept.
-
-    The five highest curves (by their mean over the logarithmic axis) have a colour, and so has `ranked_by`; the others
-    are grey.
-    """
+    """Draw how much of the true top each score finds in every share kept; the highest five and `ranked_by` in
+    colour."""
     if ranked_by is not None:
         check_choice("ranked_by", ranked_by, scores)
     known = _finite("truth", truth)
@@ -148,11 +145,8 @@ def loss_by_influence(
     most_points: int = MOST_POINTS,
     axes: Axes | None = None,
 ) -> Figure:
-    """Draw each record at its loss and influence, coloured by the attack's success rate, the most exposed on top.
-
-    Above `most_points` a random choice of the records is drawn. Records with a value that is not positive have no place
-    on logarithmic axes; the title counts them.
-    """
+    """Draw records at their loss and influence (up to `most_points` of them, positive ones), coloured by the attack's
+    success rate, the most exposed on top."""
     values = [_finite(name, v) for name, v in (("loss", loss), ("influence", influence), ("success", success))]
     if len({len(column) for column in values}) > 1:
         got = f"{', '.join(str(len(column)) for column in values)} values"
@@ -178,11 +172,8 @@ def loss_by_influence(
 
 
 def loss_by_leverage(table: ScoreTable, top: int = 20, axes: Axes | None = None) -> Figure:
-    """Draw each row at its loss and leverage, with the `top` most exposed marked.
-
-    Of more than 20,000 rows a random choice is drawn, and all that are marked. Rows with a value that is not positive
-    have no place on logarithmic axes; the title counts them.
-    """
+    """Draw rows at their loss and leverage (up to 20,000 of them, positive ones), with the `top` most exposed
+    marked."""
     top = int(check_number("top", top, minimum=1, remedy="mark at least one row"))
     loss, leverage = _column(table, "loss"), _column(table, "leverage")
     shown, title = positive_rows(loss, leverage, "rows", MOST_POINTS)
@@ -204,11 +195,8 @@ def loss_by_leverage(table: ScoreTable, top: int = 20, axes: Axes | None = None)
 
 
 def exposure_distribution(table: ScoreTable, by: str | None = None, axes: Axes | None = None) -> Figure:
-    """Draw how many rows have which score, with the median and the points where the top 5 % and 1 % begin.
-
-    Scores that are nowhere negative and span more than a decade have a logarithmic axis; zeros have no place on it, and
-    the title counts them.
-    """
+    """Draw how many rows have which score, on a logarithmic axis where it spans more than a decade (zeros are left
+    out), with the median and the points where the top 5 % and 1 % begin."""
     name = table.ranking(by)
     values = np.sort(_not_empty(table)[name])[::-1]
     n, placed = len(values), values
@@ -238,10 +226,7 @@ def exposure_distribution(table: ScoreTable, by: str | None = None, axes: Axes |
 
 
 def when_learned(table: ScoreTable, axes: Axes | None = None) -> Figure:
-    """Draw the root of the loss of the most exposed records at each epoch, over the band of all records.
-
-    It needs an audit with a trace. Epochs in which a record did not come up are bridged.
-    """
+    """Draw √loss of the most exposed records at each epoch of a trace, gaps bridged, over the band of all records."""
     trace = table.meta.trace
     if trace is None:
         raise fail("table", "an audit with a trace of the training", "none", "pass trace= to audit")
@@ -271,11 +256,8 @@ def when_learned(table: ScoreTable, axes: Axes | None = None) -> Figure:
 
 
 def by_class(table: ScoreTable, share: float = 0.05, axes: Axes | None = None) -> Figure:
-    """Draw each class's share of the most exposed `share` of the rows over its share of all rows; 1 is an even spread.
-
-    The grey band of a class holds at least 95 % of what drawing the same number of rows at random would give. Classes
-    under 10 rows share one line, and so do those nearest to an even spread beyond the first 20.
-    """
+    """Draw each class's share of the most exposed `share` of the rows over its share of all, with a band for chance (95
+    %). Classes under 10 rows share one line, and so do those nearest to an even spread beyond the first 20."""
     if "class" not in table.attributes:
         remedy = "draw exposure_distribution, or audit a classifier by record"
         raise fail("table", "a class of every row", "none", remedy)

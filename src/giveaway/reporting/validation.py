@@ -24,11 +24,8 @@ ARRAYS = ("success", "effect_size", "flagged", "false_positives", "true_positive
 
 @dataclass(frozen=True, eq=False)
 class StoredValidation:
-    """What shadow models measured, as it is stored in an audit folder.
-
-    `stated` is what validation.json says of all records; `success`, `effect_size` and `flagged` have a value per
-    record, and the ROC curve is thinned.
-    """
+    """What shadow models measured, as an audit folder stores it: `stated` of all records, arrays of each, and a thinned
+    ROC curve."""
 
     stated: dict[str, Any]
     success: np.ndarray

@@ -15,11 +15,7 @@ from giveaway.scores.formulas import ScoreBatch
 
 @dataclass(frozen=True)
 class Score:
-    """One column: the function that computes it, and what it needs.
-
-    The function takes what its `source` gives: a batch of records of the head or network, all views of the records, the
-    divergences of a Gaussian process, or a prediction from theory.
-    """
+    """One column: the function that computes it from what its `source` gives, and what it needs."""
 
     function: Callable[[Any], Any]
     source: str = "head"  # or one of VIEWS, "fused", "process", "theory"

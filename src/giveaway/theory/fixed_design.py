@@ -32,10 +32,8 @@ def loss_law(h: ArrayLike, *, member: bool, variance: ArrayLike = 1.0, m: ArrayL
 
 
 def statistic(residual: ArrayLike, h: ArrayLike, *, variance: ArrayLike = 1.0) -> np.ndarray:
-    """Return S = m/2·ln((1 + h)/(1 − h)) − h/(σ²(1 − h²))·‖r‖², the log-likelihood ratio of member to non-member.
-
-    The last axis of `residual` holds the m outputs; the other axes broadcast with h.
-    """
+    """Return S = m·artanh(h) − h/(σ²(1 − h²))·‖r‖² of residuals (…, m), the log-likelihood ratio of member to
+    non-member."""
     r = np.asarray(residual, dtype=np.float64)
     if r.ndim == 0 or not np.isfinite(r).all():
         raise fail("residual", "finite numbers with the outputs last", f"shape {r.shape}", "give an (…, m) array")

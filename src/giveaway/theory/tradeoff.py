@@ -66,11 +66,8 @@ def whole(argument: str, value: ArrayLike, low: int, remedy: str) -> np.ndarray:
 
 @dataclass(frozen=True)
 class TradeOff:
-    """One trade-off curve, or one for every record.
-
-    `errors` maps rates α, broadcast against the records' `shape`, to (1 − β, β); both are kept because each is exact
-    where it is small. `known_auc` is given where there is a closed form. An α below 1e-150 counts as 0.
-    """
+    """One trade-off curve, or one for every record: `errors` maps rates α, broadcast against `shape`, to (1 − β, β),
+    each exact where it is small; an α below 1e-150 counts as 0. `known_auc` is a closed form."""
 
     errors: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
     shape: tuple[int, ...] = ()
@@ -176,11 +173,8 @@ class LowerBound:
 
 @dataclass(frozen=True)
 class GaussianEstimate:
-    """The Gaussian curves that enclose a curve: G_high ≤ β ≤ G_low wherever both error rates are at least `floor`.
-
-    `high` is the μ that training would need at least (a lower bound on any μ-GDP claim if the curve is right); `low` is
-    the separation that every attack in that range enjoys.
-    """
+    """The Gaussian curves that enclose a curve, G_high ≤ β ≤ G_low where both error rates are at least `floor`: `high`
+    is the μ that training needs at least, `low` the separation that every such attack enjoys."""
 
     low: np.ndarray
     high: np.ndarray
@@ -202,11 +196,8 @@ def estimated_delta(curve: TradeOff, epsilon: ArrayLike) -> np.ndarray:
 
 
 def estimated_epsilon(curve: TradeOff, delta: ArrayLike) -> np.ndarray:
-    """Return the least ε with δ(ε) ≤ δ: sup over α of log((1 − β − δ)/α) and log((1 − α − δ)/β).
-
-    δ broadcasts over records. It must be above 1e-13: without it the ε of a normal residual is infinite, because a
-    large residual shows a non-member for certain. ε is infinite too where β at the best α is below the smallest double.
-    """
+    """Return the least ε with δ(ε) ≤ δ: sup over α of log((1 − β − δ)/α) and log((1 − α − δ)/β). Below δ = 1e-13 that
+    of a normal residual is infinite, as it is where β is below the smallest double."""
     slack = in_range("delta", delta, 1e-13, 1, "give a δ such as 1e-5", closed=False)  # below, 1 − α has no digits
     return _supremum(curve, lambda alpha, power, miss: _privacy_loss(power, miss, alpha, slack), slack.shape)[()]
 

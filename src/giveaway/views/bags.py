@@ -18,12 +18,8 @@ UNKNOWN = -1  # in place of a class, of a record that every tree saw
 
 
 class BagsView:
-    """Losses of a head's out-of-bag predictions, by record or by person in the order of np.unique(groups).
-
-    told : whether there is a prediction for the row: one for every record of a person.
-    losses : of the predictions, summed over a person's records. Where there is none it is the median of the others,
-        the middle of every ranking: this view then neither raises nor lowers the row.
-    """
+    """Losses of a head's out-of-bag predictions by row, in the order of np.unique(groups) for people. Rows without a
+    prediction for every record are not `told`, and have the median of the others: the middle of every ranking."""
 
     def __init__(self, head: Head, unit: str = "record") -> None:
         assert head.out_of_bag is not None

@@ -93,10 +93,7 @@ def draw_patches(images: torch.Tensor, filters: int, size: int, seed: int) -> Pa
 
 
 def patch_features(images: torch.Tensor, patches: Patches, cells: int) -> torch.Tensor:
-    """Return features (rows, 2·F·cells²) of images, in small batches, one a thread.
-
-    They are ordered by sign, filter, grid row, grid column; there are no more cells than places of a patch.
-    """
+    """Return features (rows, 2·F·cells²), by sign, filter, grid row, grid column; a batch of images a thread."""
     count = len(patches.filters)
     channels, size, _ = patches.shape
     height, width = images.shape[2] - size + 1, images.shape[3] - size + 1

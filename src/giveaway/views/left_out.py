@@ -37,10 +37,7 @@ NEGLIGIBLE = 1e-7  # of the largest eigenvalue of K_zz: rounding of float32 dist
 @dataclass(frozen=True)
 class RecordFeatures:
     """Features of n records, made when needed: `of(rows)` for a slice or row numbers, a call for a pass over all.
-
-    `shares` are the columns of each part and its share of squared distances between records, once the columns are
-    standardized; without them every column counts alike.
-    """
+    `shares` are each part's columns and its share of squared distances; without them every column counts alike."""
 
     n: int
     of: Callable[[slice | torch.Tensor], torch.Tensor]
@@ -156,10 +153,7 @@ def landmark_count(n: int) -> int:
 
 
 def landmark_features(features: RecordFeatures, landmarks: torch.Tensor, scaling: Scaling) -> Blocks:
-    """Return features (rows, up to m) of all records, blockwise, whose products approximate the kernel (Nyström).
-
-    Given scaled landmarks z (m, d), the features of a record are k(x, z) K_zz^{-1/2}.
-    """
+    """Return features k(x, z) K_zz^{-1/2} of all records, blockwise: products approximate the kernel (Nyström)."""
     kernel = laplace(landmarks, landmarks, scaling.length).fill_diagonal_(1.0).to(torch.float64)
     values, vectors = torch.linalg.eigh(kernel)
     kept = values > NEGLIGIBLE * values[-1]
@@ -177,11 +171,8 @@ def landmark_features(features: RecordFeatures, landmarks: torch.Tensor, scaling
 
 @dataclass(frozen=True, eq=False)
 class LeftOutPrediction:
-    """Left-out errors y − ŷ (n, C), leverages (n,), what was done (for the metadata), and who is near.
-
-    With groups, a group's records are left out together; the leverage stays the record's own. `nearest(rows, count)`
-    gives the numbers (r, count) of the records whose features are nearest, −1 where there is none.
-    """
+    """Left-out errors y − ŷ (n, C), of whole groups where there are any; leverages (n,) of records; what was done; and
+    `nearest(rows, count)`, the numbers (r, count) of the records nearest in features, −1 for none."""
 
     error: torch.Tensor
     leverage: torch.Tensor
@@ -212,11 +203,8 @@ def left_out(
     exact: bool | None = None,
     seed: int = 0,
 ) -> LeftOutPrediction:
-    """Leave out every record, or every group, of images or texts in turn: kernel ridge regression.
-
-    `targets` (n, C) are around 0. The noise λ is chosen by the squared left-out error alone. Up to 30,000 records,
-    memory allowing, the kernel is exact; beyond, or with exact=False, it is seen from landmarks.
-    """
+    """Leave out every record, or group, of images or texts in turn: kernel ridge regression of `targets` (n, C) around
+    0, by an exact kernel up to 30,000 records where memory allows, beyond, or with exact=False, seen from landmarks."""
     targets, where = as_targets(targets), torch.device(device)
     n = len(targets)
     if exact is None:

@@ -119,10 +119,7 @@ class OthersView:
         return min(smooth, sharp(), key=lambda one: one.report["left_out_error"])
 
     def attributes(self, order: np.ndarray) -> dict[str, np.ndarray]:
-        """Return what the others predict for each record, and who is nearest, by id, to the first of `order`.
-
-        Values have their target beside it. A prediction of several outputs at once would be no single number: left out.
-        """
+        """Return what the others predict for each record (one class or value), and who is nearest to the first rows."""
         head, prediction = self._head, self._left_out
         columns: dict[str, np.ndarray] = {}
         if head.loss == "cross_entropy" and head.targets.ndim == 1:
@@ -140,10 +137,7 @@ class OthersView:
         return columns
 
     def predict(self, exposure: np.ndarray, outputs: torch.Tensor | LazyRows) -> Prediction | None:
-        """Predict attack success from both views, in the order of `exposure`; None where the head's own theory holds.
-
-        That is so for values, and for a head whose features were not learned. `outputs` are what the model says.
-        """
+        """Predict attack success from both views; None for values, and where the head's own theory is exact."""
         head = self._head
         if self._seen.head_is_exact or head.loss != "cross_entropy" or head.targets.ndim != 1:
             return None

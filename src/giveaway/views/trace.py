@@ -25,12 +25,8 @@ BY_CHANCE = 3.0  # standard deviations of a correlation between losses of differ
 
 
 class TraceView:
-    """What a trace says of a head's records, by record or by person in the order of np.unique(groups).
-
-    roots : the mean of √loss over the epochs in which a record came up, summed over a person's records. A record that
-        never came up has the median of the others, the middle of every ranking.
-    iqr : q75 − q25 of its losses, likewise.
-    """
+    """What a trace says of a head's rows, summed over a person's records: `roots`, the mean of √loss over the epochs in
+    which a record came up, and `iqr`, q75 − q25 of its losses; the median of the others for one that never did."""
 
     def __init__(self, trace: LossTrace, head: Head, losses: np.ndarray, unit: str = "record") -> None:
         """`losses` (n,) are those of the finished model."""
