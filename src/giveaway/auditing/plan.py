@@ -20,6 +20,7 @@ from giveaway.views.trace import check_trace
 
 SENSITIVITY_UP_TO = 2_000
 DEFAULT = "default"
+NEEDED = {"trace": "a trace", "relatives": "relatives", "bag": "out-of-bag predictions"}  # by the sources of scores
 OPTIMA = ("assumed", "corrected", "refit")
 
 
@@ -86,15 +87,13 @@ def plan(
 ) -> Plan:
     """Resolve the options of `ga.audit`, or say what is not possible."""
     named = named_scores(scores)
-    if trace is not None and not isinstance(trace, LossTrace):
-        raise fail("trace", "a LossTrace", type(trace).__name__, "read a file by ga.LossTrace(path)")
     if trace is not None:
         check_trace(trace, head)
     if head.inputs is None and kernel is not None:
         raise fail("inputs", "inputs beside kernel", "none", "pass the records themselves to Head, or drop the kernel")
     sources = {CATALOGUE[name].source for name in named if name != DEFAULT}
-    others = {"trace": trace, "relatives": head.relatives, "bag": head.out_of_bag}
-    there = {source: given is not None for source, given in others.items()}
+    given = dict(zip(NEEDED, (trace, head.relatives, head.out_of_bag), strict=True))
+    there = {source: value is not None for source, value in given.items()}
     required = "others" in sources or ("fused" in sources and not any(there.values()))
     viewed = DEFAULT in named or "fused" in sources or required or ("theory" in sources and head.inputs is not None)
     view, no_view = view_of(head, required=required) if viewed else (None, None)
@@ -113,7 +112,7 @@ def plan(
     ]
     names = tuple(dict.fromkeys(n for name in named for n in (default if name == DEFAULT else (name,))))
     for name in names:
-        _check_score(name, head, trace)
+        _check_score(name, head, given)
     if optimum != "assumed" and not head.linear:
         raise fail("optimum", '"assumed" for a black box', repr(optimum), "leave optimum out")
     if optimum == "corrected" and head.weight is None:
@@ -142,31 +141,24 @@ def plan(
     return resolved
 
 
-def _check_score(name: str, head: Head, trace: LossTrace | None) -> None:
+def _check_score(name: str, head: Head, given: dict[str, Any]) -> None:
     score = CATALOGUE[name]
-    needed: dict[str, tuple[Any, str]] = {
-        "trace": (trace, "a trace"),
-        "relatives": (head.relatives, "relatives"),
-        "bag": (head.out_of_bag, "out-of-bag predictions"),
-    }
-    if score.source in needed and needed[score.source][0] is None:
-        what = needed[score.source][1]
+    if given.get(score.source, head) is None:
         remedy = "pass trace= to audit" if score.source == "trace" else "give them to the head, or leave it out"
-        raise fail("scores", f"{what} beside a score that needs it", f"{name} alone", remedy)
+        raise fail("scores", f"{NEEDED[score.source]} beside a score that needs it", f"{name} alone", remedy)
     if score.classes and head.loss == "squared":
         raise fail("scores", "scores that exist for squared loss", name, "leave it out: it needs classes")
     if score.features and not head.linear:
         raise fail("scores", "scores that exist for a black box", name, "leave it out: it needs a linear head")
-    alone = head.inputs is None and (score.source != "fused" or all(given is None for given, _ in needed.values()))
+    alone = head.inputs is None and (score.source != "fused" or all(value is None for value in given.values()))
     if score.source in ("others", "process", "fused") and alone:
         expected = "inputs beside a score that looks at the records"
         raise fail("scores", expected, f"{name} alone", "pass inputs to the head")
     if score.source == "theory" and (head.groups is not None or not exists_for(head)):
-        expected = "records of equal weight with values or one class each"
+        got, remedy = f"{name} of other targets, or with sample weights", "leave it out"
         if head.groups is not None:
-            remedy = "leave it out, or audit the records, by a head without groups"
-            raise fail("scores", expected, f"{name} of people", remedy)
-        raise fail("scores", expected, f"{name} of other targets, or with sample weights", "leave it out")
+            got, remedy = f"{name} of people", "leave it out, or audit the records, by a head without groups"
+        raise fail("scores", "records of equal weight with values or one class each", got, remedy)
 
 
 def _compares_l2(head: Head, names: tuple[str, ...], choice: Choice | None) -> bool:

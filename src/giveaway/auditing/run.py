@@ -148,9 +148,8 @@ def _score_head(
             curvature = compute(
                 head, curved, processes=processes, checkpoint=checkpoint, on_rows=on_rows, on_window=add
             )
-        errors = curved is not None and curved.sketch is not None and curved.sketch.errors
         columns, attributes, sketch = score(
-            head, resolved, curvature, on_rows, processes=processes, checkpoint=checkpoint, errors=errors
+            head, resolved, curvature, on_rows, processes=processes, checkpoint=checkpoint
         )
         if curvature is not None and compared:
             sensitivity = _l2_sensitivity(head, resolved, curvature, columns["newton"], on_rows, processes)
@@ -162,18 +161,15 @@ def _score_head(
     if curvature is not None and curved is not None:
         report = {**curvature.report, "chosen": curved.because, **sketch}
     capped = attributes.get("newton_capped")
-    return (
-        columns,
-        attributes,
-        {
-            "curvature": report,
-            "optimum": optimum,
-            "l2_sensitivity": sensitivity,
-            "repeats": repeats,
-            "newton_capped": None if capped is None else int(capped.sum()),
-            "predicted_by": "theory of the head" if resolved.of_theory else None,
-        },
-    )
+    meta = {
+        "curvature": report,
+        "optimum": optimum,
+        "l2_sensitivity": sensitivity,
+        "repeats": repeats,
+        "newton_capped": None if capped is None else int(capped.sum()),
+        "predicted_by": "theory of the head" if resolved.of_theory else None,
+    }
+    return columns, attributes, meta
 
 
 def _ask_views(

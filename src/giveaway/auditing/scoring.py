@@ -44,20 +44,18 @@ REDONE_RESIDUAL = 1e-2  # above it a group stays with its sketch
 REDONE_OPERATIONS = {"cpu": 5e10, "cuda": 5e14}  # that are always worth it
 REDONE_STEPS = 25  # about what a solve takes
 
-Where = slice | np.ndarray
-
 
 @dataclass(frozen=True)
 class Span:
     """Groups of `size` records each: their places in the table, and their rows in the head."""
 
-    where: Where
+    where: np.ndarray
     rows: slice | torch.Tensor
     size: int = 1
 
     @property
     def count(self) -> int:
-        return self.where.stop - self.where.start if isinstance(self.where, slice) else len(self.where)
+        return len(self.where)
 
 
 def record_spans(head: Head, curvature: Curvature | None) -> list[Span]:
@@ -67,7 +65,7 @@ def record_spans(head: Head, curvature: Curvature | None) -> list[Span]:
         window = min(window, _groups_at_once(curvature, 1))
     elif curvature is not None:
         window = max(window, min(MOST_ROWS, _groups_at_once(curvature, 1)))
-    return [Span(part, part) for part in head.slices(window)]
+    return [Span(np.arange(part.start, part.stop), part) for part in head.slices(window)]
 
 
 class People:
@@ -108,17 +106,14 @@ class LoadedSpan:
         self.span, self._curvature, self._drift, self._loss = span, curvature, drift, loss_of(head)
         self.window = head.window(span.rows)
 
-    def batches(self, probes: slice | None = None) -> Iterator[tuple[Where, ScoreBatch]]:
+    def batches(self, probes: slice | None = None) -> Iterator[tuple[np.ndarray, ScoreBatch]]:
         """Yield batches with their places in the table; of a sketch, by all probes or by some of them."""
-        at_once, where = self.span.count, self.span.where
+        at_once = self.span.count
         if self._curvature is not None:
             at_once = min(at_once, _groups_at_once(self._curvature, self.span.size))
         for start in range(0, self.span.count, at_once):
             groups = slice(start, min(start + at_once, self.span.count))
-            places = (
-                slice(where.start + start, where.start + groups.stop) if isinstance(where, slice) else where[groups]
-            )
-            yield places, self.batch(groups, probes)
+            yield self.span.where[groups], self.batch(groups, probes)
 
     def batch(self, groups: slice, probes: slice | None = None) -> ScoreBatch:
         """Return the batch of some of the groups."""
@@ -160,15 +155,13 @@ def sampled_spans(sizes: Sequence[int]) -> np.ndarray:
 class Scoring:
     """One walk over a head under `curvature`; the results are rows of one array, which is saved and summed whole."""
 
-    def __init__(
-        self, head: Head, resolved: Plan, curvature: Curvature | None, processes: Processes, *, errors: bool
-    ) -> None:
+    def __init__(self, head: Head, resolved: Plan, curvature: Curvature | None, processes: Processes) -> None:
         self.head, self.resolved, self.curvature, self.processes = head, resolved, curvature, processes
         self.people = People(head) if resolved.unit == "person" else None
         self.sketch = curvature if isinstance(curvature, SketchedCurvature) else None
         self.curved = [name for name in resolved.of_head if CATALOGUE[name].curvature]
         self.stepped = bool({"newton", "loo_gap"} & set(resolved.of_head))
-        self.errors = errors
+        self.errors = self.sketch is not None and self.sketch.options.errors
         names = [*resolved.of_head, RESIDUAL, CAPPED, RECORDS, *(INGREDIENTS if resolved.of_theory else ())]
         if self.sketch is not None:
             names += [LEVERAGE, *(name + ERROR for name in self.curved)]
@@ -257,11 +250,11 @@ class Scoring:
         attributes["residual"] = self[RESIDUAL]
         if self.stepped:
             attributes["newton_capped"] = self[CAPPED] > 0
-        if self.errors and self.sketch is not None:
+        if self.errors:
             attributes |= {name + ERROR: self[name + ERROR] for name in self.curved}
         return columns, attributes
 
-    def _score(self, where: Where, batch: ScoreBatch, columns: Sequence[str]) -> None:
+    def _score(self, where: np.ndarray, batch: ScoreBatch, columns: Sequence[str]) -> None:
         for name, values in scores_of(batch, columns).items():
             self[name][where] = values.cpu().numpy()
         if self.resolved.of_theory:
@@ -283,10 +276,9 @@ def score(
     *,
     processes: Processes = ALONE,
     checkpoint: Checkpoint = NO_CHECKPOINT,
-    errors: bool = False,
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dict[str, Any]]:
     """Return the plan's columns, attributes of the rows (with `errors`, standard errors too), and a sketch's report."""
-    scoring = Scoring(head, resolved, curvature, processes, errors=errors)
+    scoring = Scoring(head, resolved, curvature, processes)
     scoring.walk(checkpoint, on_rows)
     sketch: dict[str, Any] = {}
     if scoring.sketch is not None:

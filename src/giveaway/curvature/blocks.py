@@ -336,7 +336,7 @@ Blocks = MatrixBlocks | FactoredBlocks
 def solve_floored(
     matrices: torch.Tensor, right: torch.Tensor, safe: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A⁻¹ b with eigenvalues below 1 − CAP taken as that, and which had any; `safe` ones are known to have none."""
+    """A⁻¹ b with eigenvalues below 1 − CAP taken as that, and which had any; the last argument marks who has none."""
     floor = 1.0 - CAP
     identity = torch.eye(matrices.shape[1], dtype=matrices.dtype, device=matrices.device)
     factor, failed = torch.linalg.cholesky_ex(matrices)

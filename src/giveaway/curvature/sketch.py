@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -137,7 +137,7 @@ class SketchedCurvature:
         checkpoint: Checkpoint = NO_CHECKPOINT,
         on_rows: Callable[[int], Any] = lambda rows: None,
     ) -> None:
-        self.head, self.loss, self._options = head, loss_of(head), options
+        self.head, self.loss, self.options = head, loss_of(head), options
         self.seed, self.probes, self.tolerance = options.seed, options.probes, options.tolerance
         self.size = head.width * self.loss.degrees
         self.memory, self.at_once = budget(options.memory, head), probes_at_once(head, options)
@@ -148,7 +148,7 @@ class SketchedCurvature:
 
     def _sketch(self, products: HeadProducts, checkpoint: Checkpoint) -> None:
         self.products, self.l2 = products, products.l2
-        self._set_precision(precision_named(self._options.precision, self.head.device))
+        self._set_precision(precision_named(self.options.precision, self.head.device))
         self._first_precision = self.precision.name
         wide = self.precision if self.precision.name == "float64" else None
         self.preconditioner = preconditioner_for(products, self.memory // 2, self.probes, wide)
@@ -169,6 +169,7 @@ class SketchedCurvature:
 
     def with_l2(self, l2: float) -> SketchedCurvature:
         other, products = copy(self), self.products
+        other.options = replace(self.options, errors=False)
         again = HeadProducts(self.head, l2, processes=products.processes, on_rows=products.on_rows)
         other._sketch(again, NO_CHECKPOINT)
         return other
@@ -237,7 +238,7 @@ class SketchedCurvature:
             most_steps=MOST_STEPS,
             exact_product=None if exact is None else lambda v: apply(v.to(exact.dtype), exact).to(v.dtype),
             trusted=self.precision.trusted,
-            allow_unconverged=self._options.allow_unconverged or higher is not None,
+            allow_unconverged=self.options.allow_unconverged or higher is not None,
         )
         if higher is None or set(solution.status) == {CONVERGED}:
             return solution

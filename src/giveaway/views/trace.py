@@ -123,6 +123,8 @@ def _quantile(ordered: np.ndarray, last: np.ndarray, share: float) -> np.ndarray
 
 def check_trace(trace: LossTrace, head: Head) -> None:
     """Refuse a trace of another number of records, or with other digests of ids or targets, before any work."""
+    if not isinstance(trace, LossTrace):
+        raise fail("trace", "a LossTrace", type(trace).__name__, "read a file by ga.LossTrace(path)")
     if len(trace) != head.n:
         raise fail("trace", f"losses of the head's {head.n} records", f"losses of {len(trace)}", REMEDY)
     own = identity_of(head.n, targets=head.targets, ids=head.ids)
