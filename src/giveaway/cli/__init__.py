@@ -40,11 +40,9 @@ for command in (audit, demo, theory, trace, canaries, weights, compare, gate):
 @click.option("--models", type=int, help="With --recipe: how many shadow models; an even number.")
 @click.option("--device", help="With --recipe: where they train, such as cuda.")
 @click.option(
-    "--target-model", type=int, multiple=True, help="Number of the audited model among the signals, to leave it out."
+    "--target-model", type=int, multiple=True, help="Number of the audited model among the signals: left out."
 )
-@click.option(
-    "--rows", help="FILE.npy with the signals' record number for each row of the audit; default: the same rows."
-)
+@click.option("--rows", help="FILE.npy with the signals' record number for each row of the audit; default: the same.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of training, draws and intervals.")
 @click.option("--gate", "rule_file", metavar="RULE.toml", help=GATE)
 @AS_JSON
@@ -91,16 +89,14 @@ def validate(folder: str, rows: str | None, rule_file: str | None, as_json: bool
 @cli.command()
 @click.argument("inputs")
 @click.option(
-    "--kernel", default="nngp", show_default=True, help="rbf, laplace, linear, nngp, ntk, conv_nngp, conv_ntk."
+    "--kernel", default="nngp", show_default=True, help="rbf, laplace, linear, nngp, ntk, conv_nngp, conv_ntk"
 )
 @click.option(
     "--noise", type=float, default=0.05, show_default=True, help="Variance of the targets around the function."
 )
 @click.option("--length", type=float, help="Length scale of rbf or laplace; default the median distance.")
 @click.option("--depth", type=int, help="Hidden layers of a network kernel; default 3.")
-@click.option(
-    "--activation", help="Activation of a network kernel: relu, leaky_relu, erf, gelu, elu, tanh or identity."
-)
+@click.option("--activation", help="Activation of a network kernel: relu, leaky_relu, erf, gelu, elu, tanh, identity.")
 @click.option("--weight-variance", type=float, help="Weight variance of a network or linear kernel.")
 @click.option("--bias-variance", type=float, help="Bias variance of a network or linear kernel.")
 @click.option("--filter-size", type=int, help="Filter size of a convolutional kernel; default 3.")

@@ -33,11 +33,7 @@ from giveaway.cli.options import AS_JSON, GATE, RARE
     help="The records themselves, for the score fused: FILE.npz with the key inputs, or FILE.npy; uint8 images, a "
     "matrix of numbers, strings, or a table of strings. By default what the model was given, where it could be kept.",
 )
-@click.option(
-    "--trace",
-    metavar="FILE",
-    help="The losses of the training, which ga.LossTrace recorded or giveaway trace made from checkpoints.",
-)
+@click.option("--trace", metavar="FILE", help="The losses of the training, of ga.LossTrace or giveaway trace.")
 @click.option("--scores", help="Comma-separated columns; default,NAME adds to the usual ones.")
 @click.option(
     "--depth",
@@ -51,25 +47,19 @@ from giveaway.cli.options import AS_JSON, GATE, RARE
     help="dense is exact, sketch estimates from random probes, auto is dense where it fits in memory.",
 )
 @click.option("--device", help="Where to run and compute, such as cuda; by default where the weights are.")
-@click.option(
-    "--cache",
-    metavar="DIR",
-    help="Store the features of --model in this folder: the model runs once, and memory stays flat.",
-)
+@click.option("--cache", metavar="DIR", help="Store the features of --model here: it runs once, and memory stays flat.")
 @click.option(
     "--access",
     type=click.Choice(["labels", "probabilities", "weights"]),
     help="What the attacker sees of the model (default probabilities).",
 )
-@click.option(
-    "--subgroups", help="FILE.csv with a header row, or .npz: report subgroups that are over-represented at the top."
-)
+@click.option("--subgroups", help="FILE.csv with a header row, or .npz: report subgroups that are many at the top.")
 @click.option("--pseudonymize", metavar="KEYFILE", help="Write keyed pseudonyms for ids; the key is made if missing.")
 @click.option(
     "--show-records",
     is_flag=True,
     default=None,
-    help="Show the contents of the exposed records, and their nearest neighbours.",
+    help="Show the exposed records, and their nearest neighbours.",
 )
 @click.option("--gate", metavar="RULE.toml", help=GATE)
 @click.option("--config", multiple=True, metavar="FILE|NAME=VALUE", help="A TOML file of options, or one rarer option.")

@@ -82,7 +82,7 @@ def weights(folder: str, cap: float, out: str, as_json: bool) -> None:
 @click.argument("before")
 @click.argument("after")
 @click.option(
-    "--retrains", multiple=True, metavar="DIR", help="Audit of a retrain of the BEFORE recipe; three or more of them."
+    "--retrains", multiple=True, metavar="DIR", help="Audit of a retrain of the BEFORE recipe; three or more."
 )
 @click.option("--out", help="FILE.csv, or a folder, for every row's change (restricted: it names records).")
 @click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="Rows to print.")

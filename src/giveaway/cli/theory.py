@@ -21,6 +21,7 @@ Command = Callable[..., None]
 
 ESTIMATE = "An estimate from the theory's model, not a measurement and not a guarantee."
 LOWER_BOUND = "A lower bound on what this training leaks, from the counts given; not a guarantee of any upper bound."
+DRAWS = click.IntRange(2, 10_000_000)
 COUNTS = ("true_positives", "members", "false_positives", "nonmembers")  # of a measured attack
 RECORD = (  # options that describe records of the random design; several values make several records
     click.option("--leverage", help="Population leverages h̄ = xᵀΣ⁻¹x, such as 1,5."),
@@ -32,12 +33,8 @@ RECORD = (  # options that describe records of the random design; several values
 )
 CURVE = (
     click.option("--h", help="Leverages of the fixed design, such as 0.1,0.5 (instead of --leverage)."),
-    click.option(
-        "--test", help="threshold or optimal (both see the loss), or signed (sees the residual); default signed."
-    ),
-    click.option(
-        "--integrate", is_flag=True, help="Average over V, the spread of the other records, instead of taking its mean."
-    ),
+    click.option("--test", help="threshold or optimal (both see the loss) or signed (sees the residual, default)."),
+    click.option("--integrate", is_flag=True, help="Average over V, the spread of the other records."),
 )
 
 
@@ -79,13 +76,7 @@ def tradeoff(figure: str | None, as_json: bool, **flags: Any) -> None:
 
 @theory.command()
 @_options(*RECORD)
-@click.option(
-    "--draws",
-    type=click.IntRange(2, 10_000_000),
-    default=10_000,
-    show_default=True,
-    help="How many draws the simulation takes.",
-)
+@click.option("--draws", type=DRAWS, default=10_000, show_default=True, help="How many draws the simulation takes.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the simulation.")
 @click.option("--figure", help="Draw the gap over error and leverage into FILE.png, .svg or .pdf.")
 def gap(figure: str | None, as_json: bool, **flags: Any) -> None:

@@ -13,10 +13,7 @@ from giveaway.text import say
 @click.command()
 @click.option("--model", required=True, help="module:function of yours that makes the torch model (your code runs).")
 @click.option(
-    "--checkpoints",
-    required=True,
-    metavar="PATTERN",
-    help="Files of weights, as in 'run/*.safetensors' (in quotes), in the order of the numbers in their names.",
+    "--checkpoints", required=True, metavar="PATTERN", help="'run/*.safetensors', by the numbers in their names."
 )
 @click.option("--data", required=True, help="module:function of yours for the Dataset or DataLoader (your code runs).")
 @click.option("--loss", default="auto", help="squared, cross_entropy or binary_cross_entropy; by default inferred.")

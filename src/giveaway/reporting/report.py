@@ -117,6 +117,7 @@ def render(
         "removals": section(lambda: _removals(table, extras)),
         "penalties": section(lambda: _penalties(table)),
     }
+    asked = None if table.meta.fusion is None else table.meta.fusion.weights  # views that `fused` asked
     listed = _listing(table, extras, measured, top)
     noted = section(lambda: notes(table))
     return page(
@@ -142,8 +143,8 @@ def render(
         deeper=bool(table.meta.depths) and not table.meta.by_person,
         others_say="others_say" in table.attributes,
         traced=table.meta.trace is not None,
-        views=_views(table),
-        asks_model=table.meta.fusion is None or "head" in table.meta.fusion.weights,
+        views=[name for name in VIEWS if name in table.scores or name in (asked or ())],
+        asks_model=asked is None or "head" in asked,
         spread=_spread(table[table.ranking()]),
         facts=[(shown_text(name, 120), shown_text(value, 400)) for name, value in facts(_facts_of(table))],
     )
@@ -207,12 +208,6 @@ def _cell(value: Any) -> tuple[str, str]:
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value), str(value)
     return shown_text(value, 200), ""
-
-
-def _views(table: ScoreTable) -> list[str]:
-    """Return the views that the table has, or that `fused` asked, beside the model's own."""
-    weights = {} if table.meta.fusion is None else table.meta.fusion.weights
-    return [name for name in VIEWS if name in table.scores or name in weights]
 
 
 def _facts_of(table: ScoreTable) -> dict[str, Any]:
