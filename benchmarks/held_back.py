@@ -63,13 +63,11 @@ def measure(x: torch.Tensor, y: torch.Tensor, epsilon: float | None, epochs: int
 
     def shadow(rows: np.ndarray, seed: int) -> Any:
         model = train(x[rows], y[rows], seed=seed, epochs=epochs, noise=noise)
-        return lambda: model(x).detach().numpy()
+        return model(x)
 
     with tempfile.TemporaryDirectory() as folder:
-        named = {"epochs": epochs, "epsilon": epsilon or 0.0}
-        found = ga.validate(
-            shadow, table, kind="logits", labels=y.numpy(), fingerprint=named, models=SHADOWS, folder=folder
-        )
+        training = ga.attacks.Retraining(shadow, y=y.numpy(), fingerprint={"epochs": epochs, "epsilon": epsilon or 0.0})
+        found = ga.validate(training, table, models=SHADOWS, folder=folder)
     highest = np.argsort(-prediction.success, kind="stable")[: len(x) // 10]
     return {
         "epsilon": epsilon,

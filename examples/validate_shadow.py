@@ -4,7 +4,6 @@ python examples/validate_shadow.py [--out DIR]
 """
 
 import argparse
-from collections.abc import Callable
 
 import numpy as np
 from sklearn.datasets import load_digits
@@ -25,24 +24,10 @@ def main() -> None:
     def fit(rows: np.ndarray, seed: int) -> MLPClassifier:
         return MLPClassifier((32,), max_iter=500, learning_rate_init=0.01, random_state=seed).fit(X[rows], y[rows])
 
-    def train(rows: np.ndarray, seed: int) -> Callable[[], np.ndarray]:
-        model = fit(rows, seed)
-        return lambda: model.predict_proba(X)
-
     # LiRA speaks of a recipe: the audited model follows the same one, on a random half as the shadow models do
     rows = np.sort(np.random.default_rng(0).permutation(len(y))[: len(y) // 2])
     table = ga.audit(ga.from_sklearn(fit(rows, 0), X[rows], y[rows]))
-    found = ga.validate(
-        train,
-        table,
-        kind="probabilities",
-        labels=y,
-        records=len(y),
-        rows=rows,
-        fingerprint={"x": X, "y": y},
-        models=MODELS,
-        folder=f"{out}/signals",
-    )
+    found = ga.validate(ga.attacks.Retraining(fit, X, y), table, rows=rows, models=MODELS, folder=f"{out}/signals")
     print(found.conclusion())
     print(found.about_target())
     print(f"LiRA's AUC is {found.attack.auc.value:.2f}. {found.cost()}")

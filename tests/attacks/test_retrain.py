@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from sklearn.linear_model import Ridge
 
+from giveaway.attacks.retraining import Retraining
 from giveaway.attacks.shadow import leave_one_out, retrain_without
 from giveaway.attacks.shadow_store import model_seed
 from giveaway.checks import InputError
@@ -55,8 +56,10 @@ def test_ridge_gap_equals_the_leverage_formula():
 
     counts = []
     found = retrain_without(
-        train, [4, 11], records=20, repeats=2, kind="squared_error", on_model=lambda *count: counts.append(count)
+        Retraining(train, records=20, kind="squared_error"), [4, 11], repeats=2, on_model=lambda *n: counts.append(n)
     )
+    predicted = retrain_without(Retraining(Ridge(alpha=0.5, fit_intercept=False), x, y), [4, 11], repeats=2)
+    np.testing.assert_allclose(predicted.loss_gap, found.loss_gap)
     hat = np.diag(x @ np.linalg.solve(x.T @ x + 0.5 * np.eye(3), x.T))[[4, 11]]
     error = (y - x @ np.linalg.solve(x.T @ x + 0.5 * np.eye(3), x.T @ y))[[4, 11]]
     np.testing.assert_allclose(found.loss_gap, (error / (1 - hat)) ** 2 - error**2, atol=1e-10)
@@ -67,7 +70,7 @@ def test_ridge_gap_equals_the_leverage_formula():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"kind": "probabilities"}, "kind: expected a known name"),
+        ({"kind": "probability"}, "kind: expected a known name"),
         ({"without": [[1.0, 2.0]]}, r"without: expected shape \(models, 1\), got shape \(1, 2\)"),
         ({"without": [[np.nan]]}, "without: expected finite numbers, got NaN or infinity"),
         ({"kind": "logits"}, r"with_record: expected shape \(models, records, classes\)"),
@@ -88,17 +91,22 @@ def test_refusals(options, words):
         ({"chosen": [0], "members": [1, 2]}, "chosen: expected records of the training set"),
         ({"repeats": 1}, "repeats: expected at least 2 models with and without, got 1"),
         ({"chosen": [0, 3, 0]}, "chosen: expected different records, got 1 repeated; name each once"),
-        ({"kind": "probabilities"}, "kind: expected a known name, got 'probabilities'"),
-        ({"kind": "logits"}, "labels: expected 5 class indices, got none; logits need"),
-        ({"labels": [1, 2]}, r"labels: expected 5 class indices, got shape \(2,\)"),
-        ({"folder": "somewhere"}, "fingerprint: expected what the signals depend on beside folder, got none"),
+        ({"kind": "probability"}, "kind: expected a known name, got 'probability'"),
+        ({"kind": "logits"}, "y: expected the labels or values that outputs are held against, got none"),
+        ({"y": [1, 2]}, "records: expected 2 records, as in y, got 5"),
         ({"backend": "spark"}, "backend: expected a known name, got 'spark'"),
         ({"workers": 0}, "workers: expected a count of at least 1, or -1"),
     ],
 )
 def test_driver_refusals(options, words):
     with pytest.raises(InputError, match=words):
-        retrain_without(**{"train": None, "chosen": [0], "records": 5, "repeats": 2, "kind": "phi", **options})
+        retrained(noise_and_membership, **{"chosen": [0], "records": 5, "repeats": 2, "kind": "phi", **options})
+
+
+def retrained(train, chosen, **options):
+    """Retrain with options of retrain_without and of Retraining."""
+    asked = {name: options.pop(name) for name in ("repeats", "members", "seed", "folder") if name in options}
+    return retrain_without(Retraining(train, **options), chosen, **asked)
 
 
 ROWS = 12
@@ -120,8 +128,8 @@ def naive():
 
 @pytest.mark.parametrize(("options", "kept"), [({}, False), pytest.param({"workers": 2}, True, marks=pytest.mark.slow)])
 def test_every_way_to_run_equals_plain_loops(tmp_path, options, kept):
-    stored = {"folder": tmp_path / "run", "fingerprint": {}} if kept else {}
-    found = retrain_without(train_noise, CHOSEN, **OPTIONS, **options, **stored)
+    stored = {"folder": tmp_path / "run"} if kept else {}
+    found = retrained(train_noise, CHOSEN, **OPTIONS, **options, **stored)
     expected = naive()
     for name in ("loss_gap", "memorization", "auc"):
         np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
@@ -139,15 +147,15 @@ def test_finished_models_are_stored_at_once_and_a_killed_run_goes_on(tmp_path):
 
     stored = {**OPTIONS, "folder": folder, "fingerprint": {"data": np.arange(3)}}
     with pytest.raises(KeyboardInterrupt):
-        retrain_without(train, CHOSEN, **stored)
+        retrained(train, CHOSEN, **stored)
     assert len(list(folder.glob("model-*.npy"))) == 5
     left[0] = 3 * 4 - 5  # exactly the missing ones
-    np.testing.assert_array_equal(retrain_without(train, CHOSEN, **stored).loss_gap, naive().loss_gap)
+    np.testing.assert_array_equal(retrained(train, CHOSEN, **stored).loss_gap, naive().loss_gap)
     signals = Signals.load(folder)
     assert signals.values.shape[:2] == (12, 3)
     np.testing.assert_array_equal(signals.members, np.tile(~np.eye(4, 3, -1, dtype=bool), (3, 1)))
     left[0] = 4  # one more round, the earlier ones as they were
-    assert retrain_without(train, CHOSEN, **{**stored, "repeats": 4}).records.tolist() == CHOSEN
+    assert retrained(train, CHOSEN, **{**stored, "repeats": 4}).records.tolist() == CHOSEN
     np.testing.assert_array_equal(Signals.load(folder).values[:12], signals.values)
     for chosen, change, words in (
         (CHOSEN, {"fingerprint": {"data": np.arange(4)}}, "got data differ"),
@@ -156,7 +164,7 @@ def test_finished_models_are_stored_at_once_and_a_killed_run_goes_on(tmp_path):
         (CHOSEN[::-1], {}, "got chosen differ"),
     ):
         words = f"folder: expected shadow models of the same plan, {words}"
-        refused(words, retrain_without, train, chosen, **{**stored, **change})
+        refused(words, retrained, train, chosen, **{**stored, **change})
 
 
 @pytest.mark.parametrize("kept", [False, True])
@@ -169,9 +177,9 @@ def test_a_train_that_raises_names_record_model_and_seed_and_the_others_go_on(tm
         done.append(seed)
         return train_noise(indices, seed)
 
-    stored = {"folder": tmp_path / "run", "fingerprint": {}, "code": "1"} if kept else {}
+    stored = {"folder": tmp_path / "run", "code": "1"} if kept else {}
     with pytest.raises(InputError) as caught:
-        retrain_without(train, CHOSEN, **OPTIONS, **stored)
+        retrained(train, CHOSEN, **OPTIONS, **stored)
     words = str(caught.value)
     assert words.startswith(
         f"train: expected signals from all 12 models, got 2 without: model 1 with all records (seed {seed_1}): "
@@ -188,10 +196,10 @@ def test_logits_and_wrong_signals():
     def train(indices, seed):
         return lambda rows: np.eye(3)[labels[rows]] * np.isin(rows, indices)[:, None]
 
-    found = retrain_without(train, CHOSEN, **{**OPTIONS, "kind": "logits", "labels": labels})
+    found = retrained(train, CHOSEN, **{**OPTIONS, "kind": "logits", "y": labels, "records": None})
     np.testing.assert_allclose(found.loss_gap, np.log(3) - np.log((np.e + 2) / np.e))
     np.testing.assert_array_equal(found.auc, 1.0)
-    with pytest.raises(InputError, match=r"predict gave float64 of shape \(3,\) where floats of 12 rows were expected"):
-        retrain_without(lambda indices, seed: lambda: np.zeros(3), CHOSEN, **OPTIONS)
+    with pytest.raises(InputError, match=r"outputs: expected 12 rows, one a record, got shape \(3,\)"):
+        retrained(lambda indices, seed: lambda: np.zeros(3), CHOSEN, **OPTIONS)
     with pytest.raises(InputError, match="predict: expected one query a record, got 2"):
-        retrain_without(lambda indices, seed: lambda: np.zeros((ROWS, 2)), CHOSEN, **OPTIONS)
+        retrained(lambda indices, seed: lambda: np.zeros((ROWS, 2)), CHOSEN, **OPTIONS)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from giveaway.attacks.retraining import Retraining
 from giveaway.attacks.shadow import train_shadows
 from giveaway.attacks.shadow_store import balanced_membership, model_membership, model_seed
 from giveaway.checks import InputError
@@ -33,8 +34,11 @@ def noise_and_membership(indices, seed, rows=RECORDS):
 
 
 def run(folder, models=6, train=noise_and_membership, **options):
-    given = {"records": RECORDS, "kind": "phi", "fingerprint": {"data": np.arange(3)}, **options}
-    return train_shadows(train, models=models, folder=folder, **given)
+    """Train with options of train_shadows and of Retraining."""
+    asked = {name: options.pop(name) for name in ("seed", "population", "on_model") if name in options}
+    given = {"kind": "phi", "fingerprint": {"data": np.arange(3)}, **options}
+    given.setdefault("records", None if "y" in given else RECORDS + asked.get("population", 0))
+    return train_shadows(Retraining(train, **given), models=models, folder=folder, **asked)
 
 
 def plain_loop(models=6, seed=0, rows=RECORDS):
@@ -61,7 +65,7 @@ def test_population_labels_and_the_rows_to_predict(tmp_path):
         return lambda rows: np.stack([rows, rows + seed % 7, -rows], axis=1).astype(np.float32)
 
     labels, others = np.arange(RECORDS) % 3, np.arange(POPULATION) % 3
-    options = {"population": POPULATION, "labels": labels, "population_labels": others, "kind": "logits"}
+    options = {"population": POPULATION, "y": np.concatenate([labels, others]), "kind": "logits"}
     signals = run(tmp_path, 4, train, **options)
     assert signals.values.shape == (4, RECORDS, 1, 3)
     assert signals.values.dtype == np.float32
@@ -115,9 +119,9 @@ def test_a_train_that_raises_names_model_and_seed_and_the_others_go_on(tmp_path)
 @pytest.mark.parametrize(
     ("gives", "words"),
     [
-        (np.full(RECORDS, np.nan), "NaN or infinity in its signals"),
-        (np.zeros(RECORDS - 1), r"predict gave float64 of shape \(22,\) where floats of 23 rows were expected"),
-        (np.zeros(RECORDS, dtype=int), "predict gave int64 of shape"),
+        (np.full(RECORDS, np.nan), "outputs: expected finite numbers, got NaN or infinity in 23 rows, first in row 0"),
+        (np.zeros(RECORDS - 1), r"outputs: expected 23 rows, one a record, got shape \(22,\); predict every record"),
+        (np.zeros(RECORDS, dtype=int), "outputs: expected floating-point numbers, got int64, as of predicted classes"),
         (np.zeros(RECORDS, dtype=np.float32), r"got float32 of shape \(23,\)"),
     ],
 )
@@ -141,8 +145,8 @@ def test_devices_go_round(tmp_path):
     [
         ({"models": 5}, "models: expected an even number of models, got 5"),
         ({"kind": "logit"}, "kind: expected a known name, got 'logit'; did you mean logits"),
-        ({"kind": "logits"}, "labels: expected a class index a record, got none"),
-        ({"labels": [1, 2]}, r"labels: expected 23 class indices, got shape \(2,\)"),
+        ({"kind": "logits"}, "y: expected the labels or values that outputs are held against, got none; pass y="),
+        ({"y": [1, 2], "records": 23}, "records: expected 2 records, as in y, got 23; pass X and y of the same"),
         ({"backend": "spark"}, "backend: expected a known name, got 'spark'"),
         ({"workers": 0}, "workers: expected a count of at least 1, or -1"),
         ({"devices": ("cpu",)}, "devices: expected a train that takes device=, got one that does not"),
@@ -198,10 +202,10 @@ def peak_of(folder, models, **options):
     def train(indices, seed):
         return lambda: np.random.default_rng(seed).normal(size=(4000, 10))
 
-    given = {"records": 4000, "kind": "logits", "labels": np.zeros(4000, dtype=int), "fingerprint": {}, "code": "1"}
+    training = Retraining(train, y=np.zeros(4000, dtype=int), kind="logits", code="1", **options)
     tracemalloc.start()
     try:
-        signals = train_shadows(train, models=models, folder=folder, **given, **options)
+        signals = train_shadows(training, models=models, folder=folder)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

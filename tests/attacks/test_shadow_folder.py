@@ -117,7 +117,7 @@ def changed_train(indices, seed):
         ({"seed": 1}, "got seed was 0, is 1;"),
         ({"kind": "squared_error"}, "got kind was 'phi', is 'squared_error';"),
         ({"records": 22}, "got records was 23, is 22;"),
-        ({"labels": np.zeros(RECORDS, dtype=int)}, "got labels differ;"),
+        ({"y": np.zeros(RECORDS, dtype=int)}, "got labels differ;"),
         ({"population": 3}, "got population was 0, is 3;"),
         ({"train": changed_train}, "got code differ;"),
     ],

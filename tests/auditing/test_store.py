@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from giveaway import Head, audit
-from giveaway.attacks import train_shadows
+from giveaway.attacks import Retraining, train_shadows
 from giveaway.auditing.store import (
     check_folder,
     fingerprint,
@@ -289,7 +289,7 @@ def test_a_page_added_later_is_purged_too(tmp_path):
 
 
 def shadow_folder(folder: Path) -> Path:
-    train_shadows(lambda *_: lambda: np.zeros(4), records=4, models=2, folder=folder, kind="phi", fingerprint={})
+    train_shadows(Retraining(lambda *_: np.zeros(4), records=4, kind="phi"), models=2, folder=folder)
     return folder
 
 

@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
 from giveaway import audit, from_sklearn, validate
-from giveaway.attacks import train_shadows
+from giveaway.attacks import Retraining, train_shadows
 from giveaway.evaluation import effect_sizes, recall_at
 from giveaway.records import ScoreTable, Signals
 from tests.conftest import refused
@@ -113,9 +113,6 @@ def test_where_the_audited_model_stands_is_said():
 
 def test_what_is_refused_beside_signals():
     few = simulated(records=200)
-    for name, value in (("kind", "phi"), ("fingerprint", {}), ("labels", [0]), ("records", 9)):
-        words = f"{name}: expected nothing beside signals that are there, got .*drop {name}="
-        refused(words, validate, *few, **{name: value})
     for target in (64, -1, 1.0, [[1]], "3"):
         words = "target: expected models of the signals, 0 to 63, got .*; number the "
         refused(words, validate, *few, target=target)
@@ -152,13 +149,14 @@ def digits_table(rows=slice(None)) -> ScoreTable:
     return audit(from_sklearn(LogisticRegression(C=0.1, max_iter=500).fit(x, y), x, y), scores=["newton", "loss"])
 
 
-DATA = {"kind": "logits", "labels": CLASSES, "fingerprint": {"digits": DIGITS}, "models": 8}
+TRAINING = Retraining(train_digits, DIGITS, CLASSES)
 
 
 def test_one_call_trains_attacks_and_compares(tmp_path):
     table, seen = digits_table(), []
-    found = validate(train_digits, table, folder=tmp_path / "a", seed=3, on_model=lambda *n: seen.append(n), **DATA)
-    signals = train_shadows(train_digits, records=300, folder=tmp_path / "b", seed=3, **DATA)
+    asked = {"models": 8, "seed": 3, "on_model": lambda *counts: seen.append(counts)}
+    found = validate(TRAINING, table, folder=tmp_path / "a", **asked)
+    signals = train_shadows(TRAINING, models=8, folder=tmp_path / "b", seed=3)
     by_hand = validate(signals, table, target=(), seed=3)
     assert found.table.to_csv() == by_hand.table.to_csv()
     np.testing.assert_array_equal(found.effect_size, by_hand.effect_size)
@@ -166,13 +164,13 @@ def test_one_call_trains_attacks_and_compares(tmp_path):
     assert (found.models, found.target) == (8, ())
     assert found.training_seconds > 0
     assert f"training 8 models took {found.training_seconds:.2g} s, summed over them." in found.to_markdown()
-    again = validate(train_digits, table, folder=tmp_path / "a", seed=3, on_model=lambda *n: seen.append(n), **DATA)
+    again = validate(TRAINING, table, folder=tmp_path / "a", **asked)
     assert (again.training_seconds, len(seen)) == (found.training_seconds, 8)
 
 
 def test_a_table_of_some_of_the_records(tmp_path):
     rows = np.arange(10, 210)
-    found = validate(train_digits, digits_table(rows), folder=tmp_path, rows=rows, records=300, **DATA)
+    found = validate(TRAINING, digits_table(rows), folder=tmp_path, rows=rows, models=8)
     signals = Signals.load(tmp_path)
     np.testing.assert_array_equal(found.effect_size, effect_sizes(signals.of_records(rows)).effect_size)
 
@@ -180,17 +178,16 @@ def test_a_table_of_some_of_the_records(tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"rows": np.arange(1000)}, "records: expected the number of records that train knows beside rows, got none"),
+        ({"rows": np.arange(1000), "records": None}, "records: expected how many records train knows, got none; pass"),
         ({"rows": np.arange(5), "records": 2000}, "rows: expected 1000 different row numbers of the signals, 0 to 19"),
         ({"records": 2000}, "signals: expected signals on the table's 1000 records, got 2000 records; pass rows="),
         ({"models": 6}, "signals: expected at least 8 models, got 6"),
         ({"models": 9}, "models: expected an even number of models, got 9"),
         ({"kind": "logit"}, "kind: expected a known name, got 'logit'; did you mean logits"),
         ({"backend": "spark"}, "backend: expected a known name, got 'spark'"),
-        ({"kind": None}, "kind: expected what attacks.train_shadows needs beside train, got none; pass kind="),
-        ({"fingerprint": None}, "fingerprint: expected what attacks.train_shadows needs beside train, got none"),
-        ({"target": ()}, "target: expected nothing beside a function that trains, got tuple; drop target="),
-        ({"training_seconds": 1.0}, "training_seconds: expected nothing beside a function that trains, got float"),
+        ({"kind": None}, "y: expected the labels or values that outputs are held against, got none; pass y="),
+        ({"target": ()}, "target: expected nothing beside a training, got tuple; drop target="),
+        ({"training_seconds": 1.0}, "training_seconds: expected nothing beside a training, got float"),
     ],
 )
 def test_what_is_refused_before_a_model_is_trained(tmp_path, options, words):
@@ -198,6 +195,7 @@ def test_what_is_refused_before_a_model_is_trained(tmp_path, options, words):
         raise AssertionError("trained")
 
     _, table = simulated()
-    given = {"kind": "phi", "fingerprint": {}, "models": 8, **options}
-    refused(words, validate, train, table, folder=tmp_path / "signals", **given)
+    given = {"kind": "phi", "records": 1000, "models": 8, "folder": tmp_path / "signals", **options}
+    of_training = {name: given.pop(name) for name in ("kind", "records", "backend") if name in given}
+    refused(words, lambda: validate(Retraining(train, **of_training), table, **given))
     assert not (tmp_path / "signals").exists()

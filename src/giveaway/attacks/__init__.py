@@ -11,6 +11,7 @@ from giveaway.attacks.thresholds import AttackScores, shokri, threshold
 
 if TYPE_CHECKING:
     from giveaway.attacks.recipes import RECIPES, train_recipe
+    from giveaway.attacks.retraining import Retraining
     from giveaway.attacks.shadow import RetrainedRecords, leave_one_out, retrain_without, train_shadows
     from giveaway.attacks.shadow_store import balanced_membership, model_seed
     from giveaway.attacks.stacked import train_stacked
@@ -18,13 +19,24 @@ if TYPE_CHECKING:
 
 _HOMES = {  # an audit must not wait for what trains models
     **dict.fromkeys(("RECIPES", "train_recipe"), "recipes"),
+    "Retraining": "retraining",
     **dict.fromkeys(("RetrainedRecords", "leave_one_out", "retrain_without", "train_shadows"), "shadow"),
     **dict.fromkeys(("balanced_membership", "model_seed"), "shadow_store"),
     **dict.fromkeys(("Training", "train_stacked"), "stacked"),
 }
 
-__all__ = ["RECIPES", "AttackScores", "RetrainedRecords", "Training", "balanced_membership", "leave_one_out", "lira"]
-__all__ += ["lira_within", "model_seed", "retrain_without", "rmia", "shokri", "threshold", "train_recipe"]
+__all__ = ["RECIPES", "AttackScores", "RetrainedRecords", "Retraining", "Training", "balanced_membership"]
+__all__ += [
+    "leave_one_out",
+    "lira",
+    "lira_within",
+    "model_seed",
+    "retrain_without",
+    "rmia",
+    "shokri",
+    "threshold",
+    "train_recipe",
+]
 __all__ += ["train_shadows", "train_stacked"]
 
 

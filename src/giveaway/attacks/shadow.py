@@ -5,8 +5,6 @@ Leaving one record out compares models trained with it and models trained withou
 
 from __future__ import annotations
 
-import hashlib
-import inspect
 import os
 import pickle
 import time
@@ -14,7 +12,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,18 +20,27 @@ from joblib import Parallel, delayed, effective_n_jobs, parallel_config
 from scipy.special import logsumexp
 from scipy.stats import rankdata
 
-from giveaway.attacks.shadow_store import ShadowPlan, TrainingJob, model_seed, open_store, plan_of_halves, summaries
-from giveaway.checks import InputError, check_choice, fail
+from giveaway.attacks.retraining import Retraining
+from giveaway.attacks.shadow_store import (
+    ShadowFolder,
+    ShadowPlan,
+    TrainingJob,
+    model_seed,
+    open_store,
+    plan_of_halves,
+    stored_kind,
+    stored_seconds,
+    summaries,
+)
+from giveaway.checks import InputError, check_choice, check_whole, fail
 from giveaway.records import Signals
+from giveaway.records.signals import KINDS, VECTORS
 
-BACKENDS = ("loky", "threading", "dask")
-QUANTITIES = ("logits", "phi", "squared_error")
 FAILURES_NAMED = 3
 LONGEST_REASON = 160
 LEAST_TASKS = 4  # for each worker and wave
 WAITING_BYTES = 2**28  # of finished models that may wait to be stored
 
-Train = Callable[..., Callable[..., Any]]
 OnModel = Callable[[int, int], Any]
 
 
@@ -45,48 +52,51 @@ class TrainedModel(NamedTuple):
     seconds: float | None = None
     reason: str = ""
     trace: str = ""
+    kind: str | None = None
 
 
 def train_shadows(
-    train: Train,
+    training: Retraining,
     *,
-    records: int,
     models: int,
     folder: str | os.PathLike[str],
-    kind: str,
-    fingerprint: Mapping[str, Any],
-    labels: Any = None,
     seed: int = 0,
     population: int = 0,
-    population_labels: Any = None,
-    code: str | None = None,
-    workers: int = 1,
-    backend: str = "loky",
-    devices: Sequence[str] = (),
     on_model: OnModel | None = None,
 ) -> Signals:
     """Train `models` models, each on its own half of the records, and return their signals; resume what is in `folder`.
 
     Parameters
     ----------
-    train : `train(indices, seed) -> predict`. `indices` (sorted int64) are the records to train on, `seed` an int
-        below 2³² for all that is random. `predict()` returns the signals of all records in order, then of the
-        population points: floats of shape (records + population, …) as `kind` asks (see Signals), a query axis
-        allowed; it is called once. A `predict` that needs an argument gets the row numbers 0, 1, … to predict. A
-        `train` with a parameter `device` gets one of `devices` in turn.
-    models : even; ask for more later, and only the new ones are trained.
-    fingerprint : what else the signals depend on, by name: the arrays of data (kept as hashes), epochs, loss, and so
-        on. A folder whose fingerprint, split, kind, seed or code differs is refused.
-    population : number of further points, never trained on, that follow the records.
-    code : a name for the version of your training code; the source of `train` (not of what it calls) where none is
-        given and Python can find it.
-    workers, backend : joblib's; "loky" (processes), "threading" or "dask" (a running cluster's client;
-        workers=-1 for all of it).
+    models : even; ask for more later, and only the new ones are trained. The first one's outputs are checked before
+        the second is trained.
+    population : how many of the last records are never trained on.
     on_model : called with the count of finished models and of all, after every model.
+
+    A folder whose fingerprint, split, kind, seed or code differs is refused.
     """
-    named = {**fingerprint, "code": _version_of(train, code)}
-    plan = plan_of_halves(records, models, kind, named, seed, labels, population, population_labels)
-    return collect_shadows(_one_by_one(train, plan, workers, backend, devices), plan, folder=folder, on_model=on_model)
+    return _trained(training, _plan(training, models, seed, population), folder, on_model)
+
+
+def seconds_ahead(training: Retraining, *, models: int, folder: str | os.PathLike[str], seed: int = 0) -> float:
+    """Estimate how long the models that are missing in `folder` will take, from the first one, which is kept there."""
+    plan = _plan(training, models, seed)
+    _trained(training, replace(plan, models=1), folder)
+    seconds = stored_seconds(folder, 1) or 0.0
+    with open_store(folder, stored_kind(folder, plan)) as store:
+        missing = set(range(models)) - store.finished()
+    return seconds * len(missing) / effective_n_jobs(training.workers)
+
+
+def _plan(training: Retraining, models: int, seed: int, population: int = 0) -> ShadowPlan:
+    check_whole("population", population, 0)
+    total = training.known_records()
+    known = None if training.labels is None else np.split(training.labels, [total - population])
+    labels, others = (None, None) if known is None else known
+    named = training.plan_entries()
+    return plan_of_halves(
+        total - population, models, training.kind, named, seed, labels, population, others if population else None
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,31 +116,22 @@ class RetrainedRecords:
 
 
 def retrain_without(
-    train: Train,
+    training: Retraining,
     chosen: Sequence[int],
     *,
-    records: int,
     repeats: int,
-    kind: str,
-    labels: Any = None,
     members: Any = None,
     seed: int = 0,
     folder: str | os.PathLike[str] | None = None,
-    fingerprint: Mapping[str, Any] | None = None,
-    code: str | None = None,
-    workers: int = 1,
-    backend: str = "loky",
     on_model: OnModel | None = None,
 ) -> RetrainedRecords:
     """Train `repeats` models on all records, and for each chosen record as many without it, from the same seeds.
 
-    `train(indices, seed) -> predict` is that of `train_shadows`, without devices or population, and so are `workers`,
-    `backend` and `code`. `members` (numbers of records) is the training set, all records unless given; it must hold
-    the chosen ones. The models with the record are shared by all chosen records: repeats·(1 + chosen) trainings in
-    all. With a `folder` each finished model is stored at once, a killed run goes on where it was, and more repeats
-    train only the new models; `fingerprint` then names what the signals depend on.
+    `members` (numbers of records) is the training set, all records unless given; it must hold the chosen ones. The
+    models with the record are shared by all chosen records: repeats·(1 + chosen) trainings in all. With a `folder` each
+    finished model is stored at once, a killed run goes on where it was, and more repeats train only the new models.
     """
-    check_choice("kind", kind, QUANTITIES)
+    records = training.known_records()
     everyone = np.arange(records) if members is None else np.unique(_row_numbers("members", members, records))
     which = _row_numbers("chosen", chosen, records)
     if not len(which) or not np.isin(which, everyone).all():
@@ -140,16 +141,9 @@ def retrain_without(
         raise fail("chosen", "different records", f"{count - len(np.unique(which))} repeated", "name each once")
     if repeats < 2:
         raise fail("repeats", "at least 2 models with and without", str(repeats), "one model shows only its own noise")
-    if folder is not None and fingerprint is None:
-        raise fail("fingerprint", "what the signals depend on beside folder", "none", "name the arrays of data")
-    known = None if labels is None else np.asarray(labels)
-    if (known is None and kind == "logits") or (known is not None and known.shape != (records,)):
-        got = "none" if known is None else f"shape {known.shape}"
-        raise fail("labels", f"{records} class indices", got, "logits need the label of every record")
-    own = None if known is None else known[which]
-    given = {"split": "leave one out", "chosen": which, "members": everyone, "records": records, "kind": kind}
-    named = {**(fingerprint or {}), "code": _version_of(train, code)}
-    provenance = summaries({**given, "seed": seed, "labels": own}, named)
+    own = None if training.labels is None else training.labels[which]
+    given = {"split": "leave one out", "chosen": which, "members": everyone, "records": records, "kind": training.kind}
+    provenance = summaries({**given, "seed": seed, "labels": own}, training.plan_entries())
 
     def job(number: int) -> TrainingJob:
         """Rounds of one seed follow each other: first a model with everyone, then one without each chosen record."""
@@ -159,13 +153,13 @@ def retrain_without(
             indices, name = everyone[everyone != which[place - 1]], f"model {turn} without record {which[place - 1]}"
         return TrainingJob(indices, model_seed(turn, seed=seed), np.arange(count) != place - 1, name)
 
-    plan = ShadowPlan(count, repeats * (1 + count), kind, job, provenance, records, which, own)
-    signals = collect_shadows(_one_by_one(train, plan, workers, backend), plan, folder=folder, on_model=on_model)
+    plan = ShadowPlan(count, repeats * (1 + count), training.kind, job, provenance, which, own)
+    signals = _trained(training, plan, folder, on_model)
     if signals.queries > 1:
         raise fail("predict", "one query a record", str(signals.queries), "return one signal a record")
     by_round = signals.values[:, :, 0].reshape(repeats, 1 + count, count, *signals.values.shape[3:])
     places = np.arange(count)
-    return leave_one_out(by_round[:, 0], by_round[:, 1 + places, places], kind=kind, labels=own, records=which)
+    return leave_one_out(by_round[:, 0], by_round[:, 1 + places, places], kind=signals.kind, labels=own, records=which)
 
 
 def leave_one_out(
@@ -173,19 +167,20 @@ def leave_one_out(
 ) -> RetrainedRecords:
     """Compare signals (k, R) of k models with each of R records and (l, R) of l models without it, all else equal.
 
-    `kind`: "logits" (k, R, classes; `labels` (R,) needed), "phi" or "squared_error", as in Signals. From φ the loss is
-    log(1 + e^−φ) and a prediction counts as right where φ > 0: with more than two classes a right prediction can have
-    a negative φ, which logits avoid.
+    `kind`: "logits" or "probabilities" (k, R, classes; `labels` (R,) needed), "phi" or "squared_error", as in Signals.
+    From φ the loss is log(1 + e^−φ) and a prediction counts as right where φ > 0: with more than two classes a right
+    prediction can have a negative φ, which logits avoid.
 
     >>> leave_one_out([[2.0], [3.0]], [[-1.0], [2.5]], kind="phi").auc
     array([0.75])
     """
-    check_choice("kind", kind, QUANTITIES)
+    check_choice("kind", kind, KINDS)
+    vectors = kind in VECTORS
     sides: list[np.ndarray] = []
     for argument, array in (("with_record", with_record), ("without", without)):
         values = np.asarray(array, dtype=np.float64)
-        if values.ndim != (3 if kind == "logits" else 2) or 0 in values.shape:
-            shape = "(models, records, classes)" if kind == "logits" else "(models, records)"
+        if values.ndim != 2 + vectors or 0 in values.shape:
+            shape = "(models, records, classes)" if vectors else "(models, records)"
             raise fail(argument, f"shape {shape}", f"shape {values.shape}", f"kind is {kind!r}")
         if not np.isfinite(values).all():
             raise fail(argument, "finite numbers", "NaN or infinity", "drop or repair that model")
@@ -195,8 +190,8 @@ def leave_one_out(
         sides.append(values)
     k, count = sides[0].shape[:2]
     known = None if labels is None else np.asarray(labels)
-    if kind == "logits" and (known is None or known.shape != (count,)):
-        raise fail("labels", f"{count} class indices", "none or others", "logits need the label of every record")
+    if vectors and (known is None or known.shape != (count,)):
+        raise fail("labels", f"{count} class indices", "none or others", f"{kind} need the label of every record")
     (loss_in, right_in), (loss_out, right_out) = (_loss_and_right(side, kind, known) for side in sides)
     ranks = rankdata(np.concatenate([-loss_in, -loss_out]), axis=0)[:k]
     return RetrainedRecords(
@@ -213,6 +208,8 @@ def _loss_and_right(values: np.ndarray, kind: str, labels: np.ndarray | None) ->
     if kind == "phi":
         return np.logaddexp(0.0, -values), values > 0
     assert labels is not None
+    if kind == "probabilities":
+        values = np.log(np.maximum(values, np.finfo(np.float64).tiny))
     own = np.take_along_axis(values, labels[None, :, None], axis=2)[..., 0]
     return logsumexp(values, axis=2) - own, values.argmax(axis=2) == labels
 
@@ -235,7 +232,7 @@ def collect_shadows(
     """Store what `train_missing(numbers)` gives, model by model, and return the signals of all models of the plan.
 
     It yields models in any order, those that were not asked for too (they are left out). A model without seconds took
-    as long as it took to yield it. Without a folder nothing is kept.
+    as long as it took to yield it. If the very first fails, no other is waited for. Without a folder nothing is kept.
     """
     with open_store(folder, plan) as store:
         missing = sorted(set(range(plan.models)) - store.finished())
@@ -254,6 +251,9 @@ def collect_shadows(
                 spent = 0.0
                 if reason:
                     failures[model.number] = model._replace(reason=reason)
+                    if len(missing) - len(wanted) == 1:
+                        wanted.clear()
+                        break
                 elif on_model is not None:
                     on_model(plan.models - len(wanted) - len(failures), plan.models)
             began = time.perf_counter()
@@ -282,88 +282,75 @@ def _failed(failures: Mapping[int, TrainedModel], plan: ShadowPlan, remedy: str)
     return error
 
 
-def _one_by_one(
-    train: Train, plan: ShadowPlan, workers: int, backend: str, devices: Sequence[str] = ()
-) -> Callable[[Sequence[int]], Iterator[TrainedModel]]:
-    """Return the function that `collect_shadows` asks for missing models: each is a task of joblib's."""
-    check_choice("backend", backend, BACKENDS)
-    if not isinstance(workers, int) or workers < -1 or workers == 0:
-        raise fail("workers", "a count of at least 1, or -1 for every core", repr(workers), "give a whole number")
-    taken = inspect.signature(train).parameters.values() if devices else ()
-    if devices and not any(p.name == "device" or p.kind is p.VAR_KEYWORD for p in taken):
-        raise fail("devices", "a train that takes device=", "one that does not", "add the parameter, or drop devices")
-
-    def task(number: int) -> Any:
-        device = {"device": devices[number % len(devices)]} if devices else {}
-        indices, seed, *_ = plan.job(number)
-        return delayed(_train_one)(train, number, indices, seed, plan.predicted, plan.stored, device)
+def _trained(
+    training: Retraining, plan: ShadowPlan, folder: str | os.PathLike[str] | None, on_model: OnModel | None = None
+) -> Signals:
+    """Train the models of the plan that are missing, each a task of joblib's; the first one alone, to see its kind."""
+    if folder is not None:
+        ShadowFolder(folder).claim()  # before anything is trained
+    plan = stored_kind(folder, plan)
+    first: list[TrainedModel] = []
+    if plan.kind is None:
+        first = list(_by_joblib(training, plan, [0]))
+        if first[0].kind is None:
+            unkept = "repair train: nothing else was trained"
+            raise _failed({0: first[0]}, plan, unkept) if first[0].trace else InputError(first[0].reason)
+        plan = plan.of_kind(first[0].kind)
 
     def train_missing(missing: Sequence[int]) -> Iterator[TrainedModel]:
-        with _joblib(backend, workers):
-            least = LEAST_TASKS * effective_n_jobs(None)
-            start, wave = 0, least
-            # in waves: joblib hands out all the tasks it has, and quick models would pile up before the slow disk
-            while start < len(missing):
-                tasks = map(task, missing[start : start + wave])
-                start += wave
-                # batch_size 1: joblib would group quick models, and a group is stored only when the last of it is done
-                for model in Parallel(return_as="generator_unordered", batch_size=1)(tasks):
-                    if model.signals is not None:
-                        wave = max(least, WAITING_BYTES // max(1, model.signals.nbytes))
-                    yield model
+        yield from first
+        yield from _by_joblib(training, plan, missing[len(first) :])
 
-    return train_missing
+    return collect_shadows(train_missing, plan, folder=folder, on_model=on_model)
+
+
+def _by_joblib(training: Retraining, plan: ShadowPlan, numbers: Sequence[int]) -> Iterator[TrainedModel]:
+    def task(number: int) -> Any:
+        devices = training.devices
+        device = {"device": devices[number % len(devices)]} if devices else {}
+        indices, seed, *_ = plan.job(number)
+        return delayed(_train_one)(training, number, indices, seed, plan.kind, plan.stored, device)
+
+    with _joblib(training.backend, training.workers):
+        least = LEAST_TASKS * effective_n_jobs(None)
+        start, wave = 0, 1
+        # in waves, the first of one model: joblib hands out all the tasks it has, and quick models would pile up
+        while start < len(numbers):
+            tasks = map(task, numbers[start : start + wave])
+            start, wave = start + wave, max(wave, least)
+            # batch_size 1: joblib would group quick models, and a group is stored only when the last of it is done
+            for model in Parallel(return_as="generator_unordered", batch_size=1)(tasks):
+                if model.signals is not None:
+                    wave = max(least, WAITING_BYTES // max(1, model.signals.nbytes))
+                yield model
 
 
 def _train_one(
-    train: Train,
+    training: Retraining,
     number: int,
     indices: np.ndarray,
     seed: int,
-    rows: int,
+    kind: str | None,
     stored: slice | np.ndarray,
     device: dict[str, str],
 ) -> TrainedModel:
     """Train a model in a worker, which must not raise: the other models go on."""
     began = time.perf_counter()
     try:
-        predict = train(indices, seed, **device)
-        signals = np.asarray(predict(np.arange(rows)) if _asks_for_rows(predict) else predict())
-        problem = _unusable(signals, rows)
-        if problem:
-            return TrainedModel(number, None, reason=problem)
-        return TrainedModel(number, signals[stored], time.perf_counter() - began)
+        signals, kind = training.signals(training.train(indices, seed, **device), kind)
+        return TrainedModel(number, signals[stored], time.perf_counter() - began, kind=kind)
+    except InputError as error:
+        return TrainedModel(number, None, reason=str(error))
     except Exception as error:
         text = " ".join(f"{type(error).__name__}: {error}".split())
         reason = text if len(text) <= LONGEST_REASON else text[: LONGEST_REASON - 1] + "…"
         return TrainedModel(number, None, reason=reason, trace=traceback.format_exc())
 
 
-def _asks_for_rows(predict: Callable[..., Any]) -> bool:
-    try:
-        parameters = inspect.signature(predict).parameters.values()
-    except (TypeError, ValueError):  # some built-in functions show no signature
-        return False
-    places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return any(p.default is p.empty and p.kind in places for p in parameters)
-
-
 def _unusable(signals: np.ndarray, rows: int) -> str:
     if signals.dtype.kind != "f" or signals.ndim == 0 or len(signals) != rows:
         return f"predict gave {signals.dtype} of shape {signals.shape} where floats of {rows} rows were expected"
     return "" if np.isfinite(signals).all() else "NaN or infinity in its signals"
-
-
-def _version_of(train: Any, code: str | None) -> str | None:
-    """Return the user's name for the version of `train`, else the hash of its source where Python can find it."""
-    if code is not None:
-        return code
-    while hasattr(train, "func"):  # functools.partial
-        train = train.func
-    try:
-        return "sha256 " + hashlib.sha256(inspect.getsource(inspect.unwrap(train)).encode()).hexdigest()
-    except (OSError, TypeError):
-        return None
 
 
 @contextmanager

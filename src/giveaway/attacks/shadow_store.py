@@ -14,7 +14,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -81,26 +81,29 @@ class TrainingJob(NamedTuple):
 class ShadowPlan:
     """Which models there are, `job(number)` of each, and what is stored of their predictions.
 
-    A model predicts `predicted` rows, of which `stored` are kept: the records, then the points of the population.
-    `provenance` must stay the same when a run is resumed or more models are added.
+    Of the rows that a model predicts, `stored` are kept: the records, then the points of the population. `provenance`
+    must stay the same when a run is resumed or more models are added. The kind is None until a model shows it.
     """
 
     records: int
     models: int
-    kind: str
+    kind: str | None
     job: Callable[[int], TrainingJob]
     provenance: Mapping[str, Any]
-    predicted: int
     stored: slice | np.ndarray
     labels: np.ndarray | None = None
     population: int = 0
     population_labels: np.ndarray | None = None
 
+    def of_kind(self, kind: str) -> ShadowPlan:
+        """Return the plan of models that turned out to give signals of this kind."""
+        return replace(self, kind=kind, provenance={**self.provenance, "kind": kind})
+
 
 def plan_of_halves(
     records: int,
     models: int,
-    kind: str,
+    kind: str | None,
     fingerprint: Mapping[str, Any],
     seed: int = 0,
     labels: Any = None,
@@ -111,7 +114,8 @@ def plan_of_halves(
 
     `fingerprint` names what the signals depend on besides the split; the training function is not known here.
     """
-    check_choice("kind", kind, KINDS)
+    if kind is not None:
+        check_choice("kind", kind, KINDS)
     _check_halves(models, records)
     check_whole("population", population, 0)
     for name, known, rows in (("labels", labels, records), ("population_labels", population_labels, population)):
@@ -128,9 +132,7 @@ def plan_of_halves(
         return TrainingJob(np.flatnonzero(members), model_seed(number, seed=seed), members, f"model {number}")
 
     rest = (labels, population, population_labels)
-    return ShadowPlan(
-        records, models, kind, job, summaries(given, fingerprint), records + population, slice(None), *rest
-    )
+    return ShadowPlan(records, models, kind, job, summaries(given, fingerprint), slice(None), *rest)
 
 
 def summaries(given: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> dict[str, Any]:
@@ -254,6 +256,13 @@ def open_store(folder: str | os.PathLike[str] | None, plan: ShadowPlan) -> Itera
             else:
                 store.write(plan.provenance)
             yield store
+
+
+def stored_kind(folder: str | os.PathLike[str] | None, plan: ShadowPlan) -> ShadowPlan:
+    """Return the plan, with the kind of the models that are in the folder where it has none yet."""
+    if plan.kind is not None or folder is None or not ShadowFolder(folder).marked:
+        return plan
+    return plan.of_kind(str(ShadowFolder(folder).read().get("kind")))
 
 
 def stored_seconds(folder: str | os.PathLike[str], models: int) -> float | None:

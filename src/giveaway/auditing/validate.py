@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from giveaway.attacks.lira import lira_within
-from giveaway.attacks.shadow import OnModel, Train, train_shadows
+from giveaway.attacks.retraining import Retraining
+from giveaway.attacks.shadow import OnModel, train_shadows
 from giveaway.attacks.shadow_store import stored_seconds
 from giveaway.checks import fail
 from giveaway.evaluation.ranking import SHARES, AgreementTable, agreement
@@ -128,37 +129,29 @@ class Validation:
 
 
 def validate(
-    train: Train | Signals,
+    training: Retraining | Signals | Callable[..., Any],
     table: ScoreTable,
     *,
-    kind: str | None = None,
-    fingerprint: Mapping[str, Any] | None = None,
-    labels: Any = None,
-    records: int | None = None,
     rows: np.ndarray | None = None,
     models: int = 64,
     folder: str | os.PathLike[str] = "giveaway-signals",
     seed: int = 0,
-    code: str | None = None,
-    workers: int = 1,
-    backend: str = "loky",
-    devices: Sequence[str] = (),
     on_model: OnModel | None = None,
     target: int | Sequence[int] | None = None,
     training_seconds: float | None = None,
 ) -> Validation:
-    """Train shadow models with your own `train(indices, seed) -> predict`, and hold an audit's table against them.
+    """Train shadow models as your model was trained, and hold an audit's table against them.
 
-    Signals that are there already take the place of `train`; every score of the table is compared with LiRA's effect
-    size over their models, each of which is attacked with its own signals left out of the statistics.
+    Every score of the table is compared with LiRA's effect size over the models, each of which is attacked with its own
+    signals left out of the statistics.
 
     Parameters
     ----------
-    records, rows : `records` are those that `train` knows, as many as the table has rows unless `rows` says which of
-        them (or of the signals' records) each row of the table is.
-    kind, fingerprint, labels, models, folder, code, workers, backend, devices, on_model : of `attacks.train_shadows`:
-        the models are kept in `folder`, a killed run goes on where it was, and `fingerprint` names what the signals
-        depend on. With `train` the first two are needed.
+    training : `attacks.Retraining(model, X, y)` with an estimator or your own function; `train(rows, seed)` alone,
+        which returns outputs on all records of the table; or the signals of models that are there already.
+    rows : which of the records of X and y (or of the signals) each row of the table is; by default they are the same.
+    models, folder, on_model : of `attacks.train_shadows`: the models are kept in `folder`, a killed run goes on where
+        it was, and more models train only the new ones.
     target : with signals, the numbers of the models that are the audited one: everything then comes from the others
         only; pass () if it is none of them.
     training_seconds : with signals, what training the models took, if you know it.
@@ -167,51 +160,25 @@ def validate(
     >>> import giveaway as ga
     >>> from sklearn.datasets import load_digits
     >>> from sklearn.linear_model import LogisticRegression
-    >>> x, y = load_digits(return_X_y=True)
-    >>> x, y = x[:200] / 16, y[:200]
-    >>> def train(indices, seed):
-    ...     model = LogisticRegression().fit(x[indices], y[indices])
-    ...     return lambda: model.decision_function(x)
-    >>> table = ga.audit(ga.from_sklearn(LogisticRegression().fit(x, y), x, y))
+    >>> X, y = load_digits(return_X_y=True)
+    >>> X, y = X[:200] / 16, y[:200]
+    >>> model = LogisticRegression().fit(X, y)
+    >>> table = ga.audit(ga.from_sklearn(model, X, y))
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     data = {"x": x, "y": y}
-    ...     found = ga.validate(train, table, kind="logits", labels=y, fingerprint=data, models=8, folder=folder)
+    ...     found = ga.validate(ga.attacks.Retraining(model, X, y), table, models=8, folder=folder)
     >>> print(found.about_target())
     The audited model is none of the 8.
     """
-    if isinstance(train, Signals):
-        signals, beside = train, "signals that are there"
-        refused = {"kind": kind, "fingerprint": fingerprint, "labels": labels, "records": records}
-    else:
-        beside, refused = "a function that trains", {"target": target, "training_seconds": training_seconds}
-    for name, value in refused.items():
-        if value is not None:
-            raise fail(name, f"nothing beside {beside}", type(value).__name__, f"drop {name}=")
-    if not isinstance(train, Signals):
-        if kind is None or fingerprint is None:
-            missing = "kind" if kind is None else "fingerprint"
-            raise fail(missing, "what attacks.train_shadows needs beside train", "none", f"pass {missing}=")
-        if records is None and rows is not None:
-            raise fail("records", "the number of records that train knows beside rows", "none", "pass records=")
-        known = len(table) if records is None else records
-        _check_rows(table, known, rows)
+    if not isinstance(training, Signals):
+        for name, value in {"target": target, "training_seconds": training_seconds}.items():
+            if value is not None:
+                raise fail(name, "nothing beside a training", type(value).__name__, f"drop {name}=")
+        told = of_table(training, table, rows)
         _check_counts(len(table), models)
-        signals = train_shadows(
-            train,
-            records=known,
-            models=models,
-            folder=folder,
-            kind=kind,
-            fingerprint=fingerprint,
-            labels=labels,
-            seed=seed,
-            code=code,
-            workers=workers,
-            backend=backend,
-            devices=devices,
-            on_model=on_model,
-        )
+        signals = train_shadows(told, models=models, folder=folder, seed=seed, on_model=on_model)
         target, training_seconds = (), stored_seconds(folder, models)
+    else:
+        signals = training
     began = time.perf_counter()
     places = _check_rows(table, signals.records, rows)
     left_out = _check_target(target, signals.models)
@@ -219,7 +186,8 @@ def validate(
     _check_counts(len(table), len(others))
     compared = signals if places is None else signals.of_records(places)
     compared = compared.of_models(others) if left_out else compared
-    _check_labels(table, compared)
+    if compared.labels is not None:
+        _check_labels(table, compared.labels, "signals")
     effect, scored = effect_sizes(compared).effect_size, lira_within(compared)
     truth_models = compared.models // 2
     sizes = [2**k for k in range(1, 20) if 2**k <= compared.models - truth_models]
@@ -242,6 +210,27 @@ def validate(
     )
 
 
+def of_table(training: Any, table: ScoreTable, rows: np.ndarray | None = None) -> Retraining:
+    """Return how the audited model is trained, with the labels of the table where none are known; check both first."""
+    told = training if isinstance(training, Retraining) else Retraining(training)
+    classes, loss = table.attributes.get("class"), table.meta.loss
+    if told.y is None and rows is None and told.kind != "squared_error":
+        if classes is not None:
+            told = replace(told, y=classes)
+        elif told.records is None and told.kind is not None:
+            told = replace(told, records=len(table))
+    numbers = np.asarray(told.y).dtype.kind in "iub" if told.y is not None else False
+    if numbers and loss == "squared" and not told.is_estimator and told.kind is None:
+        told = replace(told, y=np.asarray(told.y).astype(np.float64))
+    if told.values is not None and classes is not None and not told.is_estimator:
+        remedy = "pass labels as whole numbers or names"
+        raise fail("y", "labels, since the audit is of classes", f"values ({np.asarray(told.y).dtype})", remedy)
+    places = _check_rows(table, told.known_records(), rows)
+    if told.labels is not None:
+        _check_labels(table, told.labels if places is None else told.labels[places], "y")
+    return told
+
+
 def _check_rows(table: ScoreTable, records: int, rows: np.ndarray | None) -> np.ndarray | None:
     if rows is None:
         if len(table) != records:
@@ -256,15 +245,15 @@ def _check_rows(table: ScoreTable, records: int, rows: np.ndarray | None) -> np.
     return places
 
 
-def _check_labels(table: ScoreTable, signals: Signals) -> None:
-    """Refuse signals on records of other classes than the table's: they are of other records."""
+def _check_labels(table: ScoreTable, labels: np.ndarray, argument: str) -> None:
+    """Refuse records of other classes than the table's: they are other records."""
     classes = table.attributes.get("class")
-    if signals.labels is None or classes is None or classes.dtype.kind not in "iu":
+    if classes is None or classes.dtype.kind not in "iu":
         return
-    different = np.flatnonzero(signals.labels != classes)
+    different = np.flatnonzero(labels != classes)
     if len(different):
         got = f"other classes in {len(different)} of them, first in row {different[0]}"
-        raise fail("signals", "signals on the audit's own records", got, "name those of these records, or give rows")
+        raise fail(argument, "the audit's own records", got, "name those of these records, or give rows")
 
 
 def _check_counts(records: int, models: int) -> None:

@@ -1,0 +1,118 @@
+"""Estimators that are fitted again: what a search settled on, clones of it, and what a fitted one says of records."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from scipy.special import logsumexp, softmax
+from sklearn.base import clone
+from sklearn.pipeline import Pipeline
+
+from giveaway.checks import fail
+from giveaway.extract.sklearn_head import LEAST_PROBABILITY, class_indices
+from giveaway.storage.arrays import digest_of
+
+SAME = 1e-6  # between predict_proba and the softmax of a decision function
+
+
+def settled(estimator: Any) -> Any:
+    """Return the estimator with the best one found in place of a search, also where that is the last step."""
+    if hasattr(estimator, "best_estimator_"):
+        return settled(estimator.best_estimator_)
+    if all(hasattr(estimator, name) for name in ("estimator", "refit", "cv", "scoring")):
+        got = f"a {type(estimator).__name__} without a best estimator"
+        raise fail("estimator", "a search that was fitted with refit", got, "fit it first: its best settings are used")
+    if not isinstance(estimator, Pipeline):
+        return estimator
+    name, last = estimator.steps[-1]
+    best = settled(last)
+    return estimator if best is last else Pipeline([*estimator.steps[:-1], (name, best)])
+
+
+def fitted_clone(estimator: Any, X: Any, y: np.ndarray, rows: np.ndarray, seed: int) -> Any:
+    """Fit a clone of the estimator to some rows of X and y, with every random state set from the seed."""
+    made = clone(estimator)
+    states = [name for name in made.get_params() if name == "random_state" or name.endswith("__random_state")]
+    made.set_params(**dict.fromkeys(states, seed >> 1))  # some libraries take 31 bits
+    if hasattr(X, "iloc"):
+        some = X.iloc[rows]
+    else:
+        some = [X[row] for row in rows.tolist()] if isinstance(X, list) else _indexable(X)[rows]
+    return made.fit(some, y[rows])
+
+
+def classifier_outputs(model: Any, X: Any, classes: np.ndarray) -> np.ndarray:
+    """Return what a fitted classifier says of X, a column a class; a class that it never met gets next to nothing.
+
+    Probabilities, or a decision function: where there is none, or its softmax is the probabilities, which are rounded.
+    """
+    decided = np.asarray(model.decision_function(X)) if hasattr(model, "decision_function") else None
+    outputs = np.asarray(model.predict_proba(X)) if hasattr(model, "predict_proba") else None
+    if decided is not None and (
+        outputs is None or np.allclose(softmax(_columns(decided), axis=1), outputs, rtol=0, atol=SAME)
+    ):
+        outputs = decided
+    if outputs is None:
+        return np.asarray(model.predict(X))
+    known = np.asarray(getattr(model, "classes_", classes))
+    if np.array_equal(known, classes):
+        return outputs
+    outputs, places = _columns(outputs), class_indices(known, classes)
+    least = 0.0 if outputs.min() >= 0 else logsumexp(outputs, axis=1)[:, None] + np.log(LEAST_PROBABILITY)
+    filled = np.full((len(outputs), len(classes)), least, dtype=outputs.dtype)
+    filled[:, places] = outputs
+    return filled
+
+
+def settings_of(estimator: Any) -> dict[str, str]:
+    """Return the settings of an estimator that change what it learns, in words that another process would use too."""
+    settings = {"type": type(estimator).__qualname__}
+    for name, value in estimator.get_params(deep=True).items():
+        if not name.endswith(("random_state", "n_jobs", "verbose")):
+            settings[name] = _in_words(value)
+    return settings
+
+
+def source_digest(function: Any) -> str | None:
+    """Return the hash of a function's source where Python can find it."""
+    while hasattr(function, "func"):  # functools.partial
+        function = function.func
+    try:
+        return "sha256 " + hashlib.sha256(inspect.getsource(inspect.unwrap(function)).encode()).hexdigest()
+    except (OSError, TypeError):
+        return None
+
+
+def data_digest(value: Any) -> str:
+    """Return the hash of records or targets: arrays, tables, lists or sparse matrices."""
+    if hasattr(value, "tocsr"):
+        sparse = value.tocsr()
+        return "sha256 " + digest_of({name: getattr(sparse, name) for name in ("data", "indices", "indptr")})
+    return "sha256 " + digest_of({"": value})
+
+
+def _in_words(value: Any) -> str:
+    if value is None or isinstance(value, str | int | float):
+        return repr(value)
+    if isinstance(value, np.ndarray):
+        return data_digest(value)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_in_words, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key!r}: {_in_words(one)}' for key, one in value.items())}}}"
+    if inspect.isroutine(value):
+        return f"{value.__qualname__} {source_digest(value)}"
+    return type(value).__qualname__  # estimators among them, whose own settings follow
+
+
+def _columns(outputs: np.ndarray) -> np.ndarray:
+    """Return one decision value a record as the logits of two classes."""
+    return np.stack([np.zeros_like(outputs), outputs], axis=1) if outputs.ndim == 1 else outputs
+
+
+def _indexable(X: Any) -> Any:
+    return X.tocsr() if hasattr(X, "tocsr") else np.asarray(X)
