@@ -15,7 +15,8 @@ Without records held out the errors "without it" are those of the other records'
 generalizes and the kernel does not for memory. Records held out tell both apart. M and G are then the model's own, the
 head counts (1 − G)² (M² + (1 − M)²), once for the error that it starts from and once for the features that it takes as
 given, and the others count M (1 − U), with U the share of the targets' variation that the model predicts of records it
-never saw and the kernel does not. The powers of leverage in `left_out` and in a trace keep the kernel's M.
+never saw and the kernel does not. The powers of leverage in `left_out` and in a trace keep the kernel's M; a trace is
+no error of the kernel's, and has the power (1 − M)(1 − U)², once for the M and once for the leverage that it borrows.
 
 Parts of a bag that never saw a record take the head's place and count 1. Relatives count as far as they are new to the
 model and natural (views/relatives.py).
@@ -80,6 +81,13 @@ class Views:
         unseen = self._unseen_by_others if self.held_out_error is None else self.held_out_error * self.records
         return share_of(unseen - math.fsum(self.error_with), self.variation) if self.variation > 0 else 0.0
 
+    @cached_property
+    def unpredicted(self) -> float:
+        """U, the share of the targets' variation that the model predicts of unseen records and the kernel does not."""
+        if self.held_out_error is None:
+            return 0.0
+        return share_of(self._unseen_by_others - self.held_out_error * self.records, self.variation)
+
     @property
     def head_weight(self) -> float:
         """What the head counts beside 1 for the other records, where no records were held out."""
@@ -93,9 +101,8 @@ class Views:
             return {"head": 1.0}
         others, head = 1.0, 1.0
         if self.held_out_error is not None:
-            unseen = self.held_out_error * self.records
-            m = _removed(math.fsum(self.error_with), unseen)
-            others = m * (1.0 - share_of(self._unseen_by_others - unseen, self.variation))
+            m = _removed(math.fsum(self.error_with), self.held_out_error * self.records)
+            others = m * (1.0 - self.unpredicted)
             head = (1.0 - self.held) ** 2 * (m * m + (1.0 - m) ** 2)
         elif self.error_without is not None:
             head = self.head_weight
@@ -128,17 +135,20 @@ class Views:
         known = {"head": self.head, "relatives": self.variants, "out_of_bag": self.bag, "trace": self.roots}
         if self.error_without is not None:
             known["left_out"] = left_out(self)
-            known["trace"] = None if self.roots is None else self._taken_away(self.roots**2)
+            known["trace"] = (
+                None if self.roots is None else self._taken_away(self.roots**2, (1.0 - self.unpredicted) ** 2)
+            )
         return {name: normal_scores(values) for name, values in known.items() if values is not None}
 
     @property
     def _unseen_by_others(self) -> float:
         return 0.0 if self.error_without is None else math.fsum(self.error_without)  # in any order of rows
 
-    def _taken_away(self, error: np.ndarray) -> np.ndarray:
-        """What a record takes away of its squared error: all in a model that memorizes, else the share h of it."""
+    def _taken_away(self, error: np.ndarray, trusted: float = 1.0) -> np.ndarray:
+        """What a record takes away of its squared error: all in a model that memorizes, else the share h of it, as far
+        as the kernel is `trusted`."""
         assert self.leverage is not None
-        return error * np.maximum(self.leverage, LEAST) ** (1.0 - self.memorized)
+        return error * np.maximum(self.leverage, LEAST) ** ((1.0 - self.memorized) * trusted)
 
 
 def left_out(views: Views) -> np.ndarray:
@@ -172,7 +182,7 @@ def out_of_bag(views: Views) -> np.ndarray | None:
 
 def fused(views: Views) -> np.ndarray:
     """The sum of the views' normal scores, each times what it counts. A trace is taken as left_out is: its squared
-    mean root times leverage^(1 − M), where the other records tell a leverage."""
+    mean root times leverage^((1 − M)(1 − U)²), where the other records tell a leverage."""
     return np.sum([count * views.scores[name] for name, count in views.weights.items()], axis=0)
 
 
