@@ -135,9 +135,8 @@ class Views:
         known = {"head": self.head, "relatives": self.variants, "out_of_bag": self.bag, "trace": self.roots}
         if self.error_without is not None:
             known["left_out"] = left_out(self)
-            known["trace"] = (
-                None if self.roots is None else self._taken_away(self.roots**2, (1.0 - self.unpredicted) ** 2)
-            )
+            if self.roots is not None:
+                known["trace"] = self._taken_away(self.roots**2, (1.0 - self.unpredicted) ** 2)
         return {name: normal_scores(values) for name, values in known.items() if values is not None}
 
     @property
