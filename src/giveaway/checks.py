@@ -6,8 +6,8 @@ import difflib
 import math
 import os
 import warnings
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -94,6 +94,23 @@ def check_number(argument: str, value: Any, *, minimum: float, remedy: str) -> f
     if not math.isfinite(number) or number < minimum:
         raise fail(argument, f"a finite number of at least {minimum:g}", repr(value), remedy)
     return number
+
+
+def check_positive(argument: str, value: Any, *, expected: str = "a number above 0", remedy: str) -> float:
+    """Return a finite number above 0, else refuse it."""
+    number = check_number(argument, value, minimum=0.0, remedy=remedy)
+    if number == 0.0:
+        raise fail(argument, expected, repr(value), remedy)
+    return number
+
+
+@contextmanager
+def errors_about(words: str) -> Iterator[None]:
+    """Put `words` before the message of every InputError that is raised inside."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{words}{error}") from error
 
 
 def check_whole(argument: str, value: Any, minimum: int = 1, *, remedy: str = "give how many there should be") -> int:

@@ -77,7 +77,13 @@ class DenseCurvature:
             if checkpoint.due():
                 checkpoint.save(SAVED_SUMS, {"sums": self.sums.pairs, "parts": torch.tensor(place + 1)})
         processes.sum_(self.sums.pairs)
-        self.diagonals = self._diagonals()
+        # the mean diagonal of the sums a feature, (inverted matrices, d)
+        self.diagonals = torch.cat([tile.diagonal(dim1=0, dim2=1) for _, _, tile in self.sums], dim=1)
+        if not bool(self.diagonals.isfinite().all()):
+            raise fail("features", "numbers whose squares are finite", "larger ones", "rescale the features")
+        if self.loss.coupled:
+            places = _unpacking(self._r, head.device).diagonal()
+            self.diagonals = self.diagonals[places].mean(0, keepdim=True)
         self.penalized = torch.ones(head.width, dtype=torch.float64, device=head.device)
         if head.intercept and not head.penalize_intercept:
             self.penalized[-1] = 0.0
@@ -147,15 +153,6 @@ class DenseCurvature:
             else:
                 solved.append(inverse.full @ (column / scale) / scale)
         return torch.cat(solved, 1)
-
-    def _diagonals(self) -> torch.Tensor:
-        """Mean diagonal of the sums a feature, (inverted matrices, d)."""
-        packed = torch.cat([tile.diagonal(dim1=0, dim2=1) for _, _, tile in self.sums], dim=1)
-        if not bool(packed.isfinite().all()):
-            raise fail("features", "numbers whose squares are finite", "larger ones", "rescale the features")
-        if self.loss.coupled:
-            return packed[_unpacking(self._r, packed.device).diagonal()].mean(0, keepdim=True)
-        return packed
 
     def _factor(self, l2: float) -> None:
         self.l2 = l2

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Subset
 
-from giveaway.checks import InputError, fail
+from giveaway.checks import errors_about, fail
 from giveaway.extract.feature_cache import ROWS, FeatureCache, SharedCache, Sinks
 from giveaway.extract.head_layer import HeadLayer
 from giveaway.extract.model_records import InputCollector, places_of
@@ -195,22 +195,17 @@ class RecordsHeldOut:
     """Records that the model was not trained on; their order does not matter, so they are read once."""
 
     def __init__(self, data: Any, batch_size: int, keys: BatchKeys) -> None:
-        try:
+        with errors_about("held_out "):
             self._reader = RecordReader(data, batch_size, keys)
-        except InputError as error:
-            raise InputError(f"held_out {error}") from error
 
     def rows(self, training: RecordReader, layer: HeadLayer | None) -> dict[str, torch.Tensor]:
         """Run the model over them and return outputs and targets; without a layer only read them."""
         sinks = Sinks(lambda name: RowBuffer(name, self._reader.total))
-        try:
-            with same_random_states(self._reader.loader):
-                for batch in self._reader.first_pass():
-                    outputs = () if layer is None else (layer.rows_of(batch)[1], batch.targets)
-                    for name, block in zip(HELD_OUT, outputs, strict=False):
-                        sinks[name].add(block)
-        except InputError as error:
-            raise InputError(f"held_out {error}") from error
+        with errors_about("held_out "), same_random_states(self._reader.loader):
+            for batch in self._reader.first_pass():
+                outputs = () if layer is None else (layer.rows_of(batch)[1], batch.targets)
+                for name, block in zip(HELD_OUT, outputs, strict=False):
+                    sinks[name].add(block)
         prints = self._reader.fingerprints
         if prints.all_in(training.fingerprints):
             got = f"{prints.rows} records, all of which are in data"

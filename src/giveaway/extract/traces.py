@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from giveaway.checks import InputError, fail
+from giveaway.checks import errors_about, fail
 from giveaway.extract.reader import READ_AGAIN, BatchKeys, RecordBatch, RecordReader, RowBuffer
 from giveaway.extract.torch_model import device_of, load_weights, untouched, unwrapped
 from giveaway.records.examples import check_targets, infer_loss
@@ -72,10 +72,8 @@ def trace_of_checkpoints(
         left, losses_of = files[trace.epochs :], None if isinstance(loss, str) else loss
         with progress_of(rows * len(left), enabled=progress, work="trace") as on_rows:
             for file in left:
-                try:
+                with errors_about(f"checkpoints: {file.name}: "):
                     load_weights(module, file, allow_pickle=allow_pickle)
-                except InputError as error:
-                    raise InputError(f"checkpoints: {file.name}: {error}") from error
                 start = 0
                 with untouched(module, reader.loader):
                     for batch in reader.later_pass():

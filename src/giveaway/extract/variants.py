@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from giveaway.checks import InputError, fail
+from giveaway.checks import errors_about, fail
 from giveaway.extract.reader import RecordBatch, model_inputs
 
 CHANNELS = (1, 3)
@@ -86,10 +86,8 @@ class Variants:
 
 def mean_outputs(name: str, variants: list[RecordBatch], run: Callable[[RecordBatch], torch.Tensor]) -> torch.Tensor:
     """Run the model on the batches of one variant; return the mean of its outputs (logarithms, up to constants)."""
-    try:
+    with errors_about(f"relatives[{name!r}]: "):
         outputs = [run(batch) for batch in variants]
-    except InputError as error:
-        raise InputError(f"relatives[{name!r}]: {error}") from error
     return torch.stack(outputs).mean(0, dtype=torch.float64).to(outputs[0].dtype)
 
 

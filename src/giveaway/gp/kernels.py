@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from giveaway.checks import as_tensor, check_number, fail
+from giveaway.checks import as_tensor, check_number, check_positive, fail
 from giveaway.gp.activations import inverse_root, square_root
 
 KernelLike = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -38,7 +38,10 @@ class Kernel(ABC):
         """Return K(x, x) for every record, (n,)."""
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__.lstrip('_')}({', '.join(f'{k}={_shown(v)}' for k, v in vars(self).items())})"
+        given = {
+            k: f"{v:g}" if isinstance(v, float) else getattr(v, "__name__", repr(v)) for k, v in vars(self).items()
+        }
+        return f"{type(self).__name__.lstrip('_')}({', '.join(f'{name}={value}' for name, value in given.items())})"
 
     def __add__(self, other: KernelLike) -> Kernel:
         return _Sum(self, other) if callable(other) else NotImplemented
@@ -94,7 +97,9 @@ class _ByDistance(Kernel):
     """A kernel of ‖x − z‖ and a length, 1 at distance 0."""
 
     def __init__(self, length: float = 1.0) -> None:
-        self.length = check_positive("length", length, remedy="give a length such as the typical distance")
+        self.length = check_positive(
+            "length", length, expected="a positive number", remedy="give a length such as the typical distance"
+        )
 
     def diagonal(self, X: torch.Tensor) -> torch.Tensor:
         return X.new_ones(len(X))
@@ -243,14 +248,6 @@ def check_variances(weight_variance: float, bias_variance: float) -> tuple[float
     )
 
 
-def check_positive(argument: str, value: Any, *, expected: str = "a positive number", remedy: str) -> float:
-    """Check a finite number above 0."""
-    number = check_number(argument, value, minimum=0.0, remedy=remedy)
-    if number == 0.0:
-        raise fail(argument, expected, repr(value), remedy)
-    return number
-
-
 def _squared_distances(X: torch.Tensor, Z: torch.Tensor) -> torch.Tensor:
     """Compute ‖x − z‖² (n, m) as one matrix product; pairs so close that it would cancel are taken from x − z."""
     x, z = flat_pair(X, Z)
@@ -269,10 +266,3 @@ def _squared_distances(X: torch.Tensor, Z: torch.Tensor) -> torch.Tensor:
 def _records(name: str, value: Any) -> torch.Tensor:
     records = as_tensor(name, value)
     return records if records.is_floating_point() else records.double()
-
-
-def _shown(value: Any) -> str:
-    """Write an attribute for a kernel's repr: numbers short, plain callables by name."""
-    if isinstance(value, float):
-        return f"{value:g}"
-    return getattr(value, "__name__", repr(value))

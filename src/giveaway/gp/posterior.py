@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from giveaway.checks import as_tensor, check_finite, check_shape, fail
-from giveaway.gp.kernels import KernelLike, check_positive, diagonal_of, kernel_matrix
+from giveaway.checks import as_tensor, check_finite, check_positive, check_shape, fail
+from giveaway.gp.kernels import KernelLike, diagonal_of, kernel_matrix
 
 EPS = torch.finfo(torch.float64).eps
 PROBES, POWERS = 4, 8  # of the estimate of the condition number

@@ -22,8 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from giveaway.checks import as_tensor, check_finite, check_memory, check_names, fail
-from giveaway.gp.kernels import check_positive
+from giveaway.checks import as_tensor, check_finite, check_memory, check_names, check_positive, fail
 
 RELATIVE = tuple(10.0 ** (k / 2) for k in range(-18, 3))  # the default grid, times the trace of ZᵀZ
 CAP = 1e-10  # least 1 − h that is divided by
@@ -70,7 +69,10 @@ def leave_one_out_ridge(
         strengths = torch.tensor(RELATIVE, dtype=torch.float64) * (trace or 1.0)
     else:
         remedy = "give positive ridge strengths"
-        strengths = torch.tensor([check_positive("grid", l2, remedy=remedy) for l2 in grid], dtype=torch.float64)
+        strengths = torch.tensor(
+            [check_positive("grid", l2, expected="a positive number", remedy=remedy) for l2 in grid],
+            dtype=torch.float64,
+        )
     strengths = strengths.to(decomposition.b.device)
     n, outputs = y.shape
 

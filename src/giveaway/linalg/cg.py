@@ -187,7 +187,11 @@ class _Block:
     def step(self, product: Product, x: torch.Tensor) -> None:
         """Add to x the part of the solution that lies along the block's directions."""
         images = product(self._directions)
-        form = _inverse_form(_gram(self._directions, images), x.dtype)
+        # the inverse of the curvature along the directions, without those that depend on the others
+        scale, values, vectors = _spectrum(_gram(self._directions, images))
+        distinct = values > torch.finfo(x.dtype).eps * values[-1:]
+        turn = vectors[:, distinct] / scale.unsqueeze(1)
+        form = (turn / values[distinct]) @ turn.T
         with tf32_products(False):
             x.addmm_(self._directions, (form @ self._sigma).to(x.dtype))
             left = self._w.addmm_(images, form.to(x.dtype), alpha=-1)
@@ -215,14 +219,6 @@ def _orthonormal(r: torch.Tensor, z: torch.Tensor) -> tuple[torch.Tensor, torch.
         r, z = _times(r, turn), _times(z, turn)
         sigma = root.unsqueeze(1) * (vectors.T @ (scale.unsqueeze(1) * sigma))
     return r, z, sigma
-
-
-def _inverse_form(form: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Invert the curvature along a block's directions; leave out those that depend on the others."""
-    scale, values, vectors = _spectrum(form)
-    distinct = values > torch.finfo(dtype).eps * values[-1:]
-    turn = vectors[:, distinct] / scale.unsqueeze(1)
-    return (turn / values[distinct]) @ turn.T
 
 
 def _spectrum(form: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from giveaway.checks import check_choice, check_number, fail
+from giveaway.checks import check_choice, check_positive, fail
 from giveaway.curvature.losses import Loss, LossFunction
 from giveaway.network.network import Network
 
@@ -36,7 +36,7 @@ class Solves:
 
     def __post_init__(self) -> None:
         check_choice("curvature", self.curvature, CURVATURES)
-        positive("tolerance", self.tolerance, "1e-3 suits most scores")
+        check_positive("tolerance", self.tolerance, remedy="1e-3 suits most scores")
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ class Depths:
         dtype: torch.dtype | None = None,
     ) -> None:
         self.model = model
-        self.damping = positive("damping", damping, "n times the weight decay suits a mean loss")
-        limit = None if memory is None else int(1e9 * positive("memory", memory, "give gigabytes"))
+        self.damping = check_positive("damping", damping, remedy="n times the weight decay suits a mean loss")
+        limit = None if memory is None else int(1e9 * check_positive("memory", memory, remedy="give gigabytes"))
         self.networks: dict[str, Network] = {}
         for depth in checked_depths("depths", depths):
             self.networks[depth] = Network(model, data, loss=loss, parameters=depth, dtype=dtype, memory=limit)
@@ -106,11 +106,3 @@ def checked_depths(argument: str, depths: str | Sequence[str]) -> tuple[str, ...
 def suffix(depth: str) -> str:
     """How the columns of a depth end."""
     return f"_{depth.replace(':', '')}"
-
-
-def positive(argument: str, value: Any, remedy: str) -> float:
-    """A number above 0."""
-    number = check_number(argument, value, minimum=0.0, remedy=remedy)
-    if number == 0:
-        raise fail(argument, "a number above 0", f"{value}", remedy)
-    return number

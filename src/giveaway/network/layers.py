@@ -38,10 +38,6 @@ ONCE_THROUGH = 3  # times that a matrix is moved: written, read forth, read back
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 
-class NotByLayers(RuntimeError):
-    """The parameters chosen do not all belong to layers that run once and return one tensor."""
-
-
 @dataclass(frozen=True)
 class Tap:
     """One layer in a batch: what it was called with, and the derivative (b, m, Z) of the outputs in its own output."""
@@ -66,7 +62,9 @@ class Tap:
     @property
     def of_positions(self) -> bool:
         """Whether the layer multiplies its weights by its input at each of its positions, as `by_position` gives it."""
-        return "weight" in self.values and (isinstance(self.module, nn.Linear) or _plain_convolution(self.module))
+        module = self.module
+        plain = isinstance(module, Convolution) and module.groups == 1 and module.padding_mode == "zeros"
+        return "weight" in self.values and (isinstance(module, nn.Linear) or plain)
 
     @property
     def numbers(self) -> int:
@@ -129,7 +127,7 @@ class ByLayers:
         self.outputs, self.taps = tapped(network, batch)
         known = {tap.of_model(own) for tap in self.taps for own in tap.values}
         if known != set(network.parameters.values):
-            raise NotByLayers
+            raise RuntimeError("parameters that do not belong to layers that run once and return one tensor")
 
     @property
     def numbers(self) -> int:
@@ -257,11 +255,6 @@ def _derivatives(f: torch.Tensor, outputs: list[torch.Tensor]) -> list[torch.Ten
 
 def _detached(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
-
-
-def _plain_convolution(module: nn.Module) -> bool:
-    """Whether every output of the convolution depends on every input channel, with zeros around the image."""
-    return isinstance(module, Convolution) and module.groups == 1 and module.padding_mode == "zeros"
 
 
 def _patches(x: torch.Tensor, module: nn.Module) -> torch.Tensor:

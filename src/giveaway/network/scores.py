@@ -164,7 +164,7 @@ class _ExactRecords:
         columns = scores_of(self._batch(numbers), [name for name in names if name != "influence"])
         residual = nothing = torch.zeros(len(numbers), dtype=torch.float64, device=self.network.device)
         if "influence" in names:
-            right = self._gradients(numbers).T
+            right = torch.cat([part for _, part in self.derivatives.gradients(numbers)]).T
             solution = self.inverse(right)
             columns["influence"], residual = (right * solution.x).sum(0, dtype=torch.float64), solution.residual
         return {**{name: columns[name] for name in names}, CAPPED: nothing > 0, RESIDUAL: residual}
@@ -191,9 +191,6 @@ class _ExactRecords:
 
         f, y = self.network.outputs(numbers), self.network.records.take(numbers).targets
         return _score_batch(self.network.loss, f, y, blocks, lambda: self.derivatives.gradients(numbers))
-
-    def _gradients(self, numbers: torch.Tensor) -> torch.Tensor:
-        return torch.cat([part for _, part in self.derivatives.gradients(numbers)])
 
 
 def _joined(parts: Sequence[Tensors]) -> Tensors:

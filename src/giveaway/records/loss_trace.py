@@ -249,7 +249,9 @@ class LossTrace:
             raise fail("path", "the trace that this training began", got, "check the path, or begin again")
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._file = os.fdopen(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600), "r+b")
-        _close_in_children(self._file)
+        # a loader's workers outlive a killed training, and would hold its lock
+        held = weakref.ref(self._file)
+        os.register_at_fork(after_in_child=lambda: None if (file := held()) is None else file.close())
         try:
             self._claim(self._file, resume, begun=exists)
         except BaseException:
@@ -327,12 +329,6 @@ def _not_negative(losses: np.ndarray) -> np.ndarray:
     if lowest < -ROUNDING:
         raise fail("losses", "losses of at least 0", f"{lowest:g}", "give the losses, not log-likelihoods")
     return np.maximum(losses, 0)
-
-
-def _close_in_children(file: BinaryIO) -> None:
-    """Let go of the file in forked processes: a loader's workers outlive a killed training, and would hold its lock."""
-    held = weakref.ref(file)
-    os.register_at_fork(after_in_child=lambda: None if (one := held()) is None else one.close())
 
 
 def _header_bytes(header: Mapping[str, Any]) -> bytes:

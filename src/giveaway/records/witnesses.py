@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from giveaway.checks import InputError, as_tensor, check_finite, check_shape, fail, rows_at_a_time
+from giveaway.checks import as_tensor, check_finite, check_shape, errors_about, fail, rows_at_a_time
 from giveaway.records.examples import check_targets
 from giveaway.records.rows import LazyRows, as_float_rows
 
@@ -57,10 +57,8 @@ def _held_out(value: Any, n: int, m: int, loss: str) -> tuple[Rows, torch.Tensor
         raise fail("held_out", "at least one record", "none", "pass a validation set, or None")
     check_logarithms(rows, loss, "held_out outputs")
     check_finite("held_out outputs", rows)
-    try:
+    with errors_about("held_out "):
         return rows, check_targets(as_tensor("targets", value[1]), rows, loss, one_class=True)
-    except InputError as error:
-        raise InputError(f"held_out {error}") from error
 
 
 def _out_of_bag(value: Any, n: int, m: int, loss: str) -> torch.Tensor:

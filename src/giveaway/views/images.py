@@ -37,7 +37,9 @@ def image_features(
     images: Any, *, seed: int = 0, device: torch.device | str = "cpu"
 ) -> tuple[dict[str, Any], RecordFeatures]:
     """Describe and make the features of images (n, c, h, w) or (n, h, w), uint8 or floats of any range, on `device`."""
-    averaged = _averaged(as_images(images))
+    averaged = as_images(images)
+    if (factor := min(averaged.shape[2:]) // SIDE) > 1:  # so that an image costs about the same whatever its size
+        averaged = torch.cat([functional.avg_pool2d(part.float(), factor) for part in averaged.split(256)])
     side = min(averaged.shape[2:])
     sizes = sorted({min(side, max(SMALLEST_PATCH, round(share * side))) for share in PATCH_SHARES})
     banks = [draw_patches(averaged, FILTERS, size, seed + k) for k, size in enumerate(sizes)]
@@ -135,11 +137,3 @@ def as_images(images: Any) -> torch.Tensor:
 def _coarse(images: torch.Tensor) -> torch.Tensor:
     """Return the pixels (r, …), averaged two by two where there are as many."""
     return functional.avg_pool2d(images.float(), 2 if min(images.shape[2:]) >= 2 else 1).flatten(1)
-
-
-def _averaged(images: torch.Tensor) -> torch.Tensor:
-    """Average larger images over squares of whole pixels, so that an image costs about the same whatever its size."""
-    factor = min(images.shape[2:]) // SIDE
-    if factor < 2:
-        return images
-    return torch.cat([functional.avg_pool2d(part.float(), factor) for part in images.split(256)])
