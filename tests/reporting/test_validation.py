@@ -61,7 +61,7 @@ def test_it_comes_back_from_the_folder(found, tmp_path):
     np.testing.assert_array_equal(again.success, found.success)
     np.testing.assert_array_equal(again.effect_size, found.effect_size)
     np.testing.assert_array_equal(again.flagged, found.count.flagged)
-    assert again.flagged.sum() == again.stated["at_least_exposed"]["records"]
+    assert again.flagged.sum() == again.stated["at_least_exposed"]["flagged"]
 
 
 def test_the_thinned_curve_lies_on_the_attack_s(found):

@@ -79,9 +79,11 @@ def lira_within(
         scores = lira(models, models, mode=mode, variance=variance, centre=centre).scores
         return AttackScores("lira", scores, models.members, options)
     _check(models, mode, variance, centre, least=3)
-    if variance == "per_record" and centre == "mean":
-        return AttackScores("lira", _within_by_moments(models, mode), models.members, options)
     scores = np.empty(models.members.shape)
+    if variance == "per_record" and centre == "mean":
+        for part in models.blocks():
+            scores[:, part] = scores_within(models.statistic(part), models.members[:, part], mode).mean(axis=2)
+        return AttackScores("lira", scores, models.members, options)
     for model in range(models.models):
         others = models.of_models(np.delete(np.arange(models.models), model))
         own = models.of_models(slice(model, model + 1))
@@ -109,23 +111,19 @@ def moments_by_side(
         yield rows, moments(phi, members), moments(phi, ~members)
 
 
-def _within_by_moments(models: Signals, mode: str) -> np.ndarray:
-    """Score each model against the moments of the others, which follow from those of all."""
-    scores = np.empty(models.members.shape)
-    for part in models.blocks():
-        phi, members = models.statistic(part), models.members[:, part]
-        sides = []
-        for mask in (members, ~members):
-            all_of_them = moments(phi, mask)
-            own = mask[:, :, None]
-            rest = all_of_them.count - own
-            away = phi - all_of_them.mean
-            mean = all_of_them.mean - own * away / rest
-            variance = all_of_them.count / rest * (all_of_them.variance - own * away**2 / rest)
-            deviation = np.sqrt(np.maximum(np.where(own, variance, all_of_them.variance), 0.0))
-            sides.append((mean, deviation + FLOOR))
-        scores[:, part] = _score(phi, sides, mode).mean(axis=2)
-    return scores
+def scores_within(phi: np.ndarray, members: np.ndarray, mode: str = "online") -> np.ndarray:
+    """Score each model's φ (M, n, Q) against the moments of the other models, which follow from those of all."""
+    sides = []
+    for mask in (members, ~members):
+        all_of_them = moments(phi, mask)
+        own = mask[:, :, None]
+        rest = all_of_them.count - own
+        away = phi - all_of_them.mean
+        mean = all_of_them.mean - own * away / rest
+        variance = all_of_them.count / rest * (all_of_them.variance - own * away**2 / rest)
+        deviation = np.sqrt(np.maximum(np.where(own, variance, all_of_them.variance), 0.0))
+        sides.append((mean, deviation + FLOOR))
+    return _score(phi, sides, mode)
 
 
 def _score(phi: np.ndarray, sides: list[tuple[np.ndarray, np.ndarray]], mode: str) -> np.ndarray:

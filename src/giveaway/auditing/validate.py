@@ -15,12 +15,11 @@ from giveaway.attacks.retraining import Retraining
 from giveaway.attacks.shadow import OnModel, train_shadows
 from giveaway.attacks.shadow_store import stored_seconds
 from giveaway.checks import fail
+from giveaway.evaluation.counts import DefensibleCount, defensible_count
 from giveaway.evaluation.ranking import SHARES, AgreementTable, agreement
 from giveaway.evaluation.success import (
     AttackSummary,
-    DefensibleCount,
     Interval,
-    defensible_count,
     effect_sizes,
     shadow_curve,
     success_rate,
@@ -107,6 +106,10 @@ class Validation:
             },
             "at_least_exposed": {
                 "records": self.count.at_least,
+                "confidence": self.count.confidence,
+                "flagged": int(self.count.flagged.sum()),
+                "by_success": self.count.by_success,
+                "judged": self.count.judged,
                 "effect_size_above": self.count.effect,
                 "false_discovery_rate": self.count.false_discovery,
                 "power_at_twice_that": self.count.power,

@@ -1,5 +1,6 @@
 """How well a ranking finds what a truth finds, and what an attack achieves."""
 
+from giveaway.evaluation.counts import DefensibleCount, defensible_count
 from giveaway.evaluation.ranking import (
     Agreement,
     AgreementTable,
@@ -11,10 +12,8 @@ from giveaway.evaluation.ranking import (
 )
 from giveaway.evaluation.success import (
     AttackSummary,
-    DefensibleCount,
     EffectSizes,
     ShadowCurve,
-    defensible_count,
     effect_sizes,
     shadow_curve,
     success_at,

@@ -1,10 +1,4 @@
-"""What an attack achieves: record by record over many models, over all of them (ROC), and what they can count.
-
-**Defensible count.** A score ranks; it cannot count. With S shadow models each record has a sample of φ from models
-trained with it and one from models trained without it. The pooled two-sample t of a record whose effect size is δ
-follows a noncentral t with noncentrality δ·√(n_in·n_out/(n_in + n_out)), which tests "the effect size is at most
-`effect`" record by record; the Benjamini–Hochberg procedure then keeps the expected share of false ones among those
-flagged below `false_discovery`. The flagged are a lower bound: records are missed where the models are few.
+"""What an attack achieves: record by record over many models, and over all of them (ROC).
 
 **Worth.** A score is worth as many shadow models as LiRA needs to find as much as the score does.
 """
@@ -15,16 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import nct
 
 from giveaway.attacks.lira import moments_by_side
 from giveaway.attacks.thresholds import AttackScores
-from giveaway.checks import check_number, fail
+from giveaway.checks import fail
 from giveaway.evaluation.ranking import Interval, percentile_ends, recall_at
 from giveaway.records import Signals
 
 RATES = (0.1, 0.01, 0.001, 0.0001)
-EFFECT = 1.04  # about 70 % balanced success for equal normal φ: Φ(δ/2)
+LARGEST_EFFECT = 1000.0
 
 
 @dataclass(frozen=True)
@@ -40,15 +33,22 @@ class EffectSizes:
 
 
 def effect_sizes(models: Signals) -> EffectSizes:
-    """Measure LiRA's signal without the ties of its success rate; several queries are averaged."""
+    """Measure LiRA's signal without the ties of its success rate; several queries are averaged.
+
+    Where φ does not vary, an effect size has no bound and is given as 1,000, or −1,000.
+    """
     columns = np.empty((5, models.records))
     for rows, inside, outside in moments_by_side(models):
         pooled = np.sqrt((inside.variance + outside.variance) / 2)
         gap = inside.mean - outside.mean
-        effect = np.divide(gap, pooled, out=np.zeros_like(gap), where=pooled > 0)
-        stacked = (inside.mean, outside.mean, np.sqrt(inside.variance), np.sqrt(outside.variance), effect)
+        stacked = (inside.mean, outside.mean, np.sqrt(inside.variance), np.sqrt(outside.variance), _ratio(gap, pooled))
         columns[:, rows] = [values.mean(axis=1) for values in stacked]
     return EffectSizes(*columns)
+
+
+def _ratio(gap: np.ndarray, deviation: np.ndarray) -> np.ndarray:
+    least = np.maximum(deviation, np.abs(gap) / LARGEST_EFFECT)
+    return np.divide(gap, least, out=np.zeros_like(gap), where=least > 0)
 
 
 def success_rate(attack: AttackScores, *, threshold: float = 0.0) -> np.ndarray:
@@ -148,66 +148,6 @@ def _figures(false_positives: np.ndarray, true_positives: np.ndarray, rates: Seq
 
 
 @dataclass(frozen=True)
-class DefensibleCount:
-    """`at_least` records have an effect size above `effect`; of those flagged at most `false_discovery` are expected to
-    be wrong. `power` is the chance of flagging a record whose effect size is twice `effect`."""
-
-    at_least: int
-    records: int
-    flagged: np.ndarray
-    p_values: np.ndarray
-    effect: float
-    false_discovery: float
-    power: float
-
-    def __str__(self) -> str:
-        return (
-            f"at least {self.at_least} of {self.records} records ({self.at_least / self.records:.1%}) have an effect "
-            f"size above {self.effect:g} (false discovery rate {self.false_discovery:.0%}; chance to find one of twice "
-            f"that: {self.power:.0%})"
-        )
-
-
-def defensible_count(models: Signals, *, effect: float = EFFECT, false_discovery: float = 0.05) -> DefensibleCount:
-    """Count the records whose effect size is above `effect`, as far as these models can show it.
-
-    A record with fewer than two models on either side cannot be tested and is never flagged.
-    """
-    if models.models < 4:
-        raise fail("models", "at least 4 shadow models", f"{models.models}", "train more of them")
-    check_number("effect", effect, minimum=0.0, remedy="give an effect size such as 1.04")
-    if not 0 < false_discovery < 1:
-        raise fail("false_discovery", "a rate between 0 and 1", f"{false_discovery}", "give one such as 0.05")
-    p_values = np.ones(models.records)
-    noncentrality, freedom = np.zeros(models.records), np.zeros(models.records)
-    for rows, inside, outside in moments_by_side(models, merge_queries=True):
-        n_in, n_out = inside.count[:, 0], outside.count[:, 0]
-        freedom[rows] = np.maximum(n_in + n_out - 2, 1)
-        root = np.sqrt(n_in * n_out / (n_in + n_out))
-        pooled = np.sqrt((n_in * inside.variance[:, 0] + n_out * outside.variance[:, 0]) / freedom[rows])
-        gap = inside.mean[:, 0] - outside.mean[:, 0]
-        testable = (np.minimum(n_in, n_out) >= 2) & (pooled > 0)
-        t = np.divide(gap * root, pooled, out=np.zeros_like(gap), where=testable)
-        noncentrality[rows] = effect * root
-        p_values[rows] = np.where(testable, nct.sf(t, freedom[rows], noncentrality[rows]), 1.0)
-    flagged = benjamini_hochberg(p_values, false_discovery)
-    largest = p_values[flagged].max() if flagged.any() else false_discovery / models.records
-    typical = np.median(freedom), np.median(noncentrality)
-    power = float(nct.sf(nct.isf(largest, *typical), typical[0], 2 * typical[1]))
-    return DefensibleCount(int(flagged.sum()), models.records, flagged, p_values, effect, false_discovery, power)
-
-
-def benjamini_hochberg(p_values: np.ndarray, rate: float) -> np.ndarray:
-    """Say which hypotheses are rejected while the expected share of false rejections stays below `rate`."""
-    order = np.argsort(p_values, kind="stable")
-    below = np.flatnonzero(p_values[order] <= rate * np.arange(1, len(p_values) + 1) / len(p_values))
-    rejected = np.zeros(len(p_values), dtype=bool)
-    if len(below):
-        rejected[order[: below[-1] + 1]] = True
-    return rejected
-
-
-@dataclass(frozen=True)
 class ShadowCurve:
     """The mean recall of LiRA with each number of shadow models, and its standard error over the draws."""
 
@@ -264,8 +204,7 @@ def _rankings(models: Signals) -> np.ndarray:
     orders = np.empty((2, models.records))
     for rows, inside, outside in moments_by_side(models, merge_queries=True):
         known = (inside.count > 0) & (outside.count > 0)
-        gap = np.where(known, inside.mean - outside.mean, -np.inf)
-        deviation = np.sqrt((inside.variance + outside.variance) / 2)
-        scaled = np.where(deviation > 0, gap / np.where(deviation > 0, deviation, 1.0), -np.inf)
-        orders[:, rows] = gap[:, 0], scaled[:, 0]
+        gap = inside.mean - outside.mean
+        scaled = _ratio(gap, np.sqrt((inside.variance + outside.variance) / 2))
+        orders[:, rows] = np.where(known, [gap, scaled], -np.inf)[:, :, 0]
     return orders

@@ -15,8 +15,8 @@ from scipy.stats import nbinom, norm, rankdata
 from scipy.stats import t as student
 
 from giveaway.checks import fail
+from giveaway.evaluation.counts import benjamini_hochberg
 from giveaway.evaluation.ranking import recall_at, spearman
-from giveaway.evaluation.success import benjamini_hochberg
 from giveaway.records import ScoreTable
 
 TOPS = (0.01, 0.05)
@@ -214,7 +214,7 @@ def _beyond(ids: np.ndarray, places: np.ndarray, retrains: Sequence[ScoreTable])
     variance, freedom = _moderated(sample.var(axis=0, ddof=1) + one_place**2 / 12, k - 1)
     t = (ndtri(places[known]) - mean) / np.sqrt(variance * (1 + 1 / k))
     beyond = np.zeros(len(ids), dtype=bool)
-    beyond[known] = benjamini_hochberg(student.sf(t, freedom), FALSE_DISCOVERY)
+    beyond[known] = benjamini_hochberg(student.sf(t, freedom), FALSE_DISCOVERY, len(t))[0]
     return beyond
 
 

@@ -1,0 +1,190 @@
+"""Test record by record whether the effect size δ = (μ_in − μ_out) / √((σ_in² + σ_out²)/2) is at most a given one.
+
+The two variances differ as a rule, so each side keeps its own. For normal φ the estimate of δ over √w, with
+w = (s_in²/n_in + s_out²/n_out) / ((s_in² + s_out²)/2), follows about a noncentral t with noncentrality effect/√w and
+Satterthwaite's degrees of freedom. But φ is not normal, and few models mislead about variances. So the same statistic
+is computed on *drawn* records: with the variances and the numbers of models of the real ones, an effect size of
+exactly `effect`, and the shape that φ has over all records (`shapes`). In each of nine classes of records, by the ratio
+of variances and of models, the drawn ones say which tail probability a quantile of the noncentral t stands for.
+Beyond what they reach, the flattest part of that curve goes on with three quarters of its slope. The more cautious of
+the two readings, noncentral t and drawn, is the p-value.
+
+A record whose φ takes two values only (labels, ±10, no variance on either side) has an exact test instead: the largest
+probability that any two coins of that effect size give to heads as many or more with, and as many or fewer without.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from scipy.stats import binom, nct, norm
+
+from giveaway.attacks.lira import moments, scores_within
+from giveaway.evaluation.shapes import pooled_shape
+from giveaway.records import Signals
+
+NUMBERS = 4_000_000  # φ of the drawn records
+FEWEST, MOST = 10_000, 60_000  # drawn records
+ENOUGH = 500  # drawn records for a class of its own
+COINS = 129  # pairs of coins at the boundary
+LEVELS = np.array([0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005])
+TINY = 1e-300
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Of n records, with and without (2, n): number of models, mean and variance of φ, its standardized third and
+    fourth moments, the number of models at its largest value; whether it takes two values; how often LiRA is right."""
+
+    count: np.ndarray
+    mean: np.ndarray
+    variance: np.ndarray
+    skewness: np.ndarray
+    kurtosis: np.ndarray
+    high: np.ndarray
+    two_valued: np.ndarray
+    right: np.ndarray
+
+
+def sides_of(models: Signals, judged: np.ndarray) -> Sides:
+    """Measure the judged records on both sides; several queries are averaged."""
+    parts = []
+    for rows in models.blocks():
+        keep = judged[rows]
+        if keep.any():
+            phi, members = models.statistic(rows)[:, keep].mean(axis=2), models.members[:, rows][:, keep]
+            top = phi == phi.max(axis=0)
+            two_valued = (top | (phi == phi.min(axis=0))).all(axis=0)
+            right = ((scores_within(phi[:, :, None], members)[:, :, 0] > 0) == members).sum(axis=0)
+            parts.append([*_side_moments(phi, members, top), two_valued, right])
+    return Sides(*(np.concatenate(column, axis=-1) for column in zip(*parts, strict=True)))
+
+
+def _side_moments(phi: np.ndarray, members: np.ndarray, top: np.ndarray) -> np.ndarray:
+    columns = np.empty((6, 2, phi.shape[1]))
+    for side, mask in enumerate((members, ~members)):
+        of_side = moments(phi[:, :, None], mask)
+        count, mean, variance = of_side.count[:, 0], of_side.mean[:, 0], of_side.variance[:, 0]
+        away = (phi - mean) * mask / np.sqrt(np.where(variance > 0, variance, 1.0))
+        square = away**2
+        third, fourth = (square * away).sum(axis=0) / count, (square * square).sum(axis=0) / count
+        columns[:, side] = count, mean, variance * count / (count - 1), third, fourth, (top & mask).sum(axis=0)
+    return columns
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """Records drawn with an effect size of exactly `effect`, which say what the quantiles of real ones stand for.
+
+    count, variance : of the drawn records (2, n).
+    gap : of their means, less the true gap; scale : the true √((σ_in² + σ_out²)/2).
+    """
+
+    effect: float
+    count: np.ndarray
+    variance: np.ndarray
+    gap: np.ndarray
+    scale: np.ndarray
+
+    @cached_property
+    def quantiles(self) -> np.ndarray:
+        """What the noncentral t says of the drawn records."""
+        return _quantiles(self.count, self.variance, self.gap + self.effect * self.scale, self.effect)
+
+    def p_values(self, count: np.ndarray, variance: np.ndarray, gap: np.ndarray) -> np.ndarray:
+        """Return the p-values of records by numbers of models (2, n), variances (2, n) and gaps of means (n,)."""
+        drawn, quantiles = self.quantiles, _quantiles(count, variance, gap, self.effect)
+        classes, drawn_classes = np.zeros(len(gap), dtype=int), np.zeros(len(drawn), dtype=int)
+        for ratio, drawn_ratio in zip(_ratios(count, variance), _ratios(self.count, self.variance), strict=True):
+            edges = np.quantile(drawn_ratio, (1 / 3, 2 / 3))
+            classes = 3 * classes + np.searchsorted(edges, ratio)
+            drawn_classes = 3 * drawn_classes + np.searchsorted(edges, drawn_ratio)
+        read = quantiles.copy()
+        for name in np.unique(classes):
+            alike = drawn[drawn_classes == name]
+            own = classes == name
+            read[own] = np.minimum(quantiles[own], _reading(alike if len(alike) >= ENOUGH else drawn, quantiles[own]))
+        return norm.sf(read)
+
+    def power(self, threshold: float) -> float:
+        """Return the share of drawn records with a p-value up to the threshold where δ is twice `effect`."""
+        some = slice(FEWEST)
+        gap = (self.gap + 2 * self.effect * self.scale)[some]
+        p_values = self.p_values(self.count[:, some], self.variance[:, some], gap)
+        return float((p_values <= threshold).mean())
+
+
+def draw_boundary(sides: Sides, effect: float, *, seed: int = 0) -> Boundary:
+    """Draw records like those whose φ takes more than two values."""
+    generator = np.random.default_rng(seed)
+    size = int(np.clip(NUMBERS // sides.count[:, 0].sum(), FEWEST, MOST))
+    picked = generator.choice(np.flatnonzero(~sides.two_valued), size)
+    count, true = sides.count[:, picked], sides.variance[:, picked]
+    mean, variance = np.zeros(true.shape), np.zeros(true.shape)
+    for side in np.flatnonzero(true.any(axis=1)):
+        varied = (sides.variance[side] > 0) & ~sides.two_valued
+        typical = round(float(sides.count[side, varied].mean()))
+        shape = pooled_shape(sides.skewness[side, varied].mean(), sides.kurtosis[side, varied].mean(), typical)
+        models = np.arange(count[side].max())[:, None] < count[side]
+        phi = shape.draw(models.shape, generator) * np.sqrt(true[side])
+        of_side = moments(phi[:, :, None], models)
+        mean[side] = of_side.mean[:, 0]
+        variance[side] = of_side.variance[:, 0] * count[side] / (count[side] - 1)
+    return Boundary(effect, count, variance, mean[0] - mean[1], np.sqrt(true.mean(axis=0)))
+
+
+def coin_test(count: np.ndarray, high: np.ndarray, effect: float) -> np.ndarray:
+    """Return p-values of records with two values, of which `high` (2, n) of `count` models have the larger one.
+
+    With u = Pr[as many or more with] and v = Pr[as many or fewer without], the probability of a product uv as small is
+    uv·(1 − ln uv), and uv where nothing could be smaller; the coins at the boundary that make it largest count.
+    """
+    cases, place = np.unique(np.concatenate([count, high]), axis=1, return_inverse=True)
+    n_in, n_out, high_in, high_out = cases
+    half = effect**2 / 2
+    tails_in = np.linspace(0.0, 1 / (1 + half), COINS)[:, None]
+    linear = 2 * (1 - tails_in) + half
+    constant = (1 - tails_in) ** 2 - half * tails_in * (1 - tails_in)
+    heads_out = (linear - np.sqrt(np.maximum(linear**2 - 4 * (1 + half) * constant, 0.0))) / (2 * (1 + half))
+    heads_out = np.clip(heads_out, 0.0, 1.0)
+    both = binom.sf(high_in - 1, n_in, 1 - tails_in) * binom.cdf(high_out, n_out, heads_out)
+    both = both.max(axis=0)
+    apart = (high_in == n_in) & (high_out == 0)
+    p_values = np.where(apart, both, both * (1 - np.log(np.maximum(both, TINY))))
+    return np.minimum(p_values, 1.0)[place.reshape(-1)]
+
+
+def coin_power(count: np.ndarray, effect: float, threshold: float, *, seed: int = 0) -> float:
+    """Return the share of drawn coins whose effect size is twice `effect` with a p-value up to the threshold."""
+    heads = 0.5 * (1 + 2 * effect / np.hypot(2 * effect, 2))
+    picked = count[:, np.random.default_rng(seed).integers(0, count.shape[1], FEWEST)].astype(int)
+    high = np.random.default_rng(seed + 1).binomial(picked, [[heads], [1 - heads]])
+    return float((coin_test(picked, high, effect) <= threshold).mean())
+
+
+def _ratios(count: np.ndarray, variance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return count[0] / count[1], (variance[0] + TINY) / (variance[1] + TINY)
+
+
+def _quantiles(count: np.ndarray, variance: np.ndarray, gap: np.ndarray, effect: float) -> np.ndarray:
+    """Return normal quantiles of the noncentral t, large where φ speaks for more than `effect`."""
+    pooled = variance.mean(axis=0)
+    varied = pooled > 0
+    count, variance, pooled = count[:, varied], variance[:, varied], pooled[varied]
+    root = np.sqrt((variance / count).sum(axis=0) / pooled)
+    freedom = (2 * pooled) ** 2 / (variance**2 / (count - 1)).sum(axis=0)
+    quantiles = np.full(len(gap), -np.inf)
+    tail = nct.sf(gap[varied] / (np.sqrt(pooled) * root), freedom, effect / root)
+    quantiles[varied] = norm.isf(np.maximum(tail, TINY))
+    return quantiles
+
+
+def _reading(drawn: np.ndarray, quantiles: np.ndarray) -> np.ndarray:
+    """Say which normal quantiles of the drawn records those of the noncentral t are, one standard error cautious."""
+    cautious = LEVELS - np.sqrt(LEVELS * (1 - LEVELS) / len(drawn))
+    knots, known = np.quantile(drawn, 1 - cautious), norm.isf(LEVELS)
+    slopes = np.diff(known) / np.maximum(np.diff(knots), TINY)
+    beyond = known[-1] + 0.75 * slopes[-3:].min() * (quantiles - knots[-1])
+    return np.where(quantiles > knots[-1], beyond, np.interp(quantiles, knots, known))
