@@ -112,10 +112,10 @@ def test_a_killed_run_goes_on_at_the_checkpoint_where_it_stopped(tmp_path: Path)
     pattern, options = saved(tmp_path, 3, 5), {"batch_size": 4}
     trace_of_checkpoints(network(3), pattern, Deadly(-1), out=tmp_path / "whole", **options)
     out = tmp_path / "killed"
-    # the first pass reads the records alone; two checkpoints are whole then
+    # two passes read the records alone; two checkpoints are whole then
     process = get_context("fork").Process(
         target=trace_of_checkpoints,
-        args=(network(3), pattern, Deadly(3 * N + 7)),
+        args=(network(3), pattern, Deadly(4 * N + 7)),
         kwargs={"out": out, **options},
     )
     process.start()
@@ -158,7 +158,7 @@ def test_what_cannot_be_a_trace_is_refused(tmp_path: Path) -> None:
     again = type(
         "Noisy", (list,), {"__getitem__": lambda self, row: (list.__getitem__(self, row)[0] + torch.rand(4), 0)}
     )
-    words = "the same inputs and targets in every pass, got others in a later pass, the first in row 0"
+    words = "the same inputs and targets in every pass, got 19 of 19 that differ between two passes, the first in row 0"
     refused(words, trace_of_checkpoints, model, pattern, again(noisy), loss="squared")
     refused(r"checkpoints: epoch0\.safetensors: weights", trace_of_checkpoints, nn.Linear(4, 3), pattern, data)
     tokens = nn.Unflatten(1, (2, 2))

@@ -126,6 +126,8 @@ def audit(
         },
     }
     meta |= {name: getattr(head, name) for name in ("loss", "l2", "intercept", "penalize_intercept", "frozen")}
+    if head.rows_proved_by is not None:
+        meta["rows_proved_by"] = head.rows_proved_by
     ids = head.ids if head.groups is None else np.unique(head.groups)
     return ScoreTable(scores=columns, ids=ids, meta=Meta.from_json(meta), attributes=attributes)
 

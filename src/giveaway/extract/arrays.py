@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from giveaway.checks import as_tensor, check_shape, fail, rows_at_a_time
-from giveaway.extract.reader import RecordBatch, RecordReader
+from giveaway.extract.batches import RecordBatch
+from giveaway.extract.reader import RecordReader
 from giveaway.extract.user_files import COMPRESSED, ONCE, ROWS, read_folder, read_stored
 from giveaway.records.examples import as_records, infer_loss
 from giveaway.records.head import Head

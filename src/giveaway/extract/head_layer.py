@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from giveaway.checks import InputError, check_choice, fail, nearest
-from giveaway.extract.reader import RecordBatch
+from giveaway.extract.batches import RecordBatch
 from giveaway.extract.torch_model import LayerCall, call_watched, device_of, storable
 from giveaway.records.rows import Pair
 

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from giveaway.checks import InputError, as_tensor, check_finite, check_memory, fail
-from giveaway.extract.reader import READ_AGAIN, RecordBatch, RecordReader, RowBuffer, is_dataset, model_inputs
+from giveaway.extract.batches import RecordBatch, model_inputs
+from giveaway.extract.reader import READ_AGAIN, RecordReader, RowBuffer, is_dataset
 from giveaway.extract.torch_model import same_random_states
 from giveaway.records.head import Head
 from giveaway.records.rows import row_kind
@@ -118,7 +119,7 @@ def _read_twice(reader: RecordReader) -> tuple[Inputs, torch.Tensor, np.ndarray 
             for key, tensor in tensors.items():
                 buffers[key].add(tensor)
             targets.add(batch.targets)
-        reader.check_second_pass()
+        reader.check_records()
     joined = {key: buffer.joined() for key, buffer in buffers.items()}
     inputs = {str(key): tensor for key, tensor in joined.items()} if named else tuple(joined.values())
     return inputs, targets.joined(), reader.fingerprints.ids

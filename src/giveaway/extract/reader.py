@@ -1,73 +1,37 @@
 """The one reader of loaders and datasets, with a proof that row i is record i.
 
-The proof: the loader's order is the dataset's (or the batches carry ids), no record is left out, and two passes give
-the same inputs and targets.
+The proof: every record is read once more by itself, as dataset[i], and must be what the loader gave in row i, or under
+its id. That a loader's sampler is in order is no proof: its collate_fn, its class or the dataset's __getitems__ may
+sort, repeat or drop records. Where records cannot be told apart (iterables, batches whose inputs have no row a record),
+two passes must give the same rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sized
-from dataclasses import dataclass
-from hashlib import blake2b, sha256
+from collections.abc import Iterable, Iterator, Mapping, Sized
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
 
-from giveaway.checks import InputError, as_tensor, check_names, check_whole, fail, nearest
+from giveaway.checks import InputError, check_names, check_whole, fail
+from giveaway.extract.batches import USUAL, BatchKeys, RecordBatch, row_hashes, split_batch
 from giveaway.records.rows import check_same_kind
 
-TARGET_KEYS = ("labels", "label", "targets", "target", "y")
-ID_KEYS = ("ids", "id")
 ORDERED = "every record once, in dataset order"
 READ_AGAIN = "pass a dataset that can be read again"
 SAME_CONTENTS = "the same inputs and targets in every pass"
+PACK = 64  # records that a worker sends at a time
 STEADY = "turn off random augmentation and shuffling, and pad to a fixed length"
-
-
-@dataclass(frozen=True)
-class BatchKeys:
-    """Where a batch holds inputs, targets and ids: positions in a tuple or keys in a dict; None is the usual place."""
-
-    inputs: str | int | None = None
-    targets: str | int | None = None
-    ids: str | int | None = None
-
-
-USUAL = BatchKeys()
-
-
-@dataclass(frozen=True)
-class RecordBatch:
-    """Some records: what the model is called with, their targets, and their ids if the batch carries them."""
-
-    arguments: tuple[Any, ...]
-    keywords: dict[str, Any]
-    targets: torch.Tensor
-    ids: np.ndarray | None = None
-
-    @property
-    def rows(self) -> int:
-        return len(self.targets)
-
-    @property
-    def inputs(self) -> list[Any]:
-        return [*self.arguments, *self.keywords.values()]
-
-    def inputs_on(self, device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return _moved(self.arguments, device), _moved(self.keywords, device)
-
-    def leaves(self) -> Iterator[Any]:
-        """Yield tensors, arrays, lists of plain values and single values of inputs and targets, without nesting."""
-        return _leaves((self.arguments, self.keywords, self.targets))
 
 
 class RecordReader:
     """Passes over the records of a DataLoader or Dataset, with a proof that row i is record i.
 
     Samplers that shuffle, replace or drop records and iterables without ids are refused. Every row of `first_pass` is
-    fingerprinted; later passes must give the same rows.
+    fingerprinted; `check_records` proves whose rows they are, and later passes must give the same ones.
 
     in_order : refuse loaders whose order is not the dataset's even if the batches carry ids.
     ids_given : the user names the records, so the batches must not.
@@ -76,6 +40,7 @@ class RecordReader:
     unknown_order: str | None = None  # why a position does not name a record
     total: int | None = None  # the rows that a full pass must give, where that is known beforehand
     ids_given = False
+    proof: str | None = None  # how it is known that row i is record i
 
     def __init__(
         self, data: Any, batch_size: int, keys: BatchKeys = USUAL, *, in_order: bool = False, ids_given: bool = False
@@ -106,17 +71,54 @@ class RecordReader:
             yield batch
         self.fingerprints.check_complete()
 
-    def second_pass(self) -> Iterator[RecordBatch]:
-        """Yield every batch again, in any order if it has ids; refuse at the end if a record differs."""
+    def check_records(self) -> None:
+        """Refuse if a row of the first pass is not the record of its position or id; `proof` then says how it is known.
+
+        Batches padded to their longest record are compared apart from the padding.
+        """
+        if self.total is None or isinstance(self.loader.dataset, IterableDataset) or not self.fingerprints.by_rows:
+            self.proof = "two equal passes"
+            self.fingerprints.check_repeated_by(self._again(self.batches()))
+            return
+        self.proof = "every record read by itself"
+        alone = self._again(self._records_alone())
+        if self.fingerprints.padded_beside(alone):
+            self.proof += ", apart from padding"
+            self._check_padded(alone.ids)
+        else:
+            self.fingerprints.check_repeated_by(alone)
+
+    def _again(self, batches: Iterable[RecordBatch]) -> RowFingerprints:
         again = RowFingerprints(self.total)
+        for batch in batches:
+            again.add(batch)
+        return again
+
+    def _records_alone(self) -> Iterator[RecordBatch]:
+        """Yield batches of one record in dataset order; they travel from the workers in packs."""
+        loader = self.loader
+        packs: DataLoader[Any] = DataLoader(
+            _Alone(loader),
+            batch_size=PACK,
+            collate_fn=list,
+            num_workers=loader.num_workers,
+            worker_init_fn=loader.worker_init_fn,
+            multiprocessing_context=loader.multiprocessing_context,
+        )
+        return (split_batch(batch, self._keys) for pack in packs for batch in pack)
+
+    def _check_padded(self, names: np.ndarray | None) -> None:
+        """Compare the rows of one more pass with the records by themselves, which may be shorter."""
+        alone, again, start = _Alone(self.loader), RowFingerprints(self.total), 0
+        place_of = {} if names is None else {name: place for place, name in enumerate(names.tolist())}
         for batch in self.batches():
             again.add(batch)
-            yield batch
+            for row in range(batch.rows):
+                place = start + row if batch.ids is None else place_of.get(batch.ids.tolist()[row], -1)
+                if place < 0 or not batch.holds(row, split_batch(alone[place], self._keys)):
+                    raise _other_record(start + row, "another record")
+            start += batch.rows
         self.fingerprints.check_repeated_by(again)
-
-    def check_second_pass(self) -> None:
-        for _ in self.second_pass():
-            pass
 
     def later_pass(self) -> Iterator[RecordBatch]:
         """Yield every batch again; refuse one whose rows are not those of the first pass, in the same order."""
@@ -136,14 +138,17 @@ class RowFingerprints:
     def __init__(self, expected: int | None) -> None:
         self._expected = expected
         self._hashes: list[np.ndarray] = []
+        self._shapes: list[np.ndarray] = []  # a hash of each row's shapes
         self._ids: list[np.ndarray] = []
-        self.rows = 0
+        self.rows, self.by_rows = 0, True
 
     def add(self, batch: RecordBatch) -> None:
         self._hashes.append(row_hashes(batch))
+        self._shapes.append(np.full(batch.rows, hash(batch.row_shapes())))
         if batch.ids is not None:
             self._ids.append(batch.ids)
         self.rows += batch.rows
+        self.by_rows &= batch.by_rows
         if self._expected is not None and self.rows > self._expected:
             raise self._count_error(f"more than {self._expected}")
 
@@ -165,17 +170,30 @@ class RowFingerprints:
         if second.rows != self.rows:
             got = f"{second.rows} rows in a second pass after {self.rows} in the first"
             raise fail("data", "the same records in every pass", got, READ_AGAIN)
-        before, after = np.concatenate(self._hashes), np.concatenate(second._hashes)
-        order = np.arange(self.rows)
-        if (names := self.ids) is not None and (names_after := second.ids) is not None:
-            order, order_after = np.argsort(names), np.argsort(names_after)
-            if not np.array_equal(names[order], names_after[order_after]):
-                raise fail("data", "the same ids in every pass", "others in a second pass", "fix each record's id")
-            before, after = before[order], after[order_after]
+        order, before, after = self._beside(second, "_hashes")
         changed = order[(before != after).any(axis=1)]
+        if len(changed) and np.isin(before[order.argsort()][changed, 0], after[:, 0]).all():
+            raise _other_record(changed.min(), "the contents of another record")
         if len(changed):
             got = f"{len(changed)} of {self.rows} that differ between two passes, the first in row {changed.min()}"
             raise fail("data", SAME_CONTENTS, got, STEADY)
+
+    def padded_beside(self, alone: RowFingerprints) -> bool:
+        """Whether rows have other shapes here than by themselves, as in batches padded to their longest record."""
+        if alone.rows != self.rows:
+            return False
+        _, here, there = self._beside(alone, "_shapes")
+        return bool((here != there).any())
+
+    def _beside(self, second: RowFingerprints, what: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return row numbers, and what was kept of the same records in this pass and in the second."""
+        before, after = (np.concatenate(getattr(one, what)) for one in (self, second))
+        if (names := self.ids) is None or (names_after := second.ids) is None:
+            return np.arange(self.rows), before, after
+        order, order_after = np.argsort(names), np.argsort(names_after)
+        if not np.array_equal(names[order], names_after[order_after]):
+            raise fail("data", "the same ids in every pass", "others in a second pass", "fix each record's id")
+        return order, before[order], after[order_after]
 
     def check_continued_by(self, batch: RecordBatch, start: int) -> None:
         """Refuse a batch of a later pass whose rows, from number `start` on, are not those of this pass."""
@@ -205,6 +223,24 @@ class RowFingerprints:
     def _count_error(self, rows: str) -> InputError:
         got = f"{rows} rows for {self._expected} records"
         return fail("data", ORDERED, got, "use a sampler and collate_fn that give each record once")
+
+
+class _Alone(Dataset[Any]):
+    """The records of a loader's dataset, each collated by itself."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self._dataset, self._collate = loader.dataset, loader.collate_fn
+
+    def __len__(self) -> int:
+        return len(self._dataset)  # type: ignore[arg-type]
+
+    def __getitem__(self, row: int) -> Any:
+        return self._collate([self._dataset[row]])
+
+
+def _other_record(row: int, got: str) -> InputError:
+    remedy = "let collate_fn, loader and dataset keep the order, or put each record's id in its batch (id_key=)"
+    return fail("data", "the record of its own position or id in every row", f"{got} in row {row}", remedy)
 
 
 class RowBuffer:
@@ -265,126 +301,3 @@ def why_order_is_unknown(loader: DataLoader[Any]) -> str | None:
     if not isinstance(order, range | list | tuple) or not isinstance(loader.dataset, Sized):
         return kind
     return None if list(order) == list(range(len(loader.dataset))) else kind
-
-
-def split_batch(batch: Any, keys: BatchKeys) -> RecordBatch:
-    """Split a tuple, list or dict into inputs, targets and ids, as `keys` says."""
-    if isinstance(batch, Mapping):
-        inputs, targets, ids = _split_mapping(dict(batch), keys)
-    elif isinstance(batch, tuple | list):
-        inputs, targets, ids = _split_sequence(list(batch), keys)
-    else:
-        raise fail("data", "batches (inputs, targets) or dicts", type(batch).__name__, "return the targets as well")
-    y = as_tensor("targets", targets).cpu()
-    if y.ndim == 0:
-        raise fail("data", "batches with one target a record", "a single target", "give the DataLoader a batch_size")
-    names = None if ids is None else check_names("ids in the batch", ids, len(y), unique=False)
-    return RecordBatch(*model_inputs(inputs), y, names)
-
-
-def model_inputs(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the model's arguments and keywords: a dict is keywords, a tuple is several arguments."""
-    if isinstance(inputs, Mapping):
-        return (), dict(inputs)
-    if isinstance(inputs, tuple | list) and not (inputs and _is_plain_list(inputs)):
-        return tuple(inputs), {}
-    return (inputs,), {}
-
-
-def _split_mapping(parts: dict[Any, Any], keys: BatchKeys) -> tuple[Any, Any, Any]:
-    present = list(parts)
-    target_key, id_key = keys.targets, keys.ids
-    if target_key is None:
-        known = [key for key in TARGET_KEYS if key in parts]
-        if len(known) != 1:
-            got = "keys " + ", ".join(map(str, known or present))
-            expected = "a batch with one of the keys " + ", ".join(TARGET_KEYS)
-            raise fail("data", expected, got, "name the targets with target_key=")
-        target_key = known[0]
-    if id_key is None:
-        # A two-dimensional "ids" is a model input (token ids), not one name a record.
-        lists = (key for key in ID_KEYS if getattr(parts.get(key), "ndim", 0) == 1 or _is_plain_list(parts.get(key)))
-        id_key = next(lists, None)
-    for argument, key in (("target_key", target_key), ("id_key", id_key), ("input_key", keys.inputs)):
-        if key is not None and key not in parts:
-            raise fail(argument, "a key of the batch", repr(key), nearest(str(key), map(str, present)))
-    targets = parts.pop(target_key)
-    ids = None if id_key is None else parts.pop(id_key)
-    return parts if keys.inputs is None else parts[keys.inputs], targets, ids
-
-
-def _split_sequence(parts: list[Any], keys: BatchKeys) -> tuple[Any, Any, Any]:
-    size = len(parts)
-    for argument, key in (("target_key", keys.targets), ("id_key", keys.ids), ("input_key", keys.inputs)):
-        if key is not None and not (isinstance(key, int) and -size <= key < size):
-            expected = f"a position in the batch, 0 to {size - 1}"
-            raise fail(argument, expected, repr(key), "batches here are tuples: give a position")
-    if keys.targets is None and keys.inputs is None and size != 2 + (keys.ids is not None):
-        expected = "batches (inputs, targets), or (inputs, targets, ids) with id_key=2"
-        raise fail("data", expected, f"a batch of {size} parts", "say which is which with target_key= and id_key=")
-    target_at = int(1 if keys.targets is None else keys.targets) % size
-    id_at = None if keys.ids is None else int(keys.ids) % size
-    if keys.inputs is not None:
-        inputs = parts[int(keys.inputs)]
-    else:
-        rest = [part for at, part in enumerate(parts) if at not in (target_at, id_at)]
-        inputs = rest[0] if len(rest) == 1 else tuple(rest)
-    return inputs, parts[target_at], None if id_at is None else parts[id_at]
-
-
-def _moved(value: Any, device: torch.device) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.to(device)
-    if isinstance(value, Mapping):
-        return {key: _moved(part, device) for key, part in value.items()}
-    if isinstance(value, tuple | list):
-        parts = [_moved(part, device) for part in value]
-        return parts if isinstance(value, list) else type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
-    return value
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, Mapping):
-        for key, part in value.items():
-            yield str(key)
-            yield from _leaves(part)
-    elif isinstance(value, tuple | list) and not _is_plain_list(value):
-        for part in value:
-            yield from _leaves(part)
-    else:
-        yield value
-
-
-def _is_plain_list(value: Any) -> bool:
-    return isinstance(value, tuple | list) and all(isinstance(part, str | bytes | int | float) for part in value)
-
-
-def row_hashes(batch: RecordBatch) -> np.ndarray:
-    """Hash the inputs and target of each row into two words of 64 bits, (rows, 2)."""
-    rows = batch.rows
-    hashes = [blake2b(digest_size=16) for _ in range(rows)]
-    for leaf in batch.leaves():
-        for row_hash, piece in zip(hashes, _row_bytes(leaf, rows), strict=True):
-            row_hash.update(piece)
-    return np.frombuffer(b"".join(h.digest() for h in hashes), dtype="<u8").reshape(rows, 2)
-
-
-def _row_bytes(leaf: Any, rows: int) -> Iterator[Any]:
-    """Yield the bytes of `leaf` that belong to each row; what belongs to no single row counts for all of them."""
-    if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biufc":
-        leaf = torch.from_numpy(np.ascontiguousarray(leaf))
-    if isinstance(leaf, torch.Tensor):
-        dense = leaf.detach().to_dense() if leaf.layout != torch.strided else leaf.detach()
-        shared = dense.ndim == 0 or len(dense) != rows
-        table = dense.cpu().reshape(1 if shared else rows, -1).contiguous()
-        octets = table.view(torch.uint8).numpy() if table.numel() else np.empty((len(table), 0), np.uint8)
-        if shared:
-            return iter([blake2b(octets.data, digest_size=16).digest()] * rows)
-        return (row.data for row in octets)
-    if isinstance(leaf, list | tuple) and len(leaf) == rows:
-        return (repr(value).encode() for value in leaf)
-    if leaf is None or isinstance(leaf, str | bytes | int | float | list | tuple):
-        return iter([repr(leaf).encode()] * rows)
-    got = f"a {type(leaf).__name__}, which cannot be compared between two passes"
-    remedy = "collate it to tensors, or build Head from arrays"
-    raise fail("data", "inputs made of tensors, arrays, numbers or strings", got, remedy)

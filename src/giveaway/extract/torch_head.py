@@ -17,19 +17,12 @@ from torch import nn
 from torch.utils.data import DataLoader, Subset
 
 from giveaway.checks import errors_about, fail
+from giveaway.extract.batches import BatchKeys, RecordBatch
 from giveaway.extract.feature_cache import ROWS, FeatureCache, SharedCache, Sinks
 from giveaway.extract.head_layer import HeadLayer
 from giveaway.extract.model_records import InputCollector, places_of
-from giveaway.extract.reader import (
-    ORDERED,
-    BatchKeys,
-    RecordBatch,
-    RecordReader,
-    RowBuffer,
-    as_loader,
-    why_order_is_unknown,
-)
-from giveaway.extract.torch_model import model_digest, same_random_states, untouched, unwrapped
+from giveaway.extract.reader import ORDERED, RecordReader, RowBuffer, as_loader, why_order_is_unknown
+from giveaway.extract.torch_model import check_is_function, model_digest, same_random_states, untouched, unwrapped
 from giveaway.extract.variants import Variants, mean_outputs
 from giveaway.linalg.processes import Processes
 from giveaway.records.examples import infer_loss
@@ -108,6 +101,8 @@ def from_torch(
     keys = BatchKeys(input_key, target_key, id_key)
     reader = RecordReader(data, batch_size, keys, ids_given=ids is not None)
     head_layer = HeadLayer(module, layer, reduction, device, autocast)
+    for argument, value in (("ids", ids), ("groups", groups), ("sample_weight", sample_weight)):
+        _check_order_of(argument, value, reader.loader.dataset)
     collector = InputCollector(keep_inputs, reader.total)
     variants = Variants(False if stream and relatives is None else relatives)
     others = None if held_out is None else RecordsHeldOut(held_out, batch_size, keys)
@@ -133,6 +128,7 @@ def from_torch(
     rows |= witnesses_in(rows)
     return Head(
         **rows,
+        rows_proved_by=reader.proof,
         loss=infer_loss(rows["targets"], rows["outputs"]) if loss == "auto" else loss,
         l2=l2,
         intercept=bias is not None,
@@ -220,13 +216,18 @@ def _run(
     reader: RecordReader, layer: HeadLayer, collector: InputCollector, variants: Variants, sinks: Mapping[str, Any]
 ) -> None:
     """Run the model over all records into `sinks`, and read the data again to see that rows are records."""
+    first = True
     for batch in reader.first_pass():
         collector.add(batch)  # before the model can write into its inputs
         asked = variants.of(batch)
-        for name, block in zip(ROWS, (*layer.rows_of(batch), batch.targets), strict=True):
+        rows = layer.rows_of(batch)
+        if first:
+            check_is_function(layer.model, layer.rows_of, batch, rows)
+            first = False
+        for name, block in zip(ROWS, (*rows, batch.targets), strict=True):
             sinks[name].add(block)
         _add_relatives(asked, layer, sinks)
-    reader.check_second_pass()
+    reader.check_records()
 
 
 def _add_relatives(asked: dict[str, list[RecordBatch]], layer: HeadLayer, sinks: Mapping[str, Any]) -> None:
@@ -261,10 +262,12 @@ def _through_cache(
         facts["held_out_sha256"] = others.digest()
     if known is None:
         weight, bias = layer.parameters()
-        store.complete(facts | {"layer": layer.name}, arrays | {"ids": prints.ids, "weight": weight, "bias": bias})
+        facts |= {"layer": layer.name, "proof": reader.proof}
+        store.complete(facts, arrays | {"ids": prints.ids, "weight": weight, "bias": bias})
     else:
         store.check_made_of(facts)
         layer.choose(known["layer"])
+        reader.proof = known.get("proof")
     names = (*ROWS, "ids", *(PREFIX + name for name in relatives), *(HELD_OUT if others is not None else ()))
     stored, inputs = store.arrays(), collector.joined()
     rows = {name: stored.get(name) for name in names}
@@ -281,11 +284,14 @@ def _streamed(reader: RecordReader, layer: HeadLayer, collector: InputCollector,
     for batch in reader.first_pass():
         collector.add(batch)
         asked = variants.of(batch)
-        first = layer.rows_of(batch) if first is None else first
+        if first is None:
+            first = layer.rows_of(batch)
+            check_is_function(layer.model, layer.rows_of, batch, first)
         kept["targets"].add(batch.targets)
         _add_relatives(asked, layer, kept)
     assert first is not None
-    next(reader.later_pass())  # random augmentation and shuffling are refused here, not in a long audit
+    reader.check_records()
+    next(reader.later_pass())  # another order is refused here, not in a long audit
 
     def begin() -> Iterator[Pair]:
         if model_digest(layer.model) != weights:
@@ -294,7 +300,7 @@ def _streamed(reader: RecordReader, layer: HeadLayer, collector: InputCollector,
         later = reader.later_pass()
         while True:
             # Batch by batch: between two of them the model is the user's, as it was.
-            with untouched(layer.model, reader.loader):
+            with untouched(layer.model, reader.loader, proved=False):
                 batch = next(later, None)
                 if batch is None:
                     return
@@ -306,6 +312,16 @@ def _streamed(reader: RecordReader, layer: HeadLayer, collector: InputCollector,
     features, outputs = Stream(begin, prints.rows, first, name=name, of_layer=True).rows()
     known = {name: sink.joined() for name, sink in kept.items()}
     return {"features": features, "outputs": outputs, "ids": prints.ids, "inputs": collector.joined()} | known
+
+
+def _check_order_of(argument: str, value: Any, dataset: Any) -> None:
+    """Refuse an array beside a Subset that has all records of its dataset in another order: it may be in either."""
+    if value is None or isinstance(value, Mapping) or not isinstance(dataset, Subset):
+        return
+    if sorted(dataset.indices) == list(range(len(dataset))) != list(dataset.indices):
+        got = "one beside a Subset of all records in another order"
+        remedy = "pass the dataset itself, or put ids in the batches (id_key=)"
+        raise fail(argument, "one value a record, in the order of the rows", got, remedy)
 
 
 def _in_row_order(argument: str, value: Any, names: Any, unknown_order: str | None) -> Any:

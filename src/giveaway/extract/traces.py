@@ -16,7 +16,8 @@ from torch import nn
 from torch.nn import functional
 
 from giveaway.checks import errors_about, fail
-from giveaway.extract.reader import READ_AGAIN, BatchKeys, RecordBatch, RecordReader, RowBuffer
+from giveaway.extract.batches import BatchKeys, RecordBatch
+from giveaway.extract.reader import READ_AGAIN, RecordReader, RowBuffer
 from giveaway.extract.torch_model import device_of, load_weights, untouched, unwrapped
 from giveaway.records.examples import check_targets, infer_loss
 from giveaway.records.loss_trace import LossTrace
@@ -64,6 +65,7 @@ def trace_of_checkpoints(
         targets = RowBuffer("targets", reader.total)
         for batch in reader.first_pass():
             targets.add(batch.targets)
+        reader.check_records()
         y, rows = targets.joined(), reader.fingerprints.rows
         named = loss if isinstance(loss, str) else getattr(loss, "__qualname__", type(loss).__qualname__)
         made_of |= {"data_sha256": reader.fingerprints.digest(), "loss": named}

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from giveaway.checks import errors_about, fail
-from giveaway.extract.reader import RecordBatch, model_inputs
+from giveaway.extract.batches import RecordBatch, model_inputs
 
 CHANNELS = (1, 3)
 LEAST_SIDE = 8

@@ -11,7 +11,7 @@ from torch.func import grad, jacrev, vmap
 
 from giveaway.checks import InputError, check_number, fail
 from giveaway.curvature.losses import unit_vectors
-from giveaway.extract.reader import RecordBatch
+from giveaway.extract.batches import RecordBatch
 from giveaway.network.jacobian import CHECKED, ColumnByColumn
 from giveaway.network.network import Network, Values
 

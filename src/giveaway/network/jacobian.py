@@ -16,7 +16,7 @@ import torch
 from torch.func import jvp, vjp, vmap
 
 from giveaway.checks import InputError, fail
-from giveaway.extract.reader import RecordBatch
+from giveaway.extract.batches import RecordBatch
 from giveaway.network.layers import LEAST_ROWS, ByLayers, FormedJacobian, FormingPlan
 from giveaway.network.network import Network, Values
 

@@ -25,7 +25,7 @@ from torch.func import functional_call, jvp, vjp, vmap
 from torch.nn.grad import conv2d_weight
 
 from giveaway.curvature.losses import unit_vectors
-from giveaway.extract.reader import RecordBatch
+from giveaway.extract.batches import RecordBatch
 from giveaway.network.network import Network, Values
 
 LARGE = 1_000_000  # numbers of layer outputs from which one backward pass after another is as quick as all at once

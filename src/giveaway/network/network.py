@@ -17,8 +17,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from giveaway.checks import fail, free_memory, nearest
 from giveaway.curvature.losses import Loss, LossFunction, loss_named
+from giveaway.extract.batches import RecordBatch
 from giveaway.extract.model_records import ModelRecords, read_records
-from giveaway.extract.reader import RecordBatch
 from giveaway.extract.torch_model import evaluation_mode, unwrapped
 
 FEW = 8  # records of the checks

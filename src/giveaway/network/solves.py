@@ -15,7 +15,7 @@ import torch
 from torch.func import grad, jvp, vjp, vmap
 
 from giveaway.checks import check_choice, check_number, check_whole, fail
-from giveaway.extract.reader import RecordBatch
+from giveaway.extract.batches import RecordBatch
 from giveaway.linalg.cg import Solution, column_cg, shared_cg
 from giveaway.linalg.precision import signs
 from giveaway.network.jacobian import CHECKED, Jacobian, first_that_agrees, random_columns

@@ -99,6 +99,7 @@ class Head:
         objects, a pandas DataFrame, or n strings, which become a list.
     frozen : whether nothing before the head was trained on these records, as of a linear probe on a frozen encoder.
         `newton` is exact then, and `fused` ranks as it does. Nothing in the arrays tells: say it only if it is so.
+    rows_proved_by : how it is known that row i is record i, where `from_torch` proved it.
     relatives : the model's outputs (n, m) on a variant of every record, such as its mirror image: a dict from the
         variant's name to them, or one array.
     held_out : (outputs (k, m), targets) of records that the model was not trained on.
@@ -124,6 +125,7 @@ class Head:
     groups: np.ndarray | None = None
     inputs: Any = None
     frozen: bool = False
+    rows_proved_by: str | None = None
     relatives: dict[str, Rows] | None = None
     held_out: tuple[Rows, torch.Tensor] | None = None
     out_of_bag: torch.Tensor | None = None
@@ -290,7 +292,8 @@ class Head:
         arrays = {name: getattr(self, name) for name in (("features", *names) if self.linear else names)}
         arrays["inputs"] = None if self.inputs is None else saveable(self.inputs)
         arrays |= arrays_of_witnesses(self)
-        options = {k: getattr(self, k) for k in ("loss", "l2", "intercept", "penalize_intercept", "frozen")}
+        told = ("loss", "l2", "intercept", "penalize_intercept", "frozen", "rows_proved_by")
+        options = {name: getattr(self, name) for name in told}
         arrays["options"] = np.array(json.dumps(options))
         saved = {name: value for name, value in arrays.items() if value is not None}
         write_atomically(path, lambda stream: write_archive(stream, saved))

@@ -198,6 +198,7 @@ class Meta(Section):
     intercept: bool | None = None
     penalize_intercept: bool | None = None
     frozen: bool | None = None
+    rows_proved_by: str | None = None
     options: AuditOptions | None = None
     processes: int | None = None
     device: str | None = None
@@ -232,7 +233,7 @@ class Meta(Section):
         "provenance": Provenance,
     }
     # not of every audit
-    LATER: ClassVar[tuple[str, ...]] = ("fusion", "trace", "depths", "access", "title", "provenance")
+    LATER: ClassVar[tuple[str, ...]] = ("rows_proved_by", "fusion", "trace", "depths", "access", "title", "provenance")
 
     @property
     def by_person(self) -> bool:

@@ -1,0 +1,235 @@
+"""A batch of records as loaders give it: what the model is called with, targets and ids, and a hash of each row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import torch
+
+from giveaway.checks import as_tensor, check_names, fail, nearest
+
+TARGET_KEYS = ("labels", "label", "targets", "target", "y")
+ID_KEYS = ("ids", "id")
+
+
+@dataclass(frozen=True)
+class BatchKeys:
+    """Where a batch holds inputs, targets and ids: positions in a tuple or keys in a dict; None is the usual place."""
+
+    inputs: str | int | None = None
+    targets: str | int | None = None
+    ids: str | int | None = None
+
+
+USUAL = BatchKeys()
+
+
+@dataclass(frozen=True)
+class RecordBatch:
+    """Some records: what the model is called with, their targets, and their ids if the batch carries them."""
+
+    arguments: tuple[Any, ...]
+    keywords: dict[str, Any]
+    targets: torch.Tensor
+    ids: np.ndarray | None = None
+
+    @property
+    def rows(self) -> int:
+        return len(self.targets)
+
+    @property
+    def inputs(self) -> list[Any]:
+        return [*self.arguments, *self.keywords.values()]
+
+    def inputs_on(self, device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return copies of the inputs, which the model may write into."""
+        return _moved(self.arguments, device), _moved(self.keywords, device)
+
+    def leaves(self) -> Iterator[Any]:
+        """Yield tensors, arrays, lists of plain values and single values of inputs and targets, without nesting."""
+        return _leaves((self.arguments, self.keywords, self.targets))
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether every tensor and array of the inputs has a row a record."""
+        inputs = _leaves((self.arguments, self.keywords))
+        return all(_has_rows(leaf, self.rows) for leaf in inputs if isinstance(leaf, torch.Tensor | np.ndarray))
+
+    def of_rows(self, rows: list[int]) -> RecordBatch:
+        """Return the batch of some of its rows; what belongs to no single row stays as it is."""
+        arguments, keywords = (_rows_of(value, rows, self.rows) for value in (self.arguments, self.keywords))
+        return RecordBatch(arguments, keywords, self.targets[rows], None if self.ids is None else self.ids[rows])
+
+    def row_shapes(self) -> tuple[Any, ...]:
+        """Return the shapes of one row's tensors and arrays."""
+        return tuple(
+            tuple(leaf.shape[1:])
+            for leaf in self.leaves()
+            if isinstance(leaf, torch.Tensor | np.ndarray) and _has_rows(leaf, self.rows)
+        )
+
+    def holds(self, row: int, alone: RecordBatch) -> bool:
+        """Whether a row is the record that is `alone` in another batch, apart from padding at one of its ends."""
+        pairs = list(zip(self.leaves(), alone.leaves(), strict=True))
+        return all(_same_but_for_padding(leaf[row], one[0]) for leaf, one in pairs if _has_rows(leaf, self.rows))
+
+
+def split_batch(batch: Any, keys: BatchKeys) -> RecordBatch:
+    """Split a tuple, list or dict into inputs, targets and ids, as `keys` says."""
+    if isinstance(batch, Mapping):
+        inputs, targets, ids = _split_mapping(dict(batch), keys)
+    elif isinstance(batch, tuple | list):
+        inputs, targets, ids = _split_sequence(list(batch), keys)
+    else:
+        raise fail("data", "batches (inputs, targets) or dicts", type(batch).__name__, "return the targets as well")
+    y = as_tensor("targets", targets).cpu()
+    if y.ndim == 0:
+        raise fail("data", "batches with one target a record", "a single target", "give the DataLoader a batch_size")
+    names = None if ids is None else check_names("ids in the batch", ids, len(y), unique=False)
+    return RecordBatch(*model_inputs(inputs), y, names)
+
+
+def model_inputs(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the model's arguments and keywords: a dict is keywords, a tuple is several arguments."""
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    if isinstance(inputs, tuple | list) and not (inputs and _is_plain_list(inputs)):
+        return tuple(inputs), {}
+    return (inputs,), {}
+
+
+def _split_mapping(parts: dict[Any, Any], keys: BatchKeys) -> tuple[Any, Any, Any]:
+    present = list(parts)
+    target_key, id_key = keys.targets, keys.ids
+    if target_key is None:
+        known = [key for key in TARGET_KEYS if key in parts]
+        if len(known) != 1:
+            got = "keys " + ", ".join(map(str, known or present))
+            expected = "a batch with one of the keys " + ", ".join(TARGET_KEYS)
+            raise fail("data", expected, got, "name the targets with target_key=")
+        target_key = known[0]
+    if id_key is None:
+        # A two-dimensional "ids" is a model input (token ids), not one name a record.
+        lists = (key for key in ID_KEYS if getattr(parts.get(key), "ndim", 0) == 1 or _is_plain_list(parts.get(key)))
+        id_key = next(lists, None)
+    for argument, key in (("target_key", target_key), ("id_key", id_key), ("input_key", keys.inputs)):
+        if key is not None and key not in parts:
+            raise fail(argument, "a key of the batch", repr(key), nearest(str(key), map(str, present)))
+    targets = parts.pop(target_key)
+    ids = None if id_key is None else parts.pop(id_key)
+    return parts if keys.inputs is None else parts[keys.inputs], targets, ids
+
+
+def _split_sequence(parts: list[Any], keys: BatchKeys) -> tuple[Any, Any, Any]:
+    size = len(parts)
+    for argument, key in (("target_key", keys.targets), ("id_key", keys.ids), ("input_key", keys.inputs)):
+        if key is not None and not (isinstance(key, int) and -size <= key < size):
+            expected = f"a position in the batch, 0 to {size - 1}"
+            raise fail(argument, expected, repr(key), "batches here are tuples: give a position")
+    if keys.targets is None and keys.inputs is None and size != 2 + (keys.ids is not None):
+        expected = "batches (inputs, targets), or (inputs, targets, ids) with id_key=2"
+        raise fail("data", expected, f"a batch of {size} parts", "say which is which with target_key= and id_key=")
+    target_at = int(1 if keys.targets is None else keys.targets) % size
+    id_at = None if keys.ids is None else int(keys.ids) % size
+    if keys.inputs is not None:
+        inputs = parts[int(keys.inputs)]
+    else:
+        rest = [part for at, part in enumerate(parts) if at not in (target_at, id_at)]
+        inputs = rest[0] if len(rest) == 1 else tuple(rest)
+    return inputs, parts[target_at], None if id_at is None else parts[id_at]
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(device, copy=True)
+    if isinstance(value, Mapping):
+        return {key: _moved(part, device) for key, part in value.items()}
+    if isinstance(value, tuple | list):
+        parts = [_moved(part, device) for part in value]
+        return parts if isinstance(value, list) else type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    return value
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield str(key)
+            yield from _leaves(part)
+    elif isinstance(value, tuple | list) and not _is_plain_list(value):
+        for part in value:
+            yield from _leaves(part)
+    else:
+        yield value
+
+
+def _has_rows(leaf: Any, rows: int) -> bool:
+    """Whether a leaf holds something of each row, and not of all of them together."""
+    if isinstance(leaf, torch.Tensor | np.ndarray):
+        return leaf.ndim > 0 and len(leaf) == rows
+    return isinstance(leaf, list | tuple) and len(leaf) == rows
+
+
+def _rows_of(value: Any, rows: list[int], count: int) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _rows_of(part, rows, count) for key, part in value.items()}
+    if isinstance(value, tuple | list) and not _is_plain_list(value):
+        parts = [_rows_of(part, rows, count) for part in value]
+        return parts if isinstance(value, list) else type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    if not _has_rows(value, count):
+        return value
+    return value[rows] if isinstance(value, torch.Tensor | np.ndarray) else [value[row] for row in rows]
+
+
+def _same_but_for_padding(row: Any, alone: Any) -> bool:
+    """Whether `row` is `alone`, or holds it at its beginning or end and one value everywhere else."""
+    if not isinstance(row, torch.Tensor | np.ndarray):
+        return bool(row == alone)
+    a, b = np.asarray(row), np.asarray(alone)
+    if a.ndim != b.ndim or any(long < short for long, short in zip(a.shape, b.shape, strict=True)):
+        return False
+    for window in ([slice(k) for k in b.shape], [slice(n - k, n) for n, k in zip(a.shape, b.shape, strict=True)]):
+        outside = np.ones(a.shape, dtype=bool)
+        outside[tuple(window)] = False
+        padding = a[outside]
+        if np.array_equal(a[tuple(window)], b) and (padding == padding[:1]).all():
+            return True
+    return False
+
+
+def _is_plain_list(value: Any) -> bool:
+    return isinstance(value, tuple | list) and all(isinstance(part, str | bytes | int | float) for part in value)
+
+
+def row_hashes(batch: RecordBatch) -> np.ndarray:
+    """Hash the inputs and target of each row into two words of 64 bits, (rows, 2)."""
+    rows = batch.rows
+    hashes = [blake2b(digest_size=16) for _ in range(rows)]
+    for leaf in batch.leaves():
+        for row_hash, piece in zip(hashes, _row_bytes(leaf, rows), strict=True):
+            row_hash.update(piece)
+    return np.frombuffer(b"".join(h.digest() for h in hashes), dtype="<u8").reshape(rows, 2)
+
+
+def _row_bytes(leaf: Any, rows: int) -> Iterator[Any]:
+    """Yield the bytes of `leaf` that belong to each row; what belongs to no single row counts for all of them."""
+    if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biufc":
+        leaf = torch.from_numpy(np.ascontiguousarray(leaf))
+    if isinstance(leaf, torch.Tensor):
+        dense = leaf.detach().to_dense() if leaf.layout != torch.strided else leaf.detach()
+        shared = dense.ndim == 0 or len(dense) != rows
+        table = dense.cpu().reshape(1 if shared else rows, -1).contiguous()
+        octets = table.view(torch.uint8).numpy() if table.numel() else np.empty((len(table), 0), np.uint8)
+        if shared:
+            return iter([blake2b(octets.data, digest_size=16).digest()] * rows)
+        return (row.data for row in octets)
+    if isinstance(leaf, list | tuple) and len(leaf) == rows:
+        return (repr(value).encode() for value in leaf)
+    if leaf is None or isinstance(leaf, str | bytes | int | float | list | tuple):
+        return iter([repr(leaf).encode()] * rows)
+    got = f"a {type(leaf).__name__}, which cannot be compared between two passes"
+    remedy = "collate it to tensors, or build Head from arrays"
+    raise fail("data", "inputs made of tensors, arrays, numbers or strings", got, remedy)
