@@ -734,9 +734,18 @@ def test_validate_trains_shadow_models_of_a_recipe(giveaway, done, folder):
     stored = giveaway("validate", "result")[1]
     assert "training 32 models took " in stored
     assert "unknown time" not in stored
-    signals = folder / "giveaway-signals"
+    trained = "The shadow models are logistic regressions of giveaway's recipe logistic; the count is of these, whose "
+    trained += "settings need not be those of the audited LogisticRegression."
+    assert first["trained"] == trained
+    done("validate", "result", "--signals", "other", "--recipe", "mlp", "--data", "flowers:data", "--models", "8")
+    assert (
+        "MLPs of giveaway's recipe mlp; the audited model is a LogisticRegression: the count is of MLPs."
+        in (json.loads(Path("result/validation.json").read_text())["trained"])
+    )
+    signals = folder / "other"
     kept = f"Kept: the signals it was validated with, in {signals}; giveaway purge {signals} removes them"
     assert giveaway("purge", "result")[1].splitlines()[1:] == [kept]
+    assert not Path("result").exists()
     count = len(list(signals.iterdir()))
     assert giveaway("purge", signals)[:2] == (0, f"Removed {count} files\n")
     assert not signals.exists()
@@ -760,7 +769,7 @@ def test_validate_trains_augmented_residual_networks(giveaway, done, folder, mon
     code, out, err = giveaway(*options)
     assert code == 0, err
     assert json.loads(out)["models"] == 8
-    stored = json.loads((folder / "giveaway-signals" / "shadow.json").read_text())
+    stored = json.loads((folder / "result" / "signals" / "shadow.json").read_text())
     assert stored["training"]["augment"] == ["crop", "flip"]
     assert "resnet9" in giveaway("validate", "--help")[1]
 
@@ -768,11 +777,20 @@ def test_validate_trains_augmented_residual_networks(giveaway, done, folder, mon
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ((), "signals: expected a file that exists, got giveaway-signals"),
-        (("--models", "8"), "models: expected --recipe beside it, got none; drop --models, or name a recipe"),
-        (("--recipe", "mlp", "--models", "8"), "data: expected --data beside --recipe, got none"),
-        (("--recipe", "mlp", "--data", "nowhere:x"), "models: expected --models beside --recipe, got none"),
-        (("--recipe", "mpl", "--data", "math:gamma", "--models", "8"), "data"),
+        ((), "signals: expected signals of shadow models, got none in result/signals; train them: --train module:"),
+        (("--models", "8"), "models: expected --train or --estimator or --recipe beside it, got none; drop --models, "),
+        (
+            ("--recipe", "mlp", "--models", "8"),
+            "data: expected --data module:function, got none, and none in the audit",
+        ),
+        (("--recipe", "mlp", "--data", "nowhere:x"), "data: expected a module that can be imported, got 'nowhere'"),
+        (("--recipe", "mpl", "--data", "math:gamma", "--models", "8"), "recipe: expected a known name, got 'mpl'; did"),
+        (("--recipe", "mlp", "--models", "6"), "models: expected a whole number of at least 8, got 6; fewer show not"),
+        (("--recipe", "mlp", "--dry-run"), "dry_run: expected --train or --estimator beside it, got --recipe; drop"),
+        (("--train", "a:b", "--allow-pickle"), "allow_pickle: expected --estimator beside it, got --train; drop --all"),
+        (("--train", "a:b", "--recipe", "mlp"), "recipe: expected one way to train, got --train and --recipe; drop"),
+        (("--train", "nowhere:x"), "train: expected a module that can be imported, got 'nowhere'; run from the folder"),
+        (("--estimator", "none.skops"), "estimator: expected a file that exists, got none.skops; check the path"),
         (
             ("--recipe", "mlp", "--target-model", "3"),
             "target_model: expected signals that hold the audited model, got --recipe, which trains others; drop",

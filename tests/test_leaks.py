@@ -191,11 +191,10 @@ def test_shadow_models_trained_here_are_their_owner_s_alone(tmp_path):
         done = run("validate", "audit", *recipe)
         assert done.code == 0, done.err
         assert modes(tmp_path, {*handed, "users_pair.py"}) == {}
-        assert (tmp_path / "giveaway-signals").is_dir()
+        assert (tmp_path / "audit" / "signals").is_dir()
         assert RECORD not in done.said
-        assert not any(holds(path, RECORD) for path in (tmp_path / "giveaway-signals").rglob("*") if path.is_file())
+        assert not any(holds(path, RECORD) for path in (tmp_path / "audit" / "signals").rglob("*") if path.is_file())
         assert run("purge", "audit").code == 0
-        assert run("purge", "giveaway-signals").code == 0
     assert {path.name for path in tmp_path.iterdir()} - {"__pycache__"} == {*handed, "users_pair.py"}
 
 

@@ -81,9 +81,13 @@ def test_unsupported_estimators_name_the_supported(X, labels, estimator):
     refused(words, from_sklearn, estimator, X, labels)
 
 
-def test_grid_search_points_to_its_best_estimator(X, labels):
-    search = GridSearchCV(LogisticRegression(), {"C": [0.1, 1.0]}).fit(X, labels)
-    refused("got GridSearchCV; pass its best_estimator_", from_sklearn, search, X, labels)
+def test_of_a_search_the_best_estimator_is_taken(X, labels):
+    search = GridSearchCV(make_pipeline(StandardScaler(), LogisticRegression()), {"logisticregression__C": [0.1, 1.0]})
+    found, best = (from_sklearn(one, X, labels) for one in (search.fit(X, labels), search.best_estimator_))
+    assert (found.l2, found.model) == (best.l2, "LogisticRegression")
+    np.testing.assert_array_equal(found.outputs, best.outputs)
+    last = make_pipeline(StandardScaler(), GridSearchCV(LogisticRegression(), {"C": [0.1]})).fit(X, labels)
+    assert from_sklearn(last, X, labels).l2 == 10.0
 
 
 def test_bad_inputs(X, values, labels):

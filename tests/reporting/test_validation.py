@@ -57,7 +57,7 @@ def test_it_comes_back_from_the_folder(found, tmp_path):
     for name, page in measured.pages().items():
         (tmp_path / name).write_bytes(page if isinstance(page, bytes) else page.encode())
     again = StoredValidation.load(tmp_path)
-    assert again.stated == {**json.loads(json.dumps(found.to_json())), "recipe": None}
+    assert again.stated == {**json.loads(json.dumps(found.to_json())), "recipe": None, "trained": None}
     np.testing.assert_array_equal(again.success, found.success)
     np.testing.assert_array_equal(again.effect_size, found.effect_size)
     np.testing.assert_array_equal(again.flagged, found.count.flagged)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from sklearn.base import clone, is_classifier, is_regressor
+from sklearn.pipeline import Pipeline
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -99,6 +100,14 @@ class Retraining:
     @property
     def is_estimator(self) -> bool:
         return hasattr(self.model, "fit") and not isinstance(self.model, type | nn.Module)
+
+    @property
+    def name(self) -> str:
+        """The kind of the estimator that predicts: of a Pipeline, the last step."""
+        last = self.model
+        while isinstance(last, Pipeline):
+            last = last.steps[-1][1]
+        return type(last).__name__
 
     def known_records(self) -> int:
         """Return how many records there are; refuse where that, or what outputs are held against, is not known."""

@@ -78,14 +78,14 @@ def train_shadows(
     return _trained(training, _plan(training, models, seed, population), folder, on_model)
 
 
-def seconds_ahead(training: Retraining, *, models: int, folder: str | os.PathLike[str], seed: int = 0) -> float:
-    """Estimate how long the models that are missing in `folder` will take, from the first one, which is kept there."""
+def first_model(
+    training: Retraining, *, models: int, folder: str | os.PathLike[str], seed: int = 0
+) -> tuple[float, int]:
+    """Train the first model, which is kept in `folder`; return its seconds, and how many are missing after it."""
     plan = _plan(training, models, seed)
     _trained(training, replace(plan, models=1), folder)
-    seconds = stored_seconds(folder, 1) or 0.0
     with open_store(folder, stored_kind(folder, plan)) as store:
-        missing = set(range(models)) - store.finished()
-    return seconds * len(missing) / effective_n_jobs(training.workers)
+        return stored_seconds(folder, 1) or 0.0, len(set(range(models)) - store.finished())
 
 
 def _plan(training: Retraining, models: int, seed: int, population: int = 0) -> ShadowPlan:

@@ -251,7 +251,7 @@ def open_store(folder: str | os.PathLike[str] | None, plan: ShadowPlan) -> Itera
             for unfinished in store.path.glob(".*.part"):  # what a killed run was writing
                 unfinished.unlink()
             if store.marked:
-                meaning, remedy = "shadow models of the same plan", "train them in another folder"
+                meaning, remedy = "shadow models of the same plan", "train them in another folder (--signals)"
                 store.check(store.read(), plan.provenance, meaning, remedy)
             else:
                 store.write(plan.provenance)

@@ -125,7 +125,7 @@ def audit(
             "l2_sensitivity": resolved.l2_sensitivity,
         },
     }
-    meta |= {name: getattr(head, name) for name in ("loss", "l2", "intercept", "penalize_intercept", "frozen")}
+    meta |= {name: getattr(head, name) for name in ("loss", "l2", "intercept", "penalize_intercept", "frozen", "model")}
     if head.rows_proved_by is not None:
         meta["rows_proved_by"] = head.rows_proved_by
     ids = head.ids if head.groups is None else np.unique(head.groups)

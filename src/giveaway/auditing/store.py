@@ -32,6 +32,9 @@ LETTERS = 16  # hexadecimal digits of a pseudonym: 64 bits
 LEAST_KEY = 16  # bytes
 
 
+SIGNALS = "signals"  # in an audit folder, the folder of shadow models that were trained for it
+
+
 class AuditFolder(MarkedFolder):
     """A folder whose audit.json lists every file in it."""
 
@@ -43,8 +46,10 @@ class AuditFolder(MarkedFolder):
         return "|".join(re.escape(Path(name).name) for name in self.read("folder").get("files", []))
 
     def remove(self) -> int:
-        """Remove what audit.json lists and unfinished work; signals that it names lie elsewhere and stay."""
+        """Remove what audit.json lists, its shadow models and unfinished work; signals that lie elsewhere stay."""
         removed = UnfinishedWork(self.path).remove()
+        if self.marked and (shadows := ShadowFolder(self.path / SIGNALS)).marked:
+            removed += shadows.remove()
         if self.marked or not removed:
             self.read("folder")
             removed += self.clear()
@@ -121,9 +126,15 @@ def save_page(folder: str | Path, name: str, page: str | bytes) -> Path:
     return place.path / name
 
 
+def signals_folder(folder: str | Path) -> Path:
+    """Return where the shadow models of an audit are kept unless told otherwise."""
+    return Path(folder) / SIGNALS
+
+
 def list_signals(folder: str | Path, signals: str | Path) -> None:
     """Name in audit.json the signals that the audit was validated with."""
-    place, named = AuditFolder(folder), str(Path(signals).resolve())
+    place, path = AuditFolder(folder), Path(signals).resolve()
+    named = SIGNALS if path == signals_folder(folder).resolve() else str(path)
     stored = place.read("folder")
     if named not in stored.get("signals", []):
         place.write({**stored, "signals": [*stored.get("signals", []), named]})
@@ -133,7 +144,7 @@ def listed_signals(folder: str | Path) -> list[Path]:
     """Return the signals that an audit was validated with, as far as they still exist; none for any other folder."""
     place = AuditFolder(folder)
     names = place.read("folder").get("signals", []) if place.marked else []
-    return [Path(name) for name in names if Path(name).exists()]
+    return [place.path / name for name in names if (place.path / name).exists()]
 
 
 def purge(folder: str | Path) -> int:

@@ -176,7 +176,7 @@ def validate(
         for name, value in {"target": target, "training_seconds": training_seconds}.items():
             if value is not None:
                 raise fail(name, "nothing beside a training", type(value).__name__, f"drop {name}=")
-        told = of_table(training, table, rows)
+        told = checked_training(training, table, rows)
         _check_counts(len(table), models)
         signals = train_shadows(told, models=models, folder=folder, seed=seed, on_model=on_model)
         target, training_seconds = (), stored_seconds(folder, models)
@@ -213,7 +213,7 @@ def validate(
     )
 
 
-def of_table(training: Any, table: ScoreTable, rows: np.ndarray | None = None) -> Retraining:
+def checked_training(training: Any, table: ScoreTable, rows: np.ndarray | None = None) -> Retraining:
     """Return how the audited model is trained, with the labels of the table where none are known; check both first."""
     told = training if isinstance(training, Retraining) else Retraining(training)
     classes, loss = table.attributes.get("class"), table.meta.loss
@@ -228,10 +228,18 @@ def of_table(training: Any, table: ScoreTable, rows: np.ndarray | None = None) -
     if told.values is not None and classes is not None and not told.is_estimator:
         remedy = "pass labels as whole numbers or names"
         raise fail("y", "labels, since the audit is of classes", f"values ({np.asarray(told.y).dtype})", remedy)
-    places = _check_rows(table, told.known_records(), rows)
-    if told.labels is not None:
-        _check_labels(table, told.labels if places is None else told.labels[places], "y")
+    check_records(table, told.labels, told.known_records(), rows, "y")
     return told
+
+
+def check_records(
+    table: ScoreTable, labels: np.ndarray | None, records: int, rows: np.ndarray | None, argument: str
+) -> None:
+    """Refuse records that are not the table's: their number and, where known, their labels must be the same."""
+    _check_counts(len(table))
+    places = _check_rows(table, records, rows)
+    if labels is not None:
+        _check_labels(table, labels if places is None else labels[places], argument)
 
 
 def _check_rows(table: ScoreTable, records: int, rows: np.ndarray | None) -> np.ndarray | None:
@@ -259,7 +267,7 @@ def _check_labels(table: ScoreTable, labels: np.ndarray, argument: str) -> None:
         raise fail(argument, "the audit's own records", got, "name those of these records, or give rows")
 
 
-def _check_counts(records: int, models: int) -> None:
+def _check_counts(records: int, models: int = LEAST_MODELS) -> None:
     if models < LEAST_MODELS:
         raise fail("signals", f"at least {LEAST_MODELS} models", f"{models}", "train more shadow models")
     if records < LEAST_RECORDS:

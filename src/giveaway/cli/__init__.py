@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from functools import partial
+from pathlib import Path
 from typing import Any
 
 import click
@@ -12,13 +11,13 @@ import click
 from giveaway.cli.audit_command import audit
 from giveaway.cli.demo import demo
 from giveaway.cli.follow_up_commands import canaries, compare, gate, weights
-from giveaway.cli.options import AS_JSON, GATE, SEED
+from giveaway.cli.options import AS_JSON, SEED
 from giveaway.cli.theory import theory
 from giveaway.cli.trace import trace
+from giveaway.cli.validate_command import validate
 from giveaway.text import say
 from giveaway.version import VERSION
 
-SIGNALS = "giveaway-signals"
 EXPECTED = {"InputError": 2, "SolveError": 1, "ProcessError": 1}  # by name: importing them would cost --help its speed
 
 
@@ -28,62 +27,8 @@ def cli() -> None:
     """Find the training records whose presence your model gives away."""
 
 
-for command in (audit, demo, theory, trace, canaries, weights, compare, gate):
+for command in (audit, demo, theory, trace, canaries, weights, compare, gate, validate):
     cli.add_command(command)
-
-
-@cli.command()
-@click.argument("folder")
-@click.option("--signals", default=SIGNALS, show_default=True, help="Shadow models' signals: a folder or .npz.")
-@click.option("--recipe", help="Train the shadow models here: ridge, logistic, mlp, cnn or resnet9.")
-@click.option("--data", help="With --recipe: module:function of yours that returns (X, y) (your code runs).")
-@click.option("--models", type=int, help="With --recipe: how many shadow models; an even number.")
-@click.option("--device", help="With --recipe: where they train, such as cuda.")
-@click.option(
-    "--target-model", type=int, multiple=True, help="Number of the audited model among the signals: left out."
-)
-@click.option("--rows", help="FILE.npy with the signals' record number for each row of the audit; default: the same.")
-@click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of training, draws and intervals.")
-@click.option("--gate", "rule_file", metavar="RULE.toml", help=GATE)
-@AS_JSON
-def validate(folder: str, rows: str | None, rule_file: str | None, as_json: bool, **flags: Any) -> None:
-    """Check an audit FOLDER against a real attack.
-
-    Shadow models are attacked with LiRA. The result says how well each score of the audit finds the records that the
-    attack finds, and gives a lower bound on the number of exposed records.
-    """
-    from giveaway.attacks.shadow_store import stored_seconds
-    from giveaway.auditing.store import list_signals, save_page
-    from giveaway.auditing.validate import validate as hold_against_signals
-    from giveaway.cli.audit_folder import rebuild, tell
-    from giveaway.cli.source import signals_named
-    from giveaway.extract.user_files import row_numbers
-    from giveaway.findings.gate import read_rules
-    from giveaway.records import ScoreTable
-    from giveaway.reporting.validation import validation_pages
-
-    rules = None if rule_file is None else read_rules(rule_file)
-    table = ScoreTable.load(folder, "scores")
-    places = None if rows is None else row_numbers(rows)
-    named = {name: value for name, value in flags.items() if value not in (None, ())}
-    signals = signals_named(named, lambda words: say(words, err=True))
-    where = f", in {SIGNALS}" if named["signals"] == SIGNALS else ""  # a path of the user's is not repeated
-    say(f"Signals: {signals.models} models on {signals.records} records{where}", err=True)
-    validation = hold_against_signals(
-        signals,
-        table,
-        rows=places,
-        target=() if "recipe" in named else named.get("target_model"),
-        training_seconds=stored_seconds(named["signals"], signals.models),
-        seed=flags["seed"],
-    )
-    list_signals(folder, named["signals"])
-    pages = validation_pages(table, validation, recipe=named.get("recipe"))
-    for name, page in pages.items():
-        save_page(folder, name, page)
-    rebuilt = [page.name for page in rebuild(folder)] if table.meta.of_model else []
-    lines = [str(pages["validation.md"]), f"Wrote {', '.join([*pages, *rebuilt])} to {folder}"]
-    tell(folder, rules, partial(json.dumps, indent=2) if as_json else None, validation.to_json(), lines)
 
 
 @cli.command()
@@ -160,7 +105,7 @@ def purge(folder: str) -> None:
 
     elsewhere = listed_signals(folder)
     say(f"Removed {remove(folder)} files")
-    for place in elsewhere:
+    for place in filter(Path.exists, elsewhere):
         how = f"; giveaway purge {place} removes them" if ShadowFolder(place).marked else ""
         say(f"Kept: the signals it was validated with, in {place}{how}")
 

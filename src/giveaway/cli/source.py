@@ -1,6 +1,6 @@
 """The options of commands: read from flags, TOML files and NAME=VALUE, and made into what they name.
 
-That is a head (arrays, torch, scikit-learn), the network around it, signals, or the arguments of ga.audit.
+That is a head (arrays, torch, scikit-learn), the network around it, or the arguments of ga.audit.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from giveaway.attacks.recipes import train_recipe
 from giveaway.auditing.depths import METHODS, PROBES, DepthAudit, Method
-from giveaway.auditing.validate import LEAST_MODELS
 from giveaway.checks import InputError, check_choice, check_number, fail, nearest
 from giveaway.cli.options import RARE
 from giveaway.curvature.choice import Auto, Dense, Sketch, check_probes
@@ -27,12 +25,11 @@ from giveaway.extract.estimator_file import load_estimator
 from giveaway.extract.model_records import inputs_of_head
 from giveaway.extract.torch_head import from_torch_shared
 from giveaway.extract.torch_model import load_weights
-from giveaway.extract.user_files import call_factory, records_from, signals_from
+from giveaway.extract.user_files import call_factory, records_from
 from giveaway.gp import Process
 from giveaway.linalg.processes import ALONE, Processes
 from giveaway.network.depths import CURVATURES, Depths, Ekfac, Solves, checked_depths
-from giveaway.records import Head, LossTrace, Signals
-from giveaway.text import progress_of
+from giveaway.records import Head, LossTrace
 
 Options = dict[str, Any]
 Say = Callable[[str], Any]
@@ -89,37 +86,6 @@ def source_from(options: Options, say: Say, processes: Processes = ALONE) -> tup
 
 def _given(options: Mapping[str, Any], names: Iterable[str]) -> Options:
     return {name: options[name] for name in names if name in options}
-
-
-def signals_named(options: Options, say: Say) -> Signals:
-    """Return stored signals, or train shadow models of a recipe and store theirs in the folder `signals`."""
-    if "recipe" not in options:
-        for name in ("data", "models", "device"):
-            if name in options:
-                raise fail(name, "--recipe beside it", "none", f"drop --{name}, or name a recipe")
-        return signals_from(options["signals"])
-    if "target_model" in options:
-        expected, got = "signals that hold the audited model", "--recipe, which trains others"
-        raise fail("target_model", expected, got, "drop --target-model, or --recipe")
-    for name in ("data", "models"):
-        if name not in options:
-            raise fail(name, f"--{name} beside --recipe", "none", "say what to train, and how many")
-    if options["models"] < LEAST_MODELS:
-        got = str(options["models"])
-        raise fail("models", f"at least {LEAST_MODELS} shadow models", got, "ask for more: fewer show nothing")
-    inputs, targets = _inputs_and_targets(options, say, "recipe")
-    device = device_named(options.get("device")) or torch.device("cpu")
-    with progress_of(options["models"], enabled=True, work="shadow models", unit="model") as on_models:
-        return train_recipe(
-            options["recipe"],
-            inputs,
-            targets,
-            models=options["models"],
-            folder=options["signals"],
-            seed=options.get("seed", 0),
-            device=device,
-            on_model=lambda finished, models: on_models(1),
-        )
 
 
 def _inputs_and_targets(options: Options, say: Say, beside: str, name: str = "data") -> tuple[Any, Any]:

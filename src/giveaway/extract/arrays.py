@@ -263,6 +263,6 @@ def _saved_options(file: Path, text: str) -> dict[str, Any]:
     try:
         options = json.loads(text)
         required = {name: options[name] for name in ("loss", "l2", "intercept", "penalize_intercept")}
-        return required | {"frozen": options.get("frozen", False)}
+        return required | {"frozen": options.get("frozen", False), "model": options.get("model")}
     except (ValueError, TypeError, KeyError) as error:
         raise fail("options", f"what Head.save writes in {file.name}", "another text", "save the head again") from error

@@ -70,11 +70,11 @@ def from_sklearn(
     names = {"ids": ids, "groups": groups, "inputs": _records_of(X)}
     whole = estimator
     estimator, X = last_step(whole, X)
+    names["model"] = type(estimator).__name__
     black_box = type(estimator) not in FIELDS
     if black_box and not _is_black_box(estimator):
         expected = "one of " + ", ".join(kind.__name__ for kind in FIELDS) + ", or a Pipeline ending in one"
         remedy = "for another model build Head (a black box: features=None)"
-        remedy = "pass its best_estimator_" if hasattr(estimator, "best_estimator_") else remedy
         raise fail("estimator", expected, type(estimator).__name__, remedy)
     if not black_box:
         with refusals(estimator):
@@ -96,8 +96,11 @@ def _linear_fields(estimator: Any, X: Any, y: Any, sample_weight: Any) -> dict[s
 
 
 def last_step(estimator: Any, X: Any) -> tuple[Any, Any]:
-    """Return the last estimator of nested pipelines, and what it is given for X."""
-    while isinstance(estimator, Pipeline):
+    """Return the last estimator of nested pipelines and searches, and what it is given for X."""
+    while isinstance(estimator, Pipeline) or hasattr(estimator, "best_estimator_"):
+        if not isinstance(estimator, Pipeline):
+            estimator = estimator.best_estimator_
+            continue
         if len(estimator.steps) > 1:
             with refusals(estimator):
                 X = estimator[:-1].transform(X)
@@ -121,12 +124,12 @@ def _held_out(estimator: Any, records: Any) -> tuple[Any, Any]:
 
 
 def _is_black_box(estimator: Any) -> bool:
-    """Whether it predicts; a linear model or a search is not taken for a black box, which would hide most scores."""
+    """Whether it predicts; a linear model is not taken for a black box, which would hide most scores."""
     # the older mark as well: not every library that follows scikit-learn's interface derives from its classes
     mark = getattr(estimator, "_estimator_type", None)
     classifies = isinstance(estimator, ClassifierMixin) or mark == "classifier"
     predicts = (classifies and hasattr(estimator, "predict_proba")) or isinstance(estimator, RegressorMixin)
-    return (predicts or mark == "regressor") and not any(hasattr(estimator, x) for x in ("coef_", "best_estimator_"))
+    return (predicts or mark == "regressor") and not hasattr(estimator, "coef_")
 
 
 def _black_box(estimator: Any, X: Any, y: Any, sample_weight: Any, groups: Any) -> dict[str, Any]:

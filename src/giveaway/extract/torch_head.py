@@ -138,6 +138,7 @@ def from_torch(
         sample_weight=_in_row_order("sample_weight", sample_weight, rows["ids"], reader.unknown_order),
         groups=_in_row_order("groups", groups, rows["ids"], reader.unknown_order),
         frozen=frozen,
+        model=type(module).__name__,
     )
 
 

@@ -82,7 +82,21 @@ def needs_pickle(argument: str, expected: str, file: Path, remedy: str) -> Input
 
 
 def call_factory(argument: str, reference: str) -> Any:
-    """Import `module:function` from the working folder or the path and call it without arguments."""
+    """Import `module:function` and call it without arguments."""
+    function = named_function(argument, reference)
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except ValueError:  # some builtins do not tell
+        parameters = []
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    if needed := sum(p.default is p.empty and p.kind not in optional for p in parameters):
+        got = f"{reference.partition(':')[2]!r}, which needs {needed}"
+        raise fail(argument, "a function without arguments", got, "wrap it in one that calls it with yours")
+    return function()
+
+
+def named_function(argument: str, reference: str) -> Callable[..., Any]:
+    """Import `module:function` from the working folder or the path."""
     module_name, _, function_name = reference.partition(":")
     if not function_name or not all(part.isidentifier() for part in module_name.split(".")):
         remedy = "name a function of yours, as in mypackage.models:make"
@@ -103,15 +117,7 @@ def call_factory(argument: str, reference: str) -> Any:
     if not callable(function):
         public = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
         raise fail(argument, f"a function of {module_name}", repr(function_name), nearest(function_name, public))
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except ValueError:  # some builtins do not tell
-        parameters = []
-    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    if needed := sum(p.default is p.empty and p.kind not in optional for p in parameters):
-        got = f"{function_name!r}, which needs {needed}"
-        raise fail(argument, "a function without arguments", got, "wrap it in one that calls it with yours")
-    return function()
+    return function
 
 
 def inputs_from(path: str | os.PathLike[str], *, targets: bool = False) -> tuple[np.ndarray, np.ndarray | None]:

@@ -105,6 +105,7 @@ class Head:
     held_out : (outputs (k, m), targets) of records that the model was not trained on.
     out_of_bag : (n, m) what the part of a bagged model that never saw the record says of it, in the units of outputs;
         with groups, the part that never saw the person. Rows of NaN where no such part is left.
+    model : what kind of model it is, such as RandomForestClassifier.
 
     >>> probabilities = np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]])
     >>> Head(None, np.log(probabilities), [0, 1, 1], "cross_entropy", inputs=["a", "b", "c"])
@@ -129,6 +130,7 @@ class Head:
     relatives: dict[str, Rows] | None = None
     held_out: tuple[Rows, torch.Tensor] | None = None
     out_of_bag: torch.Tensor | None = None
+    model: str | None = None
 
     def __post_init__(self) -> None:
         set_field = partial(object.__setattr__, self)
@@ -292,7 +294,7 @@ class Head:
         arrays = {name: getattr(self, name) for name in (("features", *names) if self.linear else names)}
         arrays["inputs"] = None if self.inputs is None else saveable(self.inputs)
         arrays |= arrays_of_witnesses(self)
-        told = ("loss", "l2", "intercept", "penalize_intercept", "frozen", "rows_proved_by")
+        told = ("loss", "l2", "intercept", "penalize_intercept", "frozen", "rows_proved_by", "model")
         options = {name: getattr(self, name) for name in told}
         arrays["options"] = np.array(json.dumps(options))
         saved = {name: value for name, value in arrays.items() if value is not None}

@@ -219,6 +219,7 @@ class Meta(Section):
     access: str | None = None
     title: str | None = None
     provenance: Provenance | None = None
+    model: str | None = None
     of_model: bool = False
 
     SECTIONS: ClassVar[Mapping[str, type[Section]]] = {
@@ -233,7 +234,16 @@ class Meta(Section):
         "provenance": Provenance,
     }
     # not of every audit
-    LATER: ClassVar[tuple[str, ...]] = ("rows_proved_by", "fusion", "trace", "depths", "access", "title", "provenance")
+    LATER: ClassVar[tuple[str, ...]] = (
+        "model",
+        "rows_proved_by",
+        "fusion",
+        "trace",
+        "depths",
+        "access",
+        "title",
+        "provenance",
+    )
 
     @property
     def by_person(self) -> bool:

@@ -35,9 +35,9 @@ class StoredValidation:
     true_positives: np.ndarray
 
     @classmethod
-    def of(cls, found: Validation, *, recipe: str | None = None) -> StoredValidation:
-        """Keep what a validation found; `recipe` names the recipe if it is one of giveaway's own."""
-        stated = {**found.to_json(), "recipe": recipe}
+    def of(cls, found: Validation, *, recipe: str | None = None, trained: str | None = None) -> StoredValidation:
+        """Keep what a validation found; `recipe` names one of giveaway's own, `trained` says what the models are."""
+        stated = {**found.to_json(), "recipe": recipe, "trained": trained}
         return cls(stated, found.success, found.effect_size, found.count.flagged, *roc_points(found.attack))
 
     def pages(self) -> dict[str, str | bytes]:
@@ -60,7 +60,9 @@ class StoredValidation:
         return cls(stated, **read_arrays("folder", path / VALUES, "giveaway validate"))
 
 
-def validation_pages(table: ScoreTable, found: Validation, *, recipe: str | None = None) -> dict[str, str | bytes]:
+def validation_pages(
+    table: ScoreTable, found: Validation, *, recipe: str | None = None, trained: str | None = None
+) -> dict[str, str | bytes]:
     """Return file names and contents. A table without loss and influence has no figure of them."""
     scores = {name: table[name] for name in table.columns}
     figures = {
@@ -71,9 +73,9 @@ def validation_pages(table: ScoreTable, found: Validation, *, recipe: str | None
         figures["validation_map.png"] = loss_by_influence(scores["loss"], scores["influence"], found.success)
     shown = "".join(f"\n![{figure.axes[0].get_title(loc='left')}]({name})\n" for name, figure in figures.items())
     return {
-        "validation.md": found.to_markdown() + shown,
+        "validation.md": found.to_markdown() + (f"\n{trained}\n" if trained else "") + shown,
         "validation.csv": found.table.to_csv(),
-        **StoredValidation.of(found, recipe=recipe).pages(),
+        **StoredValidation.of(found, recipe=recipe, trained=trained).pages(),
         **{name: figure_bytes(figure) for name, figure in figures.items()},
     }
 

@@ -162,6 +162,7 @@ def standing(table: ScoreTable, measured: StoredValidation | None, access: str) 
         recipe = measured.stated.get("recipe")
         source = f"giveaway's recipe {recipe}" if recipe else "your own"
         assumed.append(f"Shadow models trained in the same way as the audited model: their training is {source}.")
+        assumed += [trained] if (trained := measured.stated.get("trained")) else []
     return [
         ("Measured", found),
         ("Predicted, not measured", predicted + _about_predictions(table)),

@@ -1,0 +1,156 @@
+"""The signals of `giveaway validate`: stored ones, or those of shadow models that are trained as its options say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from giveaway.attacks.recipes import RECIPES, train_recipe
+from giveaway.attacks.retraining import Retraining
+from giveaway.attacks.shadow import first_model, train_shadows
+from giveaway.auditing.validate import LEAST_MODELS, check_records, checked_training
+from giveaway.checks import check_choice, check_whole, fail
+from giveaway.cli.source import Options, Say, device_named
+from giveaway.extract import from_file
+from giveaway.extract.estimator_file import load_estimator
+from giveaway.extract.model_records import read_records
+from giveaway.extract.user_files import call_factory, named_function, signals_from
+from giveaway.records import ScoreTable, Signals
+from giveaway.text import human_seconds, parts_of
+
+MODELS = 64
+WAYS = ("train", "estimator", "recipe")
+BESIDE = {  # what can train shadow models with each option
+    "data": WAYS,
+    "models": WAYS,
+    "device": ("train", "recipe"),
+    "workers": ("train", "estimator"),
+    "dry_run": ("train", "estimator"),
+    "allow_pickle": ("estimator",),
+}
+TAKEN_AS = {
+    "probabilities": "Outputs are taken as probabilities: none is negative, and those of a record sum to 1.",
+    "logits": "Outputs are taken as logits, one for each class.",
+    "phi": "One output a record is taken as the log-odds of the second class.",
+    "squared_error": "Predictions are held against the targets: squared errors.",
+}
+
+
+class ShadowSource(NamedTuple):
+    """Signals, and what was trained for them in words; None where they were there already."""
+
+    signals: Signals
+    trained: str | None
+
+
+def signals_named(options: Options, table: ScoreTable, rows: np.ndarray | None, say: Say) -> ShadowSource | str:
+    """Return the signals that the options name, training what is missing of them in the folder `signals`.
+
+    What the audit was made of need not be named again: its estimator and its data are those of its options. With
+    `dry_run` only the first model is trained, and what the others would take is returned in words.
+    """
+    audited: Mapping[str, Any] = table.meta.provenance.config if table.meta.provenance is not None else {}
+    named = [way for way in WAYS if way in options]
+    if len(named) > 1:
+        given = " and ".join(f"--{way}" for way in named)
+        raise fail(named[1], "one way to train", given, "drop one of them")
+    if not named and "models" in options and "estimator" in audited:
+        options, named = {**options, "estimator": audited["estimator"]}, ["estimator"]
+    for name, ways in BESIDE.items():
+        if name in options and not set(named) & set(ways):
+            expected = " or ".join(f"--{way}" for way in ways) + " beside it"
+            remedy = f"drop --{name.replace('_', '-')}, or say what to train"
+            raise fail(name, expected, f"--{named[0]}" if named else "none", remedy)
+    if not named:
+        path = options["signals"]
+        if not Path(path).exists():
+            remedy = "train them: --train module:function, --estimator FILE or --recipe NAME"
+            if "estimator" in audited:
+                remedy = f"train them: --models {MODELS} for clones of the audited estimator, or --train NAME"
+            raise fail("signals", "signals of shadow models", f"none in {path}", remedy)
+        return ShadowSource(signals_from(path), None)
+    if "target_model" in options:
+        expected, got = "signals that hold the audited model", f"--{named[0]}, which trains others"
+        raise fail("target_model", expected, got, f"drop --target-model, or --{named[0]}")
+    models = check_whole("models", options.get("models", MODELS), LEAST_MODELS, remedy="fewer show nothing")
+    if named == ["recipe"]:
+        return _by_recipe(options, audited, table, rows, models, say)
+    training, trained = _training(options, audited, table, say)
+    training = checked_training(training, table, rows)
+    place: Options = {"models": models, "folder": options["signals"], "seed": options["seed"]}
+    if options.get("dry_run"):
+        seconds, missing = first_model(training, **place)
+        took = f"the first took {human_seconds(seconds)} and is kept"
+        ahead = human_seconds(seconds * missing / max(1, training.workers))
+        return f"About {ahead} for the {missing} of {models} models that are missing: {took}."
+    with parts_of(enabled=True, work="shadow models", unit="model") as on_model:
+        signals = train_shadows(training, **place, on_model=on_model)
+    return ShadowSource(signals, f"{trained} {TAKEN_AS[signals.kind]}")
+
+
+def _by_recipe(
+    options: Options, audited: Mapping[str, Any], table: ScoreTable, rows: np.ndarray | None, models: int, say: Say
+) -> ShadowSource:
+    name = check_choice("recipe", options["recipe"], RECIPES)
+    X, y = _data(options, audited, table, say)
+    if isinstance(X, DataLoader | Dataset) or X is None or y is None:
+        raise fail("data", "a function that returns (X, y) beside --recipe", type(X).__name__, "return both")
+    labels = np.asarray(y)
+    check_records(table, labels if labels.dtype.kind in "iu" else None, len(labels), rows, "data")
+    device = device_named(options.get("device")) or torch.device("cpu")
+    with parts_of(enabled=True, work="shadow models", unit="model") as on_model:
+        place = {"models": models, "folder": options["signals"], "seed": options["seed"]}
+        signals = train_recipe(name, X, y, device=device, on_model=on_model, **place)
+    recipe, like = RECIPES[name], table.meta.model
+    if like is None:
+        of = "the count is of them, and of the audited model as far as it was trained in the same way"
+    elif like == recipe.like:
+        of = f"the count is of these, whose settings need not be those of the audited {like}"
+    else:
+        of = f"the audited model is a {like}: the count is of {recipe.plural}"
+    return ShadowSource(signals, f"The shadow models are {recipe.plural} of giveaway's recipe {name}; {of}.")
+
+
+def _training(options: Options, audited: Mapping[str, Any], table: ScoreTable, say: Say) -> tuple[Retraining, str]:
+    """Return how a model is trained, and say it."""
+    device = device_named(options.get("device"))
+    run: Options = {"workers": options.get("workers", 1), "devices": () if device is None else (str(device),)}
+    if "train" in options:
+        say(f"Running your code: {options['train']}")
+        function = named_function("train", options["train"])
+        training = Retraining(function, *_data(options, audited, table, say), **run)
+        return training, f"The shadow models are trained by your function {options['train']}."
+    given = load_estimator(options["estimator"], allow_pickle=bool(options.get("allow_pickle")))
+    training = Retraining(given, *_data(options, audited, table, say), **run)
+    kind, like = training.name, table.meta.model
+    said = f"The shadow models are clones of a {kind} with the same settings"
+    if type(given).__name__ != type(training.model).__name__:
+        said += f", the best that {type(given).__name__} found; the search is not repeated"
+    if like is not None and like != kind:
+        said += f"; the audited model is a {like}: the count is of {kind} models"
+    return training, f"{said}."
+
+
+def _data(options: Options, audited: Mapping[str, Any], table: ScoreTable, say: Say) -> tuple[Any, Any]:
+    """Return the records and their targets as far as the options, or those of the audit, name them."""
+    name = options.get("data", audited.get("data"))
+    if name is not None:
+        say(f"Running your code: {name}")
+        data = call_factory("data", name)
+        if isinstance(data, tuple) and len(data) == 2:
+            return data
+        if not isinstance(data, DataLoader | Dataset) or "estimator" in options:
+            raise fail("data", "a function that returns (X, y)", type(data).__name__, "return both")
+        known = "class" in table.attributes
+        return data, None if known else read_records(data, torch.device("cpu"), torch.float32).targets.numpy()
+    if "features" in audited and ("train" not in options or table.meta.loss == "squared"):
+        head, _ = from_file(audited["features"])
+        return head.features if head.linear else None, head.targets.numpy()
+    if "train" not in options:
+        raise fail("data", "--data module:function", "none, and none in the audit", "name your data set")
+    return None, None

@@ -1,0 +1,89 @@
+"""The command `validate` and its options."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import Any
+
+import click
+
+from giveaway.cli.options import AS_JSON, GATE, SEED
+from giveaway.text import say
+
+
+@click.command()
+@click.argument("folder")
+@click.option(
+    "--train",
+    metavar="MODULE:FUNCTION",
+    help="Train shadow models by your own function (your code runs): it gets the rows to train on and a seed, and "
+    "returns the model, or its outputs on all records.",
+)
+@click.option(
+    "--estimator",
+    help="Train shadow models as clones of this scikit-learn estimator: FILE.skops, or a pickle with --allow-pickle. "
+    "With --models alone it is the audited one.",
+)
+@click.option("--recipe", help="Train shadow models of a usual kind: ridge, logistic, mlp, cnn or resnet9.")
+@click.option("--data", help="module:function of yours that returns (X, y) (your code runs); default: the audit's.")
+@click.option("--models", type=int, help="How many shadow models to train, an even number; default 64.")
+@click.option("--workers", type=int, help="How many to train at a time; -1 for one on every core.")
+@click.option("--device", help="Where they train, such as cuda; your function gets it if it takes device.")
+@click.option(
+    "--signals", help="Where the shadow models' outputs are kept: a folder or .npz; default: signals in FOLDER."
+)
+@click.option(
+    "--target-model", type=int, multiple=True, help="Number of the audited model among the signals: left out."
+)
+@click.option("--rows", help="FILE.npy: which record of the data each row of the audit is; default: the same.")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of training, draws and intervals.")
+@click.option("--gate", "rule_file", metavar="RULE.toml", help=GATE)
+@click.option("--allow-pickle", is_flag=True, default=None, help="Trust a pickled --estimator: it can run any code.")
+@click.option("--dry-run", is_flag=True, default=None, help="Train only the first model and say what all would take.")
+@AS_JSON
+def validate(folder: str, rows: str | None, rule_file: str | None, as_json: bool, **flags: Any) -> None:
+    """Check an audit FOLDER against a real attack.
+
+    Shadow models, trained as the audited one was but on halves of the records, are attacked with LiRA. The result says
+    how well each score of the audit finds the records that the attack finds, and gives a lower bound on the number of
+    exposed records. Models that are trained already are not trained again.
+    """
+    from giveaway.attacks.shadow_store import stored_seconds
+    from giveaway.auditing.store import list_signals, save_page, signals_folder
+    from giveaway.auditing.validate import validate as hold_against_signals
+    from giveaway.cli.audit_folder import rebuild, tell
+    from giveaway.cli.shadows import signals_named
+    from giveaway.extract.user_files import row_numbers
+    from giveaway.findings.gate import read_rules
+    from giveaway.records import ScoreTable
+    from giveaway.reporting.validation import validation_pages
+
+    rules = None if rule_file is None else read_rules(rule_file)
+    table = ScoreTable.load(folder, "scores")
+    places = None if rows is None else row_numbers(rows)
+    named = {name: value for name, value in flags.items() if value not in (None, ())}
+    where = named.setdefault("signals", str(signals_folder(folder)))
+    source = signals_named(named, table, places, lambda words: say(words, err=True))
+    if isinstance(source, str):
+        say(json.dumps({"estimate": source}) if as_json else source)
+        return
+    signals, trained = source
+    kept = "" if flags["signals"] else ", kept in the audit folder"  # a path of the user's is not repeated
+    say(f"Signals: {signals.models} models on {signals.records} records{kept}", err=True)
+    validation = hold_against_signals(
+        signals,
+        table,
+        rows=places,
+        target=named.get("target_model") if trained is None else (),
+        training_seconds=stored_seconds(where, signals.models),
+        seed=flags["seed"],
+    )
+    list_signals(folder, where)
+    pages = validation_pages(table, validation, recipe=named.get("recipe"), trained=trained)
+    for name, page in pages.items():
+        save_page(folder, name, page)
+    rebuilt = [page.name for page in rebuild(folder)] if table.meta.of_model else []
+    told = {**validation.to_json(), "trained": trained}
+    lines = [str(pages["validation.md"]), f"Wrote {', '.join([*pages, *rebuilt])} to {folder}"]
+    tell(folder, rules, partial(json.dumps, indent=2) if as_json else None, told, lines)
