@@ -195,5 +195,5 @@ def test_signals_of_other_records_are_refused(giveaway, done, folder):  # noqa: 
     done("audit", *options)
     code, _, err = giveaway("validate", "result", "--signals", "signals.npz")
     assert code == 2
-    assert "expected signals on the audit's own records, got other classes in 1 of them, first in row 7" in err
+    assert "expected the audit's own records, got other classes in 1 of them, first in row 7" in err
     assert not Path("result/validation.json").exists()

@@ -234,16 +234,8 @@ class Meta(Section):
         "provenance": Provenance,
     }
     # not of every audit
-    LATER: ClassVar[tuple[str, ...]] = (
-        "model",
-        "rows_proved_by",
-        "fusion",
-        "trace",
-        "depths",
-        "access",
-        "title",
-        "provenance",
-    )
+    LATER: ClassVar[tuple[str, ...]] = ("model", "rows_proved_by", "fusion", "trace", "depths")
+    LATER += ("access", "title", "provenance")
 
     @property
     def by_person(self) -> bool:
