@@ -190,7 +190,7 @@ def rules(tmp_path: Path, text: str = RULE) -> Path:
 
 
 def measured(folder: Path, count: int) -> None:
-    exposed = {"records": count, "false_discovery_rate": 0.05, "power_at_twice_that": 0.9}
+    exposed = {"records": count, "confidence": 0.95, "by_success": 0, "judged": N, "power_at_twice_that": 0.9}
     stated = {"records": N, "models": 64, "at_least_exposed": exposed}
     save_page(folder, "validation.json", json.dumps(stated))
 

@@ -56,8 +56,9 @@ def made(folder, exposed: int, *, n=N, seed=0, **meta):
     return folder
 
 
-def validated(folder, count: int, *, records=N, power=0.9, models=64):
-    exposed = {"records": count, "false_discovery_rate": 0.05, "power_at_twice_that": power}
+def validated(folder, count: int, *, records=N, power=0.9, models=64, by_success=0, judged=None):
+    exposed = {"records": count, "confidence": 0.95, "by_success": by_success, "power_at_twice_that": power}
+    exposed["judged"] = records if judged is None else judged
     stated = {"records": records, "models": models, "at_least_exposed": exposed}
     (folder / "validation.json").write_text(json.dumps(stated), encoding="utf-8")
 
@@ -138,12 +139,25 @@ def test_the_measured_count_against_its_limit(audited):
     met = judged(audited, COUNT)
     assert (met.met, met.exit_code, met.outcomes[0].value) == (True, 0, 25)
     assert "at least 25 of 200 records (12.500%) measured as exposed, allowed 25" in met.to_text()
-    assert "64 models, false discovery rate 5%, power 0.90: more may be exposed" in met.to_text()
+    assert "64 models, confidence 95%, power 0.90: more may be exposed" in met.to_text()
     missed = judged(audited, COUNT.replace("25", "24"))
     assert (missed.met, missed.exit_code) == (False, 3)
     assert "0 of 1 rules met; not met: few exposed" in missed.to_text()
     for share, code in ((0.125, 0), (0.1249, 3)):
         assert judged(audited, COUNT.replace("at_most = 25", f"at_most_share = {share}")).exit_code == code
+
+
+def test_a_count_never_passes_where_the_success_of_the_attack_says_more(audited):
+    validated(audited / "audit", 0, by_success=60)
+    missed = judged(audited, COUNT)
+    assert (missed.exit_code, missed.outcomes[0].value) == (3, 60)
+    assert "at least 60 of 200 records (30.000%) measured as exposed, by the success of the attack" in missed.to_text()
+
+
+def test_records_that_could_not_be_judged_lower_the_power(audited):
+    validated(audited / "audit", 0, power=0.9, judged=N // 9)
+    words = "a count with a power of at least 0.5, got 0.10 with 64 models; train more shadow models"
+    refused(words, judged, audited, COUNT + "least_power = 0.5\n")
 
 
 def test_a_count_that_few_models_could_not_have_found_can_be_refused(audited):

@@ -16,6 +16,7 @@ from giveaway.reporting.words import about_depths, access_of, found_elsewhere, h
 from tests.conftest import made_arrays, made_head, refused
 
 COUNT = {"records": 37, "effect_size_above": 1.04, "false_discovery_rate": 0.05, "power_at_twice_that": 0.83}
+COUNT |= {"confidence": 0.95, "flagged": 41, "by_success": 30, "judged": 60}
 
 
 def measured(records: int = 60) -> StoredValidation:
@@ -43,16 +44,19 @@ def test_without_an_attack_the_headline_is_a_ranking():
 def test_after_shadow_models_the_headline_is_a_lower_bound():
     table = audit(made_head("classes"))
     assert headline(table, measured(), "weights") == (
-        "At least 37 of 60 records are exposed under this training recipe: their membership can be told with over "
-        "70 % balanced success (per-record test, 64 models, false discovery rate 5 %). More may be exposed; the "
-        "estimated power is 0.83 for records twice as distinguishable as that, and lower for others."
+        "At least 37 of 60 records are exposed under this training recipe (64 shadow models, 95 % confidence): an "
+        "attack guesses right more than 70 % of the time whether such a record was used in training. 41 records are "
+        "flagged, of which at most 5 % are expected to be wrong. More may be exposed: of records twice as exposed as "
+        "that, the test finds about 83 %, and fewer of the others."
     )
     few = measured()
-    few.stated["at_least_exposed"] = COUNT | {"records": 0, "power_at_twice_that": 0.0013}
+    few.stated["at_least_exposed"] = COUNT | {"records": 0, "flagged": 0, "power_at_twice_that": 0.0013}
     said = headline(table, few, "weights")
-    none = "None of 60 records could be shown to be exposed under this training recipe, which does not mean"
-    assert said.startswith(none)
-    assert "estimated power is 0.0013" in said
+    assert said.startswith(
+        "No number of exposed records can be stated for this training recipe (64 shadow models, 95 %"
+    )
+    assert "which does not mean that none of the 60 is exposed. A record counts as exposed if" in said
+    assert "the test finds about 0.13 %" in said
     assert said.endswith("Train more shadow models.")
     people = audit(made_head("classes", groups=np.arange(60) // 3))
     assert headline(people, measured(), "weights").endswith("and no people were counted.")

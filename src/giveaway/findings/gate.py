@@ -188,8 +188,9 @@ def _measured_count(place: str, rule: Rule, table: ScoreTable, folder: Path) -> 
     try:
         stated = json.loads((folder / "validation.json").read_text(encoding="utf-8"))
         records, models, exposed = int(stated["records"]), int(stated["models"]), stated["at_least_exposed"]
-        count, rate = int(exposed["records"]), float(exposed["false_discovery_rate"])
-        power = float(exposed["power_at_twice_that"])
+        count, by_success = int(exposed["records"]), int(exposed["by_success"])
+        power = float(exposed["power_at_twice_that"]) * int(exposed["judged"]) / records
+        sure = float(exposed["confidence"])
     except FileNotFoundError as error:
         raise fail(place, "an audit that was validated", "none", "run giveaway validate on the folder first") from error
     except (ValueError, KeyError, TypeError) as error:
@@ -198,18 +199,20 @@ def _measured_count(place: str, rule: Rule, table: ScoreTable, folder: Path) -> 
     if records != len(table):
         got = f"one of {records} records beside an audit of {len(table)}"
         raise fail(place, "a validation of this audit", got, "run giveaway validate on the folder again")
-    value, allowed, limit = count / records, rule.at_most_share, f"{rule.at_most_share:.3%} of them"
+    most = max(count, by_success)  # a count must not pass where the attack's own success says more
+    value, allowed, limit = most / records, rule.at_most_share, f"{rule.at_most_share:.3%} of them"
     if rule.at_most is not None:
-        value, allowed, limit = float(count), float(rule.at_most), f"{rule.at_most}"
+        value, allowed, limit = float(most), float(rule.at_most), f"{rule.at_most}"
     if power < rule.least_power and value <= allowed:
         got = f"{power:.2f} with {models} models"
         remedy = "train more shadow models and validate again, or set least_power"
         raise fail(place, f"a count with a power of at least {rule.least_power:g}", got, remedy)
     words = (
-        f"at least {count} of {records} records ({count / records:.3%}) measured as exposed, allowed {limit} "
-        f"({models} models, false discovery rate {rate:.0%}, power {power:.2f}: more may be exposed)"
+        f"at least {most} of {records} records ({most / records:.3%}) measured as exposed"
+        f"{', by the success of the attack' if by_success > count else ''}, allowed {limit} ({models} models, "
+        f"confidence {sure:.0%}, power {power:.2f}: more may be exposed)"
     )
-    return value, allowed, words, {"models": models, "false_discovery_rate": rate, "power": power}
+    return value, allowed, words, {"models": models, "confidence": sure, "power": power}
 
 
 def _predicted_success(place: str, rule: Rule, table: ScoreTable) -> Measurement:

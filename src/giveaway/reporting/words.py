@@ -105,8 +105,12 @@ def headline(table: ScoreTable, measured: StoredValidation | None, access: str) 
 
 def _counted(table: ScoreTable, measured: StoredValidation) -> str:
     count, stated = measured.stated["at_least_exposed"], measured.stated
-    models, power = stated["models"], f"{count['power_at_twice_that']:.2g}"
-    test = f"per-record test, {models} models, false discovery rate {100 * count['false_discovery_rate']:.3g} %"
+    sure, wrong = (f"{100 * count[name]:.3g} %" for name in ("confidence", "false_discovery_rate"))
+    basis = f"({stated['models']} shadow models, {sure} confidence)"
+    flagged = ""
+    if count["flagged"]:
+        flagged = f"{count['flagged']} records are flagged, of which at most {wrong} are expected to be wrong. "
+    power = f"of records twice as exposed as that, the test finds about {100 * count['power_at_twice_that']:.2g} %"
     by_record = ""
     if table.meta.by_person:
         by_record = (
@@ -115,14 +119,15 @@ def _counted(table: ScoreTable, measured: StoredValidation) -> str:
         )
     if not count["records"]:
         return (
-            f"None of {stated['records']} records could be shown to be exposed under this training recipe, which does "
-            f"not mean that none is: the estimated power is {power} for records twice as distinguishable as at 70 % "
-            f"balanced success, and lower for others ({test}). Train more shadow models.{by_record}"
+            f"No number of exposed records can be stated for this training recipe {basis}, which does not mean that "
+            f"none of the {stated['records']} is exposed. {flagged}A record counts as exposed if an attack guesses "
+            f"right more than 70 % of the time whether it was used in training; {power}, and fewer of the others. "
+            f"Train more shadow models.{by_record}"
         )
     return (
-        f"At least {count['records']} of {stated['records']} records are exposed under this training recipe: their "
-        f"membership can be told with over 70 % balanced success ({test}). More may be exposed; the estimated power is "
-        f"{power} for records twice as distinguishable as that, and lower for others.{by_record}"
+        f"At least {count['records']} of {stated['records']} records are exposed under this training recipe {basis}: "
+        f"an attack guesses right more than 70 % of the time whether such a record was used in training. {flagged}More "
+        f"may be exposed: {power}, and fewer of the others.{by_record}"
     )
 
 
