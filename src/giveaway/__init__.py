@@ -1,8 +1,6 @@
 """Find the training records whose presence your model gives away."""
 
 # ruff: noqa: F401 (the imports are for type checkers)
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

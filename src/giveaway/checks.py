@@ -1,7 +1,5 @@
 """Input checks shared by every entry point, in one wording: argument, expected, got, what to do."""
 
-from __future__ import annotations
-
 import difflib
 import math
 import os

@@ -1,7 +1,5 @@
 """What is shown on a screen or a page: text of others that cannot move the cursor, and the progress of long work."""
 
-from __future__ import annotations
-
 import re
 import sys
 import threading

@@ -9,8 +9,6 @@ dense, separate    2·n·d(d+1)·k + k·d³ with k = 1 matrix (squared) or m
 sketch             4·n·d·m·q per step, 2·n·d·m·q each for right sides and scores, and the preconditioner
 """
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 from time import perf_counter

@@ -1,7 +1,5 @@
 """Audit a network through more than its last layer: columns named with their depth, such as newton_all."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Sequence

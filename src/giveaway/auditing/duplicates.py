@@ -1,7 +1,5 @@
 """Count records that are in the data more than once, exactly or nearly: their scores are too low for their person."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The plan of an audit: every option resolved before any work, so that a mistake costs nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

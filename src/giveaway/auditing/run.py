@@ -1,7 +1,5 @@
 """Run an audit: a head in, a ScoreTable out."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass

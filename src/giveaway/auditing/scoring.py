@@ -4,8 +4,6 @@ The records are walked in spans, each a window of records whose leverage blocks 
 Spans are read in order; another thread may score what was read.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The audit folder: what it holds and under which names, when it is refused, how it is removed."""
 
-from __future__ import annotations
-
 import datetime
 import hashlib
 import hmac

@@ -1,7 +1,5 @@
 """The command `audit` and its options."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import click

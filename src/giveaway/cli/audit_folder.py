@@ -1,7 +1,5 @@
 """`giveaway audit`: a head in; its table, its report and its shareable summary in a folder; what to say of it."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import sys

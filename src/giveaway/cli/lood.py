@@ -4,8 +4,6 @@ Chosen records are looked at more closely: attacked at their own inputs, measure
 that tell most.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import math

@@ -1,7 +1,5 @@
 """Options that several commands share, and those of `audit` that go through --config."""
 
-from __future__ import annotations
-
 import click
 
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print the result for machines.")

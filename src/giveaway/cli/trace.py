@@ -1,7 +1,5 @@
 """The command `trace`: the losses of every record at the checkpoints of a training."""
 
-from __future__ import annotations
-
 import json
 
 import click

@@ -16,8 +16,6 @@ constants in whole rows and columns, and W B is taken in an orthonormal basis of
 linear head both are the same.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple

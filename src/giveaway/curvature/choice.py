@@ -1,7 +1,5 @@
 """How an audit gets at H⁻¹: exactly (`Dense`), from random probes (`Sketch`), or whichever fits the memory (`Auto`)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any

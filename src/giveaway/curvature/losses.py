@@ -4,8 +4,6 @@ Outputs f are (..., m). Targets y are class numbers (...) or rows of probabiliti
 for every other loss. Values are per record. Heads and networks share these classes.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """How far a head is from the optimum of its own training objective, and how to bring it there."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

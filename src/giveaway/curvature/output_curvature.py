@@ -4,8 +4,6 @@
 of the outputs, counted from the end.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,7 +1,5 @@
 """How well one ranking of the records finds the top of another: recall, rank correlation, and a table of both."""
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Mapping, Sequence

@@ -1,8 +1,6 @@
 """Read a Head from what the user has: a torch model, a scikit-learn estimator, or arrays in files or batches."""
 
 # ruff: noqa: F401 (the names are for others)
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

@@ -1,7 +1,5 @@
 """A Head from arrays: in a file, in a folder of files, or in batches that are read again in each pass."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Out-of-bag predictions: what those estimators of a bag say of a record that never saw it, or never saw its person."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from copy import copy
 from typing import Any
@@ -14,7 +12,7 @@ from sklearn.utils import check_array
 
 from giveaway.checks import ROWS_PER_CHECK, check_names, fail
 
-FORESTS = (ensemble.RandomForestClassifier, ensemble.RandomForestRegressor)
+FORESTS: tuple[Any, ...] = (ensemble.RandomForestClassifier, ensemble.RandomForestRegressor)
 FORESTS += (ensemble.ExtraTreesClassifier, ensemble.ExtraTreesRegressor)
 BAGGING = (ensemble.BaggingClassifier, ensemble.BaggingRegressor)
 OF_THE_FIT = "pass X and sample_weight of the fit, in its order, or build Head(None, outputs, ...) without out_of_bag"

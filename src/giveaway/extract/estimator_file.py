@@ -1,7 +1,5 @@
 """A scikit-learn estimator from a file: skops, or what pickles where the user trusts it."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """HeadLayer: the linear layer at the end of a torch model, and what it sees and gives while the model runs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any

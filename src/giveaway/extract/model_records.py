@@ -1,7 +1,5 @@
 """The records in memory: all that a network is called with, or the one input that a head keeps of each record."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Estimators that are fitted again: what a search settled on, clones of it, and what a fitted one says of records."""
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 from collections.abc import Mapping

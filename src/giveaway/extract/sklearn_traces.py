@@ -1,7 +1,5 @@
 """Loss traces of models in scikit-learn's way: boosted trees from their stages, others fitted batch by batch."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from itertools import islice
@@ -182,6 +180,6 @@ def _check_partial_fit(estimator: Any) -> None:
     if getattr(estimator, "class_weight", None) == "balanced":
         got, remedy = "class_weight='balanced'", "give class_weight as a dict"
         raise fail("estimator", "weights that are known before the fit", got, remedy)
-    for name, expected in (("loss", loss), ("early_stopping", False)):
-        if (got := getattr(estimator, name, expected)) != expected:
-            raise fail("estimator", f"{name}={expected!r}", f"{name}={got!r}", f"make it with {name}={expected!r}")
+    for name, wanted in (("loss", loss), ("early_stopping", False)):
+        if (given := getattr(estimator, name, wanted)) != wanted:
+            raise fail("estimator", f"{name}={wanted!r}", f"{name}={given!r}", f"make it with {name}={wanted!r}")

@@ -3,8 +3,6 @@
 What the layer sees is held in memory, written to a cache, or streamed: read again from the model in each pass.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping

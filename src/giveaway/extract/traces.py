@@ -1,7 +1,5 @@
 """Loss traces of trainings that recorded none, from the checkpoints that were saved on the way."""
 
-from __future__ import annotations
-
 import copy
 import glob
 import hashlib

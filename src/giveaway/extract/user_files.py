@@ -3,8 +3,6 @@
 Arrays of .npy, .npz and .safetensors files that are large are mapped where they lie. No pickle is read.
 """
 
-from __future__ import annotations
-
 import csv
 import importlib
 import inspect

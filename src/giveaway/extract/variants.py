@@ -3,8 +3,6 @@
 A variant of an image is its mirror image, or the image moved by whole pixels, so that nothing is blurred.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any

@@ -4,8 +4,6 @@ An auditor trains with and without each canary and checks whether the difference
 are worth hardly more than one, so exposure alone is not enough.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

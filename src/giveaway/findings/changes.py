@@ -1,7 +1,5 @@
 """Compare audits: which rows rank higher in a later one, and which changes are more than the noise of retraining."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

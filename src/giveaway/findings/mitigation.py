@@ -4,8 +4,6 @@ Rows near one another cover for one another. When one layer is taken away, the n
 was, so removing records is no remedy before its effect has been estimated.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

@@ -11,8 +11,6 @@ themselves have square roots at zero. A covariance beyond ±√(qx qz) by roundi
 derivative has no limit (a kink met by a variance of zero, the step kernel at u = v) it is given as 0.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable

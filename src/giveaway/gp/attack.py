@@ -7,8 +7,6 @@ moves mean and covariance along one direction, whatever the number of queries: o
 matter then, and the test is that of `theory.two_normals`. The last part compares activations by what they give away.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

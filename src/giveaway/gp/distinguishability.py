@@ -4,8 +4,6 @@ D is the data without, D′ with the record(s). The C outputs are independent an
 the Kullback–Leibler divergence that come from the covariances count C times.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Sequence

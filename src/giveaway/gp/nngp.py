@@ -19,8 +19,6 @@ none: ⌊(h − f)/s⌋ + 1 rows. Read-outs, over P positions: "flatten" gives e
 convolution averages it over the shifts (p + δ, p' + δ), so that "flatten" only ever needs p = p'; "pool" needs all P².
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields

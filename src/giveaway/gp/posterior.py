@@ -9,8 +9,6 @@ This is exact: it is what a fit to the other records gives. For one record P_SS 
 `giveaway.gp.ridge` has the same errors from features, where they are fewer than the records or of many strengths.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ distance, which has the same optima and does not go flat far from the records; l
 inputs' standard deviation, so that step lengths and tolerances are free of scale.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

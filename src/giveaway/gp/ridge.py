@@ -13,8 +13,6 @@ primal (d ≤ n): ZᵀZ = V diag(s) Vᵀ, P = ZV, a = 1, g = −1/(s + l2), b = 
 dual (d > n): ZZᵀ = U diag(s) Uᵀ without the direction 1, P = U, a = 0, g = l2/(s + l2), b = Uᵀ(y − ȳ).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any

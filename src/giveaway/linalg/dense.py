@@ -7,8 +7,6 @@ leaves an error of its square over the gap below ρ: small matrices stop where t
 where that estimate is ERROR·ρ. What has not converged (a cluster at the top) is decomposed exactly.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property

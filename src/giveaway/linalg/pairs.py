@@ -7,8 +7,6 @@ expanded before the product (weights or feature pairs) is a matter of which is t
 array, so that the expansion runs along memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

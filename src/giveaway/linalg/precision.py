@@ -7,8 +7,6 @@ Signs depend only on a seed and on what they stand for, however the work is cut.
 gives WORD signs at once, one a probe. It is computed in whole numbers, which no device rounds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A trained network seen at several depths: its last layer, its last few, or all of it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

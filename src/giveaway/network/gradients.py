@@ -1,8 +1,6 @@
 """Gradients of single records' losses and Jacobians of their outputs, by vmap over records; and TracIn, which adds up
 over the checkpoints of a training how far gradient steps on a record lowered its loss."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 

@@ -6,8 +6,6 @@ to Jᵀu, summed over the batch. Layers that forward mode or vmap cannot trace a
 picks the first way whose products agree with plain backward passes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import NamedTuple, Protocol

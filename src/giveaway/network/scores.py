@@ -8,8 +8,6 @@ need not be small beside what records see. What solves leave, R, puts W^½ U off
 eigenvector of H − λI with eigenvalue h it is √h/(h + λ) ≤ 1/(2√λ) times R.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ curvature, from one product with random columns (Nyström): a trained network cu
 directions and little along all others, and gradients of its records lie mostly in the former.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Training examples: their targets in one form for each loss, and their inputs as arrays of numbers or texts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

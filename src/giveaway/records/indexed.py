@@ -1,7 +1,5 @@
 """Data sets whose items come with their row number, so that a loss finds its record under any sampler."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch.utils.data import Dataset

@@ -1,7 +1,5 @@
 """Each record's own loss under torch's criteria, computed for many batches at once."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterable
 from itertools import groupby

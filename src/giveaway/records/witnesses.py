@@ -4,8 +4,6 @@ They are outputs on variants of the records (relatives), on records that the mod
 the part of a bagged model that never saw the record (out of bag).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 

@@ -4,8 +4,6 @@ Points are drawn for the most exposed rows and a random choice of the others. Th
 the table: what is selected in a map is listed there.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from typing import Any

@@ -5,8 +5,6 @@ row: quantiles stand for at least ten rows. Of the metadata it holds only what d
 user's own words the title, and the names of classes and subgroups of ten rows or more.
 """
 
-from __future__ import annotations
-
 import datetime
 import json
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The only registry of scores: column name → function and what it needs; and what sketched scores are off by."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -3,8 +3,6 @@ networks; and from a Gaussian process. A score is higher for a more exposed reco
 record, and `fused`, are in fusion.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Arrays as files and as digests, a block of rows at a time: neither a memory map nor lazy rows are ever held whole."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import zipfile

@@ -4,8 +4,6 @@
 counts as not there.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -5,8 +5,6 @@ a temporary name and renamed, so that a killed run leaves whole files and ".NAME
 folder too. Removal takes the marker last, so that a killed removal can be repeated.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -6,8 +6,6 @@ t = x − δ, because x itself no longer holds the digits: ‖δe₁ + Z‖ ≤ 
 W ~ χ²_{q−1}, averaged over W by quadrature. `best_shell` is the test for which a ball is not enough.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable

@@ -5,8 +5,6 @@ N(0, σ²(1 − h)I) for a member and N(0, σ²(1 + h)I) for a non-member, so th
 everything an attacker who sees the residual can do.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import betainc, gammainc, gammaincc, gammaincinv

@@ -13,8 +13,6 @@ error of a cell's probability, and falls short by a share that shrinks as the sq
 the power in one dimension, 5e-4 in the two that several outputs need, along ε and across it).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace

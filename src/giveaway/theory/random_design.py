@@ -10,8 +10,6 @@ of their component along ε. `integrate=False` puts V at its mean k, as Corollar
 over V. The expected gap E[ℓ_out − ℓ_in] (Proposition 3.4) is at the end of this file.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import partial

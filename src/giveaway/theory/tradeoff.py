@@ -15,8 +15,6 @@ taken in both directions, so a curve and its mirror image give the same numbers.
 Neither is a guarantee: only an upper bound would be, and no attack gives one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """All views of a head's records that it and a trace of its training allow, brought to the rows of one table."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -5,8 +5,6 @@ the loss of that prediction. Nothing is estimated here: those trees are a smalle
 without the record. Where every tree saw a record this view says nothing of it.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -7,8 +7,6 @@ After Coates, Ng (2012), "Learning feature representations with k-means", with p
 normalization takes brightness and colour out, the image itself, coarsely, goes beside patches of two sizes.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -5,8 +5,6 @@ wide network is near: its tangent kernel falls off with the distance itself, not
 single records without forgetting the trend. The length is the mean distance of records.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

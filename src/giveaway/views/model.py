@@ -1,7 +1,5 @@
 """What the model says of a head's records, in units that all views share: targets around 0, losses and errors."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

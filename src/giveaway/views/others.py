@@ -4,8 +4,6 @@ It needs the records themselves (`Head.inputs`: images, a table, or texts) and c
 them; it returns left-out errors and leverages, from which `left_out`, `fused` and predicted attacks are made.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any

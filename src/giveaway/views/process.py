@@ -3,8 +3,6 @@
 It needs the records themselves and a `Process`, costs one factorization of its kernel, and returns a `Divergence`.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -7,8 +7,6 @@ as the record is: the members err as little on it as on themselves. And a varian
 mirrored digit, is known worse than records that the model never saw. A variant counts as far as it is neither.
 """
 
-from __future__ import annotations
-
 from functools import cached_property
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A table as numbers: standardized columns, one column a level of each category, and what is missing filled in."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -6,8 +6,6 @@ and its sign; a term that occurs k times counts 1 + log k; rows have unit length
 operations on code points and of CRC-32 for words: the same on every machine.
 """
 
-from __future__ import annotations
-
 import re
 import zlib
 from collections.abc import Sequence

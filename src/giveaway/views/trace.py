@@ -5,8 +5,6 @@ view needs a trace, costs one reading of it, and returns the mean of √loss ove
 only by digests, so that whose losses they are is proved first.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
