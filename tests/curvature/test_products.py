@@ -16,6 +16,7 @@ from giveaway.curvature import products as products_module
 from giveaway.curvature.products import ClassBlocks, HeadProducts, SharedGram, preconditioner_for
 from giveaway.linalg.cg import Solution, column_cg
 from giveaway.linalg.precision import Precision, signs
+from giveaway.linalg.processes import Execution
 from tests.conftest import KINDS, made_arrays, made_head
 from tests.curvature.cases import (
     FLOAT32,
@@ -95,7 +96,7 @@ def test_windows_and_cuts_of_the_probes_change_nothing(kind, cut, rows, cached):
 
 def test_every_row_is_read_once_a_product():
     seen = []
-    products = HeadProducts(made_head("classes"), 0.1, on_rows=seen.append)
+    products = HeadProducts(made_head("classes"), 0.1, Execution(on_rows=seen.append))
     products.apply(vectors_for(products, 2), FLOAT64)
     products.draw(0, slice(0, 5), FLOAT64)
     assert sum(seen) == 120

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,14 +19,14 @@ from giveaway.curvature.optimum import refit as refit_head
 from giveaway.curvature.sketch import SketchedCurvature
 from giveaway.evaluation.ranking import recall_at, spearman
 from giveaway.gp.distinguishability import KernelGiven, Process
-from giveaway.linalg.processes import ALONE, Processes
+from giveaway.linalg.processes import HERE, Execution, Processes
 from giveaway.network.depths import Depths, Ekfac, Solves
 from giveaway.records import Head, LossTrace, ScoreTable
 from giveaway.records.meta import Meta
 from giveaway.scores.catalogue import CATALOGUE
 from giveaway.scores.fusion import fused
-from giveaway.storage.checkpoint import NO_CHECKPOINT, Checkpoint
-from giveaway.text import OnRows, parts_of, progress_of, say
+from giveaway.storage.checkpoint import NO_CHECKPOINT
+from giveaway.text import parts_of, progress_of, say
 from giveaway.views.all_views import AllViews
 from giveaway.views.others import HELD_BACK
 
@@ -34,14 +34,6 @@ TOP = 0.05
 MANY = 5_000  # records, from which the second view is announced
 
 Columns = dict[str, np.ndarray]
-
-
-@dataclass(frozen=True)
-class Execution:
-    """The processes that share an audit's work, and where it saves what it has finished."""
-
-    processes: Processes = ALONE
-    checkpoint: Checkpoint = NO_CHECKPOINT
 
 
 def audit(
@@ -53,7 +45,7 @@ def audit(
     curvature: Dense | Sketch | Auto | Solves | Ekfac = Auto(),  # noqa: B008 (frozen)
     kernel: Process | KernelGiven | None = None,
     progress: bool = False,
-    execution: Execution = Execution(),  # noqa: B008 (frozen)
+    execution: Execution = HERE,
 ) -> ScoreTable:
     """Rank every record (or person, where the head has groups) by its exposure.
 
@@ -134,7 +126,7 @@ def _score_head(
     head: Head, resolved: Plan, execution: Execution, progress: bool
 ) -> tuple[Columns, Columns, dict[str, Any]]:
     """Return the columns that the head's outputs and its curvature give, attributes, and what the metadata say."""
-    processes, checkpoint = execution.processes, execution.checkpoint
+    processes = execution.processes
     curved = resolved.choice if resolved.curved else None
     compared = resolved.l2_sensitivity and head.l2 > 0
     gradients = GradientSums(head) if head.linear else None
@@ -143,16 +135,13 @@ def _score_head(
     repeats = count_duplicates(head) if counted else None  # before the columns are there: it holds as much as they do
     curvature, sensitivity = None, None
     with progress_of(head.n * passes // processes.size, enabled=progress) as on_rows:
+        work = replace(execution, on_rows=on_rows)
         if curved is not None:
             add = gradients.add if gradients is not None else lambda window: None
-            curvature = compute(
-                head, curved, processes=processes, checkpoint=checkpoint, on_rows=on_rows, on_window=add
-            )
-        columns, attributes, sketch = score(
-            head, resolved, curvature, on_rows, processes=processes, checkpoint=checkpoint
-        )
+            curvature = compute(head, curved, work, add)
+        columns, attributes, sketch = score(head, resolved, curvature, work)
         if curvature is not None and compared:
-            sensitivity = _l2_sensitivity(head, resolved, curvature, columns["newton"], on_rows, processes)
+            sensitivity = _l2_sensitivity(head, resolved, curvature, columns["newton"], work)
     optimum = None
     if gradients is not None:
         summed = isinstance(curvature, DenseCurvature) and not curvature.taken_up
@@ -211,15 +200,14 @@ def _l2_sensitivity(
     resolved: Plan,
     curvature: DenseCurvature | SketchedCurvature,
     newton: np.ndarray,
-    on_rows: OnRows,
-    processes: Processes,
+    execution: Execution,
 ) -> dict[str, float]:
     """Spearman of newton at other penalties with newton at the head's own, and how much of the top 5 % stays there."""
-    only = Plan(("newton",), resolved.unit, resolved.optimum)
+    only, again = Plan(("newton",), resolved.unit, resolved.optimum), replace(execution, checkpoint=NO_CHECKPOINT)
     result = {}
     top = max(TOP, 1 / len(newton))
     for factor in (0.1, 10.0):
-        columns, *_ = score(head, only, curvature.with_l2(factor * head.l2), on_rows, processes=processes)
+        columns, *_ = score(head, only, curvature.with_l2(factor * head.l2), again)
         other = columns["newton"]
         result[f"spearman_at_{factor:g}_l2"] = round(spearman(newton, other), 6)
         result[f"top_kept_at_{factor:g}_l2"] = round(recall_at(other, newton, top, top), 6)

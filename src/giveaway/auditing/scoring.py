@@ -21,13 +21,11 @@ from giveaway.curvature.choice import Curvature
 from giveaway.curvature.losses import loss_of
 from giveaway.curvature.optimum import gradient_sum
 from giveaway.curvature.sketch import REDO_ABOVE, SketchedCurvature, exact_steps, records_to_redo
-from giveaway.linalg.processes import ALONE, Processes, in_threads
+from giveaway.linalg.processes import HERE, Execution, in_threads
 from giveaway.records import Head
 from giveaway.scores.catalogue import CATALOGUE, relative_error, scores_of, standard_errors
 from giveaway.scores.formulas import ScoreBatch
 from giveaway.scores.predicted import ingredients, predict
-from giveaway.storage.checkpoint import NO_CHECKPOINT, Checkpoint
-from giveaway.text import OnRows
 
 WINDOW = 1_024
 MOST_ROWS = 2_048
@@ -153,8 +151,8 @@ def sampled_spans(sizes: Sequence[int]) -> np.ndarray:
 class Scoring:
     """One walk over a head under `curvature`; the results are rows of one array, which is saved and summed whole."""
 
-    def __init__(self, head: Head, resolved: Plan, curvature: Curvature | None, processes: Processes) -> None:
-        self.head, self.resolved, self.curvature, self.processes = head, resolved, curvature, processes
+    def __init__(self, head: Head, resolved: Plan, curvature: Curvature | None, execution: Execution) -> None:
+        self.head, self.resolved, self.curvature, self.execution = head, resolved, curvature, execution
         self.people = People(head) if resolved.unit == "person" else None
         self.sketch = curvature if isinstance(curvature, SketchedCurvature) else None
         self.curved = [name for name in resolved.of_head if CATALOGUE[name].curvature]
@@ -167,18 +165,18 @@ class Scoring:
         self.results = np.zeros((len(names), head.n if self.people is None else len(self.people.sizes)))
         self.total = self.drift = None
         if resolved.optimum == "corrected" and curvature is not None:
-            self.total = gradient_sum(head, processes).total
+            self.total = gradient_sum(head, execution.processes).total
             self.drift = curvature.solve(self.total)
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self.results[self._place[name]]
 
-    def walk(self, checkpoint: Checkpoint, on_rows: OnRows) -> None:
+    def walk(self) -> None:
         """Score this process's share, and bring all shares together."""
-        people, curvature = self.people, self.curvature
+        people, curvature, checkpoint = self.people, self.curvature, self.execution.checkpoint
         spans = record_spans(self.head, curvature) if people is None else people.spans(curvature)
         sampled = np.ones(len(spans), dtype=bool) if self.errors else sampled_spans([span.count for span in spans])
-        share = list(self.processes.share(list(zip(spans, sampled.tolist(), strict=True))))
+        share = list(self.execution.processes.share(list(zip(spans, sampled.tolist(), strict=True))))
         done = torch.zeros(len(share), dtype=torch.bool)
         name = f"scores-{self.resolved.unit}"
         if (earlier := checkpoint.load(name)) is not None:
@@ -190,7 +188,7 @@ class Scoring:
             place, span, sampled = item
             for where, batch in span.batches():
                 self._score(where, batch, columns=self.resolved.of_head)
-                on_rows(batch.sample_weight.numel())
+                self.execution.on_rows(batch.sample_weight.numel())
             if sampled and self.sketch is not None:
                 edges = [self.sketch.probes * part // PROBE_PARTS for part in range(PROBE_PARTS + 1)]
                 for parts in zip(*(span.batches(slice(*edge)) for edge in pairwise(edges)), strict=True):
@@ -207,7 +205,7 @@ class Scoring:
             if not done[place]
         )
         in_threads(work, loaded, self.head.device, None if curvature is None else curvature.windows_at_once)
-        self.processes.sum_(torch.from_numpy(self.results))
+        self.execution.processes.sum_(torch.from_numpy(self.results))
 
     def redo_high_leverage(self, sketch: SketchedCurvature) -> dict[str, Any]:
         """Solve exactly for the groups of highest leverage, as many as cost no more than the sketch did; count them."""
@@ -267,17 +265,11 @@ class Scoring:
 
 
 def score(
-    head: Head,
-    resolved: Plan,
-    curvature: Curvature | None,
-    on_rows: OnRows,
-    *,
-    processes: Processes = ALONE,
-    checkpoint: Checkpoint = NO_CHECKPOINT,
+    head: Head, resolved: Plan, curvature: Curvature | None, execution: Execution = HERE
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dict[str, Any]]:
-    """Return the plan's columns, attributes of the rows (with `errors`, standard errors too), and a sketch's report."""
-    scoring = Scoring(head, resolved, curvature, processes)
-    scoring.walk(checkpoint, on_rows)
+    """Return the plan's columns, attributes of the rows, and what a sketch says of itself."""
+    scoring = Scoring(head, resolved, curvature, execution)
+    scoring.walk()
     sketch: dict[str, Any] = {}
     if scoring.sketch is not None:
         errors_of = {name: relative_error(scoring[name], scoring[name + ERROR]) for name in scoring.curved}

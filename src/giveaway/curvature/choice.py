@@ -8,10 +8,9 @@ from giveaway.checks import check_number, check_whole, fail
 from giveaway.curvature.dense import DenseCurvature, dense_bytes
 from giveaway.curvature.sketch import Sketch, SketchedCurvature, budget, probes_at_once
 from giveaway.linalg.precision import precision_named
-from giveaway.linalg.processes import ALONE, Processes
+from giveaway.linalg.processes import ALONE, HERE, Execution, Processes
 from giveaway.records import Head
 from giveaway.records.head import Window
-from giveaway.storage.checkpoint import NO_CHECKPOINT, Checkpoint
 
 Curvature = DenseCurvature | SketchedCurvature
 
@@ -89,24 +88,12 @@ def check_sketch(head: Head, sketch: Sketch) -> None:
 
 
 def compute(
-    head: Head,
-    choice: Choice,
-    *,
-    processes: Processes = ALONE,
-    checkpoint: Checkpoint = NO_CHECKPOINT,
-    on_rows: Callable[[int], Any] = lambda rows: None,
-    on_window: Callable[[Window], Any] = lambda window: None,
+    head: Head, choice: Choice, execution: Execution = HERE, on_window: Callable[[Window], Any] = lambda window: None
 ) -> Curvature:
     """Compute the chosen curvature; a dense one hands every window of its sums to `on_window`."""
-    sketch = choice.sketch
-    if sketch is None:
-
-        def each(window: Window) -> None:
-            on_window(window)
-            on_rows(len(window))
-
-        return DenseCurvature(head, processes=processes, checkpoint=checkpoint, on_window=each)
-    return SketchedCurvature(head, sketch, processes=processes, checkpoint=checkpoint, on_rows=on_rows)
+    if choice.sketch is None:
+        return DenseCurvature(head, execution, on_window)
+    return SketchedCurvature(head, choice.sketch, execution)
 
 
 def expected_passes(head: Head, choice: Choice) -> int:

@@ -19,10 +19,9 @@ from giveaway.curvature.blocks import Blocks, MatrixBlocks
 from giveaway.curvature.losses import loss_of
 from giveaway.linalg.dense import Inverse, invert
 from giveaway.linalg.pairs import PairTiles
-from giveaway.linalg.processes import ALONE, Processes
+from giveaway.linalg.processes import HERE, Execution
 from giveaway.records import Head
 from giveaway.records.head import Window
-from giveaway.storage.checkpoint import NO_CHECKPOINT, Checkpoint
 
 SAVED_SUMS = "sums"
 MOST_ROWS = 4_096
@@ -44,11 +43,10 @@ class DenseCurvature:
     def __init__(
         self,
         head: Head,
-        *,
-        processes: Processes = ALONE,
-        checkpoint: Checkpoint = NO_CHECKPOINT,
+        execution: Execution = HERE,
         on_window: Callable[[Window], Any] = lambda window: None,
     ) -> None:
+        processes, checkpoint = execution.processes, execution.checkpoint
         self.loss = loss_of(head)
         self._r = self.loss.degrees if self.loss.coupled else 1  # rows of an inverted matrix a feature
         check_memory(
@@ -74,6 +72,7 @@ class DenseCurvature:
             x, v = window.columns(), self.loss.pair_weights(window.outputs.to(torch.float64))
             self.sums.add(x, v if window.sample_weight is None else v * window.sample_weight)
             on_window(window)
+            execution.on_rows(len(window))
             if checkpoint.due():
                 checkpoint.save(SAVED_SUMS, {"sums": self.sums.pairs, "parts": torch.tensor(place + 1)})
         processes.sum_(self.sums.pairs)

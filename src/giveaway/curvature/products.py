@@ -18,7 +18,7 @@ import torch
 from giveaway.curvature.losses import loss_of
 from giveaway.curvature.output_curvature import SoftmaxCurvature
 from giveaway.linalg.precision import Parts, Precision, signs
-from giveaway.linalg.processes import ALONE, Processes
+from giveaway.linalg.processes import HERE, Execution
 from giveaway.records import Head
 from giveaway.records.head import Window
 
@@ -35,10 +35,9 @@ WEIGHTS = torch.bfloat16  # the type in which their weights are held
 class HeadProducts:
     """Products with H of `head` at penalty `l2`; softmax windows of `fused_rows` records go through compiled passes."""
 
-    def __init__(
-        self, head: Head, l2: float, *, processes: Processes = ALONE, on_rows: Callable[[int], Any] = lambda n: None
-    ):
-        self.head, self.l2, self.processes, self.on_rows = head, l2, processes, on_rows
+    def __init__(self, head: Head, l2: float, execution: Execution = HERE) -> None:
+        self.head, self.l2, self.execution = head, l2, execution
+        self.processes, self.on_rows = execution.processes, execution.on_rows
         self.loss = loss_of(head)
         self.k = 1 if self.loss.shared else head.m
         on_gpu = head.device.type == "cuda"

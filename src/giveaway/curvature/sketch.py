@@ -25,7 +25,7 @@ from giveaway.curvature.losses import loss_of
 from giveaway.curvature.products import HeadProducts, preconditioner_for
 from giveaway.linalg.cg import CONVERGED, Solution, column_cg
 from giveaway.linalg.precision import WORD, Parts, Precision, exact_for, higher_than, precision_named, signs
-from giveaway.linalg.processes import ALONE, Processes
+from giveaway.linalg.processes import ALONE, HERE, Execution, Processes
 from giveaway.records import Head
 from giveaway.records.head import Window
 from giveaway.storage.checkpoint import NO_CHECKPOINT, Checkpoint
@@ -128,15 +128,7 @@ class SketchedCurvature:
     """The sketch of `head`'s curvature, of P = `size` parameters in the directions that matter. One array of a window's
     U may take `array_bytes`."""
 
-    def __init__(
-        self,
-        head: Head,
-        options: Sketch,
-        *,
-        processes: Processes = ALONE,
-        checkpoint: Checkpoint = NO_CHECKPOINT,
-        on_rows: Callable[[int], Any] = lambda rows: None,
-    ) -> None:
+    def __init__(self, head: Head, options: Sketch, execution: Execution = HERE) -> None:
         self.head, self.loss, self.options = head, loss_of(head), options
         self.seed, self.probes, self.tolerance = options.seed, options.probes, options.tolerance
         self.size = head.width * self.loss.degrees
@@ -144,16 +136,16 @@ class SketchedCurvature:
         self.array_bytes = GPU_WINDOW_BYTES if head.device.type == "cuda" else HOST_WINDOW_BYTES
         # as many windows as fit in a quarter of the memory, each with as many arrays as a solve holds
         self.windows_at_once = max(1, self.memory // (4 * ARRAYS * self.array_bytes))
-        self._sketch(HeadProducts(head, head.l2, processes=processes, on_rows=on_rows), checkpoint)
+        self._sketch(head.l2, execution)
 
-    def _sketch(self, products: HeadProducts, checkpoint: Checkpoint) -> None:
-        self.products, self.l2 = products, products.l2
+    def _sketch(self, l2: float, execution: Execution) -> None:
+        self.products, self.l2, self._execution = HeadProducts(self.head, l2, execution), l2, execution
         self._set_precision(precision_named(self.options.precision, self.head.device))
         self._first_precision = self.precision.name
         wide = self.precision if self.precision.name == "float64" else None
-        self.preconditioner = preconditioner_for(products, self.memory // 2, self.probes, wide)
-        self.z = torch.empty(*products.shape, self.probes, dtype=self.precision.dtype, device=self.head.device)
-        parts = CheckpointedParts(checkpoint, products.processes)
+        self.preconditioner = preconditioner_for(self.products, self.memory // 2, self.probes, wide)
+        self.z = torch.empty(*self.products.shape, self.probes, dtype=self.precision.dtype, device=self.head.device)
+        parts = CheckpointedParts(execution.checkpoint, execution.processes)
         solved = solve_probes(self.z, self.at_once, self._solve_block, parts.part)
         self.residual = max(float(part["residual"].max()) for part in solved)
         self.steps = max(int(part["steps"]) for part in solved)
@@ -168,10 +160,9 @@ class SketchedCurvature:
         return self.precision.parts(self.z.view(self.products.width, -1))
 
     def with_l2(self, l2: float) -> SketchedCurvature:
-        other, products = copy(self), self.products
+        other = copy(self)
         other.options = replace(self.options, errors=False)
-        again = HeadProducts(self.head, l2, processes=products.processes, on_rows=products.on_rows)
-        other._sketch(again, NO_CHECKPOINT)
+        other._sketch(l2, replace(self._execution, checkpoint=NO_CHECKPOINT))
         return other
 
     def group_bytes(self, s: int) -> int:

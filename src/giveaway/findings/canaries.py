@@ -32,15 +32,7 @@ class Candidates:
 
 
 def candidates(head: Head, table: ScoreTable, *, most: int = MOST) -> Candidates:
-    """Return the `most` most exposed rows and their similarity.
-
-    It is exp(−(‖u − u′‖² + ‖t − t′‖²)/2), a Gaussian kernel, hence positive semidefinite: u is the direction of a
-    row's features, centred and scaled by all records and with the bias column, so that ‖u − u′‖² = 2 − 2 cosine;
-    t is its target, one coordinate per class (or scaled like the features), so that another class divides the
-    similarity by e. The exponential keeps opposite directions apart, which a plain cosine of −1 would call as similar
-    as copies, and leaves more independent candidates than there are features. A person is the mean of their records.
-    A black box has no features: its outputs are used instead.
-    """
+    """Return the `most` most exposed rows and their similarity, a Gaussian kernel (docs/derivations.md)."""
     row_of = row_of_record(head, table)
     rows = table.order()[:most]
     direction = _standardized(head.features if head.linear else head.outputs, row_of, rows)
@@ -55,12 +47,7 @@ def candidates(head: Head, table: ScoreTable, *, most: int = MOST) -> Candidates
 
 
 def choose(candidates: Candidates, k: int) -> np.ndarray:
-    """Choose k rows, each of which adds the most to det(q_i q_j S_ij) over those chosen before; return them in order.
-
-    This is the greedy mode of a determinantal point process: the next row has the largest product of its quality and of
-    what the chosen rows do not explain of it. The first is the most exposed row. Each choice adds one column of the
-    Cholesky factor, k² c operations in all. Copies of chosen rows come last, by exposure.
-    """
+    """Choose k rows, each of which adds the most to det(q_i q_j S_ij) over those chosen before; copies come last."""
     c = len(candidates.rows)
     k = int(check_number("k", k, minimum=1, remedy="ask for at least one canary"))
     if k > c:

@@ -217,12 +217,7 @@ def _beyond(ids: np.ndarray, places: np.ndarray, retrains: Sequence[ScoreTable])
 
 
 def _moderated(variance: np.ndarray, freedom: int) -> tuple[np.ndarray, float]:
-    """Shrink the variance of every row toward the common one; return it with its degrees of freedom.
-
-    The true variances are assumed scaled inverse χ² (Smyth 2004), whose two parameters come from the mean and the
-    variance of log s² over the rows. With two degrees of freedom alone a row without noise cannot be told from one that
-    happened to stay.
-    """
+    """Shrink the variance of every row toward the common one (Smyth 2004); return it with its degrees of freedom."""
     logs = np.log(variance) - digamma(freedom / 2) + np.log(freedom / 2)
     excess = logs.var(ddof=1) - polygamma(1, freedom / 2) if len(logs) > 1 else 0.0
     if excess <= polygamma(1, MOST_FREEDOM / 2):
@@ -237,13 +232,7 @@ Measurement = tuple[float, float, str, dict[str, Any]]
 
 
 def measure_change(place: str, table: ScoreTable, folder: Path, column: str, baseline: Sequence[Path]) -> Measurement:
-    """Measure the share of exposed rows against the bound set by the audits of retrains in the `baseline` folders.
-
-    For predicted_success these are the rows above 0.7; for loo_gap the rows above what a fifth of the baseline's rows
-    exceed, by person if people were audited. The levels were chosen on networks with 5 to 20 % of the labels wrong:
-    with a higher one loo_gap misses a doubling from 10 %, since a network then learns each wrong label less. Means
-    hardly move. benchmarks/gate_digits.py tries it on other data.
-    """
+    """Measure the share of exposed rows against the bound set by the audits of retrains in the `baseline` folders."""
     table = _audited(folder, column, table)
     check_column(place, table, column)
     tables: list[ScoreTable] = []
@@ -282,12 +271,7 @@ def share_above(values: np.ndarray, level: float) -> float:
 
 
 def prediction_bound(shares: np.ndarray, rows: int) -> float:
-    """Return the bound below which the share of one more retrain stays with probability LEVEL, from those of k.
-
-    It is mean + t·s·√(1 + 1/k), t with k − 1 degrees of freedom, but never below the same quantile of a count alone,
-    since few retrains can agree by chance to the row: negative binomial, the prediction of a Poisson count from k
-    others (with Jeffreys' half), a little wider than a binomial one.
-    """
+    """Return what the share of one more retrain stays below with probability LEVEL (docs/derivations.md)."""
     k, mean = len(shares), float(shares.mean())
     noise = student.ppf(LEVEL, k - 1) * shares.std(ddof=1) * np.sqrt(1 + 1 / k)
     counted = k * mean * rows

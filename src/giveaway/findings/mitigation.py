@@ -41,13 +41,8 @@ class RemovalEffect:
 
 
 def removals(head: Head, table: ScoreTable, *, shares: Sequence[float]) -> tuple[RemovalEffect, ...]:
-    """Take each of `shares` of the rows of `table`, the most exposed ones, out of `head` and score the others again.
-
-    The head is brought to the optimum of its objective with and without them, so that only the removal moves it, and
-    newton is computed at both. A single Newton step from one to the other would not do: on a softmax head that fits its
-    records, where the most exposed hold most of the curvature, it overshot a hundredfold. Features below the head stay
-    as they are, so this is predicted, not measured.
-    """
+    """Take each of `shares` of the rows of `table`, the most exposed ones, out of `head` and score the others again, at
+    the optimum with and without them. Features below the head stay as they are: predicted, not measured."""
     row_of = row_of_record(head, table)
     if not head.linear:
         raise fail("head", "a linear head", "a black box", "pass the features of a linear head to Head")
@@ -107,26 +102,9 @@ def row_of_record(head: Head, table: ScoreTable) -> np.ndarray:
 
 
 def weights(table: ScoreTable, *, cap: float = 0.9) -> np.ndarray:
-    """Return one weight per row in (0, 1] that brings its newton down to the `cap` quantile of all rows.
-
-    Take a record of leverage h and newton N, and retrain with weight s on it. With a = xᵀ H₋ᵢ⁻¹ x, where the curvature
-    H₋ᵢ without the record does not depend on s, its gradient g₋ at the head without it, and the output curvature w, its
-    gradient becomes g₋/(1 + s·w·a) and its newton s·a·g₋²/(1 + s·w·a)². The audit, at s = 1, gives h = w·a/(1 + w·a)
-    and N = a·g₋²/(1 + w·a)². Hence
-
-        newton(s) = s·N/(1 − h + s·h)²,
-
-    and the weight is the smaller root of newton(s) = c; rows at or below the quantile c keep weight 1. This is exact
-    for squared loss and one row at a time. It is an estimate for the other losses, and where many rows are weighted at
-    once: each is then also affected by what the others lost, and some stay above c, so audit the retrained model. For h
-    above ½ a weight a little below 1 exposes a record more, which is why a row alone in its direction ends close to 0:
-    in effect it is left out.
-
-    h is read as 1 − influence/newton, the leverage along the row's own gradient: this is the column `leverage` for one
-    output, and the relevant part of it for several outputs, or for a person, whose records all get the row's weight.
-    Weights multiply those of the audited training and are not normalised: with the penalty unchanged, the data as a
-    whole count less.
-    """
+    """Return one weight per row in (0, 1] that brings its newton down to the `cap` quantile of all rows
+    (docs/derivations.md): exact for squared loss and one row at a time, else an estimate, so audit the retrained model.
+    Weights multiply those of the audited training and are not normalised."""
     for name in ("newton", "influence"):
         if name not in table.scores:
             remedy = "audit a linear head with it; a black box has no curvature to tell how a record pulls"

@@ -1,11 +1,5 @@
-"""What an attacker gets from the two posteriors: the best membership test, bounds on it, the records themselves.
-
-The attacker sees the latent predictions f(Q), one draw from the posterior with the records (positive) or without them,
-knows both laws, and thresholds their likelihood ratio; no other test does better at any false positive rate. Whitened
-by the law with the records, a draw is z ~ N(0, I) with and z ~ N(d, I + diag(x)) without, x ≥ 0. Taking one record out
-moves mean and covariance along one direction, whatever the number of queries: only x and δ = ‖d‖ over the C outputs
-matter then, and the test is that of `theory.two_normals`. The last part compares activations by what they give away.
-"""
+"""What an attacker gets from two posteriors: the best test, bounds on it, the records themselves
+(docs/derivations.md)."""
 
 import math
 from collections.abc import Sequence
@@ -98,12 +92,7 @@ def _one_direction(x: torch.Tensor, delta: torch.Tensor, outputs: int, fpr: torc
 
 
 def _auc(x: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
-    """Compute the AUC for excesses x (R, k) and mean shifts (R, k, C) by the characteristic function of a score gap.
-
-    The log likelihood ratio of one draw is, up to a factor and a constant, ℓ = −Σ(xz² + 2dz)/(1 + x); φ, that of
-    ℓ(with) − ℓ(without), is elementary, and P(ℓ(with) > ℓ(without)) = ½ + ∫ Im φ(u)/u du / π. In log u the integrand
-    is smooth and dies out on both sides, where the trapezoid rule converges geometrically.
-    """
+    """Compute the AUC for excesses x (R, k) and mean shifts (R, k, C) by the characteristic function of a score gap."""
     if len(x) > TOGETHER:
         return torch.cat([_auc(*part) for part in zip(x.split(TOGETHER), shift.split(TOGETHER), strict=True)])
     d2, outputs = shift.square().sum(2), shift.shape[2]
@@ -135,11 +124,7 @@ def _auc(x: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
 def _sampled(
     x: torch.Tensor, shift: torch.Tensor, fpr: torch.Tensor, draws: int, seed: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Estimate TPR and its standard error (R, F) from draws of the law with the records, the same for every removal.
-
-    A draw's weight under the other law is 1/ratio, so one sample gives both rates; the error of the threshold enters
-    through the slope of the ROC curve, which is the ratio at the threshold.
-    """
+    """Estimate TPR and its standard error (R, F) from draws of the law with the records, the same for every removal."""
     generator = torch.Generator().manual_seed(seed)
     k, outputs = shift.shape[1:]
     z = torch.randn(draws, k, outputs, generator=generator, dtype=torch.float64).to(x.device)

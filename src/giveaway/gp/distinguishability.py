@@ -239,11 +239,8 @@ def kl_of_change(mean_change: torch.Tensor, excess: torch.Tensor, with_: torch.T
 
 
 def gaussian_kl(mean_change: torch.Tensor, without: torch.Tensor, with_: torch.Tensor) -> torch.Tensor:
-    """Sum KL(N(m, without) ‖ N(m′, with_)) over C outputs: mean_change m − m′ (…, q, C), covariances (…, q, q).
-
-    With W the difference of the covariances whitened by with_, and x its eigenvalues, it is
-    ½(C Σ(x − log(1 + x)) + ‖whitened mean change‖²): near-equal covariances do not cancel.
-    """
+    """Sum KL(N(m, without) ‖ N(m′, with_)) over C outputs, given m − m′ (…, q, C); near-equal covariances do not
+    cancel."""
     root = cholesky_of("with_", with_)
     half = torch.linalg.solve_triangular(root, without - with_, upper=False)
     w = torch.linalg.solve_triangular(root, half.mT, upper=False)
@@ -294,10 +291,7 @@ def _unless_repeated(kl: Callable[..., torch.Tensor], *covariances: torch.Tensor
 
 
 def x_minus_log1p(x: torch.Tensor) -> torch.Tensor:
-    """Return x − log(1 + x) for x > −1, to full relative precision near 0, where it is x²/2.
-
-    With t = x/(2 + x): log(1 + x) = 2·artanh(t) and x − 2t = x·t, so it is t·(x − 2t²(1/3 + t²/5 + …)).
-    """
+    """Return x − log(1 + x) for x > −1, to full relative precision near 0, where it is x²/2."""
     near = (x > -0.5) & (x < 1.0)
     small = torch.where(near, x, 0.0)
     t = small / (2.0 + small)

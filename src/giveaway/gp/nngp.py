@@ -1,23 +1,5 @@
-"""Gaussian processes of infinitely wide networks: fully connected ones, and convolutional ones of (n, c, h, w) images.
-
-A network has `depth` hidden layers of width N, each followed by φ, and a read-out. A dense layer is
-
-    z^{l+1} = √(σw²/N_l) W^{l+1} φ(z^l) + σb b^{l+1},    W, b standard normal, φ(z⁰) the input and N_0 its numbers;
-
-a convolution with a filter of f² places δ and stride s is
-
-    z^{l+1}_{o,p} = √(σw²/(N_l f²)) Σ_{i,δ} W_{o,i,δ} φ(z^l)_{i, s p + δ} + σb b_o.
-
-As N grows the output is a Gaussian process. Its covariance starts at the second moments ⟨x, z⟩/N_0 of the input and
-goes through every layer as K^{l+1} = σb² + σw² A(E[φ(u)φ(v)]) for (u, v) ~ N(0, K^l), where A averages over the filter
-(it is the identity in a dense layer) and a read-out is one more such step.
-
-The divisor of a convolution is the full N_l f² at every position: "same" padding adds zeros, (f − 1)//2 before and f//2
-after each axis, and they count, as they do in a network with He's scaling; the output has ⌈h/s⌉ rows. "valid" adds
-none: ⌊(h − f)/s⌋ + 1 rows. Read-outs, over P positions: "flatten" gives every position its own weights (divisor N·P);
-"pool" averages the positions first. The covariance of two images is one number for every two positions (p, p'). A
-convolution averages it over the shifts (p + δ, p' + δ), so that "flatten" only ever needs p = p'; "pool" needs all P².
-"""
+"""Gaussian processes of infinitely wide networks: dense, and convolutional of (n, c, h, w) images
+(docs/derivations.md)."""
 
 import math
 from collections.abc import Callable, Sequence

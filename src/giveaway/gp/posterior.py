@@ -1,13 +1,4 @@
-"""Regression under a kernel from one Cholesky factorization: the posterior, and what it would be without some records.
-
-With K the kernel of all n records, M = K + σ²I and P = M⁻¹; with a free constant beside the kernel,
-P = M⁻¹ − M⁻¹11ᵀM⁻¹/(1ᵀM⁻¹1). Leaving out the records S gives at their own inputs, with H = I − σ²P_SS,
-
-    errors e = P_SS⁻¹(Py)_S,   covariance without σ²H(I − H)⁻¹,   with σ²H,   mean without − mean with = −H e.
-
-This is exact: it is what a fit to the other records gives. For one record P_SS is a number and H its leverage.
-`giveaway.gp.ridge` has the same errors from features, where they are fewer than the records or of many strengths.
-"""
+"""Regression under a kernel from one Cholesky factorization, with and without some records (docs/derivations.md)."""
 
 import math
 from collections.abc import Sequence
@@ -308,12 +299,8 @@ def invert_lower_(triangle: torch.Tensor) -> None:
 def _inverse_columns(
     regression: KernelRegression, needed: torch.Tensor | None = None, *, overwrite: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return columns of L⁻¹ as rows (u, n), [P]_ii and the leverage 1 − σ²[P]_ii of the records `needed` (None: all).
-
-    The leverage does not cancel where σ²p is near 1: p = 1/L_ii² + (the other squares of column i of L⁻¹) and
-    L_ii² = σ² + s, s = K_ii − (the other squares of row i of L), so 1 − σ²p = s/L_ii² − σ²(others), exact to rounding
-    of K_ii rather than of σ² + K_ii.
-    """
+    """Return columns of L⁻¹ as rows (u, n), [P]_ii and the leverage 1 − σ²[P]_ii of the records `needed` (None:
+    all)."""
     factor, noise = regression.factor, regression.noise
     n = len(factor)
     rows = torch.arange(n, device=factor.device) if needed is None else needed

@@ -180,13 +180,7 @@ class DifferingPoint:
 
 
 def steepness(posterior: Posterior, points: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return ∇_Q M(Q) at Q = S, (p, …), for each of `points` S (p, …) added with its label (p, C) to the records D.
-
-    Adding S moves the mean at Q by k(Q, S)/(k(S, S) + σ²)·e, with k the posterior covariance of D and e = y_S − μ_D(S).
-    k is symmetric, so ∂k(Q, S)/∂Q at Q = S is ½∇v(S) for v(S) = k(S, S), and
-        ∇_Q M(Q) at Q = S  =  ½·v(S)/(v(S) + σ²)²·‖e‖²·∇v(S)   for M(Q) = ½‖μ_D(Q) − μ_D′(Q)‖².
-    That is Proposition 4.1 where k(x, x) is constant, and holds for any kernel; differentiable in points and labels.
-    """
+    """Return ∇_Q M(Q) at Q = S, (p, …), for each of `points` S added with its label (p, C) to the records D."""
     with torch.enable_grad():
         at = posterior.as_queries(points)
         at = at if at.requires_grad else at.clone().requires_grad_()

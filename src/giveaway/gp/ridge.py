@@ -1,17 +1,4 @@
-"""Ridge regression of targets on features, and its errors for records left out, for many strengths at once.
-
-    minimize Σ‖y_i − c − wᵀz_i‖² + l2·‖w‖²,   z = (x − x̄)/deviation, c not penalized.
-
-Leaving out the records S gives the errors (I − H)_SS⁻¹ r_S with the hat matrix H = 11ᵀ/n + Z(ZᵀZ + l2·I)⁻¹Zᵀ and the
-residuals r = (I − H)y; for one record, r_i/(1 − h_i) with the leverage h_i. This is exact for the given l2: c and w are
-those of a refit to the other records. What stays fixed is the columns' scale, computed once with all records (their
-centre does not matter, c being free). `giveaway.gp.posterior` has the same errors from a kernel.
-
-One decomposition serves every l2. In coordinates P (n, k)
-    I − H = a(I − 11ᵀ/n) + P diag(g) Pᵀ,     r = a·(y − ȳ) + P(g ∘ b),
-primal (d ≤ n): ZᵀZ = V diag(s) Vᵀ, P = ZV, a = 1, g = −1/(s + l2), b = Pᵀ(y − ȳ);
-dual (d > n): ZZᵀ = U diag(s) Uᵀ without the direction 1, P = U, a = 0, g = l2/(s + l2), b = Uᵀ(y − ȳ).
-"""
+"""Ridge regression, and its errors for records left out, for many strengths at once (docs/derivations.md)."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

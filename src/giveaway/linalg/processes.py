@@ -18,6 +18,8 @@ import torch
 import torch.distributed as dist
 
 from giveaway.checks import CPU, InputError, fail
+from giveaway.storage.checkpoint import NO_CHECKPOINT, Checkpoint
+from giveaway.text import OnRows
 
 PIECE_BYTES = 256_000_000  # of a tensor summed at a time: the transport allocates buffers of the same size
 TIMEOUT = 1_800.0  # seconds; a peer that ends is noticed at once on gloo, one that hangs only by this
@@ -118,6 +120,18 @@ class Processes:
 
 
 ALONE = Processes()
+
+
+@dataclass(frozen=True)
+class Execution:
+    """The processes that share the work, where it saves what it has finished, and who is told of rows just done."""
+
+    processes: Processes = ALONE
+    checkpoint: Checkpoint = NO_CHECKPOINT
+    on_rows: OnRows = lambda rows: None
+
+
+HERE = Execution()
 
 
 def processes_from_environment(device: torch.device | str = "cpu", *, timeout: float = TIMEOUT) -> Processes:

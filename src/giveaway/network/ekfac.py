@@ -1,10 +1,4 @@
-"""Influence of all records by Kronecker factors with corrected eigenvalues (EKFAC): three passes, no solves.
-
-Layers are taken apart (the curvature between two of them is left out). A layer's Gauss–Newton block
-Σ_j,c vec(D_jc) vec(D_jc)ᵀ, D_jc the gradient of output direction c of record j in the layer's weights (bias as a last
-column), is diagonalized approximately by the eigenvectors of its two factors A = Σ a aᵀ over inputs and G = Σ δ δᵀ over
-output gradients. Along those directions its diagonal is computed exactly. Cheap, and exact only where both hold.
-"""
+"""Influence of all records by Kronecker factors with corrected eigenvalues: no solves (docs/derivations.md)."""
 
 from __future__ import annotations
 

@@ -1,15 +1,4 @@
-"""Products with the Jacobian layer by layer: J = Σ_l D_l ∂z_l/∂θ_l, with D_l = ∂f/∂z_l of a layer's output z_l.
-
-A layer's input and D_l are computed once a batch by m backward passes and serve every column: a product then costs one
-multiplication by the layer's parameters instead of two, and none by the layers below those chosen. It pays where the
-outputs are few.
-
-A layer's Jacobian can also be multiplied out, to a matrix D_l ∂z_l/∂θ_l of (b·m, P_l). With s columns a layer of L
-positions (pixels, tokens) takes s·L·P_l multiplications a record. Its matrix takes m·L·P_l and then s·m·P_l: less where
-there are more columns than outputs, and more positions than either. But its m·P_l numbers are written and read, and on
-a GPU that costs more than most multiplications: layers of few positions and many parameters are better left as they
-are, and so is a layer of one position, as its two factors.
-"""
+"""Products with the Jacobian layer by layer, and the layers' matrices where that pays (docs/derivations.md)."""
 
 from __future__ import annotations
 

@@ -1,12 +1,4 @@
-"""Scores of records through a network: chosen records by right sides of their own, or all records from a sketch.
-
-A sketch is that of a head (`giveaway.curvature.sketch`) with the Jacobian J_j in place of x_j ⊗ I: H = AᵀA with A the
-stack of W_j^½ J_j and √λ I, Z = H⁻¹ AᵀΩ/√q by q solves, U_i = J_i Z and B_i ≈ U_i U_iᵀ for every record.
-
-With many parameters most of a right side's length is √λ Ω in directions that no record sees: a residual small beside it
-need not be small beside what records see. What solves leave, R, puts W^½ U off by at most ‖R‖_F/(2√λ), as along an
-eigenvector of H − λI with eigenvalue h it is √h/(h + λ) ≤ 1/(2√λ) times R.
-"""
+"""Scores through a network: chosen records by right sides of their own, or all from a sketch (docs/derivations.md)."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence

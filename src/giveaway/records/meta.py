@@ -6,7 +6,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, get_args
 
 from giveaway.checks import fail
 
@@ -33,7 +33,8 @@ class Section:
         """Write the section as a dictionary of plain values."""
         values = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "more"}
         written = {name: value for name, value in values.items() if value is not None or name in self.ALWAYS}
-        return {self.KEYS.get(name, name): value for name, value in written.items()} | dict(self.more)
+        plain = {name: v.to_json() if isinstance(v, Section) else v for name, v in written.items()}
+        return {self.KEYS.get(name, name): value for name, value in plain.items()} | dict(self.more)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,17 +221,6 @@ class Meta(Section):
     model: str | None = None
     of_model: bool = False
 
-    SECTIONS: ClassVar[Mapping[str, type[Section]]] = {
-        "options": AuditOptions,
-        "curvature": CurvatureReport,
-        "optimum": Optimum,
-        "view": ViewReport,
-        "fusion": FusionReport,
-        "trace": TraceReport,
-        "kernel": KernelReport,
-        "repeats": Repeats,
-        "provenance": Provenance,
-    }
     # not of every audit
     LATER: ClassVar[tuple[str, ...]] = ("model", "rows_proved_by", "fusion", "trace", "depths")
     LATER += ("access", "title", "provenance")
@@ -255,9 +245,10 @@ class Meta(Section):
         read: dict[str, Any] = {**given, "of_model": "optimum" in given}
         if isinstance(given.get("kernel"), str):  # a table of Gaussian-process scores has these on the top level
             read["kernel"] = {name: read.pop(name, None) for name in ("kernel", "noise", "condition")}
-        for name, section in cls.SECTIONS.items():
-            if read.get(name) is not None:
-                read[name] = section.from_json(read[name])
+        for one in fields(cls):
+            kind = next(iter(get_args(one.type)), None)
+            if isinstance(kind, type) and issubclass(kind, Section) and read.get(one.name) is not None:
+                read[one.name] = kind.from_json(read[one.name])
         if read.get("depths") is not None:
             read["depths"] = {depth: DepthReport.from_json(report) for depth, report in read["depths"].items()}
         return super().from_json(read)
@@ -268,9 +259,6 @@ class Meta(Section):
         if self.of_model:
             skipped = {"more", "of_model", *self.LATER} - ({"title"} if self.provenance is not None else set())
             written = {one.name: None for one in fields(self) if one.name not in skipped} | written
-        for name in self.SECTIONS:
-            if written.get(name) is not None:
-                written[name] = written[name].to_json()
         if self.kernel is not None and not self.of_model:
             written |= self.kernel.to_json()
         if self.depths is not None:

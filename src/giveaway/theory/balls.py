@@ -1,10 +1,4 @@
-"""The probability that a normal vector falls inside a ball, which every test of the theory comes down to.
-
-With Z ~ N(0, I_q) and a centre at distance δ this is P(‖δe₁ + Z‖ ≤ x). ‖δe₁ + Z‖² is noncentral χ²_q with noncentrality
-δ²; q = 1 is a difference of two normal cdfs. If the centre is far (δ above `far_from`), the ball is measured by
-t = x − δ, because x itself no longer holds the digits: ‖δe₁ + Z‖ ≤ δ + t ⟺ Z₁ ≤ √((δ + t)² − W) − δ with
-W ~ χ²_{q−1}, averaged over W by quadrature. `best_shell` is the test for which a ball is not enough.
-"""
+"""The probability that a normal vector falls inside a ball, which every test comes down to (docs/derivations.md)."""
 
 import math
 import os
@@ -51,11 +45,7 @@ def ball_density(x: np.ndarray, delta: np.ndarray, q: int) -> np.ndarray:
 
 
 def ball_quantile(alpha: np.ndarray, delta: np.ndarray, q: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return (x, t = x − δ) with P(‖δe₁ + Z‖ ≤ x) = α.
-
-    log P is concave in x (Prékopa), so Newton's method on it rises to the root from any start below. Two are: the
-    quantile for δ = 0 (a centred ball holds most) and that of δ + Z₁ (the norm is no smaller).
-    """
+    """Return (x, t = x − δ) with P(‖δe₁ + Z‖ ≤ x) = α, by Newton's method from below: log P is concave in x."""
     level = np.clip(alpha, LOWEST, 1 - 2**-53)
     t = ndtri(level)
     if q == 1:
@@ -93,11 +83,8 @@ def ball_quantile(alpha: np.ndarray, delta: np.ndarray, q: int) -> tuple[np.ndar
 def dilated_ball(
     alpha: np.ndarray, delta: np.ndarray, eta: np.ndarray, q: int, *, signed: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return (power, miss) of the ball that holds α of N(δe₁, I), if the truth is c·N(δe₁, I) with c = 1/(1 + η).
-
-    The ball lies about the origin or, if `signed`, about c/(1 + c)·δe₁, the centre of the level sets of the likelihood
-    ratio of the two normals. Seen from the second centre the distances are δ/(1 + c) and, in units of c, cδ/(1 + c).
-    """
+    """Return (power, miss) of the ball that holds α of N(δe₁, I), if the truth is c·N(δe₁, I) with c = 1/(1 + η), about
+    the origin or, if `signed`, about c/(1 + c)·δe₁."""
     c = 1 / (1 + eta)
     away = delta / (1 + c) if signed else delta
     x, t = ball_quantile(alpha, away, q)
@@ -215,16 +202,7 @@ def _normal_density(x: np.ndarray) -> np.ndarray:
 
 
 def best_shell(alpha: np.ndarray, delta: np.ndarray, eta: np.ndarray, q: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return (power, miss) at level α of the likelihood-ratio test on the loss, elementwise over 1-D arrays.
-
-    In units of the residual's standard deviation r = ‖δe₁ + Z‖ for a non-member and c = 1/(1 + η) times that for a
-    member. The log-likelihood ratio of r, with a = 1 + η and Ĩ(z) = z^{−ν}I_ν(z), ν = q/2 − 1 (cosh for one output),
-
-        L(r) = −(a² − 1)r²/2 + log Ĩ(aδr) − log Ĩ(δr) + constant,
-
-    falls throughout when δ² ≤ q: the threshold on the loss is then optimal. Otherwise it rises to a single peak below δ
-    and falls (I_{ν+1}/I_ν is concave), so that the test accepts an interval [r₁, r₂] with L(r₁) = L(r₂), or r₁ = 0.
-    """
+    """Return (power, miss) at level α of the likelihood-ratio test on the loss, elementwise over 1-D arrays."""
     power, miss = dilated_ball(alpha, delta, eta, q, signed=False)
     most, least = dilated_ball(alpha, delta, eta, q, signed=True)
     most, least = np.maximum(most, power), np.minimum(least, miss)

@@ -1,17 +1,5 @@
-"""The probability distributions ("laws") of one record's leverage, residual and loss, if the others are random.
-
-Let V ~ χ²_k. Given V the residual is a·(ε + τZ) with τ² = σ²h̄/V, and a = 1 (left out) or V/(V + h̄) (trained on). Each
-law averages over values of V by quadrature, or puts V at k. The quadrature is good to 12 digits while ε moves e_in,
-through V, by less than about four of its standard deviations given V (√2·|ε|/σ·√h̄·k/(k + h̄)² < 4); far beyond that the
-density of e_in turns into a comb, while its moments stay exact. All laws are frozen and work on arrays of records.
-
-`cell_errors` is the best test with V integrated out, where there is no formula: the likelihood ratio may have several
-peaks (for n − p of a few, a second one at a loss of zero). The line of losses or of residuals is cut into small
-intervals ("cells"), dense where either distribution is, and the test accuses cells in order of their likelihood ratio.
-An attacker who sees only the cell can do this and no better, so the curve never exceeds the true one by more than the
-error of a cell's probability, and falls short by a share that shrinks as the square of the cell's width (about 1e-5 of
-the power in one dimension, 5e-4 in the two that several outputs need, along ε and across it).
-"""
+"""The distributions ("laws") of one record's leverage, residual and loss, if the others are random
+(docs/derivations.md)."""
 
 import math
 from collections.abc import Callable, Iterator

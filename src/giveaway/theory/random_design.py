@@ -1,14 +1,4 @@
-"""Least squares in which the other records are drawn at random and one record is held fixed (PSM, section 3).
-
-Given a record with population leverage h̄ = xᵀΣ⁻¹x and error ε = y − xᵀθ, and with k = n − p, V ~ χ²_k and a normal Z
-independent of it, the leverage, the residual when left out, when trained on, and the losses are
-
-    h = h̄/(V + h̄),   e_out = ε + σ√(h̄/V)·Z,   e_in = e_out·V/(V + h̄),   ℓ = ‖e‖².
-
-With q outputs and noise covariance σ²I the residuals are vectors; only ‖ε‖ matters, and `e_out`, `e_in` are the laws
-of their component along ε. `integrate=False` puts V at its mean k, as Corollary 3.3 does; `integrate=True` averages
-over V. The expected gap E[ℓ_out − ℓ_in] (Proposition 3.4) is at the end of this file.
-"""
+"""Least squares with one fixed record and the others drawn at random (PSM, section 3) (docs/derivations.md)."""
 
 import math
 from dataclasses import dataclass
@@ -136,12 +126,8 @@ class SimulatedGap(NamedTuple):
 
 
 def expected_gap(design: RandomDesign) -> np.ndarray:
-    """Return how much lower a record's loss is, on average, for having been trained on; infinite for k ≤ 2.
-
-    This is E_V[(‖ε‖² + qσ²h̄/V)·g(V)], g = h̄(2V + h̄)/(V + h̄)², V ~ χ²_k, by quadrature. E_k[g(V)/V] =
-    E_{k−2}[g(V)]/(k − 2): the second mean is of a bounded function, so that k = 3 costs no digits. V is averaged over
-    whatever the design's `integrate` says: this is the exact gap.
-    """
+    """Return how much lower a record's loss is, on average, for having been trained on; infinite for k ≤ 2. V is
+    averaged over whatever the design's `integrate` says: this is the exact gap."""
     k, h = design.freedom, design.leverage
 
     def shrinkage(freedom: float) -> np.ndarray:

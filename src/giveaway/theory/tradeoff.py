@@ -1,19 +1,4 @@
-"""Trade-off curves: how many members an attack must miss (β) if it may falsely accuse a share α of the non-members.
-
-Besides the curve itself this file has the two curves of normal distributions that other parts of the theory build on:
-`gaussian` (equal spreads) and `two_normals` (a member that varies less). For the second, any pair is up to scale
-N(δe₁, I_q) left out and c·N(δe₁, I_q) trained on with c < 1, and the likelihood ratio exceeds 1 exactly in the ball
-‖z − bδe₁‖² < R² with b = c/(1 + c) and R² = (bδ)² − 2q·log(c)·c²/(1 − c²).
-
-The second half goes from a curve to the words of differential privacy, (ε, δ) and μ-GDP (f-DP: Dong, Roth and Su).
-Training is (ε, δ)-private about a record only if every attack on it, accusing members or clearing them, has
-1 − β ≤ e^ε·α + δ and 1 − α ≤ e^ε·β + δ; it is μ-GDP only if β(α) ≥ G_μ(α) = Φ(Φ⁻¹(1 − α) − μ) for every α. Both are
-taken in both directions, so a curve and its mirror image give the same numbers.
-
-*Predicted* curve → **estimate** (`estimated_…`): what the model of the theory implies, as good as that model.
-*Measured* attack → **lower bound** (`…_lower_bound`): what the training at least leaks, with a confidence.
-Neither is a guarantee: only an upper bound would be, and no attack gives one.
-"""
+"""Trade-off curves β(α) of the best tests, and what they say of differential privacy (docs/derivations.md)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,11 +1,4 @@
-"""Random features of images: responses to whitened patches of the images themselves, pooled over a coarse grid.
-
-A patch p (c·k·k numbers) is normalized, p̂ = (p − mean)/√(var + noise), and whitened, W(p̂ − m), with m and the
-covariance of patches Σ + ridge·I = W⁻². A filter f is such a patch of unit length; the features are averages over the
-cells of a grid, of max(0, r − t) and max(0, −r − t), r = fᵀW(p̂ − m) at every place of the image.
-After Coates, Ng (2012), "Learning feature representations with k-means", with patches drawn in place of means. As the
-normalization takes brightness and colour out, the image itself, coarsely, goes beside patches of two sizes.
-"""
+"""Random features of images: pooled responses to whitened patches of the images themselves (docs/derivations.md)."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -120,12 +120,8 @@ def nearest(features: RecordFeatures, scaling: Scaling, which: Any, count: int) 
 def fourier_features(
     columns: RecordFeatures, *, features: int = FOURIER, seed: int = 0
 ) -> tuple[RecordFeatures, float]:
-    """Return the columns with random Fourier features of them beside, float32, and the length, a median distance.
-
-    k(x, x′) = exp(−‖x − x′‖²/(2·length²)) = E cos(ωᵀ(x − x′)), ω ~ N(0, I/length²): with F/2 draws of ω the features
-    √(2/F)·(cos ωᵀx, sin ωᵀx) have k as their expected product (Rahimi and Recht, 2007): an RBF kernel seen through a
-    fixed number of columns, whatever the number of records.
-    """
+    """Return the columns with random Fourier features of an RBF kernel beside, float32, and its length, a median
+    distance."""
     generator = torch.Generator().manual_seed(seed)
     sample = columns.of(torch.randperm(columns.n, generator=generator)[:FOURIER_SAMPLE]).to(torch.float64)
     apart = torch.nn.functional.pdist(sample)
