@@ -671,15 +671,11 @@ def test_validate_compares_an_audit_with_shadow_models(giveaway, done, folder):
     rng = np.random.default_rng(0)
     n = 150
     ids = np.array([f"{SECRET}-{i:03d}" for i in range(n)])
-    np.savez(
-        "large.npz",
-        features=rng.normal(size=(n, 3)),
-        outputs=rng.normal(size=(n, 2)),
-        targets=np.arange(n) % 2,
-        ids=ids,
-    )
+    features, outputs, targets = rng.normal(size=(n, 3)), rng.normal(size=(n, 2)), np.arange(n) % 2
+    np.savez("large.npz", features=features, outputs=outputs, targets=targets, ids=ids)
     members = np.stack([rng.permutation(np.arange(16) < 8) for _ in range(2 * n)], axis=1)
     phi = rng.normal(size=members.shape) + members
+    phi[:, ::2] += np.where(targets == 1, 1, -1) * (outputs[:, 1] - outputs[:, 0])
     np.savez("signals.npz", phi=phi, members=members)
     np.save("rows.npy", np.arange(n) * 2)
     done("audit", "--features", "large.npz", "--loss", "cross_entropy", "--out", "result")

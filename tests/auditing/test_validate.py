@@ -6,8 +6,8 @@ import json
 
 import numpy as np
 import pytest
-from sklearn.datasets import load_digits
-from sklearn.linear_model import LogisticRegression
+from sklearn.datasets import load_diabetes, load_digits
+from sklearn.linear_model import LogisticRegression, Ridge
 
 from giveaway import audit, from_sklearn, validate
 from giveaway.attacks import Retraining, train_shadows
@@ -199,3 +199,30 @@ def test_what_is_refused_before_a_model_is_trained(tmp_path, options, words):
     of_training = {name: given.pop(name) for name in ("kind", "records", "backend") if name in given}
     refused(words, lambda: validate(Retraining(train, **of_training), table, **given))
     assert not (tmp_path / "signals").exists()
+
+
+def networks_of(x, y, models=12):
+    """Real signals: ridge or logistic models of random halves."""
+    rng = np.random.default_rng(5)
+    members = np.stack([rng.permutation(len(y)) < len(y) // 2 for _ in range(models)])
+    if y.dtype.kind == "f":
+        fitted = [Ridge(1.0).fit(x[own], y[own]) for own in members]
+        return Signals(np.stack([(one.predict(x) - y) ** 2 for one in fitted]), members, "squared_error")
+    fitted = [LogisticRegression(C=10.0, max_iter=2000).fit(x[own], y[own]) for own in members]
+    return Signals(np.stack([one.decision_function(x) for one in fitted]), members, "logits", labels=y)
+
+
+@pytest.mark.parametrize("regression", [False, True])
+def test_signals_of_other_records_are_refused_also_where_the_labels_agree(regression):
+    x, y = load_diabetes(return_X_y=True) if regression else load_digits(return_X_y=True)
+    x, y = x[:400], y[:400] / (50.0 if regression else 1)
+    y = y if regression else y.astype(np.int64)
+    model = (Ridge(1.0) if regression else LogisticRegression(C=10.0, max_iter=2000)).fit(x, y)
+    table, signals = audit(from_sklearn(model, x, y)), networks_of(x, y)
+    assert validate(signals, table).models == 12
+    rng, order = np.random.default_rng(1), np.arange(len(y))
+    for label in np.unique(y) if not regression else [None]:  # within its class every record gets another's signals
+        own = np.flatnonzero(y == label) if label is not None else order.copy()
+        order[own] = rng.permutation(own)
+    words = "signals: expected the audit's own records, in their order, got signals that do not go with newton"
+    refused(words, validate, signals.of_records(order), table)

@@ -308,8 +308,9 @@ def test_names_of_neighbours_are_escaped():
 def test_after_a_validation_the_page_counts_and_shows_what_was_measured():
     rng = np.random.default_rng(0)
     members = rng.random((32, 120)) < 0.5
-    signals = Signals(rng.normal(size=(32, 120)) + members * np.linspace(0, 5, 120), members, kind="phi")
     table = audit(made_head("classes", n=120))
+    exposure = np.linspace(0, 5, 120)[table.rank("loss") - 1]
+    signals = Signals(rng.normal(size=(32, 120)) + members * exposure, members, kind="phi")
     found = validate(signals, table)
     page = render(table, measured=StoredValidation.of(found), top=120)
     text = Page(page).text
@@ -333,10 +334,12 @@ def test_people_have_no_measured_columns_of_records():
     rng = np.random.default_rng(0)
     members = rng.random((16, 120)) < 0.5
     head = made_head("classes", n=120, groups=np.arange(120) // 2)
-    found = validate(Signals(rng.normal(size=(16, 120)), members, kind="phi"), audit(replace(head, groups=None)))
+    table = audit(replace(head, groups=None))
+    phi = rng.normal(size=(16, 120)) + 0.02 * table.rank("loss")  # what is hard is hard, trained on or not
+    found = validate(Signals(phi, members, kind="phi"), table)
     page = render(audit(head), measured=StoredValidation.of(found))
     assert "measured_success" not in headings(page)
-    assert "None of 120 records could be shown to be exposed" in Page(page).text
+    assert "does not mean that none of the 120 is exposed" in Page(page).text
     assert "the theory is about single records, not about people" in Page(page).text
 
 

@@ -47,8 +47,9 @@ def test_without_influence_there_is_no_map():
 def found():
     rng = np.random.default_rng(0)
     members = rng.random((16, 120)) < 0.5
-    phi = rng.normal(size=(16, 120)) + members * np.linspace(0, 6, 120)
-    return validate(Signals(phi, members, kind="phi"), audit(made_head("classes", n=120), scores=["newton", "loss"]))
+    table = audit(made_head("classes", n=120), scores=["newton", "loss"])
+    phi = rng.normal(size=(16, 120)) + members * np.linspace(0, 6, 120)[table.rank("loss") - 1]
+    return validate(Signals(phi, members, kind="phi"), table)
 
 
 def test_it_comes_back_from_the_folder(found, tmp_path):

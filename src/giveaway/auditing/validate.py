@@ -19,6 +19,7 @@ from giveaway.evaluation.counts import DefensibleCount, defensible_count
 from giveaway.evaluation.ranking import SHARES, AgreementTable, agreement
 from giveaway.evaluation.success import (
     AttackSummary,
+    EffectSizes,
     Interval,
     effect_sizes,
     shadow_curve,
@@ -26,6 +27,7 @@ from giveaway.evaluation.success import (
     summarize,
 )
 from giveaway.records import ScoreTable, Signals
+from giveaway.views.trace import BY_CHANCE, within_classes
 
 LEAST_MODELS = 8
 LEAST_RECORDS = 100  # the top 1 % must hold a record
@@ -191,7 +193,9 @@ def validate(
     compared = compared.of_models(others) if left_out else compared
     if compared.labels is not None:
         _check_labels(table, compared.labels, "signals")
-    effect, scored = effect_sizes(compared).effect_size, lira_within(compared)
+    measured = effect_sizes(compared)
+    _check_whose(table, measured)
+    effect, scored = measured.effect_size, lira_within(compared)
     truth_models = compared.models // 2
     sizes = [2**k for k in range(1, 20) if 2**k <= compared.models - truth_models]
     top, keep = SHARES[0]
@@ -265,6 +269,22 @@ def _check_labels(table: ScoreTable, labels: np.ndarray, argument: str) -> None:
     if len(different):
         got = f"other classes in {len(different)} of them, first in row {different[0]}"
         raise fail(argument, "the audit's own records", got, "name those of these records, or give rows")
+
+
+def _check_whose(table: ScoreTable, measured: EffectSizes) -> None:
+    """Refuse signals of other records, which labels alone do not tell.
+
+    Within classes, the ranking must go with how well the models know the records, or with what training on a record
+    changes, as it does not for other records.
+    """
+    classes = table.attributes.get("class")
+    if classes is None or classes.dtype.kind not in "iu":
+        classes = np.zeros(len(table), dtype=np.int64)
+    score, said = table[table.ranking()], (measured.mean_out, measured.effect_size)
+    together = max(abs(within_classes(score, values, classes)) for values in said)
+    if together * np.sqrt(len(table)) < BY_CHANCE:
+        got = f"signals that do not go with {table.ranking()} (correlation {together:.2f} within classes)"
+        raise fail("signals", "the audit's own records, in their order", got, "take signals of these records, in order")
 
 
 def _check_counts(records: int, models: int = LEAST_MODELS) -> None:
