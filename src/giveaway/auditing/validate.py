@@ -221,11 +221,9 @@ def checked_training(training: Any, table: ScoreTable, rows: np.ndarray | None =
     """Return how the audited model is trained, with the labels of the table where none are known; check both first."""
     told = training if isinstance(training, Retraining) else Retraining(training)
     classes, loss = table.attributes.get("class"), table.meta.loss
-    if told.y is None and rows is None and told.kind != "squared_error":
-        if classes is not None:
-            told = replace(told, y=classes)
-        elif told.records is None and told.kind is not None:
-            told = replace(told, records=len(table))
+    if told.y is None and rows is None:
+        labelled = classes is not None and told.kind != "squared_error"
+        told = replace(told, y=classes) if labelled else replace(told, records=told.records or len(table))
     numbers = np.asarray(told.y).dtype.kind in "iub" if told.y is not None else False
     if numbers and loss == "squared" and not told.is_estimator and told.kind is None:
         told = replace(told, y=np.asarray(told.y).astype(np.float64))
