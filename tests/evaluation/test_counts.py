@@ -7,12 +7,15 @@ from itertools import product
 
 import numpy as np
 import pytest
+from benchmarks.data import adult, adult_matrices
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom, nct, norm
+from sklearn.ensemble import RandomForestClassifier
 
-from giveaway.evaluation import defensible_count, effect_sizes
-from giveaway.evaluation.boundary import _quantiles, coin_test
+from giveaway.attacks.lira import lira_within
+from giveaway.evaluation import defensible_count, effect_sizes, success_rate
+from giveaway.evaluation.boundary import Coins, _quantiles
 from giveaway.evaluation.counts import _surely, benjamini_hochberg
 from giveaway.evaluation.shapes import Shape, pooled_shape
 from giveaway.records import Signals
@@ -148,11 +151,29 @@ def test_labels_alone_are_counted_beside_outputs_that_vary():
     assert 190 <= count.at_least <= 200
 
 
+@pytest.mark.slow
+def test_a_forest_on_adult_is_counted_without_contradicting_its_success(shared):
+    """Where votes of all and none make φ infinite, records of success 1.0 go uncounted; half a vote mends it."""
+    columns, labels = adult(shared / "data")
+    x, y = np.hstack(adult_matrices(columns[:1500])), labels[:1500]
+    rng = np.random.default_rng(0)
+    members = np.stack([rng.permutation(1500) < 750 for _ in range(32)])
+    forest = RandomForestClassifier(100, random_state=0)
+    values = np.stack([forest.fit(x[rows], y[rows]).predict_proba(x) for rows in members])
+    missed = []
+    for step in (None, np.finfo(np.float64).tiny):
+        signals = Signals(values, members, "probabilities", y, step=step)
+        count, success = defensible_count(signals), success_rate(lira_within(signals))
+        enough = np.minimum(members.sum(axis=0), (~members).sum(axis=0)) >= 8
+        missed.append(int(((success == 1) & enough & ~count.flagged).sum()))
+    assert missed[0] == 0 < missed[1]
+
+
 @pytest.mark.parametrize(("n_in", "n_out"), [(3, 5), (6, 6), (12, 4)])
 def test_coin_test_holds_its_level_for_every_pair_of_coins_at_the_boundary(n_in, n_out):
     """By enumeration; the boundary is found by solving δ = effect numerically, not by its formula."""
     cases = np.array(list(product(range(n_in + 1), range(n_out + 1)))).T
-    p = coin_test(np.array([[n_in], [n_out]]) * np.ones_like(cases), cases, EFFECT)
+    p = Coins.at_effect(EFFECT).p_values(np.array([[n_in], [n_out]]) * np.ones_like(cases), cases)
     grid = np.linspace(0, 1, 2001)
     for heads_in in np.linspace(0.36, 1, 30):
         spread = np.sqrt((heads_in * (1 - heads_in) + grid * (1 - grid)) / 2)

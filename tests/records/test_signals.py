@@ -41,6 +41,31 @@ def test_confident_logits_keep_their_digits():
     np.testing.assert_allclose(signals.statistic(), 800.0 - np.log1p(np.exp(-5.0)), rtol=1e-14)
 
 
+@pytest.mark.parametrize(("votes", "step"), [(1, 1.0), (5, 0.2), (100, 0.01)])
+def test_votes_of_all_or_none_are_half_a_vote_from_certain(votes, step):
+    """φ of v votes out of k is log((v + ½)/(k − v + ½)), by counting; k is found from the values."""
+    counts = np.random.default_rng(0).binomial(votes, np.random.default_rng(1).beta(0.3, 0.3, size=(8, 400)))
+    counts[0, :2] = 0, votes
+    p = counts / votes
+    signals = Signals(np.stack([p, 0.3 * (1 - p), 0.7 * (1 - p)], -1), counts > 0, "probabilities", np.zeros(400, int))
+    assert signals.step == pytest.approx(step)
+    expected = np.log((counts + 0.5) / (votes - counts + 0.5))
+    np.testing.assert_allclose(signals.statistic()[..., 0], expected, rtol=1e-9, atol=1e-9)
+    few = signals.of_models(slice(0, 1)).of_records(slice(0, 1))
+    assert few.step == signals.step  # a part speaks as the whole does
+
+
+def test_probabilities_that_are_never_certain_are_taken_as_they_are(tmp_path):
+    p = own_probability()
+    signals = Signals(np.stack([p, 1 - p], -1), MEMBERS, "probabilities", np.zeros(6, int))
+    assert signals.step == 0
+    np.testing.assert_allclose(signals.statistic()[..., 0], np.log(p / (1 - p)), rtol=1e-12)
+    given = Signals(np.round(signals.values), MEMBERS, "probabilities", np.zeros(6, int), step=0.01)
+    np.testing.assert_allclose(np.abs(given.statistic()), np.log(201))
+    given.save(tmp_path / "signals")
+    assert Signals.load(tmp_path / "signals").step == 0.01
+
+
 def test_temperature_softens_logits():
     hot = Signals(LOGITS, MEMBERS, "logits", labels=LABELS).confidence(temperature=2.0)
     halved = Signals(LOGITS / 2, MEMBERS, "logits", labels=LABELS).confidence()

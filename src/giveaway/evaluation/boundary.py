@@ -28,15 +28,17 @@ from giveaway.records import Signals
 NUMBERS = 4_000_000  # φ of the drawn records
 FEWEST, MOST = 10_000, 60_000  # drawn records
 ENOUGH = 500  # drawn records for a class of its own
-COINS = 129  # pairs of coins at the boundary
+PAIRS = 129  # of coins at a boundary
 LEVELS = np.array([0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005])
+ROUNDING = 1e-24  # a variance that is smaller beside the squared mean is of the last digits
 TINY = 1e-300
 
 
 @dataclass(frozen=True)
 class Sides:
     """Of n records, with and without (2, n): number of models, mean and variance of φ, its standardized third and
-    fourth moments, the number of models at its largest value; whether it takes two values; how often LiRA is right."""
+    fourth moments, the numbers of models at its largest value and of those that LiRA calls members; and whether φ takes
+    two values only."""
 
     count: np.ndarray
     mean: np.ndarray
@@ -44,8 +46,8 @@ class Sides:
     skewness: np.ndarray
     kurtosis: np.ndarray
     high: np.ndarray
+    called: np.ndarray
     two_valued: np.ndarray
-    right: np.ndarray
 
 
 def sides_of(models: Signals, judged: np.ndarray) -> Sides:
@@ -57,20 +59,22 @@ def sides_of(models: Signals, judged: np.ndarray) -> Sides:
             phi, members = models.statistic(rows)[:, keep].mean(axis=2), models.members[:, rows][:, keep]
             top = phi == phi.max(axis=0)
             two_valued = (top | (phi == phi.min(axis=0))).all(axis=0)
-            right = ((scores_within(phi[:, :, None], members)[:, :, 0] > 0) == members).sum(axis=0)
-            parts.append([*_side_moments(phi, members, top), two_valued, right])
+            called = scores_within(phi[:, :, None], members)[:, :, 0] > 0
+            parts.append([*_side_moments(phi, members, top, called), two_valued])
     return Sides(*(np.concatenate(column, axis=-1) for column in zip(*parts, strict=True)))
 
 
-def _side_moments(phi: np.ndarray, members: np.ndarray, top: np.ndarray) -> np.ndarray:
-    columns = np.empty((6, 2, phi.shape[1]))
+def _side_moments(phi: np.ndarray, members: np.ndarray, *marked: np.ndarray) -> np.ndarray:
+    columns = np.empty((5 + len(marked), 2, phi.shape[1]))
     for side, mask in enumerate((members, ~members)):
         of_side = moments(phi[:, :, None], mask)
         count, mean, variance = of_side.count[:, 0], of_side.mean[:, 0], of_side.variance[:, 0]
+        variance = np.where(variance > ROUNDING * mean**2, variance, 0.0)
         away = (phi - mean) * mask / np.sqrt(np.where(variance > 0, variance, 1.0))
         square = away**2
         third, fourth = (square * away).sum(axis=0) / count, (square * square).sum(axis=0) / count
-        columns[:, side] = count, mean, variance * count / (count - 1), third, fourth, (top & mask).sum(axis=0)
+        columns[:5, side] = count, mean, variance * count / (count - 1), third, fourth
+        columns[5:, side] = [(among & mask).sum(axis=0) for among in marked]
     return columns
 
 
@@ -135,33 +139,49 @@ def draw_boundary(sides: Sides, effect: float, *, seed: int = 0) -> Boundary:
     return Boundary(effect, count, variance, mean[0] - mean[1], np.sqrt(true.mean(axis=0)))
 
 
-def coin_test(count: np.ndarray, high: np.ndarray, effect: float) -> np.ndarray:
-    """Return p-values of records with two values, of which `high` (2, n) of `count` models have the larger one.
+@dataclass(frozen=True)
+class Coins:
+    """Pairs of coins at a boundary (k, 1): chance of tails with the record, and of heads without it."""
 
-    With u = Pr[as many or more with] and v = Pr[as many or fewer without], the probability of a product uv as small is
-    uv·(1 − ln uv), and uv where nothing could be smaller; the coins at the boundary that make it largest count.
-    """
-    cases, place = np.unique(np.concatenate([count, high]), axis=1, return_inverse=True)
-    n_in, n_out, high_in, high_out = cases
-    half = effect**2 / 2
-    tails_in = np.linspace(0.0, 1 / (1 + half), COINS)[:, None]
-    linear = 2 * (1 - tails_in) + half
-    constant = (1 - tails_in) ** 2 - half * tails_in * (1 - tails_in)
-    heads_out = (linear - np.sqrt(np.maximum(linear**2 - 4 * (1 + half) * constant, 0.0))) / (2 * (1 + half))
-    heads_out = np.clip(heads_out, 0.0, 1.0)
-    both = binom.sf(high_in - 1, n_in, 1 - tails_in) * binom.cdf(high_out, n_out, heads_out)
-    both = both.max(axis=0)
-    apart = (high_in == n_in) & (high_out == 0)
-    p_values = np.where(apart, both, both * (1 - np.log(np.maximum(both, TINY))))
-    return np.minimum(p_values, 1.0)[place.reshape(-1)]
+    tails_in: np.ndarray
+    heads_out: np.ndarray
+
+    @classmethod
+    def at_effect(cls, effect: float) -> Coins:
+        """Pairs whose effect size is `effect`: (1 − q − r)² = effect²/2·(q(1 − q) + r(1 − r)), solved for r."""
+        half = effect**2 / 2
+        q = np.linspace(0.0, 1 / (1 + half), PAIRS)[:, None]
+        linear, constant = 2 * (1 - q) + half, (1 - q) * (1 - q - half * q)
+        root = np.sqrt(np.maximum(linear**2 - 4 * (1 + half) * constant, 0.0))
+        return cls(q, np.clip((linear - root) / (2 + 2 * half), 0.0, 1.0))
+
+    @classmethod
+    def at_success(cls, success: float) -> Coins:
+        """Pairs that tell with from without with this balanced success."""
+        q = np.linspace(0.0, 2 - 2 * success, PAIRS)[:, None]
+        return cls(q, q[::-1])
+
+    def p_values(self, count: np.ndarray, heads: np.ndarray) -> np.ndarray:
+        """Test records with so many heads of `count` models (2, n).
+
+        With u = Pr[as many heads or more with] and v = Pr[as many or fewer without], a product uv as small has the
+        probability uv·(1 − ln uv), and uv where nothing could be smaller; the pair that makes it largest counts.
+        """
+        cases, place = np.unique(np.concatenate([count, heads]), axis=1, return_inverse=True)
+        n_in, n_out, heads_in, heads_out = cases
+        both = binom.sf(heads_in - 1, n_in, 1 - self.tails_in) * binom.cdf(heads_out, n_out, self.heads_out)
+        both = np.clip(both.max(axis=0), TINY, 1.0)
+        apart = (heads_in == n_in) & (heads_out == 0)
+        return np.where(apart, both, both * (1 - np.log(both)))[place.reshape(-1)]
 
 
 def coin_power(count: np.ndarray, effect: float, threshold: float, *, seed: int = 0) -> float:
-    """Return the share of drawn coins whose effect size is twice `effect` with a p-value up to the threshold."""
-    heads = 0.5 * (1 + 2 * effect / np.hypot(2 * effect, 2))
-    picked = count[:, np.random.default_rng(seed).integers(0, count.shape[1], FEWEST)].astype(int)
-    high = np.random.default_rng(seed + 1).binomial(picked, [[heads], [1 - heads]])
-    return float((coin_test(picked, high, effect) <= threshold).mean())
+    """Return the share of drawn pairs of coins of twice the effect size with a p-value up to the threshold."""
+    generator = np.random.default_rng(seed)
+    heads = 0.5 * (1 + effect / np.hypot(effect, 1.0))
+    picked = count[:, generator.integers(0, count.shape[1], FEWEST)].astype(int)
+    drawn = generator.binomial(picked, [[heads], [1 - heads]])
+    return float((Coins.at_effect(effect).p_values(picked, drawn) <= threshold).mean())
 
 
 def _ratios(count: np.ndarray, variance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

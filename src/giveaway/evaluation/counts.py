@@ -5,7 +5,7 @@ from models trained without it, and `boundary` gives the p-value of "its effect 
 
 **Flagged.** Benjamini–Hochberg. A record far below the boundary has a p-value near 1 and cannot be a false discovery;
 the number of those that can is estimated from the p-values between ¼ and ½ (Storey's estimate, for p-values that may be
-larger than uniform). p-values of records with two values come in steps and are compared among all of those. At most
+larger than uniform). p-values of records with two values come in steps; all of those below 1 are compared. At most
 `false_discovery` of the flagged are expected to be wrong.
 
 **At least.** Of the flagged records with p ≤ t, at most c·(1 + m·t) are wrong, for all t at once, where m is the number
@@ -13,8 +13,9 @@ of records that can be false discoveries and c = ln(1/α)/ln(1 + ln(1/α)) (Kats
 left is a lower bound on the number of records above `effect`. Half of 1 − `confidence` goes into α and half into an
 upper bound on m, by the same p-values between ¼ and ½.
 
-**By success.** The same bound on the number of records with a LiRA success above Φ(effect/2), by a binomial test. It is
-another statistic and asks another question; a gate holds the larger of the two numbers against its limit.
+**By success.** The same bound on the number of records with a LiRA success above Φ(effect/2): how often it calls the
+models on either side members is a pair of coins. That asks another question of another statistic; a gate
+holds the larger of the two numbers against its limit.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import binom, chi2, norm
+from scipy.stats import chi2, norm
 
 from giveaway.checks import check_number, fail
-from giveaway.evaluation.boundary import coin_power, coin_test, draw_boundary, sides_of
+from giveaway.evaluation.boundary import Coins, coin_power, draw_boundary, sides_of
 from giveaway.records import Signals
 
 EFFECT = 1.04  # about 70 % balanced success for equal normal φ: Φ(δ/2)
@@ -87,35 +88,37 @@ def defensible_count(
     sides = sides_of(models, judged)
     coins = sides.two_valued
     p_values, flagged = np.ones(len(coins)), np.zeros(len(coins), dtype=bool)
-    powers, most = [], 0.0
+    most = power = 0.0
     if coins.any():
-        p_values[coins] = coin_test(sides.count[:, coins], sides.high[:, coins], effect)
-        flagged[coins], threshold = benjamini_hochberg(p_values[coins], false_discovery, coins.sum())
-        powers.append(coin_power(sides.count[:, coins], effect, threshold))
+        p_values[coins] = Coins.at_effect(effect).p_values(sides.count[:, coins], sides.high[:, coins])
+        small = np.where(p_values < 1, p_values, np.inf)[coins]
+        possible = max(int(np.isfinite(small).sum()), 1)
+        flagged[coins], threshold = benjamini_hochberg(small, false_discovery, possible)
+        most, power = possible, coins.mean() * coin_power(sides.count[:, coins], effect, threshold)
     if not coins.all():
-        others = ~coins
+        others, gap = ~coins, sides.mean[0] - sides.mean[1]
         boundary = draw_boundary(sides, effect)
-        gap = sides.mean[0] - sides.mean[1]
         p_values[others] = boundary.p_values(sides.count[:, others], sides.variance[:, others], gap[others])
         between = int(((p_values > FROM) & (p_values <= TO) & others).sum())
-        near, most = (1 + between) / (TO - FROM), chi2.isf((1 - confidence) / 2, 2 * between + 2) / 2 / (TO - FROM)
+        near = (1 + between) / (TO - FROM)
         small = np.where(p_values <= FROM, p_values, np.inf)[others]
         flagged[others], threshold = benjamini_hochberg(small, false_discovery, near)
-        powers.append(boundary.power(min(threshold, FROM)))
-    by_success = np.sort(binom.sf(sides.right - 1, models.models, norm.cdf(effect / 2)))
+        most += chi2.isf((1 - confidence) / 2, 2 * between + 2) / 2 / (TO - FROM)
+        power += others.mean() * boundary.power(min(threshold, FROM))
+    by_success = np.sort(Coins.at_success(norm.cdf(effect / 2)).p_values(sides.count, sides.called))
     above = benjamini_hochberg(by_success, false_discovery, len(by_success))[0]
     shown = np.zeros(models.records, dtype=bool)
     shown[judged] = flagged
     of_all = np.ones(models.records)
     of_all[judged] = p_values
     return DefensibleCount(
-        at_least=_surely(np.sort(p_values[flagged]), most + coins.sum(), (1 - confidence) / 2),
+        at_least=_surely(np.sort(p_values[flagged]), most, (1 - confidence) / 2),
         records=models.records,
         flagged=shown,
         p_values=of_all,
         effect=effect,
         false_discovery=false_discovery,
-        power=min(powers),
+        power=power,
         confidence=confidence,
         judged=int(judged.sum()),
         by_success=_surely(by_success[above], len(above), 1 - confidence),

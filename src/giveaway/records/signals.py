@@ -36,6 +36,8 @@ class Signals:
     kind : "logits", "probabilities", "phi" (log p_y − log(1 − p_y) of the true label) or "squared_error".
     labels : (N,) class indices; needed for logits and probabilities.
     population : the same models' signals on Z other points, (M, Z) and so on; population_labels : (Z,).
+    step : of probabilities, 1/k where they are votes of k or rounded to one of k steps. Found from the values: 0 where
+        none is 0 or 1, else what the smaller of p_y and 1 − p_y exceeds in 99 of 100 cases where it is not 0.
 
     Examples
     --------
@@ -50,6 +52,7 @@ class Signals:
     labels: np.ndarray | None = None
     population: np.ndarray | None = None
     population_labels: np.ndarray | None = None
+    step: float | None = None
 
     def __post_init__(self) -> None:
         check_choice("kind", self.kind, KINDS)
@@ -70,6 +73,8 @@ class Signals:
             set_field(self, "population", population)
             known = _checked_labels("population_labels", self.population_labels, population, self.kind)
             set_field(self, "population_labels", known)
+        if self.step is None and self.kind == "probabilities":
+            set_field(self, "step", self._found_step())
 
     @property
     def models(self) -> int:
@@ -96,17 +101,38 @@ class Signals:
             yield slice(start, min(start + size, self.records))
 
     def statistic(self, which: slice | np.ndarray = slice(None)) -> np.ndarray:
-        """Return the statistic of LiRA, (M, n, Q), high for a member: φ, or minus the log of the squared error."""
+        """Return the statistic of LiRA, (M, n, Q), high for a member: φ, or minus the log of the squared error.
+
+        φ of probabilities is log(p_y + step/2) − log(1 − p_y + step/2), which for v of k votes is
+        log((v + ½) / (k − v + ½)): a vote of all or of none says that the next one is unlikely, not impossible.
+        """
         values = np.asarray(self.values[:, which], dtype=np.float64)
         if self.kind == "phi":
             return values
         if self.kind == "squared_error":
             return -np.log(np.maximum(values, SMALLEST_ERROR))
         assert self.labels is not None
-        logits = values if self.kind == "logits" else np.log(np.maximum(values, np.finfo(np.float64).tiny))
-        others = logits.copy()
-        np.put_along_axis(others, _places(logits, self.labels[which]), -np.inf, axis=-1)
-        return _at(logits, self.labels[which]) - logsumexp(others, axis=-1)
+        own, others = _at(values, self.labels[which]), values.copy()
+        empty = 0.0 if self.kind == "probabilities" else -np.inf
+        np.put_along_axis(others, _places(values, self.labels[which]), empty, axis=-1)
+        if self.kind == "logits":
+            return own - logsumexp(others, axis=-1)
+        half = 0.5 * (self.step or 0.0)
+        return np.log(own + half) - np.log(others.sum(axis=-1) + half)
+
+    def _found_step(self) -> float:
+        """Return the step of probabilities, the median over models: 1 for labels, 0 where none is 0 or 1."""
+        assert self.labels is not None
+        steps, certain = [], False
+        for model in range(self.models):
+            values = np.array(self.values[model : model + 1], dtype=np.float64)
+            own = _at(values, self.labels)
+            np.put_along_axis(values, _places(values, self.labels), 0.0, axis=-1)
+            smaller = np.minimum(own, values.sum(axis=-1))
+            positive = smaller[smaller > 0]
+            certain |= positive.size < smaller.size
+            steps.append(np.quantile(positive, 0.01, method="lower") if positive.size else 1.0)
+        return float(np.median(steps)) if certain else 0.0
 
     def confidence(self, which: slice | np.ndarray = slice(None), *, temperature: float = 1.0) -> np.ndarray:
         """Return the probability of the true label, (M, n, Q)."""
@@ -144,7 +170,7 @@ class Signals:
         stored = {name: getattr(self, name) for name in ARRAYS if getattr(self, name) is not None}
         for name, array in stored.items():
             write_atomically(path / f"{name}.npy", partial(np.save, arr=array, allow_pickle=False))
-        write_json(path / MARKER, {"kind": self.kind, "arrays": list(stored)})
+        write_json(path / MARKER, {"kind": self.kind, "arrays": list(stored), "step": self.step})
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Signals:
@@ -155,7 +181,7 @@ class Signals:
             arrays: dict[str, Any] = {
                 name: np.load(path / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in stored["arrays"]
             }
-            return cls(**arrays, kind=stored["kind"])
+            return cls(**arrays, kind=stored["kind"], step=stored.get("step"))
         except (OSError, EOFError, KeyError, TypeError, json.JSONDecodeError) as error:
             raise fail("signals", "a folder written by Signals.save", str(path), "check the path") from error
 
