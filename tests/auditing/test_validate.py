@@ -204,7 +204,8 @@ def test_what_is_refused_before_a_model_is_trained(tmp_path, options, words):
 def networks_of(x, y, models=12):
     """Real signals: ridge or logistic models of random halves."""
     rng = np.random.default_rng(5)
-    members = np.stack([rng.permutation(len(y)) < len(y) // 2 for _ in range(models)])
+    halves = [rng.permutation(len(y)) < len(y) // 2 for _ in range(models // 2)]
+    members = np.stack([half for own in halves for half in (own, ~own)])
     if y.dtype.kind == "f":
         fitted = [Ridge(1.0).fit(x[own], y[own]) for own in members]
         return Signals(np.stack([(one.predict(x) - y) ** 2 for one in fitted]), members, "squared_error")
