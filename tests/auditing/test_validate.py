@@ -225,5 +225,5 @@ def test_signals_of_other_records_are_refused_also_where_the_labels_agree(regres
     for label in np.unique(y) if not regression else [None]:  # within its class every record gets another's signals
         own = np.flatnonzero(y == label) if label is not None else order.copy()
         order[own] = rng.permutation(own)
-    words = "signals: expected the audit's own records, in their order, got signals that do not go with newton"
+    words = "signals: expected the audit's own records, in their order, got signals that do not go with fused"
     refused(words, validate, signals.of_records(order), table)
