@@ -1,13 +1,4 @@
-"""What an audit will cost, before it starts: operations by stage, memory, disk, and time at a measured rate.
-
-Operations are floating-point ones (a multiplication and an addition are two) of the matrix products and the
-factorizations, which are nearly all there is at sizes where the cost matters. With n records, d features (the bias
-column included), m outputs and q probes they are
-
-dense, softmax     n·d(d+1)·r(r+1) + P³ with r = m − 1, P = d·r, and a Cholesky factorization of m³/3 per record
-dense, separate    2·n·d(d+1)·k + k·d³ with k = 1 matrix (squared) or m
-sketch             4·n·d·m·q per step, 2·n·d·m·q each for right sides and scores, and the preconditioner
-"""
+"""What an audit will cost: operations by stage, memory, disk, and time at a measured rate (docs/derivations.md)."""
 
 import dataclasses
 from dataclasses import dataclass

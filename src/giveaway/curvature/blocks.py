@@ -175,14 +175,8 @@ class MatrixBlocks:
 
 
 class FactoredBlocks:
-    """Blocks from a sketch where W couples the outputs or B does: `u` and `signs` (N, s, m, q), W with weights
-    (N, s, m), sample weights (N, s); `whole` says that u is J Z itself.
-
-    A probe's signs at a record's own rows are known. With C = Sᵀ U (S Sᵀ = W) and w those signs over √q, C Cᵀ estimates
-    E = Sᵀ B S, and (w − C)(w − C)ᵀ estimates I − E: what leaving the record out divides by, without a difference, and
-    so to the same relative error however high the leverage. The division happens in the few directions that E makes of
-    what is divided, where q probes say enough.
-    """
+    """Blocks from a sketch where W couples the outputs or B does: `u` and `signs` (N, s, m, q), W with weights (N, s,
+    m), sample weights (N, s); `whole` says that u is J Z itself (docs/derivations.md)."""
 
     def __init__(
         self,

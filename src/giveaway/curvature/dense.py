@@ -1,9 +1,4 @@
-"""Exact dense curvature of a head in float64: H = Σ_j s_j x_j x_jᵀ ⊗ W_j + λI, inverted once, used for every record.
-
-Sums and forms run over pairs of features times the numbers of W (linalg.pairs). In between, the matrix that is
-inverted is scaled to a unit diagonal, which makes the numerical rank independent of the features' units and of how
-sure the head is, and gets a one on the diagonal for features without any curvature: both leave every score as it is.
-"""
+"""Exact dense curvature of a head in float64, inverted once, used for every record (docs/derivations.md)."""
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""Products with the curvature of a head that is never formed: H V = Σ_j x_j (W_j (x_jᵀ V)) + λV, and Aᵀ Ω with H = AᵀA;
-and approximate inverses of H for conjugate gradients.
-
-Vectors are (D, k, s): D the width of the design matrix (padded where the matrix units want it), k the outputs that are
-told apart (one where all share a curvature), s columns. Softmax vectors sum to zero over the outputs. On a GPU the
-passes over memory between two matrix products would cost half as much as the products; large work compiles each pass.
-"""
+"""Products with the curvature of a head that is never formed, and its approximate inverses (docs/derivations.md)."""
 
 from __future__ import annotations
 

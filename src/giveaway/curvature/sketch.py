@@ -1,12 +1,4 @@
-"""Sketched curvature: q random combinations Z of H⁻¹ in place of H⁻¹, by conjugate gradients.
-
-H = AᵀA, with A the stack of W_j^½ (x_j ⊗ I)ᵀ and √λ I. With Ω of random signs, Z = H⁻¹ AᵀΩ/√q has Z Zᵀ ≈ H⁻¹, so that
-B_i ≈ (x_iᵀ Z)(x_iᵀ Z)ᵀ for every record at once: the relative error of a quadratic form is at most √(2/q).
-
-The steps of records of high leverage can be solved for exactly. Leaving group S out turns H into
-H − Σ_{i∈S} x_i x_iᵀ ⊗ W_i, which differs from H by one small term: conjugate gradients solve with a different matrix
-for every group, and share the one large product among them.
-"""
+"""Sketched curvature: q random combinations Z of H⁻¹ in place of H⁻¹, by conjugate gradients (docs/derivations.md)."""
 
 from __future__ import annotations
 

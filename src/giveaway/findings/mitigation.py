@@ -23,13 +23,8 @@ NOTE = "heuristic: weights that depend on the data void a stated (ε, δ)"
 
 @dataclass(frozen=True, eq=False)
 class RemovalEffect:
-    """The newton score of the remaining rows, with and without the most exposed ones in training.
-
-    `entered` are the rows that are exposed now and were not before: with k rows removed, those among the k highest
-    newtons of the remaining rows after the removal that were not among the k highest of the same rows before it, the
-    highest first. A row that only moved up because others are gone is not among them. `risen` are up to 20 remaining
-    rows whose newton rises most, the largest rise first. All arrays but `before` and `after` hold row numbers.
-    """
+    """The newton score of the remaining rows, with and without the most exposed ones in training: rows that have
+    `entered` the most exposed not for the others' absence alone, and up to 20 that have `risen` most."""
 
     share: float
     removed: np.ndarray  # the most exposed first

@@ -169,11 +169,7 @@ def distance_to_constant(matrix: torch.Tensor) -> tuple[float, float]:
 
 def leakage_bounds(matrix: torch.Tensor, noise: float, largest_target: float, *, outputs: int = 1) -> LeakageBounds:
     """Bound both distances for each of the records of `matrix` (n + 1, n + 1) left out; docs/lood.md has the proof.
-
-    `largest_target` ζ bounds the norm of every record's target over its `outputs`. The bounds replace Proposition 5.1
-    of the LOOD paper, whose printed constants fail. They say that leakage vanishes with ε and 1/n; as numbers they are
-    vacuous at real sizes, far from any kernel in use.
-    """
+    `largest_target` ζ bounds the norm of every record's target over its `outputs`."""
     constant, distance = distance_to_constant(matrix)
     n = len(matrix) - 1
     sigma2 = check_noise(noise)

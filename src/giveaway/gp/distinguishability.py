@@ -124,12 +124,7 @@ class Divergence:
 
 
 def divergence(posterior: Posterior, groups: Sequence[Any] | None = None) -> Divergence:
-    """Measure every record (or group) at Q = its own inputs; the order is that of the records (or groups).
-
-    No query tells more: f_D′ is f_D given one more noisy sight of f(S), so the likelihood ratio of the two whole
-    processes depends on f(S) alone and KL(Q) ≤ KL(S) for any queries Q and any kernel. (The mean distance can be
-    larger elsewhere.)
-    """
+    """Measure every record (or group) at Q = its own inputs, where the divergence is largest (docs/derivations.md)."""
     outputs = posterior.targets.shape[1]
     if groups is None:
         single = leave_one_out(posterior)
@@ -319,12 +314,8 @@ class Normalized(Mapped):
 
 @dataclass(frozen=True, eq=False)
 class NormalizedRemoval:
-    """R removals `rows` (R, s), each posterior under its own normalization: one `with_` all records, R `without`.
-
-    A query goes through the normalization of the model that answers it. Without a record the statistics are others, so
-    that the two data sets differ in all records, and a query other than the record can tell more than the record
-    itself: f(S) is no longer sufficient, KL(Q) ≤ KL(S) no longer holds.
-    """
+    """R removals `rows` (R, s), each posterior under its own normalization, through which its queries go: one `with_`
+    all records, R `without`. A query other than the record can tell more than the record itself."""
 
     with_: Posterior
     without: Sequence[Posterior]

@@ -1,10 +1,4 @@
-"""The queries at which two posteriors, without and with some records, differ most: ascent from many starts at once.
-
-Every (removal, start) is a problem of its own with its own history and end, and all problems move together by a
-projected L-BFGS: one kernel call a step for all that are still moving. What is climbed is the logarithm of the
-distance, which has the same optima and does not go flat far from the records; lengths are counted in units of the
-inputs' standard deviation, so that step lengths and tolerances are free of scale.
-"""
+"""The queries at which two posteriors differ most: ascent from many starts at once (docs/derivations.md)."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -1,9 +1,4 @@
-"""Preconditioned conjugate gradients for many right sides at once, with a true residual for every column.
-
-`column_cg` gives every column step lengths of its own; the columns only share the products. `shared_cg` lets every
-column search along the directions of all (block Krylov): many right sides then take far fewer steps, for the price of
-a few products of the block with itself, which are small beside a product with a matrix that is made from data.
-"""
+"""Preconditioned conjugate gradients for many right sides, with a true residual for each (docs/derivations.md)."""
 
 from __future__ import annotations
 

@@ -1,11 +1,5 @@
-"""Dense symmetric matrices: the inverse of a large one, and the largest eigen- and singular values of many small ones.
-
-The inverse comes from Cholesky's factors, or from eigenvectors where the matrix is singular. Largest eigenvalues come
-from iterations instead of a batched decomposition. Small matrices are squared repeatedly: A^(2^k) soon maps every
-vector onto the top eigenvector. Larger ones get Lanczos steps, restarted from their Ritz vector. A residual ‖Av − ρv‖
-leaves an error of its square over the gap below ρ: small matrices stop where the residual is RESIDUAL·ρ, large ones
-where that estimate is ERROR·ρ. What has not converged (a cluster at the top) is decomposed exactly.
-"""
+"""The inverse of a large symmetric matrix; largest eigen- and singular values of many small ones
+(docs/derivations.md)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

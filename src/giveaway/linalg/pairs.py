@@ -1,11 +1,4 @@
-"""Sums of weighted feature products, and quadratic forms back from them, using both symmetries.
-
-For features x (d, c) and weights v (p, c) of c records the sums are G[a, b, p] = Σ_j x_aj x_bj v_pj. Only b ≥ a is
-kept, cut into tiles of a few a's: tile (s, e) holds [b − s, a − s, p] for a in s:e and b in s:d. The forms are the
-transpose operation, q[p, j] = Σ_{a, b} x_aj x_bj M[b, a, p]. Each is one matrix product a tile; which factor is
-expanded before the product (weights or feature pairs) is a matter of which is the smaller. Records come last in every
-array, so that the expansion runs along memory.
-"""
+"""Sums of weighted feature products, and quadratic forms back from them, by both symmetries (docs/derivations.md)."""
 
 from collections.abc import Iterator
 

@@ -1,11 +1,4 @@
-"""Numbers on a device: matrix products in a chosen precision, and random signs that are the same on every device.
-
-A factor of a product is taken apart into what the matrix units multiply: itself, or, for `bf16x3`, its leading and its
-trailing eight bits. Three of the four products of such halves give sixteen bits at the units' speed.
-
-Signs depend only on a seed and on what they stand for, however the work is cut. A hash of (seed, record, word, output)
-gives WORD signs at once, one a probe. It is computed in whole numbers, which no device rounds.
-"""
+"""Matrix products in a chosen precision, and random signs that are the same on every device (docs/derivations.md)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,10 +1,4 @@
-"""The damped curvature of the summed loss as products with many columns, and its inverse by conjugate gradients.
-
-The curvature is Gauss–Newton or the exact Hessian. Right sides of one block share their directions, so that as many as
-fit at once take the fewest passes over the data. They are preconditioned by the steepest directions of the Gauss–Newton
-curvature, from one product with random columns (Nyström): a trained network curves strongly along some hundred
-directions and little along all others, and gradients of its records lie mostly in the former.
-"""
+"""The damped curvature of the summed loss as products, and its inverse by conjugate gradients (docs/derivations.md)."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -1,9 +1,5 @@
-"""Least squares in which the inputs are held fixed and only the noise is random (GLS, section 3).
-
-Non-members are the same points with fresh noise. The residual of a record with leverage h and m outputs is
-N(0, σ²(1 − h)I) for a member and N(0, σ²(1 + h)I) for a non-member, so the two differ in scale alone and h decides
-everything an attacker who sees the residual can do.
-"""
+"""Least squares in which the inputs are held fixed and only the noise is random (GLS, section 3)
+(docs/derivations.md)."""
 
 import numpy as np
 from numpy.typing import ArrayLike

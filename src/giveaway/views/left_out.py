@@ -1,9 +1,5 @@
-"""What the other records predict for each record, by a kernel on features that never saw the trained model.
-
-The kernel of a view is k(x, x′) = exp(−‖b(x) − b(x′)‖ / length), b the features of a record. A Laplace kernel is what a
-wide network is near: its tangent kernel falls off with the distance itself, not with its square, so that it remembers
-single records without forgetting the trend. The length is the mean distance of records.
-"""
+"""What the other records predict for each record, by a kernel that never saw the trained model
+(docs/derivations.md)."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence

@@ -1,10 +1,4 @@
-"""Hashed n-grams of strings: a fixed number of columns for any vocabulary, with nothing to fit.
-
-Characters are taken three, four and five at a time from the lower-cased text, runs of white space being one space and
-one space added at both ends; words are runs of letters, digits and underscores. A term's 64-bit hash gives its column
-and its sign; a term that occurs k times counts 1 + log k; rows have unit length. The hash is made of fixed integer
-operations on code points and of CRC-32 for words: the same on every machine.
-"""
+"""Hashed n-grams of strings: a fixed number of columns for any vocabulary, nothing to fit (docs/derivations.md)."""
 
 import re
 import zlib
