@@ -1,6 +1,7 @@
 """How well a ranking finds what a truth finds, and what an attack achieves."""
 
 from giveaway.evaluation.counts import DefensibleCount, defensible_count
+from giveaway.evaluation.posterior import Posterior, posterior
 from giveaway.evaluation.ranking import (
     Agreement,
     AgreementTable,
@@ -21,6 +22,15 @@ from giveaway.evaluation.success import (
     summarize,
 )
 
-__all__ = ["Agreement", "AgreementTable", "AttackSummary", "DefensibleCount", "EffectSizes", "ShadowCurve", "agreement"]
-__all__ += ["agreement_over_targets", "defensible_count", "effect_sizes", "recall_at", "recall_curve", "shadow_curve"]
+__all__ = ["Agreement", "AgreementTable", "AttackSummary", "DefensibleCount", "EffectSizes", "Posterior", "ShadowCurve"]
+__all__ += [
+    "agreement",
+    "agreement_over_targets",
+    "defensible_count",
+    "effect_sizes",
+    "posterior",
+    "recall_at",
+    "recall_curve",
+    "shadow_curve",
+]
 __all__ += ["spearman", "success_at", "success_rate", "summarize"]

@@ -1,0 +1,237 @@
+"""Few shadow models and a score of the audit: every record's effect size as both tell it together.
+
+S models give each record the gap ĝ of its mean φ with and without it, which few of them tell poorly. Three things tell
+what to expect of it: the score; the level of φ, the mean of both sides weighed by their precision, whose error has
+nothing to do with the gap's; and the spread of φ. The posterior is LiRA's own measurement with these as its prior:
+
+1. Variances of either side: s² ~ σ₀²·F(d, d₀), with log σ₀² regressed on the score and the level and d₀ fitted by
+   maximum likelihood; σ̃² = (d₀σ₀² + d s²)/(d₀ + d).
+2. y = ĝ/σ̃ with σ̃² the mean of both sides is regressed on score, level and spreads: m. Its squared residuals less their
+   sampling noise ν = (σ̃²_in/n_in + σ̃²_out/n_out)/σ̃² leave τ², what the regression does not know of a record.
+3. The effect size in units of σ̃ is normal around m + τ²/(τ² + ν)·(y − m) with variance τ²ν/(τ² + ν), and that of the
+   unit follows from σ's own posterior.
+
+A score that tells nothing leaves τ² large, and the gaps speak for themselves. A record with no model on a side has the
+prior alone. Every curve is a natural cubic spline of normal scores, every constant is estimated from these signals.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.special import digamma, gammaln, ndtri, polygamma
+
+from giveaway.attacks.lira import moments_by_side
+from giveaway.checks import fail
+from giveaway.evaluation.ranking import recall_at
+from giveaway.evaluation.success import ShadowCurve
+from giveaway.records import Signals
+from giveaway.scores.fusion import normal_scores
+
+LEAST_MODELS = 4
+REACH = 2.0  # knots lie between these normal scores, beyond them curves are straight
+FREEDOMS = (3.0, 500.0)  # between which d₀ is looked for
+ROUNDS = 8
+TINY = 1e-30  # of a variance: φ that never changes
+LOGS = (-70.0, 70.0)
+TOP = 0.05
+DRAWS = 8
+SIZES = (2, 4, 8, 16, 32, 64, 128, 256)
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """Every record's effect size, its mean and the ends of its interval, from `models` shadow models and a score.
+
+    worth : the number of models at which LiRA alone would find as much of the top 5 % in its own top 5 %, if effect
+        sizes are as the posterior says; infinity where it is more than 256.
+    """
+
+    effect_size: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    models: int
+    worth: float
+    confidence: float
+
+
+def posterior(signals: Signals, score: ArrayLike, *, confidence: float = 0.9, seed: int = 0) -> Posterior:
+    """Measure effect sizes by few models, with a score of the audit (high for an exposed record) to help them.
+
+    Only the order of the score matters, and not what kind it is. `seed` is of the simulation that gives the worth.
+
+    >>> rng = np.random.default_rng(0)
+    >>> effect = rng.normal(1.0, 1.0, 2000)
+    >>> members = rng.random((8, 2000)) < 0.5
+    >>> phi = rng.normal(size=(8, 2000)) + np.where(members, effect, 0.0)
+    >>> found = posterior(Signals(phi, members, "phi"), score=effect + rng.normal(0.0, 0.5, 2000))
+    >>> alone = np.where(members, phi, 0).sum(0) / members.sum(0).clip(1)
+    >>> alone -= np.where(members, 0, phi).sum(0) / (~members).sum(0).clip(1)
+    >>> bool(np.mean((found.effect_size - effect) ** 2) < 0.4 * np.mean((alone - effect) ** 2))
+    True
+    """
+    known = np.asarray(score, dtype=np.float64)
+    if known.shape != (signals.records,) or not np.isfinite(known).all():
+        expected = f"a finite number for each of {signals.records} records"
+        raise fail("score", expected, f"shape {known.shape}", "pass one column of the table of the same records")
+    if signals.models < LEAST_MODELS:
+        raise fail("signals", f"at least {LEAST_MODELS} models", f"{signals.models}", "train more of them")
+    if not 0 < confidence < 1:
+        raise fail("confidence", "a share between 0 and 1", f"{confidence}", "give one such as 0.9")
+    count, mean, variance = _sides(signals)
+    both, freedom = (count > 0).all(0), np.maximum(count - 1, 0)
+    if not both.any():
+        raise fail("signals", "records in some of the models and not in others", "none", "add models")
+    columns = [known]
+    for _ in range(2):
+        basis = _curves(*columns)
+        fitted = [_prior_variance(basis, freedom[side], variance[side]) for side in (0, 1)]
+        prior_freedom = np.array([[fit[0]] for fit in fitted])
+        total = prior_freedom + freedom
+        spread = (prior_freedom * np.stack([fit[1] for fit in fitted]) + freedom * variance) / total
+        noise = spread / np.maximum(count, 1)
+        if len(columns) == 1:
+            mean = _with_missing_sides(basis, count, mean, noise)
+        columns = [known, (mean / noise).sum(0) / (1 / noise).sum(0)]
+    unit = np.sqrt(spread.mean(0))
+    gap, noise = (mean[0] - mean[1]) / unit, noise.sum(0) / unit**2
+    prior, residual = _regressed(_curves(*columns, *spread, together=True), gap, noise, both)
+    trust = np.where(both, residual / (residual + noise), 0.0)
+    centre, variance = prior + trust * (gap - prior), (1 - trust) * residual
+    effect, deviation = _in_deviations(centre, variance, spread / unit**2, total)
+    reach = ndtri((1 + confidence) / 2) * deviation
+    worth = _worth(effect, centre, variance, spread / unit**2, total, np.random.default_rng(seed))
+    return Posterior(effect, effect - reach, effect + reach, signals.models, worth, confidence)
+
+
+def _sides(signals: Signals) -> np.ndarray:
+    """Return count, mean and unbiased variance of φ (3, 2, n) over the models with and without each record."""
+    found = np.empty((3, 2, signals.records))
+    for rows, *sides in moments_by_side(signals, merge_queries=True):
+        for place, side in enumerate(sides):
+            unbiased = side.variance * side.count / np.maximum(side.count - 1, 1)
+            found[:, place, rows] = side.count[:, 0], side.mean[:, 0], unbiased[:, 0]
+    return found
+
+
+def _curves(*columns: np.ndarray, together: bool = False) -> np.ndarray:
+    """Return 1 and the natural cubic splines of the columns' normal scores; `together` adds their products."""
+    scores = [normal_scores(column) for column in columns]
+    knots = np.linspace(-REACH, REACH, 2 + round(len(columns[0]) ** 0.2))
+    basis = [np.ones(len(columns[0]))]
+    for z in scores:
+        cubes = [(np.maximum(z - k, 0) ** 3 - np.maximum(z - REACH, 0) ** 3) / (REACH - k) for k in knots[:-1]]
+        basis += [z, *(cube - cubes[-1] for cube in cubes[:-1])]
+    if together:
+        basis += [scores[j] * scores[i] for i in range(len(scores)) for j in range(i)]
+    return np.stack(basis, axis=1)
+
+
+def _fit(basis: np.ndarray, values: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """Return the weighted least-squares fit of `values` at every record."""
+    root = np.sqrt(weight / weight.max())
+    return basis @ np.linalg.lstsq(basis * root[:, None], values * root, rcond=1e-10)[0]
+
+
+def _prior_variance(basis: np.ndarray, freedom: np.ndarray, variance: np.ndarray) -> tuple[float, np.ndarray]:
+    """Fit s² ~ σ₀²·F(d, d₀) with log σ₀² on the basis by Fisher's scoring; return d₀ and every record's σ₀²."""
+    used = freedom > 0
+    curves, d, s2 = basis[used], freedom[used], np.maximum(variance[used], TINY)
+    weights = np.zeros(basis.shape[1])
+    prior = 4.0
+    if not used.any():
+        return prior, np.ones(len(basis))
+    weights[0] = np.log((d * s2).sum() / d.sum())
+    for turn in range(ROUNDS):
+        ratio = d * s2 * np.exp(-np.clip(curves @ weights, *LOGS))
+        if turn % 2:
+            prior = _prior_freedom(d, ratio)
+        slope = (prior - (d + prior) * prior / (prior + ratio)) / 2
+        information = d * prior / (2 * (d + prior + 2))
+        weights += np.linalg.lstsq((curves * information[:, None]).T @ curves, curves.T @ slope, rcond=1e-10)[0]
+    return prior, np.exp(np.clip(basis @ weights, *LOGS))
+
+
+def _prior_freedom(d: np.ndarray, ratio: np.ndarray) -> float:
+    """Return the likeliest d₀, where ratio = d s²/σ₀², by finer and finer grids."""
+    kinds, kind = np.unique(d, return_inverse=True)
+    grid = np.geomspace(*FREEDOMS, 9)
+    for _ in range(3):
+        likelihood = [
+            (gammaln((kinds + prior) / 2) - gammaln(prior / 2) + prior / 2 * np.log(prior))[kind].sum()
+            - ((d + prior) / 2 * np.log(prior + ratio)).sum()
+            for prior in grid
+        ]
+        best = int(np.argmax(likelihood))
+        around = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
+        found, grid = float(grid[best]), np.geomspace(*around, 9)
+    return found
+
+
+def _with_missing_sides(basis: np.ndarray, count: np.ndarray, mean: np.ndarray, noise: np.ndarray) -> np.ndarray:
+    """Put what the score and the other side let expect where a record has no model on a side."""
+    usual = np.stack([_fit(basis, mean[side], count[side]) for side in (0, 1)])
+    away = np.where(count > 0, mean - usual, 0.0)
+    both = (count > 0).all(0) / noise.sum(0)
+    shared = (both * away[0] * away[1]).sum() / both.sum()
+    filled = mean.copy()
+    for side, other in ((0, 1), (1, 0)):
+        weight = (count[side] > 0) / noise[side]
+        own = max(float((weight * (away[side] ** 2 - noise[side])).sum() / weight.sum()), 0.0)
+        expected = usual[other] + shared / (own + noise[side]) * away[side]
+        filled[other] = np.where(count[other] > 0, mean[other], expected)
+    return filled
+
+
+def _regressed(basis: np.ndarray, gap: np.ndarray, noise: np.ndarray, both: np.ndarray) -> tuple[np.ndarray, float]:
+    """Return the gap that the basis lets expect, and the variance around it that is not sampling noise."""
+    residual = 0.0
+    lost = np.linalg.matrix_rank(basis[both]) / both.sum()
+    for _ in range(4):
+        weight = both / (residual + noise)
+        expected = _fit(basis, gap, weight)
+        squares = (gap - expected) ** 2 / max(1 - lost, lost)
+        residual = max(float((weight**2 * (squares - noise)).sum() / (weight**2).sum()), 0.0)
+    return expected, residual
+
+
+def _in_deviations(
+    centre: np.ndarray, variance: np.ndarray, spread: np.ndarray, freedom: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return mean and deviation of gap/σ, for a normal gap and σ² = (σ_in² + σ_out²)/2, its log taken as normal."""
+    sides = spread * freedom / 2 / np.exp(digamma(freedom / 2))
+    share = sides / sides.sum(0)
+    log_mean, log_variance = np.log(sides.mean(0)) / 2, (share**2 * polygamma(1, freedom / 2)).sum(0) / 4
+    first, second = np.exp(-log_mean + log_variance / 2), np.exp(2 * log_variance - 2 * log_mean)
+    effect = centre * first
+    return effect, np.sqrt(np.maximum((centre**2 + variance) * second - effect**2, 0.0))
+
+
+def _worth(
+    effect: np.ndarray,
+    centre: np.ndarray,
+    variance: np.ndarray,
+    spread: np.ndarray,
+    freedom: np.ndarray,
+    generator: np.random.Generator,
+) -> float:
+    """Draw truths from the posterior, attack each by LiRA with more and more models, and compare what is found."""
+    recalls, own = np.empty((DRAWS, len(SIZES), 2)), []
+    for draw in range(DRAWS):
+        gap = generator.normal(centre, np.sqrt(variance))
+        squares = spread * freedom / generator.chisquare(freedom)
+        truth = gap / np.sqrt(squares.mean(0))
+        own.append(recall_at(effect, truth, TOP, TOP))
+        for place, size in enumerate(SIZES):
+            inside = generator.binomial(size, 0.5, len(effect))
+            count = np.stack([inside, size - inside])
+            measured = gap + generator.normal(size=len(effect)) * np.sqrt((squares / np.maximum(count, 1)).sum(0))
+            seen = squares * generator.chisquare(np.maximum(count - 1, TINY)) / np.maximum(count, 1)
+            deviation = np.sqrt(np.maximum(seen.mean(0), TINY))
+            for kind, order in enumerate((measured, measured / deviation)):
+                ranked = np.where((count > 0).all(0), order, -np.inf)
+                recalls[draw, place, kind] = recall_at(ranked, truth, TOP, TOP)
+    better = recalls.mean(0).max(1)
+    return ShadowCurve(SIZES, better, np.zeros(len(SIZES))).worth(float(np.mean(own)))
