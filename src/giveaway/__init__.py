@@ -18,24 +18,17 @@ if TYPE_CHECKING:
 
 __version__ = VERSION
 
-_HOMES = {
-    "Dense": "giveaway.curvature.choice",
-    "Head": "giveaway.records",
-    "LossTrace": "giveaway.records",
-    "Sketch": "giveaway.curvature.choice",
-    "attacks": "giveaway.attacks",
-    "audit": "giveaway.auditing.run",
-    "evaluation": "giveaway.evaluation",
-    "from_sklearn": "giveaway.extract",
-    "from_torch": "giveaway.extract",
-    "gp": "giveaway.gp",
-    "indexed": "giveaway.records",
-    "lood": "giveaway.gp.distinguishability",
-    "network": "giveaway.network",
-    "report": "giveaway.reporting.report",
-    "theory": "giveaway.theory",
-    "validate": "giveaway.auditing.validate",
+_NAMES = {
+    "giveaway": ("attacks", "evaluation", "gp", "network", "theory"),
+    "giveaway.auditing.run": ("audit",),
+    "giveaway.auditing.validate": ("validate",),
+    "giveaway.curvature.choice": ("Dense", "Sketch"),
+    "giveaway.extract": ("from_sklearn", "from_torch"),
+    "giveaway.gp.distinguishability": ("lood",),
+    "giveaway.records": ("Head", "LossTrace", "indexed"),
+    "giveaway.reporting.report": ("report",),
 }
+_HOMES = {name: home for home, names in _NAMES.items() for name in names}
 _MOVED = {
     "InputError": "giveaway.checks.InputError",
     "ScoreTable": "giveaway.records.ScoreTable",
@@ -53,8 +46,9 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         moved = f"; it is now {_MOVED[name]}" if name in _MOVED else ""
         raise AttributeError(f"module 'giveaway' has no attribute {name!r}{moved}")
-    home = importlib.import_module(_HOMES[name])
-    value = home if _HOMES[name] == f"giveaway.{name}" else getattr(home, name)
+    home = _HOMES[name]
+    value = importlib.import_module(f"giveaway.{name}" if home == "giveaway" else home)
+    value = value if home == "giveaway" else getattr(value, name)
     globals()[name] = value
     return value
 

@@ -4,6 +4,7 @@ Figures of audits and validations come from `giveaway.reporting`; those of the t
 distinguishability, which no report shows, are defined here.
 """
 
+# ruff: noqa: F401 (some names are for others)
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -36,20 +37,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = [
-    "by_class",
-    "exposure_distribution",
-    "gap_map",
-    "lood_map",
-    "loss_by_influence",
-    "loss_by_leverage",
-    "query_pictures",
-    "recall_curves",
-    "roc_curves",
-    "save_figure",
-    "tradeoff_curves",
-    "when_learned",
-]
 
 GRID = 120
 MOST_PAIRS = 10

@@ -36,17 +36,8 @@ from giveaway.text import parts_of, say
 Options = dict[str, Any]
 
 MIXED = "several"
-STATED = (
-    "optimum",
-    "curvature",
-    "l2_sensitivity",
-    "repeats",
-    "depths",
-    "view",
-    "no_view",
-    "fusion",
-    "seconds",
-)  # --json
+# of the metadata, for --json
+STATED = ("optimum", "curvature", "l2_sensitivity", "repeats", "depths", "view", "no_view", "fusion", "seconds")
 RANKING_ONLY = (
     "Ranking only: no attack was measured, so no number of exposed records is stated; a low rank is not evidence of "
     "safety."

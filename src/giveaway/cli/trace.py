@@ -1,6 +1,7 @@
 """The command `trace`: the losses of every record at the checkpoints of a training."""
 
 import json
+from typing import Any
 
 import click
 
@@ -10,9 +11,7 @@ from giveaway.text import say
 
 @click.command()
 @click.option("--model", required=True, help="module:function of yours that makes the torch model (your code runs).")
-@click.option(
-    "--checkpoints", required=True, metavar="PATTERN", help="'run/*.safetensors', by the numbers in their names."
-)
+@click.option("--checkpoints", required=True, metavar="PATTERN", help="'run/*.safetensors', by the numbers in names.")
 @click.option("--data", required=True, help="module:function of yours for the Dataset or DataLoader (your code runs).")
 @click.option("--loss", default="auto", help="squared, cross_entropy or binary_cross_entropy; by default inferred.")
 @click.option("--device", help="Where to run, such as cuda; by default where the model is made.")
@@ -20,17 +19,7 @@ from giveaway.text import say
 @click.option("--out", default="giveaway.trace", show_default=True, help="File for the trace.")
 @click.option("--allow-pickle", is_flag=True, help="Trust pickled checkpoints: they can run any code.")
 @AS_JSON
-def trace(
-    model: str,
-    checkpoints: str,
-    data: str,
-    loss: str,
-    device: str | None,
-    batch_size: int,
-    out: str,
-    allow_pickle: bool,
-    as_json: bool,
-) -> None:
+def trace(model: str, data: str, device: str | None, out: str, as_json: bool, **options: Any) -> None:
     """Compute a loss trace from saved checkpoints.
 
     For trainings that recorded none: the model runs over its training records once for every checkpoint. A run that was
@@ -43,16 +32,8 @@ def trace(
     place = device_named(device)
     say(f"Running your code: {model} and {data}", err=True)
     network = call_factory("model", model)
-    found = trace_of_checkpoints(
-        network.to(place) if place is not None and hasattr(network, "to") else network,
-        checkpoints,
-        call_factory("data", data),
-        loss=loss,
-        out=out,
-        batch_size=batch_size,
-        allow_pickle=allow_pickle,
-        progress=True,
-    )
+    network = network.to(place) if place is not None and hasattr(network, "to") else network
+    found = trace_of_checkpoints(network, data=call_factory("data", data), out=out, progress=True, **options)
     if as_json:
         say(json.dumps({"file": out, "checkpoints": found.epochs, "records": found.records}))
         return

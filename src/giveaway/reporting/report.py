@@ -20,13 +20,7 @@ from giveaway.findings.extras import ReportExtras, make_extras
 from giveaway.network.depths import suffix
 from giveaway.records import Head, ScoreTable
 from giveaway.records.meta import Provenance
-from giveaway.reporting.figures import (
-    draw_roc,
-    exposure_distribution,
-    recall_curves,
-    tradeoff_curves,
-    when_learned,
-)
+from giveaway.reporting import figures
 from giveaway.reporting.maps import bokeh_script, maps
 from giveaway.reporting.pages import page, section
 from giveaway.reporting.picture import figure_bytes, title_of
@@ -108,9 +102,9 @@ def render(
     extras = extras or ReportExtras(missing={"map": NO_HEAD, "what-if": NO_HEAD})
     chosen = access_of(table, access)
     sections = {
-        "spread": section(lambda: _image(exposure_distribution(table))),
+        "spread": section(lambda: _image(figures.exposure_distribution(table))),
         "maps": section(lambda: maps(table, extras)),
-        "learned": section(lambda: _image(when_learned(table))),
+        "learned": section(lambda: _image(figures.when_learned(table))),
         "breakdowns": section(lambda: breakdowns(table)),
         "curves": section(lambda: _curves(table)),
         "agreement": section(lambda: _agreement(table, measured)),
@@ -266,7 +260,7 @@ def _curves(table: ScoreTable) -> dict[str, Any]:
         )
         for name, curve in curves.items()
     ]
-    figure = tradeoff_curves(
+    figure = figures.tradeoff_curves(
         {f"{name}: leverage {leverages[name]:.2g}": curve for name, curve in curves.items()},
         title="Errors of the best attack on a linear model",
     )
@@ -279,9 +273,9 @@ def _agreement(table: ScoreTable, measured: StoredValidation | None) -> dict[str
     stated, images = measured.stated, []
     if not table.meta.by_person and len(table) == len(measured.effect_size):
         columns = {name: table[name] for name in table.columns}
-        images.append(_image(recall_curves(columns, measured.effect_size, ranked_by=table.ranking())))
+        images.append(_image(figures.recall_curves(columns, measured.effect_size, ranked_by=table.ranking())))
     roc = {"LiRA": (measured.false_positives, measured.true_positives)}
-    images.append(_image(draw_roc(roc, {"LiRA": stated["lira"]["auc"]})))
+    images.append(_image(figures.draw_roc(roc, {"LiRA": stated["lira"]["auc"]})))
     return {"conclusion": stated["conclusion"], **agreement_lines(stated), "pictures": images}
 
 
