@@ -26,12 +26,9 @@ PART_BYTES = 8_000_000  # of the features and the numbers of W in one part of th
 
 
 class DenseCurvature:
-    """The curvature of `head` at its outputs, summed over this process's share of the records and then over all.
-
-    Every window that is read goes to `on_window`. `taken_up` says that the sums went on from a checkpoint. `size` is P,
-    the parameters of the head in the directions that matter. One array of a batch of blocks may take `array_bytes`;
-    about eight are alive at a time. They are small beside the curvature: any number of windows may be scored at once.
-    """
+    """The curvature of `head` at its outputs, summed over the records of all processes; every window read goes to
+    `on_window`. `size` is P; `taken_up` says that the sums went on from a checkpoint. One array of a batch of blocks
+    may take `array_bytes`, so that any number of windows may be scored at once."""
 
     windows_at_once: int | None = None
 

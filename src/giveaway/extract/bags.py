@@ -21,15 +21,10 @@ OF_THE_FIT = "pass X and sample_weight of the fit, in its order, or build Head(N
 def out_of_bag(
     estimator: Any, X: Any, outputs: np.ndarray, *, sample_weight: Any = None, groups: Any = None
 ) -> np.ndarray | None:
-    """Average what the estimators of a fitted bag say of the records that they never saw: probabilities, or values.
-
-    The result has the shape of `outputs`, the bag's own predictions, and rows of NaN where every estimator saw the
-    record. With `groups`, an estimator that saw one record of a person saw the person. It is None for an estimator
-    that is no bag, and for a bag whose estimators all saw everybody.
-
-    `X` and `sample_weight` are those of the fit, in the order of the fit. Decision trees prove it: their leaves must
-    hold as many records as they did then. Any other bag must repeat its own oob_score, where it has one.
-    """
+    """Average what the estimators of a fitted bag say of the records (with `groups`, people) that they never saw, in
+    the shape of `outputs`, NaN where all saw them; None for no bag, and where all saw everybody. `X` and
+    `sample_weight` are those of the fit, in its order: leaves that hold as many records, or an oob_score repeated,
+    prove it."""
     if type(estimator) not in FORESTS + BAGGING or (not estimator.bootstrap and type(estimator) in FORESTS):
         return None
     n, shape = len(outputs), outputs.shape[1:]

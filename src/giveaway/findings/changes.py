@@ -142,14 +142,10 @@ class Changes:
 
 
 def changes(before: ScoreTable, after: ScoreTable, *, retrains: Sequence[ScoreTable] = ()) -> Changes:
-    """Compare two audits of the same records, whose models may differ in anything.
-
-    `retrains` are audits of at least three other models of the earlier recipe. A row then rose beyond noise if its
-    later percentile lies above the prediction bound of its percentiles in them, mean + t·s·√(1 + 1/k) of their normal
-    scores, with s² shrunk toward that of the other rows and Benjamini–Hochberg over all rows; a row that some retrain
-    lacks is not judged. On digits networks with wrong labels, three retrains found 80 % of newly mislabelled records by
-    newton and 90 % by fused; an unchanged retrain had some row flagged in 5 % of the cases.
-    """
+    """Compare two audits of the same records, whose models may differ in anything. `retrains` are audits of at least
+    three other models of the earlier recipe: a row then rose beyond noise if its later percentile is above the
+    prediction bound of those in them (normal scores, shrunk variances, Benjamini–Hochberg over all rows that every
+    retrain has)."""
     by, unit = before.ranking(), before.meta.unit
     if 0 < len(retrains) < LEAST_RETRAINS:
         remedy = "train the earlier recipe with other seeds and audit each"

@@ -135,12 +135,8 @@ def _put_together(kind: type[Made], prefix: str, arrays: dict[str, np.ndarray], 
 def make_extras(
     head: Head, table: ScoreTable, *, method: str = "auto", what_if: bool | None = None, show_records: bool = False
 ) -> ReportExtras:
-    """Make the optional parts of a report of `table` from its head and records.
-
-    `method` is how the features are mapped (pca, tsne, or none), `what_if` scores the rest again without the most
-    exposed (by default if that takes about a minute at most), `show_records` adds the records themselves. A part that
-    this head cannot have leaves its reason in `missing`.
-    """
+    """Make the optional parts of a report: a map of the features by `method`, `what_if` the most exposed were gone (by
+    default if that takes about a minute at most), and with `show_records` the records themselves."""
     check_choice("map", method, MAPS)
     missing: dict[str, str] = {}
 

@@ -209,12 +209,9 @@ class Reconstruction:
 
 @torch.no_grad()
 def reconstruct(removal: RemovedRecords, found: OptimalQueries, *, scale_free: bool = False) -> Reconstruction:
-    """Compare the ends of every start in `found`, searched for this `removal`, with the records that were removed.
-
-    The attacker has the two posteriors and not the records; queries found from starts that know nothing of the removed
-    records (origin "kept" or "bounds") are the reconstructions. `scale_free` compares directions x/‖x‖: under a
-    homogeneous kernel without bias KL is blind to a query's length, and the search leaves it anywhere.
-    """
+    """Compare the ends of every start in `found`, searched for this `removal`, with the records that were removed:
+    those from starts that know nothing of these are reconstructions. `scale_free` compares directions x/‖x‖, for
+    homogeneous kernels without bias, whose KL is blind to a query's length."""
     posterior, rows = removal.posterior, removal.rows
     removals, starts, q = found.ends.shape[:3]
     if removals != len(rows) or found.ends.shape[3:] != posterior.inputs.shape[1:]:

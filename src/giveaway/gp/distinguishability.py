@@ -142,15 +142,10 @@ def divergence(posterior: Posterior, groups: Sequence[Any] | None = None) -> Div
 
 @dataclass(frozen=True, eq=False)
 class RemovedRecords:
-    """R removals of s records each, `rows` (R, s), from one posterior, seen from any query in O(n) each.
-
-    With S the rows, U = M⁻¹[:, S], A = M⁻¹[S, S] and T = K(Q, X) U at the queries Q,
-
-        mean without − mean with = −K(Q, X) · U A⁻¹ w_S,   covariance without = covariance with + T A⁻¹ Tᵀ.
-
-    `columns` (R, n, s) is U, `root` (R, s, s) has root rootᵀ = A⁻¹, `step` (R, n, C) is U A⁻¹ w_S. Queries are
-    (R, q, …), q for each removal, or (1, q, …) for all of them alike; every method is differentiable in them.
-    """
+    """R removals of s records each, `rows` (R, s), from one posterior, seen from queries (R, q, …) or (1, q, …) in O(n)
+    each, differentiably. With S the rows and A = M⁻¹[S, S], `columns` (R, n, s) is U = M⁻¹[:, S], `root` (R, s, s) has
+    root rootᵀ = A⁻¹, and `step` (R, n, C) is U A⁻¹ w_S: K(Q, X) step is the mean with less that without, and K(Q, X) U
+    root is a root of the covariance without less that with."""
 
     posterior: Posterior
     rows: torch.Tensor

@@ -89,12 +89,8 @@ class NNGP(Kernel):
         return self._through_layers(q, q, q)
 
     def _through_layers(self, qx: torch.Tensor, qz: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-        """Compute the kernel from the inputs' second moments: qx and qz of the records, c of the pairs.
-
-        Leading axes broadcast and stay; positions of images follow them. c is overwritten. Beside the covariances K^l
-        of pre-activations a tangent kernel carries Θ^l, with Θ¹ = K¹ and Θ^{l+1} = K^{l+1} + σw² A(Θ^l E[φ'(u)φ'(v)]),
-        and at the read-out the mean over positions in place of A.
-        """
+        """Compute the kernel from the inputs' second moments: qx and qz of the records, c of the pairs (overwritten).
+        Leading axes broadcast and stay; positions of images follow them. A tangent kernel carries Θ^l beside K^l."""
         dual, tangent = self.activation.dual, None
         for layer in self.layers:
             qx, qz, c = self._enter(layer, qx, qz, c)
@@ -143,12 +139,9 @@ class NTK(NNGP):
 
 
 class ConvNNGP(NNGP):
-    """The covariance of the outputs of convolutional networks.
-
-    `filter_size`, `stride` and `padding` are one for all layers or a sequence of one a layer. A call walks its pairs of
-    records in blocks whose tensors take about `memory` bytes together (a single pair may exceed that). With gradients
-    each block is recomputed in the backward pass, so that the bound holds there too.
-    """
+    """The covariance of the outputs of convolutional networks; `filter_size`, `stride` and `padding` are one for all
+    layers or one a layer. Pairs of records are walked in blocks of about `memory` bytes, recomputed in a backward
+    pass."""
 
     def __init__(
         self,

@@ -63,14 +63,10 @@ def column_cg(
     allow_unconverged: bool = False,
     on_step: Callable[[int], Any] = lambda step: None,
 ) -> Solution:
-    """Solve A X = `right` for positive (semi-)definite A; stop when the worst column's residual is `tolerance`.
-
-    Right sides stand in the last dimension; whatever comes before it is one vector. A column along which A is not
-    positive stops where it is. The products may be rough (float32, TF32, bfloat16): with `exact_product` the
-    recursion's residual is replaced by b − A x in that product's precision each time it has fallen by the factor
-    `trusted`, and before a column counts as solved. Without convergence SolveError is raised, unless
-    `allow_unconverged`.
-    """
+    """Solve A X = `right` for positive (semi-)definite A; stop when the worst column's residual is `tolerance`, else
+    raise SolveError, unless `allow_unconverged`. Right sides stand in the last dimension; one along which A is not
+    positive stops where it is. Products may be rough: with `exact_product` the residual is computed anew each time it
+    has fallen by the factor `trusted`, and before a column counts as solved."""
     exact = product if exact_product is None else exact_product
     inverse = (lambda r: r) if precondition is None else precondition
     norms = _norms(right)
@@ -135,12 +131,9 @@ def shared_cg(
     allow_unconverged: bool = False,
     on_step: Callable[[int], Any] = lambda step: None,
 ) -> Solution:
-    """Solve A X = `right` (size, columns) for positive (semi-)definite A; stop when the worst residual is `tolerance`.
-
-    The true residual is computed before a column counts as solved, and where rounding has worn the directions; steps
-    begin again from there. Of a column that is not solved, the x with the least true residual is returned. Without
-    convergence SolveError is raised, unless `allow_unconverged`.
-    """
+    """Solve A X = `right` (size, columns) for positive (semi-)definite A; stop when the worst true residual is
+    `tolerance`, else raise SolveError, unless `allow_unconverged`: then each column has the x with its least true
+    residual."""
     inverse = (lambda r: r) if precondition is None else precondition
     norms = torch.linalg.vector_norm(right, dim=0)
     scale = torch.where(norms > 0, norms, 1.0)

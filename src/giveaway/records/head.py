@@ -241,12 +241,9 @@ class Head:
         return Window(numbers, features, outputs, self.targets[which], weight, self.intercept)
 
     def to(self, device: torch.device | str, *, resident: bool | None = None) -> Head:
-        """Return the same head for use on `device`; nothing is checked again.
-
-        Features and outputs are held there as a whole if `resident`; None holds what fits in half of a GPU's free
-        memory and reads the rest window by window. A stream stays one. Inputs stay where they are, and so do relatives,
-        records held out, and what is said out of bag.
-        """
+        """Return the same head for use on `device`, unchecked: features and outputs held there if `resident`, if None
+        as far as they fit in half of a GPU's free memory, else read window by window. All else that views ask stays
+        where it is."""
         where = torch.empty(0, device=device).device
         room = float("inf") if resident else 0.0
         if resident is None and where.type == "cuda":

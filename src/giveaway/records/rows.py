@@ -189,12 +189,9 @@ class LinearRows(LazyRows):
 
 
 class Stream:
-    """Features and outputs of records that are read from the start in each pass; one window of them is in memory.
-
-    Slices in increasing order go on with the pass under way, an earlier one begins another. `begin` gives the batches
-    of one pass, of any sizes, and refuses records that are others than before; `name` stands for their contents, and
-    `of_layer` says that the outputs are what a linear layer made of the features, so that no pass has to show it.
-    """
+    """Features and outputs that are read from the start in each pass, one window in memory. Slices in increasing order
+    go on with the pass under way. `begin` gives the batches of one pass and refuses other records than before; `name`
+    stands for their contents, and `of_layer` says that a linear layer made the outputs of the features."""
 
     def __init__(
         self, begin: Callable[[], Iterator[Pair]], n: int, like: Pair, name: str | None = None, of_layer: bool = False

@@ -17,12 +17,9 @@ from giveaway.curvature.sketch import ExactSteps
 
 @dataclass(frozen=True)
 class ScoreBatch:
-    """N groups of s records with all that a score may look at: outputs (N, s, m), targets, sample weights (N, s).
-
-    `make_blocks` gives the leverage blocks and `make_gradient_norm` ‖∇ℓ‖ (N,) when a score first asks for them.
-    `make_drift` gives the change of the outputs (N, s, m) by the step that a head still has to take to its optimum;
-    None where the head is taken as converged. `solved` are exact steps that go before those of the blocks.
-    """
+    """N groups of s records with all that a score may look at; blocks and gradient norms (N,) are made when first asked
+    for. `make_drift` gives the change of the outputs by the step that a head still has to take to its optimum, None for
+    one at it. `solved` are exact steps that go before those of the blocks."""
 
     outputs: torch.Tensor
     targets: torch.Tensor

@@ -18,17 +18,9 @@ from giveaway.views.model import said_of, summed_by_person
 
 
 class RelativesView:
-    """Losses on variants of a head's records, by record or by person in the order of np.unique(groups).
-
-    With e the mean of ‖error‖², an error being a probability or a value minus its target (in the units of
-    `targets_of_head`), a variant has
-
-    losses : the loss on it, summed over a person's records.
-    new : 1 − e(records themselves) / e(variant), how far training did not use the variant, within 0 and 1.
-    natural : e(records never seen) / e(variant) up to 1. The model's errors on records held out tell the first, else
-        `unseen_error`, that of the other records' left-out predictions; without either it is taken as 1.
-    weights : new · natural.
-    """
+    """Losses on variants of a head's records, by row. With e the mean of ‖error‖² in the units of `targets_of_head`, a
+    variant is `new` to the model by 1 − e(records) / e(variant), and `natural` by e(never seen) / e(variant) up to 1:
+    by the records held out, else `unseen_error`, else 1. It counts their product."""
 
     def __init__(self, head: Head, unit: str = "record", unseen_error: float | None = None) -> None:
         assert head.relatives is not None

@@ -48,13 +48,9 @@ def column_scaling(rows: torch.Tensor | LazyRows) -> tuple[torch.Tensor, torch.T
 
 
 def read_table(inputs: Any) -> tuple[torch.Tensor, list[tuple[torch.Tensor, int]]]:
-    """Return the columns of numbers (n, p), and for each category the level of every record.
-
-    Columns of strings, objects or truth values are categories unless every entry reads as a number, as are those that
-    a DataFrame calls so. Levels are numbered by how common they are (ties by name); beside them stands how many have a
-    column, none if all records are equal. A number that is missing or infinite becomes its column's mean, and a column
-    that says where follows at the end. An array of finite numbers shares its memory.
-    """
+    """Return the columns of numbers (n, p), and for each category the level of every record, numbered by how common it
+    is, with how many levels have a column. Columns are categories unless every entry reads as a number. A number that
+    is missing becomes its column's mean, and a column at the end says where."""
     if hasattr(inputs, "iloc"):
         columns = [_frame_column(inputs.iloc[:, k]) for k in range(inputs.shape[1])]
     else:
