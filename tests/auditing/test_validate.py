@@ -227,3 +227,35 @@ def test_signals_of_other_records_are_refused_also_where_the_labels_agree(regres
         order[own] = rng.permutation(own)
     words = "signals: expected the audit's own records, in their order, got signals that do not go with fused"
     refused(words, validate, signals.of_records(order), table)
+
+
+def test_a_record_with_few_models_on_a_side_is_not_judged_and_moves_nothing_else():
+    signals, table = simulated(records=300, models=16)
+    members = signals.members.copy()
+    members[:, 7] = np.arange(16) < 14
+    found = validate(Signals(signals.values, members, "phi"), table)
+    rest = np.arange(300) != 7
+    plain = validate(
+        signals.of_records(rest), ScoreTable({k: v[rest] for k, v in table.scores.items()}, np.arange(299))
+    )
+    assert (found.success[7], found.effect_size[7], found.count.judged[7], found.count.flagged[7]) == (0.5, 0, 0, 0)
+    np.testing.assert_array_equal(found.success[rest], plain.success)
+    np.testing.assert_array_equal(found.effect_size[rest], plain.effect_size)
+    assert found.table.to_csv() == plain.table.to_csv()
+    told = found.to_json()
+    assert (told["records"], told["at_least_exposed"]["judged"]) == (300, 299)
+
+
+def test_the_models_and_the_score_together_are_worth_more_models():
+    signals, table = simulated(models=8)
+    found = validate(signals, table)
+    alone = effect_sizes(signals).effect_size
+    exposure = np.random.default_rng(0).gamma(1.0, size=1000)  # what `simulated` draws first
+    errors = [np.mean((values - exposure) ** 2) for values in (found.posterior.effect_size, alone)]
+    assert errors[0] < 0.5 * errors[1]
+    assert found.posterior.worth > 12
+    words = (
+        f"Together with newton, the 8 models find as much as LiRA would with about {found.posterior.worth:.1f} models."
+    )
+    assert found.conclusion().endswith(words)
+    assert found.to_json()["with_the_score"]["worth_in_shadow_models"] == found.posterior.worth

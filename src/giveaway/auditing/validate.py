@@ -16,6 +16,7 @@ from giveaway.attacks.shadow import OnModel, train_shadows
 from giveaway.attacks.shadow_store import stored_seconds
 from giveaway.checks import fail
 from giveaway.evaluation.counts import DefensibleCount, defensible_count
+from giveaway.evaluation.posterior import Posterior, posterior
 from giveaway.evaluation.ranking import SHARES, AgreementTable, agreement
 from giveaway.evaluation.success import (
     AttackSummary,
@@ -40,6 +41,8 @@ class Validation:
     target : which of the signals' models are the audited one, and so none of the `models` that the truth comes from;
         empty where it is known to be none of them, None where that is not known.
     training_seconds : of all the signals' models, summed; None where it is not known.
+    success, effect_size : of every record, ½ and 0 for one that has fewer than three models with or without it.
+    posterior : every record's effect size by the models and `ranked_by` together.
     """
 
     table: AgreementTable
@@ -48,6 +51,7 @@ class Validation:
     count: DefensibleCount
     success: np.ndarray
     effect_size: np.ndarray
+    posterior: Posterior
     models: int
     ranked_by: str
     target: tuple[int, ...] | None
@@ -62,7 +66,9 @@ class Validation:
         return (
             f"The {keep:.0%} of records that {self.ranked_by} ranks highest hold {recall.value:.0%} "
             f"({recall.low:.0%} to {recall.high:.0%}) of the {top:.0%} that LiRA with {self.models} models finds most "
-            f"exposed, which is worth {_models(self.worth[self.ranked_by])} shadow models; {self.count}."
+            f"exposed, which is worth {_models(self.worth[self.ranked_by])} shadow models; {self.count}. Together with "
+            f"{self.ranked_by}, the {self.models} models find as much as LiRA would with "
+            f"{_models(self.posterior.worth)} models."
         )
 
     def about_target(self) -> str:
@@ -89,7 +95,7 @@ class Validation:
         return {
             "models": self.models,
             "target": None if self.target is None else list(self.target),
-            "records": self.table.records,
+            "records": len(self.success),
             "ranked_by": self.ranked_by,
             "conclusion": self.conclusion(),
             "agreement": {
@@ -111,10 +117,15 @@ class Validation:
                 "confidence": self.count.confidence,
                 "flagged": int(self.count.flagged.sum()),
                 "by_success": self.count.by_success,
-                "judged": self.count.judged,
+                "judged": int(self.count.judged.sum()),
                 "effect_size_above": self.count.effect,
                 "false_discovery_rate": self.count.false_discovery,
                 "power_at_twice_that": self.count.power,
+            },
+            "with_the_score": {
+                "models": self.models,
+                "worth_in_shadow_models": None if np.isinf(self.posterior.worth) else self.posterior.worth,
+                "confidence_of_intervals": self.posterior.confidence,
             },
             "seconds": {
                 "audit": self.audit_seconds,
@@ -193,21 +204,27 @@ def validate(
     compared = compared.of_models(others) if left_out else compared
     if compared.labels is not None:
         _check_labels(table, compared.labels, "signals")
-    measured = effect_sizes(compared)
-    _check_whose(table, measured)
-    effect, scored = measured.effect_size, lira_within(compared)
+    count = defensible_count(compared)
+    judged = count.judged
+    attacked = compared if judged.all() else compared.of_records(judged)
+    measured = effect_sizes(attacked)
+    _check_whose(table, judged, measured)
+    success, effect = np.full(len(table), 0.5), np.zeros(len(table))
+    scored, effect[judged] = lira_within(attacked), measured.effect_size
+    success[judged] = success_rate(scored)
     truth_models = compared.models // 2
     sizes = [2**k for k in range(1, 20) if 2**k <= compared.models - truth_models]
     top, keep = SHARES[0]
-    curve = shadow_curve(compared, sizes=sizes, top=top, keep=keep, truth_models=truth_models, seed=seed)
-    agreed = agreement({name: table[name] for name in table.columns}, effect, seed=seed)
+    curve = shadow_curve(attacked, sizes=sizes, top=top, keep=keep, truth_models=truth_models, seed=seed)
+    agreed = agreement({name: table[name][judged] for name in table.columns}, measured.effect_size, seed=seed)
     return Validation(
         table=agreed,
         worth={row.score: curve.worth(row.recall[top, keep].value) for row in agreed.rows},
         attack=summarize(scored, resamples=50, seed=seed),
-        count=defensible_count(compared),
-        success=success_rate(scored),
+        count=count,
+        success=success,
         effect_size=effect,
+        posterior=posterior(compared, table[table.ranking()], seed=seed),
         models=compared.models,
         ranked_by=table.ranking(),
         target=left_out,
@@ -269,7 +286,7 @@ def _check_labels(table: ScoreTable, labels: np.ndarray, argument: str) -> None:
         raise fail(argument, "the audit's own records", got, "name those of these records, or give rows")
 
 
-def _check_whose(table: ScoreTable, measured: EffectSizes) -> None:
+def _check_whose(table: ScoreTable, judged: np.ndarray, measured: EffectSizes) -> None:
     """Refuse signals of other records, which labels alone do not tell.
 
     Within classes, the ranking must go with how well the models know the records, or with what training on a record
@@ -278,9 +295,9 @@ def _check_whose(table: ScoreTable, measured: EffectSizes) -> None:
     classes = table.attributes.get("class")
     if classes is None or classes.dtype.kind not in "iu":
         classes = np.zeros(len(table), dtype=np.int64)
-    score, said = table[table.ranking()], (measured.mean_out, measured.effect_size)
-    together = max(abs(within_classes(score, values, classes)) for values in said)
-    if together * np.sqrt(len(table)) < BY_CHANCE:
+    score, said = table[table.ranking()][judged], (measured.mean_out, measured.effect_size)
+    together = max(abs(within_classes(score, values, classes[judged])) for values in said)
+    if together * np.sqrt(len(score)) < BY_CHANCE:
         got = f"signals that do not go with {table.ranking()} (correlation {together:.2f} within classes)"
         raise fail("signals", "the audit's own records, in their order", got, "take signals of these records, in order")
 

@@ -40,7 +40,7 @@ class DefensibleCount:
 
     at_least : a lower bound, with `confidence`, on the number of records above it.
     flagged : the records that are named; at most `false_discovery` of them are expected to be wrong.
-    judged : how many records have at least three models on either side; the others have p = 1.
+    judged : the records with at least three models on either side; the others have p = 1.
     power : the chance of flagging a record whose effect size is twice `effect`.
     by_success : a lower bound of the same kind on the number of records with a LiRA success above Φ(effect/2).
     """
@@ -53,7 +53,7 @@ class DefensibleCount:
     false_discovery: float
     power: float
     confidence: float
-    judged: int
+    judged: np.ndarray
     by_success: int
 
     @property
@@ -120,7 +120,7 @@ def defensible_count(
         false_discovery=false_discovery,
         power=power,
         confidence=confidence,
-        judged=int(judged.sum()),
+        judged=judged,
         by_success=_surely(by_success[above], len(above), 1 - confidence),
     )
 

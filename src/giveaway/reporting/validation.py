@@ -19,18 +19,26 @@ from giveaway.reporting.picture import figure_bytes
 from giveaway.storage.arrays import read_arrays
 
 STATED, VALUES = "validation.json", "validation.npz"
-ARRAYS = ("success", "effect_size", "flagged", "false_positives", "true_positives")
+ARRAYS = ("success", "effect_size", "flagged", "judged", "expected", "low", "high", "false_positives", "true_positives")
 
 
 @dataclass(frozen=True, eq=False)
 class StoredValidation:
-    """What shadow models measured, as an audit folder stores it: `stated` of all records, arrays of each, and a thinned
-    ROC curve."""
+    """What shadow models measured, as it is stored in an audit folder.
+
+    `stated` is what validation.json says of all records. Of every record: `success`, `effect_size`, whether it is
+    `flagged` and was `judged` at all, and the effect size `expected` from the models and the score together, from `low`
+    to `high`. The ROC curve is thinned.
+    """
 
     stated: dict[str, Any]
     success: np.ndarray
     effect_size: np.ndarray
     flagged: np.ndarray
+    judged: np.ndarray
+    expected: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
     false_positives: np.ndarray
     true_positives: np.ndarray
 
@@ -38,7 +46,9 @@ class StoredValidation:
     def of(cls, found: Validation, *, recipe: str | None = None, trained: str | None = None) -> StoredValidation:
         """Keep what a validation found; `recipe` names one of giveaway's own, `trained` says what the models are."""
         stated = {**found.to_json(), "recipe": recipe, "trained": trained}
-        return cls(stated, found.success, found.effect_size, found.count.flagged, *roc_points(found.attack))
+        judged = (found.success, found.effect_size, found.count.flagged, found.count.judged)
+        together = (found.posterior.effect_size, found.posterior.low, found.posterior.high)
+        return cls(stated, *judged, *together, *roc_points(found.attack))
 
     def pages(self) -> dict[str, str | bytes]:
         """Return the names and contents of the files that `load` reads."""
@@ -57,7 +67,11 @@ class StoredValidation:
         except ValueError as error:
             got = f"{path / STATED}, which is not"
             raise fail("folder", "a readable validation", got, "run giveaway validate again") from error
-        return cls(stated, **read_arrays("folder", path / VALUES, "giveaway validate"))
+        arrays = read_arrays("folder", path / VALUES, "giveaway validate")
+        if set(arrays) != set(ARRAYS):
+            got = f"{path / VALUES} of another version"
+            raise fail("folder", "a validation of this version", got, "run giveaway validate again")
+        return cls(stated, **arrays)
 
 
 def validation_pages(
