@@ -10,6 +10,7 @@ from giveaway.checks import as_tensor, check_finite, fail
 from giveaway.linalg.processes import in_threads
 from giveaway.views.left_out import RecordFeatures
 
+SEED = 0  # of the patches
 SIDE = 32  # pixels; larger images are averaged down to between this and twice this
 PATCH_SHARES = (3 / 16, 5 / 16)  # of the side: patches of 6 and 10 for 32 × 32
 SMALLEST_PATCH = 3
@@ -24,16 +25,14 @@ NOISE = 1e-3  # of the normalization, times the mean variance of a patch
 MAP_NUMBERS = 1 << 23  # of the responses held by one thread
 
 
-def image_features(
-    images: Any, *, seed: int = 0, device: torch.device | str = "cpu"
-) -> tuple[dict[str, Any], RecordFeatures]:
+def image_features(images: Any, *, device: torch.device | str = "cpu") -> tuple[dict[str, Any], RecordFeatures]:
     """Describe and make the features of images (n, c, h, w) or (n, h, w), uint8 or floats of any range, on `device`."""
     averaged = as_images(images)
     if (factor := min(averaged.shape[2:]) // SIDE) > 1:  # so that an image costs about the same whatever its size
         averaged = torch.cat([functional.avg_pool2d(part.float(), factor) for part in averaged.split(256)])
     side = min(averaged.shape[2:])
     sizes = sorted({min(side, max(SMALLEST_PATCH, round(share * side))) for share in PATCH_SHARES})
-    banks = [draw_patches(averaged, FILTERS, size, seed + k) for k, size in enumerate(sizes)]
+    banks = [draw_patches(averaged, FILTERS, size, SEED + k) for k, size in enumerate(sizes)]
 
     def of(rows: slice | torch.Tensor) -> torch.Tensor:
         chosen = averaged[rows].to(device)
@@ -42,7 +41,7 @@ def image_features(
     widths = [patch_features(averaged[:1], bank, CELLS).shape[1] for bank in banks]
     shares = ((width, (1.0 - PIXEL_SHARE) / len(banks)) for width in widths)
     features = RecordFeatures(len(averaged), of, BLOCK, (*shares, (_coarse(averaged[:1]).shape[1], PIXEL_SHARE)))
-    described = {"view": "images", "side": side, "patches": sizes, "filters": FILTERS, "cells": CELLS, "seed": seed}
+    described = {"view": "images", "side": side, "patches": sizes, "filters": FILTERS, "cells": CELLS, "seed": SEED}
     return described, features
 
 

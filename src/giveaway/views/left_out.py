@@ -15,6 +15,7 @@ from giveaway.gp.ridge import Blocks, as_targets, column_scale, leave_one_out_ri
 
 EXACT_UP_TO = 30_000  # records whose whole kernel is factored
 MATRICES = 2.2  # n × n in float64 that are alive in the factorization
+SEED = 0  # of every draw
 SAMPLE = 4_096  # records that tell the columns' scale and the length
 NOISES = tuple(10.0 ** (k / 2) for k in range(-8, 5))  # λ beside a kernel of 1 on the diagonal
 CHOSEN_ON = 3_000  # records, at random, on which λ is chosen: a variance, it does not grow with n
@@ -113,12 +114,10 @@ def nearest(features: RecordFeatures, scaling: Scaling, which: Any, count: int) 
     return torch.where(best.isfinite(), near, -1).cpu()
 
 
-def fourier_features(
-    columns: RecordFeatures, *, features: int = FOURIER, seed: int = 0
-) -> tuple[RecordFeatures, float]:
+def fourier_features(columns: RecordFeatures, features: int = FOURIER) -> tuple[RecordFeatures, float]:
     """Return the columns with random Fourier features of an RBF kernel beside, float32, and its length, a median
     distance."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(SEED)
     sample = columns.of(torch.randperm(columns.n, generator=generator)[:FOURIER_SAMPLE]).to(torch.float64)
     apart = torch.nn.functional.pdist(sample)
     length = float(apart.median()) or 1.0 if len(apart) else 1.0  # 1 where most records are equal
@@ -170,16 +169,14 @@ class LeftOutPrediction:
     nearest: Callable[[Any, int], torch.Tensor]
 
 
-def left_out_smooth(
-    columns: RecordFeatures, targets: torch.Tensor, *, groups: Any = None, seed: int = 0
-) -> LeftOutPrediction:
+def left_out_smooth(columns: RecordFeatures, targets: torch.Tensor, *, groups: Any = None) -> LeftOutPrediction:
     """Leave out each record, or group, of a table: ridge regression on its columns and Fourier features of them."""
     y = as_targets(targets)
-    features, length = fourier_features(columns, seed=seed)
+    features, length = fourier_features(columns)
     ridge = leave_one_out_ridge(features, y, groups=groups)
     report = {"kernel": "rbf", "length": length, "method": f"Fourier features, {ridge.method}", "l2": ridge.l2}
     report["left_out_error"] = _relative(ridge.error, y)
-    scaling = scaling_of(columns.of(_drawn(columns.n, SAMPLE, seed)), standardize=True)
+    scaling = scaling_of(columns.of(_drawn(columns.n, SAMPLE)), standardize=True)
     return LeftOutPrediction(ridge.error, ridge.leverage, report, partial(nearest, columns, scaling))
 
 
@@ -191,7 +188,6 @@ def left_out(
     standardize: bool = True,
     device: torch.device | str = "cpu",
     exact: bool | None = None,
-    seed: int = 0,
 ) -> LeftOutPrediction:
     """Leave out every record, or group, of images or texts in turn: kernel ridge regression of `targets` (n, C) around
     0, by an exact kernel up to 30,000 records where memory allows, beyond, or with exact=False, seen from landmarks."""
@@ -199,7 +195,7 @@ def left_out(
     n = len(targets)
     if exact is None:
         exact = n <= EXACT_UP_TO and (where.type != "cpu" or MATRICES * 8 * n * n <= available_memory())
-    sample = features.of(_drawn(n, SAMPLE, seed)).to(where)
+    sample = features.of(_drawn(n, SAMPLE)).to(where)
     check_finite("features", sample)
     scaling = scaling_of(sample, standardize=standardize, shares=features.shares)
     if exact:
@@ -207,7 +203,7 @@ def left_out(
         rows = torch.cat([scaling.apply(block.to(where)) for block in features()])
         check_finite("features", rows)
         y = targets.to(where)
-        noise = choose_noise(rows, y, scaling.length, members, seed=seed)
+        noise = choose_noise(rows, y, scaling.length, members)
         exactly, noise = errors_of_rows(rows, y, scaling.length, noise, members)
         error, leverage = exactly.error.cpu(), exactly.leverage.cpu()
         report = {"method": "exact", "noise": noise, "noise_chosen_on": min(n, CHOSEN_ON)}
@@ -239,11 +235,9 @@ def errors_of_rows(
             noise = min(larger for larger in NOISES if larger > noise)
 
 
-def choose_noise(
-    rows: torch.Tensor, targets: torch.Tensor, length: float, members: Sequence[torch.Tensor], *, seed: int
-) -> float:
+def choose_noise(rows: torch.Tensor, targets: torch.Tensor, length: float, members: Sequence[torch.Tensor]) -> float:
     """Choose the λ of NOISES with the least squared left-out error on CHOSEN_ON records (whole groups)."""
-    rows, targets, members = _some(rows, targets, members, seed)
+    rows, targets, members = _some(rows, targets, members)
     kernel = laplace_matrix(rows, length)
 
     def squared(noise: float) -> float:
@@ -257,16 +251,16 @@ def choose_noise(
 
 
 def _some(
-    rows: torch.Tensor, targets: torch.Tensor, members: Sequence[torch.Tensor], seed: int
+    rows: torch.Tensor, targets: torch.Tensor, members: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor, Sequence[torch.Tensor]]:
     """Draw CHOSEN_ON records, or groups that have as many together, at least two."""
     n = len(rows)
     if n <= CHOSEN_ON:
         return rows, targets, members
     if not members:
-        chosen = _drawn(n, CHOSEN_ON, seed).to(rows.device)
+        chosen = _drawn(n, CHOSEN_ON).to(rows.device)
         return rows[chosen], targets[chosen], ()
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(SEED)
     sizes = torch.cat([torch.full((len(groups),), groups.shape[1]) for groups in members])
     taken = torch.zeros(len(sizes), dtype=torch.bool)
     room = CHOSEN_ON
@@ -284,8 +278,8 @@ def _some(
     return rows[chosen], targets[chosen], [place[group] for group in drawn]
 
 
-def _drawn(n: int, count: int, seed: int) -> torch.Tensor:
-    return torch.randperm(n, generator=torch.Generator().manual_seed(seed))[:count]
+def _drawn(n: int, count: int) -> torch.Tensor:
+    return torch.randperm(n, generator=torch.Generator().manual_seed(SEED))[:count]
 
 
 def _relative(error: torch.Tensor, targets: torch.Tensor) -> float:

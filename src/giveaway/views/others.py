@@ -36,9 +36,7 @@ TO_SPARE = 256  # rows at most beyond what a linear function could fit anyway
 RIDGE = 1e-9  # of a column's variance, in normal equations that may be singular; two corrections take it out again
 
 
-def features_of(
-    inputs: Any, *, seed: int = 0, device: torch.device | str = "cpu"
-) -> tuple[dict[str, Any], RecordFeatures]:
+def features_of(inputs: Any, *, device: torch.device | str = "cpu") -> tuple[dict[str, Any], RecordFeatures]:
     """Choose features by what the records are; describe them, in words and numbers for the metadata, and make them.
 
     Images: (n, c, h, w), or (n, h, w) of uint8. Text: a list or array of str. Tables: (n, columns) or (n,) numbers, a
@@ -66,7 +64,7 @@ def features_of(
     if array.ndim and 0 in array.shape:
         raise fail("inputs", "at least one record, of one number at least", got, "give one row a record")
     if array.ndim == 4 or (array.ndim == 3 and str(array.dtype).endswith("uint8")):
-        return image_features(array, seed=seed, device=device)
+        return image_features(array, device=device)
     if array.ndim in (1, 2):
         return table_features(array)
     remedy = "reshape it (images of one channel: inputs[:, None]), or supply features of your own"
