@@ -149,7 +149,10 @@ def test_devices_go_round(tmp_path):
         ({"y": [1, 2], "records": 23}, "records: expected 2 records, as in y, got 23; pass X and y of the same"),
         ({"backend": "spark"}, "backend: expected a known name, got 'spark'"),
         ({"workers": 0}, "workers: expected a count of at least 1, or -1"),
-        ({"devices": ("cpu",)}, "devices: expected a train that takes device=, got one that does not"),
+        (
+            {"devices": ("cpu",)},
+            r"model: expected a function of \(rows, seed, device\), got one of \(indices, seed, rows=23\); t",
+        ),
         ({"fingerprint": {"seed": 1}}, "fingerprint: expected names of its own, got seed"),
         ({"fingerprint": {"a": object()}}, "fingerprint: expected arrays, numbers, strings.*got object"),
     ],

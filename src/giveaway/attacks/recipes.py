@@ -29,8 +29,7 @@ class Recipe:
 
     `solve(inputs, targets, outputs, l2)` returns the weight (d + 1, outputs) with the bias in its last row; l2 is the
     λ of ½λ‖θ‖² beside the summed loss. `models_at_once` is how many are trained together unless told, with their
-    parameters stacked or, with `stack=False`, side by side. `image` says that inputs are images. `plural` is what such
-    models are called, `like` the class of scikit-learn that is such a model.
+    parameters stacked or, with `stack=False`, side by side. `image` says that inputs are images.
     """
 
     loss: str
@@ -41,8 +40,6 @@ class Recipe:
     solve: Callable[[np.ndarray, np.ndarray, int, float], np.ndarray] | None = None
     l2: float = 0.0
     image: bool = False
-    plural: str = "models"
-    like: str | None = None
 
 
 def train_recipe(
@@ -237,18 +234,9 @@ def build_resnet9(shape: tuple[int, ...], outputs: int, channels: Sequence[int] 
 
 
 RECIPES: dict[str, Recipe] = {
-    "ridge": Recipe("squared", solve=solve_ridge, l2=2.0, plural="ridge regressions", like="Ridge"),
-    "logistic": Recipe(
-        "cross_entropy", solve=solve_logistic, l2=1.0, plural="logistic regressions", like="LogisticRegression"
-    ),
-    "mlp": Recipe(
-        "cross_entropy",
-        build_mlp,
-        Training(60, 64, "adam", 1e-3),
-        models_at_once=64,
-        plural="MLPs",
-        like="MLPClassifier",
-    ),
+    "ridge": Recipe("squared", solve=solve_ridge, l2=2.0),
+    "logistic": Recipe("cross_entropy", solve=solve_logistic, l2=1.0),
+    "mlp": Recipe("cross_entropy", build_mlp, Training(60, 64, "adam", 1e-3), models_at_once=64),
     "cnn": Recipe(
         "cross_entropy",
         build_cnn,
@@ -256,7 +244,6 @@ RECIPES: dict[str, Recipe] = {
         models_at_once=4,
         stack=False,
         image=True,
-        plural="CNNs",
     ),
     "resnet9": Recipe(
         "cross_entropy",
@@ -267,6 +254,5 @@ RECIPES: dict[str, Recipe] = {
         models_at_once=4,
         stack=False,
         image=True,
-        plural="residual networks",
     ),
 }

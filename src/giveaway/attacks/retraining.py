@@ -20,6 +20,7 @@ from giveaway.extract.sklearn_clones import (
     classifier_outputs,
     data_digest,
     fitted_clone,
+    refused_halves,
     settings_of,
     settled,
     source_digest,
@@ -74,7 +75,7 @@ class Retraining:
     devices: Sequence[str] = ()
     labels: np.ndarray | None = field(init=False, default=None)
     values: np.ndarray | None = field(init=False, default=None)  # the targets of a regression
-    classes: np.ndarray | None = field(init=False, default=None)
+    classes: np.ndarray | None = field(init=False, default=None)  # None where labels are the numbers of columns
 
     def __post_init__(self) -> None:
         check_choice("backend", self.backend, BACKENDS)
@@ -132,17 +133,16 @@ class Retraining:
     def train(self, rows: np.ndarray, seed: int, **device: str) -> np.ndarray:
         """Train one model and return its outputs on all records."""
         if self.is_estimator:
-            made = fitted_clone(self.model, self.X, np.asarray(self.y), rows, seed)
-        else:
-            made = self.model(rows, seed, **device)
-        said = self._ask(made)
+            with refused_halves():
+                return self._ask(fitted_clone(self.model, self.X, np.asarray(self.y), rows, seed))
+        said = self._ask(self.model(rows, seed, **device))
         return np.asarray(said.detach().cpu() if isinstance(said, torch.Tensor) else said)
 
     def signals(self, outputs: np.ndarray, kind: str | None) -> tuple[np.ndarray, str]:
         """Return a model's signals and their kind, which is found where it is None, as for the first model."""
         n = self.known_records()
         outputs = self._checked(outputs, n)
-        if self.kind is not None:
+        if self.kind is not None and self.kind not in VECTORS:
             return outputs, self.kind
         if kind is None and bool((outputs == outputs[:1]).all()):
             remedy = "check that the model is fitted, and with what it is asked"
@@ -154,20 +154,23 @@ class Retraining:
                 raise fail("outputs", f"a prediction for each of the targets, shape {self.values.shape}", got, remedy)
             errors = outputs.reshape(n, -1) - self.values.reshape(n, -1)
             return (errors * errors).sum(axis=1), "squared_error"
-        columns = 2 if outputs.size == n else outputs.shape[-1]
+        one_a_record = outputs.size == n
+        columns = outputs.shape[-1] if not one_a_record else 2 if self.kind is None else 1
         if columns <= self.labels.max():
             got = f"shape {outputs.shape} for labels up to {self.labels.max()}"
             remedy = "return every class, also one that is missing in a half, and number classes from 0"
             raise fail("outputs", f"a column for each of the {self.labels.max() + 1} classes", got, remedy)
-        if outputs.size == n:
+        if one_a_record:
             one = outputs.reshape(n)
             if (kind or ("probabilities" if one.min() >= 0 and one.max() <= 1 else "phi")) == "phi":
                 return np.where(self.labels == 1, one, -one), "phi"
             return np.stack([1 - one, one], axis=1), "probabilities"
-        if kind is None:
-            sums = outputs.sum(axis=-1, dtype=np.float64)
-            kind = "probabilities" if outputs.min() >= 0 and np.abs(sums - 1).max() <= SUMS_TO_ONE else "logits"
-        return outputs, kind
+        sums = outputs.sum(axis=-1, dtype=np.float64)
+        found = "probabilities" if outputs.min() >= 0 and np.abs(sums - 1).max() <= SUMS_TO_ONE else "logits"
+        if (kind or found) != found or (self.kind or found) != found:
+            got = "rows that sum to 1" if found == "probabilities" else "rows that do not sum to 1"
+            raise fail("outputs", str(self.kind or kind), got, "return the same from every model, and leave kind out")
+        return outputs, found
 
     def _checked(self, outputs: np.ndarray, n: int) -> np.ndarray:
         if outputs.dtype.kind not in "fiub":
@@ -191,22 +194,30 @@ class Retraining:
         if not isinstance(made, nn.Module) and not any(hasattr(made, name) for name in ASKED):
             if not callable(made):
                 return made
-            return made(np.arange(self.known_records())) if _asks_for_rows(made) else made()
+            try:
+                _signature(made).bind()
+            except TypeError:  # it asks for row numbers
+                return made(np.arange(self.known_records()))
+            return made()
         if self.X is None:
             got = f"a {type(made).__name__} and no records"
             remedy = "pass X (--data on the command line), or return its outputs on all records"
             raise fail("X", "the records that the returned model is asked about", got, remedy)
         if isinstance(made, nn.Module):
             return _module_outputs(made, self.X, self.records)
-        return made.predict(self.X) if self.classes is None else classifier_outputs(made, self.X, self.classes)
+        if self.labels is None:
+            return made.predict(self.X)
+        classes = np.arange(self.labels.max() + 1) if self.classes is None else self.classes
+        return classifier_outputs(made, self.X, classes)
 
     def _check_estimator(self) -> None:
         object.__setattr__(self, "model", settled(self.model))
         for name in ("X", "y"):
             if getattr(self, name) is None:
                 raise fail(name, "the records and their targets beside an estimator", "none", "pass X and y")
-        if self.devices:
-            raise fail("devices", "a train that takes device=", "an estimator", "drop devices")
+        for name in ("kind", "devices"):
+            if getattr(self, name):
+                raise fail(name, "nothing beside an estimator", repr(getattr(self, name)), f"drop {name}=")
         try:
             clone(self.model)
         except (TypeError, RuntimeError) as error:
@@ -219,19 +230,13 @@ class Retraining:
             got = f"the class {self.model.__name__}" if isinstance(self.model, type) else type(self.model).__name__
             remedy = "pass a function that trains a new model, or an estimator of scikit-learn"
             raise fail("model", "a function train(rows, seed) or an estimator", got, remedy)
-        try:
-            signature = inspect.signature(self.model)
-        except (TypeError, ValueError):  # some built-in functions show none
-            return
-        taken = signature.parameters.values()
-        if self.devices and not any(p.name == "device" or p.kind is p.VAR_KEYWORD for p in taken):
-            remedy = "add the parameter, or drop devices"
-            raise fail("devices", "a train that takes device=", "one that does not", remedy)
+        signature = _signature(self.model)
         try:
             signature.bind(0, 0, **({"device": ""} if self.devices else {}))
         except TypeError as error:
-            got, remedy = f"one of {signature}", "take the rows to train on and a seed, and bind the rest before"
-            raise fail("model", "a function of (rows, seed)", got, remedy) from error
+            expected = "a function of (rows, seed, device)" if self.devices else "a function of (rows, seed)"
+            got, remedy = f"one of {signature}", "take these alone; functools.partial gives the rest"
+            raise fail("model", expected, got, remedy) from error
 
     def _read_targets(self, y: np.ndarray) -> None:
         set_field = object.__setattr__
@@ -243,12 +248,13 @@ class Retraining:
             return
         if y.ndim != 1 or not len(y):
             raise fail("y", "one label a record", f"shape {y.shape}", "validate one label at a time")
+        if not self.is_estimator and y.dtype.kind in "iu" and y.min() >= 0:
+            set_field(self, "labels", y.astype(np.int64))
+            return
         try:
             classes, labels = np.unique(y, return_inverse=True)
         except TypeError as error:
             raise fail("y", "labels of one type", "several, or gaps", "name every record's class") from error
-        if not self.is_estimator and y.dtype.kind in "iu" and y.min() >= 0:
-            classes, labels = np.arange(y.max() + 1), y
         set_field(self, "classes", classes)
         set_field(self, "labels", labels.astype(np.int64))
 
@@ -272,10 +278,9 @@ def _length(value: Any) -> int | None:
     return value.shape[0] if hasattr(value, "shape") else len(value)
 
 
-def _asks_for_rows(predict: Callable[..., Any]) -> bool:
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    """Return the signature, or one that takes anything where a built-in function shows none."""
     try:
-        parameters = inspect.signature(predict).parameters.values()
-    except (TypeError, ValueError):  # some built-in functions show no signature
-        return False
-    places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return any(p.default is p.empty and p.kind in places for p in parameters)
+        return inspect.signature(function)
+    except (TypeError, ValueError):
+        return inspect.signature(lambda *positional, **named: None)

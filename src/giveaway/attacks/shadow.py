@@ -53,6 +53,7 @@ class TrainedModel(NamedTuple):
     reason: str = ""
     trace: str = ""
     kind: str | None = None
+    refused: bool = False  # by a check of ours, whose words say it all
 
 
 def train_shadows(
@@ -276,6 +277,8 @@ def _failed(failures: Mapping[int, TrainedModel], plan: ShadowPlan, remedy: str)
         reasons.append(f"and {len(order) - FAILURES_NAMED} more")
     got = f"{len(order)} without: " + "; ".join(reasons)
     error = fail("train", f"signals from all {plan.models} models", got, remedy)
+    if plan.kind is None and failures[0].refused:  # the first model of all
+        error = InputError(failures[0].reason)
     for number, name in names.items():
         if failures[number].trace:
             error.add_note(f"{name}: {failures[number].trace}")
@@ -293,8 +296,7 @@ def _trained(
     if plan.kind is None:
         first = list(_by_joblib(training, plan, [0]))
         if first[0].kind is None:
-            unkept = "repair train: nothing else was trained"
-            raise _failed({0: first[0]}, plan, unkept) if first[0].trace else InputError(first[0].reason)
+            raise _failed({0: first[0]}, plan, "repair train: nothing else was trained")
         plan = plan.of_kind(first[0].kind)
 
     def train_missing(missing: Sequence[int]) -> Iterator[TrainedModel]:
@@ -339,12 +341,12 @@ def _train_one(
     try:
         signals, kind = training.signals(training.train(indices, seed, **device), kind)
         return TrainedModel(number, signals[stored], time.perf_counter() - began, kind=kind)
-    except InputError as error:
-        return TrainedModel(number, None, reason=str(error))
     except Exception as error:
         text = " ".join(f"{type(error).__name__}: {error}".split())
         reason = text if len(text) <= LONGEST_REASON else text[: LONGEST_REASON - 1] + "…"
-        return TrainedModel(number, None, reason=reason, trace=traceback.format_exc())
+        refused = isinstance(error, InputError)
+        trace = traceback.format_exc()
+        return TrainedModel(number, None, reason=str(error) if refused else reason, trace=trace, refused=refused)
 
 
 def _unusable(signals: np.ndarray, rows: int) -> str:

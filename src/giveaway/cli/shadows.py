@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,6 +33,13 @@ BESIDE = {  # what can train shadow models with each option
     "dry_run": ("train", "estimator"),
     "allow_pickle": ("estimator",),
 }
+KIND_OF_RECIPE = {  # what its models are, and their class in scikit-learn
+    "ridge": ("ridge regressions", "Ridge"),
+    "logistic": ("logistic regressions", "LogisticRegression"),
+    "mlp": ("MLPs", "MLPClassifier"),
+    "cnn": ("CNNs", ""),
+    "resnet9": ("residual networks", ""),
+}
 TAKEN_AS = {
     "probabilities": "Outputs are taken as probabilities: none is negative, and those of a record sum to 1.",
     "logits": "Outputs are taken as logits, one for each class.",
@@ -40,19 +47,14 @@ TAKEN_AS = {
     "squared_error": "Predictions are held against the targets: squared errors.",
 }
 
-
-class ShadowSource(NamedTuple):
-    """Signals, and what was trained for them in words; None where they were there already."""
-
-    signals: Signals
-    trained: str | None
+Shadows = tuple[Signals | None, str | None]
 
 
-def signals_named(options: Options, table: ScoreTable, rows: np.ndarray | None, say: Say) -> ShadowSource | str:
-    """Return the signals that the options name, training what is missing of them in the folder `signals`.
+def signals_named(options: Options, table: ScoreTable, rows: np.ndarray | None, say: Say) -> Shadows:
+    """Return the signals that the options name, training what is missing of them, and say what was trained.
 
     What the audit was made of need not be named again: its estimator and its data are those of its options. With
-    `dry_run` only the first model is trained, and what the others would take is returned in words.
+    `dry_run` there are no signals: only the first model is trained, and what the others would take is said.
     """
     audited: Mapping[str, Any] = table.meta.provenance.config if table.meta.provenance is not None else {}
     named = [way for way in WAYS if way in options]
@@ -73,7 +75,7 @@ def signals_named(options: Options, table: ScoreTable, rows: np.ndarray | None, 
             if "estimator" in audited:
                 remedy = f"train them: --models {MODELS} for clones of the audited estimator, or --train NAME"
             raise fail("signals", "signals of shadow models", f"none in {path}", remedy)
-        return ShadowSource(signals_from(path), None)
+        return signals_from(path), None
     if "target_model" in options:
         expected, got = "signals that hold the audited model", f"--{named[0]}, which trains others"
         raise fail("target_model", expected, got, f"drop --target-model, or --{named[0]}")
@@ -87,15 +89,15 @@ def signals_named(options: Options, table: ScoreTable, rows: np.ndarray | None, 
         seconds, missing = first_model(training, **place)
         took = f"the first took {human_seconds(seconds)} and is kept"
         ahead = human_seconds(seconds * missing / max(1, training.workers))
-        return f"About {ahead} for the {missing} of {models} models that are missing: {took}."
+        return None, f"About {ahead} for the {missing} of {models} models that are missing: {took}."
     with parts_of(enabled=True, work="shadow models", unit="model") as on_model:
         signals = train_shadows(training, **place, on_model=on_model)
-    return ShadowSource(signals, f"{trained} {TAKEN_AS[signals.kind]}")
+    return signals, f"{trained} {TAKEN_AS[signals.kind]}"
 
 
 def _by_recipe(
     options: Options, audited: Mapping[str, Any], table: ScoreTable, rows: np.ndarray | None, models: int, say: Say
-) -> ShadowSource:
+) -> Shadows:
     name = check_choice("recipe", options["recipe"], RECIPES)
     X, y = _data(options, audited, table, say)
     if isinstance(X, DataLoader | Dataset) or X is None or y is None:
@@ -106,14 +108,14 @@ def _by_recipe(
     with parts_of(enabled=True, work="shadow models", unit="model") as on_model:
         place = {"models": models, "folder": options["signals"], "seed": options["seed"]}
         signals = train_recipe(name, X, y, device=device, on_model=on_model, **place)
-    recipe, like = RECIPES[name], table.meta.model
+    (plural, of_class), like = KIND_OF_RECIPE[name], table.meta.model
     if like is None:
         of = "the count is of them, and of the audited model as far as it was trained in the same way"
-    elif like == recipe.like:
+    elif like == of_class:
         of = f"the count is of these, whose settings need not be those of the audited {like}"
     else:
-        of = f"the audited model is a {like}: the count is of {recipe.plural}"
-    return ShadowSource(signals, f"The shadow models are {recipe.plural} of giveaway's recipe {name}; {of}.")
+        of = f"the audited model is a {like}: the count is of {plural}"
+    return signals, f"The shadow models are {plural} of giveaway's recipe {name}; {of}."
 
 
 def _training(options: Options, audited: Mapping[str, Any], table: ScoreTable, say: Say) -> tuple[Retraining, str]:

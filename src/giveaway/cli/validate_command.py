@@ -64,11 +64,10 @@ def validate(folder: str, rows: str | None, rule_file: str | None, as_json: bool
     places = None if rows is None else row_numbers(rows)
     named = {name: value for name, value in flags.items() if value not in (None, ())}
     where = named.setdefault("signals", str(signals_folder(folder)))
-    source = signals_named(named, table, places, lambda words: say(words, err=True))
-    if isinstance(source, str):
-        say(json.dumps({"estimate": source}) if as_json else source)
+    signals, trained = signals_named(named, table, places, lambda words: say(words, err=True))
+    if signals is None:
+        say(json.dumps({"estimate": trained}) if as_json else str(trained))
         return
-    signals, trained = source
     kept = "" if flags["signals"] else ", kept in the audit folder"  # a path of the user's is not repeated
     say(f"Signals: {signals.models} models on {signals.records} records{kept}", err=True)
     validation = hold_against_signals(

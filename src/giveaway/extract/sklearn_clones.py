@@ -2,7 +2,8 @@
 
 import hashlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,8 @@ from sklearn.base import clone
 from sklearn.pipeline import Pipeline
 
 from giveaway.checks import fail
-from giveaway.extract.sklearn_head import LEAST_PROBABILITY, class_indices
+from giveaway.extract.sklearn_head import HARMLESS, LEAST_PROBABILITY, class_indices
+from giveaway.extract.user_files import first_line
 from giveaway.storage.arrays import digest_of
 
 SAME = 1e-6  # between predict_proba and the softmax of a decision function
@@ -41,6 +43,18 @@ def fitted_clone(estimator: Any, X: Any, y: np.ndarray, rows: np.ndarray, seed: 
     else:
         some = [X[row] for row in rows.tolist()] if isinstance(X, list) else _indexable(X)[rows]
     return made.fit(some, y[rows])
+
+
+@contextmanager
+def refused_halves() -> Iterator[None]:
+    """Say in our words what a clone refuses; its own words only where they cannot hold a value of a record."""
+    try:
+        yield
+    except ValueError as error:
+        line = first_line(error)
+        got = line if HARMLESS.match(line) else f"one that it refuses ({type(error).__name__})"
+        remedy = 'a class or category may be missing there: merge rare ones, or set handle_unknown="ignore"'
+        raise fail("estimator", "a fit to every half of the records", got, remedy) from error
 
 
 def classifier_outputs(model: Any, X: Any, classes: np.ndarray) -> np.ndarray:
@@ -94,17 +108,14 @@ def data_digest(value: Any) -> str:
 
 
 def _in_words(value: Any) -> str:
-    if value is None or isinstance(value, str | int | float):
-        return repr(value)
     if isinstance(value, np.ndarray):
         return data_digest(value)
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_in_words, value))}]"
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{key!r}: {_in_words(one)}' for key, one in value.items())}}}"
     if inspect.isroutine(value):
         return f"{value.__qualname__} {source_digest(value)}"
-    return type(value).__qualname__  # estimators among them, whose own settings follow
+    text = repr(value)  # of an estimator its class: its own settings follow
+    return type(value).__qualname__ if hasattr(value, "get_params") or " at 0x" in text else text
 
 
 def _columns(outputs: np.ndarray) -> np.ndarray:
