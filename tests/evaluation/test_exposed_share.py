@@ -13,11 +13,15 @@ from giveaway.evaluation import exposed_share
 from giveaway.evaluation.exposed_share import (
     RATES,
     Calibration,
+    combined,
+    excluded,
     figures,
     normal_scores_among,
     pooled_rates,
     predict_exposure,
+    scaled,
     score_gaps,
+    unscaled,
 )
 from tests.conftest import refused
 
@@ -71,7 +75,9 @@ def drawn_model(n, s, t, lift, seed):
 @pytest.mark.parametrize(("s", "t", "lift"), [(0.4, 0.3, 0.9), (0.3, 0.7, 0.3), (0.55, 0.5, 0.5), (0.35, 1.0, 0.2)])
 def test_known_models_are_predicted(s, t, lift):
     members, held_out, truth = drawn_model(6_000, s, t, lift, seed=1)
-    found = values(predict_exposure(members, held_out, calibration=Calibration(still=s, moving=0.0)))
+    found = values(
+        predict_exposure(members, held_out, calibration=Calibration(s, 0.0, normals=(1,) * 4, excluded=(0,) * 4))
+    )
     np.testing.assert_allclose(found, truth, rtol=0.2, atol=0.012)
 
 
@@ -96,6 +102,28 @@ def test_gaps_are_those_of_a_loop_over_records():
         weight.append((last - first) * norm.pdf(centre) ** 2 / (norm.cdf(centre) * norm.sf(centre)))
     assert np.average(gap, weights=weight) == pytest.approx(np.average(raised, weights=weight))
     assert gap[0] > 0.9 > 0.6 > gap[-1]
+
+
+def test_both_estimates_are_summed_on_their_scale():
+    calibration = Calibration(normals=(1.0, 0.5, 0.0, 2.0), excluded=(0.0, 0.5, 1.0, 0.0))
+    chance = np.array([0.001, 0.01, 0.5, 0.0])
+    normals, published = np.array([0.03, 0.2, 0.8, 0.1]), np.array([0.3, 0.2])
+    scale = combined(normals, published, calibration)
+    found = unscaled(scale, chance)
+    assert found[0] == pytest.approx(0.03)
+    assert found[1] == pytest.approx(0.2)  # both say so, and count one half each
+    odds = (0.2 - 0.01) / 0.8
+    assert found[2] == pytest.approx(0.5 + 0.5 * odds / (1 + odds))
+    assert scale[3] == pytest.approx(2 * np.arcsinh(0.1 / 0.9 / 0.005))
+    np.testing.assert_allclose(unscaled(scaled(normals, chance), chance), normals)
+
+
+def test_excluded_records_are_counted_one_by_one():
+    rng = np.random.default_rng(6)
+    members, held_out = rng.normal(0.8, 1.0, size=700), rng.normal(size=600)
+    allowed = sorted(members)[int(0.01 * 699)]
+    assert excluded(members, held_out)[1] == pytest.approx(sum(value < allowed for value in held_out) / 600)
+    assert excluded(members, held_out)[0] == pytest.approx(sum(value < min(members) for value in held_out) / 600)
 
 
 def test_a_model_that_learned_nothing_has_the_false_positive_rates():

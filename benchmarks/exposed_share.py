@@ -1,0 +1,302 @@
+"""Fit and judge the prediction of a model's exposure on the models of exposed_share_grid.py, leaving data sets out.
+
+For every data set the numbers of `Calibration` are fitted on all the others, and its models predicted: LiRA's
+true-positive rate at 0.1 % and 1 % false positives (the better of per-record and one variance), its balanced success,
+and the share of records with an effect size above 1.04. Written are, over all models, Spearman's correlation with what
+was measured, the share of predictions within 25 % (of what is above a coin's success) or 0.5 percentage points, how
+often intervals of 80 % cover, what controls get that were never trained on the judged records, whether words in place
+of numbers would be right, and the calibration fitted on all sets, to be written into the source.
+
+Beside it stand: either estimate alone; s known (from the other models: what the rest of the rule loses); s by how far a
+checkpoint at three quarters of training ranks held-out records otherwise; and the published way as it is, the share of
+held-out records whose loss is above all but 0.1 % (1 %) of the training losses.
+
+    python -m benchmarks.exposed_share --grid DIR [--figure docs/images/exposed_share.png] [--out FILE.json]
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.optimize import nnls
+from scipy.special import ndtri
+
+from benchmarks.measuring import digits, read_options, write_result
+from giveaway.evaluation import spearman
+from giveaway.evaluation.exposed_share import (
+    FEWEST,
+    NOTHING,
+    RATES,
+    RESAMPLES,
+    UNIT,
+    Calibration,
+    beyond_chance,
+    combined,
+    excluded,
+    figures,
+    normal_scores_among,
+    scaled,
+    score_gaps,
+    unscaled,
+    within_share,
+)
+
+FIGURES = ("TPR at 0.1 %", "TPR at 1 %", "balanced success", "share above 1.04")
+TRIED = np.arange(0.10, 0.76, 0.05)  # of s; between them figures are interpolated
+JUDGED = 4  # models of a kind
+COVERAGE = 0.8
+WITHIN = 0.25
+BANDS = ((0.005, 0.03), (0.02, 0.08), (0.53, 0.62), (0.02, 0.20))  # where "some" begins, and "much"
+STILL, MOVING = (0.2, 0.25, 0.3, 0.35, 0.4, 0.45), (0.0, 0.15, 0.3, 0.6, 1.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One model: what it tells, and what LiRA measured of its kind. `raw` are the figures at every s of TRIED, `noise`
+    the standard deviation over resampled records on the prediction's scale, `shares` what s is made of."""
+
+    kind: str
+    data: str
+    control: bool
+    truth: np.ndarray
+    raw: np.ndarray
+    excluded: np.ndarray
+    noise: np.ndarray
+    shares: dict[str, float]
+    published: np.ndarray
+
+    def normals(self, statistic: str, calibration: Calibration) -> np.ndarray:
+        s = self.shares["known"] if statistic == "known" else within_share(self.shares[statistic], calibration)
+        return np.array([np.interp(s, TRIED, column) for column in self.raw.T])
+
+    def predicted(self, statistic: str, calibration: Calibration) -> np.ndarray:
+        """The prediction on its scale."""
+        return combined(self.normals(statistic, calibration), self.excluded, calibration)
+
+    @property
+    def measured(self) -> np.ndarray:
+        return scaled(self.truth, NOTHING)
+
+
+def data_of(kind: str) -> str:
+    """The data set of a kind; digits as images are the same records."""
+    return kind.split("_")[0].replace("digit", "digits").replace("digitss", "digits")
+
+
+def cases_of(path: Path) -> list[Case]:
+    with np.load(path) as file:
+        held = {name: file[name] for name in file.files}
+    phi, members = held["phi"].astype(np.float64), held["members"].astype(bool)
+    told = json.loads(str(held["told"]))
+    truth = np.append(held["measured"][:, :3].max(0), held["measured"][0, 3])
+    s = known_share(phi, members)
+    made = []
+    for row in range(min(JUDGED, len(phi))):
+        a, b = phi[row][members[row]], phi[row][~members[row]]
+        if min(len(a), len(b)) < FEWEST:
+            continue
+        rng = np.random.default_rng(row)
+        kept = beyond_chance(a, b, rng)
+        level, gap = score_gaps(a, b)
+        raw = np.array([figures(level, kept * gap, one) for one in TRIED])
+        drawn = []
+        for _ in range(RESAMPLES):
+            again = rng.choice(a, len(a)), rng.choice(b, len(b))
+            cells, rise = score_gaps(*again)
+            drawn.append(combined(figures(cells, kept * rise, 0.35), shrunk(kept, excluded(*again)), Calibration()))
+        spread = normal_scores_among(a, b).std()
+        shares = {"spread": max(0.0, 1.0 - float(spread)), "known": s}
+        if "earlier" in held and row < len(held["earlier"]) and np.isfinite(held["earlier"][row, -1]).all():
+            then = held["earlier"][row, -1].astype(np.float64)[~members[row]]
+            shares["checkpoint"] = float((normal_scores_among(then, then) - normal_scores_among(b, b)).std())
+        published = excluded(a, b)
+        noise, strangers = np.std(drawn, axis=0), bool(told.get("strangers"))
+        of_kind = path.stem, data_of(path.stem), strangers, truth
+        made.append(Case(*of_kind, raw, shrunk(kept, published), noise, shares, published))
+    return made
+
+
+def shrunk(kept: float, published: np.ndarray) -> np.ndarray:
+    return NOTHING[:2] + kept * (published - NOTHING[:2])
+
+
+def known_share(phi: np.ndarray, members: np.ndarray) -> float:
+    """Return s itself, from the scores of records that several models left out."""
+    scores = np.array(
+        [np.where(own, np.nan, normal_scores_among(f, f[~own])) for f, own in zip(phi, members, strict=True)]
+    )
+    count = (~members).sum(0)
+    several = count > 1
+    return float(np.sqrt(np.nanvar(scores[:, several], axis=0).dot(count[several]) / (count[several] - 1).sum()))
+
+
+def fit(cases: list[Case], statistic: str = "spread", use: tuple[bool, bool] = (True, True)) -> Calibration:
+    """Choose s by the smallest mean absolute error, weights by least squares from 0 up, errors so that intervals cover.
+
+    A kind counts as one however many of its models are judged. `use` says which of both estimates have weights.
+    """
+    measured = np.array([case.measured for case in cases])
+    count = {kind: sum(case.kind == kind for case in cases) for kind in {case.kind for case in cases}}
+    weight = np.array([1 / count[case.kind] for case in cases])
+    excluded_ones = np.array([scaled(case.excluded, NOTHING[:2])[[0, 1, 1, 1]] for case in cases])
+    best, least = Calibration(), np.inf
+    for still in [0.0] if statistic == "known" else STILL:
+        for moving in [0.0] if statistic == "known" else MOVING:
+            tried = Calibration(still=float(still), moving=float(moving))
+            normals = np.array([scaled(case.normals(statistic, tried), NOTHING) for case in cases])
+            solved = np.zeros((4, 2))
+            for k in range(4):
+                columns = np.column_stack([normals[:, k], excluded_ones[:, k]]) * use
+                solved[k] = nnls(np.sqrt(weight)[:, None] * columns, np.sqrt(weight) * measured[:, k])[0] * use
+            error = np.abs(solved[:, 0] * normals + solved[:, 1] * excluded_ones - measured)
+            if weight @ error.mean(1) < least:
+                least = weight @ error.mean(1)
+                wide = np.quantile(error, COVERAGE, axis=0, method="higher") / ndtri(0.5 + COVERAGE / 2)
+                noise = np.mean([case.noise**2 for case in cases], axis=0)
+                errors = np.sqrt(np.maximum(wide**2 - noise, 0.0))
+                numbers = (tuple(float(f"{x:.3g}") for x in each) for each in (*solved.T, errors))
+                best = Calibration(round(float(still), 3), round(float(moving), 3), *numbers)
+    return best
+
+
+def left_out(
+    cases: list[Case], statistic: str, use: tuple[bool, bool]
+) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
+    """Predict every case by a calibration on the other data sets: figures, half widths on their scale, calibrations."""
+    predicted, half, fitted = np.empty((len(cases), 4)), np.empty((len(cases), 4)), {}
+    for data in sorted({case.data for case in cases}):
+        made = fit([case for case in cases if case.data != data], statistic, use)
+        fitted[data] = asdict(made)
+        for place, case in enumerate(cases):
+            if case.data == data:
+                predicted[place] = unscaled(case.predicted(statistic, made), NOTHING)
+                half[place] = ndtri(0.5 + COVERAGE / 2) * np.hypot(made.errors, case.noise)
+    return np.clip(predicted, 0.0, 1.0), half, fitted
+
+
+def within(predicted: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """Say which are within 25 % or half a percentage point; of success what is above a coin's counts."""
+    return np.abs(predicted - truth) <= np.maximum(UNIT, WITHIN * (truth - np.array([0, 0, 0.5, 0])))
+
+
+def banded(values: np.ndarray) -> np.ndarray:
+    """0, 1 or 2: low, some, much."""
+    return np.array([np.digitize(column, band) for column, band in zip(values.T, BANDS, strict=True)]).T
+
+
+def judged(cases: list[Case], statistic: str = "spread", use: tuple[bool, bool] = (True, True)) -> dict[str, Any]:
+    """Say how good predictions are. A kind counts once, with the mean over its models; correlations are over kinds."""
+    predicted, half, fitted = left_out(cases, statistic, use)
+    truth = np.array([case.truth for case in cases])
+    kinds = [case.kind for case in cases]
+    control = np.array([case.control for case in cases])
+
+    def by_kind(values: np.ndarray) -> np.ndarray:
+        return np.array([values[[k == kind for k in kinds]].mean(0) for kind in dict.fromkeys(kinds)])
+
+    def shown(values: np.ndarray) -> dict[str, float]:
+        return dict(zip(FIGURES, digits(values), strict=True))
+
+    mean, real = by_kind(predicted), by_kind(truth)
+    covered = np.abs(scaled(predicted, NOTHING) - scaled(truth, NOTHING)) <= half
+    result = {
+        "models": len(cases),
+        "kinds": len(mean),
+        "Spearman over kinds": shown([spearman(p, t) for p, t in zip(mean.T, real.T, strict=True)]),
+        "within 25 % or 0.5 points": shown(by_kind(within(predicted, truth) * 1.0).mean(0)),
+        "median factor where measured is above nothing": shown(
+            [np.median(np.abs(np.log(m[t > UNIT] / t[t > UNIT]))) for m, t in _above(mean, real)]
+        ),
+        "80 % intervals cover": shown(by_kind(covered * 1.0).mean(0)),
+        "low, some or much is right": shown(by_kind((banded(predicted) == banded(truth)) * 1.0).mean(0)),
+        "calibrations, by the set left out": fitted,
+    }
+    if control.any():
+        worst = np.abs(predicted[control][:, :2] - RATES)
+        result["controls"] = {
+            "models": int(control.sum()),
+            "share above 1.04, largest": digits(predicted[control, 3].max()),
+            "rates off by, in points, mean and largest": digits([100 * worst.mean(), 100 * worst.max()]),
+            "rates within 0.2 points": digits((worst <= 0.002).all(1).mean()),
+        }
+    return result
+
+
+def _above(mean: np.ndarray, real: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+    return [(np.maximum(m, 1e-4), t) for m, t in zip((mean - NOTHING).T, (real - NOTHING).T, strict=True)]
+
+
+def table_of(cases: list[Case], predicted: np.ndarray) -> dict[str, Any]:
+    rows: dict[str, Any] = {}
+    for kind in dict.fromkeys(case.kind for case in cases):
+        own = [place for place, case in enumerate(cases) if case.kind == kind]
+        rows[kind] = {
+            "predicted": digits(predicted[own].mean(0), 3),
+            "measured": digits(cases[own[0]].truth, 3),
+            "published": digits(np.mean([cases[place].published for place in own], axis=0), 3),
+            **{name: digits(cases[own[0]].shares[name], 3) for name in cases[own[0]].shares},
+        }
+    return rows
+
+
+def published_way(cases: list[Case]) -> dict[str, Any]:
+    """The share of held-out losses above all but so many training losses, against LiRA's rate, as it is."""
+    kinds = list(dict.fromkeys(case.kind for case in cases))
+    told = np.array([np.mean([c.published for c in cases if c.kind == kind], axis=0) for kind in kinds])
+    truth = np.array([next(c.truth[:2] for c in cases if c.kind == kind) for kind in kinds])
+    good = np.abs(told - truth) <= np.maximum(UNIT, WITHIN * truth)
+    return {
+        "Spearman over kinds": digits([spearman(told[:, k], truth[:, k]) for k in (0, 1)]),
+        "within 25 % or 0.5 points": digits(good.mean(0)),
+    }
+
+
+def draw(cases: list[Case], predicted: np.ndarray, path: Path) -> None:
+    from benchmarks.drawing import panels, publish
+
+    figure, axes = panels((11.0, 5.6), FIGURES, columns=2)
+    sets = sorted({case.data for case in cases})
+    truth = np.array([case.truth for case in cases])
+    for k, axis in enumerate(axes):
+        axis.axis("on")
+        for data in sets:
+            own = [place for place, case in enumerate(cases) if case.data == data]
+            axis.plot(truth[own, k], predicted[own, k], ".", label=data, markersize=5)
+        low = max(5e-4, float(min(truth[:, k].min(), predicted[:, k].min())))
+        axis.plot([low, 1], [low, 1], color="0.6", linewidth=0.8)
+        if k != 2:
+            axis.set(xscale="log", yscale="log", xlim=(low, 1), ylim=(low, 1))
+        axis.set(xlabel="measured", ylabel="predicted, data set left out")
+    axes[0].legend(fontsize=7)
+    publish(figure, path)
+
+
+def main() -> None:
+    options = read_options(__doc__, "exposed_share.json", needs=("grid",), grid=Path, figure=Path)
+    paths = sorted(path for path in options.grid.glob("*.npz") if not path.stem.endswith(".part"))
+    cases = [case for path in paths for case in cases_of(path)]
+    predicted, _, _ = left_out(cases, "spread", (True, True))
+    with_checkpoint = [case for case in cases if "checkpoint" in case.shares]
+    ways: dict[str, Callable[[], Any]] = {
+        "from members and held-out records": lambda: judged(cases),
+        "normals alone": lambda: judged(cases, use=(True, False)),
+        "excluded alone": lambda: judged(cases, use=(False, True)),
+        "with s known": lambda: judged(cases, "known"),
+        "with a checkpoint": lambda: judged(with_checkpoint, "checkpoint") if with_checkpoint else None,
+        "the published way": lambda: published_way(cases),
+    }
+    result = {name: way() for name, way in ways.items()}
+    result["calibration on all sets"] = asdict(fit(cases))
+    result["kinds"] = table_of(cases, predicted)
+    write_result(options.out, result, "scipy", "scikit-learn")
+    if options.figure is not None:
+        draw(cases, predicted, options.figure)
+
+
+if __name__ == "__main__":
+    main()
