@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from giveaway.curvature.choice import Auto, Dense, Sketch, choose
+from giveaway.curvature.losses import Loss, loss_named
 from giveaway.curvature.sketch import probes_at_once
 from giveaway.linalg.precision import precision_named
 from giveaway.linalg.processes import ALONE, Processes
@@ -42,16 +43,8 @@ class Workload:
     held_bytes: int = 0  # in memory besides, such as features that are not streamed
 
     @property
-    def softmax(self) -> bool:
-        """Whether the outputs share one curvature matrix of all classes."""
-        return self.loss == "cross_entropy" and self.outputs > 1
-
-    @property
-    def pairs(self) -> int:
-        """How many numbers of W a record has, each of which weighs a product of features."""
-        if self.softmax:
-            return self.outputs * (self.outputs - 1) // 2
-        return 1 if self.loss == "squared" else self.outputs
+    def of_loss(self) -> Loss:
+        return loss_named(self.loss, self.outputs)
 
 
 @dataclass(frozen=True)
@@ -87,7 +80,7 @@ class AuditCost:
     def lines(self) -> list[str]:
         """Return the cost in short lines: a headline, then further facts."""
         work = self.work
-        outputs = _count(work.outputs, "class", "classes") if work.softmax else _count(work.outputs, "output")
+        outputs = _count(work.outputs, "class", "classes") if work.of_loss.coupled else _count(work.outputs, "output")
         size = f"{_count(work.records, 'record')} × {_count(work.features, 'feature')} × {outputs}"
         how = "dense curvature" if work.probes is None else f"sketched curvature, {_count(work.probes, 'probe')}"
         where = "on this GPU" if torch.device(work.device).type == "cuda" else "on this machine"
@@ -133,10 +126,10 @@ def estimate(work: Workload, rate: Rate | None = None) -> AuditCost:
 
 def _dense(work: Workload) -> tuple[dict[str, float], dict[str, float], int, int]:
     """Return the operations that processes share and those of each one, and the bytes of matrices and checkpoint."""
-    n, d, m, pairs = work.records, work.features, work.outputs, work.pairs
-    matrices, size = (1, d * (m - 1)) if work.softmax else (pairs, d)
+    n, d, m, pairs, coupled = work.records, work.features, work.outputs, work.of_loss.pairs, work.of_loss.coupled
+    matrices, size = (1, d * (m - 1)) if coupled else (pairs, d)
     products = float(n * d * (d + 1) * pairs)
-    shared = {"sums": products, "forms": products} | ({"left out": n * m**3 / 3} if work.softmax else {})
+    shared = {"sums": products, "forms": products} | ({"left out": n * m**3 / 3} if coupled else {})
     return shared, {"inverse": float(matrices * size**3)}, 16 * matrices * size**2, 4 * pairs * d * (d + 1)
 
 
@@ -160,7 +153,8 @@ def product_shape(work: Workload) -> tuple[int, int, int]:
         a, b, c = ROWS, d, m * -(-work.probes // work.probe_blocks)
     else:
         # pairs of features against the numbers of W, or features against both: linalg.pairs expands the smaller
-        a, b, c = (d * d // 2, ROWS, work.pairs) if 2 * work.pairs > d else (d, ROWS, work.pairs * d)
+        pairs = work.of_loss.pairs
+        a, b, c = (d * d // 2, ROWS, pairs) if 2 * pairs > d else (d, ROWS, pairs * d)
     most = MATRIX_BYTES[torch.device(work.device).type] // 8
     a = max(1, min(a, most // b))
     return a, b, max(1, min(c, most // max(a, b)))
