@@ -10,6 +10,8 @@ import numpy as np
 from scipy.special import erfinv, gammainccinv, gammaincinv, gammaln, ive, ndtr, ndtri, roots_genlaguerre
 from scipy.stats import ncx2
 
+Pair = tuple[np.ndarray, np.ndarray]
+
 BLOCK = 1 << 15  # elements handled at a time: temporaries stay in the cache
 SMALLEST = 1e-300
 LOWEST = 1e-150  # an α below this counts as 0: squares of its quantiles underflow
@@ -24,7 +26,7 @@ def far_from(q: int) -> float:
     return 50.0 + 5.0 * (2.0 * q) ** 0.25
 
 
-def ball_probability(x: np.ndarray, t: np.ndarray, delta: np.ndarray, q: int) -> tuple[np.ndarray, np.ndarray]:
+def ball_probability(x: np.ndarray, t: np.ndarray, delta: np.ndarray, q: int) -> Pair:
     """Return P(‖δe₁ + Z‖ ≤ x) and its complement to full relative accuracy; t is x − δ, used where δ is far."""
     inside, outside = np.empty_like(x), np.empty_like(x)
     far = delta > far_from(q)
@@ -44,7 +46,7 @@ def ball_density(x: np.ndarray, delta: np.ndarray, q: int) -> np.ndarray:
         return np.exp(log - (q / 2 - 1) * math.log(2) - gammaln(q / 2))
 
 
-def ball_quantile(alpha: np.ndarray, delta: np.ndarray, q: int) -> tuple[np.ndarray, np.ndarray]:
+def ball_quantile(alpha: np.ndarray, delta: np.ndarray, q: int) -> Pair:
     """Return (x, t = x − δ) with P(‖δe₁ + Z‖ ≤ x) = α, by Newton's method from below: log P is concave in x."""
     level = np.clip(alpha, LOWEST, 1 - 2**-53)
     t = ndtri(level)
@@ -57,7 +59,7 @@ def ball_quantile(alpha: np.ndarray, delta: np.ndarray, q: int) -> tuple[np.ndar
     far = delta > far_from(q)
     near = ~far
 
-    def far_step(t: np.ndarray, delta: np.ndarray, level: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def far_step(t: np.ndarray, delta: np.ndarray, level: np.ndarray) -> Pair:
         inside, slope = np.zeros_like(t), np.full_like(t, SMALLEST)
         for w, weight in _across(q):
             edge, steep = _far_edge(t, delta, w)
@@ -65,7 +67,7 @@ def ball_quantile(alpha: np.ndarray, delta: np.ndarray, q: int) -> tuple[np.ndar
             slope += weight * _normal_density(edge) * steep
         return np.log(level / np.maximum(inside, SMALLEST)) * inside / slope, np.abs(t) + 1
 
-    def near_step(x: np.ndarray, delta: np.ndarray, level: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def near_step(x: np.ndarray, delta: np.ndarray, level: np.ndarray) -> Pair:
         inside = np.maximum(_near_probability(x, delta, q, complement=False)[0], SMALLEST)
         return np.log(level / inside) * inside / np.maximum(ball_density(x, delta, q), SMALLEST), x
 
@@ -80,9 +82,7 @@ def ball_quantile(alpha: np.ndarray, delta: np.ndarray, q: int) -> tuple[np.ndar
     return x, t
 
 
-def dilated_ball(
-    alpha: np.ndarray, delta: np.ndarray, eta: np.ndarray, q: int, *, signed: bool
-) -> tuple[np.ndarray, np.ndarray]:
+def dilated_ball(alpha: np.ndarray, delta: np.ndarray, eta: np.ndarray, q: int, *, signed: bool) -> Pair:
     """Return (power, miss) of the ball that holds α of N(δe₁, I), if the truth is c·N(δe₁, I) with c = 1/(1 + η), about
     the origin or, if `signed`, about c/(1 + c)·δe₁."""
     c = 1 / (1 + eta)
@@ -94,7 +94,7 @@ def dilated_ball(
     return np.maximum(power, alpha), np.minimum(miss, 1 - alpha)
 
 
-def in_blocks(function: Callable[..., tuple[np.ndarray, ...]], *arrays: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def in_blocks(function: Callable[..., tuple[np.ndarray, ...]], *arrays: np.ndarray) -> Pair:
     """Broadcast the arrays and evaluate function(*arrays) → (power, miss) a block of elements at a time, in threads."""
     shape = np.broadcast_shapes(*(a.shape for a in arrays))
     flat = [np.broadcast_to(a, shape).reshape(-1) for a in arrays]
@@ -133,9 +133,7 @@ def log_bessel(z: np.ndarray, q: int) -> np.ndarray:
     return np.where(w < 1e-3, series, bessel)
 
 
-def _rise(
-    step: Callable[..., tuple[np.ndarray, np.ndarray]], x: np.ndarray, delta: np.ndarray, level: np.ndarray
-) -> np.ndarray:
+def _rise(step: Callable[..., Pair], x: np.ndarray, delta: np.ndarray, level: np.ndarray) -> np.ndarray:
     """Run Newton's method on the elements that still move; `step` returns the step and the scale to judge it by."""
     active = np.arange(x.size)
     for _ in range(60):
@@ -147,9 +145,7 @@ def _rise(
     return x
 
 
-def _near_probability(
-    x: np.ndarray, delta: np.ndarray, q: int, *, complement: bool = True
-) -> tuple[np.ndarray, np.ndarray]:
+def _near_probability(x: np.ndarray, delta: np.ndarray, q: int, *, complement: bool = True) -> Pair:
     if q > 1:
         square, noncentrality = x * x, delta * delta
         inside = ncx2.cdf(square, q, noncentrality)
@@ -166,7 +162,7 @@ def _near_probability(
     return inside, ndtr(delta - x) + beyond if complement else inside
 
 
-def _far_probability(t: np.ndarray, delta: np.ndarray, q: int) -> tuple[np.ndarray, np.ndarray]:
+def _far_probability(t: np.ndarray, delta: np.ndarray, q: int) -> Pair:
     inside, outside = np.zeros_like(t), np.zeros_like(t)
     for w, weight in _across(q):
         edge = _far_edge(t, delta, w)[0]
@@ -175,7 +171,7 @@ def _far_probability(t: np.ndarray, delta: np.ndarray, q: int) -> tuple[np.ndarr
     return inside, outside
 
 
-def _far_edge(t: np.ndarray, delta: np.ndarray, w: float) -> tuple[np.ndarray, np.ndarray]:
+def _far_edge(t: np.ndarray, delta: np.ndarray, w: float) -> Pair:
     """Return √((δ + t)² − w) − δ without cancellation, and its slope in t."""
     if w == 0:
         return t, np.ones_like(t)
@@ -201,7 +197,7 @@ def _normal_density(x: np.ndarray) -> np.ndarray:
     return np.exp(-0.5 * x * x) / ROOT_TAU
 
 
-def best_shell(alpha: np.ndarray, delta: np.ndarray, eta: np.ndarray, q: int) -> tuple[np.ndarray, np.ndarray]:
+def best_shell(alpha: np.ndarray, delta: np.ndarray, eta: np.ndarray, q: int) -> Pair:
     """Return (power, miss) at level α of the likelihood-ratio test on the loss, elementwise over 1-D arrays."""
     power, miss = dilated_ball(alpha, delta, eta, q, signed=False)
     most, least = dilated_ball(alpha, delta, eta, q, signed=True)
@@ -240,16 +236,14 @@ def _slope(r: np.ndarray, delta: np.ndarray, eta: np.ndarray, q: int) -> np.ndar
     return pull(1 + eta) - pull(np.ones_like(r)) - eta * (2 + eta) * r
 
 
-def _equal_ends(
-    alpha: np.ndarray, delta: np.ndarray, eta: np.ndarray, x: np.ndarray, q: int
-) -> tuple[np.ndarray, np.ndarray]:
+def _equal_ends(alpha: np.ndarray, delta: np.ndarray, eta: np.ndarray, x: np.ndarray, q: int) -> Pair:
     """Return r₁ and half the width of the interval of probability α with L(r₁) = L(r₂)."""
     start, half, converged = _newton(alpha, delta, eta, x, q)
     rest = np.flatnonzero(~converged)
     if rest.size:
         a, d, e, guess = alpha[rest], delta[rest], eta[rest], 0.5 * x[rest]
 
-        def fall(r: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        def fall(r: np.ndarray) -> Pair:
             """Return L(r₁) − L(r₂), which changes sign once as r₁ grows at a fixed probability, and its slope."""
             end = r + 2 * _half_width(a, r, guess, d, q)
             moves = ball_density(r, d, q) / np.maximum(ball_density(end, d, q), SMALLEST)
@@ -299,7 +293,7 @@ def _newton(
 def _half_width(alpha: np.ndarray, start: np.ndarray, guess: np.ndarray, delta: np.ndarray, q: int) -> np.ndarray:
     """Find w with P(start ≤ r ≤ start + 2w) = α, as far as there is one."""
 
-    def excess(w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def excess(w: np.ndarray) -> Pair:
         inside = np.maximum(_shell(start, w, delta, q), SMALLEST)
         return np.log(inside / alpha), 2 * ball_density(start + 2 * w, delta, q) / inside
 
@@ -338,7 +332,7 @@ def chi_square_nodes(k: float) -> list[tuple[float, float]]:
 
 
 def solve_increasing(
-    function: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]],
+    function: Callable[[np.ndarray], Pair],
     low: np.ndarray,
     high: np.ndarray,
     start: np.ndarray,

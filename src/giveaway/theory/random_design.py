@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from giveaway.checks import check_choice, check_number, fail
-from giveaway.theory.balls import best_shell, chi_square_nodes, dilated_ball, in_blocks
+from giveaway.theory.balls import Pair, best_shell, chi_square_nodes, dilated_ball, in_blocks
 from giveaway.theory.laws import LeverageLaw, LossLaw, ResidualLaw, cell_errors
 from giveaway.theory.tradeoff import TradeOff, in_range, whole
 
@@ -74,7 +74,7 @@ class RandomDesign:
                 return TradeOff(self._mean_threshold, self.shape)
             cells = cell_errors(self.e_out, self.e_in, self.outputs, signed=test == "signed")
 
-            def better(alpha: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            def better(alpha: np.ndarray) -> Pair:
                 # the threshold is open to either attacker, and free of the cells' small loss
                 (power, miss), (least, most) = cells(alpha), self._mean_threshold(alpha)
                 return np.maximum(power, least), np.minimum(miss, most)
@@ -87,7 +87,7 @@ class RandomDesign:
         best = best_shell if test == "optimal" else partial(dilated_ball, signed=test == "signed")
         return TradeOff(lambda alpha: in_blocks(partial(best, q=self.outputs), alpha, delta, eta), self.shape)
 
-    def _mean_threshold(self, alpha: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _mean_threshold(self, alpha: np.ndarray) -> Pair:
         """Put the threshold at level α under the law of ℓ_out; return what it catches and misses under that of ℓ_in."""
         at = self.loss_out.ppf(alpha)
         seen = self.leverage > 0  # without leverage the loss is one number, in and out

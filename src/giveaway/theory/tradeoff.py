@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 from scipy.special import betaincinv, expit, logit, ndtr, ndtri, owens_t
 
 from giveaway.checks import fail
-from giveaway.theory.balls import ball_probability, dilated_ball, in_blocks
+from giveaway.theory.balls import Pair, ball_probability, dilated_ball, in_blocks
 
 NUMBERS_AT_ONCE = 1 << 21
 RATES = "give rates such as 0.01"
@@ -52,7 +52,7 @@ class TradeOff:
     """One trade-off curve, or one for every record: `errors` maps rates α, broadcast against `shape`, to (1 − β, β),
     each exact where it is small; an α below 1e-150 counts as 0. `known_auc` is a closed form."""
 
-    errors: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+    errors: Callable[[np.ndarray], Pair]
     shape: tuple[int, ...] = ()
     known_auc: np.ndarray | None = None
 
@@ -86,7 +86,7 @@ def gaussian(mu: ArrayLike) -> TradeOff:
     """
     shift = in_range("mu", mu, 0, np.inf, "give a separation such as 1")
 
-    def errors(alpha: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def errors(alpha: np.ndarray) -> Pair:
         at = ndtri(alpha) + shift
         return ndtr(at), ndtr(-at)
 
@@ -118,7 +118,7 @@ def best_success(gap: ArrayLike, sd_in: ArrayLike, sd_out: ArrayLike, *, outputs
     np.float64(0.8413)
     """
 
-    def block(d: np.ndarray, c: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def block(d: np.ndarray, c: np.ndarray) -> Pair:
         b = d * c / (1 + c)
         beyond = -2 * outputs * np.log(c) * c**2 / ((1 - c) * (1 + c))
         radius = np.sqrt(b**2 + beyond)
@@ -131,7 +131,7 @@ def best_success(gap: ArrayLike, sd_in: ArrayLike, sd_out: ArrayLike, *, outputs
     return in_blocks(block, *_standardized(gap, sd_in, sd_out))[0][()]
 
 
-def _standardized(gap: ArrayLike, sd_in: ArrayLike, sd_out: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+def _standardized(gap: ArrayLike, sd_in: ArrayLike, sd_out: ArrayLike) -> Pair:
     """Return (δ, c): both distributions in units of sd_out, the gap's sign dropped."""
     separation, inside, outside = np.broadcast_arrays(
         in_range("gap", gap, -np.inf, np.inf, "give mean with − mean without"),
@@ -275,7 +275,7 @@ def _supremum(
 
 def _limits(
     hits: tuple[ArrayLike, ArrayLike], false_alarms: tuple[ArrayLike, ArrayLike], confidence: float, thresholds: int
-) -> tuple[np.ndarray, np.ndarray]:
+) -> Pair:
     """Return the lower limit of the true- and the upper limit of the false-positive rate, jointly at `confidence`."""
     in_range("confidence", confidence, 0, 1, "give a confidence such as 0.95", closed=False)
     tried = whole("thresholds", thresholds, 1, "say how many operating points were tried")
