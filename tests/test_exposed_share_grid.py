@@ -63,8 +63,8 @@ def test_rates_are_those_of_normals():
     found = rates_of(AttackScores("known", scores, members, {}))
     np.testing.assert_allclose(found, [*norm.sf(norm.isf([0.001, 0.01]) - 2), norm.cdf(1)], atol=0.006)
     measured = exposed_share_grid.attacked(Signals(scores, members, kind="phi"))
-    assert measured["measured"][0, 3] == pytest.approx(1.0)
-    np.testing.assert_allclose(measured["mean_in"] - measured["mean_out"], 2.0, atol=1.5)
+    assert measured["measured"][0, 3] > 0.99
+    assert (measured["mean_in"] - measured["mean_out"]).mean() == pytest.approx(2.0, abs=0.02)
 
 
 @pytest.mark.slow
