@@ -56,7 +56,8 @@ def signals_named(options: Options, table: ScoreTable, rows: np.ndarray | None, 
     What the audit was made of need not be named again: its estimator and its data are those of its options. With
     `dry_run` there are no signals: only the first model is trained, and what the others would take is said.
     """
-    audited: Mapping[str, Any] = table.meta.provenance.config if table.meta.provenance is not None else {}
+    config = table.meta.provenance.config if table.meta.provenance is not None else {}
+    audited = {name: value for name, value in dict(config).items() if isinstance(value, str)}
     named = [way for way in WAYS if way in options]
     if len(named) > 1:
         given = " and ".join(f"--{way}" for way in named)
