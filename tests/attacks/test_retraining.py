@@ -411,3 +411,11 @@ def test_the_first_model_alone_tells_the_time_and_is_kept(tmp_path):
     assert trained == [model_seed(number, seed=0) for number in range(8)]
     assert signals.models == 8
     assert first_model(training, models=8, folder=tmp_path) == (seconds, 0)
+
+
+def test_labels_may_be_a_column_of_a_table():
+    named = Retraining(LogisticRegression(), FRAME.drop(columns="season"), FRAME["season"])
+    plain = Retraining(LogisticRegression(), FRAME.drop(columns="season"), FRAME["season"].to_numpy())
+    assert named.plan_entries() == plain.plan_entries()
+    other = Retraining(LogisticRegression(), FRAME.drop(columns="season"), FRAME["season"].to_numpy()[::-1])
+    assert named.plan_entries() != other.plan_entries()

@@ -60,7 +60,7 @@ def digest_of(arrays: Mapping[str, Any], options: tuple[Any, ...] = ()) -> str:
     """SHA-256 of named tensors, arrays, lists of strings or tables (None where there is none) and of options."""
     digest = hashlib.sha256(repr(options).encode())
     for name, value in arrays.items():
-        if hasattr(value, "iloc"):
+        if hasattr(value, "iloc") and hasattr(value, "columns"):
             digest.update(f"{name}{value.shape}".encode())
             for place, column in enumerate(value.columns):
                 _add(digest, repr(column), np.asarray(value.iloc[:, place]))
