@@ -81,6 +81,18 @@ def test_known_models_are_predicted(s, t, lift):
     np.testing.assert_allclose(found, truth, rtol=0.2, atol=0.012)
 
 
+@pytest.mark.parametrize(("s", "t", "lift"), [(0.4, 0.3, 0.9), (0.55, 0.5, -0.5), (0.35, 1.0, 0.4)])
+def test_figures_of_known_gaps_are_those_of_the_records_normals(s, t, lift):
+    level = np.linspace(-3, 3, 41)
+    rise = np.sqrt((1 - s * s) * t * t + s * s * t)  # members' scores spread so much, over records and models together
+    found = figures(level, lift + (rise - 1) * level, s)
+    place = norm.ppf((np.arange(4000) + 0.5) / 4000) * np.sqrt(1 - s * s)
+    mean, sd, equal = lift + t * place, np.full(4000, s * np.sqrt(t)), np.full(4000, 1 / 4000)
+    np.testing.assert_allclose(found[:3], pooled_rates(mean, sd, place, np.full(4000, s), equal), rtol=0.03, atol=1e-3)
+    effect = np.abs(mean - place) / np.sqrt((sd**2 + s * s) / 2)
+    assert found[3] == pytest.approx((effect > 1.04).mean(), abs=2e-3)
+
+
 def test_gaps_are_those_of_a_loop_over_records():
     rng = np.random.default_rng(2)
     members, held_out = rng.normal(1.0, 0.5, size=300).round(1), rng.normal(size=250).round(1)
