@@ -15,6 +15,7 @@ ROWS_PER_CHECK = 16_384
 CHECK_BYTES = 2**23  # of an array at a time, if that is fewer rows
 MEMORY = "/proc/meminfo"
 CPU = torch.device("cpu")
+LARGEST = 1e100  # of what is handed over: squares of features times weights must exist
 
 
 class InputError(ValueError):
@@ -60,20 +61,21 @@ def rows_at_a_time(rows: Any) -> int:
 
 
 def check_finite(argument: str, tensor: Any, first: int | torch.Tensor = 0) -> None:
-    """Refuse NaN and infinity, block by block; `first` is the number of the first row, or the numbers of all of
-    them."""
+    """Refuse NaN, infinity and what is beyond LARGEST, block by block; `first` is the number of the first row, or the
+    numbers of all of them."""
     if not tensor.is_floating_point() or getattr(tensor, "checked_when_read", False):
         return
     size = rows_at_a_time(tensor)
     for start in range(0, len(tensor), size):
         block = tensor[start : start + size]
         # the extremes need no copy of the block, which isfinite makes
-        if block.numel() == 0 or bool(torch.isfinite(torch.stack(torch.aminmax(block))).all()):
+        if block.numel() == 0 or bool((torch.stack(torch.aminmax(block)).double().abs() <= LARGEST).all()):
             continue
-        bad = ~torch.isfinite(block).reshape(len(block), -1).all(dim=1)
+        bad = ~(block.double().abs() <= LARGEST).reshape(len(block), -1).all(dim=1)
         at = start + int(bad.nonzero()[0])
         row = first + at if isinstance(first, int) else int(first[at])
-        got = f"NaN or infinity first in row {row} ({int(bad.sum())} such rows in its block of {len(block)})"
+        what = f"numbers beyond {LARGEST:g}" if bool(block.isfinite().all()) else "NaN or infinity"
+        got = f"{what} first in row {row} ({int(bad.sum())} such rows in its block of {len(block)})"
         raise fail(argument, "finite numbers", got, "repair or drop those records")
 
 
@@ -99,6 +101,14 @@ def check_positive(argument: str, value: Any, *, expected: str = "a number above
     number = check_number(argument, value, minimum=0.0, remedy=remedy)
     if number == 0.0:
         raise fail(argument, expected, repr(value), remedy)
+    return number
+
+
+def check_penalty(argument: str, value: Any) -> float:
+    """Return 0 or a number between 1/LARGEST and LARGEST, else refuse it."""
+    number = check_number(argument, value, minimum=0.0, remedy="give the penalty in summed-loss units")
+    if number and not 1 / LARGEST <= number <= LARGEST:
+        raise fail(argument, f"0, or {1 / LARGEST:g} to {LARGEST:g}", f"{number:g}", "rescale the features, or give 0")
     return number
 
 

@@ -149,6 +149,8 @@ def _score_head(
     report = None
     if curvature is not None and curved is not None:
         report = {**curvature.report, "chosen": curved.because, **sketch}
+        if "newton_rounded" in attributes:
+            report["rounded"] = int(attributes["newton_rounded"].sum())
     capped = attributes.get("newton_capped")
     meta = {
         "curvature": report,

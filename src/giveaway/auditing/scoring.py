@@ -35,6 +35,7 @@ SAMPLED_ROWS = 4_096  # from which the error of a sketched column is estimated
 OF_STEP = ("influence", "newton", "loo_gap")  # what solving for a record's own step makes exact
 INGREDIENTS = ("ingredient 0", "ingredient 1", "ingredient 2")  # what theory predicts from
 RESIDUAL, CAPPED, RECORDS, LEVERAGE, ERROR = "residual", "capped", "records", "top leverage", "_error"
+ROUNDED, EXACT_TO = "rounded", 1e-8  # rows whose newton rounding may have changed by more than this of it
 PROBE_PARTS = 4  # disjoint parts of the probes, whose spread tells the error
 REDONE_RESIDUAL = 1e-2  # above it a group stays with its sketch
 REDONE_OPERATIONS = {"cpu": 5e10, "cuda": 5e14}  # that are always worth it
@@ -158,7 +159,7 @@ class Scoring:
         self.curved = [name for name in resolved.of_head if CATALOGUE[name].curvature]
         self.stepped = bool({"newton", "loo_gap"} & set(resolved.of_head))
         self.errors = self.sketch is not None and self.sketch.options.errors
-        names = [*resolved.of_head, RESIDUAL, CAPPED, RECORDS, *(INGREDIENTS if resolved.of_theory else ())]
+        names = [*resolved.of_head, RESIDUAL, CAPPED, ROUNDED, RECORDS, *(INGREDIENTS if resolved.of_theory else ())]
         if self.sketch is not None:
             names += [LEVERAGE, *(name + ERROR for name in self.curved)]
         self._place = {name: at for at, name in enumerate(names)}
@@ -246,6 +247,8 @@ class Scoring:
         attributes["residual"] = self[RESIDUAL]
         if self.stepped:
             attributes["newton_capped"] = self[CAPPED] > 0
+        if self[ROUNDED].any():
+            attributes["newton_rounded"] = self[ROUNDED] > 0
         if self.errors:
             attributes |= {name + ERROR: self[name + ERROR] for name in self.curved}
         return columns, attributes
@@ -260,6 +263,8 @@ class Scoring:
         self[RECORDS][where] = batch.sample_weight.shape[1]
         if self.stepped:
             self[CAPPED][where] = batch.left_out.capped.cpu().numpy()
+            if batch.rounding is not None:
+                self[ROUNDED][where] = (batch.rounding > EXACT_TO).cpu().numpy()
             if self.sketch is not None and batch.left_out.leverage is not None:
                 self[LEVERAGE][where] = batch.left_out.leverage.cpu().numpy()
 

@@ -50,7 +50,8 @@ class MatrixBlocks:
     block : (s, c, s, c, Q), with c = m where outputs are coupled, and c = 1 and Q = m·N where they are separate; it is
         overwritten unless it is `whole`
     curvature : W, with weights (N, s, m)
-    complement : (Q, s, s), a sketch's estimate of I − W^½ B W^½, which it knows better than a difference would tell
+    complement : (Q, R, R), I − W^½ B W^½, where it is known better than a difference would tell
+    error : (N,) about what rounding leaves in an entry of B, where it is known
     spread : (R, R, Q) W^½ B W^½, whose eigenvalues are those of W B and lie in [0, 1]
     sensitivity : (R, R, Q) W B
     logit_sensitivity : (R, R, Q) ∂(outputs)/∂(targets): B, times 2 for squared loss; symmetric unless `uneven`
@@ -65,12 +66,13 @@ class MatrixBlocks:
         *,
         whole: bool = False,
         complement: torch.Tensor | None = None,
+        error: torch.Tensor | None = None,
         rotation: torch.Tensor | None = None,
     ) -> None:
         s, c, _, _, q = block.shape
         m = curvature.weights.shape[2]
         self.per_group = m // c
-        self.loss, self._complement, self._rotation = loss, complement, rotation
+        self.loss, self.complement, self.error, self._rotation = loss, complement, error, rotation
         self._fold, self._unfold, self._size = (s, c, q), (s, m, -1), (s * c, s * c, q)
         self._right = replace(curvature, weights=curvature.weights.permute(1, 2, 0).reshape(self._fold))
         self._left = replace(curvature, weights=self._right.weights[:, :, None, None])
@@ -123,10 +125,10 @@ class MatrixBlocks:
         step = self._folded(v)
         scale = self.weight.sqrt().unsqueeze(1)
         inner = (scale * self._right.root_transposed(self._right.contrast(step, -2), -2)).reshape(self._size[1:])
-        if self._complement is None and self._size[0] == 1:
+        if self.complement is None and self._size[0] == 1:
             solved, capped = inner / (1.0 - self.spread[0].clamp_max(CAP)), self.spread[0, 0] > CAP
         else:
-            complement, safe = self._complement, None
+            complement, safe = self.complement, None
             if complement is None:
                 complement = torch.eye(len(inner), dtype=v.dtype, device=v.device) - self.spread.permute(2, 0, 1)
                 safe = self.spread.square().sum(dim=(0, 1)) < CAP**2  # λ_max ≤ ‖A‖_F clears most

@@ -7,6 +7,7 @@ from typing import Any
 from giveaway.checks import check_number, check_whole, fail
 from giveaway.curvature.dense import DenseCurvature, dense_bytes
 from giveaway.curvature.sketch import Sketch, SketchedCurvature, budget, probes_at_once
+from giveaway.curvature.wide import WideCurvature, is_wide, wide_bytes
 from giveaway.linalg.precision import precision_named
 from giveaway.linalg.processes import ALONE, HERE, Execution, Processes
 from giveaway.records import Head
@@ -64,7 +65,7 @@ def choose(head: Head, wanted: Any, processes: Processes = ALONE) -> Choice:
         memory = processes.smallest(budget(memory, head)) / 1e9
     if isinstance(wanted, Sketch):
         return Choice(replace(wanted, memory=memory), "asked for")
-    needed, available = dense_bytes(head), budget(memory, head)
+    needed, available = wide_bytes(head) if is_wide(head) else dense_bytes(head), budget(memory, head)
     fits = "fits" if needed <= available else "does not fit"
     because = f"dense takes {needed / 1e9:.3g} GB, which {fits} the budget of {available / 1e9:.3g} GB"
     if needed <= available:
@@ -92,7 +93,7 @@ def compute(
 ) -> Curvature:
     """Compute the chosen curvature; a dense one hands every window of its sums to `on_window`."""
     if choice.sketch is None:
-        return DenseCurvature(head, execution, on_window)
+        return (WideCurvature if is_wide(head) else DenseCurvature)(head, execution, on_window)
     return SketchedCurvature(head, choice.sketch, execution)
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from giveaway.checks import check_memory, fail
+from giveaway.checks import check_memory
 from giveaway.curvature.blocks import Blocks, MatrixBlocks
 from giveaway.curvature.losses import loss_of
-from giveaway.linalg.dense import Inverse, invert
+from giveaway.linalg.dense import EPS, Inverse, invert
 from giveaway.linalg.pairs import PairTiles
 from giveaway.linalg.processes import HERE, Execution
 from giveaway.records import Head
@@ -70,8 +70,6 @@ class DenseCurvature:
         processes.sum_(self.sums.pairs)
         # the mean diagonal of the sums a feature, (inverted matrices, d)
         self.diagonals = torch.cat([tile.diagonal(dim1=0, dim2=1) for _, _, tile in self.sums], dim=1)
-        if not bool(self.diagonals.isfinite().all()):
-            raise fail("features", "numbers whose squares are finite", "larger ones", "rescale the features")
         if self.loss.coupled:
             places = _unpacking(self._r, head.device).diagonal()
             self.diagonals = self.diagonals[places].mean(0, keepdim=True)
@@ -111,13 +109,18 @@ class DenseCurvature:
         those of some groups."""
         x = window.columns() if size == 1 else window.rows().view(-1, size, window.width)
         quadratics = self.forms.forms(x) if size == 1 else self._cross(x)
+        x, matrices = x.T.unsqueeze(1) if size == 1 else x, zip(self.inverses, self.scales, strict=True)
+        sizes = [inverse.norm * (x / scale).square().sum((1, 2)) for inverse, scale in matrices]
+        errors = EPS * torch.stack(sizes).amax(0)
 
         def blocks(groups: slice, probes: slice | None = None) -> Blocks:
             assert probes is None  # a sketch has them
             n, rows = groups.stop - groups.start, window.part(slice(groups.start * size, groups.stop * size))
             outputs = rows.outputs.to(torch.float64).view(n, size, -1)
             block = self._block(quadratics[:, groups] if size == 1 else quadratics[groups], n, size)
-            return MatrixBlocks(block, self.loss.curvature(outputs), rows.weights.view(n, size), self.loss)
+            return MatrixBlocks(
+                block, self.loss.curvature(outputs), rows.weights.view(n, size), self.loss, error=errors[groups]
+            )
 
         return blocks
 

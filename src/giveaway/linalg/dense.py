@@ -26,6 +26,7 @@ class Inverse:
     rank: int
     method: str
     relative_cut: float
+    norm: float
 
     @cached_property
     def full(self) -> torch.Tensor:
@@ -43,16 +44,17 @@ def invert(assemble: Callable[[], torch.Tensor]) -> Inverse:
     matrix = assemble()
     cut = len(matrix) * EPS
     norm = _frobenius(matrix)
-    if norm > 0.0 and _cholesky_inverse_in_place(matrix) and norm * _frobenius(matrix) < 1.0 / cut:
-        return Inverse(matrix, len(matrix), "cholesky", cut)
+    if norm > 0.0 and _cholesky_inverse_in_place(matrix) and norm * (inverse := _frobenius(matrix)) < 1.0 / cut:
+        return Inverse(matrix, len(matrix), "cholesky", cut, inverse)
     del matrix  # before another takes its space
     matrix = assemble()
     values, vectors = torch.linalg.eigh(matrix, UPLO="U")
     rank = int((values > cut * values[-1].clamp_min(0.0)).sum())
     largest = slice(len(values) - rank, None)  # eigenvalues ascend
+    norm = float(values[largest].reciprocal().norm())
     vectors = vectors[:, largest].mul_(values[largest].rsqrt())
     torch.mm(vectors, vectors.T, out=matrix)
-    return Inverse(matrix, rank, "eigenvectors", cut)
+    return Inverse(matrix, rank, "eigenvectors", cut, norm)
 
 
 def _cholesky_inverse_in_place(matrix: torch.Tensor) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from giveaway.checks import as_tensor, check_finite, check_names, check_number, check_shape, fail, rows_at_a_time
+from giveaway.checks import as_tensor, check_finite, check_names, check_penalty, check_shape, fail, rows_at_a_time
 from giveaway.records.examples import check_inputs, check_targets, saveable
 from giveaway.records.rows import LazyRows, LinearRows, StreamedRows, as_float_rows, placed
 from giveaway.records.witnesses import Rows, arrays_of_witnesses, check_logarithms, check_witnesses, witnesses_in
@@ -159,7 +159,7 @@ class Head:
             check_finite("features", features)
             check_finite("outputs", outputs)
         set_field("targets", check_targets(as_tensor("targets", self.targets), outputs, self.loss))
-        set_field("l2", check_number("l2", self.l2, minimum=0.0, remedy="give the penalty in summed-loss units"))
+        set_field("l2", check_penalty("l2", self.l2))
         if black_box:
             for name in ("l2", "weight", "bias"):
                 if (value := getattr(self, name)) is not None and (name != "l2" or value > 0):

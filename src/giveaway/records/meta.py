@@ -60,6 +60,7 @@ class CurvatureReport(Section):
     rank_relative_cut: float | None = None
     inverse: str | None = None
     dead_features: int | None = None
+    rounded: int | None = None
     probes: int | None = None
     probes_at_once: int | None = None
     seed: int | None = None

@@ -203,6 +203,11 @@ def notes(table: ScoreTable, *, shared: bool = False) -> list[str]:
     if curvature is not None and "eigenvectors" in (curvature.inverse or ""):
         where = "" if shared else " (rank and cut below)"
         said.append(f"The curvature is singular; its pseudo-inverse was used{where}.")
+    if curvature is not None and curvature.rounded:
+        rows = told(curvature.rounded)
+        said.append(
+            f"Rows whose newton may have lost digits to rounding, beyond 1e-8 of it: {rows}. A larger l2 helps."
+        )
     if curvature is not None and curvature.kind == "sketch":
         said.append(_about_sketch(curvature, told))
     if meta.depths:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from giveaway.curvature.blocks import Blocks, LeaveOutStep
+from giveaway.curvature.blocks import Blocks, FactoredBlocks, LeaveOutStep
 from giveaway.curvature.losses import Loss
 from giveaway.curvature.sketch import ExactSteps
 
@@ -56,6 +56,16 @@ class ScoreBatch:
         drift = self.make_drift()
         left_out = self.blocks.leave_out(self.image - drift)
         return left_out._replace(step=left_out.step + drift)
+
+    @cached_property
+    def rounding(self) -> torch.Tensor | None:
+        """About how much of `newton`, relatively, rounding may have changed (N,); None of a sketch."""
+        if isinstance(self.blocks, FactoredBlocks) or self.blocks.error is None:
+            return None
+        first, last = influence(self), newton(self)
+        squares = (self.sample_weight.unsqueeze(-1) * self.gradient.square()).sum((1, 2))
+        grown = 1.0 if self.blocks.complement is not None else (last / first).nan_to_num(1.0)
+        return (self.blocks.error * squares / first).nan_to_num(0.0) * grown
 
 
 def loss(batch: ScoreBatch) -> torch.Tensor:

@@ -1,0 +1,122 @@
+"""Exact curvature of a penalized head with no more records than features, by orthogonal factors of the records.
+
+Leverages lie near 1 there, and what leaving a record out divides by, 1 − h, would lose its digits as a difference. With
+A the rows W_j^½ (x_j ⊗ I)ᵀ, let [A; √λ I] = Q R. Its upper rows are A = Q₁ R, and U is what an orthogonal basis has
+beside Q₁: I − A H⁻¹ Aᵀ = U Uᵀ, and B = Y Yᵀ with Y = X R⁻¹. Nothing is subtracted. Features enter by their coordinates
+in the span of the records.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from giveaway.checks import check_memory
+from giveaway.curvature.blocks import Blocks, MatrixBlocks
+from giveaway.curvature.dense import ARRAY_BYTES, GPU_ARRAY_BYTES, MOST_ROWS, DenseCurvature
+from giveaway.curvature.losses import loss_of
+from giveaway.linalg.dense import EPS
+from giveaway.linalg.processes import HERE, Execution
+from giveaway.records import Head
+from giveaway.records.head import Window
+
+
+def is_wide(head: Head) -> bool:
+    """Whether there is a penalty, and at least as many features as records."""
+    return head.l2 > 0 and head.features.shape[1] >= head.n
+
+
+def wide_bytes(head: Head) -> int:
+    """What the features and the factors take."""
+    rows = head.n * (head.m if loss_of(head).coupled else 1)
+    return 8 * (3 * head.n * head.width + (8 + 3 * head.n * head.m // rows) * rows**2)
+
+
+class WideCurvature(DenseCurvature):
+    """As `DenseCurvature`, of a head that `is_wide`."""
+
+    taken_up = False
+
+    def __init__(
+        self, head: Head, execution: Execution = HERE, on_window: Callable[[Window], Any] = lambda window: None
+    ) -> None:
+        self.loss, remedy = loss_of(head), "take curvature=Sketch(), or a machine with more memory"
+        got = f"{head.n} records of {head.width} features"
+        check_memory("head", wide_bytes(head), what="a dense curvature", got=got, remedy=remedy, device=head.device)
+        self.size = head.width * self.loss.degrees
+        self.array_bytes = GPU_ARRAY_BYTES if head.device.type == "cuda" else ARRAY_BYTES
+        x = torch.zeros(head.n, head.width, dtype=torch.float64, device=head.device)
+        outputs, weight = x.new_zeros(head.n, 1, head.m), x.new_zeros(head.n, 1, 1)
+        for part in execution.processes.share(list(head.slices(MOST_ROWS))):
+            window = head.window(part)
+            x[part], outputs[part, 0], weight[part, 0, 0] = window.rows(), window.outputs.to(x), window.weights
+            on_window(window)
+            execution.on_rows(len(window))
+        for tensor in (x, outputs, weight):
+            execution.processes.sum_(tensor)
+        self._dead = int((x == 0).all(0).sum())
+        penalized = head.width - int(head.intercept and not head.penalize_intercept)  # the columns in front
+        self._basis, coordinates = torch.linalg.qr(x[:, :penalized].T)
+        self.x = torch.cat([coordinates.T, x[:, penalized:]], 1)
+        self.penalized = torch.cat([x.new_ones(head.n), x.new_zeros(head.width - penalized)])
+        # the outputs that the loss sees of a matrix (c, r), and Sᵀ of them for every matrix (n, c, r)
+        self._seen, curvature = x.new_ones(1, 1), self.loss.curvature(outputs)
+        if self.loss.coupled:
+            self._seen = self.loss.basis().to(x)
+            contrast = curvature.contrast(self._seen.T.expand(head.n, -1, -1), -1)
+            self._roots = [curvature.root_transposed(contrast, -1).mT * weight.sqrt()]
+        else:
+            self._roots = list((weight * curvature.weights).sqrt().split(1, 2))[: 1 if self.loss.shared else None]
+        self._factor(head.l2)
+
+    def _factor(self, l2: float) -> None:
+        self.l2, size = l2, self.x.shape[1] * self._seen.shape[1]
+        each = torch.einsum("nd,cr->ncdr", self.x, self._seen).reshape(-1, size)
+        penalty = torch.diag((l2 * self.penalized).sqrt().repeat_interleave(self._seen.shape[1]))
+        self.factors, self.y, self.u, self.norm = [], [], [], 0.0
+        for root in self._roots:
+            a = torch.einsum("nd,ncr->ncdr", self.x, root).reshape(-1, size)
+            reflectors, scales = torch.geqrf(torch.cat([a, penalty]))
+            beside = torch.diag(a.new_ones(len(reflectors)))[:, size:]
+            self.u.append(torch.ormqr(reflectors, scales, beside)[: len(a)].reshape(len(self.x), -1, len(a)))
+            self.factors.append(factor := reflectors[:size].triu())
+            idle = factor.diagonal() == 0  # a bias without any curvature
+            factor.diagonal()[idle] = 1.0
+            inverse = torch.linalg.solve_triangular(factor, torch.diag((~idle).to(a)), upper=True)
+            self.norm = max(self.norm, float(inverse.norm()))
+            self.y.append((each @ inverse).view(len(self.x), -1, size))
+
+    @property
+    def report(self) -> dict[str, Any]:
+        told = {"curvature": "dense", "parameters": self.size, "rank": self.size, "inverse": "orthogonal"}
+        return told | {"dead_features": self._dead, "l2": self.l2}
+
+    def group_bytes(self, s: int) -> int:
+        return 8 * s * len(self._seen) * max(s * self.loss.m, 2 * self.u[0].shape[2])
+
+    def window_blocks(self, window: Window, size: int = 1) -> Callable[[slice, slice | None], Blocks]:
+        def blocks(groups: slice, probes: slice | None = None) -> Blocks:
+            n, rows = groups.stop - groups.start, window.part(slice(groups.start * size, groups.stop * size))
+
+            def gram(factors: list[torch.Tensor]) -> torch.Tensor:
+                """F Fᵀ of every group (Q, R, R)."""
+                own = torch.stack([one[rows.numbers].reshape(n, size * len(self._seen), -1) for one in factors])
+                return (own @ own.mT).expand(self.loss.m // len(self._seen), -1, -1, -1).flatten(0, 1)
+
+            block = gram(self.y).permute(1, 2, 0).reshape(size, len(self._seen), size, len(self._seen), -1)
+            curvature = self.loss.curvature(rows.outputs.to(torch.float64).view(n, size, -1))
+            error = (EPS * self.norm) ** 2 * self.x[rows.numbers].square().sum(1).view(n, size).sum(1)
+            weight = rows.weights.view(n, size)
+            return MatrixBlocks(block, curvature, weight, self.loss, complement=gram(self.u), error=error)
+
+        return blocks
+
+    def solve(self, v: torch.Tensor) -> torch.Tensor:
+        d, n = self._basis.shape
+        inside = torch.cat([self._basis.T @ v[:d], v[d:]])
+        columns = inside @ self._seen if self.loss.coupled else inside
+        parts = [columns.reshape(-1, 1)] if self.loss.coupled else columns.chunk(len(self.factors), 1)
+        solved = [torch.cholesky_solve(part, r, upper=True) for part, r in zip(parts, self.factors, strict=True)]
+        within = solved[0].view(columns.shape) @ self._seen.T if self.loss.coupled else torch.cat(solved, 1)
+        outside = (v[:d] - self._basis @ inside[:n]) / self.l2
+        return torch.cat([self._basis @ within[:n] + outside, within[n:]])
