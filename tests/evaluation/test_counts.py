@@ -17,7 +17,7 @@ from giveaway.attacks.lira import lira_within
 from giveaway.evaluation import defensible_count, effect_sizes, success_rate
 from giveaway.evaluation.boundary import Coins, _quantiles
 from giveaway.evaluation.counts import _surely, benjamini_hochberg
-from giveaway.evaluation.shapes import Shape, pooled_shape
+from giveaway.evaluation.shapes import Shape, pooled_shapes
 from giveaway.records import Signals
 from tests.conftest import refused
 from tests.evaluation.test_attack_success import measured, simulated
@@ -37,7 +37,12 @@ def drawn(effect, models, *, seed=0, share=0.5, ratio=1.0, shapes=("normal", "no
 
 
 @pytest.mark.parametrize(
-    ("name", "least"), [("cifar10", {16: 25, 32: 33, 64: 40}), ("bloodmnist", {16: 3, 32: 5, 64: 8})]
+    ("name", "least"),
+    [
+        ("cifar10", {16: 25}),
+        pytest.param("cifar10", {16: 25, 32: 33, 64: 40}, marks=pytest.mark.slow),
+        pytest.param("bloodmnist", {16: 3, 32: 5, 64: 8}, marks=pytest.mark.slow),
+    ],
 )
 def test_enough_is_flagged_on_measured_signals_with_few_false_discoveries(shared, name, least):
     signals, _ = measured(shared, name)
@@ -86,7 +91,7 @@ def test_false_discoveries_stay_below_their_rate_where_variances_differ(share, r
 def test_power_is_as_said_and_grows_with_the_models():
     rare = np.where(np.arange(1000) < 10, 8.0, 0.0)
     powers = []
-    for models in (8, 16, 32, 64, 128):
+    for models in (8, 24, 128):
         count = defensible_count(drawn(rare, models))
         powers.append(count.power)
         assert not count.flagged[10:].any()
@@ -103,7 +108,7 @@ def test_power_is_as_said_and_grows_with_the_models():
 def test_membership_that_says_nothing_is_never_flagged(shared):
     signals, _ = measured(shared, "cifar10")
     some = signals.of_models(slice(0, 32)).of_records(slice(0, 250))
-    for seed in range(5):
+    for seed in range(2):
         members = np.random.default_rng(seed).permuted(some.members, axis=0)
         count = defensible_count(Signals(some.values[..., 0], members, "phi"))
         assert not count.flagged.any()
@@ -192,11 +197,37 @@ def test_coin_test_holds_its_level_for_every_pair_of_coins_at_the_boundary(n_in,
 def test_shape_is_recovered_from_small_samples(shape, models):
     phi = shape.draw((models, 40_000), np.random.default_rng(5)) * 3 + 1
     z = (phi - phi.mean(axis=0)) / phi.std(axis=0)
-    found = pooled_shape((z**3).mean(), (z**4).mean(), models)
-    assert found.skewness == pytest.approx(shape.skewness, abs=0.6 / np.sqrt(models))
-    assert found.tails == pytest.approx(shape.tails, abs=0.06)
+    low, high, between = pooled_shapes((z**3).mean(axis=0), (z**4).mean(axis=0), models)
+    assert between < 0.1
+    assert 0.5 * (low.skewness + high.skewness) == pytest.approx(shape.skewness, abs=0.6 / np.sqrt(models))
+    assert low.tails == pytest.approx(shape.tails, abs=0.06)
     assert phi.mean() == pytest.approx(1, abs=0.05)
     assert phi.std() == pytest.approx(3, rel=0.05)
+
+
+def test_shapes_of_records_that_differ_are_told_apart_from_chance():
+    rng = np.random.default_rng(0)
+    phi = np.concatenate([Shape(skewness, 0.0).draw((20, 5000), rng) for skewness in (-2.0, 2.0)], axis=1)
+    z = (phi - phi.mean(axis=0)) / phi.std(axis=0)
+    low, high, between = pooled_shapes((z**3).mean(axis=0), (z**4).mean(axis=0), 20)
+    means = [(z**3).mean(axis=0)[rows].mean() for rows in (slice(5000), slice(5000, None))]
+    assert between == pytest.approx((means[1] - means[0]) / 2, rel=0.03)
+    assert (low.skewness, high.skewness, low.tails) == pytest.approx((-2, 2, 0), abs=0.2)
+
+
+@pytest.mark.slow
+def test_false_discoveries_stay_below_their_rate_where_shapes_differ():
+    """Half of the records at the boundary have their long tails toward each other, half away from each other."""
+    effect = np.where(np.arange(3000) < 900, 4.0, EFFECT)
+    kinds = [
+        drawn(effect, 64, seed=seed, shapes=shapes) for seed, shapes in ((0, ("left", "right")), (0, ("right", "left")))
+    ]
+    phi = kinds[0].values[..., 0].copy()
+    phi[:, ::2] = kinds[1].values[:, ::2, 0]
+    count = defensible_count(Signals(phi, kinds[0].members, "phi"))
+    assert count.flagged[:900].mean() > 0.95
+    assert count.flagged[900:].sum() <= 0.065 * count.flagged.sum()
+    assert count.at_least <= 900
 
 
 def test_benjamini_hochberg_by_hand():
@@ -217,7 +248,7 @@ def test_lower_bound_by_hand():
     assert _surely(np.full(2, 1e-9), 10, 0.05) == 0
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     models=st.integers(6, 20),
     records=st.integers(1, 30),

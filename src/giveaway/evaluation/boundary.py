@@ -22,11 +22,11 @@ import numpy as np
 from scipy.stats import binom, nct, norm
 
 from giveaway.attacks.lira import moments, scores_within
-from giveaway.evaluation.shapes import pooled_shape
+from giveaway.evaluation.shapes import Shape, pooled_shapes
 from giveaway.records import Signals
 
-NUMBERS = 4_000_000  # φ of the drawn records
-FEWEST, MOST = 10_000, 60_000  # drawn records
+NUMBERS = 2_500_000  # φ of the drawn records
+FEWEST, MOST = 20_000, 40_000  # drawn records
 ENOUGH = 500  # drawn records for a class of its own
 PAIRS = 129  # of coins at a boundary
 LEVELS = np.array([0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005])
@@ -114,7 +114,7 @@ class Boundary:
 
     def power(self, threshold: float) -> float:
         """Return the share of drawn records with a p-value up to the threshold where δ is twice `effect`."""
-        some = slice(FEWEST)
+        some = slice(FEWEST // 2)
         gap = (self.gap + 2 * self.effect * self.scale)[some]
         p_values = self.p_values(self.count[:, some], self.variance[:, some], gap)
         return float((p_values <= threshold).mean())
@@ -127,16 +127,33 @@ def draw_boundary(sides: Sides, effect: float, *, seed: int = 0) -> Boundary:
     picked = generator.choice(np.flatnonzero(~sides.two_valued), size)
     count, true = sides.count[:, picked], sides.variance[:, picked]
     mean, variance = np.zeros(true.shape), np.zeros(true.shape)
-    for side in np.flatnonzero(true.any(axis=1)):
-        varied = (sides.variance[side] > 0) & ~sides.two_valued
-        typical = round(float(sides.count[side, varied].mean()))
-        shape = pooled_shape(sides.skewness[side, varied].mean(), sides.kurtosis[side, varied].mean(), typical)
+    shapes = [_shapes(sides, side) for side in range(2)]
+    skewed = _more_skewed(sides, shapes[0][2] * shapes[1][2], size, generator)
+    for side, (low, high, _) in enumerate(shapes):
         models = np.arange(count[side].max())[:, None] < count[side]
-        phi = shape.draw(models.shape, generator) * np.sqrt(true[side])
-        of_side = moments(phi[:, :, None], models)
+        phi = np.empty(models.shape)
+        for shape, some in ((low, ~skewed[side]), (high, skewed[side])):
+            phi[:, some] = shape.draw((len(phi), int(some.sum())), generator)
+        of_side = moments((phi * np.sqrt(true[side]))[:, :, None], models)
         mean[side] = of_side.mean[:, 0]
         variance[side] = of_side.variance[:, 0] * count[side] / (count[side] - 1)
     return Boundary(effect, count, variance, mean[0] - mean[1], np.sqrt(true.mean(axis=0)))
+
+
+def _shapes(sides: Sides, side: int) -> tuple[Shape, Shape, float]:
+    varied = (sides.variance[side] > 0) & ~sides.two_valued
+    if not varied.any():
+        return Shape(0.0, 0.0), Shape(0.0, 0.0), 0.0
+    typical = round(float(sides.count[side, varied].mean()))
+    return pooled_shapes(sides.skewness[side, varied], sides.kurtosis[side, varied], typical)
+
+
+def _more_skewed(sides: Sides, between: float, size: int, generator: np.random.Generator) -> np.ndarray:
+    """Say which drawn records (2, n) have the larger skewness on a side, as often on both as the real ones have."""
+    varied = (sides.variance > 0).all(axis=0) & ~sides.two_valued
+    together = np.cov(sides.skewness[:, varied])[0, 1] / between if between > 0 and varied.sum() > 1 else 0.0
+    inside = generator.random(size) < 0.5
+    return np.stack([inside, inside == (generator.random(size) < 0.5 * (1 + np.clip(together, -1, 1)))])
 
 
 @dataclass(frozen=True)
@@ -202,8 +219,8 @@ def _quantiles(count: np.ndarray, variance: np.ndarray, gap: np.ndarray, effect:
 
 
 def _reading(drawn: np.ndarray, quantiles: np.ndarray) -> np.ndarray:
-    """Say which normal quantiles of the drawn records those of the noncentral t are, one standard error cautious."""
-    cautious = LEVELS - np.sqrt(LEVELS * (1 - LEVELS) / len(drawn))
+    """Say which normal quantiles of the drawn records those of the noncentral t are, two standard errors cautious."""
+    cautious = LEVELS - 2 * np.sqrt(LEVELS * (1 - LEVELS) / len(drawn))
     knots, known = np.quantile(drawn, 1 - cautious), norm.isf(LEVELS)
     slopes = np.diff(known) / np.maximum(np.diff(knots), TINY)
     beyond = known[-1] + 0.75 * slopes[-3:].min() * (quantiles - knots[-1])
