@@ -26,7 +26,7 @@ from giveaway.evaluation.shapes import Shape, pooled_shapes
 from giveaway.records import Signals
 
 NUMBERS = 2_500_000  # φ of the drawn records
-FEWEST, MOST = 20_000, 40_000  # drawn records
+FEWEST, MOST = 20_000, 100_000  # drawn records
 ENOUGH = 500  # drawn records for a class of its own
 PAIRS = 129  # of coins at a boundary
 LEVELS = np.array([0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005])
