@@ -47,7 +47,7 @@ from benchmarks import data as sets
 from benchmarks.dp_sgd import DPTraining, epsilon_of, noise_for, train_dp
 from benchmarks.fused_own_truth import adult, housing_classes, sentences
 from benchmarks.measuring import read_options
-from giveaway.attacks.lira import lira_within
+from giveaway.attacks.lira import FLOOR, lira_within
 from giveaway.attacks.recipes import build_cnn, build_mlp, build_resnet9, signals_of
 from giveaway.attacks.shadow_store import balanced_membership, model_seed
 from giveaway.attacks.stacked import train_stacked
@@ -258,8 +258,8 @@ def attacked(signals: Signals) -> dict[str, np.ndarray]:
     """Attack each model with the others as references; return moments and rates."""
     effect = effect_sizes(signals)
     share = float((effect.effect_size > EFFECT).mean())
-    attacks = {name: lira_within(signals, variance=name) for name in ("per_record", "global_residual")}
-    own = attacks["per_record"]
+    own = lira_within(signals)
+    attacks = (own, one_variance(signals))
     single = [
         rates_of(AttackScores("lira", own.scores[row : row + 1], own.members[row : row + 1], own.options))
         for row in range(signals.models)
@@ -270,9 +270,23 @@ def attacked(signals: Signals) -> dict[str, np.ndarray]:
         "deviation_in": effect.deviation_in.astype(np.float32),
         "deviation_out": effect.deviation_out.astype(np.float32),
         "success": ((own.scores > 0) == own.members).mean(0).astype(np.float32),
-        "measured": np.array([[*rates_of(attack), share] for attack in attacks.values()]),
+        "measured": np.array([[*rates_of(attack), share] for attack in attacks]),
         "by_model": np.array(single),
     }
+
+
+def one_variance(signals: Signals) -> AttackScores:
+    """LiRA with one variance for all records on either side: each model by means of the others, and by variances around
+    the means of all, of which a model is a small part."""
+    phi, members = signals.statistic(slice(None))[:, :, 0], signals.members
+    logs = []
+    for own in (members, ~members):
+        count = own.sum(0)
+        away = phi - (phi * own).sum(0) / count
+        variance = (away[own] ** 2).mean() + FLOOR
+        away = np.where(own, away * count / (count - 1), away)  # from the mean of the others
+        logs.append(-0.5 * away**2 / variance - 0.5 * np.log(variance))
+    return AttackScores("lira", logs[0] - logs[1], members, {"variance": "one"})
 
 
 def rates_of(attack: AttackScores) -> list[float]:
