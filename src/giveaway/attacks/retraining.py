@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from giveaway.checks import check_choice, fail
-from giveaway.extract.model_records import BATCH_SIZE, read_records
+from giveaway.extract.model_records import BATCH_SIZE, ModelRecords, read_records
 from giveaway.extract.sklearn_clones import (
     classifier_outputs,
     data_digest,
@@ -109,6 +110,11 @@ class Retraining:
         while isinstance(last, Pipeline):
             last = last.steps[-1][1]
         return type(last).__name__
+
+    @cached_property
+    def _model_records(self) -> ModelRecords:
+        data = self.X if isinstance(self.X, DataLoader | Dataset) else (self.X, np.zeros(self.known_records()))
+        return read_records(data, torch.device("cpu"), torch.float32)
 
     def known_records(self) -> int:
         """Return how many records there are; refuse where that, or what outputs are held against, is not known."""
@@ -204,7 +210,7 @@ class Retraining:
             remedy = "pass X (--data on the command line), or return its outputs on all records"
             raise fail("X", "the records that the returned model is asked about", got, remedy)
         if isinstance(made, nn.Module):
-            return _module_outputs(made, self.X, self.records)
+            return _module_outputs(made, self._model_records)
         if self.labels is None:
             return made.predict(self.X)
         classes = np.arange(self.labels.max() + 1) if self.classes is None else self.classes
@@ -259,14 +265,13 @@ class Retraining:
         set_field(self, "labels", labels.astype(np.int64))
 
 
-def _module_outputs(module: nn.Module, X: Any, n: int | None) -> torch.Tensor:
+def _module_outputs(module: nn.Module, records: ModelRecords) -> torch.Tensor:
     parameter = next(module.parameters(), torch.empty(0))
-    data = X if isinstance(X, DataLoader | Dataset) else (X, np.zeros(n or 0))
-    records = read_records(data, parameter.device, parameter.dtype)
+    placed = replace(records, device=parameter.device, dtype=parameter.dtype)
     module.eval()
     said = []
     with torch.inference_mode():
-        for _, batch in records.batches(BATCH_SIZE):
+        for _, batch in placed.batches(BATCH_SIZE):
             outputs = module(*batch.arguments, **batch.keywords)
             said.append(getattr(outputs, "logits", outputs).float().cpu())
     return torch.cat(said)

@@ -101,8 +101,8 @@ def _by_recipe(
 ) -> Shadows:
     name = check_choice("recipe", options["recipe"], RECIPES)
     X, y = _data(options, audited, table, say)
-    if isinstance(X, DataLoader | Dataset) or X is None or y is None:
-        raise fail("data", "a function that returns (X, y) beside --recipe", type(X).__name__, "return both")
+    if X is None:
+        raise fail("data", "records as numbers beside --recipe", "none", "name a function that returns (X, y)")
     labels = np.asarray(y)
     check_records(table, labels if labels.dtype.kind in "iu" else None, len(labels), rows, "data")
     device = device_named(options.get("device")) or torch.device("cpu")
@@ -147,10 +147,13 @@ def _data(options: Options, audited: Mapping[str, Any], table: ScoreTable, say: 
         data = call_factory("data", name)
         if isinstance(data, tuple) and len(data) == 2:
             return data
-        if not isinstance(data, DataLoader | Dataset) or "estimator" in options:
-            raise fail("data", "a function that returns (X, y)", type(data).__name__, "return both")
-        known = "class" in table.attributes
-        return data, None if known else read_records(data, torch.device("cpu"), torch.float32).targets.numpy()
+        if not isinstance(data, DataLoader | Dataset):
+            raise fail("data", "a function that returns (X, y) or a Dataset", type(data).__name__, "return both")
+        if "train" in options and "class" in table.attributes:
+            return data, None
+        records = read_records(data, torch.device("cpu"), torch.float32)
+        X = data if "train" in options else records.arguments[0].numpy() if records.arguments else None
+        return X, records.targets.numpy()
     if "features" in audited and ("train" not in options or table.meta.loss == "squared"):
         head, _ = from_file(audited["features"])
         return head.features if head.linear else None, head.targets.numpy()
