@@ -13,6 +13,7 @@ import pytest
 from hypothesis import settings
 
 from giveaway import Head
+from giveaway.auditing.store import AuditFolder
 from giveaway.checks import InputError
 from giveaway.cli import main
 from giveaway.reporting.maps import Maps
@@ -115,6 +116,12 @@ KINDS = {
     "soft_labels": ("cross_entropy", 4),
     "multi_label": ("binary_cross_entropy", 3),
 }
+
+
+def save_page(folder: Path, name: str, page: str | bytes) -> Path:
+    """Add a page to an audit folder, as commands do."""
+    with AuditFolder(folder).locked() as place:
+        return place.save({name: page})[0]
 
 
 def refused(words: str, call: Callable[..., object], *arguments: object, **options: object) -> str:

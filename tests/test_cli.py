@@ -549,7 +549,7 @@ def test_a_folder_of_another_audit_is_refused_and_the_difference_printed(giveawa
 
 
 def test_report_and_purge_of_folders_without_an_audit(giveaway, folder):
-    assert one_line(giveaway("report", "nowhere")).startswith("folder: expected an audit folder with scores.npz")
+    assert one_line(giveaway("report", "nowhere")).startswith("folder: expected an audit folder with audit.json")
     assert one_line(giveaway("purge", "nowhere")).startswith("folder: expected an audit folder with audit.json")
 
 
@@ -562,7 +562,7 @@ def test_report_and_purge_of_folders_without_an_audit(giveaway, folder):
         ("giveaway.curvature.choice", "DenseCurvature"),
         ("giveaway.cli.audit_folder", "make_extras"),
         ("giveaway.cli.audit_folder", "render"),
-        ("giveaway.auditing.store", "write_atomically"),
+        ("giveaway.storage.folder", "write_part"),
         ("giveaway.auditing.run", "count_duplicates"),
     ],
 )

@@ -96,7 +96,7 @@ def test_it_writes_a_private_folder_and_prints_a_ranking(done, pictures, file, a
     assert stat.S_IMODE(result.stat().st_mode) == 0o700
     assert {stat.S_IMODE(path.stat().st_mode) for path in result.iterdir()} == {0o600}
     meta = json.loads((result / "audit.json").read_text())
-    assert set(meta["files"]) == FILES
+    assert {*meta["files"], "audit.json"} == FILES
     assert (meta["unit"], meta["rows"], meta["noise"], meta["outputs"]) == ("record", N, 0.2, M)
     assert meta["provenance"]["config"]["kernel"] == "rbf"
     config = tomllib.loads((result / "config.toml").read_text())
@@ -172,7 +172,7 @@ def test_queries_and_the_search_for_them(giveaway, done, file, arrays):
     assert max(np.array(column("result/optimized.csv", "value")) / own) <= 1 + 1e-8
     files = {path.name for path in Path("result").iterdir()}
     assert files == FILES | {"queries.csv", "optimized.csv", "optimized.npz"}
-    assert set(json.loads(Path("result", "audit.json").read_text())["files"]) == files
+    assert {*json.loads(Path("result", "audit.json").read_text())["files"], "audit.json"} == files
     assert {stat.S_IMODE(path.stat().st_mode) for path in Path("result").iterdir()} == {0o600}
     assert giveaway("purge", "result")[:2] == (0, "Removed 9 files\n")
     assert not Path("result").exists()

@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from giveaway import audit
-from giveaway.auditing.store import purge, save_page
+from giveaway.auditing.store import AuditFolder, purge
 from giveaway.checks import InputError
 from giveaway.cli.audit_folder import missing_columns, tell
 from giveaway.cli.follow_up_commands import canaries, compare, gate, weights
@@ -28,7 +28,7 @@ from giveaway.findings.gate import read_rules
 from giveaway.findings.mitigation import NOTE
 from giveaway.findings.mitigation import weights as weights_of
 from giveaway.records import ScoreTable
-from tests.conftest import made_head
+from tests.conftest import made_head, save_page
 
 SECRET = "patient"
 N = 60
@@ -221,16 +221,20 @@ def test_rules_that_cannot_be_judged_leave_no_verdict(folder, tmp_path):
 def test_a_commands_own_gate(folder, tmp_path, capsys):
     found = read_rules(rules(tmp_path))
     measured(folder, 6)
-    tell(folder, None, None, {}, ["no gate"])
+    table = ScoreTable.load(folder)
+    tell(AuditFolder(folder), table, None, None, {}, ["no gate"])
     assert capsys.readouterr().out == "no gate\n"
-    with pytest.raises(SystemExit) as stop:
-        tell(folder, found, json.dumps, {"rows": N}, [])
-    assert stop.value.code == 3
-    said = json.loads(capsys.readouterr().out)
-    assert said == {"rows": N, "gate": json.loads((folder / "gate.json").read_text())}
-    assert said["gate"]["met"] is False
+    with AuditFolder(folder).locked() as place:
+        with pytest.raises(SystemExit) as stop:
+            tell(place, table, found, json.dumps, {"rows": N}, [])
+        assert stop.value.code == 3
+        said = json.loads(capsys.readouterr().out)
+        assert said == {"rows": N, "gate": json.loads((folder / "gate.json").read_text())}
+        assert said["gate"]["met"] is False
     measured(folder, 5)
-    tell(folder, found, None, {}, [])
+    (folder / "scores.npz").write_bytes(b"")  # it is the table in memory that is judged
+    with AuditFolder(folder).locked() as place:
+        tell(place, table, found, None, {}, [])
     assert json.loads((folder / "gate.json").read_text())["met"] is True
 
 

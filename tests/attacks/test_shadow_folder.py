@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from giveaway.attacks.shadow import TrainedModel, collect_shadows
-from giveaway.attacks.shadow_store import ShadowFolder, plan_of_halves, stored_seconds
+from giveaway.attacks.shadow_store import ShadowFolder, ShadowStore, plan_of_halves, stored_seconds
+from giveaway.storage.folder import LOCK
 from tests.attacks.test_shadow import RECORDS, noise_and_membership, plain_loop, run
 from tests.conftest import refused
 
@@ -35,7 +36,6 @@ def test_an_interrupted_run_goes_on(tmp_path):
     left[0] = 3  # exactly the missing ones
     np.testing.assert_array_equal(run(tmp_path, train=train).values[..., 0], plain_loop()[0])
     assert sorted(file.name for file in tmp_path.iterdir()) == [
-        "lock",
         "members.npy",
         "seconds.csv",
         "shadow.json",
@@ -70,7 +70,7 @@ def test_kill_9_and_resume(tmp_path):
     process.wait()
     kept = len(list(folder.glob("model-*.npy")))
     assert 2 <= kept < 20
-    (folder / ".model-000019.npy-abc.part").write_bytes(b"half")
+    (folder / ".giveaway-model-000019.npy-abcdef01.part").write_bytes(b"half")
     trained = []
 
     def train(indices, seed):
@@ -86,23 +86,27 @@ def test_kill_9_and_resume(tmp_path):
 def test_a_kill_while_the_array_is_assembled_loses_nothing(tmp_path, monkeypatch):
     options = {"train": partial(noise_and_membership, rows=RECORDS + 1), "population": 1}
     run(tmp_path, 2, **options)
-    calls = []
-
-    def killed(*arguments):
-        calls.append(arguments)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("giveaway.attacks.shadow_store.write_json", killed)
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path, 6, **options)
-    monkeypatch.undo()
-    assert len(calls) == 1
-    # as if values.npy were the last file written
-    np.save(tmp_path / "population.npy", np.load(tmp_path / "population.npy")[:2])
-    signals = run(tmp_path, 6, **options)
     expected = plain_loop(rows=RECORDS + 1)[0]
-    np.testing.assert_array_equal(signals.values[..., 0], expected[:, :RECORDS])
-    np.testing.assert_array_equal(signals.population[..., 0], expected[:, RECORDS:])
+    rename, names = os.replace, []
+
+    def killed(source, target):
+        names.append(Path(target).name)
+        if names[-1] == at:
+            raise KeyboardInterrupt
+        rename(source, target)
+
+    for at in ("values.npy", "population.npy", "members.npy", "signals.json"):
+        with monkeypatch.context() as patch:
+            patch.setattr("os.replace", killed)
+            patch.setattr(ShadowFolder, "settle", lambda self: None)  # as after a kill
+            with pytest.raises(KeyboardInterrupt):
+                run(tmp_path, 6, **options)
+        assert names[-1] == at
+        signals = run(tmp_path, 6, **options)
+        np.testing.assert_array_equal(signals.values[..., 0], expected[:, :RECORDS])
+        np.testing.assert_array_equal(signals.population[..., 0], expected[:, RECORDS:])
+        ShadowFolder(tmp_path).remove()
+        run(tmp_path, 2, **options)
 
 
 def changed_train(indices, seed):
@@ -134,7 +138,7 @@ def test_another_version_of_giveaway_and_a_second_run_are_refused(tmp_path, monk
     with monkeypatch.context() as patch:
         patch.setattr("giveaway.attacks.shadow_store.VERSION", "99.0")
         refused(r"giveaway was '.*', is '99.0'", run, tmp_path, 4)
-    with open(tmp_path / "lock") as held:
+    with open(tmp_path / LOCK, "w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         refused(r"got .*, in use by another run; wait for that run", run, tmp_path, 4)
     run(tmp_path, 4)
@@ -221,16 +225,74 @@ def test_what_training_wrote_is_removed_and_nothing_else(tmp_path):
     run(folder, 2, **options)
     with pytest.raises(KeyboardInterrupt):
         run(folder, 6, **options, on_model=interrupt)
-    (folder / ".values.npy-abc.part").write_bytes(b"half")
+    (folder / ".giveaway-values.npy-abcdef01.part").write_bytes(b"half")
     mine = {"model-a.npy", "values.npy.bak", "notes.txt", ".notes.txt-abc.part"}
     for name in mine:
         (folder / name).write_text("mine")
     written = {file.name for file in folder.iterdir()} - mine
-    assert {"model-000002.npy", "values.npy", "population.npy", "members.npy", "seconds.csv", "lock"} < written
+    assert {"model-000002.npy", "values.npy", "population.npy", "members.npy", "seconds.csv"} < written
     assert ShadowFolder(folder).marked
-    assert ShadowFolder(folder).remove() == len(written)
+    assert ShadowFolder(folder).remove() == len(written) - 1  # and what was half written
     assert {file.name for file in folder.iterdir()} == mine
     assert not ShadowFolder(folder).marked
     run(tmp_path / "alone", 2)
     ShadowFolder(tmp_path / "alone").remove()
     assert not (tmp_path / "alone").exists()
+
+
+# ------------------------------------------------------------------------------------------------ damage
+
+
+def flipped(file):
+    content = bytearray(file.read_bytes())
+    content[-3] ^= 64
+    file.write_bytes(content)
+
+
+DAMAGES = {
+    "no bytes": lambda file: file.write_bytes(b""),
+    "half of them": lambda file: file.write_bytes(file.read_bytes()[:-7]),
+    "a flipped bit": flipped,
+    "another shape": lambda file: np.save(file, np.zeros((9, 2), dtype=np.load(file).dtype)),
+    "others of its kind": lambda file: np.save(file, 1 - np.load(file).astype(float)),
+    "a link": lambda file: (file.rename(file.parent.parent / "there"), file.symlink_to(file.parent.parent / "there")),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", ["model-000001.npy", "values.npy", "members.npy"])
+def test_a_damaged_file_is_named_and_trained_again_once_it_is_removed(tmp_path, name, damage):
+    folder = tmp_path / "run"
+
+    def interrupt(done, models):
+        raise KeyboardInterrupt if done == 2 else SystemExit
+
+    if name.startswith("model"):
+        with pytest.raises(SystemExit):
+            run(folder, 4, code="1", on_model=interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            run(folder, 4, code="1", on_model=interrupt)
+    else:
+        run(folder, 4, code="1")
+    DAMAGES[damage](folder / name)
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    words = rf"expected {name} as it was written, got .*{name}, damaged or changed since; remove {name}, and run again"
+    refused(words, run, folder, 6, code="1")
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+    (folder / name).unlink()
+    np.testing.assert_array_equal(run(folder, 6, code="1").values[..., 0], plain_loop()[0])
+    np.testing.assert_array_equal(run(folder, 6, code="1").members, plain_loop()[1])
+
+
+def test_single_models_stay_until_the_array_holds_them(tmp_path, monkeypatch):
+    write = ShadowStore._stage
+
+    def other(self, name, rows, count):
+        write(self, name, (row + 1 if name == "values" else row for row in rows), count)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ShadowStore, "_stage", other)
+        refused(r"signals: expected the signals of model-000000.npy in values.npy, got others", run, tmp_path, 4)
+    assert len(list(tmp_path.glob("model-*.npy"))) == 4
+    (tmp_path / "values.npy").unlink()
+    np.testing.assert_array_equal(run(tmp_path, 4).values[..., 0], plain_loop(4)[0])

@@ -18,20 +18,21 @@ import torch
 from giveaway import Head, audit
 from giveaway.attacks import Retraining, train_shadows
 from giveaway.auditing.store import (
+    AuditFolder,
     check_folder,
     fingerprint,
-    list_signals,
     listed_signals,
     provenance,
     pseudonyms,
     purge,
     read_key,
     save_audit,
-    save_page,
+    with_signals,
 )
 from giveaway.records import ScoreTable
 from giveaway.storage import arrays
-from tests.conftest import made_arrays, made_head, refused
+from giveaway.storage.checkpoint import FolderCheckpoint
+from tests.conftest import made_arrays, made_head, refused, save_page
 
 PICTURE = b"\x89PNG\r\n\x1a\n\x00\xff"
 FILES = {"scores.npz", "scores.csv", "report.html", "config.toml", "audit.json"}
@@ -44,8 +45,9 @@ def audited(head: Head, config: dict) -> ScoreTable:
 
 def write_audit(folder: Path, head: Head, config: dict) -> ScoreTable:
     table = audited(head, config)
-    path = check_folder(folder, table.meta.provenance)
-    save_audit(path, {"scores": table}, {"report.html": "<html></html>"}, "l2 = 0.5\n")
+    with AuditFolder(folder).locked(new=True) as place:
+        check_folder(place, table.meta.provenance)
+        save_audit(place, {"scores": table}, {"report.html": "<html></html>"}, "l2 = 0.5\n")
     return table
 
 
@@ -61,7 +63,8 @@ def test_every_file_is_there_private_and_listed(tmp_path):
     table = write_audit(folder, made_head("classes"), {"l2": 0.5})
     assert set(contents(folder)) == FILES
     stored = json.loads((folder / "audit.json").read_text())
-    assert set(stored["files"]) == FILES
+    digests = {name: hashlib.sha256(content).hexdigest() for name, content in contents(folder).items()}
+    assert {**stored["files"], "audit.json": digests["audit.json"]} == digests
     assert stored["options"] == table.meta.options.to_json()
     assert stored["curvature"]["rank"] == 20
     assert stored["provenance"]["config"] == {"l2": 0.5}
@@ -70,7 +73,7 @@ def test_every_file_is_there_private_and_listed(tmp_path):
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
     np.testing.assert_array_equal(ScoreTable.load(folder)["newton"], table["newton"])
-    assert purge(folder) == len(FILES)
+    assert purge(folder) == (len(FILES), [])
     assert not folder.exists()
 
 
@@ -171,24 +174,22 @@ def test_the_same_audit_is_taken_again_and_another_refused_with_the_difference(t
 
 
 def test_folders_that_are_not_the_audit_s(tmp_path):
-    expected = provenance(fingerprint(made_head("classes")), {})
-    foreign = tmp_path / "foreign"
+    head, foreign = made_head("classes"), tmp_path / "foreign"
     foreign.mkdir()
     (foreign / "thesis.txt").write_text("mine")
-    refused(
-        r"out: expected a new, empty or earlier audit folder, got .* with other files", check_folder, foreign, expected
-    )
+    words = r"out: expected a new, empty or earlier audit folder, got .* with other files"
+    refused(words, write_audit, foreign, head, {})
     assert contents(foreign) == {"thesis.txt": b"mine"}
     for text in ("{", "[]", "\udce9"):
         (foreign / "audit.json").write_bytes(text.encode("utf-8", "surrogateescape"))
-        refused(r"out: expected a readable audit\.json", check_folder, foreign, expected)
+        refused(r"out: expected a readable audit\.json", write_audit, foreign, head, {})
 
 
 # ------------------------------------------------------------------------------------------------ interruptions
 
 
 class Interrupted:
-    """Stands in for the rename that ends every write; raises at the k-th."""
+    """Stands in for the rename of files; raises at the k-th."""
 
     def __init__(self, real, at: int, error: type[BaseException]) -> None:
         self.real, self.at, self.error, self.calls = real, at, error, 0
@@ -201,55 +202,67 @@ class Interrupted:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError, MemoryError])
-@pytest.mark.parametrize("at", range(1, 7))
-def test_an_interruption_leaves_nothing(tmp_path, monkeypatch, at, error):
+@pytest.mark.parametrize("at", range(1, 10))
+def test_an_interruption_leaves_all_or_nothing(tmp_path, monkeypatch, at, error):
+    """Four files are staged, audit.json is written, and then the four get their names."""
     folder = tmp_path / "audit"
-    table = audited(made_head("classes"), {})
-    path = check_folder(folder, table.meta.provenance)
     rename = Interrupted(os.replace, at, error)
-    monkeypatch.setattr("os.replace", rename)
-    with pytest.raises(error):
-        save_audit(path, {"scores": table}, {"report.html": "<html></html>"}, "")
-    assert rename.calls == at
-    assert contents(folder) == {}
+    head = made_head("classes")
+    with monkeypatch.context() as patch:
+        patch.setattr("os.replace", rename)
+        with pytest.raises(error):
+            write_audit(folder, head, {})
+    assert rename.calls >= at
+    assert folder.exists() is (at > 5)
+    assert at <= 5 or contents(folder).keys() == FILES
 
 
-@pytest.mark.parametrize("at", [1, 3, 5])
-def test_an_interruption_of_the_same_audit_keeps_the_old_files_whole(tmp_path, monkeypatch, at):
+@pytest.mark.parametrize("at", [1, 3, 5, 6, 9])
+def test_an_interruption_of_the_same_audit_keeps_the_old_files_or_the_new(tmp_path, monkeypatch, at):
     folder = tmp_path / "audit"
     head = made_head("classes")
     write_audit(folder, head, {})
     before = contents(folder)
-    monkeypatch.setattr("os.replace", Interrupted(os.replace, at, KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        write_audit(folder, head, {})
+    with monkeypatch.context() as patch:
+        patch.setattr("os.replace", Interrupted(os.replace, at, KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            write_audit(folder, head, {})
     assert contents(folder).keys() == before.keys()
+    assert (contents(folder) == before) is (at <= 5)
+    stored = [json.loads((folder / "audit.json").read_text()), ScoreTable.load(folder).meta.to_json()]
+    assert stored[0]["provenance"] == stored[1]["provenance"]
     np.testing.assert_array_equal(ScoreTable.load(folder)["newton"], audit(head)["newton"])
-    found, same = json.loads((folder / "audit.json").read_text())["provenance"], provenance(fingerprint(head), {})
-    assert {**found, "audit": None} == {**same.to_json(), "audit": None}
 
 
 def killed_after(at: int, monkeypatch, work, *arguments) -> None:
     """Leave a folder as a process killed at its at-th rename would: no clean-up runs."""
     with monkeypatch.context() as patch:
         patch.setattr("os.replace", Interrupted(os.replace, at, KeyboardInterrupt))
-        patch.setattr(Path, "unlink", lambda *_, **__: None)
+        patch.setattr(AuditFolder, "settle", lambda self: None)
         with pytest.raises(KeyboardInterrupt):
             work(*arguments)
 
 
-@pytest.mark.parametrize("at", [2, 4, 6])
+@pytest.mark.parametrize("at", [2, 4, 6, 8])
 def test_a_killed_run_can_be_purged_or_run_again(tmp_path, monkeypatch, at):
     for name in ("purged", "repeated"):
         killed_after(at, monkeypatch, write_audit, tmp_path / name, made_head("classes"), {})
-    left = contents(tmp_path / "purged")
-    assert json.loads(left["audit.json"])["complete"] is False
-    assert any(name.endswith(".part") for name in left)
-    assert purge(tmp_path / "purged") == len(left)
+    assert any(name.endswith(".part") for name in contents(tmp_path / "purged"))
+    assert purge(tmp_path / "purged") == (len(FILES) if at > 5 else 0, [])
     assert not (tmp_path / "purged").exists()
     write_audit(tmp_path / "repeated", made_head("classes"), {})
-    assert contents(tmp_path / "repeated").keys() >= FILES
-    assert "complete" not in json.loads((tmp_path / "repeated" / "audit.json").read_text())
+    assert contents(tmp_path / "repeated").keys() == FILES
+
+
+def test_two_audits_do_not_share_a_folder(tmp_path):
+    folder, head = tmp_path / "audit", made_head("classes")
+    with AuditFolder(folder).locked(new=True):
+        refused(r"out: expected a folder of its own, got .* in use by another run", write_audit, folder, head, {})
+    write_audit(folder, head, {})
+    with AuditFolder(folder).locked():
+        for use in (purge, AuditFolder(folder).remove):
+            refused("in use by another run", *((use, folder) if use is purge else (use,)))
+    assert contents(folder).keys() == FILES
 
 
 # ------------------------------------------------------------------------------------------------ purge, pages
@@ -259,13 +272,36 @@ def test_purge_leaves_other_files_alone(tmp_path):
     folder = tmp_path / "audit"
     write_audit(folder, made_head("classes"), {})
     (folder / "notes.txt").write_text("mine")
-    marker = json.loads((folder / "audit.json").read_text())
+    stored = (folder / "audit.json").read_text()
     outside = tmp_path / "outside.txt"
     outside.write_text("not the audit's")
-    (folder / "audit.json").write_text(json.dumps({**marker, "files": [*marker["files"], "../outside.txt", ".."]}))
+    files = {**json.loads(stored)["files"], "../outside.txt": hashlib.sha256(outside.read_bytes()).hexdigest()}
+    (folder / "audit.json").write_text(json.dumps({**json.loads(stored), "files": files}))
     purge(folder)
     assert contents(folder) == {"notes.txt": b"mine"}
     assert outside.exists()
+
+
+def test_purge_follows_no_link(tmp_path):
+    victim, folder = tmp_path / "victim", tmp_path / "audit"
+    write_audit(victim, made_head("classes"), {})
+    FolderCheckpoint(victim, {"of": "it"}, resume=False).save("sums", {"x": torch.ones(2)})
+    (victim / "checkpoint" / "mydata-2024.npz").write_bytes(b"mine")
+    shadow_folder(victim / "signals")
+    before = {path: path.read_bytes() for path in victim.rglob("*") if path.is_file()}
+    write_audit(folder, made_head("classes"), {})
+    for name in ("checkpoint", "signals"):
+        (folder / name).symlink_to(victim / name)
+    (tmp_path / "link").symlink_to(victim)
+    refused(r"out: expected a folder, got .*link, a link to one", purge, tmp_path / "link")
+    assert purge(folder) == (len(FILES), [])
+    assert {path.name for path in folder.iterdir()} == {"checkpoint", "signals"}
+    for name in ("checkpoint", "signals"):
+        refused("a link to one", purge, folder / name)
+    refused("a link to one", FolderCheckpoint, folder, {"of": "it"}, resume=True)
+    assert {path: path.read_bytes() for path in victim.rglob("*") if path.is_file()} == before
+    assert purge(victim)[1] == []
+    assert [path.name for path in victim.rglob("*")] == ["checkpoint", "mydata-2024.npz"]
 
 
 def test_purge_of_what_is_no_audit(tmp_path):
@@ -280,11 +316,10 @@ def test_a_page_added_later_is_purged_too(tmp_path):
     assert save_page(folder, "report.html", "first") == folder / "report.html"
     save_page(folder, "report.html", "second")
     assert (folder / "report.html").read_text() == "second"
-    assert json.loads((folder / "audit.json").read_text())["files"].count("report.html") == 1
     picture = save_page(folder, "recall.png", PICTURE)
     assert picture.read_bytes() == PICTURE
     assert stat.S_IMODE(picture.stat().st_mode) == 0o600
-    assert purge(folder) == 5
+    assert purge(folder) == (5, [])
     assert not folder.exists()
 
 
@@ -297,7 +332,7 @@ def test_a_folder_of_shadow_models_is_purged_by_its_own_manifest(tmp_path):
     signals = shadow_folder(tmp_path / "signals")
     (signals / "notes.txt").write_text("mine")
     written = set(contents(signals)) - {"notes.txt"}
-    assert purge(signals) == len(written)
+    assert purge(signals) == (len(written), [])
     assert contents(signals) == {"notes.txt": b"mine"}
     refused(r"folder: expected an audit folder with audit\.json", purge, signals)
 
@@ -310,19 +345,20 @@ def test_the_signals_of_a_validation_are_listed_and_stay(tmp_path, monkeypatch):
     assert listed_signals(folder) == []
     monkeypatch.chdir(tmp_path)
     for named in ("signals", signals, "gone"):
-        list_signals(folder, named)
+        with AuditFolder(folder).locked() as place:
+            place.commit(with_signals(place, named))
     assert json.loads((folder / "audit.json").read_text())["signals"] == [str(signals), str(tmp_path / "gone")]
     assert listed_signals(folder) == [signals]
     save_page(folder, "validation.md", "…")
     write_audit(folder, head, {})  # the same audit once more
     assert listed_signals(folder) == [signals]
-    assert purge(folder) == len(FILES) + 1
+    assert purge(folder) == (len(FILES) + 1, [])
     assert not folder.exists()
     assert contents(signals) == before
     assert listed_signals(folder) == listed_signals(signals) == []
 
 
-@pytest.mark.parametrize("at", [1, 2])
+@pytest.mark.parametrize("at", [1, 2, 3])
 def test_a_page_killed_half_way_is_purged_too(tmp_path, monkeypatch, at):
     folder = tmp_path / "audit"
     audit(made_head("classes"), scores=["loss"]).save(folder)

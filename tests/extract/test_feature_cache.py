@@ -74,8 +74,8 @@ def test_files_are_private_and_listed(tmp_path, model, x, y):
     assert {stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir()} == {0o600}
     marker = json.loads((folder / "cache.json").read_text())
     assert set(marker["files"]) == {f"{name}.npy" for name in ("features", "outputs", "targets", "weight", "bias")}
-    assert (marker["complete"], marker["rows"], marker["layer"]) == (True, N, "fc")
-    assert {file.name for file in folder.iterdir()} == {*marker["files"], "cache.json", "lock"}
+    assert (marker["rows"], marker["layer"]) == (N, "fc")
+    assert {file.name for file in folder.iterdir()} == {*marker["files"], "cache.json"}
 
 
 def test_a_cache_is_a_folder_of_arrays(tmp_path, model, x, y):
@@ -191,15 +191,20 @@ def test_rows_whose_number_is_not_known_beforehand(tmp_path, counted, x, y):
 # ------------------------------------------------------------------------------------------------ half caches
 
 
+def flip(file):
+    content = bytearray(file.read_bytes())
+    content[-3] ^= 4
+    file.write_bytes(content)
+
+
 DAMAGES = {
     "cut features": lambda folder: os.truncate(folder / "features.npy", 200),
     "no outputs": lambda folder: (folder / "outputs.npy").unlink(),
-    "not complete": lambda folder: (folder / "cache.json").write_text(
-        json.dumps(json.loads((folder / "cache.json").read_text()) | {"complete": False})
-    ),
+    "a flipped bit": lambda folder: flip(folder / "features.npy"),
+    "an empty file": lambda folder: (folder / "outputs.npy").write_bytes(b""),
     "files of a killed run": lambda folder: [
-        (folder / "cache.json").write_text(json.dumps({"kind": feature_cache.KIND, "complete": False, "files": {}})),
-        (folder / ".features.npy-12ab34cd.part").write_bytes(b"half"),
+        *(file.unlink() for file in folder.iterdir()),
+        (folder / ".giveaway-features.npy-12ab34cd.part").write_bytes(b"half"),
     ],
 }
 
@@ -234,10 +239,10 @@ def test_a_failing_run_leaves_nothing_behind(tmp_path, x, y):
 
     with pytest.raises(RuntimeError, match="out of luck"):
         from_torch(Fails(), TensorDataset(x, y), batch_size=4, cache=folder)
-    assert [file.name for file in folder.iterdir()] == ["lock"]
+    assert not folder.exists()
     drawn = Records(lambda i: (torch.rand(6), y[i]))
     assert "differ between two passes" in refusal(nn.Linear(6, 3), drawn, cache=folder)
-    assert [file.name for file in folder.iterdir()] == ["lock"]
+    assert not folder.exists()
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
@@ -255,7 +260,7 @@ def test_a_full_disk_is_said_in_one_line(tmp_path, model, x, y, monkeypatch, buf
     monkeypatch.setattr(feature_cache, "NpyWriter", Full)
     words = "cache: expected room for the features, got No space left on device; choose a folder on a larger disk"
     assert refusal(model, TensorDataset(x, y), cache=tmp_path / "cache").startswith(words)
-    assert [file.name for file in (tmp_path / "cache").iterdir()] == ["lock"]
+    assert not (tmp_path / "cache").exists()
 
 
 KILLED = """
@@ -280,10 +285,10 @@ def test_a_killed_run_is_done_again(tmp_path, counted, x, y):
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 9, done.stderr
     left = {file.name for file in folder.iterdir()}
-    assert "cache.json" in left
-    assert "features.npy" not in left
+    assert len(left) == 4
+    assert {name[:9] for name in left} == {".giveaway"}
     assert {stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir()} == {0o600}
-    assert FeatureCache(folder).marked
+    assert FeatureCache(folder).parts()
     assert_is_head_of(from_torch(model, TensorDataset(x, y), cache=folder), model, x)
     assert sum(rows) == N
     assert not list(folder.glob(".*.part"))
@@ -304,9 +309,7 @@ def test_folders_of_something_else_are_refused(tmp_path, model, x, y):
 
 
 def test_two_runs_do_not_share_a_folder(tmp_path, model, x, y):
-    held = FeatureCache(tmp_path / "cache")
-    held.claim()
-    with held.locked():
+    with FeatureCache(tmp_path / "cache").locked(new=True):
         words = refusal(model, TensorDataset(x, y), cache=tmp_path / "cache")
         assert "in use by another run; wait for that run" in words
 
@@ -316,13 +319,13 @@ def test_removal_takes_what_the_cache_wrote_and_nothing_else(tmp_path, model, x,
     from_torch(model, TensorDataset(x, y), cache=folder)
     assert FeatureCache(folder).marked
     (folder / "mine.npy").write_bytes(b"mine")
-    (folder / ".outputs.npy-00ff.part").write_bytes(b"half")
-    assert FeatureCache(folder).remove() == 8
+    (folder / ".giveaway-outputs.npy-00ff00ff.part").write_bytes(b"half")
+    assert FeatureCache(folder).remove() == 6
     assert [file.name for file in folder.iterdir()] == ["mine.npy"]
     assert not FeatureCache(folder).marked
     refused(r"folder: expected a cache folder with cache.json, got .*; name", FeatureCache(folder).remove)
     from_torch(model, TensorDataset(x, y), cache=tmp_path / "other")
-    assert FeatureCache(tmp_path / "other").remove() == 7
+    assert FeatureCache(tmp_path / "other").remove() == 6
     assert not (tmp_path / "other").exists()
 
 

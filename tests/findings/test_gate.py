@@ -18,7 +18,7 @@ from giveaway.checks import InputError
 from giveaway.findings.changes import EXPOSED, LEVEL, prediction_bound
 from giveaway.findings.gate import judge, read_rules
 from giveaway.records import ScoreTable
-from tests.conftest import refused
+from tests.conftest import refused, save_page
 
 TODAY = datetime.date(2026, 5, 4)
 N = 200
@@ -353,7 +353,7 @@ def test_a_waiver_holds_through_its_last_day_and_no_longer(audited):
 
 def test_the_verdict_is_kept_in_the_folder_and_purged_with_it(audited):
     verdict = judged(audited, COUNT + PREDICTED + CHANGE)
-    path = verdict.save(audited / "audit")
+    path = save_page(audited / "audit", "gate.json", json.dumps(verdict.to_json()))
     told = json.loads(path.read_text(encoding="utf-8"))
     assert told["schema"] == "giveaway.gate/1"
     assert (told["met"], told["exit_code"], told["date"]) == (True, 0, "2026-05-04")

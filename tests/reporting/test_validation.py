@@ -22,7 +22,7 @@ def validated(*columns: str) -> dict[str, str | bytes]:
     table = ScoreTable({name: exposure + rng.gamma(1.0, size=300) for name in columns}, ids=np.arange(300), meta={})
     found = validate(signals, table)
     assert dataclasses.is_dataclass(found)
-    return validation_pages(table, found)
+    return validation_pages(table, found, StoredValidation.of(found))
 
 
 def test_words_table_and_pictures_agree():

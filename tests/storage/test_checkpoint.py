@@ -127,7 +127,13 @@ def test_every_rank_has_its_own(tmp_path):
         found = begun(tmp_path, rank=rank, resume=True).load("sums")
         assert found == ({"x": torch.tensor(1)} if rank == 1 else None)
     first = begun(tmp_path, resume=True)
-    assert [file.name for file in first.files()] == ["checkpoint.json", *(f"sums-{rank}.npz" for rank in range(3))]
+    assert sorted(name for work in first.of_all() for name in work.listed()) == [
+        f"sums-{rank}.npz" for rank in range(3)
+    ]
+    assert set(contents(tmp_path)) == {
+        *("checkpoint.json", "checkpoint-1.json", "checkpoint-2.json", "checkpoint-11.json"),
+        *(f"sums-{rank}.npz" for rank in range(3)),
+    }
 
 
 def test_everything_is_private(tmp_path):
@@ -138,8 +144,8 @@ def test_everything_is_private(tmp_path):
     finally:
         os.umask(umask)
     assert stat.S_IMODE((tmp_path / "audit" / "checkpoint").stat().st_mode) == 0o700
-    assert len(kept.files()) == 2
-    for file in kept.files():
+    assert len(contents(tmp_path / "audit")) == 2
+    for file in kept.path.iterdir():
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
@@ -201,7 +207,7 @@ def test_the_other_ranks_begin_beside_the_first(tmp_path):
 
 def test_what_another_run_left_is_not_taken_up(tmp_path):
     begun(tmp_path, rank=1).save("sums", {"x": torch.tensor(1)})
-    (tmp_path / "checkpoint" / "checkpoint.json").unlink()
+    (tmp_path / "checkpoint" / "checkpoint-1.json").unlink()
     assert begun(tmp_path, rank=1).load("sums") is None
     assert begun(tmp_path, rank=1, resume=True).load("sums") is None
     # nor is a file of another audit
@@ -214,7 +220,7 @@ def test_what_another_run_left_is_not_taken_up(tmp_path):
 def test_an_unreadable_beginning_is_refused(tmp_path):
     begun(tmp_path).save("sums", tensors())
     (tmp_path / "checkpoint" / "checkpoint.json").write_text('{"inputs')
-    refused(r"^resume: expected a readable checkpoint.json, got .*; remove it with", begun, tmp_path, resume=True)
+    refused(r"^resume: expected a readable checkpoint.json, got .*; remove the folder ", begun, tmp_path, resume=True)
     refused("an unfinished audit", begun, tmp_path)
 
 
@@ -340,13 +346,12 @@ def test_finishing_and_purging_leave_nothing_of_ours(tmp_path):
     kept, other = begun(tmp_path), begun(tmp_path, rank=1)
     for each in (kept, other):
         each.save("sums", tensors())
-    (tmp_path / "checkpoint" / ".sums-1.npz-abc123.part").write_bytes(b"half")
+    (tmp_path / "checkpoint" / ".giveaway-sums-1.npz-abc12345.part").write_bytes(b"half")
     other.finish()
     assert same(kept.load("sums"), tensors())
     kept.finish()
     kept.finish()
     assert list(tmp_path.iterdir()) == []
-    assert kept.files() == []
     begun(tmp_path).save("sums", tensors())
     (tmp_path / "checkpoint" / "notes.txt").write_text("mine")
     assert UnfinishedWork(tmp_path).remove() == 2

@@ -1,9 +1,8 @@
 """Which shadow models there are, and the folder they are kept in.
 
-A finished model is model-K.npy, written to a temporary name and renamed, until all the models asked for are there.
-Then the rows are copied, one at a time, into values.npy (population.npy), and the files of single models go away. At
-no moment is a finished model held in only half a file, so a killed run goes on where it was. seconds.csv has a line a
-finished model: its number, and how long it took.
+A finished model is model-K.npy until all the models asked for are there. Then the rows are copied, one at a time, into
+values.npy (population.npy), and once these are there and whole the files of single models go away. A killed run goes on
+where it was. seconds.csv has a line a finished model: its number, and how long it took.
 """
 
 from __future__ import annotations
@@ -24,12 +23,13 @@ import numpy as np
 import torch
 
 from giveaway.checks import check_choice, check_whole, fail
-from giveaway.records.signals import ARRAYS, KINDS, MARKER, VECTORS, Signals
+from giveaway.records.signals import KINDS, MARKER, VECTORS, Signals
 from giveaway.storage.arrays import array_digest, write_npy
-from giveaway.storage.files import MarkedFolder, write_atomically, write_json
+from giveaway.storage.files import as_json
+from giveaway.storage.folder import MarkedFolder
 from giveaway.version import VERSION
 
-SECONDS = "seconds.csv"
+SECONDS, ALONE = "seconds.csv", "model-"  # the files of single models begin so
 HALVES, SEEDS = 0, 1  # streams of random numbers that do not meet
 
 
@@ -157,8 +157,7 @@ def summaries(given: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> dict[
 class ShadowFolder(MarkedFolder):
     """A folder that shadow models were trained into."""
 
-    marker, kind, locks = "shadow.json", "shadow folder", True
-    names = "|".join(map(re.escape, (MARKER, SECONDS, *(f"{name}.npy" for name in ARRAYS)))) + r"|model-\d{6,}\.npy"
+    marker, kind, again = "shadow.json", "shadow folder", "run again: what it held is trained anew"
 
 
 class ShadowStore(ShadowFolder):
@@ -173,9 +172,11 @@ class ShadowStore(ShadowFolder):
         self._form: tuple[np.dtype[Any], tuple[int, ...]] | None = None
 
     def finished(self) -> set[int]:
-        """Return the numbers of the models whose signals are stored, asked for or not."""
-        alone = {int(file.stem.split("-")[1]) for file in self.path.glob("model-*.npy")}
-        return alone | set(range(self._assembled()))
+        """Return the numbers of the models whose signals are stored, asked for or not; refuse damaged files."""
+        there = [name for name in self.listed() if name.endswith(".npy") and (self.path / name).exists()]
+        for name in there:
+            self.verified(name)
+        return {int(name[6:-4]) for name in there if name.startswith(ALONE)} | set(range(self._assembled()))
 
     def put(self, number: int, row: np.ndarray, seconds: float) -> str:
         """Store the signals of a finished model, and how long it took; return why they cannot be stored, else ""."""
@@ -186,45 +187,52 @@ class ShadowStore(ShadowFolder):
             expected = f"{self._form[0]} of shape {self._form[1]} as from the other models"
             got = f"{row.dtype} of shape {row.shape}"
             return str(fail("predict", expected, got, "return the same from every model"))
-        # first the seconds: of a model trained again after a kill between the two, the last line counts
-        with open(os.open(self.path / SECONDS, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "w") as stream:
-            stream.write(f"{number},{seconds:.6f}\n")
-        write_atomically(self._file(number), partial(np.save, arr=row, allow_pickle=False))
+        self.stage(self._file(number).name, partial(np.save, arr=row, allow_pickle=False))
+        known_seconds = (self.path / SECONDS).read_text(encoding="utf-8") if (self.path / SECONDS).is_file() else ""
+        self.save({SECONDS: f"{known_seconds}{number},{seconds:.6f}\n"})
         return ""
 
     def signals(self) -> Signals:
         """Return the signals of the plan's models, memory-mapped; every one of them must be finished."""
         if not (self.path / MARKER).is_file() or self._assembled() < self.plan.models:
             self._assemble()
-        return Signals.load(self.path).of_models(slice(self.plan.models))
+        found = Signals.load(self.path)  # which holds every file against its checksum
+        alone = [number for number in range(found.models) if self._file(number).is_file()]
+        for number in alone:
+            if not np.array_equal(self._row(number), self._joined(number)):
+                got, remedy = f"others in {self.path}", "remove values.npy, and run again"
+                raise fail("signals", f"the signals of {self._file(number).name} in values.npy", got, remedy)
+        self.clear({self._file(number).name for number in alone})
+        return found.of_models(slice(self.plan.models))
 
     def _assemble(self) -> None:
         plan, count = self.plan, max(self.plan.models, self._assembled())
-        (self.path / MARKER).unlink(missing_ok=True)
         for name, columns in self._columns.items():
-            self._write(name, (self._row(number)[columns] for number in range(count)), count)
-        self._write("members", (plan.job(number).members for number in range(count)), count)
+            self._stage(name, (self._row(number)[columns] for number in range(count)), count)
+        self._stage("members", (plan.job(number).members for number in range(count)), count)
         labels = {"labels": plan.labels, "population_labels": plan.population_labels if plan.population else None}
         known = {name: array for name, array in labels.items() if array is not None}
         for name, array in known.items():
-            write_atomically(self.path / f"{name}.npy", partial(np.save, arr=array, allow_pickle=False))
-        write_json(self.path / MARKER, {"kind": plan.kind, "arrays": [*self._columns, "members", *known]})
-        for number in range(count):
-            self._file(number).unlink(missing_ok=True)
+            self.stage(f"{name}.npy", partial(np.save, arr=array, allow_pickle=False))
+        stated = {"kind": plan.kind, "arrays": [*self._columns, "members", *known], "files": self.staged}
+        self.save({MARKER: as_json(stated)})
 
-    def _write(self, name: str, rows: Iterator[np.ndarray], count: int) -> None:
+    def _stage(self, name: str, rows: Iterator[np.ndarray], count: int) -> None:
         """Write one .npy of `count` rows, row by row."""
         first = next(rows)
 
         def write(stream: BinaryIO) -> None:
             write_npy(stream, first.dtype, (count, *first.shape), chain([first], rows))
 
-        write_atomically(self.path / f"{name}.npy", write)
+        self.stage(f"{name}.npy", write)
 
     def _row(self, number: int) -> np.ndarray:
         """Return the stored signals of a model on records and population points."""
         if self._file(number).is_file():
             return self._array(self._file(number).stem)
+        return self._joined(number)
+
+    def _joined(self, number: int) -> np.ndarray:
         return np.concatenate([self._array(name)[number] for name in self._columns])
 
     def _assembled(self) -> int:
@@ -235,7 +243,7 @@ class ShadowStore(ShadowFolder):
         return np.load(self.path / f"{name}.npy", mmap_mode="r", allow_pickle=False)
 
     def _file(self, number: int) -> Path:
-        return self.path / f"model-{number:06d}.npy"
+        return self.path / f"{ALONE}{number:06d}.npy"
 
 
 @contextmanager
@@ -246,15 +254,12 @@ def open_store(folder: str | os.PathLike[str] | None, plan: ShadowPlan) -> Itera
     """
     with tempfile.TemporaryDirectory(prefix="giveaway-") if folder is None else nullcontext(folder) as place:
         store = ShadowStore(place, plan)
-        store.claim()
-        with store.locked():
-            for unfinished in store.path.glob(".*.part"):  # what a killed run was writing
-                unfinished.unlink()
+        with store.locked(new=True):
             if store.marked:
                 meaning, remedy = "shadow models of the same plan", "train them in another folder (--signals)"
                 store.check(store.read(), plan.provenance, meaning, remedy)
             else:
-                store.write(plan.provenance)
+                store.commit(plan.provenance)
             yield store
 
 

@@ -4,7 +4,6 @@ import datetime
 import hashlib
 import hmac
 import platform
-import re
 import secrets
 from collections.abc import Mapping
 from importlib import metadata
@@ -18,12 +17,14 @@ from giveaway.checks import fail
 from giveaway.extract.feature_cache import FeatureCache, SharedCache
 from giveaway.records import Head, LossTrace, ScoreTable
 from giveaway.records.meta import Provenance
-from giveaway.records.score_table import MARKER
+from giveaway.records.score_table import TableFolder
+from giveaway.records.signals import SignalsFolder
 from giveaway.records.witnesses import arrays_of_witnesses
 from giveaway.storage.arrays import digest_of
 from giveaway.storage.checkpoint import FOLDER as UNFINISHED
 from giveaway.storage.checkpoint import UnfinishedWork
-from giveaway.storage.files import MarkedFolder, write_atomically, write_text
+from giveaway.storage.files import write_text
+from giveaway.storage.folder import MarkedFolder
 from giveaway.version import VERSION
 
 LETTERS = 16  # hexadecimal digits of a pseudonym: 64 bits
@@ -33,26 +34,16 @@ LEAST_KEY = 16  # bytes
 SIGNALS = "signals"  # in an audit folder, the folder of shadow models that were trained for it
 
 
-class AuditFolder(MarkedFolder):
-    """A folder whose audit.json lists every file in it."""
+class AuditFolder(TableFolder):
+    """The folder of an audit."""
 
-    marker, kind, argument, beside = MARKER, "audit folder", "out", (UNFINISHED,)
+    argument, beside = "out", (UNFINISHED,)
 
-    @property
-    def names(self) -> str:  # type: ignore[override]
-        """The files that audit.json lists; their place is this folder, whatever it says."""
-        return "|".join(re.escape(Path(name).name) for name in self.read("folder").get("files", []))
-
-    def remove(self) -> int:
-        """Remove what audit.json lists, its shadow models and unfinished work; signals that lie elsewhere stay."""
-        removed = UnfinishedWork(self.path).remove()
-        if self.marked and (shadows := ShadowFolder(self.path / SIGNALS)).marked:
-            removed += shadows.remove()
-        if self.marked or not removed:
-            self.read("folder")
-            removed += self.clear()
-        self.remove_if_empty()
-        return removed
+    def inner(self) -> list[MarkedFolder]:
+        """Return its unfinished work and its shadow models; signals that lie elsewhere stay."""
+        unfinished, shadows = UnfinishedWork(self.path), ShadowFolder(self.path / SIGNALS)
+        trained = self.marked and not shadows.path.is_symlink() and (shadows.marked or shadows.parts())
+        return [*([unfinished] if unfinished.of_all() else []), *([shadows] if trained else [])]
 
 
 def fingerprint(head: Head, given: Mapping[str, Any] | None = None, trace: LossTrace | None = None) -> str:
@@ -79,49 +70,25 @@ def provenance(digest: str, config: dict[str, Any], weights: str | None = None) 
     )
 
 
-def check_folder(folder: str | Path, expected: Provenance) -> Path:
-    """Make the folder; refuse one with other files, or with an audit of other inputs or options."""
-    place = AuditFolder(folder)
+def check_folder(place: AuditFolder, expected: Provenance) -> None:
+    """Refuse a folder with an audit of other inputs or options."""
     if place.marked:
         stored = place.read().get("provenance", {})
         same = ("inputs_sha256", "weights_sha256", "config")
         old, new = ({name: one.get(name) for name in same} for one in (stored, expected.to_json()))
         place.check(old, new, "an audit of the same inputs and options", "choose another folder")
-    place.claim()
-    return place.path
 
 
-def save_audit(folder: Path, tables: dict[str, ScoreTable], pages: dict[str, str | bytes], config_toml: str) -> None:
-    """Write every file, audit.json first and again last, so that a killed run can be purged; remove what failed."""
-    place = AuditFolder(folder)
-    files = [f"{name}.{kind}" for name in tables for kind in ("npz", "csv")] + [*pages, "config.toml", MARKER]
+def save_audit(
+    place: AuditFolder, tables: dict[str, ScoreTable], pages: dict[str, str | bytes], config_toml: str
+) -> None:
+    """Write every file, or none; the pages of a validation stay listed."""
     earlier = place.read() if place.marked else {}
-    files += [name for name in earlier.get("files", []) if name not in files]  # a validation's pages stay listed
-    signals = {name: earlier[name] for name in ("signals",) if name in earlier}
+    for name, table in tables.items():
+        table.stage(place, name)
     meta = next(iter(tables.values())).meta.to_json()
-    new = [folder / name for name in files if not (folder / name).exists()]
-    try:
-        if folder / MARKER in new:
-            place.write({"complete": False, "provenance": meta.get("provenance", {}), "files": files})
-        for name, table in tables.items():
-            table.save_columns(folder, name)
-        for name, page in {**pages, "config.toml": config_toml}.items():
-            _write(folder / name, page)
-        place.write({**meta, **signals, "files": files})
-    except BaseException:
-        for path in new:
-            path.unlink(missing_ok=True)
-        raise
-
-
-def save_page(folder: str | Path, name: str, page: str | bytes) -> Path:
-    """Write one more page, text or a picture's bytes, into an audit folder and list it in audit.json."""
-    place = AuditFolder(folder)
-    stored = place.read("folder")
-    if name not in stored.get("files", []):  # listed first, so that purge finds what a killed call leaves
-        place.write({**stored, "files": [*stored.get("files", [MARKER]), name]})
-    _write(place.path / name, page)
-    return place.path / name
+    meta |= {name: earlier[name] for name in ("signals",) if name in earlier}
+    place.save({**pages, "config.toml": config_toml}, meta)
 
 
 def signals_folder(folder: str | Path) -> Path:
@@ -129,13 +96,11 @@ def signals_folder(folder: str | Path) -> Path:
     return Path(folder) / SIGNALS
 
 
-def list_signals(folder: str | Path, signals: str | Path) -> None:
-    """Name in audit.json the signals that the audit was validated with."""
-    place, path = AuditFolder(folder), Path(signals).resolve()
-    named = SIGNALS if path == signals_folder(folder).resolve() else str(path)
-    stored = place.read("folder")
-    if named not in stored.get("signals", []):
-        place.write({**stored, "signals": [*stored.get("signals", []), named]})
+def with_signals(place: AuditFolder, signals: str | Path) -> dict[str, Any]:
+    """Return audit.json with the signals that the audit was validated with named in it."""
+    path, stored = Path(signals).resolve(), place.read("folder")
+    named = SIGNALS if path == signals_folder(place.path).resolve() else str(path)
+    return {**stored, "signals": list(dict.fromkeys([*stored.get("signals", []), named]))}
 
 
 def listed_signals(folder: str | Path) -> list[Path]:
@@ -145,12 +110,12 @@ def listed_signals(folder: str | Path) -> list[Path]:
     return [place.path / name for name in names if (place.path / name).exists()]
 
 
-def purge(folder: str | Path) -> int:
-    """Remove what giveaway wrote into a folder (an audit, shadow models, features); return how many files."""
-    for kind in (AuditFolder, ShadowFolder, FeatureCache, SharedCache):
-        if kind(folder).marked:
-            return kind(folder).remove()
-    return AuditFolder(folder).remove()
+def purge(folder: str | Path) -> tuple[int, list[Path]]:
+    """Remove what giveaway wrote into a folder (an audit, shadow models, features); return how many files, and which
+    stay as they are not what was written."""
+    kinds = [kind(folder) for kind in (AuditFolder, ShadowFolder, SignalsFolder, FeatureCache, SharedCache)]
+    place = next((one for one in kinds if one.marked or one.inner()), kinds[0])
+    return place.remove(), place.kept
 
 
 def read_key(path: str | Path, out: str | Path) -> bytes:
@@ -177,8 +142,3 @@ def pseudonyms(names: np.ndarray, key: bytes) -> np.ndarray:
     if len(set(made)) < len(made):
         raise fail("pseudonymize", "different pseudonyms", "two equal ones", "use another key")
     return np.array(made)[where]
-
-
-def _write(path: Path, page: str | bytes) -> None:
-    content = page.encode("utf-8", "backslashreplace") if isinstance(page, str) else page
-    write_atomically(path, lambda stream: stream.write(content))

@@ -77,9 +77,10 @@ def lood(inputs: str, out: str, top: int, as_json: bool, **flags: Any) -> None:
 @click.argument("folder")
 def report(folder: str) -> None:
     """Rebuild the report and the summary of an audit FOLDER."""
+    from giveaway.auditing.store import AuditFolder
     from giveaway.cli.audit_folder import rebuild
 
-    for page in rebuild(folder):
+    for page in rebuild(click.get_current_context().with_resource(AuditFolder(folder).locked())):
         say(f"Wrote {page}")
 
 
@@ -104,7 +105,10 @@ def purge(folder: str) -> None:
     from giveaway.auditing.store import purge as remove
 
     elsewhere = listed_signals(folder)
-    say(f"Removed {remove(folder)} files")
+    removed, kept = remove(folder)
+    say(f"Removed {removed} files")
+    for file in kept:
+        say(f"Kept: {file}, which was damaged or changed since it was written")
     for place in filter(Path.exists, elsewhere):
         how = f"; giveaway purge {place} removes them" if ShadowFolder(place).marked else ""
         say(f"Kept: the signals it was validated with, in {place}{how}")

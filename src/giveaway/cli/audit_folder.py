@@ -13,7 +13,7 @@ import numpy as np
 from giveaway.auditing.cost import LONG, forecast, quick
 from giveaway.auditing.depths import DepthAudit, with_depths
 from giveaway.auditing.run import Execution, audit
-from giveaway.auditing.store import check_folder, fingerprint, provenance, pseudonyms, read_key, save_audit, save_page
+from giveaway.auditing.store import AuditFolder, check_folder, fingerprint, provenance, pseudonyms, read_key, save_audit
 from giveaway.checks import check_choice, fail
 from giveaway.cli.source import audit_arguments, audited_head, device_named, source_from, to_toml
 from giveaway.curvature.choice import Auto, Sketch
@@ -22,6 +22,7 @@ from giveaway.extract.user_files import subgroups_from
 from giveaway.findings.explain import SUBGROUP, why
 from giveaway.findings.extras import FILE as EXTRAS
 from giveaway.findings.extras import MAPS, ReportExtras, make_extras
+from giveaway.findings.gate import FILE as VERDICT
 from giveaway.findings.gate import Rules, Verdict, judge, read_rules
 from giveaway.linalg.processes import ALONE, Processes, processes_from_environment
 from giveaway.records import Head, ScoreTable
@@ -31,6 +32,7 @@ from giveaway.reporting.report import render
 from giveaway.reporting.validation import StoredValidation
 from giveaway.reporting.words import access_of, check_access, headline, notes
 from giveaway.storage.checkpoint import FolderCheckpoint
+from giveaway.storage.files import as_json
 from giveaway.text import parts_of, say
 
 Options = dict[str, Any]
@@ -101,13 +103,22 @@ def audit_and_tell(
     top: int,
     as_json: bool,
     rules: Rules | None = None,
+    processes: Processes = ALONE,
     **work: Any,
 ) -> None:
     """Audit into the folder `out`, and say what came of it; `work` are further options of `audit_into`."""
-    made = audit_into(out, head, config, arguments, **work)
-    if made is None:
+    if not processes.first:
+        audit_into(AuditFolder(out), head, config, arguments, processes=processes, **work)
         return
-    table, folder = made
+    with AuditFolder(out).locked(new=True) as place:
+        tables = audit_into(place, head, config, arguments, processes=processes, **work)
+        _tell_of(place, tables, rules, top=top, as_json=as_json)
+
+
+def _tell_of(
+    place: AuditFolder, tables: dict[str, ScoreTable], rules: Rules | None, *, top: int, as_json: bool
+) -> None:
+    table, folder = next(iter(tables.values())), place.path
     by, meta = table.ranking(), table.meta.to_json()
     rows = table.order(by)[:top]
     told = {
@@ -130,12 +141,14 @@ def audit_and_tell(
         "Restricted, naming records: everything else in the folder, the report among it",
         f"Open {folder / 'report.html'}",
     ]
-    tell(folder, rules, json.dumps if as_json else None, told, lines)
+    tell(place, tables["scores"], rules, json.dumps if as_json else None, told, lines)
 
 
-def tell(folder: str | Path, rules: Rules | None, dumps: Any, told: Options, lines: list[str]) -> None:
-    """Judge the folder by its rules; say `told` as JSON or the lines, and the verdict; leave with its exit code."""
-    verdict = None if rules is None else judged(rules, folder)
+def tell(
+    place: AuditFolder, table: ScoreTable, rules: Rules | None, dumps: Any, told: Options, lines: list[str]
+) -> None:
+    """Judge the table by the rules; say `told` as JSON or the lines, and the verdict; leave with its exit code."""
+    verdict = None if rules is None else judged(rules, place, table)
     if dumps is not None:
         say(dumps(told if verdict is None else {**told, "gate": verdict.to_json()}))
     else:
@@ -144,10 +157,10 @@ def tell(folder: str | Path, rules: Rules | None, dumps: Any, told: Options, lin
         sys.exit(verdict.exit_code)  # not click's Exit, whose code is lost outside of standalone mode
 
 
-def judged(rules: Rules, folder: str | Path) -> Verdict:
+def judged(rules: Rules, place: AuditFolder, table: ScoreTable | None = None) -> Verdict:
     """Return the verdict on a folder, which is stored there as gate.json."""
-    verdict = judge(rules, folder, datetime.date.today())
-    verdict.save(folder)
+    verdict = judge(rules, place.path, datetime.date.today(), table)
+    place.save({VERDICT: as_json(verdict.to_json())})
     return verdict
 
 
@@ -169,7 +182,7 @@ def _top_lines(table: ScoreTable, rows: np.ndarray) -> list[str]:
 
 
 def audit_into(
-    out: str,
+    place: AuditFolder,
     head: Head,
     config: Options,
     arguments: Options,
@@ -177,17 +190,17 @@ def audit_into(
     deeper: DepthAudit | None = None,
     processes: Processes = ALONE,
     resume: bool = False,
-) -> tuple[ScoreTable, Path] | None:
+) -> dict[str, ScoreTable]:
     """Audit `head` with the `arguments` of ga.audit; `config` are the user's options, kept beside the result.
 
     `deeper` adds columns of the records through the network that the head is the last layer of. Of several processes
-    the first writes the folder, and the others get None. `resume` goes on with what a killed run left there.
+    the first holds and writes the folder. `resume` goes on with what a killed run left there.
     """
     check_access(config.get("access", "probabilities"), head.loss)
     check_choice("map", config.get("map", "auto"), MAPS)
     trace = arguments.get("trace")
     if "pseudonymize" in config:
-        key = read_key(config["pseudonymize"], out)
+        key = read_key(config["pseudonymize"], place.path)
         groups = None if head.groups is None else pseudonyms(head.groups, key)
         names = pseudonyms(head.ids, key)
         if trace is not None:
@@ -197,8 +210,8 @@ def audit_into(
     given = None if deeper is None else deeper.deep.inputs
     digest = processes.agreed(fingerprint(head, given, trace) if processes.first else "")
     origin = provenance(digest, config, None if deeper is None else model_digest(deeper.deep.model))
-    existed = Path(out).is_dir()
-    folder = check_folder(out, origin) if processes.first else Path(out)
+    if processes.first:
+        check_folder(place, origin)
     processes.barrier()
     checkpoint: FolderCheckpoint | None = None
     try:
@@ -207,7 +220,7 @@ def audit_into(
         if not processes.first:  # which makes its own before the others
             processes.barrier()
         begun["processes"] = processes.size
-        checkpoint = FolderCheckpoint(folder, begun, resume=resume, rank=processes.rank)
+        checkpoint = FolderCheckpoint(place.path, begun, resume=resume, rank=processes.rank)
         if processes.first:
             processes.barrier()
         run = partial(audit, progress=processes.first, execution=Execution(processes, checkpoint))
@@ -219,7 +232,7 @@ def audit_into(
             tables = {"people": tables["scores"], "scores": records}
         processes.leave()  # all at once: what is left to do is the first one's, and may take long
         if not processes.first:
-            return None
+            return tables
         if deeper is not None:
             with parts_of(enabled=True, work="depths", unit="solve") as on_part:
                 deep = deeper.run(checkpoint, on_part)
@@ -231,15 +244,14 @@ def audit_into(
         table = next(iter(tables.values()))
         shown: Options = {"what_if": config.get("what_if"), "show_records": bool(config.get("show_records"))}
         extras = make_extras(head, table, method=config.get("map", "auto"), **shown)
-        pages = {**report_pages(table, extras, StoredValidation.load(folder)), EXTRAS: extras.to_bytes()}
-        save_audit(folder, tables, pages, to_toml(config))
+        pages = {**report_pages(table, extras, StoredValidation.load(place.path)), EXTRAS: extras.to_bytes()}
+        save_audit(place, tables, pages, to_toml(config))
         checkpoint.finish()
     except BaseException:
-        left = checkpoint is not None and checkpoint.abandon()
-        if processes.first and not left and not existed and not any(folder.iterdir()):
-            folder.rmdir()
+        if checkpoint is not None:
+            checkpoint.abandon()
         raise
-    return table, folder
+    return tables
 
 
 def report_pages(table: ScoreTable, extras: ReportExtras, measured: StoredValidation | None) -> dict[str, str | bytes]:
@@ -247,18 +259,17 @@ def report_pages(table: ScoreTable, extras: ReportExtras, measured: StoredValida
     return {"report.html": render(table, extras=extras, measured=measured), **summary_pages(table, measured)}
 
 
-def rebuild(folder: str | Path) -> list[Path]:
+def rebuild(place: AuditFolder) -> list[Path]:
     """Write the pages of an audit folder again from what lies in it."""
-    table = main_table(folder)
+    table, folder = main_table(place.path), place.path
     if not table.meta.of_model:
         raise fail("folder", "an audit of a model", f"{folder}, which has none", "see the tables and pictures in it")
-    pages = report_pages(table, ReportExtras.load(folder), StoredValidation.load(folder))
-    return [save_page(folder, name, page) for name, page in pages.items()]
+    return place.save(report_pages(table, ReportExtras.load(folder), StoredValidation.load(folder)))
 
 
 def main_table(folder: str | Path) -> ScoreTable:
     """Return the table that an audit folder's report is about: of people where there are any."""
-    return ScoreTable.load(folder, "people" if (Path(folder) / "people.npz").is_file() else "scores")
+    return ScoreTable.load(folder, "people" if AuditFolder(folder).verified("people.npz").is_file() else "scores")
 
 
 def _finished(

@@ -113,10 +113,13 @@ def gate(folder: str, rule_file: str, as_json: bool) -> None:
 
     The exit code is 3 where a rule is neither met nor waived.
     """
+    from giveaway.auditing.store import AuditFolder
     from giveaway.cli.audit_folder import judged
     from giveaway.findings.gate import read_rules
 
-    verdict = judged(read_rules(rule_file), folder)
+    rules = read_rules(rule_file)
+    with AuditFolder(folder).locked() as place:
+        verdict = judged(rules, place)
     say(json.dumps(verdict.to_json(), ensure_ascii=False) if as_json else verdict.to_text())
     sys.exit(verdict.exit_code)
 
@@ -131,21 +134,23 @@ def _finish(
     words: str = "",
 ) -> None:
     """Write the restricted table to `out` (a file, or a folder for `name`), and print what is `told`, or the lines."""
-    from giveaway.auditing.store import save_page
+    from giveaway.auditing.store import AuditFolder
     from giveaway.checks import fail
     from giveaway.cli.audit_folder import ROWS_OF_PEOPLE
-    from giveaway.records.score_table import MARKER
     from giveaway.storage.files import private_folder
 
     path = None if out is None else Path(out)
     if path is not None:
         if path.is_dir() or path.suffix == "":
             path = private_folder(path) / name
-        if (path.parent / MARKER).is_file():
+        if not AuditFolder(path.parent).marked:
+            restricted.to_csv(path)
+        else:
             if path.exists() and path.name != name:
                 raise fail("out", "a file that the audit folder does not hold yet", str(path), f"name it {name}")
-            save_page(path.parent, path.name, "")  # listed before it is written, so that purge finds it
-        restricted.to_csv(path)
+            with AuditFolder(path.parent).locked() as place:
+                place.stage(path.name, restricted.write_csv)
+                place.commit()
     if told is not None:
         say(json.dumps({**told, "file": None if path is None else str(path)}, ensure_ascii=False))
         return

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from giveaway.auditing.store import check_folder, provenance, save_audit
+from giveaway.auditing.store import AuditFolder, check_folder, provenance, save_audit
 from giveaway.checks import as_tensor, check_choice, check_finite, check_number, fail
 from giveaway.cli.audit_folder import RANKING_ONLY, ROWS_OF_PEOPLE
 from giveaway.cli.source import device_named, names_in, to_toml
@@ -82,9 +82,8 @@ def lood_into(path: str, out: str, options: dict[str, Any]) -> tuple[ScoreTable,
         raise fail("groups", "no --records, --queries or --optimize beside --groups", "both", "look at records alone")
     digest = digest_of({"inputs": x, "targets": y, "queries": queries, "groups": groups})
     origin = provenance(digest, {"inputs": path, **options})
-    existed = Path(out).is_dir()
-    folder = check_folder(out, origin)
-    try:
+    with AuditFolder(out).locked(new=True) as place:
+        check_folder(place, origin)
         began = time.perf_counter()
         posterior = process.fit(x, y, device=device_named(options.get("device")))
         table = lood_table(posterior, groups=groups)
@@ -96,11 +95,7 @@ def lood_into(path: str, out: str, options: dict[str, Any]) -> tuple[ScoreTable,
             searched = {name: options[name] for name in ("optimize", "starts", "steps", "seed") if name in options}
             bounds = (options["low"], options["high"]) if limits else None
             pages |= study(posterior, rows, queries=queries, bounds=bounds, **searched)
-        save_audit(folder, {"scores": table}, pages, to_toml({"inputs": path, **options}))
-    except BaseException:
-        if not existed and not any(folder.iterdir()):
-            folder.rmdir()
-        raise
+        save_audit(place, {"scores": table}, pages, to_toml({"inputs": path, **options}))
     return table, ["scores.csv", "scores.npz", *pages, "audit.json"]
 
 

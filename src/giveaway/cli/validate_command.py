@@ -50,16 +50,18 @@ def validate(folder: str, rows: str | None, rule_file: str | None, as_json: bool
     exposed records. Models that are trained already are not trained again.
     """
     from giveaway.attacks.shadow_store import stored_seconds
-    from giveaway.auditing.store import list_signals, save_page, signals_folder
+    from giveaway.auditing.store import AuditFolder, signals_folder, with_signals
     from giveaway.auditing.validate import validate as hold_against_signals
-    from giveaway.cli.audit_folder import rebuild, tell
+    from giveaway.cli.audit_folder import main_table, report_pages, tell
     from giveaway.cli.shadows import signals_named
     from giveaway.extract.user_files import row_numbers
+    from giveaway.findings.extras import ReportExtras
     from giveaway.findings.gate import read_rules
     from giveaway.records import ScoreTable
-    from giveaway.reporting.validation import validation_pages
+    from giveaway.reporting.validation import StoredValidation, validation_pages
 
     rules = None if rule_file is None else read_rules(rule_file)
+    place = click.get_current_context().with_resource(AuditFolder(folder).locked())
     table = ScoreTable.load(folder, "scores")
     places = None if rows is None else row_numbers(rows)
     named = {name: value for name, value in flags.items() if value not in (None, ())}
@@ -78,11 +80,11 @@ def validate(folder: str, rows: str | None, rule_file: str | None, as_json: bool
         training_seconds=stored_seconds(where, signals.models),
         seed=flags["seed"],
     )
-    list_signals(folder, where)
-    pages = validation_pages(table, validation, recipe=named.get("recipe"), trained=trained)
-    for name, page in pages.items():
-        save_page(folder, name, page)
-    rebuilt = [page.name for page in rebuild(folder)] if table.meta.of_model else []
+    measured = StoredValidation.of(validation, recipe=named.get("recipe"), trained=trained)
+    pages = validation_pages(table, validation, measured)
+    if table.meta.of_model:
+        pages |= report_pages(main_table(folder), ReportExtras.load(folder), measured)
+    place.save(pages, with_signals(place, where))
     told = {**validation.to_json(), "trained": trained}
-    lines = [str(pages["validation.md"]), f"Wrote {', '.join([*pages, *rebuilt])} to {folder}"]
-    tell(folder, rules, partial(json.dumps, indent=2) if as_json else None, told, lines)
+    lines = [str(pages["validation.md"]), f"Wrote {', '.join(pages)} to {folder}"]
+    tell(place, table, rules, partial(json.dumps, indent=2) if as_json else None, told, lines)

@@ -1,13 +1,11 @@
 """The folder of a feature cache: the features and outputs of each record, so that the model runs once.
 
-cache.json is there first, so that a killed run can be removed or run again, and says last that all files are whole.
+cache.json comes last, and lists files that are whole; a cache without it, or with other files, is made again.
 """
 
 from __future__ import annotations
 
 import os
-import re
-import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -20,22 +18,20 @@ import torch
 from giveaway.checks import fail
 from giveaway.extract.torch_model import storable
 from giveaway.records.rows import check_same_kind
-from giveaway.records.witnesses import HELD_OUT, PREFIX
 from giveaway.storage.arrays import write_npy
-from giveaway.storage.files import LOCK, MarkedFolder, write_atomically
+from giveaway.storage.files import file_digest, part_of
+from giveaway.storage.folder import MarkedFolder
 from giveaway.version import VERSION
 
 KIND = "giveaway feature cache"
 ROWS = ("features", "outputs", "targets")
-FILES = tuple(f"{name}.npy" for name in (*ROWS, "ids", "weight", "bias", *HELD_OUT))
-PART = "part-"  # what folders of the processes that share a cache begin with
+SHARE = "part-"  # what folders of the processes that share a cache begin with
 
 
 class FeatureCache(MarkedFolder):
     """A cache of one model's features."""
 
-    marker, kind, argument, locks = "cache.json", "cache folder", "cache", True
-    names = "|".join([*map(re.escape, FILES), rf"{PREFIX}\w+\.npy"])
+    marker, kind, argument = "cache.json", "cache folder", "cache"
     words: ClassVar[Mapping[str, str]] = {
         "model_sha256": "the model or its weights differ",
         "rows": "{old} records then, {new} now",
@@ -50,9 +46,9 @@ class FeatureCache(MarkedFolder):
 
     def facts(self) -> dict[str, Any] | None:
         """Return what the cache was made of; None where it is not whole."""
-        stored = self.read() if super().marked else {}
-        sizes = {name: _size(self.path / name) for name in stored.get("files", {})}
-        return stored if stored.get("complete") and sizes == stored["files"] else None
+        listed = self.listed()
+        whole = all(file_digest(self.path / name) == digest for name, digest in listed.items())
+        return self.read() if listed and whole else None
 
     def check_made_of(self, expected: dict[str, Any]) -> None:
         """Refuse a cache that was made of something else, and say what differs."""
@@ -72,34 +68,31 @@ class FeatureCache(MarkedFolder):
 
     @contextmanager
     def writing(self) -> Iterator[Sinks]:
-        """Give writers of rows by the names of their arrays; remove what they wrote if the block fails."""
-        files = dict.fromkeys((*FILES, LOCK, self.marker))
-        self.write({"kind": KIND, "complete": False, "giveaway": VERSION, "files": files})
-        self.clear(LOCK, self.marker)
+        """Give writers of rows by the names of their arrays; the files get their names when the cache is complete."""
         writers = Sinks(lambda name: NpyWriter(self.path / f"{name}.npy"))
         try:
             yield writers
-            for writer in writers.values():
+            for name, writer in writers.items():
                 writer.finish()
-        except BaseException:
+                self.stage(f"{name}.npy", writer.part)
+        finally:
             for writer in writers.values():
                 writer.close()
-            self.clear(LOCK)
-            raise
 
     def complete(self, facts: dict[str, Any], others: dict[str, Any]) -> None:
-        """Add the arrays `others` (None where there is none), and say in cache.json that the cache is whole."""
+        """Add the arrays `others` (None where there is none), and list all of them in cache.json."""
         present = {name: np.asarray(value) for name, value in others.items() if value is not None}
         for name, array in present.items():
-            write_atomically(self.path / f"{name}.npy", partial(np.save, arr=array, allow_pickle=False))
-        sizes = {file.name: _size(file) for file in self.files() if file.suffix == ".npy"}
-        self.write({"kind": KIND, "complete": True, "giveaway": VERSION, **facts, "files": sizes})
+            self.stage(f"{name}.npy", partial(np.save, arr=array, allow_pickle=False))
+        stale = self.listed().keys() - self.staged.keys()
+        self.commit({"kind": KIND, "giveaway": VERSION, **facts})
+        self.clear(stale)
 
     def arrays(self) -> dict[str, Any]:
         """Return the arrays by name: targets and ids, if the batches carried them, in memory, others as memory maps."""
         arrays: dict[str, Any] = {"targets": torch.from_numpy(np.load(self.path / "targets.npy", allow_pickle=False))}
-        for file in self.files():
-            if file.suffix == ".npy" and file.stem not in arrays:
+        for file in (self.path / name for name in sorted(self.listed())):
+            if file.stem not in arrays:
                 mode: Any = None if file.stem == "ids" else "r"
                 arrays[file.stem] = np.load(file, mmap_mode=mode, allow_pickle=False)
         return arrays
@@ -108,22 +101,14 @@ class FeatureCache(MarkedFolder):
 class SharedCache(MarkedFolder):
     """A folder with the feature cache of each of several processes; it has no marker of its own."""
 
-    kind, argument = "cache folder", "cache"
+    marker, kind, argument = "", "cache folder", "cache"
 
-    @property
-    def marked(self) -> bool:
-        return bool(self.parts())
+    def inner(self) -> list[MarkedFolder]:
+        found = map(FeatureCache, sorted(self.path.glob(f"{SHARE}*")))
+        return [cache for cache in found if not cache.path.is_symlink() and (cache.marked or cache.parts())]
 
-    def parts(self) -> list[FeatureCache]:
-        return [cache for cache in map(FeatureCache, sorted(self.path.glob(f"{PART}*"))) if cache.marked]
-
-    def part(self, rank: int, size: int) -> FeatureCache:
-        return FeatureCache(self.path / f"{PART}{rank}-of-{size}")
-
-    def remove(self) -> int:
-        removed = sum(part.remove() for part in self.parts())
-        self.remove_if_empty()
-        return removed
+    def share(self, rank: int, size: int) -> FeatureCache:
+        return FeatureCache(self.path / f"{SHARE}{rank}-of-{size}")
 
 
 class Sinks(dict[str, Any]):
@@ -139,12 +124,12 @@ class Sinks(dict[str, Any]):
 
 
 class NpyWriter:
-    """Writes rows of one array under a temporary name, however many there will be; `finish` gives the file its name."""
+    """Writes rows of one array under a temporary name, however many there will be."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.rows = path, 0
-        self._part = path.parent / f".{path.name}-{secrets.token_hex(4)}.part"
-        self._stream = os.fdopen(os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "w+b")
+        self.part = part_of(path)
+        self._stream = os.fdopen(os.open(self.part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "w+b")
         self._like: torch.Tensor | None = None
 
     def add(self, block: torch.Tensor) -> None:
@@ -158,15 +143,16 @@ class NpyWriter:
         self.rows += len(block)
 
     def finish(self) -> None:
-        """Write the number of rows into the header and rename the file into place."""
+        """Write the number of rows into the header, and the file to the disk."""
         with _room():
             self._stream.seek(0)
             self._header()
+            self._stream.flush()
+            os.fsync(self._stream.fileno())
             self._stream.close()
-        os.replace(self._part, self.path)
 
     def close(self) -> None:
-        """Leave the file as it is, under its temporary name unless it is finished."""
+        """Leave the file as it is."""
         with suppress(OSError):  # what could not be written before cannot be written now
             self._stream.close()
 
@@ -182,7 +168,3 @@ def _room() -> Iterator[None]:
     except OSError as error:
         got, remedy = error.strerror or str(error), "choose a folder on a larger disk, or stream=True"
         raise fail("cache", "room for the features", got, remedy) from error
-
-
-def _size(file: Path) -> int | None:
-    return file.stat().st_size if file.is_file() else None

@@ -109,8 +109,7 @@ def from_torch(
             rows = _streamed(reader, head_layer, collector, variants)
         elif cache is not None:
             store = FeatureCache(cache)
-            store.claim()
-            with store.locked():
+            with store.locked(new=True):
                 rows = _through_cache(reader, head_layer, collector, variants, others, store)
         else:
             buffers = Sinks(lambda name: RowBuffer(name, reader.total))
@@ -166,10 +165,10 @@ def from_torch_shared(
         num_workers=loader.num_workers,
         collate_fn=loader.collate_fn,
     )
-    more |= {"keep_inputs": False, "cache": shared.part(processes.rank, size).path}
+    more |= {"keep_inputs": False, "cache": shared.share(processes.rank, size).path}
     head = from_torch(model, share, held_out=held_out if processes.rank == 0 else None, **more)
     processes.barrier()
-    parts = [shared.part(rank, size).arrays() for rank in range(size)]
+    parts = [shared.share(rank, size).arrays() for rank in range(size)]
 
     def joined(name: str) -> FileRows:
         return FileRows(name, [part[name] for part in parts])

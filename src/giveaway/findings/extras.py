@@ -24,6 +24,7 @@ from giveaway.findings.canaries import Candidates, candidates, mean_of_records
 from giveaway.findings.mitigation import RemovalEffect, removals, row_of_record
 from giveaway.records import Head, ScoreTable
 from giveaway.records.examples import CHANNELS
+from giveaway.records.score_table import TableFolder
 from giveaway.storage.arrays import read_arrays, to_numpy
 from giveaway.text import shown_text
 
@@ -101,7 +102,7 @@ class ReportExtras:
     @classmethod
     def load(cls, folder: str | Path) -> ReportExtras:
         """Read what an audit left in its folder; without a file every part is missing, with the reason."""
-        path = Path(folder) / FILE
+        path = TableFolder(folder).verified(FILE)
         if not path.is_file():
             return cls(missing=dict.fromkeys(PARTS, "the audit folder was made without it: run giveaway audit again"))
         arrays = read_arrays("folder", path, "giveaway audit")

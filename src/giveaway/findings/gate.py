@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from giveaway.auditing.store import save_page
 from giveaway.checks import fail, nearest
 from giveaway.findings.changes import LEAST_RETRAINS, Measurement, check_column, measure_change, share_above
 from giveaway.records import ScoreTable
+from giveaway.records.score_table import TableFolder
 
 FILE = "gate.json"
 SCHEMA = 1
@@ -161,14 +161,13 @@ class Verdict:
             "rules": [outcome.to_json() for outcome in self.outcomes],
         }
 
-    def save(self, folder: str | Path) -> Path:
-        """Write gate.json into the audit folder and list it there for purge."""
-        return save_page(folder, FILE, json.dumps(self.to_json(), indent=2, ensure_ascii=False) + "\n")
 
+def judge(rules: Rules, folder: str | Path, today: datetime.date, table: ScoreTable | None = None) -> Verdict:
+    """Measure the audit in `folder` by every rule. A rule whose data are missing raises an error and is never met.
 
-def judge(rules: Rules, folder: str | Path, today: datetime.date) -> Verdict:
-    """Measure the audit in `folder` by every rule. A rule whose data are missing raises an error and is never met."""
-    table = ScoreTable.load(folder, "scores")
+    `table` are the scores of its records, where they are at hand.
+    """
+    table = ScoreTable.load(folder, "scores") if table is None else table
     waivers = {waiver.rule: waiver for waiver in rules.waivers}
     outcomes = []
     for rule in rules.rules:
@@ -186,7 +185,7 @@ def judge(rules: Rules, folder: str | Path, today: datetime.date) -> Verdict:
 
 def _measured_count(place: str, rule: Rule, table: ScoreTable, folder: Path) -> Measurement:
     try:
-        stated = json.loads((folder / "validation.json").read_text(encoding="utf-8"))
+        stated = json.loads(TableFolder(folder).verified("validation.json").read_text(encoding="utf-8"))
         records, models, exposed = int(stated["records"]), int(stated["models"]), stated["at_least_exposed"]
         count, by_success = int(exposed["records"]), int(exposed["by_success"])
         power = float(exposed["power_at_twice_that"]) * int(exposed["judged"]) / records

@@ -7,16 +7,16 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from html import escape
-from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from giveaway.checks import InputError, check_names, check_number, fail, nearest
 from giveaway.records.meta import Meta
 from giveaway.storage.arrays import read_arrays
-from giveaway.storage.files import private_folder, write_atomically, write_json, write_text
+from giveaway.storage.files import write_atomically
+from giveaway.storage.folder import MarkedFolder
 from giveaway.text import shown_text
 
 DEFAULT_RANKING = ("fused", "newton")
@@ -24,6 +24,12 @@ MARKER = "audit.json"
 ROWS_SHOWN = 10
 CAVEAT = "A ranking, not a count; a low score is not evidence of safety."
 FORMULA_STARTS = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
+
+
+class TableFolder(MarkedFolder):
+    """A folder with tables, whose audit.json says what they are."""
+
+    marker, kind, links, again = MARKER, "audit folder", True, "run giveaway audit, or validate, again"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -96,10 +102,14 @@ class ScoreTable:
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
         """Write one line a row in row order, `id` first; no cell can start a spreadsheet formula."""
+        write_atomically(path, self.write_csv)
+
+    def write_csv(self, stream: BinaryIO) -> None:
+        """Write what `to_csv` writes to an open file."""
         columns = {"id": self.ids, **self.attributes, **self.scores}
         listed = [[_csv_text(value) for value in values.tolist()] for values in columns.values()]
         lines = [map(_csv_text, columns), *zip(*listed, strict=True)]
-        write_text(path, "".join(",".join(line) + "\n" for line in lines))
+        stream.write("".join(",".join(line) + "\n" for line in lines).encode("utf-8", "backslashreplace"))
 
     def to_pandas(self) -> Any:
         """Return a pandas DataFrame indexed by id."""
@@ -110,23 +120,23 @@ class ScoreTable:
         return pandas.DataFrame({**self.attributes, **self.scores}, index=pandas.Index(self.ids, name="id"))
 
     def save(self, folder: str | os.PathLike[str], name: str = "scores") -> None:
-        """Write {name}.npz, {name}.csv and audit.json, which lists them, into a private folder, each atomically."""
-        path = private_folder(folder)
-        self.save_columns(path, name)
-        write_json(path / MARKER, {**self.meta.to_json(), "files": [f"{name}.npz", f"{name}.csv", MARKER]})
+        """Write {name}.npz, {name}.csv and audit.json, which lists them, into a private folder: all, or none."""
+        with TableFolder(folder).locked(new=True, among_others=True) as place:
+            self.stage(place, name)
+            place.commit(self.meta.to_json())
 
-    def save_columns(self, folder: Path, name: str) -> None:
-        """Write {name}.npz, which `load` reads, and {name}.csv into a folder that exists."""
+    def stage(self, folder: MarkedFolder, name: str) -> None:
+        """Write {name}.npz, which `load` reads, and {name}.csv for the next commit of a folder."""
         arrays = {f"score:{k}": v for k, v in self.scores.items()}
         arrays |= {f"attribute:{k}": v for k, v in self.attributes.items()}
         arrays |= {"ids": self.ids, "meta": np.array(json.dumps(self.meta.to_json(), allow_nan=False))}
-        write_atomically(folder / f"{name}.npz", lambda stream: np.savez(stream, allow_pickle=False, **arrays))
-        self.to_csv(folder / f"{name}.csv")
+        folder.stage(f"{name}.npz", lambda stream: np.savez(stream, allow_pickle=False, **arrays))
+        folder.stage(f"{name}.csv", self.write_csv)
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str], name: str = "scores") -> ScoreTable:
         """Read what `save` wrote."""
-        path = Path(folder) / f"{name}.npz"
+        path = TableFolder(folder).verified(f"{name}.npz")
         if not path.is_file():
             raise fail("folder", f"an audit folder with {name}.npz", str(folder), "run giveaway audit there first")
         arrays = read_arrays("folder", path, "ScoreTable.save")

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from scipy.special import expit, log_softmax, logsumexp, softmax
 
 from giveaway.checks import check_choice, fail
-from giveaway.storage.files import private_folder, write_atomically, write_json
+from giveaway.storage.folder import MarkedFolder
 
 KINDS = ("logits", "probabilities", "phi", "squared_error")
 VECTORS = ("logits", "probabilities")
@@ -22,6 +20,13 @@ ARRAYS = ("values", "members", "labels", "population", "population_labels")
 MARKER = "signals.json"
 BLOCK_NUMBERS = 4_000_000
 SMALLEST_ERROR = 1e-30  # below it a squared error's logarithm says nothing
+
+
+class SignalsFolder(MarkedFolder):
+    """A folder with the arrays of signals."""
+
+    marker, kind, argument, links = MARKER, "folder of signals", "signals", True
+    again = "store or train the signals again"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -166,24 +171,25 @@ class Signals:
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write one .npy an array, which `load` maps into memory, and signals.json; no pickle."""
-        path = private_folder(folder)
         stored = {name: getattr(self, name) for name in ARRAYS if getattr(self, name) is not None}
-        for name, array in stored.items():
-            write_atomically(path / f"{name}.npy", partial(np.save, arr=array, allow_pickle=False))
-        write_json(path / MARKER, {"kind": self.kind, "arrays": list(stored), "step": self.step})
+        with SignalsFolder(folder).locked(new=True, among_others=True) as place:
+            for name, array in stored.items():
+                place.stage(f"{name}.npy", partial(np.save, arr=array, allow_pickle=False))
+            place.commit({"kind": self.kind, "arrays": list(stored), "step": self.step})
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Signals:
         """Map what `save` wrote into memory."""
-        path = Path(folder)
+        place = SignalsFolder(folder)
         try:
-            stored = json.loads((path / MARKER).read_text(encoding="utf-8"))
+            stored = place.read() if place.marked else {}
             arrays: dict[str, Any] = {
-                name: np.load(path / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in stored["arrays"]
+                name: np.load(place.verified(f"{name}.npy"), mmap_mode="r", allow_pickle=False)
+                for name in stored["arrays"]
             }
             return cls(**arrays, kind=stored["kind"], step=stored.get("step"))
-        except (OSError, EOFError, KeyError, TypeError, json.JSONDecodeError) as error:
-            raise fail("signals", "a folder written by Signals.save", str(path), "check the path") from error
+        except (OSError, EOFError, KeyError, TypeError) as error:
+            raise fail("signals", "a folder written by Signals.save", str(place.path), "check the path") from error
 
 
 def _checked_values(argument: str, array: np.ndarray, kind: str) -> np.ndarray:

@@ -14,6 +14,7 @@ import numpy as np
 from giveaway.auditing.validate import Validation
 from giveaway.checks import fail
 from giveaway.records import ScoreTable
+from giveaway.records.score_table import TableFolder
 from giveaway.reporting.figures import loss_by_influence, recall_curves, roc_curves, roc_points
 from giveaway.reporting.picture import figure_bytes
 from giveaway.storage.arrays import read_arrays
@@ -59,24 +60,22 @@ class StoredValidation:
     @classmethod
     def load(cls, folder: str | Path) -> StoredValidation | None:
         """Read what `giveaway validate` left in an audit folder; None if it never ran there."""
-        path = Path(folder)
-        if not (path / STATED).is_file():
+        path, place = Path(folder), TableFolder(folder)
+        if not (file := place.verified(STATED)).is_file():
             return None
         try:
-            stated = json.loads((path / STATED).read_text(encoding="utf-8"))
+            stated = json.loads(file.read_text(encoding="utf-8"))
         except ValueError as error:
             got = f"{path / STATED}, which is not"
             raise fail("folder", "a readable validation", got, "run giveaway validate again") from error
-        arrays = read_arrays("folder", path / VALUES, "giveaway validate")
+        arrays = read_arrays("folder", place.verified(VALUES), "giveaway validate")
         if set(arrays) != set(ARRAYS):
             got = f"{path / VALUES} of another version"
             raise fail("folder", "a validation of this version", got, "run giveaway validate again")
         return cls(stated, **arrays)
 
 
-def validation_pages(
-    table: ScoreTable, found: Validation, *, recipe: str | None = None, trained: str | None = None
-) -> dict[str, str | bytes]:
+def validation_pages(table: ScoreTable, found: Validation, stored: StoredValidation) -> dict[str, str | bytes]:
     """Return file names and contents. A table without loss and influence has no figure of them."""
     scores = {name: table[name] for name in table.columns}
     figures = {
@@ -86,10 +85,11 @@ def validation_pages(
     if {"loss", "influence"} <= scores.keys():
         figures["validation_map.png"] = loss_by_influence(scores["loss"], scores["influence"], found.success)
     shown = "".join(f"\n![{figure.axes[0].get_title(loc='left')}]({name})\n" for name, figure in figures.items())
+    trained = stored.stated["trained"]
     return {
         "validation.md": found.to_markdown() + (f"\n{trained}\n" if trained else "") + shown,
         "validation.csv": found.table.to_csv(),
-        **StoredValidation.of(found, recipe=recipe, trained=trained).pages(),
+        **stored.pages(),
         **{name: figure_bytes(figure) for name, figure in figures.items()},
     }
 

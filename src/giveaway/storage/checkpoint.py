@@ -1,24 +1,23 @@
 """Checkpoints: where long numerical work saves what it has finished, so that a killed run can go on from there.
 
-`FolderCheckpoint` keeps each set of tensors as one .npz, read without pickle; a file that is not whole by its checksums
-counts as not there.
+`FolderCheckpoint` keeps each set of tensors as one .npz, read without pickle; a file that is not whole by its checksum
+counts as not there. The processes that share the folder have a listing each.
 """
 
 import contextlib
-import hashlib
 import json
 import re
 import time
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from giveaway.checks import fail
+from giveaway.checks import InputError, fail
 from giveaway.storage.arrays import write_archive
-from giveaway.storage.files import MarkedFolder, private_folder, write_atomically
+from giveaway.storage.files import file_digest, private_folder
+from giveaway.storage.folder import MarkedFolder
 
 FOLDER = "checkpoint"
 ABOUT = "about"  # the entry that says what the tensors belong to
@@ -51,18 +50,26 @@ NO_CHECKPOINT = Checkpoint()
 class UnfinishedWork(MarkedFolder):
     """The checkpoints that the processes of one audit share, in the folder `checkpoint` inside the audit's own."""
 
-    marker, kind, argument = "checkpoint.json", "folder of unfinished work", "resume"
-    names = rf"{NAME}-\d+\.npz"
+    kind, argument = "folder of unfinished work", "resume"
 
-    def __init__(self, audit: str | Path) -> None:
+    def __init__(self, audit: str | Path, rank: int = 0) -> None:
         super().__init__(Path(audit) / FOLDER)
+        self.marker = f"checkpoint-{rank}.json" if rank else "checkpoint.json"
+
+    def of_all(self) -> list["UnfinishedWork"]:
+        """Return what each process has listed."""
+        names = (re.fullmatch(r"checkpoint(?:-(\d+))?\.json", file.name) for file in self.path.glob("checkpoint*"))
+        found = [UnfinishedWork(self.path.parent, int(name[1] or 0)) for name in names if name]
+        return [work for work in found if work.marked]
 
     def remove(self) -> int:
         """Remove the files and the folder; return the number of files, 0 where there is no such folder."""
-        removed = self.clear() if self.marked else 0
-        if removed:
-            with contextlib.suppress(OSError):  # something else is in it, or another process was quicker
-                self.path.rmdir()
+        every = self.of_all()
+        for part in MarkedFolder.parts(self) if every else ():
+            part.unlink(missing_ok=True)
+        removed = sum(work.clear() for work in every)
+        self.kept = [file for work in every for file in work.kept]
+        self.remove_if_empty()
         return removed
 
 
@@ -70,47 +77,42 @@ class FolderCheckpoint(UnfinishedWork, Checkpoint):
     """The checkpoint of process `rank`, made after the first's; `digest` is all that must stay the same to go on."""
 
     def __init__(self, audit: str | Path, digest: dict[str, Any], *, resume: bool, rank: int = 0) -> None:
-        super().__init__(audit)
+        super().__init__(audit, rank)
+        self.refuse_link()
         self.rank, self._ending = rank, f"-{rank}.npz"
         expected = json.loads(json.dumps(digest, allow_nan=False))  # as it will be read again
-        self._sha256 = hashlib.sha256(json.dumps(expected, sort_keys=True).encode()).hexdigest()
-        begun = self._begun_with(expected, resume)
-        self.resumed = resume and begun
+        first = UnfinishedWork(audit)
+        self.resumed = self._begun_with(first if first.marked else self, expected, resume) and resume
         private_folder(self.path)
-        for file in self.files():
-            ours = f"{self._ending}-" in file.name or (rank == 0 and file.name.startswith(f".{self.marker}-"))
-            half_written = ours and file.suffix == ".part"
-            if half_written or (not self.resumed and file.name.endswith(self._ending)):
-                file.unlink(missing_ok=True)
-        if not begun:
-            self.write(expected)
+        self.settle()
+        if not self.resumed:
+            self.clear()
+        self.commit(expected)
         self._saved, self._took = time.monotonic(), 0.0
+
+    def parts(self) -> list[Path]:
+        """Return this process's own files under temporary names: the others are at work."""
+        return [file for file in super().parts() if self._ending in file.name or f"-{self.marker}-" in file.name]
 
     def load(self, name: str) -> dict[str, torch.Tensor] | None:
         file = self._file(name)
-        try:
-            with zipfile.ZipFile(file) as archive:
-                if archive.testzip() is not None:  # an entry is not as its checksum says
-                    return None
-        except Exception:  # zipfile raises many kinds, by which bytes are wrong: not whole, whichever it is
+        if (digest := self.listed().get(file.name)) is None or file_digest(file) != digest:
             return None
         with np.load(file, allow_pickle=False) as stored:
-            about = json.loads(str(stored[ABOUT])) if ABOUT in stored.files else {}
-            if about.get("sha256") != self._sha256:
-                return None
-            kinds = about["tensors"]
+            kinds = json.loads(str(stored[ABOUT]))
             tensors = {key: torch.from_numpy(stored[f"tensor.{key}"]) for key in kinds}
         return {key: one.view(torch.bfloat16) if kinds[key] == "bfloat16" else one for key, one in tensors.items()}
 
     def save(self, name: str, tensors: dict[str, torch.Tensor]) -> None:
         began = time.monotonic()
         kinds = {key: str(tensor.dtype).removeprefix("torch.") for key, tensor in tensors.items()}
-        entries: dict[str, Any] = {ABOUT: np.array(json.dumps({"sha256": self._sha256, "tensors": kinds}))}
+        entries: dict[str, Any] = {ABOUT: np.array(json.dumps(kinds))}
         for key, tensor in tensors.items():
             plain = tensor.detach()
             entries[f"tensor.{key}"] = plain.view(torch.int16) if plain.dtype == torch.bfloat16 else plain
         try:
-            write_atomically(self._file(name), lambda stream: write_archive(stream, entries))
+            self.stage(self._file(name).name, lambda stream: write_archive(stream, entries))
+            self.commit()
         except OSError as error:
             size = sum(tensor.nbytes for tensor in tensors.values()) / 1e9
             expected, got = f"room for {size:.1f} GB of unfinished work", f"{self.path} ({error.strerror or error})"
@@ -122,15 +124,15 @@ class FolderCheckpoint(UnfinishedWork, Checkpoint):
         return time.monotonic() - self._saved >= max(EVERY, SHARE * self._took)
 
     def drop(self, name: str) -> None:
-        self._file(name).unlink(missing_ok=True)
+        self.clear([self._file(name).name])
 
     def finish(self) -> None:
         """Remove what was saved, now that the audit is written; the first process does so for all on its disk."""
-        for file in self.files():
-            if file.name.endswith(self._ending):
-                file.unlink(missing_ok=True)
-        if self.rank == 0 or [file.name for file in self.files()] == [self.marker]:
+        if self.rank == 0:
             self.remove()
+        else:
+            self.clear()
+            self.remove_if_empty()
 
     def abandon(self) -> bool:
         """Keep what was saved of an audit that failed, or remove a folder without any; return whether it was kept."""
@@ -140,27 +142,27 @@ class FolderCheckpoint(UnfinishedWork, Checkpoint):
             self.remove()
         return False
 
-    def _begun_with(self, expected: dict[str, Any], resume: bool) -> bool:
+    def _begun_with(self, first: UnfinishedWork, expected: dict[str, Any], resume: bool) -> bool:
         """Whether there is work to go on with; refuse it where that was not asked for, or it is another audit's."""
-        if not self.marked or (self.rank == 0 and not self._has_work()):
-            return False
         stored: dict[str, Any] | None = None
-        with contextlib.suppress(ValueError):
-            stored = self.read()
+        with contextlib.suppress(InputError):
+            if not first.marked or (self.rank == 0 and not self._has_work()):
+                return False
+            stored = {name: value for name, value in first.read().items() if name != "files"}
         begun_beside = self.rank > 0 and stored == expected  # by the first process, a moment ago
         if not resume and not begun_beside:
             remedy = "add --resume to go on with it, or remove it with giveaway purge"
             raise fail("out", "a folder without unfinished work", f"an unfinished audit in {self.path}", remedy)
         if stored is None:
-            remedy = "remove it with giveaway purge, and begin again"
-            raise fail("resume", f"a readable {self.marker}", str(self.path / self.marker), remedy)
+            remedy = f"remove the folder {self.path}, and begin again"
+            raise fail("resume", f"a readable {first.marker}", str(self.path / first.marker), remedy)
         meaning = "the inputs and options that the audit was begun with"
         self.check(stored, expected, meaning, "give the same again, or remove it with giveaway purge")
         return True
 
     def _has_work(self) -> bool:
         """Whether anything was saved: a run that was killed before that has left nothing to go on with."""
-        return any(file.suffix == ".npz" for file in self.files())
+        return any(work.listed() for work in self.of_all())
 
     def _file(self, name: str) -> Path:
         if not re.fullmatch(NAME, name):
