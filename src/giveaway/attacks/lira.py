@@ -71,8 +71,9 @@ def lira_within(
 ) -> AttackScores:
     """Attack each of the models with the others as its references.
 
-    leave_out=False keeps a model's own signals among its references, which flatters the attack; it is what a success
-    rate "over the reference models" usually means.
+    leave_out=False keeps a model's own signals among its references, which is what a success rate "over the reference
+    models" usually means. It flatters the attack: records without any effect then have a success of .62 with 16 models
+    and .54 with 128, in place of .50.
     """
     options = {"mode": mode, "variance": variance, "centre": centre, "leave_out": leave_out}
     if not leave_out:
