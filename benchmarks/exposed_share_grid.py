@@ -112,7 +112,7 @@ _IMAGE = Training(25, 125, "adamw", 1e-3, weight_decay=0.01)
 _CNN = Kind(partial(cnn, channels=(32, 64, 128)), _IMAGE)
 _RESNET = Kind(
     partial(build_resnet9, channels=(32, 64, 128, 192)),
-    Training(25, 125, "sgd", 0.2, 5e-4, 0.9, "one_cycle"),
+    Training(25, 125, "sgd", 0.1, 5e-4, 0.9, "one_cycle"),
 )
 _AUGMENTED = ("crop", "flip")
 TABLES = {
