@@ -219,9 +219,10 @@ def test_the_first_model_s_outputs_are_refused_before_the_second_is_trained(tmp_
         trained.append(seed)
         return outputs
 
-    line = refused(f"^{words}", train_shadows, Retraining(train, y=y), models=8, folder=tmp_path)
+    line = refused(f"^{words}", train_shadows, Retraining(train, y=y), models=8, folder=tmp_path / "new")
     assert "; " in line
     assert len(trained) == 1
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_train_that_raises_at_once_trains_no_other(tmp_path):

@@ -27,6 +27,7 @@ from giveaway.auditing.store import (
     purge,
     read_key,
     save_audit,
+    signals_folder,
     with_signals,
 )
 from giveaway.records import ScoreTable
@@ -335,6 +336,19 @@ def test_a_folder_of_shadow_models_is_purged_by_its_own_manifest(tmp_path):
     assert purge(signals) == (len(written), [])
     assert contents(signals) == {"notes.txt": b"mine"}
     refused(r"folder: expected an audit folder with audit\.json", purge, signals)
+
+
+def test_shadow_models_in_an_audit_folder_are_purged_with_it(tmp_path):
+    folder = tmp_path / "audit"
+    write_audit(folder, made_head("classes"), {})
+    shadow_folder(signals_folder(folder))
+    with AuditFolder(folder).locked() as place:
+        place.commit(with_signals(place, signals_folder(folder)))
+    assert json.loads((folder / "audit.json").read_text())["signals"] == ["signals"]
+    moved = folder.rename(tmp_path / "moved")
+    assert listed_signals(moved) == [moved / "signals"]
+    purge(moved)
+    assert not moved.exists()
 
 
 def test_the_signals_of_a_validation_are_listed_and_stay(tmp_path, monkeypatch):

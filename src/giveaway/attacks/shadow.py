@@ -11,7 +11,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -32,7 +32,7 @@ from giveaway.attacks.shadow_store import (
     stored_seconds,
     summaries,
 )
-from giveaway.checks import InputError, check_choice, check_whole, fail
+from giveaway.checks import InputError, check_choice, fail
 from giveaway.records import Signals
 from giveaway.records.signals import KINDS, VECTORS
 
@@ -90,7 +90,6 @@ def first_model(
 
 
 def _plan(training: Retraining, models: int, seed: int, population: int = 0) -> ShadowPlan:
-    check_whole("population", population, 0)
     total = training.known_records()
     known = None if training.labels is None else np.split(training.labels, [total - population])
     labels, others = (None, None) if known is None else known
@@ -289,12 +288,11 @@ def _trained(
     training: Retraining, plan: ShadowPlan, folder: str | os.PathLike[str] | None, on_model: OnModel | None = None
 ) -> Signals:
     """Train the models of the plan that are missing, each a task of joblib's; the first one alone, to see its kind."""
-    if folder is not None:
-        ShadowFolder(folder).claim()  # before anything is trained
     plan = stored_kind(folder, plan)
     first: list[TrainedModel] = []
     if plan.kind is None:
-        first = list(_by_joblib(training, plan, [0]))
+        with nullcontext() if folder is None else ShadowFolder(folder).locked(new=True):  # or refuse it at once
+            first = list(_by_joblib(training, plan, [0]))
         if first[0].kind is None:
             raise _failed({0: first[0]}, plan, "repair train: nothing else was trained")
         plan = plan.of_kind(first[0].kind)

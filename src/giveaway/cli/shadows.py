@@ -21,6 +21,7 @@ from giveaway.extract.estimator_file import load_estimator
 from giveaway.extract.model_records import read_records
 from giveaway.extract.user_files import call_factory, named_function, signals_from
 from giveaway.records import ScoreTable, Signals
+from giveaway.records.signals import MARKER
 from giveaway.text import human_seconds, parts_of
 
 MODELS = 64
@@ -71,7 +72,7 @@ def signals_named(options: Options, table: ScoreTable, rows: np.ndarray | None, 
             raise fail(name, expected, f"--{named[0]}" if named else "none", remedy)
     if not named:
         path = options["signals"]
-        if not Path(path).exists():
+        if not (Path(path) / MARKER if Path(path).is_dir() else Path(path)).exists():
             remedy = "train them: --train module:function, --estimator FILE or --recipe NAME"
             if "estimator" in audited:
                 remedy = f"train them: --models {MODELS} for clones of the audited estimator, or --train NAME"
