@@ -38,7 +38,7 @@ ROUNDS, TURNS = 8, 5  # of fitting variances, and gaps
 TINY = 1e-30  # of a variance: φ that never changes
 LOGS = (-70.0, 70.0)
 TOP = 0.05
-DRAWS = 8
+DRAWS = 4
 SIZES = (2, 4, 8, 16, 32, 64, 128, 256)
 
 
