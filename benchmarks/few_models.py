@@ -1,11 +1,12 @@
 """Few shadow models and a score of the audit (evaluation/posterior.py) against LiRA alone, by draws of the models.
 
 The rule was fixed on other sets (views_blood_truth.py, fused_own_truth.py) before this was first run. Each draw takes
-S models, and others for the truth, the effect size. For each score: recall of the true top 5 % in the top 5 % (mean and standard error over
-draws), the mean difference from LiRA alone with the same models (the better of pooled and per-record variance) with its
-standard error, what that recall is worth in models of LiRA alone beside what the posterior says it is worth (median),
-and how many of the truth's effect sizes lie in the 90 % intervals, widened by the truth's own sampling error: of all
-records, and of those of the highest 5 %. "nothing" is a score of random numbers. `simulated` has known effect sizes.
+S models, and others for the truth, the effect size. For each score: recall of the true top 5 % in the top 5 % (mean
+and standard error over draws), the mean difference from LiRA alone with the same models (the better of pooled and
+per-record variance) with its standard error, what that recall is worth in models of LiRA alone beside what the
+posterior says it is worth (median), and how many of the truth's effect sizes lie in the 90 % intervals, widened by
+the truth's own sampling error: of all records, and of those of the highest 5 %. "nothing" is a score of random
+numbers. `simulated` has known effect sizes.
 
     python -m benchmarks.few_models --truth DIR --data DIR [--sets cifar10_cnn ...] [--draws 20]
 
