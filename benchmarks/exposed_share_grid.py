@@ -26,8 +26,6 @@ second needs. A kind whose file is there is not trained again; none is begun aft
 
 from __future__ import annotations
 
-import csv
-import gzip
 import json
 import sys
 import time
@@ -40,12 +38,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
 
-from benchmarks import data as sets
 from benchmarks.dp_sgd import DPTraining, epsilon_of, noise_for, train_dp
-from benchmarks.fused_own_truth import adult, housing_classes, sentences
+from benchmarks.exposed_share_data import RECORDS, load, pack
 from benchmarks.measuring import read_options
 from giveaway.attacks.lira import FLOOR, lira_within
 from giveaway.attacks.recipes import build_cnn, build_mlp, build_resnet9, signals_of
@@ -56,9 +52,7 @@ from giveaway.attacks.training import Training
 from giveaway.evaluation.success import effect_sizes
 from giveaway.records import Signals
 from giveaway.scores.predicted import phi_of
-from giveaway.views.text import text_features
 
-RECORDS, PICTURES, COLUMNS = 8_000, 5_000, 1_024  # rows of tables and texts, images, and columns of texts
 TARGETS, TRACED, EPOCHS_KEPT = 6, 2, 6
 RATES = (0.001, 0.01)
 EFFECT = 1.04
@@ -158,40 +152,6 @@ GRID: dict[str, dict[str, Kind]] = {
         "cnn_dropout": replace(_DIGITS_CNN, build=partial(cnn, channels=(32, 64), dropout=0.5)),
     },
 }
-
-
-def pack(source: Path, target: Path) -> None:
-    """Write NAME.npz (x, y) of every data set: tables and texts in half precision, images as bytes (n, h, w, c)."""
-    target.mkdir(parents=True, exist_ok=True)
-    rng = np.random.default_rng(SEED)
-
-    def texts(strings: list[str]) -> np.ndarray:
-        return torch.cat(list(text_features(strings, dimensions=COLUMNS)())).numpy() * COLUMNS**0.5
-
-    def write(name: str, x: np.ndarray, y: np.ndarray) -> None:
-        kept = rng.permutation(len(y))[: PICTURES if x.ndim == 4 else RECORDS]
-        x = x if x.dtype == np.uint8 else x.astype(np.float16)
-        np.savez_compressed(target / f"{name}.npz", x=x[kept], y=y[kept].astype(np.int64))
-
-    digits = load_digits()
-    write("digits", digits.data / 16.0, digits.target)
-    write("digit_images", (digits.images[..., None] * 15).astype(np.uint8), digits.target)
-    write("adult", *adult(source)[:2])
-    write("housing", *housing_classes(source)[:2])
-    strings, y = sentences(source)
-    write("sst2", texts(strings), y)
-    with gzip.open(source / "ag_news_test.csv.gz", "rt", encoding="utf-8") as file:
-        rows = list(csv.reader(file))
-    write("news", texts([f"{row[1]} {row[2]}" for row in rows]), np.array([int(row[0]) - 1 for row in rows]))
-    images, y = sets.arrays(source / "bloodmnist_28_train.npz", "images", "labels")
-    write("blood", images, y.reshape(-1))
-    images, y = sets.arrays(source / "cifar10.npz", "x_test", "y_test")
-    write("cifar", images, y.reshape(-1))
-
-
-def load(folder: Path, name: str, records: int) -> tuple[np.ndarray, np.ndarray]:
-    x, y = (each[:records] for each in sets.arrays(folder / f"{name}.npz", "x", "y"))
-    return (sets.standardized_images(x) if x.dtype == np.uint8 else x.astype(np.float32)), y
 
 
 def make(kind: Kind, x: np.ndarray, y: np.ndarray, models: int, device: str) -> dict[str, np.ndarray]:
