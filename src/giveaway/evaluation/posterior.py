@@ -217,8 +217,8 @@ def _regressed(
 
 def _tents(values: np.ndarray) -> np.ndarray:
     """Return the piecewise linear weights of the knots at every value's normal score; they add up to 1."""
-    knots = _knots(len(values))
-    return np.stack([np.interp(normal_scores(values), knots, row) for row in np.eye(len(knots))], axis=1)
+    knots, scores = _knots(len(values)), normal_scores(values)
+    return np.stack([np.interp(scores, knots, row) for row in np.eye(len(knots))], axis=1)
 
 
 def _worth(
