@@ -6,7 +6,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, ClassVar, Self, get_args
+from typing import Any, ClassVar, Self, get_args, get_type_hints
 
 from giveaway.checks import fail
 
@@ -246,10 +246,10 @@ class Meta(Section):
         read: dict[str, Any] = {**given, "of_model": "optimum" in given}
         if isinstance(given.get("kernel"), str):  # a table of Gaussian-process scores has these on the top level
             read["kernel"] = {name: read.pop(name, None) for name in ("kernel", "noise", "condition")}
-        for one in fields(cls):
-            kind = next(iter(get_args(one.type)), None)
-            if isinstance(kind, type) and issubclass(kind, Section) and read.get(one.name) is not None:
-                read[one.name] = kind.from_json(read[one.name])
+        for name, hint in get_type_hints(cls).items():
+            kind = next(iter(get_args(hint)), None)
+            if isinstance(kind, type) and issubclass(kind, Section) and read.get(name) is not None:
+                read[name] = kind.from_json(read[name])
         if read.get("depths") is not None:
             read["depths"] = {depth: DepthReport.from_json(report) for depth, report in read["depths"].items()}
         return super().from_json(read)
