@@ -749,18 +749,23 @@ def test_validate_trains_shadow_models_of_a_recipe(giveaway, done, folder):
 
 @pytest.mark.slow
 def test_validate_trains_augmented_residual_networks(giveaway, done, folder, monkeypatch):
-    code = (
+    code = (  # every seventh label is wrong, which the audit and the networks must both see
         "import numpy as np\n"
         "def data():\n"
         "    y = np.arange(100) % 2\n"
-        "    return np.random.default_rng(0).normal(size=(100, 3, 8, 8)) + y[:, None, None, None], y\n"
+        "    pictures = np.random.default_rng(0).normal(size=(100, 3, 8, 8)) + 2 * y[:, None, None, None]\n"
+        "    y[::7] = 1 - y[::7]\n"
+        "    return pictures, y\n"
     )
     (folder / "pictures.py").write_text(code)
     recipe = RECIPES["resnet9"]
-    monkeypatch.setitem(RECIPES, "resnet9", replace(recipe, training=replace(recipe.training, epochs=1)))
-    rng, y = np.random.default_rng(0), np.arange(100) % 2
-    np.savez("head.npz", features=rng.normal(size=(100, 4)), targets=y, outputs=rng.normal(size=(100, 2)))
-    done("audit", "--features", "head.npz", "--out", "result")
+    monkeypatch.setitem(RECIPES, "resnet9", replace(recipe, training=replace(recipe.training, epochs=4)))
+    monkeypatch.syspath_prepend(str(folder))
+    pictures, y = importlib.import_module("pictures").data()
+    means = pictures.mean(axis=(2, 3))
+    logits = 4 * (means.mean(axis=1, keepdims=True) - 1) * [-1, 1]
+    np.savez("head.npz", features=means, targets=y, outputs=logits)
+    done("audit", "--features", "head.npz", "--out", "result", *config(map="none"))
     options = ("validate", "result", "--recipe", "resnet9", "--data", "pictures:data", "--models", "8", "--json")
     code, out, err = giveaway(*options)
     assert code == 0, err
