@@ -139,7 +139,18 @@ def grid(number: int, records: int, small: bool) -> dict[str, Any]:
         phi = np.where(members, inside + gap, ratio * outside) * np.exp(0.5 * rng.standard_normal(records))
         where = {"models": number, "share": share, "ratio": round(ratio, 3), "shape": shape, "records": kind}
         cells.append({**where, **both_rules(Signals(phi, members, "phi"), exposed)})
-    return {"summary": summary(cells), "by_shape": by(cells, "shape"), "by_ratio": by(cells, "ratio"), "cells": cells}
+    return {"summary": summary(cells), "by_shape": by(cells, "shape"), "by_ratio": by(cells, "ratio"), **lines(cells)}
+
+
+def lines(cells: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return a line for each cell, and what its columns are."""
+    told = []
+    for cell in cells:
+        where = [str(value) for name, value in cell.items() if name not in ("new", "old")]
+        rules = [", ".join(str(value) for value in cell[rule].values()) for rule in ("new", "old")]
+        told.append("; ".join([" ".join(where), *rules]))
+    names = [" ".join(cells[0])] + [", ".join(cells[0][rule]) for rule in ("new", "old")]
+    return {"columns": "; ".join(names), "cells": told}
 
 
 def by(cells: list[dict[str, Any]], key: str) -> dict[str, Any]:
@@ -221,7 +232,7 @@ def discrete(records: int, small: bool) -> dict[str, Any]:
                     phi[:, some] = np.where(members[:, some], *sides)
             where = {"models": number, "share": share, "shape": kind, "records": "mixed" if mix else "boundary"}
             cells.append({**where, **both_rules(Signals(phi, members, "phi"), exposed)})
-    return {"summary": summary(cells), "by_shape": by(cells, "shape"), "by_models": by(cells, "models"), "cells": cells}
+    return {"summary": summary(cells), "by_shape": by(cells, "shape"), "by_models": by(cells, "models"), **lines(cells)}
 
 
 def shared(truth: Path | None, small: bool) -> dict[str, Any]:
