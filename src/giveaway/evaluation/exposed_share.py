@@ -214,10 +214,10 @@ def pooled_rates(
     mass = (weights[:, None] * DENSITY).ravel()
     each, place = np.unique(-np.concatenate([ratio(mi + si * PLACES), ratio(mo + so * PLACES)]), return_inverse=True)
     true, false = (np.bincount(p, mass, len(each)) for p in np.split(place, 2))
-    curve = [np.concatenate([[0.0], side.cumsum()]) for side in (false, true)]
+    fpr, tpr = (np.concatenate([[0.0], side.cumsum()]) for side in (false, true))
     tied = 0.5 * (true - false)[each == 0].sum()
     success = 0.5 + ((true - false)[each < 0].sum() + tied) / 2
-    return [*np.interp(RATES, *curve).tolist(), float(success)]
+    return [*np.interp(RATES, fpr, tpr).tolist(), float(success)]
 
 
 def _integral(heights: np.ndarray, places: np.ndarray) -> np.ndarray:
