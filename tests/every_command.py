@@ -107,7 +107,10 @@ def made_arrays(n: int = N) -> dict[str, np.ndarray]:
 def made_signals(n: int = N, models: int = 8) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(1)
     members = np.stack([rng.permutation(np.arange(models) < models // 2) for _ in range(n)], axis=1)
-    return {"phi": rng.normal(size=members.shape) + 3 * members, "members": members}
+    told = made_arrays(n)
+    logits = told["features"] @ told["weight"].T + told["bias"]
+    known = np.take_along_axis(logits, told["targets"][:, None], axis=1)[:, 0] - logits.mean(axis=1)
+    return {"phi": rng.normal(size=members.shape) + 3 * members + known, "members": members}  # of these records
 
 
 def write_files(folder: Path) -> None:
