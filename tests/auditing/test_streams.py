@@ -95,7 +95,7 @@ def test_a_cache_serves_a_sketch(tmp_path, data):
     head = ga.from_torch(model, data, l2=1.0, keep_inputs=False, cache=tmp_path / "kept")
     seen = model.seen
     table = ga.audit(head, scores=["newton"], curvature=Sketch(probes=64))
-    assert model.seen == seen == N
+    assert model.seen == seen == N + 256 + 128  # the first batch again, and half of it
     held = ga.audit(
         ga.from_torch(Counting(), data, l2=1.0, keep_inputs=False),
         scores=["newton"],

@@ -54,7 +54,10 @@ def check_fused(table: ScoreTable, head: Head) -> None:
     columns = {name: table["newton" if head.linear else "loss"] if name == "head" else table[name] for name in weights}
     if "trace" in weights and head.inputs is not None:
         _, seen = compared(head, table.meta.unit)
-        columns["trace"] = table["trace"] ** 2 * seen.leverage ** (1 - seen.memorized)
+        unpredicted, held_out = 0.0, table.meta.fusion.held_out_error
+        if held_out is not None:
+            unpredicted = np.clip((seen.error_without.sum() - head.n * held_out) / seen.variation, 0, 1)
+        columns["trace"] = table["trace"] ** 2 * seen.leverage ** ((1 - seen.memorized) * (1 - unpredicted) ** 2)
     expected = sum(weight * normal(columns[name]) for name, weight in weights.items())
     np.testing.assert_allclose(table["fused"], expected, atol=2e-5)
 
