@@ -149,7 +149,8 @@ def lines(cells: list[dict[str, Any]]) -> dict[str, Any]:
         where = [str(value) for name, value in cell.items() if name not in ("new", "old")]
         rules = [", ".join(str(value) for value in cell[rule].values()) for rule in ("new", "old")]
         told.append("; ".join([" ".join(where), *rules]))
-    names = [" ".join(cells[0])] + [", ".join(cells[0][rule]) for rule in ("new", "old")]
+    where = [name for name in cells[0] if name not in ("new", "old")]
+    names = [" ".join(where)] + [", ".join(cells[0][rule]) for rule in ("new", "old")]
     return {"columns": "; ".join(names), "cells": told}
 
 
