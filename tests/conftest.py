@@ -121,7 +121,7 @@ KINDS = {
 def save_page(folder: Path, name: str, page: str | bytes) -> Path:
     """Add a page to an audit folder, as commands do."""
     with AuditFolder(folder).locked() as place:
-        return place.save({name: page})[0]
+        return place.save_pages({name: page})[0]
 
 
 def refused(words: str, call: Callable[..., object], *arguments: object, **options: object) -> str:

@@ -28,7 +28,7 @@ THEIRS = {"page-a.txt", "page-1.txt.bak", ".page-1.txt.part", ".giveaway-page.pa
 def folder(tmp_path) -> Notes:
     """Two pages, what a killed run left, and files of somebody else."""
     with Notes(tmp_path / "deep" / "notes").locked(new=True) as notes:
-        notes.save({"page-1.txt": "one", "page-22.txt": "two"}, {"of": "today"})
+        notes.save_pages({"page-1.txt": "one", "page-22.txt": "two"}, {"of": "today"})
     for name in (*HALF, *THEIRS):
         (notes.path / name).write_text("half" if name in HALF else "theirs")
     return notes
@@ -46,7 +46,7 @@ def test_a_new_folder_is_private_and_lists_what_it_holds(tmp_path):
     notes = Notes(tmp_path / "a" / "b")
     with notes.locked(new=True):
         assert not notes.marked
-        notes.save({"page.txt": "é"}, {"of": "today"})
+        notes.save_pages({"page.txt": "é"}, {"of": "today"})
         assert names(notes.path) == {"notes.json", "page.txt", LOCK}
     assert (notes.marked, notes.read()["of"]) == (True, "today")
     assert notes.listed() == {"page.txt": hashlib.sha256("é".encode()).hexdigest()}
@@ -91,7 +91,7 @@ def test_what_is_another_s_is_refused_and_left_alone(tmp_path):
 def test_a_file_that_is_not_listed_is_never_overwritten(folder):
     with folder.locked():
         words = r"notes: expected a place for mine, got .*mine, which the folder does not list; move it elsewhere"
-        refused(words, folder.save, {"page-1.txt": "new", "mine": "ours"})
+        refused(words, folder.save_pages, {"page-1.txt": "new", "mine": "ours"})
     assert contents(folder.path)["mine"] == "theirs"
     assert contents(folder.path)["page-1.txt"] == "one"
 
@@ -130,11 +130,11 @@ def kill_at(monkeypatch, at: int, work) -> int:
 def test_a_kill_leaves_the_old_files_or_the_new_ones(tmp_path, monkeypatch, at):
     old, new = {"a.txt": "old a", "b.txt": "old b"}, {"a.txt": "new a", "b.txt": "new b", "c.txt": "new c"}
     with Notes(tmp_path / "notes").locked(new=True) as notes:
-        notes.save(old, {"of": "old"})
+        notes.save_pages(old, {"of": "old"})
 
     def write():
         with Notes(notes.path).locked() as again:
-            again.save(new, {"of": "new"})
+            again.save_pages(new, {"of": "new"})
 
     kill_at(monkeypatch, at, write)
     # whoever reads without the lock gets one or the other
@@ -163,7 +163,7 @@ def test_removal_takes_what_the_folder_wrote_and_nothing_else(folder):
     for name in THEIRS:
         (folder.path / name).unlink()
     with folder.locked(new=True):
-        folder.save({}, {})
+        folder.save_pages({}, {})
     assert folder.remove() == 1
     assert not folder.path.exists()
 
@@ -190,7 +190,7 @@ def test_names_that_lead_elsewhere_are_not_the_folder_s(folder, tmp_path):
 def test_links_are_never_followed(folder, tmp_path):
     victim = tmp_path / "victim"
     with Notes(victim).locked(new=True) as notes:
-        notes.save({"page-1.txt": "one"}, {"of": "the victim"})
+        notes.save_pages({"page-1.txt": "one"}, {"of": "the victim"})
     before = contents(victim)
     link = tmp_path / "link"
     link.symlink_to(victim)

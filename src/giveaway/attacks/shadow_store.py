@@ -189,7 +189,7 @@ class ShadowStore(ShadowFolder):
             return str(fail("predict", expected, got, "return the same from every model"))
         self.stage(self._file(number).name, partial(np.save, arr=row, allow_pickle=False))
         known_seconds = (self.path / SECONDS).read_text(encoding="utf-8") if (self.path / SECONDS).is_file() else ""
-        self.save({SECONDS: f"{known_seconds}{number},{seconds:.6f}\n"})
+        self.save_pages({SECONDS: f"{known_seconds}{number},{seconds:.6f}\n"})
         return ""
 
     def signals(self) -> Signals:
@@ -215,7 +215,7 @@ class ShadowStore(ShadowFolder):
         for name, array in known.items():
             self.stage(f"{name}.npy", partial(np.save, arr=array, allow_pickle=False))
         stated = {"kind": plan.kind, "arrays": [*self._columns, "members", *known], "files": self.staged}
-        self.save({MARKER: as_json(stated)})
+        self.save_pages({MARKER: as_json(stated)})
 
     def _stage(self, name: str, rows: Iterator[np.ndarray], count: int) -> None:
         """Write one .npy of `count` rows, row by row."""

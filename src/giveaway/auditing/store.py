@@ -39,10 +39,15 @@ class AuditFolder(TableFolder):
 
     argument, beside = "out", (UNFINISHED,)
 
+    def remove_if_empty(self) -> None:
+        for name in (UNFINISHED, SIGNALS):  # whose removal may have been killed at its end
+            MarkedFolder(self.path / name).remove_if_empty()
+        super().remove_if_empty()
+
     def inner(self) -> list[MarkedFolder]:
         """Return its unfinished work and its shadow models; signals that lie elsewhere stay."""
         unfinished, shadows = UnfinishedWork(self.path), ShadowFolder(self.path / SIGNALS)
-        trained = self.marked and not shadows.path.is_symlink() and (shadows.marked or shadows.parts())
+        trained = self.marked and not shadows.path.is_symlink() and (shadows.marked or shadows.interrupted())
         return [*([unfinished] if unfinished.of_all() else []), *([shadows] if trained else [])]
 
 
@@ -88,7 +93,7 @@ def save_audit(
         table.stage(place, name)
     meta = next(iter(tables.values())).meta.to_json()
     meta |= {name: earlier[name] for name in ("signals",) if name in earlier}
-    place.save({**pages, "config.toml": config_toml}, meta)
+    place.save_pages({**pages, "config.toml": config_toml}, meta)
 
 
 def signals_folder(folder: str | Path) -> Path:

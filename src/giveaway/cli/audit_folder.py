@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 
 from giveaway.auditing.cost import LONG, forecast, quick
@@ -71,7 +72,7 @@ def run_audit(options: Options, *, as_json: bool, resume: bool, dry_run: bool) -
             elif processes.first and (cost.seconds or 0.0) >= LONG:
                 say(cost.lines()[0], err=True)
         if not dry_run:
-            work = {"deeper": deeper, "processes": processes, "resume": resume}
+            work: Options = {"deeper": deeper, "processes": processes, "resume": resume}
             audit_and_tell(out, head, options, arguments, top=top, as_json=as_json, rules=rules, **work)
 
 
@@ -107,17 +108,12 @@ def audit_and_tell(
     **work: Any,
 ) -> None:
     """Audit into the folder `out`, and say what came of it; `work` are further options of `audit_into`."""
+    place = AuditFolder(out)
+    if processes.first:
+        click.get_current_context().with_resource(place.locked(new=True))
+    tables = audit_into(place, head, config, arguments, processes=processes, **work)
     if not processes.first:
-        audit_into(AuditFolder(out), head, config, arguments, processes=processes, **work)
         return
-    with AuditFolder(out).locked(new=True) as place:
-        tables = audit_into(place, head, config, arguments, processes=processes, **work)
-        _tell_of(place, tables, rules, top=top, as_json=as_json)
-
-
-def _tell_of(
-    place: AuditFolder, tables: dict[str, ScoreTable], rules: Rules | None, *, top: int, as_json: bool
-) -> None:
     table, folder = next(iter(tables.values())), place.path
     by, meta = table.ranking(), table.meta.to_json()
     rows = table.order(by)[:top]
@@ -160,7 +156,7 @@ def tell(
 def judged(rules: Rules, place: AuditFolder, table: ScoreTable | None = None) -> Verdict:
     """Return the verdict on a folder, which is stored there as gate.json."""
     verdict = judge(rules, place.path, datetime.date.today(), table)
-    place.save({VERDICT: as_json(verdict.to_json())})
+    place.save_pages({VERDICT: as_json(verdict.to_json())})
     return verdict
 
 
@@ -264,7 +260,7 @@ def rebuild(place: AuditFolder) -> list[Path]:
     table, folder = main_table(place.path), place.path
     if not table.meta.of_model:
         raise fail("folder", "an audit of a model", f"{folder}, which has none", "see the tables and pictures in it")
-    return place.save(report_pages(table, ReportExtras.load(folder), StoredValidation.load(folder)))
+    return place.save_pages(report_pages(table, ReportExtras.load(folder), StoredValidation.load(folder)))
 
 
 def main_table(folder: str | Path) -> ScoreTable:

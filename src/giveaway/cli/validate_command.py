@@ -84,7 +84,7 @@ def validate(folder: str, rows: str | None, rule_file: str | None, as_json: bool
     pages = validation_pages(table, validation, measured)
     if table.meta.of_model:
         pages |= report_pages(main_table(folder), ReportExtras.load(folder), measured)
-    place.save(pages, with_signals(place, where))
+    place.save_pages(pages, with_signals(place, where))
     told = {**validation.to_json(), "trained": trained}
     lines = [str(pages["validation.md"]), f"Wrote {', '.join(pages)} to {folder}"]
     tell(place, table, rules, partial(json.dumps, indent=2) if as_json else None, told, lines)

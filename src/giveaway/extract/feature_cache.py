@@ -105,7 +105,7 @@ class SharedCache(MarkedFolder):
 
     def inner(self) -> list[MarkedFolder]:
         found = map(FeatureCache, sorted(self.path.glob(f"{SHARE}*")))
-        return [cache for cache in found if not cache.path.is_symlink() and (cache.marked or cache.parts())]
+        return [cache for cache in found if not cache.path.is_symlink() and (cache.marked or cache.interrupted())]
 
     def share(self, rank: int, size: int) -> FeatureCache:
         return FeatureCache(self.path / f"{SHARE}{rank}-of-{size}")

@@ -71,7 +71,9 @@ class MarkedFolder:
 
     def listed(self) -> dict[str, str]:
         """Return the names of the folder's files, and the SHA-256 of each."""
-        return _listed_in(self.read("folder")) if self.marked else {}
+        files = self.read("folder").get("files") if self.marked else None
+        known = files.items() if isinstance(files, Mapping) else ()
+        return {name: digest for name, digest in known if Path(name).name == name and isinstance(digest, str)}
 
     def verified(self, name: str) -> Path:
         """Return where the file is, if it is; refuse one that is not what was written, as far as it is listed."""
@@ -165,6 +167,10 @@ class MarkedFolder:
         present = sorted(self.path.iterdir()) if self.path.is_dir() else []
         return [file for file in present if PART.fullmatch(file.name)]
 
+    def interrupted(self) -> bool:
+        """Whether a run was killed here."""
+        return bool(self.parts()) or os.path.lexists(self.path / LOCK)
+
     def stage(self, name: str, write: Callable[[BinaryIO], Any] | Path) -> str:
         """Write a file beside its place, or take one that was written there; return its SHA-256."""
         if (self.path / name).exists() and name not in self.listed():
@@ -189,7 +195,7 @@ class MarkedFolder:
         self.staged = {}
         sync(self.path)
 
-    def save(self, pages: Mapping[str, str | bytes], contents: Mapping[str, Any] | None = None) -> list[Path]:
+    def save_pages(self, pages: Mapping[str, str | bytes], contents: Mapping[str, Any] | None = None) -> list[Path]:
         """Write all of these files, or none, and list them."""
         for name, page in pages.items():
             content = as_bytes(page)
@@ -228,7 +234,7 @@ class MarkedFolder:
         """Remove every file of the folder, and the folder if nothing else is in it; return their number."""
         self.refuse_link()
         inner = self.inner()
-        if not (inner or self.parts()):
+        if not (inner or self.interrupted()):
             self.read("folder")
         with self.locked(new=True, among_others=True):
             removed = sum(folder.remove() for folder in inner) + self.clear()
@@ -243,9 +249,3 @@ class MarkedFolder:
     def remove_if_empty(self) -> None:
         with suppress(OSError):  # something else is in it, or another process was quicker
             self.path.rmdir()
-
-
-def _listed_in(stored: Mapping[str, Any]) -> dict[str, str]:
-    files = stored.get("files")
-    known = files.items() if isinstance(files, Mapping) else ()
-    return {name: digest for name, digest in known if Path(name).name == name and isinstance(digest, str)}
