@@ -51,7 +51,7 @@ def validate(folder: str, rows: str | None, rule_file: str | None, as_json: bool
     """
     from giveaway.attacks.shadow_store import stored_seconds
     from giveaway.auditing.store import AuditFolder, signals_folder, with_signals
-    from giveaway.auditing.validate import validate as hold_against_signals
+    from giveaway.auditing.validate import held_against
     from giveaway.cli.audit_folder import main_table, report_pages, tell
     from giveaway.cli.shadows import signals_named
     from giveaway.extract.user_files import row_numbers
@@ -72,13 +72,14 @@ def validate(folder: str, rows: str | None, rule_file: str | None, as_json: bool
         return
     kept = "" if flags["signals"] else ", kept in the audit folder"  # a path of the user's is not repeated
     say(f"Signals: {signals.models} models on {signals.records} records{kept}", err=True)
-    validation = hold_against_signals(
+    validation = held_against(
         signals,
         table,
-        rows=places,
+        places,
         target=named.get("target_model") if trained is None else (),
         training_seconds=stored_seconds(where, signals.models),
         seed=flags["seed"],
+        own=trained is not None,
     )
     measured = StoredValidation.of(validation, recipe=named.get("recipe"), trained=trained)
     pages = validation_pages(table, validation, measured)
