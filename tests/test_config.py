@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from giveaway.cli.options import RARE
 from giveaway.cli.source import read_config, to_toml
 from tests.conftest import refused
 
@@ -96,3 +97,13 @@ def test_what_is_written_comes_back(config_file, features, l2, top, refit):
     options = {"features": features, "l2": l2, "top": top, "refit": refit}
     config_file.write_bytes(to_toml({**options, "scores": None}).encode())
     assert read_config([str(config_file)], KINDS) == options
+
+
+def test_every_option_that_an_audit_writes_is_taken_back(tmp_path):
+    kinds = {name: kind for name, (kind, _) in RARE.items()}
+    values = {str: 'mod:function, "x"\\\x7f\n', int: 2**63 - 1, float: 1e-05, bool: False}
+    chosen = {name: values[kind] for name, kind in kinds.items()}
+    assert chosen["seed"] == 2**63 - 1
+    assert read_config([written(tmp_path, to_toml(chosen))], kinds) == chosen
+    whole = {name: 3.0 for name, kind in kinds.items() if kind is float}
+    assert read_config([written(tmp_path, to_toml(whole))], kinds) == whole
