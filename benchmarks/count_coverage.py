@@ -285,7 +285,7 @@ def bound(records: int, small: bool) -> dict[str, Any]:
             exposed = effect > EFFECT
             found = count.flagged & exposed
             larger += count.at_least > exposed.sum(), count.at_least > found.sum()
-            false.append(1 - found.sum() / max(count.flagged.sum(), 1))
+            false.append((count.flagged & ~exposed).sum() / max(count.flagged.sum(), 1))
             sizes.append([count.at_least, count.flagged.sum(), exposed.sum()])
         told[f"{number} models, {effects}, dependence: {dependence}"] = {
             "runs": runs,
