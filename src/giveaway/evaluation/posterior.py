@@ -48,7 +48,8 @@ class Posterior:
 
     worth : the number of models at which LiRA alone would find as much of the top 5 % in its own top 5 %, if effect
         sizes are as the posterior says: half to 2.3 times what was measured on three
-        sets of 5,000 records (benchmarks/few_models.py), and far too many on sets of a thousand or fewer. Infinity where it is more than 256, NaN where 5 % are less than a record.
+        sets of 5,000 records (benchmarks/few_models.py), and far too many on sets of a thousand or fewer.
+        Infinity where it is more than 256, NaN where 5 % are less than a record.
     """
 
     effect_size: np.ndarray
