@@ -3,9 +3,12 @@
 import difflib
 import math
 import os
+import sysconfig
+import traceback
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +17,8 @@ import torch
 ROWS_PER_CHECK = 16_384
 CHECK_BYTES = 2**23  # of an array at a time, if that is fewer rows
 MEMORY = "/proc/meminfo"
+MOST_LETTERS = 1_000  # of a name: an array of names is as wide as its longest
+LIBRARIES = ("<", *(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")))
 CPU = torch.device("cpu")
 LARGEST = 1e100  # of what is handed over: squares of features times weights must exist
 
@@ -25,6 +30,15 @@ class InputError(ValueError):
 def fail(argument: str, expected: str, got: str, remedy: str) -> InputError:
     """Return the error for `argument`, worded as everywhere in giveaway, for the caller to raise."""
     return InputError(f"{argument}: expected {expected}, got {got}; {remedy}")
+
+
+def raised_at(error: BaseException) -> str:
+    """Name an error by its type and the line that raised it, of the user's code if any: its words may hold values."""
+    frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    ours = [frame for frame in frames if frame[0].startswith(str(Path(__file__).parent))]
+    theirs = [frame for frame in frames if frame not in ours and not frame[0].startswith(LIBRARIES)]
+    place, line = next(iter((theirs or ours or frames)[::-1]), ("?", 0))
+    return f"{type(error).__name__} at line {line} of {Path(place).name}"
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:
@@ -140,7 +154,11 @@ def check_names(argument: str, value: Any, n: int, *, unique: bool) -> np.ndarra
     """Return `value` as an array of n integer or string names (ids or groups)."""
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu().numpy()
+    if isinstance(value, list | tuple) or getattr(value, "dtype", 0) == np.dtype(object):
+        _check_letters(argument, [len(name) if isinstance(name, str) else 0 for name in value])
     names = np.asarray(value)
+    if names.dtype.kind == "U" and names.dtype.itemsize > 4 * MOST_LETTERS:
+        names = names.astype(f"U{_check_letters(argument, np.char.str_len(names))}")
     if names.dtype.kind == "O" and all(isinstance(name, str) for name in names.ravel()):
         names = names.astype(str)
     if names.ndim != 1 or len(names) != n:
@@ -154,6 +172,15 @@ def check_names(argument: str, value: Any, n: int, *, unique: bool) -> np.ndarra
             remedy = "make ids unique, and pass groups= to say which records belong to one person"
             raise fail(argument, "a different id for every record", got, remedy)
     return names
+
+
+def _check_letters(argument: str, lengths: Any) -> int:
+    """Return the length of the longest name; refuse one that would make the array of all of them huge."""
+    longest = int(np.max(lengths, initial=1))
+    if longest > MOST_LETTERS:
+        got = f"one of {longest:,} in row {int(np.argmax(lengths))}"
+        raise fail(argument, f"names of at most {MOST_LETTERS:,} letters", got, "give row numbers, or hashes of them")
+    return longest
 
 
 def check_memory(argument: str, needed: int, *, what: str, got: str, remedy: str, device: torch.device = CPU) -> None:

@@ -12,16 +12,24 @@ OnRows = Callable[[int], Any]
 OnPart = Callable[[int, int], Any]
 SECONDS_BETWEEN_LINES = 10.0
 
-# Control characters (C0, DEL, C1), marks that reorder a line (bidi), separators of lines and paragraphs, and halves of
-# surrogate pairs, which no file can hold.
-HIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+# Control characters (C0, DEL, C1), marks that reorder a line (bidi), separators of lines and paragraphs, what has no
+# width (but for joiners, which are spelling), tags, and halves of surrogate pairs, which no file can hold.
+MARKS = "\x00-\x1f\x7f-\x9f\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+MARKS += "\U000e0000-\U000e007f"
+HIDDEN = re.compile(f"[{MARKS}\ud800-\udfff]")
+# A spreadsheet takes a cell for a formula by its first visible sign. Cells also begin where a program that separates by
+# semicolons, tabs or bars, and does not heed quotes within a cell, would begin one.
+FORMULA = re.compile(
+    r"(?:^|(?<=[;|\t\r\n\v\f\x1c-\x1e\x85\u2028\u2029]))"
+    rf"(?=[\s{MARKS}\xad\u034f\u200c\u200d\"]*[=+\-@＝＋－＠])"
+)
 
 
 def shown_text(value: object, most: int = 80) -> str:
     """`value` as one line of at most `most` characters; what is hidden becomes a visible escape, … says it was cut.
 
     >>> shown_text("a\\x1b[31m\\u202eb")
-    'a\\\\x1b[31m\\\\u202eb'
+    'a\\\\u001b[31m\\\\u202eb'
     >>> shown_text("x" * 10_000_000, most=8)
     'xxxxxxx…'
     """
@@ -40,7 +48,17 @@ def shown_text(value: object, most: int = 80) -> str:
 
 
 def _escape(found: re.Match[str]) -> str:
-    return found.group().encode("unicode_escape").decode("ascii")
+    """Escape as JSON does, so that a line of JSON stays one."""
+    return re.sub("....", r"\\u\g<0>", found.group().encode("utf-16-be", "surrogatepass").hex())
+
+
+def csv_cell(value: object) -> str:
+    """Write a cell of a CSV file; an apostrophe stands wherever a spreadsheet could see the start of a formula."""
+    if not isinstance(value, str):
+        return repr(value)
+    value = FORMULA.sub("'", value)
+    # not the csv module, which leaves a lone carriage return bare: what follows it would start a row of its own
+    return '"' + value.replace('"', '""') + '"' if any(mark in value for mark in ',"\r\n;\t|') else value
 
 
 def say(text: str = "", *, err: bool = False) -> None:

@@ -56,7 +56,7 @@ def test_texts_come_back_too_and_on_request_only(tmp_path):
     assert make_extras(spoken, table).contents is None
     found = loaded(make_extras(spoken, table, show_records=True), tmp_path)
     first = int(table.order()[0])
-    assert found.contents.texts[0] == f"record {first} 'quoted' \\x00"
+    assert found.contents.texts[0] == f"record {first} 'quoted' \\u0000"
     assert found.contents.pictures[0] == b""
 
 
@@ -306,7 +306,7 @@ def test_strings_are_cut_and_harmless():
     assert len(found.texts[0]) <= 400
     assert found.texts[0].endswith("…")
     assert found.texts[1] == "a"
-    assert "\\x1b" in contents_of(["\x1b[31m"], np.array([0])).texts[0]
+    assert "\\u001b" in contents_of(["\x1b[31m"], np.array([0])).texts[0]
 
 
 def test_tables_name_their_columns():

@@ -80,11 +80,9 @@ def test_a_damaged_file_is_named(found, tmp_path):
     for name, page in StoredValidation.of(found).pages().items():
         (tmp_path / name).write_bytes(page if isinstance(page, bytes) else page.encode())
     (tmp_path / "validation.json").write_text("{")
-    refused(r"folder: expected a readable validation, got .*validation.json", StoredValidation.load, tmp_path)
+    refused(r"folder: expected a readable validation.json, got .*validation.json", StoredValidation.load, tmp_path)
 
 
 def test_half_a_validation_is_named(found, tmp_path):
     (tmp_path / "validation.json").write_text(json.dumps(found.to_json()))
-    refused(
-        r"folder: expected a file written by giveaway validate, got .*validation.npz", StoredValidation.load, tmp_path
-    )
+    refused(r"folder: expected a file that exists, got .*validation.npz", StoredValidation.load, tmp_path)

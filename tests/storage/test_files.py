@@ -83,7 +83,7 @@ def test_places_that_cannot_be_written(tmp_path):
 def test_what_is_no_npz(tmp_path, content):
     path = tmp_path / "file.npz"
     path.write_bytes(content)
-    words = r"thing: expected a file written by its writer, got .* truncated or another"
+    words = r"thing: expected a whole file written by its writer, got .* truncated or not"
     refused(words, read_arrays, "thing", path, "its writer")
     np.save(tmp_path / "file.npy", np.zeros(3))  # a single array
     refused(words, read_arrays, "thing", tmp_path / "file.npy", "its writer")

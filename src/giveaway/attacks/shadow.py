@@ -32,12 +32,11 @@ from giveaway.attacks.shadow_store import (
     stored_seconds,
     summaries,
 )
-from giveaway.checks import InputError, check_choice, fail
+from giveaway.checks import InputError, check_choice, fail, raised_at
 from giveaway.records import Signals
 from giveaway.records.signals import KINDS, VECTORS
 
 FAILURES_NAMED = 3
-LONGEST_REASON = 160
 LEAST_TASKS = 4  # for each worker and wave
 WAITING_BYTES = 2**28  # of finished models that may wait to be stored
 
@@ -340,11 +339,9 @@ def _train_one(
         signals, kind = training.signals(training.train(indices, seed, **device), kind)
         return TrainedModel(number, signals[stored], time.perf_counter() - began, kind=kind)
     except Exception as error:
-        text = " ".join(f"{type(error).__name__}: {error}".split())
-        reason = text if len(text) <= LONGEST_REASON else text[: LONGEST_REASON - 1] + "…"
-        refused = isinstance(error, InputError)
-        trace = traceback.format_exc()
-        return TrainedModel(number, None, reason=str(error) if refused else reason, trace=trace, refused=refused)
+        refused, trace = isinstance(error, InputError), traceback.format_exc()
+        reason = str(error) if refused else raised_at(error)
+        return TrainedModel(number, None, reason=reason, trace=trace, refused=refused)
 
 
 def _unusable(signals: np.ndarray, rows: int) -> str:

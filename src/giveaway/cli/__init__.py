@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,15 @@ from giveaway.cli.validate_command import validate
 from giveaway.text import say
 from giveaway.version import VERSION
 
+TRACEBACK = "--traceback"
+HELP = 0
 EXPECTED = {"InputError": 2, "SolveError": 1, "ProcessError": 1}  # by name: importing them would cost --help its speed
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(VERSION, prog_name="giveaway")
-def cli() -> None:
+@click.option(TRACEBACK, is_flag=True, help="Show all that is known of an error, values of records too; at any place.")
+def cli(traceback: bool) -> None:
     """Find the training records whose presence your model gives away."""
 
 
@@ -115,25 +119,41 @@ def purge(folder: str) -> None:
 
 
 def main() -> None:
-    """Run, with every expected failure as one line on stderr: exit 2 for bad input, 1 for work that could not be done,
-    130 for Ctrl-C."""
+    """Run, with every failure as one line on stderr: exit 2 for bad input, 1 for work that could not be done, 130 for
+    Ctrl-C. What the user's code, or Python, says of an error may hold values: that takes --traceback."""
+    arguments = [word for word in sys.argv[1:] if word != TRACEBACK]
     try:
-        cli.main(prog_name="giveaway", standalone_mode=False)
+        cli.main(arguments, prog_name="giveaway", standalone_mode=False)
     except click.exceptions.Exit as stop:
         sys.exit(stop.exit_code)
-    except click.ClickException as error:
-        if type(error).__name__ == "NoArgsIsHelpError":  # unknown to click 8.1
-            say(error.format_message(), err=True)
-            sys.exit(2)
-        _stop(f"{error.format_message()} (giveaway --help lists commands and options)", 2)
-    except (KeyboardInterrupt, click.Abort):
-        _stop("interrupted; nothing was half-written", 130)
-    except (ValueError, RuntimeError) as error:
-        if type(error).__name__ not in EXPECTED:
-            raise
-        _stop(str(error), EXPECTED[type(error).__name__])
+    except (Exception, KeyboardInterrupt) as error:
+        if len(arguments) < len(sys.argv) - 1:
+            say(traceback.format_exc(), err=True)
+        # click takes a file that ends too early for the end of what somebody types
+        early = isinstance(error, click.Abort) and isinstance(error.__cause__, EOFError)
+        message, code = _in_a_line(error.__cause__ if early and error.__cause__ else error)
+        say(f"giveaway: {message}" if code != HELP else message, err=True)
+        sys.exit(code or 2)
 
 
-def _stop(message: str, code: int) -> None:
-    say("giveaway: " + " ".join(message.split()), err=True)
-    sys.exit(code)
+def _in_a_line(error: BaseException) -> tuple[str, int]:
+    """Return what to say of an error, and the exit code."""
+    kind = type(error).__name__
+    if kind == "NoArgsIsHelpError":  # unknown to click 8.1
+        return error.format_message(), HELP  # type: ignore[attr-defined]
+    if isinstance(error, click.ClickException):
+        said, code = f"{error.format_message()} (giveaway --help lists commands and options)", 2
+    elif isinstance(error, KeyboardInterrupt | click.Abort):
+        said, code = "interrupted; nothing was half-written", 130
+    elif kind in EXPECTED:
+        said, code = str(error), EXPECTED[kind]
+    elif isinstance(error, OSError) and error.strerror:
+        named = f" ({error.filename})" if error.filename else ""
+        said, code = f"the work could not be finished: {error.strerror}{named}; the rest with {TRACEBACK}", 1
+    elif isinstance(error, MemoryError):
+        said, code = f"the work could not be finished: not enough memory; the rest with {TRACEBACK}", 1
+    else:
+        from giveaway.checks import raised_at
+
+        said, code = f"{raised_at(error)}; what it says may hold values of records: see it with {TRACEBACK}", 1
+    return " ".join(said.split()), code

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +16,9 @@ import numpy as np
 import torch
 
 from giveaway.auditing.depths import METHODS, PROBES, DepthAudit, Method
-from giveaway.checks import InputError, check_choice, check_number, fail, nearest
+from giveaway.checks import InputError, check_choice, check_names, check_number, fail, nearest
 from giveaway.cli.options import RARE
-from giveaway.curvature.choice import Auto, Dense, Sketch, check_probes
+from giveaway.curvature.choice import MOST_PROBES, Auto, Dense, Sketch, check_probes
 from giveaway.extract import from_file, from_sklearn, from_torch
 from giveaway.extract.estimator_file import load_estimator
 from giveaway.extract.model_records import inputs_of_head
@@ -30,6 +29,8 @@ from giveaway.gp import Process
 from giveaway.linalg.processes import ALONE, Processes
 from giveaway.network.depths import CURVATURES, Depths, Ekfac, Solves, checked_depths
 from giveaway.records import Head, LossTrace
+from giveaway.storage.arrays import read_npy
+from giveaway.storage.files import read_toml
 
 Options = dict[str, Any]
 Say = Callable[[str], Any]
@@ -165,8 +166,8 @@ def _depth_method(options: Options) -> Method:
     if "depth_probes" in options and method != "sketch":
         given = _spelled("depth_method", options)
         raise fail("depth_probes", "a sketch", given, f"drop {_spelled('depth_probes', options)}")
-    if probes < 4 or probes % 2:
-        raise fail("depth_probes", "an even number of at least 4", str(probes), "64 suits a ranking")
+    if not 4 <= probes <= MOST_PROBES or probes % 2:
+        raise fail("depth_probes", f"an even number from 4 to {MOST_PROBES:,}", str(probes), "64 suits a ranking")
     solves = _given(options, ("tolerance", "allow_unconverged"))
     if method == "ekfac":
         return Ekfac()
@@ -198,10 +199,12 @@ def names_in(path: str, argument: str = "groups") -> np.ndarray:
     """Return one name a record, from an .npy file or the lines of a text file."""
     try:
         if path.endswith(".npy"):
-            return np.load(path, allow_pickle=False)
-        return np.array(Path(path).read_text(encoding="utf-8").splitlines())
+            return read_npy(Path(path))
+        lines = Path(path).read_bytes().decode("utf-8-sig").removesuffix("\n").split("\n")
+        names = [line.removesuffix("\r") for line in lines]
     except (OSError, EOFError, ValueError) as error:
         raise fail(argument, "a .npy of names, or a text file with one a line", path, "check the file") from error
+    return check_names(argument, names, len(names), unique=False)
 
 
 def read_config(given: Iterable[str], kinds: Mapping[str, type]) -> dict[str, Any]:
@@ -213,7 +216,8 @@ def read_config(given: Iterable[str], kinds: Mapping[str, type]) -> dict[str, An
     resolved: dict[str, Any] = {}
     for text in given:
         setting = re.match(r"([A-Za-z][A-Za-z0-9_-]*)=(.*)", text, re.DOTALL)
-        for key, value in ({setting[1]: setting[2]} if setting else _file(text)).items():
+        told = {setting[1]: setting[2]} if setting else read_toml("config", text, "a readable TOML file, or NAME=VALUE")
+        for key, value in told.items():
             name = key.replace("-", "_")
             if name not in kinds:
                 raise fail("config", "options of this command", f"{key!r}", nearest(name, kinds))
@@ -227,13 +231,6 @@ def read_config(given: Iterable[str], kinds: Mapping[str, type]) -> dict[str, An
                 raise fail("config", f"{WORDS[kind]} for {key}", repr(value), "correct it")
             resolved[name] = read
     return resolved
-
-
-def _file(path: str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise fail("config", "a readable TOML file, or NAME=VALUE", f"{path} ({error})", "correct it") from error
 
 
 def _parsed(text: str, kind: type) -> Any:

@@ -15,7 +15,7 @@ from giveaway.records.head import Window
 
 Curvature = DenseCurvature | SketchedCurvature
 
-LEAST_PROBES = 32
+LEAST_PROBES, MOST_PROBES = 32, 1 << 16
 EXPECTED_PRODUCTS = 16  # products that one block of probes takes, for the progress bar alone
 
 
@@ -74,8 +74,9 @@ def choose(head: Head, wanted: Any, processes: Processes = ALONE) -> Choice:
 
 
 def check_probes(sketch: Sketch) -> None:
-    """Refuse so few probes that the scores of a head would tell nothing."""
-    check_whole("probes", sketch.probes, LEAST_PROBES, remedy="256 suits most heads")
+    """Refuse so few probes that the scores of a head would tell nothing, and more than anybody would wait for."""
+    if check_whole("probes", sketch.probes, LEAST_PROBES, remedy="256 suits most heads") > MOST_PROBES:
+        raise fail("probes", f"at most {MOST_PROBES:,}", f"{sketch.probes:,}", "256 suits most heads")
 
 
 def check_sketch(head: Head, sketch: Sketch) -> None:

@@ -69,7 +69,7 @@ def early_features(
     try:
         network = copy.deepcopy(module) if initial else module
     except (RuntimeError, TypeError) as error:
-        got = f"a {type(module).__name__} that copy.deepcopy refuses ({' '.join(str(error).split())[:60]} …)"
+        got = f"a {type(module).__name__} that copy.deepcopy refuses ({type(error).__name__})"
         remedy = "run a freshly built model with initial=False"
         raise fail("initial", "a model that can be copied", got, remedy) from error
 

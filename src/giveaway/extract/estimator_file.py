@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from giveaway.checks import fail
-from giveaway.extract.user_files import TRUST, needs_pickle, reading
+from giveaway.extract.user_files import TRUST, needs_pickle
+from giveaway.storage.arrays import reading
 
 PICKLE_SUFFIXES = (".pkl", ".pickle", ".joblib")
 # Plain holders of numbers, unknown to skops: inside every MLP trained with adam or sgd, and inside encoders.

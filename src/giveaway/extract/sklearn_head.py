@@ -20,7 +20,6 @@ from sklearn.utils.validation import check_is_fitted
 from giveaway.checks import ROWS_PER_CHECK, InputError, as_tensor, check_shape, fail
 from giveaway.extract.arrays import linear_outputs
 from giveaway.extract.bags import out_of_bag
-from giveaway.extract.user_files import first_line
 from giveaway.records.head import Head
 
 LEAST_PROBABILITY = 1e-12
@@ -365,7 +364,7 @@ def refusals(estimator: Any) -> Iterator[None]:
         got = f"an unfitted {type(estimator).__name__}"
         raise fail("estimator", "a fitted estimator", got, "fit it first") from error
     except ValueError as error:
-        line = first_line(error)
+        line = str(error).partition("\n")[0]
         got = line if HARMLESS.match(line) else f"others ({type(error).__name__})"
         raise fail("X", "inputs the estimator accepts", got, REFIT) from error
 

@@ -22,7 +22,8 @@ from torch.utils.data import DataLoader
 
 from giveaway.checks import fail
 from giveaway.extract.batches import RecordBatch
-from giveaway.extract.user_files import first_line, needs_pickle, reading
+from giveaway.extract.user_files import needs_pickle
+from giveaway.storage.arrays import reading
 
 CHECKPOINT_KEYS = ("state_dict", "model_state_dict", "model")
 WRAPPER_PREFIXES = ("_orig_mod.", "module.")  # torch.compile, and the parallel wrappers
@@ -246,7 +247,7 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str], *, allow_pickle
     try:
         model.load_state_dict(state)
     except (RuntimeError, AttributeError, TypeError) as error:
-        got = _difference(expected, state) or first_line(error)
+        got = _difference(expected, state) or type(error).__name__
         remedy = "use the function that made the model of these weights"
         raise fail("weights", f"the parameters of {type(model).__name__}", got, remedy) from error
     return model

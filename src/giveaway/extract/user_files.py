@@ -12,8 +12,7 @@ import os
 import sys
 import zipfile
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,17 +20,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from giveaway.checks import InputError, as_tensor, fail, nearest
+from giveaway.checks import InputError, as_tensor, check_names, fail, nearest
 from giveaway.records import Signals
 from giveaway.records.examples import as_numbers, as_records
 from giveaway.records.rows import LARGE_BYTES, FileRows, LazyRows
 from giveaway.records.signals import KINDS as SIGNALS
 from giveaway.records.witnesses import HELD_OUT, is_relatives
-from giveaway.storage.arrays import read_arrays
+from giveaway.storage.arrays import PLAIN, npy_header, read_arrays, read_member, read_npy, reading
 
 TRUST = "trust it with --allow-pickle (it can run any code)"
-PICKLED = ("Object arrays", "Python objects in dtype")  # how NumPy begins to refuse them
-PLAIN = "save plain numbers and strings (no object arrays) with numpy.savez"
 COMPRESSED = "{} compressed, so read whole: numpy.savez would leave them on disk"
 SAFETENSORS = {
     "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<i2", "BOOL": "?", "U8": "u1", "I8": "i1",
@@ -45,34 +42,6 @@ HEAD = "head"  # the name of the file that may hold weight, bias and l2 beside t
 MOST_SUBGROUPS = 200  # a column with more values does not name subgroups
 
 Wanted = Callable[[str], bool]
-
-
-@contextmanager
-def reading(argument: str, path: str | os.PathLike[str], kind: str, plain: str = PLAIN) -> Iterator[Path]:
-    """Read `path` inside; turn any failure to read it as `kind` into an InputError about `argument`."""
-    file = Path(path)
-    try:
-        if not file.is_file():
-            raise fail(argument, "a file that exists", str(file), "check the path")
-        yield file
-    except (InputError, MemoryError):
-        raise
-    except PermissionError as error:
-        raise fail(argument, "a file that can be read", str(file), "check its permissions") from error
-    except (ImportError, AttributeError) as error:
-        got = f"{file.name}, which needs more ({first_line(error)})"
-        remedy = "run from the folder that holds that code, or install it"
-        raise fail(argument, "a file whose code can be imported", got, remedy) from error
-    except Exception as error:  # damaged zips and pickles fail with nearly every exception there is
-        if isinstance(error, ValueError) and any(words in str(error) for words in PICKLED):
-            raise fail(argument, "arrays that need no pickle", f"{file.name}, which needs it", plain) from error
-        got = f"{file.name}, truncated or not of that format"
-        raise fail(argument, f"a whole {kind}", got, "write the file again") from error
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of what `error` says, or its type where it says nothing."""
-    return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
 def needs_pickle(argument: str, expected: str, file: Path, remedy: str) -> InputError:
@@ -148,8 +117,8 @@ def signals_from(path: str | os.PathLike[str]) -> Signals:
         if len(kinds) != 1 or "members" not in stored.files:
             expected = f"members and one of {', '.join(SIGNALS)} in {file.name}"
             raise fail("signals", expected, "keys " + ", ".join(stored.files), "store one kind of signal")
-        values, members = stored[kinds[0]], stored["members"]
-        labels = stored["labels"] if "labels" in stored.files else None
+        values, members = read_member(stored, kinds[0]), read_member(stored, "members")
+        labels = read_member(stored, "labels") if "labels" in stored.files else None
     records = values.shape[1] if values.ndim > 1 else 0
     if members.dtype == np.uint8 and members.ndim == 2 and members.shape[1] == -(-records // 8) != records:
         members = np.unpackbits(members, axis=1)[:, :records]
@@ -159,10 +128,8 @@ def signals_from(path: str | os.PathLike[str]) -> Signals:
 def row_numbers(path: str | os.PathLike[str]) -> np.ndarray:
     """Return the integers of an .npy file, or of the key `index` of an .npz."""
     with reading("rows", path, ".npy or .npz file") as file:
-        stored = np.load(file, allow_pickle=False)
-        if isinstance(stored, np.ndarray):
-            return stored
-        stored.close()
+        if file.suffix == ".npy":
+            return read_npy(file)
     return read_npz_keys("rows", path, ("index",))[0]
 
 
@@ -193,7 +160,8 @@ def _read_csv(path: str) -> dict[str, np.ndarray]:
         raise fail("subgroups", f"{len(heading)} cells a line", f"{path}, where lines differ", "repair the file")
     if len(set(heading)) < len(heading):
         raise fail("subgroups", "a different heading for each column", f"{path}, where two are equal", "rename one")
-    return {name: np.array([line[place] for line in lines]) for place, name in enumerate(heading)}
+    columns = zip(heading, zip(*lines, strict=True), strict=True) if lines else ((name, ()) for name in heading)
+    return {name: check_names("subgroups", cells, len(lines), unique=False) for name, cells in columns}
 
 
 def read_npz_keys(argument: str, path: Any, keys: tuple[str, ...], plain: str = PLAIN) -> list[np.ndarray]:
@@ -203,7 +171,7 @@ def read_npz_keys(argument: str, path: Any, keys: tuple[str, ...], plain: str = 
             if key not in stored.files:
                 got = "keys " + ", ".join(stored.files)
                 raise fail(key if len(keys) > 1 else argument, f"the key {key} in {file.name}", got, "add it")
-        return [stored[key] for key in keys]
+        return [read_member(stored, key) for key in keys]
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,7 +203,7 @@ def read_stored(argument: str, path: Path, wanted: Wanted, large: int) -> tuple[
         if not wanted(name):
             return {}, [name]
         with file.open("rb") as stream:
-            dtype, shape, order, offset = _npy_header(stream)
+            dtype, shape, order, offset = npy_header(stream)
         whole = not shape or not math.prod(shape)
         array = np.load(file, allow_pickle=False) if whole else _mapped(file, dtype, shape, order, offset)
         return {name: StoredArray(array)}, []
@@ -322,7 +290,7 @@ def _read_npz(file: Path, wanted: Wanted, large: int) -> tuple[dict[str, StoredA
             info = members[name]
             stands = info.compress_type == zipfile.ZIP_STORED and not info.flag_bits & 1
             array = _mapped_member(file, stream, info) if stands and info.file_size >= large else None
-            whole = stored[name] if array is None else array
+            whole = read_member(stored, name) if array is None else array
             arrays[name] = StoredArray(whole, compressed=not stands and whole.nbytes >= large)
     return arrays, sorted(others)
 
@@ -335,22 +303,11 @@ def _mapped_member(file: Path, stream: Any, info: zipfile.ZipInfo) -> np.ndarray
         raise ValueError("no local header")
     start = info.header_offset + 30 + int.from_bytes(local[26:28], "little") + int.from_bytes(local[28:30], "little")
     stream.seek(start)
-    dtype, shape, order, offset = _npy_header(stream)
+    dtype, shape, order, offset = npy_header(stream)
     count = math.prod(shape)
     if offset + count * dtype.itemsize != start + info.file_size:
         raise ValueError("a member that ends elsewhere")
     return _mapped(file, dtype, shape, order, offset) if shape and count else None
-
-
-def _npy_header(stream: Any) -> tuple[np.dtype, tuple[int, ...], Any, int]:
-    version = np.lib.format.read_magic(stream)
-    if version not in ((1, 0), (2, 0)):
-        raise ValueError("another version")
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, fortran, dtype = read(stream)
-    if dtype.hasobject:
-        raise ValueError(f"{PICKLED[0]} are not read")
-    return dtype, shape, "F" if fortran else "C", stream.tell()
 
 
 def _read_safetensors(file: Path, wanted: Wanted, large: int) -> tuple[dict[str, StoredArray], list[str]]:

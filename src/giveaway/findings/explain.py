@@ -24,6 +24,17 @@ RECOGNIZED = np.log(2.0)  # the loss at which a class has half of the probabilit
 VARIANTS = {"mirror": "mirror image", "shift": "shifted image"}
 
 
+def about(count: int, *, down: bool = False) -> int:
+    """Round a count to tens, and by up to 5 %, so that a row more or less rarely changes what is shared.
+
+    >>> [about(count) for count in (3, 14, 137, 1_234, 56_789)], about(137, down=True)
+    ([10, 10, 140, 1200, 55000], 130)
+    """
+    unit = 10 ** max(1, len(str(count)) - 2)
+    step = unit * (1 if count < 20 * unit else 2 if count < 50 * unit else 5)
+    return max(10, step * (count // step if down else round(count / step)))
+
+
 def why(table: ScoreTable, rows: np.ndarray, *, nearest: bool = True, values: bool = True) -> list[str]:
     """Return one phrase per row that says how it stands out; without `values` it holds no target but classes."""
     columns = [[""] * len(rows)]
@@ -158,7 +169,7 @@ class Breakdown:
         """Return the shareable form; None if fewer than ten rows are the most exposed.
 
         Counts below ten, on either side, are withheld, and as many others as it takes so that none of them follows from
-        the total.
+        the total; the others are rounded, and so is what is made of them.
         """
         if self.top < LEAST:
             return None
@@ -169,13 +180,16 @@ class Breakdown:
                 break
             hidden.add(group.name)
         shown: list[dict[str, Any]] = []
-        for group in sorted(groups, key=lambda group: (-group.rows, group.name)):
-            shown.append({"name": group.name, "rows": group.rows, "among_the_most_exposed": None})
+        all_rows, top = about(self.rows), about(self.top)
+        for group in sorted(groups, key=lambda group: (-about(group.rows), group.name)):
+            shown.append({"name": group.name, "rows": about(group.rows), "among_the_most_exposed": None})
             if group.name not in hidden:
-                chance = {"by_chance_from": round(group.low, 4), "by_chance_to": round(group.high, 4)}
-                ratio = {"times_an_even_share": round(group.ratio, 4), **chance}
-                shown[-1] |= {"among_the_most_exposed": group.exposed, **ratio}
-        return {"kind": self.kind, "most_exposed": self.top, "groups": shown}
+                rows, exposed = min(about(group.rows), all_rows), min(about(group.exposed), top)
+                coarse = group_of(group.name, rows, exposed, all_rows, top)
+                chance = {"by_chance_from": round(coarse.low, 2), "by_chance_to": round(coarse.high, 2)}
+                ratio = {"times_an_even_share": round(coarse.ratio, 2), **chance}
+                shown[-1] |= {"among_the_most_exposed": exposed, **ratio}
+        return {"kind": self.kind, "most_exposed": top, "groups": shown}
 
 
 def breakdowns(table: ScoreTable) -> list[Breakdown]:

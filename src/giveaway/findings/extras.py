@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 import numpy as np
 import torch
@@ -24,8 +24,10 @@ from giveaway.findings.canaries import Candidates, candidates, mean_of_records
 from giveaway.findings.mitigation import RemovalEffect, removals, row_of_record
 from giveaway.records import Head, ScoreTable
 from giveaway.records.examples import CHANNELS
+from giveaway.records.meta import check_fields
 from giveaway.records.score_table import TableFolder
-from giveaway.storage.arrays import read_arrays, to_numpy
+from giveaway.storage.arrays import read_arrays, reading, to_numpy
+from giveaway.storage.files import parse_json
 from giveaway.text import shown_text
 
 FILE = "look.npz"
@@ -106,7 +108,12 @@ class ReportExtras:
         if not path.is_file():
             return cls(missing=dict.fromkeys(PARTS, "the audit folder was made without it: run giveaway audit again"))
         arrays = read_arrays("folder", path, "giveaway audit")
-        stated = json.loads(str(arrays["stated"]))
+        with reading("folder", path, "file written by giveaway audit"):
+            return cls._of(arrays, parse_json(str(arrays["stated"])))
+
+    @classmethod
+    def _of(cls, arrays: dict[str, np.ndarray], stated: dict[str, Any]) -> ReportExtras:
+        """Return what `to_bytes` took apart."""
         mapped, held, contents = None, None, None
         if stated.get("map") is not None:
             mapped = _put_together(FeatureMap, "map_", arrays, stated["map"])
@@ -130,7 +137,9 @@ def _take_apart(part: Any, prefix: str, arrays: dict[str, np.ndarray]) -> dict[s
 
 def _put_together(kind: type[Made], prefix: str, arrays: dict[str, np.ndarray], stated: dict[str, Any]) -> Made:
     names = [item.name for item in fields(kind) if item.name not in stated]  # type: ignore[arg-type]
-    return kind(**stated, **{name: arrays[prefix + name] for name in names})
+    values = {**stated, **{name: arrays[prefix + name] for name in names}}
+    check_fields(FILE, values, get_type_hints(kind))
+    return kind(**values)
 
 
 def make_extras(

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-import json
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +18,7 @@ from giveaway.checks import fail, nearest
 from giveaway.findings.changes import LEAST_RETRAINS, Measurement, check_column, measure_change, share_above
 from giveaway.records import ScoreTable
 from giveaway.records.score_table import TableFolder
+from giveaway.storage.files import read_json, read_toml
 
 FILE = "gate.json"
 SCHEMA = 1
@@ -184,20 +183,21 @@ def judge(rules: Rules, folder: str | Path, today: datetime.date, table: ScoreTa
 
 
 def _measured_count(place: str, rule: Rule, table: ScoreTable, folder: Path) -> Measurement:
+    remedy = "run giveaway validate on the folder again"
+    file = TableFolder(folder).verified("validation.json")
+    if not file.is_file():
+        raise fail(place, "an audit that was validated", "none", "run giveaway validate on the folder first")
+    stated = read_json(place, file, remedy)
     try:
-        stated = json.loads(TableFolder(folder).verified("validation.json").read_text(encoding="utf-8"))
         records, models, exposed = int(stated["records"]), int(stated["models"]), stated["at_least_exposed"]
         count, by_success = int(exposed["records"]), int(exposed["by_success"])
         power = float(exposed["power_at_twice_that"]) * int(exposed["judged"]) / records
         sure = float(exposed["confidence"])
-    except FileNotFoundError as error:
-        raise fail(place, "an audit that was validated", "none", "run giveaway validate on the folder first") from error
-    except (ValueError, KeyError, TypeError) as error:
-        remedy = "run giveaway validate on the folder again"
+    except (ValueError, KeyError, TypeError, ArithmeticError) as error:
         raise fail(place, "a readable validation.json", "one that is not", remedy) from error
     if records != len(table):
         got = f"one of {records} records beside an audit of {len(table)}"
-        raise fail(place, "a validation of this audit", got, "run giveaway validate on the folder again")
+        raise fail(place, "a validation of this audit", got, remedy)
     most = max(count, by_success)  # a count must not pass where the attack's own success says more
     value, allowed, limit = most / records, rule.at_most_share, f"{rule.at_most_share:.3%} of them"
     if rule.at_most is not None:
@@ -256,11 +256,7 @@ RULE_KEYS = {
 def read_rules(path: str | Path) -> Rules:
     """Read the rules of a TOML file and refuse, with one line, whatever could not be judged later."""
     file = Path(path)
-    try:
-        content = file.read_bytes()
-        given = tomllib.loads(content.decode("utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise fail("gate", "a readable TOML file of rules", f"{path} ({error})", "correct it") from error
+    given = read_toml("gate", file, "a readable TOML file of rules")
     if type(given.get("schema")) is not int or given["schema"] != SCHEMA:
         raise fail("gate", f"schema = {SCHEMA}", repr(given.get("schema")), "name the version of the file format")
     for key in given:
@@ -279,7 +275,7 @@ def read_rules(path: str | Path) -> Rules:
     for waiver in waivers:
         if waiver.rule not in names:
             raise fail("waiver", "the name of a rule in this file", repr(waiver.rule), nearest(waiver.rule, names))
-    return Rules(rules, tuple(waivers), hashlib.sha256(content).hexdigest())
+    return Rules(rules, tuple(waivers), hashlib.sha256(file.read_bytes()).hexdigest())
 
 
 def _tables(given: dict[str, Any], key: str) -> list[tuple[int, dict[str, Any]]]:

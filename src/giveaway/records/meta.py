@@ -6,9 +6,39 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, ClassVar, Self, get_args, get_type_hints
+from types import UnionType
+from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
 from giveaway.checks import fail
+
+LARGEST = 1e300  # of a number in the metadata: pages multiply them
+
+
+def check_fields(place: str, given: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
+    """Refuse an entry of `given` that is not what its annotation in `kinds` says; a.b is an entry of the entry a, which
+    must be there."""
+    for name, kind in kinds.items():
+        value: Any = given
+        for key in name.split("."):
+            value = value.get(key) if isinstance(value, Mapping) else None
+        if not fits(value, kind) and (value is not None or "." in name):
+            raise fail(
+                "meta", f"another kind of {name} in {place}", f"a {type(value).__name__}", "write the audit again"
+            )
+
+
+def fits(value: Any, kind: Any) -> bool:
+    """Whether a value read from JSON is what the annotation `kind` says."""
+    inner = get_args(kind)
+    if get_origin(kind) is UnionType:
+        return any(fits(value, each) for each in inner)
+    if get_origin(kind) is Mapping:
+        return isinstance(value, Mapping) and all(isinstance(n, str) and fits(v, inner[1]) for n, v in value.items())
+    if get_origin(kind) in (Sequence, list):
+        return isinstance(value, list | tuple) and all(fits(each, inner[0]) for each in value)
+    if kind in (int, float):
+        return isinstance(value, int | kind) and not isinstance(value, bool) and abs(value) < LARGEST
+    return kind is Any or isinstance(value, kind)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +57,7 @@ class Section:
         names = {cls.KEYS.get(one.name, one.name): one for one in fields(cls) if one.name != "more"}
         missing = {one.name: None for one in names.values() if one.default is one.default_factory is MISSING}
         known = {one.name: given[key] for key, one in names.items() if key in given}
+        check_fields(cls.__name__, known, {one.name: get_type_hints(cls)[one.name] for one in names.values()})
         return cls(**missing | known, more={key: value for key, value in given.items() if key not in names})
 
     def to_json(self) -> dict[str, Any]:
@@ -250,7 +281,7 @@ class Meta(Section):
             kind = next(iter(get_args(hint)), None)
             if isinstance(kind, type) and issubclass(kind, Section) and read.get(name) is not None:
                 read[name] = kind.from_json(read[name])
-        if read.get("depths") is not None:
+        if isinstance(read.get("depths"), Mapping):
             read["depths"] = {depth: DepthReport.from_json(report) for depth, report in read["depths"].items()}
         return super().from_json(read)
 

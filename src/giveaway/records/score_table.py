@@ -12,18 +12,17 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from giveaway.checks import InputError, check_names, check_number, fail, nearest
+from giveaway.checks import ROWS_PER_CHECK, InputError, check_names, check_number, fail, nearest
 from giveaway.records.meta import Meta
-from giveaway.storage.arrays import read_arrays
-from giveaway.storage.files import write_atomically
+from giveaway.storage.arrays import packed, read_arrays, reading, unpacked
+from giveaway.storage.files import parse_json, write_atomically
 from giveaway.storage.folder import MarkedFolder
-from giveaway.text import shown_text
+from giveaway.text import csv_cell, shown_text
 
 DEFAULT_RANKING = ("fused", "newton")
 MARKER = "audit.json"
 ROWS_SHOWN = 10
 CAVEAT = "A ranking, not a count; a low score is not evidence of safety."
-FORMULA_STARTS = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
 
 
 class TableFolder(MarkedFolder):
@@ -107,9 +106,12 @@ class ScoreTable:
     def write_csv(self, stream: BinaryIO) -> None:
         """Write what `to_csv` writes to an open file."""
         columns = {"id": self.ids, **self.attributes, **self.scores}
-        listed = [[_csv_text(value) for value in values.tolist()] for values in columns.values()]
-        lines = [map(_csv_text, columns), *zip(*listed, strict=True)]
-        stream.write("".join(",".join(line) + "\n" for line in lines).encode("utf-8", "backslashreplace"))
+        lines: Iterable[Iterable[str]] = [map(csv_cell, columns)]
+        for start in range(0, len(self) + ROWS_PER_CHECK, ROWS_PER_CHECK):
+            text = "".join(",".join(line) + "\n" for line in lines)
+            stream.write(text.encode("utf-8", "backslashreplace"))
+            block = slice(start, start + ROWS_PER_CHECK)
+            lines = zip(*(map(csv_cell, values[block].tolist()) for values in columns.values()), strict=True)
 
     def to_pandas(self) -> Any:
         """Return a pandas DataFrame indexed by id."""
@@ -130,7 +132,7 @@ class ScoreTable:
         arrays = {f"score:{k}": v for k, v in self.scores.items()}
         arrays |= {f"attribute:{k}": v for k, v in self.attributes.items()}
         arrays |= {"ids": self.ids, "meta": np.array(json.dumps(self.meta.to_json(), allow_nan=False))}
-        folder.stage(f"{name}.npz", lambda stream: np.savez(stream, allow_pickle=False, **arrays))
+        folder.stage(f"{name}.npz", lambda stream: np.savez(stream, allow_pickle=False, **packed(arrays)))
         folder.stage(f"{name}.csv", self.write_csv)
 
     @classmethod
@@ -139,14 +141,18 @@ class ScoreTable:
         path = TableFolder(folder).verified(f"{name}.npz")
         if not path.is_file():
             raise fail("folder", f"an audit folder with {name}.npz", str(folder), "run giveaway audit there first")
-        arrays = read_arrays("folder", path, "ScoreTable.save")
-        if not {"meta", "ids"} <= arrays.keys():
-            raise fail("folder", f"{name}.npz of an audit", "another .npz", "name the folder given to --out")
-        scores, attributes = (
-            {key.removeprefix(kind): values for key, values in arrays.items() if key.startswith(kind)}
-            for kind in ("score:", "attribute:")
-        )
-        return cls(scores, arrays["ids"], Meta.from_json(json.loads(str(arrays["meta"]))), attributes)
+        stored = read_arrays("folder", path, "ScoreTable.save")
+        with reading("folder", path, "file written by ScoreTable.save"):
+            arrays = unpacked(stored)
+            if not {"meta", "ids"} <= arrays.keys():
+                raise fail("folder", f"{name}.npz of an audit", "another .npz", "name the folder given to --out")
+            scores, attributes = (
+                {key.removeprefix(kind): values for key, values in arrays.items() if key.startswith(kind)}
+                for kind in ("score:", "attribute:")
+            )
+            if any(values.dtype.kind not in "fiubU" for values in attributes.values()):
+                raise ValueError("other columns")
+            return cls(scores, arrays["ids"], Meta.from_json(parse_json(str(arrays["meta"]))), attributes)
 
     def __repr__(self) -> str:
         columns = self._shown()
@@ -182,15 +188,6 @@ class ScoreTable:
     def _more(self) -> list[str]:
         hidden = len(self) - ROWS_SHOWN
         return [f"… {hidden} more rows"] if hidden > 0 else []
-
-
-def _csv_text(value: Any) -> str:
-    if not isinstance(value, str):
-        return repr(value)
-    if value.lstrip().startswith(FORMULA_STARTS):
-        value = "'" + value
-    # not the csv module, which leaves a lone carriage return bare: what follows it would start a row of its own
-    return '"' + value.replace('"', '""') + '"' if any(mark in value for mark in ',"\r\n') else value
 
 
 def _cell(value: Any) -> str:

@@ -1,13 +1,14 @@
 """The templates that all pages are made from, and the pages to share: the summary of an audit, and an index of many.
 
-What is shared holds no ids, no neighbours, no map, and no group of fewer than ten rows, and nothing that depends on one
-row: quantiles stand for at least ten rows. Of the metadata it holds only what describes the audit, never a path; of the
-user's own words the title, and the names of classes and subgroups of ten rows or more.
+What is shared holds no ids, no neighbours, no map, and no group of fewer than ten rows. Counts are rounded, and scores
+and shares have one or two digits, so that a row more or less rarely changes a figure; where it does, two summaries of
+neighbouring data sets tell something of that row. Of the metadata it holds only what describes the audit, never a path;
+of the user's own words the title, and the names of classes and subgroups of ten rows or more.
 """
 
 import datetime
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -18,11 +19,12 @@ import numpy as np
 from markupsafe import Markup
 
 from giveaway.checks import InputError, fail
-from giveaway.findings.explain import LEAST, breakdowns
+from giveaway.findings.explain import LEAST, about, breakdowns
 from giveaway.records import ScoreTable
-from giveaway.records.meta import Provenance
+from giveaway.records.meta import Provenance, check_fields
 from giveaway.reporting.validation import StoredValidation, agreement_lines
-from giveaway.reporting.words import access_of, found_elsewhere, headline, notes, standing
+from giveaway.reporting.words import access_of, at_least, found_elsewhere, headline, notes, standing
+from giveaway.storage.files import read_json
 from giveaway.text import shown_text
 
 SCHEMA = "giveaway.summary/1"
@@ -70,40 +72,55 @@ def summary(table: ScoreTable, measured: StoredValidation | None = None) -> dict
     origin = meta.provenance or Provenance()
     by = table.ranking()
     values = table[by]
+    tiny = 1e-3 * np.abs(values).max(initial=0.0)  # the first digit of what is smaller would be noise
     spread = section(lambda: [shared for each in breakdowns(table) if (shared := each.to_json()) is not None])
     found: dict[str, Any] = {
         "schema": SCHEMA,
-        "statement": headline(table, measured, chosen),
+        "statement": headline(table, measured, chosen, shared=True),
         "measured": measured is not None,
         "found_on_benchmarks": found_elsewhere(by),
         "standing": dict(standing(table, measured, chosen)),
         "title": meta.title,
-        "notes": notes(table, shared=True) if len(table) >= LEAST else [],
+        "notes": (section(lambda: notes(table, shared=True)).content or []) if len(table) >= LEAST else [],
         "unit": meta.unit,
-        "rows": len(table),
-        "records": meta.records or len(table),
+        "rows": about(len(table)),
+        "records": about(meta.records or len(table)),
         "loss": meta.loss,
         "access": chosen,
         "ranked_by": by,
         "quantiles": {
-            name: float(f"{np.quantile(values, 1 - share):.4g}")
+            name: 0.0 if abs(value) < tiny else float(f"{value:.1g}")
             for name, share in SHARES
             if share * len(values) >= LEAST  # at least ten rows lie above
+            for value in [np.quantile(values, 1 - share)]
         },
         "spread_over": spread.content or [],
         "no_spread": "This section could not be made." if spread.note else None,  # an error's words may hold values
-        "l2_sensitivity": meta.l2_sensitivity if len(table) >= LEAST else None,
+        "l2_sensitivity": coarse(meta.l2_sensitivity, 1) if len(table) >= LEAST else None,
         "seconds": meta.seconds,
         "audit": origin.audit,
         "versions": dict(origin.versions) or None,
         "date": origin.date or datetime.date.today().isoformat(),
     }
     if "predicted_success" in table.scores and len(table) >= LEAST:
-        found["mean_predicted_success"] = round(float(table["predicted_success"].mean()), 4)
+        found["mean_predicted_success"] = round(float(table["predicted_success"].mean()), 2)
     if measured is not None:
-        stated = ("models", "records", "at_least_exposed", "lira", "agreement")
-        found["validation"] = {name: measured.stated[name] for name in stated}
+        told = ("records", "at_least_exposed", "lira", "agreement")
+        found["validation"] = {name: coarse(measured.stated[name]) for name in told}
+        found["validation"]["models"] = measured.stated["models"]
+        found["validation"]["at_least_exposed"]["records"] = at_least(measured.stated["at_least_exposed"]["records"])
     return found
+
+
+def coarse(value: Any, digits: int = 2) -> Any:
+    """Round every count and share of nested JSON as what is shared is rounded."""
+    if isinstance(value, Mapping):
+        return {name: coarse(each, digits) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [coarse(each, digits) for each in value]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    return round(value, digits) if isinstance(value, float) else about(value)
 
 
 def summary_pages(table: ScoreTable, measured: StoredValidation | None = None) -> dict[str, str]:
@@ -123,27 +140,24 @@ def index_page(folders: Sequence[str | Path]) -> str:
     return page("index.html", audits=[_index_entry(Path(folder)) for folder in folders])
 
 
-def _index_entry(folder: Path) -> dict[str, Any]:
+def _index_entry(folder: Path) -> list[str]:
+    """Return the cells of an audit's row, as the template orders them: others may have written the summary."""
     path = folder / "summary.json"
     if not path.is_file():
         raise fail("folders", "audit folders with summary.json", str(folder), "run giveaway report there first")
-    found = _read_json(path)
+    remedy = "run giveaway report there again"
+    found = read_json("folders", path, remedy)
     if found.get("schema") != SCHEMA or not found.keys() >= IN_INDEX:
-        expected, got = f"summaries of the schema {SCHEMA}", f"{path}, another"
-        raise fail("folders", expected, got, "run giveaway report there again")
-    verdict = "none"
+        raise fail("folders", f"summaries of the schema {SCHEMA}", f"{path}, another", remedy)
+    verdict, measured = "none", "not measured"
     if (folder / "gate.json").is_file():
-        gate = _read_json(folder / "gate.json")
+        gate = read_json("folders", folder / "gate.json", remedy)
         verdict = "met" if gate.get("met") else "not met" if gate.get("exit_code", 3) else "waived"
-        verdict = shown_text(f"{verdict}, {gate.get('date', 'undated')}", 40)
-    return {"name": shown_text(folder.resolve().name, 60), "found": found, "gate": verdict}
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise fail("folders", "readable JSON", str(path), "run giveaway report there again") from error
-    if not isinstance(found, dict):
-        raise fail("folders", "a JSON object", str(path), "run giveaway report there again")
-    return found
+        verdict = f"{verdict}, {gate.get('date', 'undated')}"
+    if (validation := found.get("validation")) is not None:
+        check_fields(str(path), validation, {"at_least_exposed.records": int, "records": int})
+        measured = f"{validation['at_least_exposed']['records']} of {validation.get('records')}"
+    rows = f"{found['rows']} {'people' if found['unit'] == 'person' else 'records'}"
+    predicted = found.get("mean_predicted_success", "–")
+    cells = (folder.resolve().name, found["date"], rows, found["ranked_by"], found["access"], measured, predicted)
+    return [shown_text(cell, 600) for cell in (*cells, verdict, found["statement"])]

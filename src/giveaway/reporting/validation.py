@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,29 @@ import numpy as np
 from giveaway.auditing.validate import Validation
 from giveaway.checks import fail
 from giveaway.records import ScoreTable
+from giveaway.records.meta import check_fields
 from giveaway.records.score_table import TableFolder
 from giveaway.reporting.figures import loss_by_influence, recall_curves, roc_curves, roc_points
 from giveaway.reporting.picture import figure_bytes
-from giveaway.storage.arrays import read_arrays
+from giveaway.storage.arrays import read_arrays, reading
+from giveaway.storage.files import read_json
 
 STATED, VALUES = "validation.json", "validation.npz"
+AGAIN = "run giveaway validate again"
+MEASURED = {
+    "models": int,
+    "records": int,
+    "conclusion": str,
+    "recipe": str | None,
+    "trained": str | None,
+    "at_least_exposed.records": int,
+    "at_least_exposed.flagged": int,
+    "at_least_exposed.confidence": float,
+    "at_least_exposed.false_discovery_rate": float,
+    "at_least_exposed.power_at_twice_that": float,
+    "lira.auc": Sequence[float],
+    "agreement": Mapping[str, Mapping[str, Sequence[float] | float | None]],
+}  # what pages read of validation.json, and its kind
 ARRAYS = ("success", "effect_size", "flagged", "judged", "expected", "low", "high", "false_positives", "true_positives")
 
 
@@ -63,16 +80,18 @@ class StoredValidation:
         path, place = Path(folder), TableFolder(folder)
         if not (file := place.verified(STATED)).is_file():
             return None
-        try:
-            stated = json.loads(file.read_text(encoding="utf-8"))
-        except ValueError as error:
-            got = f"{path / STATED}, which is not"
-            raise fail("folder", "a readable validation", got, "run giveaway validate again") from error
+        stated = read_json("folder", file, AGAIN)
         arrays = read_arrays("folder", place.verified(VALUES), "giveaway validate")
         if set(arrays) != set(ARRAYS):
             got = f"{path / VALUES} of another version"
-            raise fail("folder", "a validation of this version", got, "run giveaway validate again")
-        return cls(stated, **arrays)
+            raise fail("folder", "a validation of this version", got, AGAIN)
+        with reading("folder", file, "validation"):
+            check_fields(STATED, stated, MEASURED)
+            agreement_lines(stated)
+            of_records = {len(arrays[name]) for name in ("success", "effect_size", "flagged")}
+            if of_records != {stated["records"]} or {array.dtype.kind for array in arrays.values()} - set("fb"):
+                raise ValueError("arrays of other records")
+            return cls(stated, **arrays)
 
 
 def validation_pages(table: ScoreTable, found: Validation, stored: StoredValidation) -> dict[str, str | bytes]:

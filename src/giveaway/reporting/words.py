@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from giveaway.checks import check_choice, fail
-from giveaway.findings.explain import LEAST
+from giveaway.findings.explain import LEAST, about
 from giveaway.network.depths import suffix
 from giveaway.records import ScoreTable
 from giveaway.records.meta import CurvatureReport, Meta
@@ -90,26 +90,37 @@ def check_access(access: str, loss: str | None) -> str:
     return access
 
 
-def headline(table: ScoreTable, measured: StoredValidation | None, access: str) -> str:
-    """Return one paragraph: a ranking, or the count that shadow models can defend."""
+def headline(table: ScoreTable, measured: StoredValidation | None, access: str, *, shared: bool = False) -> str:
+    """Return one paragraph: a ranking, or the count that shadow models can defend; if `shared`, with rounded counts."""
+    told = shared_count if shared else str
     if measured is not None:
-        return _counted(table, measured)
-    people = f" of {len(table)} people" if table.meta.by_person else ""
+        return _counted(table, measured, told)
+    people = f" of {told(len(table))} people" if table.meta.by_person else ""
     return (
-        f"Ranking only: {table.meta.records or len(table)} records{people}, ordered by estimated exposure to an "
+        f"Ranking only: {told(table.meta.records or len(table))} records{people}, ordered by estimated exposure to an "
         f"attacker who holds the record and has {_access(table, access)}. No attack was measured on this model, so no "
         "number of exposed records is stated. A low rank is not evidence of safety, and this is no finding on "
         "anonymity or compliance."
     )
 
 
-def _counted(table: ScoreTable, measured: StoredValidation) -> str:
+def shared_count(count: int) -> str:
+    """Write a count as those may see it who may not see the data."""
+    return f"fewer than {LEAST}" if count < LEAST else f"about {about(count):,}"
+
+
+def at_least(count: int) -> int:
+    """Round down a count that is a lower bound, to one where it is fewer than ten."""
+    return about(count, down=True) if count >= LEAST else min(count, 1)
+
+
+def _counted(table: ScoreTable, measured: StoredValidation, told: Callable[[int], str]) -> str:
     count, stated = measured.stated["at_least_exposed"], measured.stated
     sure, wrong = (f"{100 * count[name]:.3g} %" for name in ("confidence", "false_discovery_rate"))
     basis = f"({stated['models']} shadow models, {sure} confidence)"
     flagged = ""
     if count["flagged"]:
-        flagged = f"{count['flagged']} records are flagged, of which at most {wrong} are expected to be wrong. "
+        flagged = f"{told(count['flagged'])} records are flagged, of which at most {wrong} are expected to be wrong. "
     power = f"of records twice as exposed as that, the test finds about {100 * count['power_at_twice_that']:.2g} %"
     by_record = ""
     if table.meta.by_person:
@@ -120,12 +131,13 @@ def _counted(table: ScoreTable, measured: StoredValidation) -> str:
     if not count["records"]:
         return (
             f"No number of exposed records can be stated for this training recipe {basis}, which does not mean that "
-            f"none of the {stated['records']} is exposed. {flagged}A record counts as exposed if an attack guesses "
-            f"right more than 70 % of the time whether it was used in training; {power}, and fewer of the others. "
-            f"Train more shadow models.{by_record}"
+            f"none of the {told(stated['records'])} is exposed. {flagged}A record counts as exposed if an attack "
+            f"guesses right more than 70 % of the time whether it was used in training; {power}, and fewer of the "
+            f"others. Train more shadow models.{by_record}"
         )
+    least = count["records"] if told is str else at_least(count["records"])
     return (
-        f"At least {count['records']} of {stated['records']} records are exposed under this training recipe {basis}: "
+        f"At least {least} of {told(stated['records'])} records are exposed under this training recipe {basis}: "
         f"an attack guesses right more than 70 % of the time whether such a record was used in training. {flagged}More "
         f"may be exposed: {power}, and fewer of the others.{by_record}"
     )
@@ -151,7 +163,7 @@ def standing(table: ScoreTable, measured: StoredValidation | None, access: str) 
     if measured is not None:
         auc, low, high = measured.stated["lira"]["auc"]
         found = [
-            f"LiRA over {measured.stated['models']} shadow models: AUC {auc:.3f} ({low:.3f} to {high:.3f}).",
+            f"LiRA over {measured.stated['models']} shadow models: AUC {auc:.2f} ({low:.2f} to {high:.2f}).",
             "The count above, which is a lower bound: with few models, exposed records are missed. It is about the "
             "training recipe, not about this one model.",
         ]
@@ -177,16 +189,12 @@ def standing(table: ScoreTable, measured: StoredValidation | None, access: str) 
 
 def _about_predictions(table: ScoreTable) -> list[str]:
     there = any(name.startswith("predicted_") for name in table.columns)
-    return [PREDICTED[table.meta.predicted_by or "theory of the head"]] if there else []
+    return [PREDICTED.get(table.meta.predicted_by or "", PREDICTED["theory of the head"])] if there else []
 
 
 def notes(table: ScoreTable, *, shared: bool = False) -> list[str]:
-    """Say what a reader must know of this table besides its numbers; if `shared`, without counts of a few rows."""
-    meta = table.meta
-
-    def told(count: int) -> str:
-        return f"fewer than {LEAST}" if shared and 0 < count < LEAST else str(count)
-
+    """Say what a reader must know of this table besides its numbers; if `shared`, with rounded counts."""
+    meta, told = table.meta, shared_count if shared else str
     said = [*_about_view(meta), *_about_fusion(table, told), *_about_optimum(meta), *_about_predictions(table)]
     if meta.no_prediction:
         said.append(meta.no_prediction)
@@ -215,7 +223,7 @@ def notes(table: ScoreTable, *, shared: bool = False) -> list[str]:
     sensitivity = meta.l2_sensitivity
     if sensitivity:
         low, high = sensitivity["spearman_at_0.1_l2"], sensitivity["spearman_at_10_l2"]
-        said.append(f"Rank correlation of newton with itself at a tenth of l2: {low:.3f}, at ten times: {high:.3f}.")
+        said.append(f"Rank correlation of newton with itself at a tenth of l2: {low:.2f}, at ten times: {high:.2f}.")
     return said
 
 
@@ -253,9 +261,9 @@ def _about_view(meta: Meta) -> list[str]:
         return [meta.no_view] if meta.no_view else []
     error, memorized = view.left_out_error, view.memorized
     said = [
-        f"The other records predict a left-out one with {100 * error:.3g} % of the squared error of a constant "
+        f"The other records predict a left-out one with {100 * error:.2g} % of the squared error of a constant "
         f"({KINDS.get(view.kind, view.kind)}, {view.kernel} kernel, {view.method}); training removed "
-        f"{100 * memorized:.3g} % of that error, which is not a share of records."
+        f"{100 * memorized:.2g} % of that error, which is not a share of records."
     ]
     if view.head_is_exact:
         return [*said, FROZEN if meta.frozen else EXACT]
@@ -293,7 +301,7 @@ def _about_fusion(table: ScoreTable, told: Callable[[int], str]) -> list[str]:
         )
     if fusion.held_out_error is not None:
         said.append(
-            f"Records held out have a mean squared error of {fusion.held_out_error:.3g}: with them, what the model "
+            f"Records held out have a mean squared error of {fusion.held_out_error:.2g}: with them, what the model "
             "generalizes is not taken for memory."
         )
     if fusion.without_out_of_bag:

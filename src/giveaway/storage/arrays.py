@@ -1,18 +1,46 @@
 """Arrays as files and as digests, a block of rows at a time: neither a memory map nor lazy rows are ever held whole."""
 
 import hashlib
+import math
 import os
 import zipfile
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 import torch
 
-from giveaway.checks import ROWS_PER_CHECK, fail, rows_at_a_time
+from giveaway.checks import ROWS_PER_CHECK, InputError, check_memory, fail, rows_at_a_time
 
 BLOCK_BYTES = 1 << 24  # of an array digested at a time
+BOMB_BYTES, BOMB_RATIO = 1 << 28, 100  # an array that expands to more than both was made to fill the memory
+PICKLED = ("Object arrays", "Python objects in dtype")  # how NumPy begins to refuse them
+PLAIN = "save plain numbers and strings (no object arrays) with numpy.savez"
+
+
+@contextmanager
+def reading(argument: str, path: str | os.PathLike[str], kind: str, plain: str = PLAIN) -> Iterator[Path]:
+    """Read `path` inside; turn any failure to read it as `kind` into an InputError about `argument`."""
+    file = Path(path)
+    try:
+        if not file.is_file():
+            raise fail(argument, "a file that exists", str(file), "check the path")
+        yield file
+    except (InputError, MemoryError):
+        raise
+    except PermissionError as error:
+        raise fail(argument, "a file that can be read", str(file), "check its permissions") from error
+    except (ImportError, AttributeError) as error:
+        got = f"{file.name}, which needs {getattr(error, 'name', None) or 'code that is not here'}"
+        remedy = "run from the folder that holds that code, or install it"
+        raise fail(argument, "a file whose code can be imported", got, remedy) from error
+    except Exception as error:  # damaged zips, pickles and JSON fail with nearly every exception there is
+        if isinstance(error, ValueError) and any(words in str(error) for words in PICKLED):
+            raise fail(argument, "arrays that need no pickle", f"{file.name}, which needs it", plain) from error
+        got = f"{file.name}, truncated or not of that format"
+        raise fail(argument, f"a whole {kind}", got, "write the file again") from error
 
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
@@ -42,13 +70,67 @@ def write_archive(stream: BinaryIO, arrays: Mapping[str, Any]) -> None:
 
 def read_arrays(argument: str, path: str | os.PathLike[str], writer: str) -> dict[str, np.ndarray]:
     """Read every array of the .npz that `writer` wrote to `path`; refuse another or a truncated file."""
-    try:
-        with np.load(path, allow_pickle=False) as stored:
-            return {key: stored[key] for key in stored.files}
-    except (OSError, EOFError, ValueError, AttributeError, TypeError, zipfile.BadZipFile, zlib.error) as error:
-        missing = isinstance(error, FileNotFoundError)
-        got = f"{path}, which does not exist" if missing else f"{path}, truncated or another file"
-        raise fail(argument, f"a file written by {writer}", got, "check the path, or write it again") from error
+    with reading(argument, path, f"file written by {writer}") as file, np.load(file, allow_pickle=False) as stored:
+        return {name: read_member(stored, name) for name in stored.files}
+
+
+def read_member(stored: Any, name: str) -> np.ndarray:
+    """Read one array of an open .npz; refuse one of other bytes than its header says, or of too many, before that."""
+    info = next(info for info in stored.zip.infolist() if info.filename in (name, f"{name}.npy"))
+    with stored.zip.open(info) as stream:
+        dtype, shape, _, offset = npy_header(stream)
+    size = math.prod(shape) * dtype.itemsize
+    if min(shape, default=0) < 0 or offset + size != info.file_size:
+        raise ValueError("an array that ends elsewhere")
+    if size > max(BOMB_BYTES, BOMB_RATIO * info.compress_size):
+        got = f"{info.compress_size:,} bytes that expand to {size:,}"
+        raise fail(name, f"an array compressed at most {BOMB_RATIO} times", got, "save it with numpy.savez")
+    check_memory(name, size, what="an array", got=f"shape {shape}", remedy="store it as .npy, which is mapped")
+    return stored[name]
+
+
+def npy_header(stream: Any) -> tuple[np.dtype, tuple[int, ...], Any, int]:
+    """Return type, shape, order and where the numbers begin; refuse pickled objects."""
+    version = np.lib.format.read_magic(stream)
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError("another version")
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, fortran, dtype = read(stream)
+    if dtype.hasobject:
+        raise ValueError(f"{PICKLED[0]} are not read")
+    return dtype, shape, "F" if fortran else "C", stream.tell()
+
+
+def read_npy(path: Path) -> np.ndarray:
+    """Read an .npy file into memory, unless its header promises other bytes than it holds."""
+    with path.open("rb") as stream:
+        dtype, shape, _, offset = npy_header(stream)
+    if offset + math.prod(shape) * dtype.itemsize != path.stat().st_size:
+        raise ValueError("an array that ends elsewhere")
+    return np.load(path, allow_pickle=False)
+
+
+def packed(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return arrays to be stored, text as UTF-8 and where each one ends: NumPy makes all as wide as the longest."""
+    stored = {name: values for name, values in arrays.items() if values.dtype.kind != "U" or not values.ndim}
+    for name in arrays.keys() - stored.keys():
+        encoded = [text.encode("utf-8", "surrogatepass") for text in arrays[name].tolist()]
+        stored[f"text:{name}"] = np.frombuffer(b"".join(encoded), np.uint8)
+        stored[f"ends:{name}"] = np.cumsum([len(text) for text in encoded], dtype=np.int64)
+    return stored
+
+
+def unpacked(stored: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the arrays that `packed` was given."""
+    arrays = {name: values for name, values in stored.items() if not name.startswith(("text:", "ends:"))}
+    for name in (name.removeprefix("text:") for name in stored if name.startswith("text:")):
+        text, ends = stored[f"text:{name}"].tobytes(), stored[f"ends:{name}"]
+        pairs = zip([0, *ends.tolist()], ends.tolist(), strict=False)
+        texts = [text[start:end].decode("utf-8", "surrogatepass") for start, end in pairs]
+        needed = 4 * len(texts) * max(map(len, texts), default=0)
+        check_memory(name, needed, what="names", got=f"{len(texts)}", remedy="make the longest shorter")
+        arrays[name] = np.array(texts, dtype=str)
+    return arrays
 
 
 def is_lazy(value: Any) -> bool:

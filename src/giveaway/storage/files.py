@@ -2,9 +2,11 @@
 
 import hashlib
 import json
+import math
 import os
 import secrets
 import stat
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +15,8 @@ from typing import Any, BinaryIO
 from giveaway.checks import fail
 
 LONGEST = 60  # letters of a value that differs, in an error
+JSON_BYTES, TOML_BYTES = 1 << 24, 1 << 16  # larger files are not ours, or were not written by hand
+MOST_DOTS = 1_000  # in a line of TOML
 
 
 def private_folder(folder: str | os.PathLike[str]) -> Path:
@@ -83,6 +87,47 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
 
 def as_bytes(page: str | bytes) -> bytes:
     return page.encode("utf-8", "backslashreplace") if isinstance(page, str) else page
+
+
+def parse_json(text: str) -> dict[str, Any]:
+    """Read a JSON object; NaN and infinity, which no file of ours holds, are ValueErrors as all other faults are."""
+    found = json.loads(text, parse_constant=_refuse, parse_float=_finite)
+    return found if isinstance(found, dict) else _refuse(text)
+
+
+def _refuse(text: str) -> Any:
+    raise ValueError("not JSON of ours")
+
+
+def _finite(text: str) -> float:
+    return number if math.isfinite(number := float(text)) else _refuse(text)
+
+
+def read_small(path: str | os.PathLike[str], most: int) -> str:
+    """Return the text of a file without its byte-order mark; one of more than `most` bytes is a ValueError."""
+    if Path(path).stat().st_size > most:
+        raise ValueError(f"more than {most:,} bytes")
+    return Path(path).read_text(encoding="utf-8-sig")
+
+
+def read_json(argument: str, path: Path, remedy: str) -> dict[str, Any]:
+    """Read a JSON file of ours, or refuse it in one line."""
+    try:
+        return parse_json(read_small(path, JSON_BYTES))
+    except (OSError, ValueError, RecursionError) as error:
+        raise fail(argument, f"a readable {path.name}", str(path), remedy) from error
+
+
+def read_toml(argument: str, path: str | os.PathLike[str], kind: str) -> dict[str, Any]:
+    """Read a TOML file of the user's, or refuse it in one line; keys nested by the thousand would take hours."""
+    try:
+        text = read_small(path, TOML_BYTES)
+        if any(line.count(".") > MOST_DOTS for line in text.splitlines()):
+            raise ValueError(f"a line with more than {MOST_DOTS:,} dots")
+        return tomllib.loads(text)
+    except (OSError, ValueError, RecursionError) as error:
+        got = f"{path} ({error if isinstance(error, ValueError) else type(error).__name__})"
+        raise fail(argument, kind, got, "correct it") from error
 
 
 def as_json(value: Any) -> str:

@@ -7,7 +7,6 @@ the marker lists. Only listed files whose checksum still holds are ever removed,
 never followed.
 """
 
-import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -23,6 +22,7 @@ from giveaway.storage.files import (
     opened_folder,
     part_of,
     private_folder,
+    read_json,
     sync,
     write_json,
     write_part,
@@ -60,14 +60,7 @@ class MarkedFolder:
         if not file.is_file():
             expected = f"{'an' if self.kind[0] in 'aeiou' else 'a'} {self.kind} with {self.marker}"
             raise fail(argument or self.argument, expected, str(self.path), "name the folder that giveaway wrote")
-        try:
-            stored = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
-            stored = None
-        if not isinstance(stored, dict):
-            remedy = "remove it, or choose another folder"
-            raise fail(argument or self.argument, f"a readable {self.marker}", str(file), remedy)
-        return stored
+        return read_json(argument or self.argument, file, "remove it, or choose another folder")
 
     def listed(self) -> dict[str, str]:
         """Return the names of the folder's files, and the SHA-256 of each."""
