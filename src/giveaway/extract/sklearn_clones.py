@@ -13,7 +13,6 @@ from sklearn.pipeline import Pipeline
 
 from giveaway.checks import fail
 from giveaway.extract.sklearn_head import HARMLESS, LEAST_PROBABILITY, class_indices
-from giveaway.extract.user_files import first_line
 from giveaway.storage.arrays import digest_of
 
 SAME = 1e-6  # between predict_proba and the softmax of a decision function
@@ -51,7 +50,7 @@ def refused_halves() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        line = first_line(error)
+        line = str(error).partition("\n")[0]
         got = line if HARMLESS.match(line) else f"one that it refuses ({type(error).__name__})"
         remedy = 'a class or category may be missing there: merge rare ones, or set handle_unknown="ignore"'
         raise fail("estimator", "a fit to every half of the records", got, remedy) from error
