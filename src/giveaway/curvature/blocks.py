@@ -51,7 +51,7 @@ class MatrixBlocks:
         overwritten unless it is `whole`
     curvature : W, with weights (N, s, m)
     complement : (Q, R, R), I − W^½ B W^½, where it is known better than a difference would tell
-    error : (N,) about what rounding leaves in an entry of B, where it is known
+    error : about what rounding leaves in an entry of B: (N,), and a part of the entry besides
     spread : (R, R, Q) W^½ B W^½, whose eigenvalues are those of W B and lie in [0, 1]
     sensitivity : (R, R, Q) W B
     logit_sensitivity : (R, R, Q) ∂(outputs)/∂(targets): B, times 2 for squared loss; symmetric unless `uneven`
@@ -66,7 +66,7 @@ class MatrixBlocks:
         *,
         whole: bool = False,
         complement: torch.Tensor | None = None,
-        error: torch.Tensor | None = None,
+        error: tuple[torch.Tensor, float] | None = None,
         rotation: torch.Tensor | None = None,
     ) -> None:
         s, c, _, _, q = block.shape

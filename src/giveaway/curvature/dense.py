@@ -111,16 +111,15 @@ class DenseCurvature:
         quadratics = self.forms.forms(x) if size == 1 else self._cross(x)
         x, matrices = x.T.unsqueeze(1) if size == 1 else x, zip(self.inverses, self.scales, strict=True)
         sizes = [inverse.norm * (x / scale).square().sum((1, 2)) for inverse, scale in matrices]
-        errors = EPS * torch.stack(sizes).amax(0)
+        errors, relative = EPS * torch.stack(sizes).amax(0), EPS * max(inverse.norm for inverse in self.inverses)
 
         def blocks(groups: slice, probes: slice | None = None) -> Blocks:
             assert probes is None  # a sketch has them
             n, rows = groups.stop - groups.start, window.part(slice(groups.start * size, groups.stop * size))
             outputs = rows.outputs.to(torch.float64).view(n, size, -1)
             block = self._block(quadratics[:, groups] if size == 1 else quadratics[groups], n, size)
-            return MatrixBlocks(
-                block, self.loss.curvature(outputs), rows.weights.view(n, size), self.loss, error=errors[groups]
-            )
+            curvature, weight = self.loss.curvature(outputs), rows.weights.view(n, size)
+            return MatrixBlocks(block, curvature, weight, self.loss, error=(errors[groups], relative))
 
         return blocks
 

@@ -152,7 +152,7 @@ class Logistic(Loss):
         return torch.where(near, torch.log1p(grown.clamp_min(-0.5)), far).sum(-1)
 
     def curvature(self, f: torch.Tensor, y: torch.Tensor | None = None) -> DiagonalCurvature:
-        return DiagonalCurvature(torch.sigmoid(f) * torch.sigmoid(-f))
+        return DiagonalCurvature(_seen(torch.sigmoid(f) * torch.sigmoid(-f)))
 
     def targets(self, y: torch.Tensor) -> torch.Tensor:
         return y.to(torch.float64).unsqueeze(1) if y.ndim == 1 else y
@@ -205,14 +205,14 @@ class Softmax(Loss):
         return torch.where(grown.isfinite() & (grown > -0.5), torch.log1p(grown.clamp_min(-0.5)), far)
 
     def curvature(self, f: torch.Tensor, y: torch.Tensor | None = None) -> SoftmaxCurvature:
-        return SoftmaxCurvature(torch.softmax(f, -1))
+        return SoftmaxCurvature(_seen(torch.softmax(f, -1)))
 
     def diagonal(self, f: torch.Tensor) -> torch.Tensor:
-        p = torch.softmax(f, -1)
+        p = _seen(torch.softmax(f, -1))
         return p * self.complement(p)
 
     def pair_weights(self, f: torch.Tensor) -> torch.Tensor:
-        p = torch.softmax(f, -1)
+        p = _seen(torch.softmax(f, -1))
         diagonal = (p * self.complement(p)).T
         p = p.T.contiguous()
         rows, columns = torch.triu_indices(self.degrees, self.degrees, device=f.device)
@@ -344,6 +344,11 @@ def _columns(y: torch.Tensor, f: torch.Tensor) -> torch.Tensor:
         got = f"targets {tuple(y.shape)} for {f.shape[1]} outputs"
         raise fail("targets", "one number an output", got, "align targets and outputs")
     return y.to(f.dtype)
+
+
+def _seen(curvature: torch.Tensor) -> torch.Tensor:
+    """Curvature without what is below 1e-200: leverages of it would leave float64."""
+    return torch.nn.functional.threshold(curvature, 1e-200, 0.0)
 
 
 def _softplus(z: torch.Tensor) -> torch.Tensor:

@@ -73,22 +73,27 @@ class WideCurvature(DenseCurvature):
         self.l2, size = l2, self.x.shape[1] * self._seen.shape[1]
         each = torch.einsum("nd,cr->ncdr", self.x, self._seen).reshape(-1, size)
         penalty = torch.diag((l2 * self.penalized).sqrt().repeat_interleave(self._seen.shape[1]))
-        self.factors, self.y, self.u, self.norm = [], [], [], 0.0
+        self.factors, self.y, self.u, self.norm, self.condition, self._idle = [], [], [], 0.0, 0.0, 0
         for root in self._roots:
             a = torch.einsum("nd,ncr->ncdr", self.x, root).reshape(-1, size)
-            reflectors, scales = torch.geqrf(torch.cat([a, penalty]))
+            stack = torch.cat([a, penalty])
+            reflectors, scales = torch.geqrf(stack)
             beside = torch.diag(a.new_ones(len(reflectors)))[:, size:]
             self.u.append(torch.ormqr(reflectors, scales, beside)[: len(a)].reshape(len(self.x), -1, len(a)))
             self.factors.append(factor := reflectors[:size].triu())
-            idle = factor.diagonal() == 0  # a bias without any curvature
+            # a bias without any curvature, and what a penalty below rounding cannot tell from the rest
+            idle = factor.diagonal().abs() <= size * EPS * stack.norm(dim=0)
+            factor[idle], factor[:, idle] = 0.0, 0.0
             factor.diagonal()[idle] = 1.0
+            self._idle += int(idle.sum()) * (self.loss.m if self.loss.shared else 1)
             inverse = torch.linalg.solve_triangular(factor, torch.diag((~idle).to(a)), upper=True)
             self.norm = max(self.norm, float(inverse.norm()))
+            self.condition = max(self.condition, float(inverse.norm() * factor.norm()))
             self.y.append((each @ inverse).view(len(self.x), -1, size))
 
     @property
     def report(self) -> dict[str, Any]:
-        told = {"curvature": "dense", "parameters": self.size, "rank": self.size, "inverse": "orthogonal"}
+        told = {"curvature": "dense", "parameters": self.size, "rank": self.size - self._idle, "inverse": "orthogonal"}
         return told | {"dead_features": self._dead, "l2": self.l2}
 
     def group_bytes(self, s: int) -> int:
@@ -106,8 +111,8 @@ class WideCurvature(DenseCurvature):
             block = gram(self.y).permute(1, 2, 0).reshape(size, len(self._seen), size, len(self._seen), -1)
             curvature = self.loss.curvature(rows.outputs.to(torch.float64).view(n, size, -1))
             error = (EPS * self.norm) ** 2 * self.x[rows.numbers].square().sum(1).view(n, size).sum(1)
-            weight = rows.weights.view(n, size)
-            return MatrixBlocks(block, curvature, weight, self.loss, complement=gram(self.u), error=error)
+            both, weight = (error, EPS * self.condition), rows.weights.view(n, size)
+            return MatrixBlocks(block, curvature, weight, self.loss, complement=gram(self.u), error=both)
 
         return blocks
 

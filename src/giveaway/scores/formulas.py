@@ -13,6 +13,7 @@ import torch
 from giveaway.curvature.blocks import Blocks, FactoredBlocks, LeaveOutStep
 from giveaway.curvature.losses import Loss
 from giveaway.curvature.sketch import ExactSteps
+from giveaway.linalg.dense import EPS
 
 
 @dataclass(frozen=True)
@@ -62,10 +63,16 @@ class ScoreBatch:
         """About how much of `newton`, relatively, rounding may have changed (N,); None of a sketch."""
         if isinstance(self.blocks, FactoredBlocks) or self.blocks.error is None:
             return None
-        first, last = influence(self), newton(self)
-        squares = (self.sample_weight.unsqueeze(-1) * self.gradient.square()).sum((1, 2))
-        grown = 1.0 if self.blocks.complement is not None else (last / first).nan_to_num(1.0)
-        return (self.blocks.error * squares / first).nan_to_num(0.0) * grown
+        absolute, relative = self.blocks.error
+        step, v = self.left_out.step, self.gradient
+        lost = EPS * self.blocks.curvature_form(step) / newton(self).abs()  # by taking out the record's own curvature
+        if self.blocks.complement is None:
+            v = v + self.loss.curve(self.outputs, self.targets, step)
+        else:  # no difference was taken
+            step = self.image
+        squares = (self.sample_weight.unsqueeze(-1) * v.square()).sum((1, 2))
+        change = absolute * squares + relative * (v * step).sum((1, 2)).abs()
+        return (10.0 * (change / (self.gradient * step).sum((1, 2)).abs() + lost)).nan_to_num(0.0)
 
 
 def loss(batch: ScoreBatch) -> torch.Tensor:
