@@ -24,7 +24,7 @@ from giveaway.checks import InputError
 from giveaway.curvature.choice import Choice, Dense, compute
 
 COUNT = 100_000
-PART = 2_500  # heads that a process scores before it reports
+PART = 500  # heads that a process scores before it reports
 EXACT, OF_LARGEST = 1e-8, 1e-12
 CHANGES = ("rows permuted", "weights and penalty scaled", "copies are one person", "features turned", "naive loop")
 COLUMNS = ("leverage", "influence", "newton", "loo_gap")

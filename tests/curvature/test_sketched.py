@@ -103,6 +103,7 @@ def test_what_is_reported():
         "tolerance": 1e-3,
         "preconditioner": "class blocks",
         "fused_passes": False,
+        "threads": torch.get_num_threads(),
         "l2": 0.4,
     }
 

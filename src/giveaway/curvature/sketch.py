@@ -176,6 +176,7 @@ class SketchedCurvature:
             "steps": self.steps,
             "preconditioner": self.preconditioner.name,
             "fused_passes": self.products.fused_rows is not None,
+            "threads": torch.get_num_threads(),  # which sum in another order, and so to other last digits
             "l2": self.l2,
         }
 

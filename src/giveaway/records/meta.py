@@ -103,6 +103,7 @@ class CurvatureReport(Section):
     steps: int | None = None
     preconditioner: str | None = None
     fused_passes: bool | None = None
+    threads: int | None = None
     relative_errors: Mapping[str, float | None] | None = None
     high_leverage: int | None = None
     high_leverage_from: float | None = None

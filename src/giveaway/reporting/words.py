@@ -252,6 +252,8 @@ def _about_sketch(curvature: CurvatureReport, told: Callable[[int], str]) -> str
     if curvature.solved_exactly:
         high, solved = told(curvature.high_leverage or 0), told(curvature.solved_exactly)
         said += f". Of {high} rows with high leverage {solved} were solved exactly"
+    if curvature.threads:
+        said += f". They were computed by {curvature.threads} threads: other numbers of them change the last digits"
     return said + "."
 
 

@@ -64,11 +64,12 @@ class ScoreBatch:
         if isinstance(self.blocks, FactoredBlocks) or self.blocks.error is None:
             return None
         absolute, relative = self.blocks.error
-        step, v = self.left_out.step, self.gradient
-        lost = EPS * self.blocks.curvature_form(step) / newton(self).abs()  # by taking out the record's own curvature
+        step, v, lost = self.left_out.step, self.gradient, torch.zeros_like(absolute)
         if self.blocks.complement is None:
             v = v + self.loss.curve(self.outputs, self.targets, step)
-        else:  # no difference was taken
+        else:  # no difference was taken; a matrix of more than one row has rounded what is small beside the large
+            if self.blocks.complement.shape[1] > 1:
+                lost = EPS * self.blocks.curvature_form(step) / newton(self).abs()
             step = self.image
         squares = (self.sample_weight.unsqueeze(-1) * v.square()).sum((1, 2))
         change = absolute * squares + relative * (v * step).sum((1, 2)).abs()
