@@ -247,15 +247,16 @@ def test_a_record_with_few_models_on_a_side_is_not_judged_and_moves_nothing_else
 
 
 def test_the_models_and_the_score_together_are_worth_more_models():
-    signals, table = simulated(models=8)
+    signals, table = simulated(records=2000, models=8)
     found = validate(signals, table)
     alone = effect_sizes(signals).effect_size
-    exposure = np.random.default_rng(0).gamma(1.0, size=1000)  # what `simulated` draws first
+    exposure = np.random.default_rng(0).gamma(1.0, size=2000)  # what `simulated` draws first
     errors = [np.mean((values - exposure) ** 2) for values in (found.posterior.effect_size, alone)]
     assert errors[0] < 0.5 * errors[1]
     assert found.posterior.worth > 12
-    words = (
-        f"Together with newton, the 8 models find as much as LiRA would with about {found.posterior.worth:.1f} models."
-    )
+    low, high = max(8, round(found.posterior.worth / 2.7)), round(2 * found.posterior.worth)
+    words = f"find about as much as LiRA by itself would with {low} to {high} (simulated, not measured)."
     assert found.conclusion().endswith(words)
+    few = validate(*simulated(records=1000, models=8))
+    assert "simulated" not in few.conclusion()
     assert found.to_json()["with_the_score"]["worth_in_shadow_models"] == found.posterior.worth

@@ -32,6 +32,8 @@ from giveaway.views.trace import BY_CHANCE, within_classes
 
 LEAST_MODELS = 8
 LEAST_RECORDS = 100  # the top 1 % must hold a record
+LEAST_FOR_WORTH = 2_000  # records: with fewer, the simulated worth was wrong by more than tenfold at times
+WORTH_WITHIN = 1 / 2.7, 2.0  # between which the measured worth lay, as parts of the simulated one
 
 
 @dataclass(frozen=True)
@@ -66,9 +68,18 @@ class Validation:
         return (
             f"The {keep:.0%} of records that {self.ranked_by} ranks highest hold {recall.value:.0%} "
             f"({recall.low:.0%} to {recall.high:.0%}) of the {top:.0%} that LiRA with {self.models} models finds most "
-            f"exposed, which is worth {_models(self.worth[self.ranked_by])} shadow models; {self.count}. Together with "
-            f"{self.ranked_by}, the {self.models} models find as much as LiRA would with "
-            f"{_models(self.posterior.worth)} models."
+            f"exposed, which is worth {_models(self.worth[self.ranked_by])} shadow models; {self.count}."
+            f"{self._together()}"
+        )
+
+    def _together(self) -> str:
+        """Say what models and score are worth together, as far as the simulated number was right on measured sets."""
+        if len(self.success) < LEAST_FOR_WORTH or np.isinf(self.posterior.worth):
+            return ""
+        low, high = (max(self.models, round(self.posterior.worth * factor)) for factor in WORTH_WITHIN)
+        return (
+            f" Read together with {self.ranked_by}, the {self.models} models find about as much as LiRA by itself "
+            f"would with {low} to {high} (simulated, not measured)."
         )
 
     def about_target(self) -> str:
