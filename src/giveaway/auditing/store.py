@@ -48,7 +48,7 @@ class AuditFolder(TableFolder):
         """Return its unfinished work and its shadow models; signals that lie elsewhere stay."""
         unfinished, shadows = UnfinishedWork(self.path), ShadowFolder(self.path / SIGNALS)
         trained = self.marked and not shadows.path.is_symlink() and (shadows.marked or shadows.interrupted())
-        return [*([unfinished] if unfinished.of_all() else []), *([shadows] if trained else [])]
+        return [*([unfinished] if unfinished.of_all() or unfinished.parts() else []), *([shadows] if trained else [])]
 
 
 def fingerprint(head: Head, given: Mapping[str, Any] | None = None, trace: LossTrace | None = None) -> str:

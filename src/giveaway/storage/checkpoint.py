@@ -65,7 +65,7 @@ class UnfinishedWork(MarkedFolder):
     def remove(self) -> int:
         """Remove the files and the folder; return the number of files, 0 where there is no such folder."""
         every = self.of_all()
-        for part in MarkedFolder.parts(self) if every else ():
+        for part in MarkedFolder.parts(self) if not self.path.is_symlink() else ():
             part.unlink(missing_ok=True)
         removed = sum(work.clear() for work in every)
         self.kept = [file for work in every for file in work.kept]
