@@ -88,7 +88,8 @@ class WideCurvature(DenseCurvature):
             self._idle += int(idle.sum()) * (self.loss.m if self.loss.shared else 1)
             inverse = torch.linalg.solve_triangular(factor, torch.diag((~idle).to(a)), upper=True)
             self.norm = max(self.norm, float(inverse.norm()))
-            self.condition = max(self.condition, float(inverse.norm() * factor.norm()))
+            condition = float(inverse.norm() * factor.norm())
+            self.condition = max(self.condition, torch.inf if bool(idle.any()) else condition)
             self.y.append((each @ inverse).view(len(self.x), -1, size))
 
     @property
