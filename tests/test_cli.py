@@ -40,7 +40,7 @@ FILES = {"scores.npz", "scores.csv", "look.npz", "config.toml", "audit.json", *P
 
 @pytest.mark.parametrize(("error", "code"), [(InputError, 2), (SolveError, 1), (ProcessError, 1)])
 def test_expected_failures_are_one_line_and_an_exit_code(error, code, monkeypatch, capsys):
-    def fails(**_: object) -> None:
+    def fails(*_: object, **__: object) -> None:
         raise error("what: expected this, got\n  that; do so")
 
     monkeypatch.setattr(giveaway.cli.cli, "main", fails)

@@ -411,7 +411,7 @@ WRONG = [
     ),
     (
         "--depth all --damping 1 --config depth_probes=5",
-        "depth_probes: expected an even number of at least 4, got 5; 64 suits a ranking",
+        "depth_probes: expected an even number from 4 to 65,536, got 5; 64 suits a ranking",
     ),
     (
         "--depth all --damping 1 --config depth_method=exact --config depth_probes=8",

@@ -183,7 +183,7 @@ def test_a_train_that_raises_names_record_model_and_seed_and_the_others_go_on(tm
     words = str(caught.value)
     assert words.startswith(
         f"train: expected signals from all 12 models, got 2 without: model 1 with all records (seed {seed_1}): "
-        f"ZeroDivisionError: no such luck; model 1 without record 4 (seed {seed_1}): ZeroDivisionError"
+        f"ZeroDivisionError at line 176 of test_retrain.py; model 1 without record 4 (seed {seed_1}): ZeroDivisionError"
     )
     assert len(done) == 10
     kept_words = f"10 finished models are kept in {tmp_path / 'run'}: repair train and run again"

@@ -304,5 +304,5 @@ def test_a_pickle_whose_code_is_not_here_says_which(folder):
     (folder / "model.pkl").write_bytes(pickle.dumps(call_factory("model", "my_models:Net")))
     del sys.modules["my_models"]
     (folder / "my_models.py").unlink()
-    words = r"a file whose code can be imported, got model.pkl, which needs more \(No module named 'my_models'\); run"
+    words = r"a file whose code can be imported, got model.pkl, which needs my_models; run"
     refused(words, load_estimator, folder / "model.pkl", allow_pickle=True)

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from giveaway.checks import InputError
 from giveaway.extract.user_files import (
-    first_line,
     inputs_from,
     reading,
     records_from,
@@ -229,7 +228,7 @@ def test_subgroups_are_columns_of_a_csv_or_arrays_of_an_npz(tmp_path):
         ("s.csv", "", r"expected a readable CSV with a heading"),
         ("s.csv", "name\n" + "\n".join(map(str, range(300))), r"expected at most 200 subgroups, got 300 in column 0"),
         ("none.csv", None, r"expected a readable CSV with a heading, got .*none.csv; check the file"),
-        ("none.npz", None, r"expected a file written by numpy.savez, got .* which does not exist"),
+        ("none.npz", None, r"expected a file that exists, got .*none.npz; check the path"),
     ],
 )
 def test_what_is_no_file_of_subgroups(tmp_path, name, text, words):
@@ -247,7 +246,7 @@ def test_what_is_no_file_of_subgroups(tmp_path, name, text, words):
         (PermissionError(13, "denied"), "model: expected a file that can be read, got .*records.npz; check its perm"),
         (ValueError("one\ntwo"), "model: expected a whole bin file, got records.npz, truncated or not of that format"),
         (AssertionError(), "model: expected a whole bin file, got records.npz, truncated or not of that format; write"),
-        (AttributeError("no Net in it\n?"), r"imported, got records.npz, which needs more \(no Net in it\);"),
+        (AttributeError("no Net in it\n?"), "imported, got records.npz, which needs code that is not here; run"),
         (InputError("its own words"), "^its own words$"),
     ],
     ids=lambda value: type(value).__name__,
@@ -266,8 +265,3 @@ def test_what_is_no_fault_of_the_file_is_not_blamed_on_it(path, failure):
         raise failure
     with reading("model", str(path), "bin file") as given:
         assert given == path
-
-
-def test_first_line():
-    assert first_line(ValueError("a\nb")) == "a"
-    assert first_line(ValueError()) == "ValueError"

@@ -81,7 +81,7 @@ def _one_direction(x: torch.Tensor, delta: torch.Tensor, outputs: int, fpr: torc
     """Compute AUC and TPR for x and δ (R,), on any device."""
     curve = two_normals(delta.cpu().numpy(), 1.0, torch.sqrt(1.0 + x).cpu().numpy(), outputs=outputs)
     nothing = torch.maximum(x, delta) < NOTHING
-    tpr = torch.from_numpy(curve.tpr(fpr.numpy()[:, None])).T.to(x.device)
+    tpr = torch.from_numpy(curve.tpr(fpr.numpy()[:, None])).T.clamp(max=1.0).to(x.device)  # 1 up to rounding
     if outputs == 1:
         auc = torch.from_numpy(curve.auc()).to(x.device)
     else:
