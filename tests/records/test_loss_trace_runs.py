@@ -110,6 +110,8 @@ def shared(path: str) -> None:
                 optimizer.step()
                 optimizer.zero_grad()
     if world > 1:
+        del model  # one that outlives its process group can hang when it goes
+        torch.distributed.barrier()
         torch.distributed.destroy_process_group()
 
 
