@@ -29,10 +29,11 @@ from matplotlib.figure import Figure
 from benchmarks.data import cifar10_training
 from benchmarks.drawing import image, panels, publish
 from benchmarks.measuring import ROOT, read_options, write_parts
+from benchmarks.reproduce.lood.activations import SETTINGS, activation_study
 from benchmarks.reproduce.lood.attacks import added_alone
 from benchmarks.reproduce.lood.measures import ends, spread
 from giveaway.evaluation import spearman
-from giveaway.gp.attack import SETTINGS, activation_study, query_attack, reconstruct, record_attack
+from giveaway.gp.attack import query_attack, reconstruct, record_attack
 from giveaway.gp.distinguishability import RemovedRecords, divergence, divergence_at, remove
 from giveaway.gp.kernels import RBF
 from giveaway.gp.nngp import NNGP

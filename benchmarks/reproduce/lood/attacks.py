@@ -10,9 +10,10 @@ import torch
 from benchmarks.measuring import digits, timed
 from benchmarks.reproduce.job import RESULTS, Arrays, Job, Piece
 from benchmarks.reproduce.lood import measures, networks
+from benchmarks.reproduce.lood.activations import study_kernel
 from benchmarks.reproduce.lood.measures import NOISE, attack_auc, correlation, distances, spread
 from benchmarks.reproduce.lood.networks import cars_and_planes, described, retrain, size_of
-from giveaway.gp.attack import query_attack, study_kernel
+from giveaway.gp.attack import query_attack
 from giveaway.gp.distinguishability import divergence_at, remove
 from giveaway.gp.kernels import RBF, Kernel, kernel_matrix
 from giveaway.gp.nngp import NNGP, NTK

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from benchmarks.reproduce.page import read_paper
 from giveaway.gp.distinguishability import kl_of_change, mean_distance, remove
 from giveaway.gp.kernels import RBF
 from giveaway.gp.posterior import Posterior, fit
-from giveaway.gp.query import steepest_point, steepness
+from giveaway.gp.query import maximize, search_space
 
 SINE = read_paper("lood")["printed"]["sine"]
 RECORDS, NOISE, ENDS = SINE["records"], SINE["noise"], 5.0
@@ -47,7 +48,8 @@ def steepest(job: Job) -> Piece:
     for draw in range(_draws(job)):
         x = normal_places(draw)
         before = _fit(x)
-        best = steepest_point(before, torch.sin, bounds=(-ENDS, ENDS), starts=32, seed=draw)
+        starts = ENDS * (2 * torch.rand(32, 1, generator=_generator(draw), dtype=torch.float64) - 1)
+        best = steepest_point(before, torch.sin, starts, bounds=(-ENDS, ENDS))
         queries = torch.cat([grid, best.point.view(1)])
         found_at = at_queries(x, best.point.view(1), queries)
         far = int(found_at["mean"].argmax())
@@ -107,6 +109,58 @@ def at_queries(x: torch.Tensor, record: torch.Tensor, queries: torch.Tensor) -> 
     ratio = (excess @ excess.mT / with_).log1p()[:, 0, 0]
     values = {"mean": mean_distance(mean_change), "log_ratio": ratio, "kl": kl_of_change(mean_change, excess, with_)}
     return {name: value.numpy() for name, value in values.items()}
+
+
+class DifferingPoint(NamedTuple):
+    """`point` (…) and its `label` (C,), `steepness` the norm of the gradient there; and where every start came to."""
+
+    point: torch.Tensor
+    label: torch.Tensor
+    steepness: float
+    ends: torch.Tensor
+    values: torch.Tensor
+    converged: torch.Tensor
+
+
+def steepness(posterior: Posterior, points: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return ∇_Q M(Q) at Q = S, (p, …), for each of `points` S added with its label (p, C) to the records D.
+
+    Adding S moves the mean at Q by k(Q, S)/(k(S, S) + σ²)·e, with k the posterior covariance of D and e = y_S − μ_D(S).
+    k is symmetric, so ∂k(Q, S)/∂Q at Q = S is ½∇v(S) for v(S) = k(S, S). That is Proposition 4.1 where k(x, x) is
+    constant, and holds for any kernel.
+    """
+    with torch.enable_grad():
+        at = points if points.requires_grad else points.clone().requires_grad_()
+        variance = posterior.variance(at)
+        (slope,) = torch.autograd.grad(variance.sum(), at, create_graph=True)
+    error = (labels - posterior.mean(at)).square().sum(1)
+    weight = 0.5 * variance / (variance + posterior.noise).square() * error
+    gradient = weight.view(-1, *[1] * (slope.ndim - 1)) * slope
+    return gradient if points.requires_grad else gradient.detach()
+
+
+def steepest_point(
+    posterior: Posterior,
+    label: Callable[[torch.Tensor], torch.Tensor],
+    starts: torch.Tensor,
+    *,
+    bounds: tuple[float, float],
+    steps: int = 200,
+) -> DifferingPoint:
+    """Find the record that, were it added to D, would leave the mean distance most steep at itself (Algorithm 1).
+
+    It maximizes ‖∇_Q M(Q)‖ at Q = S over S with the label `label(S)`, points (p, …) -> (p, C), from all starts (s, …);
+    there is more than one maximum, and the best is returned. `posterior` is that of D, WITHOUT the point.
+    """
+
+    def climb(_: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
+        return steepness(posterior, points, label(points)).flatten(1).square().sum(1).log() / 2
+
+    space = search_space(bounds, posterior.inputs)
+    found = maximize(climb, starts, space, steps=steps, tolerance=1e-5, together=len(starts))
+    ends, values, _ = found
+    best = int(values.nan_to_num(nan=-1.0).argmax())
+    return DifferingPoint(ends[best], label(ends[best : best + 1])[0], float(values[best]), *found)
 
 
 def slopes(posterior: Posterior, records: torch.Tensor) -> np.ndarray:

@@ -6,16 +6,15 @@ the Kullback–Leibler divergence that come from the covariances count C times.
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from giveaway.checks import as_tensor, check_finite, check_memory, check_names, fail
-from giveaway.gp.kernels import KernelLike, Mapped
+from giveaway.gp.kernels import KernelLike
 from giveaway.gp.nngp import KernelChoice
 from giveaway.gp.posterior import Posterior, check_noise, check_rows, fit, leave_groups_out, leave_one_out
 from giveaway.gp.ridge import centred_targets, rows_of_people
@@ -179,7 +178,9 @@ class RemovedRecords:
             return mean_distance(self._cross(queries) @ self.step[owner])
         chosen = {name: getattr(self, name)[owner] for name in ("rows", "columns", "root", "step")}
         mean_change, excess, with_ = replace(self, **chosen).change(queries)
-        return _unless_repeated(partial(kl_of_change, mean_change, excess), with_)
+        bad = repeated(with_)
+        usable = torch.where(bad[:, None, None], torch.eye(with_.shape[-1]).to(with_), with_)
+        return torch.where(bad, math.nan, kl_of_change(mean_change, excess, usable))
 
     def own(self, objective: Objective) -> torch.Tensor:
         """Return the distance (R,) of every removal at the removed records themselves."""
@@ -228,19 +229,6 @@ def kl_of_change(mean_change: torch.Tensor, excess: torch.Tensor, with_: torch.T
     return (mean_change.shape[-1] * x_minus_log1p(x).sum(-1) + shift.square().sum((-2, -1))) / 2
 
 
-def gaussian_kl(mean_change: torch.Tensor, without: torch.Tensor, with_: torch.Tensor) -> torch.Tensor:
-    """Sum KL(N(m, without) ‖ N(m′, with_)) over C outputs, given m − m′ (…, q, C); near-equal covariances do not
-    cancel."""
-    root = cholesky_of("with_", with_)
-    half = torch.linalg.solve_triangular(root, without - with_, upper=False)
-    w = torch.linalg.solve_triangular(root, half.mT, upper=False)
-    x = w[..., 0] if w.shape[-1] == 1 else torch.linalg.eigvalsh((w + w.mT) / 2)
-    if bool((x <= -1.0).any()):
-        raise fail("without", "positive definite covariances", "one that is not", "drop repeated queries")
-    shift = torch.linalg.solve_triangular(root, mean_change, upper=False)
-    return (mean_change.shape[-1] * x_minus_log1p(x).sum(-1) + shift.square().sum((-2, -1))) / 2
-
-
 def mean_distance(mean_change: torch.Tensor) -> torch.Tensor:
     """Sum ½(μ_D − μ_D′)² over queries and outputs, (…, q, C) → (…)."""
     return mean_change.square().sum((-2, -1)) / 2
@@ -271,13 +259,10 @@ def _factored(covariance: torch.Tensor, share: float) -> tuple[torch.Tensor, tor
     return root, (info != 0) | ~(left > share * covariance.diagonal(dim1=-2, dim2=-1)).all(-1)
 
 
-def _unless_repeated(kl: Callable[..., torch.Tensor], *covariances: torch.Tensor) -> torch.Tensor:
-    """Return kl(*covariances) (p,), NaN where queries (nearly) repeat one another in a covariance (p, q, q)."""
-    with torch.no_grad():
-        repeated = torch.stack([_factored(covariance, REPEATED)[1] for covariance in covariances]).any(0)
-    eye = torch.eye(covariances[0].shape[-1], dtype=torch.float64, device=repeated.device)
-    usable = (torch.where(repeated[:, None, None], eye, covariance) for covariance in covariances)
-    return torch.where(repeated, math.nan, kl(*usable))
+@torch.no_grad()
+def repeated(covariance: torch.Tensor) -> torch.Tensor:
+    """Say which covariances (p, q, q) have queries that (nearly) repeat one another."""
+    return _factored(covariance, REPEATED)[1]
 
 
 def x_minus_log1p(x: torch.Tensor) -> torch.Tensor:
@@ -290,68 +275,3 @@ def x_minus_log1p(x: torch.Tensor) -> torch.Tensor:
     for k in range(2 * SERIES + 1, 1, -2):
         tail = 1.0 / k + square * tail
     return torch.where(near, t * (small - 2.0 * square * tail), x - torch.log1p(torch.where(near, 1.0, x)))
-
-
-class Normalized(Mapped):
-    """The kernel of records (x − mean)/deviation of each channel of `records` (n, c, …); a constant one is centred."""
-
-    def __init__(self, kernel: KernelLike, records: torch.Tensor) -> None:
-        self.kernel = kernel
-        others = [axis for axis in range(records.ndim) if axis != 1]
-        self.mean = records.mean(others, keepdim=True)
-        deviation = (records - self.mean).square().mean(others, keepdim=True).sqrt()
-        varies = records.amax(others, keepdim=True) > records.amin(others, keepdim=True)  # rounding is no variation
-        self.deviation = torch.where(varies & (deviation > 0), deviation, 1.0)
-
-    def map(self, X: torch.Tensor) -> torch.Tensor:
-        return (X - self.mean) / self.deviation
-
-
-@dataclass(frozen=True, eq=False)
-class NormalizedRemoval:
-    """R removals `rows` (R, s), each posterior under its own normalization, through which its queries go: one `with_`
-    all records, R `without`. A query other than the record can tell more than the record itself."""
-
-    with_: Posterior
-    without: Sequence[Posterior]
-    rows: torch.Tensor
-
-    @property
-    def inputs(self) -> torch.Tensor:
-        return self.with_.inputs
-
-    def measure(self, objective: Objective, owner: torch.Tensor, queries: torch.Tensor) -> torch.Tensor:
-        """Return KL(f_D(Q) ‖ f_D′(Q)) or ½‖μ_D(Q) − μ_D′(Q)‖², (p,), of removals `owner` at queries (p, q, …)."""
-        value = queries.new_zeros(len(queries))
-        for r in owner.unique().tolist():
-            here, sides = owner == r, (self.without[r], self.with_)
-            at = queries[here]
-            crosses = [side.cross(at.flatten(0, 1)).unflatten(0, at.shape[:2]) for side in sides]
-            before, after = (cross @ side.weights for side, cross in zip(sides, crosses, strict=True))
-            if objective == "mean":
-                distance = mean_distance(before - after)
-            else:
-                covariances = [side.covariances(at, cross) for side, cross in zip(sides, crosses, strict=True)]
-                distance = _unless_repeated(partial(gaussian_kl, before - after), *covariances)
-            value = value.index_put((here,), distance)
-        return value
-
-    def own(self, objective: Objective) -> torch.Tensor:
-        """Return the distance at the removed records themselves, (R,)."""
-        everyone = torch.arange(len(self.rows), device=self.rows.device)
-        with torch.no_grad():
-            return self.measure(objective, everyone, self.inputs[self.rows])
-
-
-def remove_normalized(kernel: KernelLike, inputs: Any, targets: Any, noise: float, rows: Any) -> NormalizedRemoval:
-    """Fit all records, and all but each of `rows`, under statistics of their own: R + 1 factorizations."""
-    x, y = as_tensor("inputs", inputs).to(torch.float64), as_tensor("targets", targets).to(torch.float64)
-    if x.ndim < 2:
-        raise fail("inputs", "records as (n, channels, …)", f"shape {tuple(x.shape)}", "give one record a row")
-    index = removal_rows(rows, len(x)).to(x.device)
-    if index.shape[1] >= len(x):
-        raise fail("rows", f"fewer than {len(x)} records a removal", f"{index.shape[1]} records", "leave some of them")
-    everyone = torch.arange(len(x), device=x.device)
-    kept = [everyone, *(everyone[~torch.isin(everyone, group)] for group in index)]
-    with_, *without = (fit(Normalized(kernel, x[rows]), x[rows], y[rows], noise) for rows in kept)
-    return NormalizedRemoval(with_, without, index)

@@ -9,11 +9,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from giveaway.checks import as_tensor, check_choice, check_finite, check_number, check_whole, fail
-from giveaway.gp.distinguishability import NormalizedRemoval, Objective, RemovedRecords
-from giveaway.gp.posterior import Posterior
+from giveaway.gp.distinguishability import Objective, RemovedRecords
 
 Origin = Literal["kept", "removed", "bounds"]
-Removals = RemovedRecords | NormalizedRemoval
 Climb = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Ends = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -41,7 +39,7 @@ class OptimalQueries:
 
 
 def optimal_queries(
-    removal: Removals,
+    removal: RemovedRecords,
     *,
     objective: Objective = "kl",
     queries: int = 1,
@@ -121,15 +119,14 @@ def search_space(bounds: tuple[Any, Any] | None, inputs: torch.Tensor) -> Search
     return SearchSpace(low, high, unit, bounds is not None)
 
 
-def seeded(seed: int | None) -> torch.Generator:
-    """Make the generator that starts are drawn from."""
-    if seed is None:
-        raise fail("seed", "an integer, for the starts are drawn", "None", "give a seed, or the starts themselves")
-    return torch.Generator().manual_seed(seed)
-
-
 def _starts(
-    removal: Removals, queries: int, starts: Any, origin: str | None, noise: float, space: SearchSpace, seed: int | None
+    removal: RemovedRecords,
+    queries: int,
+    starts: Any,
+    origin: str | None,
+    noise: float,
+    space: SearchSpace,
+    seed: int | None,
 ) -> torch.Tensor:
     """Check or draw the starts (R, starts, q, …)."""
     inputs, rows = removal.inputs, removal.rows
@@ -144,7 +141,9 @@ def _starts(
         check_finite("starts", given)
         return spread_out
     shape, size = (len(rows), check_whole("starts", int(starts)), queries), rows.shape[1]
-    generator = seeded(seed)
+    if seed is None:
+        raise fail("seed", "an integer, for the starts are drawn", "None", "give a seed, or the starts themselves")
+    generator = torch.Generator().manual_seed(seed)
     origin = origin or ("bounds" if space.bounded else "kept")
     if check_choice("origin", origin, ("kept", "removed", "bounds")) == "bounds":
         return space.uniform(shape, generator)
@@ -159,83 +158,6 @@ def _starts(
         for row in rows.sort(1).values.T:  # steps over the removed rows
             chosen += chosen >= row[:, None, None]
     return space.around(inputs[chosen], deviation, generator)
-
-
-@dataclass(frozen=True, eq=False)
-class DifferingPoint:
-    """`point` (…) and its `label` (C,), `steepness` the norm of the gradient there; and where every start came to."""
-
-    point: torch.Tensor
-    label: torch.Tensor
-    steepness: float
-    ends: torch.Tensor
-    values: torch.Tensor
-    converged: torch.Tensor
-
-
-def steepness(posterior: Posterior, points: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return ∇_Q M(Q) at Q = S, (p, …), for each of `points` S added with its label (p, C) to the records D."""
-    with torch.enable_grad():
-        at = posterior.as_queries(points)
-        at = at if at.requires_grad else at.clone().requires_grad_()
-        variance = posterior.variance(at)
-        (slope,) = torch.autograd.grad(variance.sum(), at, create_graph=True)
-    error = (labels - posterior.mean(at)).square().sum(1)
-    weight = 0.5 * variance / (variance + posterior.noise).square() * error
-    gradient = weight.view(-1, *[1] * (slope.ndim - 1)) * slope
-    return gradient if points.requires_grad or labels.requires_grad else gradient.detach()
-
-
-def steepest_point(
-    posterior: Posterior,
-    label: Callable[[torch.Tensor], torch.Tensor],
-    *,
-    starts: int | torch.Tensor = 32,
-    bounds: tuple[Any, Any] | None = None,
-    steps: int = 200,
-    tolerance: float = 1e-5,
-    seed: int | None = None,
-) -> DifferingPoint:
-    """Find the record that, were it added, would leave the mean distance most steep at itself (Algorithm 1).
-
-    It maximizes ‖∇_Q M(Q)‖ at Q = S over S with the label `label(S)`: points (p, …) -> (p, C) or (p,). `posterior` is
-    that of D, WITHOUT the point. Starts (starts, …) are given, or so many are drawn uniformly within the bounds, or
-    without bounds around the records, at one standard deviation of the inputs. The other options are those of
-    `optimal_queries`; there is more than one maximum, and the best is returned.
-    """
-    inputs, outputs = posterior.inputs, posterior.targets.shape[1]
-    space = search_space(bounds, inputs)
-    if not isinstance(starts, int):
-        start = as_tensor("starts", starts).to(inputs)
-        if start.shape[1:] != inputs.shape[1:] or start.ndim == 0 or len(start) == 0:
-            text = ", ".join(["starts", *map(str, inputs.shape[1:])])
-            raise fail("starts", f"shape ({text})", f"shape {tuple(start.shape)}", "give one point a start")
-        check_finite("starts", start)
-    elif space.bounded:
-        start = space.uniform([check_whole("starts", starts)], seeded(seed))
-    else:
-        generator = seeded(seed)
-        chosen = torch.randint(len(inputs), (check_whole("starts", starts),), generator=generator).to(inputs.device)
-        start = space.around(inputs[chosen], 1.0, generator)
-
-    def labels(points: torch.Tensor) -> torch.Tensor:
-        given = label(points)
-        given = given.unsqueeze(1) if given.ndim == 1 else given
-        if given.shape != (len(points), outputs):
-            expected = f"labels of shape ({len(points)}, {outputs})"
-            raise fail("label", expected, f"shape {tuple(given.shape)}", "return one label a point")
-        return given
-
-    def climb(_: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
-        gradient = steepness(posterior, points, labels(points))
-        return gradient.reshape(len(points), -1).square().sum(1).log() / 2
-
-    together = max(1, MEMORY // (16 * KEPT_FOR_GRADIENT * len(inputs)))
-    ends, values, converged = maximize(climb, start, space, steps=steps, tolerance=tolerance, together=together)
-    best = int(values.nan_to_num(nan=-1.0).argmax())
-    with torch.no_grad():
-        at_best = labels(ends[best : best + 1])[0]
-    return DifferingPoint(ends[best], at_best, float(values[best]), ends, values, converged)
 
 
 @torch.no_grad()
