@@ -29,6 +29,7 @@ from benchmarks.reproduce.gls.truth import said_by_summaries
 from benchmarks.reproduce.job import RESULTS, read_result
 from benchmarks.views_blood import audited, losing, mean_and_error
 from giveaway.attacks.shadow_store import model_seed
+from giveaway.extract import Batches
 from giveaway.records import Head
 
 REFERENCES = "gls_resnet18"
@@ -42,7 +43,7 @@ def head_of(trainer: Trainer, members: np.ndarray) -> Head:
         TensorDataset(images[rows].contiguous(), labels[rows]) for rows in map(torch.from_numpy, (members, ~members))
     )
     l2 = len(own) * trainer.schedule.weight_decay
-    return ga.from_torch(trainer.model, own, l2=l2, batch_size=1000, held_out=rest)
+    return ga.from_torch(trainer.model, own, l2=l2, batches=Batches(1000), held_out=rest)
 
 
 def main() -> None:

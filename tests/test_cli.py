@@ -35,7 +35,7 @@ from tests.conftest import config
 N, D, M = 40, 4, 3
 SECRET = "patient"
 PAGES = {"report.html", "summary.html", "summary.json"}
-FILES = {"scores.npz", "scores.csv", "look.npz", "config.toml", "audit.json", *PAGES}
+FILES = {"scores.npz", "scores-digests.npz", "scores.csv", "look.npz", "config.toml", "audit.json", *PAGES}
 
 
 @pytest.mark.parametrize(("error", "code"), [(InputError, 2), (SolveError, 1), (ProcessError, 1)])

@@ -36,7 +36,7 @@ from giveaway.storage.checkpoint import FolderCheckpoint
 from tests.conftest import made_arrays, made_head, refused, save_page
 
 PICTURE = b"\x89PNG\r\n\x1a\n\x00\xff"
-FILES = {"scores.npz", "scores.csv", "report.html", "config.toml", "audit.json"}
+FILES = {"scores.npz", "scores-digests.npz", "scores.csv", "report.html", "config.toml", "audit.json"}
 
 
 def audited(head: Head, config: dict) -> ScoreTable:
@@ -203,9 +203,9 @@ class Interrupted:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError, MemoryError])
-@pytest.mark.parametrize("at", range(1, 10))
+@pytest.mark.parametrize("at", range(1, 12))
 def test_an_interruption_leaves_all_or_nothing(tmp_path, monkeypatch, at, error):
-    """Four files are staged, audit.json is written, and then the four get their names."""
+    """Five files are staged, audit.json is written, and then the five get their names."""
     folder = tmp_path / "audit"
     rename = Interrupted(os.replace, at, error)
     head = made_head("classes")
@@ -214,11 +214,11 @@ def test_an_interruption_leaves_all_or_nothing(tmp_path, monkeypatch, at, error)
         with pytest.raises(error):
             write_audit(folder, head, {})
     assert rename.calls >= at
-    assert folder.exists() is (at > 5)
-    assert at <= 5 or contents(folder).keys() == FILES
+    assert folder.exists() is (at > 6)
+    assert at <= 6 or contents(folder).keys() == FILES
 
 
-@pytest.mark.parametrize("at", [1, 3, 5, 6, 9])
+@pytest.mark.parametrize("at", [1, 3, 6, 7, 11])
 def test_an_interruption_of_the_same_audit_keeps_the_old_files_or_the_new(tmp_path, monkeypatch, at):
     folder = tmp_path / "audit"
     head = made_head("classes")
@@ -229,7 +229,7 @@ def test_an_interruption_of_the_same_audit_keeps_the_old_files_or_the_new(tmp_pa
         with pytest.raises(KeyboardInterrupt):
             write_audit(folder, head, {})
     assert contents(folder).keys() == before.keys()
-    assert (contents(folder) == before) is (at <= 5)
+    assert (contents(folder) == before) is (at <= 6)
     stored = [json.loads((folder / "audit.json").read_text()), ScoreTable.load(folder).meta.to_json()]
     assert stored[0]["provenance"] == stored[1]["provenance"]
     np.testing.assert_array_equal(ScoreTable.load(folder)["newton"], audit(head)["newton"])
@@ -244,12 +244,12 @@ def killed_after(at: int, monkeypatch, work, *arguments) -> None:
             work(*arguments)
 
 
-@pytest.mark.parametrize("at", [2, 4, 6, 8])
+@pytest.mark.parametrize("at", [2, 4, 7, 10])
 def test_a_killed_run_can_be_purged_or_run_again(tmp_path, monkeypatch, at):
     for name in ("purged", "repeated"):
         killed_after(at, monkeypatch, write_audit, tmp_path / name, made_head("classes"), {})
     assert any(name.endswith(".part") for name in contents(tmp_path / "purged"))
-    assert purge(tmp_path / "purged") == (len(FILES) if at > 5 else 0, [])
+    assert purge(tmp_path / "purged") == (len(FILES) if at > 6 else 0, [])
     assert not (tmp_path / "purged").exists()
     write_audit(tmp_path / "repeated", made_head("classes"), {})
     assert contents(tmp_path / "repeated").keys() == FILES
@@ -320,7 +320,7 @@ def test_a_page_added_later_is_purged_too(tmp_path):
     picture = save_page(folder, "recall.png", PICTURE)
     assert picture.read_bytes() == PICTURE
     assert stat.S_IMODE(picture.stat().st_mode) == 0o600
-    assert purge(folder) == (5, [])
+    assert purge(folder) == (6, [])
     assert not folder.exists()
 
 

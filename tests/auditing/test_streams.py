@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import giveaway as ga
 from giveaway.curvature.choice import Auto, Sketch
-from giveaway.extract import from_batches, from_file
+from giveaway.extract import Cached, InMemory, Streamed, from_batches, from_file
 from tests.conftest import refused
 
 N = 5_000
@@ -39,7 +39,7 @@ def data() -> TensorDataset:
 def streamed(data: TensorDataset, batch_size: int, **options: object) -> tuple[Counting, ga.Head]:
     model = Counting()
     loader = DataLoader(data, batch_size=batch_size)
-    return model, ga.from_torch(model, loader, l2=1.0, stream=True, keep_inputs=False, **options)
+    return model, ga.from_torch(model, loader, l2=1.0, keep=Streamed(inputs=False), **options)
 
 
 def test_the_model_runs_in_two_passes(data):
@@ -53,7 +53,9 @@ def test_the_model_runs_in_two_passes(data):
 @pytest.mark.parametrize("batch_size", [pytest.param(1, marks=pytest.mark.slow), 37, 1024, N])
 def test_neither_the_batches_nor_the_stream_show_in_the_scores(data, batch_size):
     """Exactly rounded sums would differ by 100·eps·cond(H); cond is about 3e3 here."""
-    held = ga.audit(ga.from_torch(Counting(), data, l2=1.0, keep_inputs=False), curvature=Auto(l2_sensitivity=False))
+    held = ga.audit(
+        ga.from_torch(Counting(), data, l2=1.0, keep=InMemory(inputs=False)), curvature=Auto(l2_sensitivity=False)
+    )
     table = ga.audit(streamed(data, batch_size)[1])
     assert held.columns == table.columns
     for name in held.columns:
@@ -80,7 +82,7 @@ def test_arrays_in_batches_give_the_scores_of_arrays_in_files(tmp_path, data):
 def test_what_a_stream_cannot_do_is_said(data):
     assert refused("expected", ga.audit, streamed(data, 500)[1], curvature=Sketch()) == (
         "curvature: expected features that can be read many times for a sketch, got a stream that runs the model in "
-        "every pass; pass cache= to from_torch, or take curvature=Dense()"
+        "every pass; pass keep=Cached(folder) to from_torch, or take curvature=Dense()"
     )
     refused(
         "features: expected rows that can be looked up in any order, got a stream",
@@ -92,12 +94,12 @@ def test_what_a_stream_cannot_do_is_said(data):
 
 def test_a_cache_serves_a_sketch(tmp_path, data):
     model = Counting()
-    head = ga.from_torch(model, data, l2=1.0, keep_inputs=False, cache=tmp_path / "kept")
+    head = ga.from_torch(model, data, l2=1.0, keep=Cached(tmp_path / "kept", inputs=False))
     seen = model.seen
     table = ga.audit(head, scores=["newton"], curvature=Sketch(probes=64))
     assert model.seen == seen == N + 256 + 128  # the first batch again, and half of it
     held = ga.audit(
-        ga.from_torch(Counting(), data, l2=1.0, keep_inputs=False),
+        ga.from_torch(Counting(), data, l2=1.0, keep=InMemory(inputs=False)),
         scores=["newton"],
         curvature=Auto(l2_sensitivity=False),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -227,6 +228,73 @@ def test_signals_of_other_records_are_refused_also_where_the_labels_agree(regres
         order[own] = rng.permutation(own)
     words = "signals: expected the audit's own records, in their order, got signals that do not go with fused"
     refused(words, validate, signals.of_records(order), table)
+
+
+def audited(regression: bool):
+    """An audit of 300 records, and what shadow models of theirs say, marked as those of the audit."""
+    x, y = load_diabetes(return_X_y=True) if regression else load_digits(return_X_y=True)
+    x, y = x[:300], y[:300] + 1e-3 * np.arange(300) if regression else y[:300].astype(np.int64)
+    model = (Ridge(1.0) if regression else LogisticRegression(C=10.0, max_iter=2000)).fit(x, y)
+    table, signals = audit(from_sklearn(model, x, y)), networks_of(x, y)
+    return x, y, table, replace(signals, digests=table.digests.again(targets=y, inputs=x).without_key())
+
+
+@pytest.mark.parametrize("regression", [False, True])
+def test_digests_tell_every_other_record_by_its_row(regression, tmp_path):
+    x, y, table, signals = audited(regression)
+    table.save(tmp_path / "audit")
+    signals.save(tmp_path / "signals")
+    table, signals = ScoreTable.load(tmp_path / "audit"), Signals.load(tmp_path / "signals")
+    assert validate(signals, table).models == 12
+    assert signals.digests.key is None
+    key = np.load(tmp_path / "audit" / "scores-digests.npz")["key"].tobytes()
+    assert key == table.digests.key
+    assert (tmp_path / "audit" / "scores-digests.npz").stat().st_mode & 0o777 == 0o600
+    assert not any(key in file.read_bytes() for file in (tmp_path / "signals").iterdir())
+
+    swapped = np.arange(300)
+    same = [17, 17 + 1 + int(np.flatnonzero(y[18:] == y[17])[0])] if not regression else [17, 250]
+    swapped[same] = swapped[same[::-1]]
+    begins = "signals: expected the audit's own records, in their order, got other "
+    what = "targets" if regression else "inputs"  # targets are looked at first
+    words = f"{begins}{what} in 2 of them, first in row 17; take signals of these records, in order"
+    refused(words, validate, signals.of_records(swapped), table)
+    other = replace(signals, digests=table.digests.again(targets=y, inputs=x + np.eye(300, x.shape[1], -7)))
+    refused(f"{begins}inputs in {min(x.shape[1], 293)} of them, first in row 7", validate, other, table)
+    some = np.arange(0, 300, 2)
+    of_some = ScoreTable({"newton": table["newton"][some]}, some, digests=table.digests.at(some))
+    assert validate(signals, of_some, rows=some).models == 12
+    refused(f"{begins}", validate, signals, of_some, rows=some + 1)
+
+
+def test_targets_alone_do_not_prove_classes_but_values_of_their_own():
+    _, y, table, signals = audited(regression=False)
+    shuffled = np.arange(300)
+    for label in range(10):
+        own = np.flatnonzero(y == label)
+        shuffled[own] = np.random.default_rng(1).permutation(own)
+    classes = replace(signals, digests=table.digests.again(targets=y))
+    refused("got signals that do not go with fused", validate, classes.of_records(shuffled), table)
+    elsewhere = replace(table, digests=audited(regression=False)[2].digests)  # under another key
+    refused("got signals that do not go with fused", validate, signals.of_records(shuffled), elsewhere)
+    _, y, table, signals = audited(regression=True)
+    values = replace(signals, digests=table.digests.again(targets=y))
+    assert table.digests.compared(values.digests) == (True, "")
+
+
+def test_a_training_on_other_records_is_refused_before_it_begins(tmp_path):
+    x, y, table, _ = audited(regression=True)
+    begins = "X: expected the audit's own records, in their order, got other "
+    remedy = "pass X and y of the audit, as it was given them"
+    given = {"models": 8, "folder": tmp_path / "signals"}
+    refused(f"{begins}targets in 300 of them, first in row 0; {remedy}", validate, Retraining(Ridge(), x, -y), table)
+    refused(f"{begins}inputs in 300 of them", validate, Retraining(Ridge(), x[::-1], y), table, **given)
+    assert not (tmp_path / "signals").exists()
+    train = Retraining(Ridge(), x, y)
+    assert validate(train, table, **given).models == 8
+    stored = Signals.load(tmp_path / "signals")
+    assert table.digests.compared(stored.digests) == (True, "")
+    refused("signals: expected the audit's own", validate, stored.of_records(np.arange(299, -1, -1)), table)
 
 
 def test_a_record_with_few_models_on_a_side_is_not_judged_and_moves_nothing_else():

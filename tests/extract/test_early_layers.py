@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import giveaway as ga
 from giveaway.checks import InputError
-from giveaway.extract import early_features, from_torch
+from giveaway.extract import Batches, early_features, from_torch
 from tests.conftest import refused
 from tests.extract.examples import N, Records, Wrapped, snapshot
 
@@ -46,7 +46,7 @@ def whole(tensor):
 def test_values_are_those_of_the_module_run_by_hand(model, x, y, form):
     records = TensorDataset(x, y)
     data = {"loader": DataLoader(records, batch_size=4), "dataset": records, "list": list(records)}[form]
-    found = early_features(model, data, layer="body", batch_size=5)
+    found = early_features(model, data, layer="body", batches=Batches(5))
     assert (found.dtype, found.shape, type(found)) == (np.float32, (N, 5), np.ndarray)
     np.testing.assert_allclose(found, model.body(x).detach(), rtol=1e-6, atol=1e-6)
     dropped = early_features(model, data, layer="drop")  # evaluation mode: dropout lets everything through
@@ -96,7 +96,7 @@ def test_dict_batches_and_ids(model, x, y):
     records = Records(lambda i: {"image": x[i], "label": y[i], "id": f"r{i}"})
     np.testing.assert_allclose(early_features(net, records, layer="net.body"), whole(model.body(x)), atol=1e-6)
     swapped = Records(lambda i: (y[i], i, x[i]))
-    found = early_features(model, swapped, layer="body", input_key=2, target_key=0, id_key=1)
+    found = early_features(model, swapped, layer="body", batches=Batches(inputs=2, targets=0, ids=1))
     np.testing.assert_allclose(found, whole(model.body(x)), atol=1e-6)
 
 
@@ -126,7 +126,7 @@ def test_batch_norm_has_the_statistics_of_the_data(x, y, generator, size):
     net = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Dropout(0.9), nn.Linear(5, 3), nn.BatchNorm1d(3))
     trained(net, generator)
     far = 40 + 5 * x
-    found = early_features(net, TensorDataset(far, y), layer="1", initial=True, batch_size=size)
+    found = early_features(net, TensorDataset(far, y), layer="1", initial=True, batches=Batches(size))
     before = early_features(net, TensorDataset(far, y), layer="0", initial=True).astype(np.float64)
     blocks = [before[at : at + size] for at in range(0, N, size)]
     blocks = [block for block in blocks if len(block) > 1]  # 11 leaves a record over, which has no variance
@@ -139,9 +139,9 @@ def test_batch_norm_has_the_statistics_of_the_data(x, y, generator, size):
 
 def test_batches_of_one_have_no_statistics(x, y):
     net = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5))
-    assert early_features(net, TensorDataset(x, y), layer="0", batch_size=1).shape == (N, 5)
-    with pytest.raises(InputError, match=r"batch_size: expected batches of at least 2 for batch-norm .*, got 1; use"):
-        early_features(net, TensorDataset(x, y), layer="0", batch_size=1, initial=True)
+    assert early_features(net, TensorDataset(x, y), layer="0", batches=Batches(1)).shape == (N, 5)
+    with pytest.raises(InputError, match=r"batches.size: expected batches of at least 2 for batch-norm .*, got 1; use"):
+        early_features(net, TensorDataset(x, y), layer="0", batches=Batches(1), initial=True)
 
 
 def test_attention_and_modules_with_a_way_of_their_own_can_be_drawn_again(generator, y):
@@ -220,7 +220,7 @@ NO_FEATURES = {
 @pytest.mark.parametrize("case", NO_FEATURES)
 def test_layers_that_give_no_features(x, y, case):
     inner, forward, words = NO_FEATURES[case]
-    refused(words, early_features, Wrapped(inner, forward), TensorDataset(x, y), layer="net", batch_size=BATCH)
+    refused(words, early_features, Wrapped(inner, forward), TensorDataset(x, y), layer="net", batches=Batches(BATCH))
 
 
 class Scaled(nn.Module):

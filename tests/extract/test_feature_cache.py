@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from giveaway import audit
 from giveaway.checks import InputError
 from giveaway.cli.source import source_from
-from giveaway.extract import feature_cache, from_file, from_torch
+from giveaway.extract import Batches, Cached, InMemory, feature_cache, from_file, from_torch
 from giveaway.extract.feature_cache import FeatureCache, NpyWriter, SharedCache
 from giveaway.extract.torch_head import from_torch_shared
 from giveaway.extract.torch_model import model_digest
@@ -38,11 +38,11 @@ def large(monkeypatch):
 def test_the_network_runs_once_and_then_never(tmp_path, counted, x, y, batch_size):
     model, rows = counted
     records = TensorDataset(x, y)
-    head = from_torch(model, DataLoader(records, batch_size=4), cache=tmp_path / "cache", l2=0.5)
+    head = from_torch(model, DataLoader(records, batch_size=4), keep=Cached(tmp_path / "cache"), l2=0.5)
     assert sum(rows) == N + tried(4)
     plain = from_torch(model, DataLoader(records, batch_size=4), l2=0.5)
     rows.clear()
-    again = from_torch(model, DataLoader(records, batch_size=batch_size), cache=tmp_path / "cache", l2=0.5)
+    again = from_torch(model, DataLoader(records, batch_size=batch_size), keep=Cached(tmp_path / "cache"), l2=0.5)
     assert rows == []
     for found in (head, again):
         assert isinstance(found.features, FileRows)
@@ -61,7 +61,7 @@ def test_the_network_runs_once_and_then_never(tmp_path, counted, x, y, batch_siz
 def test_precision_is_the_models_and_bfloat16_becomes_float32(tmp_path, model, x, y, dtype):
     net = model.to(dtype)
     data = TensorDataset(x.to(dtype), y)
-    plain, head = from_torch(net, data), from_torch(net, data, cache=tmp_path / "cache")
+    plain, head = from_torch(net, data), from_torch(net, data, keep=Cached(tmp_path / "cache"))
     assert head.features.dtype == plain.features.dtype
     assert torch.equal(head.features[0:N], plain.features)
     assert torch.equal(head.outputs[0:N], plain.outputs)
@@ -69,7 +69,7 @@ def test_precision_is_the_models_and_bfloat16_becomes_float32(tmp_path, model, x
 
 def test_files_are_private_and_listed(tmp_path, model, x, y):
     folder = tmp_path / "new" / "cache"
-    from_torch(model, TensorDataset(x, y), cache=folder)
+    from_torch(model, TensorDataset(x, y), keep=Cached(folder))
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert {stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir()} == {0o600}
     marker = json.loads((folder / "cache.json").read_text())
@@ -79,7 +79,7 @@ def test_files_are_private_and_listed(tmp_path, model, x, y):
 
 
 def test_a_cache_is_a_folder_of_arrays(tmp_path, model, x, y):
-    head = from_torch(model, TensorDataset(x, y), cache=tmp_path / "cache")
+    head = from_torch(model, TensorDataset(x, y), keep=Cached(tmp_path / "cache"))
     assert_is_head_of(head, model, x)
     np.testing.assert_array_equal(head.features.numpy(), np.load(tmp_path / "cache" / "features.npy"))
     again, notes = from_file(tmp_path / "cache")
@@ -95,7 +95,7 @@ def refusal(*arguments, **options):
 def test_other_contents_are_refused_with_the_difference(tmp_path, counted, x, y):
     model, rows = counted
     cache = tmp_path / "cache"
-    from_torch(model, TensorDataset(x, y), cache=cache)
+    from_torch(model, TensorDataset(x, y), keep=Cached(cache))
     rows.clear()
     words = "cache: expected features of the same model and data, got {}; choose another folder, or remove this one"
     other = copy.deepcopy(model)
@@ -113,9 +113,9 @@ def test_other_contents_are_refused_with_the_difference(tmp_path, counted, x, y)
         (TensorDataset(x, y), model, {"autocast": torch.bfloat16}, "autocast was None, is 'bfloat16'"),
         (TensorDataset(x[:9], y[:9]), other, {}, "the model or its weights differ; 23 records then, 9 now"),
     ):
-        assert refusal(net, data, cache=cache, **options).startswith(words.format(difference))
+        assert refusal(net, data, keep=Cached(cache), **options).startswith(words.format(difference))
     assert rows == []
-    from_torch(model, TensorDataset(x, y), cache=cache, layer="fc")
+    from_torch(model, TensorDataset(x, y), keep=Cached(cache), layer="fc")
     assert rows == []
 
 
@@ -148,7 +148,9 @@ def test_shuffled_batches_with_ids_find_their_rows_again(tmp_path, counted, x, y
 
     def head(seed):
         loader = DataLoader(named, 5, shuffle=True, generator=torch.Generator().manual_seed(seed))
-        return from_torch(model, loader, input_key="inputs", cache=tmp_path / "cache", groups=people)
+        return from_torch(
+            model, loader, batches=Batches(inputs="inputs"), keep=Cached(tmp_path / "cache"), groups=people
+        )
 
     first, again = head(0), head(1)
     assert sum(rows) == N + tried(5)
@@ -175,7 +177,7 @@ def test_text_inputs_follow_their_ids(tmp_path, x, y):
     net = Lengths()
     for seed in (0, 1):
         loader = DataLoader(named, 5, shuffle=True, generator=torch.Generator().manual_seed(seed))
-        head = from_torch(net, loader, input_key="inputs", cache=tmp_path / "cache", keep_inputs=True)
+        head = from_torch(net, loader, batches=Batches(inputs="inputs"), keep=Cached(tmp_path / "cache", inputs=True))
         assert [len(text) for text in head.inputs] == [row + 1 for row in head.ids]
         assert head.features.flatten().tolist() == [row + 1 for row in head.ids]
 
@@ -184,7 +186,9 @@ def test_rows_whose_number_is_not_known_beforehand(tmp_path, counted, x, y):
     model, rows = counted
     for _ in range(2):
         loader = DataLoader(named_stream(x, y), 6)
-        assert_is_head_of(from_torch(model, loader, input_key="x", cache=tmp_path / "cache"), model, x)
+        assert_is_head_of(
+            from_torch(model, loader, batches=Batches(inputs="x"), keep=Cached(tmp_path / "cache")), model, x
+        )
     assert sum(rows) == N + tried(6)
 
 
@@ -213,13 +217,13 @@ DAMAGES = {
 def test_half_caches_are_done_again(tmp_path, counted, x, y, damage):
     model, rows = counted
     folder = tmp_path / "cache"
-    from_torch(model, TensorDataset(x, y), cache=folder)
+    from_torch(model, TensorDataset(x, y), keep=Cached(folder))
     DAMAGES[damage](folder)
     rows.clear()
-    assert torch.equal(from_torch(model, TensorDataset(x, y), cache=folder).targets, y)
+    assert torch.equal(from_torch(model, TensorDataset(x, y), keep=Cached(folder)).targets, y)
     assert sum(rows) == N + tried(N)
     assert not list(folder.glob(".*.part"))
-    from_torch(model, TensorDataset(x, y), cache=folder)
+    from_torch(model, TensorDataset(x, y), keep=Cached(folder))
     assert sum(rows) == N + tried(N)
 
 
@@ -238,10 +242,10 @@ def test_a_failing_run_leaves_nothing_behind(tmp_path, x, y):
             return self.fc(x)
 
     with pytest.raises(RuntimeError, match="out of luck"):
-        from_torch(Fails(), TensorDataset(x, y), batch_size=4, cache=folder)
+        from_torch(Fails(), TensorDataset(x, y), batches=Batches(4), keep=Cached(folder))
     assert not folder.exists()
     drawn = Records(lambda i: (torch.rand(6), y[i]))
-    assert "differ between two passes" in refusal(nn.Linear(6, 3), drawn, cache=folder)
+    assert "differ between two passes" in refusal(nn.Linear(6, 3), drawn, keep=Cached(folder))
     assert not folder.exists()
 
 
@@ -259,14 +263,14 @@ def test_a_full_disk_is_said_in_one_line(tmp_path, model, x, y, monkeypatch, buf
 
     monkeypatch.setattr(feature_cache, "NpyWriter", Full)
     words = "cache: expected room for the features, got No space left on device; choose a folder on a larger disk"
-    assert refusal(model, TensorDataset(x, y), cache=tmp_path / "cache").startswith(words)
+    assert refusal(model, TensorDataset(x, y), keep=Cached(tmp_path / "cache")).startswith(words)
     assert not (tmp_path / "cache").exists()
 
 
 KILLED = """
 import os, sys, torch
 from torch.utils.data import TensorDataset
-from giveaway.extract import from_torch
+from giveaway.extract import Batches, Cached, from_torch
 net = torch.nn.Linear(6, 3)
 calls = []
 def stop(*_):
@@ -274,7 +278,7 @@ def stop(*_):
     if len(calls) == 4:
         os._exit(9)
 net.register_forward_pre_hook(stop)
-from_torch(net, TensorDataset(torch.rand(23, 6), torch.arange(23) % 3), batch_size=4, cache=sys.argv[1])
+from_torch(net, TensorDataset(torch.rand(23, 6), torch.arange(23) % 3), batches=Batches(4), keep=Cached(sys.argv[1]))
 """
 
 
@@ -289,7 +293,7 @@ def test_a_killed_run_is_done_again(tmp_path, counted, x, y):
     assert {name[:9] for name in left} == {".giveaway"}
     assert {stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir()} == {0o600}
     assert FeatureCache(folder).parts()
-    assert_is_head_of(from_torch(model, TensorDataset(x, y), cache=folder), model, x)
+    assert_is_head_of(from_torch(model, TensorDataset(x, y), keep=Cached(folder)), model, x)
     assert sum(rows) == N + tried(N)
     assert not list(folder.glob(".*.part"))
 
@@ -300,23 +304,25 @@ def test_a_killed_run_is_done_again(tmp_path, counted, x, y):
 def test_folders_of_something_else_are_refused(tmp_path, model, x, y):
     (tmp_path / "thesis.txt").write_text("mine")
     words = "cache: expected a new, empty or earlier cache folder, got "
-    assert refusal(model, TensorDataset(x, y), cache=tmp_path).startswith(words)
+    assert refusal(model, TensorDataset(x, y), keep=Cached(tmp_path)).startswith(words)
     (tmp_path / "cache.json").write_text('{"kind": "of another program"}')
-    assert refusal(model, TensorDataset(x, y), cache=tmp_path).startswith(words)
+    assert refusal(model, TensorDataset(x, y), keep=Cached(tmp_path)).startswith(words)
     (tmp_path / "cache.json").write_text("{")
-    assert refusal(model, TensorDataset(x, y), cache=tmp_path).startswith("cache: expected a readable cache.json")
+    assert refusal(model, TensorDataset(x, y), keep=Cached(tmp_path)).startswith(
+        "cache: expected a readable cache.json"
+    )
     assert (tmp_path / "thesis.txt").read_text() == "mine"
 
 
 def test_two_runs_do_not_share_a_folder(tmp_path, model, x, y):
     with FeatureCache(tmp_path / "cache").locked(new=True):
-        words = refusal(model, TensorDataset(x, y), cache=tmp_path / "cache")
+        words = refusal(model, TensorDataset(x, y), keep=Cached(tmp_path / "cache"))
         assert "in use by another run; wait for that run" in words
 
 
 def test_removal_takes_what_the_cache_wrote_and_nothing_else(tmp_path, model, x, y):
     folder = tmp_path / "cache"
-    from_torch(model, TensorDataset(x, y), cache=folder)
+    from_torch(model, TensorDataset(x, y), keep=Cached(folder))
     assert FeatureCache(folder).marked
     (folder / "mine.npy").write_bytes(b"mine")
     (folder / ".giveaway-outputs.npy-00ff00ff.part").write_bytes(b"half")
@@ -324,7 +330,7 @@ def test_removal_takes_what_the_cache_wrote_and_nothing_else(tmp_path, model, x,
     assert [file.name for file in folder.iterdir()] == ["mine.npy"]
     assert not FeatureCache(folder).marked
     refused(r"folder: expected a cache folder with cache.json, got .*; name", FeatureCache(folder).remove)
-    from_torch(model, TensorDataset(x, y), cache=tmp_path / "other")
+    from_torch(model, TensorDataset(x, y), keep=Cached(tmp_path / "other"))
     assert FeatureCache(tmp_path / "other").remove() == 6
     assert not (tmp_path / "other").exists()
 
@@ -335,8 +341,8 @@ def test_several_processes_share_a_cache(tmp_path, model, x, y, monkeypatch):
     for data in (TensorDataset(x, y), named):
         cache = tmp_path / type(data).__name__
         with pytest.raises(FileNotFoundError):  # the second process has not written its share yet
-            from_torch_shared(model, data, Processes(0, 2), cache=cache, l2=0.5)
-        head = from_torch_shared(model, data, Processes(1, 2), cache=cache, l2=0.5)
+            from_torch_shared(model, data, Processes(0, 2), keep=Cached(cache), l2=0.5)
+        head = from_torch_shared(model, data, Processes(1, 2), keep=Cached(cache), l2=0.5)
         whole = from_torch(model, data, l2=0.5)
         for name in ("features", "outputs", "targets", "weight"):
             torch.testing.assert_close(getattr(head, name)[0:N], getattr(whole, name)[0:N])
@@ -346,9 +352,9 @@ def test_several_processes_share_a_cache(tmp_path, model, x, y, monkeypatch):
         assert SharedCache(cache).remove() > 0
         assert not cache.exists()
     with pytest.raises(InputError, match="cache: expected a folder that all processes see, beside a model, got none"):
-        from_torch_shared(model, named, Processes(0, 2))
+        from_torch_shared(model, named, Processes(0, 2), keep=InMemory())
     with pytest.raises(InputError, match="got a sampler RandomSampler; use shuffle=False and no sampler where several"):
-        from_torch_shared(model, DataLoader(named, shuffle=True), Processes(0, 2), cache=tmp_path / "c")
+        from_torch_shared(model, DataLoader(named, shuffle=True), Processes(0, 2), keep=Cached(tmp_path / "c"))
 
 
 def test_the_command_line_names_a_cache_or_a_stream(tmp_path, monkeypatch):

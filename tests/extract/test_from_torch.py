@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from giveaway import Head
 from giveaway.checks import InputError
-from giveaway.extract import from_torch
+from giveaway.extract import Batches, from_torch
 from tests.conftest import refused
 from tests.extract.examples import N, Records, Wrapped, assert_is_head_of, expected
 
@@ -21,7 +21,7 @@ from tests.extract.examples import N, Records, Wrapped, assert_is_head_of, expec
 def test_features_outputs_and_parameters_in_dataset_order(model, x, y, form):
     records = TensorDataset(x, y)
     data = {"loader": DataLoader(records, batch_size=4), "dataset": records, "list": list(records)}[form]
-    head = from_torch(model, data, l2=0.5, batch_size=5, groups=np.arange(N) // 2, sample_weight=torch.ones(N))
+    head = from_torch(model, data, l2=0.5, batches=Batches(5), groups=np.arange(N) // 2, sample_weight=torch.ones(N))
     assert_is_head_of(head, model, x)
     assert torch.equal(head.targets, y)
     assert (head.loss, head.l2, head.intercept, head.features.dtype) == ("cross_entropy", 0.5, True, torch.float32)
@@ -120,8 +120,8 @@ def test_devices_and_batch_sizes_that_cannot_be(model, x, y):
     words = r"device: expected where the model is, got meta for a model on cpu; move it first with model.to"
     refused(words, from_torch, model, records, device="meta")
     for size in (0, -1, 2.5):
-        with pytest.raises(InputError, match=f"batch_size: expected a whole number of at least 1, got {size}; 256"):
-            from_torch(model, records, batch_size=size)
+        with pytest.raises(InputError, match=f"batches.size: expected a whole number of at least 1, got {size}; 256"):
+            from_torch(model, records, batches=Batches(size))
 
 
 @pytest.mark.parametrize("target", ["labels", "label", "targets", "target", "y"])
@@ -134,10 +134,10 @@ def test_dict_batches_go_to_the_model_by_keyword(model, x, y, target):
 
 def test_keys_name_the_parts_of_a_batch(model, x, y):
     data = Records(lambda i: {"image": x[i], "diagnosis": y[i], "patient": i + 50, "note": "text"})
-    head = from_torch(model, data, input_key="image", target_key="diagnosis", id_key="patient")
+    head = from_torch(model, data, batches=Batches(inputs="image", targets="diagnosis", ids="patient"))
     assert_is_head_of(head, model, x)
     assert head.ids.tolist() == list(range(50, 50 + N))
-    head = from_torch(model, Records(lambda i: (i, y[i], "text", x[i])), target_key=1, id_key=0, input_key=-1)
+    head = from_torch(model, Records(lambda i: (i, y[i], "text", x[i])), batches=Batches(inputs=-1, targets=1, ids=0))
     assert_is_head_of(head, model, x)
     data = Records(lambda i: {"ids": x[i], "y": y[i]})  # of two dimensions: tokens, not names
     head = from_torch(Wrapped(model, lambda net, ids: net(ids)), data)
@@ -151,7 +151,9 @@ def test_keys_name_the_parts_of_a_batch(model, x, y):
 def test_several_inputs_are_unpacked(model, x, y, inputs):
     joins = Wrapped(model, lambda net, left, right: net(torch.cat([left, right], dim=1)))
     assert_is_head_of(from_torch(joins, Records(lambda i: (inputs(x[i]), y[i]))), model, x)
-    assert_is_head_of(from_torch(joins, Records(lambda i: (x[i, :2], x[i, 2:], y[i])), target_key=2), model, x)
+    assert_is_head_of(
+        from_torch(joins, Records(lambda i: (x[i, :2], x[i, 2:], y[i])), batches=Batches(targets=2)), model, x
+    )
 
 
 @pytest.mark.parametrize(
@@ -163,15 +165,23 @@ def test_outputs_that_are_packed(model, x, y, pack):
 
 
 def test_batches_that_cannot_be_read(model, x, y):
-    with pytest.raises(InputError, match=r"batches \(inputs, targets\), or .* with id_key=2, got a batch of 3 parts"):
+    with pytest.raises(
+        InputError, match=r"batches \(inputs, targets\), .* with Batches\(ids=2\), got a batch of 3 parts"
+    ):
         from_torch(model, TensorDataset(x, y, y))
     with pytest.raises(InputError, match="one of the keys labels, label, targets, target, y, got keys x, kind; name"):
         from_torch(model, Records(lambda i: {"x": x[i], "kind": y[i]}))
-    with pytest.raises(InputError, match="got keys label, y; name the targets with target_key="):
+    with pytest.raises(InputError, match="got keys label, y; name the targets: batches="):
         from_torch(model, Records(lambda i: {"x": x[i], "y": y[i], "label": y[i]}))
-    with pytest.raises(InputError, match=r"target_key: expected a key of the batch, got 'knd'; did you mean kind\?"):
-        from_torch(model, Records(lambda i: {"x": x[i], "kind": y[i]}), target_key="knd")
-    refused("id_key: expected a position in the batch, 0 to 1, got 5", from_torch, model, TensorDataset(x, y), id_key=5)
+    with pytest.raises(InputError, match=r"targets: expected a key of the batch, got 'knd'; did you mean kind\?"):
+        from_torch(model, Records(lambda i: {"x": x[i], "kind": y[i]}), batches=Batches(targets="knd"))
+    refused(
+        "batches.ids: expected a position in the batch, 0 to 1, got 5",
+        from_torch,
+        model,
+        TensorDataset(x, y),
+        batches=Batches(ids=5),
+    )
     refused(r"expected .* or dicts, got Tensor; return the targets as well", from_torch, model, Records(lambda i: x[i]))
     with pytest.raises(InputError, match="one target a record, got a single target; give the DataLoader a batch_size"):
         from_torch(model, DataLoader(TensorDataset(x, y), batch_size=None))
@@ -189,7 +199,7 @@ def test_batches_that_cannot_be_read(model, x, y):
     refused(words, from_torch, model, uneven)
     mixed = Records(lambda i: (x[i], 1 if i < 8 else 1.5))
     words = r"targets: expected rows .* type int64 in every batch, got rows .* type float64"
-    refused(words, from_torch, model, mixed, batch_size=4)
+    refused(words, from_torch, model, mixed, batches=Batches(4))
 
 
 def test_layer_names(model, x, y):
@@ -299,3 +309,17 @@ def test_a_linear_layer_that_does_not_multiply_by_its_weight_is_refused(x, y):
 
     words = r"outputs: expected features @ weight.T \+ bias, got a difference of .* in row \d+ where"
     refused(words, from_torch, Cosine(6, 3), TensorDataset(3 * x, y))
+
+
+@pytest.mark.parametrize(
+    ("old", "now"),
+    [
+        ({"cache": "folder"}, "cache: expected keep=Cached(folder) in its place, got cache=; see docs/changes.md"),
+        ({"stream": True}, "stream: expected keep=Streamed() in its place"),
+        ({"keep_inputs": False}, "keep_inputs: expected keep=InMemory(inputs=) in its place"),
+        ({"batch_size": 4}, "batch_size: expected batches=Batches(size=) in its place"),
+        ({"id_key": 2}, "id_key: expected batches=Batches(ids=) in its place"),
+    ],
+)
+def test_names_of_earlier_versions_say_what_to_write(model, x, y, old, now):
+    assert str(refused("in its place", from_torch, model, TensorDataset(x, y), **old)).startswith(now)

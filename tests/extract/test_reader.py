@@ -19,7 +19,7 @@ from torch.utils.data import (
 
 from giveaway import audit
 from giveaway.checks import InputError
-from giveaway.extract import early_features, from_torch
+from giveaway.extract import Batches, early_features, from_torch
 from giveaway.extract.model_records import inputs_of_head
 from giveaway.network import Network
 from tests.conftest import refused
@@ -109,7 +109,7 @@ def test_a_network_has_no_ids_to_sort_by(model, x, y):
 def test_with_ids_any_order_gives_the_same_records(model, x, y, sampler, named):
     data = Records(lambda i: (x[i], y[i], named(i)))
     groups, weights = {named(i): i // 2 for i in range(N)}, {named(i): float(i) for i in range(N)}
-    head = from_torch(model, SHUFFLED[sampler](data), id_key=2, groups=groups, sample_weight=weights)
+    head = from_torch(model, SHUFFLED[sampler](data), batches=Batches(ids=2), groups=groups, sample_weight=weights)
     features, outputs = expected(model, x)
     row_of = {name: row for row, name in enumerate(head.ids.tolist())}
     rows = [row_of[named(i)] for i in range(N)]
@@ -124,11 +124,11 @@ def test_with_ids_any_order_gives_the_same_records(model, x, y, sampler, named):
 def test_with_ids_any_order_gives_the_same_scores(model, x, y):
     model.double()  # in single precision an output depends on the batch it is computed in
     data = TensorDataset(x.double(), y, torch.arange(N) + 100)
-    in_order = audit(from_torch(model, data, id_key=2, l2=0.1))
+    in_order = audit(from_torch(model, data, batches=Batches(ids=2), l2=0.1))
     score_of = dict(zip(in_order.ids.tolist(), in_order["newton"], strict=True))
     assert len(set(score_of.values())) == N
     for loader in (SHUFFLED["RandomSampler"](data), SHUFFLED["Backwards"](data)):
-        table = audit(from_torch(model, loader, id_key=2, l2=0.1))
+        table = audit(from_torch(model, loader, batches=Batches(ids=2), l2=0.1))
         assert table.ids.tolist() != in_order.ids.tolist()
         np.testing.assert_allclose(table["newton"], [score_of[name] for name in table.ids.tolist()], rtol=1e-9)
 
@@ -137,11 +137,11 @@ def test_ids_must_come_once_each(model, x, y):
     data = Records(lambda i: (x[i], y[i], i))
     replacing = WeightedRandomSampler(torch.ones(N), N, generator=torch.Generator().manual_seed(0))
     with pytest.raises(InputError, match=r"ids in the batches: expected a different id for every record, got .* repe"):
-        from_torch(model, DataLoader(data, sampler=replacing), id_key=2)
+        from_torch(model, DataLoader(data, sampler=replacing), batches=Batches(ids=2))
     for sampler in (RandomSampler(data, num_samples=N - 3), Backwards(N - 3)):
         with pytest.raises(InputError, match=r"got 20 rows for 23 records; use a sampler and collate_fn that give"):
-            from_torch(model, DataLoader(data, sampler=sampler), id_key=2)
-    refused("ids in the batches or ids=, not both", from_torch, model, data, id_key=2, ids=np.arange(N))
+            from_torch(model, DataLoader(data, sampler=sampler), batches=Batches(ids=2))
+    refused("ids in the batches or ids=, not both", from_torch, model, data, batches=Batches(ids=2), ids=np.arange(N))
 
 
 def test_ids_groups_and_weights_beside_the_data(model, x, y):
@@ -155,13 +155,13 @@ def test_ids_groups_and_weights_beside_the_data(model, x, y):
         from_torch(model, TensorDataset(x, y), sample_weight={0: 1.0})
     shuffled = SHUFFLED["RandomSampler"](Records(lambda i: (x[i], y[i], i)))
     with pytest.raises(InputError, match="groups: expected a dict from id to value, got an array, with rows in the"):
-        from_torch(model, shuffled, id_key=2, groups=np.arange(N))
+        from_torch(model, shuffled, batches=Batches(ids=2), groups=np.arange(N))
 
 
 def test_dropped_records_are_refused(model, x, y):
     words = "got drop_last=True, which leaves out 3 of 23; set drop_last=False"
     for data, id_key in ((TensorDataset(x, y), None), (TensorDataset(x, y, torch.arange(N)), 2)):
-        refused(words, from_torch, model, DataLoader(data, batch_size=5, drop_last=True), id_key=id_key)
+        refused(words, from_torch, model, DataLoader(data, batch_size=5, drop_last=True), batches=Batches(ids=id_key))
     for read in (network_of, early_of, initial_of):
         refused(words, read, model, DataLoader(TensorDataset(x, y), batch_size=5, drop_last=True))
 
@@ -180,16 +180,16 @@ def test_streams_need_ids(model, x, y):
     for read in (from_torch, network_of):
         with pytest.raises(InputError, match="got an IterableDataset, whose records have no position"):
             read(model, Stream(lambda: zip(x, y, strict=True)))
-    head = from_torch(model, Stream(lambda: zip(x, y, range(N), strict=True)), id_key=2, batch_size=4)
+    head = from_torch(model, Stream(lambda: zip(x, y, range(N), strict=True)), batches=Batches(4, ids=2))
     assert_is_head_of(head, model, x)
     twice = DataLoader(Stream(lambda: zip(x, y, range(N), strict=True)), num_workers=2)
-    refused("got 23 repeated ids", from_torch, model, twice, id_key=2)
+    refused("got 23 repeated ids", from_torch, model, twice, batches=Batches(ids=2))
 
 
 def test_a_stream_that_can_be_read_only_once_is_refused(model, x, y):
     once = zip(x, y, range(N), strict=True)
     with pytest.raises(InputError, match="got 0 rows in a second pass after 23 in the first; pass a dataset that can"):
-        from_torch(model, Stream(lambda: once), id_key=2)
+        from_torch(model, Stream(lambda: once), batches=Batches(ids=2))
 
 
 def numpy_noise(x):
@@ -231,7 +231,7 @@ def test_one_changed_bit_one_changed_target_or_one_changed_id_is_refused(model, 
             read(model, DataLoader(Records(make), batch_size=4))
     reads["count"] = 0
     with pytest.raises(InputError, match="the same ids in every pass, got others in a second pass"):
-        from_torch(model, Records(lambda i: (x[i], y[i], i + 100 * second_pass(i))), id_key=2)
+        from_torch(model, Records(lambda i: (x[i], y[i], i + 100 * second_pass(i))), batches=Batches(ids=2))
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_one_changed_bit_one_changed_target_or_one_changed_id_is_refused(model, 
 def test_inputs_of_every_kind_can_be_compared(model, x, y, extra):
     ignoring = Wrapped(model, lambda net, image, extra: net(image))
     data = Records(lambda i: {"image": x[i], "extra": extra(i), "y": y[i]})
-    assert_is_head_of(from_torch(ignoring, data, batch_size=4), model, x)
+    assert_is_head_of(from_torch(ignoring, data, batches=Batches(4)), model, x)
 
 
 def test_text_that_changes_is_seen(model, x, y):
@@ -303,7 +303,7 @@ def test_the_head_does_not_share_memory_with_the_model(x, y):
 
 def test_the_model_s_arguments_in_dataset_order(x, y):
     data = TensorDataset(x, y)
-    (found,) = inputs_of_head(data, from_torch(nn.Linear(6, 3), data), batch_size=5)
+    (found,) = inputs_of_head(data, from_torch(nn.Linear(6, 3), data), batches=Batches(5))
     assert torch.equal(found, x)
     data = [((x[row], 2 * x[row]), y[row]) for row in range(N)]
     first, second = inputs_of_head(data, from_torch(Wrapped(nn.Linear(6, 3), lambda net, a, b: net(a + b)), data))
@@ -326,7 +326,7 @@ def test_keywords_in_the_order_of_the_head_s_ids(x, y):
 
 def test_data_that_are_not_the_head_s_are_refused(x, y, monkeypatch):
     data = [{"input": x[row], "y": y[row], "id": row} for row in range(N)]
-    head = from_torch(nn.Linear(6, 3), data, batch_size=1)
+    head = from_torch(nn.Linear(6, 3), data, batches=Batches(1))
     renamed = [record | {"id": record["id"] + 100} for record in data]
     more = data[:11] + [record | {"mask": record["input"]} for record in data[11:]]
     for others, words in {
@@ -334,6 +334,6 @@ def test_data_that_are_not_the_head_s_are_refused(x, y, monkeypatch):
         "renamed": (renamed, "expected the same ids in every pass, got others in another; fix each record's id"),
         "more": (more, r"the same inputs in every batch, each with a row a record, got inputs of shape \(1, 6\)"),
     }.values():
-        refused(f"^data: .*{words}", inputs_of_head, others, head, batch_size=1)
+        refused(f"^data: .*{words}", inputs_of_head, others, head, batches=Batches(1))
     monkeypatch.setattr("giveaway.checks.available_memory", lambda: 100)
     refused(r"data: expected records that are kept within the 0\.0 GB of free memory", inputs_of_head, data, head)

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
-from giveaway.extract import early_features, from_torch, trace_of_checkpoints
-from giveaway.extract.batches import BatchKeys, RecordBatch
+from giveaway.extract import Batches, Cached, InMemory, Streamed, early_features, from_torch, trace_of_checkpoints
+from giveaway.extract.batches import RecordBatch
 from giveaway.extract.reader import RecordReader
 from giveaway.network import Network
 from tests.conftest import refused
@@ -78,8 +78,8 @@ def test_rows_that_are_other_records_are_refused(tmp_path, case, kind):
     loader, model = WRONG[case](), network()
     ways = {
         "held": lambda: from_torch(model, loader),
-        "cache": lambda: from_torch(model, loader, cache=tmp_path / "cache"),
-        "stream": lambda: from_torch(model, loader, stream=True),
+        "cache": lambda: from_torch(model, loader, keep=Cached(tmp_path / "cache")),
+        "stream": lambda: from_torch(model, loader, keep=Streamed()),
         "network": lambda: Network(model, loader, loss="cross_entropy"),
         "early": lambda: early_features(model, loader, layer="0"),
     }
@@ -125,17 +125,23 @@ def test_ids_in_the_batches_allow_any_order_and_must_be_the_records_own():
         order = x[:, 0].argsort()
         return x[order], y[order], names
 
-    head = from_torch(network(), DataLoader(named, BATCH, collate_fn=sorted_with_ids), id_key=2)
+    head = from_torch(network(), DataLoader(named, BATCH, collate_fn=sorted_with_ids), batches=Batches(ids=2))
     assert (head.ids != np.arange(N) + 100).any()
     assert torch.equal(head.targets, Y[torch.from_numpy(head.ids - 100)])
-    refused(OTHER.format(r"\d+"), from_torch, network(), DataLoader(named, BATCH, collate_fn=ids_left_behind), id_key=2)
+    refused(
+        OTHER.format(r"\d+"),
+        from_torch,
+        network(),
+        DataLoader(named, BATCH, collate_fn=ids_left_behind),
+        batches=Batches(ids=2),
+    )
 
     def counted(rows):
         x, y, _ = default_collate(rows)
         return x, y, torch.arange(len(rows))
 
     words = "expected a different id for every record"
-    refused(words, from_torch, network(), DataLoader(named, N, collate_fn=counted), id_key=2)
+    refused(words, from_torch, network(), DataLoader(named, N, collate_fn=counted), batches=Batches(ids=2))
 
 
 @pytest.mark.parametrize("wanted", ["ids", "groups", "sample_weight"])
@@ -212,8 +218,8 @@ def test_the_proof_is_told():
             return ({"x": X[i], "y": Y[i], "id": i} for i in range(N))
 
     assert from_torch(network(), RECORDS).rows_proved_by == "every record read by itself"
-    assert from_torch(network(), Named(), input_key="x").rows_proved_by == "two equal passes"
-    reader = RecordReader(RECORDS, 4, BatchKeys())
+    assert from_torch(network(), Named(), batches=Batches(inputs="x")).rows_proved_by == "two equal passes"
+    reader = RecordReader(RECORDS, Batches(4))
     assert reader.proof is None
 
 
@@ -274,11 +280,18 @@ def test_models_that_are_no_functions_are_refused(what, stream):
     model = Changes(what)
     if stream and what == "raises":
         model.calls = 3
-    refused(REFUSED[what], from_torch, model, DataLoader(RECORDS, 8), layer="head", stream=stream)
+    refused(
+        REFUSED[what],
+        from_torch,
+        model,
+        DataLoader(RECORDS, 8),
+        layer="head",
+        keep=Streamed() if stream else InMemory(),
+    )
 
 
 def test_a_model_may_write_into_its_own_copy_of_the_input():
     data = TensorDataset(X.clone(), Y)
-    head = from_torch(Changes("input"), DataLoader(data, 8), keep_inputs=True)
+    head = from_torch(Changes("input"), DataLoader(data, 8), keep=InMemory(inputs=True))
     assert torch.equal(data.tensors[0], X)
     assert torch.equal(torch.as_tensor(head.inputs), X)

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from giveaway import Head, audit
 from giveaway.checks import InputError
-from giveaway.extract import from_batches, from_torch
+from giveaway.extract import Batches, InMemory, Streamed, from_batches, from_torch
 from giveaway.records import LinearRows, StreamedRows
 from tests.conftest import refused
 from tests.extract.examples import N, Records, tried
@@ -30,7 +30,7 @@ def test_windows_are_those_of_the_held_head_whatever_the_batches(counted, x, y, 
     loader = DataLoader(TensorDataset(x, y), batch_size)
     held = from_torch(model, loader, l2=0.5)
     rows.clear()
-    head = from_torch(model, loader, l2=0.5, stream=True)
+    head = from_torch(model, loader, l2=0.5, keep=Streamed())
     assert isinstance(head.features, StreamedRows)
     assert sum(rows) == min(batch_size, N) + tried(min(batch_size, N))  # the first batch shows which layer it is
     rows.clear()
@@ -46,7 +46,10 @@ def test_windows_are_those_of_the_held_head_whatever_the_batches(counted, x, y, 
 
 def test_scores_are_those_of_the_held_head(model, x, y):
     scores = ["leverage", "influence", "newton"]
-    heads = [from_torch(model, TensorDataset(x, y), l2=0.5, batch_size=7, stream=stream) for stream in (False, True)]
+    heads = [
+        from_torch(model, TensorDataset(x, y), l2=0.5, batches=Batches(7), keep=Streamed() if stream else InMemory())
+        for stream in (False, True)
+    ]
     held, streamed = (audit(head, scores=scores) for head in heads)
     for name in scores:
         np.testing.assert_allclose(streamed[name], held[name], rtol=1e-9)
@@ -54,7 +57,7 @@ def test_scores_are_those_of_the_held_head(model, x, y):
 
 def test_between_batches_the_model_is_the_users(model, x, y):
     model.train()
-    head = from_torch(model, DataLoader(TensorDataset(x, y), 4), stream=True)
+    head = from_torch(model, DataLoader(TensorDataset(x, y), 4), keep=Streamed())
     state = torch.get_rng_state()
     head.window(slice(0, 6))  # a pass is under way
     assert all(module.training for module in model.modules())
@@ -66,22 +69,22 @@ def test_between_batches_the_model_is_the_users(model, x, y):
 
 
 def test_weights_that_change_between_passes_are_refused(model, x, y):
-    head = from_torch(model, TensorDataset(x, y), stream=True)
+    head = from_torch(model, TensorDataset(x, y), keep=Streamed())
     read(head, 5)
     with torch.no_grad():
         model.body.weight += 1e-3
-    refused(r"model: expected the same model in every pass, got weights that .*cache=", read, head, 5)
+    refused(r"model: expected the same model in every pass, got weights that .*keep=Cached", read, head, 5)
 
 
 def test_inputs_that_change_between_passes_are_refused(model, x, y):
     x = x.clone()
-    head = from_torch(model, DataLoader(TensorDataset(x, y), 4), stream=True)
+    head = from_torch(model, DataLoader(TensorDataset(x, y), 4), keep=Streamed())
     read(head, 5)
     x[9] += 1
     words = r"data: expected the same inputs and targets in every pass, got others in a later pass, the first in row 9;"
     refused(words, read, head, 5)
     with pytest.raises(InputError, match="the first in row 0; turn off random augmentation"):
-        from_torch(nn.Linear(6, 3), Records(lambda i: (torch.rand(6), y[i])), stream=True)
+        from_torch(nn.Linear(6, 3), Records(lambda i: (torch.rand(6), y[i])), keep=Streamed())
 
 
 @pytest.mark.parametrize(("rows", "words"), [(20, "got 20 in another"), (30, "got more than 23 rows in another")])
@@ -98,7 +101,7 @@ def test_other_numbers_of_rows_in_a_later_pass(model, x, y, rows, words):
             return x[index % N], y[index % N]
 
     data = Changing(None)
-    head = from_torch(model, data, batch_size=4, stream=True)
+    head = from_torch(model, data, batches=Batches(4), keep=Streamed())
     Changing.count = rows
     refused(f"data: expected 23 records in every pass, {words}", read, head, 5)
 
@@ -106,9 +109,9 @@ def test_other_numbers_of_rows_in_a_later_pass(model, x, y, rows, words):
 def test_shuffling_loaders_are_refused_with_ids_or_without(model, x, y):
     named = Records(lambda i: {"inputs": x[i], "labels": y[i], "ids": i})
     loader = DataLoader(named, 5, shuffle=True, generator=torch.Generator().manual_seed(0))
-    refused("batches without ids", from_torch, model, DataLoader(TensorDataset(x, y), 5, shuffle=True), stream=True)
+    refused("batches without ids", from_torch, model, DataLoader(TensorDataset(x, y), 5, shuffle=True), keep=Streamed())
     with pytest.raises(InputError, match=r"others in a later pass, .*turn off random augmentation and shuffling"):
-        from_torch(model, loader, input_key="inputs", stream=True)
+        from_torch(model, loader, batches=Batches(inputs="inputs"), keep=Streamed())
 
 
 def test_rows_of_another_kind_are_refused(x, y):
@@ -127,16 +130,16 @@ def test_rows_of_another_kind_are_refused(x, y):
             self.calls += 1
             return self.fc(inputs.double() if self.calls > 4 else inputs)
 
-    head = from_torch(Outer(), DataLoader(TensorDataset(x, y), 10), stream=True)
+    head = from_torch(Outer(), DataLoader(TensorDataset(x, y), 10), keep=Streamed())
     head.window(slice(0, 10))
     words = r"features: expected rows of shape \(6,\) and type float32 in every batch, got rows .* type float64"
     refused(words, head.window, slice(10, 20))
 
 
 def test_streams_of_the_same_model_and_data_have_one_name_and_no_cache(tmp_path, model, x, y):
-    words = r"stream: expected stream=True or cache=, not both, got both; drop one"
-    refused(words, from_torch, model, TensorDataset(x, y), stream=True, cache=tmp_path)
-    names = [from_torch(model, TensorDataset(*d), stream=True).features.identity for d in ((x, y), (x, y), (x + 1, y))]
+    names = [
+        from_torch(model, TensorDataset(*d), keep=Streamed()).features.identity for d in ((x, y), (x, y), (x + 1, y))
+    ]
     assert names[0] == names[1] != names[2]
 
 

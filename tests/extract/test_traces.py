@@ -13,8 +13,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from giveaway import LossTrace
-from giveaway.extract import from_torch, trace_of_checkpoints
-from giveaway.records.loss_trace import identity_of
+from giveaway.extract import Batches, from_torch, trace_of_checkpoints
+from giveaway.records.row_digests import identity_of
 from tests.conftest import refused
 
 N, HALF = 19, 1e-3
@@ -53,7 +53,7 @@ def test_every_checkpoint_gives_a_row_of_losses_in_the_order_of_its_number(tmp_p
     loss = {"one logit": "auto", "squared": "auto"}.get(kind, kind)
     model = network(outputs, 99).train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    trace = trace_of_checkpoints(model, saved(tmp_path, outputs), TensorDataset(X, y), loss=loss, batch_size=5)
+    trace = trace_of_checkpoints(model, saved(tmp_path, outputs), TensorDataset(X, y), loss=loss, batches=Batches(5))
     for epoch in range(12):
         with torch.no_grad():
             f = network(outputs, epoch).eval()(X).double().numpy()
@@ -88,7 +88,7 @@ def test_its_rows_are_those_of_the_head(tmp_path: Path, kind: str) -> None:
     assert trace.identity == identity_of(N, targets=head.targets)
     names = [{"x": x, "y": t, "id": f"scan-{row}"} for row, (x, t) in enumerate(zip(X, y, strict=True))]
     model.forward = lambda x: nn.Sequential.forward(model, x)
-    named = trace_of_checkpoints(model, str(tmp_path / "*"), names, loss=loss, input_key="x")
+    named = trace_of_checkpoints(model, str(tmp_path / "*"), names, loss=loss, batches=Batches(inputs="x"))
     assert named.identity == identity_of(N, targets=head.targets, ids=[f"scan-{row}" for row in range(N)])
 
 
@@ -109,7 +109,7 @@ class Deadly(Dataset):
 
 
 def test_a_killed_run_goes_on_at_the_checkpoint_where_it_stopped(tmp_path: Path) -> None:
-    pattern, options = saved(tmp_path, 3, 5), {"batch_size": 4}
+    pattern, options = saved(tmp_path, 3, 5), {"batches": Batches(4)}
     trace_of_checkpoints(network(3), pattern, Deadly(-1), out=tmp_path / "whole", **options)
     out = tmp_path / "killed"
     # two passes read the records alone; two checkpoints are whole then

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from giveaway.cli.source import source_from
-from giveaway.extract import from_file, from_torch
+from giveaway.extract import Batches, Cached, Streamed, from_file, from_torch
 from giveaway.extract.torch_head import from_torch_shared
 from giveaway.extract.variants import shifted
 from giveaway.linalg.processes import Processes
@@ -98,7 +98,7 @@ def test_bytes_autocast_and_models_that_write_into_their_inputs():
             return self.net(images.mul_(0.5))
 
     writing, images = Writing(), pictures()
-    made = from_torch(writing, Records(lambda i: (images[i].clone(), y[i])), batch_size=4)
+    made = from_torch(writing, Records(lambda i: (images[i].clone(), y[i])), batches=Batches(4))
     torch.testing.assert_close(made.relatives["mirror"], said(writing, images.flip(3)))
 
 
@@ -129,7 +129,7 @@ def test_other_records_have_no_built_in_variants(x):
 
 def test_functions_of_a_batch_make_variants_of_any_records(model, x, y):
     noisy = {"noisy": lambda batch: batch + 1, "other": lambda batch: batch.flip(1)}
-    head = from_torch(model, TensorDataset(x, y), batch_size=4, relatives=noisy)
+    head = from_torch(model, TensorDataset(x, y), batches=Batches(4), relatives=noisy)
     torch.testing.assert_close(head.relatives["noisy"], said(model, x + 1))
     torch.testing.assert_close(head.relatives["other"], said(model, x.flip(1)))
 
@@ -172,7 +172,7 @@ def test_a_cache_keeps_relatives_and_records_held_out(tmp_path):
     data, other = TensorDataset(x, y), TensorDataset(pictures(n=9) + 1, torch.arange(9) % 3)
     plain = from_torch(model, data, held_out=other)
     runs.clear()
-    heads = [from_torch(model, data, batch_size=b, cache=tmp_path / "c", held_out=other) for b in (7, 4)]
+    heads = [from_torch(model, data, batches=Batches(b), keep=Cached(tmp_path / "c"), held_out=other) for b in (7, 4)]
     assert sum(runs) == 4 * N + 9 + tried(7)
     for head in (*heads, from_file(tmp_path / "c")[0]):
         for name, rows in plain.relatives.items():
@@ -180,23 +180,29 @@ def test_a_cache_keeps_relatives_and_records_held_out(tmp_path):
         torch.testing.assert_close(head.held_out[0], plain.held_out[0])
         assert torch.equal(head.held_out[1], plain.held_out[1])
     # what is not wanted now is left out, what is lacking is refused
-    less = from_torch(model, data, cache=tmp_path / "c", relatives=False)
+    less = from_torch(model, data, keep=Cached(tmp_path / "c"), relatives=False)
     assert less.relatives is less.held_out is None
-    from_torch(model, data, cache=tmp_path / "d", relatives=False)
+    from_torch(model, data, keep=Cached(tmp_path / "d"), relatives=False)
     words = r"got it has no outputs on variants \(mirror, shift\); choose another folder"
-    refused(words, from_torch, model, data, cache=tmp_path / "d")
+    refused(words, from_torch, model, data, keep=Cached(tmp_path / "d"))
     refused(
-        "the records held out differ", from_torch, model, data, cache=tmp_path / "d", relatives=False, held_out=other
+        "the records held out differ",
+        from_torch,
+        model,
+        data,
+        keep=Cached(tmp_path / "d"),
+        relatives=False,
+        held_out=other,
     )
     changed = TensorDataset(pictures(n=9) + 2, torch.arange(9) % 3)
-    refused("the records held out differ", from_torch, model, data, cache=tmp_path / "c", held_out=changed)
+    refused("the records held out differ", from_torch, model, data, keep=Cached(tmp_path / "c"), held_out=changed)
 
 
 def test_a_stream_asks_about_relatives_only_where_they_are_wanted():
     model, x, y = network(), pictures(), torch.arange(N) % 3
     data = DataLoader(TensorDataset(x, y), batch_size=4)
-    assert from_torch(model, data, stream=True).relatives is None
-    head = from_torch(model, data, stream=True, relatives=True, held_out=TensorDataset(x[:5] + 1, y[:5]))
+    assert from_torch(model, data, keep=Streamed()).relatives is None
+    head = from_torch(model, data, keep=Streamed(), relatives=True, held_out=TensorDataset(x[:5] + 1, y[:5]))
     for name, rows in from_torch(model, data).relatives.items():
         torch.testing.assert_close(head.relatives[name], rows)
     torch.testing.assert_close(head.held_out[0], said(model, x[:5] + 1))
@@ -207,8 +213,8 @@ def test_shares_of_processes_are_joined(tmp_path, monkeypatch):
     model, data = network(), TensorDataset(pictures(), torch.arange(N) % 3)
     other = TensorDataset(pictures(n=9) + 1, torch.arange(9) % 3)
     with pytest.raises(FileNotFoundError):  # the second process has not written its share yet
-        from_torch_shared(model, data, Processes(0, 2), cache=tmp_path / "c", held_out=other)
-    head = from_torch_shared(model, data, Processes(1, 2), cache=tmp_path / "c", held_out=other)
+        from_torch_shared(model, data, Processes(0, 2), keep=Cached(tmp_path / "c"), held_out=other)
+    head = from_torch_shared(model, data, Processes(1, 2), keep=Cached(tmp_path / "c"), held_out=other)
     whole = from_torch(model, data, held_out=other)
     for name, rows in whole.relatives.items():
         torch.testing.assert_close(head.relatives[name][0:N], rows)
@@ -218,7 +224,7 @@ def test_shares_of_processes_are_joined(tmp_path, monkeypatch):
 def test_records_held_out_are_read_as_the_others_are(model, x, y):
     data = Records(lambda i: {"given": x[i], "y": y[i]})
     batches = [{"given": x[:4] + 1, "y": y[:4]}, {"given": x[4:9] + 1, "y": y[4:9]}]
-    head = from_torch(model, data, input_key="given", held_out=DataLoader(batches, batch_size=None))
+    head = from_torch(model, data, batches=Batches(inputs="given"), held_out=DataLoader(batches, batch_size=None))
     torch.testing.assert_close(head.held_out[0], said(model, x[:9] + 1))
     assert torch.equal(head.held_out[1], y[:9])
     data = TensorDataset(x, y)

@@ -115,7 +115,7 @@ def test_rows_are_not_looked_up():
     features, outputs = Stream(Source([N]), N, (X, F)).rows()
     assert not features.looked_up
     for name, rows in (("features", features), ("outputs", outputs)):
-        words = rf"{name}: expected rows that can be looked up .*, got a stream, .*cache=DIR"
+        words = rf"{name}: expected rows that can be looked up .*, got a stream, .*keep=Cached"
         refused(words, rows.__getitem__, torch.tensor([3, 1]))
 
 

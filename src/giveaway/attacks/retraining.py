@@ -111,6 +111,11 @@ class Retraining:
             last = last.steps[-1][1]
         return type(last).__name__
 
+    @property
+    def targets(self) -> np.ndarray | None:
+        """Class indices or values, as far as they are known."""
+        return self.values if self.labels is None else self.labels
+
     @cached_property
     def _model_records(self) -> ModelRecords:
         data = self.X if isinstance(self.X, DataLoader | Dataset) else (self.X, np.zeros(self.known_records()))

@@ -23,7 +23,8 @@ import numpy as np
 import torch
 
 from giveaway.checks import check_choice, check_whole, fail
-from giveaway.records.signals import KINDS, MARKER, VECTORS, Signals
+from giveaway.records.row_digests import RowDigests
+from giveaway.records.signals import KINDS, MARKER, VECTORS, Signals, SignalsFolder, stage_digests
 from giveaway.storage.arrays import array_digest, write_npy
 from giveaway.storage.files import as_json
 from giveaway.storage.folder import MarkedFolder
@@ -261,6 +262,17 @@ def open_store(folder: str | os.PathLike[str] | None, plan: ShadowPlan) -> Itera
             else:
                 store.commit(plan.provenance)
             yield store
+
+
+def marked_with(signals: Signals, folder: str | os.PathLike[str], digests: RowDigests | None) -> Signals:
+    """Return signals that carry the digests of their records, and store those beside them in their folder."""
+    if digests is None:
+        return signals
+    with ShadowFolder(folder).locked() as place:
+        stated = SignalsFolder(folder).read() | stage_digests(place, digests)
+        stated["files"] = {**stated["files"], **place.staged}
+        place.save_pages({MARKER: as_json(stated)})
+    return replace(signals, digests=digests.without_key())
 
 
 def stored_kind(folder: str | os.PathLike[str] | None, plan: ShadowPlan) -> ShadowPlan:

@@ -23,6 +23,7 @@ from giveaway.linalg.processes import HERE, Execution, Processes
 from giveaway.network.depths import Depths, Ekfac, Solves
 from giveaway.records import Head, LossTrace, ScoreTable
 from giveaway.records.meta import Meta
+from giveaway.records.row_digests import RowDigests
 from giveaway.scores.catalogue import CATALOGUE
 from giveaway.scores.fusion import fused
 from giveaway.storage.checkpoint import NO_CHECKPOINT
@@ -119,7 +120,8 @@ def audit(
     if head.rows_proved_by is not None:
         meta["rows_proved_by"] = head.rows_proved_by
     ids = head.ids if head.groups is None else np.unique(head.groups)
-    return ScoreTable(scores=columns, ids=ids, meta=Meta.from_json(meta), attributes=attributes)
+    digests = RowDigests.of_head(head) if processes.first and resolved.unit == "record" else None
+    return ScoreTable(columns, ids, Meta.from_json(meta), attributes, digests)
 
 
 def _score_head(

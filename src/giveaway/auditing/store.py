@@ -6,6 +6,7 @@ import hmac
 import platform
 import secrets
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from giveaway.checks import fail
 from giveaway.extract.feature_cache import FeatureCache, SharedCache
 from giveaway.records import Head, LossTrace, ScoreTable
 from giveaway.records.meta import Provenance
+from giveaway.records.row_digests import RowDigests
 from giveaway.records.score_table import TableFolder
 from giveaway.records.signals import SignalsFolder
 from giveaway.records.witnesses import arrays_of_witnesses
@@ -90,7 +92,9 @@ def save_audit(
     """Write every file, or none; the pages of a validation stay listed."""
     earlier = place.read() if place.marked else {}
     for name, table in tables.items():
-        table.stage(place, name)
+        # stored signals are known by the key of the first audit, which was of the same inputs
+        digests = RowDigests.load(place, f"{name}-digests.npz") or table.digests
+        replace(table, digests=digests).stage(place, name)
     meta = next(iter(tables.values())).meta.to_json()
     meta |= {name: earlier[name] for name in ("signals",) if name in earlier}
     place.save_pages({**pages, "config.toml": config_toml}, meta)

@@ -13,7 +13,7 @@ import numpy as np
 from giveaway.attacks.lira import lira_within
 from giveaway.attacks.retraining import Retraining
 from giveaway.attacks.shadow import OnModel, train_shadows
-from giveaway.attacks.shadow_store import stored_seconds
+from giveaway.attacks.shadow_store import marked_with, stored_seconds
 from giveaway.checks import fail
 from giveaway.evaluation.counts import DefensibleCount, defensible_count
 from giveaway.evaluation.posterior import Posterior, posterior
@@ -28,6 +28,7 @@ from giveaway.evaluation.success import (
     summarize,
 )
 from giveaway.records import ScoreTable, Signals
+from giveaway.records.row_digests import RowDigests
 from giveaway.views.trace import BY_CHANCE, within_classes
 
 LEAST_MODELS = 8
@@ -203,6 +204,7 @@ def validate(
         told = checked_training(training, table, rows)
         _check_counts(len(table), models)
         signals = train_shadows(told, models=models, folder=folder, seed=seed, on_model=on_model)
+        signals = marked_with(signals, folder, digests_for(table, told.X, told.targets))
         seconds = stored_seconds(folder, models)
         return held_against(signals, table, rows, seed=seed, target=(), training_seconds=seconds, own=True)
     return held_against(training, table, rows, seed=seed, target=target, training_seconds=training_seconds)
@@ -232,7 +234,7 @@ def held_against(
     judged = count.judged
     attacked = compared if judged.all() else compared.of_records(judged)
     measured = effect_sizes(attacked)
-    if not own:
+    if not (own or _check_digests(table, compared.digests, "signals", "take signals of these records, in order")):
         _check_whose(table, judged, measured)
     success, effect = np.full(len(table), 0.5), np.zeros(len(table))
     scored, effect[judged] = lira_within(attacked), measured.effect_size
@@ -272,18 +274,38 @@ def checked_training(training: Any, table: ScoreTable, rows: np.ndarray | None =
     if told.values is not None and classes is not None and not told.is_estimator:
         remedy = "pass labels as whole numbers or names"
         raise fail("y", "labels, since the audit is of classes", f"values ({np.asarray(told.y).dtype})", remedy)
-    check_records(table, told.labels, told.known_records(), rows, "y")
+    check_records(table, told.X, told.targets, told.known_records(), rows, "y")
     return told
 
 
 def check_records(
-    table: ScoreTable, labels: np.ndarray | None, records: int, rows: np.ndarray | None, argument: str
+    table: ScoreTable, X: Any, targets: np.ndarray | None, records: int, rows: np.ndarray | None, argument: str
 ) -> None:
-    """Refuse records that are not the table's: their number and, where known, their labels must be the same."""
+    """Refuse records that are not the table's: their number, their targets and their inputs, as far as both are known,
+    must be the same."""
     _check_counts(len(table))
     places = _check_rows(table, records, rows)
-    if labels is not None:
-        _check_labels(table, labels if places is None else labels[places], argument)
+    if targets is not None and targets.dtype.kind in "iu":
+        _check_labels(table, targets if places is None else targets[places], argument)
+    digests = digests_for(table, X, targets)
+    if digests is not None:
+        remedy = "pass X and y of the audit, as it was given them"
+        _check_digests(table, digests if places is None else digests.at(places), "X", remedy)
+
+
+def digests_for(table: ScoreTable, X: Any, targets: np.ndarray | None) -> RowDigests | None:
+    """Digest records as the table's are, which a training may know as inputs or as the features of a head."""
+    return None if table.digests is None else table.digests.again(targets=targets, inputs=X, features=X)
+
+
+def _check_digests(table: ScoreTable, digests: RowDigests | None, argument: str, remedy: str) -> bool:
+    """Refuse rows that are not the table's by their digests; return whether those prove that they are."""
+    if table.digests is None or digests is None:
+        return False
+    proved, different = table.digests.compared(digests)
+    if different:
+        raise fail(argument, "the audit's own records, in their order", different, remedy)
+    return proved
 
 
 def _check_rows(table: ScoreTable, records: int, rows: np.ndarray | None) -> np.ndarray | None:
@@ -312,7 +334,7 @@ def _check_labels(table: ScoreTable, labels: np.ndarray, argument: str) -> None:
 
 
 def _check_whose(table: ScoreTable, judged: np.ndarray, measured: EffectSizes) -> None:
-    """Refuse signals of other records, which labels alone do not tell.
+    """Refuse signals of other records, which labels alone do not tell, where digests do not prove them.
 
     Within classes, the ranking must go with how well the models know the records, or with what training on a record
     changes, as it does not for other records.

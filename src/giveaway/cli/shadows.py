@@ -13,7 +13,8 @@ from torch.utils.data import DataLoader, Dataset
 from giveaway.attacks.recipes import RECIPES, train_recipe
 from giveaway.attacks.retraining import Retraining
 from giveaway.attacks.shadow import first_model, train_shadows
-from giveaway.auditing.validate import LEAST_MODELS, check_records, checked_training
+from giveaway.attacks.shadow_store import marked_with
+from giveaway.auditing.validate import LEAST_MODELS, check_records, checked_training, digests_for
 from giveaway.checks import check_choice, check_whole, fail
 from giveaway.cli.source import Options, Say, device_named
 from giveaway.extract import from_file
@@ -94,6 +95,7 @@ def signals_named(options: Options, table: ScoreTable, rows: np.ndarray | None, 
         return None, f"About {ahead} for the {missing} of {models} models that are missing: {took}."
     with parts_of(enabled=True, work="shadow models", unit="model") as on_model:
         signals = train_shadows(training, **place, on_model=on_model)
+    signals = marked_with(signals, options["signals"], digests_for(table, training.X, training.targets))
     return signals, f"{trained} {TAKEN_AS[signals.kind]}"
 
 
@@ -105,11 +107,12 @@ def _by_recipe(
     if X is None:
         raise fail("data", "records as numbers beside --recipe", "none", "name a function that returns (X, y)")
     labels = np.asarray(y)
-    check_records(table, labels if labels.dtype.kind in "iu" else None, len(labels), rows, "data")
+    check_records(table, X, labels, len(labels), rows, "data")
     device = device_named(options.get("device")) or torch.device("cpu")
     with parts_of(enabled=True, work="shadow models", unit="model") as on_model:
         place = {"models": models, "folder": options["signals"], "seed": options["seed"]}
         signals = train_recipe(name, X, y, device=device, on_model=on_model, **place)
+    signals = marked_with(signals, options["signals"], digests_for(table, X, labels))
     (plural, of_class), like = KIND_OF_RECIPE[name], table.meta.model
     if like is None:
         of = "the count is of them, and of the audited model as far as it was trained in the same way"

@@ -19,7 +19,7 @@ from giveaway.auditing.depths import METHODS, PROBES, DepthAudit, Method
 from giveaway.checks import InputError, check_choice, check_names, check_number, fail, nearest
 from giveaway.cli.options import RARE
 from giveaway.curvature.choice import MOST_PROBES, Auto, Dense, Sketch, check_probes
-from giveaway.extract import from_file, from_sklearn, from_torch
+from giveaway.extract import Batches, Cached, InMemory, Streamed, from_file, from_sklearn, from_torch
 from giveaway.extract.estimator_file import load_estimator
 from giveaway.extract.model_records import inputs_of_head
 from giveaway.extract.torch_head import from_torch_shared
@@ -39,11 +39,23 @@ WORDS = {str: "text", float: "a number", int: "a whole number", bool: "true or f
 OF_SKETCH = ("probes", "tolerance", "precision", "memory", "allow_unconverged", "seed", "errors")
 OF_DEPTH = ("damping", "depth_method", "depth_curvature", "depth_probes")
 OF_HEAD = ("loss", "l2", "penalize_intercept", "frozen")
-OF_TORCH = ("layer", "reduction", "batch_size", "cache", "relatives")
+OF_TORCH = ("layer", "reduction", "relatives")
 TAKES = {  # the options of each source, besides those that all share
     "features": {*OF_HEAD},
     "estimator": {"data", "held_out", "allow_pickle"},
-    "model": {"weights", "data", "allow_pickle", "stream", "held_out", "depth", *OF_HEAD, *OF_TORCH, *OF_DEPTH},
+    "model": {
+        "weights",
+        "data",
+        "allow_pickle",
+        "stream",
+        "held_out",
+        "depth",
+        "batch_size",
+        "cache",
+        *OF_HEAD,
+        *OF_TORCH,
+        *OF_DEPTH,
+    },
 }
 NOT_WITH_DEPTH = {  # options that scores through the network exclude, and why
     "stream": "which keeps no records",
@@ -110,16 +122,17 @@ def _from_model(
     if device is not None and isinstance(model, torch.nn.Module):
         model = model.to(device)
     data = call_factory("data", options["data"])
-    taken = _given(options, (*OF_HEAD, *OF_TORCH)) | {"keep_inputs": False if "inputs" in options else None}
+    taken = _given(options, (*OF_HEAD, *OF_TORCH)) | {"keep": _keep(options)}
+    taken["batches"] = Batches(options.get("batch_size", 256))
     if "held_out" in options:
         say(f"Running your code: {options['held_out']}")
         taken["held_out"] = call_factory("held_out", options["held_out"])
     if processes.size > 1:
         return from_torch_shared(model, data, processes, **taken), None
-    head = from_torch(model, data, stream=bool(options.get("stream")), **taken)
+    head = from_torch(model, data, **taken)
     if depth is None:
         return head, None
-    inputs = inputs_of_head(data, head, batch_size=options.get("batch_size", 256))
+    inputs = inputs_of_head(data, head, batches=taken["batches"])
     deeper = depth(model, (inputs, head.targets), head.loss)
     outputs = deeper.deep.first.outputs()
     known = head.outputs[: head.n].to(outputs.device)
@@ -128,6 +141,15 @@ def _from_model(
         expected, got = "the same outputs of the model in every pass", "others where the network is run again"
         raise fail("model", expected, got, "turn off random layers and what depends on the calls before")
     return head, deeper
+
+
+def _keep(options: Options) -> InMemory | Cached | Streamed:
+    inputs = False if "inputs" in options else None
+    if options.get("stream") and "cache" in options:
+        raise fail("stream", "--config stream=true or --cache, not both", "both", "drop one of them")
+    if "cache" in options:
+        return Cached(options["cache"], inputs)
+    return Streamed(inputs) if options.get("stream") else InMemory(inputs)
 
 
 def _depth_audit(options: Options, processes: Processes) -> Callable[..., DepthAudit] | None:

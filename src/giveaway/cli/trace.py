@@ -19,13 +19,14 @@ from giveaway.text import say
 @click.option("--out", default="giveaway.trace", show_default=True, help="File for the trace.")
 @click.option("--allow-pickle", is_flag=True, help="Trust pickled checkpoints: they can run any code.")
 @AS_JSON
-def trace(model: str, data: str, device: str | None, out: str, as_json: bool, **options: Any) -> None:
+def trace(model: str, data: str, device: str | None, batch_size: int, out: str, as_json: bool, **options: Any) -> None:
     """Compute a loss trace from saved checkpoints.
 
     For trainings that recorded none: the model runs over its training records once for every checkpoint. A run that was
     interrupted goes on where it stopped when the same command is given again.
     """
     from giveaway.cli.source import device_named
+    from giveaway.extract.batches import Batches
     from giveaway.extract.traces import trace_of_checkpoints
     from giveaway.extract.user_files import call_factory
 
@@ -33,7 +34,8 @@ def trace(model: str, data: str, device: str | None, out: str, as_json: bool, **
     say(f"Running your code: {model} and {data}", err=True)
     network = call_factory("model", model)
     network = network.to(place) if place is not None and hasattr(network, "to") else network
-    found = trace_of_checkpoints(network, data=call_factory("data", data), out=out, progress=True, **options)
+    options |= {"batches": Batches(batch_size), "out": out, "progress": True}
+    found = trace_of_checkpoints(network, data=call_factory("data", data), **options)
     if as_json:
         say(json.dumps({"file": out, "checkpoints": found.epochs, "records": found.records}))
         return

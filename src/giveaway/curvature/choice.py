@@ -85,7 +85,7 @@ def check_sketch(head: Head, sketch: Sketch) -> None:
     check_probes(sketch)
     if not head.looked_up:
         got = "a stream that runs the model in every pass"
-        remedy = "pass cache= to from_torch, or take curvature=Dense()"
+        remedy = "pass keep=Cached(folder) to from_torch, or take curvature=Dense()"
         raise fail("curvature", "features that can be read many times for a sketch", got, remedy)
 
 

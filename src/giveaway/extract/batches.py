@@ -17,15 +17,20 @@ ID_KEYS = ("ids", "id")
 
 
 @dataclass(frozen=True)
-class BatchKeys:
-    """Where a batch holds inputs, targets and ids: positions in a tuple or keys in a dict; None is the usual place."""
+class Batches:
+    """How many records of a Dataset are read at a time, and where a batch holds inputs, targets and ids: positions in a
+    tuple or keys in a dict. None is the usual place: (inputs, targets), or in a dict targets under labels, label,
+    targets, target or y, ids under ids or id, and all the rest as inputs."""
 
+    size: int = 256
     inputs: str | int | None = None
     targets: str | int | None = None
     ids: str | int | None = None
 
 
-USUAL = BatchKeys()
+USUAL = Batches()
+MOVED = {"batch_size": "batches=Batches(size=)"}  # what earlier versions called these
+MOVED |= {f"{name}_key": f"batches=Batches({name}s=)" for name in ("input", "target", "id")}
 
 
 @dataclass(frozen=True)
@@ -78,7 +83,7 @@ class RecordBatch:
         return all(_same_but_for_padding(leaf[row], one[0]) for leaf, one in pairs if _has_rows(leaf, self.rows))
 
 
-def split_batch(batch: Any, keys: BatchKeys) -> RecordBatch:
+def split_batch(batch: Any, keys: Batches) -> RecordBatch:
     """Split a tuple, list or dict into inputs, targets and ids, as `keys` says."""
     if isinstance(batch, Mapping):
         inputs, targets, ids = _split_mapping(dict(batch), keys)
@@ -102,7 +107,7 @@ def model_inputs(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (inputs,), {}
 
 
-def _split_mapping(parts: dict[Any, Any], keys: BatchKeys) -> tuple[Any, Any, Any]:
+def _split_mapping(parts: dict[Any, Any], keys: Batches) -> tuple[Any, Any, Any]:
     present = list(parts)
     target_key, id_key = keys.targets, keys.ids
     if target_key is None:
@@ -110,29 +115,29 @@ def _split_mapping(parts: dict[Any, Any], keys: BatchKeys) -> tuple[Any, Any, An
         if len(known) != 1:
             got = "keys " + ", ".join(map(str, known or present))
             expected = "a batch with one of the keys " + ", ".join(TARGET_KEYS)
-            raise fail("data", expected, got, "name the targets with target_key=")
+            raise fail("data", expected, got, "name the targets: batches=Batches(targets=...)")
         target_key = known[0]
     if id_key is None:
         # A two-dimensional "ids" is a model input (token ids), not one name a record.
         lists = (key for key in ID_KEYS if getattr(parts.get(key), "ndim", 0) == 1 or _is_plain_list(parts.get(key)))
         id_key = next(lists, None)
-    for argument, key in (("target_key", target_key), ("id_key", id_key), ("input_key", keys.inputs)):
+    for argument, key in (("targets", target_key), ("ids", id_key), ("inputs", keys.inputs)):
         if key is not None and key not in parts:
-            raise fail(argument, "a key of the batch", repr(key), nearest(str(key), map(str, present)))
+            raise fail(f"batches.{argument}", "a key of the batch", repr(key), nearest(str(key), map(str, present)))
     targets = parts.pop(target_key)
     ids = None if id_key is None else parts.pop(id_key)
     return parts if keys.inputs is None else parts[keys.inputs], targets, ids
 
 
-def _split_sequence(parts: list[Any], keys: BatchKeys) -> tuple[Any, Any, Any]:
+def _split_sequence(parts: list[Any], keys: Batches) -> tuple[Any, Any, Any]:
     size = len(parts)
-    for argument, key in (("target_key", keys.targets), ("id_key", keys.ids), ("input_key", keys.inputs)):
+    for argument, key in (("targets", keys.targets), ("ids", keys.ids), ("inputs", keys.inputs)):
         if key is not None and not (isinstance(key, int) and -size <= key < size):
             expected = f"a position in the batch, 0 to {size - 1}"
-            raise fail(argument, expected, repr(key), "batches here are tuples: give a position")
+            raise fail(f"batches.{argument}", expected, repr(key), "batches here are tuples: give a position")
     if keys.targets is None and keys.inputs is None and size != 2 + (keys.ids is not None):
-        expected = "batches (inputs, targets), or (inputs, targets, ids) with id_key=2"
-        raise fail("data", expected, f"a batch of {size} parts", "say which is which with target_key= and id_key=")
+        expected = "batches (inputs, targets), or (inputs, targets, ids) with Batches(ids=2)"
+        raise fail("data", expected, f"a batch of {size} parts", "say which is which: Batches(targets=, ids=)")
     target_at = int(1 if keys.targets is None else keys.targets) % size
     id_at = None if keys.ids is None else int(keys.ids) % size
     if keys.inputs is not None:

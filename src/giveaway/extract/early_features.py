@@ -11,14 +11,15 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from giveaway.checks import check_finite, check_whole, fail, nearest
-from giveaway.extract.batches import BatchKeys, RecordBatch
+from giveaway.checks import check_finite, check_whole, fail, nearest, renamed
+from giveaway.extract.batches import MOVED, USUAL, Batches, RecordBatch
 from giveaway.extract.reader import RecordReader, RowBuffer
 from giveaway.extract.torch_model import call_watched, check_is_function, device_of, untouched, unwrapped
 
 RESETS = ("reset_parameters", "_reset_parameters")  # the second is what nn.MultiheadAttention has
 
 
+@renamed(MOVED)
 def early_features(
     model: nn.Module,
     data: Any,
@@ -27,10 +28,7 @@ def early_features(
     initial: bool = False,
     seed: int = 0,
     cells: int = 2,
-    batch_size: int = 256,
-    input_key: str | int | None = None,
-    target_key: str | int | None = None,
-    id_key: str | int | None = None,
+    batches: Batches = USUAL,
     device: torch.device | str | None = None,
 ) -> np.ndarray:
     """Return the output of `layer` for each record, (n, k) in float32 and dataset order: a table for Head(inputs=).
@@ -40,7 +38,7 @@ def early_features(
     exactly as it was. Shuffled loaders are refused even with ids: the rows have no ids, so build the head from the
     same data in dataset order.
 
-    data, batch_size, input_key, target_key, id_key, device : as in `from_torch`.
+    data, batches, device : as in `from_torch`.
     layer : name of a module, as in model.named_modules(). Maps (batch, channels, h, w) are averaged over a grid, three
         axes are taken as (batch, tokens, features) and averaged over tokens, and others are flattened.
     initial : run a copy of the model whose parameters every module has drawn again with its reset_parameters, and
@@ -64,7 +62,7 @@ def early_features(
         remedy = nearest(str(layer), names) if names else "the model has no modules inside"
         raise fail("layer", "the name of a module in the model", repr(layer), remedy)
     where = device_of(module, device)
-    reader = RecordReader(data, batch_size, BatchKeys(input_key, target_key, id_key), in_order=True)
+    reader = RecordReader(data, batches, in_order=True)
     features = RowBuffer("features", reader.total)
     try:
         network = copy.deepcopy(module) if initial else module
@@ -164,6 +162,6 @@ def _set_norm_statistics(model: nn.Module, batches: Iterator[RecordBatch], devic
         arguments, keywords = batch.inputs_on(device)
         model(*arguments, **keywords)
     if count == 0:
-        raise fail("batch_size", "batches of at least 2 for batch-norm statistics", "1", "use larger batches")
+        raise fail("batches.size", "batches of at least 2 for batch-norm statistics", "1", "use larger batches")
     for norm in norms:
         norm.training = False

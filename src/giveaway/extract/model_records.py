@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from giveaway.checks import InputError, as_tensor, check_finite, check_memory, fail
-from giveaway.extract.batches import RecordBatch, model_inputs
+from giveaway.extract.batches import USUAL, Batches, RecordBatch, model_inputs
 from giveaway.extract.reader import READ_AGAIN, RecordReader, RowBuffer, is_dataset
 from giveaway.extract.torch_model import same_random_states
 from giveaway.records.head import Head
@@ -56,7 +56,7 @@ def read_records(data: Any, device: torch.device, dtype: torch.dtype) -> ModelRe
     if isinstance(data, tuple | list) and len(data) == 2:
         inputs, targets = data[0], as_tensor("targets", data[1])
     elif not isinstance(data, tuple | list) and is_dataset(data):
-        inputs, targets, _ = _read_twice(RecordReader(data, BATCH_SIZE, in_order=True))
+        inputs, targets, _ = _read_twice(RecordReader(data, Batches(BATCH_SIZE), in_order=True))
     else:
         raise fail("data", "(inputs, targets), a Dataset or a DataLoader", type(data).__name__, "pass one of these")
     arguments, keywords = model_inputs(inputs)
@@ -74,9 +74,9 @@ def read_records(data: Any, device: torch.device, dtype: torch.dtype) -> ModelRe
     return ModelRecords(arguments, keywords, targets, device, dtype)
 
 
-def inputs_of_head(data: Any, head: Head, *, batch_size: int = 256) -> Inputs:
+def inputs_of_head(data: Any, head: Head, *, batches: Batches = USUAL) -> Inputs:
     """Return what the model is called with for all records of `head`, in its order, read from `data` again."""
-    inputs, targets, ids = _read_twice(RecordReader(data, batch_size))
+    inputs, targets, ids = _read_twice(RecordReader(data, batches))
     if len(targets) != head.n:
         raise fail("data", f"{head.n} records in every pass", f"{len(targets)} in another", READ_AGAIN)
     if ids is None:
@@ -129,7 +129,7 @@ class InputCollector:
 
     def __init__(self, wanted: bool | None, total: int | None) -> None:
         if wanted not in (None, True, False):
-            raise fail("keep_inputs", "True, False or None", repr(wanted), "leave it out to keep what can be kept")
+            raise fail("keep.inputs", "True, False or None", repr(wanted), "leave it out to keep what can be kept")
         self._wanted, self._total, self._active = wanted, total, wanted is not False
         self._tensors, self._texts = RowBuffer("inputs", total), list[str]()
         self._kind: str | None = None
@@ -156,18 +156,18 @@ class InputCollector:
         text = isinstance(block, list)
         kind = "strings" if text else row_kind(block)
         if self._kind not in (None, kind):
-            raise fail("keep_inputs", f"rows of {self._kind} in every batch", f"rows of {kind}", "make records alike")
+            raise fail("keep.inputs", f"rows of {self._kind} in every batch", f"rows of {kind}", "make records alike")
         self._kind = kind
         # Integers may be the ids of tokens, which are no quantities.
         quantities = not text and block.ndim >= 2 and (block.is_floating_point() or block.dtype == torch.uint8)
         if self._wanted is None and not text and not quantities:
-            raise fail("keep_inputs", "tables or images of floats or bytes", kind, "say keep_inputs=True")
+            raise fail("keep.inputs", "tables or images of floats or bytes", kind, "say inputs=True")
         self._bytes += sum(map(len, block)) if text else block.nbytes
         known = not text and self._total is not None
         size = block.nbytes // max(1, rows) * self._total if known else self._bytes
         if size > INPUT_BYTES:
             got = f"{'' if known else 'at least '}{size / 2**30:.3g} GiB"
-            raise fail("keep_inputs", f"at most {INPUT_BYTES / 2**30:g} GiB of inputs", got, LATER)
+            raise fail("keep.inputs", f"at most {INPUT_BYTES / 2**30:g} GiB of inputs", got, LATER)
         if text:
             self._texts.extend(block)
         else:
@@ -180,14 +180,14 @@ def _only_input(batch: RecordBatch) -> Any:
     """Return the batch's one input, a tensor on the CPU or a list of strings, with one row a record."""
     values, expected = batch.inputs, "a model of one input, a tensor or strings"
     if len(values) != 1:
-        raise fail("keep_inputs", expected, f"{len(values)} inputs", LATER)
+        raise fail("keep.inputs", expected, f"{len(values)} inputs", LATER)
     (value,) = values
     if isinstance(value, list | tuple) and all(isinstance(text, str) for text in value):
         value = list(value)
     elif isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
         value = torch.from_numpy(np.ascontiguousarray(value))
     elif not isinstance(value, torch.Tensor) or value.layout != torch.strided:
-        raise fail("keep_inputs", expected, f"a {type(value).__name__}", LATER)
+        raise fail("keep.inputs", expected, f"a {type(value).__name__}", LATER)
     if getattr(value, "ndim", 1) == 0 or len(value) != batch.rows:
-        raise fail("keep_inputs", "one row of input a record", f"other rows for {batch.rows} targets", LATER)
+        raise fail("keep.inputs", "one row of input a record", f"other rows for {batch.rows} targets", LATER)
     return value.detach().cpu() if isinstance(value, torch.Tensor) else value

@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
 
 from giveaway.checks import InputError, check_names, check_whole, fail
-from giveaway.extract.batches import USUAL, BatchKeys, RecordBatch, row_hashes, split_batch
+from giveaway.extract.batches import USUAL, Batches, RecordBatch, row_hashes, split_batch
 from giveaway.records.rows import check_same_kind
 
 ORDERED = "every record once, in dataset order"
@@ -42,20 +42,18 @@ class RecordReader:
     ids_given = False
     proof: str | None = None  # how it is known that row i is record i
 
-    def __init__(
-        self, data: Any, batch_size: int, keys: BatchKeys = USUAL, *, in_order: bool = False, ids_given: bool = False
-    ) -> None:
-        self.loader, self._keys, self.ids_given = as_loader(data, batch_size), keys, ids_given
-        batches, dataset = self.loader.batch_sampler, self.loader.dataset
-        if type(batches) is BatchSampler and batches.drop_last and isinstance(batches.sampler, Sized):
-            count = len(batches.sampler)
-            if lost := count % batches.batch_size:
+    def __init__(self, data: Any, batches: Batches = USUAL, *, in_order: bool = False, ids_given: bool = False) -> None:
+        self.loader, self._keys, self.ids_given = as_loader(data, batches.size), batches, ids_given
+        sampler, dataset = self.loader.batch_sampler, self.loader.dataset
+        if type(sampler) is BatchSampler and sampler.drop_last and isinstance(sampler.sampler, Sized):
+            count = len(sampler.sampler)
+            if lost := count % sampler.batch_size:
                 got = f"drop_last=True, which leaves out {lost} of {count}"
                 raise fail("data", ORDERED, got, "set drop_last=False")
         self.unknown_order = why_order_is_unknown(self.loader)
         if in_order and self.unknown_order:
             raise fail("data", ORDERED, self.unknown_order, "use shuffle=False and no sampler")
-        makes_batches = self.loader.batch_size is not None or batches is not None
+        makes_batches = self.loader.batch_size is not None or sampler is not None
         self.total = len(dataset) if makes_batches and isinstance(dataset, Sized) else None
 
     def first_pass(self) -> Iterator[RecordBatch]:
@@ -63,7 +61,7 @@ class RecordReader:
         self.fingerprints = RowFingerprints(self.total)
         for batch in self.batches():
             if self.unknown_order and batch.ids is None:
-                remedy = "use shuffle=False and no sampler, or put ids in the batches (id_key=)"
+                remedy = "use shuffle=False and no sampler, or put ids in the batches (Batches(ids=))"
                 raise fail("data", ORDERED, f"{self.unknown_order}, and batches without ids", remedy)
             if batch.ids is not None and self.ids_given:
                 raise fail("ids", "ids in the batches or ids=, not both", "both", "drop ids=")
@@ -239,7 +237,7 @@ class _Alone(Dataset[Any]):
 
 
 def _other_record(row: int, got: str) -> InputError:
-    remedy = "let collate_fn, loader and dataset keep the order, or put each record's id in its batch (id_key=)"
+    remedy = "let collate_fn, loader and dataset keep the order, or put each record's id in its batch (Batches(ids=))"
     return fail("data", "the record of its own position or id in every row", f"{got} in row {row}", remedy)
 
 
@@ -279,7 +277,7 @@ def as_loader(data: Any, batch_size: int) -> DataLoader[Any]:
         return data
     if not is_dataset(data):
         raise fail("data", "a DataLoader or a Dataset", type(data).__name__, "wrap arrays in a TensorDataset")
-    check_whole("batch_size", batch_size, remedy="256 suits most models")
+    check_whole("batches.size", batch_size, remedy="256 suits most models")
     return DataLoader(data, batch_size=batch_size, shuffle=False)
 
 

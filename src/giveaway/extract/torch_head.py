@@ -6,7 +6,7 @@ What the layer sees is held in memory, written to a cache, or streamed: read aga
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Subset
 
-from giveaway.checks import errors_about, fail
-from giveaway.extract.batches import BatchKeys, RecordBatch
+from giveaway.checks import errors_about, fail, renamed
+from giveaway.extract.batches import MOVED, USUAL, Batches, RecordBatch
 from giveaway.extract.feature_cache import ROWS, FeatureCache, SharedCache, Sinks
 from giveaway.extract.head_layer import HeadLayer
 from giveaway.extract.model_records import InputCollector, places_of
@@ -29,7 +29,39 @@ from giveaway.records.rows import FileRows, Pair, Stream
 from giveaway.records.witnesses import HELD_OUT, PREFIX, witnesses_in
 from giveaway.storage.files import private_folder
 
+OLD = MOVED | {"cache": "keep=Cached(folder)", "stream": "keep=Streamed()", "keep_inputs": "keep=InMemory(inputs=)"}
 
+
+@dataclass(frozen=True)
+class InMemory:
+    """Features and outputs are held in memory.
+
+    inputs : keep what the model is given of each record as `head.inputs`, on the CPU and up to 2 GiB. None keeps
+        images, tables (one tensor of floats or uint8 a batch) and strings, and nothing where that cannot be; True says
+        why not, False never keeps.
+    """
+
+    inputs: bool | None = None
+
+
+@dataclass(frozen=True)
+class Cached:
+    """Features and outputs are kept in a folder, and read in windows: the model runs once. A later call with the same
+    model and data reads the data to see that they are, and runs nothing; `inputs` as in InMemory."""
+
+    folder: str | os.PathLike[str]
+    inputs: bool | None = None
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """Nothing is kept: the model runs again over the data in each pass of an audit, which holds a window of rows;
+    `inputs` as in InMemory."""
+
+    inputs: bool | None = None
+
+
+@renamed(OLD)
 def from_torch(
     model: nn.Module,
     data: Any,
@@ -39,19 +71,14 @@ def from_torch(
     l2: float = 0.0,
     penalize_intercept: bool = True,
     reduction: str | None = None,
-    batch_size: int = 256,
-    input_key: str | int | None = None,
-    target_key: str | int | None = None,
-    id_key: str | int | None = None,
+    batches: Batches = USUAL,
     device: torch.device | str | None = None,
     autocast: torch.dtype | None = None,
     sample_weight: Any = None,
     ids: Any = None,
     groups: Any = None,
     frozen: bool = False,
-    keep_inputs: bool | None = None,
-    cache: str | os.PathLike[str] | None = None,
-    stream: bool = False,
+    keep: InMemory | Cached | Streamed = InMemory(),  # noqa: B008 (frozen)
     relatives: bool | Mapping[str, Callable[[Any], Any]] | None = None,
     held_out: Any = None,
 ) -> Head:
@@ -61,26 +88,21 @@ def from_torch(
     data are read twice: rows are records only if both passes agree, so shuffling, dropping and random augmentation are
     refused, unless (for shuffling) the batches carry ids.
 
-    data : a DataLoader, or a Dataset (read in order, `batch_size` records at a time). Batches are (inputs, targets),
-        (inputs, targets, ids) with id_key=2, or dicts: targets under labels, label, targets, target or y, ids under
-        ids or id, the rest given to the model by keyword. A tuple or dict of inputs is unpacked.
+    data : a DataLoader, or a Dataset (read in order). Batches are (inputs, targets), or dicts, whose inputs are given
+        to the model by keyword. A tuple or dict of inputs is unpacked.
+    batches : `Batches(size, inputs, targets, ids)`, where a batch holds these elsewhere: Batches(ids=2) for (inputs,
+        targets, ids).
     layer : name of the nn.Linear to take; by default the last to run, which must give the model's output.
     loss, l2, penalize_intercept : as in `Head`. Weight decay wd on a mean cross-entropy is l2 = n * wd.
     reduction : "mean", "first" or "last" token, for a layer that sees (batch, tokens, features); padding counts.
-    input_key, target_key, id_key : where the batch holds inputs, targets and ids, if not in the usual place.
     device : which of the model's devices takes the inputs (default: that of its first parameter).
     autocast : torch.bfloat16 or torch.float16, to run the model in mixed precision.
     sample_weight, ids, groups : one a record in dataset order, or (weights, groups) a dict from id to value.
     frozen : as in `Head`: whether nothing before the layer was trained on these records.
-    keep_inputs : keep what the model is given of each record as `head.inputs`, on the CPU and up to 2 GiB. None keeps
-        images, tables (one tensor of floats or uint8 a batch) and strings, and nothing where that cannot be; True says
-        why not, False never keeps.
-    cache : a folder for features and outputs, which are then never held in memory as a whole. The model runs once; a
-        later call with the same model and data reads the data to see that they are, and runs nothing.
-    stream : keep nothing: the model runs again over `data` in each pass of an audit, which holds a window of rows.
+    keep : where features and outputs go: `InMemory()`, `Cached(folder)` on the disk, or `Streamed()` for nowhere.
     relatives : variants of each record that the model is asked about while it runs, for `head.relatives`. Of images
         (floats or bytes (n, c, h, w) with 1 or 3 channels, 8 pixels or more a side) None asks about the mirror image
-        and the image moved by 6 % of its sides, one way and the other: three forward passes more. With `stream` only
+        and the image moved by 6 % of its sides, one way and the other: three forward passes more. Streamed, only
         True asks. A dict from names to functions, each of which turns a batch of inputs into as many variants in the
         same order, serves for other records. False asks nothing.
     held_out : a DataLoader or Dataset of records that the model was not trained on, for `head.held_out`. The model runs
@@ -93,22 +115,19 @@ def from_torch(
     >>> from_torch(model, records, l2=0.1)
     Head(n=6, d=4, m=2, loss='cross_entropy', l2=0.1, inputs=(3,))
     """
-    module = unwrapped(model)
-    if stream and cache is not None:
-        raise fail("stream", "stream=True or cache=, not both", "both", "drop one of them")
-    keys = BatchKeys(input_key, target_key, id_key)
-    reader = RecordReader(data, batch_size, keys, ids_given=ids is not None)
+    module, stream = unwrapped(model), isinstance(keep, Streamed)
+    reader = RecordReader(data, batches, ids_given=ids is not None)
     head_layer = HeadLayer(module, layer, reduction, device, autocast)
     for argument, value in (("ids", ids), ("groups", groups), ("sample_weight", sample_weight)):
         _check_order_of(argument, value, reader.loader.dataset)
-    collector = InputCollector(keep_inputs, reader.total)
+    collector = InputCollector(keep.inputs, reader.total)
     variants = Variants(False if stream and relatives is None else relatives)
-    others = None if held_out is None else RecordsHeldOut(held_out, batch_size, keys)
+    others = None if held_out is None else RecordsHeldOut(held_out, batches)
     with untouched(module, reader.loader):
         if stream:
             rows = _streamed(reader, head_layer, collector, variants)
-        elif cache is not None:
-            store = FeatureCache(cache)
+        elif isinstance(keep, Cached):
+            store = FeatureCache(keep.folder)
             with store.locked(new=True):
                 rows = _through_cache(reader, head_layer, collector, variants, others, store)
         else:
@@ -116,7 +135,7 @@ def from_torch(
             _run(reader, head_layer, collector, variants, buffers)
             rows = {name: buffer.joined() for name, buffer in buffers.items()}
             rows |= {"ids": reader.fingerprints.ids, "inputs": collector.joined()}
-        if others is not None and cache is None:
+        if others is not None and not isinstance(keep, Cached):
             rows |= others.rows(reader, head_layer)
         # Read inside: a parametrized weight (spectral norm) may change when it is read in training mode.
         weight, bias = head_layer.parameters()
@@ -144,29 +163,31 @@ def from_torch_shared(
     data: Any,
     processes: Processes,
     *,
-    cache: str | None = None,
-    batch_size: int = 256,
+    keep: InMemory | Cached | Streamed,
+    batches: Batches = USUAL,
     held_out: Any = None,
     **more: Any,
 ) -> Head:
     """Run `from_torch` by all `processes`, each over its share, and join the shares in a cache that all see. The
     records themselves are not kept; the first process runs the model over records held out."""
-    if cache is None:
+    if not isinstance(keep, Cached):
         expected = "a folder that all processes see, beside a model"
         raise fail("cache", expected, "none", "add --cache DIR: each process writes its share of the features there")
-    loader = as_loader(data, batch_size)
+    loader = as_loader(data, batches.size)
     if (reason := why_order_is_unknown(loader)) is not None:
         raise fail("data", ORDERED, reason, "use shuffle=False and no sampler where several processes share the work")
-    shared, size = SharedCache(private_folder(cache)), processes.size
+    shared, size = SharedCache(private_folder(keep.folder)), processes.size
     share = DataLoader(
         Subset(loader.dataset, processes.share(range(len(loader.dataset)))),  # type: ignore[arg-type]
-        batch_size=loader.batch_size or batch_size,
+        batch_size=loader.batch_size or batches.size,
         shuffle=False,
         num_workers=loader.num_workers,
         collate_fn=loader.collate_fn,
     )
-    more |= {"keep_inputs": False, "cache": shared.share(processes.rank, size).path}
-    head = from_torch(model, share, held_out=held_out if processes.rank == 0 else None, **more)
+    kept = Cached(shared.share(processes.rank, size).path, inputs=False)
+    head = from_torch(
+        model, share, keep=kept, batches=batches, held_out=held_out if processes.rank == 0 else None, **more
+    )
     processes.barrier()
     parts = [shared.share(rank, size).arrays() for rank in range(size)]
 
@@ -188,9 +209,9 @@ def from_torch_shared(
 class RecordsHeldOut:
     """Records that the model was not trained on; their order does not matter, so they are read once."""
 
-    def __init__(self, data: Any, batch_size: int, keys: BatchKeys) -> None:
+    def __init__(self, data: Any, batches: Batches) -> None:
         with errors_about("held_out "):
-            self._reader = RecordReader(data, batch_size, keys)
+            self._reader = RecordReader(data, batches)
 
     def rows(self, training: RecordReader, layer: HeadLayer | None) -> dict[str, torch.Tensor]:
         """Run the model over them and return outputs and targets; without a layer only read them."""
@@ -294,7 +315,7 @@ def _streamed(reader: RecordReader, layer: HeadLayer, collector: InputCollector,
     def begin() -> Iterator[Pair]:
         if model_digest(layer.model) != weights:
             got = "weights that changed after from_torch"
-            raise fail("model", "the same model in every pass", got, "call from_torch again, or cache= the features")
+            raise fail("model", "the same model in every pass", got, "call from_torch again, or keep=Cached(folder)")
         later = reader.later_pass()
         while True:
             # Batch by batch: between two of them the model is the user's, as it was.
@@ -318,7 +339,7 @@ def _check_order_of(argument: str, value: Any, dataset: Any) -> None:
         return
     if sorted(dataset.indices) == list(range(len(dataset))) != list(dataset.indices):
         got = "one beside a Subset of all records in another order"
-        remedy = "pass the dataset itself, or put ids in the batches (id_key=)"
+        remedy = "pass the dataset itself, or put ids in the batches (Batches(ids=))"
         raise fail(argument, "one value a record, in the order of the rows", got, remedy)
 
 

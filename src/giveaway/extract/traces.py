@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from giveaway.checks import errors_about, fail
-from giveaway.extract.batches import BatchKeys, RecordBatch
+from giveaway.checks import errors_about, fail, renamed
+from giveaway.extract.batches import MOVED, USUAL, Batches, RecordBatch
 from giveaway.extract.reader import READ_AGAIN, RecordReader, RowBuffer
 from giveaway.extract.torch_model import device_of, load_weights, untouched, unwrapped
 from giveaway.records.examples import check_targets, infer_loss
@@ -25,6 +25,7 @@ LossOf = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 LEAST = 2  # one checkpoint tells what the finished model tells
 
 
+@renamed(MOVED)
 def trace_of_checkpoints(
     model: nn.Module,
     checkpoints: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
@@ -32,10 +33,7 @@ def trace_of_checkpoints(
     *,
     loss: str | LossOf = "auto",
     out: str | os.PathLike[str] | None = None,
-    batch_size: int = 256,
-    input_key: str | int | None = None,
-    target_key: str | int | None = None,
-    id_key: str | int | None = None,
+    batches: Batches = USUAL,
     device: torch.device | str | None = None,
     allow_pickle: bool = False,
     progress: bool = False,
@@ -47,7 +45,7 @@ def trace_of_checkpoints(
 
     checkpoints : files of weights in the order of training, or a pattern such as "run/*.safetensors", whose files are
         taken in the order of the numbers in their names.
-    data, batch_size, input_key, target_key, id_key, device : as in `from_torch`.
+    data, batches, device : as in `from_torch`.
     loss : "squared", "cross_entropy" or "binary_cross_entropy", "auto", which infers it from the targets, or a function
         of outputs and targets that returns one loss a record.
     out : a file for the trace. A run that was killed goes on with it at the checkpoint where it stopped, if
@@ -56,7 +54,7 @@ def trace_of_checkpoints(
     """
     module, files = unwrapped(model), _in_order(checkpoints)
     where = device_of(module, device)
-    reader = RecordReader(data, batch_size, BatchKeys(input_key, target_key, id_key), in_order=True)
+    reader = RecordReader(data, batches, in_order=True)
     made_of = {"checkpoints": len(files), "checkpoints_sha256": _digest(files)}
     before = copy.deepcopy(module.state_dict())
     try:

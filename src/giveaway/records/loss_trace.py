@@ -14,9 +14,9 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
-from giveaway.checks import as_tensor, check_names, check_whole, fail
+from giveaway.checks import as_tensor, check_whole, fail
 from giveaway.records.own_losses import CRITERIA, Outputs, computed, plain
-from giveaway.storage.arrays import array_digest
+from giveaway.records.row_digests import identity_of
 from giveaway.storage.files import differences, write_atomically
 
 HEADER_BYTES = 4096
@@ -298,25 +298,6 @@ class LossTrace:
             means = [_mean([part[epoch] for part in each]) for epoch in range(last)]
             each = [np.asarray(means, np.float16).reshape(last, self.records)]
         self._epochs = each[0]
-
-
-def identity_of(records: int, *, targets: Any = None, ids: Any = None) -> dict[str, str]:
-    """Return digests of ids and of targets, the same for the same names or numbers, whatever holds them."""
-    digests = {}
-    if ids is not None:
-        names = check_names("ids", ids, records, unique=True).astype(str)
-        digests["ids"] = array_digest(names.astype(f"<U{max(1, int(np.char.str_len(names).max()))}"))
-    if targets is not None:
-        held = as_tensor("targets", targets).cpu()
-        if held.ndim == 0 or len(held) != records:
-            got, remedy = f"shape {tuple(held.shape)}", "give those of the training records"
-            raise fail("targets", f"{records} targets, one a record", got, remedy)
-        rows = held.double().reshape(records, -1)
-        total = rows.sum(1, keepdim=True)
-        if rows.shape[1] > 1 and bool(((total - 1).abs() <= 1e-4).all()):
-            rows = rows / total  # as heads hold soft labels
-        digests["targets"] = array_digest(rows.float())
-    return digests
 
 
 def _joined(parts: Sequence[torch.Tensor]) -> np.ndarray:

@@ -287,7 +287,7 @@ class StreamedRows(LazyRows):
         return _on_device(self.stream.read(start, stop)[PARTS.index(self.part)], self.device)
 
     def _numbered(self, numbers: torch.Tensor) -> torch.Tensor:
-        got, remedy = "a stream, read from its start", "keep the rows on disk: from_torch(..., cache=DIR)"
+        got, remedy = "a stream, read from its start", "keep the rows on disk: from_torch(..., keep=Cached(DIR))"
         raise fail(self.part, "rows that can be looked up in any order", got, remedy)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from giveaway.checks import ROWS_PER_CHECK, InputError, check_names, check_number, fail, nearest
 from giveaway.records.meta import Meta
+from giveaway.records.row_digests import RowDigests
 from giveaway.storage.arrays import packed, read_arrays, reading, unpacked
 from giveaway.storage.files import parse_json, write_atomically
 from giveaway.storage.folder import MarkedFolder
@@ -34,12 +35,14 @@ class TableFolder(MarkedFolder):
 @dataclass(frozen=True, eq=False, repr=False)
 class ScoreTable:
     """Scores of every row. `attributes` are facts about a row that are no score (class, capped, records); `meta` may be
-    given as the dictionary that audit.json holds."""
+    given as the dictionary that audit.json holds; by `digests` signals of other models are known to be of its records,
+    which stay in the audit's folder."""
 
     scores: Mapping[str, np.ndarray]
     ids: np.ndarray
     meta: Meta = field(default_factory=Meta)
     attributes: Mapping[str, np.ndarray] = field(default_factory=dict)
+    digests: RowDigests | None = None
 
     def __post_init__(self) -> None:
         n = len(self.ids)
@@ -122,7 +125,7 @@ class ScoreTable:
         return pandas.DataFrame({**self.attributes, **self.scores}, index=pandas.Index(self.ids, name="id"))
 
     def save(self, folder: str | os.PathLike[str], name: str = "scores") -> None:
-        """Write {name}.npz, {name}.csv and audit.json, which lists them, into a private folder: all, or none."""
+        """Write {name}.npz, {name}.csv, {name}-digests.npz and audit.json into a private folder: all, or none."""
         with TableFolder(folder).locked(new=True, among_others=True) as place:
             self.stage(place, name)
             place.commit(self.meta.to_json())
@@ -134,11 +137,14 @@ class ScoreTable:
         arrays |= {"ids": self.ids, "meta": np.array(json.dumps(self.meta.to_json(), allow_nan=False))}
         folder.stage(f"{name}.npz", lambda stream: np.savez(stream, allow_pickle=False, **packed(arrays)))
         folder.stage(f"{name}.csv", self.write_csv)
+        if self.digests is not None:
+            self.digests.stage(folder, f"{name}-digests.npz")
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str], name: str = "scores") -> ScoreTable:
         """Read what `save` wrote."""
-        path = TableFolder(folder).verified(f"{name}.npz")
+        place = TableFolder(folder)
+        path = place.verified(f"{name}.npz")
         if not path.is_file():
             raise fail("folder", f"an audit folder with {name}.npz", str(folder), "run giveaway audit there first")
         stored = read_arrays("folder", path, "ScoreTable.save")
@@ -152,7 +158,8 @@ class ScoreTable:
             )
             if any(values.dtype.kind not in "fiubU" for values in attributes.values()):
                 raise ValueError("other columns")
-            return cls(scores, arrays["ids"], Meta.from_json(parse_json(str(arrays["meta"]))), attributes)
+            meta = Meta.from_json(parse_json(str(arrays["meta"])))
+            return cls(scores, arrays["ids"], meta, attributes, RowDigests.load(place, f"{name}-digests.npz"))
 
     def __repr__(self) -> str:
         columns = self._shown()

@@ -12,12 +12,13 @@ import numpy as np
 from scipy.special import expit, log_softmax, logsumexp, softmax
 
 from giveaway.checks import check_choice, fail
+from giveaway.records.row_digests import RowDigests
 from giveaway.storage.folder import MarkedFolder
 
 KINDS = ("logits", "probabilities", "phi", "squared_error")
 VECTORS = ("logits", "probabilities")
 ARRAYS = ("values", "members", "labels", "population", "population_labels")
-MARKER = "signals.json"
+MARKER, DIGESTS = "signals.json", "digests.npy"
 BLOCK_NUMBERS = 4_000_000
 SMALLEST_ERROR = 1e-30  # below it a squared error's logarithm says nothing
 
@@ -43,6 +44,8 @@ class Signals:
     population : the same models' signals on Z other points, (M, Z) and so on; population_labels : (Z,).
     step : of probabilities, 1/k where they are votes of k or rounded to one of k steps. Found from the values: 0 where
         none is 0 or 1, else what the smaller of p_y and 1 − p_y exceeds in 99 of 100 cases where it is not 0.
+    digests : of the records, under the key of an audit: `table.digests.again(targets=y, inputs=X)`. `validate` refuses
+        signals of other records by them.
 
     Examples
     --------
@@ -58,6 +61,7 @@ class Signals:
     population: np.ndarray | None = None
     population_labels: np.ndarray | None = None
     step: float | None = None
+    digests: RowDigests | None = None
 
     def __post_init__(self) -> None:
         check_choice("kind", self.kind, KINDS)
@@ -167,7 +171,9 @@ class Signals:
     def of_records(self, which: slice | np.ndarray) -> Signals:
         """Return the signals on some of the records."""
         labels = None if self.labels is None else self.labels[which]
-        return replace(self, values=self.values[:, which], members=self.members[:, which], labels=labels)
+        digests = None if self.digests is None else self.digests.at(which)
+        values, members = self.values[:, which], self.members[:, which]
+        return replace(self, values=values, members=members, labels=labels, digests=digests)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write one .npy an array, which `load` maps into memory, and signals.json; no pickle."""
@@ -175,7 +181,8 @@ class Signals:
         with SignalsFolder(folder).locked(new=True, among_others=True) as place:
             for name, array in stored.items():
                 place.stage(f"{name}.npy", partial(np.save, arr=array, allow_pickle=False))
-            place.commit({"kind": self.kind, "arrays": list(stored), "step": self.step})
+            stated = {"kind": self.kind, "arrays": list(stored), "step": self.step}
+            place.commit(stated | ({} if self.digests is None else stage_digests(place, self.digests)))
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Signals:
@@ -187,9 +194,21 @@ class Signals:
                 name: np.load(place.verified(f"{name}.npy"), mmap_mode="r", allow_pickle=False)
                 for name in stored["arrays"]
             }
-            return cls(**arrays, kind=stored["kind"], step=stored.get("step"))
+            digests = None
+            if "digests" in stored:
+                columns = np.load(place.verified(DIGESTS), allow_pickle=False)
+                of = dict(zip(stored["digests"]["kinds"], columns, strict=True))
+                digests = RowDigests(of, stored["digests"]["keyed_by"])
+            return cls(**arrays, kind=stored["kind"], step=stored.get("step"), digests=digests)
         except (OSError, EOFError, KeyError, TypeError) as error:
             raise fail("signals", "a folder written by Signals.save", str(place.path), "check the path") from error
+
+
+def stage_digests(folder: MarkedFolder, digests: RowDigests) -> dict[str, Any]:
+    """Write digests without their key for the next commit of a folder; return what signals.json says of them."""
+    columns = np.array(list(digests.of.values()))
+    folder.stage(DIGESTS, partial(np.save, arr=columns, allow_pickle=False))
+    return {"digests": {"keyed_by": digests.keyed_by, "kinds": list(digests.of)}}
 
 
 def _checked_values(argument: str, array: np.ndarray, kind: str) -> np.ndarray:

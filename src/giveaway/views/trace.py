@@ -12,7 +12,8 @@ import torch
 
 from giveaway.checks import ROWS_PER_CHECK, fail
 from giveaway.records import Head
-from giveaway.records.loss_trace import LossTrace, identity_of
+from giveaway.records.loss_trace import LossTrace
+from giveaway.records.row_digests import identity_of
 from giveaway.scores.fusion import normal_scores
 from giveaway.views.model import summed_by_person
 

@@ -1,0 +1,171 @@
+"""Digests of records, which tell whether an audit, signals of other models and a trace are of the same records.
+
+An audit and signals have a keyed digest for each record, so that the rows that differ can be named. The key stays in
+the audit's folder: without it nobody can look up a guess. A trace has one digest of all ids and one of all targets.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import torch
+
+from giveaway.checks import ROWS_PER_CHECK, as_tensor, check_names, fail
+from giveaway.storage.arrays import array_digest, read_arrays
+from giveaway.storage.folder import MarkedFolder
+
+CLASSES = "classes"
+FEATURE_BYTES = 2**28  # larger features are not read once more
+
+
+@dataclass(frozen=True, eq=False)
+class RowDigests:
+    """Digests (n,) of 64 bits by kind of contents: classes or targets, and inputs or features with the shape of a row.
+
+    key : None where it is not known, as beside signals; `keyed_by` names it.
+    """
+
+    of: Mapping[str, np.ndarray]
+    keyed_by: str
+    key: bytes | None = None
+
+    @classmethod
+    def of_head(cls, head: Any) -> RowDigests:
+        """Digest targets, inputs and features of a head under a new key; lazy or large features are left out."""
+        small = isinstance(head.features, torch.Tensor) and head.linear and head.features.nbytes <= FEATURE_BYTES
+        contents = {"targets": head.targets, "inputs": head.inputs, "features": head.features if small else None}
+        return cls({}, "", secrets.token_bytes(32)).again(**contents)
+
+    def again(self, **contents: Any) -> RowDigests:
+        """Digest the targets, inputs or features of other rows under the same key; what has no rows is left out."""
+        if self.key is None:
+            raise fail("digests", "those of an audit, with their key", "those of signals", "take table.digests")
+        of = {}
+        for name, value in contents.items():
+            rows = _as_rows(value, of_targets=name == "targets")
+            if rows is None:
+                continue
+            kind = f"{name} {_shape(rows)}"
+            if kind == "targets (1,)" and bool(((rows >= 0) & (rows == rows.round())).all()):
+                kind = CLASSES
+            of[kind] = _digested(rows, self.key)
+        return RowDigests(of, blake2b(b"name", digest_size=8, key=self.key).hexdigest(), self.key)
+
+    def without_key(self) -> RowDigests:
+        return replace(self, key=None)
+
+    def at(self, rows: Any) -> RowDigests:
+        return replace(self, of={kind: values[rows] for kind, values in self.of.items()})
+
+    def compared(self, other: RowDigests) -> tuple[bool, str]:
+        """Return whether it is proved that both are of the same records, and what differs, "" where nothing does.
+
+        Targets must be the same. Of inputs and features, which the other side need not tell apart, one must be.
+        """
+        if other.keyed_by != self.keyed_by:
+            return False, ""
+        common = [kind for kind in self.of if kind in other.of]
+        changed = {kind: np.flatnonzero(self.of[kind] != other.of[kind]) for kind in common}
+        contents = [kind for kind in common if kind.startswith(("inputs", "features"))]
+        wrong = [kind for kind in common if kind not in contents and len(changed[kind])]
+        if contents and all(len(changed[kind]) for kind in contents):
+            wrong.append(min(contents, key=lambda kind: len(changed[kind])))
+        if wrong:
+            rows = changed[wrong[0]]
+            return False, f"other {wrong[0].partition(' ')[0]} in {len(rows)} of them, first in row {rows[0]}"
+        return bool(contents) or any(len(np.unique(self.of[kind])) == len(self.of[kind]) for kind in common), ""
+
+    def stage(self, folder: MarkedFolder, name: str) -> None:
+        """Write the digests with their key for the next commit of an audit's folder."""
+        arrays = {"key": np.frombuffer(self.key or b"", np.uint8), **self.of}
+        folder.stage(name, lambda stream: np.savez(stream, allow_pickle=False, **arrays))
+
+    @classmethod
+    def load(cls, folder: MarkedFolder, name: str) -> RowDigests | None:
+        """Read what `stage` wrote; None where there is nothing, as in folders of earlier versions."""
+        path = folder.verified(name)
+        if not path.is_file():
+            return None
+        arrays = read_arrays("folder", path, "an audit")
+        return replace(cls({}, "", arrays.pop("key", np.zeros(1, np.uint8)).tobytes()).again(), of=arrays)
+
+
+def identity_of(records: int, *, targets: Any = None, ids: Any = None) -> dict[str, str]:
+    """Return digests of all ids and of all targets, the same for the same names or numbers, whatever holds them."""
+    digests = {}
+    if ids is not None:
+        names = check_names("ids", ids, records, unique=True).astype(str)
+        digests["ids"] = array_digest(names.astype(f"<U{max(1, int(np.char.str_len(names).max()))}"))
+    if targets is not None:
+        held = as_tensor("targets", targets)
+        if held.ndim == 0 or len(held) != records:
+            got, remedy = f"shape {tuple(held.shape)}", "give those of the training records"
+            raise fail("targets", f"{records} targets, one a record", got, remedy)
+        digests["targets"] = array_digest(_target_rows(held))
+    return digests
+
+
+def _target_rows(targets: torch.Tensor) -> np.ndarray:
+    """Return targets as float32 (n, columns), soft labels normalized as heads hold them."""
+    rows = targets.cpu().double().reshape(len(targets), -1)
+    total = rows.sum(1, keepdim=True)
+    if rows.shape[1] > 1 and bool(((total - 1).abs() <= 1e-4).all()):
+        rows = rows / total
+    return rows.float().numpy()
+
+
+def _as_rows(value: Any, *, of_targets: bool) -> Any:
+    """Return an array, a matrix or a list whose rows can be digested; None of other things, such as a Dataset."""
+    if of_targets and value is not None:
+        numbers = isinstance(value, torch.Tensor) or np.asarray(value).dtype.kind in "fiub"
+        return _target_rows(as_tensor("targets", value)) if numbers else None
+    if hasattr(value, "tocsr"):
+        return value.tocsr()
+    if hasattr(value, "iloc"):
+        value = value.to_numpy()
+    if isinstance(value, torch.Tensor):
+        return value.detach()
+    if isinstance(value, list | tuple) and not all(isinstance(row, str) for row in value):
+        try:
+            value = np.asarray(value)
+        except ValueError:  # rows of several lengths
+            return None
+    return value if isinstance(value, np.ndarray | list | tuple) and len(value) else None
+
+
+def _shape(rows: Any) -> str:
+    """Name what a row is: rows of two shapes, or numbers and text, are never compared."""
+    numbers = getattr(getattr(rows, "dtype", None), "kind", "f") in "fiub" and hasattr(rows, "shape")
+    return f"{tuple(np.shape(rows)[1:])}{'' if numbers else ' of text'}"
+
+
+def _digested(rows: Any, key: bytes) -> np.ndarray:
+    """Digest every row; numbers as float32, so that the type that holds them does not matter."""
+    count = rows.shape[0] if hasattr(rows, "shape") else len(rows)
+    if isinstance(rows, np.ndarray) and rows.shape[1:] == (1,):
+        distinct, where = np.unique(rows.ravel(), return_inverse=True)
+        return _hashed(_numbers(distinct), key)[where]
+    blocks = (rows[start : start + ROWS_PER_CHECK] for start in range(0, count, ROWS_PER_CHECK))
+    return np.concatenate([_hashed(_numbers(block), key) for block in blocks])
+
+
+def _numbers(block: Any) -> Any:
+    """Return the rows of a block as contiguous float32, or as bytes where they are no numbers."""
+    if hasattr(block, "toarray"):
+        block = block.toarray()
+    if isinstance(block, torch.Tensor):
+        block = block.cpu().float().numpy()
+    if isinstance(block, np.ndarray) and block.dtype.kind in "fiub":
+        return np.ascontiguousarray(block.reshape(len(block), -1), dtype=np.float32) + np.float32(0)  # −0 is 0
+    rows = block.tolist() if isinstance(block, np.ndarray) else block
+    return [repr(row).encode("utf-8", "surrogatepass") for row in rows]
+
+
+def _hashed(rows: Any, key: bytes) -> np.ndarray:
+    joined = b"".join(blake2b(row, digest_size=8, key=key).digest() for row in rows)
+    return np.frombuffer(joined, "<u8")
