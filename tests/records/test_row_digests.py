@@ -71,4 +71,5 @@ def test_only_what_both_know_under_one_key_is_compared():
     other = RowDigests({}, "", b"j" * 32).again(targets=y, inputs=X)
     assert audit.compared(other) == (False, "")
     assert not set(other.of["classes"]) & set(audit.of["classes"])
+    refused("digests: expected 6 of 64 bits", audit.check, 6)
     refused("digests: expected those of an audit, with their key", audit.without_key().again, targets=y)

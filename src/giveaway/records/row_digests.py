@@ -59,6 +59,11 @@ class RowDigests:
     def without_key(self) -> RowDigests:
         return replace(self, key=None)
 
+    def check(self, n: int) -> None:
+        """Refuse digests of another number of records."""
+        if any(values.shape != (n,) or values.dtype != np.uint64 for values in self.of.values()):
+            raise fail("digests", f"{n} of 64 bits a kind, one a record", "others", "take table.digests.again(...)")
+
     def at(self, rows: Any) -> RowDigests:
         return replace(self, of={kind: values[rows] for kind, values in self.of.items()})
 

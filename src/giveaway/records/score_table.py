@@ -60,6 +60,8 @@ class ScoreTable:
         object.__setattr__(self, "ids", check_names("ids", self.ids, n, unique=True))
         object.__setattr__(self, "scores", MappingProxyType(scores))
         object.__setattr__(self, "attributes", MappingProxyType(attributes))
+        if self.digests is not None:
+            self.digests.check(n)
         if not isinstance(self.meta, Meta):
             object.__setattr__(self, "meta", Meta.from_json(self.meta))
 

@@ -82,6 +82,8 @@ class Signals:
             set_field(self, "population", population)
             known = _checked_labels("population_labels", self.population_labels, population, self.kind)
             set_field(self, "population_labels", known)
+        if self.digests is not None:
+            self.digests.check(values.shape[1])
         if self.step is None and self.kind == "probabilities":
             set_field(self, "step", self._found_step())
 
