@@ -214,11 +214,10 @@ def test_records_that_were_learned_last():
 )
 def test_records_whose_variants_are_not_recognized(weights, words):
     losses = np.linspace(0.0, 0.6, 100)
-    losses[99] = 0.7  # the class has less than half of the probability from log 2 on
     told = {name: {"new": 1.0, "natural": 1.0, "weight": weight} for name, weight in weights.items()}
     fused = {"relatives": 0.5, "left_out": 1.0}
-    rows, classes = np.array([99, 98, 20]), np.zeros(100, dtype=int)
-    table = asked({"relatives": losses}, fused, told, **{"class": classes})
+    rows = np.array([99, 98, 20])
+    table = asked({"relatives": losses}, fused, told, recognized=np.arange(100) < 99)
     known = f"{words} known less well (top 5 %)"
     assert why(table, rows) == [f"{words} not recognized (top 1 %)", known, "nothing stands out"]
     values = asked({"relatives": losses}, fused, told)

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import expit, softmax
+from scipy.stats import norm, rankdata
 from sklearn.datasets import load_digits
 from torch import nn
 
@@ -52,12 +53,12 @@ def test_losses_weights_and_their_mean_against_a_loop(kind):
         np.testing.assert_allclose(view.losses[name], values, rtol=1e-9, atol=1e-14)
         weights[name] = min(1.0, max(0.0, 1.0 - own / error))
         assert view.weights[name] == pytest.approx(weights[name], abs=1e-12)
-        total += weights[name] * values
+        total += weights[name] * norm.ppf((rankdata(values) - 0.5) / N)
         # the same error as the view of the other records knows it
         ratio = said_of(head).errors.square().sum() / said_of(head, outputs).errors.square().sum()
         assert weights[name] == pytest.approx(max(0.0, 1.0 - float(ratio)), abs=1e-9)
     assert 0 < weights["far"] < 1
-    np.testing.assert_allclose(view.mean_loss, total / sum(weights.values()), rtol=1e-9, atol=1e-14)
+    np.testing.assert_allclose(view.joined, total / sum(weights.values()), rtol=1e-9, atol=1e-14)
     assert view.weight == pytest.approx(sum(w * w for w in weights.values()) / sum(weights.values()))
     assert view.report["far"] == {"new": round(weights["far"], 6), "natural": 1.0, "weight": round(weights["far"], 6)}
 
@@ -86,7 +87,6 @@ def test_a_person_has_the_sum_over_their_records(kind):
     records, people = RelativesView(head), RelativesView(head, "person")
     for row, name in enumerate(np.unique(PEOPLE)):
         own = np.flatnonzero(name == PEOPLE)
-        assert people.mean_loss[row] == pytest.approx(records.mean_loss[own].sum())
         assert people.losses["far"][row] == pytest.approx(records.losses["far"][own].sum())
     assert people.weights == records.weights
 
@@ -101,7 +101,7 @@ def test_order_and_number_of_records_change_nothing(kind, n, random):
     rows = {name: arrays[name][order] for name in ("features", "outputs", "targets")}
     again = RelativesView(Head(**arrays | rows, relatives=variant[order]))
     assert again.weights == pytest.approx(view.weights, abs=1e-12)
-    np.testing.assert_allclose(again.mean_loss, view.mean_loss[order], rtol=1e-12)
+    np.testing.assert_allclose(again.joined, view.joined[order], rtol=1e-12, atol=1e-15)
 
 
 def test_a_variant_that_is_the_record_counts_nothing_and_its_loss_is_the_loss():
@@ -111,14 +111,26 @@ def test_a_variant_that_is_the_record_counts_nothing_and_its_loss_is_the_loss():
     assert view.weights["same"] == 0.0
     assert RelativesView(replace(head, relatives=head.outputs)).weight == 0.0
     np.testing.assert_allclose(view.losses["same"], audit(head)["loss"])
-    assert RelativesView(replace(head, relatives=head.outputs)).mean_loss == pytest.approx(view.losses["same"])
+    alone = RelativesView(replace(head, relatives=head.outputs))
+    np.testing.assert_array_equal(np.argsort(alone.joined), np.argsort(view.losses["same"]))
+
+
+def test_variants_are_recognized_where_their_class_has_half_of_the_probability():
+    head = made_head("classes")
+    right = head.outputs.double().softmax(1)[torch.arange(head.n), head.targets].numpy() >= 0.5
+    assert 0 < right.sum() < head.n
+    head = replace(head, relatives=head.outputs)
+    np.testing.assert_array_equal(RelativesView(head).attributes()["recognized"], right)
+    people = RelativesView(replace(head, groups=np.arange(head.n) // 2), "person")
+    assert not people.attributes()
+    assert not RelativesView(with_variants("squared_many")).attributes()
 
 
 def test_variants_without_any_error_count_nothing():
     values = np.arange(12.0)[:, None]
     view = RelativesView(Head(values, values, values, "squared", relatives=values))
     assert view.weights == {"relatives": 0.0}
-    assert not view.mean_loss.any()
+    assert not view.joined.any()
 
 
 def trained_on(images: torch.Tensor, labels: torch.Tensor, *, flips: bool) -> nn.Module:

@@ -20,7 +20,6 @@ LEAST = 10  # rows: smaller groups are not shown to others
 CONFIDENCE = 0.95
 POOLED = "all smaller ones together"
 SPOKE = 0.1  # of the weight of all views: one that counts less gives no reason
-RECOGNIZED = np.log(2.0)  # the loss at which a class has half of the probability
 VARIANTS = {"mirror": "mirror image", "shift": "shifted image"}
 
 
@@ -77,16 +76,15 @@ def _when_learned(table: ScoreTable, rows: np.ndarray) -> list[str]:
 
 def _unrecognized(table: ScoreTable, rows: np.ndarray) -> list[str]:
     """Say of which rows the model knows the variants less that count most."""
-    fusion, losses = table.meta.fusion, table["relatives"]
+    fusion, recognized = table.meta.fusion, table.attributes.get("recognized", np.ones(len(table), dtype=bool))
     told = (None if fusion is None else fusion.relatives) or {}
     weights = {VARIANTS.get(name, f"variant {shown_text(name, 40)}"): told[name]["weight"] for name in told}
     counting = [name for name, weight in weights.items() if weight >= 0.5 * max(weights.values())]
     which = f"its {' and '.join(counting) or 'variant'} {'are' if len(counting) > 1 else 'is'}"
     if table.meta.by_person:
         which = "variants of their records are"
-    unknown = (losses > RECOGNIZED) & ("class" in table.attributes)  # of values, nothing says when they are recognized
-    words = [f"{which} {'not recognized' if unknown[row] else 'known less well'}" for row in rows]
-    return [_phrase(*item) for item in zip(words, _shares(losses, rows), strict=True)]
+    words = [f"{which} {'known less well' if recognized[row] else 'not recognized'}" for row in rows]
+    return [_phrase(*item) for item in zip(words, _shares(table["relatives"], rows), strict=True)]
 
 
 def _contradictions(

@@ -170,7 +170,7 @@ def lt_iqr(views: Views) -> np.ndarray | None:
 
 
 def relatives(views: Views) -> np.ndarray | None:
-    """The loss on variants of the record, such as its mirror image."""
+    """The mean over variants of the record, such as its mirror image, of the normal scores of the loss on them."""
     return views.variants
 
 

@@ -39,16 +39,18 @@ class AllViews:
         if self.trace is not None:
             seen = replace(seen, roots=self.trace.roots, iqr=self.trace.iqr)
         if self.relatives is not None:
-            seen = replace(seen, variants=self.relatives.mean_loss, variants_weight=self.relatives.weight)
+            seen = replace(seen, variants=self.relatives.joined, variants_weight=self.relatives.weight)
         if self.bags is not None:
             seen = replace(seen, bag=self.bags.losses)
         self.seen = seen
 
     def attributes(self) -> dict[str, np.ndarray]:
-        """Return what training and the trees say of each record, for the reasons."""
+        """Return what training, the variants and the trees say of each record, for the reasons."""
         return {
-            **({} if self.trace is None else self.trace.attributes()),
-            **({} if self.bags is None else self.bags.attributes()),
+            name: column
+            for view in (self.trace, self.relatives, self.bags)
+            if view is not None
+            for name, column in view.attributes().items()
         }
 
     def report(self) -> dict[str, Any]:

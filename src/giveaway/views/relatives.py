@@ -1,10 +1,11 @@
 """The view of the relatives: what the model says of variants of each record, such as its mirror image.
 
-It needs outputs on the variants (`Head.relatives`), which cost a forward pass each, and returns the losses on them. A
-model that was not trained on a variant knows it only as far as it generalizes, so the loss on it tells what the model
-would say without the record. Two things spoil that, and both show in the errors. A variant that training used is known
-as the record is: the members err as little on it as on themselves. And a variant that is no such record any more, as a
-mirrored digit, is known worse than records that the model never saw. A variant counts as far as it is neither.
+It needs outputs on the variants (`Head.relatives`), which cost a forward pass each, and joins the losses on them as
+`fused` joins views. A model that was not trained on a variant knows it only as far as it generalizes, so the loss on it
+tells what the model would say without the record. Two things spoil that, and both show in the errors. A variant that
+training used is known as the record is: the members err as little on it as on themselves. And a variant that is no such
+record any more, as a mirrored digit, is known worse than records that the model never saw. A variant counts as far as
+it is neither.
 """
 
 from functools import cached_property
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from giveaway.records import Head
-from giveaway.scores.fusion import share_of
+from giveaway.scores.fusion import normal_scores, share_of
 from giveaway.views.model import said_of, summed_by_person
 
 
@@ -24,6 +25,7 @@ class RelativesView:
 
     def __init__(self, head: Head, unit: str = "record", unseen_error: float | None = None) -> None:
         assert head.relatives is not None
+        self._classes = unit == "record" and head.loss == "cross_entropy" and head.targets.ndim == 1
         known, unseen = said_of(head).mean_square, unseen_error
         if head.held_out is not None:
             unseen = said_of(head, *head.held_out).mean_square
@@ -43,15 +45,24 @@ class RelativesView:
         return {name: new * self.natural[name] for name, new in self.new.items()}
 
     @cached_property
-    def mean_loss(self) -> np.ndarray:
-        """The mean over variants of the loss on them, by their weights; the plain mean where all of them are 0."""
+    def joined(self) -> np.ndarray:
+        """The mean over variants of the normal scores of the losses on them, by their weights (equal where all are 0).
+
+        A mean of the losses themselves would say what the variant says on which the model errs most."""
+        return self._mean([normal_scores(losses) for losses in self.losses.values()])
+
+    def attributes(self) -> dict[str, np.ndarray]:
+        """Return of which records the variants are recognized: half of the probability, in the mean of the logarithm,
+        is their class's. People, values and several labels at once have no such column."""
+        return {"recognized": self._mean(list(self.losses.values())) <= np.log(2.0)} if self._classes else {}
+
+    def _mean(self, values: list[np.ndarray]) -> np.ndarray:
         weights = np.array(list(self.weights.values()))
-        weights = weights if weights.any() else np.ones_like(weights)
-        return np.average(list(self.losses.values()), axis=0, weights=weights)
+        return np.average(values, axis=0, weights=weights if weights.any() else None)
 
     @property
     def weight(self) -> float:
-        """What `mean_loss` counts beside other views: the mean of the variants' weights, by these weights."""
+        """What `joined` counts beside other views: the mean of the variants' weights, by these weights."""
         weights = np.array(list(self.weights.values()))
         return float(weights @ weights / weights.sum()) if weights.any() else 0.0
 
