@@ -213,8 +213,8 @@ def _broken_down(kind: str, counts: Iterable[tuple[str, int, int]], rows: int, t
 
 
 def group_of(name: str, rows: int, exposed: int, all_rows: int, top: int) -> Group:
-    chance = hypergeom(all_rows, rows, top)
+    chance = (all_rows, rows, top)
     tail = (1 - CONFIDENCE) / 2
     even = rows * top / all_rows
-    low, high = float(chance.ppf(tail)) / even, float(chance.ppf(1 - tail)) / even
-    return Group(name, rows, exposed, exposed / even, low, high, bool(chance.sf(exposed - 1) <= tail))
+    low, high = (float(end) / even for end in hypergeom.ppf([tail, 1 - tail], *chance))
+    return Group(name, rows, exposed, exposed / even, low, high, bool(hypergeom.sf(exposed - 1, *chance) <= tail))

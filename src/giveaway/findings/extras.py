@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from giveaway.findings.canaries import Candidates, candidates, mean_of_records
 from giveaway.findings.mitigation import RemovalEffect, removals, row_of_record
 from giveaway.records import Head, ScoreTable
 from giveaway.records.examples import CHANNELS
-from giveaway.records.meta import check_fields
+from giveaway.records.meta import annotations, check_fields
 from giveaway.records.score_table import TableFolder
 from giveaway.storage.arrays import read_arrays, reading, to_numpy
 from giveaway.storage.files import parse_json
@@ -138,7 +138,7 @@ def _take_apart(part: Any, prefix: str, arrays: dict[str, np.ndarray]) -> dict[s
 def _put_together(kind: type[Made], prefix: str, arrays: dict[str, np.ndarray], stated: dict[str, Any]) -> Made:
     names = [item.name for item in fields(kind) if item.name not in stated]  # type: ignore[arg-type]
     values = {**stated, **{name: arrays[prefix + name] for name in names}}
-    check_fields(FILE, values, get_type_hints(kind))
+    check_fields(FILE, values, annotations(kind))
     return kind(**values)
 
 

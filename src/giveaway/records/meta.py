@@ -6,12 +6,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
+from functools import cache
 from types import UnionType
 from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
 from giveaway.checks import fail
 
 LARGEST = 1e300  # of a number in the metadata: pages multiply them
+annotations = cache(get_type_hints)
 
 
 def check_fields(place: str, given: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
@@ -57,7 +59,7 @@ class Section:
         names = {cls.KEYS.get(one.name, one.name): one for one in fields(cls) if one.name != "more"}
         missing = {one.name: None for one in names.values() if one.default is one.default_factory is MISSING}
         known = {one.name: given[key] for key, one in names.items() if key in given}
-        check_fields(cls.__name__, known, {one.name: get_type_hints(cls)[one.name] for one in names.values()})
+        check_fields(cls.__name__, known, {one.name: annotations(cls)[one.name] for one in names.values()})
         return cls(**missing | known, more={key: value for key, value in given.items() if key not in names})
 
     def to_json(self) -> dict[str, Any]:
@@ -278,7 +280,7 @@ class Meta(Section):
         read: dict[str, Any] = {**given, "of_model": "optimum" in given}
         if isinstance(given.get("kernel"), str):  # a table of Gaussian-process scores has these on the top level
             read["kernel"] = {name: read.pop(name, None) for name in ("kernel", "noise", "condition")}
-        for name, hint in get_type_hints(cls).items():
+        for name, hint in annotations(cls).items():
             kind = next(iter(get_args(hint)), None)
             if isinstance(kind, type) and issubclass(kind, Section) and read.get(name) is not None:
                 read[name] = kind.from_json(read[name])

@@ -10,6 +10,7 @@ import datetime
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,11 @@ IN_INDEX = {"date", "rows", "unit", "ranked_by", "access", "statement"}
 
 def page(name: str, **values: Any) -> str:
     """Fill in the template `name`; every text that is put into it is escaped."""
+    return _environment().get_template(name).render(**values)
+
+
+@cache
+def _environment() -> jinja2.Environment:
     templates = resources.files("giveaway.reporting") / "templates"
     environment = jinja2.Environment(
         autoescape=True,
@@ -45,7 +51,7 @@ def page(name: str, **values: Any) -> str:
     environment.filters["as_is"] = Markup  # for our own code, and JSON that cannot leave its element
     environment.filters["shown"] = shown_text
     environment.filters["tied"] = lambda words: words.replace(" %", "\u00a0%")  # no line breaks before the sign
-    return environment.get_template(name).render(**values)
+    return environment
 
 
 @dataclass(frozen=True)
