@@ -32,8 +32,9 @@ from benchmarks.measuring import ROOT, read_options, write_parts
 from benchmarks.reproduce.lood.activations import SETTINGS, activation_study
 from benchmarks.reproduce.lood.attacks import added_alone
 from benchmarks.reproduce.lood.measures import ends, spread
+from benchmarks.reproduce.lood.query_attack import query_attack
 from giveaway.evaluation import spearman
-from giveaway.gp.attack import query_attack, reconstruct, record_attack
+from giveaway.gp.attack import reconstruct, record_attack
 from giveaway.gp.distinguishability import RemovedRecords, divergence, divergence_at, remove
 from giveaway.gp.kernels import RBF
 from giveaway.gp.nngp import NNGP
@@ -152,7 +153,7 @@ def groups(data: Images, folder: Path) -> dict:
         "one_query": {
             "converged_starts": number(single.converged.double().mean()),
             "nearest_members_rank_0_1_2": [
-                number((rank.gather(1, alone.nearest[:, :, 0]) == k).double().mean()) for k in range(3)
+                number((rank.gather(1, alone.distance[:, :, 0].argmin(2)) == k).double().mean()) for k in range(3)
             ],
             "value_over_the_most_exposed_members_min_median_max": ends(single.value / compared.own.amax(1)),
         },

@@ -8,20 +8,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from benchmarks.reproduce.lood.query_attack import query_attack
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, stats
 from torch.distributions import Normal, kl_divergence
 
-from giveaway.gp import attack as module
-from giveaway.gp.attack import distance_to_constant, leakage_bounds, query_attack, reconstruct, record_attack
+from giveaway.gp.attack import distance_to_constant, leakage_bounds, one_direction, reconstruct, record_attack
 from giveaway.gp.distinguishability import divergence, divergence_at, remove
 from giveaway.gp.kernels import RBF
 from giveaway.gp.nngp import NNGP
 from giveaway.gp.posterior import fit
 from giveaway.gp.query import optimal_queries
 from tests.conftest import refused
-from tests.gp.test_posterior import draw, rbf
+from tests.gp.test_posterior import both_laws, draw, rbf
 
 RATES = (1e-4, 0.01, 0.1, 0.5, 0.9)
 
@@ -29,7 +29,7 @@ RATES = (1e-4, 0.01, 0.1, 0.5, 0.9)
 def made_up(x, delta, outputs):
     """The attack on a law with excess variance x and mean shift δ, in units of the law with the record."""
     values = (torch.tensor([float(value)], dtype=torch.float64) for value in (x, delta))
-    return module._one_direction(*values, outputs, torch.tensor(RATES, dtype=torch.float64))
+    return one_direction(*values, outputs, torch.tensor(RATES, dtype=torch.float64))
 
 
 def roc_by_chi_square(x, delta, outputs):
@@ -46,7 +46,6 @@ def test_one_record_against_the_noncentral_chi_square(x, delta, outputs):
     np.testing.assert_allclose(result.tpr[0], roc(np.array(RATES)), rtol=1e-9)
     auc, _ = integrate.quad(lambda g: roc(stats.norm.cdf(g)) * stats.norm.pdf(g), -9.0, 9.0, epsabs=1e-10, limit=200)
     assert float(result.auc) == pytest.approx(auc, abs=1e-9)
-    assert float(result.standard_error.max()) == 0.0
 
 
 @pytest.mark.parametrize("outputs", [1, 4])
@@ -92,8 +91,8 @@ def drawn_rates(with_, without, change, fpr, draws, rng):
 
 def check_draws(result, removal, at, rates, draws, seed, tolerance):
     """Hold AUC and rates of every removal against draws of its two laws."""
-    without, with_ = (c.numpy() for c in removal.covariances(at))
-    change, rng = removal.mean_change(at).numpy(), np.random.default_rng(seed)
+    change, without, with_ = (part.numpy() for part in both_laws(removal, at))
+    rng = np.random.default_rng(seed)
     for r in range(len(removal.rows)):
         auc, caught = drawn_rates(with_[r], without[r], change[r], rates, draws, rng)
         assert float(result.auc[r]) == pytest.approx(auc, abs=6e-3)
@@ -144,12 +143,9 @@ def test_groups_are_sampled_with_an_honest_error():
     check_draws(exact, removal, at, (0.01, 0.2), 200_000, 2, 1.5e-2)
 
 
-def test_wrong_arguments_are_refused():
+def test_wrong_rates_are_refused():
     posterior = fit(rbf, draw(6, 2), draw(6), 0.3)
     refused("fpr: expected rates between 0 and 1", record_attack, posterior, fpr=(0.0, 0.1))
-    removal, at = remove(posterior, torch.tensor([[0, 1]])), posterior.inputs[None, :2]
-    refused("seed: expected an integer, for these rates are sampled, got None", query_attack, removal, at)
-    refused("draws: expected a finite number of at least 100, got 5", query_attack, removal, at, draws=5, seed=0)
 
 
 def kernel_of(matrix):
@@ -177,12 +173,12 @@ def test_no_draw_breaks_the_bounds():
         if rng.random() < 0.5:  # the targets that hurt most: all others opposed to the record left out
             y = torch.full((n, outputs), -1.0, dtype=torch.float64)
             y[int(rng.integers(n))] = 1.0
-        posterior = fit(kernel_of(matrix), torch.arange(n)[:, None], y, noise, matrix=matrix)
+        posterior = fit(kernel_of(matrix), torch.arange(n)[:, None], y, noise)
         bounds = leakage_bounds(matrix, noise, float(y.norm(dim=1).max()), outputs=outputs)
         removal = remove(posterior, torch.arange(n))
         # every record is a query for every removal: the mean distance may be largest away from the record
         at = posterior.inputs.view(1, n, 1)
-        change = removal.mean_change(at).square().sum(2).max() / 2
+        change = removal.change(at)[0].square().sum(2).max() / 2
         kl = divergence(posterior).kl.max()
         closest_mean = max(closest_mean, float(change) / bounds.mean_distance)
         closest_kl = max(closest_kl, float(kl) / bounds.kl)
@@ -217,7 +213,7 @@ def test_the_printed_proposition_fails():
     n, alpha, noise, zeta = 2, 1.0, 0.01, 100.0
     matrix = torch.full((n + 1, n + 1), alpha, dtype=torch.float64)
     y = torch.tensor([-zeta, -zeta, zeta], dtype=torch.float64)
-    posterior = fit(kernel_of(matrix), torch.arange(n + 1)[:, None], y, noise, matrix=matrix)
+    posterior = fit(kernel_of(matrix), torch.arange(n + 1)[:, None], y, noise)
     mean = float(divergence(posterior).mean[-1])
     printed = zeta * (1 + 1 / alpha) / n
     assert mean > 10 * printed
@@ -235,7 +231,7 @@ def test_the_nearest_constant(entries, expected):
 def test_a_single_record_is_bounded_by_its_prior():
     matrix, y, noise = torch.tensor([[2.0]], dtype=torch.float64), torch.tensor([1.5]), 0.5
     bounds = leakage_bounds(matrix, noise, 1.5)
-    posterior = fit(kernel_of(matrix), torch.zeros(1, 1), y, noise, matrix=matrix)
+    posterior = fit(kernel_of(matrix), torch.zeros(1, 1), y, noise)
     assert float(divergence(posterior).kl) == pytest.approx(bounds.kl)
     assert bounds.kl == pytest.approx((4.0 - math.log(5.0) + 0.8 * 2.25 / 0.5) / 2)
 
@@ -269,9 +265,6 @@ def test_reconstruction_against_a_plain_loop(queries):
                 end = found.ends[r, k, q]
                 distances = (x - end).norm(dim=1)
                 torch.testing.assert_close(result.distance[r, k, q], distances[rows[r]])
-                assert int(result.nearest[r, k, q]) == int(distances[rows[r]].argmin())
-                alone = divergence_at(remove(posterior, rows[r : r + 1]), end[None, None]).kl[0]
-                torch.testing.assert_close(result.lood[r, k, q], alone)
                 for s in range(3):
                     member = x[rows[r, s]][None]
                     truth = sum(
@@ -290,7 +283,6 @@ def test_reconstruction_against_a_plain_loop(queries):
                         strays += 1
         assert result.counts[r].tolist() == counts
         assert int(result.strays[r]) == strays
-        assert result.unrecovered[r].tolist() == [count == 0 for count in counts]
     own = torch.stack([divergence_at(removal, x[rows][:, s : s + 1]).kl for s in range(3)], 1)
     torch.testing.assert_close(result.own, own)
 
@@ -303,7 +295,7 @@ def test_a_record_is_recovered_from_the_posteriors_alone():
     removal = remove(posterior, exposed)
     found = optimal_queries(removal, starts=12, bounds=(-3.0, 3.0), seed=0)
     result = reconstruct(removal, found)
-    assert not bool(result.unrecovered.any())
+    assert bool((result.counts > 0).all())
     torch.testing.assert_close(found.value, found.own, rtol=1e-6, atol=0)
     closest = found.values.argmax(1)
     at = torch.arange(5)
@@ -322,7 +314,7 @@ def test_without_a_bias_only_the_direction_can_come_back():
     )
     there, here = (reconstruct(removal, some, scale_free=True) for some in (found, shrunk))
     assert torch.equal(there.counts, here.counts)
-    assert int(there.unrecovered.sum()) == 0
+    assert bool((there.counts > 0).all())
     torch.testing.assert_close(there.distance, here.distance)
     ends, members = (points / points.norm(dim=-1, keepdim=True) for points in (found.ends[:, :, 0], x[removal.rows]))
     torch.testing.assert_close(there.distance[:, :, 0], (ends[:, :, None] - members[:, None]).norm(dim=-1))

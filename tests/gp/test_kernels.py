@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import fields
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from scipy.spatial.distance import cdist, pdist
 
 from giveaway.checks import InputError
-from giveaway.gp import nngp
+from giveaway.gp import kernels, nngp
 from giveaway.gp.kernels import (
     RBF,
     Correlation,
@@ -71,7 +72,6 @@ def test_kernels_against_their_formulas(kernel, formula):
         expected = entries(formula, x, z)
         torch.testing.assert_close(kernel(x, z), expected, rtol=1e-12, atol=1e-13)
         torch.testing.assert_close(diagonal_of(kernel, x), entries(formula, x, x).diagonal(), rtol=1e-12, atol=1e-13)
-        torch.testing.assert_close(kernel_matrix(kernel, x, z, block=3), expected, rtol=1e-12, atol=1e-13)
         torch.testing.assert_close(kernel_matrix(kernel, x), entries(formula, x, x), rtol=1e-12, atol=1e-13)
         assert torch.autograd.gradcheck(lambda q, z=z: kernel(q, z), x[:2].clone().requires_grad_())
         assert torch.autograd.gradcheck(lambda q: diagonal_of(kernel, q), x[:2].clone().requires_grad_())
@@ -79,18 +79,19 @@ def test_kernels_against_their_formulas(kernel, formula):
 
 @pytest.mark.slow
 @settings(deadline=None, max_examples=20)
-@given(n=st.integers(0, 40), m=st.integers(0, 9), block=st.integers(1, 41), seed=st.integers(0, 99))
-def test_block_by_block_equals_all_at_once(n, m, block, seed):
-    x, z = draw(n, 3, seed=seed), draw(m, 3, seed=seed + 1)
+@given(n=st.integers(0, 40), block=st.integers(1, 41), seed=st.integers(0, 99))
+def test_block_by_block_equals_all_at_once(n, block, seed):
+    x = draw(n, 3, seed=seed)
     for kernel in (plain, NNGP(2), Sphere(RBF())):
-        torch.testing.assert_close(kernel_matrix(kernel, x, z, block=block), kernel(x, z), rtol=1e-12, atol=1e-13)
-        matrix = kernel_matrix(kernel, x, block=block)
+        with patch.object(kernels, "BLOCK_ON_CPU", block):
+            matrix = kernel_matrix(kernel, x)
         torch.testing.assert_close(matrix, kernel(x, x), rtol=1e-12, atol=1e-13)
         assert torch.equal(matrix, matrix.T)
         torch.testing.assert_close(diagonal_of(kernel, x), matrix.diagonal(), rtol=1e-12, atol=1e-13)
 
 
-def test_a_symmetric_matrix_evaluates_lower_blocks_only_and_maps_a_record_once():
+def test_a_symmetric_matrix_evaluates_lower_blocks_only_and_maps_a_record_once(monkeypatch):
+    monkeypatch.setattr(kernels, "BLOCK_ON_CPU", 4)
     calls, mapped = [], []
 
     def counted(X, Z):
@@ -103,7 +104,7 @@ def test_a_symmetric_matrix_evaluates_lower_blocks_only_and_maps_a_record_once()
         return X
 
     x = draw(10, 3).requires_grad_()
-    matrix = kernel_matrix(FeatureKernel(features, counted), x, block=4)
+    matrix = kernel_matrix(FeatureKernel(features, counted), x)
     assert sum(rows * columns for rows, columns in calls) == 16 + 16 + 4 + 16 + 8 + 8
     assert sum(mapped) == 10
     assert not matrix.requires_grad
@@ -147,7 +148,7 @@ def test_a_module_keeps_its_mode_and_its_parameters_their_gradients():
     kernel = FeatureKernel(module, RBF())
     with torch.no_grad():
         expected = RBF()(module(x), module(x))
-    torch.testing.assert_close(kernel_matrix(kernel, x, block=2), expected)
+    torch.testing.assert_close(kernel_matrix(kernel, x), expected)
     assert module.training
     kernel(x, x[:1]).sum().backward()
     assert module[1].weight.grad.abs().max() > 0
@@ -171,7 +172,6 @@ def test_words_of_errors():
     refused("Z: expected records of 4 numbers, as X has, got 2", RBF(), x, x[:, :2])
     refused(r"X: expected records as \(n, \.\.\.\)", Linear(), x[0], x)
     refused(r"features: expected one row of features a record, shape \(3, p\)", FeatureKernel(lambda X: X[:, 0]), x, x)
-    refused("block: expected at least 1 row, got 0", kernel_matrix, RBF(), x, block=0)
     with pytest.raises(TypeError):
         Linear() + "kernel"
     with pytest.raises(TypeError):

@@ -184,7 +184,7 @@ def test_zero_records_have_a_kernel_and_a_finite_gradient():
 def test_matrices_are_positive_semidefinite_and_match_the_diagonal(n, d, depth, name, tangent, scale, bias, seed):
     x = scale * records(n, d, seed)
     kernel = (NTK if tangent else NNGP)(depth, name, bias_variance=bias)
-    matrix = kernel_matrix(kernel, x, block=5)
+    matrix = kernel_matrix(kernel, x)
     assert torch.equal(matrix, matrix.T)
     torch.testing.assert_close(matrix, kernel(x, x), rtol=1e-6, atol=1e-12)
     torch.testing.assert_close(kernel(x, x.clone()).diagonal(), kernel.diagonal(x), rtol=1e-6, atol=1e-12)
@@ -336,7 +336,7 @@ def test_matrices_are_positive_semidefinite(readout):
     x = images(9)
     for kind in (ConvNNGP, ConvNTK):
         kernel = Sphere(kind(3, "relu", readout=readout, stride=(1, 2, 1)), centre=True)
-        matrix = kernel_matrix(kernel, x, block=4)
+        matrix = kernel_matrix(kernel, x)
         torch.testing.assert_close(matrix, kernel(x, x), rtol=1e-7, atol=1e-9)
         assert torch.linalg.eigvalsh(matrix).min() > 0
 

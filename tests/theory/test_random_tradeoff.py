@@ -140,7 +140,7 @@ def test_the_cells_lose_little_and_gain_nothing():
     for q, short in ((1, 3e-5), (3, 1e-3)):
         design = random_design(h, e, 100, outputs=q)
         for test in ("optimal", "signed"):
-            cells, miss = cell_errors(design.e_out, design.e_in, q, signed=test == "signed")(alpha)
+            cells, miss = cell_errors(design.e_out, design.e_in, signed=test == "signed")(alpha)
             exact = design.tradeoff(test).tpr(alpha)
             assert (cells <= exact * (1 + 1e-7)).all()
             assert (cells >= exact * (1 - short)).all()

@@ -17,7 +17,7 @@ from giveaway.gp.attack import distance_to_constant
 from giveaway.gp.distinguishability import divergence
 from giveaway.gp.kernels import Correlation, FeatureKernel, Kernel, Linear, Sphere, kernel_matrix
 from giveaway.gp.nngp import NNGP
-from giveaway.gp.posterior import fit
+from giveaway.gp.posterior import kernel_regression
 
 SETTINGS = ("sphere", "critical", "raw")
 ROUNDING = 1e-12  # of variances that should be 0 or 1
@@ -74,7 +74,8 @@ def activation_study(
     "raw"       records as they come, σw² = 2, σb = 0. A rectifier then keeps the scale of its input at any depth, while
                 an activation that lets less through, as GELU does, shrinks the kernel against the noise.
     """
-    x = torch.as_tensor(inputs, dtype=torch.float64)
+    x, y = (torch.as_tensor(given, dtype=torch.float64) for given in (inputs, targets))
+    y = y.unsqueeze(1) if y.ndim == 1 else y
     chosen = {activation.name: activation for activation in map(as_activation, ["relu", *activations])}
     kl, mean = (np.empty((len(chosen), len(depths), len(x))) for _ in range(2))
     rows = []
@@ -82,7 +83,7 @@ def activation_study(
         for j, depth in enumerate(depths):
             kernel = study_kernel(setting, depth, activation)
             matrix = kernel_matrix(kernel, x)
-            distance = divergence(fit(kernel, x, targets, noise, matrix=matrix))
+            distance = divergence(kernel_regression(matrix, y, noise))
             kl[i, j], mean[i, j] = distance.kl.cpu().numpy(), distance.mean.cpu().numpy()
             compared: list[float] = []
             for own, relu in ((kl[i, j], kl[0, j]), (mean[i, j], mean[0, j])):

@@ -13,7 +13,7 @@ from benchmarks.reproduce.lood import measures, networks
 from benchmarks.reproduce.lood.activations import study_kernel
 from benchmarks.reproduce.lood.measures import NOISE, attack_auc, correlation, distances, spread
 from benchmarks.reproduce.lood.networks import cars_and_planes, described, retrain, size_of
-from giveaway.gp.attack import query_attack
+from benchmarks.reproduce.lood.query_attack import query_attack
 from giveaway.gp.distinguishability import divergence_at, remove
 from giveaway.gp.kernels import RBF, Kernel, kernel_matrix
 from giveaway.gp.nngp import NNGP, NTK
@@ -196,12 +196,15 @@ def added_alone(kernel: Kernel, x: torch.Tensor, y: torch.Tensor, kept: int, fir
     """Return both distances and the AUC of each record from `first` on, added by itself to the `kept` ones."""
     everyone = torch.tensor([*range(kept), *range(first, first + added)], device=x.device)
     matrix = kernel_matrix(kernel, x[everyone])
+
+    def looked_up(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return matrix[a[:, 0].long()][:, b[:, 0].long()]
+
     found = []
     for place in range(kept, kept + added):
         at = torch.tensor([*range(kept), place], device=x.device)
-        rows = everyone[at]
-        removal = remove(fit(kernel, x[rows], y[rows], NOISE, matrix=matrix[at[:, None], at]), [kept])
-        own = x[rows[-1]].view(1, 1, -1)
+        removal = remove(fit(looked_up, at[:, None], y[everyone[at]], NOISE), [kept])
+        own = at[-1].view(1, 1, 1)
         distance = divergence_at(removal, own)
         found.append((float(distance.kl), float(distance.mean), float(query_attack(removal, own).auc)))
     return dict(zip(("kl", "mean", "auc"), np.array(found).T, strict=True)), {}

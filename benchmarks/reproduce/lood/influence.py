@@ -16,8 +16,7 @@ from benchmarks.reproduce.lood.measures import correlation
 from benchmarks.reproduce.lood.networks import Pictures, Size, cars_and_planes, described, first_network, size_of
 from giveaway.attacks.shadow_store import model_seed
 from giveaway.attacks.training import EpochBatches
-from giveaway.gp.kernels import Linear
-from giveaway.gp.posterior import fit, leave_one_out
+from giveaway.gp.posterior import kernel_regression, leave_one_out
 from giveaway.linalg.precision import tf32_products
 from giveaway.network import Network, tracin
 
@@ -144,7 +143,7 @@ def left_out(
     G and noise λ/2.
     """
     residual = targets - outputs
-    leverage = leave_one_out(fit(Linear(), residual[:, None], residual, damping / 2, matrix=gram)).leverage
+    leverage = leave_one_out(kernel_regression(gram, residual[:, None], damping / 2)).leverage
     return leverage * residual, leverage / (1.0 - leverage).clamp_min(CAP) * residual
 
 

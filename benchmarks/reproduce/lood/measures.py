@@ -12,12 +12,13 @@ from scipy.stats import pearsonr
 
 from benchmarks.measuring import digits
 from benchmarks.reproduce.lood.networks import Pictures
+from benchmarks.reproduce.lood.query_attack import query_attack
 from giveaway.attacks.shadow import leave_one_out as loss_attack
 from giveaway.evaluation import spearman
-from giveaway.gp.attack import query_attack, record_attack
+from giveaway.gp.attack import record_attack
 from giveaway.gp.distinguishability import divergence, divergence_at, remove
-from giveaway.gp.kernels import Kernel
-from giveaway.gp.posterior import fit, leave_one_out
+from giveaway.gp.kernels import Kernel, kernel_matrix
+from giveaway.gp.posterior import fit, kernel_regression, leave_one_out
 
 NOISE = 0.05  # σ²; the paper does not state its own
 SPREAD = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -81,10 +82,11 @@ def distances(
     kernel: Kernel, pictures: Pictures, device: torch.device, noise: float = NOISE, matrix: torch.Tensor | None = None
 ) -> Distances:
     """Return the distances of all records of the training set, from one factorization."""
-    posterior = fit(kernel, *pictures.trained(device), noise, matrix=matrix)
-    found = divergence(posterior)
-    change = -leave_one_out(posterior).mean_change[:, 0]
-    return Distances(*(value.cpu().numpy() for value in (found.kl, found.mean, record_attack(posterior).auc, change)))
+    x, y = pictures.trained(device)
+    regression = kernel_regression(kernel_matrix(kernel, x) if matrix is None else matrix, y, noise)
+    found = divergence(regression)
+    change = -leave_one_out(regression).mean_change[:, 0]
+    return Distances(*(value.cpu().numpy() for value in (found.kl, found.mean, record_attack(regression).auc, change)))
 
 
 def along(

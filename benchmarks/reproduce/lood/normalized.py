@@ -14,14 +14,7 @@ from typing import Any
 import torch
 
 from giveaway.checks import fail
-from giveaway.gp.distinguishability import (
-    Objective,
-    cholesky_of,
-    mean_distance,
-    removal_rows,
-    repeated,
-    x_minus_log1p,
-)
+from giveaway.gp.distinguishability import REPEATED, Objective, factored, mean_distance, x_minus_log1p
 from giveaway.gp.kernels import KernelLike, Mapped
 from giveaway.gp.posterior import Posterior, fit
 
@@ -80,7 +73,8 @@ class NormalizedRemoval:
 def remove_normalized(kernel: KernelLike, inputs: Any, targets: Any, noise: float, rows: Any) -> NormalizedRemoval:
     """Fit all records, and all but each of `rows`, under statistics of their own: R + 1 factorizations."""
     x, y = (torch.as_tensor(given, dtype=torch.float64) for given in (inputs, targets))
-    index = removal_rows(rows, len(x)).to(x.device)
+    index = torch.as_tensor(rows, device=x.device)
+    index = index.unsqueeze(1) if index.ndim == 1 else index
     everyone = torch.arange(len(x), device=x.device)
     kept = [everyone, *(everyone[~torch.isin(everyone, group)] for group in index)]
     with_, *without = (fit(Normalized(kernel, x[rows]), x[rows], y[rows], noise) for rows in kept)
@@ -90,7 +84,7 @@ def remove_normalized(kernel: KernelLike, inputs: Any, targets: Any, noise: floa
 def gaussian_kl(mean_change: torch.Tensor, without: torch.Tensor, with_: torch.Tensor) -> torch.Tensor:
     """Sum KL(N(m, without) ‖ N(m′, with_)) over C outputs, given m − m′ (…, q, C); near-equal covariances do not
     cancel."""
-    root = cholesky_of("with_", with_)
+    root = torch.linalg.cholesky(with_)
     half = torch.linalg.solve_triangular(root, without - with_, upper=False)
     w = torch.linalg.solve_triangular(root, half.mT, upper=False)
     x = w[..., 0] if w.shape[-1] == 1 else torch.linalg.eigvalsh((w + w.mT) / 2)
@@ -102,7 +96,7 @@ def gaussian_kl(mean_change: torch.Tensor, without: torch.Tensor, with_: torch.T
 
 def kl_unless_repeated(mean_change: torch.Tensor, without: torch.Tensor, with_: torch.Tensor) -> torch.Tensor:
     """Return gaussian_kl (p,), NaN where queries (nearly) repeat one another in one of the covariances (p, q, q)."""
-    bad = repeated(without) | repeated(with_)
+    bad = factored(without.detach(), REPEATED)[1] | factored(with_.detach(), REPEATED)[1]
     eye = torch.eye(with_.shape[-1]).to(with_)
     usable = (torch.where(bad[:, None, None], eye, covariance) for covariance in (without, with_))
     return torch.where(bad, math.nan, gaussian_kl(mean_change, *usable))

@@ -15,7 +15,8 @@ from benchmarks.reproduce.job import Job, Piece
 from benchmarks.reproduce.lood.measures import NOISE, ends, spread
 from benchmarks.reproduce.lood.networks import CENTRE, SCALE, cars_and_planes, chosen_records, ten_classes
 from benchmarks.reproduce.lood.normalized import remove_normalized
-from giveaway.gp.attack import query_attack, reconstruct
+from benchmarks.reproduce.lood.query_attack import query_attack
+from giveaway.gp.attack import reconstruct
 from giveaway.gp.distinguishability import remove
 from giveaway.gp.nngp import NNGP, ConvNNGP
 from giveaway.gp.posterior import fit

@@ -1,7 +1,7 @@
 """Gaussian processes: kernels of wide networks, leave-one-out from one factorization, and what it gives away."""
 
 # ruff: noqa: F401 (the names are for others)
-from giveaway.gp.attack import distance_to_constant, leakage_bounds, query_attack, reconstruct, record_attack
+from giveaway.gp.attack import distance_to_constant, leakage_bounds, reconstruct, record_attack
 from giveaway.gp.distinguishability import Process, RemovedRecords, divergence, divergence_at, remove
 from giveaway.gp.kernels import RBF, Correlation, FeatureKernel, Kernel, Laplace, Linear, Sphere, kernel_matrix
 from giveaway.gp.nngp import NNGP, NTK, ConvNNGP, ConvNTK, KernelChoice

@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,12 @@ from torch import Tensor
 from giveaway.checks import check_number, fail
 
 TANH_NODES = 20
-ELU_NODES = 48
+# Gauss–Legendre on [0, 1] in t, where x = t²(3 − 2t): twice as dense at the ends, where ELU's integrand turns
+ELU_NODES = [
+    ((t + 1) ** 2 * (2 - t) / 4, 3 * w * (1 - t * t) / 4)
+    for t, w in np.stack(np.polynomial.legendre.leggauss(48), 1).tolist()
+]
 
-Expectation = Callable[[Tensor, Tensor, Tensor], Tensor]
 Order = tuple[int, int]
 
 
@@ -34,40 +37,41 @@ class Activation(ABC):
 
     def dual(self, qx: Tensor, qz: Tensor, c: Tensor) -> Tensor:
         """Return E[φ(u)φ(v)]."""
-        value, by_variance = partial(self.moment, (0, 0)), partial(self.moment, (2, 0))
-        return _Expected.apply(value, by_variance, self.dual_derivative, qx, qz, c)
+        return _Expected.apply(self, (0, 0), qx, qz, c)
 
     def dual_derivative(self, qx: Tensor, qz: Tensor, c: Tensor) -> Tensor:
         """Return E[φ'(u)φ'(v)]."""
-        value, by_variance, by_covariance = (partial(self.moment, order) for order in ((1, 1), (3, 1), (2, 2)))
-        return _Expected.apply(value, by_variance, by_covariance, qx, qz, c)
+        return _Expected.apply(self, (1, 1), qx, qz, c)
 
     def __repr__(self) -> str:
         return self.name
 
 
 class _Expected(torch.autograd.Function):
-    """An expectation of (qx, qz, c): that for qz is the one for qx, twice the derivative, with u and v swapped."""
+    """E[φ⁽ʲ⁾(u)φ⁽ʲ⁾(v)] of (qx, qz, c); its derivative in c has orders j + 1, in qx it is half of orders (j + 2, j)."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(value: Expectation, by_variance: Expectation, by_covariance: Expectation, *given: Tensor) -> Tensor:
-        return value(*given)
+    def forward(phi: Activation, order: Order, *given: Tensor) -> Tensor:
+        return phi.moment(order, *given)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, ctx.by_variance, ctx.by_covariance, *given = inputs
+        ctx.phi, ctx.order, *given = inputs
         ctx.save_for_backward(*given)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         qx, qz, c = ctx.saved_tensors
+        phi, first = ctx.phi, ctx.order[0]
         *_, need_x, need_z, need_c = ctx.needs_input_grad
-        by_x = (grad * ctx.by_variance(qx, qz, c) / 2).sum_to_size(qx.shape) if need_x else None
-        by_z = (grad * ctx.by_variance(qz, qx, c) / 2).sum_to_size(qz.shape) if need_z else None
-        by_c = (grad * ctx.by_covariance(qx, qz, c)).sum_to_size(c.shape) if need_c else None
-        return None, None, None, by_x, by_z, by_c
+        by_variance = partial(phi.moment, (first + 2, first))
+        by_x = (grad * by_variance(qx, qz, c) / 2).sum_to_size(qx.shape) if need_x else None
+        by_z = (grad * by_variance(qz, qx, c) / 2).sum_to_size(qz.shape) if need_z else None
+        by_covariance = partial(phi.moment, (2, 2)) if first else phi.dual_derivative
+        by_c = (grad * by_covariance(qx, qz, c)).sum_to_size(c.shape) if need_c else None
+        return None, None, by_x, by_z, by_c
 
 
 class _Rectifier(Activation):
@@ -197,7 +201,7 @@ class _Elu(Activation):
         """Integrate over θ from the angle of c, π/2 − span, to π/2; y is r − c."""
         total = torch.zeros_like(span)
         half = math.sqrt(math.pi / 2)
-        for node, weight in _elu_nodes():
+        for node, weight in ELU_NODES:
             from_end = span * node  # π/2 − θ: sin and cos of θ stay exact near correlation 1
             cosine = torch.sin(from_end)
             # sin θ − sin θ_c as a product, without cancellation
@@ -269,8 +273,7 @@ def quotient(x: Tensor, y: Tensor) -> Tensor:
 
 def inverse_root(x: Tensor) -> Tensor:
     """Return 1/√x, and 0 with gradient 0 where x ≤ 0."""
-    positive = x > 0
-    return torch.where(positive, torch.where(positive, x, 1.0).rsqrt(), 0.0)
+    return quotient(torch.ones_like(x), square_root(x))
 
 
 def within_bounds(qx: Tensor, qz: Tensor, c: Tensor) -> Tensor:
@@ -283,11 +286,3 @@ def within_bounds(qx: Tensor, qz: Tensor, c: Tensor) -> Tensor:
 def _tail(y: Tensor) -> Tensor:
     """Return 2 E[exp(y g); g < 0] for standard normal g and y ≥ 0."""
     return torch.special.erfcx(y / math.sqrt(2.0))
-
-
-@cache
-def _elu_nodes() -> list[tuple[float, float]]:
-    """Gauss–Legendre on [0, 1] in t, where x = t²(3 − 2t): twice as dense at the ends, where ELU's integrand turns."""
-    t, weight = np.polynomial.legendre.leggauss(ELU_NODES)
-    t = (t + 1) / 2
-    return list(zip((t * t * (3 - 2 * t)).tolist(), (3 * weight * t * (1 - t)).tolist(), strict=True))

@@ -13,10 +13,19 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from giveaway.checks import as_tensor, check_finite, check_memory, check_names, fail
+from giveaway.checks import as_tensor, check_memory, check_names, fail
 from giveaway.gp.kernels import KernelLike
 from giveaway.gp.nngp import KernelChoice
-from giveaway.gp.posterior import Posterior, check_noise, check_rows, fit, leave_groups_out, leave_one_out
+from giveaway.gp.posterior import (
+    KernelRegression,
+    Posterior,
+    as_records,
+    check_noise,
+    check_rows,
+    fit,
+    leave_groups_out,
+    leave_one_out,
+)
 from giveaway.gp.ridge import centred_targets, rows_of_people
 from giveaway.records import ScoreTable
 from giveaway.records.meta import KernelReport, Meta
@@ -49,10 +58,7 @@ class Process:
 
     def fit(self, inputs: Any, targets: Any, *, device: str | torch.device | None = None) -> Posterior:
         """Fit the process to inputs (n, …) and targets as `lood` takes them."""
-        x = as_tensor("inputs", inputs).to(device=device, dtype=torch.float64)
-        if x.ndim < 2 or len(x) == 0:
-            raise fail("inputs", "records as (n, …)", f"shape {tuple(x.shape)}", "give one record a row")
-        check_finite("inputs", x)
+        x = as_records(inputs, device)
         if x.device.type == "cpu":
             what, remedy = "matrices of records × records", "take a sample of them, or a machine with more memory"
             check_memory("inputs", 22 * len(x) ** 2, what=what, got=f"{len(x)} records", remedy=remedy)
@@ -122,18 +128,18 @@ class Divergence:
     mean: torch.Tensor
 
 
-def divergence(posterior: Posterior, groups: Sequence[Any] | None = None) -> Divergence:
+def divergence(regression: KernelRegression, groups: Sequence[Any] | None = None) -> Divergence:
     """Measure every record (or group) at Q = its own inputs, where the divergence is largest (docs/derivations.md)."""
-    outputs = posterior.targets.shape[1]
+    outputs, noise = regression.targets.shape[1], regression.noise
     if groups is None:
-        single = leave_one_out(posterior)
-        pull = -(single.mean_change * single.residual).sum(1) / posterior.noise
-        kl = (outputs * x_minus_log1p(single.variance / posterior.noise) + pull) / 2
+        single = leave_one_out(regression)
+        pull = -(single.mean_change * single.residual).sum(1) / noise
+        kl = (outputs * x_minus_log1p(single.variance / noise) + pull) / 2
         return Divergence(kl, mean_distance(single.mean_change.unsqueeze(1)))
-    kl, mean = (posterior.factor.new_empty(len(groups)) for _ in range(2))
-    for part in leave_groups_out(posterior, groups):
-        excess = torch.linalg.eigvalsh(part.covariance / posterior.noise).clamp_min(0.0)
-        pull = -(part.mean_change * part.residual).sum((1, 2)) / posterior.noise
+    kl, mean = (regression.factor.new_empty(len(groups)) for _ in range(2))
+    for part in leave_groups_out(regression, groups):
+        excess = torch.linalg.eigvalsh(part.covariance / noise).clamp_min(0.0)
+        pull = -(part.mean_change * part.residual).sum((1, 2)) / noise
         kl[part.place] = (outputs * x_minus_log1p(excess).sum(1) + pull) / 2
         mean[part.place] = mean_distance(part.mean_change)
     return Divergence(kl, mean)
@@ -156,15 +162,6 @@ class RemovedRecords:
     def inputs(self) -> torch.Tensor:
         return self.posterior.inputs
 
-    def mean_change(self, queries: torch.Tensor) -> torch.Tensor:
-        """Return mean without − mean with, (R, q, C), in O(n) a query."""
-        return -self._cross(self.posterior.as_queries(queries, len(self.rows))) @ self.step
-
-    def covariances(self, queries: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the latent covariances (without, with), each (R, q, q)."""
-        _, excess, with_ = self.change(queries)
-        return with_ + excess @ excess.mT, with_.expand(len(self.rows), -1, -1)
-
     def change(self, queries: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return the mean change (R, q, C), E (R, q, s) and the covariance with the records (R or 1, q, q). E Eᵀ is the
         excess without them: the difference of the two covariances would cancel."""
@@ -178,7 +175,7 @@ class RemovedRecords:
             return mean_distance(self._cross(queries) @ self.step[owner])
         chosen = {name: getattr(self, name)[owner] for name in ("rows", "columns", "root", "step")}
         mean_change, excess, with_ = replace(self, **chosen).change(queries)
-        bad = repeated(with_)
+        bad = factored(with_.detach(), REPEATED)[1]
         usable = torch.where(bad[:, None, None], torch.eye(with_.shape[-1]).to(with_), with_)
         return torch.where(bad, math.nan, kl_of_change(mean_change, excess, usable))
 
@@ -193,8 +190,13 @@ class RemovedRecords:
 def remove(posterior: Posterior, rows: Any) -> RemovedRecords:
     """Prepare R removals of the records `rows` (R, s), or of single records `rows` (R,): 2n² operations a record."""
     n = len(posterior.factor)
-    index = removal_rows(rows, n).to(posterior.factor.device)
+    index = as_tensor("rows", rows)
+    index = index.unsqueeze(1) if index.ndim == 1 else index
+    if index.ndim != 2 or index.numel() == 0:
+        raise fail("rows", "shape (R, s) or (R,), not empty", f"shape {tuple(index.shape)}", "give s rows a removal")
     count, size = index.shape
+    index = check_rows("rows", index.flatten().cpu().numpy(), [size] * count, n).view(count, size)
+    index = index.to(posterior.factor.device)
     unit = posterior.factor.new_zeros(n, count * size)
     unit[index.flatten(), torch.arange(count * size, device=unit.device)] = 1.0
     columns = torch.cholesky_solve(unit, posterior.factor).view(n, count, size).transpose(0, 1)
@@ -204,15 +206,6 @@ def remove(posterior: Posterior, rows: Any) -> RemovedRecords:
     root = torch.linalg.solve_triangular(factor, identity, upper=False).mT
     step = columns @ (root @ (root.mT @ posterior.weights[index]))
     return RemovedRecords(posterior, index, columns, root, step)
-
-
-def removal_rows(rows: Any, n: int) -> torch.Tensor:
-    """Check row numbers (R, s) or (R,) of n records, and return them as (R, s)."""
-    index = as_tensor("rows", rows)
-    index = index.unsqueeze(1) if index.ndim == 1 else index
-    if index.ndim != 2 or index.numel() == 0:
-        raise fail("rows", "shape (R, s) or (R,), not empty", f"shape {tuple(index.shape)}", "give s rows a removal")
-    return check_rows("rows", index.flatten().cpu().numpy(), [index.shape[1]] * len(index), n).view(index.shape)
 
 
 def divergence_at(removal: RemovedRecords, queries: torch.Tensor) -> Divergence:
@@ -235,34 +228,22 @@ def mean_distance(mean_change: torch.Tensor) -> torch.Tensor:
 
 
 def whitened(mean_change: torch.Tensor, excess: torch.Tensor, with_: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return L⁻¹ mean_change and L⁻¹ excess for L Lᵀ = with_."""
-    root = cholesky_of("queries", with_)
+    """Return L⁻¹ mean_change and L⁻¹ excess for L Lᵀ = with_; refuse queries of which that is singular."""
+    root, bad = factored(with_, SINGULAR)
+    if bool(bad.any()):
+        got = f"one that is not, in place {int(bad.reshape(-1).nonzero()[0])}"
+        remedy = "drop queries that repeat one another or that the records determine, or raise noise"
+        raise fail("queries", "positive definite predictive covariances", got, remedy)
     both = torch.cat([mean_change, excess], dim=-1)
     solved = torch.linalg.solve_triangular(root.expand(*both.shape[:-2], -1, -1), both, upper=False)
     return solved[..., : mean_change.shape[-1]], solved[..., mean_change.shape[-1] :]
 
 
-def cholesky_of(argument: str, covariance: torch.Tensor) -> torch.Tensor:
-    """Factor predictive covariances; where that is impossible, the error names the first."""
-    root, bad = _factored(covariance, SINGULAR)
-    if bool(bad.any()):
-        got = f"one that is not, in place {int(bad.reshape(-1).nonzero()[0])}"
-        remedy = "drop queries that repeat one another or that the records determine, or raise noise"
-        raise fail(argument, "positive definite predictive covariances", got, remedy)
-    return root
-
-
-def _factored(covariance: torch.Tensor, share: float) -> tuple[torch.Tensor, torch.Tensor]:
+def factored(covariance: torch.Tensor, share: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Return Cholesky factors, and which leave a query with no more than a `share` of its variance."""
     root, info = torch.linalg.cholesky_ex(covariance)
     left = root.diagonal(dim1=-2, dim2=-1).square()
     return root, (info != 0) | ~(left > share * covariance.diagonal(dim1=-2, dim2=-1)).all(-1)
-
-
-@torch.no_grad()
-def repeated(covariance: torch.Tensor) -> torch.Tensor:
-    """Say which covariances (p, q, q) have queries that (nearly) repeat one another."""
-    return _factored(covariance, REPEATED)[1]
 
 
 def x_minus_log1p(x: torch.Tensor) -> torch.Tensor:

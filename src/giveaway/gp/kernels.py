@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from numbers import Real
+from operator import add, mul
 from typing import Any
 
 import torch
@@ -44,62 +45,37 @@ class Kernel(ABC):
         return f"{type(self).__name__.lstrip('_')}({', '.join(f'{name}={value}' for name, value in given.items())})"
 
     def __add__(self, other: KernelLike) -> Kernel:
-        return _Sum(self, other) if callable(other) else NotImplemented
-
-    def __radd__(self, other: KernelLike) -> Kernel:
-        return _Sum(other, self) if callable(other) else NotImplemented
+        return _Combined(add, self, other) if callable(other) else NotImplemented
 
     def __mul__(self, other: KernelLike | float) -> Kernel:
         if isinstance(other, Real):
-            return _Scaled(self, float(other))
-        return _Product(self, other) if callable(other) else NotImplemented
+            remedy = "a kernel may only be scaled up or down"
+            return _Combined(mul, check_number("factor", other, minimum=0.0, remedy=remedy), self)
+        return _Combined(mul, self, other) if callable(other) else NotImplemented
 
-    def __rmul__(self, other: KernelLike | float) -> Kernel:
-        return self * other if isinstance(other, Real) else _Product(other, self) if callable(other) else NotImplemented
+    __radd__, __rmul__ = __add__, __mul__
 
 
 class _Combined(Kernel):
-    """The sum or product, by `operator`, of two kernels."""
+    """The sum or product of two kernels, or of a factor and a kernel."""
 
-    operator: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
-    def __init__(self, left: KernelLike, right: KernelLike) -> None:
-        self.left, self.right = left, right
+    def __init__(self, operator: Callable[[Any, Any], Any], left: KernelLike | float, right: KernelLike) -> None:
+        self.operator, self.left, self.right = operator, left, right
 
     def __call__(self, X: torch.Tensor, Z: torch.Tensor) -> torch.Tensor:
-        return self.operator(self.left(X, Z), self.right(X, Z))
+        return self.operator(self.left(X, Z) if callable(self.left) else self.left, self.right(X, Z))
 
     def diagonal(self, X: torch.Tensor) -> torch.Tensor:
-        return self.operator(diagonal_of(self.left, X), diagonal_of(self.right, X))
-
-
-class _Sum(_Combined):
-    operator = staticmethod(torch.add)
-
-
-class _Product(_Combined):
-    operator = staticmethod(torch.mul)
-
-
-class _Scaled(Kernel):
-    def __init__(self, kernel: KernelLike, factor: float) -> None:
-        self.kernel = kernel
-        self.factor = check_number("factor", factor, minimum=0.0, remedy="a kernel may only be scaled up or down")
-
-    def __call__(self, X: torch.Tensor, Z: torch.Tensor) -> torch.Tensor:
-        return self.factor * self.kernel(X, Z)
-
-    def diagonal(self, X: torch.Tensor) -> torch.Tensor:
-        return self.factor * diagonal_of(self.kernel, X)
+        left = diagonal_of(self.left, X) if callable(self.left) else self.left
+        return self.operator(left, diagonal_of(self.right, X))
 
 
 class _ByDistance(Kernel):
     """A kernel of ‖x − z‖ and a length, 1 at distance 0."""
 
     def __init__(self, length: float = 1.0) -> None:
-        self.length = check_positive(
-            "length", length, expected="a positive number", remedy="give a length such as the typical distance"
-        )
+        remedy = "give a length such as the typical distance"
+        self.length = check_positive("length", length, expected="a positive number", remedy=remedy)
 
     def diagonal(self, X: torch.Tensor) -> torch.Tensor:
         return X.new_ones(len(X))
@@ -203,27 +179,22 @@ def diagonal_of(kernel: KernelLike, X: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def kernel_matrix(kernel: KernelLike, X: Any, Z: Any = None, *, block: int | None = None) -> torch.Tensor:
-    """Evaluate K (n, m) in blocks of `block` rows and columns, without gradients; K(X, X) is exactly symmetric."""
-    x = _records("X", X)
-    z = x if Z is None else _records("Z", Z)
-    if block is not None and block < 1:
-        raise fail("block", "at least 1 row", repr(block), "leave it out for the default")
+def kernel_matrix(kernel: KernelLike, X: Any) -> torch.Tensor:
+    """Evaluate K(X, X) (n, n), exactly symmetric, in blocks of rows and columns, without gradients."""
+    x = as_tensor("X", X)
+    x = x if x.is_floating_point() else x.double()
     while isinstance(kernel, Mapped):
-        sides = (x,) if z is x else (x, z)
-        x, *other = (torch.cat([kernel.map(rows) for rows in side.split(MAP_ROWS)]) for side in sides)
-        z, kernel = other[0] if other else x, kernel.kernel
-    size = block or (BLOCK_ON_CPU if x.device.type == "cpu" else BLOCK_ON_DEVICE)
-    matrix = x.new_empty(len(x), len(z))
+        x, kernel = torch.cat([kernel.map(rows) for rows in x.split(MAP_ROWS)]), kernel.kernel
+    size = BLOCK_ON_CPU if x.device.type == "cpu" else BLOCK_ON_DEVICE
+    matrix = x.new_empty(len(x), len(x))
     for i in range(0, len(x), size):
         rows = slice(i, i + size)
-        for j in range(0, len(z) if z is not x else i, size):
-            matrix[rows, j : j + size] = kernel(x[rows], z[j : j + size])
-        if z is x:
-            lower = kernel(x[rows], x[rows]).tril()
-            matrix[rows, rows] = lower + lower.tril(-1).T
-            matrix[:i, rows] = matrix[rows, :i].T
-    if z is x and callable(getattr(kernel, "diagonal", None)):
+        for j in range(0, i, size):
+            matrix[rows, j : j + size] = kernel(x[rows], x[j : j + size])
+        lower = kernel(x[rows], x[rows]).tril()
+        matrix[rows, rows] = lower + lower.tril(-1).T
+        matrix[:i, rows] = matrix[rows, :i].T
+    if callable(getattr(kernel, "diagonal", None)):
         matrix.diagonal().copy_(diagonal_of(kernel, x))
     return matrix
 
@@ -261,8 +232,3 @@ def _squared_distances(X: torch.Tensor, Z: torch.Tensor) -> torch.Tensor:
     for i, j in zip(rows.split(step), columns.split(step), strict=True):
         square = square.index_put((i, j), (x[i] - z[j]).square().sum(1))
     return square
-
-
-def _records(name: str, value: Any) -> torch.Tensor:
-    records = as_tensor(name, value)
-    return records if records.is_floating_point() else records.double()

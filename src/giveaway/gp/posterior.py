@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from giveaway.checks import as_tensor, check_finite, check_positive, check_shape, fail
+from giveaway.checks import as_tensor, check_finite, check_positive, fail
 from giveaway.gp.kernels import KernelLike, diagonal_of, kernel_matrix
 
 EPS = torch.finfo(torch.float64).eps
@@ -18,7 +18,6 @@ BASE = 512  # rows of the triangles at which the recursive inverse stops
 STRIP = 256
 GATHERED = 1 << 24  # numbers gathered at a time for the blocks of groups
 NEGATIVE = 1e-8  # a leverage below −this is more than rounding wherever M is well conditioned
-SYMMETRIC = 1e-8  # largest |K − Kᵀ| of a given matrix, relative to its largest entry
 QUERIES_TOGETHER = 256  # queries in one kernel call for the blocks K(Q_r, Q_r)
 
 
@@ -131,28 +130,22 @@ class Posterior(KernelRegression):
         return tensor.to(self.inputs)
 
 
-def fit(
-    kernel: KernelLike, inputs: Any, targets: Any, noise: float, *, matrix: torch.Tensor | None = None
-) -> Posterior:
+def fit(kernel: KernelLike, inputs: Any, targets: Any, noise: float) -> Posterior:
     """Compute the posterior given inputs (n, …), targets (n,) or (n, C) and the noise variance σ² > 0.
 
-    `matrix` (n, n) is K(inputs, inputs) where it is known already; it is left as it is. Repeated records are fine as
-    long as σ² tells M from a singular matrix in float64; where it does not, this raises rather than return noise.
+    Repeated records are fine as long as σ² tells M from a singular matrix in float64; where it does not, this raises
+    rather than return noise.
     """
-    x = as_tensor("inputs", inputs).to(torch.float64)
-    if x.ndim == 0 or len(x) == 0:
-        raise fail("inputs", "at least one record", f"shape {tuple(x.shape)}", "give one record a row")
-    check_finite("inputs", x)
+    x, sigma2 = as_records(inputs), check_noise(noise)
     n = len(x)
     y = as_tensor("targets", targets).to(x)
     y = y.unsqueeze(1) if y.ndim == 1 else y
-    check_shape("targets", y, (n, None), f"({n},) or ({n}, outputs)")
-    if y.shape[1] == 0:
-        raise fail("targets", "at least one output", f"shape {tuple(y.shape)}", "give one column an output")
+    if y.ndim != 2 or len(y) != n or y.shape[1] == 0:
+        expected = f"shape ({n},) or ({n}, outputs)"
+        raise fail("targets", expected, f"shape {tuple(y.shape)}", "align it with the other arrays")
     check_finite("targets", y)
-    sigma2 = check_noise(noise)
-    m = kernel_matrix(kernel, x).to(torch.float64) if matrix is None else _checked_copy(matrix, x)
-    check_finite("kernel" if matrix is None else "matrix", m)
+    m = kernel_matrix(kernel, x).to(torch.float64)
+    check_finite("kernel", m)
     expected = "a positive definite K + noise·I"
     remedy = "raise noise, drop repeated records, or use a kernel that is positive semi-definite"
     try:
@@ -169,24 +162,19 @@ def fit(
     return posterior
 
 
+def as_records(inputs: Any, device: str | torch.device | None = None) -> torch.Tensor:
+    """Return inputs (n, …), n ≥ 1, in float64."""
+    x = as_tensor("inputs", inputs).to(device=device, dtype=torch.float64)
+    if x.ndim < 2 or len(x) == 0:
+        raise fail("inputs", "records as (n, …)", f"shape {tuple(x.shape)}", "give one record a row")
+    check_finite("inputs", x)
+    return x
+
+
 def check_noise(noise: Any) -> float:
     """Check a noise variance above 0."""
     remedy = "give the noise variance σ² of the targets"
     return check_positive("noise", noise, expected="a variance above 0", remedy=remedy)
-
-
-def _checked_copy(matrix: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    given = as_tensor("matrix", matrix)
-    n = len(x)
-    check_shape("matrix", given, (n, n), f"({n}, {n}), the kernel between all records")
-    m = torch.empty(n, n, dtype=torch.float64, device=x.device).copy_(given)
-    # (K − Kᵀ)v for random signs v: two passes along memory, where comparing entries would go across it
-    generator = torch.Generator().manual_seed(0)
-    signs = torch.randint(0, 2, (n,), generator=generator).mul_(2).sub_(1).to(m)
-    gap, largest = float((m @ signs - m.T @ signs).abs().max()), float(torch.stack(m.aminmax()).abs().max())
-    if gap > SYMMETRIC * largest:
-        raise fail("matrix", "a symmetric matrix", f"entries {gap:.1e} off their mirror image", "give (K + K.T) / 2")
-    return m
 
 
 class LeftOutErrors(NamedTuple):

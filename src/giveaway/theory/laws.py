@@ -11,7 +11,14 @@ from scipy.special import chdtr, chdtrc, chdtri, expit, gammaincinv, gammaln, nd
 from scipy.stats import chi2
 
 from giveaway.checks import fail
-from giveaway.theory.balls import ball_density, ball_probability, ball_quantile, chi_square_nodes, solve_increasing
+from giveaway.theory.balls import (
+    Pair,
+    ball_density,
+    ball_probability,
+    ball_quantile,
+    chi_square_nodes,
+    solve_increasing,
+)
 from giveaway.theory.tradeoff import NUMBERS_AT_ONCE, in_range
 
 PROBABILITY = "give probabilities"
@@ -21,12 +28,33 @@ INNER = np.array([-1.0, 1.0]) / math.sqrt(3)  # two Gauss points in each cell
 
 
 @dataclass(frozen=True)
-class LeverageLaw:
-    """The law of the leverage h = h̄/(V + h̄) in closed form, for V ~ χ²_k or V = k."""
+class Records:
+    """Records by arrays of one shape: h̄, ε (several outputs: its norm), each output's σ²; and k = n − p. V is averaged
+    over where `integrate` says so, else k."""
 
     leverage: np.ndarray
+    error: np.ndarray
+    variance: np.ndarray
     freedom: float
+    outputs: int
     integrate: bool
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.leverage.shape
+
+    def values_of_v(self) -> list[tuple[float, float]]:
+        """Return the values of V and their weights."""
+        return chi_square_nodes(self.freedom) if self.integrate else [(float(self.freedom), 1.0)]
+
+    def draw_v(self, rng: np.random.Generator, size: int) -> np.ndarray:
+        shape = size, *self.shape
+        return rng.chisquare(self.freedom, shape) if self.integrate else np.full(shape, self.freedom)
+
+
+@dataclass(frozen=True)
+class LeverageLaw(Records):
+    """The law of the leverage h = h̄/(V + h̄) in closed form, for V ~ χ²_k or V = k."""
 
     def cdf(self, x: ArrayLike) -> np.ndarray:
         return self._tail(x, chdtrc, np.less_equal)
@@ -45,71 +73,71 @@ class LeverageLaw:
 
     def ppf(self, p: ArrayLike) -> np.ndarray:
         p = in_range("p", p, 0, 1, PROBABILITY)
-        v = chdtri(self.freedom, p) if self.integrate else np.broadcast_to(self.freedom, p.shape)
-        with np.errstate(invalid="ignore"):
-            return np.where(self.leverage > 0, self.leverage / (v + self.leverage), 0.0)[()]
+        return self._at(chdtri(self.freedom, p) if self.integrate else np.broadcast_to(self.freedom, p.shape))
 
     def mean(self) -> np.ndarray:
-        return self._mean_of(lambda h: h)
+        return np.asarray(sum(weight * self._at(v) for v, weight in self.values_of_v()))[()]
 
     def var(self) -> np.ndarray:
         centre = self.mean()
-        return self._mean_of(lambda h: (h - centre) ** 2)
+        return np.asarray(sum(weight * (self._at(v) - centre) ** 2 for v, weight in self.values_of_v()))[()]
 
     def sample(self, rng: np.random.Generator, size: int = 1) -> np.ndarray:
         """Return (size, …records) draws."""
-        return self.leverage / (_draw_v(rng, (size, *self.leverage.shape), self) + self.leverage)
+        return self._at(self.draw_v(rng, size))
 
-    def _mean_of(self, function: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-        return np.asarray(sum(w * function(self.leverage / (v + self.leverage)) for v, w in _values_of_v(self)))[()]
+    def _at(self, v: ArrayLike) -> np.ndarray:
+        with np.errstate(invalid="ignore"):
+            return np.where(self.leverage > 0, self.leverage / (v + self.leverage), 0.0)[()]
 
     def _tail(self, x: ArrayLike, tail: Callable, compare: Callable) -> np.ndarray:
         h = np.asarray(x, dtype=np.float64)
         if not self.integrate:
-            return compare(self.leverage / (self.freedom + self.leverage), h).astype(np.float64)[()]
+            return compare(self._at(self.freedom), h).astype(np.float64)[()]
         with np.errstate(divide="ignore", invalid="ignore"):
             v = np.where(h > 0, self.leverage * np.maximum(1 - h, 0) / np.maximum(h, 0), np.inf)
         return np.where(self.leverage == 0, compare(0, h), tail(self.freedom, np.where(np.isnan(v), 1, v)))[()]
 
 
 @dataclass(frozen=True)
-class ResidualLaw:
-    """The law of a record's residual; with several outputs, of its component along ε."""
+class ResidualLaw(Records):
+    """The law of a record's residual, trained on if `member`; with several outputs, of its component along ε."""
 
-    leverage: np.ndarray
-    error: np.ndarray
-    variance: np.ndarray
-    freedom: float
-    integrate: bool
     member: bool
 
     def components(self) -> Iterator[tuple[float, np.ndarray, np.ndarray]]:
         """Yield (weight, a, aτ) for each value of V."""
-        for v, weight in _values_of_v(self):
-            a = v / (v + self.leverage) if self.member else np.ones_like(self.leverage)
-            yield weight, a, a * np.sqrt(self.variance * self.leverage / v)
+        for v, weight in self.values_of_v():
+            yield weight, *self._given(v)
 
     def average(self, function: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> np.ndarray:
         """Return the mean over V of a function of (a, aτ)."""
         with np.errstate(all="ignore"):
             return np.asarray(sum(weight * function(a, s) for weight, a, s in self.components()))[()]
 
-    def typical_scale(self) -> tuple[np.ndarray, np.ndarray | float]:
-        """Return τ and a at V = k."""
-        k = self.freedom
-        return np.sqrt(self.variance * self.leverage / k), k / (k + self.leverage) if self.member else 1.0
+    def typical_scale(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return a and aτ at V = k."""
+        return self._given(self.freedom)
 
     def pdf(self, x: ArrayLike) -> np.ndarray:
         e = np.asarray(x, dtype=np.float64)
         return self.average(lambda a, s: np.exp(-0.5 * ((e - a * self.error) / s) ** 2) / (s * math.sqrt(math.tau)))
 
     def cdf(self, x: ArrayLike) -> np.ndarray:
-        e = np.asarray(x, dtype=np.float64)
-        return self.average(lambda a, s: np.where(s > 0, ndtr((e - a * self.error) / s), e >= self.error))
+        return self.tails(x)[0][()]
 
     def sf(self, x: ArrayLike) -> np.ndarray:
+        return self.tails(x)[1][()]
+
+    def tails(self, x: ArrayLike) -> np.ndarray:
+        """Return (cdf, sf)."""
         e = np.asarray(x, dtype=np.float64)
-        return self.average(lambda a, s: np.where(s > 0, ndtr((a * self.error - e) / s), e < self.error))
+
+        def given_v(a: np.ndarray, s: np.ndarray) -> np.ndarray:
+            z = (e - a * self.error) / s
+            return np.where(s > 0, [ndtr(z), ndtr(-z)], [e >= self.error, e < self.error])
+
+        return self.average(given_v)
 
     def ppf(self, p: ArrayLike) -> np.ndarray:
         p = in_range("p", p, 0, 1, PROBABILITY)
@@ -119,40 +147,38 @@ class ResidualLaw:
             low, high = np.min(ends, axis=0), np.max(ends, axis=0)
             if not self.integrate:
                 return low[()]
-            tau, shrunk = self.typical_scale()
-            start = shrunk * (self.error + tau * ndtri(p))
-        return _quantile(lambda x: (self.cdf(x), self.sf(x)), self.pdf, p, low, high, start)
+            a, s = self.typical_scale()
+            start = a * self.error + s * ndtri(p)
+        return _quantile(self.tails, self.pdf, p, low, high, start)
 
     def mean(self) -> np.ndarray:
         return self.average(lambda a, s: a * self.error)
 
     def var(self) -> np.ndarray:
         """Return the variance; it is infinite for k ≤ 2 if the record is left out."""
-        if self.member:
-            centre = self.mean()
+        if self.member or not self.integrate:
+            centre = ResidualLaw.mean(self)
             return self.average(lambda a, s: s * s + (a * self.error - centre) ** 2)
-        k = self.freedom
-        inverse = (1 / (k - 2) if k > 2 else math.inf) if self.integrate else 1 / k
+        inverse = 1 / (self.freedom - 2) if self.freedom > 2 else math.inf
         return np.where(self.leverage > 0, self.variance * self.leverage * inverse, 0.0)[()]
 
     def sample(self, rng: np.random.Generator, size: int = 1) -> np.ndarray:
         """Return (size, …records) draws."""
         return self.draw(rng, size)[0]
 
-    def draw(self, rng: np.random.Generator, size: int) -> tuple[np.ndarray, np.ndarray]:
+    def draw(self, rng: np.random.Generator, size: int) -> Pair:
         """Return (size, …records) draws of the residual, and of its standard deviation given V."""
-        v = _draw_v(rng, (size, *self.leverage.shape), self)
-        a = v / (v + self.leverage) if self.member else 1.0
-        s = a * np.sqrt(self.variance * self.leverage / v)
-        return a * self.error + s * rng.standard_normal(v.shape), s
+        a, s = self._given(self.draw_v(rng, size))
+        return a * self.error + s * rng.standard_normal(s.shape), s
+
+    def _given(self, v: ArrayLike) -> Pair:
+        """Return a and aτ given V: the residual is a(ε + τZ)."""
+        a = v / (v + self.leverage) if self.member else np.ones_like(v + self.leverage)
+        return a, a * np.sqrt(self.variance * self.leverage / v)
 
 
-@dataclass(frozen=True)
-class LossLaw:
+class LossLaw(ResidualLaw):
     """The law of ℓ = ‖e‖² over q outputs: given V, (aτ)² times a noncentral χ²_q with noncentrality (ε/τ)²."""
-
-    residual: ResidualLaw
-    outputs: int
 
     def pdf(self, x: ArrayLike) -> np.ndarray:
         """Return the density of the loss; for one output it grows without bound as the loss goes to 0."""
@@ -160,98 +186,86 @@ class LossLaw:
         with np.errstate(divide="ignore", invalid="ignore"):
             return (self.radial_density(radius) / (2 * radius))[()]
 
-    def cdf(self, x: ArrayLike) -> np.ndarray:
-        return self._radial_probability(np.sqrt(np.maximum(np.asarray(x, dtype=np.float64), 0)))[0][()]
-
-    def sf(self, x: ArrayLike) -> np.ndarray:
-        return self._radial_probability(np.sqrt(np.maximum(np.asarray(x, dtype=np.float64), 0)))[1][()]
+    def tails(self, x: ArrayLike) -> np.ndarray:
+        return self._radial_tails(np.sqrt(np.maximum(np.asarray(x, dtype=np.float64), 0)))
 
     def ppf(self, p: ArrayLike) -> np.ndarray:
         p = in_range("p", p, 0, 1, PROBABILITY)
-        law, error = self.residual, np.abs(self.residual.error)
+        error = np.abs(self.error)
         centred = np.sqrt(2 * gammaincinv(self.outputs / 2, p))
         with np.errstate(invalid="ignore"):
             # ‖Z‖, centred, is no larger, and ‖δ + Z‖ ≤ δ + ‖Z‖
-            low = np.min([s * centred for _, _, s in law.components()], axis=0)
-            high = np.max([s * centred + a * error for _, a, s in law.components()], axis=0)
-        tau, shrunk = law.typical_scale()
-        distance = np.divide(error, tau, out=np.zeros(tau.shape), where=tau > 0)
-        levels, distance, scale = np.broadcast_arrays(np.minimum(p, 1 - 1e-15), distance, tau * shrunk)
+            low = np.min([s * centred for _, _, s in self.components()], axis=0)
+            high = np.max([s * centred + a * error for _, a, s in self.components()], axis=0)
+        a, s = self.typical_scale()
+        distance = np.divide(a * error, s, out=np.zeros(s.shape), where=s > 0)
+        levels, distance, scale = np.broadcast_arrays(np.minimum(p, 1 - 1e-15), distance, s)
         start = scale * ball_quantile(levels.ravel(), distance.ravel(), self.outputs)[0].reshape(levels.shape)
-        root = _quantile(self._radial_probability, self.radial_density, p, low, high, start)
-        return np.where(p == 0, 0.0, np.where(law.leverage > 0, root, error) ** 2)[()]
+        root = _quantile(self._radial_tails, self.radial_density, p, low, high, start)
+        return np.where(p == 0, 0.0, np.where(self.leverage > 0, root, error) ** 2)[()]
 
     def mean(self) -> np.ndarray:
-        law = self.residual
-        if not law.member:
-            return law.error**2 + self.outputs * law.var()
-        return law.average(lambda a, s: (a * law.error) ** 2 + self.outputs * s * s)
+        if self.member or not self.integrate:
+            return self.average(lambda a, s: (a * self.error) ** 2 + self.outputs * s * s)
+        return self.error**2 + self.outputs * super().var()
 
     def var(self) -> np.ndarray:
         """Return the variance; it is infinite for k ≤ 4 if the record is left out."""
-        law, q = self.residual, self.outputs
-        if law.member:
+        q, k = self.outputs, self.freedom
+        if self.member or not self.integrate:
             centre = self.mean()
 
             def square(a: np.ndarray, s: np.ndarray) -> np.ndarray:
-                shift = (a * law.error) ** 2
+                shift = (a * self.error) ** 2
                 return 2 * q * s**4 + 4 * s * s * shift + (shift + q * s * s - centre) ** 2
 
-            return law.average(square)
-        k, scale = law.freedom, law.variance * law.leverage
-        if not law.integrate:
-            return 2 * q * (scale / k) ** 2 + 4 * scale / k * law.error**2
+            return self.average(square)
         if k <= 4:
-            return np.where(law.leverage > 0, np.inf, 0.0)[()]
-        spread = 1 / ((k - 2) * (k - 4)) - 1 / (k - 2) ** 2
-        return 2 * q * scale**2 / ((k - 2) * (k - 4)) + q * q * scale**2 * spread + 4 * scale / (k - 2) * law.error**2
+            return np.where(self.leverage > 0, np.inf, 0.0)[()]
+        scale, inverse = self.variance * self.leverage, 1 / (k - 2)
+        square = inverse / (k - 4)  # E V⁻², and the mean of V⁻¹ before it
+        spread = 2 * q * square + q * q * (square - inverse**2)
+        return spread * scale**2 + 4 * scale * inverse * self.error**2
 
     def sample(self, rng: np.random.Generator, size: int = 1) -> np.ndarray:
         """Return (size, …records) draws."""
-        along, s = self.residual.draw(rng, size)
+        along, s = self.draw(rng, size)
         across = rng.chisquare(self.outputs - 1, along.shape) if self.outputs > 1 else 0.0
         return along**2 + s * s * across
 
     def radial_density(self, radius: np.ndarray) -> np.ndarray:
         """Return the density of ‖e‖."""
-        error = np.abs(self.residual.error)
+        error = np.abs(self.error)
 
         def given_v(a: np.ndarray, s: np.ndarray) -> np.ndarray:
             x, delta = np.broadcast_arrays(radius / s, a * error / s)
             return ball_density(x, delta, self.outputs) / s
 
-        return self.residual.average(given_v)
+        return self.average(given_v)
 
-    def _radial_probability(self, radius: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _radial_tails(self, radius: np.ndarray) -> np.ndarray:
         """Return P(‖e‖ ≤ radius) and its complement."""
-        error = np.abs(self.residual.error)
+        error = np.abs(self.error)
         exact = np.asarray(radius >= error, dtype=np.float64)  # h̄ = 0 leaves e = ε without noise
 
         def given_v(a: np.ndarray, s: np.ndarray) -> np.ndarray:
             still = s == 0
             parts = (radius / s, 1), ((radius - a * error) / s, 0), (a * error / s, 1)
             x, t, delta = np.broadcast_arrays(*(np.where(still, value, part) for part, value in parts))
-            inside, outside = ball_probability(x, t, delta, self.outputs)
-            return np.stack([np.where(still, exact, inside), np.where(still, 1 - exact, outside)])
+            return np.where(still, [exact, 1 - exact], ball_probability(x, t, delta, self.outputs))
 
-        below, above = self.residual.average(given_v)
-        return below, above
+        return self.average(given_v)
 
 
 def _quantile(
-    tails: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]],
-    density: Callable[[np.ndarray], np.ndarray],
-    p: np.ndarray,
-    low: np.ndarray,
-    high: np.ndarray,
-    start: np.ndarray,
+    tails: Callable, density: Callable, p: np.ndarray, low: np.ndarray, high: np.ndarray, start: np.ndarray
 ) -> np.ndarray:
     """Find the p-quantile between `low` and `high`, by the cdf below the median and by its complement above it."""
     p, low, high, start = np.broadcast_arrays(p, low, high, start)
     inside = np.isfinite(low) & np.isfinite(high)
     low, high = np.where(inside, low, 0), np.where(inside, high, 0)
 
-    def excess(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def excess(x: np.ndarray) -> Pair:
         with np.errstate(divide="ignore", invalid="ignore"):
             below, above = tails(x)
             tail = np.where(p <= 0.5, below, above)
@@ -262,20 +276,9 @@ def _quantile(
     return np.where(inside, root, np.where(p > 0.5, np.inf, -np.inf))[()]
 
 
-def _values_of_v(law: LeverageLaw | ResidualLaw) -> list[tuple[float, float]]:
-    """Return the values of V and their weights."""
-    return chi_square_nodes(law.freedom) if law.integrate else [(float(law.freedom), 1.0)]
-
-
-def _draw_v(rng: np.random.Generator, shape: tuple[int, ...], law: LeverageLaw | ResidualLaw) -> np.ndarray:
-    return rng.chisquare(law.freedom, shape) if law.integrate else np.full(shape, law.freedom)
-
-
-def cell_errors(
-    outside: ResidualLaw, inside: ResidualLaw, q: int, *, signed: bool
-) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
+def cell_errors(outside: ResidualLaw, inside: ResidualLaw, *, signed: bool) -> Callable[[np.ndarray], Pair]:
     """Return α → (power, miss) of the best test on the loss, or on the residual if `signed`, in blocks of records."""
-    shape = outside.leverage.shape
+    shape, q = outside.shape, outside.outputs
     # a record without leverage has no spread to cut into cells: as good as none gives the same coin
     laws = [
         replace(law, leverage=np.maximum(law.leverage, 1e-9 * law.freedom), error=np.abs(law.error))  # mirror images
@@ -285,7 +288,7 @@ def cell_errors(
     cells = 2 * (SIDES[0] * 2 * SIDES[1] if signed and q > 1 else CELLS)
     each = max(1, NUMBERS_AT_ONCE // cells // 4)
 
-    def errors(alpha: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def errors(alpha: np.ndarray) -> Pair:
         full = np.broadcast_shapes(alpha.shape, shape)
         rates = np.broadcast_to(alpha, full).reshape(-1, records)
         power, miss = np.empty(rates.shape), np.empty(rates.shape)
@@ -296,11 +299,11 @@ def cell_errors(
                 some = {name: getattr(law, name).reshape(-1, 1)[block] for name in ("leverage", "error", "variance")}
                 columns.append(replace(law, **some))
             if signed and q > 1:
-                chances = _vector_chances(columns, q)
+                chances = _vector_chances(columns)
             else:
                 edges = _edges(columns, CELLS) if signed else _radial_edges(columns, CELLS, q)
                 points, widths = _gauss_points(edges)
-                densities = [law.pdf if signed else LossLaw(law, q).radial_density for law in columns]
+                densities = [law.pdf if signed else LossLaw(**vars(law)).radial_density for law in columns]
                 chances = [_sum_pairs(density(points) * widths) for density in densities]
             power[:, block], miss[:, block] = _best_cells(chances[0], chances[1], rates[:, block])
         return power.reshape(full), miss.reshape(full)
@@ -308,7 +311,7 @@ def cell_errors(
     return errors
 
 
-def _best_cells(outside: np.ndarray, inside: np.ndarray, alpha: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _best_cells(outside: np.ndarray, inside: np.ndarray, alpha: np.ndarray) -> Pair:
     """Return power and miss at each α (rates, records) from the cells' probabilities (records, cells)."""
     outside, inside = (p / p.sum(axis=1, keepdims=True) for p in (outside, inside))
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -328,8 +331,9 @@ def _best_cells(outside: np.ndarray, inside: np.ndarray, alpha: np.ndarray) -> t
     return np.maximum(power, alpha), np.minimum(miss, 1 - alpha)
 
 
-def _vector_chances(laws: list[ResidualLaw], q: int) -> list[np.ndarray]:
+def _vector_chances(laws: list[ResidualLaw]) -> list[np.ndarray]:
     """Cut along ε and across it: given V the two are independent, so the probabilities are a matrix product."""
+    q = laws[0].outputs
     along, along_widths = _gauss_points(_edges(laws, SIDES[0]))
     no_error = [replace(law, error=np.zeros_like(law.error)) for law in laws]
     across, across_widths = _gauss_points(_radial_edges(no_error, SIDES[1], q - 1))
@@ -351,10 +355,9 @@ def _spread(law: ResidualLaw, count: int, q: int = 1) -> np.ndarray:
     """Return (records, count) places (q > 1: radii) about where the law has its mass, out to 1e-14, for cells."""
     k = law.freedom
     t = stdtrit(k, expit(np.linspace(-32, 32, count)))
-    tau, shrunk = law.typical_scale()
+    _, tau = law.typical_scale()
     if law.member:
-        wander = law.error * law.leverage * math.sqrt(2 * k) / (k + law.leverage) ** 2
-        tau = np.hypot(shrunk * tau, wander)
+        tau = np.hypot(tau, law.error * law.leverage * math.sqrt(2 * k) / (k + law.leverage) ** 2)
     centre = np.sqrt(law.mean() ** 2 + (q - 1) * tau**2)
     return centre + (tau * math.sqrt(1 + (q - 1) / (2 * k))) * t
 
@@ -367,7 +370,7 @@ def _radial_edges(laws: list[ResidualLaw], count: int, q: int) -> np.ndarray:
     return np.pad(np.abs(_edges(laws, count, q)), ((0, 0), (1, 0)))
 
 
-def _gauss_points(edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _gauss_points(edges: np.ndarray) -> Pair:
     """Return two points in every cell between the edges (records, edges), and each point's share of its width."""
     edges = np.sort(edges, axis=1)
     middle, half = (edges[:, 1:] + edges[:, :-1]) / 2, np.diff(edges, axis=1) / 2

@@ -10,51 +10,40 @@ from numpy.typing import ArrayLike
 
 from giveaway.checks import check_choice, check_number, fail
 from giveaway.theory.balls import Pair, best_shell, chi_square_nodes, dilated_ball, in_blocks
-from giveaway.theory.laws import LeverageLaw, LossLaw, ResidualLaw, cell_errors
+from giveaway.theory.laws import LeverageLaw, LossLaw, Records, ResidualLaw, cell_errors
 from giveaway.theory.tradeoff import TradeOff, in_range, whole
 
 TESTS = ("threshold", "optimal", "signed")
 
 
 @dataclass(frozen=True)
-class RandomDesign:
-    """Records given by arrays that broadcast together; build it with `random_design`."""
-
-    leverage: np.ndarray
-    error: np.ndarray
-    variance: np.ndarray
-    freedom: float
-    outputs: int
-    integrate: bool
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.leverage.shape
+class RandomDesign(Records):
+    """Records, the laws of what is seen of them, and the curves of tests; build it with `random_design`."""
 
     @property
     def h(self) -> LeverageLaw:
         """The law of the empirical leverage."""
-        return LeverageLaw(self.leverage, self.freedom, self.integrate)
+        return LeverageLaw(**vars(self))
 
     @property
     def e_out(self) -> ResidualLaw:
         """The law of the residual (along ε) when the record is left out."""
-        return ResidualLaw(self.leverage, self.error, self.variance, self.freedom, self.integrate, member=False)
+        return ResidualLaw(**vars(self), member=False)
 
     @property
     def e_in(self) -> ResidualLaw:
         """The law of the residual (along ε) when the record is trained on."""
-        return ResidualLaw(self.leverage, self.error, self.variance, self.freedom, self.integrate, member=True)
+        return ResidualLaw(**vars(self), member=True)
 
     @property
     def loss_out(self) -> LossLaw:
         """The law of the loss when the record is left out."""
-        return LossLaw(self.e_out, self.outputs)
+        return LossLaw(**vars(self), member=False)
 
     @property
     def loss_in(self) -> LossLaw:
         """The law of the loss when the record is trained on."""
-        return LossLaw(self.e_in, self.outputs)
+        return LossLaw(**vars(self), member=True)
 
     def tradeoff(self, test: str = "threshold") -> TradeOff:
         """Return the curve of one of three tests.
@@ -72,7 +61,7 @@ class RandomDesign:
         if self.integrate:
             if test == "threshold":
                 return TradeOff(self._mean_threshold, self.shape)
-            cells = cell_errors(self.e_out, self.e_in, self.outputs, signed=test == "signed")
+            cells = cell_errors(self.e_out, self.e_in, signed=test == "signed")
 
             def better(alpha: np.ndarray) -> Pair:
                 # the threshold is open to either attacker, and free of the cells' small loss
