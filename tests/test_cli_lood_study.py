@@ -82,7 +82,7 @@ def test_a_record_that_the_kernel_does_not_see_is_told_apart_by_nothing():
 # ------------------------------------------------------------------------------------------------ queries
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(count=st.integers(1, 4), outputs=st.integers(1, 2), seed=st.integers(0, 99))
 def test_queries_one_by_one_and_all_together(count, outputs, seed):
     posterior, x, y = fitted(12, outputs, seed)

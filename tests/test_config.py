@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from giveaway.cli.options import RARE
@@ -86,7 +86,6 @@ def config_file(tmp_path_factory):
     return tmp_path_factory.mktemp("config") / "config.toml"
 
 
-@settings(deadline=None)
 @given(
     features=st.text(st.characters(codec="utf-8")),
     l2=st.floats(allow_nan=False, allow_infinity=False),

@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
@@ -33,7 +33,6 @@ ATTACKS = {
 every_attack = pytest.mark.parametrize("name", ATTACKS)
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     attack=st.sampled_from(list(ATTACKS.values())),
     models=st.integers(1, 3),

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import sparse
 from sklearn.base import clone
@@ -180,7 +180,6 @@ def test_what_outputs_are_taken_for():
     assert outputs_of(queries, Y)[0].shape == (N, 5, 3)
 
 
-@settings(max_examples=40, deadline=None)
 @given(classes=st.integers(2, 5), rows=st.integers(2, 20), seed=st.integers(0, 99), names=st.booleans())
 def test_labels_are_the_columns_of_their_class(classes, rows, seed, names):
     rng = np.random.default_rng(seed)

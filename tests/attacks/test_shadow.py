@@ -9,7 +9,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from giveaway.attacks.retraining import Retraining
@@ -227,7 +227,6 @@ def test_memory_does_not_grow_with_the_models(tmp_path, monkeypatch, options):
 # ------------------------------------------------------------------------------------------------ membership
 
 
-@settings(max_examples=30, deadline=None)
 @given(pairs=st.integers(1, 10), records=st.integers(2, 60), seed=st.integers(0, 2**40))
 def test_every_record_is_in_half_the_models_and_every_model_has_half_the_records(pairs, records, seed):
     members = balanced_membership(2 * pairs, records, seed=seed)

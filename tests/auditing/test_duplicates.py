@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from giveaway import Head, audit
@@ -57,7 +57,6 @@ def test_planted_copies_are_counted(offset, dtype):
     assert "a lower bound" in counts["near_means"]
 
 
-@settings(max_examples=30, deadline=None)
 @given(n=st.integers(3, 40), d=st.integers(1, 6), values=st.integers(2, 30), seed=st.integers(0, 999))
 def test_never_more_than_there_are(n, d, values, seed):
     rng = np.random.default_rng(seed)

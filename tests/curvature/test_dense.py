@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from giveaway import Head
@@ -18,7 +18,6 @@ from tests.conftest import KINDS, made_arrays, made_head
 from tests.curvature.cases import OPTIONS, PENALIZED, dense_inverse, gradient_like, terms
 
 
-@settings(deadline=None)
 @given(st.integers(2, 30))
 def test_helmert_is_an_orthonormal_basis_of_vectors_that_sum_to_zero(m):
     basis = Softmax(m).basis()
@@ -93,7 +92,6 @@ def test_repeated_features_lower_the_rank_and_nothing_else(kind):
     torch.testing.assert_close(forms(wider, deficient), forms(plain, regular), rtol=1e-9, atol=1e-12)
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     kind=st.sampled_from(sorted(KINDS)),
     size=st.integers(1, 4),

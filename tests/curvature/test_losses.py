@@ -7,7 +7,7 @@ from decimal import Decimal, localcontext
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from giveaway.checks import InputError
@@ -145,7 +145,6 @@ def test_confident_logistic_keeps_its_digits(lead, label):
     np.testing.assert_allclose(loss.gap(f, y, torch.full_like(f, -0.3))[0], exact["gap"], rtol=1e-12)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     f=st.lists(st.floats(-40, 40), min_size=4, max_size=4),
     step=st.lists(st.floats(-60, 60), min_size=4, max_size=4),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from giveaway import Head
@@ -70,7 +70,6 @@ def test_draws_are_the_root_times_its_signs(kind, options):
     np.testing.assert_allclose(single, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
-@settings(max_examples=25)
 @given(
     kind=st.sampled_from(["squared_many", "one_logit", "classes", "multi_label"]),
     cut=st.tuples(st.integers(0, 99), st.integers(1, 100)).filter(lambda cut: cut[0] < cut[1]),

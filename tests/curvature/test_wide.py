@@ -63,7 +63,7 @@ def exactly(head: Head) -> dict[str, np.ndarray]:
         return {name: np.array(values) for name, values in told.items()}
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(
     kind=st.sampled_from(["squared_many", "one_logit", "two_classes", "soft_labels", "multi_label"]),
     l2=st.sampled_from([3.0, 1e-3, 1e-6]),

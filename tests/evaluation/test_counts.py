@@ -248,7 +248,7 @@ def test_lower_bound_by_hand():
     assert _surely(np.full(2, 1e-9), 10, 0.05) == 0
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(
     models=st.integers(6, 20),
     records=st.integers(1, 30),

@@ -165,7 +165,7 @@ def test_intervals_hold_the_value_and_narrow_with_the_records_and_the_error():
     assert width(4000, 0.0) < width(4000, 0.5)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     arrays(float, st.tuples(st.just(2), st.integers(500, 560)), elements=st.sampled_from([-np.inf, -1, 0, 3, np.inf]))
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import f as f_law
 
@@ -143,7 +143,6 @@ def test_posterior_by_a_loop_over_records():
     assert np.mean((found.effect_size - effect) ** 2) < 1.25 * tau**2 * 0.25 / (tau**2 + 0.25)
 
 
-@settings(max_examples=30)
 @given(
     st.integers(4, 9),
     st.integers(2, 60),

@@ -8,7 +8,7 @@ from itertools import permutations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
@@ -20,7 +20,6 @@ from tests.evaluation.test_attack_success import measured
 few_values = st.lists(st.integers(0, 3), min_size=5, max_size=5)
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(-5, 5), st.integers(-5, 5)), min_size=3, max_size=60))
 def test_spearman_with_ties(pairs):
     a, b = np.array(pairs, dtype=float).T
@@ -44,14 +43,12 @@ def recall_over_all_tie_breaks(scores, truth, top: int, keep: int) -> float:
     return float(chance_inside(scores, keep) @ chance_inside(truth, top)) / top
 
 
-@settings(max_examples=40, deadline=None)
 @given(few_values, few_values, st.integers(1, 5), st.integers(1, 5))
 def test_recall_gives_ties_fractional_credit(scores, truth, top, keep):
     expected = recall_over_all_tie_breaks(scores, truth, top, keep)
     assert recall_at(scores, truth, top=top / 5, keep=keep / 5) == pytest.approx(expected, abs=1e-12)
 
 
-@settings(max_examples=60, deadline=None)
 @given(few_values, few_values, st.integers(1, 5))
 def test_the_curve_with_ties_is_recall_at_everywhere(scores, truth, top):
     keeps, recalls = recall_curve(scores, truth, top / 5)

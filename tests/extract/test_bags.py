@@ -6,7 +6,7 @@ import joblib
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import sparse
 from sklearn.base import clone
@@ -145,7 +145,6 @@ def test_people_are_left_out_together(X, labels):
     assert out_of_bag(forest, X, forest.predict_proba(X), groups=np.zeros(ROWS, int)) is None  # one person, all trees
 
 
-@settings(max_examples=40)
 @given(st.integers(2, 30), st.integers(1, 6), st.integers(1, 5), st.integers(0, 3))
 def test_any_shape(n, trees, columns, seed):
     rng = np.random.default_rng(seed)

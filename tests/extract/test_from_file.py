@@ -68,7 +68,7 @@ def test_large_arrays_are_mapped(tmp_path, form):
 
 
 @pytest.mark.usefixtures("large")
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     form=st.sampled_from(FOLDERS),
     cuts=st.lists(st.integers(0, N), max_size=5),

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -42,7 +42,6 @@ def test_images_are_kept_in_row_order_and_their_own_type(images_model, y, dtype,
     assert repr(head).endswith("inputs=(3, 4, 4))")
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     shape=st.lists(st.integers(1, 4), min_size=1, max_size=3),
     n=st.integers(4, 12),

@@ -41,7 +41,7 @@ def refusal(path, read=inputs_from, **options):
 # ------------------------------------------------------------------------------------------------ inputs and records
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(shape=st.tuples(st.integers(1, 4), st.integers(1, 5), st.integers(5, 7), st.sampled_from([1, 3, 4])))
 def test_images_have_their_channels_first_as_bytes_or_as_shares(tmp_path_factory, shape):
     images = np.random.default_rng(0).integers(0, 256, shape).astype(np.uint8)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
@@ -181,7 +181,6 @@ def test_who_entered_and_who_rose_most():
     assert (found.after > found.before).all()
 
 
-@settings(max_examples=25)
 @given(
     kind=st.sampled_from(["squared", "one_logit", "classes", "multi_label"]),
     n=st.integers(6, 14),

@@ -64,7 +64,7 @@ def test_a_record_that_moves_nothing_is_safe(x, delta, outputs):
     np.testing.assert_allclose(result.tpr[0], RATES, rtol=1e-14)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(x=st.floats(-14, 8), delta=st.floats(-14, 4), outputs=st.sampled_from([1, 2, 7]))
 def test_rates_are_finite_and_no_worse_than_chance(x, delta, outputs):
     result = made_up(10.0**x, 10.0**delta, outputs)

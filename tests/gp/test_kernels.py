@@ -78,7 +78,7 @@ def test_kernels_against_their_formulas(kernel, formula):
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(n=st.integers(0, 40), block=st.integers(1, 41), seed=st.integers(0, 99))
 def test_block_by_block_equals_all_at_once(n, block, seed):
     x = draw(n, 3, seed=seed)
@@ -237,7 +237,6 @@ def test_on_the_sphere_records_are_centred_and_scaled_first():
     )
 
 
-@settings(max_examples=50, deadline=None)
 @given(n=st.integers(2, 30), d=st.integers(1, 4), seed=st.integers(0, 999))
 def test_the_typical_length_is_the_median_of_all_distances(n, d, seed):
     x = draw(n, d, seed=seed)

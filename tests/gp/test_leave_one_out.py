@@ -6,7 +6,7 @@ import mpmath
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.spatial.distance import cdist
 
@@ -56,7 +56,6 @@ def test_all_records_against_n_separate_solves(noise, outputs, monkeypatch):
     torch.testing.assert_close(result.variance_with, posterior.variance(x), rtol=1e-10, atol=1e-10)
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     n=st.integers(1, 14),
     sizes=st.lists(st.integers(1, 14), min_size=1, max_size=5),
@@ -227,7 +226,6 @@ def test_with_a_constant_all_are_predicted_as_after_a_refit(noise, grouped, monk
     torch.testing.assert_close(with_constant(k, y, noise, members).error, result.error, rtol=1e-12, atol=1e-12)
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     n=st.integers(2, 25),
     outputs=st.integers(1, 3),

@@ -87,7 +87,6 @@ def test_the_oracle_knows_two_gaussians():
 # ------------------------------------------------------------------------------------------------ targets
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     n=st.integers(2, 16),
     d=st.integers(1, 3),
@@ -173,7 +172,7 @@ def test_people_are_left_out_as_a_whole_in_the_order_of_their_names():
     assert (found.meta.unit, found.meta.rows, found.meta.records) == ("person", 3, 25)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     groups=st.lists(st.integers(-3, 9), min_size=2, max_size=14),
     outputs=st.integers(1, 2),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributions import MultivariateNormal, kl_divergence
 
@@ -37,7 +37,6 @@ def draw(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     n=st.integers(1, 12),
     shape=st.sampled_from([(3,), (2, 2)]),
@@ -134,7 +133,6 @@ def test_queries_of_another_shape_are_refused():
     refused(r"queries: expected shape \(q, 2\), got shape \(3,\); give one query a row", posterior.mean, torch.zeros(3))
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     n=st.integers(2, 12),
     removals=st.integers(1, 4),

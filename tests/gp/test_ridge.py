@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from giveaway.gp import ridge as module
@@ -83,7 +83,6 @@ def test_dual_and_primal_are_the_same_numbers(groups):
     assert primal.l2 == dual.l2
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     n=st.integers(2, 40),
     d=st.integers(1, 45),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from giveaway.linalg.cg import CONVERGED, NEGATIVE, RAN_OUT, SolveError, column_cg, shared_cg
@@ -41,7 +41,6 @@ def true_residuals(matrix: torch.Tensor, x: torch.Tensor, b: torch.Tensor) -> np
     return np.linalg.norm(left, axis=0) / np.linalg.norm(b, axis=0)
 
 
-@settings(max_examples=40)
 @given(
     size=st.integers(1, 25),
     count=st.integers(1, 30),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from giveaway.linalg.dense import ROWS, Inverse, invert, top_eigenvalue, top_singular_value
@@ -64,7 +64,6 @@ def test_sums_and_forms(n, d, p):
     assert_sums_and_forms(n, d, p, cut=n)
 
 
-@settings(max_examples=40, deadline=None)
 @given(n=st.integers(2, 60), d=st.integers(1, 50), p=st.integers(1, 40), cut=st.floats(0, 1), seed=st.integers(0, 99))
 def test_sums_of_parts_add_up_to_the_whole(n, d, p, cut, seed):
     assert_sums_and_forms(n, d, p, 1 + round(cut * (n - 2)), seed)
@@ -104,7 +103,6 @@ def with_eigenvalues(values: np.ndarray, seed: int = 0) -> np.ndarray:
     return (matrix + matrix.T) / 2
 
 
-@settings(max_examples=40, deadline=None)
 @given(size=st.integers(1, 40), spread=st.floats(0, 6), seed=st.integers(0, 99))
 def test_full_rank(size, spread, seed):
     matrix = with_eigenvalues(np.logspace(0, -spread, size), seed)
@@ -115,10 +113,10 @@ def test_full_rank(size, spread, seed):
     np.testing.assert_array_equal(full, full.T)
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     size=st.integers(2, 40), lost=st.integers(1, 39), scale=st.sampled_from([1e-8, 1.0, 1e9]), seed=st.integers(0, 99)
 )
+@example(size=12, lost=4, scale=1e9, seed=0)  # zeros that rounding leaves far above any absolute cut
 def test_rank_deficient(size, lost, scale, seed):
     rank = max(0, size - lost)
     values = np.concatenate([np.linspace(1, 2, rank), np.zeros(size - rank)])
@@ -221,7 +219,6 @@ def test_units_do_not_matter(size, exponent):
     torch.testing.assert_close(top_eigenvalue(scale * symmetric) / scale, top_eigenvalue(symmetric), rtol=1e-6, atol=0)
 
 
-@settings(max_examples=40, deadline=None)
 @given(count=st.integers(1, 12), size=st.integers(1, 40), rank=st.integers(1, 40), seed=st.integers(0, 999))
 def test_generated(count, size, rank, seed):
     rng = np.random.default_rng(seed)

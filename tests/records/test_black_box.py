@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays as made
 
@@ -73,7 +73,6 @@ def test_records_are_counted_by_outputs():
 # ------------------------------------------------------------------------------------------------ probabilities
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     p=st.integers(2, 5).flatmap(lambda m: made(np.float64, (N, m), elements=st.floats(0.0, 1.0))),
     dtype=st.sampled_from([np.float16, np.float32, np.float64]),

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 from scipy import sparse
@@ -38,7 +38,6 @@ NUMBERS = st.tuples(array_shapes(min_dims=0, max_dims=3, max_side=4), st.sampled
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(values=NUMBERS, as_tensor=st.booleans())
 def test_numbers_are_held_as_given_and_saved(tmp_path_factory, values, as_tensor):
     given = torch.from_numpy(values) if as_tensor else values
@@ -53,7 +52,6 @@ def test_numbers_are_held_as_given_and_saved(tmp_path_factory, values, as_tensor
     np.testing.assert_array_equal(again, values)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     texts=st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")), min_size=N, max_size=N)
 )

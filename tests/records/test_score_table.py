@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from giveaway.checks import InputError
@@ -83,7 +83,6 @@ def test_ties_stay_in_row_order(table):
     assert table.order("loss").tolist() == [4, 0, 2, 1, 3]
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(-2, 2), min_size=1, max_size=40))
 def test_ranks_are_those_of_a_stable_sort(values):
     table = ScoreTable({"newton": values}, np.arange(len(values)))
@@ -160,7 +159,6 @@ def test_no_cell_starts_a_formula_and_no_id_breaks_its_row(tmp_path):
         assert line.startswith(b"'")
 
 
-@settings(deadline=None)
 @given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0")), min_size=2, max_size=6, unique=True))
 def test_any_text_as_id_keeps_one_row_a_record(tmp_path_factory, names):
     path = tmp_path_factory.mktemp("csv") / "scores.csv"
@@ -169,7 +167,6 @@ def test_any_text_as_id_keeps_one_row_a_record(tmp_path_factory, names):
     assert [name.removeprefix("'") for name in shown[1:]] == [name.removeprefix("'") for name in names]
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=20))
 def test_every_float_comes_back_to_the_last_bit(tmp_path_factory, values):
     path = tmp_path_factory.mktemp("csv") / "scores.csv"
@@ -329,7 +326,6 @@ def test_a_notebook_shows_hostile_text_as_text():
     assert len(page) < 2_000
 
 
-@settings(deadline=None)
 @given(st.lists(st.text(st.characters()), min_size=1, max_size=5, unique_by=lambda name: name.rstrip("\0")))
 def test_any_text_as_id_stays_in_its_cell_and_on_its_line(names):
     table = ScoreTable({"newton": np.zeros(len(names))}, np.array(names))

@@ -60,7 +60,7 @@ def test_the_steepest_point_is_that_of_a_dense_grid():
     assert found.steepness == pytest.approx(float(exact), rel=1e-6)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(q=st.integers(1, 5), outputs=st.integers(1, 3), seed=st.integers(0, 999))
 def test_gaussian_kl_is_that_of_torch_distributions(q, outputs, seed):
     a, b = draw(2, q, q + 2, seed=seed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import giveaway as ga
@@ -58,7 +58,6 @@ def test_people(kind: str, weighted: bool) -> None:
     assert_same(table, expected)
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     kind=st.sampled_from(sorted(KINDS)),
     n=st.integers(30, 50),

@@ -94,7 +94,7 @@ def test_squared_loss_from_the_hat_matrix(kind, intercept, l2):
     assert_squared(table, plugged_in(arrays["features"], outputs, arrays["targets"], **options), outputs.shape[1])
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     n=st.integers(12, 40),
     d=st.integers(1, 6),
@@ -238,7 +238,7 @@ def test_classes_from_dense_matrices(kind, options):
     assert_classes(ga.Head(**arrays, loss=loss, **options), expected)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     m=st.integers(1, 6),
     n=st.integers(20, 40),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from giveaway.checks import InputError
@@ -294,7 +294,6 @@ def stored(tmp_path_factory) -> Path:
     return folder
 
 
-@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_cut_or_changed_bytes_are_never_taken_for_tensors(stored, data):
     kept = begun(stored, resume=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mpmath as mp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -111,13 +111,11 @@ def test_the_auc_is_the_area():
     alpha=st.lists(st.floats(1e-6, 0.999), min_size=1, max_size=3),
     m=st.lists(st.integers(1, 50), min_size=1, max_size=2),
 )
-@settings(max_examples=40, deadline=None)
 def test_broadcasting_is_a_loop(h, alpha, m):
     same_in_a_loop(lambda h, m: fd.tradeoff(h, m=m), h, m, alpha, rel=0)
 
 
 @given(h=st.floats(1e-6, 0.9999), fpr=st.floats(1e-9, 0.5), m=st.integers(1, 300))
-@settings(max_examples=60, deadline=None)
 def test_the_inverse_undoes_the_curve(h, fpr, m):
     tpr = fd.tradeoff(h, m=m).tpr(fpr)
     if tpr < 1 - 1e-9:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -221,6 +221,5 @@ def test_the_area_is_the_chance_of_the_right_order():
     test=st.sampled_from(TESTS),
     q=st.sampled_from([1, 3]),
 )
-@settings(max_examples=40, deadline=None)
 def test_broadcasting_is_a_loop(h, e, alpha, test, q):
     same_in_a_loop(lambda h, e: random_design(h, e, 40, outputs=q).tradeoff(test), h, e, alpha, rel=1e-9)

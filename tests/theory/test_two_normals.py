@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy.integrate import quad, trapezoid
 from scipy.optimize import brentq, minimize_scalar
@@ -86,7 +86,6 @@ def test_curve_area_and_success_by_roots_and_quadrature(scale):
         np.testing.assert_allclose(best_success(gap, inside, outside), exact.success(), rtol=0, atol=EXACT)
 
 
-@settings(max_examples=80, deadline=None)
 @given(
     gap=st.floats(-8, 8),
     narrower=st.floats(-6, -0.001),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.spatial.distance import cdist, pdist
 
@@ -29,7 +29,6 @@ def unscaled(d):
     return Scaling(torch.zeros(d), torch.ones(d), 1.0)
 
 
-@settings(max_examples=25, deadline=None)
 @given(r=st.integers(1, 20), s=st.integers(1, 20), d=st.integers(1, 50), seed=st.integers(0, 99))
 def test_distances_and_kernel_are_those_of_scipy(r, s, d, seed):
     a, b = draw(r, d, seed), draw(s, d, seed + 100)
@@ -100,7 +99,6 @@ def test_parts_have_their_shares_of_squared_distances():
     torch.testing.assert_close(whole.apply(x) / whole.length, plain.apply(x) / plain.length, rtol=1e-4, atol=1e-5)
 
 
-@settings(max_examples=30, deadline=None)
 @given(n=st.integers(1, 30), block=st.integers(1, 31), count=st.integers(0, 6), seed=st.integers(0, 99))
 def test_the_nearest_are_those_of_all_pairs(n, block, count, seed):
     x = draw(n, 3, seed) * 3

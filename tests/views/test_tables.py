@@ -145,7 +145,7 @@ def test_columns_are_standardized_and_constant_ones_dropped():
     np.testing.assert_allclose(made(x).numpy(), expected, rtol=1e-5, atol=1e-6)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(n=st.integers(2, 40), p=st.integers(1, 6), block=st.integers(1, 50), kind=st.sampled_from(["f2", "f4", "f8"]))
 def test_any_shape_in_blocks_of_any_size(n, p, block, kind):
     x = np.random.default_rng(n).normal(size=(n, p)).astype(kind)

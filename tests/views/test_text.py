@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from giveaway.views.text import term_hash, text_features
@@ -47,7 +47,6 @@ def by_hand(text, dimensions):
     return row / (np.linalg.norm(row) or 1.0)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     texts=st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=30), min_size=1, max_size=6),
     dimensions=st.integers(1, 300),

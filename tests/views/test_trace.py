@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from giveaway import Head, LossTrace
@@ -91,7 +91,6 @@ def test_the_epoch_in_which_a_record_was_half_learned_by_a_loop():
     assert len(set(expected)) > 3
 
 
-@settings(max_examples=30)
 @given(st.integers(1, 6), st.integers(0, 2**32 - 1), st.floats(0.0, 0.9))
 def test_any_trace_with_ids_gives_finite_columns(epochs, seed, missing):
     head, rng = head_of("squared", ids=IDS), np.random.default_rng(seed)
