@@ -3,7 +3,7 @@
 # ruff: noqa: F401 (the names are for others)
 from giveaway.network.depths import Depths, Ekfac, Solves
 from giveaway.network.ekfac import ekfac_records
-from giveaway.network.gradients import RecordDerivatives, gradient_norm, tracin, tracin_between
+from giveaway.network.gradients import RecordDerivatives, gradient_norm, tracin
 from giveaway.network.jacobian import Jacobian
 from giveaway.network.network import Network
 from giveaway.network.scores import NetworkScores, score_records, sketch_records

@@ -1,17 +1,17 @@
 """Gradients of single records' losses and Jacobians of their outputs, by vmap over records; and TracIn, which adds up
 over the checkpoints of a training how far gradient steps on a record lowered its loss."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.func import grad, jacrev, vmap
 
-from giveaway.checks import InputError, check_number, fail
+from giveaway.checks import check_number, fail
 from giveaway.curvature.losses import unit_vectors
 from giveaway.extract.batches import RecordBatch
-from giveaway.network.jacobian import CHECKED, ColumnByColumn
-from giveaway.network.network import Network, Values
+from giveaway.network.jacobian import CHECKED, ColumnByColumn, doubt
+from giveaway.network.network import Network, Values, near
 
 Rows = slice | torch.Tensor | None
 Checkpoint = tuple[Values, float]  # a state_dict and its learning rate
@@ -22,8 +22,8 @@ class RecordDerivatives:
 
     def __init__(self, network: Network) -> None:
         self.network = network
-        self.notes: list[str] = []
-        self._vmapped = self._check()
+        reason = doubt(network, lambda _: self._agrees(), "plain backward passes")
+        self.notes = [] if reason is None else [f"vmap over records: {reason}"]
 
     def gradients(self, rows: Rows = None) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield ∇_θ ℓ_i (b, P) with the record numbers, in pieces; by default of all records."""
@@ -34,13 +34,10 @@ class RecordDerivatives:
         return self._pieces(rows, jacobians=True)
 
     def _pieces(self, rows: Rows, *, jacobians: bool) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        network = self.network
+        network, compute = self.network, self._one_by_one if self.notes else self._at_once
         for numbers in row_numbers(network, rows).split(network.work.rows_of_gradients(network.m if jacobians else 1)):
             with network.evaluating():
-                if self._vmapped:
-                    each = self._at_once(numbers, jacobians=jacobians)
-                else:
-                    each = torch.stack([self._alone(i, jacobians=jacobians) for i in numbers.tolist()])
+                each = compute(numbers, jacobians=jacobians)
             yield numbers, each
 
     def _at_once(self, numbers: torch.Tensor, *, jacobians: bool) -> torch.Tensor:
@@ -59,36 +56,27 @@ class RecordDerivatives:
         shape = (len(numbers), network.m) if jacobians else (len(numbers),)
         return torch.cat([parts[name].reshape(*shape, -1) for name in parameters], -1)
 
-    def _alone(self, number: int, *, jacobians: bool) -> torch.Tensor:
-        """Plain backward passes of one record beside another one: some models drop a batch dimension of one."""
-        other = number - 1 if number else min(1, self.network.n - 1)
-        batch = self.network.records.take(torch.tensor([number, other]))
-        plain = ColumnByColumn(self.network, batch)
-        f = plain.outputs
-        u = unit_vectors(f).clone() if jacobians else self.network.loss.gradient(f, batch.targets).unsqueeze(0)
-        u[:, 1] = 0
-        rows = self.network.parameters.join(plain.backward(u))
-        return rows if jacobians else rows[0]
+    def _one_by_one(self, numbers: torch.Tensor, *, jacobians: bool) -> torch.Tensor:
+        """Plain backward passes of each record beside another one: some models drop a batch dimension of one."""
+        network, found = self.network, []
+        for number in numbers.tolist():
+            batch = network.records.take(torch.tensor([number, number - 1 if number else min(1, network.n - 1)]))
+            plain = ColumnByColumn(network, batch)
+            f = plain.outputs
+            u = unit_vectors(f).clone() if jacobians else network.loss.gradient(f, batch.targets).unsqueeze(0)
+            u[:, 1] = 0
+            rows = network.parameters.join(plain.backward(u))
+            found.append(rows if jacobians else rows[0])
+        return torch.stack(found)
 
-    def _check(self) -> bool:
-        """Whether vmap gives what plain backward passes do; the first records are compared."""
+    def _agrees(self) -> bool:
+        """Compare the first records with plain backward passes."""
         network, numbers = self.network, torch.arange(min(CHECKED, self.network.n))
-        with network.evaluating():
-            expected = torch.stack([self._alone(i, jacobians=True) for i in numbers.tolist()])
-            try:
-                jacobians, gradients = (self._at_once(numbers, jacobians=kind) for kind in (True, False))
-            except InputError:
-                raise
-            except Exception as error:  # what a layer raises under a transform is up to the layer
-                self.notes.append(f"record by record: vmap is not possible for this model ({type(error).__name__})")
-                return False
-            g = network.loss.gradient(network.outputs(numbers), network.records.take(numbers).targets)
-        bound = 10 * torch.finfo(network.dtype).eps ** 0.5 * expected.norm()
-        off = (gradients - (g.unsqueeze(-1) * expected).sum(1)).norm()
-        if bool((jacobians - expected).norm() <= bound) and bool(off <= bound * g.norm().clamp_min(1)):
-            return True
-        self.notes.append("record by record: vmap differs from plain backward passes, so it is not used")
-        return False
+        expected = self._one_by_one(numbers, jacobians=True)
+        jacobians, gradients = (self._at_once(numbers, jacobians=kind) for kind in (True, False))
+        g = network.loss.gradient(network.outputs(numbers), network.records.take(numbers).targets)
+        along = (g.unsqueeze(-1) * expected).sum(1)
+        return near(jacobians, expected) and near(gradients, along, expected.norm() * g.norm().clamp_min(1))
 
 
 def row_numbers(network: Network, rows: Any) -> torch.Tensor:
@@ -110,34 +98,11 @@ def gradient_norm(network: Network, rows: Rows = None) -> torch.Tensor:
 
 def tracin(network: Network, checkpoints: Sequence[Checkpoint], rows: Any = None) -> torch.Tensor:
     """Σ_c η_c ‖∇ℓ_i(θ_c)‖² (k,): the self-influence of records, by default of all."""
-
-    def squares(at: RecordDerivatives) -> torch.Tensor:
-        return torch.cat([part.double().square().sum(1) for _, part in at.gradients(rows)])
-
-    return _over_checkpoints(network, checkpoints, squares)
-
-
-def tracin_between(network: Network, checkpoints: Sequence[Checkpoint], rows: Any, others: Any = None) -> torch.Tensor:
-    """Σ_c η_c ∇ℓ_i(θ_c)ᵀ∇ℓ_j(θ_c) (k, l) of the records `rows` with `others` (by default all)."""
-
-    def products(at: RecordDerivatives) -> torch.Tensor:
-        own = torch.cat([part for _, part in at.gradients(rows)])
-        return torch.cat([own @ part.T for _, part in at.gradients(others)], 1).double()
-
-    return _over_checkpoints(network, checkpoints, products)
-
-
-def _over_checkpoints(
-    network: Network, checkpoints: Sequence[Checkpoint], term: Callable[[RecordDerivatives], torch.Tensor]
-) -> torch.Tensor:
-    """Sum a term of every checkpoint, times its learning rate."""
     if not checkpoints:
         raise fail("checkpoints", "at least one (state_dict, learning rate)", "none", "save some during training")
-    total: torch.Tensor | None = None
+    total = torch.zeros((), dtype=torch.float64)
     for state, rate in checkpoints:
-        at = RecordDerivatives(network.at(state))
         remedy = "pass the learning rate of that part of the training"
-        added = check_number("checkpoints", rate, minimum=0.0, remedy=remedy) * term(at)
-        total = added if total is None else total + added
-    assert total is not None
+        norms = gradient_norm(network.at(state), rows).double()
+        total = total + check_number("checkpoints", rate, minimum=0.0, remedy=remedy) * norms.square()
     return total

@@ -1,12 +1,7 @@
 """The Jacobian J of the outputs in the chosen parameters: products for one batch in several ways, and passes over all
-records in pieces that fit in memory.
+records in pieces that fit in memory."""
 
-For one batch, `forward` maps tangents (s, …) a parameter to J v (s, b, m), and `backward` maps cotangents u (s, b, m)
-to Jᵀu, summed over the batch. Layers that forward mode or vmap cannot trace are left to a slower way; `method_of`
-picks the first way whose products agree with plain backward passes.
-"""
-
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import NamedTuple, Protocol
 
@@ -16,7 +11,7 @@ from torch.func import jvp, vjp, vmap
 from giveaway.checks import InputError, fail
 from giveaway.extract.batches import RecordBatch
 from giveaway.network.layers import LEAST_ROWS, ByLayers, FormedJacobian, FormingPlan
-from giveaway.network.network import Network, Values
+from giveaway.network.network import Network, Values, near
 
 CHECKED = 3  # records of the check
 TOGETHER = 32  # columns for which the number of records at once is chosen
@@ -24,7 +19,8 @@ MANY = 128  # columns, forth and back, for which layers' matrices are considered
 
 
 class Linearization(Protocol):
-    """Products with the Jacobian of one batch."""
+    """Products with the Jacobian of one batch: `forward` maps tangents (s, …) a parameter to J v (s, b, m), `backward`
+    maps cotangents u (s, b, m) to Jᵀu, summed over the batch."""
 
     outputs: torch.Tensor
 
@@ -82,7 +78,7 @@ class ColumnByColumn:
         return {name: torch.stack([column[name] for column in columns]) for name in self.values}
 
     def _gradients(self, u: torch.Tensor, *, create_graph: bool = False) -> Values:
-        options = {"retain_graph": True, "create_graph": create_graph, "allow_unused": True, "materialize_grads": True}
+        options = {"retain_graph": True, "create_graph": create_graph, "materialize_grads": True}
         found = torch.autograd.grad(self._live, list(self.values.values()), u, **options)
         return dict(zip(self.values, found, strict=True))
 
@@ -94,59 +90,48 @@ WAYS: dict[str, Way] = {
 }
 
 
-def first_that_agrees(
-    network: Network, ways: Iterable[str], agrees: Callable[[str, RecordBatch], bool], truth: str
-) -> tuple[str | None, list[str]]:
-    """The first of the ways that works for this network and agrees with `truth` on a few records, and a note for each
-    that does not."""
-    batch = network.records.take(slice(0, min(CHECKED, network.n)))
-    notes: list[str] = []
-    for name in ways:
-        try:
-            with network.evaluating():
-                if agrees(name, batch):
-                    return name, notes
-            notes.append(f"{name}: differs from {truth}, so it is not used")
-        except InputError:
-            raise
-        except Exception as error:  # what a layer raises under a transform is up to the layer
-            notes.append(f"{name}: not possible for this model ({type(error).__name__})")
-    return None, notes
+def doubt(network: Network, agrees: Callable[[RecordBatch], bool], truth: str) -> str | None:
+    """Why a quick way is not used: it does not work for this network, or `agrees` says of a few records that it differs
+    from `truth`; None where it may be used."""
+    try:
+        with network.evaluating():
+            agreed = agrees(network.records.take(slice(0, min(CHECKED, network.n))))
+        return None if agreed else f"differs from {truth}, so it is not used"
+    except InputError:
+        raise
+    except Exception as error:  # what a layer raises under a transform is up to the layer
+        return f"not possible for this model ({type(error).__name__})"
 
 
 def method_of(network: Network, ways: Mapping[str, Way] = WAYS) -> tuple[Way, list[str]]:
     """The first of the ways that works for this network, and a note for each that did not."""
-    name, notes = first_that_agrees(
-        network, ways, lambda name, batch: _agrees(network, batch, ways[name](network, batch)), "plain backward passes"
-    )
-    if name is None:
-        remedy = "choose parameters behind the layer that cannot, as parameters='head'"
-        raise fail("model", "layers that can be differentiated forwards, or twice backwards", "; ".join(notes), remedy)
-    return ways[name], notes
+    notes: list[str] = []
+    for name, way in ways.items():
+
+        def agrees(batch: RecordBatch, way: Way = way) -> bool:
+            return _agrees(network, way(network, batch), ColumnByColumn(network, batch))
+
+        reason = doubt(network, agrees, "plain backward passes")
+        if reason is None:
+            return way, notes
+        notes.append(f"{name}: {reason}")
+    remedy = "choose parameters behind the layer that cannot, as parameters='head'"
+    raise fail("model", "layers that can be differentiated forwards, or twice backwards", "; ".join(notes), remedy)
 
 
-def random_columns(network: Network, *sizes: int) -> list[torch.Tensor]:
-    """Two random vectors (2, size) of each size, the same in every run."""
-    generator = torch.Generator().manual_seed(0)
-    drawn = (torch.randn(2, size, generator=generator, dtype=torch.float64) for size in sizes)
-    return [one.to(network.device, network.dtype) for one in drawn]
+def random_columns(network: Network, *shape: int) -> torch.Tensor:
+    """Two random vectors (2, …), the same in every run."""
+    drawn = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return drawn.to(network.device, network.dtype)
 
 
-def _agrees(network: Network, batch: RecordBatch, found: Linearization) -> bool:
+def _agrees(network: Network, found: Linearization, plain: Linearization) -> bool:
     """Jᵀu against plain autograd, and J v through ⟨u, J v⟩ = ⟨Jᵀu, v⟩, for two random columns."""
-    v, u = random_columns(network, network.size, found.outputs.numel())
-    u = u.view(2, *found.outputs.shape)
-    plain = ColumnByColumn(network, batch)
-    expected = network.parameters.join(plain.backward(u))
-    backward = network.parameters.join(found.backward(u))
+    v, u = random_columns(network, network.size), random_columns(network, *found.outputs.shape)
+    backward, expected = (network.parameters.join(way.backward(u)) for way in (found, plain))
     inner = (u * found.forward(network.parameters.split(v))).flatten(1).sum(1)
-    scale = expected.norm(dim=1)
-    loose = 10 * torch.finfo(network.dtype).eps ** 0.5  # TF32 may be at work
-    return bool(
-        (plain.outputs - found.outputs).abs().max() <= loose * plain.outputs.abs().max()
-        and ((backward - expected).norm(dim=1) <= loose * scale).all()
-        and ((inner - (expected * v).sum(1)).abs() <= loose * scale * v.norm(dim=1)).all()
-    )
+    same = near(found.outputs, plain.outputs) and near(backward, expected)
+    return same and near(inner, (expected * v).sum(1), expected.norm() * v.norm())
 
 
 class Piece(NamedTuple):
@@ -159,6 +144,10 @@ class Piece(NamedTuple):
     @property
     def outputs(self) -> torch.Tensor:
         return self.jacobian.outputs
+
+    @property
+    def numbers(self) -> torch.Tensor:
+        return torch.arange(self.rows.start, self.rows.stop, device=self.outputs.device)
 
 
 class Jacobian:
@@ -248,7 +237,7 @@ class Jacobian:
     def _formed(self, columns: int, directions: int) -> set[str]:
         if self.plan is None or self._way(columns) is not ByLayers:
             return set()
-        parts = -(-columns // self.network.work.columns_by_parameters(columns))
+        parts = -(-columns // self.network.work.vectors(6))
         return self.plan.names(directions * columns, 1 + directions * parts)
 
     def _width(self, columns: int, directions: int = 1) -> int:
@@ -269,5 +258,5 @@ class Jacobian:
             )
         if plan.able:
             self.plan, self.rows = plan, work.rows_of_matrices(network.m, plan.numbers)
-        if one.numbers * network.n * work.bytes <= work.memory // 4:
+        if sum(tap.numbers for tap in one.taps) * network.n * work.bytes <= work.memory // 4:
             self._linearizations = {}

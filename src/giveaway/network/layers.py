@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +16,7 @@ from torch.nn.grad import conv2d_weight
 
 from giveaway.curvature.losses import unit_vectors
 from giveaway.extract.batches import RecordBatch
-from giveaway.network.network import Network, Values
+from giveaway.network.network import Network, Values, near
 
 LARGE = 1_000_000  # numbers of layer outputs from which one backward pass after another is as quick as all at once
 LEAST_ROWS = 8  # records whose matrices must fit together, so that a pass is not all overhead
@@ -46,7 +47,7 @@ class Tap:
 
     @property
     def input(self) -> torch.Tensor:
-        return self.arguments[0] if self.arguments else next(iter(self.keywords.values()))
+        return next(iter((*self.arguments, *self.keywords.values())))
 
     @property
     def of_positions(self) -> bool:
@@ -118,27 +119,17 @@ class ByLayers:
         if known != set(network.parameters.values):
             raise RuntimeError("parameters that do not belong to layers that run once and return one tensor")
 
-    @property
-    def numbers(self) -> int:
-        """How many numbers it takes to hold this in memory."""
-        return sum(tap.numbers for tap in self.taps)
-
     def forward(self, tangents: Values) -> torch.Tensor:
-        total: torch.Tensor | None = None
+        total: Any = 0
         for tap in self.taps:
             own = {name: tangents[tap.of_model(name)] for name in tap.values}
-            part = torch.bmm(tap.forward(own), tap.derivative.mT)
-            total = part if total is None else total.add_(part)
-        assert total is not None
+            total += torch.bmm(tap.forward(own), tap.derivative.mT)
         return total.transpose(0, 1)
 
     def backward(self, cotangents: torch.Tensor) -> Values:
         u = cotangents.transpose(0, 1)
-        found: Values = {}
-        for tap in self.taps:
-            own = tap.backward(torch.bmm(u, tap.derivative))
-            found |= {tap.of_model(name): value for name, value in own.items()}
-        return found
+        taken = ((tap, tap.backward(torch.bmm(u, tap.derivative))) for tap in self.taps)
+        return {tap.of_model(name): value for tap, own in taken for name, value in own.items()}
 
 
 class FormedJacobian(ByLayers):
@@ -158,11 +149,9 @@ class FormedJacobian(ByLayers):
         self._matrices.clear()
 
     def forward(self, tangents: Values) -> torch.Tensor:
-        total = super().forward(tangents).flatten(1) if self.taps else None
+        total: Any = super().forward(tangents).flatten(1) if self.taps else 0
         for name, matrix in self._matrices.items():
-            columns = tangents[name].flatten(1)
-            total = columns @ matrix.T if total is None else torch.addmm(total, columns, matrix.T)
-        assert total is not None
+            total += tangents[name].flatten(1) @ matrix.T
         return total.unflatten(1, self.outputs.shape)
 
     def backward(self, cotangents: torch.Tensor) -> Values:
@@ -176,19 +165,16 @@ def tapped(
     """Outputs of a batch, and a tap for each layer of these kinds that has no layers below it, owns chosen parameters
     that no other layer shares, runs once and returns one tensor."""
     own = _owned(network, kinds)
-    calls: dict[str, list[tuple[Any, Any, torch.Tensor]]] = {name: [] for name in own}
+    calls: dict[nn.Module, list[tuple[Any, Any, torch.Tensor]]] = defaultdict(list)
 
-    def watch(name: str) -> Any:
-        def hook(_: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> Any:
-            named = {key: _detached(value) for key, value in keywords.items()}
-            calls[name].append((tuple(_detached(value) for value in arguments), named, output))
-            # a copy goes on: an operation in place would change what was recorded
-            return output.clone() if isinstance(output, torch.Tensor) else output
-
-        return hook
+    def hook(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> Any:
+        named = {key: _detached(value) for key, value in keywords.items()}
+        calls[module].append((tuple(_detached(value) for value in arguments), named, output))
+        # a copy goes on: an operation in place would change what was recorded
+        return output.clone() if isinstance(output, torch.Tensor) else output
 
     modules = dict(network.model.named_modules())
-    handles = [modules[name].register_forward_hook(watch(name), with_kwargs=True) for name in own]
+    handles = [modules[name].register_forward_hook(hook, with_kwargs=True) for name in own]
     try:
         with torch.enable_grad():
             live = {name: value.clone().requires_grad_() for name, value in network.parameters.values.items()}
@@ -196,15 +182,14 @@ def tapped(
     finally:
         for handle in handles:
             handle.remove()
-    once = {name: all_calls[0] for name, all_calls in calls.items() if len(all_calls) == 1}
-    once = {name: call for name, call in once.items() if isinstance(call[2], torch.Tensor)}
-    once = {name: call for name, call in once.items() if call[2].ndim > 1 and len(call[2]) == batch.rows}
-    derivatives = _derivatives(f, [call[2] for call in once.values()])
-    taps = [
-        Tap(name, modules[name], *own[name], *call[:2], derivative, call[2].shape)
-        for (name, call), derivative in zip(once.items(), derivatives, strict=True)
+    once = [(name, *calls[modules[name]][0]) for name in own if len(calls[modules[name]]) == 1]
+    once = [call for call in once if isinstance(call[3], torch.Tensor) and call[3].ndim > 1]
+    once = [call for call in once if len(call[3]) == batch.rows]
+    derivatives = zip(once, _derivatives(f, [call[3] for call in once]), strict=True)
+    return f.detach(), [
+        Tap(name, modules[name], *own[name], arguments, keywords, derivative, output.shape)
+        for (name, arguments, keywords, output), derivative in derivatives
     ]
-    return f.detach(), taps
 
 
 def _owned(network: Network, kinds: tuple[type[nn.Module], ...]) -> dict[str, tuple[Values, Values]]:
@@ -214,12 +199,14 @@ def _owned(network: Network, kinds: tuple[type[nn.Module], ...]) -> dict[str, tu
     for name, module in network.model.named_modules():
         prefix = f"{name}." if name else ""
         own = dict(module.named_parameters(recurse=False))
-        chosen = {key: parameters.values[prefix + key] for key in own if prefix + key in parameters.values}
+        names = [*own, *(key for key, _ in module.named_buffers(recurse=False))]
+        chosen, rest = (
+            {key: some[prefix + key] for key in names if prefix + key in some}
+            for some in (parameters.values, parameters.fixed)
+        )
         tied = any(uses[id(value)] > 1 for value in own.values())
         if chosen and not tied and isinstance(module, kinds) and not any(True for _ in module.children()):
-            rest = {key: parameters.fixed[prefix + key] for key in own if prefix + key in parameters.fixed}
-            buffers = {key: parameters.fixed[prefix + key] for key, _ in module.named_buffers(recurse=False)}
-            found[name] = (chosen, rest | buffers)
+            found[name] = (chosen, rest)
     return found
 
 
@@ -227,17 +214,14 @@ def _derivatives(f: torch.Tensor, outputs: list[torch.Tensor]) -> list[torch.Ten
     """∂f/∂z (b, m, Z) for each layer output z."""
     if not outputs:
         return []
-    each = unit_vectors(f)
+    each, pull = unit_vectors(f), partial(torch.autograd.grad, f, outputs, retain_graph=True, materialize_grads=True)
     if sum(z.numel() for z in outputs) < LARGE:
         with suppress(RuntimeError):  # a backward pass that vmap does not know
-            found = torch.autograd.grad(
-                f, outputs, each, is_grads_batched=True, retain_graph=True, allow_unused=True, materialize_grads=True
-            )
+            found = pull(each, is_grads_batched=True)
             return [value.flatten(2).transpose(0, 1).contiguous() for value in found]
     laid_out = [z.new_empty(len(z), len(each), z[0].numel()) for z in outputs]
     for k, u in enumerate(each):
-        rows = torch.autograd.grad(f, outputs, u, retain_graph=True, allow_unused=True, materialize_grads=True)
-        for at, row in zip(laid_out, rows, strict=True):
+        for at, row in zip(laid_out, pull(u), strict=True):
             at[:, k] = row.flatten(1)
     return laid_out
 
@@ -331,7 +315,7 @@ class FormingPlan:
 def multiplied_out(tap: Tap) -> Values:
     """A matrix (b·m, P) a parameter of the layer."""
     if not tap.of_positions:
-        return {name: value.flatten(0, 1).flatten(1) for name, value in _pulled(tap).items()}
+        return _pulled(tap)
     inputs, derivative = tap.by_position()
     b, m, _, positions = derivative.shape
     found = {"weight": torch.bmm(derivative.reshape(b, -1, positions), inputs).view(b * m, -1)}
@@ -341,7 +325,7 @@ def multiplied_out(tap: Tap) -> Values:
 
 
 def _pulled(tap: Tap) -> Values:
-    """The matrix (b, m, …) of any layer by backward passes from every output, record by record."""
+    """The matrices of any layer by backward passes from every output, record by record."""
 
     def one(arguments: Sequence[Any], keywords: dict[str, Any], derivative: torch.Tensor) -> Values:
         given = tuple(_alone(value) for value in arguments)
@@ -351,7 +335,8 @@ def _pulled(tap: Tap) -> Values:
 
     placed = tuple(0 if isinstance(value, torch.Tensor) else None for value in tap.arguments)
     named = {key: 0 if isinstance(value, torch.Tensor) else None for key, value in tap.keywords.items()}
-    return vmap(one, in_dims=(placed, named, 0))(tap.arguments, tap.keywords, tap.derivative)
+    found = vmap(one, in_dims=(placed, named, 0))(tap.arguments, tap.keywords, tap.derivative)
+    return {name: value.flatten(0, 1).flatten(1) for name, value in found.items()}
 
 
 def _alone(value: Any) -> Any:
@@ -367,8 +352,4 @@ def _right(tap: Tap) -> bool:
         return False
     u = torch.randn(2, b, m, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(tap.derivative)
     expected = tap.backward(torch.bmm(u.transpose(0, 1), tap.derivative))
-    loose = 10 * torch.finfo(u.dtype).eps ** 0.5  # TF32 may be at work
-    return all(
-        bool((u.flatten(1) @ found[name] - value.flatten(1)).norm() <= loose * value.norm())
-        for name, value in expected.items()
-    )
+    return all(near(u.flatten(1) @ found[name], value.flatten(1)) for name, value in expected.items())

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import accumulate, chain, pairwise
 from typing import Any
 
 import torch
@@ -28,7 +30,12 @@ MOST_ROWS = 512
 LEAST_ROWS = 32
 
 Values = dict[str, torch.Tensor]
-RunOrder = Callable[[], Sequence[str]]
+
+
+def near(found: torch.Tensor, expected: torch.Tensor, size: torch.Tensor | None = None) -> bool:
+    """Whether two ways to compute a thing agree, beside the norm of what is expected; TF32 may be at work."""
+    size = expected.norm() if size is None else size
+    return bool((found - expected).norm() <= 10 * torch.finfo(expected.dtype).eps ** 0.5 * size)
 
 
 @dataclass(frozen=True)
@@ -38,19 +45,28 @@ class ParameterSet:
     values: Values
     fixed: Values
 
-    @cached_property
-    def count(self) -> int:
-        """P, how many numbers the chosen parameters have."""
-        return sum(value.numel() for value in self.values.values())
+    @classmethod
+    def of(cls, model: nn.Module, chosen: set[str], dtype: torch.dtype | None) -> ParameterSet:
+        both: tuple[Values, Values] = {}, {}
+        for name, value in chain(model.named_parameters(), model.named_buffers()):
+            wanted = dtype if value.is_floating_point() else None
+            both[name not in chosen][name] = value.detach().clone().to(wanted)
+        kinds = {kind for value in both[0].values() for kind in (value.dtype, value.device)}
+        if len(kinds) != 2 or not all(value.is_floating_point() for value in both[0].values()):
+            got, expected = " and ".join(sorted(map(str, kinds))), "real numbers of one dtype on one kind of device"
+            raise fail("parameters", expected, got, "choose others, or pass dtype=")
+        return cls(*both)
 
     @cached_property
     def places(self) -> dict[str, slice]:
         """The slice of a vector that each parameter has."""
-        found, start = {}, 0
-        for name, value in self.values.items():
-            found[name] = slice(start, start + value.numel())
-            start += value.numel()
-        return found
+        ends = [0, *accumulate(value.numel() for value in self.values.values())]
+        return {name: slice(*edges) for name, edges in zip(self.values, pairwise(ends), strict=True)}
+
+    @property
+    def count(self) -> int:
+        """P, how many numbers the chosen parameters have."""
+        return max(place.stop for place in self.places.values())
 
     def split(self, rows: torch.Tensor) -> Values:
         """Rows (s, P) as one (s, …) tensor a parameter."""
@@ -88,22 +104,20 @@ class Work:
             with network.evaluating(), torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
                 outputs = network.function(network.records.take(slice(0, rows)))(values)
             counts.append(sum(activations.values()) + outputs.numel())
-        on_gpu = network.device.type == "cuda"
-        if memory is None:
-            memory = free_memory(network.device) // 4 if on_gpu else min(free_memory(network.device) // 4, MOST_ON_CPU)
+        most, cached = (sys.maxsize,) * 2 if network.device.type == "cuda" else (MOST_ON_CPU, CACHED_ON_CPU)
+        memory = min(free_memory(network.device) // 4, most) if memory is None else memory
         each = max(counts[-1] - counts[0] if network.n > 1 else counts[0], 1)
-        cached = memory // 2 if on_gpu else min(CACHED_ON_CPU, memory // 2)
-        return cls(network.n, network.size, each, network.dtype.itemsize, memory, cached)
+        return cls(network.n, network.size, each, network.dtype.itemsize, memory, min(cached, memory // 2))
+
+    def vectors(self, each: int) -> int:
+        """How many times `each` vectors of parameters fit into the memory, at least once."""
+        return max(1, self.memory // (each * self.size * self.bytes))
 
     def columns(self, asked: int, rows: int = LEAST_ROWS, numbers: int | None = None) -> int:
-        """Columns at once, of `asked`: three vectors of parameters each, and `rows` records with `numbers` each, by
-        default its activations."""
+        """Columns at once, of `asked`: three vectors of parameters each, twice, and `rows` records with `numbers` each,
+        by default its activations."""
         by_records = self.cached // (min(rows, self.n) * (numbers or self.activations) * self.bytes)
-        return min(self.columns_by_parameters(asked), max(by_records, 1))
-
-    def columns_by_parameters(self, asked: int) -> int:
-        """Columns at once, of `asked`, that their parameters leave room for."""
-        return max(1, min(asked, self.memory // (2 * 3 * self.size * self.bytes)))
+        return min(asked, self.vectors(6), max(by_records, 1))
 
     def rows(self, columns: int) -> int:
         """Records at once for this many columns."""
@@ -117,8 +131,7 @@ class Work:
 
     def rows_of_gradients(self, outputs: int = 1) -> int:
         """Records at once where each needs `outputs` vectors of parameters of its own."""
-        by_parameters = self.memory // (4 * outputs * self.size * self.bytes)
-        return max(1, min(MOST_ROWS, by_parameters, self.rows(outputs)))
+        return min(MOST_ROWS, self.vectors(4 * outputs), self.rows(outputs))
 
 
 class Network:
@@ -155,14 +168,11 @@ class Network:
         self.dtype, self.device = dtype or first.dtype, first.device
         records = read_records(data, self.device, self.dtype)
         some = records.take(slice(0, min(FEW, records.n)))
-        everything = choose(self.model, [name for name, _ in self.model.named_parameters()], list, dtype=dtype)
-
-        def run_order() -> list[str]:
-            return layers_in_run_order(self.model, lambda: self._run(everything, everything.values, some))
-
+        everything = ParameterSet.of(self.model, {name for name, _ in self.model.named_parameters()}, dtype)
         with self.evaluating(), torch.no_grad():
             outputs = self._checked_outputs(everything, some)
-            self.parameters: ParameterSet = choose(self.model, parameters, run_order, dtype=dtype)
+            run = partial(self._run, everything, everything.values, some)
+            self.parameters = ParameterSet.of(self.model, chosen_names(self.model, parameters, run), dtype)
         self.loss = loss_named(loss, outputs.shape[1])
         targets = self.loss.check_targets(records.targets, outputs)
         self.records: ModelRecords = replace(records, targets=targets)
@@ -208,128 +218,88 @@ class Network:
 
     def _run(self, parameters: ParameterSet, values: Values, batch: RecordBatch) -> torch.Tensor:
         found = functional_call(self.model, {**parameters.fixed, **values}, batch.arguments, batch.keywords)
-        if isinstance(found, torch.Tensor) and found.ndim == 1:
-            found = found.unsqueeze(1)
-        if not isinstance(found, torch.Tensor) or found.ndim != 2 or len(found) != batch.rows:
-            got = f"shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else f"a {type(found).__name__}"
-            remedy = "wrap the model so that it returns logits or predictions"
-            raise fail("model", f"outputs (records, m) for {batch.rows} records", got, remedy)
-        return found
+        if isinstance(found, torch.Tensor):
+            found = found.unsqueeze(1) if found.ndim == 1 else found
+            if found.ndim == 2 and len(found) == batch.rows:
+                return found
+        got = f"shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else f"a {type(found).__name__}"
+        remedy = "wrap the model so that it returns logits or predictions"
+        raise fail("model", f"outputs (records, m) for {batch.rows} records", got, remedy)
 
     def _checked_outputs(self, everything: ParameterSet, some: RecordBatch) -> torch.Tensor:
         """Outputs of a few records, refused where they change from call to call or with the company of a record."""
         first, again = (self._run(everything, everything.values, some) for _ in range(2))
         if not bool(first.isfinite().all()):
             raise fail("model", "finite outputs", "NaN or infinity", "check the weights and the inputs")
-        if not self._same(first, again):
-            got = "others in a second call"
-            raise fail("model", "the same outputs in every call", got, "turn off dropout and random layers")
+        if not near(again, first):
+            remedy = "turn off dropout and random layers"
+            raise fail("model", "the same outputs in every call", "others in a second call", remedy)
         half = slice(0, (some.rows + 1) // 2)
         named = {name: value[half] for name, value in some.keywords.items()}
         alone = RecordBatch(tuple(value[half] for value in some.arguments), named, some.targets[half])
-        if not self._same(first[half], self._run(everything, everything.values, alone)):
+        if not near(self._run(everything, everything.values, alone), first[half]):
             got = "outputs that change with the other records of a batch"
             remedy = "use layers that treat each record alone, as batch norm with running statistics does"
             raise fail("model", "outputs that depend on a record alone", got, remedy)
         return first
 
-    @staticmethod
-    def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-        loose = 10 * torch.finfo(one.dtype).eps ** 0.5  # TF32 may be at work
-        return bool((one - other).abs().max() <= loose * one.abs().max().clamp_min(1e-30))
 
-
-def choose(
-    model: nn.Module, which: str | Sequence[str], run_order: RunOrder, *, dtype: torch.dtype | None = None
-) -> ParameterSet:
+def chosen_names(model: nn.Module, which: str | Sequence[str], run: Callable[[], Any]) -> set[str]:
     """The parameters that `which` names: "all", "head" (the last nn.Linear to run), "last:k" (the last k layers to run
     that own parameters), or names and patterns. Frozen ones count only if named one by one or by their layer's name."""
-    own = dict(model.named_parameters())
+    own, modules = dict(model.named_parameters()), dict(model.named_modules(remove_duplicate=False))
+    first = {id(value): key for key, value in own.items()}  # a shared parameter goes by its first name
+    known = {key: first[id(value)] for key, value in model.named_parameters(remove_duplicate=False)}
+    trained = {key for key, value in own.items() if value.requires_grad}
     chosen: set[str] = set()
     for name in [which] if isinstance(which, str) else which:
-        chosen |= _named(model, name, run_order)
+        if name == "all":
+            matched = list(known)
+        elif name == "head" or name.startswith("last:"):
+            matched = _last(model, name, run)
+        else:
+            matched = [key for key in known if any(at == name or fnmatchcase(at, name) for at in _around(key))]
+        if not matched:
+            choices = ["all", "head", "last:2", *(key for key in modules if key), *known]
+            expected = "names or patterns of layers with parameters, or of parameters"
+            raise fail("parameters", expected, repr(name), nearest(name, choices))
+        found = {known[key] for key in matched}
+        chosen |= found if name in known or name in modules else found & trained
     if not chosen:
         raise fail("parameters", "parameters that training could change", "frozen ones only", "name their layer")
-
-    def copied(value: torch.Tensor) -> torch.Tensor:
-        other = value.detach().clone()
-        return other.to(dtype) if dtype is not None and other.is_floating_point() else other
-
-    values = {name: copied(value) for name, value in own.items() if name in chosen}
-    fixed = {name: copied(value) for name, value in own.items() if name not in chosen}
-    fixed |= {name: copied(value) for name, value in model.named_buffers()}
-    kinds = {value.dtype for value in values.values()} | {value.device for value in values.values()}
-    if len(kinds) != 2 or not all(value.is_floating_point() for value in values.values()):
-        got = " and ".join(sorted(str(kind) for kind in kinds))
-        expected = "real numbers of one dtype on one kind of device"
-        raise fail("parameters", expected, got, "choose others, or pass dtype=")
-    return ParameterSet(values, fixed)
+    return chosen
 
 
-def layers_in_run_order(model: nn.Module, run: Callable[[], Any]) -> list[str]:
-    """Names of modules that own parameters, or whose children do that never start, in the order they last started."""
+def _around(name: str) -> list[str]:
+    """The name of a parameter, and of the modules around it, the innermost first."""
+    parts = name.split(".")
+    return [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
+
+
+def _last(model: nn.Module, name: str, run: Callable[[], Any]) -> list[str]:
+    """Parameters of the last layers to run: of modules that own some, or whose children do that never start."""
     order: list[str] = []
+    modules = dict(model.named_modules())
     handles = [
         module.register_forward_pre_hook(lambda _module, _args, name=name: order.append(name))
-        for name, module in model.named_modules()
+        for name, module in modules.items()
     ]
     try:
         run()
     finally:
         for handle in handles:
             handle.remove()
-    started = set(order)
-    owners = {_owner(name, started) for name, _ in model.named_parameters()}
-    last = {name: place for place, name in enumerate(order)}
-    return sorted(owners, key=lambda name: last.get(name, -1))
-
-
-def _owner(parameter: str, started: set[str]) -> str:
-    module = parameter.rpartition(".")[0]
-    while module and module not in started:
-        module = module.rpartition(".")[0]
-    return module
-
-
-def _named(model: nn.Module, name: str, run_order: RunOrder) -> set[str]:
-    own = dict(model.named_parameters())
-    # a shared parameter goes by its first name
-    first = {id(value): key for key, value in own.items()}
-    every = {key: first[id(value)] for key, value in model.named_parameters(remove_duplicate=False)}
-    trained = {key for key, value in own.items() if value.requires_grad}
-    if name == "all":
-        return trained
-    if name == "head" or name.startswith("last:"):
-        return _last(model, name, run_order, every) & trained
-    if name in every:
-        return {every[name]}
-    modules = dict(model.named_modules(remove_duplicate=False))
-    if name and name in modules:
-        below = {every[key] for key in every if key.startswith(name + ".")}
-        if not below:
-            raise fail("parameters", "a layer with parameters", repr(name), "name another layer")
-        return below
-    layers = [key for key in modules if key and fnmatchcase(key, name)]
-    matched = {every[key] for key in every if fnmatchcase(key, name)}
-    matched |= {every[key] for key in every for layer in layers if key.startswith(layer + ".")}
-    if not matched:
-        choices = ["all", "head", "last:2", *(key for key in modules if key), *every]
-        raise fail("parameters", "names or patterns that the model knows", repr(name), nearest(name, choices))
-    return matched & trained
-
-
-def _last(model: nn.Module, name: str, run_order: RunOrder, every: dict[str, str]) -> set[str]:
-    modules, order = dict(model.named_modules()), list(run_order())
+    started = {layer: place for place, layer in enumerate(order)}
+    layers: dict[str, list[str]] = {}
+    for key, _ in model.named_parameters(remove_duplicate=False):
+        layers.setdefault(next((at for at in _around(key)[1:] if at in started), ""), []).append(key)
+    last = sorted(layers, key=lambda layer: started.get(layer, -1))
     if name == "head":
-        linear = [layer for layer in order if isinstance(modules[layer], nn.Linear)]
-        if not linear:
+        if not (last := [layer for layer in last if isinstance(modules.get(layer), nn.Linear)]):
             raise fail("parameters", "a linear layer at the end", "a model without one that runs", "name the layers")
-        layers = linear[-1:]
-    else:
-        count = name.removeprefix("last:")
-        if not count.isdecimal() or not 1 <= int(count) <= len(order):
-            remedy = f"the model has {len(order)} layers with parameters"
-            raise fail("parameters", 'last:k, as "last:2"', repr(name), remedy)
-        layers = order[-int(count) :]
-    started = set(order)
-    return {every[key] for key in every if _owner(key, started) in layers}
+        return layers[last[-1]]
+    count = name.removeprefix("last:")
+    if not count.isdecimal() or not 1 <= int(count) <= len(last):
+        remedy = f"the model has {len(last)} layers with parameters"
+        raise fail("parameters", 'last:k, as "last:2"', repr(name), remedy)
+    return [key for layer in last[-int(count) :] for key in layers[layer]]

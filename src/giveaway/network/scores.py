@@ -107,9 +107,9 @@ def score_records(
 ) -> NetworkScores:
     """Score chosen records, exactly up to the solves' tolerance: r right sides a record (r = m − 1 for softmax).
 
-    By default every score is there that exists for the loss. Where `influence` alone looks at the curvature, a record
-    has one right side, its gradient. `at_once` right sides are solved together (by default as many as fit); `solves`
-    keeps what is finished, for a run that goes on after a kill.
+    By default every score that exists for the loss. Where `influence` alone looks at the curvature, a record has one
+    right side, its gradient. `at_once` right sides are solved together (by default as many as fit); `solves` keeps what
+    is finished, for a run that goes on after a kill.
 
     >>> import torch
     >>> from giveaway.network import InverseCurvature, Network
@@ -124,16 +124,15 @@ def score_records(
     names, numbers = score_names(scores, network.loss), row_numbers(network, rows)
     solves, exact = solves or CheckpointedSolves(inverse), _ExactRecords(inverse)
     width = max(1, right_sides_of_a_record(network, names))
-    step = max(1, min(at_once or inverse.columns, inverse.columns) // width)
     parts: list[Tensors] = []
-    for start in range(0, len(numbers), step):
-        part = numbers[start : start + step]
-        parts.append(solves.part(f"rows-{start}", lambda part=part: exact.score(part, names)))  # type: ignore[misc]
-        on_solved((start + len(part)) * width, len(numbers) * width)
-    joined = _joined([{name: value.to(network.device) for name, value in part.items()} for part in parts])
+    done = 0
+    for part in numbers.split(max(1, min(at_once or inverse.columns, inverse.columns) // width)):
+        parts.append(solves.part(f"rows-{done}", lambda part=part: exact.score(part, names)))  # type: ignore[misc]
+        done += len(part)
+        on_solved(done * width, len(numbers) * width)
+    joined = {name: value.to(network.device) for name, value in _joined(parts).items()}
     report = {**inverse.report, "notes": list(dict.fromkeys([*inverse.report["notes"], *exact.derivatives.notes]))}
-    capped, residual = joined.pop(CAPPED), joined.pop(RESIDUAL)
-    return NetworkScores(numbers, joined, capped, residual, report)
+    return NetworkScores(numbers, joined, joined.pop(CAPPED), joined.pop(RESIDUAL), report)
 
 
 class _ExactRecords:
@@ -217,14 +216,11 @@ def sketch_records(
 ) -> NetworkScores:
     """Score every record from `probes` solves, `at_once` together (by default as many as fit).
 
-    Records whose top leverage comes out above 0.5 have their Newton step in doubt; up to `most_redone` of them, the
-    highest first, are scored again with right sides of their own, and the report says how many there were. Its
-    `sketch_error` is each score's relative error (root mean square over records), as two independent halves of the
-    probes tell it. `solve_error` bounds what inexact solves of the probes do (up to the rounding of products): to
-    W^½ U of all records together, relative to the norm that was found of it.
-
-    `solves` keeps what is finished, for a run that goes on after a kill. `on_solved` is told the right sides done, and
-    how many there are: more, once records are found that need their own.
+    Up to `most_redone` records whose top leverage comes out above 0.5, the highest first, are scored again with right
+    sides of their own. The report's `sketch_error` is each score's relative error (root mean square over records), as
+    two halves of the probes tell it; `solve_error` bounds what inexact solves do to W^½ U of all records together, as a
+    share of its norm. `solves` keeps what is finished, for a run that goes on after a kill. `on_solved` is told the
+    right sides done, and how many there are: more, once records are found that need their own.
     """
     network = inverse.network
     names = score_names(scores, network.loss)
@@ -242,14 +238,11 @@ def sketch_records(
         report["solve_error"] = sketch.left / (2.0 * math.sqrt(inverse.curvature.damping * trace))
     redone = torch.from_numpy(records_to_redo(leverage.cpu().numpy(), most_redone))
     if len(redone):
-        again = score_records(
-            inverse,
-            redone,
-            scores=names,
-            at_once=AT_ONCE,
-            solves=solves,
-            on_solved=lambda done, total: on_solved(probes + done, probes + total),
-        )
+
+        def on_redone(done: int, total: int) -> None:
+            on_solved(probes + done, probes + total)
+
+        again = score_records(inverse, redone, scores=names, at_once=AT_ONCE, solves=solves, on_solved=on_redone)
         for name in names:
             columns[name][redone] = again[name].to(columns[name])
         capped[redone] = again.capped
@@ -309,8 +302,7 @@ class _Sketch:
         loss = self.network.loss
 
         def blocks(curvature: OutputCurvature, weight: torch.Tensor, rotation: torch.Tensor | None) -> Blocks:
-            numbers = torch.arange(piece.rows.start, piece.rows.stop, device=self.network.device)
-            own = signs(self.seed, numbers, self.network.m, slice(0, self.probes), dtype=u.dtype).unsqueeze(1)
+            own = signs(self.seed, piece.numbers, loss.m, slice(0, self.probes), dtype=u.dtype).unsqueeze(1)
             own, some = own[..., probes], u[..., probes] * (self.probes / u[..., probes].shape[-1]) ** 0.5
             return FactoredBlocks(some, own, curvature, weight, loss, whole=True, rotation=rotation)
 
@@ -333,12 +325,11 @@ class _Sketch:
         network = self.network
 
         def rooted(piece: Piece) -> torch.Tensor:
-            numbers = torch.arange(piece.rows.start, piece.rows.stop, device=network.device)
-            omega = signs(self.seed, numbers, network.m, probes, dtype=network.dtype).permute(2, 0, 1)
+            omega = signs(self.seed, piece.numbers, network.m, probes, dtype=network.dtype).permute(2, 0, 1)
             return network.loss.root(piece.outputs, piece.batch.targets, omega)
 
         right = self.inverse.jacobian.pull(probes.stop - probes.start, rooted).T.contiguous()
         if self.inverse.curvature.damping > 0:
-            omega = parameter_signs(self.seed, network.size, probes, network.device, network.dtype)
+            omega = parameter_signs(network, self.seed, probes)
             right.add_(omega, alpha=math.sqrt(self.inverse.curvature.damping))
         return right

@@ -1,17 +1,18 @@
 """The damped curvature of the summed loss as products, and its inverse by conjugate gradients (docs/derivations.md)."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch.func import grad, jvp, vjp, vmap
+from torch.func import grad, jvp, vmap
 
 from giveaway.checks import check_choice, check_number, check_whole, fail
 from giveaway.extract.batches import RecordBatch
 from giveaway.linalg.cg import Solution, column_cg, shared_cg
 from giveaway.linalg.precision import signs
-from giveaway.network.jacobian import CHECKED, Jacobian, first_that_agrees, random_columns
-from giveaway.network.network import Network, Values
+from giveaway.network.jacobian import Jacobian, doubt, random_columns
+from giveaway.network.network import Network, Values, near
 
 PARAMETERS_AT_ONCE = 65_536
 FEWEST, MOST = 128, 512  # directions that pay
@@ -44,8 +45,9 @@ class Hessian(GaussNewton):
 
     def __init__(self, network: Network, damping: float = 0.0, jacobian: Jacobian | None = None) -> None:
         super().__init__(network, damping, jacobian)
-        self._way, notes = _method_of(network)
-        self.notes = [*self.notes, *notes]
+        self._way, reason = _forward_over_reverse, doubt(network, self._agrees, "plain second derivatives")
+        if reason is not None:
+            self._way, self.notes = _column_by_column, [*self.notes, f"forward over reverse: {reason}"]
 
     def __call__(self, right: torch.Tensor) -> torch.Tensor:
         network, wide = self.network, right.T
@@ -60,65 +62,41 @@ class Hessian(GaussNewton):
         self.jacobian.column_passes += len(wide)
         return total.add_(wide, alpha=self.damping).T
 
-
-def _gradient(network: Network, batch: RecordBatch) -> Callable[[Values], Values]:
-    function = network.function(batch)
-    return grad(lambda values: network.loss.value(function(values), batch.targets).sum())
+    def _agrees(self, batch: RecordBatch) -> bool:
+        network, (split, join) = self.network, (self.network.parameters.split, self.network.parameters.join)
+        tangents = split(random_columns(network, network.size))
+        try:
+            expected = join(_column_by_column(network, batch)(tangents))
+        except Exception as error:  # what a layer raises when it is differentiated twice is up to the layer
+            got = f"layers that cannot ({type(error).__name__})"
+            raise fail("curvature", "a model that can be differentiated twice", got, 'use curvature="ggn"') from error
+        return near(join(_forward_over_reverse(network, batch)(tangents)), expected)
 
 
 def _forward_over_reverse(network: Network, batch: RecordBatch) -> BatchProduct:
-    gradient, values = _gradient(network, batch), network.parameters.values
+    function, values = network.function(batch), network.parameters.values
+    gradient = grad(lambda values: network.loss.value(function(values), batch.targets).sum())
     return vmap(lambda tangent: jvp(gradient, (values,), (tangent,))[1])
-
-
-def _reverse_over_reverse(network: Network, batch: RecordBatch) -> BatchProduct:
-    backward = vjp(_gradient(network, batch), network.parameters.values)[1]
-    return vmap(lambda tangent: backward(tangent)[0])
 
 
 def _column_by_column(network: Network, batch: RecordBatch) -> BatchProduct:
     values = {name: value.clone().requires_grad_() for name, value in network.parameters.values.items()}
+    leaves = list(values.values())
     with torch.enable_grad():
         total = network.loss.value(network.function(batch)(values), batch.targets).sum()
-        leaves = list(values.values())
-        first = torch.autograd.grad(total, leaves, create_graph=True, allow_unused=True, materialize_grads=True)
+        first = torch.autograd.grad(total, leaves, create_graph=True, materialize_grads=True)
 
     def product(tangents: Values) -> Values:
         columns = []
         for k in range(len(next(iter(tangents.values())))):
-            with torch.enable_grad():
-                along = sum((part * tangents[name][k]).sum() for name, part in zip(values, first, strict=True))
-            found = torch.autograd.grad(along, leaves, retain_graph=True, allow_unused=True, materialize_grads=True)  # type: ignore[arg-type]
-            columns.append(found)
+            with torch.enable_grad():  # summed by hand: the loss may be linear in some, whose gradient has no graph
+                along = torch.stack(
+                    [(part * tangents[name][k]).sum() for name, part in zip(values, first, strict=True)]
+                )
+            columns.append(torch.autograd.grad(along.sum(), leaves, retain_graph=True, materialize_grads=True))
         return {name: torch.stack(parts) for name, parts in zip(values, zip(*columns, strict=True), strict=True)}
 
     return product
-
-
-HESSIAN_WAYS: dict[str, Callable[[Network, RecordBatch], BatchProduct]] = {
-    "forward over reverse": _forward_over_reverse,
-    "reverse over reverse": _reverse_over_reverse,
-}
-
-
-def _method_of(network: Network) -> tuple[Callable[[Network, RecordBatch], BatchProduct], list[str]]:
-    """The first way that agrees with plain second derivatives, and a note for each that did not."""
-    (v,) = random_columns(network, network.size)
-    tangents, loose = network.parameters.split(v), 10 * torch.finfo(network.dtype).eps ** 0.5
-    try:
-        with network.evaluating():
-            batch = network.records.take(slice(0, min(CHECKED, network.n)))
-            expected = network.parameters.join(_column_by_column(network, batch)(tangents))
-    except Exception as error:  # what a layer raises under a transform is up to the layer
-        got = f"layers that cannot ({type(error).__name__})"
-        raise fail("curvature", "a model that can be differentiated twice", got, 'use curvature="ggn"') from error
-
-    def agrees(name: str, batch: RecordBatch) -> bool:
-        found = network.parameters.join(HESSIAN_WAYS[name](network, batch)(tangents))
-        return bool(((found - expected).norm(dim=1) <= loose * expected.norm(dim=1)).all())
-
-    name, notes = first_that_agrees(network, HESSIAN_WAYS, agrees, "plain second derivatives")
-    return HESSIAN_WAYS[name] if name else _column_by_column, notes
 
 
 class Steepest(NamedTuple):
@@ -143,9 +121,8 @@ def rank_for(right_sides: int) -> int:
 def steepest(jacobian: Jacobian, rank: int, seed: int = 0) -> Steepest:
     """From one pass of `rank` columns, fewer where memory or the parameters are few."""
     network = jacobian.network
-    work = network.work
-    rank = max(1, min(rank, network.size // 2, work.memory // (4 * work.size * work.bytes)))
-    omega = parameter_signs(seed, network.size, slice(0, rank), network.device, network.dtype)
+    rank = max(1, min(rank, network.size // 2, network.work.vectors(4)))
+    omega = parameter_signs(network, seed, slice(0, rank))
     image = jacobian.curved(omega.T).T
     core, gram = (omega @ image.T).double(), (omega @ omega.T).double()
     core = (core + core.T) / 2
@@ -166,12 +143,12 @@ def steepest(jacobian: Jacobian, rank: int, seed: int = 0) -> Steepest:
     return Steepest(directions, (values - shift).clamp_min(0).to(network.dtype))
 
 
-def parameter_signs(seed: int, size: int, probes: slice, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+def parameter_signs(network: Network, seed: int, probes: slice) -> torch.Tensor:
     """Random signs (q, P), one a parameter and probe."""
-    found = torch.empty(probes.stop - probes.start, size, dtype=dtype, device=device)
-    for start in range(0, size, PARAMETERS_AT_ONCE):
-        numbers = torch.arange(start, min(start + PARAMETERS_AT_ONCE, size), device=device)
-        found[:, start : start + len(numbers)] = signs(seed + SEED, numbers, 1, probes, dtype=dtype).squeeze(1).T
+    parts = torch.arange(network.size, device=network.device).split(PARAMETERS_AT_ONCE)
+    found = torch.empty(probes.stop - probes.start, network.size, dtype=network.dtype, device=network.device)
+    for at, numbers in zip(found.split(PARAMETERS_AT_ONCE, 1), parts, strict=True):
+        at[:] = signs(seed + SEED, numbers, 1, probes, dtype=network.dtype).squeeze(1).T
     return found
 
 
@@ -200,29 +177,28 @@ class InverseCurvature:
         check_number("tolerance", tolerance, minimum=torch.finfo(network.dtype).eps, remedy="1e-3 suits most scores")
         check_whole("most_steps", most_steps, remedy="200 suits most networks")
         check_whole("rank", rank, remedy="128 suits most networks")
-        self.network = network
+        self.network, self.tolerance = network, tolerance
         if isinstance(curvature, str):
             check_choice("curvature", curvature, ("ggn", "hessian"))
             curvature = (GaussNewton if curvature == "ggn" else Hessian)(network, damping)
-        self.curvature = curvature
-        self.jacobian = self.curvature.jacobian
+        self.curvature, self.jacobian = curvature, curvature.jacobian
         self.preconditioner = check_choice("preconditioner", preconditioner, PRECONDITIONERS)
-        self._precondition: Callable[[torch.Tensor], torch.Tensor] | None = None
+        precondition = None
         if preconditioner == "nystrom":
             directions = steepest(self.jacobian, rank)
-            self._precondition = lambda right: directions.solve(right.T, self.curvature.damping).T
-        self._options: dict[str, Any] = {
-            "tolerance": tolerance,
-            "most_steps": most_steps,
-            "allow_unconverged": allow_unconverged,
-            "on_step": on_step,
-        }
+
+            def precondition(right: torch.Tensor) -> torch.Tensor:
+                return directions.solve(right.T, self.curvature.damping).T
+
+        # what curves downwards along one right side would spoil the directions of all
+        solve = shared_cg if curvature.kind == "ggn" and network.loss.convex else column_cg
+        stops = {"tolerance": tolerance, "most_steps": most_steps, "allow_unconverged": allow_unconverged}
+        self._solve = partial(solve, curvature, precondition=precondition, on_step=on_step, **stops)
         self.steps, self.right_sides, self.unsolved, self.worst = 0, 0, 0, 0.0
 
     @property
     def columns(self) -> int:
-        work = self.network.work
-        return max(1, work.memory // (VECTORS * work.size * work.bytes))
+        return self.network.work.vectors(VECTORS)
 
     def __call__(self, right: torch.Tensor) -> Solution:
         found = [self._block(part) for part in right.split(self.columns, 1)]
@@ -243,7 +219,7 @@ class InverseCurvature:
             "parameters": self.network.size,
             "damping": self.curvature.damping,
             "preconditioner": self.preconditioner,
-            "tolerance": self._options["tolerance"],
+            "tolerance": self.tolerance,
             "right_sides": self.right_sides,
             "unsolved": self.unsolved,
             "worst_residual": self.worst,
@@ -254,11 +230,7 @@ class InverseCurvature:
         }
 
     def _block(self, right: torch.Tensor) -> Solution:
-        # laid out column by column, as the products are
-        wide = right.T.contiguous().T
-        # what curves downwards along one right side would spoil the directions of all
-        solve = shared_cg if self.curvature.kind == "ggn" and self.network.loss.convex else column_cg
-        found = solve(self.curvature, wide, precondition=self._precondition, **self._options)
+        found = self._solve(right.T.contiguous().T)  # laid out column by column, as the products are
         self.steps = max(self.steps, found.steps)
         self.right_sides += len(found.status)
         self.unsolved += sum(status != "converged" for status in found.status)

@@ -1,7 +1,5 @@
 """One function a column, named as it: from a record's outputs, its target and its leverage block, for heads and for
-networks; and from a Gaussian process. A score is higher for a more exposed record. Those that look at the views of a
-record, and `fused`, are in fusion.py.
-"""
+networks; and from a Gaussian process. A score is higher for a more exposed record."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,30 +1,5 @@
-"""The views of a record, and the rule by which `fused` puts them together (docs/views.md).
-
-Exposure is what the model says of a record against what it would have said without it; each view tells the second in
-its own way. Views are joined as normal scores, and what each counts follows from how far it can be trusted, which the
-records themselves tell.
-
-M = 1 − Σ‖error with it‖² / Σ‖error without it‖² is the share of the left-out error that training removed. Where M is
-near 0 the head's Newton step tells the gap and near 1 what is left of the error tells how hard a record was; in between
-a large error may be a hard record or one that was never learned, so that the head counts M² + (1 − M)², the chance that
-two records are of one kind. The more of the targets a model holds by memory, the more its features were bent toward
-the records: with G = (Σ‖error without it‖² − Σ‖error with it‖²) / Σ‖y − ȳ‖² the head counts 1 − G of that. The other
-records count 1.
-
-Without records held out the errors "without it" are those of the other records' kernel, which takes what the model
-generalizes and the kernel does not for memory. Records held out tell both apart. M and G are then the model's own, the
-head counts (1 − G)² (M² + (1 − M)²), once for the error that it starts from and once for the features that it takes as
-given, and the others count M (1 − U), with U the share of the targets' variation that the model predicts of records it
-never saw and the kernel does not. The powers of leverage in `left_out` and in a trace keep the kernel's M; a trace is
-no error of the kernel's, and has the power (1 − M)(1 − U)², once for the M and once for the leverage that it borrows.
-
-Parts of a bag that never saw a record take the head's place and count 1. Relatives count as far as they are new to the
-model and natural (views/relatives.py).
-
-A trace repeats what the finished model's loss says, and adds to it what training has wiped out since. With r their
-correlation in normal scores, 0 where that is negative, s = √(1 − r²) is the share of the trace that is its own: the
-trace counts s² and all other views together, at unit variance, (1 − s)².
-"""
+"""The views of a record, and the rule by which `fused` puts them together as normal scores: what each view counts
+follows from how far the records themselves say that it can be trusted (docs/views.md, "How they are fused")."""
 
 from __future__ import annotations
 
@@ -113,8 +88,7 @@ class Views:
         if self.roots is None:
             return counts
         assert self.loss is not None
-        finished, own = sum(counts[name] * self.scores[name] for name in counts), self.share_of_its_own
-        spread = float(np.std(finished))
+        spread, own = float(np.std(sum(counts[name] * self.scores[name] for name in counts))), self.share_of_its_own
         if spread <= ROUNDING * sum(counts.values()):  # views that contradict each other everywhere say nothing
             spread = 1.0
         return {name: (1.0 - own) ** 2 * count / spread for name, count in counts.items()} | {"trace": own**2}
@@ -151,10 +125,7 @@ class Views:
 
 
 def left_out(views: Views) -> np.ndarray:
-    """‖error without it‖² · leverage^(1 − M): the squared error that the record itself takes away.
-
-    All of it in a model that memorizes; the share h of it that a record takes away by itself in one that does not.
-    """
+    """‖error without it‖² · leverage^(1 − M): the squared error that the record itself takes away."""
     assert views.error_without is not None
     return views._taken_away(views.error_without)
 

@@ -1,17 +1,5 @@
-"""Attack power that theory predicts for each record from one trained head: estimates, none of them measured.
-
-Squared loss: the random design of PSM, section 3, with plug-ins for the record's population leverage, error and the
-noise; the attacker sees the residual with its sign. Classes: φ = log p_y − log(1 − p_y) of models trained with and
-without the record, taken as two normals. Their means are φ now and after the Newton step that leaves the record out;
-their spreads are those of the head's outputs over training sets, B(I − WB)⁻¹ left out and B − BWB trained on, along
-the gradient of φ. Only the head varies in this: a network whose features are trained anew varies more.
-
-From both views (`predict_from_views`): with the record, the model's own φ, averaged over records of like exposure.
-Without it, the view's left-out predictions, made calibrated probabilities by one temperature, and stretched until its
-surest tenth is as sure as the model's, since what is easy is known without the record; they go to the records in the
-order of their exposure. The spread over models is that of φ among records of like exposure and, without the record,
-grows as φ's own spread does. Nothing here was measured on an attack: docs/views.md shows how far the estimate is off.
-"""
+"""Attack power that theory predicts for each record from one trained head, or from the model and the other records:
+estimates, none of them measured (docs/derivations.md, and docs/views.md on how far they are off)."""
 
 from __future__ import annotations
 
