@@ -6,8 +6,8 @@ from typing import Any
 
 from giveaway.checks import check_number, check_whole, fail
 from giveaway.curvature.dense import DenseCurvature, dense_bytes
+from giveaway.curvature.orthogonal import OrthogonalCurvature, is_wide, keeps_digits, orthogonal_bytes
 from giveaway.curvature.sketch import Sketch, SketchedCurvature, budget, probes_at_once
-from giveaway.curvature.wide import WideCurvature, is_wide, wide_bytes
 from giveaway.linalg.precision import precision_named
 from giveaway.linalg.processes import ALONE, HERE, Execution, Processes
 from giveaway.records import Head
@@ -65,7 +65,7 @@ def choose(head: Head, wanted: Any, processes: Processes = ALONE) -> Choice:
         memory = processes.smallest(budget(memory, head)) / 1e9
     if isinstance(wanted, Sketch):
         return Choice(replace(wanted, memory=memory), "asked for")
-    needed, available = wide_bytes(head) if is_wide(head) else dense_bytes(head), budget(memory, head)
+    needed, available = orthogonal_bytes(head) if is_wide(head) else dense_bytes(head), budget(memory, head)
     fits = "fits" if needed <= available else "does not fit"
     because = f"dense takes {needed / 1e9:.3g} GB, which {fits} the budget of {available / 1e9:.3g} GB"
     if needed <= available:
@@ -93,9 +93,15 @@ def compute(
     head: Head, choice: Choice, execution: Execution = HERE, on_window: Callable[[Window], Any] = lambda window: None
 ) -> Curvature:
     """Compute the chosen curvature; a dense one hands every window of its sums to `on_window`."""
-    if choice.sketch is None:
-        return (WideCurvature if is_wide(head) else DenseCurvature)(head, execution, on_window)
-    return SketchedCurvature(head, choice.sketch, execution)
+    if choice.sketch is not None:
+        return SketchedCurvature(head, choice.sketch, execution)
+    if is_wide(head):
+        return OrthogonalCurvature(head, execution, on_window)
+    curvature = DenseCurvature(head, execution, on_window)
+    if keeps_digits(head, curvature, execution.processes.smallest(budget(None, head))):
+        taken_up, curvature = curvature.taken_up, OrthogonalCurvature(head, execution)
+        curvature.taken_up = taken_up
+    return curvature
 
 
 def expected_passes(head: Head, choice: Choice) -> int:

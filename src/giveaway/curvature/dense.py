@@ -19,6 +19,7 @@ from giveaway.records import Head
 from giveaway.records.head import Window
 
 SAVED_SUMS = "sums"
+LOST = 1e-10
 MOST_ROWS = 4_096
 LEAST_ROWS = 1_024
 ARRAY_BYTES, GPU_ARRAY_BYTES = 2_000_000, 256_000_000
@@ -83,6 +84,12 @@ class DenseCurvature:
         other = copy(self)
         other._factor(l2)
         return other
+
+    @property
+    def loses_digits(self) -> bool:
+        """Whether rounding may have changed more than LOST of what the inverse says, or directions were cut."""
+        cut = any(inverse.method != "cholesky" for inverse in self.inverses)
+        return cut or EPS * max(inverse.norm for inverse in self.inverses) > LOST
 
     @property
     def report(self) -> dict[str, Any]:

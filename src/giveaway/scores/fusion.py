@@ -88,7 +88,8 @@ class Views:
         if self.roots is None:
             return counts
         assert self.loss is not None
-        spread, own = float(np.std(sum(counts[name] * self.scores[name] for name in counts))), self.share_of_its_own
+        finished, own = sum(counts[name] * self.scores[name] for name in counts), self.share_of_its_own
+        spread = float(np.std(finished))
         if spread <= ROUNDING * sum(counts.values()):  # views that contradict each other everywhere say nothing
             spread = 1.0
         return {name: (1.0 - own) ** 2 * count / spread for name, count in counts.items()} | {"trace": own**2}

@@ -1,10 +1,5 @@
-"""Exact curvature of a penalized head with no more records than features, by orthogonal factors of the records.
-
-Leverages lie near 1 there, and what leaving a record out divides by, 1 − h, would lose its digits as a difference. With
-A the rows W_j^½ (x_j ⊗ I)ᵀ, let [A; √λ I] = Q R. Its upper rows are A = Q₁ R, and U is what an orthogonal basis has
-beside Q₁: I − A H⁻¹ Aᵀ = U Uᵀ, and B = Y Yᵀ with Y = X R⁻¹. Nothing is subtracted. Features enter by their coordinates
-in the span of the records.
-"""
+"""Exact curvature of a penalized head by orthogonal factors of its records, which keep the digits of 1 − h where leverages
+lie near 1: no more records than features, or features that nearly repeat others (docs/derivations.md)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,29 +15,43 @@ from giveaway.linalg.processes import HERE, Execution
 from giveaway.records import Head
 from giveaway.records.head import Window
 
+MOST_OPERATIONS = 1e11  # of factors that are worth the digits where records are more than features
+
 
 def is_wide(head: Head) -> bool:
     """Whether there is a penalty, and at least as many features as records."""
     return head.l2 > 0 and head.features.shape[1] >= head.n
 
 
-def wide_bytes(head: Head) -> int:
+def orthogonal_bytes(head: Head) -> int:
     """What the features and the factors take."""
-    rows = head.n * (head.m if loss_of(head).coupled else 1)
+    rows = _rows(head)
     return 8 * (3 * head.n * head.width + (8 + 3 * head.n * head.m // rows) * rows**2)
 
 
-class WideCurvature(DenseCurvature):
-    """As `DenseCurvature`, of a head that `is_wide`."""
+def keeps_digits(head: Head, curvature: DenseCurvature, available: int) -> bool:
+    """Whether `curvature` may have lost digits to rounding that orthogonal factors would keep, within `available`
+    bytes and a reasonable time."""
+    rows, size = _rows(head), head.width * (head.m if loss_of(head).coupled else 1)
+    affordable = orthogonal_bytes(head) <= available and float(rows) ** 2 * size <= MOST_OPERATIONS
+    return head.l2 > 0 and curvature.loses_digits and affordable
 
-    taken_up = False
+
+def _rows(head: Head) -> int:
+    return head.n * (head.m if loss_of(head).coupled else 1)
+
+
+class OrthogonalCurvature(DenseCurvature):
+    """As `DenseCurvature`, of a head with a penalty."""
+
+    taken_up = loses_digits = False
 
     def __init__(
         self, head: Head, execution: Execution = HERE, on_window: Callable[[Window], Any] = lambda window: None
     ) -> None:
         self.loss, remedy = loss_of(head), "take curvature=Sketch(), or a machine with more memory"
         got = f"{head.n} records of {head.width} features"
-        check_memory("head", wide_bytes(head), what="a dense curvature", got=got, remedy=remedy, device=head.device)
+        check_memory("head", orthogonal_bytes(head), what="a dense curvature", got=got, remedy=remedy, device=head.device)
         self.size = head.width * self.loss.degrees
         self.array_bytes = GPU_ARRAY_BYTES if head.device.type == "cuda" else ARRAY_BYTES
         x = torch.zeros(head.n, head.width, dtype=torch.float64, device=head.device)
@@ -56,9 +65,11 @@ class WideCurvature(DenseCurvature):
             execution.processes.sum_(tensor)
         self._dead = int((x == 0).all(0).sum())
         penalized = head.width - int(head.intercept and not head.penalize_intercept)  # the columns in front
-        self._basis, coordinates = torch.linalg.qr(x[:, :penalized].T)
-        self.x = torch.cat([coordinates.T, x[:, penalized:]], 1)
-        self.penalized = torch.cat([x.new_ones(head.n), x.new_zeros(head.width - penalized)])
+        self._basis: torch.Tensor | None = None
+        if penalized >= head.n:  # features enter by their coordinates in the span of the records
+            self._basis, coordinates = torch.linalg.qr(x[:, :penalized].T)
+            x, penalized = torch.cat([coordinates.T, x[:, penalized:]], 1), head.n
+        self.x, self.penalized = x, (torch.arange(x.shape[1], device=x.device) < penalized).to(x)
         # the outputs that the loss sees of a matrix (c, r), and Sᵀ of them for every matrix (n, c, r)
         self._seen, curvature = x.new_ones(1, 1), self.loss.curvature(outputs)
         if self.loss.coupled:
@@ -118,11 +129,13 @@ class WideCurvature(DenseCurvature):
         return blocks
 
     def solve(self, v: torch.Tensor) -> torch.Tensor:
-        d, n = self._basis.shape
-        inside = torch.cat([self._basis.T @ v[:d], v[d:]])
+        d, k = (0, 0) if self._basis is None else self._basis.shape
+        inside = v if self._basis is None else torch.cat([self._basis.T @ v[:d], v[d:]])
         columns = inside @ self._seen if self.loss.coupled else inside
         parts = [columns.reshape(-1, 1)] if self.loss.coupled else columns.chunk(len(self.factors), 1)
         solved = [torch.cholesky_solve(part, r, upper=True) for part, r in zip(parts, self.factors, strict=True)]
         within = solved[0].view(columns.shape) @ self._seen.T if self.loss.coupled else torch.cat(solved, 1)
-        outside = (v[:d] - self._basis @ inside[:n]) / self.l2
-        return torch.cat([self._basis @ within[:n] + outside, within[n:]])
+        if self._basis is None:
+            return within
+        outside = (v[:d] - self._basis @ inside[:k]) / self.l2
+        return torch.cat([self._basis @ within[:k] + outside, within[k:]])

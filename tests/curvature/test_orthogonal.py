@@ -1,4 +1,5 @@
-"""Heads with no more records than features: 1 − h keeps its digits, and a head that loses them elsewhere says so."""
+"""Heads with no more records than features, or with features that repeat others: 1 − h keeps its digits, and a head
+that loses them says so."""
 
 from __future__ import annotations
 
@@ -11,11 +12,14 @@ from hypothesis import strategies as st
 
 import giveaway as ga
 from giveaway import Head
-from giveaway.curvature.wide import WideCurvature, is_wide
+from giveaway.curvature import orthogonal
+from giveaway.curvature.orthogonal import OrthogonalCurvature, is_wide
 from giveaway.reporting.words import notes
 from tests import oracles
 from tests.conftest import KINDS, made_arrays, refused
 from tests.curvature.cases import dense_inverse, gradient_like
+from tests.test_cli import folder  # noqa: F401
+from tests.test_cli_scale import QUIET, same, two_processes
 
 COLUMNS = ["newton", "loo_gap", "influence", "leverage"]
 
@@ -71,14 +75,18 @@ def exactly(head: Head) -> dict[str, np.ndarray]:
     weighted=st.booleans(),
     people=st.booleans(),
     repeated=st.booleans(),
+    tall=st.booleans(),
     seed=st.integers(0, 1000),
 )
-def test_scores_of_wide_heads_have_the_digits_that_sixty_give(kind, l2, penalize, weighted, people, repeated, seed):
-    arrays, rng = made_arrays(kind, n=5, d=6, seed=seed), np.random.default_rng(seed)
+def test_scores_have_the_digits_that_sixty_give(kind, l2, penalize, weighted, people, repeated, tall, seed):
+    n, d = (7, 3) if tall else (5, 6)
+    arrays, rng = made_arrays(kind, n=n, d=d, seed=seed), np.random.default_rng(seed)
+    if tall:
+        arrays["features"], l2 = np.column_stack([arrays["features"], arrays["features"][:, 0]]), 1e-3 * min(l2, 1e-3)
     if repeated:
         arrays["features"][3] = arrays["features"][1]
-    weight = 10.0 ** rng.uniform(-2, 2, 5) if weighted else None
-    groups = np.array([0, 0, 1, 2, 2]) if people else None
+    weight = 10.0 ** rng.uniform(-2, 2, n) if weighted else None
+    groups = np.array([0, 0, 1, 2, 2, 3, 3][:n]) if people else None
     head = Head(**arrays, l2=l2, penalize_intercept=penalize, sample_weight=weight, groups=groups)
     table = ga.audit(head, scores=COLUMNS)
     rounded = table.attributes.get("newton_rounded", np.zeros(len(table.ids), dtype=bool))
@@ -120,7 +128,7 @@ def test_two_hundred_records_of_512_features_and_a_tiny_penalty():
 @pytest.mark.parametrize("kind", ["squared_many", "one_logit", "classes", "multi_label"])
 def test_solve_of_a_wide_head_under_several_penalties(kind, penalize):
     head = Head(**made_arrays(kind, n=7, d=11), l2=0.4, penalize_intercept=penalize)
-    curvature, v = WideCurvature(head), gradient_like(head)
+    curvature, v = OrthogonalCurvature(head), gradient_like(head)
     for l2, of_l2 in ((0.4, curvature), (0.04, curvature.with_l2(0.04))):
         expected = (dense_inverse(head, l2) @ v.numpy().ravel()).reshape(v.shape)
         np.testing.assert_allclose(of_l2.solve(v), expected, rtol=1e-9, atol=1e-11 * np.abs(expected).max())
@@ -138,19 +146,52 @@ def test_a_wide_head_scores_as_the_naive_loop_and_as_one_feature_fewer_does(kind
         np.testing.assert_allclose(wider[name], narrow[name], rtol=1e-9, atol=1e-12, err_msg=name)
 
 
-def test_a_narrow_head_that_loses_digits_marks_its_rows():
+def test_a_narrow_head_that_would_lose_digits_keeps_them_or_marks_its_rows(monkeypatch):
     """A repeated feature has no curvature but a tiny penalty: the explicit inverse holds 1/l2."""
     arrays = made_arrays("squared")
     arrays["features"] = np.column_stack([arrays["features"], arrays["features"][:, 0]])
+    without = ga.audit(Head(**arrays | {"features": arrays["features"][:, :-1]}, l2=1e-10), scores=["newton"])
+    order, turned = np.random.default_rng(0).permutation(60), arrays["features"] * [1e3, 1, 1e-3, 1, 1e3]
+    moved = {name: value[order] for name, value in arrays.items() if name != "loss"} | {"loss": "squared"}
+    for other, rows in ((arrays, slice(None)), (moved, order)):
+        kept = ga.audit(Head(**other, l2=1e-10), scores=["newton"])
+        assert (kept.meta.curvature.inverse, kept.meta.curvature.rounded) == ("orthogonal", None)
+        np.testing.assert_allclose(kept["newton"], without["newton"][rows], rtol=1e-8)
+    scaled = ga.audit(Head(**arrays | {"features": turned}, l2=1e-12), scores=["newton"])
+    np.testing.assert_allclose(scaled["newton"], without["newton"], rtol=1e-8)
+    monkeypatch.setattr(orthogonal, "MOST_OPERATIONS", 0)  # as of a head that is too large for it
     sound, lossy = (ga.audit(Head(**arrays, l2=l2), scores=["newton"]) for l2 in (1e-2, 1e-10))
     assert sound.meta.curvature.rounded is None
     assert "newton_rounded" not in sound.attributes
     assert lossy.meta.curvature.rounded == int(lossy["newton_rounded"].sum()) > 50
     assert any("lost digits to rounding" in note for note in notes(lossy))
-    without = ga.audit(Head(**arrays | {"features": arrays["features"][:, :-1]}, l2=1e-10), scores=["newton"])
     error = np.abs(lossy["newton"] / without["newton"] - 1)
     assert error.max() > 1e-8
     assert (error[~lossy["newton_rounded"]] < 1e-7).all()
+
+
+def test_a_wide_head_that_is_read_as_a_stream():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(5, 64), torch.nn.Tanh(), torch.nn.Linear(64, 3)).double()
+    data = torch.utils.data.TensorDataset(torch.randn(40, 5).double(), torch.arange(40) % 3)
+    loader = torch.utils.data.DataLoader(data, batch_size=7)
+    held, stream = (ga.from_torch(model, loader, l2=1e-4, stream=way, keep_inputs=False) for way in (False, True))
+    expected, found = (ga.audit(head, scores=COLUMNS) for head in (held, stream))
+    assert found.meta.curvature.inverse == "orthogonal"
+    for name in COLUMNS:
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-9, err_msg=name)
+
+
+@pytest.mark.slow
+def test_a_wide_head_of_two_processes(done, folder):  # noqa: F811
+    rng = np.random.default_rng(0)
+    made = {"features": rng.normal(size=(30, 40)), "weight": rng.normal(size=(3, 40)), "bias": np.zeros(3)}
+    np.savez("wide.npz", **made, targets=np.arange(30) % 3)
+    command = ("audit", "--features", "wide.npz", "--l2", 0.01, *QUIET)
+    done(*command, "--out", "alone")
+    ended = two_processes(*command, "--out", "together")
+    assert ended.returncode == 0, ended.stderr
+    assert same("alone", "together", rtol=1e-9).meta.curvature.inverse == "orthogonal"
 
 
 @pytest.mark.parametrize(
