@@ -51,7 +51,9 @@ class OrthogonalCurvature(DenseCurvature):
     ) -> None:
         self.loss, remedy = loss_of(head), "take curvature=Sketch(), or a machine with more memory"
         got = f"{head.n} records of {head.width} features"
-        check_memory("head", orthogonal_bytes(head), what="a dense curvature", got=got, remedy=remedy, device=head.device)
+        check_memory(
+            "head", orthogonal_bytes(head), what="a dense curvature", got=got, remedy=remedy, device=head.device
+        )
         self.size = head.width * self.loss.degrees
         self.array_bytes = GPU_ARRAY_BYTES if head.device.type == "cuda" else ARRAY_BYTES
         x = torch.zeros(head.n, head.width, dtype=torch.float64, device=head.device)

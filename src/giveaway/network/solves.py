@@ -21,6 +21,7 @@ VECTORS = 10  # of P numbers that one column takes while it is solved
 PRECONDITIONERS = ("nystrom", "none")
 
 BatchProduct = Callable[[Values], Values]
+Solve = Callable[[torch.Tensor], Solution]
 
 
 class GaussNewton:
@@ -192,8 +193,8 @@ class InverseCurvature:
 
         # what curves downwards along one right side would spoil the directions of all
         solve = shared_cg if curvature.kind == "ggn" and network.loss.convex else column_cg
-        stops = {"tolerance": tolerance, "most_steps": most_steps, "allow_unconverged": allow_unconverged}
-        self._solve = partial(solve, curvature, precondition=precondition, on_step=on_step, **stops)
+        stops: Any = {"tolerance": tolerance, "most_steps": most_steps, "allow_unconverged": allow_unconverged}
+        self._solve: Solve = partial(solve, curvature, precondition=precondition, on_step=on_step, **stops)
         self.steps, self.right_sides, self.unsolved, self.worst = 0, 0, 0, 0.0
 
     @property
