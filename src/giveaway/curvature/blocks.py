@@ -1,8 +1,5 @@
-"""Leverage blocks of records (or groups of records): B, its products with the output curvature W, and the step that
-leaving the record out takes.
-
-A batch holds N groups of s records each (s = 1: plain records) with m outputs. `MatrixBlocks` has B as matrices,
-`FactoredBlocks` a sketch of it, B ≈ U Uᵀ, which is never multiplied out. Both have, a number or a vector a group:
+"""Leverage blocks B of N groups of s records each (s = 1: plain records) with m outputs, as matrices (`MatrixBlocks`) or
+from a sketch B ≈ U Uᵀ that is never multiplied out (`FactoredBlocks`). Both have, a number or a vector a group:
 
 trace, frobenius, spectral : of W B = ∂(probabilities)/∂(targets), or with `logit` of ∂(outputs)/∂(targets)
 image(v) : B v for v (N, s, m)
@@ -10,10 +7,8 @@ leave_out(v) : (I − B W)⁻¹ v, which groups were capped, and their leverage
 curvature_form(v) : vᵀ W v, summed over a group's records
 top_leverage : the largest eigenvalue of W B
 
-A `rotation` (N, s, m, m) gives the coordinates v = V v′ of a loss whose W is diagonal only there (`Loss.rotation`);
-norms do not change with it. `whole` says that the block is that of B itself. Otherwise softmax blocks are B up to
-constants in whole rows and columns, and W B is taken in an orthonormal basis of the outputs that softmax sees; for a
-linear head both are the same.
+A `rotation` (N, s, m, m) gives the coordinates v = V v′ in which a user's loss has a diagonal W. `whole` says that the
+block is B itself; otherwise a softmax block is B up to constants in whole rows and columns.
 """
 
 from dataclasses import replace
@@ -33,8 +28,8 @@ DIRECTIONS, POWER_STEPS = 6, 24
 
 
 class LeaveOutStep(NamedTuple):
-    """What leaving groups out does to their outputs: the step (N, s, m), which groups had an eigenvalue of W B capped,
-    and, from a sketch, about their largest one."""
+    """What leaving groups out does to their outputs (N, s, m), which groups had an eigenvalue of W B capped, and, from a
+    sketch, about their largest one."""
 
     step: torch.Tensor
     capped: torch.Tensor
@@ -52,9 +47,6 @@ class MatrixBlocks:
     curvature : W, with weights (N, s, m)
     complement : (Q, R, R), I − W^½ B W^½, where it is known better than a difference would tell
     error : about what rounding leaves in an entry of B: (N,), and a part of the entry besides
-    spread : (R, R, Q) W^½ B W^½, whose eigenvalues are those of W B and lie in [0, 1]
-    sensitivity : (R, R, Q) W B
-    logit_sensitivity : (R, R, Q) ∂(outputs)/∂(targets): B, times 2 for squared loss; symmetric unless `uneven`
     """
 
     def __init__(
@@ -85,17 +77,20 @@ class MatrixBlocks:
 
     @cached_property
     def spread(self) -> torch.Tensor:
+        """W^½ B W^½ (R, R, Q), whose eigenvalues are those of W B and lie in [0, 1]."""
         both = self._right.root_transposed(self._left.root_transposed(self.block, -4), -2)
         root = self.weight.sqrt().unsqueeze(1)
         return (both.mul_(root).mul_(root[:, :, None, None]) if self._weighted else both).reshape(self._size)
 
     @cached_property
     def sensitivity(self) -> torch.Tensor:
+        """W B (R, R, Q)."""
         block = self.loss.project(self.block, -2) if self._whole is None else self._whole
         return self._left.curve(block, -4).mul_(self.weight[:, None, None, None]).reshape(self._size)
 
     @cached_property
     def logit_sensitivity(self) -> torch.Tensor:
+        """∂(outputs)/∂(targets) (R, R, Q): B, times 2 for squared loss; symmetric unless `uneven`."""
         centred = self.loss.project(self.loss.project(self.block, -4), -2)
         return (centred * (self.loss.sensitivity * self.weight)[:, None, None, None]).reshape(self._size)
 
@@ -211,10 +206,9 @@ class FactoredBlocks:
         return self._loss.project(self.u, -2).reshape(self._rows)
 
     def trace(self, *, logit: bool = False) -> torch.Tensor:
-        if not logit:
-            return _squared_norm(self._inner.flatten(1))
-        squares = _squared_norm(self._centred.view_as(self.u).flatten(2)) * self.weight
-        return self._loss.sensitivity * squares.sum(1)
+        squares = (self._centred if logit else self._inner).view(*self.weight.shape, -1)
+        each = torch.linalg.vector_norm(squares, dim=2, dtype=torch.float64).square()
+        return self._loss.sensitivity * (each * self.weight).sum(1) if logit else each.sum(1)
 
     def frobenius(self, *, logit: bool = False) -> torch.Tensor:
         """The norm from two halves of the probes, whose errors are independent: the square of one alone would be too
@@ -384,7 +378,3 @@ def _scaled(v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     largest = v.abs().amax((1, 2), keepdim=True)
     largest = torch.where(largest > 0, largest, 1.0)
     return v / largest, largest.to(torch.float64)
-
-
-def _squared_norm(v: torch.Tensor) -> torch.Tensor:
-    return torch.linalg.vector_norm(v, dim=-1, dtype=torch.float64).square()

@@ -107,6 +107,4 @@ def compute(
 def expected_passes(head: Head, choice: Choice) -> int:
     """Estimate how often computing the curvature reads the records."""
     sketch = choice.sketch
-    if sketch is None:
-        return 1
-    return EXPECTED_PRODUCTS * -(-sketch.probes // probes_at_once(head, sketch))
+    return 1 if sketch is None else EXPECTED_PRODUCTS * -(-sketch.probes // probes_at_once(head, sketch))

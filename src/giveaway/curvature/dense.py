@@ -34,24 +34,13 @@ class DenseCurvature:
     windows_at_once: int | None = None
 
     def __init__(
-        self,
-        head: Head,
-        execution: Execution = HERE,
-        on_window: Callable[[Window], Any] = lambda window: None,
+        self, head: Head, execution: Execution = HERE, on_window: Callable[[Window], Any] = lambda window: None
     ) -> None:
         processes, checkpoint = execution.processes, execution.checkpoint
-        self.loss = loss_of(head)
-        self._r = self.loss.degrees if self.loss.coupled else 1  # rows of an inverted matrix a feature
-        check_memory(
-            "head",
-            dense_bytes(head),
-            what="a dense curvature",
-            got=f"{head.width * self._r} coupled parameters",
-            remedy="take curvature=Sketch(), a machine with more memory, or a head with fewer features or classes",
-            device=head.device,
-        )
-        self.size = head.width * self.loss.degrees
-        self.array_bytes = GPU_ARRAY_BYTES if head.device.type == "cuda" else ARRAY_BYTES
+        self._r = head.m - 1 if loss_of(head).coupled else 1  # rows of an inverted matrix a feature
+        got = f"{head.width * self._r} coupled parameters"
+        remedy = "take curvature=Sketch(), a machine with more memory, or a head with fewer features or classes"
+        self._begin(head, dense_bytes(head), got, remedy)
         self.sums = PairTiles(head.width, self.loss.pairs, head.device)
         earlier, first = checkpoint.load(SAVED_SUMS), 0
         self.taken_up = earlier is not None
@@ -78,6 +67,12 @@ class DenseCurvature:
         if head.intercept and not head.penalize_intercept:
             self.penalized[-1] = 0.0
         self._factor(head.l2)
+
+    def _begin(self, head: Head, needed: int, got: str, remedy: str) -> None:
+        check_memory("head", needed, what="a dense curvature", got=got, remedy=remedy, device=head.device)
+        self.loss = loss_of(head)
+        self.size = head.width * self.loss.degrees
+        self.array_bytes = GPU_ARRAY_BYTES if head.device.type == "cuda" else ARRAY_BYTES
 
     def with_l2(self, l2: float) -> DenseCurvature:
         """Return the curvature of the same head penalized by `l2`; the sums are shared."""
@@ -143,16 +138,13 @@ class DenseCurvature:
 
     def solve(self, v: torch.Tensor) -> torch.Tensor:
         """H⁻¹ v for v (d, m): a gradient of the summed loss with respect to θ; softmax needs rows that sum to zero."""
-        columns = [v] if len(self.inverses) == 1 else v.split(1, 1)
-        solved = []
-        for inverse, scale, column in zip(self.inverses, self.scales.unsqueeze(2), columns, strict=True):
-            if self.loss.coupled:
-                basis = self.loss.basis().to(v)
-                reduced = column / scale @ basis
-                solved.append((inverse.full @ reduced.reshape(-1)).view_as(reduced) @ basis.T / scale)
-            else:
-                solved.append(inverse.full @ (column / scale) / scale)
-        return torch.cat(solved, 1)
+        scales = self.scales.unsqueeze(2)
+        if self.loss.coupled:
+            basis = self.loss.basis().to(v)
+            reduced = v / scales[0] @ basis
+            return (self.inverses[0].full @ reduced.reshape(-1)).view_as(reduced) @ basis.T / scales[0]
+        parts = zip(self.inverses, scales, v.chunk(len(self.inverses), 1), strict=True)
+        return torch.cat([inverse.full @ (part / scale) / scale for inverse, scale, part in parts], 1)
 
     def _factor(self, l2: float) -> None:
         self.l2 = l2
@@ -220,10 +212,8 @@ class DenseCurvature:
 def dense_bytes(head: Head) -> int:
     """What the sums and the inverse of a dense curvature take."""
     loss = loss_of(head)
-    if loss.coupled:
-        return 2 * 8 * (head.width * loss.degrees) ** 2
-    matrices = 1 if loss.shared else head.m
-    return 8 * (2 * matrices + 1) * head.width**2
+    matrices = 2 * loss.degrees**2 if loss.coupled else 2 * loss.pairs + 1
+    return 8 * matrices * head.width**2
 
 
 def _unpacking(r: int, device: torch.device) -> torch.Tensor:

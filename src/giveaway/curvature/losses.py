@@ -309,8 +309,7 @@ class UserLoss(Loss):
         return y
 
     def _matrix(self, f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """W (..., m, m)."""
-        # the gradient's backward pass, output by output: rows of W, since records do not mix
+        """W (..., m, m): the gradient's backward pass, output by output, gives its rows, since records do not mix."""
         backward = torch.func.vjp(lambda outputs: self.gradient(outputs, y), f)[1]
         return torch.func.vmap(lambda unit: backward(unit)[0])(unit_vectors(f)).movedim(0, -2)
 
@@ -334,7 +333,6 @@ def loss_named(loss: str | LossFunction | Loss, m: int) -> Loss:
 
 
 def loss_of(head: Head) -> Loss:
-    """The loss of a head."""
     return loss_named(head.loss, head.m)
 
 

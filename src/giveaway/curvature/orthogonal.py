@@ -1,14 +1,13 @@
-"""Exact curvature of a penalized head by orthogonal factors of its records, which keep the digits of 1 − h where leverages
-lie near 1: no more records than features, or features that nearly repeat others (docs/derivations.md)."""
+"""Exact curvature of a penalized head by orthogonal factors of its records, which keep the digits of 1 − h where
+leverages lie near 1: few records, or features that nearly repeat others (docs/derivations.md)."""
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from giveaway.checks import check_memory
 from giveaway.curvature.blocks import Blocks, MatrixBlocks
-from giveaway.curvature.dense import ARRAY_BYTES, GPU_ARRAY_BYTES, MOST_ROWS, DenseCurvature
+from giveaway.curvature.dense import MOST_ROWS, DenseCurvature
 from giveaway.curvature.losses import loss_of
 from giveaway.linalg.dense import EPS
 from giveaway.linalg.processes import HERE, Execution
@@ -25,20 +24,16 @@ def is_wide(head: Head) -> bool:
 
 def orthogonal_bytes(head: Head) -> int:
     """What the features and the factors take."""
-    rows = _rows(head)
-    return 8 * (3 * head.n * head.width + (8 + 3 * head.n * head.m // rows) * rows**2)
+    coupled = head.m if loss_of(head).coupled else 1
+    return 8 * (3 * head.n * head.width + (8 + 3 * head.m // coupled) * (head.n * coupled) ** 2)
 
 
 def keeps_digits(head: Head, curvature: DenseCurvature, available: int) -> bool:
     """Whether `curvature` may have lost digits to rounding that orthogonal factors would keep, within `available`
-    bytes and a reasonable time."""
-    rows, size = _rows(head), head.width * (head.m if loss_of(head).coupled else 1)
-    affordable = orthogonal_bytes(head) <= available and float(rows) ** 2 * size <= MOST_OPERATIONS
+    bytes and MOST_OPERATIONS."""
+    coupled = head.m if loss_of(head).coupled else 1
+    affordable = orthogonal_bytes(head) <= available and coupled**3 * head.n**2 * head.width <= MOST_OPERATIONS
     return head.l2 > 0 and curvature.loses_digits and affordable
-
-
-def _rows(head: Head) -> int:
-    return head.n * (head.m if loss_of(head).coupled else 1)
 
 
 class OrthogonalCurvature(DenseCurvature):
@@ -49,13 +44,8 @@ class OrthogonalCurvature(DenseCurvature):
     def __init__(
         self, head: Head, execution: Execution = HERE, on_window: Callable[[Window], Any] = lambda window: None
     ) -> None:
-        self.loss, remedy = loss_of(head), "take curvature=Sketch(), or a machine with more memory"
         got = f"{head.n} records of {head.width} features"
-        check_memory(
-            "head", orthogonal_bytes(head), what="a dense curvature", got=got, remedy=remedy, device=head.device
-        )
-        self.size = head.width * self.loss.degrees
-        self.array_bytes = GPU_ARRAY_BYTES if head.device.type == "cuda" else ARRAY_BYTES
+        self._begin(head, orthogonal_bytes(head), got, "take curvature=Sketch(), or a machine with more memory")
         x = torch.zeros(head.n, head.width, dtype=torch.float64, device=head.device)
         outputs, weight = x.new_zeros(head.n, 1, head.m), x.new_zeros(head.n, 1, 1)
         for part in execution.processes.share(list(head.slices(MOST_ROWS))):

@@ -103,8 +103,7 @@ class Sketch:
 
     def __post_init__(self) -> None:
         check_whole("probes", self.probes, remedy="256 suits most heads")
-        check_number("tolerance", self.tolerance, minimum=0.0, remedy="1e-3 suits most heads")
-        if not 0 < self.tolerance < 1:
+        if not 0 < check_number("tolerance", self.tolerance, minimum=0.0, remedy="1e-3 suits most heads") < 1:
             raise fail("tolerance", "a number between 0 and 1", f"{self.tolerance:g}", "1e-3 suits most heads")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
             raise fail("seed", "a whole number from 0 to 2**63 - 1", repr(self.seed), "leave it out for 0")

@@ -19,8 +19,8 @@ PASSES = 3  # over the data, m backward passes each: the factors, the curvature 
 
 
 class LayerGradients(NamedTuple):
-    """One layer in a batch: its inputs (b, T, i) at T positions, and the gradients (b, c, T, o) of c combinations of the
-    outputs in its own outputs. The gradients in its weights are the sums over positions of their products."""
+    """One layer in a batch: its inputs (b, T, i) at T positions, and the gradients (b, c, T, o) in its outputs of c
+    combinations of the model's. Gradients in its weights are sums over positions of products of both."""
 
     inputs: torch.Tensor
     along: torch.Tensor
