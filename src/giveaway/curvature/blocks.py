@@ -1,5 +1,5 @@
-"""Leverage blocks B of N groups of s records each (s = 1: plain records) with m outputs, as matrices (`MatrixBlocks`) or
-from a sketch B ≈ U Uᵀ that is never multiplied out (`FactoredBlocks`). Both have, a number or a vector a group:
+"""Leverage blocks B of N groups of s records each (s = 1: plain records) with m outputs, as matrices (`MatrixBlocks`)
+or from a sketch B ≈ U Uᵀ that is never multiplied out (`FactoredBlocks`). Both have, a number or a vector a group:
 
 trace, frobenius, spectral : of W B = ∂(probabilities)/∂(targets), or with `logit` of ∂(outputs)/∂(targets)
 image(v) : B v for v (N, s, m)
@@ -28,8 +28,8 @@ DIRECTIONS, POWER_STEPS = 6, 24
 
 
 class LeaveOutStep(NamedTuple):
-    """What leaving groups out does to their outputs (N, s, m), which groups had an eigenvalue of W B capped, and, from a
-    sketch, about their largest one."""
+    """What leaving groups out does to their outputs (N, s, m), which groups had an eigenvalue of W B capped, and, from
+    a sketch, about their largest one."""
 
     step: torch.Tensor
     capped: torch.Tensor
