@@ -34,9 +34,8 @@ def main() -> None:
     for row in table.order()[:5]:
         says = table["others_say"][row]
         print(f"  row {row:3d}: class {table['class'][row]}, the other records predict {says}")
-    table.save(out)
-    ga.report(table, f"{out}/report.html")
-    print(f"Wrote scores.csv and report.html to {out}: they name records, keep them to yourself.")
+    ga.report(table, out)
+    print(f"Wrote scores.csv, report.html and summary.html to {out}: share the last alone, as the others name records.")
 
 
 if __name__ == "__main__":

@@ -36,9 +36,8 @@ def main() -> None:
     weak, strong = tables.values()
     for row in weak.order()[:5]:
         print(f"  row {row:3d}: {weak['predicted_success'][row]:.2f} -> {strong['predicted_success'][row]:.2f}")
-    weak.save(out)
-    ga.report(weak, f"{out}/report.html")
-    print(f"Wrote scores.csv and report.html of the weak penalty to {out}: they name records.")
+    ga.report(weak, out)
+    print(f"Wrote scores.csv, report.html and summary.html of the weak penalty to {out}: share the last alone.")
 
 
 if __name__ == "__main__":

@@ -44,14 +44,13 @@ def main() -> None:
     # a Dataset is read in order: a shuffling loader would be refused
     head = ga.from_torch(model, data, l2=len(data) * WEIGHT_DECAY)
     table = ga.audit(head, trace=trace)
-    table.save(out)
-    ga.report(table, f"{out}/report.html", head=head)  # with the head: map and what-if
+    ga.report(table, out, head=head)  # with the head: map and what-if
 
     view, fusion = table.meta.view, table.meta.fusion
     print(table.top(5))
     print(f"\nTraining took away {view.memorized:.0%} of the error that the other records make about a left-out one.")
     print("What each view counts in fused:", ", ".join(f"{name} {count:.2g}" for name, count in fusion.weights.items()))
-    print(f"Wrote scores.csv and report.html to {out}: they name records, keep them to yourself.")
+    print(f"Wrote scores.csv, report.html and summary.html to {out}: share the last alone, as the others name records.")
 
 
 if __name__ == "__main__":

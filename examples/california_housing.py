@@ -49,9 +49,8 @@ def main() -> None:
             end=" ",
         )
         print(f"leverage of the most exposed {table['leverage'][table.order()[0]]:.2f}")
-    table.save(given.out)
-    ga.report(table, f"{given.out}/report.html")
-    print(f"Wrote scores.csv and report.html of the network to {given.out}: they name records.")
+    ga.report(table, given.out)
+    print(f"Wrote scores.csv, report.html and summary.html of the network to {given.out}: share the last alone.")
 
 
 if __name__ == "__main__":

@@ -42,9 +42,8 @@ def main() -> None:
     place = int(np.flatnonzero(people.ids == f"patient {star}")[0])
     print(f"by person: rank {people.rank('newton')[place]} of {len(people)} ({people['newton'][place]:.3g}),", end=" ")
     print(f"{people['records'][place]} records left out together")
-    people.save(out)
-    ga.report(people, f"{out}/report.html")
-    print(f"Wrote scores.csv and report.html, by person, to {out}: they name people.")
+    ga.report(people, out)
+    print(f"Wrote scores.csv, report.html and summary.html, by person, to {out}: share the last alone.")
 
 
 if __name__ == "__main__":

@@ -31,9 +31,8 @@ def main() -> None:
     print(found.conclusion())
     print(found.about_target())
     print(f"LiRA's AUC is {found.attack.auc.value:.2f}. {found.cost()}")
-    table.save(out)
-    ga.report(table, f"{out}/report.html", validation=found)
-    print(f"Wrote scores.csv and report.html to {out}; giveaway purge {out}/signals removes the signals.")
+    ga.report(table, out, validation=found)
+    print(f"Wrote scores.csv, report.html and summary.html to {out}; giveaway purge {out}/signals removes the signals.")
 
 
 if __name__ == "__main__":

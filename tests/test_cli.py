@@ -560,9 +560,9 @@ def test_report_and_purge_of_folders_without_an_audit(giveaway, folder):
     ("module", "function"),
     [
         ("giveaway.curvature.choice", "DenseCurvature"),
-        ("giveaway.cli.audit_folder", "make_extras"),
-        ("giveaway.cli.audit_folder", "render"),
-        ("giveaway.storage.folder", "write_part"),
+        ("giveaway.reporting.folder", "make_extras"),
+        ("giveaway.reporting.folder", "render"),
+        ("giveaway.storage.files", "write_part"),
         ("giveaway.auditing.run", "count_duplicates"),
     ],
 )

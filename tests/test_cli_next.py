@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 from giveaway import audit
 from giveaway.auditing.store import AuditFolder, purge
 from giveaway.checks import InputError
-from giveaway.cli.audit_folder import missing_columns, tell
+from giveaway.cli.audit_folder import tell
 from giveaway.cli.follow_up_commands import canaries, compare, gate, weights
 from giveaway.findings.canaries import choose
 from giveaway.findings.changes import changes
@@ -240,13 +240,13 @@ def test_a_commands_own_gate(folder, tmp_path, capsys):
 
 def test_an_audit_that_cannot_answer_its_gate_does_not_start(tmp_path):
     with pytest.raises(InputError, match=r"got a measured count, which .*; run giveaway validate FOLDER --gate"):
-        missing_columns(read_rules(rules(tmp_path)), [])
+        read_rules(rules(tmp_path)).missing_columns([])
     rule = '[[rule]]\nname = "p"\nmeasure = "predicted_success"\nabove = 0.7\nat_most_share = 0.1\n'
     predicted = read_rules(rules(tmp_path, "schema = 1\n" + rule))
     with pytest.raises(InputError, match=r"expected the column predicted_success among the scores, got none; add pred"):
-        missing_columns(predicted, ["newton"])
-    assert missing_columns(predicted, ["newton", "predicted_success"]) == []
-    assert missing_columns(predicted, ["default", "lood_kl"]) == ["predicted_success"]
+        predicted.missing_columns(["newton"])
+    assert predicted.missing_columns(["newton", "predicted_success"]) == []
+    assert predicted.missing_columns(["default", "lood_kl"]) == ["predicted_success"]
 
 
 @pytest.mark.parametrize("command", [canaries, weights, compare, gate])

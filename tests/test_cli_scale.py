@@ -130,14 +130,14 @@ LEAVING = """
 import atexit, os, sys
 import torch.distributed as dist
 sys.argv = ["giveaway", *sys.argv[1:]]
-from giveaway.cli import audit_folder
-save = audit_folder.save_audit
+from giveaway.reporting import folder
+save = folder.save_audit
 def say(line):
     os.write(1, f"{line}\\n".encode())  # at once: two processes share the stream
 def saved(*arguments):
     say(f"saving with a group: {dist.is_initialized()}")
     save(*arguments)
-audit_folder.save_audit = saved
+folder.save_audit = saved
 atexit.register(lambda: say(f"rank {os.environ['RANK']} ends with a group: {dist.is_initialized()}"))
 from giveaway.cli import main
 main()

@@ -21,9 +21,9 @@ import numpy as np
 import pytest
 
 from giveaway import audit
-from giveaway.cli.audit_folder import main_table
 from giveaway.findings.extras import ReportExtras, contents_of
 from giveaway.records import ScoreTable
+from giveaway.reporting.folder import main_table
 from giveaway.reporting.pages import index_page, summary_pages
 from giveaway.reporting.report import render
 from giveaway.reporting.validation import StoredValidation

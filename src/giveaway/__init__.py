@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from giveaway.extract import from_sklearn, from_torch
     from giveaway.gp.distinguishability import lood
     from giveaway.records import Head, LossTrace, indexed
-    from giveaway.reporting.report import report
+    from giveaway.reporting.folder import report
 
 __version__ = VERSION
 
@@ -26,7 +26,7 @@ _NAMES = {
     "giveaway.extract": ("from_sklearn", "from_torch"),
     "giveaway.gp.distinguishability": ("lood",),
     "giveaway.records": ("Head", "LossTrace", "indexed"),
-    "giveaway.reporting.report": ("report",),
+    "giveaway.reporting.folder": ("report",),
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names}
 _MOVED = {

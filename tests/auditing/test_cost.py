@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -14,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giveaway import Head
-from giveaway.auditing.cost import STEPS, AuditCost, Rate, Workload, calibrate, estimate, human_bytes, product_shape
+from giveaway.auditing.cost import STEPS, AuditCost, Workload, calibrate, estimate, human_bytes, product_shape
 from giveaway.curvature.dense import DenseCurvature
 from giveaway.text import human_seconds
 
 IMAGENET = (1_281_167, 2_049, 1_000, "cross_entropy")
 LARGE = Workload(*IMAGENET, probes=256)
-RATE = Rate(480e12, "bfloat16", "cuda", (4_096, 2_049, 4_096))
+RATE = 480e12
 
 
 def counted_product(a: int, b: int, c: int) -> int:
@@ -52,7 +51,6 @@ def test_dense_products_are_those_of_feature_pairs_and_numbers_of_w(loss, m, num
     pairs = sum(1 for a in range(d) for b in range(a, d))
     assert cost.flops["sums"] == counted_product(pairs, n, numbers)
     assert cost.flops["forms"] == counted_product(numbers, pairs, n)
-    assert cost.passes == 2
 
 
 def test_dense_softmax_is_the_count_of_the_maths_sheet_and_the_steps_of_the_records():
@@ -84,7 +82,6 @@ def test_sketch_counts_every_product():
     pairs = d * (d + 1) // 2
     assert cost.flops["preconditioner sums"] == counted_product(pairs, n, m)
     assert cost.flops["preconditioner"] == (STEPS + 1) * m * counted_product(d, d, q)
-    assert cost.passes == 1 + 1 + STEPS + 1
 
 
 @pytest.mark.parametrize("sketched", [False, True])
@@ -95,7 +92,7 @@ def test_more_of_anything_is_never_cheaper(sketched, n, d, m, q):
 
     base = cost()
     for other in (cost(n=2 * n), cost(d=d + 1), cost(m=m + 1), cost(q=q + 1)):
-        for name in ("operations", "bytes", "disk_bytes", "seconds"):
+        for name in ("operations", "bytes", "seconds"):
             assert getattr(other, name) >= getattr(base, name)
     assert cost(n=2 * n).operations > base.operations
     assert (cost(q=2 * q).operations > base.operations) == sketched
@@ -115,14 +112,12 @@ def test_dense_memory_holds_what_a_dense_curvature_holds(loss):
     assert estimate(Workload(n, d + 1, m, loss, held_bytes=77)).bytes == cost.bytes + 77
 
 
-def test_sketch_memory_is_of_the_probes_solved_at_once_and_all_of_them_are_on_disk():
+def test_sketch_memory_is_of_the_probes_solved_at_once():
     whole = estimate(LARGE)
     parts = estimate(replace(LARGE, probe_blocks=8))
     column = 4 * 2_049 * 1_000
     assert whole.bytes - parts.bytes == 6 * column * (256 - 32)
-    assert parts.passes == 8 * 21 + 2
     assert whole.operations == parts.operations
-    assert whole.disk_bytes - estimate(replace(LARGE, probes=246)).disk_bytes == 10 * column
     dense = estimate(Workload(*IMAGENET))
     assert dense.bytes > 30e12 > 1_000 * whole.bytes / 2
 
@@ -153,14 +148,6 @@ def test_the_product_to_time_has_the_shape_of_the_work_and_bounded_matrices(work
         assert 8 * max(a * b, b * c, a * c) <= most
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_a_rate_is_measured(dtype):
-    rate = calibrate(torch.device("cpu"), dtype, (64, 32, 48), seconds=0.01)
-    assert math.isfinite(rate.per_second)
-    assert rate.per_second > 0
-    assert (rate.dtype, rate.device, rate.shape) == (str(dtype)[6:], "cpu", (64, 32, 48))
-
-
 def test_the_rate_is_operations_over_time(monkeypatch):
     now = 0.0
 
@@ -172,17 +159,14 @@ def test_the_rate_is_operations_over_time(monkeypatch):
     monkeypatch.setattr("giveaway.auditing.cost.perf_counter", lambda: now)
     monkeypatch.setattr(torch, "mm", product)
     rate = calibrate(torch.device("cpu"), torch.float32, (30, 40, 50), seconds=0.2)
-    assert rate.per_second == pytest.approx(2 * 30 * 40 * 50 / 0.02)
+    assert rate == pytest.approx(2 * 30 * 40 * 50 / 0.02)
     assert now == pytest.approx(0.02 * (1 + 1 + 10))
 
 
 def test_the_words_of_a_sketch():
-    assert estimate(replace(LARGE, device="cuda", feature_bytes=2), RATE).lines() == [
+    assert estimate(replace(LARGE, device="cuda"), RATE).lines() == [
         "audit: 1,281,167 records × 2,049 features × 1,000 classes; sketched curvature, 256 probes; about 6.2e16 "
         "operations, 32 GB, 2 minutes on this GPU (measured rate 480 TFLOP/s)",
-        "disk: 2.5 GB; passes over the features: 23",
-        "each pass reads 5.3 GB of features",
-        "memory: 7 copies of the probes solved at once, and the preconditioner",
         "an estimate: matrix products at a measured rate; reading the features and small steps come on top",
     ]
 
@@ -192,8 +176,7 @@ def test_the_words_of_small_audits():
     assert one.lines()[0] == (
         "audit: 1 record × 1 feature × 1 output; dense curvature; about 5.0e0 operations, 128 bytes, time not measured"
     )
-    rate = Rate(35.4e9, "float64", "cpu", (1, 1, 1))
-    labels = estimate(Workload(9_000, 65, 3, "binary_cross_entropy", processes=2), rate)
+    labels = estimate(Workload(9_000, 65, 3, "binary_cross_entropy", processes=2), 35.4e9)
     assert "9,000 records × 65 features × 3 outputs; dense curvature" in labels.lines()[0]
     assert "under a second with 2 processes like this one (measured rate 35 GFLOP/s)" in labels.lines()[0]
 
@@ -202,8 +185,7 @@ def test_json_holds_everything_and_is_json():
     cost = estimate(LARGE, RATE)
     found = json.loads(json.dumps(cost.to_json(), allow_nan=False))
     assert found["operations"] == cost.operations == sum(found["flops"].values())
-    assert (found["bytes"], found["passes"], found["probes"]) == (cost.bytes, 23.0, 256)
-    assert found["rate"] == {"per_second": 480e12, "dtype": "bfloat16", "device": "cuda", "shape": [4096, 2049, 4096]}
+    assert (found["bytes"], found["rate"], found["probes"]) == (cost.bytes, 480e12, 256)
     assert found["notes"] == list(cost.notes)
     assert (found["records"], found["curvature"], found["loss"]) == (1_281_167, "sketch", "cross_entropy")
 

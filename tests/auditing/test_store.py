@@ -27,7 +27,6 @@ from giveaway.auditing.store import (
     purge,
     read_key,
     save_audit,
-    signals_folder,
     with_signals,
 )
 from giveaway.records import ScoreTable
@@ -48,7 +47,7 @@ def write_audit(folder: Path, head: Head, config: dict) -> ScoreTable:
     table = audited(head, config)
     with AuditFolder(folder).locked(new=True) as place:
         check_folder(place, table.meta.provenance)
-        save_audit(place, {"scores": table}, {"report.html": "<html></html>"}, "l2 = 0.5\n")
+        save_audit(place, {"scores": table}, {"report.html": "<html></html>", "config.toml": "l2 = 0.5\n"})
     return table
 
 
@@ -170,7 +169,7 @@ def test_the_same_audit_is_taken_again_and_another_refused_with_the_difference(t
     for difference in ("inputs differ", "l2 was 0.5, is 0.25", "by was None, is 'record'"):
         assert difference in message
     assert "a.npz" not in message
-    assert message.endswith("; choose another folder")
+    assert message.endswith("; choose another folder, or write over it (--overwrite)")
     assert contents(folder) == before
 
 
@@ -341,9 +340,9 @@ def test_a_folder_of_shadow_models_is_purged_by_its_own_manifest(tmp_path):
 def test_shadow_models_in_an_audit_folder_are_purged_with_it(tmp_path):
     folder = tmp_path / "audit"
     write_audit(folder, made_head("classes"), {})
-    shadow_folder(signals_folder(folder))
+    shadow_folder(folder / "signals")
     with AuditFolder(folder).locked() as place:
-        place.commit(with_signals(place, signals_folder(folder)))
+        place.commit(with_signals(place, folder / "signals"))
     assert json.loads((folder / "audit.json").read_text())["signals"] == ["signals"]
     moved = folder.rename(tmp_path / "moved")
     assert listed_signals(moved) == [moved / "signals"]

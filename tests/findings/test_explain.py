@@ -35,7 +35,6 @@ def test_shares_by_hand():
     assert (common.name, common.rows, common.exposed) == ("a", 90, 2)
     assert rare.ratio == pytest.approx((3 / 5) / (10 / 100))
     assert common.ratio == pytest.approx((2 / 5) / (90 / 100))
-    assert found.rare_share == pytest.approx(6.0)
     for group in found.groups:
         chances = [comb(group.rows, k) * comb(100 - group.rows, 5 - k) / comb(100, 5) for k in range(6)]
         below = np.cumsum(chances)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import sys
+from base64 import b64decode
 from dataclasses import replace
 
 import numpy as np
@@ -44,8 +45,8 @@ def test_everything_comes_back_from_the_folder(tmp_path):
             np.testing.assert_array_equal(getattr(gone, name), getattr(again, name))
     np.testing.assert_array_equal(look.candidates.similarity, found.candidates.similarity)
     np.testing.assert_array_equal(found.contents.rows, table.order()[:100])
-    assert look.contents.pictures == found.contents.pictures
-    assert found.contents.pictures[0].startswith(b"\x89PNG")
+    assert (found.contents.held, found.contents.pictures) == (look.contents.held, True)
+    assert b64decode(found.contents.held[0]).startswith(b"\x89PNG")
     assert look.to_bytes() == make_extras(head, table, method="pca", show_records=True).to_bytes()
 
 
@@ -56,8 +57,8 @@ def test_texts_come_back_too_and_on_request_only(tmp_path):
     assert make_extras(spoken, table).contents is None
     found = loaded(make_extras(spoken, table, show_records=True), tmp_path)
     first = int(table.order()[0])
-    assert found.contents.texts[0] == f"record {first} 'quoted' \\u0000"
-    assert found.contents.pictures[0] == b""
+    assert found.contents.held[0] == f"record {first} 'quoted' \\u0000"
+    assert not found.contents.pictures
 
 
 def test_a_black_box_has_canaries_but_no_map(tmp_path):
@@ -270,8 +271,8 @@ def test_what_is_refused():
 ROWS = np.array([2, 0])
 
 
-def pixels(png: bytes) -> np.ndarray:
-    return np.round(255 * imread(io.BytesIO(png), format="png")[..., :3]).astype(int)
+def pixels(png: str) -> np.ndarray:
+    return np.round(255 * imread(io.BytesIO(b64decode(png)), format="png")[..., :3]).astype(int)
 
 
 @pytest.mark.parametrize("form", ["first", "last", "grey", "tensor", "flat channels"])
@@ -287,8 +288,8 @@ def test_images_are_those_of_their_rows(form):
         "flat channels": images[:, :1],
     }[form]
     found = contents_of(given, ROWS)
-    assert found.texts == ("", "")
-    for row, png in zip(ROWS, found.pictures, strict=True):
+    assert found.pictures
+    for row, png in zip(ROWS, found.held, strict=True):
         shown = pixels(png)
         factor = shown.shape[0] // 8
         expected = images[row] if form in ("first", "last", "tensor") else np.repeat(images[row, :1], 3, axis=0)
@@ -297,23 +298,23 @@ def test_images_are_those_of_their_rows(form):
 
 def test_large_images_are_thinned_and_a_constant_one_is_black():
     found = contents_of(np.full((3, 1, 1000, 40), 0.3), ROWS)
-    assert pixels(found.pictures[0]).max() == 0
-    assert pixels(found.pictures[0]).shape[0] <= 192
+    assert pixels(found.held[0]).max() == 0
+    assert pixels(found.held[0]).shape[0] <= 192
 
 
 def test_strings_are_cut_and_harmless():
     found = contents_of(["a", "b", "x" * 10_000_000 + "\x1b[31m"], ROWS)
-    assert len(found.texts[0]) <= 400
-    assert found.texts[0].endswith("…")
-    assert found.texts[1] == "a"
-    assert "\\u001b" in contents_of(["\x1b[31m"], np.array([0])).texts[0]
+    assert len(found.held[0]) <= 400
+    assert found.held[0].endswith("…")
+    assert found.held[1] == "a"
+    assert "\\u001b" in contents_of(["\x1b[31m"], np.array([0])).held[0]
 
 
 def test_tables_name_their_columns():
     frame = pandas.DataFrame({"age": [1.5, 2.0, 3.25], "job": ["x", "y", "z\u202e"]})
-    assert contents_of(frame, ROWS).texts == ("age: 3.25, job: z\\u202e", "age: 1.5, job: x")
+    assert contents_of(frame, ROWS).held == ["age: 3.25, job: z\\u202e", "age: 1.5, job: x"]
     wide = np.arange(90.0).reshape(3, 30)
-    text = contents_of(wide, ROWS).texts[0]
+    text = contents_of(wide, ROWS).held[0]
     assert text.startswith("0: 60, 1: 61, ")
     assert text.endswith(", … 6 more")
-    assert contents_of(np.array([["a", "b"], ["c", "d"], ["e", "f"]]), ROWS).texts[0] == "0: e, 1: f"
+    assert contents_of(np.array([["a", "b"], ["c", "d"], ["e", "f"]]), ROWS).held[0] == "0: e, 1: f"

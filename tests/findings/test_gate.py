@@ -128,11 +128,8 @@ def test_raw_scores_are_refused_with_the_reason(audited, measure):
 
 
 def test_what_the_rules_need_is_known_before_the_work(audited):
-    count, both = (read_rules(rule_file(audited, text)) for text in (COUNT, COUNT + PREDICTED))
-    assert (count.needs_validation, count.columns) == (True, ())
-    assert (both.needs_validation, both.columns) == (True, ("predicted_success",))
     change = read_rules(rule_file(audited, GAP + CHANGE + PREDICTED))
-    assert (change.needs_validation, change.columns) == (False, ("loo_gap", "predicted_success"))
+    assert change.missing_columns(["default"]) == ["loo_gap", "predicted_success"]
 
 
 def test_the_measured_count_against_its_limit(audited):

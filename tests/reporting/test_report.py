@@ -192,11 +192,6 @@ def test_trade_off_curves_count_the_directions_that_the_loss_sees(kind, directio
         ]
 
 
-def test_report_writes_what_render_gives(tmp_path, drawn, table):
-    report(table, tmp_path / "page.html", top=5)
-    assert (tmp_path / "page.html").read_text(encoding="utf-8") == render(table, top=5)
-
-
 def viewed(kind: str = "classes", **options) -> ScoreTable:
     head = made_head(kind, l2=0.5, **options)
     return audit(replace(head, inputs=np.maximum(head.features.numpy(), 0.0)))
@@ -327,7 +322,7 @@ def test_after_a_validation_the_page_counts_and_shows_what_was_measured():
     assert flags.count("yes") == found.count.flagged.sum()
     assert {flag == "yes" for flag, row in zip(flags, order, strict=True) if found.count.flagged[row]} == {True}
     assert "fewer than 2" in text.split("worth in shadow models")[1]
-    assert page.count('<img src="data:image/svg+xml') == 4
+    assert page.count('<img src="data:image/svg+xml') == 3
 
 
 def test_people_have_no_measured_columns_of_records():

@@ -22,7 +22,7 @@ COUNT |= {"confidence": 0.95, "flagged": 41, "by_success": 30, "judged": 60}
 def measured(records: int = 60) -> StoredValidation:
     stated = {"models": 64, "records": records, "at_least_exposed": COUNT, "lira": {"auc": [0.71, 0.69, 0.73]}}
     nothing = np.zeros(records)
-    return StoredValidation(stated, nothing, nothing, nothing > 0, nothing == 0, *[nothing] * 5)
+    return StoredValidation(stated, nothing, nothing, nothing > 0, nothing == 0, *[nothing] * 3)
 
 
 def test_without_an_attack_the_headline_is_a_ranking():

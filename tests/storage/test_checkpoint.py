@@ -357,14 +357,3 @@ def test_finishing_and_purging_leave_nothing_of_ours(tmp_path):
     assert set(contents(tmp_path)) == {"notes.txt"}
     assert UnfinishedWork(tmp_path).remove() == 0
     assert UnfinishedWork(tmp_path / "nowhere").remove() == 0
-
-
-def test_a_process_with_a_disk_of_its_own_clears_what_is_its_own(tmp_path):
-    begun(tmp_path, rank=1).save("sums", tensors())
-    begun(tmp_path, rank=1, resume=True).finish()
-    assert list(tmp_path.iterdir()) == []
-    # a foreign folder of that name is left alone
-    (tmp_path / "checkpoint").mkdir()
-    (tmp_path / "checkpoint" / "model-3.npz").write_bytes(b"theirs")
-    assert UnfinishedWork(tmp_path).remove() == 0
-    assert set(contents(tmp_path)) == {"model-3.npz"}

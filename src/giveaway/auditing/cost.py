@@ -1,6 +1,5 @@
-"""What an audit will cost: operations by stage, memory, disk, and time at a measured rate (docs/derivations.md)."""
+"""What an audit will cost: operations by stage, memory, and time at a measured rate (docs/derivations.md)."""
 
-import dataclasses
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -24,6 +23,7 @@ WORKING_COPIES = 7  # right sides, solution, residual, preconditioned residual, 
 COLUMNS = 14  # of a table with every score
 MATRIX_BYTES = {"cpu": 16_000_000, "cuda": 256_000_000}  # in a timed product: large enough for full speed, soon done
 ROWS = 4_096
+FLOPS = ("FLOP/s", "kFLOP/s", "MFLOP/s", "GFLOP/s", "TFLOP/s", "PFLOP/s")
 NOTE = "an estimate: matrix products at a measured rate; reading the features and small steps come on top"
 
 
@@ -39,25 +39,11 @@ class Workload:
     probe_blocks: int = 1  # in which the probes are solved one after the other
     processes: int = 1
     device: str = "cpu"
-    feature_bytes: int = 4  # per number
     held_bytes: int = 0  # in memory besides, such as features that are not streamed
 
     @property
     def of_loss(self) -> Loss:
         return loss_named(self.loss, self.outputs)
-
-
-@dataclass(frozen=True)
-class Rate:
-    """How fast matrix products of one shape ran here."""
-
-    per_second: float
-    dtype: str
-    device: str
-    shape: tuple[int, int, int]
-
-    def __str__(self) -> str:
-        return _scaled(self.per_second, ("FLOP/s", "kFLOP/s", "MFLOP/s", "GFLOP/s", "TFLOP/s", "PFLOP/s"))
 
 
 @dataclass(frozen=True)
@@ -67,11 +53,9 @@ class AuditCost:
     work: Workload
     flops: dict[str, float]  # by stage
     bytes: int
-    disk_bytes: int
-    passes: float
     seconds: float | None
-    rate: Rate | None
-    notes: tuple[str, ...]
+    rate: float | None  # operations a second
+    notes: tuple[str, ...] = (NOTE,)
 
     @property
     def operations(self) -> float:
@@ -88,52 +72,38 @@ class AuditCost:
             where = f"with {work.processes} processes like this one"
         time = "time not measured"
         if self.seconds is not None:
-            time = f"{human_seconds(self.seconds)} {where} (measured rate {self.rate})"
+            time = f"{human_seconds(self.seconds)} {where} (measured rate {_scaled(self.rate or 0.0, FLOPS)})"
         mantissa, exponent = f"{self.operations:.1e}".split("e")
         about = f"about {mantissa}e{int(exponent)} operations, {human_bytes(self.bytes)}, {time}"
-        disk = f"disk: {human_bytes(self.disk_bytes)}; passes over the features: {self.passes:,.0f}"
-        return [f"audit: {size}; {how}; {about}", disk, *self.notes]
+        return [f"audit: {size}; {how}; {about}", *self.notes]
 
     def to_json(self) -> dict[str, Any]:
         """Return the same for machines."""
-        cost = dataclasses.asdict(self)
-        work = cost.pop("work")
+        cost = {name: value for name, value in vars(self).items() if name != "work"}
         named = ("records", "features", "outputs", "loss", "probes", "processes", "device")
         kind = "dense" if self.work.probes is None else "sketch"
-        told = {"curvature": kind, **cost, "notes": list(self.notes), "operations": self.operations}
-        return {name: work[name] for name in named} | told
+        told = {"curvature": kind, **cost, "operations": self.operations}
+        return {name: getattr(self.work, name) for name in named} | told
 
 
-def estimate(work: Workload, rate: Rate | None = None) -> AuditCost:
+def estimate(work: Workload, rate: float | None = None) -> AuditCost:
     """Estimate the cost of an audit. Processes share the records; each one factors the matrices by itself."""
-    shared, repeated, matrices, checkpoint = _dense(work) if work.probes is None else _sketch(work, work.probes)
-    table = 8 * COLUMNS * work.records
+    shared, repeated, matrices = _dense(work) if work.probes is None else _sketch(work, work.probes)
     operations = sum(shared.values()) / work.processes + sum(repeated.values())
-    notes = [f"each pass reads {human_bytes(work.records * work.features * work.feature_bytes)} of features"]
-    if work.probes is not None:
-        notes.append(f"memory: {WORKING_COPIES} copies of the probes solved at once, and the preconditioner")
-    return AuditCost(
-        work=work,
-        flops=shared | repeated,
-        bytes=matrices + table + work.held_bytes,
-        disk_bytes=3 * table + checkpoint,  # .csv takes twice what .npz does
-        passes=2.0 if work.probes is None else float(work.probe_blocks * (STEPS + 1) + 2),
-        seconds=None if rate is None else operations / rate.per_second,
-        rate=rate,
-        notes=(*notes, NOTE),
-    )
+    held = matrices + 8 * COLUMNS * work.records + work.held_bytes
+    return AuditCost(work, shared | repeated, held, None if rate is None else operations / rate, rate)
 
 
-def _dense(work: Workload) -> tuple[dict[str, float], dict[str, float], int, int]:
-    """Return the operations that processes share and those of each one, and the bytes of matrices and checkpoint."""
+def _dense(work: Workload) -> tuple[dict[str, float], dict[str, float], int]:
+    """Return the operations that processes share and those of each one, and the bytes of matrices."""
     n, d, m, pairs, coupled = work.records, work.features, work.outputs, work.of_loss.pairs, work.of_loss.coupled
     matrices, size = (1, d * (m - 1)) if coupled else (pairs, d)
     products = float(n * d * (d + 1) * pairs)
     shared = {"sums": products, "forms": products} | ({"left out": n * m**3 / 3} if coupled else {})
-    return shared, {"inverse": float(matrices * size**3)}, 16 * matrices * size**2, 4 * pairs * d * (d + 1)
+    return shared, {"inverse": float(matrices * size**3)}, 16 * matrices * size**2
 
 
-def _sketch(work: Workload, q: int) -> tuple[dict[str, float], dict[str, float], int, int]:
+def _sketch(work: Workload, q: int) -> tuple[dict[str, float], dict[str, float], int]:
     """Return the same for a sketch; it keeps its columns for all probes, and the other copies for one block."""
     n, d, m = work.records, work.features, work.outputs
     product = 2.0 * n * d * m * q
@@ -143,7 +113,7 @@ def _sketch(work: Workload, q: int) -> tuple[dict[str, float], dict[str, float],
     shared["preconditioner sums"] = float(n * d * (d + 1) * m)
     repeated = {"preconditioner factors": float(m * d**3), "preconditioner": 2.0 * d * d * m * q * (STEPS + 1)}
     held = column * (q + (WORKING_COPIES - 1) * at_once) + SKETCH_BYTES * m * d * d
-    return shared, repeated, held, column * q
+    return shared, repeated, held
 
 
 def product_shape(work: Workload) -> tuple[int, int, int]:
@@ -160,15 +130,14 @@ def product_shape(work: Workload) -> tuple[int, int, int]:
     return a, b, max(1, min(c, most // max(a, b)))
 
 
-def calibrate(place: torch.device, dtype: torch.dtype, shape: tuple[int, int, int], *, seconds: float = 0.3) -> Rate:
-    """Measure the rate of products of `shape` in `dtype` for about `seconds`, after one that warms up."""
+def calibrate(place: torch.device, dtype: torch.dtype, shape: tuple[int, int, int], *, seconds: float = 0.3) -> float:
+    """Measure operations a second in products of `shape` for about `seconds`, after one that warms up."""
     a, b, c = shape
     # random numbers: a GPU multiplies constants faster
     generator = torch.Generator(place).manual_seed(0)
     left = torch.randn(a, b, dtype=dtype, device=place, generator=generator)
     right = torch.randn(b, c, dtype=dtype, device=place, generator=generator)
     out = torch.empty(a, c, dtype=dtype, device=place)
-
     wait = torch.cuda.synchronize if place.type == "cuda" else lambda place: None
 
     def timed(repeats: int) -> float:
@@ -181,8 +150,7 @@ def calibrate(place: torch.device, dtype: torch.dtype, shape: tuple[int, int, in
 
     timed(1)
     repeats = max(1, min(100_000, round(seconds / timed(1))))
-    rate = 2.0 * a * b * c * repeats / timed(repeats)
-    return Rate(rate, str(dtype).removeprefix("torch."), str(place), shape)
+    return 2.0 * a * b * c * repeats / timed(repeats)
 
 
 def quick(head: Head, curvature: Dense | Sketch | Auto) -> bool:
@@ -197,8 +165,7 @@ def forecast(head: Head, curvature: Dense | Sketch | Auto, processes: Processes 
     sketch = choose(head, curvature).sketch
     dtype, probes, blocks = torch.float64, None, 1
     if sketch is not None:
-        precision = precision_named(sketch.precision, head.device)
-        dtype, probes = precision.between, sketch.probes
+        dtype, probes = precision_named(sketch.precision, head.device).between, sketch.probes
         blocks = -(-probes // probes_at_once(head, sketch))
     work = Workload(
         records=head.n,
@@ -209,7 +176,6 @@ def forecast(head: Head, curvature: Dense | Sketch | Auto, processes: Processes 
         probe_blocks=blocks,
         processes=processes.size,
         device=str(head.device),
-        feature_bytes=head.features.dtype.itemsize,
         held_bytes=0 if isinstance(head.features, LazyRows) else head.features.nbytes,
     )
     return estimate(work, calibrate(head.device, dtype, product_shape(work)))

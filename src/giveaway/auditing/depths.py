@@ -12,21 +12,12 @@ import torch
 from giveaway.auditing.plan import DEFAULT, named_scores
 from giveaway.checks import check_number, fail
 from giveaway.curvature.choice import Auto, Dense, Sketch
+from giveaway.network import scores as of_network
 from giveaway.network.depths import Depths, Ekfac, Solves, suffix
 from giveaway.network.ekfac import ekfac_records
 from giveaway.network.gradients import row_numbers
 from giveaway.network.network import Network
-from giveaway.network.scores import (
-    AT_ONCE,
-    USUAL,
-    CheckpointedSolves,
-    NetworkScores,
-    check_probes,
-    right_sides_of_a_record,
-    score_names,
-    score_records,
-    sketch_records,
-)
+from giveaway.network.scores import NetworkScores
 from giveaway.network.solves import InverseCurvature, rank_for
 from giveaway.records import ScoreTable
 from giveaway.records.meta import Meta
@@ -51,9 +42,9 @@ class DepthAudit:
     ) -> None:
         self.deep, self.method = deep, _method(curvature)
         approximate = isinstance(self.method, Ekfac)
-        usual = OF_EKFAC if approximate else USUAL
+        usual = OF_EKFAC if approximate else of_network.USUAL
         names = [n for name in named_scores(scores) for n in (usual if name == DEFAULT else (name,))]
-        self.names = score_names(names, deep.first.loss)
+        self.names = of_network.score_names(names, deep.first.loss)
         if approximate and (missing := [name for name in self.names if name not in OF_EKFAC]):
             expected = f"{' or '.join(OF_EKFAC)} beside Ekfac()"
             raise fail("scores", expected, missing[0], "leave it out, or take Sketch()")
@@ -68,7 +59,7 @@ class DepthAudit:
         if isinstance(self.method, Sketch):
             return self.method.probes
         exact = isinstance(self.method, Solves)
-        return len(self.rows) * right_sides_of_a_record(self.deep.first, self.names) if exact else 0
+        return len(self.rows) * of_network.right_sides_of_a_record(self.deep.first, self.names) if exact else 0
 
     def run(self, checkpoint: Checkpoint = NO_CHECKPOINT, on_part: OnPart = lambda done, total: None) -> ScoreTable:
         """Score every depth, or load it; `on_part` is told the right sides solved, and all as far as known."""
@@ -121,13 +112,13 @@ class DepthAudit:
                 curvature=exact.curvature,
                 most_steps=exact.most_steps,
             )
-            solves = CheckpointedSolves(inverse, checkpoint, place)
+            solves = of_network.CheckpointedSolves(inverse, checkpoint, place)
             options: Any = {"scores": self.names, "solves": solves, "on_solved": on_solved}
             if isinstance(method, Sketch):
                 options |= {"probes": method.probes, "seed": method.seed, "at_once": PROBES_AT_ONCE}
-                scored = sketch_records(inverse, **options)
+                scored = of_network.sketch_records(inverse, **options)
             else:
-                scored = score_records(inverse, self.rows, at_once=AT_ONCE, **options)
+                scored = of_network.score_records(inverse, self.rows, at_once=of_network.AT_ONCE, **options)
         scored.report.update(method=METHODS[type(method)], seconds=round(time.perf_counter() - began, 3))
         written = torch.frombuffer(bytearray(json.dumps(scored.report).encode()), dtype=torch.uint8)
         finished = {**scored.columns, "capped": scored.capped, "residual": scored.residual, "report": written}
@@ -154,7 +145,7 @@ def _method(curvature: Method | Dense | Auto | None) -> Method:
         expected = "Sketch(), or Solves() or Ekfac() of ga.network, for a network"
         raise fail("curvature", expected, repr(curvature), "leave it out for a sketch of 64 probes")
     if isinstance(curvature, Sketch):
-        check_probes(curvature.probes)
+        of_network.check_probes(curvature.probes)
         for field in fields(Sketch):
             if field.name not in OF_SKETCH and getattr(curvature, field.name) != field.default:
                 got = f"{field.name}={getattr(curvature, field.name)!r}"

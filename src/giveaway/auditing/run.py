@@ -12,11 +12,10 @@ from giveaway.auditing.duplicates import count_duplicates
 from giveaway.auditing.plan import DEFAULT, Plan, plan
 from giveaway.auditing.scoring import score
 from giveaway.checks import InputError, fail
-from giveaway.curvature.choice import Auto, Dense, Sketch, compute, expected_passes
+from giveaway.curvature.choice import Auto, Curvature, Dense, Sketch, compute, expected_passes
 from giveaway.curvature.dense import DenseCurvature
 from giveaway.curvature.optimum import GradientSums, gradient_sum
 from giveaway.curvature.optimum import refit as refit_head
-from giveaway.curvature.sketch import SketchedCurvature
 from giveaway.evaluation.ranking import recall_at, spearman
 from giveaway.gp.distinguishability import KernelGiven, Process
 from giveaway.linalg.processes import HERE, Execution, Processes
@@ -50,28 +49,22 @@ def audit(
 ) -> ScoreTable:
     """Rank every record (or person, where the head has groups) by its exposure.
 
-    head : the trained head with its records; see `Head`, `from_torch` and `from_sklearn`; or `ga.network.Depths`, for
-        scores through more of a network than its last layer, in columns such as newton_all. Inputs that it holds add
-        `left_out`, what the other records say through a kernel that never saw the model; outputs on relatives, out of
-        bag and on records held out are further views. `fused` puts all views together and is the score to rank by;
-        without any the ranking is by `newton`.
-    trace : the losses of the training on these records, for the view `trace`: on image networks that memorize, the
-        view that found most.
-    scores : names of the columns wanted. "default" stands for those that rank: all but the `_logit` norms, the
-        `predicted_*` columns, which estimate an attack's power, and `lood_*`, which come with a kernel. Name it with
-        others to add them: ("default", "predicted_success").
+    head : the trained head with its records (`Head`, `from_torch`, `from_sklearn`), or `ga.network.Depths`, for scores
+        through more of a network than its last layer. The inputs and outputs that it holds are views of each record;
+        `fused` puts them together and is the score to rank by; without any the ranking is by `newton`.
+    trace : the losses of the training on these records, for the view `trace`.
+    scores : names of the columns wanted. "default" stands for those that rank: name it with others to add them, such as
+        ("default", "predicted_success").
     optimum : "assumed" takes the head as trained to the optimum of its objective; "corrected" subtracts what leaving a
         record out has in common with training on, for a head that was stopped early (needs its weights); "refit" brings
         the head to its optimum first.
     curvature : `Dense()` inverts the head's curvature exactly, `Sketch()` estimates what it says of every record from
-        random probes, `Auto()` is dense where that fits the memory. The metadata say which it was, and how far a sketch
-        is off. A network takes `Sketch()`, or `Solves()` and `Ekfac()` of `ga.network`.
-    kernel : of the Gaussian process of the lood_* scores: a kernel, its name, or `ga.gp.Process(kernel, noise)`. By
-        default that is an NNGP of images on the sphere, or an RBF of standardized columns with their median distance as
-        length, and a variance of 0.05 around functions of variance 1.
+        random probes, `Auto()` is dense where that fits the memory. A network takes `Sketch()`, or `Solves()` and
+        `Ekfac()` of `ga.network`.
+    kernel : of the Gaussian process of the lood_* scores: a kernel, its name, or `ga.gp.Process(kernel, noise)`; by
+        default an NNGP of images on the sphere, or an RBF of standardized columns, with noise 0.05.
     progress : show a progress bar on stderr, or lines where that is no terminal.
-    execution : processes that share the work, and where it saves what it has finished, for `giveaway audit` under
-        torchrun and with --resume. Processes other than the first get the scores of the head alone.
+    execution : processes that share the work, and where it saves what it has finished (torchrun, --resume).
 
     >>> import numpy as np, giveaway as ga
     >>> x = np.array([[0.0], [1.0], [2.0], [10.0]])
@@ -116,9 +109,8 @@ def audit(
             "l2_sensitivity": resolved.l2_sensitivity,
         },
     }
-    meta |= {name: getattr(head, name) for name in ("loss", "l2", "intercept", "penalize_intercept", "frozen", "model")}
-    if head.rows_proved_by is not None:
-        meta["rows_proved_by"] = head.rows_proved_by
+    of_head = ("loss", "l2", "intercept", "penalize_intercept", "frozen", "model", "rows_proved_by")
+    meta |= {name: getattr(head, name) for name in of_head}
     ids = head.ids if head.groups is None else np.unique(head.groups)
     digests = RowDigests.of_head(head) if processes.first and resolved.unit == "record" else None
     return ScoreTable(columns, ids, Meta.from_json(meta), attributes, digests)
@@ -200,11 +192,7 @@ def _ask_views(
 
 
 def _l2_sensitivity(
-    head: Head,
-    resolved: Plan,
-    curvature: DenseCurvature | SketchedCurvature,
-    newton: np.ndarray,
-    execution: Execution,
+    head: Head, resolved: Plan, curvature: Curvature, newton: np.ndarray, execution: Execution
 ) -> dict[str, float]:
     """Spearman of newton at other penalties with newton at the head's own, and how much of the top 5 % stays there."""
     only, again = Plan(("newton",), resolved.unit, resolved.optimum), replace(execution, checkpoint=NO_CHECKPOINT)

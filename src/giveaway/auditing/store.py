@@ -31,8 +31,6 @@ from giveaway.version import VERSION
 
 LETTERS = 16  # hexadecimal digits of a pseudonym: 64 bits
 LEAST_KEY = 16  # bytes
-
-
 SIGNALS = "signals"  # in an audit folder, the folder of shadow models that were trained for it
 
 
@@ -77,18 +75,21 @@ def provenance(digest: str, config: dict[str, Any], weights: str | None = None) 
     )
 
 
-def check_folder(place: AuditFolder, expected: Provenance) -> None:
-    """Refuse a folder with an audit of other inputs or options."""
-    if place.marked:
-        stored = place.read().get("provenance", {})
-        same = ("inputs_sha256", "weights_sha256", "config")
-        old, new = ({name: one.get(name) for name in same} for one in (stored, expected.to_json()))
-        place.check(old, new, "an audit of the same inputs and options", "choose another folder")
+def check_folder(place: AuditFolder, expected: Provenance, *, overwrite: bool = False) -> None:
+    """Refuse a folder with an audit of other inputs or options; with `overwrite`, remove that one's files."""
+    stored = place.read().get("provenance", {}) if place.marked else {}
+    same = ("inputs_sha256", "weights_sha256", "config")
+    old, new = ({name: one.get(name) for name in same} for one in (stored, expected.to_json()))
+    if overwrite and old != new:
+        for inner in place.inner():
+            inner.remove()
+        place.clear()
+    elif stored:
+        remedy = "choose another folder, or write over it (--overwrite)"
+        place.check(old, new, "an audit of the same inputs and options", remedy)
 
 
-def save_audit(
-    place: AuditFolder, tables: dict[str, ScoreTable], pages: dict[str, str | bytes], config_toml: str
-) -> None:
+def save_audit(place: AuditFolder, tables: dict[str, ScoreTable], pages: dict[str, str | bytes]) -> None:
     """Write every file, or none; the pages of a validation stay listed."""
     earlier = place.read() if place.marked else {}
     for name, table in tables.items():
@@ -97,18 +98,13 @@ def save_audit(
         replace(table, digests=digests).stage(place, name)
     meta = next(iter(tables.values())).meta.to_json()
     meta |= {name: earlier[name] for name in ("signals",) if name in earlier}
-    place.save_pages({**pages, "config.toml": config_toml}, meta)
-
-
-def signals_folder(folder: str | Path) -> Path:
-    """Return where the shadow models of an audit are kept unless told otherwise."""
-    return Path(folder) / SIGNALS
+    place.save_pages(pages, meta)
 
 
 def with_signals(place: AuditFolder, signals: str | Path) -> dict[str, Any]:
     """Return audit.json with the signals that the audit was validated with named in it."""
     path, stored = Path(signals).resolve(), place.read("folder")
-    named = SIGNALS if path == signals_folder(place.path).resolve() else str(path)
+    named = SIGNALS if path == (place.path / SIGNALS).resolve() else str(path)
     return {**stored, "signals": list(dict.fromkeys([*stored.get("signals", []), named]))}
 
 

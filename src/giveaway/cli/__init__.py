@@ -65,8 +65,9 @@ for command in (audit, demo, theory, trace, canaries, weights, compare, gate, va
 @click.option("--device", help="Where to compute, such as cuda.")
 @click.option("--top", type=int, default=10, show_default=True, help="Rows to print.")
 @click.option("--out", default="giveaway-lood", show_default=True, help="Folder for the result.")
+@click.option("--overwrite", is_flag=True, help="Remove another result that is in --out.")
 @AS_JSON
-def lood(inputs: str, out: str, top: int, as_json: bool, **flags: Any) -> None:
+def lood(inputs: str, out: str, top: int, as_json: bool, overwrite: bool, **flags: Any) -> None:
     """Ask a Gaussian process instead of a model.
 
     For every record of INPUTS.npz (keys inputs and targets), measure how far the process's prediction moves when the
@@ -74,7 +75,8 @@ def lood(inputs: str, out: str, top: int, as_json: bool, **flags: Any) -> None:
     """
     from giveaway.cli.lood import run_lood
 
-    run_lood(inputs, out, top, as_json, {name: value for name, value in flags.items() if value is not None})
+    given = {name: value for name, value in flags.items() if value is not None}
+    run_lood(inputs, out, top, as_json, given, overwrite=overwrite)
 
 
 @cli.command()
@@ -82,7 +84,7 @@ def lood(inputs: str, out: str, top: int, as_json: bool, **flags: Any) -> None:
 def report(folder: str) -> None:
     """Rebuild the report and the summary of an audit FOLDER."""
     from giveaway.auditing.store import AuditFolder
-    from giveaway.cli.audit_folder import rebuild
+    from giveaway.reporting.folder import rebuild
 
     for page in rebuild(click.get_current_context().with_resource(AuditFolder(folder).locked())):
         say(f"Wrote {page}")

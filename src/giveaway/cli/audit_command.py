@@ -65,8 +65,9 @@ from giveaway.cli.options import AS_JSON, GATE, RARE
 @click.option("--resume", is_flag=True, help="Continue the unfinished audit in --out.")
 @click.option("--dry-run", is_flag=True, help="Only estimate the cost: operations, memory, time.")
 @click.option("--out", help="Folder for the audit (default giveaway-audit).")
+@click.option("--overwrite", is_flag=True, help="Remove an audit of other inputs or options that is in --out.")
 @AS_JSON
-def audit(config: tuple[str, ...], as_json: bool, resume: bool, dry_run: bool, **flags: Any) -> None:
+def audit(config: tuple[str, ...], as_json: bool, dry_run: bool, resume: bool, overwrite: bool, **flags: Any) -> None:
     """Rank a model's training records by how exposed they are.
 
     Exposed means that an attacker can tell from the model whether the record was trained on (membership inference).
@@ -79,4 +80,4 @@ def audit(config: tuple[str, ...], as_json: bool, resume: bool, dry_run: bool, *
     kinds = {"boolean": bool, "float": float}
     known: dict[Any, type] = {one.name: kinds.get(one.type.name, str) for one in audit.params if one.name in flags}
     known |= {name: kind for name, (kind, _) in RARE.items()}
-    run_audit(options_of(config, flags, known), as_json=as_json, resume=resume, dry_run=dry_run)
+    run_audit(options_of(config, flags, known), as_json, dry_run, resume=resume, overwrite=overwrite)

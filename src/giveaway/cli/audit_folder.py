@@ -5,7 +5,6 @@ import json
 import sys
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import click
@@ -14,22 +13,19 @@ import numpy as np
 from giveaway.auditing.cost import LONG, forecast, quick
 from giveaway.auditing.depths import DepthAudit, with_depths
 from giveaway.auditing.run import Execution, audit
-from giveaway.auditing.store import AuditFolder, check_folder, fingerprint, provenance, pseudonyms, read_key, save_audit
+from giveaway.auditing.store import AuditFolder, check_folder, fingerprint, provenance, pseudonyms, read_key
 from giveaway.checks import check_choice, fail
 from giveaway.cli.source import audit_arguments, audited_head, device_named, source_from, to_toml
 from giveaway.curvature.choice import Auto, Sketch
 from giveaway.extract.torch_model import model_digest
 from giveaway.extract.user_files import subgroups_from
-from giveaway.findings.explain import SUBGROUP, why
-from giveaway.findings.extras import FILE as EXTRAS
-from giveaway.findings.extras import MAPS, ReportExtras, make_extras
+from giveaway.findings.explain import why
+from giveaway.findings.extras import MAPS
 from giveaway.findings.gate import FILE as VERDICT
 from giveaway.findings.gate import Rules, Verdict, judge, read_rules
 from giveaway.linalg.processes import ALONE, Processes, processes_from_environment
 from giveaway.records import Head, ScoreTable
-from giveaway.records.meta import Provenance
-from giveaway.reporting.pages import summary_pages
-from giveaway.reporting.report import render
+from giveaway.reporting.folder import described, write_audit
 from giveaway.reporting.validation import StoredValidation
 from giveaway.reporting.words import access_of, check_access, headline, notes
 from giveaway.storage.checkpoint import FolderCheckpoint
@@ -38,7 +34,6 @@ from giveaway.text import parts_of, say
 
 Options = dict[str, Any]
 
-MIXED = "several"
 # of the metadata, for --json
 STATED = ("optimum", "curvature", "l2_sensitivity", "repeats", "depths", "view", "no_view", "fusion", "seconds")
 RANKING_ONLY = (
@@ -48,8 +43,10 @@ RANKING_ONLY = (
 ROWS_OF_PEOPLE = "Rows are lines of {}, the first after its heading being 0; who they are stands there alone."
 
 
-def run_audit(options: Options, *, as_json: bool, resume: bool, dry_run: bool) -> None:
+def run_audit(options: Options, as_json: bool, dry_run: bool, *, resume: bool, overwrite: bool) -> None:
     """Audit what the options name, or say what that would cost."""
+    if resume and overwrite:
+        raise fail("overwrite", "--overwrite or --resume", "both", "drop one of them")
     top, out = options.pop("top", 10), options.pop("out", "giveaway-audit")
     rule_file = options.pop("gate", None)
     rules = None if rule_file is None else read_rules(rule_file)  # before the work: a mistake in them costs nothing
@@ -58,7 +55,7 @@ def run_audit(options: Options, *, as_json: bool, resume: bool, dry_run: bool) -
         head = audited_head(head, options)
         arguments = audit_arguments(options)
         if rules is not None:
-            arguments["scores"] += missing_columns(rules, arguments["scores"])
+            arguments["scores"] += rules.missing_columns(arguments["scores"])
         if "device" in options or processes.device.type == "cuda":
             head = head.to(processes.device)
         if dry_run and not head.linear:
@@ -72,19 +69,8 @@ def run_audit(options: Options, *, as_json: bool, resume: bool, dry_run: bool) -
             elif processes.first and (cost.seconds or 0.0) >= LONG:
                 say(cost.lines()[0], err=True)
         if not dry_run:
-            work: Options = {"deeper": deeper, "processes": processes, "resume": resume}
+            work: Options = {"deeper": deeper, "processes": processes, "resume": resume, "overwrite": overwrite}
             audit_and_tell(out, head, options, arguments, top=top, as_json=as_json, rules=rules, **work)
-
-
-def missing_columns(rules: Rules, scores: list[str]) -> list[str]:
-    """Return the columns that the rules need besides `scores`; refuse rules that an audit cannot answer."""
-    if rules.needs_validation:
-        got = "a measured count, which an audit alone does not have"
-        raise fail("gate", "rules on an audit", got, "run giveaway validate FOLDER --gate with them")
-    missing = [column for column in rules.columns if column not in scores]
-    if missing and "default" not in scores:
-        raise fail("gate", f"the column {missing[0]} among the scores", "none", f"add {missing[0]} to --scores")
-    return missing
 
 
 def _work_ahead(deeper: DepthAudit) -> str:
@@ -186,6 +172,7 @@ def audit_into(
     deeper: DepthAudit | None = None,
     processes: Processes = ALONE,
     resume: bool = False,
+    overwrite: bool = False,
 ) -> dict[str, ScoreTable]:
     """Audit `head` with the `arguments` of ga.audit; `config` are the user's options, kept beside the result.
 
@@ -207,7 +194,7 @@ def audit_into(
     digest = processes.agreed(fingerprint(head, given, trace) if processes.first else "")
     origin = provenance(digest, config, None if deeper is None else model_digest(deeper.deep.model))
     if processes.first:
-        check_folder(place, origin)
+        check_folder(place, origin, overwrite=overwrite)
     processes.barrier()
     checkpoint: FolderCheckpoint | None = None
     try:
@@ -236,57 +223,14 @@ def audit_into(
             if "people" in tables:  # a person's columns would not be the sum of its records': people have the report
                 meta = replace(tables["people"].meta, depths=deep.meta.depths)
                 tables["people"] = replace(tables["people"], meta=meta)
-        tables = {name: _finished(table, config, subgroups, head, origin) for name, table in tables.items()}
-        table = next(iter(tables.values()))
-        shown: Options = {"what_if": config.get("what_if"), "show_records": bool(config.get("show_records"))}
-        extras = make_extras(head, table, method=config.get("map", "auto"), **shown)
-        pages = {**report_pages(table, extras, StoredValidation.load(place.path)), EXTRAS: extras.to_bytes()}
-        save_audit(place, tables, pages, to_toml(config))
+        show = bool(config.get("show_records"))
+        told: Options = {"access": config.get("access"), "title": config.get("title"), "show_records": show}
+        tables = {name: described(table, head, origin, subgroups, **told) for name, table in tables.items()}
+        shown: Options = {"method": config.get("map", "auto"), "what_if": config.get("what_if"), "show_records": show}
+        write_audit(place, tables, head, pages={"config.toml": to_toml(config)}, **shown)
         checkpoint.finish()
     except BaseException:
         if checkpoint is not None:
-            checkpoint.abandon()
+            checkpoint.finish(failed=True)
         raise
     return tables
-
-
-def report_pages(table: ScoreTable, extras: ReportExtras, measured: StoredValidation | None) -> dict[str, str | bytes]:
-    """Return the restricted report and the summary to share."""
-    return {"report.html": render(table, extras=extras, measured=measured), **summary_pages(table, measured)}
-
-
-def rebuild(place: AuditFolder) -> list[Path]:
-    """Write the pages of an audit folder again from what lies in it."""
-    table, folder = main_table(place.path), place.path
-    if not table.meta.of_model:
-        raise fail("folder", "an audit of a model", f"{folder}, which has none", "see the tables and pictures in it")
-    return place.save_pages(report_pages(table, ReportExtras.load(folder), StoredValidation.load(folder)))
-
-
-def main_table(folder: str | Path) -> ScoreTable:
-    """Return the table that an audit folder's report is about: of people where there are any."""
-    return ScoreTable.load(folder, "people" if AuditFolder(folder).verified("people.npz").is_file() else "scores")
-
-
-def _finished(
-    table: ScoreTable, config: Options, subgroups: dict[str, np.ndarray], head: Head, origin: Provenance
-) -> ScoreTable:
-    """Return the table as it may be written: with its subgroups, and neighbours only on request."""
-    attributes = {k: v for k, v in table.attributes.items() if k != "nearest" or config.get("show_records")}
-    for name, values in subgroups.items():
-        attributes[f"{SUBGROUP}{name}"] = _of_people(values, head) if table.meta.by_person else values
-    access, title = config.get("access", "probabilities"), config.get("title")
-    return replace(
-        table, attributes=attributes, meta=replace(table.meta, access=access, title=title, provenance=origin)
-    )
-
-
-def _of_people(values: np.ndarray, head: Head) -> np.ndarray:
-    """Return the subgroup of every person, `several` where its records belong to more than one."""
-    assert head.groups is not None
-    _, person = np.unique(head.groups, return_inverse=True)
-    names, number = np.unique(values, return_inverse=True)
-    low, high = np.full(person.max() + 1, len(names)), np.full(person.max() + 1, -1)
-    np.minimum.at(low, person, number)
-    np.maximum.at(high, person, number)
-    return np.where(low == high, names[low], MIXED)

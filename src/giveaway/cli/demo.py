@@ -1,19 +1,11 @@
 """The command `demo`: a small network trained on scikit-learn's digits, then audited like any other model."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
 from giveaway.cli.options import AS_JSON
 from giveaway.text import say
-
-if TYPE_CHECKING:
-    from torch import nn
-    from torch.utils.data import TensorDataset
-
-    from giveaway.records import LossTrace
 
 WEIGHT_DECAY = 1e-4
 EPOCHS = 60
@@ -21,8 +13,9 @@ EPOCHS = 60
 
 @click.command()
 @click.option("--out", default="giveaway-demo", show_default=True, help="Folder for the audit.")
+@click.option("--overwrite", is_flag=True, help="Remove another audit that is in --out.")
 @AS_JSON
-def demo(out: str, as_json: bool) -> None:
+def demo(out: str, overwrite: bool, as_json: bool) -> None:
     """Train a small network on digits and audit it."""
     from giveaway.cli.audit_folder import audit_and_tell
     from giveaway.extract import from_torch
@@ -33,11 +26,12 @@ def demo(out: str, as_json: bool) -> None:
     trace = LossTrace(len(dataset), targets=dataset.tensors[1])
     model = train_digits_network(dataset, trace=trace)
     head = from_torch(model, dataset, l2=WEIGHT_DECAY * len(dataset))
-    audit_and_tell(out, head, {"demo": "digits", "show_records": True}, {"trace": trace}, top=10, as_json=as_json)
+    config = {"demo": "digits", "show_records": True}
+    audit_and_tell(out, head, config, {"trace": trace}, top=10, as_json=as_json, overwrite=overwrite)
 
 
-def digits_dataset() -> TensorDataset:
-    """Return half of the digits, 899 images of 8 × 8 with their classes: the training set of the demo."""
+def digits_dataset() -> Any:
+    """Return a TensorDataset of half of the digits, 899 images of 8 × 8 with their classes."""
     import torch
     from sklearn.datasets import load_digits
 
@@ -46,8 +40,8 @@ def digits_dataset() -> TensorDataset:
     return torch.utils.data.TensorDataset(images, torch.from_numpy(digits.target[::2]))
 
 
-def train_digits_network(dataset: TensorDataset, *, seed: int = 0, trace: LossTrace | None = None) -> nn.Module:
-    """Train a network with one hidden layer on the digits; a `trace` records their losses as they come up."""
+def train_digits_network(dataset: Any, *, seed: int = 0, trace: Any = None) -> Any:
+    """Train a network with one hidden layer on the digits; a LossTrace records their losses as they come up."""
     import torch
     from torch import nn
 

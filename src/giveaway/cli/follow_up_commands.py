@@ -1,19 +1,14 @@
 """What to do after an audit: the commands `canaries`, `weights`, `compare` and `gate`."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from giveaway.cli.options import AS_JSON
 from giveaway.text import say
-
-if TYPE_CHECKING:
-    from giveaway.records import ScoreTable
 
 AS_CANARIES = (
     "Exposed, and no copies of one another: train with and without them to see what an attacker can tell. Chosen by a "
@@ -32,10 +27,10 @@ def canaries(folder: str, count: int, out: str | None, as_json: bool) -> None:
     Canaries are highly ranked records that are no copies of one another.
     """
     from giveaway.checks import fail
-    from giveaway.cli.audit_folder import main_table
     from giveaway.findings.canaries import choose
     from giveaway.findings.extras import ReportExtras
     from giveaway.records import ScoreTable
+    from giveaway.reporting.folder import main_table
 
     table, extras = main_table(folder), ReportExtras.load(folder)
     if extras.candidates is None:
@@ -46,9 +41,9 @@ def canaries(folder: str, count: int, out: str | None, as_json: bool) -> None:
     listed = [{"row": int(row), "rank": int(rank)} for row, rank in zip(rows, ranks, strict=True)]
     told = {"unit": table.meta.unit, "ranked_by": by, "canaries": listed, "statement": AS_CANARIES}
     lines = [f"{len(rows)} canaries of {len(table)} {table.meta.rows_are}, ranked by {by}", "", "   row   rank"]
-    lines += [*(f"{one['row']:6d}  {one['rank']:5d}" for one in listed), ""]
+    lines += [*(f"{one['row']:6d}  {one['rank']:5d}" for one in listed), "", AS_CANARIES]
     chosen = ScoreTable({by: table[by][rows]}, table.ids[rows], attributes={"row": rows, "rank": ranks})
-    _finish(table, chosen, out, "canaries.csv", told if as_json else None, lines, AS_CANARIES)
+    _finish(table, chosen, out, "canaries.csv", told if as_json else None, lines)
 
 
 @click.command()
@@ -61,10 +56,10 @@ def weights(folder: str, cap: float, out: str, as_json: bool) -> None:
 
     Records that rank high get weights below 1: a heuristic.
     """
-    from giveaway.cli.audit_folder import main_table
     from giveaway.findings.mitigation import NOTE
     from giveaway.findings.mitigation import weights as weights_of
     from giveaway.records import ScoreTable
+    from giveaway.reporting.folder import main_table
 
     table = main_table(folder)
     weight = weights_of(table, cap=cap)
@@ -74,8 +69,8 @@ def weights(folder: str, cap: float, out: str, as_json: bool) -> None:
     lines = [f"{below} of {rows} {table.meta.rows_are} get a weight below 1, the smallest {least:.3g}; all others 1."]
     if table.meta.by_person:
         lines.append("All records of a person get that person's weight.")
-    weighted, words = ScoreTable({"weight": weight}, table.ids), NOTE[0].upper() + NOTE[1:] + "."
-    _finish(table, weighted, out, "weights.csv", told if as_json else None, lines, words)
+    lines.append(f"{NOTE[0].upper()}{NOTE[1:]}.")
+    _finish(table, ScoreTable({"weight": weight}, table.ids), out, "weights.csv", told if as_json else None, lines)
 
 
 @click.command()
@@ -93,8 +88,8 @@ def compare(before: str, after: str, retrains: tuple[str, ...], out: str | None,
     Both are audit folders: before and after a retrain, a private run, a data fix.
     """
     from giveaway.checks import fail
-    from giveaway.cli.audit_folder import main_table
     from giveaway.findings.changes import changes
+    from giveaway.reporting.folder import main_table
 
     if len({Path(folder).resolve() for folder in retrains}) < len(retrains):
         raise fail("retrains", "a folder of its own for every retrain", "one twice", "name each once")
@@ -125,15 +120,9 @@ def gate(folder: str, rule_file: str, as_json: bool) -> None:
 
 
 def _finish(
-    table: ScoreTable,
-    restricted: ScoreTable,
-    out: str | None,
-    name: str,
-    told: dict[str, Any] | None,
-    lines: list[str],
-    words: str = "",
+    table: Any, restricted: Any, out: str | None, name: str, told: dict[str, Any] | None, lines: list[str]
 ) -> None:
-    """Write the restricted table to `out` (a file, or a folder for `name`), and print what is `told`, or the lines."""
+    """Write the restricted ScoreTable to `out`, a file or a folder for `name`; print what is `told`, or the lines."""
     from giveaway.auditing.store import AuditFolder
     from giveaway.checks import fail
     from giveaway.cli.audit_folder import ROWS_OF_PEOPLE
@@ -155,6 +144,5 @@ def _finish(
         say(json.dumps({**told, "file": None if path is None else str(path)}, ensure_ascii=False))
         return
     lines += [ROWS_OF_PEOPLE.format("people.csv")] if table.meta.by_person else []
-    lines += [words] if words else []
     lines += [] if path is None else [f"Wrote {path} (restricted: it names {table.meta.rows_are})"]
     say("\n".join(lines))

@@ -8,7 +8,7 @@ import io
 import json
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -39,10 +39,10 @@ CLOSELY = 10  # records looked at unless some are named
 FPR = (0.001, 0.01, 0.1)
 
 
-def run_lood(path: str, out: str, top: int, as_json: bool, options: dict[str, Any]) -> None:
+def run_lood(path: str, out: str, top: int, as_json: bool, options: dict[str, Any], *, overwrite: bool) -> None:
     """Compute the distances of the records in `path`, save them in the folder `out`, and say who is most exposed."""
     check_number("top", top, minimum=1, remedy="give a count")
-    table, files = lood_into(path, out, options)
+    table, files = lood_into(path, out, options, overwrite)
     by, unit, order = table.ranking(), table.meta.rows_are, table.order()[:top]
     if as_json:
         meta = {name: value for name, value in table.meta.to_json().items() if name != "provenance"}
@@ -61,8 +61,8 @@ def run_lood(path: str, out: str, top: int, as_json: bool, options: dict[str, An
     say(f"Wrote {', '.join(files)} to {Path(out)} (restricted: they name records)")
 
 
-def lood_into(path: str, out: str, options: dict[str, Any]) -> tuple[ScoreTable, list[str]]:
-    """Return the table, and the names of the files that were written to the folder `out`."""
+def lood_into(path: str, out: str, options: dict[str, Any], overwrite: bool) -> tuple[ScoreTable, list[str]]:
+    """Compute and write; return the table, and the names of the files in the folder `out`."""
     named = {field.name for field in fields(KernelChoice)} - {"name"}
     choice = KernelChoice(options["kernel"], **{name: options[name] for name in named if name in options})
     process = Process(choice, options["noise"])
@@ -83,7 +83,7 @@ def lood_into(path: str, out: str, options: dict[str, Any]) -> tuple[ScoreTable,
     digest = digest_of({"inputs": x, "targets": y, "queries": queries, "groups": groups})
     origin = provenance(digest, {"inputs": path, **options})
     with AuditFolder(out).locked(new=True) as place:
-        check_folder(place, origin)
+        check_folder(place, origin, overwrite=overwrite)
         began = time.perf_counter()
         posterior = process.fit(x, y, device=device_named(options.get("device")))
         table = lood_table(posterior, groups=groups)
@@ -95,7 +95,7 @@ def lood_into(path: str, out: str, options: dict[str, Any]) -> tuple[ScoreTable,
             searched = {name: options[name] for name in ("optimize", "starts", "steps", "seed") if name in options}
             bounds = (options["low"], options["high"]) if limits else None
             pages |= study(posterior, rows, queries=queries, bounds=bounds, **searched)
-        save_audit(place, {"scores": table}, pages, to_toml({"inputs": path, **options}))
+        save_audit(place, {"scores": table}, pages | {"config.toml": to_toml({"inputs": path, **options})})
     return table, ["scores.csv", "scores.npz", *pages, "audit.json"]
 
 
@@ -126,7 +126,7 @@ def study(
     attack, distance = record_attack(posterior, fpr=FPR), divergence(posterior, list(removal.rows))
     names = ["row", "lood_kl", "lood_mean", "attack_auc", *(f"attack_tpr_at_{rate:g}" for rate in FPR)]
     columns = [rows, distance.kl, distance.mean, attack.auc[rows], *attack.tpr[rows].T]
-    pages: Pages = {"records.csv": _csv(names, _lines(columns))}
+    pages: Pages = {"records.csv": _csv(names, columns)}
     if queries is not None:
         pages["queries.csv"] = _query_page(removal, queries)
     if optimize is None:
@@ -134,7 +134,7 @@ def study(
     best = optimal_queries(removal, objective=optimize, starts=starts, bounds=bounds, steps=steps, seed=seed)  # type: ignore[arg-type]
     names = ["row", "value", "value_at_the_record", "ratio", "starts_converged"]
     columns = [rows, best.value, best.own, best.value / best.own, best.converged.sum(1)]
-    pages["optimized.csv"] = _csv(names, _lines(columns))
+    pages["optimized.csv"] = _csv(names, columns)
     numbers, optimal, stream = rows.cpu().numpy(), best.queries[:, 0].cpu().numpy(), io.BytesIO()
     np.savez(stream, row=numbers, queries=optimal)
     pages["optimized.npz"] = stream.getvalue()
@@ -152,18 +152,15 @@ def _query_page(removal: RemovedRecords, queries: Any) -> str:
         got = f"shape {tuple(points.shape)}"
         raise fail("queries", f"queries as (q, {', '.join(map(str, shape))})", got, "shape them as the inputs")
     check_finite("queries", points)
-    lines: list[tuple[Any, ...]] = []
+    pages = ""
     for name, part in [*enumerate(points.split(1)), *([("all", points)] if len(points) > 1 else [])]:
         distance = divergence_at(removal, part.unsqueeze(0).to(removal.inputs))
-        lines += [(row, name, kl, mean) for row, kl, mean in _lines([removal.rows[:, 0], distance.kl, distance.mean])]
-    return _csv(["row", "query", "lood_kl", "lood_mean"], lines)
+        rows, query = removal.rows[:, 0], np.full(len(removal.rows), name)
+        pages += _csv([], [rows, query, distance.kl, distance.mean])
+    return "row,query,lood_kl,lood_mean\n" + pages
 
 
-def _lines(columns: Sequence[torch.Tensor]) -> Iterable[tuple[Any, ...]]:
-    return zip(*(column.tolist() for column in columns), strict=True)
-
-
-def _csv(names: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
+def _csv(names: Sequence[str], columns: Sequence[Any]) -> str:
     """Write numbers with ten digits, and nothing where there is none (no query told anything of the record)."""
 
     def cell(value: Any) -> str:
@@ -171,4 +168,5 @@ def _csv(names: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
             return "" if math.isnan(value) else f"{value:.10g}"
         return str(value)
 
-    return "".join(",".join(map(cell, line)) + "\n" for line in [names, *lines])
+    lines = zip(*(column.tolist() for column in columns), strict=True)
+    return "".join(",".join(map(cell, line)) + "\n" for line in [*([names] if names else []), *lines])

@@ -55,8 +55,7 @@ Shadows = tuple[Signals | None, str | None]
 def signals_named(options: Options, table: ScoreTable, rows: np.ndarray | None, say: Say) -> Shadows:
     """Return the signals that the options name, training what is missing of them, and say what was trained.
 
-    What the audit was made of need not be named again: its estimator and its data are those of its options. With
-    `dry_run` there are no signals: only the first model is trained, and what the others would take is said.
+    With `dry_run` only the first model is trained, and what the others would take is said.
     """
     config = table.meta.provenance.config if table.meta.provenance is not None else {}
     audited = {name: value for name, value in dict(config).items() if isinstance(value, str)}
@@ -83,11 +82,11 @@ def signals_named(options: Options, table: ScoreTable, rows: np.ndarray | None, 
         expected, got = "signals that hold the audited model", f"--{named[0]}, which trains others"
         raise fail("target_model", expected, got, f"drop --target-model, or --{named[0]}")
     models = check_whole("models", options.get("models", MODELS), LEAST_MODELS, remedy="fewer show nothing")
+    place: Options = {"models": models, "folder": options["signals"], "seed": options["seed"]}
     if named == ["recipe"]:
-        return _by_recipe(options, audited, table, rows, models, say)
+        return _by_recipe(options, audited, table, rows, place, say)
     training, trained = _training(options, audited, table, say)
     training = checked_training(training, table, rows)
-    place: Options = {"models": models, "folder": options["signals"], "seed": options["seed"]}
     if options.get("dry_run"):
         seconds, missing = first_model(training, **place)
         took = f"the first took {human_seconds(seconds)} and is kept"
@@ -100,7 +99,7 @@ def signals_named(options: Options, table: ScoreTable, rows: np.ndarray | None, 
 
 
 def _by_recipe(
-    options: Options, audited: Mapping[str, Any], table: ScoreTable, rows: np.ndarray | None, models: int, say: Say
+    options: Options, audited: Mapping[str, Any], table: ScoreTable, rows: np.ndarray | None, place: Options, say: Say
 ) -> Shadows:
     name = check_choice("recipe", options["recipe"], RECIPES)
     X, y = _data(options, audited, table, say)
@@ -110,15 +109,13 @@ def _by_recipe(
     check_records(table, X, labels, len(labels), rows, "data")
     device = device_named(options.get("device")) or torch.device("cpu")
     with parts_of(enabled=True, work="shadow models", unit="model") as on_model:
-        place = {"models": models, "folder": options["signals"], "seed": options["seed"]}
         signals = train_recipe(name, X, y, device=device, on_model=on_model, **place)
     signals = marked_with(signals, options["signals"], digests_for(table, X, labels))
     (plural, of_class), like = KIND_OF_RECIPE[name], table.meta.model
-    if like is None:
-        of = "the count is of them, and of the audited model as far as it was trained in the same way"
-    elif like == of_class:
+    of = "the count is of them, and of the audited model as far as it was trained in the same way"
+    if like == of_class:
         of = f"the count is of these, whose settings need not be those of the audited {like}"
-    else:
+    elif like is not None:
         of = f"the audited model is a {like}: the count is of {plural}"
     return signals, f"The shadow models are {plural} of giveaway's recipe {name}; {of}."
 
@@ -127,11 +124,10 @@ def _training(options: Options, audited: Mapping[str, Any], table: ScoreTable, s
     """Return how a model is trained, and say it."""
     device = device_named(options.get("device"))
     run: Options = {"workers": options.get("workers", 1), "devices": () if device is None else (str(device),)}
-    if "train" in options:
-        say(f"Running your code: {options['train']}")
-        function = named_function("train", options["train"])
-        training = Retraining(function, *_data(options, audited, table, say), **run)
-        return training, f"The shadow models are trained by your function {options['train']}."
+    if (name := options.get("train")) is not None:
+        say(f"Running your code: {name}")
+        training = Retraining(named_function("train", name), *_data(options, audited, table, say), **run)
+        return training, f"The shadow models are trained by your function {name}."
     given = load_estimator(options["estimator"], allow_pickle=bool(options.get("allow_pickle")))
     training = Retraining(given, *_data(options, audited, table, say), **run)
     kind, like = training.name, table.meta.model

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -66,10 +67,7 @@ CLOSE = 10.0  # outputs of two passes may differ by this times the root of their
 
 
 def source_from(options: Options, say: Say, processes: Processes = ALONE) -> tuple[Head, DepthAudit | None]:
-    """Return the head that `options` name and, where scores go deeper, the audit of the network around it.
-
-    `say` prints what a user should know on the way.
-    """
+    """Return the head that `options` name and, where scores go deeper, the audit of the network around it."""
     named = [name for name in TAKES if name in options]
     if len(named) != 1:
         given = " and ".join(f"--{name}" for name in named) or "none"
@@ -91,8 +89,8 @@ def source_from(options: Options, say: Say, processes: Processes = ALONE) -> tup
             say(f"note: {note}")
     else:
         estimator = load_estimator(options["estimator"], allow_pickle=bool(options.get("allow_pickle")))
-        data = _inputs_and_targets(options, say, "estimator")
-        others = _inputs_and_targets(options, say, "estimator", "held_out") if "held_out" in options else None
+        data = _inputs_and_targets(options, say, "data")
+        others = _inputs_and_targets(options, say, "held_out") if "held_out" in options else None
         return from_sklearn(estimator, *data, held_out=others, **names), None
     return head.named(**names), deeper
 
@@ -101,11 +99,11 @@ def _given(options: Mapping[str, Any], names: Iterable[str]) -> Options:
     return {name: options[name] for name in names if name in options}
 
 
-def _inputs_and_targets(options: Options, say: Say, beside: str, name: str = "data") -> tuple[Any, Any]:
+def _inputs_and_targets(options: Options, say: Say, name: str) -> tuple[Any, Any]:
     say(f"Running your code: {options[name]}")
     data = call_factory(name, options[name])
     if not isinstance(data, tuple) or len(data) != 2:
-        raise fail(name, f"a function that returns (X, y) beside --{beside}", type(data).__name__, "return both")
+        raise fail(name, "a function that returns (X, y) beside --estimator", type(data).__name__, "return both")
     return data
 
 
@@ -184,18 +182,15 @@ def _depth_method(options: Options) -> Method:
     if curvature != "ggn" and method != "exact":
         remedy = "take the exact method, or leave it out"
         raise fail("depth_curvature", "--config depth_method=exact beside hessian", method, remedy)
-    probes = options.get("depth_probes", PROBES)
+    probes, solves = options.get("depth_probes", PROBES), _given(options, ("tolerance", "allow_unconverged"))
     if "depth_probes" in options and method != "sketch":
         given = _spelled("depth_method", options)
         raise fail("depth_probes", "a sketch", given, f"drop {_spelled('depth_probes', options)}")
     if not 4 <= probes <= MOST_PROBES or probes % 2:
         raise fail("depth_probes", f"an even number from 4 to {MOST_PROBES:,}", str(probes), "64 suits a ranking")
-    solves = _given(options, ("tolerance", "allow_unconverged"))
-    if method == "ekfac":
-        return Ekfac()
-    if method == "exact":
-        return Solves(curvature=curvature, **solves)
-    return Sketch(probes=probes, seed=options.get("seed", 0), **solves)
+    if method == "sketch":
+        return Sketch(probes=probes, seed=options.get("seed", 0), **solves)
+    return Ekfac() if method == "ekfac" else Solves(curvature=curvature, **solves)
 
 
 def _spelled(name: str, options: Options) -> str:
@@ -230,11 +225,7 @@ def names_in(path: str, argument: str = "groups") -> np.ndarray:
 
 
 def read_config(given: Iterable[str], kinds: Mapping[str, type]) -> dict[str, Any]:
-    """Return the options in TOML files and NAME=VALUE settings; a later one goes before an earlier one.
-
-    A key that is no option, or a value not of its option's kind, is refused. A list of names in a file stands for the
-    names joined by commas.
-    """
+    """Return the options in TOML files and NAME=VALUE settings, the last of each; a list of names means them joined."""
     resolved: dict[str, Any] = {}
     for text in given:
         setting = re.match(r"([A-Za-z][A-Za-z0-9_-]*)=(.*)", text, re.DOTALL)
@@ -245,7 +236,8 @@ def read_config(given: Iterable[str], kinds: Mapping[str, type]) -> dict[str, An
                 raise fail("config", "options of this command", f"{key!r}", nearest(name, kinds))
             kind, read = kinds[name], value
             if setting and kind is not str:
-                read = _parsed(value, kind)
+                with suppress(KeyError, ValueError):
+                    read = {"true": True, "false": False}[value.lower()] if kind is bool else kind(value)
             elif kind is str and isinstance(value, list) and all(isinstance(part, str) for part in value):
                 read = ",".join(value)
             allowed = (float, int) if kind is float else kind
@@ -253,14 +245,6 @@ def read_config(given: Iterable[str], kinds: Mapping[str, type]) -> dict[str, An
                 raise fail("config", f"{WORDS[kind]} for {key}", repr(value), "correct it")
             resolved[name] = read
     return resolved
-
-
-def _parsed(text: str, kind: type) -> Any:
-    """Return the value that `text` spells, or None."""
-    try:
-        return {"true": True, "false": False}[text.lower()] if kind is bool else kind(text)
-    except (KeyError, ValueError):
-        return None
 
 
 def to_toml(options: dict[str, Any]) -> str:
@@ -307,14 +291,9 @@ def audit_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _curvature(options: Mapping[str, Any]) -> Dense | Sketch | Auto:
-    sketch = Sketch(**_given(options, OF_SKETCH))
+    sketch, kind = Sketch(**_given(options, OF_SKETCH)), options.get("curvature", "auto")
     check_probes(sketch)
-    compare = options.get("l2_sensitivity")
-    kind = options.get("curvature", "auto")
     if kind == "dense" and sketch.errors:
         raise fail("errors", "a sketched curvature", "none: dense scores are exact", "leave errors out")
-    if kind == "dense":
-        return Dense(l2_sensitivity=compare)
-    if kind == "sketch":
-        return replace(sketch, l2_sensitivity=compare)
-    return Auto(memory=sketch.memory, sketch=sketch, l2_sensitivity=compare)
+    chosen: Any = {"dense": Dense(), "sketch": sketch, "auto": Auto(memory=sketch.memory, sketch=sketch)}[kind]
+    return replace(chosen, l2_sensitivity=options.get("l2_sensitivity"))

@@ -1,21 +1,16 @@
 """The command `giveaway theory`: numbers in, tables and figures out."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from giveaway.cli.options import AS_JSON, SEED
 from giveaway.text import say
-
-if TYPE_CHECKING:
-    from giveaway.theory import RandomDesign, TradeOff
 
 Command = Callable[..., None]
 
@@ -123,9 +118,8 @@ def privacy(as_json: bool, **flags: Any) -> None:
         return _print(("record", f"ε at δ={delta:g}", "μ, least", "μ, greatest"), rows, ESTIMATE, as_json)
     if len(counts) < len(COUNTS):
         missing = next(name for name in COUNTS if name not in options)
-        raise fail(
-            missing, "all four counts of a measured attack", "some of them", f"add --{missing.replace('_', '-')}"
-        )
+        remedy = f"add --{missing.replace('_', '-')}"
+        raise fail(missing, "all four counts of a measured attack", "some of them", remedy)
     if "h" in options or "leverage" in options:
         raise fail("h", "counts or a record, not both", "both", "drop one of them")
     epsilon = epsilon_lower_bound(*counts, delta=delta, confidence=confidence)
@@ -151,7 +145,8 @@ def _numbers(argument: str, text: str) -> list[tuple[float, str]]:
         raise fail(argument, "numbers such as 0.1,0.5", repr(text), "separate them by commas") from error
 
 
-def _curves(options: dict[str, Any]) -> dict[str, TradeOff]:
+def _curves(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the TradeOff of every record that the options describe."""
     from giveaway.checks import check_choice, fail
     from giveaway.theory import fixed_design
     from giveaway.theory.random_design import TESTS
@@ -166,7 +161,7 @@ def _curves(options: dict[str, Any]) -> dict[str, TradeOff]:
     return {label: design.tradeoff(test) for label, design in _designs(options).items()}
 
 
-def _designs(options: dict[str, Any]) -> dict[str, RandomDesign]:
+def _designs(options: dict[str, Any]) -> dict[str, Any]:
     from giveaway.checks import fail
     from giveaway.theory import random_design
 
@@ -185,11 +180,11 @@ def _designs(options: dict[str, Any]) -> dict[str, RandomDesign]:
 
 def _print(
     columns: tuple[str, ...],
-    rows: list[tuple[Any, ...]],
+    rows: list[Any],
     statement: str,
     as_json: bool,
     figure: str | None = None,
-    draw: Callable[[], Any] = lambda: None,
+    draw: Any = None,
 ) -> None:
     """Print a table with aligned columns, or rows as objects, infinite numbers being null; save the figure."""
     from giveaway.reporting.picture import save_figure

@@ -50,14 +50,15 @@ def validate(folder: str, rows: str | None, rule_file: str | None, as_json: bool
     exposed records. Models that are trained already are not trained again.
     """
     from giveaway.attacks.shadow_store import stored_seconds
-    from giveaway.auditing.store import AuditFolder, signals_folder, with_signals
+    from giveaway.auditing.store import SIGNALS, AuditFolder, with_signals
     from giveaway.auditing.validate import held_against
-    from giveaway.cli.audit_folder import main_table, report_pages, tell
+    from giveaway.cli.audit_folder import tell
     from giveaway.cli.shadows import signals_named
     from giveaway.extract.user_files import row_numbers
     from giveaway.findings.extras import ReportExtras
     from giveaway.findings.gate import read_rules
     from giveaway.records import ScoreTable
+    from giveaway.reporting.folder import main_table, report_pages
     from giveaway.reporting.validation import StoredValidation, validation_pages
 
     rules = None if rule_file is None else read_rules(rule_file)
@@ -65,7 +66,7 @@ def validate(folder: str, rows: str | None, rule_file: str | None, as_json: bool
     table = ScoreTable.load(folder, "scores")
     places = None if rows is None else row_numbers(rows)
     named = {name: value for name, value in flags.items() if value not in (None, ())}
-    where = named.setdefault("signals", str(signals_folder(folder)))
+    where = named.setdefault("signals", str(place.path / SIGNALS))
     signals, trained = signals_named(named, table, places, lambda words: say(words, err=True))
     if signals is None:
         say(json.dumps({"estimate": trained}) if as_json else str(trained))

@@ -56,7 +56,6 @@ class Changes:
 
     @property
     def rise(self) -> np.ndarray:
-        """The percentile after minus the percentile before."""
         return self.after - self.before
 
     def rose_most(self, k: int) -> np.ndarray:
@@ -66,7 +65,6 @@ class Changes:
         return order[self.rise[order] > 0][:k]
 
     def statement(self) -> str:
-        """Say what the ranks mean and what they do not mean."""
         if self.beyond is None:
             return f"{STATEMENT} {ONE_PAIR}"
         return (
@@ -81,10 +79,10 @@ class Changes:
         rows = {"before": before, "after": after, "in_both": both}
         predicted, noise = None, None
         if self.predicted is not None:
-            predicted = {"before": round(self.predicted[0], 6), "after": round(self.predicted[1], 6)}
+            predicted = dict(zip(("before", "after"), np.round(self.predicted, 6).tolist(), strict=True))
         if self.beyond is not None:
-            counts = {"retrains": self.retrains, "false_discovery_rate": FALSE_DISCOVERY}
-            noise = {**counts, "rows_beyond": int(self.beyond.sum())}
+            noise = {"retrains": self.retrains, "false_discovery_rate": FALSE_DISCOVERY}
+            noise["rows_beyond"] = int(self.beyond.sum())
         return {
             "schema": "giveaway.changes/1",
             "unit": self.unit,

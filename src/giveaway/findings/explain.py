@@ -18,7 +18,7 @@ SUBGROUP = "subgroup_"  # attributes whose names begin like this say what a row 
 TOP = 0.05
 LEAST = 10  # rows: smaller groups are not shown to others
 CONFIDENCE = 0.95
-POOLED = "all smaller ones together"
+POOLED = "all smaller ones"
 SPOKE = 0.1  # of the weight of all views: one that counts less gives no reason
 VARIANTS = {"mirror": "mirror image", "shift": "shifted image"}
 
@@ -142,13 +142,6 @@ class Breakdown:
     groups: tuple[Group, ...]
     rows: int
     top: int
-
-    @property
-    def rare_share(self) -> float | None:
-        """The ratio of all rare groups together, those with less than half of an even number of rows."""
-        rare = [group for group in self.groups if group.rows < 0.5 * self.rows / len(self.groups)]
-        rows = sum(group.rows for group in rare)
-        return None if not rows else (sum(g.exposed for g in rare) / self.top) / (rows / self.rows)
 
     def shareable(self) -> Breakdown:
         """Pool the groups of fewer than ten rows, so that nobody can be found in a small one."""

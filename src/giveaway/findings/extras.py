@@ -9,14 +9,15 @@ from __future__ import annotations
 import importlib
 import io
 import json
-from collections.abc import Callable, Mapping
+from base64 import b64encode
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from scipy.linalg import eigh
+from sklearn.decomposition import PCA
 
 from giveaway.auditing.plan import SENSITIVITY_UP_TO
 from giveaway.checks import InputError, check_choice, fail
@@ -24,7 +25,8 @@ from giveaway.findings.canaries import Candidates, candidates, mean_of_records
 from giveaway.findings.mitigation import RemovalEffect, removals, row_of_record
 from giveaway.records import Head, ScoreTable
 from giveaway.records.examples import CHANNELS
-from giveaway.records.meta import annotations, check_fields
+from giveaway.records.meta import annotations as types_of
+from giveaway.records.meta import check_fields
 from giveaway.records.score_table import TableFolder
 from giveaway.storage.arrays import read_arrays, reading, to_numpy
 from giveaway.storage.files import parse_json
@@ -42,7 +44,6 @@ EXPOSED = 500  # of the most exposed rows always have a place on the map
 TSNE_FROM = 50  # rows: with fewer a neighbourhood is most of the map
 PERPLEXITY = 30
 DIRECTIONS = 50  # principal directions in which t-SNE measures distances
-SAME = 1.0 - 1e-9
 
 MOST_LETTERS = 400
 MOST_COLUMNS = 24
@@ -62,13 +63,13 @@ class FeatureMap:
     explained: float | None  # share of the variance along the two directions; None for t-SNE, or without variance
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Contents:
-    """A PNG or a text for each of `rows`; the other of the two is empty."""
+    """What each of `rows` holds: a text, or a PNG in base64."""
 
     rows: np.ndarray
-    texts: tuple[str, ...]
-    pictures: tuple[bytes, ...]
+    held: Sequence[str]
+    pictures: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,20 +84,12 @@ class ReportExtras:
 
     def to_bytes(self) -> bytes:
         """Return an .npz file without pickle, which `load` reads."""
-        stated: dict[str, Any] = {"missing": dict(self.missing), "removals": []}
+        stated: dict[str, Any] = {"missing": dict(self.missing)}
         arrays: dict[str, np.ndarray] = {}
-        for place, effect in enumerate(self.removals):
-            stated["removals"].append(_take_apart(effect, f"removal{place}_", arrays))
-        if self.feature_map is not None:
-            stated["map"] = _take_apart(self.feature_map, "map_", arrays)
-        if self.candidates is not None:
-            _take_apart(self.candidates, "candidates_", arrays)
-        if self.contents is not None:
-            arrays["contents_rows"] = self.contents.rows
-            stated["contents"] = list(self.contents.texts)
-            for place, picture in enumerate(self.contents.pictures):
-                if picture:
-                    arrays[f"picture{place}"] = np.frombuffer(picture, dtype=np.uint8)
+        for name in KINDS:
+            held = getattr(self, name)
+            parts = held if isinstance(held, tuple) else () if held is None else (held,)
+            stated[name] = [_take_apart(part, f"{name}{place}_", arrays) for place, part in enumerate(parts)]
         stream = io.BytesIO()
         np.savez_compressed(stream, allow_pickle=False, stated=np.array(json.dumps(stated)), **arrays)
         return stream.getvalue()
@@ -109,23 +102,16 @@ class ReportExtras:
             return cls(missing=dict.fromkeys(PARTS, "the audit folder was made without it: run giveaway audit again"))
         arrays = read_arrays("folder", path, "giveaway audit")
         with reading("folder", path, "file written by giveaway audit"):
-            return cls._of(arrays, parse_json(str(arrays["stated"])))
+            stated, parts = parse_json(str(arrays["stated"])), {}
+            for name, kind in KINDS.items():
+                numbered = enumerate(stated[name])
+                parts[name] = tuple(_put_together(kind, f"{name}{place}_", arrays, one) for place, one in numbered)
+            single: dict[str, Any] = {name: next(iter(parts[name]), None) for name in KINDS if name != "removals"}
+            return cls(**single, removals=parts["removals"], missing=stated["missing"])
 
-    @classmethod
-    def _of(cls, arrays: dict[str, np.ndarray], stated: dict[str, Any]) -> ReportExtras:
-        """Return what `to_bytes` took apart."""
-        mapped, held, contents = None, None, None
-        if stated.get("map") is not None:
-            mapped = _put_together(FeatureMap, "map_", arrays, stated["map"])
-        if "candidates_rows" in arrays:
-            held = _put_together(Candidates, "candidates_", arrays, {})
-        if (texts := stated.get("contents")) is not None:
-            nothing = np.empty(0, np.uint8)
-            pictures = (arrays.get(f"picture{place}", nothing).tobytes() for place in range(len(texts)))
-            contents = Contents(arrays["contents_rows"], tuple(texts), tuple(pictures))
-        numbered = enumerate(stated["removals"])
-        effects = tuple(_put_together(RemovalEffect, f"removal{place}_", arrays, one) for place, one in numbered)
-        return cls(mapped, effects, held, contents, stated["missing"])
+
+# what each part is made of; there may be several removals
+KINDS = {"feature_map": FeatureMap, "removals": RemovalEffect, "candidates": Candidates, "contents": Contents}
 
 
 def _take_apart(part: Any, prefix: str, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
@@ -135,10 +121,10 @@ def _take_apart(part: Any, prefix: str, arrays: dict[str, np.ndarray]) -> dict[s
     return {name: value for name, value in held.items() if not isinstance(value, np.ndarray)}
 
 
-def _put_together(kind: type[Made], prefix: str, arrays: dict[str, np.ndarray], stated: dict[str, Any]) -> Made:
-    names = [item.name for item in fields(kind) if item.name not in stated]  # type: ignore[arg-type]
+def _put_together(kind: Any, prefix: str, arrays: dict[str, np.ndarray], stated: dict[str, Any]) -> Any:
+    names = [item.name for item in fields(kind) if item.name not in stated]
     values = {**stated, **{name: arrays[prefix + name] for name in names}}
-    check_fields(FILE, values, annotations(kind))
+    check_fields(FILE, values, types_of(kind))
     return kind(**values)
 
 
@@ -233,40 +219,29 @@ def _principal(x: np.ndarray, count: int) -> tuple[np.ndarray, float | None]:
     size = np.abs(x).max(initial=0.0)
     if size == 0.0:
         return np.zeros((len(x), 0)), None
-    x = x / size
-    x = x - x.mean(0)
-    wide = x.shape[1] > len(x)
-    product = x @ x.T if wide else x.T @ x
-    side = len(product)
-    values, vectors = eigh(product, subset_by_index=[max(0, side - count), side - 1])
-    values, vectors = values[::-1].clip(0.0), vectors[:, ::-1]
-    axes = vectors * np.sqrt(values) if wide else x @ vectors
-    largest = np.abs(axes).max(0)
-    first = (np.abs(axes) >= SAME * largest).argmax(0)
-    axes = axes * np.where(axes[first, np.arange(axes.shape[1])] < 0, -1.0, 1.0)
-    return axes, min(1.0, float(values[:2].sum() / np.trace(product)))
+    found = PCA(min(count, *x.shape), svd_solver="full")
+    axes = found.fit_transform(x / size)
+    signs = np.where(axes[np.abs(axes).argmax(0), np.arange(axes.shape[1])] < 0, -1.0, 1.0)
+    return axes * signs, min(1.0, float(found.explained_variance_ratio_[:2].sum()))
 
 
 def contents_of(inputs: Any, rows: np.ndarray) -> Contents:
     """Show what `rows` of the records hold: images as PNG, strings cut short, a table's columns with their names."""
     if hasattr(inputs, "iloc"):
         names = [shown_text(name, 40) for name in inputs.columns[:MOST_COLUMNS]]
-        return _texts(rows, [_columns(names, inputs.iloc[int(row)].tolist(), len(inputs.columns)) for row in rows])
+        lines = (inputs.iloc[int(row)].tolist() for row in rows)
+        return Contents(rows, [_columns(names, line, len(inputs.columns)) for line in lines], pictures=False)
     if isinstance(inputs, list | tuple):
-        return _texts(rows, [shown_text(inputs[int(row)], MOST_LETTERS) for row in rows])
+        return Contents(rows, [shown_text(inputs[int(row)], MOST_LETTERS) for row in rows], pictures=False)
     held = inputs[np.sort(rows)]
     chosen = (to_numpy(held) if isinstance(held, torch.Tensor) else np.asarray(held))[np.argsort(np.argsort(rows))]
     if chosen.ndim in (3, 4) and chosen.dtype.kind in "fiub":
-        return Contents(rows, ("",) * len(rows), tuple(_png(image) for image in _as_colours(chosen)))
+        return Contents(rows, [b64encode(_png(image)).decode() for image in _as_colours(chosen)], pictures=True)
     if chosen.ndim == 1:
-        return _texts(rows, [shown_text(value, MOST_LETTERS) for value in chosen.tolist()])
+        return Contents(rows, [shown_text(value, MOST_LETTERS) for value in chosen.tolist()], pictures=False)
     flat = chosen.reshape(len(chosen), -1)
-    names = [str(place) for place in range(min(MOST_COLUMNS, flat.shape[1]))]
-    return _texts(rows, [_columns(names, line, flat.shape[1]) for line in flat[:, :MOST_COLUMNS].tolist()])
-
-
-def _texts(rows: np.ndarray, texts: list[str]) -> Contents:
-    return Contents(rows, tuple(texts), (b"",) * len(rows))
+    names, lines = list(map(str, range(min(MOST_COLUMNS, flat.shape[1])))), flat[:, :MOST_COLUMNS].tolist()
+    return Contents(rows, [_columns(names, line, flat.shape[1]) for line in lines], pictures=False)
 
 
 def _columns(names: list[str], values: list[Any], width: int) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -62,16 +62,16 @@ class Rules:
     waivers: tuple[Waiver, ...]
     digest: str
 
-    @property
-    def needs_validation(self) -> bool:
-        """Whether a rule needs what `giveaway validate` measures."""
-        return any(rule.measure == "measured_count" for rule in self.rules)
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The score columns that the rules need; an audit has predicted_success only when it is named."""
+    def missing_columns(self, scores: Sequence[str]) -> list[str]:
+        """Return the columns that the rules need besides `scores` of an audit to come; refuse what it cannot answer."""
+        if any(rule.measure == "measured_count" for rule in self.rules):
+            got = "a measured count, which an audit alone does not have"
+            raise fail("gate", "rules on an audit", got, "run giveaway validate FOLDER --gate with them")
         needed = ("predicted_success" if rule.measure == "predicted_success" else rule.of for rule in self.rules)
-        return tuple(dict.fromkeys(filter(None, needed)))
+        missing = [column for column in dict.fromkeys(needed) if column not in scores]
+        if missing and "default" not in scores:
+            raise fail("gate", f"the column {missing[0]} among the scores", "none", f"add {missing[0]} to --scores")
+        return missing
 
 
 @dataclass(frozen=True)
@@ -82,9 +82,9 @@ class Outcome:
     value: float
     allowed: float
     words: str
+    details: dict[str, Any]
     waiver: Waiver | None
     today: datetime.date
-    details: dict[str, Any] = field(default_factory=dict)
 
     @property
     def met(self) -> bool:
@@ -110,14 +110,10 @@ class Outcome:
         """The result with its numbers, its words and its waiver."""
         told: dict[str, Any] = {"name": self.rule.name, "measure": self.rule.measure}
         told |= {"value": self.value, "allowed": self.allowed, "met": self.met, "waived_by": None, "waiver": None}
-        if self.waiver is not None:
-            told["waived_by"] = self.waiver.owner if self.waived else None
-            told["waiver"] = {
-                "owner": self.waiver.owner,
-                "expires": self.waiver.expires.isoformat(),
-                "reason": self.waiver.reason,
-                "expired": self.today > self.waiver.expires,
-            }
+        if (waiver := self.waiver) is not None:
+            told["waived_by"] = waiver.owner if self.waived else None
+            told["waiver"] = {"owner": waiver.owner, "expires": waiver.expires.isoformat(), "reason": waiver.reason}
+            told["waiver"]["expired"] = self.today > waiver.expires
         return {**told, "words": self.words, **self.details}
 
 
@@ -177,8 +173,7 @@ def judge(rules: Rules, folder: str | Path, today: datetime.date, table: ScoreTa
             measured = _predicted_success(place, rule, table)
         else:
             measured = measure_change(place, table, Path(folder), rule.of, rule.baseline)
-        value, allowed, words, details = measured
-        outcomes.append(Outcome(rule, value, allowed, words, waivers.get(rule.name), today, details))
+        outcomes.append(Outcome(rule, *measured, waivers.get(rule.name), today))
     return Verdict(tuple(outcomes), today, rules.digest)
 
 
@@ -225,7 +220,7 @@ def _predicted_success(place: str, rule: Rule, table: ScoreTable) -> Measurement
 
 
 def _is_line(value: Any) -> bool:
-    return isinstance(value, str) and len(value.strip()) > 0 and len(value) <= LONGEST and value.isprintable()
+    return isinstance(value, str) and 0 < len(value.strip()) <= len(value) <= LONGEST and value.isprintable()
 
 
 def _is_share(value: Any) -> bool:
@@ -240,10 +235,7 @@ KEYS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {  # what each key must 
     "at_most": ("a whole number, 0 or more", lambda value: type(value) is int and value >= 0),
     "above": ("a success of at least 0.5 and below 1", lambda value: _is_share(value) and 0.5 <= value < 1),
     "of": ('"loo_gap" or "predicted_success"', lambda value: value in ("loo_gap", "predicted_success")),
-    "baseline": (
-        "a list of audit folders",
-        lambda value: isinstance(value, list) and all(isinstance(folder, str) and folder for folder in value),
-    ),
+    "baseline": ("a list of audit folders", lambda value: type(value) is list and all(map(_is_line, value))),
     "expires": ("a date such as 2027-03-01, without quotes", lambda value: type(value) is datetime.date),
 }
 RULE_KEYS = {
@@ -269,12 +261,16 @@ def read_rules(path: str | Path) -> Rules:
     for number, table in _tables(given, "waiver"):
         _check_keys(f"waiver {number}", table, ("rule", "owner", "expires", "reason"))
         waivers.append(Waiver(**table))
-    names = [rule.name for rule in rules]
-    _check_different("rule", "a different name for every rule", names)
-    _check_different("waiver", "one waiver per rule", [waiver.rule for waiver in waivers])
-    for waiver in waivers:
-        if waiver.rule not in names:
-            raise fail("waiver", "the name of a rule in this file", repr(waiver.rule), nearest(waiver.rule, names))
+    names, waived = [rule.name for rule in rules], [waiver.rule for waiver in waivers]
+    for argument, expected, given_names in (
+        ("rule", "a different name for every rule", names),
+        ("waiver", "one waiver per rule", waived),
+    ):
+        if twice := [name for name in given_names if given_names.count(name) > 1]:
+            raise fail(argument, expected, f"{twice[0]!r} twice", "keep one of them")
+    for name in waived:
+        if name not in names:
+            raise fail("waiver", "the name of a rule in this file", repr(name), nearest(name, names))
     return Rules(rules, tuple(waivers), hashlib.sha256(file.read_bytes()).hexdigest())
 
 
@@ -286,7 +282,7 @@ def _tables(given: dict[str, Any], key: str) -> list[tuple[int, dict[str, Any]]]
 
 
 def _rule(number: int, table: dict[str, Any], parent: Path) -> Rule:
-    _check_keys(f"rule {number}", {key: table[key] for key in ("name",) if key in table}, ("name",))
+    _check_keys(f"rule {number}", {key: table[key] for key in table if key == "name"}, ("name",))
     place = f"rule {table['name']!r}"
     measure = table.get("measure")
     if not isinstance(measure, str) or measure not in RULE_KEYS:
@@ -322,9 +318,3 @@ def _check_keys(place: str, given: Mapping[str, Any], keys: Sequence[str], *, re
     for key in keys:
         if required and key not in given:
             raise fail(place, f"{key}, {KEYS[key][0]}", "none", "add it")
-
-
-def _check_different(argument: str, expected: str, names: list[str]) -> None:
-    for number, name in enumerate(names):
-        if name in names[:number]:
-            raise fail(argument, expected, f"{name!r} twice", "keep one of them")

@@ -41,14 +41,10 @@ def removals(head: Head, table: ScoreTable, *, shares: Sequence[float]) -> tuple
     row_of = row_of_record(head, table)
     if not head.linear:
         raise fail("head", "a linear head", "a black box", "pass the features of a linear head to Head")
-    counts, remedy = [], "give the share of the rows to take out, such as 0.01"
-    for share in shares:
-        if not 0.0 < check_number("share", share, minimum=0.0, remedy=remedy) < 1.0:
-            raise fail("share", "a share between 0 and 1", f"{share:g}", remedy)
-        counts.append(max(1, round(share * len(table))))
-        if len(table) - counts[-1] < 2:
-            got = f"{counts[-1]} of {len(table)} taken out"
-            raise fail("share", "a share that leaves at least 2 rows", got, "take out a smaller share")
+    counts = [max(1, round(share * len(table))) for share in shares]
+    if len(table) - max(counts) < 2:
+        got = f"{max(counts)} of {len(table)} taken out"
+        raise fail("share", "a share that leaves at least 2 rows", got, "take out a smaller share")
 
     def newton_of(scored: Head) -> np.ndarray:
         scored = scored if table.meta.by_person else replace(scored, groups=None)

@@ -14,21 +14,10 @@ from numpy.typing import ArrayLike
 from giveaway.checks import as_tensor, check_choice, check_finite, check_number, fail
 from giveaway.evaluation import AttackSummary, recall_at, recall_curve
 from giveaway.evaluation.ranking import log_spaced_counts
-from giveaway.findings.explain import LEAST, group_of
+from giveaway.findings.explain import breakdown
 from giveaway.records import ScoreTable
-from giveaway.reporting.picture import (
-    CHANCE,
-    COLOURS,
-    DASHES,
-    GREY,
-    MOST_POINTS,
-    PALE,
-    blank,
-    legend,
-    percent,
-    plain,
-    positive_rows,
-)
+from giveaway.reporting import picture
+from giveaway.reporting.picture import CHANCE, COLOURS, DASHES, GREY, PALE, blank, legend, percent, plain, positive_rows
 from giveaway.theory import TradeOff
 
 if TYPE_CHECKING:
@@ -52,8 +41,7 @@ def recall_curves(
     ranked_by: str | None = None,
     axes: Axes | None = None,
 ) -> Figure:
-    """Draw how much of the true top each score finds in every share kept; the highest five and `ranked_by` in
-    colour."""
+    """Draw what each score finds of the true top in every share kept; the highest five and `ranked_by` in colour."""
     if ranked_by is not None:
         check_choice("ranked_by", ranked_by, scores)
     known = _finite("truth", truth)
@@ -137,16 +125,9 @@ def _draw_curves(
         axes.plot(*curves[name], color=PALE, linewidth=1, label=label, drawstyle=drawstyle, zorder=2)
 
 
-def loss_by_influence(
-    loss: ArrayLike,
-    influence: ArrayLike,
-    success: ArrayLike,
-    *,
-    most_points: int = MOST_POINTS,
-    axes: Axes | None = None,
-) -> Figure:
-    """Draw records at their loss and influence (up to `most_points` of them, positive ones), coloured by the attack's
-    success rate, the most exposed on top."""
+def loss_by_influence(loss: ArrayLike, influence: ArrayLike, success: ArrayLike, *, axes: Axes | None = None) -> Figure:
+    """Draw records at their loss and influence (up to 20,000 of them, positive ones), coloured by the attack's success
+    rate, the most exposed on top."""
     values = [_finite(name, v) for name, v in (("loss", loss), ("influence", influence), ("success", success))]
     if len({len(column) for column in values}) > 1:
         got = f"{', '.join(str(len(column)) for column in values)} values"
@@ -154,9 +135,7 @@ def loss_by_influence(
     x, y, rate = values
     if rate.min() < 0 or rate.max() > 1:
         raise fail("success", "rates from 0 to 1", f"{rate.min():g} to {rate.max():g}", "pass a share of models")
-    if most_points < 1:
-        raise fail("most_points", "at least 1", f"{most_points}", "allow more points")
-    rows, title = positive_rows(x, y, "records", most_points)
+    rows, title = positive_rows(x, y, "records", picture.MOST_POINTS)
     if not len(rows):
         raise fail("loss, influence", "positive values in some record", "none", "draw scores that are not all zero")
     rows = rows[np.argsort(rate[rows], kind="stable")]
@@ -172,11 +151,10 @@ def loss_by_influence(
 
 
 def loss_by_leverage(table: ScoreTable, top: int = 20, axes: Axes | None = None) -> Figure:
-    """Draw rows at their loss and leverage (up to 20,000 of them, positive ones), with the `top` most exposed
-    marked."""
+    """Draw rows at their loss and leverage (up to 20,000, positive ones), with the `top` most exposed marked."""
     top = int(check_number("top", top, minimum=1, remedy="mark at least one row"))
     loss, leverage = _column(table, "loss"), _column(table, "leverage")
-    shown, title = positive_rows(loss, leverage, "rows", MOST_POINTS)
+    shown, title = positive_rows(loss, leverage, "rows", picture.MOST_POINTS)
     if not len(shown):
         raise fail("table", "a positive loss and leverage in some row", "none", "draw exposure_distribution instead")
     highest = table.order()[:top]
@@ -257,7 +235,7 @@ def when_learned(table: ScoreTable, axes: Axes | None = None) -> Figure:
 
 def by_class(table: ScoreTable, share: float = 0.05, axes: Axes | None = None) -> Figure:
     """Draw each class's share of the most exposed `share` of the rows over its share of all, with a band for chance (95
-    %). Classes under 10 rows share one line, and so do those nearest to an even spread beyond the first 20."""
+    %). Classes under ten rows share a line; of more than 20 those furthest from an even spread are drawn."""
     if "class" not in table.attributes:
         remedy = "draw exposure_distribution, or audit a classifier by record"
         raise fail("table", "a class of every row", "none", remedy)
@@ -265,15 +243,11 @@ def by_class(table: ScoreTable, share: float = 0.05, axes: Axes | None = None) -
     count = round(n * check_number("share", share, minimum=0, remedy="such as 0.05"))
     if not 0 < count <= n:
         raise fail("share", f"a share that keeps 1 to {n} rows", f"{share:g}", "keep more, or fewer")
-    highest = table.order()[:count]
-    names, class_of = np.unique(table["class"], return_inverse=True)
-    labels, line_of = _lines(names, np.bincount(class_of), np.bincount(class_of[highest], minlength=len(names)))
-    line = line_of[class_of]
-    sizes, found = np.bincount(line), np.bincount(line[highest], minlength=len(labels))
-    groups = [group_of(*item, n, count) for item in zip(labels, sizes.tolist(), found.tolist(), strict=True)]
-    groups.sort(key=lambda group: -group.ratio)
-    groups.reverse()  # the highest on top
+    known = breakdown(table, "class", "class", top=share).shareable().groups
+    uneven = sorted(known, key=lambda group: -abs(group.exposed - group.rows * count / n))[:MOST_CLASSES]
+    groups = sorted(uneven, key=lambda group: group.ratio)  # the highest on top
     title = f"Classes of the top {percent(share)} by {plain(table.ranking())} ({count:,} of {_rows(n)})"
+    title += f", {len(groups)} of {len(known)}" if len(groups) < len(known) else ""
     figure, axes = blank(title, (7.8, 1.8 + 0.28 * len(groups)), axes)
     heights = range(len(groups))
     low, high = [group.low for group in groups], [group.high for group in groups]
@@ -284,7 +258,7 @@ def by_class(table: ScoreTable, share: float = 0.05, axes: Axes | None = None) -
     for height, group in enumerate(groups):
         words = f"{percent(group.exposed / count)} of the top, {percent(group.rows / n)} of all"
         axes.text(1.02, height, words, transform=axes.get_yaxis_transform(), va="center", fontsize=9, color=GREY)
-    axes.set_yticks(heights, [group.name for group in groups])
+    axes.set_yticks(heights, [plain(group.name) for group in groups])
     largest = max(1.0, *high, *(group.ratio for group in groups))
     axes.set(xlim=(-0.05, 1.08 * largest), ylim=(-1.6, len(groups) - 0.4))
     axes.grid(visible=False, axis="y")
@@ -292,22 +266,6 @@ def by_class(table: ScoreTable, share: float = 0.05, axes: Axes | None = None) -
     axes.set_ylabel("class")
     legend(axes, loc="lower right", ncols=2)  # in the free line below the classes
     return figure
-
-
-def _lines(names: np.ndarray, sizes: np.ndarray, found: np.ndarray) -> tuple[list[str], np.ndarray]:
-    """Return a label for each line, and the line of every class: its own, the one near even, or the one of the rare."""
-    rare = sizes < LEAST
-    uneven = np.where(rare, -1.0, np.abs(found - sizes * found.sum() / sizes.sum()))
-    single = np.sort(np.argsort(-uneven, kind="stable")[: min(MOST_CLASSES, int((~rare).sum()))])
-    line = np.full(len(names), -1)
-    line[single] = np.arange(len(single))
-    labels = [plain(name) for name in names[single].tolist()]
-    for pooled, words in ((~rare & (line < 0), "others"), (rare, "rare")):
-        if pooled.any():
-            line[pooled] = len(labels)
-            kinds = int(pooled.sum())
-            labels.append(f"{words} ({kinds:,} class{'' if kinds == 1 else 'es'})")
-    return labels, line
 
 
 def tradeoff_curves(

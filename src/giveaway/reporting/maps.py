@@ -20,7 +20,10 @@ RINGED = 20  # of the most exposed have a ring
 SOURCE = "cloud"
 COLOURS = "Viridis256"
 RING: Any = {"size": 10, "fill_color": None, "line_color": "#b3202a", "line_width": 1.5, "nonselection_line_alpha": 0.3}
-TOOLS = "pan,wheel_zoom,box_select,lasso_select,tap,reset"
+DOT: Any = {"size": 5, "line_color": None, "fill_alpha": 0.75, "selection_line_color": "#000000"}
+DOT |= {"selection_fill_alpha": 1.0, "nonselection_fill_alpha": 0.12}
+FRAME: Any = {"tools": "pan,wheel_zoom,box_select,lasso_select,tap,reset", "active_drag": "box_select"}
+FRAME |= {"height": 380, "min_width": 300, "sizing_mode": "stretch_width"}
 
 
 @dataclass(frozen=True)
@@ -121,28 +124,8 @@ def _plot(source: Any, x: str, y: str, title: str, labels: list[str], kind: Any)
     from bokeh.plotting import figure
     from bokeh.transform import linear_cmap
 
-    plot = figure(
-        title=title,
-        x_axis_type=kind,
-        y_axis_type=kind,
-        height=380,
-        tools=TOOLS,
-        active_drag="box_select",
-        sizing_mode="stretch_width",
-        min_width=300,
-    )
-    points = plot.scatter(
-        x,
-        y,
-        source=source,
-        size=5,
-        line_color=None,
-        fill_color=linear_cmap("risk", COLOURS, 1.0, 0.0),
-        fill_alpha=0.75,
-        selection_line_color="#000000",
-        selection_fill_alpha=1.0,
-        nonselection_fill_alpha=0.12,
-    )
+    plot = figure(title=title, x_axis_type=kind, y_axis_type=kind, **FRAME)
+    points = plot.scatter(x, y, source=source, fill_color=linear_cmap("risk", COLOURS, 1.0, 0.0), **DOT)
     last = range(max(0, len(source.data["rank"]) - RINGED), len(source.data["rank"]))
     ringed = CDSView(filter=IndexFilter(indices=list(last)))
     plot.scatter(x, y, source=source, view=ringed, **RING)

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-import numpy as np
 from markupsafe import Markup
 
 from giveaway.checks import InputError, fail
@@ -29,7 +28,6 @@ from giveaway.storage.files import read_json
 from giveaway.text import shown_text
 
 SCHEMA = "giveaway.summary/1"
-SHARES = (("median", 0.5), ("top 10 %", 0.1), ("top 5 %", 0.05), ("top 1 %", 0.01))
 IN_INDEX = {"date", "rows", "unit", "ranked_by", "access", "statement"}
 
 
@@ -77,8 +75,6 @@ def summary(table: ScoreTable, measured: StoredValidation | None = None) -> dict
     chosen, meta = access_of(table), table.meta
     origin = meta.provenance or Provenance()
     by = table.ranking()
-    values = table[by]
-    tiny = 1e-3 * np.abs(values).max(initial=0.0)  # the first digit of what is smaller would be noise
     spread = section(lambda: [shared for each in breakdowns(table) if (shared := each.to_json()) is not None])
     found: dict[str, Any] = {
         "schema": SCHEMA,
@@ -94,12 +90,6 @@ def summary(table: ScoreTable, measured: StoredValidation | None = None) -> dict
         "loss": meta.loss,
         "access": chosen,
         "ranked_by": by,
-        "quantiles": {
-            name: 0.0 if abs(value) < tiny else float(f"{value:.1g}")
-            for name, share in SHARES
-            if share * len(values) >= LEAST  # at least ten rows lie above
-            for value in [np.quantile(values, 1 - share)]
-        },
         "spread_over": spread.content or [],
         "no_spread": "This section could not be made." if spread.note else None,  # an error's words may hold values
         "l2_sensitivity": coarse(meta.l2_sensitivity, 1) if len(table) >= LEAST else None,

@@ -6,27 +6,23 @@ section that cannot be made says why in its place.
 
 from __future__ import annotations
 
-import os
 from base64 import b64encode
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from giveaway.auditing.validate import Validation
 from giveaway.checks import InputError
 from giveaway.findings.explain import SUBGROUP, breakdowns, why
-from giveaway.findings.extras import ReportExtras, make_extras
+from giveaway.findings.extras import ReportExtras
 from giveaway.network.depths import suffix
-from giveaway.records import Head, ScoreTable
-from giveaway.records.meta import Provenance
+from giveaway.records import ScoreTable
 from giveaway.reporting import figures
 from giveaway.reporting.maps import bokeh_script, maps
 from giveaway.reporting.pages import page, section
 from giveaway.reporting.picture import figure_bytes, title_of
 from giveaway.reporting.validation import StoredValidation, agreement_lines
 from giveaway.reporting.words import access_of, found_elsewhere, headline, layers_of, notes, standing
-from giveaway.storage.files import write_text
 from giveaway.text import shown_text
 from giveaway.theory import fixed_design
 
@@ -40,7 +36,7 @@ NO_HEAD = "the report was made from the table alone; pass head= to have it"
 BEFORE_WHY = ("loss", "leverage", "predicted_success")  # scores after the one that ranks, before the reasons
 AFTER_WHY = ("newton", "trace", "learned_by", "left_out", "relatives", "out_of_bag", "residual")
 ABOUT_ROW = ("class", "target", "others_say", "trees_say", "records")
-OF_TRACE = ("band", "rows", "losses")  # of the metadata: the figure shows them
+OF_TRACE = ("trace · band", "trace · rows", "trace · losses")
 MEANINGS = {
     "rank": "1 is the most exposed",
     "id": "the name of the row",
@@ -73,26 +69,6 @@ VIEWS = ("left_out", "trace", "relatives", "out_of_bag")
 OF_PEOPLE = {"leverage": "how far the targets of a person's records pull their predictions, from 0 to their number"}
 
 
-def report(
-    table: ScoreTable,
-    path: str | os.PathLike[str],
-    *,
-    head: Head | None = None,
-    validation: Validation | None = None,
-    access: str | None = None,
-    top: int = TOP,
-) -> None:
-    """Write the page of `table` to `path`, readable by you alone.
-
-    With the `head` it was made of, the page has a map of its features and shows what happens once the most exposed are
-    taken out; with a `validation` (ga.validate) it has the count that shadow models can defend. `access` is
-    what the attacker has: labels, probabilities or weights.
-    """
-    extras = None if head is None else make_extras(head, table)
-    measured = None if validation is None else StoredValidation.of(validation)
-    write_text(path, render(table, extras=extras, measured=measured, access=access, top=top))
-
-
 def render(
     table: ScoreTable,
     *,
@@ -100,12 +76,12 @@ def render(
     measured: StoredValidation | None = None,
     access: str | None = None,
     top: int = TOP,
+    summary: str = "",
 ) -> str:
-    """Return the page as a string."""
+    """Return the page as a string; `summary` is the page beside it to share instead."""
     extras = extras or ReportExtras(missing={"map": NO_HEAD, "what-if": NO_HEAD})
     chosen = access_of(table, access)
     sections = {
-        "spread": section(lambda: _image(figures.exposure_distribution(table))),
         "maps": section(lambda: maps(table, extras)),
         "learned": section(lambda: _image(figures.when_learned(table))),
         "breakdowns": section(lambda: breakdowns(table)),
@@ -114,36 +90,29 @@ def render(
         "removals": section(lambda: _removals(table, extras)),
         "penalties": section(lambda: _penalties(table)),
     }
-    asked = None if table.meta.fusion is None else table.meta.fusion.weights  # views that `fused` asked
-    listed = _listing(table, extras, measured, top)
+    meta = table.meta
+    asked = None if meta.fusion is None else meta.fusion.weights  # views that `fused` asked
     noted = section(lambda: notes(table))
     return page(
         "report.html",
-        unit=table.meta.rows_are,
-        one=table.meta.unit,
-        rows=len(table),
+        table=table,
+        unit=meta.rows_are,
+        one=meta.unit,
         by=table.ranking(),
         headline=headline(table, measured, chosen),
         counted=measured is not None,
         found=found_elsewhere(table.ranking()),
         standing=standing(table, measured, chosen),
         notes=[noted.note] if noted.note else noted.content,
-        title=shown_text(table.meta.title or "", 120),
-        date=(table.meta.provenance or Provenance()).date or "",
-        missing_contents=extras.missing.get("contents", ""),
-        listed=listed,
+        missing=extras.missing,
+        summary=summary,
+        listed=_listing(table, extras, measured, top),
         sections=sections,
-        missing_map=extras.missing.get("map", ""),
         bokeh=bokeh_script() if sections["maps"].content else "",
-        scores=table.columns,
-        linear=table.meta.optimum is not None or "newton" in table.scores,
-        deeper=bool(table.meta.depths) and not table.meta.by_person,
-        others_say="others_say" in table.attributes,
-        traced=table.meta.trace is not None,
+        linear=meta.optimum is not None or "newton" in table.scores,
         views=[name for name in VIEWS if name in table.scores or name in (asked or ())],
         asks_model=asked is None or "head" in asked,
-        spread=_spread(table[table.ranking()]),
-        facts=[(shown_text(name, 120), shown_text(value, 400)) for name, value in facts(_facts_of(table))],
+        facts=facts(meta.to_json()),
     )
 
 
@@ -187,17 +156,17 @@ def _listing(table: ScoreTable, extras: ReportExtras, measured: StoredValidation
         }
         for name, column in values.items()
     ]
-    records: list[tuple[str, str]] = []
-    if (held := extras.contents) is not None:
-        shown = dict(zip(held.rows.tolist(), zip(held.texts, held.pictures, strict=True), strict=True))
-        chosen = [shown.get(int(row), ("", b"")) for row in rows]
-        records = [(text, b64encode(png).decode()) for text, png in chosen]
+    records: list[str] = []
+    if (shown := extras.contents) is not None:
+        held = dict(zip(shown.rows.tolist(), shown.held, strict=True))
+        records = [held.get(int(row), "") for row in rows]
     return {
         "columns": columns,
         "rows": list(zip(*([_cell(value) for value in column.tolist()] for column in values.values()), strict=True)),
         "numbers": rows.tolist(),
         "nearest": [shown_text(names, 200) for names in near] if any(near) else [],
         "records": records,
+        "pictures": extras.contents is not None and extras.contents.pictures,
     }
 
 
@@ -209,30 +178,16 @@ def _cell(value: Any) -> tuple[str, str]:
     return shown_text(value, 200), ""
 
 
-def _facts_of(table: ScoreTable) -> dict[str, Any]:
-    """Return the metadata without the long lists that the figure of the trace shows."""
-    meta = table.meta.to_json()
-    if meta.get("trace"):
-        meta["trace"] = {name: value for name, value in meta["trace"].items() if name not in OF_TRACE}
-    return meta
-
-
 def facts(meta: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Return every entry of the metadata as a name and a text."""
+    """Return every entry of the metadata as a name and a text, but for the lists that the figure of the trace shows."""
     found = []
     for key, value in meta.items():
         if isinstance(value, dict):
             found += facts(value, f"{prefix}{key} · ")
-        elif value is not None:
-            found.append((prefix + key, ", ".join(map(str, value)) if isinstance(value, list) else str(value)))
+        elif value is not None and prefix + key not in OF_TRACE:
+            text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+            found.append((shown_text(prefix + key, 120), shown_text(text, 400)))
     return found
-
-
-def _spread(values: np.ndarray) -> list[tuple[str, str]]:
-    ordered = np.sort(values)[::-1]
-    counts = {f"top {100 * share:g} % from": max(1, round(share * len(values))) for share in (0.1, 0.05, 0.01)}
-    found = {"median": float(np.median(values)), **{name: float(ordered[k - 1]) for name, k in counts.items()}}
-    return [(name, f"{value:.4g}") for name, value in {**found, "largest": float(ordered[0])}.items()]
 
 
 def _image(figure: Figure) -> tuple[str, str]:
@@ -255,20 +210,13 @@ def _curves(table: ScoreTable) -> dict[str, Any]:
     degrees = outputs - 1 if table.meta.loss == "cross_entropy" and outputs > 1 else outputs
     leverages = {name: float(np.clip(table["leverage"][row], 0.0, 1.0)) for name, row in named.items()}
     curves = {name: fixed_design.tradeoff(h, m=degrees) for name, h in leverages.items()}
-    lines = [
-        (
-            name,
-            shown_text(table.ids[named[name]], 40),
-            f"{leverages[name]:.3g}",
-            f"{float(curve.auc()):.3f}",
-            *(f"{100 * float(curve.tpr(rate)):.3g} %" for rate in RATES),
-        )
-        for name, curve in curves.items()
-    ]
-    figure = figures.tradeoff_curves(
-        {f"{name}: leverage {leverages[name]:.2g}": curve for name, curve in curves.items()},
-        title="Errors of the best attack on a linear model",
-    )
+    lines = []
+    for name, curve in curves.items():
+        found = [f"{100 * float(curve.tpr(rate)):.3g} %" for rate in RATES]
+        about = shown_text(table.ids[named[name]], 40), f"{leverages[name]:.3g}", f"{float(curve.auc()):.3f}"
+        lines.append((name, *about, *found))
+    labelled = {f"{name}: leverage {leverages[name]:.2g}": curve for name, curve in curves.items()}
+    figure = figures.tradeoff_curves(labelled, title="Errors of the best attack on a linear model")
     return {"picture": _image(figure), "lines": lines, "rates": [f"{100 * rate:g} %" for rate in RATES]}
 
 

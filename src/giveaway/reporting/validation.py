@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,6 @@ MEASURED = {
     "lira.auc": Sequence[float],
     "agreement": Mapping[str, Mapping[str, Sequence[float] | float | None]],
 }  # what pages read of validation.json, and its kind
-ARRAYS = ("success", "effect_size", "flagged", "judged", "expected", "low", "high", "false_positives", "true_positives")
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,8 +44,8 @@ class StoredValidation:
     """What shadow models measured, as it is stored in an audit folder.
 
     `stated` is what validation.json says of all records. Of every record: `success`, `effect_size`, whether it is
-    `flagged` and was `judged` at all, and the effect size `expected` from the models and the score together, from `low`
-    to `high`. The ROC curve is thinned.
+    `flagged` and was `judged` at all, and the effect size `expected` from the models and the score together. The ROC
+    curve is thinned.
     """
 
     stated: dict[str, Any]
@@ -55,8 +54,6 @@ class StoredValidation:
     flagged: np.ndarray
     judged: np.ndarray
     expected: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
     false_positives: np.ndarray
     true_positives: np.ndarray
 
@@ -65,26 +62,25 @@ class StoredValidation:
         """Keep what a validation found; `recipe` names one of giveaway's own, `trained` says what the models are."""
         stated = {**found.to_json(), "recipe": recipe, "trained": trained}
         judged = (found.success, found.effect_size, found.count.flagged, found.count.judged)
-        together = (found.posterior.effect_size, found.posterior.low, found.posterior.high)
-        return cls(stated, *judged, *together, *roc_points(found.attack))
+        return cls(stated, *judged, found.posterior.effect_size, *roc_points(found.attack))
 
     def pages(self) -> dict[str, str | bytes]:
         """Return the names and contents of the files that `load` reads."""
         stream = io.BytesIO()
-        np.savez(stream, allow_pickle=False, **{name: getattr(self, name) for name in ARRAYS})
+        arrays = {name: value for name, value in vars(self).items() if name != "stated"}
+        np.savez(stream, allow_pickle=False, **arrays)
         return {VALUES: stream.getvalue(), STATED: json.dumps(self.stated, indent=2) + "\n"}
 
     @classmethod
     def load(cls, folder: str | Path) -> StoredValidation | None:
         """Read what `giveaway validate` left in an audit folder; None if it never ran there."""
-        path, place = Path(folder), TableFolder(folder)
+        place = TableFolder(folder)
         if not (file := place.verified(STATED)).is_file():
             return None
         stated = read_json("folder", file, AGAIN)
         arrays = read_arrays("folder", place.verified(VALUES), "giveaway validate")
-        if set(arrays) != set(ARRAYS):
-            got = f"{path / VALUES} of another version"
-            raise fail("folder", "a validation of this version", got, AGAIN)
+        if {"stated", *arrays} != {field.name for field in fields(cls)}:
+            raise fail("folder", "a validation of this version", f"{place.path / VALUES} of another version", AGAIN)
         with reading("folder", file, "validation"):
             check_fields(STATED, stated, MEASURED)
             agreement_lines(stated)

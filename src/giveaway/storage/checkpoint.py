@@ -126,21 +126,10 @@ class FolderCheckpoint(UnfinishedWork, Checkpoint):
     def drop(self, name: str) -> None:
         self.clear([self._file(name).name])
 
-    def finish(self) -> None:
-        """Remove what was saved, now that the audit is written; the first process does so for all on its disk."""
-        if self.rank == 0:
+    def finish(self, *, failed: bool = False) -> None:
+        """Remove what was saved, by the first process for all; of an audit that failed it stays where there is any."""
+        if self.rank == 0 and not (failed and self._has_work()):
             self.remove()
-        else:
-            self.clear()
-            self.remove_if_empty()
-
-    def abandon(self) -> bool:
-        """Keep what was saved of an audit that failed, or remove a folder without any; return whether it was kept."""
-        if self._has_work():
-            return True
-        if self.rank == 0:
-            self.remove()
-        return False
 
     def _begun_with(self, first: UnfinishedWork, expected: dict[str, Any], resume: bool) -> bool:
         """Whether there is work to go on with; refuse it where that was not asked for, or it is another audit's."""

@@ -28,7 +28,7 @@ def private_folder(folder: str | os.PathLike[str]) -> Path:
                 place.mkdir(mode=0o700, exist_ok=True)
         if not any(path.iterdir()):
             path.chmod(0o700)
-        os.close(_made(part := part_of(path / "writable")))
+        os.close(os.open(part := part_of(path / "writable"), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
         part.unlink(missing_ok=True)  # whoever holds the folder clears such files
     except OSError as error:
         got = f"{path} ({error.strerror or error})"
@@ -41,15 +41,11 @@ def part_of(target: Path, token: str = "") -> Path:
     return target.parent / f".giveaway-{target.name}-{token[:16] or secrets.token_hex(4)}.part"
 
 
-def _made(part: Path) -> int:
-    return os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-
-
 def write_part(target: Path, write: Callable[[BinaryIO], Any]) -> Path:
     """Run `write` on a new file beside `target` that is on the disk afterwards; return its temporary name."""
     part = part_of(target)
     try:
-        handle = _made(part)
+        handle = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as error:
         got = f"{target} ({error.strerror or error})"
         raise fail("out", "a place that can be written", got, "choose another folder") from error
@@ -69,9 +65,8 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], A
     part = write_part(Path(path), write)
     try:
         os.replace(part, path)
-    except BaseException:
+    finally:
         part.unlink(missing_ok=True)
-        raise
     sync(Path(path).parent)
 
 
@@ -91,16 +86,16 @@ def as_bytes(page: str | bytes) -> bytes:
 
 def parse_json(text: str) -> dict[str, Any]:
     """Read a JSON object; NaN and infinity, which no file of ours holds, are ValueErrors as all other faults are."""
-    found = json.loads(text, parse_constant=_refuse, parse_float=_finite)
-    return found if isinstance(found, dict) else _refuse(text)
 
+    def finite(text: str) -> float:
+        if not math.isfinite(number := float(text)):
+            raise ValueError("a number that is not finite")
+        return number
 
-def _refuse(text: str) -> Any:
-    raise ValueError("not JSON of ours")
-
-
-def _finite(text: str) -> float:
-    return number if math.isfinite(number := float(text)) else _refuse(text)
+    found = json.loads(text, parse_constant=finite, parse_float=finite)
+    if not isinstance(found, dict):
+        raise ValueError("no JSON object")
+    return found
 
 
 def read_small(path: str | os.PathLike[str], most: int) -> str:

@@ -15,18 +15,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Self
 
 from giveaway.checks import fail
-from giveaway.storage.files import (
-    as_bytes,
-    differences,
-    file_digest,
-    opened_folder,
-    part_of,
-    private_folder,
-    read_json,
-    sync,
-    write_json,
-    write_part,
-)
+from giveaway.storage import files
+from giveaway.storage.files import file_digest, opened_folder, part_of, private_folder, sync
 
 LOCK = ".giveaway-lock"
 PART = re.compile(r"\.giveaway-.+-[0-9a-f]{8,16}\.part")  # a file that was not given its name
@@ -60,12 +50,12 @@ class MarkedFolder:
         if not file.is_file():
             expected = f"{'an' if self.kind[0] in 'aeiou' else 'a'} {self.kind} with {self.marker}"
             raise fail(argument or self.argument, expected, str(self.path), "name the folder that giveaway wrote")
-        return read_json(argument or self.argument, file, "remove it, or choose another folder")
+        return files.read_json(argument or self.argument, file, "remove it, or choose another folder")
 
     def listed(self) -> dict[str, str]:
         """Return the names of the folder's files, and the SHA-256 of each."""
-        files = self.read("folder").get("files") if self.marked else None
-        known = files.items() if isinstance(files, Mapping) else ()
+        stored = self.read("folder").get("files") if self.marked else None
+        known = stored.items() if isinstance(stored, Mapping) else ()
         return {name: digest for name, digest in known if Path(name).name == name and isinstance(digest, str)}
 
     def verified(self, name: str) -> Path:
@@ -107,10 +97,8 @@ class MarkedFolder:
         made = new and not self.path.exists()
         if not new:
             self.read("folder")
-        elif among_others:
-            private_folder(self.path)
         else:
-            self.claim()
+            private_folder(self.path) if among_others else self.claim()
         try:
             with opened_folder(self.path, links=self.links) as folder, os.fdopen(self._lock(folder)):
                 try:
@@ -169,7 +157,7 @@ class MarkedFolder:
         if (self.path / name).exists() and name not in self.listed():
             got, remedy = f"{self.path / name}, which the folder does not list", "move it elsewhere"
             raise fail(self.argument, f"a place for {name}", got, remedy)
-        part = write if isinstance(write, Path) else write_part(self.path / name, write)
+        part = write if isinstance(write, Path) else files.write_part(self.path / name, write)
         digest = file_digest(part)
         if digest is None:
             raise fail(self.argument, f"{name} on the disk", "none", "check the disk")
@@ -180,9 +168,9 @@ class MarkedFolder:
     def commit(self, contents: Mapping[str, Any] | None = None, *, without: Collection[str] = ()) -> None:
         """List what was staged in the marker, whose other contents may change, and give the files their names."""
         stored = contents if contents is not None else self.read()
-        files = {name: digest for name, digest in self.listed().items() if name not in without} | self.staged
+        listed = {name: digest for name, digest in self.listed().items() if name not in without} | self.staged
         sync(self.path)  # the files are there before a listing that names them
-        write_json(self.path / self.marker, {**stored, "files": files})
+        files.write_json(self.path / self.marker, {**stored, "files": listed})
         for name, digest in self.staged.items():
             os.replace(part_of(self.path / name, digest), self.path / name)
         self.staged = {}
@@ -191,7 +179,7 @@ class MarkedFolder:
     def save_pages(self, pages: Mapping[str, str | bytes], contents: Mapping[str, Any] | None = None) -> list[Path]:
         """Write all of these files, or none, and list them."""
         for name, page in pages.items():
-            content = as_bytes(page)
+            content = files.as_bytes(page)
             self.stage(name, lambda stream, content=content: stream.write(content))  # type: ignore[misc]
         self.commit(contents)
         return [self.path / name for name in pages]
@@ -199,7 +187,7 @@ class MarkedFolder:
     def check(self, stored: Mapping[str, Any], expected: Mapping[str, Any], meaning: str, remedy: str) -> None:
         """Refuse a folder that was made of something else than `expected`, and say what differs."""
         made_of = {name: value for name, value in stored.items() if name != "files"}
-        if different := differences(made_of, expected, self.words):
+        if different := files.differences(made_of, expected, self.words):
             raise fail(self.argument, meaning, "; ".join(different), remedy)
 
     def clear(self, names: Collection[str] | None = None) -> int:
