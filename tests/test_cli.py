@@ -562,7 +562,7 @@ def test_report_and_purge_of_folders_without_an_audit(giveaway, folder):
         ("giveaway.curvature.choice", "DenseCurvature"),
         ("giveaway.reporting.folder", "make_extras"),
         ("giveaway.reporting.folder", "render"),
-        ("giveaway.storage.files", "write_part"),
+        ("giveaway.reporting.folder", "save_audit"),
         ("giveaway.auditing.run", "count_duplicates"),
     ],
 )
