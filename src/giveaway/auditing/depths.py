@@ -112,8 +112,8 @@ class DepthAudit:
                 curvature=exact.curvature,
                 most_steps=exact.most_steps,
             )
-            solves = of_network.CheckpointedSolves(inverse, checkpoint, place)
-            options: Any = {"scores": self.names, "solves": solves, "on_solved": on_solved}
+            solves = of_network.CheckpointedSolves(inverse, checkpoint, place, on_solved)
+            options: Any = {"scores": self.names, "solves": solves}
             if isinstance(method, Sketch):
                 options |= {"probes": method.probes, "seed": method.seed, "at_once": PROBES_AT_ONCE}
                 scored = of_network.sketch_records(inverse, **options)

@@ -206,8 +206,8 @@ class FactoredBlocks:
         return self._loss.project(self.u, -2).reshape(self._rows)
 
     def trace(self, *, logit: bool = False) -> torch.Tensor:
-        squares = (self._centred if logit else self._inner).view(*self.weight.shape, -1)
-        each = torch.linalg.vector_norm(squares, dim=2, dtype=torch.float64).square()
+        rows = (self._centred if logit else self._inner).reshape(*self.weight.shape, -1)
+        each = torch.linalg.vector_norm(rows, dim=2, dtype=torch.float64).square()
         return self._loss.sensitivity * (each * self.weight).sum(1) if logit else each.sum(1)
 
     def frobenius(self, *, logit: bool = False) -> torch.Tensor:

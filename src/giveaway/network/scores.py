@@ -26,8 +26,6 @@ AT_ONCE = 64  # right sides of chosen records that a checkpoint holds together
 COUNTS, CAPPED, RESIDUAL, LEVERAGE = "counts", "capped", "residual", "top leverage"
 USUAL = ("influence", "newton", "leverage", "gls_trace")
 
-OnSolved = Callable[[int, int], Any]  # right sides done, and all of them as far as known
-
 
 @dataclass(frozen=True)
 class NetworkScores:
@@ -44,11 +42,24 @@ class NetworkScores:
 
 
 class CheckpointedSolves:
-    """Parts of the work of `inverse`, saved with what they cost as they finish, under names that begin with `name`."""
+    """Parts of the work of `inverse`, saved with what they cost as they finish, under names that begin with `name`.
+    `on_solved` is told the right sides done, and how many are `expected` so far."""
 
-    def __init__(self, inverse: InverseCurvature, checkpoint: Checkpoint = NO_CHECKPOINT, name: str = "solves") -> None:
-        self.inverse, self._parts, self._prefix = inverse, CheckpointedParts(checkpoint), name
+    def __init__(
+        self,
+        inverse: InverseCurvature,
+        checkpoint: Checkpoint = NO_CHECKPOINT,
+        name: str = "solves",
+        on_solved: Callable[[int, int], Any] = lambda done, expected: None,
+    ) -> None:
+        self.inverse, self._parts, self._prefix, self._on_solved = (
+            inverse,
+            CheckpointedParts(checkpoint),
+            name,
+            on_solved,
+        )
         self._names: list[str] = []
+        self.expected = 0
 
     def part(self, name: str, compute: Callable[[], Tensors]) -> Tensors:
         """Compute a part, or load what an earlier run saved of it; its cost is counted either way."""
@@ -67,6 +78,7 @@ class CheckpointedSolves:
             sums = (int(old + new) for old, new in zip(before, added, strict=True))
             inverse.right_sides, inverse.unsolved, inverse.jacobian.passes, inverse.jacobian.column_passes = sums
             inverse.steps, inverse.worst = max(inverse.steps, int(steps)), max(inverse.worst, worst)
+        self._on_solved(inverse.right_sides, max(self.expected, inverse.right_sides))
         return {key: value for key, value in tensors.items() if key != COUNTS}
 
     def drop(self) -> None:
@@ -103,7 +115,6 @@ def score_records(
     scores: str | Sequence[str] | None = None,
     at_once: int | None = None,
     solves: CheckpointedSolves | None = None,
-    on_solved: OnSolved = lambda done, total: None,
 ) -> NetworkScores:
     """Score chosen records, exactly up to the solves' tolerance: r right sides a record (r = m − 1 for softmax).
 
@@ -123,14 +134,15 @@ def score_records(
     network = inverse.network
     names, numbers = score_names(scores, network.loss), row_numbers(network, rows)
     solves, exact = solves or CheckpointedSolves(inverse), _ExactRecords(inverse)
-    width = max(1, right_sides_of_a_record(network, names))
+    width = right_sides_of_a_record(network, names)
+    solves.expected += width * len(numbers)
     parts: list[Tensors] = []
-    done = 0
-    for part in numbers.split(max(1, min(at_once or inverse.columns, inverse.columns) // width)):
-        parts.append(solves.part(f"rows-{done}", lambda part=part: exact.score(part, names)))  # type: ignore[misc]
-        done += len(part)
-        on_solved(done * width, len(numbers) * width)
-    joined = {name: value.to(network.device) for name, value in _joined(parts).items()}
+    step = max(1, min(at_once or inverse.columns, inverse.columns) // max(1, width))
+    for start in range(0, len(numbers), step):
+        part = numbers[start : start + step]
+        scored = solves.part(f"rows-{start}", lambda part=part: exact.score(part, names))  # type: ignore[misc]
+        parts.append({name: value.to(network.device) for name, value in scored.items()})
+    joined = _joined(parts)
     report = {**inverse.report, "notes": list(dict.fromkeys([*inverse.report["notes"], *exact.derivatives.notes]))}
     return NetworkScores(numbers, joined, joined.pop(CAPPED), joined.pop(RESIDUAL), report)
 
@@ -212,15 +224,13 @@ def sketch_records(
     most_redone: int = 128,
     at_once: int | None = None,
     solves: CheckpointedSolves | None = None,
-    on_solved: OnSolved = lambda done, total: None,
 ) -> NetworkScores:
     """Score every record from `probes` solves, `at_once` together (by default as many as fit).
 
     Up to `most_redone` records whose top leverage comes out above 0.5, the highest first, are scored again with right
     sides of their own. The report's `sketch_error` is each score's relative error (root mean square over records), as
     two halves of the probes tell it; `solve_error` bounds what inexact solves do to W^½ U of all records together, as a
-    share of its norm. `solves` keeps what is finished, for a run that goes on after a kill. `on_solved` is told the
-    right sides done, and how many there are: more, once records are found that need their own.
+    share of its norm. `solves` keeps what is finished, for a run that goes on after a kill.
     """
     network = inverse.network
     names = score_names(scores, network.loss)
@@ -229,7 +239,7 @@ def sketch_records(
         raise fail("curvature", '"ggn" for a sketch', repr(inverse.curvature.kind), "score chosen records with it")
     solves = solves or CheckpointedSolves(inverse)
     sketch = _Sketch(solves, probes, seed)
-    sketch.solve(at_once or probes, on_solved)
+    sketch.solve(at_once or probes)
     columns, errors, trace = sketch.score(names, [name for name in names if CATALOGUE[name].curvature])
     capped, leverage = columns.pop(CAPPED), columns.pop(LEVERAGE)
     off = {name: relative_error(columns[name].cpu().numpy(), error.cpu().numpy()) for name, error in errors.items()}
@@ -238,11 +248,7 @@ def sketch_records(
         report["solve_error"] = sketch.left / (2.0 * math.sqrt(inverse.curvature.damping * trace))
     redone = torch.from_numpy(records_to_redo(leverage.cpu().numpy(), most_redone))
     if len(redone):
-
-        def on_redone(done: int, total: int) -> None:
-            on_solved(probes + done, probes + total)
-
-        again = score_records(inverse, redone, scores=names, at_once=AT_ONCE, solves=solves, on_solved=on_redone)
+        again = score_records(inverse, redone, scores=names, at_once=AT_ONCE, solves=solves)
         for name in names:
             columns[name][redone] = again[name].to(columns[name])
         capped[redone] = again.capped
@@ -266,17 +272,12 @@ class _Sketch:
         self.z = torch.empty(probes, self.network.size, dtype=self.network.dtype, device=self.network.device).T
         self.residual, self.left = 0.0, 0.0
 
-    def solve(self, at_once: int, on_solved: OnSolved) -> None:
+    def solve(self, at_once: int) -> None:
         """Solve for Z, some probes after others."""
         # a block of signs begins at a word's border or lies inside one word: powers of two do
         step = 1 << (min(self.probes, at_once, self.inverse.columns).bit_length() - 1)
-
-        def part(name: str, compute: Callable[[], Tensors]) -> Tensors:
-            tensors = self.solves.part(name, compute)
-            on_solved(int(name.rpartition("-")[2]), self.probes)
-            return tensors
-
-        for tensors in solve_probes(self.z, step, self._solve_block, part):
+        self.solves.expected += self.probes
+        for tensors in solve_probes(self.z, step, self._solve_block, self.solves.part):
             self.residual = max(self.residual, float(tensors["residual"].max()))
             self.left = math.hypot(self.left, float(torch.linalg.vector_norm(tensors["left"])))
 
