@@ -23,6 +23,8 @@ def head_of(features: np.ndarray, targets: np.ndarray | None = None, **options) 
 def brute_force(features: np.ndarray, targets: np.ndarray) -> tuple[int, int]:
     """Records with an exact copy of the same class, and records with another one near, from all pairs."""
     features = features.astype(np.float64)
+    deviation = features.std(0)
+    features = (features - features.mean(0)) / np.where(deviation > 0, deviation, 1.0)
     distance = np.linalg.norm(features[:, None] - features[None], axis=2)
     np.fill_diagonal(distance, np.inf)
     spread = np.sqrt(((features - features.mean(0)) ** 2).sum(1).mean())
@@ -60,12 +62,19 @@ def test_planted_copies_are_counted(offset, dtype):
 @given(n=st.integers(3, 40), d=st.integers(1, 6), values=st.integers(2, 30), seed=st.integers(0, 999))
 def test_never_more_than_there_are(n, d, values, seed):
     rng = np.random.default_rng(seed)
-    features = rng.integers(0, values, (n, d)).astype(float)
+    features = rng.integers(0, values, (n, d)) * 10.0 ** rng.integers(-3, 4, d)
     targets = np.arange(n) % 3
     exact, near = brute_force(features, targets)
     counts = count_duplicates(head_of(features, targets))
     assert counts["exact"] <= exact
     assert counts["exact"] + counts["near"] <= exact + near
+
+
+def test_units_of_the_columns_invent_no_copies():
+    """A column in tens of thousands beside columns near 1 once made nearly every record a near copy."""
+    features, targets = planted(0.0, np.float64)
+    found = count_duplicates(head_of(features * [1e4, 1.0, 1e-3, 1.0, 50.0, 1.0, 1.0, 1.0], targets))
+    assert (found["exact"], found["near"]) == (41, 30)
 
 
 @pytest.mark.parametrize("soft", [False, True])

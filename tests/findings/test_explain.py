@@ -85,12 +85,36 @@ def told_of(counts, sizes):
 
 def test_small_counts_of_exposed_do_not_follow_from_the_others():
     assert told_of([26, 20, 30], [500, 480, 300]) == {"0": 30, "1": 20, "2": 30}
-    assert told_of([26, 20, 4], [500, 480, 20]) == {"0": 30, "1": None, "2": None}
-    assert told_of([26, 20, 0], [500, 480, 20]) == {"0": 30, "1": None, "2": None}
-    assert told_of([20, 25, 30], [20, 480, 300]) == {"0": None, "1": None, "2": 30}  # all twenty are exposed
+    assert told_of([26, 20, 4], [500, 480, 20]) == {"0": 30, POOLED: 20}
+    assert told_of([26, 20, 0], [500, 480, 20]) == {"0": 30, POOLED: 20}
+    assert told_of([20, 15, 30], [20, 480, 300]) == {POOLED: 50, "1": 20}  # all twenty are exposed
     assert told_of([3, 3, 2, 40], [100, 100, 100, 500]) == {"0": None, "1": None, "2": None, "3": None}
     few = breakdown(made([0] * 90 + [1] * 90, np.arange(180.0)), "class", "class")
     assert few.to_json() is None  # fewer than ten of the most exposed
+
+
+def test_a_group_that_stands_out_is_not_hidden_for_a_small_one():
+    """Four groups are large enough; 8 of the fifth are exposed. The 19 of 300, twice an even share, must be told."""
+    counts, sizes = [840, 90, 30, 19, 8], [27_800, 3_000, 1_000, 300, 270]
+    assert told_of(counts, sizes) == {"0": 850, "1": 90, POOLED: 40, "3": 20}
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=9), st.lists(st.integers(0, 300), min_size=9, max_size=9))
+def test_no_small_count_is_told_or_follows_from_the_total(counts, more):
+    sizes = [count + others for count, others in zip(counts, more, strict=False)]
+    if sum(counts) < LEAST or min(sizes) == 0:
+        return
+    scores = np.concatenate([np.repeat([1.0, 0.0], [c, s - c]) for c, s in zip(counts, sizes, strict=True)])
+    table = made(np.repeat(np.arange(len(sizes)), sizes), scores)
+    found = breakdown(table, "class", "class", top=sum(counts) / sum(sizes)).to_json()
+    told = [group["name"] for group in found["groups"] if group["among_the_most_exposed"] is not None]
+    known = {str(number): count for number, count in enumerate(counts)}
+    rest = [number for name, number in known.items() if name not in told]
+    alone = [name for name in told if name != POOLED]
+    if len(counts) > 1:
+        assert all(LEAST <= known[name] <= sizes[int(name)] - LEAST for name in alone)
+        assert not rest or sum(rest) >= LEAST or not told
+        assert len(rest) != 1
 
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=80), st.integers(0, 2**32 - 1))

@@ -280,7 +280,7 @@ def test_small_classes_are_pooled():
     scores = np.zeros(100)
     scores[[10, 19, 20, 21]] = 1  # one of class 1, one of class 2, two of class 3
     (axes,) = by_class(classed(classes, scores), share=0.04).axes
-    assert drawn_classes(axes) == pytest.approx({"all smaller ones": 0.5 / 0.1, "3": 0.5 / 0.8, "0": 0.0})
+    assert drawn_classes(axes) == pytest.approx({"others together": 0.5 / 0.1, "3": 0.5 / 0.8, "0": 0.0})
 
 
 def test_of_many_classes_those_farthest_from_even_have_a_line():

@@ -48,8 +48,20 @@ def test_small_groups_are_put_together():
         {"newton": np.arange(400.0)}, np.arange(400), {}, {"subgroup_town": np.array([MARK] * 4 + ["city"] * 396)}
     )
     (spread,) = summary(table)["spread_over"]
-    assert [(group["name"] == "all smaller ones", group["rows"]) for group in spread["groups"]] == [(True, 400)]
+    assert [(group["name"] == "others together", group["rows"]) for group in spread["groups"]] == [(True, 400)]
     assert MARK not in summary_pages(table)["summary.html"]
+
+
+def test_withheld_is_called_withheld_and_few_rows_have_no_number():
+    table = ScoreTable({"newton": np.arange(400.0)}, np.arange(400), {}, {"subgroup_town": np.repeat(["a", "b"], 200)})
+    text = summary_pages(table)["summary.html"]
+    assert "<td>withheld</td>" in text
+    assert "<td>fewer than 10</td>" not in text
+    few = ScoreTable({"newton": np.arange(4.0)}, np.arange(4), {"unit": "person"})
+    page = summary_pages(few)["summary.html"]
+    assert "<title>giveaway: summary of an audit of fewer than 10 people</title>" in page
+    assert "about 10" not in page
+    assert summary(few)["rows"] is summary(few)["records"] is None
 
 
 def test_it_says_what_the_report_says():

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from giveaway.records import Head
+from giveaway.views.tables import column_scaling
 
 NEAR = 1e-2  # of the typical distance from the mean record
 PROJECTIONS = 4  # held for all records at once
@@ -16,9 +17,10 @@ ROWS = 1_024
 
 def count_duplicates(head: Head) -> dict[str, Any]:
     """Count the records with an exact copy, and at least how many have a near one: within 1 % of the root-mean-square
-    distance from the mean record. Near copies are looked for along random directions: missed sometimes, never
-    invented."""
-    projected, spread = _project(head)
+    distance from the mean record, in columns of unit variance. Near copies are looked for along random directions:
+    missed sometimes, never invented."""
+    _, scale = column_scaling(head.features)
+    projected, spread = _project(head, scale)
     near = np.zeros(head.n, dtype=bool)
     exact = np.zeros(head.n, dtype=bool)
     radius = NEAR * spread
@@ -32,16 +34,17 @@ def count_duplicates(head: Head) -> dict[str, Any]:
             pairs = torch.stack([order[:-shift][close], order[shift:][close]])
             pairs = pairs[:, (projected[:, pairs[0]] - projected[:, pairs[1]]).norm(dim=0) <= 3.0 * radius]
             for start in range(0, pairs.shape[1], ROWS):
-                _mark(head, pairs[:, start : start + ROWS], radius, exact, near)
+                _mark(head, pairs[:, start : start + ROWS], scale, radius, exact, near)
     return {
         "exact": int(exact.sum()),
         "near": int((near & ~exact).sum()),
-        "near_means": f"within {NEAR:g} of the root-mean-square distance from the mean; a lower bound",
+        "near_means": f"within {NEAR:g} of the root-mean-square distance from the mean, in standardized columns; a "
+        "lower bound",
     }
 
 
-def _project(head: Head) -> tuple[torch.Tensor, float]:
-    """Return random projections (PROJECTIONS, n) of the records, and their root-mean-square distance from the mean."""
+def _project(head: Head, scale: torch.Tensor) -> tuple[torch.Tensor, float]:
+    """Return random projections (PROJECTIONS, n) of the scaled records, and their root-mean-square distance."""
     device, d = head.device, head.features.shape[1]
     kind = head.features.dtype if head.features.dtype in (torch.float32, torch.float64) else torch.float32
     generator = torch.Generator().manual_seed(0)
@@ -51,7 +54,7 @@ def _project(head: Head) -> tuple[torch.Tensor, float]:
     squares = 0.0
     projected = torch.empty(PROJECTIONS, head.n, dtype=kind, device=device)
     for rows in head.slices(ROWS):
-        x = head.features[rows].to(kind) - origin
+        x = (head.features[rows].to(kind) - origin) * scale.to(kind)
         projected[:, rows] = (x @ directions).T
         total += x.sum(0)
         squares += float(x.norm()) ** 2
@@ -59,9 +62,11 @@ def _project(head: Head) -> tuple[torch.Tensor, float]:
     return projected, max(variance, 0.0) ** 0.5
 
 
-def _mark(head: Head, pairs: torch.Tensor, radius: float, exact: np.ndarray, near: np.ndarray) -> None:
+def _mark(
+    head: Head, pairs: torch.Tensor, scale: torch.Tensor, radius: float, exact: np.ndarray, near: np.ndarray
+) -> None:
     first, second = (head.features[rows].to(torch.float64) for rows in pairs)
-    distance = (first - second).norm(dim=1)
+    distance = ((first - second) * scale).norm(dim=1)
     same_target = head.targets[pairs[0]] == head.targets[pairs[1]]
     if same_target.ndim == 2:
         same_target = same_target.all(dim=1)

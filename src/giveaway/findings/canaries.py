@@ -35,7 +35,7 @@ def candidates(head: Head, table: ScoreTable, *, most: int = MOST) -> Candidates
     """Return the `most` most exposed rows and their similarity, a Gaussian kernel (docs/derivations.md)."""
     row_of = row_of_record(head, table)
     rows = table.order()[:most]
-    direction = _standardized(head.features if head.linear else head.outputs, row_of, rows)
+    direction = standardized_means(head.features if head.linear else head.outputs, row_of, rows)
     direction = np.column_stack([direction, np.ones(len(rows))])  # so that a record at the mean has a direction too
     direction /= np.linalg.norm(direction, axis=1, keepdims=True)
     place = np.column_stack([direction, _targets(head, row_of, rows)])
@@ -87,7 +87,7 @@ def _targets(head: Head, row_of: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Return the targets of the rows, scaled so that two classes, or the two answers to one label, are √2 apart."""
     loss = loss_of(head)
     if not loss.classes:
-        return _standardized(head.targets, row_of, rows)
+        return standardized_means(head.targets, row_of, rows)
 
     def read(which: torch.Tensor) -> torch.Tensor:
         y = loss.targets(head.targets[which])
@@ -98,7 +98,7 @@ def _targets(head: Head, row_of: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return mean_of_records(read, row_of, rows)
 
 
-def _standardized(values: torch.Tensor | LazyRows, row_of: np.ndarray, rows: np.ndarray) -> np.ndarray:
+def standardized_means(values: torch.Tensor | LazyRows, row_of: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Return the rows' means of `values` (n, d), centred and scaled by the mean and deviation of all records."""
     mean, scale = column_scaling(values)
     return mean_of_records(lambda which: (values[which].to(torch.float64) - mean) * scale, row_of, rows)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ SUBGROUP = "subgroup_"  # attributes whose names begin like this say what a row 
 TOP = 0.05
 LEAST = 10  # rows: smaller groups are not shown to others
 CONFIDENCE = 0.95
-POOLED = "all smaller ones"
+POOLED = "others together"
 SPOKE = 0.1  # of the weight of all views: one that counts less gives no reason
 VARIANTS = {"mirror": "mirror image", "shift": "shifted image"}
 
@@ -133,6 +133,11 @@ class Group:
     high: float
     stands_out: bool  # at least as many exposed rows occur by chance in at most 2.5 % of tables
 
+    @property
+    def small(self) -> bool:
+        """Whether fewer than ten of its rows are exposed, or are not."""
+        return min(self.exposed, self.rows - self.exposed) < LEAST
+
 
 @dataclass(frozen=True)
 class Breakdown:
@@ -144,28 +149,36 @@ class Breakdown:
     top: int
 
     def shareable(self) -> Breakdown:
-        """Pool the groups of fewer than ten rows, so that nobody can be found in a small one."""
-        ordered = sorted(self.groups, key=lambda group: group.rows)
-        small = [group for group in ordered if group.rows < LEAST]
-        if not small:
+        """Put the groups of fewer than ten rows together, so that nobody can be found in a small one."""
+        return self._together(lambda group: group.rows < LEAST, lambda group: group.rows)
+
+    def _together(self, small: Callable[[Group], bool], joins: Callable[[Group], Any]) -> Breakdown:
+        """Put groups that are small together, with as many others as it takes, in the order of `joins`."""
+        together = [group for group in self.groups if small(group)]
+        rest = sorted((group for group in self.groups if not small(group)), key=joins)
+        if not together:
             return self
-        rest = ordered[len(small) :]
-        while rest and sum(group.rows for group in small) < LEAST:
-            small.append(rest.pop(0))
-        together = (POOLED, sum(group.rows for group in small), sum(group.exposed for group in small))
-        counts = [*((group.name, group.rows, group.exposed) for group in rest), together]
-        return _broken_down(self.kind, counts, self.rows, self.top)
+        while True:
+            rows, exposed = sum(group.rows for group in together), sum(group.exposed for group in together)
+            pooled = group_of(POOLED, rows, exposed, self.rows, self.top)
+            if not rest or not small(pooled):
+                groups = sorted([*rest, pooled], key=lambda group: (-group.ratio, group.name))
+                return replace(self, groups=tuple(groups))
+            together.append(rest.pop(0))
 
     def to_json(self) -> dict[str, Any] | None:
         """Return the shareable form; None if fewer than ten rows are the most exposed.
 
-        Counts below ten, on either side, are withheld, and as many others as it takes so that none of them follows from
-        the total; the others are rounded, and so is what is made of them.
+        Groups with counts below ten on either side are put together with others, the smallest that do not stand out.
+        Where nothing else would be left, those counts are withheld instead, and as many others as it takes so that none
+        of them follows from the total. What is told is rounded, and so is what is made of it.
         """
         if self.top < LEAST:
             return None
-        groups = self.shareable().groups
-        hidden = {group.name for group in groups if group.exposed < LEAST or group.rows - group.exposed < LEAST}
+        groups = self._together(lambda group: group.small, lambda group: (group.stands_out, group.rows)).groups
+        if len(groups) == 1 < len(self.groups):
+            groups = self.shareable().groups
+        hidden = {group.name for group in groups if group.small}
         for group in sorted(groups, key=lambda group: group.exposed):
             if not hidden or (len(hidden) > 1 and sum(g.exposed for g in groups if g.name in hidden) >= LEAST):
                 break

@@ -21,7 +21,7 @@ from sklearn.decomposition import PCA
 
 from giveaway.auditing.plan import SENSITIVITY_UP_TO
 from giveaway.checks import InputError, check_choice, fail
-from giveaway.findings.canaries import Candidates, candidates, mean_of_records
+from giveaway.findings.canaries import Candidates, candidates, standardized_means
 from giveaway.findings.mitigation import RemovalEffect, removals, row_of_record
 from giveaway.records import Head, ScoreTable
 from giveaway.records.examples import CHANNELS
@@ -172,8 +172,8 @@ def make_extras(
 
 
 def feature_map(head: Head, table: ScoreTable, *, method: str = "auto", most: int = 5_000, seed: int = 0) -> FeatureMap:
-    """Map the features of the most exposed rows, and others by `seed`, to two dimensions: by t-SNE where openTSNE is
-    installed and there are 50 rows, else by PCA. A person is placed at the mean of their records."""
+    """Map the standardized features of the most exposed rows, and others by `seed`, to two dimensions: by t-SNE where
+    openTSNE is installed and there are 50 rows, else by PCA. A person is placed at the mean of their records."""
     row_of = row_of_record(head, table)
     tsne = None
     try:
@@ -184,7 +184,7 @@ def feature_map(head: Head, table: ScoreTable, *, method: str = "auto", most: in
             remedy = "pip install giveaway[tsne], or use method='pca'"
             raise fail("method", "openTSNE installed for 'tsne'", "none", remedy) from error
     rows = chosen_rows(table, most, seed)
-    x = mean_of_records(lambda which: head.features[which], row_of, rows)
+    x = standardized_means(head.features, row_of, rows)
     axes, explained = _principal(x, DIRECTIONS if tsne is not None else 2)
     flat = np.zeros((len(rows), 2))
     flat[:, : axes.shape[1]] = axes[:, :2]

@@ -23,7 +23,7 @@ from giveaway.findings.explain import LEAST, about, breakdowns
 from giveaway.records import ScoreTable
 from giveaway.records.meta import Provenance, check_fields
 from giveaway.reporting.validation import StoredValidation, agreement_lines
-from giveaway.reporting.words import access_of, at_least, found_elsewhere, headline, notes, standing
+from giveaway.reporting.words import access_of, at_least, found_elsewhere, headline, notes, shared_count, standing
 from giveaway.storage.files import read_json
 from giveaway.text import shown_text
 
@@ -85,8 +85,8 @@ def summary(table: ScoreTable, measured: StoredValidation | None = None) -> dict
         "title": meta.title,
         "notes": (section(lambda: notes(table, shared=True)).content or []) if len(table) >= LEAST else [],
         "unit": meta.unit,
-        "rows": about(len(table)),
-        "records": about(meta.records or len(table)),
+        "rows": about(len(table)) if len(table) >= LEAST else None,
+        "records": about(meta.records or len(table)) if (meta.records or len(table)) >= LEAST else None,
         "loss": meta.loss,
         "access": chosen,
         "ranked_by": by,
@@ -123,9 +123,10 @@ def summary_pages(table: ScoreTable, measured: StoredValidation | None = None) -
     """Return the file names and contents of the shareable output."""
     found = summary(table, measured)
     agreement = None if measured is None else agreement_lines(measured.stated)
+    shown = {"rows": shared_count(len(table)), "unit": table.meta.rows_are}
     return {
         "summary.json": json.dumps(found, indent=2, allow_nan=False) + "\n",
-        "summary.html": page("summary.html", found=found, unit=table.meta.rows_are, least=LEAST, agreement=agreement),
+        "summary.html": page("summary.html", found=found, agreement=agreement, least=LEAST, **shown),
     }
 
 
@@ -153,7 +154,7 @@ def _index_entry(folder: Path) -> list[str]:
     if (validation := found.get("validation")) is not None:
         check_fields(str(path), validation, {"at_least_exposed.records": int, "records": int})
         measured = f"{validation['at_least_exposed']['records']} of {validation.get('records')}"
-    rows = f"{found['rows']} {'people' if found['unit'] == 'person' else 'records'}"
+    rows = f"{found['rows'] or f'fewer than {LEAST}'} {'people' if found['unit'] == 'person' else 'records'}"
     predicted = found.get("mean_predicted_success", "–")
     cells = (folder.resolve().name, found["date"], rows, found["ranked_by"], found["access"], measured, predicted)
     return [shown_text(cell, 600) for cell in (*cells, verdict, found["statement"])]
