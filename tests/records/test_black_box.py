@@ -106,7 +106,6 @@ def test_certain_probabilities():
         {"outputs": np.full((N, 1), 1.0), "targets": np.arange(N) % 2},
         {"outputs": np.full((N, M), 1 / 3), "targets": outputs(), "loss": "squared"},
         {"outputs": np.full((N, M), 1 / 3), "targets": np.eye(M)[np.arange(N) % M], "loss": "binary_cross_entropy"},
-        {"features": np.ones((N, 1)), "outputs": np.full((N, M), 1 / 3)},
     ],
 )
 def test_what_is_not_taken_for_probabilities(options):

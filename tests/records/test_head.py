@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from giveaway import Head
+from giveaway import Head, audit
 from giveaway.checks import ROWS_PER_CHECK, InputError
 from giveaway.records import infer_loss
 from tests.conftest import KINDS, made_arrays, made_head, refused
@@ -150,6 +150,10 @@ def test_weights_and_features_that_disagree_with_outputs(arrays, change, row):
 def test_softmax_probabilities_in_place_of_logits_disagree_with_the_weights(arrays):
     logits = torch.from_numpy(arrays["outputs"])
     assert "features @ weight.T + bias" in refusal(arrays | {"outputs": torch.softmax(logits, 1)})
+    words = "outputs: expected logits, got probabilities, rows that sum to 1; pass their logarithms: np.log("
+    assert refusal(arrays | BARE | {"outputs": torch.softmax(logits, 1)}).startswith(words)
+    told = Head(**arrays | BARE | {"outputs": torch.log_softmax(logits, 1)})  # logits but for a constant a record
+    np.testing.assert_allclose(audit(told)["newton"], audit(Head(**arrays | BARE))["newton"], rtol=1e-9)
 
 
 def test_half_precision_features_agree_with_outputs_of_full_precision(arrays):

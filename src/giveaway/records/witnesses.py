@@ -75,7 +75,7 @@ def _out_of_bag(value: Any, n: int, m: int, loss: str) -> torch.Tensor:
 
 
 def check_logarithms(outputs: Rows, loss: str, argument: str = "outputs") -> None:
-    """Refuse probabilities in place of logits, which most black boxes give, and logarithms of 0."""
+    """Refuse probabilities in place of logits, and logarithms of 0."""
     if loss != "cross_entropy" or len(outputs) == 0:
         return
     probable, size = outputs.shape[1] > 1, rows_at_a_time(outputs)
