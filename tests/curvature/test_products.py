@@ -42,14 +42,11 @@ def test_apply_against_kronecker_products(kind, options):
     single = products.apply(v.float(), FLOAT32)
     assert single.dtype == torch.float32
     np.testing.assert_allclose(single.reshape(-1, 7), expected, rtol=0, atol=2e-6 * np.abs(expected).max())
-
-
-def test_another_penalty_than_the_head_s():
-    head = made_head("classes", l2=0.4)
-    products = HeadProducts(head, 9.0)
-    v = vectors_for(products, 2)
-    expected = explicit_curvature(head, 9.0) @ v.numpy().reshape(-1, 2)
-    np.testing.assert_allclose(products.apply(v, FLOAT64).reshape(-1, 2), expected, rtol=1e-12, atol=1e-12)
+    other = explicit_curvature(head, 9.0) @ v.numpy().reshape(-1, 7)
+    np.testing.assert_allclose(HeadProducts(head, 9.0).apply(v, FLOAT64).reshape(-1, 7), other, rtol=1e-10, atol=1e-10)
+    theta = torch.from_numpy(np.random.default_rng(0).normal(size=(head.width, head.m)))
+    assert products.as_vectors(theta).shape == (*products.shape, head.m if products.loss.shared else 1)
+    assert torch.equal(products.as_parameters(products.as_vectors(theta)), theta)
 
 
 @pytest.mark.parametrize("options", OPTIONS)
@@ -101,81 +98,40 @@ def test_every_row_is_read_once_a_product():
     assert sum(seen) == 120
 
 
-@pytest.mark.parametrize("kind", ["squared_many", "one_logit", "classes", "multi_label"])
-def test_parameters_as_vectors_and_back(kind):
-    head = made_head(kind)
-    products = HeadProducts(head, 0.0)
-    theta = torch.from_numpy(np.random.default_rng(0).normal(size=(head.width, head.m)))
-    v = products.as_vectors(theta)
-    assert v.shape == (*products.shape, head.m if products.loss.shared else 1)
-    torch.testing.assert_close(products.as_parameters(v), theta, rtol=0, atol=0)
-
-
-def sure_head(lead: float) -> Head:
-    """Every record's own class leads by about `lead`."""
+@pytest.mark.parametrize(
+    ("lead", "precision", "error", "of_draws"),
+    [
+        (8.0, FLOAT64, 1e-9, 1e-11),
+        (8.0, FLOAT32, 2e-2, 1e-4),
+        (20.0, FLOAT32, 1e-4, 1e-4),
+        (50.0, FLOAT32, 1e-4, 1e-4),
+        (50.0, FLOAT64, 1e-12, 1e-11),
+        (80.0, FLOAT64, 1e-12, 1e-11),
+    ],
+)
+def test_sure_records_keep_their_digits(lead, precision, error, of_draws):
+    """Every record's own class leads by about `lead`: W is e^-lead, and nothing else hides what is lost of it."""
     head = made_head("classes", n=30)
     outputs = lead * np.eye(5)[head.targets.numpy()] + np.random.default_rng(1).normal(size=(30, 5))
-    return Head(head.features, outputs, head.targets, loss="cross_entropy")
-
-
-def sure_terms(head: Head) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """x (n, d), p (n, m), and 1 − p, the leading class's as the sum of the others'."""
-    outputs = head.outputs.numpy()
-    p = np.exp(outputs - outputs.max(1, keepdims=True))
-    p /= p.sum(1, keepdims=True)
-    complement = 1.0 - p
-    for j, top in enumerate(p.argmax(1)):
-        complement[j, top] = np.delete(p[j], top).sum()
-    return np.column_stack([head.features.numpy(), np.ones(head.n)]), p, complement
-
-
-@pytest.mark.parametrize(
-    ("lead", "precision", "error"),
-    [
-        (8.0, FLOAT64, 1e-9),
-        (8.0, FLOAT32, 2e-2),
-        (20.0, FLOAT32, 1e-4),
-        (50.0, FLOAT32, 1e-4),
-        (50.0, FLOAT64, 1e-12),
-    ],
-)
-def test_sure_records_keep_their_digits(lead, precision, error):
-    """W is e^-lead of all records, and nothing else is there to hide what is lost of it."""
-    head = sure_head(lead)
+    head = Head(head.features, outputs, head.targets, loss="cross_entropy")
+    probabilities = np.exp(outputs - outputs.max(1, keepdims=True))
+    probabilities /= probabilities.sum(1, keepdims=True)
     products = HeadProducts(head, 0.0)
-    v = vectors_for(products, 3)
-    found = products.apply(v.to(precision.dtype), precision).double().numpy()
-    expected = np.zeros(found.shape)
-    for x, p, complement in zip(*sure_terms(head), strict=True):
+    v, omega = vectors_for(products, 3), signs(7, torch.arange(head.n), head.m, slice(0, 6)).numpy()
+    applied = products.apply(v.to(precision.dtype), precision).double().numpy()
+    drawn = products.draw(7, slice(0, 6), precision).double().numpy()
+    curved, rooted = np.zeros(applied.shape), np.zeros(drawn.shape)
+    for row, p, w in zip(head.features.numpy(), probabilities, omega, strict=True):
+        x, top, complement = np.append(row, 1.0), p.argmax(), 1.0 - p
+        complement[top] = np.delete(p, top).sum()  # the leading class's, as the sum of the others'
         u = np.einsum("d,dks->ks", x, v.numpy())
         W = np.diag(p * complement) - (np.outer(p, p) - np.diag(p * p))
-        top = p.argmax()
         W[top, top] = -np.delete(W[top], top).sum()
-        u = u - u[top]  # W sees contrasts only
-        expected += x[:, None, None] * (W @ u)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=error * np.abs(expected).max())
-
-
-@pytest.mark.parametrize(
-    ("lead", "precision", "error"),
-    [
-        (8.0, FLOAT64, 1e-11),
-        (8.0, FLOAT32, 1e-4),
-        (30.0, FLOAT32, 1e-4),
-        (80.0, FLOAT64, 1e-11),
-    ],
-)
-def test_draws_of_sure_records_keep_their_digits(lead, precision, error):
-    head = sure_head(lead)
-    products = HeadProducts(head, 0.0)
-    found = products.draw(7, slice(0, 6), precision).double().numpy()
-    omega = signs(7, torch.arange(head.n), head.m, slice(0, 6)).numpy()
-    expected = np.zeros(found.shape)
-    for x, p, complement, w in zip(*sure_terms(head), omega, strict=True):
-        root = np.diag(np.sqrt(p) * complement)
-        root -= np.outer(p, np.sqrt(p)) - np.diag(p * np.sqrt(p))
-        expected += x[:, None, None] * (root @ w)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=error * np.abs(expected).max())
+        curved += x[:, None, None] * (W @ (u - u[top]))  # W sees contrasts only
+        root = np.diag(np.sqrt(p) * complement) - (np.outer(p, np.sqrt(p)) - np.diag(p * np.sqrt(p)))
+        rooted += x[:, None, None] * (root @ w)
+    np.testing.assert_allclose(applied, curved, rtol=0, atol=error * np.abs(curved).max())
+    np.testing.assert_allclose(drawn, rooted, rtol=0, atol=of_draws * np.abs(rooted).max())
 
 
 SOME = ["squared_many", "one_logit", "classes", "multi_label"]

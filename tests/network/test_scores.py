@@ -64,21 +64,6 @@ def test_chosen_rows_come_in_the_order_asked():
         score_records(inverse, scores=["newten"])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_neither_batches_nor_order_nor_blocks_change_a_score(kind):
-    model, x, y = made(kind)
-    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(1))
-    whole = Network(model, (x, y), loss="cross_entropy")
-    small = Network(
-        model, (x[order], y[order]), loss="cross_entropy", memory=80 * max(2 * whole.work.activations, whole.size)
-    )
-    assert small.work.rows(3) < 18
-    options = {"damping": 5.0, "tolerance": 1e-12, "preconditioner": "none"}
-    one = score_records(InverseCurvature(whole, **options), order[:2], scores="influence")
-    other = score_records(InverseCurvature(small, **options), [0, 1], scores="influence")
-    torch.testing.assert_close(other["influence"], one["influence"], rtol=1e-10, atol=1e-13)
-
-
 def test_a_loss_of_the_user_s_equals_the_built_in_one():
     def crossed(f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return nn.functional.binary_cross_entropy_with_logits(f, y, reduction="none").sum(1)

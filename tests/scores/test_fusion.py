@@ -8,10 +8,10 @@ from statistics import NormalDist, pstdev
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from giveaway.scores.fusion import Views, fused, lt_iqr, out_of_bag, relatives, trace
+from giveaway.scores.fusion import Views, fused, left_out, lt_iqr, normal_scores, out_of_bag, relatives, trace
 
 A, B = NormalDist().inv_cdf(7 / 8), NormalDist().inv_cdf(5 / 8)  # normal scores of four are −A, −B, B, A
 ROOT = math.sqrt((A * A + B * B) / 2)  # and their standard deviation
@@ -60,6 +60,25 @@ def test_weights_worked_out_by_hand(given, weights):
     views = made(**given)
     assert views.weights == pytest.approx(weights, abs=1e-7)
     assert list(views.weights) == list(weights)
+
+
+@pytest.mark.parametrize(
+    ("inside", "outside", "leverage", "taken", "weight"),
+    [
+        # M = 1: leverage does not count, the head's view counts as much as the other
+        ([0.0, 0.0, 0.0], [4.0, 1.0, 2.0], [0.1, 0.9, 0.5], [4.0, 1.0, 2.0], 1.0),
+        # M = 0: the left-out error counts by its leverage
+        ([4.0, 1.0, 2.0], [4.0, 1.0, 2.0], [0.1, 0.9, 0.5], [0.4, 0.9, 1.0], 1.0),
+        # M = ¾: leverage to the power ¼, the head by 9/16 + 1/16
+        ([1.0, 0.0, 1.0], [4.0, 3.0, 1.0], [1 / 16, 1.0, 1 / 81], [2.0, 3.0, 1 / 3], 0.625),
+    ],
+)
+def test_what_a_record_takes_away_by_how_much_is_memorized(inside, outside, leverage, taken, weight):
+    known = {"error_with": inside, "error_without": outside, "leverage": leverage, "head": [1.0, 3.0, 2.0]}
+    both = made(**{name: np.array(values) for name, values in known.items()}, variation=math.inf)
+    np.testing.assert_allclose(left_out(both), taken, rtol=1e-14)
+    np.testing.assert_allclose(fused(both), np.array(normal(taken)) + weight * np.array(normal(both.head)), rtol=1e-12)
+    assert both.head_weight == weight
 
 
 def test_a_trace_that_half_repeats_the_loss():
@@ -138,6 +157,13 @@ def normal(values) -> list[float]:
     inverse, n = NormalDist().inv_cdf, len(values)
     ranks = [sum(o < v for o in values) + (sum(o == v for o in values) + 1) / 2 for v in values]
     return [inverse((rank - 0.5) / n) for rank in ranks]
+
+
+@given(st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=40))
+@example([5.0, 1.0, 5.0, 5.0, 0.0])
+@example([3.0] * 7)
+def test_normal_scores_are_those_of_counting(values):
+    np.testing.assert_allclose(normal_scores(np.array(values)), normal(values), rtol=1e-9, atol=1e-12)
 
 
 def clipped(value: float) -> float:

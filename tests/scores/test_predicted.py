@@ -83,37 +83,23 @@ def assert_squared(table, plugged, m):
     np.testing.assert_allclose(table["predicted_success"][some], best_of(part), rtol=1e-8)
 
 
-@pytest.mark.parametrize("l2", [0.0, 3.0])
-@pytest.mark.parametrize("intercept", ["none", "penalized", "free"])
-@pytest.mark.parametrize("kind", ["squared", "squared_many"])
-def test_squared_loss_from_the_hat_matrix(kind, intercept, l2):
-    arrays = made_arrays(kind, n=40)
-    options = {"l2": l2, "intercept": intercept != "none", "penalize_intercept": intercept != "free"}
-    _, outputs = oracles.refit(arrays["features"], arrays["targets"], "squared", **options)
-    table = ga.audit(ga.Head(**arrays | {"outputs": outputs}, **options), scores=COLUMNS)
-    assert_squared(table, plugged_in(arrays["features"], outputs, arrays["targets"], **options), outputs.shape[1])
-
-
 @settings(max_examples=12)
 @given(
     n=st.integers(12, 40),
     d=st.integers(1, 6),
     m=st.integers(1, 4),
-    intercept=st.booleans(),
-    l2=st.sampled_from([0.0, 0.1, 20.0]),
+    intercept=st.sampled_from(["none", "penalized", "free"]),
+    l2=st.sampled_from([0.0, 0.1, 3.0, 20.0]),
     seed=st.integers(0, 10_000),
 )
-def test_squared_loss_of_any_shape(n, d, m, intercept, l2, seed):
+def test_squared_loss_from_the_hat_matrix(n, d, m, intercept, l2, seed):
     rng = np.random.default_rng(seed)
     features, targets = rng.normal(size=(n, d)) * 10.0 ** rng.integers(-2, 2, d), rng.standard_t(3, size=(n, m))
     features[0] *= 6
-    options = {"l2": l2, "intercept": intercept}
+    options = {"l2": l2, "intercept": intercept != "none", "penalize_intercept": intercept != "free"}
     _, outputs = oracles.refit(features, targets, "squared", **options)
-    table = ga.audit(ga.Head(features, outputs, targets, loss="squared", **options), scores=FAST)
-    plugged = plugged_in(features, outputs, targets, **options)
-    curve = curve_of(plugged, np.arange(n), m)
-    np.testing.assert_allclose(table["predicted_tpr"], curve.tpr(0.01), rtol=1e-6)
-    np.testing.assert_allclose(table["predicted_success"], best_of(curve), rtol=1e-7)
+    table = ga.audit(ga.Head(features, outputs, targets, loss="squared", **options), scores=COLUMNS)
+    assert_squared(table, plugged_in(features, outputs, targets, **options), m)
 
 
 def least_squares(x, error, *, n, runs, intercept, rng):
@@ -226,36 +212,24 @@ def assert_classes(head, expected):
     np.testing.assert_allclose(table["predicted_tpr_low"], curve.tpr(0.001), **close)
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"l2": 0.5}, {"l2": 0.5, "penalize_intercept": False}, {"l2": 0.1, "intercept": False}], ids=str
-)
-@pytest.mark.parametrize("kind", ["one_logit", "two_classes", "classes"])
-def test_classes_from_dense_matrices(kind, options):
-    arrays = made_arrays(kind)
-    loss = arrays.pop("loss")
-    expected, top = dense_parts(**arrays, **options)
-    assert top.max() < 1 - 1e-4
-    assert_classes(ga.Head(**arrays, loss=loss, **options), expected)
-
-
-@settings(max_examples=12)
+@settings(max_examples=16)
 @given(
     m=st.integers(1, 6),
-    n=st.integers(20, 40),
+    n=st.integers(40, 60),
     d=st.integers(1, 4),
-    intercept=st.booleans(),
-    l2=st.sampled_from([0.01, 0.4, 5.0]),
+    intercept=st.sampled_from(["none", "penalized", "free"]),
+    l2=st.sampled_from([0.0, 0.01, 0.4, 5.0]),
     seed=st.integers(0, 10_000),
 )
-def test_classes_of_any_shape(m, n, d, intercept, l2, seed):
+def test_classes_from_dense_matrices(m, n, d, intercept, l2, seed):
     rng = np.random.default_rng(seed)
     features = rng.normal(size=(n, d)) * np.where(rng.random((n, 1)) < 0.1, 4.0, 1.0)
     outputs, targets = 1.5 * rng.normal(size=(n, m)), rng.integers(0, max(m, 2), n)
     targets[:2] = 0, 1
-    expected, top = dense_parts(features, outputs, targets, l2=l2, intercept=intercept)
+    options = {"l2": l2, "intercept": intercept != "none", "penalize_intercept": intercept != "free"}
+    expected, top = dense_parts(features, outputs, targets, **options)
     if top.max() < 1 - 1e-3:  # nearer to 1 the dense inverse has lost the digits
-        head = ga.Head(features, outputs, targets, "cross_entropy", l2=l2, intercept=intercept)
-        assert_classes(head, expected)
+        assert_classes(ga.Head(features, outputs, targets, "cross_entropy", **options), expected)
 
 
 def fit_softmax(design, labels, m, steps=9):
