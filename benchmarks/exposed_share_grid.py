@@ -350,7 +350,7 @@ def main() -> None:
         kind = tiny(kind) if options.tiny else kind
         count = options.models or (8 if options.tiny else kind.models)
         x, y = load(options.data, name, 80 if options.tiny else options.records)
-        some = round(kind.share * len(y))
+        some = round(kind.share * len(y)) // 2 * 2  # halves of one size, as stacked models need
         try:
             made = make(kind, x[:some], y[:some], count, options.device)
         except Exception:  # one kind that fails does not cost the others their time on a GPU

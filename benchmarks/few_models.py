@@ -8,9 +8,9 @@ posterior says it is worth (median), and how many of the truth's effect sizes li
 the truth's own sampling error: of all records, and of those of the highest 5 %. "nothing" is a score of random
 numbers. `simulated` has known effect sizes.
 
-    python -m benchmarks.few_models --truth DIR --data DIR [--sets cifar10_cnn ...] [--draws 20]
+    python -m benchmarks.few_models --truth DIR --data DIR [--sets cifar10_cnn ...] [--draws 20] [--device cuda]
 
---data holds bloodmnist_28_train.npz.
+--data holds bloodmnist_28_train.npz and, for `fused` of CIFAR-10, cifar10.npz.
 """
 
 from __future__ import annotations
@@ -38,7 +38,12 @@ Columns = dict[str, np.ndarray]
 
 def cifar10_cnn(options: argparse.Namespace) -> tuple[Signals, Columns]:
     signals = signals_from(options.truth / "cifar10_cnn_signals_10k.npz").of_models(np.arange(200))
-    return of_traced(options.truth / "cifar10_cnn_traced_200.npz", signals)
+    told, columns = of_traced(options.truth / "cifar10_cnn_traced_200.npz", signals)
+    options.cifar10 = options.data / "cifar10.npz"
+    if not options.cifar10.exists():
+        return told, columns
+    audit, _, _ = audited(options, "cifar10_cnn", 200)  # of the same records in the same order, the known ones first
+    return told, columns | {"fused": audit["fused"][: told.records]}
 
 
 def cifar10_resnet9(options: argparse.Namespace) -> tuple[Signals, Columns]:
@@ -56,7 +61,6 @@ def of_traced(path: Path, signals: Signals) -> tuple[Signals, Columns]:
 
 def bloodmnist_cnn(options: argparse.Namespace) -> tuple[Signals, Columns]:
     options.bloodmnist = options.data / "bloodmnist_28_train.npz"
-    options.device = "cpu"
     columns, _, _ = audited(options, "bloodmnist_cnn", 200)
     (index,) = arrays(options.truth / "bloodmnist_cnn_target_200.npz", "index")
     signals = signals_from(options.truth / "bloodmnist_cnn_signals.npz").of_models(np.arange(200))
@@ -161,7 +165,7 @@ def mean_and_error(values: np.ndarray) -> list[float]:
 
 def main() -> None:
     needs = {"truth": Path, "data": Path}
-    options = read_options(__doc__, "few_models.json", needs=tuple(needs), **needs, sets=TRUTH, draws=20)
+    options = read_options(__doc__, "few_models.json", needs=tuple(needs), **needs, sets=TRUTH, draws=20, device="cpu")
     write_parts(options.out, options.sets, lambda name: measure(name, options))
 
 

@@ -16,7 +16,7 @@ from giveaway.attacks.shadow import OnModel, train_shadows
 from giveaway.attacks.shadow_store import marked_with, stored_seconds
 from giveaway.checks import fail
 from giveaway.evaluation.counts import DefensibleCount, defensible_count
-from giveaway.evaluation.posterior import Posterior, posterior
+from giveaway.evaluation.posterior import EffectPosterior, posterior
 from giveaway.evaluation.ranking import SHARES, AgreementTable, agreement
 from giveaway.evaluation.success import (
     AttackSummary,
@@ -54,7 +54,7 @@ class Validation:
     count: DefensibleCount
     success: np.ndarray
     effect_size: np.ndarray
-    posterior: Posterior
+    posterior: EffectPosterior
     models: int
     ranked_by: str
     target: tuple[int, ...] | None

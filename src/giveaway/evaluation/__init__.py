@@ -1,7 +1,7 @@
 """How well a ranking finds what a truth finds, and what an attack achieves."""
 
 from giveaway.evaluation.counts import DefensibleCount, defensible_count
-from giveaway.evaluation.posterior import Posterior, posterior
+from giveaway.evaluation.posterior import EffectPosterior, posterior
 from giveaway.evaluation.ranking import (
     Agreement,
     AgreementTable,
@@ -22,7 +22,7 @@ from giveaway.evaluation.success import (
     summarize,
 )
 
-__all__ = ["Agreement", "AgreementTable", "AttackSummary", "DefensibleCount", "EffectSizes", "Posterior", "ShadowCurve"]
+__all__ = ["Agreement", "AgreementTable", "AttackSummary", "DefensibleCount", "EffectSizes", "EffectPosterior", "ShadowCurve"]
 __all__ += [
     "agreement",
     "agreement_over_targets",

@@ -43,7 +43,7 @@ SIZES = (2, 4, 8, 16, 32, 64, 128, 256)
 
 
 @dataclass(frozen=True)
-class Posterior:
+class EffectPosterior:
     """Every record's effect size, its mean and the ends of its interval, from `models` shadow models and a score.
 
     worth : the number of models at which LiRA alone would find as much of the top 5 % in its own top 5 %, if effect
@@ -60,7 +60,7 @@ class Posterior:
     confidence: float
 
 
-def posterior(signals: Signals, score: ArrayLike, *, confidence: float = 0.9, seed: int = 0) -> Posterior:
+def posterior(signals: Signals, score: ArrayLike, *, confidence: float = 0.9, seed: int = 0) -> EffectPosterior:
     """Measure effect sizes by few models, with a score of the audit (high for an exposed record) to help them.
 
     Only the order of the score matters, and not what kind it is. `seed` is of the simulation that gives the worth.
@@ -106,7 +106,7 @@ def posterior(signals: Signals, score: ArrayLike, *, confidence: float = 0.9, se
     left = (1 - trust) ** 2 * residual + trust**2 * (noise + unsure * effect**2)
     reach = ndtri((1 + confidence) / 2) * np.sqrt(left)
     worth = _worth(effect, left, spread / unit**2, total, np.random.default_rng(seed))
-    return Posterior(effect, effect - reach, effect + reach, signals.models, worth, confidence)
+    return EffectPosterior(effect, effect - reach, effect + reach, signals.models, worth, confidence)
 
 
 def _sides(signals: Signals) -> np.ndarray:
