@@ -22,7 +22,8 @@ from giveaway.evaluation.success import (
     summarize,
 )
 
-__all__ = ["Agreement", "AgreementTable", "AttackSummary", "DefensibleCount", "EffectSizes", "EffectPosterior", "ShadowCurve"]
+__all__ = ["Agreement", "AgreementTable", "AttackSummary", "DefensibleCount", "EffectPosterior"]
+__all__ += ["EffectSizes", "ShadowCurve"]
 __all__ += [
     "agreement",
     "agreement_over_targets",
