@@ -117,7 +117,7 @@ def test_points_are_the_records_the_most_exposed_last(monkeypatch):
     assert (drawn > 0).all()
     rows = [int(np.flatnonzero(loss == x)[0]) for x in drawn[:, 0]]
     np.testing.assert_array_equal(points.get_array(), success[rows])
-    assert axes.get_title(loc="left").endswith(": 100 of 290 records, chosen at random; 10 more are not positive")
+    assert axes.get_title(loc="left").endswith(": 100 of 290 records, chosen at random; 10 more are 0 or nearly")
 
 
 def made(n: int = 400, **changes) -> ScoreTable:
@@ -180,11 +180,22 @@ def test_zeros_are_counted_beside_a_logarithmic_axis():
     scores = made()["newton"].copy()
     scores[:300] = 0
     (axes,) = exposure_distribution(made(newton=scores)).axes
-    assert axes.get_title(loc="left") == "How newton is spread over 400 rows; 300 of them are 0, left out"
+    assert axes.get_title(loc="left") == "How newton is spread over 400 rows; 300 of them are 0 or nearly, left out"
     assert sum(height for *_, height in bars(axes)) == 100
     assert legend_of(axes)[0] == "median: 0"
     assert list(line(axes, "top 5 %").get_xdata()) == [np.sort(scores)[380]] * 2
     assert figure_bytes(axes.figure).startswith(b"\x89PNG")
+
+
+def test_no_axis_is_full_of_emptiness():
+    """A forest that is sure of a record has a loss of 1e-12, ten decades below all others."""
+    values = np.concatenate([np.full(200, 1e-12), np.geomspace(0.01, 5.0, 200)])
+    assert picture.axis_from(values) == 0.01
+    (axes,) = exposure_distribution(ScoreTable({"loss": values}, np.arange(400)), by="loss").axes
+    assert axes.get_title(loc="left").endswith("400 rows; 200 of them are 0 or nearly, left out")
+    assert axes.get_xlim()[0] > 1e-3
+    assert picture.axis_from(np.append(np.geomspace(1e-6, 1e-4, 99), 5.0)) == 1e-6  # one record far above is no gap
+    assert picture.axis_from(np.zeros(4)) == np.inf
 
 
 @pytest.mark.parametrize("value", [0.0, 3.0, -1e-9, 1e9])
@@ -227,7 +238,7 @@ def test_zeros_have_no_place_and_are_counted():
     np.testing.assert_array_equal(everyone.get_offsets(), np.c_[loss, leverage][6:])
     assert len(marked.get_offsets()) == 4
     assert legend_of(axes)[1] == "4 of the 5 most exposed by newton"
-    assert axes.get_title(loc="left") == "Loss and leverage: 394 rows; 6 more are not positive"
+    assert axes.get_title(loc="left") == "Loss and leverage: 394 rows; 6 more are 0 or nearly"
     assert figure_bytes(axes.figure).startswith(b"\x89PNG")
 
 

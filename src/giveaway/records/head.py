@@ -86,8 +86,8 @@ class Head:
     features : (n, d) inputs of the head, without the bias column; NumPy, torch or memory-mapped. A memory map of 64 MB
         and more is never held in memory as a whole: it becomes LazyRows, whose slices are read. None for a black box
         (boosted trees, any model without a linear head), which has no l2, weight and bias either.
-    outputs : (n, m) raw logits or predictions. Of a model that gives probabilities p, their logarithms, which are logits
-        but for a constant a record: np.log(np.clip(p, 1e-12, None)).
+    outputs : (n, m) raw logits or predictions. Of a model that gives probabilities p, their logarithms, which are
+        logits but for a constant a record: np.log(np.clip(p, 1e-12, None)).
     targets : class indices (n,), soft labels (n, m), 0/1 labels, or values (n,) or (n, m).
     loss : "squared", "cross_entropy" (also one logit with 0/1 targets) or "binary_cross_entropy" (multi-label).
     l2 : penalty in summed-loss units; see docs/notation.md for what your trainer's setting amounts to.

@@ -178,11 +178,11 @@ def exposure_distribution(table: ScoreTable, by: str | None = None, axes: Axes |
     name = table.ranking(by)
     values = np.sort(_not_empty(table)[name])[::-1]
     n, placed = len(values), values
-    logarithmic = bool(values[-1] >= 0 and values[0] > LOGARITHMIC_FROM * values[values > 0].min(initial=np.inf))
+    logarithmic = bool(values[-1] >= 0 and values[0] > LOGARITHMIC_FROM * picture.axis_from(values))
     title = f"How {plain(name)} is spread over {_rows(n)}"
-    if logarithmic and values[-1] == 0:
-        placed = values[values > 0]
-        title += f"; {n - len(placed):,} of them are 0, left out"
+    if logarithmic and values[-1] < picture.axis_from(values):
+        placed = values[values >= picture.axis_from(values)]
+        title += f"; {n - len(placed):,} of them are 0 or nearly, left out"
     figure, axes = blank(title, (7.0, 4.2), axes)
     bins = int(np.clip(2 * np.sqrt(len(placed)), 10, 60))
     edges = np.geomspace(placed[-1], placed[0], bins + 1) if logarithmic else np.histogram_bin_edges(placed, bins)
@@ -195,7 +195,7 @@ def exposure_distribution(table: ScoreTable, by: str | None = None, axes: Axes |
             marks.append((f"top {percent(share)} ({_rows(count)}): from {begins:.3g}", begins))
     for (label, place), colour, dashes in zip(marks, (GREY, COLOURS[4], COLOURS[1]), DASHES, strict=False):
         style: Any = {"color": colour, "linestyle": dashes, "linewidth": 1.8, "label": label}
-        axes.axvline(np.nan if logarithmic and place == 0 else place, **style)  # a median of 0 has no place there
+        axes.axvline(np.nan if logarithmic and place < placed[-1] else place, **style)  # a median of 0 has no place
     axes.set_xscale("log" if logarithmic else "linear")
     axes.set_xlabel(plain(name) + (" (logarithmic)" if logarithmic else "") + ", higher is more exposed")
     axes.set(ylabel="rows", ylim=(0, 1.3 * np.max(counts)))  # room for the legend

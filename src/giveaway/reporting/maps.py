@@ -13,6 +13,7 @@ import numpy as np
 from giveaway.checks import InputError
 from giveaway.findings.extras import EXPOSED, ReportExtras, chosen_rows
 from giveaway.records import ScoreTable
+from giveaway.reporting.picture import axis_from
 from giveaway.text import shown_text
 
 MOST_POINTS = 5_000
@@ -62,9 +63,9 @@ def maps(table: ScoreTable, extras: ReportExtras) -> Maps:
     if axes is not None:
         for side, name in zip("xy", axes, strict=True):
             values = table[name][rows]
-            positive = values[values > 0]
-            floor = positive.min() / 2 if len(positive) else 1e-12
-            hidden += int((values <= 0).sum())
+            least = axis_from(values)
+            floor = least / 2 if np.isfinite(least) else 1e-12
+            hidden += int((values < least).sum())
             columns[side] = np.maximum(values, floor).astype(np.float32)
             columns[f"{name}_value"] = values.astype(np.float32)
     if features is not None:
@@ -85,7 +86,7 @@ def maps(table: ScoreTable, extras: ReportExtras) -> Maps:
     if len(rows) < len(table):
         drawn += f": the {min(EXPOSED, len(rows)):,} most exposed and others at random"
     if hidden:
-        drawn += f"; {hidden:,} values of zero are drawn at the edge"
+        drawn += f"; {hidden:,} values of zero, or nearly, are drawn at the edge"
     item: Any = json_item(layout, "maps")  # type: ignore[arg-type]
     return Maps(script_text(renumbered(item)), drawn, axes)
 

@@ -80,7 +80,7 @@ def summary(table: ScoreTable, measured: StoredValidation | None = None) -> dict
         "schema": SCHEMA,
         "statement": headline(table, measured, chosen, shared=True),
         "measured": measured is not None,
-        "found_on_benchmarks": found_elsewhere(by),
+        "found_on_benchmarks": found_elsewhere(table),
         "standing": dict(standing(table, measured, chosen)),
         "title": meta.title,
         "notes": (section(lambda: notes(table, shared=True)).content or []) if len(table) >= LEAST else [],

@@ -29,6 +29,7 @@ DASHES: tuple[Any, ...] = ("-", *((0, dashes) for dashes in ((6, 1.5), (3, 1.5),
 GREY, PALE = "#555555", "#C8C8C8"
 CHANCE: dict[str, Any] = {"color": GREY, "linestyle": ":", "linewidth": 1.3, "label": "chance"}
 MOST_POINTS = 20_000
+GAP = 3.0  # decades without a value, that no axis need show
 UNDATED = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
 PIXELS_PER_INCH = 96  # of a web page
 
@@ -110,13 +111,22 @@ def save_figure(figure: Figure, path: str | os.PathLike[str]) -> None:
 
 def positive_rows(x: np.ndarray, y: np.ndarray, unit: str, most: int) -> tuple[np.ndarray, str]:
     """Return the rows that logarithmic axes can show, at most `most` of them at random, and how many in words."""
-    rows = np.flatnonzero((x > 0) & (y > 0))
+    rows = np.flatnonzero((x >= axis_from(x)) & (y >= axis_from(y)))
     hidden = len(x) - len(rows)
     words = f"{len(rows):,} {unit}"
     if len(rows) > most:
         words = f"{most:,} of {len(rows):,} {unit}, chosen at random"
         rows = np.random.default_rng(0).choice(rows, most, replace=False)
-    return rows, f"{words}; {hidden:,} more are not positive" if hidden else words
+    return rows, f"{words}; {hidden:,} more are 0 or nearly" if hidden else words
+
+
+def axis_from(values: np.ndarray) -> float:
+    """Return where a logarithmic axis begins: at the smallest positive value, or above a gap of three decades or more
+    (losses of 1e-12 would fill the axis with emptiness) that a tenth of the values are above."""
+    ordered = np.sort(values[values > 0])
+    gaps = np.flatnonzero(np.diff(np.log10(ordered)) >= GAP)
+    gaps = gaps[gaps < 0.9 * len(ordered)]
+    return float(ordered[gaps[-1] + 1] if len(gaps) else ordered[0]) if len(ordered) else np.inf
 
 
 def legend(axes: Axes, title: str | None = None, **options: Any) -> None:

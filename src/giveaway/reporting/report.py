@@ -101,7 +101,7 @@ def render(
         by=table.ranking(),
         headline=headline(table, measured, chosen),
         counted=measured is not None,
-        found=found_elsewhere(table.ranking()),
+        found=found_elsewhere(table),
         standing=standing(table, measured, chosen),
         notes=[noted.note] if noted.note else noted.content,
         missing=extras.missing,
