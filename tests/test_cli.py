@@ -501,6 +501,7 @@ def test_usage_of_the_command_itself(giveaway, done, folder):
     code, out, err = giveaway("--help")
     assert (code, err) == (0, "")
     assert all(command in out for command in ("audit", "demo", "purge", "report"))
+    assert not [line for text in (out, done("theory", "--help")) for line in text.splitlines()[1:] if "..." in line]
     assert giveaway("--version")[:2] == (0, "giveaway, version 0.1.0\n")
     done("audit", "--help")
     code, out, err = giveaway()

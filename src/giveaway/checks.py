@@ -19,6 +19,7 @@ ROWS_PER_CHECK = 16_384
 CHECK_BYTES = 2**23  # of an array at a time, if that is fewer rows
 MEMORY = "/proc/meminfo"
 MOST_LETTERS = 1_000  # of a name: an array of names is as wide as its longest
+OURS = str(Path(__file__).parent)
 LIBRARIES = ("<", *(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")))
 CPU = torch.device("cpu")
 LARGEST = 1e100  # of what is handed over: squares of features times weights must exist
@@ -39,11 +40,25 @@ def fail(argument: str, expected: str, got: str, remedy: str) -> InputError:
 
 def raised_at(error: BaseException) -> str:
     """Name an error by its type and the line that raised it, of the user's code if any: its words may hold values."""
-    frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
-    ours = [frame for frame in frames if frame[0].startswith(str(Path(__file__).parent))]
-    theirs = [frame for frame in frames if frame not in ours and not frame[0].startswith(LIBRARIES)]
-    place, line = next(iter((theirs or ours or frames)[::-1]), ("?", 0))
-    return f"{type(error).__name__} at line {line} of {Path(place).name}"
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if frame.filename.startswith(OURS)]
+    theirs = [frame for frame in frames if not frame.filename.startswith((OURS, *LIBRARIES))]
+    place = next(iter((theirs or ours or frames)[::-1]), None)
+    where = "an unknown line" if place is None else f"line {place.lineno} of {Path(place.filename).name}"
+    return f"{type(error).__name__} at {where}"
+
+
+def traceback_of(error: BaseException) -> str:
+    """Return the traceback of an error, or of its cause in the user's own code, from the first line of that on."""
+    cause: BaseException | None = error
+    while cause is not None:
+        frames = traceback.extract_tb(cause.__traceback__)
+        theirs = [n for n, frame in enumerate(frames) if not frame.filename.startswith((OURS, *LIBRARIES))]
+        if theirs:
+            lines = [*traceback.format_list(frames[theirs[0] :]), *traceback.format_exception_only(cause)]
+            return "Traceback in your code (most recent call last):\n" + "".join(lines)
+        cause = cause.__cause__ or cause.__context__
+    return "".join(traceback.format_exception(error))
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:

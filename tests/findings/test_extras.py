@@ -256,7 +256,7 @@ def test_without_open_tsne_and_with_copies(monkeypatch):
         assert np.isfinite(found.places).all()
     monkeypatch.setitem(sys.modules, "openTSNE", None)
     assert feature_map(copies, table_of(copies)).method == "PCA"
-    words = r"method: expected openTSNE installed .*; pip install giveaway\[tsne\]"
+    words = r"method: expected openTSNE installed .*; pip install openTSNE"
     refused(words, feature_map, copies, table_of(copies), method="tsne")
 
 

@@ -188,6 +188,10 @@ def test_what_is_missing_is_an_error_and_never_met(audited):
     ScoreTable({"fused": np.arange(3.0)}, np.arange(3), meta=META).save(audited / "audit")
     for text, column in ((PREDICTED, "predicted_success"), (CHANGE, "predicted_success"), (GAP, "loo_gap")):
         refused(rf"expected an audit with the column {column}, got none; audit again with", judged, audited, text)
+    black_box = META | {"optimum": None, "view": None, "predicted_by": None}
+    ScoreTable({"fused": np.arange(3.0)}, np.arange(3), meta=black_box).save(audited / "audit")
+    words = "predicted_success, got a black box, for which there is none; use measured_count, and giveaway validate"
+    refused(words, judged, audited, PREDICTED)
     with pytest.raises(InputError, match=r"expected an audit folder with scores.npz"):
         judge(read_rules(rule_file(audited, COUNT)), audited / "gone", TODAY)
 

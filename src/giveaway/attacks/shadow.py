@@ -356,7 +356,7 @@ def _joblib(backend: str, workers: int) -> Iterator[None]:
     try:
         configured = parallel_config(backend=backend, n_jobs=workers)
     except (ImportError, ValueError) as error:
-        remedy = 'make a distributed.Client first (pip install "giveaway[dask]" where there is none)'
+        remedy = "make a distributed.Client first (pip install distributed where there is none)"
         raise fail("backend", "a running cluster", f"{backend!r} without one", remedy) from error
     try:
         with configured:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ EXPECTED = {"InputError": 2, "SolveError": 1, "ProcessError": 1}  # by name: imp
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(VERSION, prog_name="giveaway")
-@click.option(TRACEBACK, is_flag=True, help="Show all that is known of an error, values of records too; at any place.")
+@click.option(TRACEBACK, is_flag=True, help="Show where an error comes from, values of records too; at any place.")
 def cli(traceback: bool) -> None:
     """Find the training records whose presence your model gives away."""
 
@@ -120,6 +119,11 @@ def purge(folder: str) -> None:
         say(f"Kept: the signals it was validated with, in {place}{how}")
 
 
+for group in (cli, theory):
+    for command in group.commands.values():  # click cuts a help text off where no short one is given
+        command.short_help = " ".join((command.help or "").partition("\n\n")[0].split())
+
+
 def main() -> None:
     """Run, with every failure as one line on stderr: exit 2 for bad input, 1 for work that could not be done, 130 for
     Ctrl-C. What the user's code, or Python, says of an error may hold values: that takes --traceback."""
@@ -130,7 +134,9 @@ def main() -> None:
         sys.exit(stop.exit_code)
     except (Exception, KeyboardInterrupt) as error:
         if len(arguments) < len(sys.argv) - 1:
-            say(traceback.format_exc(), err=True)
+            from giveaway.checks import traceback_of
+
+            say(traceback_of(error), err=True)
         # click takes a file that ends too early for the end of what somebody types
         early = isinstance(error, click.Abort) and isinstance(error.__cause__, EOFError)
         message, code = _in_a_line(error.__cause__ if early and error.__cause__ else error)

@@ -25,7 +25,7 @@ def load_estimator(path: str | os.PathLike[str], *, allow_pickle: bool = False) 
             try:
                 import skops.io
             except ImportError as error:
-                raise fail("estimator", "skops, to read .skops files", "none", "pip install giveaway[safe]") from error
+                raise fail("estimator", "skops, to read .skops files", "none", "pip install skops") from error
             unknown = sorted(set(skops.io.get_untrusted_types(file=file)) - set(TRUSTED_TYPES))
             if unknown and not allow_pickle:
                 got = f"{len(unknown)} unknown to it ({', '.join(unknown[:3])}{', …' * (len(unknown) > 3)})"

@@ -287,6 +287,8 @@ def check_column(place: str, table: ScoreTable, column: str) -> None:
         if column.startswith("predicted_") and table.meta.no_prediction:
             got = "a model held back by noise or early stopping, for which there is none"
             remedy = "use measured_count, and giveaway validate"
+        elif table.meta.of_model and table.meta.optimum is None:
+            got, remedy = "a black box, for which there is none", "use measured_count, and giveaway validate"
         raise fail(place, f"an audit with the column {column}", got, remedy)
     exact = table.meta.view is not None and bool(table.meta.view.head_is_exact)
     if column == "predicted_success" and table.meta.predicted_by != "both views" and not exact:

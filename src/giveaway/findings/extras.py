@@ -181,7 +181,7 @@ def feature_map(head: Head, table: ScoreTable, *, method: str = "auto", most: in
             tsne = importlib.import_module("openTSNE").TSNE
     except ImportError as error:
         if method == "tsne":
-            remedy = "pip install giveaway[tsne], or use method='pca'"
+            remedy = "pip install openTSNE, or use method='pca'"
             raise fail("method", "openTSNE installed for 'tsne'", "none", remedy) from error
     rows = chosen_rows(table, most, seed)
     x = standardized_means(head.features, row_of, rows)

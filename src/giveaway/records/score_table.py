@@ -123,7 +123,7 @@ class ScoreTable:
         try:
             import pandas
         except ImportError as error:
-            raise InputError("to_pandas: expected pandas installed, got none; pip install giveaway[pandas]") from error
+            raise InputError("to_pandas: expected pandas installed, got none; pip install pandas") from error
         return pandas.DataFrame({**self.attributes, **self.scores}, index=pandas.Index(self.ids, name="id"))
 
     def save(self, folder: str | os.PathLike[str], name: str = "scores") -> None:
