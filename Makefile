@@ -8,8 +8,9 @@ READY := .venv/.ready
 demo: $(READY)
 	$(BIN)/giveaway demo
 
-# one thread a process: pytest runs as many processes as there are cores; a file stays in one, which sets it up once
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
+# one thread a process: pytest runs as many processes as there are cores; a file stays in one, which sets it up once.
+# Compiled files are kept, whatever the caller's shell says: every command that a test starts would compile all again
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
 test: $(READY)
 	$(PYTEST) -m "not slow"

@@ -11,7 +11,10 @@ from benchmarks.dp_sgd import ORDERS, DPTraining, clipped_sums, epsilon_of, nois
 from torch import nn
 from torch.func import stack_module_state
 
-opacus = pytest.importorskip("opacus")
+
+@pytest.fixture(scope="module")
+def opacus():
+    return pytest.importorskip("opacus")  # a second to import: by the process that needs it
 
 
 def network() -> nn.Module:
@@ -47,7 +50,7 @@ def test_clipped_sums_are_those_of_a_loop_over_records(batch):
             torch.testing.assert_close(sums[name][place], value, rtol=1e-5, atol=1e-6)
 
 
-def test_clipped_sums_are_those_of_opacus(batch):
+def test_clipped_sums_are_those_of_opacus(opacus, batch):
     x, y, _ = batch
     torch.manual_seed(2)
     model = network()
@@ -74,7 +77,7 @@ def test_clipped_sums_are_those_of_opacus(batch):
 @pytest.mark.parametrize(
     ("noise", "rate", "steps"), [(0.7, 0.1, 100), (1.3, 0.02, 2000), (4.0, 0.5, 40), (2.0, 1.0, 3)]
 )
-def test_epsilon_is_that_of_opacus(noise, rate, steps):
+def test_epsilon_is_that_of_opacus(opacus, noise, rate, steps):
     accountant = opacus.accountants.RDPAccountant()
     accountant.history = [(noise, rate, steps)]
     with warnings.catch_warnings():

@@ -112,13 +112,14 @@ def test_no_cell_and_no_part_of_one_starts_a_formula(start, sign):
     assert csv_cell(-1.5) == "-1.5"
 
 
-@pytest.mark.parametrize("name", ["del \x7f", "c1 \x9b31m \x85", "bidi \u202e", "tag \U000e0041", "zero \u200b"])
-def test_json_on_the_screen_is_json_whatever_a_path_holds(tmp_path, name):
+def test_json_on_the_screen_is_json_whatever_a_path_holds(tmp_path):
+    unseen = "\x7f\x9b\x85\u202e\U000e0041\u200b"
+    name = f"a{unseen}31m"
     np.savez(tmp_path / "features.npz", **made_arrays(30))
     with working_in(tmp_path):
         done = run("audit", "--features", "features.npz", "--config", "map=none", "--out", name, "--json")
     assert json.loads(done.out)["folder"] == name
-    assert name not in done.out
+    assert not set(unseen) & set(done.out)
 
 
 # ------------------------------------------------------------------------------------------------ files made to hurt

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -36,6 +37,11 @@ DEPTH = {name: depth for depth, names in enumerate(LAYERS) for name in names}
 DOORS = ("__init__", "cli")  # where imports may wait inside a function
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def project_imports(tree: ast.AST, package: tuple[str, ...], inside: bool = False) -> Iterator[tuple[int, str, bool]]:
     """Every import of the project as (line, dotted name without the root, whether it stands inside a function)."""
     for node in ast.iter_child_nodes(tree):
@@ -63,9 +69,7 @@ def violations(source: Path) -> list[str]:
         if own != "__init__" and own not in DEPTH:
             found.append(f"{where}: in no layer")
             continue
-        for line, name, inside in project_imports(
-            ast.parse(path.read_text(encoding="utf-8")), ("giveaway", *where.parts[:-1])
-        ):
+        for line, name, inside in project_imports(parsed(path), ("giveaway", *where.parts[:-1])):
             other = name.split(".")[0]
             place = f"{where}:{line}"
             if inside and own not in DOORS:
@@ -89,7 +93,7 @@ def test_no_files_import_each_other_in_a_circle():
     files = {name: path for name, path in files.items() if path.name != "__init__.py"}
     imported = {}
     for name, path in files.items():
-        nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+        nodes = [node for node in ast.walk(parsed(path)) if isinstance(node, ast.ImportFrom)]
         names = {f"{node.module}.{alias.name}" for node in nodes for alias in node.names} | {n.module for n in nodes}
         imported[name] = names & files.keys()
     assert len(list(TopologicalSorter(imported).static_order())) == len(files)

@@ -8,6 +8,7 @@ import itertools
 import json
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import click
@@ -79,11 +80,11 @@ def test_the_search_knows_a_count():
         assert not counted(words), words
 
 
-def literals(path: Path) -> Iterator[tuple[int, str]]:
+@cache
+def literals(path: Path) -> list[tuple[int, str]]:
     """Every string of a module, docstrings and the pieces of f-strings among them."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield node.lineno, node.value
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    return [(one.lineno, one.value) for one in nodes if isinstance(one, ast.Constant) and isinstance(one.value, str)]
 
 
 @pytest.mark.parametrize("package", sorted({path.relative_to(SOURCE).parts[0] for path in SOURCE.rglob("*.py")}))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import ClassVar
 
 import numpy as np
@@ -56,6 +57,11 @@ def one_at_a_time(make_model, inputs, targets, number, training, loss, members=M
     return model.eval()(x).detach().numpy()
 
 
+@cache
+def trained_alone(training):
+    return [one_at_a_time(mlp, *data(), number, training, nn.functional.cross_entropy) for number in range(MODELS)]
+
+
 @pytest.mark.parametrize(
     "training",
     [
@@ -73,8 +79,7 @@ def test_every_model_is_as_trained_alone(training, at_once, stack):
     options = {"models_at_once": at_once, "stack": stack}
     found = dict(train_stacked(mlp, inputs, targets, MEMBERS, training, seeds=SEEDS, **options))
     assert sorted(found) == list(range(MODELS))
-    for number in range(MODELS):
-        alone = one_at_a_time(mlp, inputs, targets, number, training, nn.functional.cross_entropy)
+    for number, alone in enumerate(trained_alone(training)):
         np.testing.assert_allclose(found[number], alone, atol=1e-9)
 
 

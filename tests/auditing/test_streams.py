@@ -36,6 +36,12 @@ def data() -> TensorDataset:
     return TensorDataset(x, torch.randint(3, (N,), generator=generator))
 
 
+@pytest.fixture(scope="module")
+def held(data) -> ga.ScoreTable:
+    head = ga.from_torch(Counting(), data, l2=1.0, keep=InMemory(inputs=False))
+    return ga.audit(head, curvature=Auto(l2_sensitivity=False))
+
+
 def streamed(data: TensorDataset, batch_size: int, **options: object) -> tuple[Counting, ga.Head]:
     model = Counting()
     loader = DataLoader(data, batch_size=batch_size)
@@ -51,11 +57,8 @@ def test_the_model_runs_in_two_passes(data):
 
 
 @pytest.mark.parametrize("batch_size", [pytest.param(1, marks=pytest.mark.slow), 37, 1024, N])
-def test_neither_the_batches_nor_the_stream_show_in_the_scores(data, batch_size):
+def test_neither_the_batches_nor_the_stream_show_in_the_scores(data, held, batch_size):
     """Exactly rounded sums would differ by 100·eps·cond(H); cond is about 3e3 here."""
-    held = ga.audit(
-        ga.from_torch(Counting(), data, l2=1.0, keep=InMemory(inputs=False)), curvature=Auto(l2_sensitivity=False)
-    )
     table = ga.audit(streamed(data, batch_size)[1])
     assert held.columns == table.columns
     for name in held.columns:
@@ -92,15 +95,10 @@ def test_what_a_stream_cannot_do_is_said(data):
     )
 
 
-def test_a_cache_serves_a_sketch(tmp_path, data):
+def test_a_cache_serves_a_sketch(tmp_path, data, held):
     model = Counting()
     head = ga.from_torch(model, data, l2=1.0, keep=Cached(tmp_path / "kept", inputs=False))
     seen = model.seen
     table = ga.audit(head, scores=["newton"], curvature=Sketch(probes=64))
     assert model.seen == seen == N + 256 + 128  # the first batch again, and half of it
-    held = ga.audit(
-        ga.from_torch(Counting(), data, l2=1.0, keep=InMemory(inputs=False)),
-        scores=["newton"],
-        curvature=Auto(l2_sensitivity=False),
-    )
     assert np.median(np.abs(table["newton"] / held["newton"] - 1)) < 0.2

@@ -106,7 +106,7 @@ def test_unchanged_recipes_are_rarely_flagged_and_real_rises_found(k):
     rng = np.random.default_rng(3)
     true = rng.standard_t(3, size=300)
     wrong, found = [], []
-    for _ in range(60):
+    for _ in range(25):
         models = [drawn(rng, true, 0.3) for _ in range(k)]
         moved = true.copy()
         risen = rng.choice(300, 10, replace=False)
