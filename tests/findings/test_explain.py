@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giveaway import audit
-from giveaway.findings.explain import LEAST, POOLED, breakdown, breakdowns, why
+from giveaway.findings.explain import LEAST, POOLED, breakdown, breakdowns
 from giveaway.records import ScoreTable
 from giveaway.records.meta import FusionReport, Meta
-from giveaway.views.bags import UNKNOWN
+from giveaway.records.reasons import UNKNOWN, why
 from tests.conftest import made_head
 
 

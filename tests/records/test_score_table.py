@@ -13,9 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import giveaway as ga
 from giveaway.checks import InputError
 from giveaway.records import ScoreTable
-from tests.conftest import refused
+from giveaway.records.reasons import why
+from tests.conftest import made_head, refused
 
 NEWTON = [0.5, 2.0, 0.1, 2.0, 0.5]
 
@@ -223,10 +225,12 @@ def test_folders_that_hold_no_table(tmp_path, table):
 
 
 @pytest.mark.parametrize("rows", [0, 1, 10, 13])
-def test_repr_shows_the_first_rows_and_counts_the_others(rows):
-    head, *lines = repr(ScoreTable({"newton": np.arange(float(rows))}, np.arange(rows))).split("\n")
-    assert head.split() == ["id", "newton"]
-    assert [line.split() for line in lines[:10]] == [[str(row), str(row)] for row in range(min(rows, 10))]
+def test_repr_shows_the_most_exposed_and_counts_the_others(rows):
+    head, *lines = repr(ScoreTable({"newton": -np.arange(float(rows))}, np.arange(rows))).split("\n")
+    assert head.split() == ["rank", "id", "newton"]
+    assert [line.split() for line in lines[:10]] == [[str(n + 1), str(n), str(-float(n))[:-2]] for n in range(rows)][
+        :10
+    ]
     assert lines[10:] == ["… 3 more rows"] * (rows > 10)
 
 
@@ -244,8 +248,8 @@ ON_A_SCREEN = [
 
 
 def test_an_id_cannot_leave_its_line_of_the_terminal():
-    text = repr(ScoreTable({"newton": np.arange(9.0)}, np.array(ON_A_SCREEN), {}, {"a\x1bb\n": [0] * 9}))
-    assert [line.split()[-1] for line in text.splitlines()] == ["newton", *"012345678"]
+    text = repr(ScoreTable({"newton": 8 - np.arange(9.0)}, np.array(ON_A_SCREEN), {}, {"class": ["a\x1bb\n"] * 9}))
+    assert [line.split()[-1] for line in text.splitlines()] == ["newton", *"876543210"]
     assert len({len(line) for line in text.splitlines()}) == 1
     assert not set("\x1b\x07\r\0\x85\u202e\u2028") & set(text)
     for piece in (
@@ -304,13 +308,24 @@ def test_a_notebook_shows_what_repr_shows():
     assert seen.texts["td"] == [cell for row in rows for cell in row] + ["… 3 more rows"]
     (caption,) = seen.texts["caption"]
     assert caption == (
-        "13 rows; top() ranks them by fused. A ranking, not a count; a low score is not evidence of safety."
+        "13 rows, the most exposed first; to_pandas() has all 2 scores. A ranking, not a count; a low score is not "
+        "evidence of safety."
     )
     assert seen.tags == TAGS
     assert seen.open == []
     assert {name for name, _ in seen.attributes} == {"class", "scope", "colspan"}  # no colour of ours on a dark page
-    assert Cells(ScoreTable({"newton": [1.0]}, [0])._repr_html_()).texts["caption"][0].startswith("1 row; ")
-    assert Cells(table.top(10)._repr_html_()).texts["td"][:4] == ["0", "3", "0", "-0"]
+    assert Cells(ScoreTable({"newton": [1.0]}, [0])._repr_html_()).texts["caption"][0].startswith("1 row, ")
+    assert Cells(table.top(10)._repr_html_()).texts["td"][:4] == ["1", "0", "3", "-0"]
+    top = table.top(2, by="loss")
+    assert [line.split() for line in repr(top).splitlines()][1] == ["1", "12", "3", "1.714", "-12"]
+
+
+def test_a_reason_stands_beside_the_most_exposed_and_the_line_fits():
+    table = ga.audit(made_head("classes", l2=0.5))
+    assert set(repr(table).splitlines()[0].split()) == {"rank", "id", "class", "newton", "why"}
+    assert "high leverage (top" in repr(table.top(3))
+    assert table.top(3)["why"].tolist() == why(table, table.order()[:3])
+    assert max(map(len, repr(table).splitlines())) <= 120
 
 
 def test_a_notebook_shows_hostile_text_as_text():
@@ -318,9 +333,9 @@ def test_a_notebook_shows_hostile_text_as_text():
     table = ScoreTable({"<i>\n": np.zeros(7)}, np.array(ids), {}, {"class": np.array(["<img src=x>"] * 7)})
     page = table._repr_html_()
     seen = Cells(page)
-    assert seen.texts["td"][::3] == [*ids[:5], r"a\u202e\u0000b", "y" * 79 + "…"]
-    assert set(seen.texts["td"][1::3]) == {"<img src=x>"}
-    assert seen.texts["th"] == ["id", "class", r"<i>\u000a"]
+    assert seen.texts["td"][1::4] == [*ids[:5], r"a\u202e\u0000b", "y" * 79 + "…"]
+    assert set(seen.texts["td"][2::4]) == {"<img src=x>"}
+    assert seen.texts["th"] == ["rank", "id", "class", r"<i>\u000a"]
     assert seen.tags == TAGS
     assert ("class", "tex2jax_ignore mathjax_ignore") in seen.attributes
     assert len(page) < 2_000
@@ -331,6 +346,6 @@ def test_any_text_as_id_stays_in_its_cell_and_on_its_line(names):
     table = ScoreTable({"newton": np.zeros(len(names))}, np.array(names))
     seen = Cells(table._repr_html_())
     assert seen.tags == TAGS
-    assert len(seen.texts["td"]) == 2 * len(names)
+    assert len(seen.texts["td"]) == 3 * len(names)
     assert len(repr(table).splitlines()) == len(names) + 1
     table._repr_html_().encode("utf-8")

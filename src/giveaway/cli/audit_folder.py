@@ -19,12 +19,12 @@ from giveaway.cli.source import audit_arguments, audited_head, device_named, sou
 from giveaway.curvature.choice import Auto, Sketch
 from giveaway.extract.torch_model import model_digest
 from giveaway.extract.user_files import subgroups_from
-from giveaway.findings.explain import why
 from giveaway.findings.extras import MAPS
 from giveaway.findings.gate import FILE as VERDICT
 from giveaway.findings.gate import Rules, Verdict, judge, read_rules
 from giveaway.linalg.processes import ALONE, Processes, processes_from_environment
 from giveaway.records import Head, ScoreTable
+from giveaway.records.reasons import why
 from giveaway.reporting.folder import described, write_audit
 from giveaway.reporting.validation import StoredValidation
 from giveaway.reporting.words import access_of, check_access, headline, notes

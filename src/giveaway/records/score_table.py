@@ -14,6 +14,7 @@ import numpy as np
 
 from giveaway.checks import ROWS_PER_CHECK, InputError, check_names, check_number, fail, nearest
 from giveaway.records.meta import Meta
+from giveaway.records.reasons import NOTHING, why
 from giveaway.records.row_digests import RowDigests
 from giveaway.storage.arrays import packed, read_arrays, reading, unpacked
 from giveaway.storage.files import parse_json, write_atomically
@@ -98,10 +99,12 @@ class ScoreTable:
         return ranks
 
     def top(self, k: int = 10, by: str | None = None) -> ScoreTable:
-        """Return the k most exposed rows, the most exposed first."""
+        """Return the k most exposed rows, the most exposed first, with their `rank` and `why`; `by` comes first."""
         k = int(check_number("k", k, minimum=1, remedy="ask for at least one row"))
-        rows = self.order(by)[:k]
-        scores, attributes = ({k: v[rows] for k, v in columns.items()} for columns in (self.scores, self.attributes))
+        rows, by = self.order(by)[:k], self.ranking(by)
+        scores = {name: self.scores[name][rows] for name in (by, *self.scores)}
+        attributes = {"rank": self.rank(by)[rows], "why": np.array(why(self, rows, nearest=False), dtype=str)}
+        attributes |= {name: values[rows] for name, values in self.attributes.items()}
         return ScoreTable(scores, self.ids[rows], self.meta, attributes)
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
@@ -165,9 +168,9 @@ class ScoreTable:
 
     def __repr__(self) -> str:
         columns = self._shown()
-        widths = [max(map(len, column)) for column in columns]
+        widths = [max(map(len, column)) if column[0] != "why" else 0 for column in columns]
         lines = [
-            "  ".join(text.rjust(width) for text, width in zip(line, widths, strict=True))
+            "  ".join(text.rjust(width) if width else text for text, width in zip(line, widths, strict=True))
             for line in zip(*columns, strict=True)
         ]
         return "\n".join([*lines, *self._more()])
@@ -175,11 +178,11 @@ class ScoreTable:
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the first rows, every text escaped."""
         head, *body = zip(*self._shown(), strict=True)
-        rows = f"{len(self):,} row{'' if len(self) == 1 else 's'}"
+        rows = f"{len(self):,} row{'' if len(self) == 1 else 's'}, the most exposed first"
         return "\n".join(
             [
                 '<table class="tex2jax_ignore mathjax_ignore">',  # a notebook reads $…$ in an id as a formula
-                f"<caption>{rows}; top() ranks them by {escape(shown_text(self.ranking()))}. {CAVEAT}</caption>",
+                f"<caption>{rows}; to_pandas() has all {len(self.scores)} scores. {CAVEAT}</caption>",
                 "<thead>" + _html_row(head, "th") + "</thead>",
                 "<tbody>",
                 *(_html_row(line, "td") for line in body),
@@ -190,8 +193,13 @@ class ScoreTable:
         )
 
     def _shown(self) -> list[list[str]]:
-        """Return the first rows as one list a column, its name first."""
-        columns = {"id": self.ids, **self.attributes, **self.scores}
+        """Return the most exposed rows as one list a column, its name first: rank, id, class, score and why."""
+        by = self.columns[0] if "rank" in self.attributes else self.ranking()
+        shown = self if "rank" in self.attributes else self.top(ROWS_SHOWN)
+        columns = {"rank": shown["rank"], "id": shown.ids}
+        columns |= {name: shown[name] for name in ("class", "target", "records") if name in shown.attributes}
+        columns |= {name: shown[name] for name in dict.fromkeys((by, self.ranking()))}
+        columns |= {"why": shown["why"]} if (shown["why"] != NOTHING).any() else {}
         return [[shown_text(name), *map(_cell, values[:ROWS_SHOWN])] for name, values in columns.items()]
 
     def _more(self) -> list[str]:

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from giveaway.checks import InputError
-from giveaway.findings.explain import SUBGROUP, breakdowns, why
+from giveaway.findings.explain import SUBGROUP, breakdowns
 from giveaway.findings.extras import ReportExtras
 from giveaway.network.depths import suffix
 from giveaway.records import ScoreTable
+from giveaway.records.reasons import why
 from giveaway.reporting import figures
 from giveaway.reporting.maps import bokeh_script, maps
 from giveaway.reporting.pages import page, section

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from giveaway.records import Head
+from giveaway.records.reasons import UNKNOWN
 from giveaway.views.model import said_of, summed_by_person
-
-UNKNOWN = -1  # in place of a class, of a record that every tree saw
 
 
 class BagsView:
