@@ -22,6 +22,14 @@ def removal_of(n=14, d=2, rows=(0, 1, 2), *, kernel=None, outputs=1, seed=0):
     return remove(fit(kernel or RBF(1.0), x, y, 0.05), torch.as_tensor(rows))
 
 
+def beside_removed(removal, starts, queries, noise):
+    """Starts (R, starts, q, …) at removed records, with normal noise."""
+    inputs, size = removal.inputs, removal.rows.shape[1]
+    pick = torch.arange(starts * queries).view(starts, queries) % size
+    points = inputs[removal.rows[:, pick]]
+    return points + noise * inputs.std() * draw(*points.shape, seed=4)
+
+
 def grid_values(removal, low, high, count):
     """Both distances at every point of a grid, (points, R)."""
     d = removal.posterior.inputs.shape[1]
@@ -104,7 +112,8 @@ def test_a_small_memory_changes_nothing_but_how_many_go_together(monkeypatch):
 @pytest.mark.parametrize("queries", [1, 2])
 def test_the_optimal_divergence_is_reached_at_the_record_and_never_passed(kernel, queries):
     removal = removal_of(n=20, d=4, rows=range(6), kernel=kernel, outputs=2)
-    found = optimal_queries(removal, queries=queries, starts=6, origin="removed", noise=0.3, seed=0, steps=120)
+    starts = beside_removed(removal, 6, queries, 0.3)
+    found = optimal_queries(removal, queries=queries, starts=starts, steps=120)
     assert bool((found.values[found.values.isfinite()] > 0).all())
     assert bool((found.values <= found.own[:, None] * (1 + 1e-6)).all())
     assert bool((found.value >= found.own * (1 - 1e-6)).all())
@@ -141,17 +150,16 @@ def test_the_seed_and_only_the_seed_decides():
     assert not torch.allclose(first.ends, other.ends)
 
 
-def test_starts_are_drawn_where_they_are_said_to_be():
+def test_starts_are_drawn_where_they_are_said_to_be(monkeypatch):
     removal = removal_of(n=8, rows=[[0, 7], [3, 2]])
     x = removal.posterior.inputs
-    stay = {"noise": 0.0, "steps": 1, "seed": 0, "starts": 60}
-    for origin in ("kept", "removed"):
-        ends = optimal_queries(removal, origin=origin, **stay).ends[:, :, 0]
-        for r, rows in enumerate(removal.rows.tolist()):
-            distance = (ends[r].unsqueeze(1) - x).norm(dim=2)
-            seen = set(distance.argmin(1).tolist())
-            assert float(distance.amin(1).max()) < 1e-12
-            assert seen == (set(rows) if origin == "removed" else set(range(8)) - set(rows))
+    stay = {"steps": 1, "seed": 0, "starts": 60}
+    monkeypatch.setattr(module, "SCATTER", 0.0)
+    ends = optimal_queries(removal, **stay).ends[:, :, 0]
+    for r, rows in enumerate(removal.rows.tolist()):
+        distance = (ends[r].unsqueeze(1) - x).norm(dim=2)
+        assert float(distance.amin(1).max()) < 1e-12
+        assert set(distance.argmin(1).tolist()) == set(range(8)) - set(rows)
     ends = optimal_queries(removal, bounds=(2.0, 3.0), **stay).ends
     assert 2.0 <= float(ends.min()) < 2.1
     assert 2.9 < float(ends.max()) <= 3.0
@@ -173,11 +181,12 @@ def test_a_start_without_a_distance_stays_and_leaves_the_others_alone():
 def test_records_of_any_shape():
     x = draw(10, 2, 3, 3)
     removal = remove(fit(RBF(3.0), x, draw(10, seed=1), 0.1), torch.arange(2))
-    found = optimal_queries(removal, queries=2, starts=3, origin="removed", noise=0.2, seed=0)
+    starts = beside_removed(removal, 3, 2, 0.2)
+    found = optimal_queries(removal, queries=2, starts=starts)
     assert found.queries.shape == (2, 2, 2, 3, 3)
     torch.testing.assert_close(found.value, found.own, rtol=1e-5, atol=0)
     flat = remove(fit(RBF(3.0), x.flatten(1), draw(10, seed=1), 0.1), torch.arange(2))
-    same = optimal_queries(flat, queries=2, starts=3, origin="removed", noise=0.2, seed=0)
+    same = optimal_queries(flat, queries=2, starts=starts.flatten(3))
     torch.testing.assert_close(found.ends.flatten(3), same.ends, rtol=1e-6, atol=1e-8)
 
 
@@ -247,8 +256,7 @@ def test_starts_outside_the_box_are_put_into_it():
         ({"starts": torch.zeros(2, 4, 1, 2)}, r"starts: expected shape .*, got shape \(2, 4, 1, 2\)"),
         ({"starts": torch.full((1, 1, 2), torch.nan)}, "starts: expected finite numbers"),
         ({"seed": None}, "seed: expected an integer, for the starts are drawn, got None"),
-        ({"origin": "bounds"}, "bounds: expected a finite box to draw starts from, got an infinite one"),
-        ({"origin": "keep"}, "origin: expected a known name, got 'keep'; did you mean kept"),
+        ({"bounds": (0.0, np.inf)}, "bounds: expected a finite box to draw starts from, got an infinite one"),
         ({"steps": 0}, "steps: expected a whole number of at least 1"),
         ({"tolerance": -1.0}, "tolerance: expected a finite number of at least 0"),
     ],
@@ -259,7 +267,8 @@ def test_wrong_options_are_refused(options, words):
 
 def test_no_records_kept_to_start_from():
     removal = remove(fit(Linear(), draw(2, 2), draw(2), 0.1), torch.tensor([[0, 1]]))
-    refused("origin: expected 'removed' or 'bounds', got 'kept', with every record", optimal_queries, removal, seed=0)
+    words = "bounds: expected a box to draw starts from, got none, with every record removed"
+    refused(words, optimal_queries, removal, seed=0)
 
 
 def test_numpy_counts_are_counts_and_a_vector_of_starts_is_refused():

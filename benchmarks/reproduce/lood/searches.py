@@ -88,8 +88,16 @@ class ConvolutionalSearch:
         starts = self.own.unsqueeze(1).unsqueeze(1)
         return optimal_queries(self.removal, starts=starts, bounds=BOX, steps=self.steps, tolerance=FROM_THE_RECORD)
 
-    def from_noise(self, starts: int, **options: Any) -> Any:
-        return optimal_queries(self.removal, starts=starts, steps=self.steps, **options, **SEARCH)
+    def from_noise(self, starts: int | torch.Tensor) -> Any:
+        return optimal_queries(self.removal, starts=starts, steps=self.steps, **SEARCH)
+
+    def beside_the_record(self, starts: int) -> torch.Tensor:
+        """Return the records with normal noise of half a standard deviation of all pixels."""
+        generator = torch.Generator().manual_seed(SEARCH["seed"])
+        torch.randint(1, (len(self.chosen), starts, 1), generator=generator)  # as when members of groups were picked
+        points = self.own.unsqueeze(1).unsqueeze(1).expand(-1, starts, -1, -1, -1, -1)
+        normal = torch.randn(points.shape, generator=generator, dtype=torch.float64).to(points)
+        return points + 0.5 * self.x.var(0, correction=0).mean().sqrt() * normal
 
     def pictured(self, queries: torch.Tensor) -> dict[str, np.ndarray]:
         """Return the records and their best queries as images, colours last."""
@@ -103,7 +111,7 @@ def normalized(job: Job, most: int | None = None) -> Piece:
     found = search.from_the_record()
     value, queries = found.value, found.queries
     if most is None:
-        far = search.from_noise(2, origin="removed")
+        far = search.from_noise(search.beside_the_record(2))
         queries = torch.where((value >= far.value)[:, None, None, None, None], queries, far.queries)
         value = torch.maximum(value, far.value)
     brighter = (queries[:, 0].mean((1, 2, 3)) - search.own.mean((1, 2, 3))) * SCALE

@@ -126,10 +126,8 @@ class NNGP(Kernel):
 
     def __repr__(self) -> str:
         readout = f"readout={self.readout!r}, " if isinstance(self, ConvNNGP) else ""
-        return (
-            f"{type(self).__name__}({self.depth}, {self.activation}, {readout}"
-            f"weight_variance={self.weight_variance:g}, bias_variance={self.bias_variance:g})"
-        )
+        variances = f"weight_variance={self.weight_variance:g}, bias_variance={self.bias_variance:g}"
+        return f"{type(self).__name__}({self.depth}, {self.activation}, {readout}{variances})"
 
 
 class NTK(NNGP):
@@ -204,12 +202,9 @@ class ConvNNGP(NNGP):
             assert layer is not None
             border = max(border, layer.filter_size - 1)
             if not layer.positions(height) or not layer.positions(width):
-                raise fail(
-                    name,
-                    f"images that layer {number}'s {layer.filter_size} x {layer.filter_size} filter fits into",
-                    f"{height} x {width} positions there (images of {images.shape[2]} x {images.shape[3]})",
-                    'use padding="same", a smaller filter or stride, or fewer layers',
-                )
+                expected = f"images that layer {number}'s {layer.filter_size} x {layer.filter_size} filter fits into"
+                got = f"{height} x {width} positions there (images of {images.shape[2]} x {images.shape[3]})"
+                raise fail(name, expected, got, 'use padding="same", a smaller filter or stride, or fewer layers')
             height, width = layer.positions(height), layer.positions(width)
         pixels = (images.shape[2] + border) * (images.shape[3] + border)
         numbers = pixels**2 if self._in_pairs else pixels

@@ -119,11 +119,10 @@ class Posterior(KernelRegression):
         """Bring queries (q, …), or (R or 1, q, …) for R `removals`, to the inputs' type and device."""
         tensor = queries if isinstance(queries, torch.Tensor) else as_tensor("queries", queries)
         record, leading = tuple(self.inputs.shape[1:]), tensor.ndim - self.inputs.ndim + 1
-        if removals is None:
-            fits, names, remedy = leading == 1, ["q"], "give one query a row"
-        else:
-            fits = leading == 2 and len(tensor) in (1, removals) and tensor.shape[1] > 0
+        names, fits, remedy = ["q"], leading == 1, "give one query a row"
+        if removals is not None:
             names, remedy = [f"{removals} or 1", "q"], "give q queries a removal"
+            fits = leading == 2 and len(tensor) in (1, removals) and tensor.shape[1] > 0
         if not fits or tuple(tensor.shape[leading:]) != record:
             text = ", ".join([*names, *map(str, record)])
             raise fail("queries", f"shape ({text})", f"shape {tuple(tensor.shape)}", remedy)
@@ -346,14 +345,13 @@ def check_rows(argument: str, rows: np.ndarray, sizes: Any, n: int) -> torch.Ten
     """Refuse rows (N,), groups of `sizes` one after the other, outside 0 … n − 1 or twice in one group."""
     if rows.dtype.kind not in "iu":
         raise fail(argument, "row numbers", f"dtype {rows.dtype}", "give the rows as integers")
-    bad = (rows < 0) | (rows >= n)
-    if bool(bad.any()):
-        raise fail(argument, f"rows from 0 to {n - 1}", f"row {int(rows[bad][0])}", "count the records from 0")
+    outside = rows[(rows < 0) | (rows >= n)]
+    if len(outside):
+        raise fail(argument, f"rows from 0 to {n - 1}", f"row {int(outside[0])}", "count the records from 0")
     rows = rows.astype(np.int64)
     place = np.sort(np.repeat(np.arange(len(sizes)), sizes) * n + rows)
-    repeated = place[1:] == place[:-1]
-    if bool(repeated.any()):
-        first = int(place[1:][repeated][0])
-        got = f"row {first % n} twice in group {first // n}"
+    repeated = place[1:][place[1:] == place[:-1]]
+    if len(repeated):
+        got = f"row {repeated[0] % n} twice in group {repeated[0] // n}"
         raise fail(argument, "each record once a group", got, "drop the repeated row")
     return torch.from_numpy(rows)

@@ -1,22 +1,22 @@
 """The queries at which two posteriors differ most: ascent from many starts at once (docs/derivations.md)."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from giveaway.checks import as_tensor, check_choice, check_finite, check_number, check_whole, fail
 from giveaway.gp.distinguishability import Objective, RemovedRecords
 
-Origin = Literal["kept", "removed", "bounds"]
 Climb = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Ends = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 MEMORY = 2**30  # bytes for the problems that move together
 KEPT_FOR_GRADIENT = 64  # numbers that a kernel is taken to keep an entry until its gradient is known
+SCATTER = 0.5  # of starts about records, in standard deviations
 FIRST_STEP = 0.1  # standard deviations in every coordinate
 HISTORY = 8  # pairs of steps and changes of gradient
 ARMIJO, CURVATURE = 1e-4, 1e-10
@@ -44,8 +44,6 @@ def optimal_queries(
     objective: Objective = "kl",
     queries: int = 1,
     starts: int | torch.Tensor = 8,
-    origin: Origin | None = None,
-    noise: float = 0.5,
     bounds: tuple[Any, Any] | None = None,
     steps: int = 200,
     tolerance: float = 1e-5,
@@ -54,16 +52,17 @@ def optimal_queries(
     """Maximize KL(f_D(Q) ‖ f_D′(Q)) or the mean distance over `queries` queries for every removal.
 
     `starts` is (starts, q, …) for all removals alike, (R, starts, q, …), or how many to draw from `seed`: uniformly in
-    the box (`origin` "bounds", the default where there are bounds), or around other records ("kept") or the removed
-    ones ("removed"), with normal noise of `noise` standard deviations of the inputs. `bounds` (low, high) are numbers
-    or of a record's shape. At most `steps` evaluations are spent on a start, which has converged when the gradient of
-    the logarithm, without what points out of the box, has norm ≤ `tolerance`. A mean distance costs O(n) a query and
-    step, a divergence O(n²).
+    the box of `bounds` (low, high), numbers or of a record's shape, or without bounds around other records. At most
+    `steps` evaluations are spent on a start, which has converged when the gradient of the logarithm, without what
+    points out of the box, has norm ≤ `tolerance`. A mean distance costs O(n) a query and step, a divergence O(n²).
     """
     check_choice("objective", objective, ("kl", "mean"))
     count = check_whole("queries", queries)
     space = search_space(bounds, removal.inputs)
-    start = _starts(removal, count, starts, origin, noise, space, seed)
+    if isinstance(starts, Integral):
+        start = _drawn_starts(removal, (len(removal.rows), check_whole("starts", int(starts)), count), space, seed)
+    else:
+        start = _given_starts(removal, count, starts)
     removals, each = start.shape[:2]
 
     def climb(problems: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
@@ -86,19 +85,6 @@ class SearchSpace(NamedTuple):
     unit: float
     bounded: bool
 
-    def uniform(self, shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
-        """Draw points (*shape, …) uniformly from the box."""
-        if not bool((self.high - self.low).isfinite().all()):
-            remedy = "give (low, high), or another origin"
-            raise fail("bounds", "a finite box to draw starts from", "an infinite one", remedy)
-        draw = torch.rand(*shape, *self.low.shape, generator=generator, dtype=torch.float64).to(self.low)
-        return self.low + (self.high - self.low) * draw
-
-    def around(self, points: torch.Tensor, deviation: float, generator: torch.Generator) -> torch.Tensor:
-        """Draw around points (…), with normal noise of `deviation` units."""
-        normal = torch.randn(points.shape, generator=generator, dtype=torch.float64).to(points)
-        return points + self.unit * deviation * normal
-
 
 def search_space(bounds: tuple[Any, Any] | None, inputs: torch.Tensor) -> SearchSpace:
     """Check bounds (low, high); the unit is the inputs' standard deviation over records, all coordinates together."""
@@ -119,45 +105,38 @@ def search_space(bounds: tuple[Any, Any] | None, inputs: torch.Tensor) -> Search
     return SearchSpace(low, high, unit, bounds is not None)
 
 
-def _starts(
-    removal: RemovedRecords,
-    queries: int,
-    starts: Any,
-    origin: str | None,
-    noise: float,
-    space: SearchSpace,
-    seed: int | None,
-) -> torch.Tensor:
-    """Check or draw the starts (R, starts, q, …)."""
-    inputs, rows = removal.inputs, removal.rows
-    if not isinstance(starts, Integral):
-        given = as_tensor("starts", starts).to(inputs)
-        spread_out = given.expand(len(rows), *given.shape) if given.ndim == inputs.ndim + 1 else given
-        shape = (queries, *inputs.shape[1:])
-        if len(spread_out) != len(rows) or spread_out.shape[2:] != shape or spread_out.numel() == 0:
-            text = ", ".join(["starts", *map(str, shape)])
-            expected, got = f"shape ({text}) or ({len(rows)}, {text})", f"shape {tuple(given.shape)}"
-            raise fail("starts", expected, got, "give one point a query of each start")
-        check_finite("starts", given)
-        return spread_out
-    shape, size = (len(rows), check_whole("starts", int(starts)), queries), rows.shape[1]
+def _given_starts(removal: RemovedRecords, queries: int, starts: Any) -> torch.Tensor:
+    """Check starts (starts, q, …) or (R, starts, q, …), and return them as the latter."""
+    inputs, removals = removal.inputs, len(removal.rows)
+    given = as_tensor("starts", starts).to(inputs)
+    each = given.expand(removals, *given.shape) if given.ndim == inputs.ndim + 1 else given
+    shape = (queries, *inputs.shape[1:])
+    if len(each) != removals or each.shape[2:] != shape or each.numel() == 0:
+        text = ", ".join(["starts", *map(str, shape)])
+        expected, got = f"shape ({text}) or ({removals}, {text})", f"shape {tuple(given.shape)}"
+        raise fail("starts", expected, got, "give one point a query of each start")
+    check_finite("starts", given)
+    return each
+
+
+def _drawn_starts(removal: RemovedRecords, shape: tuple[int, ...], space: SearchSpace, seed: Any) -> torch.Tensor:
+    """Draw starts of `shape` (R, starts, q), uniformly in the box if there is one, else around the records kept."""
     if seed is None:
         raise fail("seed", "an integer, for the starts are drawn", "None", "give a seed, or the starts themselves")
-    generator = torch.Generator().manual_seed(seed)
-    origin = origin or ("bounds" if space.bounded else "kept")
-    if check_choice("origin", origin, ("kept", "removed", "bounds")) == "bounds":
-        return space.uniform(shape, generator)
-    deviation = check_number("noise", noise, minimum=0.0, remedy="0.5 standard deviations suit most data")
-    if origin == "removed":
-        pick = torch.randint(size, shape, generator=generator).to(rows.device)
-        chosen = rows.gather(1, pick.flatten(1)).view(shape)
-    else:
-        if size == len(inputs):
-            raise fail("origin", "'removed' or 'bounds'", "'kept', with every record removed", "choose another origin")
-        chosen = torch.randint(len(inputs) - size, shape, generator=generator).to(rows.device)
-        for row in rows.sort(1).values.T:  # steps over the removed rows
-            chosen += chosen >= row[:, None, None]
-    return space.around(inputs[chosen], deviation, generator)
+    generator, inputs, rows = torch.Generator().manual_seed(seed), removal.inputs, removal.rows
+    if space.bounded:
+        if not bool((space.high - space.low).isfinite().all()):
+            raise fail("bounds", "a finite box to draw starts from", "an infinite one", "give the starts themselves")
+        draw = torch.rand(*shape, *space.low.shape, generator=generator, dtype=torch.float64).to(inputs)
+        return space.low + (space.high - space.low) * draw
+    if rows.shape[1] == len(inputs):
+        raise fail("bounds", "a box to draw starts from", "none, with every record removed", "give (low, high)")
+    chosen = torch.randint(len(inputs) - rows.shape[1], shape, generator=generator).to(rows.device)
+    for row in rows.sort(1).values.T:  # steps over the removed rows
+        chosen += chosen >= row[:, None, None]
+    points = inputs[chosen]
+    normal = torch.randn(points.shape, generator=generator, dtype=torch.float64).to(points)
+    return points + SCATTER * space.unit * normal
 
 
 @torch.no_grad()

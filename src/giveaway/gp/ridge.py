@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from giveaway.checks import as_tensor, check_finite, check_memory, check_names, check_positive, fail
+from giveaway.checks import as_tensor, check_finite, check_memory, check_names, fail
 
 RELATIVE = tuple(10.0 ** (k / 2) for k in range(-18, 3))  # the default grid, times the trace of ZᵀZ
 CAP = 1e-10  # least 1 − h that is divided by
@@ -37,11 +37,11 @@ class RidgeErrors:
 def leave_one_out_ridge(
     features: Blocks, targets: Any, *, grid: Sequence[float] | None = None, groups: Any = None, standardize: bool = True
 ) -> RidgeErrors:
-    """Leave out every record, or every group, in turn; the l2 is the best of `grid` by left-out error.
+    """Leave out every record, or every group, in turn; the l2 is the best of `grid` (1e-9 to 10 times the trace of ZᵀZ)
+    by left-out error. `targets` are (n,) or (n, C) numbers, `groups` one name a record.
 
     There are two passes over the features after a look at the first block; one more where n·C·G errors are over 1 GiB,
-    one for each GiB of grouped rows. `targets` are (n,) or (n, C) numbers, `groups` one name a record. The default grid
-    spans 1e-9 to 10 times the trace of ZᵀZ.
+    one for each GiB of grouped rows.
 
     >>> x = torch.tensor([[0.0], [1.0], [2.0], [3.0]])
     >>> leave_one_out_ridge(lambda: iter([x]), [1.0, 2.0, 3.0, 5.0], grid=[1e-9]).error.squeeze(1).round(decimals=3)
@@ -50,15 +50,7 @@ def leave_one_out_ridge(
     y = as_targets(targets)
     members = {1: torch.arange(len(y)).unsqueeze(1)} if groups is None else rows_of_groups(groups, len(y))
     decomposition, trace = _decompose(features, y, standardize)
-    if grid is None:
-        strengths = torch.tensor(RELATIVE, dtype=torch.float64) * (trace or 1.0)
-    else:
-        remedy = "give positive ridge strengths"
-        strengths = torch.tensor(
-            [check_positive("grid", l2, expected="a positive number", remedy=remedy) for l2 in grid],
-            dtype=torch.float64,
-        )
-    strengths = strengths.to(decomposition.b.device)
+    strengths = decomposition.b.new_tensor([(trace or 1.0) * share for share in RELATIVE] if grid is None else grid)
     n, outputs = y.shape
 
     def left_out(grid: torch.Tensor, keep: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -77,12 +69,12 @@ def leave_one_out_ridge(
     loo_error = squares / (n * outputs)
     # of several l2 that rounding alone tells apart, the strongest
     best = int(torch.where(loo_error <= loo_error.min() * (1.0 + TIED), strengths, -1.0).argmax())
-    place = best
+    place = best if keep else 0
     if not keep:
-        (_, error, rest), place = left_out(strengths[best : best + 1], True), 0
-    error, leverage = error[:, place], (1.0 - rest[:, place].cpu()).clamp(0.0, 1.0)
-    method = "dual" if decomposition.turn is None else "primal"
-    return RidgeErrors(error.cpu(), leverage, float(strengths[best]), strengths.cpu(), loo_error.cpu(), method)
+        _, error, rest = left_out(strengths[best : best + 1], True)
+    leverage = (1.0 - rest[:, place].cpu()).clamp(0.0, 1.0)
+    method, l2 = "dual" if decomposition.turn is None else "primal", float(strengths[best])
+    return RidgeErrors(error[:, place].cpu(), leverage, l2, strengths.cpu(), loo_error.cpu(), method)
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,8 +102,7 @@ class _Decomposition:
             rows = torch.arange(start, start + len(block), device=block.device)
             start += len(block)
             chosen = wanted[rows]
-            if not bool(chosen.all()):
-                rows, block = rows[chosen], block[chosen]
+            rows, block = (rows, block) if bool(chosen.all()) else (rows[chosen], block[chosen])
             if len(rows):
                 yield rows, block if self.turn is None else (block - self.mean) @ self.turn
         check_row_count(start, n)

@@ -99,7 +99,7 @@ def top_singular_value(matrices: torch.Tensor) -> torch.Tensor:
 
 
 def _top(matrices: torch.Tensor) -> torch.Tensor:
-    """λ_max of (Q, R, R), whatever has not converged by decomposition."""
+    """Return λ_max of (Q, R, R), whatever has not converged by decomposition."""
     squaring = matrices.shape[1] <= SQUARED_UP_TO
     generator = torch.Generator().manual_seed(0)
     start = torch.randn(matrices.shape[1], generator=generator, dtype=matrices.dtype).to(matrices.device)

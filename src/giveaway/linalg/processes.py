@@ -1,8 +1,4 @@
-"""Work shared by the processes that torchrun started, and by the threads of one of them.
-
-Each process takes a consecutive share of the items, and sums are made over all processes through torch.distributed:
-gloo between CPUs, NCCL between GPUs.
-"""
+"""Work shared by the processes that torchrun started (gloo between CPUs, NCCL between GPUs), and by threads."""
 
 from __future__ import annotations
 
@@ -23,7 +19,6 @@ from giveaway.text import OnRows
 
 PIECE_BYTES = 256_000_000  # of a tensor summed at a time: the transport allocates buffers of the same size
 TIMEOUT = 1_800.0  # seconds; a peer that ends is noticed at once on gloo, one that hangs only by this
-
 
 Items = TypeVar("Items", bound=Sequence[Any])
 Item = TypeVar("Item")

@@ -31,7 +31,7 @@ def ball_probability(x: np.ndarray, t: np.ndarray, delta: np.ndarray, q: int) ->
     inside, outside = np.empty_like(x), np.empty_like(x)
     far = delta > far_from(q)
     if far.any():
-        inside[far], outside[far] = _far_probability(t[far], delta[far], q)
+        inside[far], outside[far], _ = _far_probability(t[far], delta[far], q)
     near = ~far
     inside[near], outside[near] = _near_probability(x[near], delta[near], q)
     return inside, outside
@@ -60,12 +60,8 @@ def ball_quantile(alpha: np.ndarray, delta: np.ndarray, q: int) -> Pair:
     near = ~far
 
     def far_step(t: np.ndarray, delta: np.ndarray, level: np.ndarray) -> Pair:
-        inside, slope = np.zeros_like(t), np.full_like(t, SMALLEST)
-        for w, weight in _across(q):
-            edge, steep = _far_edge(t, delta, w)
-            inside += weight * ndtr(edge)
-            slope += weight * _normal_density(edge) * steep
-        return np.log(level / np.maximum(inside, SMALLEST)) * inside / slope, np.abs(t) + 1
+        inside, _, slope = (np.maximum(part, SMALLEST) for part in _far_probability(t, delta, q))
+        return np.log(level / inside) * inside / slope, np.abs(t) + 1
 
     def near_step(x: np.ndarray, delta: np.ndarray, level: np.ndarray) -> Pair:
         inside = np.maximum(_near_probability(x, delta, q, complement=False)[0], SMALLEST)
@@ -162,31 +158,25 @@ def _near_probability(x: np.ndarray, delta: np.ndarray, q: int, *, complement: b
     return inside, ndtr(delta - x) + beyond if complement else inside
 
 
-def _far_probability(t: np.ndarray, delta: np.ndarray, q: int) -> Pair:
-    inside, outside = np.zeros_like(t), np.zeros_like(t)
-    for w, weight in _across(q):
-        edge = _far_edge(t, delta, w)[0]
-        inside += weight * ndtr(edge)
-        outside += weight * ndtr(-edge)
-    return inside, outside
-
-
-def _far_edge(t: np.ndarray, delta: np.ndarray, w: float) -> Pair:
-    """Return √((δ + t)² − w) − δ without cancellation, and its slope in t."""
-    if w == 0:
-        return t, np.ones_like(t)
+def _far_probability(t: np.ndarray, delta: np.ndarray, q: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the probability, its complement and its slope in t."""
+    if q == 1:
+        return ndtr(t), ndtr(-t), _normal_density(t)
+    inside, outside, slope = (np.zeros_like(t) for _ in range(3))
     x = delta + t
     with np.errstate(invalid="ignore"):
-        root = np.sqrt(np.maximum(x - w / np.maximum(x, 1e-9), 1e-9) * x)
-        edge = t - w / (root + x)
-    return np.where(np.isfinite(x), edge, np.inf), x / root
+        for w, weight in _across(q):
+            root = np.sqrt(np.maximum(x - w / np.maximum(x, 1e-9), 1e-9) * x)
+            edge = np.where(np.isfinite(x), t - w / (root + x), np.inf)  # √((δ + t)² − w) − δ, without cancellation
+            inside += weight * ndtr(edge)
+            outside += weight * ndtr(-edge)
+            slope += weight * _normal_density(edge) * x / root
+    return inside, outside, slope
 
 
 @lru_cache(maxsize=32)
 def _across(q: int) -> list[tuple[float, float]]:
-    """Return values and weights of W ~ χ²_{q−1}, the squared distance across e₁."""
-    if q == 1:
-        return [(0.0, 1.0)]
+    """Return values and weights of W ~ χ²_{q−1}, the squared distance across e₁, for q > 1."""
     if q > 100:  # the weights of Gauss–Laguerre would overflow
         return chi_square_nodes(float(q - 1))
     half, weights = roots_genlaguerre(20, (q - 3) / 2)
@@ -332,12 +322,7 @@ def chi_square_nodes(k: float) -> list[tuple[float, float]]:
 
 
 def solve_increasing(
-    function: Callable[[np.ndarray], Pair],
-    low: np.ndarray,
-    high: np.ndarray,
-    start: np.ndarray,
-    *,
-    tolerance: float,
+    function: Callable[[np.ndarray], Pair], low: np.ndarray, high: np.ndarray, start: np.ndarray, *, tolerance: float
 ) -> np.ndarray:
     """Find the zero in [low, high] of an increasing function of value and slope: Newton, safeguarded by bisection."""
     low, high, x = np.array(low), np.array(high), np.array(start)
