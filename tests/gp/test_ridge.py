@@ -232,7 +232,6 @@ def test_the_default_grid_finds_the_middle_and_does_not_depend_on_units():
         ({"features": torch.zeros(10)}, r"features: expected blocks of shape \(rows, d\)"),
         ({"features": torch.zeros(10, 0)}, "features: expected at least one row and one column"),
         ({"features": lambda: iter([torch.zeros(5, 2), torch.zeros(5, 3)])}, r"expected blocks of shape \(rows, 2\)"),
-        ({"grid": [-1.0]}, "grid: expected a finite number of at least 0"),
         ({"groups": [1] * 10}, "groups: expected at least two groups"),
         ({"groups": [1] * 9}, "groups: expected one name a record"),
     ],

@@ -123,9 +123,9 @@ def study(
         got = f"shape {tuple(removal.rows.shape)}"
         raise fail("records", "single records, (R,)", got, "name each record by its row")
     rows = removal.rows[:, 0]
-    attack, distance = record_attack(posterior, fpr=FPR), divergence(posterior, list(removal.rows))
+    attack, distance = record_attack(posterior, rows, fpr=FPR), divergence(posterior, list(removal.rows))
     names = ["row", "lood_kl", "lood_mean", "attack_auc", *(f"attack_tpr_at_{rate:g}" for rate in FPR)]
-    columns = [rows, distance.kl, distance.mean, attack.auc[rows], *attack.tpr[rows].T]
+    columns = [rows, distance.kl, distance.mean, attack.auc, *attack.tpr.T]
     pages: Pages = {"records.csv": _csv(names, columns)}
     if queries is not None:
         pages["queries.csv"] = _query_page(removal, queries)

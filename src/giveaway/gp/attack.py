@@ -4,6 +4,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -13,8 +14,6 @@ from giveaway.gp.posterior import KernelRegression, check_noise, leave_one_out
 from giveaway.gp.query import OptimalQueries
 from giveaway.theory.tradeoff import two_normals
 
-STEPS = 1_024  # of the integral over the characteristic function, in log u
-TOGETHER = 256  # records in one piece of the integrals
 PAIRS_TOGETHER = 2**24  # numbers of pairs of records and queries at a time
 NOTHING = 1e-14  # x and δ below this leave every rate where chance has it, in float64
 
@@ -29,14 +28,16 @@ class Attack:
 
 
 @torch.no_grad()
-def record_attack(regression: KernelRegression, *, fpr: Sequence[float] = (0.001, 0.01, 0.1)) -> Attack:
-    """Attack every record at its own input, the query that tells most (see `divergence`)."""
+def record_attack(
+    regression: KernelRegression, rows: Any = slice(None), *, fpr: Sequence[float] = (0.001, 0.01, 0.1)
+) -> Attack:
+    """Attack every record, or those at `rows`, at its own input, the query that tells most (see `divergence`)."""
     rates = torch.tensor(list(fpr), dtype=torch.float64)
     if rates.numel() == 0 or not bool(((rates > 0.0) & (rates < 1.0)).all()):
         raise fail("fpr", "rates between 0 and 1", str(list(fpr)), "give the false positive rates to report")
     single, noise = leave_one_out(regression), regression.noise
     pull = -(single.mean_change * single.residual).sum(1) / noise
-    return one_direction(single.variance / noise, pull.sqrt(), regression.targets.shape[1], rates)
+    return one_direction(single.variance[rows] / noise, pull[rows].sqrt(), regression.targets.shape[1], rates)
 
 
 def one_direction(x: torch.Tensor, delta: torch.Tensor, outputs: int, fpr: torch.Tensor) -> Attack:
@@ -44,31 +45,8 @@ def one_direction(x: torch.Tensor, delta: torch.Tensor, outputs: int, fpr: torch
     curve = two_normals(delta.cpu().numpy(), 1.0, torch.sqrt(1.0 + x).cpu().numpy(), outputs=outputs)
     nothing = torch.maximum(x, delta) < NOTHING
     tpr = torch.from_numpy(curve.tpr(fpr.numpy()[:, None])).T.clamp(max=1.0).to(x.device)  # 1 up to rounding
-    pieces = zip(x.split(TOGETHER), delta.split(TOGETHER), strict=True)
-    auc = torch.from_numpy(curve.auc()).to(x.device) if outputs == 1 else torch.cat([_auc(*p, outputs) for p in pieces])
-    fpr = fpr.to(x.device)
+    fpr, auc = fpr.to(x.device), torch.from_numpy(curve.auc()).to(x.device)
     return Attack(torch.where(nothing, 0.5, auc), torch.where(nothing.unsqueeze(1), fpr, tpr), fpr)
-
-
-def _auc(x: torch.Tensor, delta: torch.Tensor, outputs: int) -> torch.Tensor:
-    """Compute the AUC for x and δ (R,) by the characteristic function of a score gap."""
-    x, d2 = x.unsqueeze(1), delta.square().unsqueeze(1)
-    v = 1.0 + x
-    linear = (4.0 * d2 * v + 4.0 * d2 / v.square()).sqrt()
-    offset = d2 * (1.0 + v) / v
-    first = 1e-16 / (offset + outputs * x + linear + NOTHING)
-    gaussian = 40.0 / (linear + NOTHING)
-    last = torch.where(gaussian * x < 0.5, gaussian, 1e8 * v / (x + NOTHING))
-    span = (last / first).log()
-    u = first * torch.exp(span * torch.linspace(0.0, 1.0, STEPS + 1, dtype=x.dtype, device=x.device))
-    with_, without = 2 * u * x / v, 2 * u * x  # factors 1 + i·with_ and 1 − i·without
-    with_2, without_2 = 1 + with_.square(), 1 + without.square()
-    of_with, of_without = 2 * d2 * (u / v).square() / with_2, 2 * d2 * v * u.square() / without_2
-    log_size = -outputs / 4 * (with_2 * without_2).log() - of_with - of_without
-    phase = u * offset + outputs / 2 * (without.atan() - with_.atan()) + of_with * with_ - of_without * without
-    total = torch.trapezoid(log_size.exp() * phase.sin(), dx=1.0 / STEPS, dim=1) * span.squeeze(1)
-    certain = (d2 / (1.0 + v)).squeeze(1) > 150.0  # 1 − AUC is below e⁻⁷⁰, and the integrand too restless to say so
-    return torch.where(certain, 1.0, (0.5 + total / math.pi).clamp(0.5, 1.0))
 
 
 @dataclass(frozen=True)

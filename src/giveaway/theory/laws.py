@@ -11,14 +11,8 @@ from scipy.special import chdtr, chdtrc, chdtri, expit, gammaincinv, gammaln, nd
 from scipy.stats import chi2
 
 from giveaway.checks import fail
-from giveaway.theory.balls import (
-    Pair,
-    ball_density,
-    ball_probability,
-    ball_quantile,
-    chi_square_nodes,
-    solve_increasing,
-)
+from giveaway.theory import balls
+from giveaway.theory.balls import Pair, ball_density, ball_probability, ball_quantile, chi_square_nodes
 from giveaway.theory.tradeoff import NUMBERS_AT_ONCE, in_range
 
 PROBABILITY = "give probabilities"
@@ -108,16 +102,12 @@ class ResidualLaw(Records):
     def components(self) -> Iterator[tuple[float, np.ndarray, np.ndarray]]:
         """Yield (weight, a, aτ) for each value of V."""
         for v, weight in self.values_of_v():
-            yield weight, *self._given(v)
+            yield weight, *self.given(v)
 
     def average(self, function: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> np.ndarray:
         """Return the mean over V of a function of (a, aτ)."""
         with np.errstate(all="ignore"):
             return np.asarray(sum(weight * function(a, s) for weight, a, s in self.components()))[()]
-
-    def typical_scale(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return a and aτ at V = k."""
-        return self._given(self.freedom)
 
     def pdf(self, x: ArrayLike) -> np.ndarray:
         e = np.asarray(x, dtype=np.float64)
@@ -147,7 +137,7 @@ class ResidualLaw(Records):
             low, high = np.min(ends, axis=0), np.max(ends, axis=0)
             if not self.integrate:
                 return low[()]
-            a, s = self.typical_scale()
+            a, s = self.given(self.freedom)
             start = a * self.error + s * ndtri(p)
         return _quantile(self.tails, self.pdf, p, low, high, start)
 
@@ -168,10 +158,10 @@ class ResidualLaw(Records):
 
     def draw(self, rng: np.random.Generator, size: int) -> Pair:
         """Return (size, …records) draws of the residual, and of its standard deviation given V."""
-        a, s = self._given(self.draw_v(rng, size))
+        a, s = self.given(self.draw_v(rng, size))
         return a * self.error + s * rng.standard_normal(s.shape), s
 
-    def _given(self, v: ArrayLike) -> Pair:
+    def given(self, v: ArrayLike) -> Pair:
         """Return a and aτ given V: the residual is a(ε + τZ)."""
         a = v / (v + self.leverage) if self.member else np.ones_like(v + self.leverage)
         return a, a * np.sqrt(self.variance * self.leverage / v)
@@ -197,7 +187,7 @@ class LossLaw(ResidualLaw):
             # ‖Z‖, centred, is no larger, and ‖δ + Z‖ ≤ δ + ‖Z‖
             low = np.min([s * centred for _, _, s in self.components()], axis=0)
             high = np.max([s * centred + a * error for _, a, s in self.components()], axis=0)
-        a, s = self.typical_scale()
+        a, s = self.given(self.freedom)
         distance = np.divide(a * error, s, out=np.zeros(s.shape), where=s > 0)
         levels, distance, scale = np.broadcast_arrays(np.minimum(p, 1 - 1e-15), distance, s)
         start = scale * ball_quantile(levels.ravel(), distance.ravel(), self.outputs)[0].reshape(levels.shape)
@@ -272,7 +262,7 @@ def _quantile(
             value = np.where(p <= 0.5, np.log(tail / p), np.log((1 - p) / tail))
             return np.where(inside, value, 0.0), density(x) / tail
 
-    root = solve_increasing(excess, low, high, np.clip(np.where(inside, start, 0), low, high), tolerance=1e-13)
+    root = balls.solve_increasing(excess, low, high, np.clip(np.where(inside, start, 0), low, high), tolerance=1e-13)
     return np.where(inside, root, np.where(p > 0.5, np.inf, -np.inf))[()]
 
 
@@ -355,7 +345,7 @@ def _spread(law: ResidualLaw, count: int, q: int = 1) -> np.ndarray:
     """Return (records, count) places (q > 1: radii) about where the law has its mass, out to 1e-14, for cells."""
     k = law.freedom
     t = stdtrit(k, expit(np.linspace(-32, 32, count)))
-    _, tau = law.typical_scale()
+    _, tau = law.given(law.freedom)
     if law.member:
         tau = np.hypot(tau, law.error * law.leverage * math.sqrt(2 * k) / (k + law.leverage) ** 2)
     centre = np.sqrt(law.mean() ** 2 + (q - 1) * tau**2)

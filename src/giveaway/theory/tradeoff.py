@@ -186,10 +186,8 @@ def estimated_epsilon(curve: TradeOff, delta: ArrayLike) -> np.ndarray:
 
 
 def estimated_mu(curve: TradeOff, *, floor: float = 1e-3) -> GaussianEstimate:
-    """Return the least and the greatest μ(α) = Φ⁻¹(1 − α) − Φ⁻¹(β) where both error rates are at least `floor`.
-
-    The range is needed: distributions that differ in scale, as residuals do, have no finite μ over all α.
-    """
+    """Return the least and the greatest μ(α) = Φ⁻¹(1 − α) − Φ⁻¹(β) where both error rates are at least `floor`:
+    distributions that differ in scale, as residuals do, have no finite μ over all α."""
     in_range("floor", floor, 0, 0.5, "give an error rate such as 1e-3", closed=False)
     at = (slice(None), *[None] * len(curve.shape))
     alpha = expit(np.linspace(logit(floor), -logit(floor), GRID))[at]
