@@ -108,21 +108,14 @@ def test_it_writes_a_private_folder_and_prints_a_ranking(done, pictures, file, a
     np.testing.assert_array_equal(ScoreTable.load(result)["lood_kl"], column("result/scores.csv", "lood_kl"))
 
 
-def test_the_default_is_a_network_of_depth_three(done, file, arrays):
-    done("lood", file)
-    expected = ga.lood(KernelChoice("nngp", depth=3), arrays["inputs"], arrays["targets"], 0.05)
-    np.testing.assert_allclose(column("giveaway-lood/scores.csv", "lood_kl"), expected["lood_kl"], rtol=1e-12)
-
-
 @pytest.mark.parametrize(
     ("flags", "choice"),
     [
+        ("", KernelChoice("nngp", depth=3)),  # the default
         ("--kernel rbf --length 0.7", KernelChoice("rbf", length=0.7)),
         ("--kernel laplace --sphere", KernelChoice("laplace", sphere=True)),
-        (
-            "--kernel linear --weight-variance 0.5 --bias-variance 2",
-            KernelChoice("linear", weight_variance=0.5, bias_variance=2.0),
-        ),
+        ("--kernel linear --weight-variance 0.5", KernelChoice("linear", weight_variance=0.5)),
+        ("--kernel nngp --bias-variance 2", KernelChoice("nngp", bias_variance=2.0)),
         ("--kernel ntk --depth 2 --activation erf", KernelChoice("ntk", depth=2, activation="erf")),
     ],
 )
@@ -141,11 +134,8 @@ def test_convolutions_of_images_and_pictures_of_the_best_queries(giveaway, done,
     choice = KernelChoice("conv_nngp", depth=1, filter_size=2, stride=2, padding="valid", readout="pool")
     expected = ga.lood(choice, pixels, np.load("images.npz")["targets"], 0.05)
     np.testing.assert_allclose(column("result/scores.csv", "lood_kl"), expected["lood_kl"], rtol=1e-10)
-    assert {path.name for path in Path("result").iterdir()} == FILES | {
-        "optimized.csv",
-        "optimized.npz",
-        "optimized.png",
-    }
+    searched = {"optimized.csv", "optimized.npz", "optimized.png"}
+    assert {path.name for path in Path("result").iterdir()} == FILES | searched
     assert Path("result", "optimized.png").read_bytes().startswith(b"\x89PNG")
     with np.load("result/optimized.npz") as stored:
         np.testing.assert_array_equal(stored["row"], [3, 7])
@@ -275,26 +265,16 @@ def test_the_content_of_queries_and_groups_counts_too(giveaway, done, file):
         ("records.npz --length 2", "length: expected one of the kernels rbf, laplace, got nngp"),
         ("records.npz --noise much", "Invalid value for '--noise': 'much' is not a valid float."),
         ("records.npz --records 3;4", "records: expected row numbers such as 3,17, got '3;4'; separate them"),
-        ("records.npz --records ''", "records: expected row numbers such as 3,17, got ''"),
         ("records.npz --records 30", "rows: expected rows from 0 to 29, got row 30"),
         ("records.npz --queries missing.npz", "queries: expected a file that exists, got missing.npz"),
         ("records.npz --queries records.npz", "queries: expected the key queries in records.npz, got keys"),
         ("records.npz --queries wide.npz", "queries: expected queries as (q, 3), got shape (2, 4)"),
         ("records.npz --queries words.npz", "queries: expected images or a matrix of numbers, got dtype"),
         ("records.npz --optimize median", "optimize: expected a known name, got 'median'; did you mean mean"),
-        (
-            "records.npz --optimize kl --low 0",
-            "low: expected --low and --high together, got --low alone; give both, or neither",
-        ),
-        (
-            "records.npz --low 0 --high 1",
-            "low: expected --optimize beside --low and --high, got none; name what to search for",
-        ),
+        ("records.npz --optimize kl --low 0", "low: expected --low and --high together, got --low alone; give both"),
+        ("records.npz --low 0 --high 1", "low: expected --optimize beside --low and --high, got none; name what to"),
         ("records.npz --groups short.txt", "groups: expected one name a record, 30 in all, got shape (2,)"),
-        (
-            "records.npz --groups short.txt --records 1",
-            "groups: expected no --records, --queries or --optimize beside --groups, got both",
-        ),
+        ("records.npz --groups short.txt --records 1", "groups: expected no --records, --queries or --optimize beside"),
         ("records.npz --top 0", "top: expected a finite number of at least 1, got 0; give a count"),
         ("records.npz --kernal rbf", "No such option '--kernal'"),
     ],
@@ -313,7 +293,6 @@ def test_bad_usage_is_one_line_and_leaves_nothing(giveaway, file, flags, words):
     [
         ({"inputs": np.array([f"{SECRET} {i}" for i in range(N)])}, "inputs: expected images or a matrix of numbers"),
         ({"targets": np.arange(9)}, "targets: expected shape (30,) or (30, outputs), got shape (9, 9)"),
-        ({"targets": np.zeros(0, dtype=int)}, "targets: expected shape (30,) or (30, outputs), got shape (0, 1)"),
         ({"targets": np.array([SECRET] * N)}, "targets: expected an array of numbers, got dtype <U7"),
     ],
 )

@@ -324,9 +324,5 @@ def test_without_a_bias_only_the_direction_can_come_back():
 def test_queries_of_another_removal_are_refused():
     posterior = fit(RBF(), draw(6, 2), draw(6, seed=1), 0.1)
     found = optimal_queries(remove(posterior, torch.arange(2)), starts=1, seed=0, steps=2)
-    refused(
-        "found: expected queries for these 3 removals, got ends of shape",
-        reconstruct,
-        remove(posterior, torch.arange(3)),
-        found,
-    )
+    words = "found: expected queries for these 3 removals, got ends of shape"
+    refused(words, reconstruct, remove(posterior, torch.arange(3)), found)

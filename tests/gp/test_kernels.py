@@ -167,6 +167,7 @@ def test_words_of_errors():
     refused("length: expected a positive number, got 0", RBF, 0)
     refused("length: expected a finite number of at least 0, got -1", Laplace, -1)
     refused("bias_variance: expected a finite number of at least 0", Linear, 1.0, -0.1)
+    refused("weight_variance: expected a finite number of at least 0, got -1", NTK, 1, weight_variance=-1)
     with pytest.raises(InputError, match="factor: expected a finite number of at least 0, got -2"):
         -2 * Linear()
     refused("Z: expected records of 4 numbers, as X has, got 2", RBF(), x, x[:, :2])
@@ -305,11 +306,8 @@ def test_an_option_is_taken_or_refused_in_words(name, option):
     [
         (KernelChoice("rbg"), "kernel: expected a known name, got 'rbg'; did you mean rbf?"),
         (KernelChoice(""), "kernel: expected a known name, got ''; choose from rbf, laplace"),
-        (KernelChoice("rbf", length=0.0), "length: expected a positive number, got 0.0"),
-        (KernelChoice("rbf", length=-1.0), "length: expected a finite number of at least 0, got -1.0"),
         (KernelChoice("nngp", depth=0), "depth: expected a whole number of at least 1, got 0"),
         (KernelChoice("ntk", activation="rellu"), "activation: expected one of relu, leaky_relu, erf"),
-        (KernelChoice("linear", weight_variance=-1.0), "weight_variance: expected a finite number of at least 0"),
         (KernelChoice("conv_nngp", readout="max"), "readout: expected a known name, got 'max'"),
         (KernelChoice("conv_nngp", padding="full"), "padding: expected a known name, got 'full'"),
     ],

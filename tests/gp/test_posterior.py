@@ -88,42 +88,25 @@ def test_a_diagonal_kernel_needs_no_noise_to_speak_of():
 @pytest.mark.parametrize("noise", [1e-30, 1e-16, 1e-15])
 def test_repeated_records_that_the_noise_does_not_separate_are_refused(noise):
     x = draw(20, 2)
-    refused(
-        r"kernel: expected a positive definite K \+ noise·I, got .*raise noise",
-        fit,
-        rbf,
-        torch.cat([x, x]),
-        draw(40),
-        noise,
-    )
+    words = r"kernel: expected a positive definite K \+ noise·I, got .*raise noise"
+    refused(words, fit, rbf, torch.cat([x, x]), draw(40), noise)
 
 
 def test_a_kernel_that_is_not_positive_is_refused():
-    refused(
-        "Cholesky factorization stops at record 1; raise noise, drop repeated",
-        fit,
-        lambda X, Z: -rbf(X, Z) + 1.5,
-        draw(5, 2) * 3,
-        torch.ones(5),
-        0.01,
-    )
+    words = "Cholesky factorization stops at record 1; raise noise, drop repeated"
+    refused(words, fit, lambda X, Z: -rbf(X, Z) + 1.5, draw(5, 2) * 3, torch.ones(5), 0.01)
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"noise": 0.0}, "noise: expected a variance above 0, got 0"),
-        ({"noise": -1.0}, "noise: expected a finite number of at least 0, got -1.0"),
         ({"noise": float("nan")}, "noise: expected a finite number"),
-        ({"inputs": torch.full((4, 2), float("nan"))}, "inputs: expected finite numbers, got NaN or infinity"),
-        ({"inputs": torch.zeros(0, 2)}, r"inputs: expected records as \(n, …\), got shape \(0, 2\)"),
-        ({"targets": torch.full((4,), float("inf"))}, "targets: expected finite numbers"),
-        ({"targets": torch.zeros(3)}, r"targets: expected shape \(4,\) or \(4, outputs\), got shape \(3, 1\)"),
         ({"targets": torch.zeros(4, 0)}, r"targets: expected shape \(4,\) or \(4, outputs\), got shape \(4, 0\)"),
         ({"kernel": lambda X, Z: rbf(X, Z) / 0.0}, "kernel: expected finite numbers"),
     ],
 )
 def test_wrong_arguments_are_refused(change, words):
+    """Those that `ga.lood` passes on are tested with it."""
     arguments = {"kernel": rbf, "inputs": draw(4, 2), "targets": draw(4), "noise": 0.1, **change}
     refused(words, fit, **arguments)
 
@@ -196,8 +179,5 @@ def test_wrong_rows_are_refused(rows, words):
 @pytest.mark.parametrize("shape", [(2, 2), (2, 1, 3), (4, 1, 2), (3, 0, 2)])
 def test_wrong_queries_are_refused(shape):
     removal = remove(fit(rbf, draw(6, 2), draw(6), 0.1), torch.arange(3))
-    refused(
-        r"queries: expected shape \(3 or 1, q, 2\), got shape .*; give q queries a",
-        removal.change,
-        torch.zeros(shape),
-    )
+    words = r"queries: expected shape \(3 or 1, q, 2\), got shape .*; give q queries a"
+    refused(words, removal.change, torch.zeros(shape))

@@ -275,9 +275,5 @@ def test_numpy_counts_are_counts_and_a_vector_of_starts_is_refused():
     removal = remove(fit(RBF(), draw(6, 2), draw(6, seed=1), 0.1), torch.arange(2))
     one, other = (optimal_queries(removal, starts=count, seed=0, steps=3) for count in (4, np.int64(4)))
     assert torch.equal(one.ends, other.ends)
-    refused(
-        r"starts: expected shape \(starts, 1, 2\) or \(2, starts, 1, 2\), got shape \(3,\)",
-        optimal_queries,
-        removal,
-        starts=torch.zeros(3),
-    )
+    words = r"starts: expected shape \(starts, 1, 2\) or \(2, starts, 1, 2\), got shape \(3,\)"
+    refused(words, optimal_queries, removal, starts=torch.zeros(3))

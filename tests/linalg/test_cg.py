@@ -91,16 +91,16 @@ def test_singular_and_consistent_gives_the_solution_of_least_norm(lost, solve):
     np.testing.assert_allclose(solution.x, np.linalg.pinv(matrix.numpy(), rcond=1e-10) @ b.numpy(), atol=1e-9)
 
 
-def test_right_sides_of_zero():
+@pytest.mark.parametrize("solve", [column_cg, shared_cg])
+def test_right_sides_of_zero(solve):
     matrix, b = with_spectrum(np.linspace(1, 9, 12)), sides(12, 3)
     b[:, 1] = 0.0
-    solution = column_cg(product_with(matrix), b, tolerance=1e-9)
+    solution = solve(product_with(matrix), b, tolerance=1e-9)
     assert (solution.x[:, 1] == 0).all()
-    assert solution.status == (CONVERGED,) * 3
-    assert float(solution.residual[1]) == 0
+    assert (solution.status, float(solution.residual[1])) == ((CONVERGED,) * 3, 0.0)
     np.testing.assert_allclose(solution.x, np.linalg.solve(matrix.numpy(), b.numpy()), atol=1e-8)
-    nothing = column_cg(product_with(matrix), torch.zeros(12, 3, dtype=torch.float64))
-    assert (nothing.steps, nothing.x.abs().max()) == (0, 0)
+    nothing = solve(product_with(matrix), torch.zeros(12, 3, dtype=torch.float64))
+    assert (nothing.steps, nothing.status, nothing.x.abs().max()) == (0, (CONVERGED,) * 3, 0)
 
 
 def test_it_is_the_worst_column_that_stops_it():
@@ -199,13 +199,6 @@ def test_the_words_when_steps_run_out(solve):
     torch.testing.assert_close(b, before, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("condition", [1e2, 1e6])
-def test_as_many_right_sides_as_dimensions_are_solved_in_one_step(condition):
-    matrix = with_spectrum(np.geomspace(1, condition, 30))
-    assert shared_cg(product_with(matrix), sides(30, 30), tolerance=1e-8).steps <= 2
-    assert column_cg(product_with(matrix), sides(30, 30), tolerance=1e-8, most_steps=2_000).steps >= 20
-
-
 def test_many_right_sides_take_fewer_steps_than_each_alone():
     matrix, b = with_spectrum(np.geomspace(1e-2, 1e4, 400)), sides(400, 40)
     shared = shared_cg(product_with(matrix), b, tolerance=1e-6, most_steps=2_000)
@@ -219,12 +212,8 @@ def test_right_sides_that_say_the_same():
     matrix = with_spectrum(np.geomspace(1, 1e3, 20))
     one = sides(20, 2)
     b = torch.cat([one, 1e6 * one, one @ torch.tensor([[1.0, 1e-9], [2.0, -3e-9]], dtype=torch.float64)], 1)
-    b = torch.cat([b, torch.zeros(20, 1, dtype=torch.float64)], 1)
     solution = shared_cg(product_with(matrix), b, tolerance=1e-9)
     torch.testing.assert_close(solution.x, torch.linalg.solve(matrix, b), rtol=1e-5, atol=1e-18)
-    assert float(solution.x[:, -1].abs().max()) == 0.0
-    nothing = shared_cg(product_with(matrix), torch.zeros(20, 3, dtype=torch.float64))
-    assert (nothing.steps, nothing.status, float(nothing.residual.max())) == (0, (CONVERGED,) * 3, 0.0)
 
 
 def test_right_sides_of_which_some_are_nothing_to_the_preconditioner():

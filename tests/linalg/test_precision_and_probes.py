@@ -54,17 +54,6 @@ def test_three_products_of_halves_are_worth_sixteen_bits():
     assert float(((ah @ bh + al @ bh + ah @ bl - exact).abs() / size).max()) < 2.0**-16
 
 
-def test_what_is_kept_between_products():
-    kept = {name: (Precision(name).dtype, Precision(name).between) for name in (*CHOICES[1:], "bf16x3")}
-    assert kept == {
-        "float64": (torch.float64, torch.float64),
-        "float32": (torch.float32, torch.float32),
-        "tf32": (torch.float32, torch.float32),
-        "bf16": (torch.float32, torch.bfloat16),
-        "bf16x3": (torch.float32, torch.float32),
-    }
-
-
 def test_a_residual_is_looked_at_in_a_higher_precision():
     bits = {"bf16": 8, "tf32": 11, "bf16x3": 16, "float32": 24, "float64": 53}
     for device in (CPU, GPU):
