@@ -156,9 +156,8 @@ def fit(cases: list[Case], statistic: str = "spread", use: tuple[bool, bool] = (
             error = np.abs(solved[:, 0] * normals + solved[:, 1] * excluded_ones - measured)
             if weight @ error.mean(1) < least:
                 least = weight @ error.mean(1)
-                wide = np.quantile(error, COVERAGE, axis=0, method="higher") / ndtri(0.5 + COVERAGE / 2)
-                noise = np.mean([case.noise**2 for case in cases], axis=0)
-                errors = np.sqrt(np.maximum(wide**2 - noise, 0.0))
+                beyond_noise = (error / ndtri(0.5 + COVERAGE / 2)) ** 2 - [case.noise**2 for case in cases]
+                errors = np.sqrt(np.quantile(np.maximum(beyond_noise, 0.0), COVERAGE, axis=0, method="higher"))
                 numbers = (tuple(float(f"{x:.3g}") for x in each) for each in (*solved.T, errors))
                 best = Calibration(round(float(still), 3), round(float(moving), 3), *numbers)
     return best
@@ -204,6 +203,8 @@ def judged(cases: list[Case], statistic: str = "spread", use: tuple[bool, bool] 
 
     mean, real = by_kind(predicted), by_kind(truth)
     covered = np.abs(scaled(predicted, NOTHING) - scaled(truth, NOTHING)) <= half
+    first, last = (banded(unscaled(scaled(predicted, NOTHING) + way * half, NOTHING)) for way in (-1, 1))
+    words, touched = last - first + 1, (first <= banded(truth)) & (banded(truth) <= last)
     result = {
         "models": len(cases),
         "kinds": len(mean),
@@ -214,6 +215,10 @@ def judged(cases: list[Case], statistic: str = "spread", use: tuple[bool, bool] 
         ),
         "80 % intervals cover": shown(by_kind(covered * 1.0).mean(0)),
         "low, some or much is right": shown(by_kind((banded(predicted) == banded(truth)) * 1.0).mean(0)),
+        "the words that the interval touches are right": shown(by_kind(touched * 1.0).mean(0)),
+        "they are one word, two, or all three": {
+            name: digits([(words[:, k] == count).mean() for count in (1, 2, 3)]) for k, name in enumerate(FIGURES)
+        },
         "calibrations, by the set left out": fitted,
     }
     if control.any():
