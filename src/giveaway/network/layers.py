@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 from torch.func import functional_call, jvp, vjp, vmap
-from torch.nn.grad import conv2d_weight
 
 from giveaway.curvature.losses import unit_vectors
 from giveaway.extract.batches import RecordBatch
@@ -72,39 +71,13 @@ class Tap:
 
     def forward(self, tangents: Values) -> torch.Tensor:
         """∂z/∂θ v as (b, s, Z)."""
-        module = self.module
-        if not isinstance(module, nn.Linear | nn.Conv2d) or not self.of_positions:
-            pushed = vmap(lambda tangent: jvp(self._local, (self.values,), (tangent,))[1])(tangents)
-            return pushed.flatten(2).transpose(0, 1)
-        x, weight, bias = self.input, tangents["weight"], tangents.get("bias")  # …, (s, o, i, …), (s, o)
-        if isinstance(module, nn.Linear):
-            found = (x.reshape(-1, x.shape[-1]) @ weight.flatten(0, 1).T).unflatten(1, weight.shape[:2])  # (b·T, s, o)
-            found = found if bias is None else found + bias
-            return found if x.ndim == 2 else found.unflatten(0, (len(x), -1)).transpose(1, 2).flatten(2)
-        images = nn.functional.conv2d(
-            x, weight.flatten(0, 1), None, module.stride, module.padding, module.dilation
-        ).view(len(x), *weight.shape[:2], -1)
-        return (images if bias is None else images + bias.unsqueeze(-1)).flatten(2)
+        pushed = vmap(lambda tangent: jvp(self._local, (self.values,), (tangent,))[1])(tangents)
+        return pushed.flatten(2).transpose(0, 1)
 
     def backward(self, cotangents: torch.Tensor) -> Values:
         """(∂z/∂θ)ᵀ of cotangents (b, s, Z)."""
-        module, (b, s, _) = self.module, cotangents.shape
-        if not isinstance(module, nn.Linear | nn.Conv2d) or not self.of_positions:
-            pull = vjp(self._local, self.values)[1]
-            return vmap(lambda u: pull(u.view(self.shape))[0], in_dims=1)(cotangents)
-        x, u = self.input, cotangents
-        if isinstance(module, nn.Linear):
-            if x.ndim > 2:
-                u = u.unflatten(2, (-1, self.shape[-1])).transpose(1, 2).flatten(0, 1)  # (b·T, s, o)
-            weight = u.flatten(1).T @ x.reshape(-1, x.shape[-1])
-        else:
-            u = u.view(b, s * self.shape[1], *self.shape[2:])
-            shape = (s * self.shape[1], *module.weight.shape[1:])
-            weight = conv2d_weight(_padded(x, module), shape, u, module.stride, 0, module.dilation)
-        found = {"weight": weight.unflatten(0, (s, -1))}
-        if "bias" in self.values:
-            found["bias"] = u.sum(0) if u.ndim == 3 else u.sum((0, 2, 3)).view(s, -1)
-        return found
+        pull = vjp(self._local, self.values)[1]
+        return vmap(lambda u: pull(u.view(self.shape))[0], in_dims=1)(cotangents)
 
     def _local(self, values: Values) -> torch.Tensor:
         return functional_call(self.module, {**self.fixed, **values}, self.arguments, self.keywords)
