@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-slow test-all hunt lint docs clean
+.PHONY: demo test test-slow test-all hunt lint docs hashes clean
 
 demo: $(READY)
 	$(BIN)/giveaway demo
@@ -36,11 +36,23 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-$(READY): pyproject.toml constraints.txt
+# HASHES=required installs only files whose sha256 .ci/requirements.txt names (Linux x86_64, torch for CPUs), as CI does
+INSTALL := $(BIN)/python -m pip install --quiet
+
+$(READY): pyproject.toml constraints.txt .ci/requirements.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+ifeq ($(HASHES),required)
+	$(INSTALL) --require-hashes --requirement .ci/requirements.txt
+	$(INSTALL) --no-deps --no-build-isolation --editable .
+else
+	$(INSTALL) --constraint constraints.txt torch
+	$(INSTALL) --constraint constraints.txt --editable '.[dev]'
+endif
 	touch $(READY)
+
+# after every change of constraints.txt, where pip finds a CPU wheel of torch
+hashes: $(READY)
+	$(BIN)/python .ci/hashes.py
 
 clean:
 	rm -rf .venv giveaway-demo

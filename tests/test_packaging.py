@@ -18,6 +18,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PINNED = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE))
 PRIVATE = re.compile(r"\b(?:torch|joblib|sklearn)(?:\.\w+)*\._[a-z]\w*")
 PRIVATE_NAMES = {"extract/estimator_file.py": "sklearn.neural_network._stochastic_optimizers"}
 OTHER_PLATFORMS = "nvidia-"  # brought by wheels of some platforms alone
@@ -36,11 +37,7 @@ def needed(name: str, extras: frozenset[str], seen: dict[str, str]) -> None:
 
 
 def test_constraints_name_every_distribution_that_the_dev_extra_brings():
-    pinned = {}
-    for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines():
-        if line and not line.startswith("#"):
-            name, _, version = line.partition("==")
-            pinned[canonicalize_name(name)] = version
+    pinned = {canonicalize_name(name): version for name, version in PINNED.items()}
     installed: dict[str, str] = {}
     for text in [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"]]:
         wanted = Requirement(text)
@@ -48,6 +45,15 @@ def test_constraints_name_every_distribution_that_the_dev_extra_brings():
         needed(wanted.name, frozenset(wanted.extras), installed)
     brought = {name: version for name, version in installed.items() if not name.startswith(OTHER_PLATFORMS)}
     assert {name: pinned.get(name) for name in brought} == brought
+
+
+def test_ci_knows_a_sum_of_every_pinned_distribution():
+    known = (ROOT / ".ci" / "requirements.txt").read_text(encoding="utf-8")
+    sums = {
+        name: version
+        for name, version in re.findall(r"^([\w.-]+)==(\S+) \\\n    --hash=sha256:[0-9a-f]{64}", known, re.M)
+    }
+    assert {name: sums.get(name) for name in PINNED} == PINNED, "run make hashes"
 
 
 def test_private_names_of_libraries_are_these_and_exist():

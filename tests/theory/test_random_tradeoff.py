@@ -70,8 +70,8 @@ def test_corollary_3_3_as_it_is_written():
     np.testing.assert_allclose(random_design(h, e, k).tradeoff().beta(alpha), law.sf(law.ppf(alpha) / c**2), rtol=1e-10)
 
 
-@pytest.mark.parametrize("q", [1, 2, 5, 300])
-@pytest.mark.parametrize("delta", [0.5, 2.2, 8.0, 30.0])
+@pytest.mark.parametrize("q", [1, 2, 300])
+@pytest.mark.parametrize("delta", [0.5, 2.2, 30.0])
 @pytest.mark.parametrize("eta", [0.01, 0.5, 8.0])
 def test_optimal_and_signed_are_the_sorted_likelihood_ratio(q, delta, eta):
     k = 50
