@@ -38,8 +38,7 @@ def count_duplicates(head: Head) -> dict[str, Any]:
     return {
         "exact": int(exact.sum()),
         "near": int((near & ~exact).sum()),
-        "near_means": f"within {NEAR:g} of the root-mean-square distance from the mean, in standardized columns; a "
-        "lower bound",
+        "near_means": f"within {NEAR:g} of the root-mean-square distance from the mean; a lower bound",
     }
 
 
