@@ -10,7 +10,7 @@ import sys
 import time
 from collections import Counter
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -162,6 +162,11 @@ def one_at_a_time(make, number, training, members):
     return np.stack(seen), np.stack(said)
 
 
+@cache
+def trained_alone(training):
+    return [one_at_a_time(without, number, training, MEMBERS) for number in range(MODELS)]
+
+
 @pytest.mark.parametrize(("at_once", "stack"), [(1, True), (3, True), (4, False)])
 @pytest.mark.parametrize("augment", [BOTH, ("flip",), ()])
 def test_augmented_training_and_what_it_saw_are_those_of_a_plain_loop(at_once, stack, augment):
@@ -175,8 +180,7 @@ def test_augmented_training_and_what_it_saw_are_those_of_a_plain_loop(at_once, s
 
     options = {"seeds": SEEDS, "models_at_once": at_once, "stack": stack, "on_epoch": record}
     found = dict(train_stacked(without, images(), LABELS, MEMBERS, training, **options))
-    for number in range(MODELS):
-        losses, outputs = one_at_a_time(without, number, training, MEMBERS)
+    for number, (losses, outputs) in enumerate(trained_alone(training)):
         np.testing.assert_allclose(seen[number], losses, rtol=1e-6)  # NaN for records that it did not use
         assert np.isnan(seen[number]).sum() == 3 * (RECORDS + EXTRA - MEMBERS[number].sum())
         np.testing.assert_allclose(said[number], outputs, atol=1e-9)
