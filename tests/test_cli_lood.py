@@ -223,7 +223,8 @@ def test_nothing_depends_on_the_second_run(giveaway, done, file):
 def test_a_folder_of_other_options_or_records_is_refused_and_stays_as_it_was(giveaway, done, file, arrays):
     done("lood", file, "--out", "result")
     before = {path.name: path.read_bytes() for path in Path("result").iterdir()}
-    same = "out: expected an audit of the same inputs and options, got {}; choose another folder, or write over it (--overwrite)"
+    same = "out: expected an audit of the same inputs and options, got {}; "
+    same += "choose another folder, or write over it (--overwrite)"
     for flags, words in (
         ("--noise 0.3", "noise was 0.05, is 0.3"),
         ("--kernel rbf", "kernel was 'nngp', is 'rbf'"),
