@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import NormalDist
 
 import numpy as np
@@ -12,6 +13,7 @@ import giveaway as ga
 from giveaway import Head, LossTrace, audit
 from giveaway.records import ScoreTable
 from giveaway.scores.fusion import normal_scores
+from giveaway.views.model import phi_of
 from tests.conftest import made_arrays, refused
 from tests.views.test_others import PEOPLE, N, compared, records
 
@@ -205,3 +207,30 @@ def test_a_saved_table_keeps_what_the_views_said(tmp_path):
     for name in ("trace", "relatives", "out_of_bag", "fused"):
         np.testing.assert_array_equal(again[name], table[name])
     np.testing.assert_array_equal(again.attributes["learned_by"], table.attributes["learned_by"])
+
+
+def test_how_many_are_exposed_is_predicted_in_words_from_records_held_out():
+    rng = np.random.default_rng(3)
+    x, y = rng.normal(size=(1200, 4)), rng.integers(0, 3, 1200)
+    unseen = rng.normal(size=(1200, 3))
+    learned = unseen + 12.0 * np.eye(3)[y]  # every label by heart, in place of none
+    own, rest = slice(0, 600), slice(600, 1200)
+    held_out = (unseen[rest], y[rest])
+    for outputs, words in ((learned, ["many"]), (unseen, ["few"])):
+        head = Head(x[own], outputs[own], y[own], "cross_entropy", l2=1.0, held_out=held_out)
+        said = audit(head, scores=["loss"]).meta.predicted_share
+        assert (said.words, said.held_out) == (words, 600)
+        people = replace(head, groups=np.arange(600) // 2)
+        assert audit(people, scores=["loss"]).meta.predicted_share is None
+        few = replace(head, held_out=(unseen[:499], y[:499]))
+        assert audit(few, scores=["loss"]).meta.predicted_share is None
+    assert "predicted_share" not in audit(few, scores=["loss"]).meta.to_json()
+
+
+@pytest.mark.parametrize("outputs", [1, 2, 5])
+def test_phi_of_classes_against_probabilities(outputs):
+    rng = np.random.default_rng(0)
+    f, y = torch.from_numpy(rng.normal(size=(40, outputs))), torch.from_numpy(rng.integers(0, max(2, outputs), 40))
+    p = torch.sigmoid(torch.cat([-f, f], 1)) if outputs == 1 else f.softmax(1)
+    own = p[torch.arange(40), y]
+    np.testing.assert_allclose(phi_of(f, y), torch.log(own / (1 - own)).numpy(), rtol=1e-9)

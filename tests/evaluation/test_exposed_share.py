@@ -13,6 +13,7 @@ from giveaway.evaluation import exposed_share
 from giveaway.evaluation.exposed_share import (
     RATES,
     Calibration,
+    PredictedExposure,
     combined,
     excluded,
     figures,
@@ -23,6 +24,7 @@ from giveaway.evaluation.exposed_share import (
     score_gaps,
     unscaled,
 )
+from giveaway.evaluation.ranking import Interval
 from tests.conftest import refused
 
 
@@ -186,3 +188,19 @@ def test_what_cannot_be_used_is_refused():
     assert "hold more records out" in line
     refused("NaN", predict_exposure, np.where(good > 3, good, np.nan), good)
     refused("coverage", predict_exposure, good, good, coverage=1.0)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "words"),
+    [
+        (0.0, 0.0199, ["few"]),
+        (0.0, 0.02, ["few", "some"]),
+        (0.02, 0.199, ["some"]),
+        (0.1, 0.3, ["some", "many"]),
+        (0.2, 1.0, ["many"]),
+        (0.0, 1.0, ["few", "some", "many"]),
+    ],
+)
+def test_words_are_those_that_the_interval_of_the_share_touches(low, high, words):
+    any_value = Interval(0.5, 0.5, 0.5)
+    assert PredictedExposure(any_value, any_value, any_value, Interval(low, low, high)).words == words

@@ -169,6 +169,23 @@ def test_a_count_that_few_models_could_not_have_found_can_be_refused(audited):
     assert judged(audited, COUNT + "least_power = 0.8\n").exit_code == 3  # a lower bound above the limit needs no power
 
 
+@pytest.mark.parametrize(("words", "met"), [(["few"], True), (["few", "some"], True), (["some", "many"], False)])
+def test_a_predicted_share_is_judged_by_the_worst_of_its_words(tmp_path, words, met):
+    share = '[[rule]]\nname = "share"\nmeasure = "predicted_share"\nat_most_word = "some"\n'
+    rules = read_rules(rule_file(tmp_path, share))
+    assert rules.missing_columns(["default"]) == []
+    folder = made(tmp_path / "audit", 5, predicted_share={"words": words, "held_out": 900})
+    (outcome,) = judge(rules, folder, TODAY).outcomes
+    assert outcome.met is met
+    assert outcome.words == (
+        f"{' or '.join(words)} records predicted to be exposed, allowed some (predicted from 900 records held out, not "
+        "measured)"
+    )
+    without = made(tmp_path / "without", 5)
+    assert "at least 500 records held out" in refused("share", judge, rules, without, TODAY)
+    refused("at_most_word", read_rules, rule_file(tmp_path, share.replace('"some"', '"many"')))
+
+
 def test_predicted_success_is_a_share_of_rows_above_a_level(audited):
     assert judged(audited, PREDICTED).outcomes[0].value == 16 / N
     assert judged(audited, PREDICTED).exit_code == 0

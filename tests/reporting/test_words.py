@@ -15,10 +15,11 @@ from sklearn.neural_network import MLPClassifier
 
 import giveaway as ga
 from giveaway import Head, audit
+from giveaway.evaluation.exposed_share import WORDS
 from giveaway.records import ScoreTable
 from giveaway.records.meta import FusionReport, Meta, TraceReport
 from giveaway.reporting.validation import StoredValidation
-from giveaway.reporting.words import about_depths, access_of, found_elsewhere, headline, notes, standing
+from giveaway.reporting.words import SHARES, about_depths, access_of, found_elsewhere, headline, notes, standing
 from tests.conftest import made_arrays, made_head, refused
 
 COUNT = {"records": 37, "effect_size_above": 1.04, "false_discovery_rate": 0.05, "power_at_twice_that": 0.83}
@@ -45,6 +46,21 @@ def test_without_an_attack_the_headline_is_a_ranking():
     for access, words in (("labels", "model's predicted label for it."), ("weights", "model's weights.")):
         assert f"has the {words}" in headline(table, None, access)
         assert any(f"has the {words}" in sentence for sentence in dict(standing(table, None, access))["Assumed"])
+
+
+def test_a_predicted_share_is_said_in_words_and_as_not_measured():
+    table = audit(made_head("classes"))
+    meta = Meta.from_json({**table.meta.to_json(), "predicted_share": {"words": ["some", "many"], "held_out": 1234}})
+    said = headline(replace(table, meta=meta), None, "probabilities")
+    assert said.startswith("Ranking only: 60 records, ordered by")
+    assert "No attack was measured on this model, and no number of exposed records is known." in said
+    words = (
+        "Predicted from 1234 records held out, not measured: for some (2 to 20 %) or many (over 20 %) of the records,"
+    )
+    assert words in said
+    assert "few is not none. A low rank" in said
+    assert "about 1,200 records held out" in headline(replace(table, meta=meta), None, "probabilities", shared=True)
+    assert list(SHARES) == list(WORDS)
 
 
 def test_after_shadow_models_the_headline_is_a_lower_bound():

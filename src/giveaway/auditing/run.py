@@ -16,6 +16,7 @@ from giveaway.curvature.choice import Auto, Curvature, Dense, Sketch, compute, e
 from giveaway.curvature.dense import DenseCurvature
 from giveaway.curvature.optimum import GradientSums, gradient_sum
 from giveaway.curvature.optimum import refit as refit_head
+from giveaway.evaluation.exposed_share import FEWEST, predict_exposure
 from giveaway.evaluation.ranking import recall_at, spearman
 from giveaway.gp.distinguishability import KernelGiven, Process
 from giveaway.linalg.processes import HERE, Execution, Processes
@@ -28,6 +29,7 @@ from giveaway.scores.fusion import fused
 from giveaway.storage.checkpoint import NO_CHECKPOINT
 from giveaway.text import parts_of, progress_of, say
 from giveaway.views.all_views import AllViews
+from giveaway.views.model import phi_of
 from giveaway.views.others import HELD_BACK
 
 TOP = 0.05
@@ -90,6 +92,7 @@ def audit(
     if processes.first:
         _ask_views(head, resolved, columns, attributes, meta, progress)
         columns = {name: columns[name] for name in resolved.scores if name in columns}
+        meta["predicted_share"] = _predicted_share(head)
     if not columns:
         raise InputError(f"scores: {HELD_BACK}")
     meta |= {
@@ -189,6 +192,16 @@ def _ask_views(
         lood = process.divergence(resolved.unit)
         columns |= {name: CATALOGUE[name].function(lood).cpu().numpy() for name in resolved.of_lood}
         meta["kernel"] = process.report
+
+
+def _predicted_share(head: Head) -> dict[str, Any] | None:
+    """Say in words how many records are exposed, from what the model says of records held out; None where that was
+    never measured: people, values, several labels at once, and few records."""
+    classes = head.loss == "cross_entropy" and head.targets.ndim == 1 and head.groups is None
+    if head.held_out is None or not classes or min(head.n, len(head.held_out[0])) < FEWEST:
+        return None
+    said = predict_exposure(phi_of(head.outputs, head.targets), phi_of(*head.held_out))
+    return {"words": said.words, "held_out": len(head.held_out[0])}
 
 
 def _l2_sensitivity(

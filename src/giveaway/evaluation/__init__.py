@@ -1,6 +1,7 @@
 """How well a ranking finds what a truth finds, and what an attack achieves."""
 
 from giveaway.evaluation.counts import DefensibleCount, defensible_count
+from giveaway.evaluation.exposed_share import predict_exposure
 from giveaway.evaluation.posterior import EffectPosterior, posterior
 from giveaway.evaluation.ranking import (
     Agreement,
@@ -30,6 +31,7 @@ __all__ += [
     "defensible_count",
     "effect_sizes",
     "posterior",
+    "predict_exposure",
     "recall_at",
     "recall_curve",
     "shadow_curve",

@@ -1,7 +1,8 @@
 """Judge an audit folder by the rules of a TOML file. Each rule is met, waived or not met, and no record is named.
 
-A rule uses one of three measures that mean the same for every model: the count that `giveaway validate` measured, the
-share of records above a predicted success, or a change beyond the noise of retrains of one recipe. A waiver lets a
+A rule uses one of four measures that mean the same for every model: the count that `giveaway validate` measured, the
+share of records above a predicted success, the predicted share of exposed records in words, or a change beyond the
+noise of retrains of one recipe. A waiver lets a
 rule be missed; it names its owner and the last day on which it holds.
 """
 
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from giveaway.checks import fail, nearest
+from giveaway.evaluation.exposed_share import WORDS
 from giveaway.findings.changes import LEAST_RETRAINS, Measurement, check_column, measure_change, share_above
 from giveaway.records import ScoreTable
 from giveaway.records.score_table import TableFolder
@@ -38,6 +40,7 @@ class Rule:
     measure: str
     at_most: int | None = None
     at_most_share: float = 0.0
+    at_most_word: str = ""
     least_power: float = LEAST_POWER
     above: float = 0.0
     of: str = ""
@@ -68,7 +71,7 @@ class Rules:
             got = "a measured count, which an audit alone does not have"
             raise fail("gate", "rules on an audit", got, "run giveaway validate FOLDER --gate with them")
         needed = ("predicted_success" if rule.measure == "predicted_success" else rule.of for rule in self.rules)
-        missing = [column for column in dict.fromkeys(needed) if column not in scores]
+        missing = [column for column in dict.fromkeys(needed) if column and column not in scores]
         if missing and "default" not in scores:
             raise fail("gate", f"the column {missing[0]} among the scores", "none", f"add {missing[0]} to --scores")
         return missing
@@ -171,6 +174,8 @@ def judge(rules: Rules, folder: str | Path, today: datetime.date, table: ScoreTa
             measured = _measured_count(place, rule, table, Path(folder))
         elif rule.measure == "predicted_success":
             measured = _predicted_success(place, rule, table)
+        elif rule.measure == "predicted_share":
+            measured = _predicted_share(place, rule, table)
         else:
             measured = measure_change(place, table, Path(folder), rule.of, rule.baseline)
         outcomes.append(Outcome(rule, *measured, waivers.get(rule.name), today))
@@ -219,6 +224,19 @@ def _predicted_success(place: str, rule: Rule, table: ScoreTable) -> Measurement
     return value, rule.at_most_share, words, {"above": rule.above, "predicted_by": table.meta.predicted_by}
 
 
+def _predicted_share(place: str, rule: Rule, table: ScoreTable) -> Measurement:
+    predicted, order = table.meta.predicted_share, list(WORDS)
+    if predicted is None:
+        remedy = "audit classes with at least 500 records held out, or gate a measured count"
+        raise fail(place, "an audit that predicts how many records are exposed", "none", remedy)
+    value = max(order.index(word) for word in predicted.words)
+    words = (
+        f"{' or '.join(predicted.words)} records predicted to be exposed, allowed {rule.at_most_word} (predicted from "
+        f"{predicted.held_out} records held out, not measured)"
+    )
+    return float(value), float(order.index(rule.at_most_word)), words, {"words": list(predicted.words)}
+
+
 def _is_line(value: Any) -> bool:
     return isinstance(value, str) and 0 < len(value.strip()) <= len(value) <= LONGEST and value.isprintable()
 
@@ -233,6 +251,7 @@ KEYS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {  # what each key must 
     **dict.fromkeys(("name", "rule", "owner", "reason"), TEXT),
     **dict.fromkeys(("at_most_share", "least_power"), SHARE),
     "at_most": ("a whole number, 0 or more", lambda value: type(value) is int and value >= 0),
+    "at_most_word": (" or ".join(f'"{word}"' for word in list(WORDS)[:-1]), lambda value: value in list(WORDS)[:-1]),
     "above": ("a success of at least 0.5 and below 1", lambda value: _is_share(value) and 0.5 <= value < 1),
     "of": ('"loo_gap" or "predicted_success"', lambda value: value in ("loo_gap", "predicted_success")),
     "baseline": ("a list of audit folders", lambda value: type(value) is list and all(map(_is_line, value))),
@@ -241,6 +260,7 @@ KEYS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {  # what each key must 
 RULE_KEYS = {
     "measured_count": ("at_most", "at_most_share", "least_power"),
     "predicted_success": ("above", "at_most_share"),
+    "predicted_share": ("at_most_word",),
     "change": ("of", "baseline"),
 }
 

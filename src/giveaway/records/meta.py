@@ -172,6 +172,14 @@ class TraceReport(Section):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PredictedShare(Section):
+    """How many records are predicted to be exposed, in words: one, or two next to each other. Not measured."""
+
+    words: Sequence[str]
+    held_out: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class KernelReport(Section):
     """The Gaussian process of the lood scores."""
 
@@ -244,6 +252,7 @@ class Meta(Section):
     trace: TraceReport | None = None
     predicted_by: str | None = None
     no_prediction: str | None = None
+    predicted_share: PredictedShare | None = None
     kernel: KernelReport | None = None
     l2_sensitivity: Mapping[str, float] | None = None
     repeats: Repeats | None = None
@@ -257,7 +266,7 @@ class Meta(Section):
     of_model: bool = False
 
     # not of every audit
-    LATER: ClassVar[tuple[str, ...]] = ("model", "rows_proved_by", "fusion", "trace", "depths")
+    LATER: ClassVar[tuple[str, ...]] = ("model", "rows_proved_by", "fusion", "trace", "depths", "predicted_share")
     LATER += ("access", "title", "provenance")
 
     @property

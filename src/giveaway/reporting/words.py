@@ -50,6 +50,7 @@ PREDICTED = {
         "docs/views.md says how far off they were."
     ),
 }
+SHARES = {"few": "under 2 %", "some": "2 to 20 %", "many": "over 20 %"}  # WORDS of evaluation.exposed_share
 KINDS = {"images": "patches of the images", "tabular": "columns of the table", "text": "words and letters"}
 EXACT = (
     "The features are a linear function of the inputs: nothing was learned before the head, so fused ranks as newton "
@@ -103,10 +104,20 @@ def headline(table: ScoreTable, measured: StoredValidation | None, access: str, 
     if measured is not None:
         return _counted(table, measured, told)
     people = f" of {told(len(table))} people" if table.meta.by_person else ""
+    predicted = table.meta.predicted_share
+    stated = "so no number of exposed records is stated"
+    if predicted is not None:
+        meant = " or ".join(f"{word} ({SHARES[word]})" for word in predicted.words if word in SHARES)
+        stated = (
+            f"and no number of exposed records is known. Predicted from {told(predicted.held_out)} records held out, "
+            f"not measured: for {meant} of the records, an attacker with shadow models of their own would tell with a "
+            "success above 70 % whether the model was trained on them. Such predictions were right for 96 % of the "
+            "models on which we measured it, on data that they were not calibrated on; few is not none"
+        )
     return (
         f"Ranking only: {told(table.meta.records or len(table))} records{people}, ordered by estimated exposure to an "
-        f"attacker who holds the record and has {_access(table, access)}. No attack was measured on this model, so no "
-        "number of exposed records is stated. A low rank is not evidence of safety, and this is no finding on "
+        f"attacker who holds the record and has {_access(table, access)}. No attack was measured on this model, "
+        f"{stated}. A low rank is not evidence of safety, and this is no finding on "
         "anonymity or compliance."
     )
 
@@ -198,6 +209,9 @@ def standing(table: ScoreTable, measured: StoredValidation | None, access: str) 
         source = "as it was given" if meta.model is None else "as the estimator has it"
         given = f"An L2 penalty of {meta.l2:.4g} in summed-loss units, {source}."
         assumed.append(given if meta.l2 else NO_PENALTY)
+    if measured is None and meta.predicted_share is not None:
+        predicted.append("How many records are exposed, in words, from the model's outputs on records held out.")
+        assumed.append("Records held out that come from where the training records come from.")
     if measured is not None:
         recipe = measured.stated.get("recipe")
         source = f"giveaway's recipe {recipe}" if recipe else "your own"
