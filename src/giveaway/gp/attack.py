@@ -1,5 +1,4 @@
-"""What an attacker gets from two posteriors: the best test, bounds on it, the records themselves
-(docs/derivations.md)."""
+"""What two posteriors give an attacker: the best test, bounds on it, the records themselves (docs/derivations.md)."""
 
 import math
 from collections.abc import Sequence

@@ -1,5 +1,4 @@
-"""Gaussian processes of infinitely wide networks: dense, and convolutional of (n, c, h, w) images
-(docs/derivations.md)."""
+"""Gaussian processes of wide networks: dense, and convolutional of (n, c, h, w) images (docs/derivations.md)."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -243,8 +242,7 @@ KINDS |= {"conv_nngp": ConvNNGP, "conv_ntk": ConvNTK}
 
 @dataclass(frozen=True)
 class KernelChoice:
-    """A kernel in words; None is its default (`length`: the median distance). `sphere` centres records and scales them
-    first."""
+    """A kernel in words; None is a default (`length`: the median distance). `sphere` centres and scales records first."""
 
     name: str
     length: float | None = None

@@ -225,8 +225,7 @@ def leave_one_out(regression: KernelRegression) -> LeftOutRecords:
 
 
 def leave_groups_out(regression: KernelRegression, groups: Sequence[Any]) -> list[LeftOutGroups]:
-    """Leave every group of row numbers out in turn, one result for each size of group; without all records the prior is
-    left."""
+    """Leave every group of row numbers out in turn, one result a size; without all records the prior is left."""
     arrays = [as_tensor("groups", group).cpu().numpy().reshape(-1) for group in groups]
     sizes = np.array([len(array) for array in arrays], dtype=np.int64)
     if len(arrays) == 0 or bool((sizes == 0).any()):
@@ -286,8 +285,7 @@ def invert_lower_(triangle: torch.Tensor) -> None:
 def _inverse_columns(
     regression: KernelRegression, needed: torch.Tensor | None = None, *, overwrite: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return columns of L⁻¹ as rows (u, n), [P]_ii and the leverage 1 − σ²[P]_ii of the records `needed` (None:
-    all)."""
+    """Return columns of L⁻¹ as rows (u, n), [P]_ii and leverages 1 − σ²[P]_ii of the records `needed` (None: all)."""
     factor, noise = regression.factor, regression.noise
     n = len(factor)
     rows = torch.arange(n, device=factor.device) if needed is None else needed

@@ -164,8 +164,7 @@ def shared_cg(
 
 
 class _Block:
-    """Residuals as R = W σ with WᵀM⁻¹W = I: apart from their lengths, directions stay distinct while residuals
-    shrink."""
+    """Residuals as R = W σ with WᵀM⁻¹W = I: without their lengths, directions stay distinct while residuals shrink."""
 
     def __init__(self, r: torch.Tensor, inverse: Product) -> None:
         self._inverse = inverse

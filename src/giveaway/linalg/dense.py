@@ -1,5 +1,4 @@
-"""The inverse of a large symmetric matrix; largest eigen- and singular values of many small ones
-(docs/derivations.md)."""
+"""The inverse of a large symmetric matrix; top eigen- and singular values of many small ones (docs/derivations.md)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

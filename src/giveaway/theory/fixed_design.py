@@ -1,5 +1,4 @@
-"""Least squares in which the inputs are held fixed and only the noise is random (GLS, section 3)
-(docs/derivations.md)."""
+"""Least squares with fixed inputs, where only the noise is random (GLS, section 3) (docs/derivations.md)."""
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -26,8 +25,7 @@ def loss_law(h: ArrayLike, *, member: bool, variance: ArrayLike = 1.0, m: ArrayL
 
 
 def statistic(residual: ArrayLike, h: ArrayLike, *, variance: ArrayLike = 1.0) -> np.ndarray:
-    """Return S = m·artanh(h) − h/(σ²(1 − h²))·‖r‖² of residuals (…, m), the log-likelihood ratio of member to
-    non-member."""
+    """Return S = m·artanh(h) − h/(σ²(1 − h²))·‖r‖² of residuals (…, m), the log-likelihood ratio of membership."""
     r = np.asarray(residual, dtype=np.float64)
     if r.ndim == 0 or not np.isfinite(r).all():
         raise fail("residual", "finite numbers with the outputs last", f"shape {r.shape}", "give an (…, m) array")

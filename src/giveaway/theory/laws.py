@@ -1,5 +1,4 @@
-"""The distributions ("laws") of one record's leverage, residual and loss, if the others are random
-(docs/derivations.md)."""
+"""The distributions ("laws") of a record's leverage, residual and loss if others are random (docs/derivations.md)."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -7,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import chdtr, chdtrc, chdtri, expit, gammaincinv, gammaln, ndtr, ndtri, stdtrit
+from scipy.special import chdtr, chdtrc, chdtri, expit, gammaincinv, ndtr, ndtri, stdtrit
 from scipy.stats import chi2
 
 from giveaway.checks import fail
@@ -291,8 +290,7 @@ def cell_errors(outside: ResidualLaw, inside: ResidualLaw, *, signed: bool) -> C
             if signed and q > 1:
                 chances = _vector_chances(columns)
             else:
-                edges = _edges(columns, CELLS) if signed else _radial_edges(columns, CELLS, q)
-                points, widths = _gauss_points(edges)
+                points, widths = _cells(columns, CELLS, None if signed else q)
                 densities = [law.pdf if signed else LossLaw(**vars(law)).radial_density for law in columns]
                 chances = [_sum_pairs(density(points) * widths) for density in densities]
             power[:, block], miss[:, block] = _best_cells(chances[0], chances[1], rates[:, block])
@@ -324,18 +322,16 @@ def _best_cells(outside: np.ndarray, inside: np.ndarray, alpha: np.ndarray) -> P
 def _vector_chances(laws: list[ResidualLaw]) -> list[np.ndarray]:
     """Cut along ε and across it: given V the two are independent, so the probabilities are a matrix product."""
     q = laws[0].outputs
-    along, along_widths = _gauss_points(_edges(laws, SIDES[0]))
+    along, along_widths = _cells(laws, SIDES[0])
     no_error = [replace(law, error=np.zeros_like(law.error)) for law in laws]
-    across, across_widths = _gauss_points(_radial_edges(no_error, SIDES[1], q - 1))
+    across, across_widths = _cells(no_error, SIDES[1], q - 1)
     chances = []
     for law in laws:
         one, other = [], []
         for weight, a, s in law.components():
             z, r = (along - a * law.error) / s, across / s
             one.append(_sum_pairs(weight * np.exp(-0.5 * z * z) / s * along_widths))
-            with np.errstate(divide="ignore"):
-                log = (q - 2) * np.log(r) - 0.5 * r * r - (q / 2 - 1.5) * math.log(2) - gammaln((q - 1) / 2)
-            other.append(_sum_pairs(np.exp(log) / s * across_widths))
+            other.append(_sum_pairs(ball_density(r, np.zeros_like(r), q - 1) / s * across_widths))
         joint = np.stack(one, axis=2) @ np.stack(other, axis=1)
         chances.append(joint.reshape(len(joint), -1))
     return chances
@@ -352,17 +348,11 @@ def _spread(law: ResidualLaw, count: int, q: int = 1) -> np.ndarray:
     return centre + (tau * math.sqrt(1 + (q - 1) / (2 * k))) * t
 
 
-def _edges(laws: list[ResidualLaw], count: int, q: int = 1) -> np.ndarray:
-    return np.concatenate([_spread(law, count, q) for law in laws], axis=1)
-
-
-def _radial_edges(laws: list[ResidualLaw], count: int, q: int) -> np.ndarray:
-    return np.pad(np.abs(_edges(laws, count, q)), ((0, 0), (1, 0)))
-
-
-def _gauss_points(edges: np.ndarray) -> Pair:
-    """Return two points in every cell between the edges (records, edges), and each point's share of its width."""
-    edges = np.sort(edges, axis=1)
+def _cells(laws: list[ResidualLaw], count: int, q: int | None = None) -> Pair:
+    """Cut where the laws have their mass, or for q outputs the radii, into cells: return two points in each cell
+    (records, points), and each point's share of its width."""
+    edges = np.concatenate([_spread(law, count, q or 1) for law in laws], axis=1)
+    edges = np.sort(edges if q is None else np.pad(np.abs(edges), ((0, 0), (1, 0))), axis=1)
     middle, half = (edges[:, 1:] + edges[:, :-1]) / 2, np.diff(edges, axis=1) / 2
     points = middle[:, :, None] + half[:, :, None] * INNER
     return points.reshape(len(edges), -1), np.repeat(half, 2, axis=1)

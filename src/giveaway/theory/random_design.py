@@ -50,8 +50,7 @@ class RandomDesign(Records):
 
         `threshold` accuses where the loss is small (Corollary 3.3); `optimal` where the likelihood ratio of the loss is
         large, the best that can be done with the loss; `signed` where the likelihood ratio of the residual itself is
-        large, the best there is. With V integrated out the last two see the loss or residual in small cells
-        (`laws.py`).
+        large, the best there is. With V integrated out the last two see it in small cells (`laws.py`).
 
         >>> design = random_design(leverage=5.0, error=0.5, freedom=100)
         >>> [round(float(design.tradeoff(test).tpr(0.05)), 4) for test in TESTS]
