@@ -242,7 +242,7 @@ KINDS |= {"conv_nngp": ConvNNGP, "conv_ntk": ConvNTK}
 
 @dataclass(frozen=True)
 class KernelChoice:
-    """A kernel in words; None is a default (`length`: the median distance). `sphere` centres and scales records first."""
+    """A kernel in words; None is a default (`length`: the median distance); `sphere` centres and scales records."""
 
     name: str
     length: float | None = None

@@ -79,7 +79,7 @@ class LeverageLaw(Records):
         """Return (size, …records) draws."""
         return self._at(self.draw_v(rng, size))
 
-    def _at(self, v: ArrayLike) -> np.ndarray:
+    def _at(self, v: np.ndarray | float) -> np.ndarray:
         with np.errstate(invalid="ignore"):
             return np.where(self.leverage > 0, self.leverage / (v + self.leverage), 0.0)[()]
 
@@ -160,7 +160,7 @@ class ResidualLaw(Records):
         a, s = self.given(self.draw_v(rng, size))
         return a * self.error + s * rng.standard_normal(s.shape), s
 
-    def given(self, v: ArrayLike) -> Pair:
+    def given(self, v: np.ndarray | float) -> Pair:
         """Return a and aτ given V: the residual is a(ε + τZ)."""
         a = v / (v + self.leverage) if self.member else np.ones_like(v + self.leverage)
         return a, a * np.sqrt(self.variance * self.leverage / v)
@@ -212,8 +212,8 @@ class LossLaw(ResidualLaw):
         if k <= 4:
             return np.where(self.leverage > 0, np.inf, 0.0)[()]
         scale, inverse = self.variance * self.leverage, 1 / (k - 2)
-        square = inverse / (k - 4)  # E V⁻², and the mean of V⁻¹ before it
-        spread = 2 * q * square + q * q * (square - inverse**2)
+        inverse_square = inverse / (k - 4)  # E V⁻², where `inverse` is E V⁻¹
+        spread = 2 * q * inverse_square + q * q * (inverse_square - inverse**2)
         return spread * scale**2 + 4 * scale * inverse * self.error**2
 
     def sample(self, rng: np.random.Generator, size: int = 1) -> np.ndarray:
