@@ -237,18 +237,6 @@ def test_inputs_of_every_kind(done, file, kind, view, suffix):
     assert ">nearest</th>" in Path("result", "report.html").read_text()
 
 
-def test_inputs_inside_the_file_of_features(giveaway, done, folder, arrays):
-    given = records_of_kind("matrix")
-    np.savez("with.npz", **arrays, inputs=given)
-    told = json.loads(done("audit", "--features", "with.npz", "--json"))
-    assert (told["ranked_by"], told["no_view"], told["view"]["view"]) == ("fused", None, "tabular")
-    assert [place["row"] for place in told["top"]] == audit(from_file("with.npz")[0]).order()[:10].tolist()
-    done("audit", "--features", "with.npz", "--config", "kernel=rbf", "--out", "kernel")
-    assert "lood_kl" in read_csv(Path("kernel", "scores.csv"))[0]
-    np.savez("other.npz", **arrays, inputs=given + 1e-9)
-    assert "inputs differ" in one_line(giveaway("audit", "--features", "other.npz"))
-
-
 def test_without_inputs_the_note_says_what_is_missing(done, file):
     words = "No fused score: the records themselves were not given (inputs)."
     assert f"note: {words}" in done("audit", "--features", file, "--out", "result")
@@ -483,14 +471,6 @@ def test_bad_usage_is_one_line_and_leaves_nothing(giveaway, file, options, words
     before = sorted(os.listdir())
     assert one_line(giveaway("audit", "--features", "features.npz", *options.split())).startswith(words)
     assert sorted(os.listdir()) == before
-
-
-def test_separable_classes_without_penalty_cannot_be_refitted(giveaway, folder):
-    features = np.repeat(np.eye(3), 5, axis=0)
-    np.savez("easy.npz", features=features, outputs=features, targets=np.repeat(np.arange(3), 5))
-    line = one_line(giveaway("audit", "--features", "easy.npz", "--config", "optimum=refit"))
-    assert line.startswith("refit: expected a head with a finite optimum")
-    assert line.endswith("give l2 above 0")
 
 
 def test_usage_of_the_command_itself(giveaway, done, folder):

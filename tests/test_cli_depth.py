@@ -8,7 +8,6 @@ import os
 import re
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ import torch
 
 from giveaway import text as progress
 from giveaway.auditing.depths import with_depths
-from giveaway.cli.source import source_from
 from giveaway.records import ScoreTable
 from tests.auditing.test_depths import audit_depths
 from tests.conftest import config, refused
@@ -151,57 +149,6 @@ def test_other_methods(done, mine, taken):
         page = Path("deep", "report.html").read_text()
         assert "Columns ending in _all are scores through all layers of the network: Kronecker factors, an" in page
         assert 'data-column="influence_all"' in page
-
-
-@pytest.mark.parametrize(
-    ("model", "data", "loss"),
-    [
-        ("model", "data", "cross_entropy"),
-        ("one_logit", "two_classes", "cross_entropy"),
-        ("model", "values", "squared"),
-        ("model", "several", "binary_cross_entropy"),
-        ("model", "named", "cross_entropy"),
-    ],
-)
-def test_depth_head_is_the_head_in_every_row(done, mine, model, data, loss):
-    if data == "named":  # the model is called by keyword, and the loader shuffles records that have ids
-        with open(f"{mine}.py", "a") as code:
-            code.write("class model(nn.Module):\n    def __init__(self):\n        super().__init__()\n")
-            code.write("        self.body = body(3)\n    def forward(self, input):\n        return self.body(input)\n")
-    options = ("--depth", "head", "--damping", 0.8, *config(depth_method="exact", tolerance=1e-11), "--loss", loss)
-    done(*command(mine, *options, "--l2", 0.8, "--out", "deep", model=model, data=data))
-    table = ScoreTable.load("deep")
-    assert np.std(table["newton"]) > 0
-    for name in USUAL:
-        np.testing.assert_allclose(table[f"{name}_head"], table[name], rtol=1e-6)
-    if data == "named":
-        assert not np.array_equal(table.ids, np.sort(table.ids))  # the rows came shuffled
-        assert sorted(table.ids) == list(range(100, 100 + N))
-
-
-def test_features_may_be_cached(done, mine):
-    options = ("--depth", "all", "--damping", 0.8, "--config", "depth_probes=8")
-    for out in ("made", "read"):
-        done(*command(mine, *options, "--cache", "kept", "--out", out))
-        found = deeper(mine, damping=0.8, probes=8)
-        np.testing.assert_allclose(ScoreTable.load(out)["newton_all"], found["newton_all"], rtol=1e-12, atol=0)
-
-
-def test_options_in_a_config_file(giveaway, done, mine):
-    lines = (
-        f'model = "{mine}:model"\ndata = "{mine}:data"\ndepth = ["head", "last:2"]\ndamping = 2\n'
-        'depth-probes = 8\ndepth_method = "sketch"\nscores = "newton"\nmap = "none"\nwhat-if = false\n'
-    )
-    Path("options.toml").write_text(lines)
-    done("audit", "--config", "options.toml", "--damping", 3, "--out", "deep")
-    table = ScoreTable.load("deep")
-    found = deeper(mine, damping=3.0, depths=("head", "last:2"), probes=8)
-    np.testing.assert_allclose(table["newton_last2"], found["newton_last2"], rtol=1e-12, atol=0)
-    done("audit", "--config", "deep/config.toml", "--out", "again")
-    np.testing.assert_array_equal(ScoreTable.load("again")["newton_head"], table["newton_head"])
-    Path("options.toml").write_text(lines + 'depth_curvature = "fisher"\n')
-    line = one_line(giveaway("audit", "--config", "options.toml"))
-    assert line.startswith("depth_curvature: expected a known name, got 'fisher'")
 
 
 def test_people_keep_their_records_apart(done, mine):
@@ -439,13 +386,6 @@ def test_depths_need_a_model(giveaway, folder):  # noqa: F811
     np.savez("some.npz", features=np.eye(4), outputs=np.eye(4)[:, :2], targets=np.arange(4) % 2)
     line = one_line(giveaway("audit", "--features", "some.npz", "--depth", "all"))
     assert line == "depth: expected --model beside it, got --features; drop --depth"
-
-
-def test_one_process_alone(mine):
-    options = {"model": f"{mine}:model", "data": f"{mine}:data", "depth": "all", "damping": 1.0}
-    assert refused("expected", source_from, options, lambda words: None, SimpleNamespace(size=2)) == (
-        "depth: expected one process, got 2 of torchrun; audit deeper by one process, without torchrun"
-    )
 
 
 def test_a_shuffling_loader_without_ids_is_refused(giveaway, mine):

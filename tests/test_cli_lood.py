@@ -21,7 +21,6 @@ from giveaway.extract import from_file
 from giveaway.gp.distinguishability import Process
 from giveaway.gp.nngp import KernelChoice
 from giveaway.records import ScoreTable
-from tests.conftest import config
 from tests.gp.test_lood import brute_force, median_rbf
 from tests.test_cli import one_line, read_csv
 
@@ -205,18 +204,6 @@ def test_json_for_machines(giveaway, done, file, arrays):
     assert line.startswith("folder: expected an audit of a model, got result, which has none; see the tables")
 
 
-def test_nothing_depends_on_the_second_run(giveaway, done, file):
-    flags = ("lood", file, "--optimize", "mean", "--records", "1,2", "--starts", 3, "--steps", 20, "--out", "result")
-    done(*flags)
-    first = {path.name: path.read_bytes() for path in Path("result").iterdir()}
-    done(*flags)
-    second = {path.name: path.read_bytes() for path in Path("result").iterdir()}
-    assert first.keys() == second.keys()
-    timed = {"audit.json", "scores.npz"}
-    assert {k: v for k, v in first.items() if k not in timed} == {k: v for k, v in second.items() if k not in timed}
-    assert giveaway("purge", "result")[1] == "Removed 8 files\n"
-
-
 # ------------------------------------------------------------------------------------------------ folders
 
 
@@ -240,18 +227,6 @@ def test_a_folder_of_other_options_or_records_is_refused_and_stays_as_it_was(giv
         np.savez(file, **other)
         assert one_line(giveaway("lood", file, "--out", "result")) == same.format("inputs differ")
     assert {path.name: path.read_bytes() for path in Path("result").iterdir()} == before
-
-
-def test_the_content_of_queries_and_groups_counts_too(giveaway, done, file):
-    for option, write in (
-        ("--queries", lambda seed: np.savez("given.npz", queries=np.full((1, D), seed + 1.0))),
-        ("--groups", lambda seed: np.save("given.npy", (np.arange(N) + seed) // 2)),
-    ):
-        command = ("lood", file, option, "given.npz" if option == "--queries" else "given.npy", "--out", option[2:])
-        write(0)
-        done(*command)
-        write(1)
-        assert "inputs differ" in one_line(giveaway(*command))
 
 
 # ------------------------------------------------------------------------------------------------ bad input
@@ -349,19 +324,6 @@ def test_inputs_add_the_kernel_s_columns_to_an_audit(done, features, file, array
     assert json.loads(Path("plain/audit.json").read_text())["kernel"] is None
 
 
-def test_kernel_and_noise_reach_the_audit_also_from_a_config_file(done, features, file, arrays):
-    Path("options.toml").write_text(f'features = "{features}"\ninputs = "{file}"\nkernel = "linear"\nnoise = 2\n')
-    done("audit", "--config", "options.toml", "--out", "first", "--scores", "lood_kl,lood_mean")
-    x = arrays["inputs"]
-    z = (x - x.mean(0)) / x.std(0)
-    kl, mean = brute_force(z @ z.T, one_hot(arrays["targets"]), 2.0)
-    np.testing.assert_allclose(column("first/scores.csv", "lood_kl"), kl, rtol=1e-8)
-    np.testing.assert_allclose(column("first/scores.csv", "lood_mean"), mean, rtol=1e-8)
-    flags = ("--features", features, "--inputs", file, *config(kernel="linear", noise=2), "--scores", "lood_kl")
-    done("audit", *flags, "--out", "second")
-    assert column("second/scores.csv", "lood_kl") == column("first/scores.csv", "lood_kl")
-
-
 def test_people_and_their_records_both_have_the_columns(done, features, file, arrays):
     names = np.arange(N) // 3
     np.save("people.npy", names)
@@ -380,35 +342,6 @@ def test_people_and_their_records_both_have_the_columns(done, features, file, ar
     np.testing.assert_allclose(column("result/people.csv", "lood_kl"), table["lood_kl"], rtol=1e-10)
     expected = brute_force(K + 1e-9 * np.eye(N), y, 0.05, rows)[1]  # three records of rank three
     np.testing.assert_allclose(column("result/people.csv", "lood_mean"), expected, rtol=1e-5)
-
-
-def test_images_beside_an_audit_have_their_channels_moved_first(done, features):
-    pictures = np.random.default_rng(3).integers(0, 256, (N, 4, 4, 3)).astype(np.uint8)
-    np.savez("pictures.npz", inputs=pictures)
-    flags = ("--config", "kernel=conv_nngp", "--scores", "lood_kl", "--out", "result")
-    done("audit", "--features", features, "--inputs", "pictures.npz", *flags)
-    expected = ga.audit(
-        replace(from_file(features)[0], inputs=pictures.transpose(0, 3, 1, 2) / 255.0),
-        kernel="conv_nngp",
-        scores=["lood_kl"],
-    )
-    np.testing.assert_allclose(column("result/scores.csv", "lood_kl"), expected["lood_kl"], rtol=1e-12)
-
-
-def test_other_inputs_make_another_audit(giveaway, done, features, file, arrays):
-    flags = ("audit", "--features", features, "--inputs", file, "--out", "result")
-    done(*flags)
-    first = json.loads(Path("result/audit.json").read_text())["provenance"]["inputs_sha256"]
-    done(*flags)
-    assert json.loads(Path("result/audit.json").read_text())["provenance"]["inputs_sha256"] == first
-    changed = arrays["inputs"].copy()
-    changed[4, 1] += 1e-9
-    np.savez(file, inputs=changed)
-    assert "got inputs differ; choose another folder" in one_line(giveaway(*flags))
-    done(*flags[:-1], "other")
-    assert json.loads(Path("other/audit.json").read_text())["provenance"]["inputs_sha256"] != first
-    line = one_line(giveaway(*flags[:-1], "other", "--config", "kernel=linear"))
-    assert "kernel was None, is 'linear'" in line
 
 
 @pytest.mark.parametrize(

@@ -60,11 +60,6 @@ def test_people_and_pseudonyms_have_the_trace_of_their_records(done, file):  # n
     assert not any(SECRET.encode() in path.read_bytes() for path in Path("result").iterdir())
 
 
-def test_pseudonyms_do_not_hide_that_a_trace_is_of_other_records(giveaway, file):  # noqa: F811
-    save(ids=IDS[::-1])
-    assert "got other ids" in one_line(giveaway(*command(file, "--pseudonymize", "key")))
-
-
 @pytest.mark.parametrize(
     ("identity", "words"),
     [
@@ -88,11 +83,6 @@ def test_a_file_that_is_no_trace_is_one_line(giveaway, file):  # noqa: F811
     Path("losses.trace").write_bytes(b"not a trace" * 1000)
     assert one_line(giveaway(*command(file))).startswith("trace: expected ")
     assert not Path("result").exists()
-
-
-def test_a_score_of_the_trace_without_one(giveaway, file):  # noqa: F811
-    line = one_line(giveaway("audit", "--features", file, "--scores", "newton,trace", "--out", "result"))
-    assert line.startswith("scores: expected a trace beside a score that needs it, got trace alone; ")
 
 
 def test_the_same_folder_is_another_audit_s_with_another_trace(giveaway, done, file):  # noqa: F811

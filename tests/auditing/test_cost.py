@@ -9,11 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from giveaway import Head
-from giveaway.auditing.cost import STEPS, AuditCost, Workload, calibrate, estimate, human_bytes, product_shape
+from giveaway.auditing.cost import STEPS, Workload, calibrate, estimate, human_bytes, product_shape
 from giveaway.curvature.dense import DenseCurvature
 from giveaway.text import human_seconds
 
@@ -25,14 +23,6 @@ RATE = 480e12
 def counted_product(a: int, b: int, c: int) -> int:
     """Multiplications and additions of (a × b)·(b × c), one by one."""
     return sum(2 for _ in itertools.product(range(a), range(b), range(c)))
-
-
-def counted_cholesky_and_inverse(size: int) -> int:
-    """Operations of the factor, of its inverse, and of that one's square, as loops over triangles do them."""
-    factor = sum(2 * (size - j) * j for j in range(size))
-    inverse = sum(2 * (i - j) for i in range(size) for j in range(i))
-    square = sum(2 * (size - max(i, j)) for i in range(size) for j in range(i + 1))
-    return factor + inverse + square
 
 
 @pytest.mark.parametrize(
@@ -63,15 +53,6 @@ def test_dense_softmax_is_the_count_of_the_maths_sheet_and_the_steps_of_the_reco
     assert {name: two.flops[name] for name in one.flops} == one.flops
 
 
-@pytest.mark.parametrize(
-    ("loss", "m", "matrices", "size"),
-    [("cross_entropy", 4, 1, 180), ("squared", 5, 1, 60), ("binary_cross_entropy", 3, 3, 60)],
-)
-def test_inverses_to_the_leading_order(loss, m, matrices, size):
-    cost = estimate(Workload(7, 60, m, loss))
-    assert cost.flops["inverse"] == pytest.approx(matrices * counted_cholesky_and_inverse(size), rel=2 / size + 0.01)
-
-
 def test_sketch_counts_every_product():
     n, d, m, q = 4, 3, 2, 5
     cost = estimate(Workload(n, d, m, "cross_entropy", probes=q))
@@ -82,20 +63,6 @@ def test_sketch_counts_every_product():
     pairs = d * (d + 1) // 2
     assert cost.flops["preconditioner sums"] == counted_product(pairs, n, m)
     assert cost.flops["preconditioner"] == (STEPS + 1) * m * counted_product(d, d, q)
-
-
-@pytest.mark.parametrize("sketched", [False, True])
-@given(n=st.integers(1, 10**6), d=st.integers(1, 500), m=st.integers(1, 50), q=st.integers(1, 600))
-def test_more_of_anything_is_never_cheaper(sketched, n, d, m, q):
-    def cost(n: int = n, d: int = d, m: int = m, q: int = q) -> AuditCost:
-        return estimate(Workload(n, d, m, "cross_entropy", probes=q if sketched else None), RATE)
-
-    base = cost()
-    for other in (cost(n=2 * n), cost(d=d + 1), cost(m=m + 1), cost(q=q + 1)):
-        for name in ("operations", "bytes", "seconds"):
-            assert getattr(other, name) >= getattr(base, name)
-    assert cost(n=2 * n).operations > base.operations
-    assert (cost(q=2 * q).operations > base.operations) == sketched
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "squared", "binary_cross_entropy"])

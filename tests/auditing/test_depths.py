@@ -6,7 +6,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 import giveaway as ga
 from giveaway.auditing.depths import DepthAudit, with_depths
@@ -241,23 +240,6 @@ def test_records_are_read_once():
     found = audit_depths(model, Counted(), **options, depths=("head", "last:2", "all"))
     assert alone == Counted.reads
     np.testing.assert_array_equal(found["newton_all"], audit_depths(model, (x, y), **options)["newton_all"])
-
-
-def test_half_precision_and_keywords():
-    class Named(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body, self.head = nn.Linear(4, 5), nn.Linear(5, 3)
-
-        def forward(self, *, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-            return self.head(torch.tanh(self.body(a + b)))
-
-    _, x, y = made("mlp")
-    model = Named()
-    options = {"loss": "cross_entropy", "damping": 1.0, "depths": ("head", "all"), "method": "exact", "rows": [1]}
-    both = ({"a": x, "b": 0.5 * x}, y)
-    single, double = (audit_depths(model, both, **options, dtype=dtype) for dtype in (None, torch.float64))
-    np.testing.assert_allclose(single["influence_all"], double["influence_all"], rtol=1e-3)
 
 
 WRONG = [

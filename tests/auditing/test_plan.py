@@ -119,26 +119,12 @@ def test_scores_of_a_linear_head_are_refused_for_a_black_box(name):
     assert message == expected.format(name)
 
 
-@pytest.mark.parametrize("optimum", ["refit", "corrected"])
-def test_a_black_box_has_no_optimum_to_correct(optimum):
-    assert (
-        refused("expected", audit, black_box("classes"), optimum=optimum)
-        == f'optimum: expected "assumed" for a black box, got {optimum!r}; leave optimum out'
-    )
-
-
 @pytest.mark.parametrize(("names", "of_head"), [(["fused"], ("newton",)), (["loss", "left_out"], ("loss", "newton"))])
 def test_the_head_s_part_of_fused_is_computed_unasked(names, of_head):
     resolved = plan(made_head("classes", inputs=INPUTS), names)
     assert (resolved.of_head, resolved.of_view) == (of_head, (names[-1],))
     assert resolved.scores == tuple(names)
     assert not resolved.l2_sensitivity
-
-
-def test_names_are_taken_once_in_the_order_given_and_groups_make_people():
-    assert plan(made_head("classes"), ["newton", "loss", "newton"]).scores == ("newton", "loss")
-    assert plan(made_head("classes"), "newton").scores == ("newton",)
-    assert [plan(made_head("classes", groups=groups)).unit for groups in (None, PAIRS)] == ["record", "person"]
 
 
 @pytest.mark.parametrize(

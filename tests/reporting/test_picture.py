@@ -127,7 +127,6 @@ def test_the_map_shows_the_exact_gap_over_squared_error_and_leverage():
 
 
 PNG = b"\x89PNG\r\n"
-BAR_OF_GAPS = "mean of loss left out − loss trained on"
 
 
 def values(n: int = 60, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -211,14 +210,6 @@ def test_records_stand_above_their_queries(channels):
     assert figure_bytes(figure).startswith(PNG)
 
 
-@pytest.mark.parametrize("count", [1, 10, 13])
-def test_ten_pairs_at_most(count):
-    images = np.random.default_rng(0).random((count, 1, 2, 2))
-    figure = query_pictures(images, images, np.arange(count), "kl")
-    assert len(figure.axes) == 2 * min(count, 10)
-    assert figure.axes[min(count, 10) - 1].get_title() == f"row {min(count, 10) - 1}"
-
-
 @pytest.mark.parametrize(
     ("low", "high"),
     [(0.2, 0.8), (0.0, 1.0), (-3.0, 0.5), (0.5, 4.0), (-1.0, 2.0), (0.3, 0.3), (5.0, 5.0), (-2.0, -2.0)],
@@ -232,28 +223,6 @@ def test_a_picture_keeps_the_range_from_0_to_1_unless_it_leaves_it(low, high):
     assert record.min() >= 0.0
     assert record.max() <= 1.0
     np.testing.assert_array_equal(query, 0.5)  # each picture by its own range
-
-
-def test_pairs_in_the_caller_s_axes():
-    rng = np.random.default_rng(0)
-    records, queries = rng.random((3, 1, 4, 5)), rng.random((3, 1, 4, 5))
-    figure = Figure(figsize=(9, 4), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    assert query_pictures(records, queries, np.array([7, 2, 11]), "mean", axes=right) is figure
-    above, below = np.array(right.child_axes, dtype=object).reshape(2, 3)
-    figure.draw_without_rendering()
-    frame = right.get_position()
-    for column in range(3):
-        np.testing.assert_array_equal(image_in(above[column]), records[column, 0])
-        np.testing.assert_array_equal(image_in(below[column]), queries[column, 0])
-        record, query = above[column].get_position(), below[column].get_position()
-        assert query.y1 < record.y0
-        assert frame.x0 - 1e-9 <= record.x0 < record.x1 <= frame.x1 + 1e-9
-        assert column == 0 or above[column - 1].get_position().x1 < record.x0
-    assert [place.get_title() for place in above] == ["row 7", "row 2", "row 11"]
-    assert "largest mean distance" in right.get_title()
-    assert figure.get_suptitle() == ""
-    assert not left.child_axes
 
 
 DRAWN = {
@@ -291,19 +260,6 @@ def test_drawn_into_the_caller_s_axes(name, inside):
     if name == "recall":
         assert figure_bytes(figure).startswith(PNG)
     assert right.get_title(loc="left") == "mine"
-
-
-@pytest.mark.parametrize("name", ["influence", "gap"])
-def test_the_colour_bar_stands_beside_the_caller_s_axes(name):
-    figure = Figure()
-    above, below = figure.subplots(2, 1)
-    DRAWN[name](axes=below)
-    _, _, bar = figure.axes
-    assert bar.get_ylabel() in ("attack's success rate over models (0.5 is chance)", BAR_OF_GAPS)
-    figure.draw_without_rendering()
-    box, beside, other = (place.get_position() for place in (bar, below, above))
-    assert box.x0 > beside.x1
-    assert box.y1 < other.y0
 
 
 @pytest.mark.parametrize(
