@@ -1,4 +1,3 @@
-import copy
 from collections import OrderedDict
 from dataclasses import replace
 
@@ -100,80 +99,8 @@ def test_dict_batches_and_ids(model, x, y):
     np.testing.assert_allclose(found, whole(model.body(x)), atol=1e-6)
 
 
-def test_initial_features_do_not_depend_on_training(convolutional, images, y, generator):
-    other = trained(copy.deepcopy(convolutional), generator)
-    records = TensorDataset(images, y)
-    assert not np.allclose(
-        early_features(convolutional, records, layer="act"), early_features(other, records, layer="act")
-    )
-    first = early_features(convolutional, records, layer="act", initial=True, seed=3)
-    torch.manual_seed(99)  # nor on the random state
-    np.testing.assert_array_equal(early_features(other, records, layer="act", initial=True, seed=3), first)
-    assert not np.allclose(early_features(convolutional, records, layer="act", initial=True, seed=4), first)
-    assert not np.allclose(early_features(convolutional, records, layer="act"), first)
-
-
-def test_initial_weights_are_those_of_a_fresh_module(model, x, y):
-    found = early_features(model[:1], TensorDataset(x, y), layer="body", initial=True, seed=7)
-    with torch.random.fork_rng():
-        torch.manual_seed(7)
-        fresh = nn.Linear(6, 5)
-    np.testing.assert_allclose(found, whole(fresh(x)), atol=1e-6)
-
-
-@pytest.mark.parametrize("size", [BATCH, 11, N])
-def test_batch_norm_has_the_statistics_of_the_data(x, y, generator, size):
-    net = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Dropout(0.9), nn.Linear(5, 3), nn.BatchNorm1d(3))
-    trained(net, generator)
-    far = 40 + 5 * x
-    found = early_features(net, TensorDataset(far, y), layer="1", initial=True, batches=Batches(size))
-    before = early_features(net, TensorDataset(far, y), layer="0", initial=True).astype(np.float64)
-    blocks = [before[at : at + size] for at in range(0, N, size)]
-    blocks = [block for block in blocks if len(block) > 1]  # 11 leaves a record over, which has no variance
-    weights = [len(block) for block in blocks]
-    mean = np.average([block.mean(0) for block in blocks], axis=0, weights=weights)
-    variance = np.average([block.var(0, ddof=1) for block in blocks], axis=0, weights=weights)
-    np.testing.assert_allclose(found, (before - mean) / np.sqrt(variance + 1e-5), atol=2e-4)
-    assert np.isfinite(early_features(net, TensorDataset(far, y), layer="4", initial=True)).all()
-
-
-def test_batches_of_one_have_no_statistics(x, y):
-    net = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5))
-    assert early_features(net, TensorDataset(x, y), layer="0", batches=Batches(1)).shape == (N, 5)
-    with pytest.raises(InputError, match=r"batches.size: expected batches of at least 2 for batch-norm .*, got 1; use"):
-        early_features(net, TensorDataset(x, y), layer="0", batches=Batches(1), initial=True)
-
-
-def test_attention_and_modules_with_a_way_of_their_own_can_be_drawn_again(generator, y):
-    class Whole(nn.Module):
-        """A token of its own, drawn by the model itself, which also wants the bias of its part to be one."""
-
-        def __init__(self):
-            super().__init__()
-            self.token = nn.Parameter(torch.zeros(6))
-            self.block = nn.TransformerEncoderLayer(6, 2, 8, batch_first=True)
-            self.reset_parameters()
-
-        def reset_parameters(self):
-            nn.init.normal_(self.token)
-            nn.init.ones_(self.block.norm2.bias)
-
-        def forward(self, x):
-            return self.block(x + self.token)
-
-    tokens = torch.randn(N, 4, 6, generator=generator)
-    net = Whole()
-    first = early_features(net, TensorDataset(tokens, y), layer="block.norm2", initial=True)
-    trained(net, generator)
-    np.testing.assert_array_equal(
-        early_features(net, TensorDataset(tokens, y), layer="block.norm2", initial=True), first
-    )
-    np.testing.assert_allclose(first.mean(axis=1), 1.0, atol=1e-5)  # a layer norm's own mean is zero
-
-
-@pytest.mark.parametrize("initial", [False, True])
 @pytest.mark.parametrize("fails", [False, True])
-def test_the_model_and_the_random_state_are_left_as_they_were(convolutional, images, y, initial, fails):
+def test_the_model_and_the_random_state_are_left_as_they_were(convolutional, images, y, fails):
     net = convolutional.train()
     net.drop.eval()
     net.fc.weight.grad = torch.full_like(net.fc.weight, 2.0)
@@ -184,9 +111,9 @@ def test_the_model_and_the_random_state_are_left_as_they_were(convolutional, ima
     before = snapshot(net, loader)
     if fails:
         with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-            early_features(net, loader, layer="conv", initial=initial)
+            early_features(net, loader, layer="conv")
     else:
-        early_features(net, loader, layer="conv", initial=initial)
+        early_features(net, loader, layer="conv")
     assert snapshot(net, loader) == before
 
 
@@ -199,8 +126,7 @@ def test_arguments_that_cannot_be(model, x, y):
     for cells in (0, 1.5, "2"):
         with pytest.raises(InputError, match=f"cells: expected a whole number of at least 1, got {cells!r}; 2 suits"):
             early_features(model, records, layer="body", cells=cells)
-    with pytest.raises(InputError, match=r"seed: expected a whole number of at least 0, got None; any will do"):
-        early_features(model, records, layer="body", seed=None)
+    refused("initial: expected a freshly built model in its place", early_features, model, records, initial=True)
     refused(r"model: expected a torch\.nn\.Module, got str", early_features, "model", records, layer="body")
     with pytest.raises(InputError, match="device: expected where the model is, got meta"):
         early_features(model, records, layer="body", device="meta")
@@ -223,65 +149,11 @@ def test_layers_that_give_no_features(x, y, case):
     refused(words, early_features, Wrapped(inner, forward), TensorDataset(x, y), layer="net", batches=Batches(BATCH))
 
 
-class Scaled(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(6))
-
-    def forward(self, x):
-        return x * self.scale
-
-
-class Forgetful(Scaled):
-    def reset_parameters(self):
-        pass
-
-
-def old_weight_norm():
-    net = nn.Sequential(nn.utils.weight_norm(nn.Linear(6, 3)))
-    with torch.no_grad():
-        net(torch.ones(1, 6))  # else it cannot be copied either
-    return net
-
-
-new_weight_norm = nn.utils.parametrizations.weight_norm
-KEPT = {
-    "module '1', a Scaled, with no reset_parameters": lambda: nn.Sequential(nn.Tanh(), Scaled()),
-    "module 'net', a Forgetful, with a reset_parameters that ": lambda: Wrapped(Forgetful(), lambda net, x: net(x)),
-    "module '0', a Linear, with .* leaves 'weight_g'": old_weight_norm,
-    "'0.parametrizations.weight', a ParametrizationList, w": lambda: nn.Sequential(new_weight_norm(nn.Linear(6, 3))),
-}
-
-
-@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
-@pytest.mark.parametrize("got", KEPT)
-def test_what_cannot_be_drawn_again_is_named(x, y, got):
-    net = KEPT[got]()
-    layer = next(name for name, _ in net.named_modules() if name)
-    with pytest.raises(InputError, match=rf"^initial: expected modules that can draw .* got .*{got}.*; write one"):
-        early_features(net, TensorDataset(x, y), layer=layer, initial=True)
-
-
-def test_the_model_itself_and_what_cannot_be_copied(model, x, y):
-    class Root(Scaled):
-        def __init__(self):
-            super().__init__()
-            self.body = nn.Linear(6, 3)
-
-    with pytest.raises(InputError, match=r"got the model itself, a Root, with no reset_parameters; write one, or run"):
-        early_features(Root(), TensorDataset(x, y), layer="body", initial=True)
-    model.cache = model.body.weight * 2  # part of a graph
-    with pytest.raises(InputError, match=r"initial: expected a model that can be copied, got a Sequential that") as e:
-        early_features(model, TensorDataset(x, y), layer="body", initial=True)
-    assert "\n" not in str(e.value)
-
-
-@pytest.mark.parametrize("initial", [False, True])
-def test_an_audit_takes_them_as_a_second_view(convolutional, generator, initial):
+def test_an_audit_takes_them_as_a_second_view(convolutional, generator):
     n = 120
     images = torch.randn(n, 2, 6, 6, generator=generator)
     records = TensorDataset(images, (images[:, 0].mean((1, 2)) > 0).long())
-    seen = early_features(convolutional, records, layer="norm", initial=initial)
+    seen = early_features(convolutional, records, layer="norm")
     table = ga.audit(replace(from_torch(convolutional, records, l2=1.0), inputs=seen))
     assert np.isfinite(table["fused"]).all()
     assert len(table["fused"]) == n
