@@ -67,7 +67,11 @@ def nearest(name: str, choices: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     if near:
         return "did you mean " + " or ".join(near) + "?"
-    return "choose from " + ", ".join(known[:12]) + (", …" if len(known) > 12 else "")
+    return "choose from " + listed(known)
+
+
+def listed(names: list[str]) -> str:
+    return ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
 
 
 def as_tensor(argument: str, value: Any) -> torch.Tensor:

@@ -45,11 +45,7 @@ def early_of(model, data):
     return early_features(model, data, layer="body")
 
 
-def initial_of(model, data):
-    return early_features(model, data, layer="body", initial=True)
-
-
-every_reader = pytest.mark.parametrize("read", [from_torch, network_of, early_of, initial_of])
+every_reader = pytest.mark.parametrize("read", [from_torch, network_of, early_of])
 SHUFFLED = {
     "RandomSampler": lambda data: DataLoader(data, batch_size=4, shuffle=True),
     "WeightedRandomSampler": lambda data: DataLoader(data, sampler=WeightedRandomSampler(torch.ones(N), N)),
@@ -99,7 +95,7 @@ def test_a_network_has_no_ids_to_sort_by(model, x, y):
     state = torch.get_rng_state()
     assert torch.equal(network_of(model, named).records.keywords["input"], x)
     assert torch.equal(torch.get_rng_state(), state)
-    for read in (network_of, early_of, initial_of):
+    for read in (network_of, early_of):
         words = "got a sampler RandomSampler; use shuffle=False and no sampler"
         refused(words, read, model, DataLoader(named, shuffle=True))
 
@@ -162,7 +158,7 @@ def test_dropped_records_are_refused(model, x, y):
     words = "got drop_last=True, which leaves out 3 of 23; set drop_last=False"
     for data, id_key in ((TensorDataset(x, y), None), (TensorDataset(x, y, torch.arange(N)), 2)):
         refused(words, from_torch, model, DataLoader(data, batch_size=5, drop_last=True), batches=Batches(ids=id_key))
-    for read in (network_of, early_of, initial_of):
+    for read in (network_of, early_of):
         refused(words, read, model, DataLoader(TensorDataset(x, y), batch_size=5, drop_last=True))
 
 

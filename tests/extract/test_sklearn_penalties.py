@@ -167,5 +167,11 @@ def test_mlp_refusals(X, labels, values):
         warnings.simplefilter("ignore")
         model.fit(X, labels)
         poisson = MLPRegressor(hidden_layer_sizes=(4,), loss="poisson", max_iter=2).fit(X, np.abs(values[:, 0]))
-    refused("early_stopping=True, which kept some of these records out of training", from_sklearn, model, X, labels)
+    refused(
+        "early stopping on a validation set, which kept some of these records out of training",
+        from_sklearn,
+        model,
+        X,
+        labels,
+    )
     refused("expected loss='squared_error', got loss='poisson'", from_sklearn, poisson, X, np.abs(values[:, 0]))

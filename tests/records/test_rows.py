@@ -61,7 +61,9 @@ def test_shards_read_as_one_array(tmp_path_factory, sizes, dtype, data):
 def test_bits_of_bfloat16_become_float32(tmp_path):
     values = torch.randn(9, 4, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
     bits = values.view(torch.int16).numpy()
-    rows = FileRows("features", mapped(tmp_path, [bits[:4], bits[4:]]), bfloat16=True)
+    rows = FileRows(
+        "features", mapped(tmp_path, [bits[:4].view(row_module.BFLOAT16), bits[4:].view(row_module.BFLOAT16)])
+    )
     assert (rows.dtype, rows.shape) == (torch.float32, (9, 4))
     assert torch.equal(rows[2:7], values[2:7].float())
     assert torch.equal(rows[torch.tensor([8, 0, 8])], values[[8, 0, 8]].float())

@@ -11,13 +11,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from giveaway.checks import as_tensor, check_shape, fail, rows_at_a_time
+from giveaway.checks import as_tensor, check_shape, fail, listed, rows_at_a_time
 from giveaway.extract.batches import RecordBatch
 from giveaway.extract.reader import RecordReader
-from giveaway.extract.user_files import COMPRESSED, ONCE, ROWS, read_folder, read_stored
+from giveaway.extract.user_files import ONCE, ROWS, compressed, read_folder, read_stored
 from giveaway.records.examples import as_records, infer_loss
 from giveaway.records.head import Head
-from giveaway.records.rows import LARGE_BYTES, LazyRows, LinearRows, Pair, Stream, as_float_rows, check_same_kind
+from giveaway.records.rows import (
+    LARGE_BYTES,
+    LazyRows,
+    LinearRows,
+    Pair,
+    Stream,
+    as_float_rows,
+    check_same_kind,
+    widened,
+)
 from giveaway.records.witnesses import is_relatives, witnesses_in
 
 ARRAYS = (*ROWS, *ONCE, "inputs", "options")
@@ -58,14 +67,12 @@ def from_file(
         stored, ignored, notes = read_folder(file)
     elif file.suffix in (".npz", ".safetensors"):
         arrays, ignored = read_stored("file", file, lambda name: name in ARRAYS or is_relatives(name), LARGE_BYTES)
-        stored = {name: array.rows(name) for name, array in arrays.items()}
-        notes = [
-            COMPRESSED.format(name) for name in ("features", "outputs") if name in stored and arrays[name].compressed
-        ]
+        stored = {name: array if array.nbytes >= LARGE_BYTES else widened(array) for name, array in arrays.items()}
+        notes = [note for name, array in arrays.items() for note in compressed(name, [array])]
     else:
         raise fail("file", "an .npz or .safetensors file", file.name, "save the arrays with numpy.savez")
     if ignored:
-        notes = [f"ignored keys: {_listed(ignored)}", *notes]
+        notes = [f"ignored keys: {listed(ignored)}", *notes]
     black_box = "features" not in stored and "outputs" in stored and not {"weight", "bias"} & stored.keys()
     if black_box:
         notes.append("no features: a black box, of which only outputs and inputs can be scored")
@@ -74,7 +81,7 @@ def from_file(
     if not {"outputs", "weight"} & stored.keys():
         lacking.append(("outputs", "add outputs or weight"))
     for key, remedy in lacking:
-        got = f"keys {_listed(sorted([*stored, *ignored]))}" if stored or ignored else "no keys"
+        got = f"keys {listed(sorted([*stored, *ignored]))}" if stored or ignored else "no keys"
         raise fail(key, f"{CONTENTS} in {file.name}", got, remedy)
     saved, settings = "options" in stored, {}
     if saved:
@@ -251,10 +258,6 @@ def linear_outputs(
     if bias is not None:
         outputs += bias.to(torch.float64)
     return outputs
-
-
-def _listed(keys: list[str]) -> str:
-    return ", ".join(keys[:12]) + (", …" if len(keys) > 12 else "")
 
 
 def _saved_options(file: Path, text: str) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -52,7 +52,11 @@ class RecordBatch:
 
     def inputs_on(self, device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return copies of the inputs, which the model may write into."""
-        return _moved(self.arguments, device), _moved(self.keywords, device)
+
+        def copied(leaf: Any) -> Any:
+            return leaf.to(device, copy=True) if isinstance(leaf, torch.Tensor) else leaf
+
+        return _mapped(self.arguments, copied), _mapped(self.keywords, copied)
 
     def leaves(self) -> Iterator[Any]:
         """Yield tensors, arrays, lists of plain values and single values of inputs and targets, without nesting."""
@@ -66,7 +70,13 @@ class RecordBatch:
 
     def of_rows(self, rows: list[int]) -> RecordBatch:
         """Return the batch of some of its rows; what belongs to no single row stays as it is."""
-        arguments, keywords = (_rows_of(value, rows, self.rows) for value in (self.arguments, self.keywords))
+
+        def chosen(leaf: Any) -> Any:
+            if not _has_rows(leaf, self.rows):
+                return leaf
+            return leaf[rows] if isinstance(leaf, torch.Tensor | np.ndarray) else [leaf[row] for row in rows]
+
+        arguments, keywords = _mapped(self.arguments, chosen), _mapped(self.keywords, chosen)
         return RecordBatch(arguments, keywords, self.targets[rows], None if self.ids is None else self.ids[rows])
 
     def row_shapes(self) -> tuple[Any, ...]:
@@ -148,15 +158,14 @@ def _split_sequence(parts: list[Any], keys: Batches) -> tuple[Any, Any, Any]:
     return inputs, parts[target_at], None if id_at is None else parts[id_at]
 
 
-def _moved(value: Any, device: torch.device) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.to(device, copy=True)
+def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Change every leaf of nested mappings, tuples and lists."""
     if isinstance(value, Mapping):
-        return {key: _moved(part, device) for key, part in value.items()}
-    if isinstance(value, tuple | list):
-        parts = [_moved(part, device) for part in value]
+        return {key: _mapped(part, change) for key, part in value.items()}
+    if isinstance(value, tuple | list) and not _is_plain_list(value):
+        parts = [_mapped(part, change) for part in value]
         return parts if isinstance(value, list) else type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
-    return value
+    return change(value)
 
 
 def _leaves(value: Any) -> Iterator[Any]:
@@ -176,17 +185,6 @@ def _has_rows(leaf: Any, rows: int) -> bool:
     if isinstance(leaf, torch.Tensor | np.ndarray):
         return leaf.ndim > 0 and len(leaf) == rows
     return isinstance(leaf, list | tuple) and len(leaf) == rows
-
-
-def _rows_of(value: Any, rows: list[int], count: int) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _rows_of(part, rows, count) for key, part in value.items()}
-    if isinstance(value, tuple | list) and not _is_plain_list(value):
-        parts = [_rows_of(part, rows, count) for part in value]
-        return parts if isinstance(value, list) else type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
-    if not _has_rows(value, count):
-        return value
-    return value[rows] if isinstance(value, torch.Tensor | np.ndarray) else [value[row] for row in rows]
 
 
 def _same_but_for_padding(row: Any, alone: Any) -> bool:

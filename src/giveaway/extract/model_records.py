@@ -130,64 +130,50 @@ class InputCollector:
     def __init__(self, wanted: bool | None, total: int | None) -> None:
         if wanted not in (None, True, False):
             raise fail("keep.inputs", "True, False or None", repr(wanted), "leave it out to keep what can be kept")
-        self._wanted, self._total, self._active = wanted, total, wanted is not False
-        self._tensors, self._texts = RowBuffer("inputs", total), list[str]()
-        self._kind: str | None = None
+        self._wanted, self._total = wanted, total
+        self._kept = None if wanted is False else RowBuffer("keep.inputs", total)
         self._rows = self._bytes = 0
 
     def add(self, batch: RecordBatch) -> None:
-        if not self._active:
+        if self._kept is None:
             return
         try:
-            self._add(_only_input(batch), batch.rows)
+            block = self._checked(batch)
+            self._kept.add(block)
+            self._rows += batch.rows
         except InputError:
             if self._wanted:
                 raise
-            self._active = False
-            self._tensors, self._texts = RowBuffer("inputs", None), []
+            self._kept = None
 
     def joined(self) -> Any:
         """Return all rows, a tensor or a list of strings; None where they were not kept."""
-        if not self._active or self._kind is None:
-            return None
-        return self._texts or self._tensors.joined()
+        return None if self._kept is None or not self._rows else self._kept.joined()
 
-    def _add(self, block: Any, rows: int) -> None:
-        text = isinstance(block, list)
-        kind = "strings" if text else row_kind(block)
-        if self._kind not in (None, kind):
-            raise fail("keep.inputs", f"rows of {self._kind} in every batch", f"rows of {kind}", "make records alike")
-        self._kind = kind
+    def _checked(self, batch: RecordBatch) -> Any:
+        """Return the batch's one input, a tensor on the CPU or a list of strings, with one row a record."""
+        values, expected = batch.inputs, "a model of one input, a tensor or strings"
+        value = values[0]
+        if len(values) != 1:
+            raise fail("keep.inputs", expected, f"{len(values)} inputs", LATER)
+        text = isinstance(value, list | tuple) and all(isinstance(line, str) for line in value)
+        if isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
+            value = torch.from_numpy(np.ascontiguousarray(value))
+        if not text and (not isinstance(value, torch.Tensor) or value.layout != torch.strided):
+            raise fail("keep.inputs", expected, f"a {type(value).__name__}", LATER)
+        block = list(value) if text else value.detach().cpu()
+        if (not text and block.ndim == 0) or len(block) != batch.rows:
+            raise fail("keep.inputs", "one row of input a record", f"other rows for {batch.rows} targets", LATER)
         # Integers may be the ids of tokens, which are no quantities.
-        quantities = not text and block.ndim >= 2 and (block.is_floating_point() or block.dtype == torch.uint8)
-        if self._wanted is None and not text and not quantities:
-            raise fail("keep.inputs", "tables or images of floats or bytes", kind, "say inputs=True")
+        quantities = text or (block.ndim >= 2 and (block.is_floating_point() or block.dtype == torch.uint8))
+        if self._wanted is None and not quantities:
+            raise fail("keep.inputs", "tables or images of floats or bytes", row_kind(block), "say inputs=True")
         self._bytes += sum(map(len, block)) if text else block.nbytes
         known = not text and self._total is not None
-        size = block.nbytes // max(1, rows) * self._total if known else self._bytes
+        size = block.nbytes // max(1, batch.rows) * self._total if known else self._bytes
         if size > INPUT_BYTES:
             got = f"{'' if known else 'at least '}{size / 2**30:.3g} GiB"
             raise fail("keep.inputs", f"at most {INPUT_BYTES / 2**30:g} GiB of inputs", got, LATER)
-        if text:
-            self._texts.extend(block)
-        else:
+        if not text:
             check_finite("inputs", block, self._rows)
-            self._tensors.add(block if known else block.clone())
-        self._rows += rows
-
-
-def _only_input(batch: RecordBatch) -> Any:
-    """Return the batch's one input, a tensor on the CPU or a list of strings, with one row a record."""
-    values, expected = batch.inputs, "a model of one input, a tensor or strings"
-    if len(values) != 1:
-        raise fail("keep.inputs", expected, f"{len(values)} inputs", LATER)
-    (value,) = values
-    if isinstance(value, list | tuple) and all(isinstance(text, str) for text in value):
-        value = list(value)
-    elif isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
-        value = torch.from_numpy(np.ascontiguousarray(value))
-    elif not isinstance(value, torch.Tensor) or value.layout != torch.strided:
-        raise fail("keep.inputs", expected, f"a {type(value).__name__}", LATER)
-    if getattr(value, "ndim", 1) == 0 or len(value) != batch.rows:
-        raise fail("keep.inputs", "one row of input a record", f"other rows for {batch.rows} targets", LATER)
-    return value.detach().cpu() if isinstance(value, torch.Tensor) else value
+        return block if text or known else block.clone()

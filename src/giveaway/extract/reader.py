@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from hashlib import sha256
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -242,16 +243,16 @@ def _other_record(row: int, got: str) -> InputError:
 
 
 class RowBuffer:
-    """Blocks of rows joined into one tensor, written in place where the number of rows is known beforehand."""
+    """Blocks of rows joined into one tensor, written in place where their number is known beforehand; or lists."""
 
     def __init__(self, name: str, total: int | None) -> None:
         self._name, self._total, self._filled = name, total, 0
-        self._blocks: list[torch.Tensor] = []
+        self._blocks: list[Any] = []
 
-    def add(self, block: torch.Tensor) -> None:
+    def add(self, block: Any) -> None:
         if self._blocks:
             check_same_kind(self._name, block, self._blocks[0])
-        if self._total is None:
+        if self._total is None or isinstance(block, list):
             self._blocks.append(block)
             return
         if not self._blocks:
@@ -259,7 +260,9 @@ class RowBuffer:
         self._blocks[0][self._filled : self._filled + len(block)] = block
         self._filled += len(block)
 
-    def joined(self) -> torch.Tensor:
+    def joined(self) -> Any:
+        if isinstance(self._blocks[0], list):
+            return list(chain(*self._blocks))
         return self._blocks[0] if len(self._blocks) == 1 else torch.cat(self._blocks)
 
 

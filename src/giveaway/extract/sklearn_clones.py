@@ -12,7 +12,7 @@ from sklearn.base import clone
 from sklearn.pipeline import Pipeline
 
 from giveaway.checks import fail
-from giveaway.extract.sklearn_head import HARMLESS, LEAST_PROBABILITY, class_indices
+from giveaway.extract.sklearn_head import LEAST_PROBABILITY, as_rows, class_indices, words_of
 from giveaway.storage.arrays import digest_of
 
 SAME = 1e-6  # between predict_proba and the softmax of a decision function
@@ -40,7 +40,7 @@ def fitted_clone(estimator: Any, X: Any, y: np.ndarray, rows: np.ndarray, seed: 
     if hasattr(X, "iloc"):
         some = X.iloc[rows]
     else:
-        some = [X[row] for row in rows.tolist()] if isinstance(X, list) else _indexable(X)[rows]
+        some = [X[row] for row in rows.tolist()] if isinstance(X, list) else as_rows(X)[rows]
     return made.fit(some, y[rows])
 
 
@@ -50,8 +50,7 @@ def refused_halves() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        line = str(error).partition("\n")[0]
-        got = line if HARMLESS.match(line) else f"one that it refuses ({type(error).__name__})"
+        got = words_of(error, "one that it refuses")
         remedy = 'a class or category may be missing there: merge rare ones, or set handle_unknown="ignore"'
         raise fail("estimator", "a fit to every half of the records", got, remedy) from error
 
@@ -120,7 +119,3 @@ def _in_words(value: Any) -> str:
 def _columns(outputs: np.ndarray) -> np.ndarray:
     """Return one decision value a record as the logits of two classes."""
     return np.stack([np.zeros_like(outputs), outputs], axis=1) if outputs.ndim == 1 else outputs
-
-
-def _indexable(X: Any) -> Any:
-    return X.tocsr() if hasattr(X, "tocsr") else np.asarray(X)

@@ -17,7 +17,7 @@ from sklearn.pipeline import Pipeline
 from sklearn.utils import compute_sample_weight
 from sklearn.utils.validation import check_is_fitted
 
-from giveaway.checks import ROWS_PER_CHECK, InputError, as_tensor, check_shape, fail
+from giveaway.checks import ROWS_PER_CHECK, as_tensor, check_shape, errors_about, fail
 from giveaway.extract.arrays import linear_outputs
 from giveaway.extract.bags import out_of_bag
 from giveaway.records.head import Head
@@ -81,8 +81,13 @@ def from_sklearn(
     if held_out is not None:
         names["held_out"] = _held_out(whole, held_out)
     if black_box:
-        fields = _black_box(estimator, X, y, sample_weight, groups)
-        return Head(None, sample_weight=sample_weight, **names, **fields)  # type: ignore[arg-type]
+        outputs, targets, loss = _predictions(estimator, X, y)
+        check_fit_on_all(estimator)
+        left_out = out_of_bag(estimator, X, outputs, sample_weight=sample_weight, groups=groups)
+        said = {"outputs": outputs, "out_of_bag": left_out}
+        if loss == "cross_entropy":
+            said = {name: None if p is None else _logarithms(p) for name, p in said.items()}
+        return Head(None, targets=targets, loss=loss, sample_weight=sample_weight, **names, **said)  # type: ignore[arg-type]
     fields = _linear_fields(estimator, X, y, sample_weight)
     return Head(intercept=fields["bias"] is not None, **names, **fields)
 
@@ -111,15 +116,13 @@ def _held_out(estimator: Any, records: Any) -> tuple[Any, Any]:
     """Return what the estimator says of records that it was not fitted with, in the units of a head's outputs."""
     if not isinstance(records, tuple | list) or len(records) != 2:
         raise fail("held_out", "(X, y) of records held out", f"a {type(records).__name__}", "pass both, as X and y are")
-    try:
+    with errors_about("held_out "):
         estimator, X = last_step(estimator, records[0])
         if type(estimator) in FIELDS:
             fields = _linear_fields(estimator, X, records[1], None)
             return fields["outputs"], fields["targets"]
         outputs, targets, loss = _predictions(estimator, X, records[1])
         return _logarithms(outputs) if loss == "cross_entropy" else outputs, targets
-    except InputError as error:
-        raise InputError(f"held_out {error}") from error
 
 
 def _is_black_box(estimator: Any) -> bool:
@@ -129,17 +132,6 @@ def _is_black_box(estimator: Any) -> bool:
     classifies = isinstance(estimator, ClassifierMixin) or mark == "classifier"
     predicts = (classifies and hasattr(estimator, "predict_proba")) or isinstance(estimator, RegressorMixin)
     return (predicts or mark == "regressor") and not hasattr(estimator, "coef_")
-
-
-def _black_box(estimator: Any, X: Any, y: Any, sample_weight: Any, groups: Any) -> dict[str, Any]:
-    """Return logarithms of probabilities with class indices, or values with squared loss; of a bag out-of-bag too."""
-    outputs, targets, loss = _predictions(estimator, X, y)
-    check_fit_on_all(estimator)
-    left_out = out_of_bag(estimator, X, outputs, sample_weight=sample_weight, groups=groups)
-    said = {"outputs": outputs, "out_of_bag": left_out}
-    if loss == "cross_entropy":
-        said = {name: None if p is None else _logarithms(p) for name, p in said.items()}
-    return {"targets": targets, "loss": loss, **said}
 
 
 def _predictions(estimator: Any, X: Any, y: Any) -> tuple[np.ndarray, np.ndarray, str]:
@@ -171,7 +163,7 @@ def check_fit_on_all(estimator: Any) -> None:
 
 def _checked_inputs(estimator: Any, X: Any, y: Any) -> tuple[Any, np.ndarray]:
     """Return X as numbers (sparse if it was) and y, in the shapes that `estimator` was fitted with."""
-    X = X.tocsr() if hasattr(X, "tocsr") else np.asarray(X)
+    X = as_rows(X)
     if X.ndim != 2:
         raise fail("X", "shape (records, features)", f"shape {X.shape}", REFIT)
     y = checked_targets(y, X.shape[0])
@@ -287,9 +279,7 @@ def _times(sample_weight: Any, factor: np.ndarray) -> np.ndarray:
 
 def _last_layer(estimator: Any, X: Any, y: np.ndarray, sample_weight: Any) -> dict[str, Any]:
     """Read the last layer of MLPClassifier or MLPRegressor; features are what the last hidden layer gives."""
-    if estimator.early_stopping:
-        got = "early_stopping=True, which kept some of these records out of training"
-        raise fail("estimator", "a fit on every record", got, "fit with early_stopping=False")
+    check_fit_on_all(estimator)
     if isinstance(estimator, MLPRegressor):
         if getattr(estimator, "loss", "squared_error") != "squared_error":
             raise fail("estimator", "loss='squared_error'", f"loss={estimator.loss!r}", "fit with the squared loss")
@@ -300,7 +290,7 @@ def _last_layer(estimator: Any, X: Any, y: np.ndarray, sample_weight: Any) -> di
         loss, factor = "binary_cross_entropy" if multi_label else "cross_entropy", 1.0
         targets = y if multi_label else class_indices(y, estimator.classes_)
     return {
-        "features": _last_hidden_layer(estimator, X),
+        "features": _hidden(estimator, X),
         "weight": np.ascontiguousarray(estimator.coefs_[-1].T),
         "bias": estimator.intercepts_[-1],
         "targets": targets,
@@ -320,7 +310,7 @@ def _penalties_a_pass(estimator: Any, n: int) -> float:
     return n * (full / size + (1 / rest if rest else 0.0)) / (full + (rest > 0))
 
 
-def _last_hidden_layer(estimator: Any, X: Any) -> np.ndarray:
+def _hidden(estimator: Any, X: Any) -> np.ndarray:
     layers = list(zip(estimator.coefs_[:-1], estimator.intercepts_[:-1], strict=True))
     if not layers:
         return _dense(X)
@@ -364,9 +354,16 @@ def refusals(estimator: Any) -> Iterator[None]:
         got = f"an unfitted {type(estimator).__name__}"
         raise fail("estimator", "a fitted estimator", got, "fit it first") from error
     except ValueError as error:
-        line = str(error).partition("\n")[0]
-        got = line if HARMLESS.match(line) else f"others ({type(error).__name__})"
-        raise fail("X", "inputs the estimator accepts", got, REFIT) from error
+        raise fail("X", "inputs the estimator accepts", words_of(error, "others"), REFIT) from error
+
+
+def words_of(error: ValueError, else_: str) -> str:
+    line = str(error).partition("\n")[0]
+    return line if HARMLESS.match(line) else f"{else_} ({type(error).__name__})"
+
+
+def as_rows(X: Any) -> Any:
+    return X.tocsr() if hasattr(X, "tocsr") else np.asarray(X)
 
 
 FIELDS: dict[type, Callable[[Any, Any, np.ndarray, Any], dict[str, Any]]] = {

@@ -15,6 +15,7 @@ from sklearn.utils.validation import check_is_fitted
 from giveaway.checks import check_whole, fail
 from giveaway.extract.sklearn_head import (
     LEAST_PROBABILITY,
+    as_rows,
     check_fit_on_all,
     checked_targets,
     class_indices,
@@ -94,7 +95,7 @@ def fit_traced(
         return whole, trace
     _check_partial_fit(estimator)
     model = clone(estimator)
-    X = X if hasattr(X, "iloc") else X.tocsr() if hasattr(X, "tocsr") else np.asarray(X)
+    X = X if hasattr(X, "iloc") else as_rows(X)
     y = checked_targets(y, X.shape[0])
     n, classes = len(y), is_classifier(model)
     first = {"classes": np.unique(y)} if classes else {}

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Subset
 
 from giveaway.checks import errors_about, fail, renamed
-from giveaway.extract.batches import MOVED, USUAL, Batches, RecordBatch
+from giveaway.extract.batches import MOVED, USUAL, Batches
 from giveaway.extract.feature_cache import ROWS, FeatureCache, SharedCache, Sinks
 from giveaway.extract.head_layer import HeadLayer
 from giveaway.extract.model_records import InputCollector, places_of
@@ -232,26 +232,32 @@ class RecordsHeldOut:
 
 
 def _run(
-    reader: RecordReader, layer: HeadLayer, collector: InputCollector, variants: Variants, sinks: Mapping[str, Any]
-) -> None:
-    """Run the model over all records into `sinks`, and read the data again to see that rows are records."""
-    first = True
+    reader: RecordReader,
+    layer: HeadLayer,
+    collector: InputCollector,
+    variants: Variants,
+    sinks: Mapping[str, Any],
+    *,
+    streamed: bool = False,
+) -> Pair:
+    """Run the model over all records into `sinks`, and read the data again to see that rows are records; return the
+    rows of the first batch. Where they are streamed, the model runs over that one alone, and over variants."""
+    first: Pair | None = None
     for batch in reader.first_pass():
         collector.add(batch)  # before the model can write into its inputs
         asked = variants.of(batch)
-        rows = layer.rows_of(batch)
-        if first:
+        rows = layer.rows_of(batch) if first is None or not streamed else first
+        if first is None:
             check_is_function(layer.model, layer.rows_of, batch, rows)
-            first = False
+            first = rows
         for name, block in zip(ROWS, (*rows, batch.targets), strict=True):
-            sinks[name].add(block)
-        _add_relatives(asked, layer, sinks)
+            if name == "targets" or not streamed:
+                sinks[name].add(block)
+        for name, batches in asked.items():
+            sinks[PREFIX + name].add(mean_outputs(name, batches, lambda batch: layer.rows_of(batch)[1]))
+    assert first is not None
     reader.check_records()
-
-
-def _add_relatives(asked: dict[str, list[RecordBatch]], layer: HeadLayer, sinks: Mapping[str, Any]) -> None:
-    for name, batches in asked.items():
-        sinks[PREFIX + name].add(mean_outputs(name, batches, lambda batch: layer.rows_of(batch)[1]))
+    return first
 
 
 def _through_cache(
@@ -297,19 +303,9 @@ def _through_cache(
 
 
 def _streamed(reader: RecordReader, layer: HeadLayer, collector: InputCollector, variants: Variants) -> dict[str, Any]:
-    """Keep the targets, and outputs on variants: the model runs over the first batch here, and again in each pass."""
-    kept, first = Sinks(lambda name: RowBuffer(name, reader.total)), None
-    weights = model_digest(layer.model)
-    for batch in reader.first_pass():
-        collector.add(batch)
-        asked = variants.of(batch)
-        if first is None:
-            first = layer.rows_of(batch)
-            check_is_function(layer.model, layer.rows_of, batch, first)
-        kept["targets"].add(batch.targets)
-        _add_relatives(asked, layer, kept)
-    assert first is not None
-    reader.check_records()
+    """Keep the targets, and outputs on variants: the model runs again in each pass."""
+    kept, weights = Sinks(lambda name: RowBuffer(name, reader.total)), model_digest(layer.model)
+    first = _run(reader, layer, collector, variants, kept, streamed=True)
     next(reader.later_pass())  # another order is refused here, not in a long audit
 
     def begin() -> Iterator[Pair]:

@@ -111,10 +111,22 @@ def untouched(model: nn.Module, loader: DataLoader[Any], *, proved: bool = True)
     digest before and after.
     """
     before = _state(model) if proved else {}
+    buffers = [(module, dict(module._buffers)) for module in model.modules()]
+    values = [
+        (buffer, buffer.detach().clone()) for _, held in buffers for buffer in held.values() if buffer is not None
+    ]
     try:
-        with _evaluated(model, loader):
+        # no_grad, not inference_mode: a tensor the model caches in its forward must stay usable in training.
+        with evaluation_mode(model, loader), torch.no_grad():
             yield
     finally:
+        for module, held in buffers:
+            module._buffers.clear()
+            module._buffers.update(held)
+        with torch.no_grad():
+            for buffer, value in values:
+                if not torch.equal(buffer, value):
+                    buffer.copy_(value)
         after = _state(model) if proved else {}
         if changed := [name for name, value in before.items() if after[name] != value]:
             got = f"one that changed its {' and '.join(changed)}"
@@ -130,25 +142,6 @@ def _state(model: nn.Module) -> dict[str, Any]:
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     counts = [len(getattr(module, name)) for module in model.modules() for name in hooks]
     return {"parameters or buffers": model_digest(model), "gradients": grads.hexdigest(), "hooks": counts}
-
-
-@contextmanager
-def _evaluated(model: nn.Module, loader: DataLoader[Any]) -> Iterator[None]:
-    buffers = [(module, dict(module._buffers)) for module in model.modules()]
-    values = [
-        (buffer, buffer.detach().clone()) for _, held in buffers for buffer in held.values() if buffer is not None
-    ]
-    # no_grad, not inference_mode: a tensor the model caches in its forward must stay usable in training.
-    with evaluation_mode(model, loader), torch.no_grad():
-        try:
-            yield
-        finally:
-            for module, held in buffers:
-                module._buffers.clear()
-                module._buffers.update(held)
-            for buffer, value in values:
-                if not torch.equal(buffer, value):
-                    buffer.copy_(value)
 
 
 def check_is_function(

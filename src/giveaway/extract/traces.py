@@ -19,6 +19,7 @@ from giveaway.extract.reader import READ_AGAIN, RecordReader, RowBuffer
 from giveaway.extract.torch_model import device_of, load_weights, untouched, unwrapped
 from giveaway.records.examples import check_targets, infer_loss
 from giveaway.records.loss_trace import LossTrace
+from giveaway.storage.files import file_digest
 from giveaway.text import progress_of
 
 LossOf = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -120,8 +121,11 @@ def _named_loss(name: str, outputs: torch.Tensor, targets: torch.Tensor) -> tupl
 def _in_order(checkpoints: Any) -> list[Path]:
     """Return the files that are named, those of a pattern by the numbers in their names."""
     if isinstance(checkpoints, str | os.PathLike):
-        found = glob.glob(os.path.expanduser(checkpoints), recursive=True)
-        files = [Path(name) for name in sorted(found, key=_numbers_by_value)]
+        found = [
+            (re.split(r"(\d+)", name), name) for name in glob.glob(os.path.expanduser(checkpoints), recursive=True)
+        ]
+        by_value = sorted(([int(part) if part.isdigit() else part for part in parts], name) for parts, name in found)
+        files = [Path(name) for _, name in by_value]
     else:
         files = [Path(name) for name in checkpoints]
     if len(files) < LEAST:
@@ -130,20 +134,13 @@ def _in_order(checkpoints: Any) -> list[Path]:
     return files
 
 
-def _numbers_by_value(name: str) -> list[str | int]:
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", str(name))]
-
-
 def _digest(files: Sequence[Path]) -> str:
     """Return one digest of all files; refuse two that are the same."""
     known: dict[str, Path] = {}
     for file in files:
-        try:
-            with file.open("rb") as stream:
-                digest = hashlib.file_digest(stream, "sha256").hexdigest()
-        except OSError as error:
-            got = f"{file} ({error.strerror or error})"
-            raise fail("checkpoints", "files that can be read", got, "check the path") from error
+        digest = file_digest(file.resolve())
+        if digest is None:
+            raise fail("checkpoints", "files that can be read", str(file), "check the path")
         if digest in known:
             got = f"{file.name} with the weights of {known[digest].name}"
             raise fail("checkpoints", "different checkpoints", got, "leave one of them out")

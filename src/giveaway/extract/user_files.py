@@ -12,24 +12,21 @@ import os
 import sys
 import zipfile
 from collections import defaultdict
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from giveaway.checks import InputError, as_tensor, check_names, fail, nearest
+from giveaway.checks import InputError, check_names, fail, nearest
 from giveaway.records import Signals
 from giveaway.records.examples import as_numbers, as_records
-from giveaway.records.rows import LARGE_BYTES, FileRows, LazyRows
+from giveaway.records.rows import BFLOAT16, LARGE_BYTES, FileRows, widened
 from giveaway.records.signals import KINDS as SIGNALS
 from giveaway.records.witnesses import HELD_OUT, is_relatives
 from giveaway.storage.arrays import PLAIN, npy_header, read_arrays, read_member, read_npy, reading
 
 TRUST = "trust it with --allow-pickle (it can run any code)"
-COMPRESSED = "{} compressed, so read whole: numpy.savez would leave them on disk"
 SAFETENSORS = {
     "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<i2", "BOOL": "?", "U8": "u1", "I8": "i1",
     "I16": "<i2", "U16": "<u2", "I32": "<i4", "U32": "<u4", "I64": "<i8", "U64": "<u8",
@@ -174,25 +171,7 @@ def read_npz_keys(argument: str, path: Any, keys: tuple[str, ...], plain: str = 
         return [read_member(stored, key) for key in keys]
 
 
-@dataclass(frozen=True, eq=False)
-class StoredArray:
-    """An array of a file, mapped or read; bfloat16 as its bits, which is all that NumPy can hold of it."""
-
-    array: np.ndarray
-    bfloat16: bool = False
-    compressed: bool = False
-
-    def value(self) -> np.ndarray | torch.Tensor:
-        if not self.bfloat16:
-            return self.array
-        return torch.from_numpy(np.array(self.array)).view(torch.bfloat16).to(torch.float32)
-
-    def rows(self, name: str) -> np.ndarray | torch.Tensor | LazyRows:
-        large = self.bfloat16 and isinstance(self.array, np.memmap) and self.array.nbytes >= LARGE_BYTES
-        return FileRows(name, [self.array], bfloat16=True) if large else self.value()
-
-
-def read_stored(argument: str, path: Path, wanted: Wanted, large: int) -> tuple[dict[str, StoredArray], list[str]]:
+def read_stored(argument: str, path: Path, wanted: Wanted, large: int) -> tuple[dict[str, np.ndarray], list[str]]:
     """Return the wanted arrays of a file, mapped from `large` bytes on, and the names of the others, not read."""
     with reading(argument, path, f"{path.suffix} file") as file:
         if path.suffix == ".npz":
@@ -203,10 +182,7 @@ def read_stored(argument: str, path: Path, wanted: Wanted, large: int) -> tuple[
         if not wanted(name):
             return {}, [name]
         with file.open("rb") as stream:
-            dtype, shape, order, offset = npy_header(stream)
-        whole = not shape or not math.prod(shape)
-        array = np.load(file, allow_pickle=False) if whole else _mapped(file, dtype, shape, order, offset)
-        return {name: StoredArray(array)}, []
+            return {name: _mapped(file, *npy_header(stream), large)}, []
 
 
 def read_folder(folder: Path) -> tuple[dict[str, Any], list[str], list[str]]:
@@ -221,7 +197,7 @@ def read_folder(folder: Path) -> tuple[dict[str, Any], list[str], list[str]]:
         raise fail("file", "files of one kind in the folder", got, "keep one kind there, and move the others away")
     shards, ignored = kinds != [".npy"], set[str]()
     known = {*ROWS, *ONCE} if shards else {*ROWS, *ONCE, "inputs"}
-    parts: defaultdict[str, dict[Path, StoredArray]] = defaultdict(dict)
+    parts: defaultdict[str, dict[Path, np.ndarray]] = defaultdict(dict)
     for file in files:
         arrays, others = read_stored("file", file, lambda name: name in known or is_relatives(name), large=0)
         ignored |= set(others)
@@ -236,7 +212,7 @@ def read_folder(folder: Path) -> tuple[dict[str, Any], list[str], list[str]]:
         if not shards and len(names) > 1 and (name not in by_row or f"{name}.npy" in names):
             expected = f"{name}.npy" + (f" or {name}-*.npy" if name in by_row else "")
             raise fail(name, expected, " and ".join(names[:2]), "keep one of them")
-    stored: dict[str, Any] = {name: next(iter(parts[name].values())).value() for name in parts if name not in by_row}
+    stored: dict[str, Any] = {name: widened(*parts[name].values()) for name in parts if name not in by_row}
     with_rows = sorted({file for name in by_row for file in parts[name]}) if shards else []
     first: dict[Path, tuple[str, int]] = {}  # the first array of each shard, and its rows
     notes = []
@@ -247,70 +223,67 @@ def read_folder(folder: Path) -> tuple[dict[str, Any], list[str], list[str]]:
             if file not in places:
                 got = f"no {name} in {file.name}"
                 raise fail(name, "the same arrays in every shard", got, "write it there as well")
-            beside, rows = first.setdefault(file, (name, len(places[file].array)))
-            if len(places[file].array) != rows:
-                expected, got = f"{rows} rows in {file.name}, as of {beside}", f"{len(places[file].array)} rows"
+            beside, rows = first.setdefault(file, (name, len(places[file])))
+            if len(places[file]) != rows:
+                expected, got = f"{rows} rows in {file.name}, as of {beside}", f"{len(places[file])} rows"
                 raise fail(name, expected, got, "write one row a record in every array")
-        size = sum(part.array.nbytes for part in places.values())
-        if name not in IN_MEMORY and size >= LARGE_BYTES and any(part.compressed for part in places.values()):
-            notes.append(COMPRESSED.format(name))
+        notes += compressed(name, places.values())
     return stored, sorted(ignored), notes
 
 
-def _stacked(name: str, places: dict[Path, StoredArray]) -> Any:
+def compressed(name: str, arrays: Collection[np.ndarray]) -> list[str]:
+    """Say of large features and outputs that are not mapped that they were compressed."""
+    read = sum(array.nbytes for array in arrays) >= LARGE_BYTES and any(
+        type(one) is np.ndarray and one.size for one in arrays
+    )
+    return [f"{name} compressed, so read whole: numpy.savez would leave them on disk"] * (read and name in ROWS[:2])
+
+
+def _stacked(name: str, places: dict[Path, np.ndarray]) -> Any:
     """Return rows of several files, one below the other: lazily where they are large, else in memory."""
     first_file, first = next(iter(places.items()))
     for file, part in places.items():
-        if part.array.ndim == 0:
+        if part.ndim == 0:
             raise fail(name, f"rows in {file.name}", "a single number", "write one row a record")
-        if part.array.shape[1:] != first.array.shape[1:]:
-            expected = f"rows of shape {first.array.shape[1:]} as in {first_file.name}"
-            got = f"rows of shape {part.array.shape[1:]} in {file.name}"
+        if part.shape[1:] != first.shape[1:]:
+            expected = f"rows of shape {first.shape[1:]} as in {first_file.name}"
+            got = f"rows of shape {part.shape[1:]} in {file.name}"
             raise fail(name, expected, got, "write all shards with the same columns")
-        if name not in IN_MEMORY and (part.array.dtype, part.bfloat16) != (first.array.dtype, first.bfloat16):
-            expected, got = f"{first.array.dtype} as in {first_file.name}", f"{part.array.dtype} in {file.name}"
+        if name not in IN_MEMORY and part.dtype != first.dtype:
+            expected, got = f"{first.dtype} as in {first_file.name}", f"{part.dtype} in {file.name}"
             raise fail(name, expected, got, "write all shards in one precision")
     if name in IN_MEMORY:
-        return np.concatenate([np.asarray(part.value()) for part in places.values()])
-    flat = name != "features" and first.array.ndim == 1
-    arrays = [part.array.reshape(-1, 1) if flat else part.array for part in places.values()]
-    as_tensor(name, arrays[0][:0])  # refuses what is not numbers
-    rows = FileRows(name, arrays, bfloat16=first.bfloat16)
+        return np.concatenate([np.asarray(widened(part)) for part in places.values()])
+    flat = name != "features" and first.ndim == 1
+    rows = FileRows(name, [part.reshape(-1, 1) if flat else part for part in places.values()])
     return rows if rows.nbytes >= LARGE_BYTES else rows.whole()
 
 
-def _read_npz(file: Path, wanted: Wanted, large: int) -> tuple[dict[str, StoredArray], list[str]]:
-    arrays, others = {}, []
+def _read_npz(file: Path, wanted: Wanted, large: int) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Map the large members that stand in the archive as they are, and read the others."""
+    arrays = {}
     with np.load(file, allow_pickle=False) as stored, file.open("rb") as stream:
         members = {info.filename.removesuffix(".npy"): info for info in stored.zip.infolist()}
-        for name in stored.files:
-            if not wanted(name):
-                others.append(name)
-                continue
+        for name in filter(wanted, stored.files):
             info = members[name]
             stands = info.compress_type == zipfile.ZIP_STORED and not info.flag_bits & 1
-            array = _mapped_member(file, stream, info) if stands and info.file_size >= large else None
-            whole = read_member(stored, name) if array is None else array
-            arrays[name] = StoredArray(whole, compressed=not stands and whole.nbytes >= large)
-    return arrays, sorted(others)
+            if not stands or info.file_size < large:
+                arrays[name] = read_member(stored, name)
+                continue
+            stream.seek(info.header_offset)
+            local = stream.read(30)
+            if local[:4] != b"PK\x03\x04":
+                raise ValueError("no local header")
+            sizes = (int.from_bytes(local[at : at + 2], "little") for at in (26, 28))
+            start = stream.seek(info.header_offset + 30 + sum(sizes))
+            dtype, shape, order, offset = npy_header(stream)
+            if offset + math.prod(shape) * dtype.itemsize != start + info.file_size:
+                raise ValueError("a member that ends elsewhere")
+            arrays[name] = _mapped(file, dtype, shape, order, offset, large)
+        return arrays, sorted(name for name in stored.files if not wanted(name))
 
 
-def _mapped_member(file: Path, stream: Any, info: zipfile.ZipInfo) -> np.ndarray | None:
-    """Map a member that stands in the archive as it is; None where it is too small to be mapped."""
-    stream.seek(info.header_offset)
-    local = stream.read(30)
-    if local[:4] != b"PK\x03\x04":
-        raise ValueError("no local header")
-    start = info.header_offset + 30 + int.from_bytes(local[26:28], "little") + int.from_bytes(local[28:30], "little")
-    stream.seek(start)
-    dtype, shape, order, offset = npy_header(stream)
-    count = math.prod(shape)
-    if offset + count * dtype.itemsize != start + info.file_size:
-        raise ValueError("a member that ends elsewhere")
-    return _mapped(file, dtype, shape, order, offset) if shape and count else None
-
-
-def _read_safetensors(file: Path, wanted: Wanted, large: int) -> tuple[dict[str, StoredArray], list[str]]:
+def _read_safetensors(file: Path, wanted: Wanted, large: int) -> tuple[dict[str, np.ndarray], list[str]]:
     """Read a length, a JSON header with each tensor's place, and the tensors' bytes, the last to the end."""
     size = file.stat().st_size
     with file.open("rb") as stream:
@@ -331,19 +304,18 @@ def _read_safetensors(file: Path, wanted: Wanted, large: int) -> tuple[dict[str,
             if kind not in SAFETENSORS:
                 remedy = "convert it to float32 or int64 and write the file again"
                 raise fail(name, f"numbers of a known type in {file.name}", f"type {kind[:12]}", remedy)
-            dtype = np.dtype(SAFETENSORS[kind])
+            dtype = BFLOAT16 if kind == "BF16" else np.dtype(SAFETENSORS[kind])
             if min(shape, default=0) < 0 or low < 0 or math.prod(shape) * dtype.itemsize != high - low:
                 raise ValueError("a shape that is not that of its bytes")
-            if high - low >= max(large, 1) and shape:
-                array: np.ndarray = _mapped(file, dtype, shape, "C", 8 + length + low)
-            else:
-                stream.seek(8 + length + low)
-                array = np.frombuffer(stream.read(high - low), dtype).reshape(shape).copy()
-            arrays[name] = StoredArray(array, kind == "BF16")
+            arrays[name] = _mapped(file, dtype, shape, "C", 8 + length + low, large)
     return arrays, sorted(name for name in header if not wanted(name))
 
 
-def _mapped(file: Path, dtype: np.dtype, shape: tuple[int, ...], order: Any, offset: int) -> np.memmap:
-    if offset + math.prod(shape) * dtype.itemsize > file.stat().st_size:
+def _mapped(file: Path, dtype: np.dtype, shape: tuple[int, ...], order: Any, offset: int, large: int) -> np.ndarray:
+    """Map an array that lies in a file, or read it where it has less than `large` bytes, or none."""
+    count = math.prod(shape)
+    if offset + count * dtype.itemsize > file.stat().st_size:
         raise ValueError("an array beyond the file")
-    return np.memmap(file, dtype, "r", offset, shape, order)
+    if shape and count and count * dtype.itemsize >= large:
+        return np.memmap(file, dtype, "r", offset, shape, order)
+    return np.fromfile(file, dtype, count, offset=offset).reshape(shape, order=order)

@@ -129,12 +129,12 @@ class LossTrace:
         Of torch's losses, what is recorded leaves out class weights and label smoothing, which say how training counts
         a record, not what the model says of it, and what `ignore_index` leaves out.
         """
-        if self._plain[0] is not criterion:
-            self._plain = (criterion, plain(criterion) if type(criterion) in CRITERIA else None)
-        if self._plain[1] is None:
+        if type(criterion) not in CRITERIA:  # and is not kept, as it may be a method of the model
             each = criterion(outputs, targets)
             self.add(rows, each)
             return each.mean()
+        if self._plain[0] is not criterion:
+            self._plain = (criterion, plain(criterion))
         which = self._checked(rows)
         if outputs.shape[0] != which.shape[0]:
             raise fail("rows", f"{len(outputs)} row numbers, one an output", str(len(which)), "give those of the batch")

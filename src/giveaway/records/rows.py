@@ -16,6 +16,7 @@ import torch
 from giveaway.checks import InputError, as_tensor, check_finite, fail, rows_at_a_time
 
 LARGE_BYTES = 64 * 2**20  # what lies in files is read window by window from this size on
+BFLOAT16 = np.dtype([("bfloat16", "<i2")])  # NumPy has no such numbers: their bits
 SCATTERED = 64  # rows looked up before their pages go: the system maps what lies around each, too
 PARTS = ("features", "outputs")  # of a stream
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -85,14 +86,13 @@ class LazyRows(ABC):
 
 
 class FileRows(LazyRows):
-    """Memory maps, one below the other, whose pages are released once they are read; `bfloat16` says that 16-bit
-    integers are the bits of bfloat16, given as float32."""
+    """Memory maps, one below the other, whose pages are released once they are read; BFLOAT16 comes as float32."""
 
-    def __init__(self, argument: str, arrays: Sequence[np.ndarray], *, bfloat16: bool = False) -> None:
-        self.argument, self.arrays, self.bfloat16 = argument, list(arrays), bfloat16
+    def __init__(self, argument: str, arrays: Sequence[np.ndarray]) -> None:
+        self.argument, self.arrays = argument, list(arrays)
         self._starts = np.cumsum([0, *(len(array) for array in self.arrays)])
         shape = (int(self._starts[-1]), *self.arrays[0].shape[1:])
-        super().__init__(shape, torch.float32 if bfloat16 else self._converted(self.arrays[0][:0]).dtype, "cpu")
+        super().__init__(shape, self._sent(np.array(self.arrays[0][:0]), "cpu").dtype, "cpu")
 
     def _consecutive(self, start: int, stop: int) -> torch.Tensor:
         blocks = [np.array(self.arrays[0][:0])]
@@ -101,7 +101,7 @@ class FileRows(LazyRows):
             if low < high:
                 blocks.append(np.array(array[low:high]))
                 _release(array)
-        return self._sent(blocks[-1] if len(blocks) <= 2 else np.concatenate(blocks))
+        return self._sent(blocks[-1] if len(blocks) <= 2 else np.concatenate(blocks), self.device)
 
     def _numbered(self, numbers: torch.Tensor) -> torch.Tensor:
         wanted = numbers.numpy()
@@ -112,16 +112,12 @@ class FileRows(LazyRows):
             for some in np.array_split(here, -(-len(here) // SCATTERED)):
                 block[some] = self.arrays[place][wanted[some] - self._starts[place]]
                 _release(self.arrays[place])
-        return self._sent(block)
+        return self._sent(block, self.device)
 
-    def _sent(self, block: np.ndarray) -> torch.Tensor:
-        if self.bfloat16:  # widened on the device: half as much to send
-            return _on_device(torch.from_numpy(block).view(torch.bfloat16), self.device).to(self.dtype)
-        return _on_device(self._converted(block), self.device)
-
-    def _converted(self, block: np.ndarray) -> torch.Tensor:
-        tensor = as_tensor(self.argument, np.asarray(block))
-        return tensor if tensor.is_floating_point() else tensor.to(torch.float64)
+    def _sent(self, block: np.ndarray, device: Any) -> torch.Tensor:
+        if block.dtype == BFLOAT16:  # widened on the device: half as much to send
+            return _on_device(_bfloat16(block), torch.device(device)).float()
+        return _on_device(_as_floats(self.argument, block), torch.device(device))
 
 
 class HostRows(LazyRows):
@@ -319,8 +315,21 @@ def as_float_rows(argument: str, value: Any) -> torch.Tensor | LazyRows:
     # what is computed from a map is of its type, but lies in memory
     if getattr(rows, "_mmap", None) is not None and rows.ndim and rows.nbytes >= LARGE_BYTES:
         return FileRows(argument, [rows])
+    return _as_floats(argument, rows)
+
+
+def _as_floats(argument: str, rows: Any) -> torch.Tensor:
     tensor = as_tensor(argument, rows)
     return tensor if tensor.is_floating_point() else tensor.to(torch.float64)
+
+
+def widened(array: np.ndarray) -> np.ndarray:
+    """Return BFLOAT16 as float32, and other arrays as they are."""
+    return array if array.dtype != BFLOAT16 else _bfloat16(np.array(array)).float().numpy()
+
+
+def _bfloat16(bits: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(bits.view("<i2")).view(torch.bfloat16)
 
 
 def selected_rows(rows: torch.Tensor | LazyRows, numbers: torch.Tensor) -> torch.Tensor:
@@ -347,11 +356,13 @@ def placed(rows: torch.Tensor | LazyRows, device: torch.device, room: float) -> 
     return lazy.whole() if lazy.looked_up and lazy.nbytes <= room else lazy
 
 
-def check_same_kind(name: str, block: torch.Tensor, first: torch.Tensor) -> None:
+def check_same_kind(name: str, block: Any, first: Any) -> None:
     """Refuse a block whose rows have another shape or type than those of the first."""
     if (kind := row_kind(block)) != (known := row_kind(first)):
         raise fail(name, f"rows of {known} in every batch", f"rows of {kind}", "make all records alike")
 
 
-def row_kind(block: torch.Tensor) -> str:
+def row_kind(block: Any) -> str:
+    if isinstance(block, list):
+        return "strings"
     return f"shape {tuple(block.shape[1:])} and type {str(block.dtype).removeprefix('torch.')}"
