@@ -132,10 +132,7 @@ def check_targets(
     if loss == "binary_cross_entropy":
         y = y.unsqueeze(1) if y.ndim == 1 else y
         check_shape("targets", y, (n, m), f"({n}, {m}), one 0/1 label an output")
-        y = _check_probabilities(y)
-        if m == 1 and not one_class:
-            _check_two_classes(y)
-        return y
+        return _two_classes(_check_probabilities(y), one_class or m > 1)
     if y.ndim == 2:
         if m == 1:
             raise fail("targets", "0/1 labels (n,) for one logit", f"shape {tuple(y.shape)}", "pass class indices")
@@ -144,9 +141,7 @@ def check_targets(
         worst = float((y.sum(1) - 1).abs().max())
         if worst > 1e-4:
             raise fail("targets", "probability rows that sum to 1", f"a row off by {worst:.3g}", "normalize them")
-        if not one_class:
-            _check_two_classes(y)
-        return y / y.sum(1, keepdim=True)
+        return _two_classes(y, one_class) / y.sum(1, keepdim=True)
     if y.is_floating_point() and (m > 1 or bool((y != y.round()).any())):
         raise _float_labels(y)
     y = y.to(torch.int64)
@@ -155,15 +150,14 @@ def check_targets(
         bad = int(((y < 0) | (y >= classes)).nonzero()[0])
         expected, got = f"class labels from 0 to {classes - 1}", f"another label in row {bad}"
         raise fail("targets", expected, got, "number the classes from 0 in the order of the outputs")
-    if not one_class:
-        _check_two_classes(y)
-    return y
+    return _two_classes(y, one_class)
 
 
-def _check_two_classes(y: torch.Tensor) -> None:
-    """Refuse labels that are all the same and certain."""
-    if bool((y == y[0]).all()) and bool((y[0] == y[0].round()).all()):
+def _two_classes(y: torch.Tensor, one_class: bool) -> torch.Tensor:
+    """Return the labels; refuse those that are all the same and certain, unless `one_class`."""
+    if not one_class and bool((y == y[0]).all()) and bool((y[0] == y[0].round()).all()):
         raise fail("targets", "at least two classes", "one class only", "pass the whole training set")
+    return y
 
 
 def _float_labels(y: torch.Tensor) -> InputError:

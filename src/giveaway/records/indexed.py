@@ -25,8 +25,6 @@ class Indexed(Dataset):
     def __getitems__(self, rows: list[int]) -> list[Any]:
         fetch = getattr(self.dataset, "__getitems__", None)  # what loaders ask for a whole batch, where there is one
         items = [self.dataset[row] for row in rows] if fetch is None else fetch(rows)
-        if all(type(item) is tuple for item in items):
-            return [(*item, row) for item, row in zip(items, rows, strict=True)]
         return [_with_row(item, row) for item, row in zip(items, rows, strict=True)]
 
 

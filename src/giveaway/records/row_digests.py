@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
@@ -47,10 +48,11 @@ class RowDigests:
             raise fail("digests", "those of an audit, with their key", "those of signals", "take table.digests")
         of = {}
         for name, value in contents.items():
-            rows = _as_rows(value, of_targets=name == "targets")
-            if rows is None:
+            rows = _as_rows(value)
+            if rows is None or (name == "targets" and _is_text(rows)):
                 continue
-            kind = f"{name} {_shape(rows)}"
+            rows = _target_rows(as_tensor("targets", rows)) if name == "targets" else rows
+            kind = f"{name} {tuple(np.shape(rows)[1:])}{' of text' if _is_text(rows) else ''}"
             if kind == "targets (1,)" and bool(((rows >= 0) & (rows == rows.round())).all()):
                 kind = CLASSES
             of[kind] = _digested(rows, self.key)
@@ -124,53 +126,43 @@ def _target_rows(targets: torch.Tensor) -> np.ndarray:
     return rows.float().numpy()
 
 
-def _as_rows(value: Any, *, of_targets: bool) -> Any:
-    """Return an array, a matrix or a list whose rows can be digested; None of other things, such as a Dataset."""
-    if of_targets and value is not None:
-        numbers = isinstance(value, torch.Tensor) or np.asarray(value).dtype.kind in "fiub"
-        return _target_rows(as_tensor("targets", value)) if numbers else None
+def _as_rows(value: Any) -> Any:
+    """Return an array, a sparse matrix or a list whose rows can be digested; None of other things, as a Dataset."""
     if hasattr(value, "tocsr"):
         return value.tocsr()
     if hasattr(value, "iloc"):
         value = value.to_numpy()
     if isinstance(value, torch.Tensor):
         return value.detach()
-    if isinstance(value, list | tuple) and not all(isinstance(row, str) for row in value):
-        try:
+    with suppress(ValueError):  # rows of several lengths
+        if isinstance(value, list | tuple) and not all(isinstance(row, str) for row in value):
             value = np.asarray(value)
-        except ValueError:  # rows of several lengths
-            return None
-    return value if isinstance(value, np.ndarray | list | tuple) and len(value) else None
+        return value if isinstance(value, np.ndarray | list | tuple) and len(value) else None
 
 
-def _shape(rows: Any) -> str:
-    """Name what a row is: rows of two shapes, or numbers and text, are never compared."""
-    numbers = getattr(getattr(rows, "dtype", None), "kind", "f") in "fiub" and hasattr(rows, "shape")
-    return f"{tuple(np.shape(rows)[1:])}{'' if numbers else ' of text'}"
+def _is_text(rows: Any) -> bool:
+    return not hasattr(rows, "dtype") or (isinstance(rows, np.ndarray) and rows.dtype.kind not in "fiub")
 
 
 def _digested(rows: Any, key: bytes) -> np.ndarray:
     """Digest every row; numbers as float32, so that the type that holds them does not matter."""
-    count = rows.shape[0] if hasattr(rows, "shape") else len(rows)
-    if isinstance(rows, np.ndarray) and rows.shape[1:] == (1,):
-        distinct, where = np.unique(rows.ravel(), return_inverse=True)
-        return _hashed(_numbers(distinct), key)[where]
-    blocks = (rows[start : start + ROWS_PER_CHECK] for start in range(0, count, ROWS_PER_CHECK))
-    return np.concatenate([_hashed(_numbers(block), key) for block in blocks])
+    if not _is_text(rows) and rows.shape[1:] == (1,) and isinstance(rows, np.ndarray):
+        distinct, where = np.unique(rows, return_inverse=True)
+        return _hashed(distinct[:, None], key)[where.ravel()]
+    count = len(rows) if isinstance(rows, list | tuple) else rows.shape[0]
+    starts = range(0, count, ROWS_PER_CHECK)
+    return np.concatenate([_hashed(rows[start : start + ROWS_PER_CHECK], key) for start in starts])
 
 
-def _numbers(block: Any) -> Any:
-    """Return the rows of a block as contiguous float32, or as bytes where they are no numbers."""
-    if hasattr(block, "toarray"):
-        block = block.toarray()
-    if isinstance(block, torch.Tensor):
-        block = block.cpu().float().numpy()
-    if isinstance(block, np.ndarray) and block.dtype.kind in "fiub":
-        return np.ascontiguousarray(block.reshape(len(block), -1), dtype=np.float32) + np.float32(0)  # −0 is 0
-    rows = block.tolist() if isinstance(block, np.ndarray) else block
-    return [repr(row).encode("utf-8", "surrogatepass") for row in rows]
-
-
-def _hashed(rows: Any, key: bytes) -> np.ndarray:
-    joined = b"".join(blake2b(row, digest_size=8, key=key).digest() for row in rows)
-    return np.frombuffer(joined, "<u8")
+def _hashed(block: Any, key: bytes) -> np.ndarray:
+    rows: Any
+    if _is_text(block):
+        cells = block.tolist() if isinstance(block, np.ndarray) else block
+        rows = [repr(row).encode("utf-8", "surrogatepass") for row in cells]
+    else:
+        held = (
+            block.toarray() if hasattr(block, "toarray") else block.cpu() if isinstance(block, torch.Tensor) else block
+        )
+        numbers = np.asarray(held, dtype=np.float32).reshape(len(held), -1)
+        rows = np.ascontiguousarray(numbers + np.float32(0))  # −0 is 0
+    return np.frombuffer(b"".join(blake2b(row, digest_size=8, key=key).digest() for row in rows), "<u8")

@@ -36,11 +36,9 @@ def _relatives(value: Any, n: int, m: int, loss: str) -> dict[str, Rows] | None:
         if not isinstance(name, str) or not name.isidentifier():
             raise fail("relatives", "variants named by a plain word", repr(name), "call it mirror, shift, or the like")
         argument = "relatives" if name == ALONE else f"relatives[{name!r}]"
-        rows = as_float_rows(argument, array)
-        check_shape(argument, rows, (n, m), f"({n}, {m}), the outputs on that variant of every record")
-        check_logarithms(rows, loss, argument)
-        check_finite(argument, rows)
-        outputs[name] = rows
+        outputs[name] = _outputs(
+            argument, array, (n, m), f"({n}, {m}), the outputs on that variant of every record", loss
+        )
     return outputs or None
 
 
@@ -49,12 +47,9 @@ def _held_out(value: Any, n: int, m: int, loss: str) -> tuple[Rows, torch.Tensor
     if not isinstance(value, tuple | list) or len(value) != 2:
         got = f"{len(value)} parts" if isinstance(value, tuple | list) else f"a {type(value).__name__}"
         raise fail("held_out", "(outputs, targets) of records held out", got, "pass both, in one order")
-    rows = as_float_rows("held_out outputs", value[0])
-    check_shape("held_out outputs", rows, (None, m), f"(records held out, {m})")
+    rows = _outputs("held_out outputs", value[0], (None, m), f"(records held out, {m})", loss)
     if len(rows) == 0:
         raise fail("held_out", "at least one record", "none", "pass a validation set, or None")
-    check_logarithms(rows, loss, "held_out outputs")
-    check_finite("held_out outputs", rows)
     with errors_about("held_out "):
         return rows, check_targets(as_tensor("targets", value[1]), rows, loss, one_class=True)
 
@@ -71,6 +66,14 @@ def _out_of_bag(value: Any, n: int, m: int, loss: str) -> torch.Tensor:
     told = torch.where(silent, 1.0 / m, rows)  # passes for a row of probabilities, as for one of finite logits
     check_logarithms(told, loss, "out_of_bag")
     check_finite("out_of_bag", told)
+    return rows
+
+
+def _outputs(argument: str, value: Any, shape: tuple[int | None, ...], meaning: str, loss: str) -> Rows:
+    rows = as_float_rows(argument, value)
+    check_shape(argument, rows, shape, meaning)
+    check_logarithms(rows, loss, argument)
+    check_finite(argument, rows)
     return rows
 
 
