@@ -121,11 +121,10 @@ def _named_loss(name: str, outputs: torch.Tensor, targets: torch.Tensor) -> tupl
 def _in_order(checkpoints: Any) -> list[Path]:
     """Return the files that are named, those of a pattern by the numbers in their names."""
     if isinstance(checkpoints, str | os.PathLike):
-        found = [
-            (re.split(r"(\d+)", name), name) for name in glob.glob(os.path.expanduser(checkpoints), recursive=True)
-        ]
-        by_value = sorted(([int(part) if part.isdigit() else part for part in parts], name) for parts, name in found)
-        files = [Path(name) for _, name in by_value]
+        found = glob.glob(os.path.expanduser(checkpoints), recursive=True)
+        numbers = re.compile(r"(\d+)").split
+        found.sort(key=lambda name: [int(part) if part.isdigit() else part for part in numbers(name)])
+        files = [Path(name) for name in found]
     else:
         files = [Path(name) for name in checkpoints]
     if len(files) < LEAST:
