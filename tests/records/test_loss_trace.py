@@ -1,8 +1,10 @@
 """Loss traces: what is recorded is the mean loss of every record and epoch, whoever trains and whatever is killed."""
 
+import gc
 import os
 import signal
 import time
+import weakref
 from itertools import count
 from multiprocessing import get_context
 from pathlib import Path
@@ -219,6 +221,28 @@ def test_a_function_of_the_user_gives_one_loss_a_record() -> None:
     each = (LOGITS - LOGITS.flip(0)).abs().sum(1)
     torch.testing.assert_close(returned, each.mean())
     np.testing.assert_allclose(trace.losses[0], each, rtol=HALF)
+
+
+def test_a_trace_keeps_neither_the_model_nor_its_graph() -> None:
+    """What outlives its process group can hang at the end of a run; a trace must not be what keeps it."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 3)
+
+        def own(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            return (self.layer(outputs) - targets).abs().sum(1)
+
+    trace, model = LossTrace(4, losses_per_epoch=99), Model()
+    for criterion in (nn.MSELoss(), model.own):
+        trace.loss(criterion, model.layer(LOGITS), LOGITS, range(4))
+    left = weakref.ref(model)
+    del model, criterion
+    gc.collect()
+    assert left() is None
+    trace.end_epoch()
+    assert trace.epochs == 1
 
 
 def test_indexed_items_find_their_records_under_any_sampler() -> None:

@@ -67,7 +67,8 @@ def from_file(
         stored, ignored, notes = read_folder(file)
     elif file.suffix in (".npz", ".safetensors"):
         arrays, ignored = read_stored("file", file, lambda name: name in ARRAYS or is_relatives(name), LARGE_BYTES)
-        stored = {name: array if array.nbytes >= LARGE_BYTES else widened(array) for name, array in arrays.items()}
+        lazy = {name for name, array in arrays.items() if array.nbytes >= LARGE_BYTES and name not in ONCE}
+        stored = {name: array if name in lazy else widened(array) for name, array in arrays.items()}
         notes = [note for name, array in arrays.items() for note in compressed(name, [array])]
     else:
         raise fail("file", "an .npz or .safetensors file", file.name, "save the arrays with numpy.savez")

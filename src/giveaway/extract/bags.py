@@ -56,8 +56,12 @@ def out_of_bag(
         voices[left_out] += 1
     total[voices == 0] = np.nan
     total /= np.maximum(voices, 1).reshape(-1, *(1 for _ in shape))
-    if groups is None:
-        _check_own(estimator, total)
+    own = getattr(estimator, "oob_decision_function_", getattr(estimator, "oob_prediction_", None))
+    if groups is None and own is not None and not estimator.warm_start:  # which keeps what an earlier fit found
+        known = np.isfinite(total).reshape(n, -1).all(axis=1)
+        if own.shape != total.shape or not np.allclose(own[known], total[known], rtol=1e-5, atol=1e-6):
+            got = "others, or another order (the estimator's own out-of-bag predictions differ)"
+            raise fail("X", "the records that the estimator was fitted on", got, OF_THE_FIT)
     return total if voices.any() else None
 
 
@@ -84,16 +88,6 @@ def _check_leaves(tree: BaseDecisionTree, leaves: np.ndarray, place: int) -> Non
     held = np.bincount(leaves, minlength=nodes.node_count)
     if not np.array_equal(held, np.where(nodes.children_left < 0, nodes.n_node_samples, 0)):
         got = f"others, or another order (tree {place} has other records in its leaves)"
-        raise fail("X", "the records that the estimator was fitted on", got, OF_THE_FIT)
-
-
-def _check_own(bag: Any, total: np.ndarray) -> None:
-    own = getattr(bag, "oob_decision_function_", getattr(bag, "oob_prediction_", None))
-    if own is None or bag.warm_start:  # a warm start keeps what an earlier fit found
-        return
-    known = np.isfinite(total).reshape(len(total), -1).all(axis=1)
-    if own.shape != total.shape or not np.allclose(own[known], total[known], rtol=1e-5, atol=1e-6):
-        got = "others, or another order (the estimator's own out-of-bag predictions differ)"
         raise fail("X", "the records that the estimator was fitted on", got, OF_THE_FIT)
 
 

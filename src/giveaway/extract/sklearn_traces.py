@@ -1,8 +1,7 @@
 """Loss traces of models in scikit-learn's way: boosted trees from their stages, others fitted batch by batch."""
 
 import os
-from collections.abc import Iterator
-from itertools import islice
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -50,7 +49,8 @@ def trace_of_stages(estimator: Any, X: Any, y: Any, *, stages: int = STAGES, ids
     with refusals(estimator):
         check_is_fitted(estimator)
     check_fit_on_all(estimator)
-    total, classes = _stages_of(estimator), is_classifier(estimator)
+    classes = is_classifier(estimator)
+    total, said_after = _staged(estimator, X)
     if total < 2:
         raise fail("estimator", "at least 2 stages", str(total), "a trace needs stages on the way")
     targets = checked_targets(y, X.shape[0] if hasattr(X, "shape") else len(X))
@@ -58,7 +58,7 @@ def trace_of_stages(estimator: Any, X: Any, y: Any, *, stages: int = STAGES, ids
         targets = class_indices(targets, np.asarray(estimator.classes_))
     counts = np.unique(np.geomspace(1, total, stages).round().astype(int))
     with refusals(estimator):
-        losses = [_losses(said, targets, classes=classes) for said in _predictions(estimator, X, counts)]
+        losses = [_losses(said_after(count), targets, classes=classes) for count in counts.tolist()]
     return LossTrace.from_losses(np.stack(losses), targets=targets, ids=ids)
 
 
@@ -125,39 +125,23 @@ def fit_traced(
     return model, trace
 
 
-def _stages_of(estimator: Any) -> int:
-    """Return how many stages a fitted model predicts with."""
-    maker = _maker(estimator)
-    if maker == "xgboost":
+def _staged(estimator: Any, X: Any) -> tuple[int, Callable[[int], np.ndarray]]:
+    """Return how many stages a fitted model predicts with, and what it says of X after so many; ask in order."""
+    classes = is_classifier(estimator)
+    predict = estimator.predict_proba if classes else estimator.predict
+    packages = {kind.__module__.partition(".")[0] for kind in type(estimator).__mro__}  # which need not be installed
+    if "xgboost" in packages:
         best = getattr(estimator, "best_iteration", None)
-        return estimator.get_booster().num_boosted_rounds() if best is None else best + 1
-    if maker == "lightgbm":
-        return estimator.best_iteration_ or estimator.n_estimators_
+        total = estimator.get_booster().num_boosted_rounds() if best is None else best + 1
+        return total, lambda count: np.asarray(predict(X, iteration_range=(0, count)))
+    if "lightgbm" in packages:
+        total = estimator.best_iteration_ or estimator.n_estimators_
+        return total, lambda count: np.asarray(predict(X, num_iteration=count))
     if not hasattr(estimator, "staged_predict"):
         raise fail("estimator", BOOSTED, type(estimator).__name__, "record a trace in training, or use checkpoints")
-    return estimator.n_iter_ if hasattr(estimator, "n_iter_") else len(estimator.estimators_)
-
-
-def _predictions(estimator: Any, X: Any, counts: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield probabilities, or values, after each of these numbers of stages."""
-    classes, maker = is_classifier(estimator), _maker(estimator)
-    if maker:
-        predict = estimator.predict_proba if classes else estimator.predict
-        for count in counts.tolist():
-            given = {"iteration_range": (0, count)} if maker == "xgboost" else {"num_iteration": count}
-            yield np.asarray(predict(X, **given))
-        return
-    staged = (estimator.staged_predict_proba if classes else estimator.staged_predict)(X)
-    done = 0
-    for count in counts.tolist():
-        yield next(islice(staged, count - done - 1, None))
-        done = count
-
-
-def _maker(estimator: Any) -> str | None:
-    """Return "xgboost" or "lightgbm" where it is theirs; neither need be installed to ask."""
-    packages = {kind.__module__.partition(".")[0] for kind in type(estimator).__mro__}
-    return next(iter(packages & {"xgboost", "lightgbm"}), None)
+    total = estimator.n_iter_ if hasattr(estimator, "n_iter_") else len(estimator.estimators_)
+    staged = enumerate((estimator.staged_predict_proba if classes else estimator.staged_predict)(X), start=1)
+    return total, lambda count: next(said for stage, said in staged if stage == count)
 
 
 def _losses(predicted: np.ndarray, targets: np.ndarray, *, classes: bool) -> np.ndarray:
