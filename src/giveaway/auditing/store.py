@@ -92,11 +92,12 @@ def check_folder(place: AuditFolder, expected: Provenance, *, overwrite: bool = 
 def save_audit(place: AuditFolder, tables: dict[str, ScoreTable], pages: dict[str, str | bytes]) -> None:
     """Write every file, or none; the pages of a validation stay listed."""
     earlier = place.read() if place.marked else {}
-    for name, table in tables.items():
-        # stored signals are known by the key of the first audit, which was of the same inputs
-        digests = RowDigests.load(place, f"{name}-digests.npz") or table.digests
-        replace(table, digests=digests).stage(place, name)
     meta = next(iter(tables.values())).meta.to_json()
+    of, known = (stated.get("provenance", {}).get("inputs_sha256") for stated in (meta, earlier))
+    for name, table in tables.items():
+        # stored signals are known by the key of the first audit of the same inputs
+        digests = RowDigests.load(place, f"{name}-digests.npz") if known == of is not None else None
+        replace(table, digests=digests or table.digests).stage(place, name)
     meta |= {name: earlier[name] for name in ("signals",) if name in earlier}
     place.save_pages(pages, meta)
 

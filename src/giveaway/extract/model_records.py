@@ -161,7 +161,7 @@ class InputCollector:
             value = torch.from_numpy(np.ascontiguousarray(value))
         if not text and (not isinstance(value, torch.Tensor) or value.layout != torch.strided):
             raise fail("keep.inputs", expected, f"a {type(value).__name__}", LATER)
-        block = list(value) if text else value.detach().cpu()
+        block: Any = list(value) if text else value.detach().cpu()
         if (not text and block.ndim == 0) or len(block) != batch.rows:
             raise fail("keep.inputs", "one row of input a record", f"other rows for {batch.rows} targets", LATER)
         # Integers may be the ids of tokens, which are no quantities.

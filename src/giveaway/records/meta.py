@@ -4,7 +4,7 @@
 `more`, so that a file written by another version loses nothing.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from types import UnionType
@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
 from giveaway.checks import fail
 
 LARGEST = 1e300  # of a number in the metadata: pages multiply them
-annotations = cache(get_type_hints)
+annotations: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
 
 
 def check_fields(place: str, given: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
