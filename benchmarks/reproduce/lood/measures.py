@@ -83,7 +83,7 @@ def distances(
 ) -> Distances:
     """Return the distances of all records of the training set, from one factorization."""
     x, y = pictures.trained(device)
-    regression = kernel_regression(kernel_matrix(kernel, x) if matrix is None else matrix, y, noise)
+    regression = kernel_regression(kernel_matrix(kernel, x) if matrix is None else matrix, y.view(len(y), -1), noise)
     found = divergence(regression)
     change = -leave_one_out(regression).mean_change[:, 0]
     return Distances(*(value.cpu().numpy() for value in (found.kl, found.mean, record_attack(regression).auc, change)))
