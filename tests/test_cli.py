@@ -527,6 +527,9 @@ def test_a_folder_of_another_audit_is_refused_and_the_difference_printed(giveawa
     assert "inputs differ" in line
     assert "l2 was" not in line
     assert {path.name: path.read_bytes() for path in Path("result").iterdir()} == before
+    assert giveaway("audit", "--features", "features.npz", "--l2", 0.5, "--out", "result", "--overwrite")[0] == 0
+    assert {path.name for path in Path("result").iterdir()} == before.keys()
+    assert Path("result/scores.csv").read_bytes() != before["scores.csv"]
 
 
 def test_report_and_purge_of_folders_without_an_audit(giveaway, folder):

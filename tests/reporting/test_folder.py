@@ -59,6 +59,7 @@ def test_people_have_the_subgroup_of_their_records(tmp_path):
 def test_another_audit_is_written_over_only_on_request(tmp_path, head):
     table, folder = audit(head), tmp_path / "audit"
     other = ScoreTable({"newton": np.arange(60.0)}, np.arange(60))
+    table.save(folder)
     ga.report(table, folder)
     ga.report(table, folder)
     words = r"out: expected an audit of the same inputs and options, got .*; choose another folder, or write over it"

@@ -84,7 +84,7 @@ def check_folder(place: AuditFolder, expected: Provenance, *, overwrite: bool = 
         for inner in place.inner():
             inner.remove()
         place.clear()
-    elif stored:
+    elif place.marked:
         remedy = "choose another folder, or write over it (--overwrite)"
         place.check(old, new, "an audit of the same inputs and options", remedy)
 

@@ -61,7 +61,8 @@ def report(
         write_text(path, render(table, extras=extras, measured=measured, top=top))
         return
     with AuditFolder(path).locked(new=True, among_others=True) as place:
-        check_folder(place, origin, overwrite=overwrite)
+        bare = place.marked and not place.read().get("provenance")  # of ScoreTable.save
+        check_folder(place, origin, overwrite=overwrite or bare)
         pages = {} if validation is None or measured is None else validation_pages(table, validation, measured)
         write_audit(place, {"scores": table}, head, measured, pages=pages, show_records=show_records, top=top)
 

@@ -25,14 +25,11 @@ from giveaway.reporting.picture import figure_bytes, title_of
 from giveaway.reporting.validation import StoredValidation, agreement_lines
 from giveaway.reporting.words import access_of, found_elsewhere, headline, layers_of, notes, standing
 from giveaway.text import shown_text
-from giveaway.theory import fixed_design
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TOP = 100
-CURVES = 4  # of the most exposed, beside that of the row in the middle
-RATES = (0.01, 0.05)
 NO_HEAD = "the report was made from the table alone; pass head= to have it"
 BEFORE_WHY = ("loss", "leverage", "predicted_success")  # scores after the one that ranks, before the reasons
 AFTER_WHY = ("newton", "trace", "learned_by", "left_out", "relatives", "out_of_bag", "residual")
@@ -86,7 +83,6 @@ def render(
         "maps": section(lambda: maps(table, extras)),
         "learned": section(lambda: _image(figures.when_learned(table))),
         "breakdowns": section(lambda: breakdowns(table)),
-        "curves": section(lambda: _curves(table)),
         "agreement": section(lambda: _agreement(table, measured)),
         "removals": section(lambda: _removals(table, extras)),
         "penalties": section(lambda: _penalties(table)),
@@ -196,29 +192,6 @@ def _image(figure: Figure) -> tuple[str, str]:
     style = {"svg.fonttype": "none", "font.family": "sans-serif"}
     content = b64encode(figure_bytes(figure, "svg", **style)).decode()
     return f"data:image/svg+xml;base64,{content}", title_of(figure)
-
-
-def _curves(table: ScoreTable) -> dict[str, Any]:
-    """Draw the theory's trade-off curves at the leverages of the most exposed rows and of the one in the middle."""
-    if "leverage" not in table.scores:
-        raise InputError("there is no leverage, which the theory starts from")
-    if table.meta.by_person:
-        raise InputError("the theory is about single records, not about people with several")
-    order = table.order()
-    rows = [*order[:CURVES], order[len(order) // 2]][: len(order)]
-    named = {f"rank {place + 1 if place < CURVES else len(order) // 2 + 1}": row for place, row in enumerate(rows)}
-    outputs = table.meta.outputs or 1
-    degrees = outputs - 1 if table.meta.loss == "cross_entropy" and outputs > 1 else outputs
-    leverages = {name: float(np.clip(table["leverage"][row], 0.0, 1.0)) for name, row in named.items()}
-    curves = {name: fixed_design.tradeoff(h, m=degrees) for name, h in leverages.items()}
-    lines = []
-    for name, curve in curves.items():
-        found = [f"{100 * float(curve.tpr(rate)):.3g} %" for rate in RATES]
-        about = shown_text(table.ids[named[name]], 40), f"{leverages[name]:.3g}", f"{float(curve.auc()):.3f}"
-        lines.append((name, *about, *found))
-    labelled = {f"{name}: leverage {leverages[name]:.2g}": curve for name, curve in curves.items()}
-    figure = figures.tradeoff_curves(labelled, title="Errors of the best attack on a linear model")
-    return {"picture": _image(figure), "lines": lines, "rates": [f"{100 * rate:g} %" for rate in RATES]}
 
 
 def _agreement(table: ScoreTable, measured: StoredValidation | None) -> dict[str, Any]:
