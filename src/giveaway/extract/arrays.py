@@ -58,7 +58,7 @@ def from_file(
 
     >>> import os, tempfile
     >>> path = os.path.join(tempfile.mkdtemp(), "head.npz")
-    >>> np.savez(path, features=np.eye(3), outputs=np.eye(3), targets=np.arange(3), epoch=7)
+    >>> np.savez(path, features=np.eye(3), outputs=4 * np.eye(3), targets=np.arange(3), epoch=7)
     >>> from_file(path, l2=0.5)
     (Head(n=3, d=3, m=3, loss='cross_entropy', l2=0.5), ['ignored keys: epoch'])
     """
