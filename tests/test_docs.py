@@ -81,7 +81,12 @@ def test_rules_of_the_gate_page_are_rules(tmp_path: Path) -> None:
         (tmp_path / "audits" / name).mkdir(parents=True)
         (tmp_path / "audits" / name / "scores.npz").touch()
     found = read_rules(tmp_path / "RULE.toml")
-    assert [rule.measure for rule in found.rules] == ["measured_count", "predicted_success", "change"]
+    assert [rule.measure for rule in found.rules] == [
+        "measured_count",
+        "predicted_success",
+        "predicted_share",
+        "change",
+    ]
     assert len(found.waivers) == 1
 
 

@@ -337,7 +337,7 @@ def test_every_text_as_a_name_a_heading_a_value_and_a_record(tmp_path, texts, he
     check_page(render(table), render(friendly))
     check_page(*(summary_pages(each)["summary.html"] for each in (table, friendly)))
     json.loads(summary_pages(table)["summary.json"])
-    shown = "".join(contents_of(texts, np.arange(len(texts))).texts) + repr(table) + table._repr_html_()
+    shown = "".join(contents_of(texts, np.arange(len(texts))).held) + repr(table) + table._repr_html_()
     assert not HIDDEN.search(shown)
     table.save(tmp_path / "audit")
     rows = check_table(tmp_path / "audit" / "scores.csv", ("id", "class"))
@@ -366,7 +366,7 @@ def test_megabytes_in_one_text_do_not_fill_the_page(text):
     assert len(page.encode()) < 2_000_000
     assert len(summary_pages(table)["summary.html"]) < 100_000
     assert len(repr(table)) < 10_000
-    assert len(contents_of([text], np.array([0])).texts[0]) <= 400
+    assert len(contents_of([text], np.array([0])).held[0]) <= 400
     Page(page)
 
 
@@ -568,14 +568,8 @@ def audited(tmp_path_factory) -> Iterator[tuple[Path, str]]:
         yield folder / "shown", (folder / "shown" / "report.html").read_text(encoding="utf-8")
 
 
-SECTIONS = ("spread", "exposed", "groups", "attack", "what-if", "read", "do", "provenance", "review")
-PARTS = {
-    "exposure_distribution": "spread",
-    "maps": "exposed",
-    "breakdowns": "groups",
-    "tradeoff_curves": "attack",
-    "draw_roc": "attack",
-}
+SECTIONS = ("exposed", "groups", "attack", "what-if", "read", "do", "provenance", "review")
+PARTS = {"maps": "exposed", "breakdowns": "groups", "draw_roc": "attack"}
 FAILED = "This section could not be made (ZeroDivisionError: &lt;script&gt;alert(6)&lt;/script&gt;"
 
 
@@ -595,8 +589,7 @@ def test_a_part_that_fails_leaves_a_note_in_its_place(audited, monkeypatch, part
     folder, before = audited
     failing = [part] if part in PARTS else [*PARTS]
     for name in failing:
-        drawn = name in ("exposure_distribution", "tradeoff_curves", "draw_roc")
-        monkeypatch.setattr(f"giveaway.reporting.{'figures' if drawn else 'report'}.{name}", broken)
+        monkeypatch.setattr(f"giveaway.reporting.{'figures' if name == 'draw_roc' else 'report'}.{name}", broken)
     text = render(main_table(folder), extras=ReportExtras.load(folder), measured=StoredValidation.load(folder))
     page = Page(text)
     assert "Traceback" not in text

@@ -22,13 +22,13 @@ def test_python_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     assert len(table) == 569
     assert np.isfinite(table["newton"]).all()
     printed = capsys.readouterr().out
-    assert "newton" in printed
     assert "fused" in printed
     assert table.ranking() == "fused"
     assert not table.meta.view.head_is_exact
     assert table.meta.trace.epochs == 100
     assert table.meta.fusion.weights["trace"] > 0
-    assert (tmp_path / "report.html").is_file()
+    assert (tmp_path / "audit" / "report.html").is_file()
+    assert (tmp_path / "audit" / "summary.html").is_file()
 
 
 def test_continuous_integration_runs_the_test_command_of_the_readme() -> None:
