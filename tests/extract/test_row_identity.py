@@ -295,3 +295,33 @@ def test_a_model_may_write_into_its_own_copy_of_the_input():
     head = from_torch(Changes("input"), DataLoader(data, 8), keep=InMemory(inputs=True))
     assert torch.equal(data.tensors[0], X)
     assert torch.equal(torch.as_tensor(head.inputs), X)
+
+
+MIXINGS = {"reversed": lambda x: torch.arange(len(x)).flip(0), "sorted": lambda x: x[:, 0].argsort()}
+
+
+@pytest.mark.parametrize("keep", [InMemory(), Streamed()], ids=["held", "streamed"])
+@pytest.mark.parametrize("put_right", [False, True])
+@pytest.mark.parametrize("mixing", MIXINGS)
+def test_rows_mixed_inside_a_model_are_refused_although_the_first_batch_is_in_order(mixing, put_right, keep):
+    class Mixes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.head = nn.Linear(2, 4), nn.Linear(4, 3)
+
+        def forward(self, x):
+            order = MIXINGS[mixing](x)
+            said = self.head(self.first(x[order]).relu())
+            return said[order.argsort()] if put_right else said
+
+    torch.manual_seed(0)
+    x = torch.randn(9, 2)
+    x[:3, 0] = torch.arange(3.0)
+    data = DataLoader(TensorDataset(x, torch.arange(9) % 3), batch_size=3)
+    refused("in other company", from_torch, Mixes(), data, layer="head", keep=keep)
+
+
+def test_a_model_that_cannot_run_on_a_part_of_a_batch_is_refused_in_one_line():
+    model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 3))
+    data = TensorDataset(torch.randn(2, 2), torch.tensor([0, 1]))
+    refused("runs on a part of a batch, got ValueError on 1 of its 2 records", from_torch, model, data)

@@ -173,7 +173,7 @@ def test_a_cache_keeps_relatives_and_records_held_out(tmp_path):
     plain = from_torch(model, data, held_out=other)
     runs.clear()
     heads = [from_torch(model, data, batches=Batches(b), keep=Cached(tmp_path / "c"), held_out=other) for b in (7, 4)]
-    assert sum(runs) == 4 * N + 9 + tried(7)
+    assert sum(runs) == 4 * N + 9 + tried(N)
     for head in (*heads, from_file(tmp_path / "c")[0]):
         for name, rows in plain.relatives.items():
             torch.testing.assert_close(head.relatives[name], rows)

@@ -20,7 +20,14 @@ from giveaway.extract.feature_cache import ROWS, FeatureCache, SharedCache, Sink
 from giveaway.extract.head_layer import HeadLayer
 from giveaway.extract.model_records import InputCollector, places_of
 from giveaway.extract.reader import ORDERED, RecordReader, RowBuffer, as_loader, why_order_is_unknown
-from giveaway.extract.torch_model import check_is_function, model_digest, same_random_states, untouched, unwrapped
+from giveaway.extract.torch_model import (
+    check_is_function,
+    is_sampled,
+    model_digest,
+    same_random_states,
+    untouched,
+    unwrapped,
+)
 from giveaway.extract.variants import Variants, mean_outputs
 from giveaway.linalg.processes import Processes
 from giveaway.records.examples import infer_loss
@@ -241,15 +248,17 @@ def _run(
     streamed: bool = False,
 ) -> Pair:
     """Run the model over all records into `sinks`, and read the data again to see that rows are records; return the
-    rows of the first batch. Where they are streamed, the model runs over that one alone, and over variants."""
+    rows of the first batch. Where they are streamed, the model runs over sampled batches alone, and over variants."""
     first: Pair | None = None
-    for batch in reader.first_pass():
+    for number, batch in enumerate(reader.first_pass()):
         collector.add(batch)  # before the model can write into its inputs
         asked = variants.of(batch)
-        rows = layer.rows_of(batch) if first is None or not streamed else first
-        if first is None:
+        sampled = is_sampled(number, batch)
+        if sampled or not streamed:
+            rows = layer.rows_of(batch)
+            first = first or rows
+        if sampled:
             check_is_function(layer.model, layer.rows_of, batch, rows)
-            first = rows
         for name, block in zip(ROWS, (*rows, batch.targets), strict=True):
             if name == "targets" or not streamed:
                 sinks[name].add(block)

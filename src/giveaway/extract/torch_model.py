@@ -20,11 +20,12 @@ from torch import nn
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 from torch.utils.data import DataLoader
 
-from giveaway.checks import fail
+from giveaway.checks import InputError, fail
 from giveaway.extract.batches import RecordBatch
 from giveaway.extract.user_files import needs_pickle
 from giveaway.storage.arrays import reading
 
+ROWS_CHECKED = 1024  # records whose batches are all checked
 CHECKPOINT_KEYS = ("state_dict", "model_state_dict", "model")
 WRAPPER_PREFIXES = ("_orig_mod.", "module.")  # torch.compile, and the parallel wrappers
 SAME, SAME_IN_HALF = 1e-3, 3e-2  # of the largest value: what the size of a batch may change by rounding
@@ -144,6 +145,11 @@ def _state(model: nn.Module) -> dict[str, Any]:
     return {"parameters or buffers": model_digest(model), "gradients": grads.hexdigest(), "hooks": counts}
 
 
+def is_sampled(number: int, batch: RecordBatch) -> bool:
+    """Whether the model is asked about this batch in other company too: all of the first records, then ever fewer."""
+    return number * batch.rows < ROWS_CHECKED or number & (number - 1) == 0
+
+
 def check_is_function(
     model: nn.Module,
     rows_of: Callable[[RecordBatch], Sequence[torch.Tensor]],
@@ -152,8 +158,8 @@ def check_is_function(
 ) -> None:
     """Refuse a model whose rows depend on chance, on earlier calls, or on the other records of the batch.
 
-    `first` is what `rows_of` gave on the batch. It runs once more on all of it, and once on every second record from
-    the last one back, if the batch can be divided.
+    `first` is what `rows_of` gave on the batch. It runs once more on all of it and, if the batch can be divided, on its
+    halves in mixed order, twice: a mixing of rows may agree with itself on one division.
     """
     if any(module.training for module in model.modules()):
         raise fail("model", "a forward in evaluation mode", "one that calls train()", "leave the mode to the caller")
@@ -161,9 +167,20 @@ def check_is_function(
     _check_same(rows_of(batch), first, "other values on the same batch", remedy)
     if not batch.by_rows:
         return
-    some = list(range(batch.rows - 1, -1, -2))
     remedy = "use running statistics in batch norm, and keep each record's values in its own row"
-    _check_same(rows_of(batch.of_rows(some)), [rows[some] for rows in first], "other values in other company", remedy)
+    mixed = np.random.default_rng(0).permutation(batch.rows)
+    for half in (*np.array_split(mixed, 2), *np.array_split(np.roll(mixed, 1 + batch.rows // 4), 2)):
+        some = half.tolist()
+        if not some:
+            continue
+        try:
+            again = rows_of(batch.of_rows(some))
+        except InputError:
+            raise
+        except Exception as error:  # of the model, which took the whole batch
+            got = f"{type(error).__name__} on {len(some)} of its {batch.rows} records"
+            raise fail("model", "one that runs on a part of a batch", got, remedy) from error
+        _check_same(again, [rows[some] for rows in first], "other values in other company", remedy)
 
 
 def _check_same(again: Sequence[torch.Tensor], first: Sequence[torch.Tensor], got: str, remedy: str) -> None:
