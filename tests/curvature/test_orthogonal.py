@@ -14,6 +14,7 @@ import giveaway as ga
 from giveaway import Head
 from giveaway.curvature import orthogonal
 from giveaway.curvature.orthogonal import OrthogonalCurvature, is_wide
+from giveaway.extract import InMemory, Streamed
 from giveaway.reporting.words import notes
 from tests import oracles
 from tests.conftest import KINDS, made_arrays, refused
@@ -175,7 +176,8 @@ def test_a_wide_head_that_is_read_as_a_stream():
     model = torch.nn.Sequential(torch.nn.Linear(5, 64), torch.nn.Tanh(), torch.nn.Linear(64, 3)).double()
     data = torch.utils.data.TensorDataset(torch.randn(40, 5).double(), torch.arange(40) % 3)
     loader = torch.utils.data.DataLoader(data, batch_size=7)
-    held, stream = (ga.from_torch(model, loader, l2=1e-4, stream=way, keep_inputs=False) for way in (False, True))
+    ways = InMemory(inputs=False), Streamed(inputs=False)
+    held, stream = (ga.from_torch(model, loader, l2=1e-4, keep=way) for way in ways)
     expected, found = (ga.audit(head, scores=COLUMNS) for head in (held, stream))
     assert found.meta.curvature.inverse == "orthogonal"
     for name in COLUMNS:
