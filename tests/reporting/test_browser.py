@@ -102,7 +102,7 @@ def table() -> ScoreTable:
 @pytest.fixture(scope="module")
 def path(table: ScoreTable, tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("report") / "report.html"
-    report(table, place, top=60)
+    report(table, place, top=60, show_records=True)
     return place
 
 

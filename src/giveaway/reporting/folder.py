@@ -47,7 +47,7 @@ def report(
     access : what the attacker has: labels, probabilities or weights.
     title : what was audited, for the heading of both pages.
     subgroups : names of columns, and what each record belongs to, such as {"ward": wards}.
-    show_records : show the most exposed records, and their neighbours; needs the head.
+    show_records : name the nearest records of the most exposed and, with the head, show what they hold.
     overwrite : write over the audit of other records in that folder.
     """
     origin = table.meta.provenance or provenance(digest_of({"ids": table.ids, **table.scores}), {})
