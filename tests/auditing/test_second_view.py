@@ -253,23 +253,6 @@ def test_the_nearest_are_looked_up_for_the_most_exposed(monkeypatch):
     assert other_order["nearest"].tolist() == table["nearest"].tolist()
 
 
-def test_few_records():
-    for n in (2, 3, 4):
-        x = np.arange(n, dtype=float)[:, None]
-        table = audit(Head(x, x, x[:, 0] ** 2, "squared", inputs=x))
-        assert np.isfinite(table["fused"]).all()
-        assert [len(near.split(", ")) for near in table["nearest"]] == [min(3, n - 1)] * n
-
-
-def test_tables_with_a_view_are_saved_and_loaded(tmp_path):
-    table = audit(replace(made_head("classes"), inputs=records()))
-    table.save(tmp_path / "audit")
-    again = ScoreTable.load(tmp_path / "audit")
-    assert again.meta.view == table.meta.view
-    assert again["nearest"].tolist() == table["nearest"].tolist()
-    np.testing.assert_array_equal(again["others_say"], table["others_say"])
-
-
 # ------------------------------------------------------------------------------------------------ when, and when not
 
 

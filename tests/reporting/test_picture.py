@@ -210,21 +210,6 @@ def test_records_stand_above_their_queries(channels):
     assert figure_bytes(figure).startswith(PNG)
 
 
-@pytest.mark.parametrize(
-    ("low", "high"),
-    [(0.2, 0.8), (0.0, 1.0), (-3.0, 0.5), (0.5, 4.0), (-1.0, 2.0), (0.3, 0.3), (5.0, 5.0), (-2.0, -2.0)],
-)
-def test_a_picture_keeps_the_range_from_0_to_1_unless_it_leaves_it(low, high):
-    image = np.linspace(low, high, 12).reshape(1, 1, 3, 4)
-    figure = query_pictures(image, np.full((1, 1, 3, 4), 0.5), np.array([0]), "kl")
-    record, query = (image_in(place) for place in figure.axes)
-    bottom, top = min(low, 0.0), max(high, 1.0)
-    np.testing.assert_allclose(record, (image[0, 0] - bottom) / (top - bottom), atol=1e-15)
-    assert record.min() >= 0.0
-    assert record.max() <= 1.0
-    np.testing.assert_array_equal(query, 0.5)  # each picture by its own range
-
-
 DRAWN = {
     "recall": lambda **axes: figures.recall_curves(made().scores, made()["newton"], top=0.1, **axes),
     "roc": lambda **axes: figures.roc_curves([made_attack()], **axes),
