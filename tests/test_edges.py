@@ -96,7 +96,25 @@ def test_a_table_of_many_rows_is_written_in_blocks(tmp_path):
 # ------------------------------------------------------------------------------------------------ cells
 
 
-BEFORE = ["", " ", "\t", "\0", "\u200b", "\ufeff", "\u2060", "\u202e", "\x7f", "\xad", "\xa0", "\u180e", "\r", "\n"]
+BEFORE = [
+    "\ufffe",
+    "\ufe0f",
+    "\u3164",
+    "",
+    " ",
+    "\t",
+    "\0",
+    "\u200b",
+    "\ufeff",
+    "\u2060",
+    "\u202e",
+    "\x7f",
+    "\xad",
+    "\xa0",
+    "\u180e",
+    "\r",
+    "\n",
+]
 
 
 @pytest.mark.parametrize("sign", ["=1+1", "+1", "-1", "@SUM(A1)", "\uff1d1"])
@@ -192,7 +210,7 @@ import numpy as np
 def data(): return float({SECRET!r})
 def deep(): return deep()
 def end(): raise EOFError({SECRET!r})
-def disk(): raise OSError(28, "No space left on device", "scores.npz")
+def disk(): raise OSError(28, {SECRET!r}, {SECRET!r})
 def memory(): raise MemoryError({SECRET!r})
 def odd():
     class Odd(Exception): pass
@@ -206,7 +224,7 @@ def odd():
         ("data", "ValueError at line 3 of users_failing.py; "),
         ("deep", "RecursionError at line 4 of users_failing.py; "),
         ("end", "EOFError at line 5 of users_failing.py; "),
-        ("disk", "the work could not be finished: No space left on device (scores.npz); the rest with --traceback"),
+        ("disk", "the work could not be finished: No space left on device (OSError at line 6 of users_failing.py)"),
         ("memory", "the work could not be finished: not enough memory; the rest with --traceback"),
         ("odd", "Odd at line 10 of users_failing.py; what it says may hold values of records: see it with --traceback"),
     ],
@@ -223,7 +241,14 @@ def test_failing_code_is_told_by_type_and_place(tmp_path, name, words):
     assert "Traceback in your code (most recent call last):\n  File" in whole.err
     assert all("users_failing.py" in line for line in whole.err.splitlines() if line.startswith("  File"))
     assert "\x1b" not in whole.err
-    assert name in ("deep", "disk") or SECRET in whole.err
+    assert name == "deep" or SECRET in whole.err
+
+
+def test_what_is_repeated_of_a_long_argument_is_cut():
+    line = line_of(run("report", "\x1b" * 100_000))
+    assert len(line) < 2_500
+    assert line.startswith("giveaway: the work could not be finished: File name too long (\\u001b")
+    assert line.endswith("/audit.json); the rest with --traceback")
 
 
 def test_the_place_of_an_error_is_the_users_line():

@@ -48,6 +48,12 @@ def raised_at(error: BaseException) -> str:
     return f"{type(error).__name__} at {where}"
 
 
+def in_users_code(error: BaseException) -> bool:
+    """Whether the error passed through code that is neither ours nor a library's: a path in it may be a value."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return any(not frame.filename.startswith((OURS, *LIBRARIES)) for frame in frames)
+
+
 def traceback_of(error: BaseException) -> str:
     """Return the traceback of an error, or of its cause in the user's own code, from the first line of that on."""
     cause: BaseException | None = error

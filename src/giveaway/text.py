@@ -17,11 +17,14 @@ SECONDS_BETWEEN_LINES = 10.0
 MARKS = "\x00-\x1f\x7f-\x9f\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
 MARKS += "\U000e0000-\U000e007f"
 HIDDEN = re.compile(f"[{MARKS}\ud800-\udfff]")
+# What is not seen at the start of a cell, apart from these marks: joiners, fillers, selectors of shapes, no characters.
+UNSEEN = "\xad\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200c\u200d\u2800\u3164\ufdd0-\ufdef\ufe00-\ufe0f\uffa0"
+UNSEEN += "\ufff0-\ufff8\ufffe\uffff\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0080-\U000e0fff"
 # A spreadsheet takes a cell for a formula by its first visible sign. Cells also begin where a program that separates by
 # semicolons, tabs or bars, and does not heed quotes within a cell, would begin one.
 FORMULA = re.compile(
     r"(?:^|(?<=[;|\t\r\n\v\f\x1c-\x1e\x85\u2028\u2029]))"
-    rf"(?=[\s{MARKS}\xad\u034f\u200c\u200d\"]*[=+\-@＝＋－＠])"
+    rf"(?=[\s{MARKS}{UNSEEN}\"]*[=+\-@＝＋－＠])"
 )
 
 

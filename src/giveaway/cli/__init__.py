@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,12 @@ from giveaway.cli.options import AS_JSON, SEED
 from giveaway.cli.theory import theory
 from giveaway.cli.trace import trace
 from giveaway.cli.validate_command import validate
-from giveaway.text import say
+from giveaway.text import say, shown_text
 from giveaway.version import VERSION
 
 TRACEBACK = "--traceback"
 HELP = 0
+MOST = 1_000  # letters of a message: what it repeats may be longer
 EXPECTED = {"InputError": 2, "SolveError": 1, "ProcessError": 1}  # by name: importing them would cost --help its speed
 
 
@@ -155,13 +157,17 @@ def _in_a_line(error: BaseException) -> tuple[str, int]:
         said, code = "interrupted; nothing was half-written", 130
     elif kind in EXPECTED:
         said, code = str(error), EXPECTED[kind]
-    elif isinstance(error, OSError) and error.strerror:
-        named = f" ({error.filename})" if error.filename else ""
-        said, code = f"the work could not be finished: {error.strerror}{named}; the rest with {TRACEBACK}", 1
+    elif isinstance(error, OSError) and isinstance(error.errno, int):
+        from giveaway.checks import in_users_code, raised_at
+
+        place = raised_at(error) if in_users_code(error) else error.filename
+        named = f" ({place})" if place else ""
+        said, code = f"the work could not be finished: {os.strerror(error.errno)}{named}; the rest with {TRACEBACK}", 1
     elif isinstance(error, MemoryError):
         said, code = f"the work could not be finished: not enough memory; the rest with {TRACEBACK}", 1
     else:
         from giveaway.checks import raised_at
 
         said, code = f"{raised_at(error)}; what it says may hold values of records: see it with {TRACEBACK}", 1
-    return " ".join(said.split()), code
+    said = " ".join(said.split())
+    return said if len(said) <= MOST else f"{shown_text(said, MOST)} {said[-200:]}", code
