@@ -8,6 +8,7 @@ import pytest
 import torch
 from scipy import sparse
 from scipy.special import softmax
+from sklearn.calibration import CalibratedClassifierCV
 from sklearn.cluster import KMeans
 from sklearn.compose import TransformedTargetRegressor, make_column_transformer
 from sklearn.ensemble import (
@@ -16,12 +17,14 @@ from sklearn.ensemble import (
     HistGradientBoostingRegressor,
     RandomForestClassifier,
     RandomForestRegressor,
+    VotingClassifier,
 )
+from sklearn.experimental import enable_halving_search_cv  # noqa: F401
 from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LinearRegression, LogisticRegression, LogisticRegressionCV, Ridge
 from sklearn.mixture import GaussianMixture
-from sklearn.model_selection import GridSearchCV
+from sklearn.model_selection import GridSearchCV, HalvingGridSearchCV
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
@@ -29,7 +32,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.svm import SVC, LinearSVC
 from sklearn.tree import DecisionTreeClassifier
 
-import giveaway.extract.sklearn_head as sklearn_head
+import giveaway.extract.sklearn_fields as sklearn_fields
 from giveaway.checks import InputError
 from giveaway.extract import from_sklearn
 from tests.conftest import refused
@@ -60,7 +63,7 @@ def test_sparse_inputs_become_dense_up_to_a_limit(X, labels, monkeypatch):
     head = from_sklearn(model, sparse.csc_matrix(X), labels)
     np.testing.assert_array_equal(head.features.numpy(), X)
     mlp = MLPClassifier(hidden_layer_sizes=(4,), **LBFGS).fit(sparse.csr_array(X), labels)
-    monkeypatch.setattr(sklearn_head, "DENSE_BYTES", X.nbytes - 1)
+    monkeypatch.setattr(sklearn_fields, "DENSE_BYTES", X.nbytes - 1)
     np.testing.assert_allclose(
         from_sklearn(mlp, sparse.csr_array(X), labels).outputs.softmax(1).numpy(), mlp.predict_proba(X), atol=1e-12
     )
@@ -78,6 +81,8 @@ def test_unsupported_estimators_name_the_supported(X, labels, estimator):
         estimator.fit(X, labels)
     words = f"expected one of LinearRegression, Ridge, .*MLPRegressor, or a Pipeline .*, got {type(estimator).__name__}"
     words += r"; for another model build Head \(a black box: features=None\)$"
+    if isinstance(estimator, SVC):
+        words = "expected a classifier with predict_proba, got SVC; fit with voting='soft' or probability=True"
     refused(words, from_sklearn, estimator, X, labels)
 
 
@@ -88,6 +93,18 @@ def test_of_a_search_the_best_estimator_is_taken(X, labels):
     np.testing.assert_array_equal(found.outputs, best.outputs)
     last = make_pipeline(StandardScaler(), GridSearchCV(LogisticRegression(), {"C": [0.1]})).fit(X, labels)
     assert from_sklearn(last, X, labels).l2 == 10.0
+    shrinking = HalvingGridSearchCV(LogisticRegression(), {"C": [0.1, 1.0]}, random_state=0).fit(X, labels)
+    assert from_sklearn(shrinking, X, labels).l2 == 1 / shrinking.best_params_["C"]
+
+
+def test_models_made_of_models_are_black_boxes(X, labels):
+    votes = [("line", LogisticRegression()), ("tree", DecisionTreeClassifier(random_state=0))]
+    for model in (VotingClassifier(votes, voting="soft"), CalibratedClassifierCV(LogisticRegression(), cv=3)):
+        for whole in (model, make_pipeline(StandardScaler(), model)):
+            head = from_sklearn(whole.fit(X, labels), X, labels)
+            np.testing.assert_allclose(head.outputs.exp(), whole.predict_proba(X).clip(1e-12), rtol=1e-9)
+    hard = VotingClassifier(votes).fit(X, labels)
+    refused("got VotingClassifier; fit with voting='soft'", from_sklearn, hard, X, labels)
 
 
 def test_bad_inputs(X, values, labels):
@@ -215,11 +232,13 @@ def test_what_does_not_fit(X, labels, values):
 @pytest.mark.parametrize(
     ("model", "held_out"),
     [
-        (HistGradientBoostingClassifier(max_iter=5, early_stopping=True), True),
+        (HistGradientBoostingClassifier(max_iter=5, early_stopping=True, warm_start=True), True),
         (HistGradientBoostingClassifier(max_iter=5, early_stopping=True, validation_fraction=None), False),
         (HistGradientBoostingClassifier(max_iter=5, early_stopping="auto"), False),  # on from 10,000 records
         (GradientBoostingClassifier(n_estimators=5, n_iter_no_change=3), True),
+        (GradientBoostingClassifier(n_estimators=5, n_iter_no_change=3, subsample=0.5, random_state=0), True),
         (GradientBoostingClassifier(n_estimators=5), False),
+        (MLPClassifier(max_iter=5, early_stopping=True, random_state=np.random.RandomState(0)), True),
         (type("OwnMLP", (MLPClassifier,), {})(max_iter=5), False),
         (type("OwnMLP", (MLPClassifier,), {})(max_iter=5, early_stopping=True), True),
     ],
@@ -231,7 +250,9 @@ def test_records_held_out_of_training_are_no_members(X, labels, model, held_out)
     if not held_out:
         assert not from_sklearn(model, X, labels).linear
         return
-    words = "estimator: expected a fit on every record, got early stopping on a validation set, .*; fit without early"
+    words = (
+        "estimator: expected a fit on every record, or a validation split that can .*, got early stopping with .*; fit"
+    )
     refused(words, from_sklearn, model, X, labels)
 
 

@@ -5,7 +5,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge, RidgeClassifier
+from sklearn.linear_model import (
+    LinearRegression,
+    LogisticRegression,
+    Ridge,
+    RidgeClassifier,
+    SGDClassifier,
+    SGDRegressor,
+)
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 
 from giveaway.extract import from_sklearn
@@ -161,17 +168,26 @@ def test_mlp_trained_in_batches_is_penalized_once_a_batch(Z, labels):
     assert off_optimum(head, l2=2.0) > 0.6
 
 
-def test_mlp_refusals(X, labels, values):
-    model = MLPClassifier(hidden_layer_sizes=(4,), max_iter=2, early_stopping=True)
+def test_mlp_refusals(X, values):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model.fit(X, labels)
         poisson = MLPRegressor(hidden_layer_sizes=(4,), loss="poisson", max_iter=2).fit(X, np.abs(values[:, 0]))
-    refused(
-        "early stopping on a validation set, which kept some of these records out of training",
-        from_sklearn,
-        model,
-        X,
-        labels,
-    )
     refused("expected loss='squared_error', got loss='poisson'", from_sklearn, poisson, X, np.abs(values[:, 0]))
+
+
+SLOW_STEPS = {"alpha": 0.05, "max_iter": 3000, "tol": None, "random_state": 0, "average": 10 * ROWS}
+
+
+def test_sgd_penalty_is_alpha_times_the_records(Z, labels, values):
+    ant = labels == "ant"
+    head = stationary(SGDClassifier("log_loss", **SLOW_STEPS), Z, ant, 0.02, l2=0.05 * ROWS, m=1)
+    assert off_optimum(head, l2=0.1 * ROWS) > 0.1
+    several = stationary(SGDClassifier("log_loss", **SLOW_STEPS), Z, labels, 0.02, loss="binary_cross_entropy")
+    assert off_optimum(several, l2=0.1 * ROWS) > 0.1
+    weighed = SGDClassifier("log_loss", class_weight={False: 1.0, True: 3.0}, **SLOW_STEPS)
+    assert off_optimum(replace(stationary(weighed, Z, ant, 0.02), sample_weight=None)) > 0.1
+    line = stationary(SGDRegressor(**SLOW_STEPS), Z, values[:, 0], 0.02, l2=0.1 * ROWS)
+    assert off_optimum(line, l2=0.05 * ROWS) > 0.02
+    refused("expected loss='log_loss', got loss='hinge'", from_sklearn, SGDClassifier().fit(Z, ant), Z, ant)
+    lasso = SGDRegressor(penalty="l1").fit(Z, values[:, 0])
+    refused("expected penalty='l2', got penalty='l1'", from_sklearn, lasso, Z, values[:, 0])

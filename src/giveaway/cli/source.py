@@ -91,7 +91,10 @@ def source_from(options: Options, say: Say, processes: Processes = ALONE) -> tup
         estimator = load_estimator(options["estimator"], allow_pickle=bool(options.get("allow_pickle")))
         data = _inputs_and_targets(options, say, "data")
         others = _inputs_and_targets(options, say, "held_out") if "held_out" in options else None
-        return from_sklearn(estimator, *data, held_out=others, **names), None
+        head = from_sklearn(estimator, *data, held_out=others, **names)
+        if head.n < len(data[1]):
+            say(f"note: {len(data[1]) - head.n} records that early stopping kept out of training count as held out")
+        return head, None
     return head.named(**names), deeper
 
 

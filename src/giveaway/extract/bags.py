@@ -46,7 +46,7 @@ def out_of_bag(
         given = rows if columns is None else rows[:, columns]
         if isinstance(one, BaseDecisionTree):
             leaves = one.apply(given)
-            _check_leaves(one, leaves[saw], place)
+            check_leaves(one, leaves[saw], place)
             values = _in_columns(one, one.tree_.value[:, 0], shape) if is_classifier(one) else one.tree_.value[:, :, 0]
             total[left_out] += values[leaves[left_out]].reshape(-1, *shape)
         else:
@@ -82,7 +82,7 @@ def _estimators_of(bag: Any) -> Iterator[tuple[Any, np.ndarray, np.ndarray | Non
         yield one, drawn, None if np.array_equal(columns, every) else columns
 
 
-def _check_leaves(tree: BaseDecisionTree, leaves: np.ndarray, place: int) -> None:
+def check_leaves(tree: BaseDecisionTree, leaves: np.ndarray, place: int) -> None:
     """Refuse records that are not the ones which this tree grew on: some leaf holds more or fewer of them."""
     nodes = tree.tree_
     held = np.bincount(leaves, minlength=nodes.node_count)

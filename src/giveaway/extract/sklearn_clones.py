@@ -12,7 +12,9 @@ from sklearn.base import clone
 from sklearn.pipeline import Pipeline
 
 from giveaway.checks import fail
-from giveaway.extract.sklearn_head import LEAST_PROBABILITY, as_rows, class_indices, words_of
+from giveaway.extract.early_stopping import rows_of
+from giveaway.extract.sklearn_fields import class_indices
+from giveaway.extract.sklearn_head import LEAST_PROBABILITY, words_of
 from giveaway.storage.arrays import digest_of
 
 SAME = 1e-6  # between predict_proba and the softmax of a decision function
@@ -37,11 +39,7 @@ def fitted_clone(estimator: Any, X: Any, y: np.ndarray, rows: np.ndarray, seed: 
     made = clone(estimator)
     states = [name for name in made.get_params() if name == "random_state" or name.endswith("__random_state")]
     made.set_params(**dict.fromkeys(states, seed >> 1))  # some libraries take 31 bits
-    if hasattr(X, "iloc"):
-        some = X.iloc[rows]
-    else:
-        some = [X[row] for row in rows.tolist()] if isinstance(X, list) else as_rows(X)[rows]
-    return made.fit(some, y[rows])
+    return made.fit(rows_of(X, rows), y[rows])
 
 
 @contextmanager

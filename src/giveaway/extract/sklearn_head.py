@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from scipy.special import expit
-from sklearn.base import ClassifierMixin, RegressorMixin
+from sklearn.base import ClassifierMixin, RegressorMixin, is_classifier
 from sklearn.exceptions import NotFittedError
-from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge, RidgeClassifier
-from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.pipeline import Pipeline
-from sklearn.utils import compute_sample_weight
 from sklearn.utils.validation import check_is_fitted
 
-from giveaway.checks import ROWS_PER_CHECK, as_tensor, check_shape, errors_about, fail
+from giveaway.checks import as_tensor, errors_about, fail
 from giveaway.extract.arrays import linear_outputs
 from giveaway.extract.bags import out_of_bag
+from giveaway.extract.early_stopping import kept_out, rows_of
+from giveaway.extract.sklearn_fields import FIELDS, class_indices
 from giveaway.records.head import Head
 
 LEAST_PROBABILITY = 1e-12
-DENSE_BYTES = 2**30  # a sparse X is made dense up to this size: a head's features are dense
-ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "identity": lambda z: z,
-    "relu": lambda z: np.maximum(z, 0),
-    "tanh": np.tanh,
-    "logistic": expit,
-}
 HARMLESS = re.compile(r"X has \d+ features|Input (X )?contains (NaN|infinity)|Expected 2D array|Found array with")
 REFIT = "pass the X the estimator was fitted with"
 
@@ -55,7 +46,10 @@ def from_sklearn(
     fit, since it knows by row numbers what each estimator saw; another order is refused); `l2` follows from the
     estimator: 2·alpha for Ridge and RidgeClassifier, 1/C for LogisticRegression, alpha (2·alpha for regression) for
     an MLP, times records over batch size unless solver="lbfgs". Only liblinear penalizes the intercept.
-    Class weights become sample weights. A sparse X is made dense where that takes at most 1 GiB, else refused.
+    alpha times records (twice that for regression) for SGD with the logistic or squared loss. Class weights become
+    sample weights. Records that early stopping kept out of the fit are told by its random_state and count as held out,
+    unless `held_out` is given; rows keep their numbers as ids. X and y are then in the order of the fit.
+    A sparse X is made dense where that takes at most 1 GiB, else refused.
     `held_out` is (X, y) of records that the estimator was not fitted with, such as a validation set.
 
     Examples
@@ -66,23 +60,37 @@ def from_sklearn(
     >>> from_sklearn(LogisticRegression(C=2.0, max_iter=1000).fit(X, y), X, y)
     Head(n=150, d=4, m=3, loss='cross_entropy', l2=0.5, inputs=(4,))
     """
-    names = {"ids": ids, "groups": groups, "inputs": _records_of(X)}
-    whole = estimator
+    whole, given = estimator, X
     estimator, X = last_step(whole, X)
-    names["model"] = type(estimator).__name__
+    names: dict[str, Any] = {"model": type(estimator).__name__}
     black_box = type(estimator) not in FIELDS
     if black_box and not _is_black_box(estimator):
         expected = "one of " + ", ".join(kind.__name__ for kind in FIELDS) + ", or a Pipeline ending in one"
         remedy = "for another model build Head (a black box: features=None)"
+        if is_classifier(estimator) and not hasattr(estimator, "coef_"):
+            expected = "a classifier with predict_proba"
+            remedy = "fit with voting='soft' or probability=True, or wrap it in CalibratedClassifierCV"
         raise fail("estimator", expected, type(estimator).__name__, remedy)
-    if not black_box:
-        with refusals(estimator):
+    with refusals(estimator):
+        if not black_box or hasattr(estimator, "validation_fraction"):
             check_is_fitted(estimator)
+    y = checked_targets(y, X.shape[0] if hasattr(X, "shape") else len(X))
+    if (kept := kept_out(estimator, X, y, sample_weight)) is not None:
+        n, rows = len(y), np.setdiff1d(np.arange(len(y)), kept)
+        held_out = held_out or (rows_of(given, kept), y[kept])
+        names["rows_proved_by"] = f"the validation split of early stopping, drawn again: {len(kept)} of {n} held out"
+        if ids is None:
+            ids = np.arange(n)
+        ids, groups, sample_weight = (
+            None if value is None else _of_all(name, value, n)[rows]
+            for name, value in (("ids", ids), ("groups", groups), ("sample_weight", sample_weight))
+        )
+        given, X, y = rows_of(given, rows), rows_of(X, rows), y[rows]
+    names |= {"ids": ids, "groups": groups, "inputs": _records_of(given)}
     if held_out is not None:
         names["held_out"] = _held_out(whole, held_out)
     if black_box:
         outputs, targets, loss = _predictions(estimator, X, y)
-        check_fit_on_all(estimator)
         left_out = out_of_bag(estimator, X, outputs, sample_weight=sample_weight, groups=groups)
         said = {"outputs": outputs, "out_of_bag": left_out}
         if loss == "cross_entropy":
@@ -152,13 +160,10 @@ def _logarithms(probabilities: np.ndarray) -> np.ndarray:
     return np.log(np.clip(probabilities, LEAST_PROBABILITY, None))
 
 
-def check_fit_on_all(estimator: Any) -> None:
-    """Refuse a fit that kept some of the records out of training, to know when to stop."""
-    patient = getattr(estimator, "n_iter_no_change", None) is not None  # GradientBoosting's only switch
-    stopping = getattr(estimator, "do_early_stopping_", getattr(estimator, "early_stopping", patient))
-    if getattr(estimator, "validation_fraction", None) and stopping:
-        got = "early stopping on a validation set, which kept some of these records out of training"
-        raise fail("estimator", "a fit on every record", got, "fit without early stopping")
+def _of_all(name: str, value: Any, n: int) -> np.ndarray:
+    if np.shape(value) != (n,):
+        raise fail(name, f"{n} of them, one a row of X", f"shape {np.shape(value)}", "pass one a record of the fit")
+    return np.asarray(value)
 
 
 def _checked_inputs(estimator: Any, X: Any, y: Any) -> tuple[Any, np.ndarray]:
@@ -200,151 +205,6 @@ def _records_of(X: Any) -> Any:
     return None if gaps or array.dtype.kind not in "fiubUO" else array
 
 
-def _least_squares(estimator: Any, X: Any, y: np.ndarray, sample_weight: Any) -> dict[str, Any]:
-    """Read LinearRegression and Ridge, whose penalty alpha·‖w‖² is l2 = 2·alpha."""
-    if estimator.positive:
-        raise fail("estimator", "unconstrained coefficients", "positive=True", "fit with positive=False")
-    alpha = np.unique(getattr(estimator, "alpha", 0.0))
-    if len(alpha) > 1:
-        got = f"{len(alpha)} alphas"
-        raise fail("estimator", "one alpha for all outputs", got, "fit and audit one estimator an output")
-    penalty = {"l2": 2.0 * float(alpha[0]), "penalize_intercept": False}
-    return _linear(estimator, X) | penalty | {"targets": y, "loss": "squared", "sample_weight": sample_weight}
-
-
-def _ridge_classifier(estimator: Any, X: Any, y: np.ndarray, sample_weight: Any) -> dict[str, Any]:
-    """Read RidgeClassifier, a ridge regression on targets of −1 and 1, one column for two classes."""
-    if y.ndim == 2:
-        targets = np.where(y > 0, 1.0, -1.0)
-    else:
-        targets = 2.0 * np.eye(len(estimator.classes_))[class_indices(y, estimator.classes_)] - 1.0
-        targets = targets[:, 1] if len(estimator.classes_) == 2 else targets
-    if estimator.class_weight:
-        sample_weight = _times(sample_weight, compute_sample_weight(estimator.class_weight, y))
-    return _least_squares(estimator, X, targets, sample_weight)
-
-
-def _logistic_regression(estimator: Any, X: Any, y: np.ndarray, sample_weight: Any) -> dict[str, Any]:
-    """Read LogisticRegression: one logit for two classes, softmax for more, or one binary head a class."""
-    labels = class_indices(y, estimator.classes_)
-    fields = _linear(estimator, X)
-    several, liblinear = len(fields["weight"]) > 1, estimator.solver == "liblinear"
-    mode = getattr(estimator, "multi_class", None)  # scikit-learn before 1.8
-    if mode == "multinomial" and not several:
-        got = "multi_class='multinomial' with two classes"
-        raise fail("estimator", "the logistic loss for two classes", got, "fit without multi_class")
-    one_vs_rest = several and (liblinear or mode == "ovr")
-    if estimator.class_weight is not None:
-        if one_vs_rest:
-            got = "class_weight with one-vs-rest, which weighs a record differently in each class"
-            raise fail("estimator", "one weight a record", got, "fit without class_weight, or multinomial")
-        if sample_weight is not None and estimator.class_weight == "balanced":
-            # Versions of scikit-learn differ in whether the balance counts records or their weights.
-            got = "class_weight='balanced' with sample_weight"
-            raise fail("estimator", "one source of weights", got, "give class_weight as a dict")
-        sample_weight = _times(sample_weight, compute_sample_weight(estimator.class_weight, y))
-    if liblinear and fields["bias"] is not None and estimator.intercept_scaling != 1:
-        # liblinear penalizes bias / scaling: a bias of its own only as the weight of a constant feature.
-        scale = float(estimator.intercept_scaling)
-        fields["features"] = np.column_stack([fields["features"], np.full(X.shape[0], scale)])
-        fields["weight"] = np.column_stack([fields["weight"], fields["bias"] / scale])
-        fields["bias"] = None
-    kind, ratio = estimator.penalty, estimator.l1_ratio
-    if kind in ("deprecated", "elasticnet"):  # from 1.8 on l1_ratio alone tells, and penalty is "deprecated"
-        kind = "l2" if not ratio else "l1" if ratio == 1 else "elasticnet"
-    if kind in ("l1", "elasticnet"):
-        raise fail("estimator", "an l2 penalty or none", f"penalty {kind}", "fit with l1_ratio=0 (penalty='l2')")
-    return fields | {
-        "targets": np.eye(len(estimator.classes_))[labels] if one_vs_rest else labels,
-        "loss": "binary_cross_entropy" if one_vs_rest else "cross_entropy",
-        "l2": 0.0 if kind is None or np.isinf(estimator.C) else 1.0 / float(estimator.C),
-        "penalize_intercept": liblinear,
-        "sample_weight": sample_weight,
-    }
-
-
-def _linear(estimator: Any, X: Any) -> dict[str, Any]:
-    weight = np.atleast_2d(estimator.coef_)
-    bias = np.broadcast_to(np.ravel(estimator.intercept_), len(weight)).copy() if estimator.fit_intercept else None
-    return {"features": _dense(X), "weight": weight, "bias": bias}
-
-
-def _times(sample_weight: Any, factor: np.ndarray) -> np.ndarray:
-    if sample_weight is None:
-        return factor
-    weight = as_tensor("sample_weight", sample_weight)
-    check_shape("sample_weight", weight, (len(factor),), f"({len(factor)},), one weight a record")
-    return weight.numpy() * factor
-
-
-def _last_layer(estimator: Any, X: Any, y: np.ndarray, sample_weight: Any) -> dict[str, Any]:
-    """Read the last layer of MLPClassifier or MLPRegressor; features are what the last hidden layer gives."""
-    check_fit_on_all(estimator)
-    if isinstance(estimator, MLPRegressor):
-        if getattr(estimator, "loss", "squared_error") != "squared_error":
-            raise fail("estimator", "loss='squared_error'", f"loss={estimator.loss!r}", "fit with the squared loss")
-        # Not 2·alpha·outputs: the loss MLPRegressor reports is a mean over outputs, the gradient it follows a sum.
-        loss, targets, factor = "squared", y, 2.0
-    else:
-        multi_label = y.ndim == 2
-        loss, factor = "binary_cross_entropy" if multi_label else "cross_entropy", 1.0
-        targets = y if multi_label else class_indices(y, estimator.classes_)
-    return {
-        "features": _hidden(estimator, X),
-        "weight": np.ascontiguousarray(estimator.coefs_[-1].T),
-        "bias": estimator.intercepts_[-1],
-        "targets": targets,
-        "loss": loss,
-        "l2": factor * float(estimator.alpha) * _penalties_a_pass(estimator, X.shape[0]),
-        "penalize_intercept": False,
-        "sample_weight": sample_weight,
-    }
-
-
-def _penalties_a_pass(estimator: Any, n: int) -> float:
-    """Count how often the penalty enters one sum over the records: scikit-learn divides it by each batch's size."""
-    if estimator.solver == "lbfgs":
-        return 1.0
-    size = min(200 if estimator.batch_size == "auto" else int(estimator.batch_size), n)
-    full, rest = divmod(n, size)
-    return n * (full / size + (1 / rest if rest else 0.0)) / (full + (rest > 0))
-
-
-def _hidden(estimator: Any, X: Any) -> np.ndarray:
-    layers = list(zip(estimator.coefs_[:-1], estimator.intercepts_[:-1], strict=True))
-    if not layers:
-        return _dense(X)
-    hidden = np.empty((X.shape[0], layers[-1][0].shape[1]), dtype=layers[-1][0].dtype)
-    for start in range(0, X.shape[0], ROWS_PER_CHECK):
-        block = X[start : start + ROWS_PER_CHECK]
-        for coefs, intercepts in layers:
-            block = ACTIVATIONS[estimator.activation](block @ coefs + intercepts)
-        hidden[start : start + ROWS_PER_CHECK] = block
-    return hidden
-
-
-def _dense(X: Any) -> np.ndarray:
-    """Return X as an array; refuse a sparse one that is too large for that."""
-    if isinstance(X, np.ndarray):
-        return X
-    size = X.shape[0] * X.shape[1] * X.dtype.itemsize
-    if size > DENSE_BYTES:
-        got = f"a sparse {X.shape[0]} by {X.shape[1]} matrix, {size / 2**30:.1f} GiB dense"
-        raise fail("X", f"at most {DENSE_BYTES / 2**30:g} GiB of features", got, "reduce its columns (TruncatedSVD)")
-    return X.toarray()
-
-
-def class_indices(y: np.ndarray, classes: np.ndarray) -> np.ndarray:
-    if y.ndim != 1:
-        raise fail("y", "one label a record", f"shape {y.shape}", "pass the y the estimator was fitted with")
-    known = {label: index for index, label in enumerate(classes.tolist())}
-    indices = np.array([known.get(label, -1) for label in y.tolist()])
-    if (indices < 0).any():
-        got = f"another label first in row {int(np.argmin(indices))}"
-        raise fail("y", "labels the estimator was fitted with", got, "pass the y the estimator was fitted with")
-    return indices
-
-
 @contextmanager
 def refusals(estimator: Any) -> Iterator[None]:
     """Say in our words what scikit-learn refuses; its own words only where they cannot hold a value of a record."""
@@ -364,13 +224,3 @@ def words_of(error: ValueError, else_: str) -> str:
 
 def as_rows(X: Any) -> Any:
     return X.tocsr() if hasattr(X, "tocsr") else np.asarray(X)
-
-
-FIELDS: dict[type, Callable[[Any, Any, np.ndarray, Any], dict[str, Any]]] = {
-    LinearRegression: _least_squares,
-    Ridge: _least_squares,
-    LogisticRegression: _logistic_regression,
-    RidgeClassifier: _ridge_classifier,
-    MLPClassifier: _last_layer,
-    MLPRegressor: _last_layer,
-}

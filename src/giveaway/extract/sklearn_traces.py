@@ -6,18 +6,16 @@ from typing import Any
 
 import numpy as np
 from sklearn.base import clone, is_classifier
-from sklearn.linear_model import SGDClassifier, SGDRegressor
-from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import check_is_fitted
 
 from giveaway.checks import check_whole, fail
+from giveaway.extract.early_stopping import LINEAR, NETWORKS, kept_out, rows_of
+from giveaway.extract.sklearn_fields import class_indices
 from giveaway.extract.sklearn_head import (
     LEAST_PROBABILITY,
     as_rows,
-    check_fit_on_all,
     checked_targets,
-    class_indices,
     last_step,
     refusals,
 )
@@ -26,17 +24,19 @@ from giveaway.records.loss_trace import LossTrace
 STAGES = 20
 BATCH = 200  # MLPs' own size by default
 PARTS = 20  # of an epoch of SGD, which steps record by record and is asked before each part
-BOOSTED = "a scikit-learn GradientBoosting or HistGradientBoosting model, an XGBoost or a LightGBM estimator"
-NETWORKS, LINEAR = (MLPClassifier, MLPRegressor), (SGDClassifier, SGDRegressor)
+BOOSTED = "a scikit-learn GradientBoosting or HistGradientBoosting model, an XGBoost, LightGBM or CatBoost one"
 
 
-def trace_of_stages(estimator: Any, X: Any, y: Any, *, stages: int = STAGES, ids: Any = None) -> LossTrace:
+def trace_of_stages(
+    estimator: Any, X: Any, y: Any, *, stages: int = STAGES, ids: Any = None, sample_weight: Any = None
+) -> LossTrace:
     """Return the losses of the records it was fitted on after the stages of a fitted boosted model.
 
-    Takes scikit-learn's models with staged_predict, and the estimators of XGBoost and LightGBM, alone or at the end of
-    a Pipeline. The model is asked after at most `stages` of them, evenly spaced in the logarithm, the first and the
-    last included: early stages generalize and late ones memorize, so every doubling of the model counts alike. Losses
-    are cross-entropies, or squared errors of a regressor.
+    Takes scikit-learn's models with staged_predict, and the estimators of XGBoost, LightGBM and CatBoost, alone or at
+    the end of a Pipeline, and for early stopping the `sample_weight` of the fit: records that it kept out are left out
+    here, as by from_sklearn. The model is asked after at most `stages` of them, evenly spaced in the logarithm, the
+    first and the last included: early stages generalize and late ones memorize, so every doubling of the model counts
+    alike. Losses are cross-entropies, or squared errors of a regressor.
 
     >>> from sklearn.datasets import load_iris
     >>> from sklearn.ensemble import GradientBoostingClassifier
@@ -48,12 +48,15 @@ def trace_of_stages(estimator: Any, X: Any, y: Any, *, stages: int = STAGES, ids
     estimator, X = last_step(estimator, X)
     with refusals(estimator):
         check_is_fitted(estimator)
-    check_fit_on_all(estimator)
+    targets = checked_targets(y, X.shape[0] if hasattr(X, "shape") else len(X))
+    kept = kept_out(estimator, X, targets, sample_weight)
+    if kept is not None:  # the rows that from_sklearn takes, under the same ids
+        rows = np.setdiff1d(np.arange(len(targets)), kept)
+        X, targets, ids = rows_of(X, rows), targets[rows], rows if ids is None else np.asarray(ids)[rows]
     classes = is_classifier(estimator)
     total, said_after = _staged(estimator, X)
     if total < 2:
         raise fail("estimator", "at least 2 stages", str(total), "a trace needs stages on the way")
-    targets = checked_targets(y, X.shape[0] if hasattr(X, "shape") else len(X))
     if classes:
         targets = class_indices(targets, np.asarray(estimator.classes_))
     counts = np.unique(np.geomspace(1, total, stages).round().astype(int))
@@ -137,6 +140,8 @@ def _staged(estimator: Any, X: Any) -> tuple[int, Callable[[int], np.ndarray]]:
     if "lightgbm" in packages:
         total = estimator.best_iteration_ or estimator.n_estimators_
         return total, lambda count: np.asarray(predict(X, num_iteration=count))
+    if "catboost" in packages:
+        return estimator.tree_count_, lambda count: np.asarray(predict(X, ntree_end=count))
     if not hasattr(estimator, "staged_predict"):
         raise fail("estimator", BOOSTED, type(estimator).__name__, "record a trace in training, or use checkpoints")
     total = estimator.n_iter_ if hasattr(estimator, "n_iter_") else len(estimator.estimators_)

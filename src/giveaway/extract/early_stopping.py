@@ -1,0 +1,108 @@
+"""The records that early stopping kept out of a scikit-learn fit: the split is drawn again and proved, or refused."""
+
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+from sklearn import ensemble
+from sklearn.base import clone, is_classifier
+from sklearn.linear_model import SGDClassifier, SGDRegressor
+from sklearn.metrics import check_scoring, log_loss, mean_squared_error
+from sklearn.model_selection import train_test_split
+from sklearn.neural_network import MLPClassifier, MLPRegressor
+from sklearn.utils import check_array, check_random_state, compute_sample_weight
+
+from giveaway.checks import fail
+from giveaway.extract.bags import check_leaves
+
+HISTOGRAMS = (ensemble.HistGradientBoostingClassifier, ensemble.HistGradientBoostingRegressor)
+BOOSTED = (ensemble.GradientBoostingClassifier, ensemble.GradientBoostingRegressor)
+NETWORKS, LINEAR = (MLPClassifier, MLPRegressor), (SGDClassifier, SGDRegressor)
+SAME = 1e-6  # between what the fit noted of the records that it kept out and what the model says of them now
+
+
+def kept_out(estimator: Any, X: Any, y: np.ndarray, sample_weight: Any = None) -> np.ndarray | None:
+    """Return the row numbers that the fit kept out of training to know when to stop; None where it kept none.
+
+    The fitted estimator must agree that it kept these: by the score that it noted of them (HistGradientBoosting, MLP),
+    by its first tree (GradientBoosting), or by being fitted again with the same coefficients (SGD, which is cheap).
+    What an MLPClassifier notes is an accuracy, which another order of the same records may share.
+    """
+    patient = getattr(estimator, "n_iter_no_change", None) is not None  # GradientBoosting's only switch
+    stopping = getattr(estimator, "do_early_stopping_", getattr(estimator, "early_stopping", patient))
+    if not (getattr(estimator, "validation_fraction", None) and stopping):
+        return None
+    if getattr(estimator, "solver", None) == "lbfgs":  # which never stops early
+        return None
+    seed = getattr(estimator, "_random_seed", getattr(estimator, "random_state", None))  # drawn, or given
+    reason = None
+    if not isinstance(estimator, HISTOGRAMS + BOOSTED + NETWORKS + LINEAR):
+        reason = f"by {type(estimator).__name__}, whose split is not known"
+    elif not isinstance(seed, Integral):
+        reason = f"with random_state={'None' if seed is None else 'a generator'}, whose split cannot be drawn again"
+    elif getattr(estimator, "warm_start", False):
+        reason = "with warm_start, which may have split more than once"
+    elif isinstance(estimator, BOOSTED) and estimator.subsample < 1:
+        reason = "with subsample below 1, where nothing proves the split"
+    if reason is not None:
+        expected = "a fit on every record, or a validation split that can be drawn again"
+        remedy = "fit with random_state=0, or without early stopping"
+        raise fail("estimator", expected, f"early stopping {reason}", remedy)
+    state: Any = seed
+    stratified = is_classifier(estimator)
+    if isinstance(estimator, NETWORKS):
+        state = check_random_state(seed)
+        state.random_sample(sum(array.size for array in (*estimator.coefs_, *estimator.intercepts_)))  # initial weights
+        stratified = stratified and estimator.n_outputs_ == 1
+    trained, kept = train_test_split(
+        np.arange(len(y)),
+        test_size=estimator.validation_fraction,
+        random_state=state,
+        stratify=y if stratified else None,
+    )
+    if not _agrees(estimator, X, y, sample_weight, trained, kept):
+        got = "others, or another order (by the validation split of early stopping)"
+        raise fail("X", "the records of the fit, in its order", got, "pass X, y and sample_weight of the fit")
+    return np.sort(kept)
+
+
+def rows_of(X: Any, rows: np.ndarray) -> Any:
+    """Return some rows of a table, list, array or sparse matrix."""
+    if hasattr(X, "iloc"):
+        return X.iloc[rows]
+    if isinstance(X, list):
+        return [X[row] for row in rows.tolist()]
+    return (X.tocsr() if hasattr(X, "tocsr") else np.asarray(X))[rows]
+
+
+def _agrees(estimator: Any, X: Any, y: np.ndarray, sample_weight: Any, trained: np.ndarray, kept: np.ndarray) -> bool:
+    """Whether the fitted estimator is one that kept out these rows."""
+    weight = None if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
+    if isinstance(estimator, LINEAR):
+        again = clone(estimator).fit(X, y, sample_weight=weight)
+        return np.allclose(again.coef_, estimator.coef_, rtol=SAME, atol=SAME * np.abs(estimator.coef_).max())
+    if isinstance(estimator, BOOSTED):
+        tree, counted = estimator.estimators_[0, 0], trained if weight is None else trained[weight[trained] > 0]
+        leaves = tree.apply(
+            check_array(rows_of(X, counted), accept_sparse="csr", dtype=np.float32, ensure_all_finite=False)
+        )
+        check_leaves(tree, leaves, 0)
+        return True
+    some, targets = rows_of(X, kept), y[kept]
+    if isinstance(estimator, NETWORKS):
+        weights = {} if weight is None else {"sample_weight": weight[kept]}
+        return bool(np.isclose(estimator.score(some, targets, **weights), estimator.best_validation_score_, SAME, SAME))
+    if is_classifier(estimator) and estimator.class_weight is not None:
+        balance = compute_sample_weight(estimator.class_weight, y)
+        weight = balance if weight is None else weight * balance
+    weights = {} if weight is None else {"sample_weight": weight[kept]}
+    if estimator.scoring != "loss":
+        now = check_scoring(estimator, estimator.scoring)(estimator, some, targets, **weights)
+    elif is_classifier(estimator):
+        now = -log_loss(targets, estimator.predict_proba(some), labels=estimator.classes_, **weights)
+    elif estimator.loss == "squared_error":
+        now = -0.5 * mean_squared_error(targets, estimator.predict(some), **weights)
+    else:
+        got, remedy = f"early stopping on loss={estimator.loss!r}", "fit without it, or with a scoring by name"
+        raise fail("estimator", "early stopping on the squared error or a named scoring", got, remedy)
+    return bool(np.isclose(now, estimator.validation_score_[-1], rtol=SAME, atol=SAME))
