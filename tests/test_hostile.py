@@ -190,6 +190,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "people": ("--inputs", "text.npz", "--groups", "people.npy", "--json"),
     "table": ("--inputs", "table.npz", "--show-records"),
 }
+EXPORTS = [("--to", kind, "--by", "<u>Ada</u>\n# one") for kind in ("json", "model-card")]
 ODD = "fo ld\nline\u202eer \x1b[31m<b>&\"'=1+1"
 FRIENDLY = [f"name {i:03d}" for i in range(N)]
 
@@ -225,6 +226,7 @@ def audits(tmp_path_factory) -> dict[str, list[Run]]:
             done += [
                 run("validate", "shown", "--signals", "signals.npz"),
                 run("gate", "shown", "rules.toml"),
+                *(run("export", "shown", *more, "--gate", "rules.toml") for more in EXPORTS),
                 run("index", *KINDS, "--out", "index.html"),
             ]
             if name == "hostile":

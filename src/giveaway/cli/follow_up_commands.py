@@ -1,4 +1,4 @@
-"""What to do after an audit: the commands `canaries`, `weights`, `compare` and `gate`."""
+"""What to do after an audit: the commands `canaries`, `weights`, `compare`, `gate` and `export`."""
 
 import json
 import sys
@@ -117,6 +117,41 @@ def gate(folder: str, rule_file: str, as_json: bool) -> None:
         verdict = judged(rules, place)
     say(json.dumps(verdict.to_json(), ensure_ascii=False) if as_json else verdict.to_text())
     sys.exit(verdict.exit_code)
+
+
+@click.command()
+@click.argument("folder")
+@click.option("--to", required=True, type=click.Choice(["model-card", "mlflow", "json"]), help="Where it goes.")
+@click.option("--by", help="Who answers for the audit, for the record.")
+@click.option("--gate", "rule_file", metavar="RULE.toml", help="Judge the audit by these rules, and tell the outcome.")
+@click.option("--out", help="File for the section or the record; printed by default.")
+def export(folder: str, to: str, by: str | None, rule_file: str | None, out: str | None) -> None:
+    """Tell what may be shared of an audit FOLDER where it goes next.
+
+    model-card is a section in Markdown, json a record for a data-release committee, mlflow metrics and pages in the
+    active run, which MLFLOW_RUN_ID names, or in a new one.
+    """
+    from giveaway.checks import fail
+    from giveaway.findings.gate import read_rules
+    from giveaway.reporting.export import json_record, model_card, record, to_mlflow
+    from giveaway.storage.files import write_text
+
+    rules = None if rule_file is None else read_rules(rule_file)
+    if to == "mlflow":
+        if out is not None:
+            raise fail("out", "no file for mlflow", out, "leave it out, or export a model-card or json")
+        number, numbers = to_mlflow(folder, by=by, rules=rules)
+        say(f"Logged {len(numbers)} metrics and the pages to share to the run {number}")
+        return
+    told = record(folder, by=by, rules=rules)
+    text = model_card(told) if to == "model-card" else json_record(told)
+    if out is None:
+        say(text.removesuffix("\n"))
+        return
+    if Path(out).resolve().parent == Path(folder).resolve():
+        raise fail("out", "a file outside of the audit folder", out, "what is shared lies elsewhere")
+    write_text(out, text)
+    say(f"Wrote {out}")
 
 
 def _finish(

@@ -46,6 +46,12 @@ class Rule:
     of: str = ""
     baseline: tuple[Path, ...] = ()
 
+    @property
+    def limits(self) -> dict[str, Any]:
+        """What the rule file allows, but for the folders of a baseline."""
+        unused = ("baseline", "at_most" if self.at_most is None else "at_most_share")
+        return {key: getattr(self, key) for key in RULE_KEYS[self.measure] if key not in unused}
+
 
 @dataclass(frozen=True)
 class Waiver:
@@ -99,10 +105,14 @@ class Outcome:
         """Whether the rule is not met, but a waiver that has not expired covers it."""
         return not self.met and self.waiver is not None and self.today <= self.waiver.expires
 
+    @property
+    def state(self) -> str:
+        """'met', 'waived' or 'not met'."""
+        return "met" if self.met else "waived" if self.waived else "not met"
+
     def to_text(self) -> str:
         """The result in one line."""
-        state = "met" if self.met else "waived" if self.waived else "not met"
-        line = f"{state}: {self.rule.name}: {self.words}"
+        line = f"{self.state}: {self.rule.name}: {self.words}"
         if self.met or self.waiver is None:
             return line
         if self.waived:
@@ -132,6 +142,11 @@ class Verdict:
     def met(self) -> bool:
         """Whether every rule is met without a waiver."""
         return all(outcome.met for outcome in self.outcomes)
+
+    @property
+    def state(self) -> str:
+        """'met', 'waived' or 'not met', of all rules together."""
+        return "met" if self.met else "not met" if self.exit_code else "waived"
 
     @property
     def exit_code(self) -> int:

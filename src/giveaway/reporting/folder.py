@@ -96,15 +96,21 @@ def report_pages(
 
 def rebuild(place: AuditFolder) -> list[Path]:
     """Write the pages of an audit folder again from what lies in it."""
-    table, folder = main_table(place.path), place.path
-    if not table.meta.of_model:
-        raise fail("folder", "an audit of a model", f"{folder}, which has none", "see the tables and pictures in it")
+    table, folder = audited_table(place.path), place.path
     return place.save_pages(report_pages(table, ReportExtras.load(folder), StoredValidation.load(folder)))
 
 
-def main_table(folder: str | Path) -> ScoreTable:
+def main_table(folder: str | os.PathLike[str]) -> ScoreTable:
     """Return the table that an audit folder's report is about: of people where there are any."""
     return ScoreTable.load(folder, "people" if AuditFolder(folder).verified("people.npz").is_file() else "scores")
+
+
+def audited_table(folder: str | os.PathLike[str]) -> ScoreTable:
+    """Return the main table of a folder, if it is of a model."""
+    table = main_table(folder)
+    if not table.meta.of_model:
+        raise fail("folder", "an audit of a model", f"{folder}, which has none", "see the tables and pictures in it")
+    return table
 
 
 def described(
