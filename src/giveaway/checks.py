@@ -49,7 +49,7 @@ def raised_at(error: BaseException) -> str:
 
 
 def in_users_code(error: BaseException) -> bool:
-    """Whether the error passed through code that is neither ours nor a library's: a path in it may be a value."""
+    """Whether the error went through code that is neither ours nor a library's: a path in it may be a value."""
     frames = traceback.extract_tb(error.__traceback__)
     return any(not frame.filename.startswith((OURS, *LIBRARIES)) for frame in frames)
 
