@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import joblib
+import markdown
 import numpy as np
 import pandas
 from sklearn.linear_model import LogisticRegression
@@ -36,9 +37,9 @@ from tests.test_hostile import HOSTILE as KNOWN
 
 from benchmarks.hunting.folders import quick_pages
 
-COUNT = 200
+COUNT = 100
 N = 100
-DRAWN_EVERY = 10  # cases whose pages have their pictures and maps
+DRAWN_EVERY = 20  # cases whose pages have their pictures and maps
 SECRET = "zqsecret"  # stands in every text that is neither printed nor shared
 SIGNS = ("=1+1", "+1", "-1+1", "@SUM(A1)", "\uff1d1+1", '=HYPERLINK("//example.org")', '"=1+1"')
 BEFORE = ["", ";", "|", "\t", "\r", "\n", "\v", "\f", "\x00", "\x1c", "\x7f", "\x85", "\x9b", "\u200b", "\u200d"]
@@ -50,14 +51,14 @@ BEFORE += [
     "\u00ad",
     "\u180e",
     "\u3000",
+    "\u3164",
+    "\ufe0f",
+    "\ufffe",
     " ",
     "'",
     '"',
-    '";',
-    ",",
-    '",',
-    "\U000e0041",
 ]
+BEFORE += ['";', ",", '",', "\U000e0041"]
 MORE = [
     "\x1b[2J", "\x1b]8;;//example.org\x07link\x1b]8;;\x07", "\x1bP1$r\x1b\\", "\x1b[6n", "\x08" * 9, "\x7f",
     "\x80\x9f", "\x85", "\u202eabc", "\u2067abc", "\u2066=1+1\u2069", "\ufeffname", "\ufffename",
@@ -78,15 +79,8 @@ LONG = ["L" * 100_000, "=1+1" * 25_000, "<zqtag>" * 15_000, "\x1b" * 100_000]
 SEEN = "\u0600\u0601\u0602\u0603\u0604\u0605\u06dd"  # signs of numbers, which Unicode calls a format
 UNSEEN = '"\u034f\u115f\u1160\u17b4\u17b5\u180b\u2800\u3164\ufe0f\uffa0'  # that Unicode does not call a format
 JOINERS = {"\u200c", "\u200d", "\u00ad"}  # spelling
-ARGUMENTS = [
-    ("report",),
-    ("purge",),
-    ("index",),
-    ("validate",),
-    ("lood",),
-    ("audit", "--features"),
-    ("trace", "--model"),
-]
+ARGUMENTS = [("report",), ("purge",), ("index",), ("validate",), ("lood",), ("audit", "--features")]
+OF_CARDS = {"h2", "h3", "p", "ul", "li", "table", "thead", "tbody", "tr", "th", "td"}
 RAISED = ("ValueError({0})", "KeyError({0})", "OSError({0})", "OSError(28, {0}, {0})", "FileNotFoundError(2, 'x', {0})")
 RAISED += ("UnicodeError({0})", "AssertionError({0})")
 
@@ -224,6 +218,8 @@ def commands_of(rng: random.Random, features: str, out: str, rules: str) -> list
         ("weights", out, "--out", rng.choice([out, csv_file]), *as_json[4]),
         ("compare", out, out, "--out", out, *as_json[5]),
         ("index", out, "others", "--out", page),
+        ("export", out, "--to", "model-card", "--by", text(rng), "--gate", rules, "--out", "summary.card.md"),
+        ("export", out, "--to", "json", "--by", text(rng), *(("--gate", rules) if rng.random() < 0.5 else ())),
         ("audit", "--config", "bad.toml", *as_json[6]),
         ("audit", "--model", "users_code:broken", "--data", "users_code:broken"),
         ("audit", "--estimator", "model.joblib", "--data", "users_code:broken", "--allow-pickle"),
@@ -260,7 +256,8 @@ def wrong_on_screen(done: Run) -> Iterator[str]:
         yield f"not one line but {len(lines)} of {max(map(len, lines), default=0)} letters"
     if done.code == 1 and " at line " in done.err and "users_code" not in done.err:
         yield f"unforeseen: {lines}"
-    if "--json" in done.arguments and done.code in (0, 3):
+    printed = "--json" in done.arguments or "json" in done.arguments
+    if printed and done.code in (0, 3):
         json.loads(done.out, parse_constant=refuse)
 
 
@@ -295,6 +292,11 @@ def wrong_with(path: Path, friendly: dict[str, Shape]) -> Iterator[str]:
         if len({len(row) for row in rows}) != 1:
             yield "rows of different lengths"
         yield from (f"a formula: {cell[:60]!a}" for row in rows for cell in row if starts_formula(cell))
+    elif path.name == "summary.card.md":
+        card = path.read_text(encoding="utf-8")
+        tags = {*Shape(markdown.markdown(card, extensions=["tables"])).tags}
+        if tags - OF_CARDS or hidden(card):
+            yield f"{tags - OF_CARDS} or {hidden(card)!a} in a model card"
     elif path.suffix == ".json":
         json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse)
     elif path.suffix == ".toml":
