@@ -26,6 +26,8 @@ from tests.test_words_never_said import counted, keys_of, never_said
 
 PREDICTED = 'schema = 1\n[[rule]]\nname = "few"\nmeasure = "predicted_success"\nabove = 0.5\nat_most_share = {}\n'
 
+MARKDOWN = ["see https://example.org, www.example.org, a@b.org", "- an item", "7. an item", "    code", "---", "==="]
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
@@ -55,7 +57,7 @@ def test_a_ranking_stays_a_ranking(folder):
         assert counted(text) + never_said(text) == []
     headings = ["Measured", "Predicted, not measured", "Assumed"]
     assert [line[4:] for line in card.splitlines() if line.startswith("### ")][:3] == headings
-    assert "The ward's model: audit of about 100 records" in card
+    assert "Audit of about 100 records (the ward's model) on" in card
     assert set(metrics(told)) == {"giveaway.rows", "giveaway.records", "giveaway.predicted.mean_success"}
     told["predicted"]["success_by"] = "theory of the head"  # far too low for networks
     assert set(metrics(told)) == {"giveaway.rows", "giveaway.records"}
@@ -79,7 +81,7 @@ def test_rules_are_told_as_the_gate_judges_them(folder, tmp_path, share, state):
     judged = told["risk_appetite"]
     assert judged["state"] == judged["rules"][0]["state"] == state
     assert judged["rules"][0]["allowed"] == {"above": 0.5, "at_most_share": share}
-    assert f"- few: {state}\n" in model_card(told)
+    assert f"- {state}: few\n" in model_card(told)
     assert metrics(told)[f"giveaway.rules.{state.replace(' ', '_')}"] == 1
 
 
@@ -100,7 +102,7 @@ def test_a_measured_audit_states_a_lower_bound(world):
     assert told["risk_appetite"]["rules"][0]["allowed"] == {"at_most": 0, "least_power": 0.0}
     card = (world.folder / "card.md").read_text(encoding="utf-8")
     assert "A low rank is not evidence of safety" in card
-    assert "- few exposed: not met\n" in card
+    assert "- not met: few exposed\n" in card
     people = json.loads((world.folder / "people.json").read_text(encoding="utf-8"))
     assert people["audit"]["unit"] == "person"
     assert "about 50 people" in (world.folder / "people.md").read_text(encoding="utf-8")
@@ -125,11 +127,12 @@ def card_of(folder, text: str) -> str:
     return model_card(told)
 
 
-@pytest.mark.parametrize("text", [*HOSTILE, *HALVES, "see https://example.org, www.example.org, a@b.org"])
+@pytest.mark.parametrize("text", [*HOSTILE, *HALVES, *MARKDOWN])
 def test_every_text_stays_text_in_the_card(folder, text):
     hostile, plain = card_of(folder, text), re.sub(r"\\.", "", card_of(folder, "name"))
     bare = re.sub(r"\\.", "", hostile)  # what is left once everything that is escaped is gone
-    assert hostile.count("\n") == plain.count("\n")
+    starts = [[line[:2] for line in card.splitlines()] for card in (hostile, plain)]
+    assert starts[0] == starts[1]
     for mark in "`*_[]<>#|~$&@!":
         assert bare.count(mark) == plain.count(mark), mark
     assert "://" not in bare

@@ -102,9 +102,9 @@ def json_record(told: Mapping[str, Any]) -> str:
 
 
 def model_card(told: Mapping[str, Any]) -> str:
-    """Write a record as a section of a model card, in Markdown in which every text stays text."""
+    """Write a record as a section of a model card, in Markdown; no line begins with a text of others."""
     about, predicted, judged = told["audit"], told["predicted"], told["risk_appetite"]
-    title = f"{_text(about['title'], 120)}: " if about["title"] else ""
+    title = f" ({_text(about['title'], 120)})" if about["title"] else ""
     rows = shared_count(about["rows"] or 0)
     unit = "people" if about["unit"] == "person" else "records"
     by = f" by {_text(told['by'])}" if told["by"] else ""
@@ -127,11 +127,11 @@ def model_card(told: Mapping[str, Any]) -> str:
         lines += ["|---|---|---|---|", *map(_line, spread["groups"]), ""]
     if judged is not None:
         lines += ["### Rules", "", f"Judged on {judged['date']}: {judged['state']}. {judged['note']}", ""]
-        lines += [f"- {_text(rule['name'])}: {rule['state']}{_waiver(rule)}" for rule in judged["rules"]] + [""]
+        lines += [f"- {rule['state']}: {_text(rule['name'])}{_waiver(rule)}" for rule in judged["rules"]] + [""]
     version = (told["provenance"]["versions"] or {}).get("giveaway", VERSION)
     number = f", audit number {_text(about['number'])}" if about["number"] else ""
-    last = f"{title}audit of {rows} {unit} on {about['date']}{by}, giveaway {_text(version)}{number}."
-    return "\n".join([*lines, last[0].upper() + last[1:], ""])
+    where = f"giveaway {_text(version)}{number}"
+    return "\n".join([*lines, f"Audit of {rows} {unit}{title} on {about['date']}{by}, {where}.", ""])
 
 
 def _text(value: object, most: int = 4_000) -> str:
