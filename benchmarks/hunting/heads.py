@@ -3,7 +3,7 @@
 A head has 2 to 14 records and 1 to 24 features, so that about a third are wide; singular ones, dead and repeated
 features, repeated records, weights over twelve decades with zeros, people, very sure outputs, features and penalties
 over many decades. Each is scored twice: as it is, and once more after one change drawn at random. Rows that the audit
-marks (`newton_capped`, `newton_rounded`) may differ; a column may by 1e-12 of its largest value.
+marks (`newton_capped`, `newton_rounded`) may differ; a column may by 1e-12 of its largest value, a leverage by 1e-12.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def one_head(arrays: Arrays, change: str, rng: np.random.Generator, counts: Coun
     sound, worst = ~(marked[order] | also), 0.0
     for name, by in factor.items():
         one, other = by * columns[name][order][sound], others[name][sound]
-        largest = OF_LARGEST / EXACT * np.abs(one).max(initial=0.0)
+        largest = OF_LARGEST / EXACT * (1.0 if name == "leverage" else np.abs(one).max(initial=0.0))
         size = np.maximum(np.maximum(np.abs(one), np.abs(other)), largest)
         worst = max(worst, float(np.max(np.abs(one - other) / np.where(size > 0, size, 1.0), initial=0.0)))
     return worst, bool(cut)

@@ -3,10 +3,13 @@ that loses them says so."""
 
 from __future__ import annotations
 
+from collections import Counter
+
 import mpmath
 import numpy as np
 import pytest
 import torch
+from benchmarks.hunting.heads import CHANGES, one_head, random_head
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -223,3 +226,11 @@ def test_a_single_number_in_half_precision_is_looked_at_as_well():
     features = torch.from_numpy(arrays["features"]).to(torch.float32)
     features[4, 1] = torch.inf
     refused("NaN or infinity first in row 4", Head, **arrays | {"features": features})
+
+
+@pytest.mark.parametrize("number", [2774, 10829, 12809, 32462, 36114, 49839, 84145])
+def test_heads_that_random_search_found_change_by_less_than_1e_8_or_are_marked(number):
+    rng = np.random.default_rng([0, number])
+    arrays, change = random_head(rng), str(rng.choice(CHANGES))
+    with np.errstate(all="ignore"):
+        assert one_head(arrays, change, rng, Counter())[0] <= 1e-8

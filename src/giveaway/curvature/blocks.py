@@ -23,6 +23,7 @@ from giveaway.linalg.dense import top_eigenvalue, top_singular_value
 
 CAP = 1.0 - 1e-8
 TINY = torch.finfo(torch.float64).tiny
+BY_DIFFERENCE = 1e-3  # a trace above it keeps its digits as a difference of the complement's
 SMALLEST, LARGEST = 1e-145, 1e145
 DIRECTIONS, POWER_STEPS = 6, 24
 
@@ -96,7 +97,11 @@ class MatrixBlocks:
 
     def trace(self, *, logit: bool = False) -> torch.Tensor:
         matrices = self.logit_sensitivity if logit else self.spread if self.loss.convex else self.sensitivity
-        return self._each(matrices.diagonal(dim1=0, dim2=1).sum(1)).sum(0)
+        traces = self._each(matrices.diagonal(dim1=0, dim2=1).sum(1)).sum(0)
+        if logit or self.complement is None or self.error is None:  # a sketch has another one
+            return traces
+        known = self._each(self.complement.shape[1] - self.complement.diagonal(dim1=1, dim2=2).sum(1)).sum(0)
+        return torch.where(known > BY_DIFFERENCE, known, traces)
 
     def frobenius(self, *, logit: bool = False) -> torch.Tensor:
         matrices = self.logit_sensitivity if logit else self.sensitivity

@@ -13,6 +13,8 @@ from giveaway.curvature.losses import Loss
 from giveaway.curvature.sketch import ExactSteps
 from giveaway.linalg.dense import EPS
 
+SAFETY = 10.0  # times the estimated rounding error
+
 
 @dataclass(frozen=True)
 class ScoreBatch:
@@ -67,11 +69,13 @@ class ScoreBatch:
             v = v + self.loss.curve(self.outputs, self.targets, step)
         else:  # no difference was taken; a matrix of more than one row has rounded what is small beside the large
             if self.blocks.complement.shape[1] > 1:
-                lost = EPS * self.blocks.curvature_form(step) / newton(self).abs()
+                amplified = newton(self).abs() / influence(self).abs()  # 1/(1 − h)
+                lost = EPS * (self.blocks.curvature_form(step) / newton(self).abs() + amplified)
             step = self.image
         squares = (self.sample_weight.unsqueeze(-1) * v.square()).sum((1, 2))
         change = absolute * squares + relative * (v * step).sum((1, 2)).abs()
-        return (10.0 * (change / (self.gradient * step).sum((1, 2)).abs() + lost)).nan_to_num(0.0)
+        of_newton = change / (self.gradient * step).sum((1, 2)).abs() + lost
+        return SAFETY * of_newton.nan_to_num(relative)  # 0 of 0: as all the others
 
 
 def loss(batch: ScoreBatch) -> torch.Tensor:
