@@ -31,9 +31,7 @@ NO_DIGESTS = (
 )
 COUNTED = ("confidence", "false_discovery_rate", "effect_size_above", "power_at_twice_that")
 COLUMNS = "times an even share | by chance in 95 %"
-SPECIAL = re.compile(
-    r"[\\`*_{}\[\]<>#|~$&@!]|:(?=/)|(?<=www)\.", re.IGNORECASE
-)  # in Markdown; bare addresses are links
+SPECIAL = re.compile(r"([\\`*_{}\[\]#!])|[<>|~$&@]|:(?=/)|(?<=www)\.", re.IGNORECASE)  # an address would be a link
 NOT_IN_NAMES = re.compile(r"[^\w.\- /]")  # of metrics in MLflow
 
 
@@ -136,7 +134,8 @@ def model_card(told: Mapping[str, Any]) -> str:
 
 def _text(value: object, most: int = 4_000) -> str:
     """Write a text of others, or of ours, so that Markdown and HTML take nothing in it for theirs."""
-    return SPECIAL.sub(r"\\\g<0>", shown_text(value, most))
+    # not every reader of Markdown takes a backslash before the others
+    return SPECIAL.sub(lambda m: f"\\{m[0]}" if m[1] else f"&#{ord(m[0])};", shown_text(value, most))
 
 
 def _line(group: Mapping[str, Any]) -> str:
