@@ -17,10 +17,14 @@ from tests.conftest import refused
 from tests.extract.examples import N, Records, Wrapped, assert_is_head_of, expected
 
 
-@pytest.mark.parametrize("form", ["loader", "dataset", "list"])
+@pytest.mark.parametrize("form", ["loader", "dataset", "list", "pair", "arrays"])
 def test_features_outputs_and_parameters_in_dataset_order(model, x, y, form):
     records = TensorDataset(x, y)
-    data = {"loader": DataLoader(records, batch_size=4), "dataset": records, "list": list(records)}[form]
+    data = {"loader": DataLoader(records, batch_size=4), "dataset": records, "list": list(records)} | {
+        "pair": (x, y),
+        "arrays": [x.numpy(), y.numpy()],
+    }
+    data = data[form]
     head = from_torch(model, data, l2=0.5, batches=Batches(5), groups=np.arange(N) // 2, sample_weight=torch.ones(N))
     assert_is_head_of(head, model, x)
     assert torch.equal(head.targets, y)
@@ -280,8 +284,11 @@ REDUCE = {"mean": lambda t: t.mean(1), "first": lambda t: t[:, 0], "last": lambd
 def test_tokens_are_reduced_as_named(generator, y, reduction, pooled):
     tokens = torch.randn(N, 4, 6, generator=generator)
     net = TokenModel(REDUCE[reduction] if pooled else nn.Identity())
-    with pytest.raises(InputError, match=r"'last', since layer 'fc' sees \(batch, tokens, features\), got None"):
-        from_torch(net, TensorDataset(tokens, y))
+    words = r"'last', since layer 'fc' sees \(batch, tokens, features\), got None"
+    if pooled and reduction != "mean":  # one token's outputs are the model's: it tells by itself
+        assert torch.equal(from_torch(net, TensorDataset(tokens, y)).features, REDUCE[reduction](tokens))
+    else:
+        refused(words, from_torch, net, TensorDataset(tokens, y))
     head = from_torch(net, TensorDataset(tokens, y), reduction=reduction)
     torch.testing.assert_close(head.features, REDUCE[reduction](tokens))
     torch.testing.assert_close(head.outputs, REDUCE[reduction](net.fc(tokens)).detach())
@@ -296,7 +303,7 @@ def test_reductions_that_do_not_fit(generator, model, x, y):
     words = r"reduction: expected None, since layer 'fc' sees one row a record, got 'mean'"
     refused(words, from_torch, model, TensorDataset(x, y), reduction="mean")
     with pytest.raises(InputError, match=r"reduction: expected 'mean' or 'first' or 'last', since layer 'fc' sees"):
-        from_torch(net, TensorDataset(tokens, y), layer="fc")
+        from_torch(TokenModel(REDUCE["mean"]), TensorDataset(tokens, y), layer="fc")
     flat = Wrapped(nn.Linear(6, 3), lambda net, t: net(t.reshape(-1, 6)))
     words = r"one row of features a record in layer 'net', got shape \(92, 6\) for 23 targets"
     refused(words, from_torch, flat, TensorDataset(tokens, y))
@@ -323,3 +330,61 @@ def test_a_linear_layer_that_does_not_multiply_by_its_weight_is_refused(x, y):
 )
 def test_names_of_earlier_versions_say_what_to_write(model, x, y, old, now):
     assert str(refused("in its place", from_torch, model, TensorDataset(x, y), **old)).startswith(now)
+
+
+class RawDataset:
+    """Stands in for datasets.Dataset: rows are dicts of plain values, columns are read by name."""
+
+    def __init__(self, columns):
+        self._columns, self.column_names = columns, list(columns)
+
+    def __len__(self):
+        return len(self._columns["label"])
+
+    def __getitem__(self, key):
+        if isinstance(key, str):
+            return self._columns[key]
+        return {name: values[key] for name, values in self._columns.items()}
+
+    def __getitems__(self, rows):
+        return [self[row] for row in rows]
+
+
+class Decoder(nn.Module):
+    """A head on every token; the outputs of the last token before the padding are returned."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.score = nn.Embedding(30, 8), nn.Linear(8, 3, bias=False)
+
+    def forward(self, input_ids, attention_mask):
+        logits = self.score(self.tokens(input_ids).cumsum(dim=1))
+        return SimpleNamespace(logits=logits[torch.arange(len(logits)), attention_mask.sum(dim=1) - 1])
+
+
+@pytest.fixture
+def raw(generator, y):
+    """Token numbers and masks of texts padded on the right, as lists."""
+    tokens = torch.randint(0, 30, (N, 6), generator=generator)
+    mask = (torch.arange(6) < 2 + torch.arange(N).unsqueeze(1) % 5).int()
+    columns = {"sentence": [f"text {row}" for row in range(N)], "input_ids": tokens.tolist()}
+    return columns | {"attention_mask": mask.tolist(), "label": y.tolist()}
+
+
+def test_raw_datasets_and_decoders_with_padding_on_the_right(raw, y):
+    net = Decoder()
+    head = from_torch(net, RawDataset(raw), batches=Batches(5))
+    last = [
+        net.tokens(torch.tensor(ids[: sum(mask)])).sum(dim=0)
+        for ids, mask in zip(raw["input_ids"], raw["attention_mask"], strict=True)
+    ]
+    torch.testing.assert_close(head.features, torch.stack(last).detach())
+    torch.testing.assert_close(head.outputs, net.score(torch.stack(last)).detach())
+    assert torch.equal(head.targets, y)
+    numbered = RawDataset(raw | {"idx": list(range(100, 100 + N))})
+    words = r"inputs that the model's forward takes, got others \(idx\); remove .* Batches\(ids='idx'\)"
+    refused(words, from_torch, net, numbered)
+    assert from_torch(net, numbered, batches=Batches(ids="idx")).ids[0] == 100
+    ragged = [ids[: sum(mask)] for ids, mask in zip(raw["input_ids"], raw["attention_mask"], strict=True)]
+    refused("several lengths; pad to a fixed length", from_torch, net, RawDataset(raw | {"input_ids": ragged}))
+    refused(r"got shapes .*; align the rows", from_torch, net, (torch.zeros(4, 2), torch.zeros(3)))

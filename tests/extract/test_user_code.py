@@ -117,6 +117,12 @@ def saved(kind, net, folder):
                 "tutorial": {"model_state_dict": state, "optimizer_state_dict": {"state": {}}},
                 "parallel": {f"module.{name}": value for name, value in state.items()},
                 "compiled": {f"_orig_mod.module.{name}": value for name, value in state.items()},
+                "attribute": {
+                    "pytorch-lightning_version": "2.5.0",
+                    "state_dict": {f"model.{name}": value for name, value in state.items()}
+                    | {"metric.sum": torch.ones(1)},
+                    "hyper_parameters": {"lr": 0.1},
+                },
                 "module": net,
                 "with_numpy": {"state_dict": state, "score": np.float64(0.5)},
             }
@@ -127,6 +133,21 @@ def saved(kind, net, folder):
 def assert_same_weights(model, other):
     for name, value in other.state_dict().items():
         assert torch.equal(model.state_dict()[name], value), name
+
+
+def test_of_a_lightning_module_the_attribute_that_is_the_model_is_taken(tmp_path, trained, fresh):
+    said, path = [], saved("attribute", trained, tmp_path)
+    load_weights(fresh, path, say=said.append)
+    assert_same_weights(fresh, trained)
+    assert said == ["note: a Lightning checkpoint: weights under 'model.'; hyper-parameters and 1 other arrays ignored"]
+    stored = torch.load(path)
+    stored["state_dict"] |= {f"average.{name}": value for name, value in trained.state_dict().items()}
+    torch.save(stored, path)
+    words = r"expected one attribute of the Lightning module that holds the model, got 2 of them \(average\., model\.\)"
+    refused(words, load_weights, fresh, path)
+    del stored["pytorch-lightning_version"]
+    torch.save(stored, path)
+    refused("got 4 missing .*, 9 unknown", load_weights, fresh, path)
 
 
 @pytest.mark.parametrize("kind", ["state", "lightning", "tutorial", "parallel", "compiled", "safetensors"])

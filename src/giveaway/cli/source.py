@@ -119,7 +119,7 @@ def _from_model(
     if "weights" not in options:
         say("note: no --weights: the model is audited as your function makes it")
     else:
-        model = load_weights(model, options["weights"], allow_pickle=bool(options.get("allow_pickle")))
+        model = load_weights(model, options["weights"], allow_pickle=bool(options.get("allow_pickle")), say=say)
     if device is not None and isinstance(model, torch.nn.Module):
         model = model.to(device)
     data = call_factory("data", options["data"])

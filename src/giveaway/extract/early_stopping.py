@@ -30,9 +30,8 @@ def kept_out(estimator: Any, X: Any, y: np.ndarray, sample_weight: Any = None) -
     """
     patient = getattr(estimator, "n_iter_no_change", None) is not None  # GradientBoosting's only switch
     stopping = getattr(estimator, "do_early_stopping_", getattr(estimator, "early_stopping", patient))
-    if not (getattr(estimator, "validation_fraction", None) and stopping):
-        return None
-    if getattr(estimator, "solver", None) == "lbfgs":  # which never stops early
+    never = getattr(estimator, "solver", None) == "lbfgs"  # of networks
+    if never or not (getattr(estimator, "validation_fraction", None) and stopping):
         return None
     seed = getattr(estimator, "_random_seed", getattr(estimator, "random_state", None))  # drawn, or given
     reason = None
@@ -54,12 +53,8 @@ def kept_out(estimator: Any, X: Any, y: np.ndarray, sample_weight: Any = None) -
         state = check_random_state(seed)
         state.random_sample(sum(array.size for array in (*estimator.coefs_, *estimator.intercepts_)))  # initial weights
         stratified = stratified and estimator.n_outputs_ == 1
-    trained, kept = train_test_split(
-        np.arange(len(y)),
-        test_size=estimator.validation_fraction,
-        random_state=state,
-        stratify=y if stratified else None,
-    )
+    drawn = {"test_size": estimator.validation_fraction, "random_state": state, "stratify": y if stratified else None}
+    trained, kept = train_test_split(np.arange(len(y)), **drawn)
     if not _agrees(estimator, X, y, sample_weight, trained, kept):
         got = "others, or another order (by the validation split of early stopping)"
         raise fail("X", "the records of the fit, in its order", got, "pass X, y and sample_weight of the fit")
@@ -83,19 +78,14 @@ def _agrees(estimator: Any, X: Any, y: np.ndarray, sample_weight: Any, trained: 
         return np.allclose(again.coef_, estimator.coef_, rtol=SAME, atol=SAME * np.abs(estimator.coef_).max())
     if isinstance(estimator, BOOSTED):
         tree, counted = estimator.estimators_[0, 0], trained if weight is None else trained[weight[trained] > 0]
-        leaves = tree.apply(
-            check_array(rows_of(X, counted), accept_sparse="csr", dtype=np.float32, ensure_all_finite=False)
-        )
-        check_leaves(tree, leaves, 0)
+        check_leaves(tree, tree.apply(check_array(rows_of(X, counted), accept_sparse="csr")), 0)
         return True
     some, targets = rows_of(X, kept), y[kept]
-    if isinstance(estimator, NETWORKS):
-        weights = {} if weight is None else {"sample_weight": weight[kept]}
-        return bool(np.isclose(estimator.score(some, targets, **weights), estimator.best_validation_score_, SAME, SAME))
-    if is_classifier(estimator) and estimator.class_weight is not None:
-        balance = compute_sample_weight(estimator.class_weight, y)
-        weight = balance if weight is None else weight * balance
+    if getattr(estimator, "class_weight", None) is not None:
+        weight = compute_sample_weight(estimator.class_weight, y) * (1.0 if weight is None else weight)
     weights = {} if weight is None else {"sample_weight": weight[kept]}
+    if isinstance(estimator, NETWORKS):
+        return bool(np.isclose(estimator.score(some, targets, **weights), estimator.best_validation_score_, SAME, SAME))
     if estimator.scoring != "loss":
         now = check_scoring(estimator, estimator.scoring)(estimator, some, targets, **weights)
     elif is_classifier(estimator):

@@ -44,7 +44,7 @@ class HeadLayer:
             raise fail("layer", "a layer that runs", got, "name another")
         if call is None:
             raise _not_linear("no nn.Linear ran")
-        features, outputs = self._reduced(call)
+        features, outputs = self._token_of(result, call) or self._reduced(call)
         if self._requested is None and not any(_is_output(result, output) for output in (call.outputs, outputs)):
             raise _not_linear(f"its last nn.Linear is {call.name!r}, its output is another")
         if self.name is None:
@@ -76,6 +76,19 @@ class HeadLayer:
         """Return what the rows depend on besides model and data."""
         precision = None if self._autocast is None else str(self._autocast).removeprefix("torch.")
         return {"layer": self._requested, "reduction": self._reduction, "autocast": precision}
+
+    def _token_of(self, result: Any, call: LayerCall) -> Pair | None:
+        """Return what the layer sees and gives of the one token whose outputs the model returns for each record, as
+        decoders do for the last token before the padding; None for other models."""
+        logits, tokens = _logits(result), call.outputs
+        one = isinstance(logits, torch.Tensor) and tokens.ndim == 3 and logits.shape == tokens.shape[::2]
+        if not one or self._reduction is not None:
+            return None
+        same = (tokens == logits.detach().to(tokens).unsqueeze(1)).all(dim=2)
+        if not bool(same.any(dim=1).all()):
+            return None
+        rows, place = torch.arange(len(tokens), device=tokens.device), same.int().argmax(dim=1)
+        return call.inputs[rows, place], tokens[rows, place]
 
     def _reduced(self, call: LayerCall) -> Pair:
         """Return inputs and outputs, (batch, …, width) as (batch, width) where the user named a reduction."""
@@ -115,14 +128,17 @@ def _not_linear(reason: str) -> InputError:
     return fail("model", expected, got, remedy)
 
 
+def _logits(result: Any) -> Any:
+    if isinstance(result, Mapping):
+        return result.get("logits", next(iter(result.values())) if len(result) == 1 else None)
+    if hasattr(result, "logits"):
+        return result.logits
+    return result[0] if isinstance(result, tuple | list) and result else result
+
+
 def _is_output(result: Any, candidate: torch.Tensor) -> bool:
     """Whether the model returned `candidate`, up to squeezed axes and the cast to another precision."""
-    if isinstance(result, Mapping):
-        result = result.get("logits", next(iter(result.values())) if len(result) == 1 else None)
-    elif hasattr(result, "logits"):
-        result = result.logits
-    elif isinstance(result, tuple | list) and result:
-        result = result[0]
+    result = _logits(result)
     if not isinstance(result, torch.Tensor):
         return False
     if result.numel() != candidate.numel() or result.device != candidate.device:

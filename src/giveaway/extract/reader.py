@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils import data as torch_data
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
 
-from giveaway.checks import InputError, check_names, check_whole, fail
+from giveaway.checks import InputError, as_tensor, check_names, check_whole, fail
 from giveaway.extract.batches import USUAL, Batches, RecordBatch, row_hashes, split_batch
 from giveaway.records.rows import check_same_kind
 
@@ -275,13 +276,34 @@ def is_dataset(data: Any) -> bool:
 
 
 def as_loader(data: Any, batch_size: int) -> DataLoader[Any]:
-    """Return a DataLoader as it is, and a Dataset as a loader in dataset order."""
+    """Return a DataLoader as it is, and a Dataset or (inputs, targets) as a loader in dataset order."""
     if isinstance(data, DataLoader):
         return data
+    if isinstance(data, tuple | list) and [isinstance(part, torch.Tensor | np.ndarray) for part in data] == [True] * 2:
+        inputs, targets = map(as_tensor, ("inputs", "targets"), data)
+        if not inputs.ndim or not targets.ndim or len(inputs) != len(targets):
+            got = f"shapes {tuple(inputs.shape)} and {tuple(targets.shape)}"
+            raise fail("data", "(inputs, targets), a row a record in both", got, "align the rows")
+        data = torch_data.TensorDataset(inputs, targets)
     if not is_dataset(data):
         raise fail("data", "a DataLoader or a Dataset", type(data).__name__, "wrap arrays in a TensorDataset")
     check_whole("batches.size", batch_size, remedy="256 suits most models")
-    return DataLoader(data, batch_size=batch_size, shuffle=False)
+    return DataLoader(data, batch_size=batch_size, shuffle=False, collate_fn=_collated)
+
+
+def _collated(records: list[Any]) -> Any:
+    """Collate as torch does, with a dict's lists of numbers as tensors: Hugging Face datasets hold lists."""
+    if not isinstance(records[0], Mapping):
+        return torch_data.default_collate(records)
+
+    def row(value: Any) -> Any:
+        return torch.tensor(value) if isinstance(value, list) and not any(isinstance(v, str) for v in value) else value
+
+    try:
+        return torch_data.default_collate([{key: row(value) for key, value in record.items()} for record in records])
+    except (TypeError, ValueError, RuntimeError) as error:
+        got, remedy = "others, such as texts of several lengths", "pad to a fixed length, or pass a DataLoader"
+        raise fail("data", "records of one shape, with numbers or texts", got, remedy) from error
 
 
 def why_order_is_unknown(loader: DataLoader[Any]) -> str | None:

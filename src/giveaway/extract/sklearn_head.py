@@ -79,8 +79,7 @@ def from_sklearn(
         n, rows = len(y), np.setdiff1d(np.arange(len(y)), kept)
         held_out = held_out or (rows_of(given, kept), y[kept])
         names["rows_proved_by"] = f"the validation split of early stopping, drawn again: {len(kept)} of {n} held out"
-        if ids is None:
-            ids = np.arange(n)
+        ids = np.arange(n) if ids is None else ids
         ids, groups, sample_weight = (
             None if value is None else _of_all(name, value, n)[rows]
             for name, value in (("ids", ids), ("groups", groups), ("sample_weight", sample_weight))

@@ -95,13 +95,14 @@ def from_torch(
     data are read twice: rows are records only if both passes agree, so shuffling, dropping and random augmentation are
     refused, unless (for shuffling) the batches carry ids.
 
-    data : a DataLoader, or a Dataset (read in order). Batches are (inputs, targets), or dicts, whose inputs are given
-        to the model by keyword. A tuple or dict of inputs is unpacked.
+    data : a DataLoader, a Dataset or Hugging Face dataset (read in order), or (inputs, targets). Batches are (inputs,
+        targets), or dicts, whose inputs are given to the model by keyword. A tuple or dict of inputs is unpacked.
     batches : `Batches(size, inputs, targets, ids)`, where a batch holds these elsewhere: Batches(ids=2) for (inputs,
         targets, ids).
     layer : name of the nn.Linear to take; by default the last to run, which must give the model's output.
     loss, l2, penalize_intercept : as in `Head`. Weight decay wd on a mean cross-entropy is l2 = n * wd.
-    reduction : "mean", "first" or "last" token, for a layer that sees (batch, tokens, features); padding counts.
+    reduction : "mean", "first" or "last" token, for a layer that sees (batch, tokens, features); padding counts. Not
+        needed where the model returns the outputs of one token a record, as decoders do of the last before padding.
     device : which of the model's devices takes the inputs (default: that of its first parameter).
     autocast : torch.bfloat16 or torch.float16, to run the model in mixed precision.
     sample_weight, ids, groups : one a record in dataset order, or (weights, groups) a dict from id to value.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import itertools
 import os
 import random
@@ -20,7 +21,7 @@ from torch import nn
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 from torch.utils.data import DataLoader
 
-from giveaway.checks import InputError, fail
+from giveaway.checks import InputError, fail, listed
 from giveaway.extract.batches import RecordBatch
 from giveaway.extract.user_files import needs_pickle
 from giveaway.storage.arrays import reading
@@ -216,7 +217,7 @@ def call_watched(
 
     handles = [layer.register_forward_hook(partial(watch, name), with_kwargs=True) for name, layer in layers.items()]
     try:
-        result = model(*arguments, **keywords)
+        result = model(*arguments, **accepted(model, keywords))
     finally:
         for handle in handles:
             handle.remove()
@@ -231,9 +232,12 @@ def storable(values: torch.Tensor) -> torch.Tensor:
     return values.detach().to("cpu", torch.float32 if values.dtype == torch.bfloat16 else values.dtype)
 
 
-def load_weights(model: nn.Module, path: str | os.PathLike[str], *, allow_pickle: bool = False) -> nn.Module:
+def load_weights(
+    model: nn.Module, path: str | os.PathLike[str], *, allow_pickle: bool = False, say: Callable[[str], Any] = str
+) -> nn.Module:
     """Load the weights in `path` into `model`, and return it. Only with `allow_pickle` are files read that run code:
-    whole modules, TorchScript and .pt2."""
+    whole modules, TorchScript and .pt2. Of a Lightning checkpoint, whose module holds the model as an attribute, the
+    weights of that attribute are taken, and `say` tells what is ignored."""
     if not isinstance(model, nn.Module):
         raise fail("model", "a torch.nn.Module", type(model).__name__, "return the model from the function")
     safe = Path(path).suffix == ".safetensors"
@@ -246,6 +250,7 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str], *, allow_pickle
             stored = _load_torch(file, allow_pickle)
     if isinstance(stored, nn.Module):
         stored = stored.state_dict()
+    lightning = isinstance(stored, Mapping) and "pytorch-lightning_version" in stored
     if isinstance(stored, Mapping):
         stored = next((stored[key] for key in CHECKPOINT_KEYS if isinstance(stored.get(key), Mapping)), stored)
     if not isinstance(stored, Mapping) or not all(isinstance(name, str) for name in stored):
@@ -254,6 +259,8 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str], *, allow_pickle
     if not state.keys() & expected.keys():
         for prefix in WRAPPER_PREFIXES:
             consume_prefix_in_state_dict_if_present(state, prefix)
+    if lightning and not state.keys() & expected.keys():
+        state = _of_attribute(expected, state, say)
     try:
         model.load_state_dict(state)
     except (RuntimeError, AttributeError, TypeError) as error:
@@ -261,6 +268,35 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str], *, allow_pickle
         remedy = "use the function that made the model of these weights"
         raise fail("weights", f"the parameters of {type(model).__name__}", got, remedy) from error
     return model
+
+
+def _of_attribute(expected: Mapping[str, Any], state: dict[str, Any], say: Callable[[str], Any]) -> dict[str, Any]:
+    """Return the part of a Lightning module's weights that is the model, where one of its attributes is."""
+    first = next(iter(expected), "")
+    prefixes = {name.removesuffix(first) for name in state if first and name.endswith("." + first)}
+    whole = sorted(prefix for prefix in prefixes if all(prefix + name in state for name in expected))
+    if len(whole) > 1:
+        got, remedy = f"{len(whole)} of them ({listed(whole)})", "save the state_dict() of the one that is deployed"
+        raise fail("weights", "one attribute of the Lightning module that holds the model", got, remedy)
+    if not whole:
+        return state
+    rest = len(state) - len(expected)
+    say(f"note: a Lightning checkpoint: weights under {whole[0]!r}; hyper-parameters and {rest} other arrays ignored")
+    return {name: state[whole[0] + name] for name in expected}
+
+
+def accepted(model: nn.Module, keywords: dict[str, Any]) -> dict[str, Any]:
+    """Return the keywords without texts that the model's forward does not take; refuse others that it does not."""
+    if not keywords or isinstance(model, torch.jit.ScriptModule):  # which has no signature
+        return keywords
+    parameters = inspect.signature(model.forward).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return keywords
+    others = keywords.keys() - {parameter.name for parameter in parameters}
+    if numbers := sorted(name for name in others if isinstance(keywords[name], torch.Tensor)):
+        remedy = f"remove them, or say what they are: Batches(inputs={numbers[0]!r}), Batches(ids={numbers[0]!r})"
+        raise fail("data", "inputs that the model's forward takes", f"others ({listed(numbers)})", remedy)
+    return {name: value for name, value in keywords.items() if name not in others}
 
 
 def _load_torch(file: Path, allow_pickle: bool) -> Any:

@@ -16,7 +16,7 @@ from torch.nn import functional
 from giveaway.checks import errors_about, fail, renamed
 from giveaway.extract.batches import MOVED, USUAL, Batches, RecordBatch
 from giveaway.extract.reader import READ_AGAIN, RecordReader, RowBuffer
-from giveaway.extract.torch_model import device_of, load_weights, untouched, unwrapped
+from giveaway.extract.torch_model import accepted, device_of, load_weights, untouched, unwrapped
 from giveaway.records.examples import check_targets, infer_loss
 from giveaway.records.loss_trace import LossTrace
 from giveaway.storage.files import file_digest
@@ -93,7 +93,7 @@ def trace_of_checkpoints(
 
 def _outputs(model: nn.Module, batch: RecordBatch, device: torch.device) -> torch.Tensor:
     arguments, keywords = batch.inputs_on(device)
-    result = model(*arguments, **keywords)
+    result = model(*arguments, **accepted(model, keywords))
     outputs = result["logits"] if isinstance(result, dict) and "logits" in result else getattr(result, "logits", result)
     if not isinstance(outputs, torch.Tensor) or outputs.ndim == 0 or len(outputs) != batch.rows:
         shape = f"shape {tuple(outputs.shape)}" if isinstance(outputs, torch.Tensor) else type(outputs).__name__
