@@ -19,6 +19,7 @@ from giveaway.reporting.pages import summary
 
 COUNT = 200
 SIZES = (400, 1_500)
+OF_THE_RUN = ("audit", "seconds", "date", "versions")
 KINDS = {"class": 4, "ward": 6, "sex": 2}
 
 
@@ -62,7 +63,7 @@ def hunt(count: int, seed: int) -> dict[str, Any]:
                 told[kind] += 1
             told["all three"] += len(right) == len(KINDS)
             told["wrongly named"] += sum(name is not None and kind not in right for kind, name in named.items())
-            told["any figure differs"] += a != b or first["quantiles"] != second["quantiles"]
+            told["any figure differs"] += any(first[name] != second[name] for name in first if name not in OF_THE_RUN)
             told["rows differ"] += first["rows"] != second["rows"]
         found[f"{n} records"] = {"leavers": times, **told}
     return found
