@@ -33,7 +33,6 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import ndtr, ndtri
-from sklearn.isotonic import isotonic_regression
 
 from giveaway.checks import fail
 from giveaway.evaluation.ranking import Interval
@@ -175,7 +174,20 @@ def score_gaps(members: np.ndarray, held_out: np.ndarray) -> tuple[np.ndarray, n
     raised = np.add.reduceat(scores, at) / counts - expected
     below = ndtr(expected)
     exact = np.exp(-(expected**2)) / (below * (1 - below))  # one over the variance of a quantile, up to a factor
-    return expected, isotonic_regression(raised, sample_weight=counts * exact, increasing=False)
+    return expected, _falling(raised, counts * exact)
+
+
+def _falling(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Return the nearest values, by weighted squares, that never rise: neighbours that do share their mean."""
+    means: list[tuple[float, float, int]] = []
+    for value, weight in zip(values.tolist(), weights.tolist(), strict=True):
+        count = 1
+        while means and means[-1][0] < value:
+            mean, before, cells = means.pop()
+            value = (mean * before + value * weight) / (before + weight)
+            weight, count = weight + before, count + cells
+        means.append((value, weight, count))
+    return np.repeat([mean for mean, *_ in means], [cells for *_, cells in means])
 
 
 def beyond_chance(members: np.ndarray, held_out: np.ndarray, rng: np.random.Generator) -> float:
