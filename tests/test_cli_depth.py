@@ -402,7 +402,7 @@ def test_a_model_that_remembers_its_calls_is_refused(giveaway, mine):
             "        self.body, self.head, self.calls = nn.Linear(4, 5).double(), nn.Linear(5, 3).double(), 0\n"
             "    def forward(self, x):\n"
             "        self.calls += 1\n"
-            "        return self.head(self.body(x) + (100.0 if self.calls > 5 else 0.0))\n"
+            "        return self.head(self.body(x) + (100.0 if self.calls > 30 else 0.0))\n"
         )
     line = one_line(giveaway(*command(mine, "--depth", "all", "--damping", 1, "--config", "batch_size=8")))
     assert line.startswith("model: expected the same outputs of the model in every pass, got others where the network")

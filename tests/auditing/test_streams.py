@@ -100,5 +100,5 @@ def test_a_cache_serves_a_sketch(tmp_path, data, held):
     head = ga.from_torch(model, data, l2=1.0, keep=Cached(tmp_path / "kept", inputs=False))
     seen = model.seen
     table = ga.audit(head, scores=["newton"], curvature=Sketch(probes=64))
-    assert model.seen == seen == N + 256 + 128  # the first batch again, and half of it
+    assert model.seen == seen == N + 7 * 3 * 256  # batches 0 to 4, 8 and 16 again, and twice in halves
     assert np.median(np.abs(table["newton"] / held["newton"] - 1)) < 0.2
