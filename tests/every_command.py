@@ -185,8 +185,9 @@ class World:
     runs: dict[str, list[Run]] = field(default_factory=dict)
 
     def written(self) -> list[Path]:
-        """Every file that a command wrote."""
-        return sorted(p for p in self.folder.rglob("*") if p.is_file() and p.name not in self.handed_over)
+        """Every file that a command wrote, but not what Python compiles of the code that was handed over."""
+        files = [path for path in self.folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+        return sorted(path for path in files if path.name not in self.handed_over)
 
     def holding(self, marker: str, audit: str | None = None) -> set[str]:
         """The written files that hold `marker`, as paths from the folder."""
