@@ -22,7 +22,7 @@ PINNED = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_
 PRIVATE = re.compile(r"\b(?:torch|joblib|sklearn)(?:\.\w+)*\._[a-z]\w*")
 PRIVATE_NAMES = {"extract/estimator_file.py": "sklearn.neural_network._stochastic_optimizers"}
 OTHER_PLATFORMS = "nvidia-"  # brought by wheels of some platforms alone
-QUICK = ["tests/records/test_head.py", "tests/curvature/test_wide.py", "tests/test_public_names.py"]
+QUICK = ["tests/records/test_head.py", "tests/curvature/test_dense.py", "tests/test_public_names.py"]
 
 
 def needed(name: str, extras: frozenset[str], seen: dict[str, str]) -> None:
