@@ -25,7 +25,7 @@ from giveaway.attacks import stacked
 from giveaway.attacks.recipes import RECIPES, build_resnet9, train_recipe
 from giveaway.attacks.shadow_store import balanced_membership, model_seed
 from giveaway.attacks.stacked import train_stacked
-from giveaway.attacks.training import Records, Training
+from giveaway.attacks.training import Training, TrainingInputs
 from tests.attacks.made import mixed, shuffled
 from tests.conftest import refused
 
@@ -74,7 +74,7 @@ def test_every_image_is_cropped_and_mirrored_by_its_own_draw(seeds, step, width,
     pictures = images(8, shape)
     which = np.random.default_rng(2).integers(0, 8, (len(seeds), width))
     inside = torch.tensor(seeds)[:, None], torch.tensor([step])
-    found = Records(torch.from_numpy(pictures), augment)(torch.from_numpy(which), *inside).numpy()
+    found = TrainingInputs(torch.from_numpy(pictures), augment)(torch.from_numpy(which), *inside).numpy()
     for model, seed in enumerate(seeds):
         for place in range(width):
             expected = changed(pictures[which[model, place]], *draw(seed, step, place), augment)
@@ -94,7 +94,7 @@ def test_draws_are_uniform_and_of_one_step_one_place_one_model():
 
 
 def test_an_image_does_not_depend_on_its_neighbours():
-    records, step = Records(torch.from_numpy(images()), BOTH), torch.tensor([3])
+    records, step = TrainingInputs(torch.from_numpy(images()), BOTH), torch.tensor([3])
     seeds = torch.tensor(SEEDS)[:, None]
     which = torch.arange(20).reshape(4, 5)
     together = records(which, seeds, step)
@@ -278,8 +278,8 @@ def test_augmentation_of_what_is_no_image_or_too_small_is_refused():
     refused(words, lambda **k: list(train_stacked(*make, **k)), **given, inputs=np.zeros((41, 5)),
             training=Training(1, 8, augment=BOTH))  # fmt: skip
     words = r"inputs: expected images of 5 × 5 or more to crop, got 9 × 4; drop \"crop\" from augment"
-    refused(words, Records, torch.zeros(3, 1, 9, 4), ("crop",))
-    Records(torch.zeros(3, 1, 1, 1), ("flip",))
+    refused(words, TrainingInputs, torch.zeros(3, 1, 9, 4), ("crop",))
+    TrainingInputs(torch.zeros(3, 1, 1, 1), ("flip",))
     refused("augment: expected a known name, got 'turn'", Training, 1, 8, augment=("turn",))
     refused("inputs: expected images of 8 × 8 or more", build_resnet9, (3, 9, 7), 10)
     assert build_resnet9((3, 8, 9), 10).eval()(torch.zeros(1, 3, 8, 9)).shape == (1, 10)

@@ -12,6 +12,7 @@ import torch
 import giveaway as ga
 from giveaway import Head, LossTrace, audit
 from giveaway.records import ScoreTable
+from giveaway.records.meta import Meta
 from giveaway.scores.fusion import normal_scores
 from giveaway.views.model import phi_of
 from tests.conftest import made_arrays, refused
@@ -225,6 +226,9 @@ def test_how_many_are_exposed_is_predicted_in_words_from_records_held_out():
         few = replace(head, held_out=(unseen[:499], y[:499]))
         assert audit(few, scores=["loss"]).meta.predicted_share is None
     assert "predicted_share" not in audit(few, scores=["loss"]).meta.to_json()
+    assert audit(head, scores=["loss"], optimum="refit").meta.predicted_share is None  # the others are of another model
+    for words in ([], ["few", "=1+1"]):
+        refused("some of few, some, many", Meta.from_json, {"predicted_share": {"words": words, "held_out": 600}})
 
 
 @pytest.mark.parametrize("outputs", [1, 2, 5])

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, stack_module_state
 
-from giveaway.attacks.training import EpochBatches, Records, Training
+from giveaway.attacks.training import EpochBatches, Training, TrainingInputs
 from giveaway.checks import as_tensor, check_finite, fail
 
 WARM_UPS = 3  # steps before a graph is captured
@@ -75,7 +75,7 @@ def train_stacked(
         raise fail("seeds", f"one a model, {len(members)} in all", str(len(seeds)), "use model_seed")
     if models_at_once < 1:
         raise fail("models_at_once", "at least 1", str(models_at_once), "give the number of models of a group")
-    records = Records(x, training.augment)
+    records = TrainingInputs(x, training.augment)
     wanted = set(range(len(members)) if numbers is None else numbers)
     sizes = members.sum(axis=1)
     steps = min(math.ceil(sizes.max() / training.batch_size), int(sizes.min()))  # no batch is empty
@@ -174,7 +174,12 @@ class _Trainer:
     """Trains one ensemble a step at a time without a word from the host: all that changes is on the device."""
 
     def __init__(
-        self, ensemble: _Stacked | _Single, records: Records, y: torch.Tensor, batches: EpochBatches, training: Training
+        self,
+        ensemble: _Stacked | _Single,
+        records: TrainingInputs,
+        y: torch.Tensor,
+        batches: EpochBatches,
+        training: Training,
     ) -> None:
         ensemble.module.train(True)
         self.ensemble, self._records, self._y, self.batches, self._training = ensemble, records, y, batches, training

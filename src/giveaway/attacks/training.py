@@ -131,7 +131,7 @@ class EpochBatches:
         return shuffled.gather(1, self._places.flatten(1)).view(self._places.shape)
 
 
-class Records:
+class TrainingInputs:
     """The inputs of all records. Images are moved and mirrored anew at each use, by a hash of (seed, step, place)."""
 
     def __init__(self, rows: torch.Tensor, augment: Sequence[str]) -> None:

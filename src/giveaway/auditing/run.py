@@ -92,7 +92,8 @@ def audit(
     if processes.first:
         _ask_views(head, resolved, columns, attributes, meta, progress)
         columns = {name: columns[name] for name in resolved.scores if name in columns}
-        meta["predicted_share"] = _predicted_share(head)
+        if optimum != "refit":  # what was said of records held out is of the model as it was
+            meta["predicted_share"] = _predicted_share(head)
     if not columns:
         raise InputError(f"scores: {HELD_BACK}")
     meta |= {

@@ -10,7 +10,7 @@ from torch.nn import functional
 from giveaway.checks import check_finite, check_whole, fail, nearest, renamed
 from giveaway.extract.batches import MOVED, USUAL, Batches, RecordBatch
 from giveaway.extract.reader import RecordReader, RowBuffer
-from giveaway.extract.torch_model import call_watched, check_is_function, device_of, untouched, unwrapped
+from giveaway.extract.torch_model import call_watched, check_is_function, device_of, is_sampled, untouched, unwrapped
 
 
 @renamed(MOVED | {"initial": "a freshly built model"})
@@ -56,13 +56,12 @@ def early_features(
             raise fail("layer", "a layer that runs", f"{layer!r}, which the forward leaves out", "name another")
         return (_one_row(layer, call.outputs, batch.rows, cells).cpu(),)
 
-    features, checked = RowBuffer("features", reader.total), False
+    features = RowBuffer("features", reader.total)
     with untouched(module, reader.loader):
-        for batch in reader.first_pass():
+        for number, batch in enumerate(reader.first_pass()):
             rows = rows_of(batch)
-            if not checked:
+            if is_sampled(number, batch):
                 check_is_function(module, rows_of, batch, rows)
-                checked = True
             features.add(rows[0])
         reader.check_records()
     table = features.joined()

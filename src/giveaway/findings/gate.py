@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from giveaway.checks import fail, nearest
-from giveaway.evaluation.exposed_share import WORDS
 from giveaway.findings.changes import LEAST_RETRAINS, Measurement, check_column, measure_change, share_above
 from giveaway.records import ScoreTable
+from giveaway.records.meta import SHARE_WORDS
 from giveaway.records.score_table import TableFolder
 from giveaway.storage.files import read_json, read_toml
 
@@ -240,7 +240,7 @@ def _predicted_success(place: str, rule: Rule, table: ScoreTable) -> Measurement
 
 
 def _predicted_share(place: str, rule: Rule, table: ScoreTable) -> Measurement:
-    predicted, order = table.meta.predicted_share, list(WORDS)
+    predicted, order = table.meta.predicted_share, SHARE_WORDS
     if predicted is None:
         remedy = "audit classes with at least 500 records held out, or gate a measured count"
         raise fail(place, "an audit that predicts how many records are exposed", "none", remedy)
@@ -266,7 +266,7 @@ KEYS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {  # what each key must 
     **dict.fromkeys(("name", "rule", "owner", "reason"), TEXT),
     **dict.fromkeys(("at_most_share", "least_power"), SHARE),
     "at_most": ("a whole number, 0 or more", lambda value: type(value) is int and value >= 0),
-    "at_most_word": (" or ".join(f'"{word}"' for word in list(WORDS)[:-1]), lambda value: value in list(WORDS)[:-1]),
+    "at_most_word": (" or ".join(f'"{word}"' for word in SHARE_WORDS[:-1]), lambda value: value in SHARE_WORDS[:-1]),
     "above": ("a success of at least 0.5 and below 1", lambda value: _is_share(value) and 0.5 <= value < 1),
     "of": ('"loo_gap" or "predicted_success"', lambda value: value in ("loo_gap", "predicted_success")),
     "baseline": ("a list of audit folders", lambda value: type(value) is list and all(map(_is_line, value))),

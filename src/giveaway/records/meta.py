@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
 from giveaway.checks import fail
 
+SHARE_WORDS = ("few", "some", "many")  # for how many records are predicted to be exposed
 LARGEST = 1e300  # of a number in the metadata: pages multiply them
 annotations: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
 
@@ -177,6 +178,10 @@ class PredictedShare(Section):
 
     words: Sequence[str]
     held_out: int
+
+    def __post_init__(self) -> None:
+        if not self.words or not set(self.words) <= set(SHARE_WORDS):
+            raise fail("meta", f"some of {', '.join(SHARE_WORDS)}", "other words", "write the audit again")
 
 
 @dataclass(frozen=True, kw_only=True)

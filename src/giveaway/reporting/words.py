@@ -107,11 +107,11 @@ def headline(table: ScoreTable, measured: StoredValidation | None, access: str, 
     predicted = table.meta.predicted_share
     stated = "so no number of exposed records is stated"
     if predicted is not None:
-        meant = " or ".join(f"{word} ({SHARES[word]})" for word in predicted.words if word in SHARES)
+        meant = " or ".join(f"{word} ({SHARES[word]})" for word in predicted.words)
         stated = (
             f"and no number of exposed records is known. Predicted from {told(predicted.held_out)} records held out, "
             f"not measured: for {meant} of the records, an attacker with shadow models of their own would tell with a "
-            "success above 70 % whether the model was trained on them. Such predictions were right for 96 % of the "
+            "success above 70 % whether the model was trained on them. Such predictions were right for 95 % of the "
             "models on which we measured it, on data that they were not calibrated on; few is not none"
         )
     return (
