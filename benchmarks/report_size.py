@@ -3,8 +3,7 @@
     python -m benchmarks.report_size [--rows 2 50000 1000000] [--out FILE.json]
 
 Tables are made up, with names as ids, ten classes and every column that an audit has. The look is what the report needs
-of the head besides (map by PCA, what-if where it is quick), done by `giveaway audit` once; a page is open when both
-maps are drawn, in chromium.
+of the head besides (a map by PCA), done by `giveaway audit` once; a page is open when both maps are drawn, in chromium.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def main() -> None:
     # a Dataset is read in order: a shuffling loader would be refused
     head = ga.from_torch(model, data, l2=len(data) * WEIGHT_DECAY)
     table = ga.audit(head, trace=trace)
-    ga.report(table, out, head=head)  # with the head: map and what-if
+    ga.report(table, out, head=head)  # with the head: a map
 
     view, fusion = table.meta.view, table.meta.fusion
     print(table.top(5))

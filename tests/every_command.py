@@ -209,7 +209,7 @@ def made_world(folder: Path) -> World:
     made = World(folder, {path.name for path in folder.iterdir()} | {"__pycache__"})
     source = ("audit", "--features", f"{PATH}-features.npz", "--l2", 0.5, "--config", "map=pca")
     estimator = ("audit", "--estimator", "model.joblib", "--data", "users_frame:data", "--allow-pickle")
-    quick = config(map="none", what_if=False, l2_sensitivity=False)
+    quick = config(map="none", l2_sensitivity=False)
     commands: dict[str, list[tuple[object, ...]]] = {
         name: [(*source, *options, "--out", name)] for name, options in AUDITS.items()
     }

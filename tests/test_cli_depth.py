@@ -25,7 +25,7 @@ N = 40
 SECRET = "patient"
 VALUE = "7.8125"  # of a record's input, in the files alone
 QUIET = (
-    *config(map="none", what_if=False, l2_sensitivity=False),
+    *config(map="none", l2_sensitivity=False),
     "--scores",
     "loss,newton,leverage,influence,gls_trace",
 )

@@ -78,17 +78,13 @@ def _inputs() -> str:
     return "inputs.npy"
 
 
-def test_maps_and_what_if_are_options(giveaway, file):  # noqa: F811
+def test_the_map_is_an_option(giveaway, file):  # noqa: F811
     audited(giveaway, file)
-    look = ReportExtras.load("result")
-    assert look.feature_map.method == "PCA"
-    assert len(look.removals) == 2
-    assert "Without the 1 most exposed (1 %)" in words_of("report.html")
-    audited(giveaway, file, *config(map="none", what_if=False), out="less")
+    assert ReportExtras.load("result").feature_map.method == "PCA"
+    audited(giveaway, file, *config(map="none"), out="less")
     look = ReportExtras.load("less")
     assert look.feature_map is None
-    assert look.removals == ()
-    assert "it was not asked for (--config what_if=false)" in words_of("report.html", "less")
+    assert look.missing["map"] == "it was not asked for (--config map=none)"
 
 
 @pytest.mark.slow

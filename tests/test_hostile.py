@@ -396,7 +396,7 @@ def test_halves_of_letters_go_through_an_audit(tmp_path, where):
     np.savez(tmp_path / "wards.npz", ward=names["subgroups"])
     more = ("--groups", "people.npy") if where == "groups" else ("--inputs", "text.npz", "--subgroups", "wards.npz")
     with working_in(tmp_path), without_pictures():
-        source = ("audit", "--features", "features.npz", *config(map="none", what_if=False), *more, "--show-records")
+        source = ("audit", "--features", "features.npz", *config(map="none"), *more, "--show-records")
         check_screen(run(*source, "--out", "audit"))
         check_screen(run("report", "audit"))
     found = Page((tmp_path / "audit" / "report.html").read_text(encoding="utf-8"))

@@ -36,11 +36,6 @@ def test_everything_comes_back_from_the_folder(tmp_path):
     assert look.feature_map.method == found.feature_map.method == "PCA"
     assert look.feature_map.explained == found.feature_map.explained
     np.testing.assert_array_equal(look.feature_map.places, found.feature_map.places)
-    assert [len(gone.removed) for gone in found.removals] == [1, 3]
-    for gone, again in zip(look.removals, found.removals, strict=True):
-        assert (gone.share, gone.spearman) == (again.share, again.spearman)
-        for name in ("removed", "entered", "risen", "before", "after"):
-            np.testing.assert_array_equal(getattr(gone, name), getattr(again, name))
     np.testing.assert_array_equal(look.candidates.similarity, found.candidates.similarity)
     np.testing.assert_array_equal(found.contents.rows, table.order()[:100])
     assert (found.contents.held, found.contents.pictures) == (look.contents.held, True)
@@ -63,24 +58,14 @@ def test_a_black_box_has_canaries_but_no_map(tmp_path):
     head = Head(**made_arrays("classes") | {"features": None})
     look = loaded(make_extras(head, audit(head)), tmp_path)
     assert look.feature_map is None
-    assert look.removals == ()
     assert look.candidates is not None
-    assert look.missing["what-if"] == "a black box has no layer to take records out of"
     assert look.missing["map"] == "a black box has no features to map"
-
-
-def test_large_heads_are_asked_before_they_take_long():
-    head = made_head("classes", n=500, d=450)
-    table = audit(head, scores=["newton"])
-    assert "ask for it with --config what_if=true" in make_extras(head, table, method="none").missing["what-if"]
-    assert make_extras(head, table, method="none").missing["map"] == "it was not asked for (--config map=none)"
-    assert "what_if=false" in make_extras(head, table, method="none", what_if=False).missing["what-if"]
 
 
 def test_a_folder_without_a_look_says_so(tmp_path):
     found = ReportExtras.load(tmp_path)
     assert found.feature_map is None
-    assert set(found.missing) == {"map", "what-if", "canaries"}
+    assert set(found.missing) == {"map", "canaries"}
     assert all("run giveaway audit again" in reason for reason in found.missing.values())
 
 

@@ -226,7 +226,7 @@ def audit_into(
         show = bool(config.get("show_records"))
         told: Options = {"access": config.get("access"), "title": config.get("title"), "show_records": show}
         tables = {name: described(table, head, origin, subgroups, **told) for name, table in tables.items()}
-        shown: Options = {"method": config.get("map", "auto"), "what_if": config.get("what_if"), "show_records": show}
+        shown: Options = {"method": config.get("map", "auto"), "show_records": show}
         write_audit(place, tables, head, pages={"config.toml": to_toml(config)}, **shown)
         checkpoint.finish()
     except BaseException:

@@ -31,5 +31,4 @@ RARE: dict[str, tuple[type, str]] = {  # options without a flag of their own: wh
     "depth_curvature": (str, "With depth_method=exact: ggn or hessian."),
     "depth_probes": (int, "How many probes the sketch of a depth takes, 64 by default."),
     "map": (str, "Map of features in the report: auto, pca, tsne or none."),
-    "what_if": (bool, "Score the other records again without the most exposed."),
 }

@@ -13,7 +13,6 @@ import torch
 
 from giveaway.checks import ROWS_PER_CHECK, check_number, fail
 from giveaway.curvature.losses import loss_of
-from giveaway.findings.mitigation import row_of_record
 from giveaway.records import Head, ScoreTable
 from giveaway.records.rows import LazyRows
 from giveaway.views.tables import column_scaling
@@ -81,6 +80,20 @@ def canaries(head: Head, table: ScoreTable, k: int = 10) -> np.ndarray:
     array([2, 4])
     """
     return choose(candidates(head, table, most=max(MOST, k)), k)
+
+
+def row_of_record(head: Head, table: ScoreTable) -> np.ndarray:
+    """Return, for each record of `head`, its row in the audit's `table`: its own, or that of its person."""
+    if table.meta.unit == "record":
+        rows, count = np.arange(head.n), head.n
+    else:
+        if head.groups is None:
+            raise fail("head", "groups, as the table is by person", "none", "pass groups= to Head, as for the audit")
+        people, rows = np.unique(head.groups, return_inverse=True)
+        count = len(people)
+    if count != len(table):
+        raise fail("table", f"{count} rows, as the head has", f"{len(table)}", "pass the whole table of this head")
+    return rows
 
 
 def _targets(head: Head, row_of: np.ndarray, rows: np.ndarray) -> np.ndarray:

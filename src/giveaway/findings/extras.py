@@ -1,7 +1,6 @@
 """What a report shows beyond the table and only the head and the records can give; saved in the audit folder.
 
-These are a map of the features, the effect of removing the most exposed, candidates for canaries, and, if asked for,
-the records themselves as pictures or text.
+These are a map of the features, candidates for canaries, and, if asked for, the records themselves as pictures or text.
 """
 
 from __future__ import annotations
@@ -19,10 +18,8 @@ import numpy as np
 import torch
 from sklearn.decomposition import PCA
 
-from giveaway.auditing.plan import SENSITIVITY_UP_TO
 from giveaway.checks import InputError, check_choice, fail
-from giveaway.findings.canaries import Candidates, candidates, standardized_means
-from giveaway.findings.mitigation import RemovalEffect, removals, row_of_record
+from giveaway.findings.canaries import Candidates, candidates, row_of_record, standardized_means
 from giveaway.records import Head, ScoreTable
 from giveaway.records.examples import CHANNELS
 from giveaway.records.meta import annotations as types_of
@@ -33,12 +30,10 @@ from giveaway.storage.files import parse_json
 from giveaway.text import shown_text
 
 FILE = "look.npz"
-SHARES = (0.01, 0.05)  # of the rows, that the what-if removes
-WHAT_IF_UP_TO = 1e10  # records times squared parameters; 1.4e9 took 8 s on two cores, 2.9e10 three minutes on busy ones
 MAPS = ("auto", "pca", "tsne", "none")
 SHOWN_RECORDS = 100
 MOST_PLACES = 2_000  # on the map: t-SNE takes 18 s for them on one core, and a minute for 5,000
-PARTS = ("map", "what-if", "canaries")
+PARTS = ("map", "canaries")
 
 EXPOSED = 500  # of the most exposed rows always have a place on the map
 TSNE_FROM = 50  # rows: with fewer a neighbourhood is most of the map
@@ -77,7 +72,6 @@ class ReportExtras:
     """Optional parts of a report. `missing` gives the reason for each part that is not there."""
 
     feature_map: FeatureMap | None = None
-    removals: tuple[RemovalEffect, ...] = ()
     candidates: Candidates | None = None
     contents: Contents | None = None
     missing: Mapping[str, str] = field(default_factory=dict)
@@ -87,9 +81,8 @@ class ReportExtras:
         stated: dict[str, Any] = {"missing": dict(self.missing)}
         arrays: dict[str, np.ndarray] = {}
         for name in KINDS:
-            held = getattr(self, name)
-            parts = held if isinstance(held, tuple) else () if held is None else (held,)
-            stated[name] = [_take_apart(part, f"{name}{place}_", arrays) for place, part in enumerate(parts)]
+            if (part := getattr(self, name)) is not None:
+                stated[name] = _take_apart(part, f"{name}_", arrays)
         stream = io.BytesIO()
         np.savez_compressed(stream, allow_pickle=False, stated=np.array(json.dumps(stated)), **arrays)
         return stream.getvalue()
@@ -102,16 +95,13 @@ class ReportExtras:
             return cls(missing=dict.fromkeys(PARTS, "the audit folder was made without it: run giveaway audit again"))
         arrays = read_arrays("folder", path, "giveaway audit")
         with reading("folder", path, "file written by giveaway audit"):
-            stated, parts = parse_json(str(arrays["stated"])), {}
-            for name, kind in KINDS.items():
-                numbered = enumerate(stated[name])
-                parts[name] = tuple(_put_together(kind, f"{name}{place}_", arrays, one) for place, one in numbered)
-            single: dict[str, Any] = {name: next(iter(parts[name]), None) for name in KINDS if name != "removals"}
-            return cls(**single, removals=parts["removals"], missing=stated["missing"])
+            stated = parse_json(str(arrays["stated"]))
+            known = [(name, kind) for name, kind in KINDS.items() if name in stated]
+            parts: Any = {name: _put_together(kind, f"{name}_", arrays, stated[name]) for name, kind in known}
+            return cls(**parts, missing=stated["missing"])
 
 
-# what each part is made of; there may be several removals
-KINDS = {"feature_map": FeatureMap, "removals": RemovalEffect, "candidates": Candidates, "contents": Contents}
+KINDS = {"feature_map": FeatureMap, "candidates": Candidates, "contents": Contents}  # what each part is made of
 
 
 def _take_apart(part: Any, prefix: str, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
@@ -128,11 +118,9 @@ def _put_together(kind: Any, prefix: str, arrays: dict[str, np.ndarray], stated:
     return kind(**values)
 
 
-def make_extras(
-    head: Head, table: ScoreTable, *, method: str = "auto", what_if: bool | None = None, show_records: bool = False
-) -> ReportExtras:
-    """Make the optional parts of a report: a map of the features by `method`, `what_if` the most exposed were gone (by
-    default if that takes about a minute at most), and with `show_records` the records themselves."""
+def make_extras(head: Head, table: ScoreTable, *, method: str = "auto", show_records: bool = False) -> ReportExtras:
+    """Make the optional parts of a report: a map of the features by `method`, and with `show_records` the records
+    themselves."""
     check_choice("map", method, MAPS)
     missing: dict[str, str] = {}
 
@@ -145,30 +133,19 @@ def make_extras(
             missing[name] = f"it could not be made ({type(error).__name__})"
         return None
 
-    parameters = head.width * head.m
-    quick = parameters <= SENSITIVITY_UP_TO and head.n * parameters**2 <= WHAT_IF_UP_TO
-    mapped, effects = None, None
+    mapped, contents = None, None
     if not head.linear:
         missing["map"] = "a black box has no features to map"
-        missing["what-if"] = "a black box has no layer to take records out of"
-    elif what_if or (what_if is None and quick):
-        effects = attempt("what-if", lambda: removals(head, table, shares=SHARES))
-    elif what_if is False:
-        missing["what-if"] = "it was not asked for (--config what_if=false)"
-    else:
-        size = f"{head.n} records and {parameters} parameters"
-        missing["what-if"] = f"it takes a while for {size}: ask for it with --config what_if=true"
-    if method == "none":
+    elif method == "none":
         missing["map"] = "it was not asked for (--config map=none)"
-    elif head.linear:
+    else:
         mapped = attempt("map", lambda: feature_map(head, table, method=method, most=MOST_PLACES))
-    contents = None
     if show_records and table.meta.by_person:
         missing["contents"] = "records are shown only if records are ranked: --config by=record"
     elif show_records and head.inputs is not None:
         contents = attempt("contents", lambda: contents_of(head.inputs, table.order()[:SHOWN_RECORDS]))
     held = attempt("canaries", lambda: candidates(head, table))
-    return ReportExtras(mapped, effects or (), held, contents, missing)
+    return ReportExtras(mapped, held, contents, missing)
 
 
 def feature_map(head: Head, table: ScoreTable, *, method: str = "auto", most: int = 5_000, seed: int = 0) -> FeatureMap:

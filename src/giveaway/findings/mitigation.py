@@ -1,95 +1,11 @@
-"""Two ways to treat the most exposed rows, and what they would do: take them out of training, or weight them down.
-
-Rows near one another cover for one another. When one layer is taken away, the next may be as exposed as the first one
-was, so removing records is no remedy before its effect has been estimated.
-"""
-
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+"""Weights that bring the most exposed rows down in a training to come."""
 
 import numpy as np
-import torch
 
-from giveaway.auditing.run import audit
 from giveaway.checks import check_number, fail
-from giveaway.curvature.choice import Auto
-from giveaway.curvature.optimum import refit
-from giveaway.evaluation.ranking import spearman
-from giveaway.records import Head, ScoreTable
+from giveaway.records import ScoreTable
 
-MOST_RISEN = 20
 NOTE = "heuristic: weights that depend on the data void a stated (ε, δ)"
-
-
-@dataclass(frozen=True, eq=False)
-class RemovalEffect:
-    """The newton score of the remaining rows, with and without the most exposed ones in training: rows that have
-    `entered` the most exposed not for the others' absence alone, and up to 20 that have `risen` most."""
-
-    share: float
-    removed: np.ndarray  # the most exposed first
-    spearman: float | None  # of newton before and after, over the remaining rows; None for fewer than 3
-    entered: np.ndarray
-    risen: np.ndarray
-    before: np.ndarray  # newton of `risen`
-    after: np.ndarray
-
-
-def removals(head: Head, table: ScoreTable, *, shares: Sequence[float]) -> tuple[RemovalEffect, ...]:
-    """Take each of `shares` of the rows of `table`, the most exposed ones, out of `head` and score the others again, at
-    the optimum with and without them. Features below the head stay as they are: predicted, not measured."""
-    row_of = row_of_record(head, table)
-    if not head.linear:
-        raise fail("head", "a linear head", "a black box", "pass the features of a linear head to Head")
-    counts = [max(1, round(share * len(table))) for share in shares]
-    if len(table) - max(counts) < 2:
-        got = f"{max(counts)} of {len(table)} taken out"
-        raise fail("share", "a share that leaves at least 2 rows", got, "take out a smaller share")
-
-    def newton_of(scored: Head) -> np.ndarray:
-        scored = scored if table.meta.by_person else replace(scored, groups=None)
-        return audit(scored, scores="newton", curvature=Auto(l2_sensitivity=False))["newton"]
-
-    whole = refit(replace(head, inputs=None))
-    before = newton_of(whole)
-    effects = []
-    for share, count in zip(shares, counts, strict=True):
-        removed = table.order()[:count]
-        gone = np.isin(np.arange(len(table)), removed)
-        after = newton_of(without(whole, gone[row_of]))
-        left = np.flatnonzero(~gone)
-        correlation = spearman(before[left], after[left]) if len(left) >= 3 else None
-        earlier, now = (left[np.argsort(-values[left], kind="stable")[:count]] for values in (before, after))
-        by_rise = left[np.argsort(before[left] - after[left], kind="stable")[:MOST_RISEN]]
-        risen = by_rise[after[by_rise] > before[by_rise]]
-        entered = now[~np.isin(now, earlier)]
-        effects.append(RemovalEffect(share, removed, correlation, entered, risen, before[risen], after[risen]))
-    return tuple(effects)
-
-
-def without(head: Head, gone: np.ndarray) -> Head:
-    """Return `head` at its optimum without the records `gone` (n,), which keep their rows with weight 0."""
-    members = torch.from_numpy(np.flatnonzero(gone)).to(head.device)
-    whole = torch.ones(head.n, dtype=torch.float64, device=head.device)
-    weight = (whole if head.sample_weight is None else head.sample_weight).index_fill(0, members, 0.0)
-    if not bool((weight > 0).any()):
-        got = "records of weight 0 only"
-        raise fail("share", "records that count among those left", got, "take out a smaller share")
-    return refit(replace(head, sample_weight=weight))  # rows stay, so that a memory map is not copied
-
-
-def row_of_record(head: Head, table: ScoreTable) -> np.ndarray:
-    """Return, for each record of `head`, its row in the audit's `table`: its own, or that of its person."""
-    if table.meta.unit == "record":
-        rows, count = np.arange(head.n), head.n
-    else:
-        if head.groups is None:
-            raise fail("head", "groups, as the table is by person", "none", "pass groups= to Head, as for the audit")
-        people, rows = np.unique(head.groups, return_inverse=True)
-        count = len(people)
-    if count != len(table):
-        raise fail("table", f"{count} rows, as the head has", f"{len(table)}", "pass the whole table of this head")
-    return rows
 
 
 def weights(table: ScoreTable, *, cap: float = 0.9) -> np.ndarray:

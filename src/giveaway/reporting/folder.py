@@ -79,7 +79,7 @@ def write_audit(
 ) -> None:
     """Write tables, report and summary into a folder that is held; `shown` are options of `make_extras`."""
     table = next(iter(tables.values()))
-    extras = ReportExtras(missing={"map": NO_HEAD, "what-if": NO_HEAD, "canaries": NO_HEAD})
+    extras = ReportExtras(missing={"map": NO_HEAD, "canaries": NO_HEAD})
     if head is not None:
         extras = make_extras(head, table, **shown)
     measured = measured or StoredValidation.load(place.path)

@@ -77,14 +77,13 @@ def render(
     summary: str = "",
 ) -> str:
     """Return the page as a string; `summary` is the page beside it to share instead."""
-    extras = extras or ReportExtras(missing={"map": NO_HEAD, "what-if": NO_HEAD})
+    extras = extras or ReportExtras(missing={"map": NO_HEAD})
     chosen = access_of(table, access)
     sections = {
         "maps": section(lambda: maps(table, extras)),
         "learned": section(lambda: _image(figures.when_learned(table))),
         "breakdowns": section(lambda: breakdowns(table)),
         "agreement": section(lambda: _agreement(table, measured)),
-        "removals": section(lambda: _removals(table, extras)),
         "penalties": section(lambda: _penalties(table)),
     }
     meta = table.meta
@@ -204,25 +203,6 @@ def _agreement(table: ScoreTable, measured: StoredValidation | None) -> dict[str
     roc = {"LiRA": (measured.false_positives, measured.true_positives)}
     images.append(_image(figures.draw_roc(roc, {"LiRA": stated["lira"]["auc"]})))
     return {"conclusion": stated["conclusion"], **agreement_lines(stated), "pictures": images}
-
-
-def _removals(table: ScoreTable, extras: ReportExtras) -> list[dict[str, Any]]:
-    if not extras.removals:
-        raise InputError(extras.missing.get("what-if", "the head was not given to the report (head=)"))
-    return [
-        {
-            "share": f"{100 * effect.share:g} %",
-            "removed": len(effect.removed),
-            "entered": len(effect.entered),
-            "names": [shown_text(table.ids[row], 40) for row in effect.entered[:12]],
-            "spearman": None if effect.spearman is None else f"{effect.spearman:.3f}",
-            "lines": [
-                (shown_text(table.ids[row], 40), int(row), f"{before:.3g}", f"{after:.3g}")
-                for row, before, after in zip(effect.risen[:8], effect.before[:8], effect.after[:8], strict=True)
-            ],
-        }
-        for effect in extras.removals
-    ]
 
 
 def _penalties(table: ScoreTable) -> list[tuple[str, str, str]]:
