@@ -1,5 +1,6 @@
 """Run an audit: a head in, a ScoreTable out."""
 
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -33,7 +34,9 @@ from giveaway.views.model import phi_of
 from giveaway.views.others import HELD_BACK
 
 TOP = 0.05
+OF_CLASSES = {"class", "others_say", "trees_say"}  # attributes that hold a class, or a value
 MANY = 5_000  # records, from which the second view is announced
+WHOLE = re.compile("0|-?[1-9][0-9]{0,17}")  # what a whole number is written as
 
 Columns = dict[str, np.ndarray]
 
@@ -113,8 +116,10 @@ def audit(
             "l2_sensitivity": resolved.l2_sensitivity,
         },
     }
-    of_head = ("loss", "l2", "intercept", "penalize_intercept", "frozen", "model", "rows_proved_by")
+    of_head = ("loss", "l2", "intercept", "penalize_intercept", "frozen", "model", "rows_proved_by", "class_names")
     meta |= {name: getattr(head, name) for name in of_head}
+    for name in OF_CLASSES & attributes.keys():
+        attributes[name] = _called(attributes[name], head.class_names)
     ids = head.ids if head.groups is None else np.unique(head.groups)
     digests = RowDigests.of_head(head) if processes.first and resolved.unit == "record" else None
     return ScoreTable(columns, ids, Meta.from_json(meta), attributes, digests)
@@ -193,6 +198,19 @@ def _ask_views(
         lood = process.divergence(resolved.unit)
         columns |= {name: CATALOGUE[name].function(lood).cpu().numpy() for name in resolved.of_lood}
         meta["kernel"] = process.report
+
+
+def _called(classes: np.ndarray, names: tuple[str, ...] | None) -> np.ndarray:
+    """Return what numbers of classes are called, as numbers where all are; "" where none is known. Values stay."""
+    unknown = classes < 0
+    if classes.dtype.kind != "i" or (names is None and not unknown.any()):
+        return classes
+    if names is None:
+        return np.where(unknown, "", classes.astype(str))
+    known = np.array(names)
+    if not unknown.any() and all(WHOLE.fullmatch(name) for name in names):
+        known = known.astype(np.int64)
+    return np.where(unknown, "", known[classes]) if unknown.any() else known[classes]
 
 
 def _predicted_share(head: Head) -> dict[str, Any] | None:

@@ -264,7 +264,7 @@ def held_against(
 def checked_training(training: Any, table: ScoreTable, rows: np.ndarray | None = None) -> Retraining:
     """Return how the audited model is trained, with the labels of the table where none are known; check both first."""
     told = training if isinstance(training, Retraining) else Retraining(training)
-    classes, loss = table.attributes.get("class"), table.meta.loss
+    classes, loss = _class_numbers(table), table.meta.loss
     if told.y is None and rows is None:
         labelled = classes is not None and told.kind != "squared_error"
         told = replace(told, y=classes) if labelled else replace(told, records=told.records or len(table))
@@ -322,10 +322,20 @@ def _check_rows(table: ScoreTable, records: int, rows: np.ndarray | None) -> np.
     return places
 
 
+def _class_numbers(table: ScoreTable) -> np.ndarray | None:
+    """Return the class of each row as the number that signals know it by; None where the table has no classes."""
+    classes, names = table.attributes.get("class"), table.meta.class_names
+    if classes is None or names is None:
+        return classes if classes is not None and classes.dtype.kind in "iu" else None
+    called, place = np.unique(classes.astype(str), return_inverse=True)
+    number = {name: number for number, name in enumerate(names)}
+    return np.array([number.get(name, -1) for name in called.tolist()])[place]
+
+
 def _check_labels(table: ScoreTable, labels: np.ndarray, argument: str) -> None:
     """Refuse records of other classes than the table's: they are other records."""
-    classes = table.attributes.get("class")
-    if classes is None or classes.dtype.kind not in "iu":
+    classes = _class_numbers(table)
+    if classes is None:
         return
     different = np.flatnonzero(labels != classes)
     if len(different):
@@ -339,9 +349,8 @@ def _check_whose(table: ScoreTable, judged: np.ndarray, measured: EffectSizes) -
     Within classes, the ranking must go with how well the models know the records, or with what training on a record
     changes, as it does not for other records.
     """
-    classes = table.attributes.get("class")
-    if classes is None or classes.dtype.kind not in "iu":
-        classes = np.zeros(len(table), dtype=np.int64)
+    classes = _class_numbers(table)
+    classes = np.zeros(len(table), dtype=np.int64) if classes is None else classes
     score, said = table[table.ranking()][judged], (measured.mean_out, measured.effect_size)
     together = max(abs(within_classes(score, values, classes[judged])) for values in said)
     if together * np.sqrt(len(score)) < BY_CHANCE:

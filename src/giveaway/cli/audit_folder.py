@@ -30,7 +30,7 @@ from giveaway.reporting.validation import StoredValidation
 from giveaway.reporting.words import access_of, check_access, headline, notes
 from giveaway.storage.checkpoint import FolderCheckpoint
 from giveaway.storage.files import as_json
-from giveaway.text import parts_of, say
+from giveaway.text import parts_of, say, shown_text
 
 Options = dict[str, Any]
 
@@ -103,12 +103,13 @@ def audit_and_tell(
     table, folder = next(iter(tables.values())), place.path
     by, meta = table.ranking(), table.meta.to_json()
     rows = table.order(by)[:top]
+    shown = [by, *(name for name in ("class",) if name in table.attributes)]
     told = {
         "folder": str(folder),
         "unit": table.meta.unit,
         "rows": len(table),
         "ranked_by": by,
-        "top": [{"row": int(row), by: float(table[by][row])} for row in rows],
+        "top": [{"row": int(row), **{name: table[name][row].item() for name in shown}} for row in rows],
         "statement": RANKING_ONLY,
         **{name: meta.get(name) for name in STATED},
     }
@@ -152,15 +153,19 @@ def _top_lines(table: ScoreTable, rows: np.ndarray) -> list[str]:
     beside = "newton" if by == "fused" else "leverage"
     shown = [by, *([beside] if beside in table.scores and beside != by else []), *shown]
     numbered = np.array_equal(table.ids, np.arange(len(table)))  # other ids, and values, stay in the files
-    widths = [max(9, len(name)) for name in shown]
+    cells = [[_cell(value) for value in table[name][rows].tolist()] for name in shown]
+    widths = [max(9, len(name), *map(len, column)) for name, column in zip(shown, cells, strict=True)]
     lines = [f"The {len(rows)} most exposed of {len(table)} {table.meta.rows_are}, by {by}", ""]
     lines += ["rank    row  " + "  ".join(n.rjust(w) for n, w in zip(shown, widths, strict=True)) + "  why"]
     reasons = why(table, rows, nearest=numbered, values=False)
-    for place, (row, reason) in enumerate(zip(rows, reasons, strict=True), start=1):
-        cells = [table[name][row] for name in shown]
-        texts = [(f"{c:.3g}" if isinstance(c, float) else str(c)).rjust(w) for c, w in zip(cells, widths, strict=True)]
+    for place, (row, reason, *texts) in enumerate(zip(rows, reasons, *cells, strict=True), start=1):
+        texts = [text.rjust(width) for text, width in zip(texts, widths, strict=True)]
         lines += [f"{place:4d}  {row:5d}  " + "  ".join(texts) + f"  {reason}"]
     return [*lines, ""]
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else shown_text(value, 20)
 
 
 def audit_into(

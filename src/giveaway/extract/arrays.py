@@ -45,9 +45,9 @@ def from_file(
     """Return the Head stored in `path`, and notes on what was ignored, overridden or assumed.
 
     The file holds `features` (n, d), `targets`, and `weight` (m, d) with `bias` (m), or `outputs` (n, m), or both;
-    optionally `ids`, `groups`, `sample_weight`, `l2` and `inputs`, the records themselves; and, as in `Head`, outputs
-    on variants of the records, `relatives` or `relatives_NAME`, on records held out, `held_out_outputs` with
-    `held_out_targets`, and `out_of_bag`. `outputs` and `targets` without `features` are those of a black box. Files of
+    optionally `ids`, `groups`, `sample_weight`, `l2`, `class_names` and `inputs`, the records themselves; and, as in
+    `Head`, outputs on variants of the records, `relatives` or `relatives_NAME`, on records held out, `held_out_outputs`
+    with `held_out_targets`, and `out_of_bag`. `outputs` and `targets` without `features` are of a black box. Files of
     `Head.save` hold their options as well. What is given here goes before what the file says. No pickle is ever read.
 
     A folder holds shards in name order, `*.npz` or `*.safetensors`, each with some rows of everything that has rows and
@@ -265,6 +265,6 @@ def _saved_options(file: Path, text: str) -> dict[str, Any]:
     try:
         options = json.loads(text)
         required = {name: options[name] for name in ("loss", "l2", "intercept", "penalize_intercept")}
-        return required | {"frozen": options.get("frozen", False), "model": options.get("model")}
+        return required | {name: options[name] for name in ("frozen", "model", "class_names") if name in options}
     except (ValueError, TypeError, KeyError) as error:
         raise fail("options", f"what Head.save writes in {file.name}", "another text", "save the head again") from error

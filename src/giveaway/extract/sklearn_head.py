@@ -94,8 +94,10 @@ def from_sklearn(
         said = {"outputs": outputs, "out_of_bag": left_out}
         if loss == "cross_entropy":
             said = {name: None if p is None else _logarithms(p) for name, p in said.items()}
+            names["class_names"] = _class_names(estimator)
         return Head(None, targets=targets, loss=loss, sample_weight=sample_weight, **names, **said)  # type: ignore[arg-type]
     fields = _linear_fields(estimator, X, y, sample_weight)
+    names["class_names"] = _class_names(estimator) if fields["loss"] == "cross_entropy" else None
     return Head(intercept=fields["bias"] is not None, **names, **fields)
 
 
@@ -153,6 +155,14 @@ def _predictions(estimator: Any, X: Any, y: Any) -> tuple[np.ndarray, np.ndarray
         got, remedy = f"{type(estimator).__name__} with another kind of outputs", "audit one label at a time"
         raise fail("estimator", "a classifier of one label a record", got, remedy)
     return outputs, class_indices(checked_targets(y, len(outputs)), np.asarray(classes)), "cross_entropy"
+
+
+def _class_names(estimator: Any) -> tuple[str, ...] | None:
+    """Return what the classes are called; None where they are the numbers from 0 on."""
+    classes = np.asarray(estimator.classes_)
+    if classes.dtype.kind in "iuf" and np.array_equal(classes, np.arange(len(classes))):
+        return None
+    return tuple(str(name) if str(name).strip() else repr(name) for name in classes.tolist())
 
 
 def _logarithms(probabilities: np.ndarray) -> np.ndarray:

@@ -5,7 +5,7 @@ What the layer sees is held in memory, written to a cache, or streamed: read aga
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -88,6 +88,7 @@ def from_torch(
     keep: InMemory | Cached | Streamed = InMemory(),  # noqa: B008 (frozen)
     relatives: bool | Mapping[str, Callable[[Any], Any]] | None = None,
     held_out: Any = None,
+    class_names: Sequence[str] | None = None,
 ) -> Head:
     """Return the linear head of `model` with what it sees of each record in `data`, in the loader's order.
 
@@ -115,6 +116,8 @@ def from_torch(
         same order, serves for other records. False asks nothing.
     held_out : a DataLoader or Dataset of records that the model was not trained on, for `head.held_out`. The model runs
         over it once, and its batches are read as those of `data`.
+    class_names : what the classes are called; by default as the dataset says (`classes`, or the names of a Hugging Face
+        feature), else the model's config (`id2label`).
 
     >>> import torch
     >>> from torch.utils.data import TensorDataset
@@ -150,10 +153,13 @@ def from_torch(
     if rows["ids"] is None:
         rows["ids"] = ids
     rows |= witnesses_in(rows)
+    loss = infer_loss(rows["targets"], rows["outputs"]) if loss == "auto" else loss
+    if class_names is None and loss == "cross_entropy":
+        class_names = _names_offered(module, reader.loader.dataset, max(2, rows["outputs"].shape[1]))
     return Head(
         **rows,
         rows_proved_by=reader.proof,
-        loss=infer_loss(rows["targets"], rows["outputs"]) if loss == "auto" else loss,
+        loss=loss,
         l2=l2,
         intercept=bias is not None,
         penalize_intercept=penalize_intercept,
@@ -163,6 +169,7 @@ def from_torch(
         groups=_in_row_order("groups", groups, rows["ids"], reader.unknown_order),
         frozen=frozen,
         model=type(module).__name__,
+        class_names=class_names,  # type: ignore[arg-type]
     )
 
 
@@ -337,6 +344,21 @@ def _streamed(reader: RecordReader, layer: HeadLayer, collector: InputCollector,
     features, outputs = Stream(begin, prints.rows, first, name=name, of_layer=True).rows()
     known = {name: sink.joined() for name, sink in kept.items()}
     return {"features": features, "outputs": outputs, "ids": prints.ids, "inputs": collector.joined()} | known
+
+
+def _names_offered(model: nn.Module, dataset: Any, count: int) -> tuple[str, ...] | None:
+    """Return what the dataset, or the model's config, calls so many classes; None where neither has a name for each."""
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    features, labels = getattr(dataset, "features", None), getattr(getattr(model, "config", None), "id2label", None)
+    offered: list[Any] = [getattr(dataset, "classes", None)]
+    offered += [getattr(kind, "names", None) for kind in (features.values() if isinstance(features, Mapping) else ())]
+    offered += [[labels.get(number) for number in range(count)]] if isinstance(labels, Mapping) else []
+    for names in offered:
+        named = isinstance(names, list | tuple) and all(isinstance(name, str) and name for name in names)
+        if named and len(set(names)) == len(names) == count and names[0] != "LABEL_0":  # Hugging Face's name of none
+            return tuple(names)
+    return None
 
 
 def _check_order_of(argument: str, value: Any, dataset: Any) -> None:

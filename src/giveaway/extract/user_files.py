@@ -33,7 +33,7 @@ SAFETENSORS = {
 }  # fmt: skip
 IN_MEMORY = ("targets", "sample_weight", "ids", "groups", "out_of_bag")
 ROWS = ("features", "outputs", *IN_MEMORY)  # and relatives under their names
-ONCE = ("weight", "bias", "l2", *HELD_OUT)
+ONCE = ("weight", "bias", "l2", "class_names", *HELD_OUT)
 KINDS = (".npy", ".npz", ".safetensors")
 HEAD = "head"  # the name of the file that may hold weight, bias and l2 beside the shards
 MOST_SUBGROUPS = 200  # a column with more values does not name subgroups

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from giveaway.checks import InputError, as_tensor, check_choice, check_finite, check_shape, fail
+from giveaway.checks import MOST_LETTERS, InputError, as_tensor, check_choice, check_finite, check_shape, fail
 from giveaway.records.rows import LazyRows
 from giveaway.storage.arrays import to_numpy
 
@@ -75,6 +75,21 @@ def check_inputs(value: Any, n: int) -> Any:
     if isinstance(value, torch.Tensor) or (isinstance(value, np.ndarray) and value.dtype.kind == "f"):
         check_finite("inputs", as_tensor("inputs", value))
     return value
+
+
+def check_class_names(value: Any, m: int, loss: str) -> tuple[str, ...]:
+    """Return what the classes are called, one different name each; two of them where there is one logit."""
+    names, count = tuple(map(str, np.atleast_1d(value).tolist())), 2 if (m, loss) == (1, "cross_entropy") else m
+    if loss == "squared":
+        raise fail("class_names", "classes", "values (loss='squared')", "drop class_names=")
+    if len(names) != count:
+        raise fail(
+            "class_names", f"{count} names, one a class", f"{len(names)}", "name them in the order of the outputs"
+        )
+    if len({*names, ""}) <= count or max(map(len, names)) > MOST_LETTERS:
+        expected = f"different names of 1 to {MOST_LETTERS:,} letters"
+        raise fail("class_names", expected, "equal, empty or longer ones", "call each class by a name of its own")
+    return names
 
 
 def saveable(inputs: Any) -> np.ndarray:

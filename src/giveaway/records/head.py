@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from giveaway.checks import as_tensor, check_finite, check_names, check_penalty, check_shape, fail, rows_at_a_time
-from giveaway.records.examples import check_inputs, check_targets, saveable
+from giveaway.records.examples import check_class_names, check_inputs, check_targets, saveable
 from giveaway.records.rows import LazyRows, LinearRows, StreamedRows, as_float_rows, placed
 from giveaway.records.witnesses import Rows, arrays_of_witnesses, check_logarithms, check_witnesses, witnesses_in
 from giveaway.storage.arrays import read_arrays, write_archive
@@ -106,6 +106,7 @@ class Head:
     out_of_bag : (n, m) what the part of a bagged model that never saw the record says of it, in the units of outputs;
         with groups, the part that never saw the person. Rows of NaN where no such part is left.
     model : what kind of model it is, such as RandomForestClassifier.
+    class_names : what the classes are called, in the order of their numbers; tables and pages then say so.
 
     >>> probabilities = np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]])
     >>> Head(None, np.log(probabilities), [0, 1, 1], "cross_entropy", inputs=["a", "b", "c"])
@@ -131,6 +132,7 @@ class Head:
     held_out: tuple[Rows, torch.Tensor] | None = None
     out_of_bag: torch.Tensor | None = None
     model: str | None = None
+    class_names: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         set_field = partial(object.__setattr__, self)
@@ -185,6 +187,8 @@ class Head:
             set_field("inputs", check_inputs(self.inputs, n))
         for name, value in check_witnesses(self).items():
             set_field(name, value)
+        if self.class_names is not None:
+            set_field("class_names", check_class_names(self.class_names, self.m, self.loss))
 
     @property
     def n(self) -> int:
@@ -291,7 +295,7 @@ class Head:
         arrays = {name: getattr(self, name) for name in (("features", *names) if self.linear else names)}
         arrays["inputs"] = None if self.inputs is None else saveable(self.inputs)
         arrays |= arrays_of_witnesses(self)
-        told = ("loss", "l2", "intercept", "penalize_intercept", "frozen", "rows_proved_by", "model")
+        told = ("loss", "l2", "intercept", "penalize_intercept", "frozen", "rows_proved_by", "model", "class_names")
         options = {name: getattr(self, name) for name in told}
         arrays["options"] = np.array(json.dumps(options))
         saved = {name: value for name, value in arrays.items() if value is not None}

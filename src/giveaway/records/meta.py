@@ -268,11 +268,12 @@ class Meta(Section):
     title: str | None = None
     provenance: Provenance | None = None
     model: str | None = None
+    class_names: Sequence[str] | None = None
     of_model: bool = False
 
     # not of every audit
     LATER: ClassVar[tuple[str, ...]] = ("model", "rows_proved_by", "fusion", "trace", "depths", "predicted_share")
-    LATER += ("access", "title", "provenance")
+    LATER += ("access", "title", "provenance", "class_names")
 
     @property
     def by_person(self) -> bool:

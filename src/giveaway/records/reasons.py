@@ -70,7 +70,9 @@ def _contradictions(table: Any, rows: np.ndarray, values: bool, column: str, att
     """Say what a view that never saw each row predicts for it where that is not the row's own target."""
     said, classes, targets = (table.attributes.get(name) for name in (attribute, "class", "target"))
     if said is not None and classes is not None:
-        return [f"{who} {said[row]}" if said[row] not in (classes[row], UNKNOWN) else "" for row in rows]
+        no = {"", str(UNKNOWN)} if table.meta.class_names is None else {""}  # the number is of earlier versions
+        words = zip(said[rows].tolist(), classes[rows].tolist(), strict=True)
+        return [f"{who} {one}" if str(one) not in no | {str(own)} else "" for one, own in words]
     if said is not None and targets is not None:
         error = np.nan_to_num(np.abs(said - targets), nan=-1.0)  # nothing was said
         if values:

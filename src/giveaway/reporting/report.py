@@ -42,7 +42,7 @@ MEANINGS = {
     "class": "its target",
     "target": "its target",
     "others_say": "what the other records predict for it",
-    "trees_say": "what the trees that never saw it predict for it; -1 or nan where every tree saw it",
+    "trees_say": "what the trees that never saw it predict for it; nothing, or nan, where every tree saw it",
     "learned_by": "the epoch by which half of its √loss was behind it: the larger, the later it was learned",
     "records": "how many records the person has",
     "residual": "how far its prediction is from its target",
