@@ -1,0 +1,262 @@
+"""Read a language model: one pass over the documents that it was trained on, in evaluation mode, token by token."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler
+
+from giveaway.checks import as_tensor, check_whole, fail
+from giveaway.extract.torch_model import accepted, device_of, evaluation_mode, unwrapped
+from giveaway.records.texts import Texts
+from giveaway.text import progress_of
+
+IGNORED = -100  # the label of a token that the loss leaves out
+NUMBERS_AT_ONCE = 2**25  # logits that are brought to float32 together
+PADDING = {"labels": IGNORED, "document_ids": -1}  # 0 for all else
+COLUMNS = ("tokens", "log_likelihood", "expected", "spread", "best", "base")
+
+
+def from_causal_lm(
+    model: nn.Module,
+    dataset: Any,
+    *,
+    tokenizer: Any = None,
+    base: nn.Module | None = None,
+    batch_size: int = 8,
+    max_length: int | None = None,
+    ids: Any = None,
+    groups: Any = None,
+    progress: bool = False,
+) -> Texts:
+    """Ask a language model about every token of its training documents.
+
+    model : a causal or sequence-to-sequence model of `transformers`, with or without adapters, or any module that
+        takes input_ids and returns logits (batch, tokens, vocabulary), as they are or under `.logits`.
+    dataset : the documents in a fixed order: strings or dicts with `text` (and a tokenizer), dicts with `input_ids`, or
+        a DataLoader that does not shuffle. As in `transformers`, labels of -100 are left out of the loss, and a mask of
+        0 is padding, on either side. Packed rows tell documents apart by position_ids that begin again at 0, or by
+        document_ids: numbers from 0 on, -1 for none; a document may go on in the next row.
+    tokenizer : of the model. Beside input_ids it only turns them back into words.
+    base : the model before it was fine-tuned. A model with adapters is its own: it is asked again without them.
+    batch_size : rows that are padded and run together.
+    max_length : tokens after which a document is cut; without it one that the model has no place for is refused.
+    ids : a unique name a document. groups : the person each document belongs to.
+    """
+    plain, before = unwrapped(model), None if base is None else unwrapped(base)
+    rows = TokenRows(dataset, tokenizer, batch_size, max_length, _places(plain))
+    parts = []
+    with progress_of(rows.total, enabled=progress, work="texts", unit="row") as on_rows:
+        for batch in rows.batches():
+            parts.append(_ask(plain, before, batch))
+            on_rows(len(batch.labels))
+    if not parts:
+        raise fail("dataset", "at least 2 documents", "none", "pass the documents that the model was trained on")
+    document, *said = (torch.cat(columns).numpy() for columns in zip(*parts, strict=True))
+    lengths = np.bincount(document, minlength=rows.documents)
+    if empty := int((lengths == 0).sum()):
+        got = f"{empty} of {len(lengths)} without one, first document {int(np.argmin(lengths))}"
+        remedy = "leave out documents of one token, and those whose labels are all -100"
+        raise fail("dataset", "documents with a token that the loss counts", got, remedy)
+    order, starts = np.argsort(document, kind="stable"), np.concatenate([[0], np.cumsum(lengths)])
+    values = {name: column[order] for name, column in zip(COLUMNS, said, strict=False)}
+    contents = rows.contents
+    if contents is None and tokenizer is not None:
+        contents = tokenizer.batch_decode(np.split(values["tokens"], starts[1:-1]))
+    vocabulary, kind = _vocabulary(plain, values["tokens"]), type(plain).__name__
+    return Texts(starts, vocabulary=vocabulary, contents=contents, ids=ids, groups=groups, model=kind, **values)
+
+
+class TokenBatch(NamedTuple):
+    """Rows of tokens: the model's keywords, the labels (b, L), and the number of each token's document (b, L)."""
+
+    keywords: dict[str, torch.Tensor]
+    labels: torch.Tensor
+    documents: torch.Tensor
+
+
+class TokenRows:
+    """The rows of a dataset, tokenized and padded. After `batches`, `documents` is how many there were, and `contents`
+    holds the strings, where the rows are strings."""
+
+    def __init__(
+        self, dataset: Any, tokenizer: Any, batch_size: int, max_length: int | None, places: int | None
+    ) -> None:
+        remedy = "pass a list or a dataset with a length, whose order stays"
+        if isinstance(dataset, str | bytes | Mapping | IterableDataset) or not hasattr(dataset, "__len__"):
+            raise fail("dataset", "documents in a fixed order", f"a {type(dataset).__name__}", remedy)
+        if isinstance(dataset, DataLoader) and isinstance(dataset.sampler, RandomSampler):
+            raise fail(
+                "dataset", "a loader that does not shuffle", "one that does", "pass its dataset, or shuffle=False"
+            )
+        self._dataset, self._tokenizer, self._places = dataset, tokenizer, places
+        self._size = check_whole("batch_size", batch_size, remedy="give how many rows run together")
+        self._cut = None if max_length is None else check_whole("max_length", max_length, 2)
+        self.total = len(dataset.dataset) if isinstance(dataset, DataLoader) else len(dataset)  # type: ignore[arg-type]
+        self.documents, self._row = 0, 0
+        self.contents: list[str] | None = None
+
+    def batches(self) -> Iterator[TokenBatch]:
+        for given in self._given():
+            batch = {name: values for name, values in given.items() if isinstance(values, torch.Tensor)}
+            if "input_ids" not in batch or batch["input_ids"].ndim != 2:
+                got = "keys " + ", ".join(map(str, given))
+                raise fail("dataset", "batches with input_ids (rows, tokens)", got, "collate the rows to tensors")
+            yield self._split(batch)
+
+    def _given(self) -> Iterator[Mapping[str, Any]]:
+        """Yield batches: those of a loader, or rows of a dataset, tokenized and padded on the right."""
+        if isinstance(self._dataset, DataLoader):
+            for batch in self._dataset:
+                if not isinstance(batch, Mapping):
+                    remedy = "collate each batch to a dict with input_ids"
+                    raise fail("dataset", "batches that are dicts", f"a {type(batch).__name__}", remedy)
+                yield batch
+            return
+        for start in range(0, self.total, self._size):
+            numbers = range(start, min(start + self._size, self.total))
+            rows = [self._tokenized(self._dataset[number], number) for number in numbers]
+            yield {name: _padded(name, [row[name] for row in rows]) for name in rows[0]}
+
+    def _tokenized(self, row: Any, number: int) -> dict[str, Any]:
+        """Return the token numbers of a row, and what else of it the model or the loss takes."""
+        text = row.get("text") if isinstance(row, Mapping) and "input_ids" not in row else row
+        if isinstance(text, str):
+            if self._tokenizer is None:
+                raise fail("tokenizer", "the model's tokenizer beside strings", "none", "pass tokenizer=")
+            self.contents = [] if self.contents is None else self.contents
+            self.contents.append(text)
+            row = dict(self._tokenizer(text))
+        if not isinstance(row, Mapping) or "input_ids" not in row:
+            got = f"a {type(row).__name__}" if not isinstance(row, Mapping) else "keys " + ", ".join(map(str, row))
+            remedy = "conversations: tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True) first"
+            raise fail("dataset", f"a string, or a dict with text or input_ids, in row {number}", got, remedy)
+        known = ("input_ids", "attention_mask", "labels", "position_ids", "document_ids", "token_type_ids")
+        tokens = {name: as_tensor(name, row[name]).long().reshape(-1) for name in known if row.get(name) is not None}
+        if "position_ids" in tokens and "document_ids" not in tokens:
+            mask = tokens.get("attention_mask", torch.ones_like(tokens["input_ids"]))
+            tokens["document_ids"] = self._numbered(tokens["position_ids"], mask)
+        if "document_ids" not in tokens:  # a mask would hide from the model where documents begin
+            tokens.setdefault("attention_mask", torch.ones_like(tokens["input_ids"]))
+        longest = len(tokens["input_ids"])
+        if self._cut is not None:
+            return {name: values[: self._cut] for name, values in tokens.items()}
+        if self._places is not None and longest > self._places:
+            got = f"{longest} in row {number}"
+            remedy = "cut them with max_length=, as training did, or split them into documents"
+            raise fail("dataset", f"at most {self._places} tokens a row, the places that the model has", got, remedy)
+        return tokens
+
+    def _split(self, batch: dict[str, torch.Tensor]) -> TokenBatch:
+        tokens = batch["input_ids"]
+        mask = batch.get("attention_mask", torch.ones_like(tokens))
+        labels = batch.pop("labels", tokens)
+        documents = self._documents(batch, tokens, mask)
+        if labels.shape == tokens.shape:
+            labels = torch.where((mask == 0) | (documents < 0), IGNORED, labels)
+        self._row += len(tokens)
+        self.documents = max(self.documents, int(documents.max()) + 1)
+        if "position_ids" not in batch and bool((mask[:, 0] == 0).any()):
+            batch["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)  # padding on the left takes no places
+        return TokenBatch(batch, labels, documents)
+
+    def _documents(self, batch: dict[str, torch.Tensor], tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Return the number of each token's document: as given, by the places that begin anew, or the row's."""
+        if "document_ids" in batch:
+            return batch.pop("document_ids")
+        places = batch.get("position_ids")
+        if places is None:
+            return torch.where(mask != 0, torch.arange(self._row, self._row + len(tokens))[:, None], -1)
+        return self._numbered(places, mask)
+
+    def _numbered(self, places: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Number the documents of packed rows, which begin where the places begin at 0."""
+        number = ((places == 0) & (mask != 0)).flatten().cumsum(0).reshape(places.shape) - 1 + self.documents
+        self.documents = int(number.max()) + 1
+        return torch.where(mask != 0, number, -1)
+
+
+def _padded(name: str, rows: Sequence[torch.Tensor]) -> torch.Tensor:
+    return nn.utils.rnn.pad_sequence(list(rows), batch_first=True, padding_value=PADDING.get(name, 0))
+
+
+def _ask(model: nn.Module, base: nn.Module | None, batch: TokenBatch) -> list[torch.Tensor]:
+    """Return document, token, and what the model and its base say, of every token of a batch that the loss counts."""
+    encoded = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+    labels, documents = batch.labels, batch.documents
+    if encoded:  # the labels are the decoder's own, a row a document
+        documents = documents.amax(1, keepdim=True).expand_as(labels)
+        counted = labels != IGNORED
+    else:  # the first token of a document is predicted from none of it
+        counted = torch.zeros_like(labels, dtype=torch.bool)
+        counted[:, 1:] = (labels[:, 1:] != IGNORED) & (documents[:, 1:] == documents[:, :-1])
+    targets = labels[counted]
+    where = counted if encoded else counted.roll(-1, 1)
+    said = _statistics(_logits(model, batch, encoded)[where], targets)
+    columns = [documents[counted], targets, *said]
+    adapters = getattr(model, "disable_adapter", None) if base is None else None
+    if base is not None or adapters is not None:
+        with nullcontext() if adapters is None else adapters():
+            before = _logits(base or model, batch, encoded)
+        columns.append(_statistics(before[where], targets)[0])
+    return [column.cpu() for column in columns]
+
+
+def _logits(model: nn.Module, batch: TokenBatch, encoded: bool) -> torch.Tensor:
+    """Return the logits (b, L, V) of a batch; the model is left as it was."""
+    device = device_of(model, None)
+    keywords = dict(batch.keywords)
+    if encoded:
+        keywords["labels"] = batch.labels
+    known = inspect.signature(model.forward).parameters
+    if not any(one.kind is one.VAR_KEYWORD for one in known.values()):
+        if "attention_mask" not in known and bool((keywords.get("attention_mask", torch.ones(1, 1))[:, 0] == 0).any()):
+            remedy = "pad on the right, or let forward take attention_mask"
+            raise fail("dataset", "no padding on the left for a model without a mask", "some", remedy)
+        for name in {"attention_mask", "position_ids"} - set(known):
+            keywords.pop(name, None)
+    keywords = {name: values.to(device) for name, values in accepted(model, keywords).items()}
+    # with a cache, models of transformers do not see by the places where a packed document begins
+    options = {"use_cache": False} if hasattr(getattr(model, "config", None), "use_cache") else {}
+    with evaluation_mode(model), torch.no_grad():
+        result = model(**keywords, **options)
+    logits = getattr(result, "logits", result)
+    if not isinstance(logits, torch.Tensor) or logits.ndim != 3 or logits.shape[:2] != batch.labels.shape:
+        got = f"shape {tuple(logits.shape)}" if isinstance(logits, torch.Tensor) else f"a {type(logits).__name__}"
+        remedy = "a classifier is read by from_torch; a base model needs its language-model head"
+        raise fail("model", "logits (batch, tokens, vocabulary)", got, remedy)
+    return logits
+
+
+def _statistics(logits: torch.Tensor, targets: torch.Tensor) -> list[torch.Tensor]:
+    """Return log p of the targets, mean and standard deviation of log p, and whether the target is the most likely."""
+    columns: list[list[torch.Tensor]] = [[], [], [], []]
+    step = max(1, NUMBERS_AT_ONCE // logits.shape[1])
+    for start in range(0, len(logits), step):
+        logs = logits[start : start + step].float().log_softmax(1)
+        target = targets[start : start + step].to(logs.device)
+        chances = logs.exp()
+        mean = (chances * logs).sum(1)
+        spread = ((chances * logs.square()).sum(1) - mean.square()).clamp(min=0).sqrt()
+        found = (logs.gather(1, target[:, None])[:, 0], mean, spread, logs.argmax(1) == target)
+        for column, values in zip(columns, found, strict=True):
+            column.append(values)
+    empty = torch.empty(0, device=logits.device)
+    return [torch.cat(column) if column else empty for column in columns]
+
+
+def _places(model: nn.Module) -> int | None:
+    """Return how many tokens the model has places for, where it says so."""
+    config = getattr(model, "config", None)
+    return getattr(config, "max_position_embeddings", getattr(config, "n_positions", None))
+
+
+def _vocabulary(model: nn.Module, tokens: np.ndarray) -> int:
+    config = getattr(model, "config", None)
+    return int(getattr(config, "vocab_size", int(tokens.max()) + 1))

@@ -1,0 +1,115 @@
+"""Texts: what a language model says of every token of the documents it was trained on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+
+from giveaway.checks import check_names, check_whole, fail
+
+OF_TOKENS = ("tokens", "log_likelihood", "expected", "spread", "best")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Texts:
+    """The tokens that a language model was trained to predict, one document after the other.
+
+    starts : (n + 1,) document i has the tokens starts[i] to starts[i + 1].
+    tokens : (T,) numbers in the vocabulary. vocabulary : how many there are.
+    log_likelihood : (T,) log p of each token, given all before it in its document.
+    expected, spread : (T,) mean and standard deviation of log p over the model's own prediction for that place.
+    best : (T,) whether the token is the one that the model finds most likely.
+    base : (T,) log p by the model before it was fine-tuned; None where that is not known.
+    contents : the documents as strings, or None.
+    ids : a unique name a document (numbers by default). groups : the person each document belongs to.
+    model : what kind of model it is, such as GPT2LMHeadModel.
+    """
+
+    starts: np.ndarray
+    tokens: np.ndarray
+    vocabulary: int
+    log_likelihood: np.ndarray
+    expected: np.ndarray
+    spread: np.ndarray
+    best: np.ndarray
+    base: np.ndarray | None = None
+    contents: list[str] | None = None
+    ids: np.ndarray = None  # type: ignore[assignment]
+    groups: np.ndarray | None = None
+    model: str | None = None
+
+    def __post_init__(self) -> None:
+        set_field = partial(object.__setattr__, self)
+        starts = np.asarray(self.starts)
+        if starts.ndim != 1 or len(starts) < 3 or starts[0] != 0 or not (np.diff(starts) > 0).all():
+            expected = "where each of at least 2 documents begins and ends, from 0, each with a token"
+            raise fail(
+                "starts", expected, f"{starts.size} numbers", "leave out documents of which nothing is predicted"
+            )
+        set_field("starts", starts.astype(np.int64))
+        for name in (*OF_TOKENS, *(("base",) if self.base is not None else ())):
+            values = np.asarray(getattr(self, name))
+            if values.shape != (starts[-1],):
+                got = f"shape {values.shape}"
+                raise fail(name, f"{starts[-1]} values, one a token", got, "give one of every token that is predicted")
+            if values.dtype.kind == "f" and not np.isfinite(values).all():
+                row = int(np.searchsorted(starts, np.flatnonzero(~np.isfinite(values))[0], side="right")) - 1
+                remedy = "look at that document: a token of probability 0, or a model that overflows in half precision"
+                raise fail(name, "finite values", f"others, first in document {row}", remedy)
+            set_field(name, values)
+        check_whole("vocabulary", self.vocabulary, 2)
+        if self.tokens.min() < 0 or self.tokens.max() >= self.vocabulary:
+            got = f"{int(self.tokens.min())} to {int(self.tokens.max())}"
+            raise fail("tokens", f"numbers from 0 to {self.vocabulary - 1}", got, "give the model's own vocabulary")
+        set_field("ids", np.arange(self.n) if self.ids is None else check_names("ids", self.ids, self.n, unique=True))
+        if self.groups is not None:
+            set_field("groups", check_names("groups", self.groups, self.n, unique=False))
+        if self.contents is not None and len(self.contents) != self.n:
+            raise fail("contents", f"{self.n} strings", f"{len(self.contents)}", "give one a document, in their order")
+
+    @property
+    def n(self) -> int:
+        """Documents."""
+        return len(self.starts) - 1
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each document (n,)."""
+        return np.diff(self.starts)
+
+    @cached_property
+    def document(self) -> np.ndarray:
+        """The document of each token (T,)."""
+        return np.repeat(np.arange(self.n), self.lengths)
+
+    def by_person(self) -> Texts:
+        """Return one text a person, in the order of np.unique(groups): all of that person's documents."""
+        if self.groups is None:
+            return self
+        people, person = np.unique(self.groups, return_inverse=True)
+        order = np.argsort(person[self.document], kind="stable")
+        starts = np.concatenate([[0], np.cumsum(np.bincount(person, self.lengths))]).astype(np.int64)
+        of_tokens = {name: getattr(self, name)[order] for name in OF_TOKENS}
+        base = None if self.base is None else self.base[order]
+        contents: Any = None
+        if self.contents is not None:
+            contents = [""] * len(people)
+            for text, owner in zip(self.contents, person, strict=True):
+                contents[owner] += text + "\n"
+        return replace(self, starts=starts, base=base, contents=contents, ids=people, groups=None, **of_tokens)
+
+    def sums(self, values: np.ndarray) -> np.ndarray:
+        """Return the sums (n,) over each document of values (T,)."""
+        return np.add.reduceat(values, self.starts[:-1], dtype=np.float64)
+
+    def means(self, values: np.ndarray) -> np.ndarray:
+        """Return the means (n,) over each document of values (T,)."""
+        return self.sums(values) / self.lengths
+
+    def __repr__(self) -> str:
+        kind = "" if self.model is None else f", model={self.model!r}"
+        before = "" if self.base is None else ", base"
+        return f"Texts(n={self.n}, tokens={len(self.tokens)}, vocabulary={self.vocabulary}{before}{kind})"

@@ -1,0 +1,82 @@
+"""Scores of a text that a language model was trained on, one function a column; high means more exposed.
+
+All but the gaps are how hard the text is for the trained model, in the nats that a token costs: what is unusual is
+remembered by itself. A gap is what training took away of that.
+"""
+
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+
+from giveaway.records.texts import Texts
+
+HARDEST = 0.2  # of a text's tokens, over which min_k takes the mean
+
+
+@dataclass(frozen=True, eq=False)
+class TextViews:
+    """The texts of a table's rows, and what the views say of them: `left_out` (T,) is the log-likelihood of each token
+    as the other texts predict it, `roots` (n,) the trace's mean √loss; None for a view that is not there."""
+
+    texts: Texts
+    left_out: np.ndarray | None = None
+    roots: np.ndarray | None = None
+
+
+def loss(views: TextViews) -> np.ndarray:
+    """The mean loss of the text's tokens."""
+    return -views.texts.means(views.texts.log_likelihood)
+
+
+def min_k(views: TextViews) -> np.ndarray:
+    """The mean loss of the hardest fifth of the text's tokens (Min-K %)."""
+    return _mean_of_largest(views.texts, -views.texts.log_likelihood)
+
+
+def min_k_plus(views: TextViews) -> np.ndarray:
+    """The same of losses relative to what the model itself expects there, in standard deviations (Min-K %++)."""
+    texts = views.texts
+    apart = texts.expected - texts.log_likelihood
+    return _mean_of_largest(texts, apart / np.maximum(texts.spread, np.finfo(np.float32).eps))
+
+
+def zlib_ratio(views: TextViews) -> np.ndarray:
+    """The text's loss over the bytes that zlib needs for it."""
+    texts = views.texts
+    assert texts.contents is not None
+    size = np.array([len(zlib.compress(text.encode("utf-8", "surrogatepass"))) for text in texts.contents])
+    return -texts.sums(texts.log_likelihood) / size
+
+
+def base_gap(views: TextViews) -> np.ndarray:
+    """The mean loss of a token before fine-tuning minus the mean loss after."""
+    texts = views.texts
+    assert texts.base is not None
+    return texts.means(texts.log_likelihood - texts.base)
+
+
+def error_gap(views: TextViews) -> np.ndarray:
+    """Where the model's first guess is wrong: what fine-tuning added to the probabilities of the text's tokens, as a
+    share of all that it added or took away; ½ where it was never wrong (EZ-MIA)."""
+    texts = views.texts
+    assert texts.base is not None
+    change = np.where(texts.best, 0.0, np.exp(texts.log_likelihood) - np.exp(texts.base))
+    more, less = texts.sums(np.maximum(change, 0.0)), texts.sums(np.maximum(-change, 0.0))
+    moved = more + less
+    return np.where(moved > 0, more / np.where(moved > 0, moved, 1.0), 0.5)
+
+
+def left_out(views: TextViews) -> np.ndarray:
+    """The mean loss of a token as the other texts predict it minus the model's own."""
+    assert views.left_out is not None
+    return views.texts.means(views.texts.log_likelihood - views.left_out)
+
+
+def _mean_of_largest(texts: Texts, values: np.ndarray) -> np.ndarray:
+    """Return the mean of each text's largest values, a fifth of them and at least one."""
+    order = np.lexsort((-values, texts.document))
+    place = np.arange(len(values)) - texts.starts[texts.document]
+    count = np.maximum(1, np.round(HARDEST * texts.lengths)).astype(np.int64)
+    taken = place < count[texts.document]
+    return texts.sums(np.where(taken, values[order], 0.0)) / count
