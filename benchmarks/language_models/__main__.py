@@ -4,6 +4,7 @@
     python -m benchmarks.language_models pretrain [--device cuda] [--epochs 20]
     python -m benchmarks.language_models tune --kind full [--only 0:64] [--rate 4e-4] [--device cuda]
     python -m benchmarks.language_models tune --kind lora [--only 0:64] [--rate 3e-3] [--device cuda]
+    python -m benchmarks.language_models tokens [--device cuda]                          what the targets say of tokens
     python -m benchmarks.language_models truth [--out FILE.json]
     python -m benchmarks.language_models all [--device cuda]                             one after the other
 
@@ -20,14 +21,15 @@ from pathlib import Path
 import torch
 
 from benchmarks.language_models.gpt import Architecture
-from benchmarks.language_models.texts import read_documents, write_texts
+from benchmarks.language_models.texts import CORPORA, read_documents, write_texts
+from benchmarks.language_models.tokens import write_tokens
 from benchmarks.language_models.train import Tuning, pretrain, write_slice
 from benchmarks.measuring import RESULTS, ROOT
 from giveaway.attacks.training import Training
 
 RATES = {"full": 4e-4, "lora": 3e-3}
 SHARED = Path(os.environ.get("GIVEAWAY_SHARED", ROOT.parent / "shared"))
-STEPS = ("texts", "pretrain", "tune", "truth")
+STEPS = ("texts", "pretrain", "tune", "tokens", "truth")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -38,7 +40,7 @@ def main(arguments: list[str] | None = None) -> None:
     texts, base = options.work / "texts.npz", options.work / "pretrained.npz"
     for step in STEPS if options.step == "all" else (options.step,):
         if step == "texts":
-            write_texts(options.data, texts, options.vocabulary)
+            write_texts(options.data, texts, options.vocabulary, options.documents)
         elif step == "pretrain":
             shape = Architecture(options.vocabulary, options.positions, options.width, options.layers, options.heads)
             training = Training(
@@ -54,6 +56,10 @@ def main(arguments: list[str] | None = None) -> None:
                 tuning = Tuning(options.rate or RATES[kind], options.batch_size, adapted, precision, options.compile)
                 known = {"only": options.only, "targets": options.targets, "at_once": options.at_once}
                 write_slice(base, documents, options.to, tuning, **known)
+        elif step == "tokens":
+            documents = read_documents(texts, options.positions + 1)
+            for kind in options.kind:
+                write_tokens(options.work, options.to, documents, kind, options.device)
         else:
             from benchmarks.language_models.truth import write_truth
 
@@ -68,6 +74,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--to", type=Path)
     made.add_argument("--out", type=Path, default=RESULTS / "language_models_truth.json")
     made.add_argument("--device", default="cpu")
+    made.add_argument("--documents", choices=CORPORA, default=CORPORA[0], help="fine-tune on these, pretrain on the rest")
     numbers = {"vocabulary": 4096, "positions": 128, "width": 256, "layers": 6, "heads": 4, "epochs": 20, "batch": 64}
     numbers |= {"pretraining_rate": 1e-3, "dropout": 0.1, "batch_size": 32, "targets": 4, "at_once": 16}
     for name, default in numbers.items():
