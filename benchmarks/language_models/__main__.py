@@ -74,7 +74,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--to", type=Path)
     made.add_argument("--out", type=Path, default=RESULTS / "language_models_truth.json")
     made.add_argument("--device", default="cpu")
-    made.add_argument("--documents", choices=CORPORA, default=CORPORA[0], help="fine-tune on these, pretrain on the rest")
+    made.add_argument(
+        "--documents", choices=CORPORA, default=CORPORA[0], help="fine-tune on these, pretrain on the rest"
+    )
     numbers = {"vocabulary": 4096, "positions": 128, "width": 256, "layers": 6, "heads": 4, "epochs": 20, "batch": 64}
     numbers |= {"pretraining_rate": 1e-3, "dropout": 0.1, "batch_size": 32, "targets": 4, "at_once": 16}
     for name, default in numbers.items():
