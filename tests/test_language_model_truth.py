@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 from benchmarks.language_models import train, truth
+from benchmarks.language_models.__main__ import main
 from benchmarks.language_models.gpt import Architecture, first_adapters, first_parameters, stacked, token_losses
 from benchmarks.language_models.texts import END, Documents, read_documents
 from benchmarks.language_models.train import Tuning
 from scipy.special import logit
 
 from giveaway.attacks.shadow_store import balanced_membership, model_seed
-from giveaway.attacks.training import Training
 
 SMALL = Architecture(vocabulary=60, positions=12, width=16, layers=2, heads=2, rank=3, scale=2.0)
 EVERYWHERE = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
@@ -50,6 +50,7 @@ def tokens():
     return torch.randint(SMALL.vocabulary, (5, SMALL.positions + 1), generator=torch.Generator().manual_seed(3))
 
 
+@pytest.mark.slow
 def test_losses_and_gradients_are_those_of_transformers(tokens):
     states = [spread_out(first_parameters(SMALL, 0), seed) for seed in (1, 2)]
     held = {name: value.requires_grad_(True) for name, value in stacked(states).items()}
@@ -64,6 +65,7 @@ def test_losses_and_gradients_are_those_of_transformers(tokens):
             torch.testing.assert_close(held[name].grad[place], parameter.grad, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adapted", [("attn.c_attn",), EVERYWHERE])
 def test_adapters_are_those_of_peft(tokens, adapted):
     peft = pytest.importorskip("peft")
@@ -113,22 +115,22 @@ def documents_of(count, seed=0):
 
 @pytest.mark.parametrize("tuning", [FULL, replace(FULL, adapted=("attn.c_attn",))], ids=["full", "lora"])
 def test_a_model_among_others_is_the_model_alone(tuning):
-    documents, base = documents_of(18), first_parameters(SMALL, 0)
-    members = balanced_membership(4, 18, seed=train.SEED)
+    documents, base = documents_of(10), first_parameters(SMALL, 0)
+    members = balanced_membership(4, 10, seed=train.SEED)
     together = [
         (trainer.log_likelihoods(documents), seen.clone())
         for _, trainer, seen in train.fine_tune(SMALL, base, documents, range(4), tuning, members)
     ]
     assert len(together) == max(train.STAGES)
-    for number in (1, 2):
-        own, trained = members[number : number + 1], range(number, number + 1)
-        alone = train.fine_tune(SMALL, base, documents, trained, tuning, own)
-        for (likely, seen), (_, trainer, seen_alone) in zip(together, alone, strict=True):
-            torch.testing.assert_close(likely[number], trainer.log_likelihoods(documents)[0], rtol=0, atol=2e-5)
-            torch.testing.assert_close(seen[number], seen_alone[0], rtol=0, atol=2e-5, equal_nan=True)
-            assert np.array_equal(~np.isnan(seen_alone[0].numpy()), members[number])
+    alone = train.fine_tune(SMALL, base, documents, range(1, 2), tuning, members[1:2])
+    for (likely, seen), (_, trainer, seen_alone) in zip(together, alone, strict=True):
+        torch.testing.assert_close(likely[1], trainer.log_likelihoods(documents)[0], rtol=0, atol=2e-5)
+        torch.testing.assert_close(trainer.log_likelihoods(documents, 1), trainer.log_likelihoods(documents))
+        torch.testing.assert_close(seen[1], seen_alone[0], rtol=0, atol=2e-5, equal_nan=True)
+        assert np.array_equal(~np.isnan(seen_alone[0].numpy()), members[1])
 
 
+@pytest.mark.slow
 def test_fine_tuning_is_adam_on_the_tokens_of_each_batch():
     """One model by torch's own Adam on transformers' GPT-2, the batches in the order of its seed."""
     documents, base = documents_of(10), spread_out(first_parameters(SMALL, 0), 6)
@@ -168,12 +170,19 @@ def texts(tmp_path):
     return tmp_path / "texts.npz"
 
 
+@pytest.mark.slow
 def test_slices_hold_what_the_models_say(texts, tmp_path, capsys):
-    pretraining = Training(2, 8, "adamw", 3e-3, weight_decay=0.1)
-    train.pretrain(texts, tmp_path / "pretrained.npz", SMALL, pretraining, 0.1, "cpu")
+    sizes = "--vocabulary 60 --positions 12 --width 16 --layers 2 --heads 2 --epochs 2 --batch 8 --batch-size 4"
+    given = [*sizes.split(), "--work", str(tmp_path)]
+    main(["pretrain", *given])
     assert "held-out perplexity" in capsys.readouterr().out
     shape, base = train.read_pretrained(tmp_path / "pretrained.npz")
-    assert shape == SMALL
+    assert replace(shape, rank=SMALL.rank) == SMALL
+    main(["tune", "--kind", "full", "--only", "0:2", "--targets", "1", *given])
+    assert "cut off after 12 tokens" in capsys.readouterr().out
+    with np.load(tmp_path / "full_epoch_10_target_0.npz") as state:
+        assert {value.dtype for value in state.values()} == {np.dtype(np.float16)}
+        assert {name: value.shape for name, value in state.items()} == {n: v.shape for n, v in base.items()}
     documents = read_documents(texts, SMALL.positions + 1)
     with np.load(texts) as held:
         offsets, flat = held["offsets"], held["documents"]
@@ -206,7 +215,8 @@ def test_slices_hold_what_the_models_say(texts, tmp_path, capsys):
         truth.signals_of(tmp_path, "lora", 1)
 
 
-def test_truth_finds_the_documents_that_were_made_exposed(tmp_path):
+@pytest.mark.slow
+def test_truth_finds_the_documents_that_were_made_exposed(tmp_path, capsys):
     members = balanced_membership(32, 400, seed=train.SEED)
     rng = np.random.default_rng(1)
     effect = np.where(np.arange(400) < 20, 4.0, 0.2)
@@ -220,10 +230,13 @@ def test_truth_finds_the_documents_that_were_made_exposed(tmp_path):
     assert list(truth.settings(tmp_path)) == ["full, 1 epochs", "full, 3 epochs", "full, 10 epochs"]
     found = truth.measure(tmp_path, "full", 3)
     assert found["models"] == 32
-    assert found["has a truth"]
+    assert found["has a truth"] == {"mean": True, "logit": True}
     assert found["mean"]["halves agree"][0] > 0.9
     assert found["mean"]["effect size"]["99%"] == pytest.approx(4.5, abs=0.8)
     assert found["mean"]["LiRA with"]["16 models"]["top 5 % in 5 %"][0] > 0.9
+    truth.write_truth(tmp_path, tmp_path / "out.json")
+    assert json.loads((tmp_path / "out.json").read_text())["full, 3 epochs"] == found
+    assert "full, 10 epochs, logit | 32 | " in capsys.readouterr().out
     for drawn, others in truth.pairs_drawn(32, 8):
         assert (members[drawn].sum(0) == 4).all()
         assert sorted([*drawn, *others]) == list(range(32))

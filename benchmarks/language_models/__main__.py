@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> None:
             training = Training(
                 options.epochs, options.batch, "adamw", options.pretraining_rate, weight_decay=0.1, precision=precision
             )
-            pretrain(texts, options.to / base.name, shape, training, options.dropout, options.device)
+            pretrain(texts, base, shape, training, options.dropout, options.device)
         elif step == "tune":
             documents = read_documents(texts, options.positions + 1).to(options.device)
             told = f"{len(documents.tokens)} documents, {documents.truncated} cut off after {options.positions} tokens"

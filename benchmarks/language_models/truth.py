@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.data import arrays
-from benchmarks.language_models.train import STAGES
-from benchmarks.measuring import write_parts
+from benchmarks.language_models.train import STAGES, perplexity
+from benchmarks.measuring import digits, environment, write_json
 from giveaway.attacks.lira import lira, lira_within
 from giveaway.evaluation import effect_sizes, recall_at, spearman, summarize
 from giveaway.evaluation.success import _rankings
@@ -66,12 +66,11 @@ def _slices(folder: Path, kind: str) -> list[Path]:
 def measure(folder: Path, kind: str, stage: int) -> dict[str, Any]:
     found: dict[str, Any] = {name: of_phi(signals_of(folder, kind, stage, name)) for name in PHI}
     signals = signals_of(folder, kind, stage)
-    inside, outside = signals.values[:, :, 0][signals.members], signals.values[:, :, 0][~signals.members]
-    told = {"models": signals.models, "documents": signals.records}
-    perplexities = {"with": np.exp(-inside.mean()), "without": np.exp(-outside.mean())}
-    told["perplexity"] = {name: round(float(value), 2) for name, value in perplexities.items()}
-    agreed = max(found[name]["halves agree"][0] for name in PHI)
-    return {**told, "has a truth": agreed >= AGREE, **found}
+    likely, members = signals.values[:, :, 0], signals.members
+    perplexities = {"with": perplexity(likely[members]), "without": perplexity(likely[~members])}
+    told = {"models": signals.models, "documents": signals.records, "perplexity": digits(perplexities)}
+    agreed = {name: found[name]["halves agree"][0] >= AGREE for name in PHI}
+    return {**told, "has a truth": agreed, **found}
 
 
 def of_phi(signals: Signals) -> dict[str, Any]:
@@ -82,7 +81,7 @@ def of_phi(signals: Signals) -> dict[str, Any]:
     few = {f"{size} models": with_few(signals, size) for size in FEW if size <= signals.models - 2 * FEW[0]}
     return {
         "effect size": quantiles,
-        "halves agree": mean_and_error(agreed),
+        "halves agree": mean_and_spread(agreed),
         "LiRA": {"AUC": round(attack.auc.value, 4), **rates_of(attack)},
         "LiRA with": few,
     }
@@ -118,19 +117,29 @@ def with_few(signals: Signals, size: int) -> dict[str, Any]:
     table = np.array(figures)
     better = table[:, table.mean(0)[:, 0].argmax()]
     names = ("top 1 % in 5 %", "top 5 % in 5 %", "Spearman")
-    told = {name: mean_and_error(column) for name, column in zip(names, better.T, strict=True)}
-    return told | {f"TPR at {r:.1%}": mean_and_error(c) for r, c in zip(RATES, np.array(rates).T, strict=True)}
+    told = {name: mean_and_spread(column) for name, column in zip(names, better.T, strict=True)}
+    return told | {f"TPR at {r:.1%}": mean_and_spread(c) for r, c in zip(RATES, np.array(rates).T, strict=True)}
 
 
 def rates_of(attack: Any) -> dict[str, float]:
     return {f"TPR at {rate:.1%}": round(attack.true_positive_rate[rate].value, 5) for rate in RATES}
 
 
-def mean_and_error(values: Any) -> list[float]:
+def mean_and_spread(values: Any) -> list[float]:
     """Return the mean over draws and their standard deviation; draws share models, so it is no standard error."""
     return [round(float(np.mean(values)), 4), round(float(np.std(values)), 4)]
 
 
 def write_truth(folder: Path, out: Path) -> None:
-    named = settings(folder)
-    write_parts(out, named, lambda name: measure(folder, *named[name]))
+    """Measure every setting, print a row a setting and choice of φ, and write all figures to the file `out`."""
+    few = [f"LiRA {size}: 1 % in 5 %" for size in FEW]
+    print(" | ".join(["setting, φ", "models", "median effect", "halves agree", "AUC", "TPR 1 %", "TPR 0.1 %", *few]))
+    results: dict[str, Any] = {"environment": environment()}
+    for name, (kind, stage) in settings(folder).items():
+        results[name] = measure(folder, kind, stage)
+        write_json(out, results)
+        for phi in PHI:
+            found = results[name][phi]
+            told = [found["effect size"]["50%"], found["halves agree"][0], *found["LiRA"].values()]
+            told += [figures["top 1 % in 5 %"][0] for figures in found["LiRA with"].values()]
+            print(" | ".join([f"{name}, {phi}", str(results[name]["models"]), *map(str, told)]), flush=True)
