@@ -69,7 +69,7 @@ PICTURE = b'<svg xmlns="http://www.w3.org/2000/svg"/>'
 @contextlib.contextmanager
 def without_pictures(*, maps: bool = False) -> Iterator[None]:
     """Put empty pictures, and empty maps unless `maps`, into every page: drawing takes longer than a small audit."""
-    empty = {"report.figure_bytes": PICTURE, "validation.figure_bytes": PICTURE}
+    empty = dict.fromkeys((f"{name}.figure_bytes" for name in ("report", "validation", "trade_off")), PICTURE)
     if not maps:
         empty |= {"report.maps": Maps("{}", "0 points", ("loss", "leverage")), "report.bokeh_script": ""}
     with contextlib.ExitStack() as stack:

@@ -56,6 +56,7 @@ class Retraining:
     fingerprint : what else the outputs depend on, by name: epochs, the rate, more data. Hashes of X and y, the settings
         of an estimator and the source of `train` (not of what it calls) are in it anyway.
     code : your name for the version of your code, instead of the source of `train`.
+    sample_weight : a weight for each record; `train` gets those of its rows as `sample_weight=`, an estimator in `fit`.
     workers, backend : joblib's; "loky" (processes), "threading" or "dask" (a running cluster's client; workers=-1 for
         all of it).
 
@@ -71,6 +72,7 @@ class Retraining:
     records: int | None = None
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
     code: str | None = None
+    sample_weight: np.ndarray | None = None
     workers: int = 1
     backend: str = "loky"
     devices: Sequence[str] = ()
@@ -138,15 +140,17 @@ class Retraining:
         elif self.code is None:
             entries["code"] = source_digest(self.model)
         data = {"X": None if isinstance(self.X, DataLoader | Dataset) else self.X, "y": self.y}
+        data["sample_weight"] = self.sample_weight
         entries |= {name: data_digest(value) for name, value in data.items() if value is not None}
         return {**entries, **self.fingerprint}
 
     def train(self, rows: np.ndarray, seed: int, **device: str) -> np.ndarray:
         """Train one model and return its outputs on all records."""
+        weights = {} if self.sample_weight is None else {"sample_weight": self.sample_weight[rows]}
         if self.is_estimator:
             with refused_halves():
-                return self._ask(fitted_clone(self.model, self.X, np.asarray(self.y), rows, seed))
-        said = self._ask(self.model(rows, seed, **device))
+                return self._ask(fitted_clone(self.model, self.X, np.asarray(self.y), rows, seed, **weights))
+        said = self._ask(self.model(rows, seed, **weights, **device))
         return np.asarray(said.detach().cpu() if isinstance(said, torch.Tensor) else said)
 
     def signals(self, outputs: np.ndarray, kind: str | None) -> tuple[np.ndarray, str]:

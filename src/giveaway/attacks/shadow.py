@@ -75,7 +75,7 @@ def train_shadows(
 
     A folder whose fingerprint, split, kind, seed or code differs is refused.
     """
-    return _trained(training, _plan(training, models, seed, population), folder, on_model)
+    return train_plan(training, _plan(training, models, seed, population), folder, on_model)
 
 
 def first_model(
@@ -83,7 +83,7 @@ def first_model(
 ) -> tuple[float, int]:
     """Train the first model, which is kept in `folder`; return its seconds, and how many are missing after it."""
     plan = _plan(training, models, seed)
-    _trained(training, replace(plan, models=1), folder)
+    train_plan(training, replace(plan, models=1), folder)
     with open_store(folder, stored_kind(folder, plan)) as store:
         return stored_seconds(folder, 1) or 0.0, len(set(range(models)) - store.finished())
 
@@ -153,7 +153,7 @@ def retrain_without(
         return TrainingJob(indices, model_seed(turn, seed=seed), np.arange(count) != place - 1, name)
 
     plan = ShadowPlan(count, repeats * (1 + count), training.kind, job, provenance, which, own)
-    signals = _trained(training, plan, folder, on_model)
+    signals = train_plan(training, plan, folder, on_model)
     if signals.queries > 1:
         raise fail("predict", "one query a record", str(signals.queries), "return one signal a record")
     by_round = signals.values[:, :, 0].reshape(repeats, 1 + count, count, *signals.values.shape[3:])
@@ -283,7 +283,7 @@ def _failed(failures: Mapping[int, TrainedModel], plan: ShadowPlan, remedy: str)
     return error
 
 
-def _trained(
+def train_plan(
     training: Retraining, plan: ShadowPlan, folder: str | os.PathLike[str] | None, on_model: OnModel | None = None
 ) -> Signals:
     """Train the models of the plan that are missing, each a task of joblib's; the first one alone, to see its kind."""

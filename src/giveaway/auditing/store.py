@@ -32,6 +32,7 @@ from giveaway.version import VERSION
 LETTERS = 16  # hexadecimal digits of a pseudonym: 64 bits
 LEAST_KEY = 16  # bytes
 SIGNALS = "signals"  # in an audit folder, the folder of shadow models that were trained for it
+REMEDIES = "remedies"  # and that of the models of each remedy
 
 
 class AuditFolder(TableFolder):
@@ -40,15 +41,17 @@ class AuditFolder(TableFolder):
     argument, beside = "out", (UNFINISHED,)
 
     def remove_if_empty(self) -> None:
-        for name in (UNFINISHED, SIGNALS):  # whose removal may have been killed at its end
+        for name in (UNFINISHED, SIGNALS, REMEDIES):  # whose removal may have been killed at its end
             MarkedFolder(self.path / name).remove_if_empty()
         super().remove_if_empty()
 
     def inner(self) -> list[MarkedFolder]:
-        """Return its unfinished work and its shadow models; signals that lie elsewhere stay."""
-        unfinished, shadows = UnfinishedWork(self.path), ShadowFolder(self.path / SIGNALS)
-        trained = self.marked and not shadows.path.is_symlink() and (shadows.marked or shadows.interrupted())
-        return [*([unfinished] if unfinished.of_all() or unfinished.parts() else []), *([shadows] if trained else [])]
+        """Return its unfinished work and the models that were trained for it; signals that lie elsewhere stay."""
+        unfinished, remedies = UnfinishedWork(self.path), self.path / REMEDIES
+        tried = sorted(remedies.iterdir()) if remedies.is_dir() and not remedies.is_symlink() else []
+        models = [ShadowFolder(path) for path in (self.path / SIGNALS, *tried) if self.marked and not path.is_symlink()]
+        trained: list[MarkedFolder] = [folder for folder in models if folder.marked or folder.interrupted()]
+        return [*([unfinished] if unfinished.of_all() or unfinished.parts() else []), *trained]
 
 
 def fingerprint(head: Head, given: Mapping[str, Any] | None = None, trace: LossTrace | None = None) -> str:

@@ -12,6 +12,7 @@ import click
 from giveaway.cli.audit_command import audit
 from giveaway.cli.demo import demo
 from giveaway.cli.follow_up_commands import canaries, compare, export, gate, weights
+from giveaway.cli.mitigate_command import mitigate
 from giveaway.cli.options import AS_JSON, SEED
 from giveaway.cli.theory import theory
 from giveaway.cli.trace import trace
@@ -32,7 +33,7 @@ def cli(traceback: bool) -> None:
     """Find the training records whose presence your model gives away."""
 
 
-for command in (audit, demo, theory, trace, canaries, weights, compare, gate, export, validate):
+for command in (audit, demo, theory, trace, canaries, weights, mitigate, compare, gate, export, validate):
     cli.add_command(command)
 
 

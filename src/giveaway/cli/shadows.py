@@ -57,12 +57,8 @@ def signals_named(options: Options, table: ScoreTable, rows: np.ndarray | None, 
 
     With `dry_run` only the first model is trained, and what the others would take is said.
     """
-    config = table.meta.provenance.config if table.meta.provenance is not None else {}
-    audited = {name: value for name, value in dict(config).items() if isinstance(value, str)}
-    named = [way for way in WAYS if way in options]
-    if len(named) > 1:
-        given = " and ".join(f"--{way}" for way in named)
-        raise fail(named[1], "one way to train", given, "drop one of them")
+    audited = _audited(table)
+    named = _ways(options)
     if not named and "models" in options and "estimator" in audited:
         options, named = {**options, "estimator": audited["estimator"]}, ["estimator"]
     for name, ways in BESIDE.items():
@@ -96,6 +92,31 @@ def signals_named(options: Options, table: ScoreTable, rows: np.ndarray | None, 
         signals = train_shadows(training, **place, on_model=on_model)
     signals = marked_with(signals, options["signals"], digests_for(table, training.X, training.targets))
     return signals, f"{trained} {TAKEN_AS[signals.kind]}"
+
+
+def training_named(options: Options, table: ScoreTable, say: Say) -> tuple[Retraining, str]:
+    """Return how the audited model is trained, as the options name it or by its own estimator, and say it."""
+    audited = _audited(table)
+    if not _ways(options):
+        if "estimator" not in audited:
+            remedy = "name a function of yours that trains it: --train module:function"
+            raise fail("train", "--train or --estimator", "none, and no estimator in the audit", remedy)
+        options = {**options, "estimator": audited["estimator"]}
+    return _training(options, audited, table, say)
+
+
+def _audited(table: ScoreTable) -> dict[str, str]:
+    """Return the options of the audit that are text."""
+    config = table.meta.provenance.config if table.meta.provenance is not None else {}
+    return {name: value for name, value in dict(config).items() if isinstance(value, str)}
+
+
+def _ways(options: Options) -> list[str]:
+    named = [way for way in WAYS if way in options]
+    if len(named) > 1:
+        given = " and ".join(f"--{way}" for way in named)
+        raise fail(named[1], "one way to train", given, "drop one of them")
+    return named
 
 
 def _by_recipe(

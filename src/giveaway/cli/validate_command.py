@@ -8,27 +8,18 @@ from typing import Any
 
 import click
 
-from giveaway.cli.options import AS_JSON, GATE, SEED
+from giveaway.cli.options import AS_JSON, DATA, ESTIMATOR, GATE, SEED, TRAIN, WORKERS
 from giveaway.text import say
 
 
 @click.command()
 @click.argument("folder")
-@click.option(
-    "--train",
-    metavar="MODULE:FUNCTION",
-    help="Train shadow models by your own function (your code runs): it gets the rows to train on and a seed, and "
-    "returns the model, or its outputs on all records.",
-)
-@click.option(
-    "--estimator",
-    help="Train shadow models as clones of this scikit-learn estimator: FILE.skops, or a pickle with --allow-pickle. "
-    "With --models alone it is the audited one.",
-)
+@TRAIN
+@ESTIMATOR
 @click.option("--recipe", help="Train shadow models of a usual kind: ridge, logistic, mlp, cnn or resnet9.")
-@click.option("--data", help="module:function of yours that returns (X, y) (your code runs); default: the audit's.")
+@DATA
 @click.option("--models", type=int, help="How many shadow models to train, an even number; default 64.")
-@click.option("--workers", type=int, help="How many to train at a time; -1 for one on every core.")
+@WORKERS
 @click.option("--device", help="Where they train, such as cuda; your function gets it if it takes device.")
 @click.option(
     "--signals", help="Where the shadow models' outputs are kept: a folder or .npz; default: signals in FOLDER."

@@ -34,12 +34,15 @@ def settled(estimator: Any) -> Any:
     return estimator if best is last else Pipeline([*estimator.steps[:-1], (name, best)])
 
 
-def fitted_clone(estimator: Any, X: Any, y: np.ndarray, rows: np.ndarray, seed: int) -> Any:
+def fitted_clone(
+    estimator: Any, X: Any, y: np.ndarray, rows: np.ndarray, seed: int, sample_weight: np.ndarray | None = None
+) -> Any:
     """Fit a clone of the estimator to some rows of X and y, with every random state set from the seed."""
     made = clone(estimator)
     states = [name for name in made.get_params() if name == "random_state" or name.endswith("__random_state")]
     made.set_params(**dict.fromkeys(states, seed >> 1))  # some libraries take 31 bits
-    return made.fit(rows_of(X, rows), y[rows])
+    place = f"{made.steps[-1][0]}__sample_weight" if isinstance(made, Pipeline) else "sample_weight"
+    return made.fit(rows_of(X, rows), y[rows], **({} if sample_weight is None else {place: sample_weight}))
 
 
 @contextmanager

@@ -1,11 +1,323 @@
-"""Weights that bring the most exposed rows down in a training to come."""
+"""What helps: a model trained with each of several remedies, how well it predicts, and how far an attack still tells.
+
+Exposure must mean the same for every model, so it is measured, never read off a score: membership is guessed from the
+loss, of records trained on and of records held out, among all of them and among those that the audit ranks highest. The
+records held out are drawn once, one of every five neighbours in the audit's ranking, and are the same for all remedies.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from giveaway.checks import check_number, fail
-from giveaway.records import ScoreTable
+from giveaway.attacks.retraining import Retraining
+from giveaway.attacks.shadow import OnModel, train_plan
+from giveaway.attacks.shadow_store import (
+    ShadowPlan,
+    TrainingJob,
+    model_membership,
+    model_seed,
+    open_store,
+    stored_kind,
+    stored_seconds,
+    summaries,
+)
+from giveaway.attacks.thresholds import AttackScores, mean_over_out
+from giveaway.auditing.validate import checked_training
+from giveaway.checks import InputError, check_number, fail
+from giveaway.evaluation.exposed_share import FEWEST, predict_exposure
+from giveaway.evaluation.ranking import Interval
+from giveaway.evaluation.success import summarize
+from giveaway.findings.remedies import Remedy, remedies
+from giveaway.records import ScoreTable, Signals
+from giveaway.records.signals import VECTORS
+from giveaway.storage.arrays import digest_of
+from giveaway.storage.files import private_folder
 
 NOTE = "heuristic: weights that depend on the data void a stated (ε, δ)"
+HELD_OUT = 5  # one record in so many
+TOP, LEAST_TOP = 0.05, 100  # of the records are the most exposed, but at least so many: a fifth of them is held out
+LEAST_MODELS = 4  # of each record, half with it and half without
+RATE = 0.01
+RESAMPLES = 100
+
+
+@dataclass(frozen=True)
+class RemedyOutcome:
+    """What one remedy cost and what it bought.
+
+    accuracy, change : on records held out, and its difference to the training as it is; R² where values are predicted.
+    attack : AUC of the attack by the model's own losses, records trained on against records held out.
+    most_exposed : the same among the records that the audit ranks highest, of those that the remedy left in.
+    before : AUC on the records that take the place of those left out, while these were there; None where all stay.
+    predicted : words for the share of exposed records that LiRA would find; predicted, not measured.
+    shadow, shadow_most_exposed, shadow_rate : of an attack by shadow models, its AUC on all and on the most exposed,
+        and its true-positive rate at 1 % false positives.
+    """
+
+    remedy: Remedy
+    trained_on: int
+    accuracy: Interval
+    change: Interval
+    attack: Interval
+    most_exposed: Interval
+    predicted: tuple[str, ...]
+    seconds: float
+    before: Interval | None = None
+    shadow: Interval | None = None
+    shadow_most_exposed: Interval | None = None
+    shadow_rate: Interval | None = None
+
+    @property
+    def shown(self) -> tuple[Interval, Interval]:
+        """The AUC on all records and on the most exposed, of the strongest attack that was tried."""
+        return self.shadow or self.attack, self.shadow_most_exposed or self.most_exposed
+
+
+@dataclass(frozen=True)
+class Mitigation:
+    """The outcomes of all remedies, the training as it is being the first; `missing` says what was not tried."""
+
+    outcomes: tuple[RemedyOutcome, ...]
+    missing: Mapping[str, str]
+    records: int
+    held_out: int
+    top: int
+    models: int
+    measure: str  # "accuracy" or "R²"
+    ranked_by: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return counts and figures; nothing of single records."""
+        return {"schema": "giveaway.mitigation/1", **asdict(self), "statements": self.statements()}
+
+    def statements(self) -> list[str]:
+        """Say what the figures mean, and what they do not."""
+        attack = f"{self.models} shadow models of each remedy" if self.models else "the model's own losses"
+        said = [
+            f"Every model was trained on the same {self.records - self.held_out} of {self.records} records, or on "
+            f"fewer where some were left out; {self.measure} is on the other {self.held_out}.",
+            f"The attack guesses by {attack} which records were trained on; 0.5 is a coin. The most exposed are the "
+            f"{self.top} that the audit ranks highest by {self.ranked_by}, of the records left in.",
+            "One training each: differences within the intervals are noise. An attack that fails is no proof of "
+            "safety. These are models like yours, not the one that you release: audit that one.",
+        ]
+        for outcome in self.outcomes:
+            if outcome.before is not None:
+                said.append(
+                    f"{outcome.remedy.label.capitalize()}, the attack tells the next {self.top} with "
+                    f"{outcome.shown[1].value:.2f}; it was {outcome.before.value:.2f} while the others were there. "
+                    "Leaving records out can make others stand out."
+                )
+        return said
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """One remedy as it is trained: `kept` are the records it leaves in."""
+
+    remedy: Remedy
+    training: Retraining
+    plan: ShadowPlan
+    folder: Path
+    kept: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Trials:
+    """Every remedy of a training, and the records that all of them hold out."""
+
+    training: Retraining
+    table: ScoreTable
+    trials: tuple[Trial, ...]
+    missing: Mapping[str, str]
+    held: np.ndarray
+    models: int
+
+    @classmethod
+    def of(
+        cls,
+        training: Retraining | Callable[..., Any],
+        table: ScoreTable,
+        folder: str | Path,
+        *,
+        tried: Mapping[str, Sequence[Any]] | None = None,
+        models: int = 0,
+        seed: int = 0,
+    ) -> "Trials":
+        """Plan the trials of `mitigate`; nothing is trained yet."""
+        told = checked_training(training, table)
+        if told.labels is None and told.values is None:
+            raise fail("y", "labels or values, for the accuracy", "none", "pass y (--data on the command line)")
+        if models % 2 or 0 < models < LEAST_MODELS or models < 0:
+            expected = f"0, or an even number of at least {LEAST_MODELS}"
+            raise fail("models", expected, str(models), "half of them leave each record out")
+        weighted = {"newton", "influence"} <= set(table.columns)
+        found = remedies(told, tried=tried, weighted=weighted)
+        order, n = table.order(), len(table)
+        drawn = np.random.default_rng(seed).integers(HELD_OUT, size=-(-n // HELD_OUT))
+        held = np.zeros(n, dtype=bool)
+        held[order] = np.arange(n) % HELD_OUT == np.repeat(drawn, HELD_OUT)[:n]
+        trials = []
+        for remedy in found.tried:
+            kept = np.ones(n, dtype=bool)
+            kept[order[: round(remedy.drop * n)]] = False
+            changed = remedy.applied(told, weights(table) if remedy.weighted else None)
+            plan = _plan(changed, kept, held, models, seed)
+            name = re.sub(r"[^\w.=-]+", "-", remedy.label)[:40] + "-" + digest_of({}, (plan.provenance,))[:12]
+            trials.append(Trial(remedy, changed, plan, Path(folder) / name, kept))
+        return cls(told, table, tuple(trials), found.missing, held, models)
+
+    def price(self) -> tuple[float, int]:
+        """Train the first model, which is kept; return its seconds, and how many are missing after it."""
+        first, missing = self.trials[0], 0
+        private_folder(first.folder.parent)
+        train_plan(first.training, replace(first.plan, models=1), first.folder)
+        for trial in self.trials:
+            finished: set[int] = set()
+            if trial.folder.exists():
+                with open_store(trial.folder, stored_kind(trial.folder, trial.plan)) as store:
+                    finished = store.finished()
+            missing += len(set(range(trial.plan.models)) - finished)
+        return stored_seconds(first.folder, 1) or 0.0, missing
+
+    def run(self, on_model: OnModel | None = None) -> Mitigation:
+        """Train what is missing, and measure; a remedy that cannot be trained is told among the missing."""
+        outcomes: list[RemedyOutcome] = []
+        missing = dict(self.missing)
+        before = None
+        private_folder(self.trials[0].folder.parent)
+        for place, trial in enumerate(self.trials):
+            count = trial.plan.models
+
+            def on_one(done: int, total: int, first: int = place * count, count: int = count) -> None:
+                if on_model is not None:
+                    on_model(first + done, count * len(self.trials))
+
+            try:
+                signals = train_plan(trial.training, trial.plan, trial.folder, on_one)
+            except InputError as error:
+                if before is None:
+                    raise
+                missing[trial.remedy.label] = str(error)
+                continue
+            before = signals if before is None else before
+            outcomes.append(self._outcome(trial, signals, before))
+        first = self.trials[0]
+        return Mitigation(
+            outcomes=tuple(outcomes),
+            missing=missing,
+            records=len(self.table),
+            held_out=int(self.held.sum()),
+            top=len(self._most_exposed(first)),
+            models=self.models,
+            measure="R²" if self.training.labels is None else "accuracy",
+            ranked_by=self.table.ranking(),
+        )
+
+    def _most_exposed(self, trial: Trial) -> np.ndarray:
+        order = self.table.order()
+        return order[trial.kept[order]][: max(round(TOP * len(order)), LEAST_TOP)]
+
+    def _outcome(self, trial: Trial, signals: Signals, before: Signals) -> RemedyOutcome:
+        top, kept = self._most_exposed(trial), np.flatnonzero(trial.kept)
+        shadows = slice(1, None) if self.models else slice(1)
+        own = _attack(signals.of_models(slice(1)))
+        phi, trained = own.scores[0], own.members[0]
+        predicted: tuple[str, ...] = ()
+        if signals.labels is not None and min(trained.sum(), self.held.sum()) >= FEWEST:
+            predicted = tuple(predict_exposure(phi[trained], phi[self.held]).words)
+        more: dict[str, Interval] = {}
+        if self.models:
+            found = _attack(signals.of_models(shadows))
+            on_all, on_top = _summary(found, kept), _summary(found, top)
+            more = {"shadow": on_all.auc, "shadow_most_exposed": on_top.auc}
+            more["shadow_rate"] = on_all.true_positive_rate[RATE]
+        if trial.remedy.drop:
+            more["before"] = _summary(_attack(before.of_models(shadows)), top).auc
+        return RemedyOutcome(
+            remedy=trial.remedy,
+            trained_on=int(trained.sum()),
+            accuracy=_mean(self._right(signals)),
+            change=_mean(self._right(signals) - self._right(before)),
+            attack=_summary(own, kept).auc,
+            most_exposed=_summary(own, top).auc,
+            predicted=predicted,
+            seconds=round(stored_seconds(trial.folder, 1) or 0.0, 3),
+            **more,
+        )
+
+    def _right(self, signals: Signals) -> np.ndarray:
+        """Return whether the first model gets each held-out record right; of values, parts whose mean is R²."""
+        said = np.asarray(signals.values[0, self.held, 0], dtype=np.float64)
+        if self.training.labels is None:
+            assert self.training.values is not None
+            return 1 - said / self.training.values[self.held].var(axis=0).sum()
+        if signals.kind in VECTORS:
+            return (said.argmax(axis=1) == self.training.labels[self.held]).astype(np.float64)
+        return (said > 0).astype(np.float64)
+
+
+def mitigate(
+    training: Retraining | Callable[..., Any],
+    table: ScoreTable,
+    *,
+    folder: str | Path = "giveaway-remedies",
+    tried: Mapping[str, Sequence[Any]] | None = None,
+    models: int = 8,
+    seed: int = 0,
+    on_model: OnModel | None = None,
+) -> Mitigation:
+    """Train your model with each of several remedies, and say what each costs and what it buys.
+
+    training : `attacks.Retraining(model, X, y)` with an estimator or your own function. A function is given a remedy's
+        setting where it takes its keyword: `l2=`, `epochs=`, `sample_weight=` (one for each of its rows), `epsilon=`.
+    table : the audit of your model, whose ranking says which records are the most exposed.
+    folder : where finished models are kept; the same call goes on where it was.
+    tried : values for keywords or parameters, such as {"C": (0.01, 0.1), "drop": (0.1,)}, in place of the usual ones.
+    models : how many shadow models of each remedy the attack takes. With 0 it has the model's own losses alone, and
+        misses what they do not show: a remedy that looks good then may not be.
+    """
+    return Trials.of(training, table, folder, tried=tried, models=models, seed=seed).run(on_model)
+
+
+def _plan(training: Retraining, kept: np.ndarray, held: np.ndarray, models: int, seed: int) -> ShadowPlan:
+    """Plan one model on the records that are not held out, and shadow models on halves of all."""
+    n = training.known_records()
+
+    def job(number: int) -> TrainingJob:
+        members = kept & (~held if number == 0 else model_membership(number - 1, n, seed=seed))
+        return TrainingJob(np.flatnonzero(members), model_seed(number, seed=seed), members, f"model {number}")
+
+    given = {"split": "one held out in five, then halves", "records": n, "kind": training.kind, "seed": seed}
+    known = summaries({**given, "kept": kept, "labels": training.labels}, training.plan_entries())
+    return ShadowPlan(n, 1 + models, training.kind, job, known, slice(None), training.labels)
+
+
+def _attack(signals: Signals) -> AttackScores:
+    """Guess membership by φ; with several models, by how much it is above its mean over the others without the record
+    (LiRA from models without the record, with one deviation for all)."""
+    phi = signals.statistic()
+    scores = phi.mean(axis=2)
+    if signals.models > 1:
+        for model in range(signals.models):
+            others = np.arange(signals.models) != model
+            scores[model] -= mean_over_out(phi[others], signals.members[others]).mean(axis=1)
+    return AttackScores("loss" if signals.models == 1 else "calibrated loss", scores, signals.members)
+
+
+def _mean(each: np.ndarray) -> Interval:
+    """Return the mean with its normal interval."""
+    value, error = float(each.mean()), 1.96 * float(each.std()) / len(each) ** 0.5
+    return Interval(value, value - error, value + error)
+
+
+def _summary(attack: AttackScores, rows: np.ndarray) -> Any:
+    among = AttackScores(attack.attack, attack.scores[:, rows], attack.members[:, rows])
+    return summarize(among, rates=(RATE,), resamples=RESAMPLES)
 
 
 def weights(table: ScoreTable, *, cap: float = 0.9) -> np.ndarray:

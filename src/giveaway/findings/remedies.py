@@ -1,0 +1,168 @@
+"""The remedies that a training can try: changes of its settings, of the records it gets, or of their weights.
+
+A function is offered what its keywords allow, an estimator what its parameters allow. What neither can try is told,
+with the keyword that is missing.
+"""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from sklearn.base import clone
+from sklearn.pipeline import Pipeline
+from sklearn.utils.validation import has_fit_parameter
+
+from giveaway.attacks.retraining import Retraining
+from giveaway.checks import fail, nearest
+
+PENALTIES = ("l2", "weight_decay", "C", "alpha", "l2_regularization", "reg_lambda", "l2_leaf_reg")
+FROM_NOTHING = {name: (1.0, 10.0) for name in PENALTIES[4:]}  # where there is no penalty yet; others are weight decays
+STOPS = ("epochs", "max_iter", "n_estimators")
+TREES = ("min_samples_leaf", "max_depth")
+PENALTY, STOP, SMALLER, PRIVATE = "stronger penalty", "early stop", "smaller trees", "DP-SGD"
+DROPPED, WEIGHTED, YOURS, AS_IT_IS = "most exposed left out", "most exposed count less", "yours", "as it is"
+KINDS = {**dict.fromkeys(PENALTIES, PENALTY), **dict.fromkeys(STOPS, STOP), **dict.fromkeys(TREES, SMALLER)}
+KINDS |= {"epsilon": PRIVATE, "drop": DROPPED}
+OF_FUNCTION = {PENALTY: "l2", STOP: "epochs", WEIGHTED: "sample_weight", PRIVATE: "epsilon"}  # the keyword of each
+DROP = (0.01, 0.05)  # shares of the records
+EPSILONS = (8.0, 3.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """A change of how a model is trained; `drop` is the share of the records, the most exposed, that it leaves out."""
+
+    kind: str
+    label: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    drop: float = 0.0
+    weighted: bool = False
+
+    def applied(self, training: Retraining, weights: np.ndarray | None) -> Retraining:
+        """Return the training with this remedy; which records it leaves out is up to who trains."""
+        told = {"remedy": {"drop": self.drop, **{name: repr(value) for name, value in self.settings.items()}}}
+        changed = replace(training, fingerprint={**training.fingerprint, **told})
+        if self.weighted:
+            return replace(changed, sample_weight=weights)
+        if training.is_estimator:
+            return replace(changed, model=clone(training.model).set_params(**self.settings))
+        return replace(changed, model=WithSettings(training.model, self.settings)) if self.settings else changed
+
+
+@dataclass(frozen=True, eq=False)
+class WithSettings:
+    """A user's function with settings of a remedy, known by its own source."""
+
+    func: Any
+    settings: Mapping[str, Any]
+
+    def __call__(self, rows: np.ndarray, seed: int, **options: Any) -> Any:
+        return self.func(rows, seed, **self.settings, **options)
+
+
+@dataclass(frozen=True)
+class Remedies:
+    """The remedies to try, the training as it is being the first; `missing` says what cannot be tried, and why."""
+
+    tried: tuple[Remedy, ...]
+    missing: Mapping[str, str]
+
+
+def remedies(
+    training: Retraining, *, tried: Mapping[str, Sequence[Any]] | None = None, weighted: bool = True
+) -> Remedies:
+    """Return what this training can try; `tried` names values for keywords or parameters, usual ones or others.
+
+    `weighted` says whether there are weights to try (the audit of a linear head has the columns they come from).
+
+    >>> def train(rows, seed, l2=0.1): ...
+    >>> found = remedies(Retraining(train, y=[0, 1, 0, 1]))
+    >>> [remedy.label for remedy in found.tried]
+    ['as it is', 'l2=1', 'l2=10', 'without the 1 % most exposed', 'without the 5 % most exposed']
+    >>> found.missing["DP-SGD"]
+    'epsilon= is no keyword of your function'
+    """
+    known, prefix = _settings(training)
+    deep = tuple(training.model.get_params()) if training.is_estimator else ()
+    chosen: dict[str, Sequence[Any]] = {
+        name: values for name, current in known.items() if name in KINDS and (values := usual(name, current))
+    }
+    chosen["drop"] = DROP
+    for name, values in (tried or {}).items():
+        if name not in known and name not in ("drop", *deep):
+            whose = "a parameter of your estimator" if training.is_estimator else "a keyword of your function"
+            raise fail("try", whose, repr(name), nearest(name, [*known, "drop"]))
+        chosen[name] = tuple(values)
+    found = [Remedy(AS_IT_IS, AS_IT_IS)]
+    for name, values in sorted(chosen.items(), key=lambda one: [*KINDS, one[0]].index(one[0])):
+        for value in values:
+            if name == "drop":
+                if not isinstance(value, float) or not 0 < value < 1:
+                    raise fail("try", "a share of the records above 0 and below 1 for drop", repr(value), "give 0.05")
+                found.append(Remedy(DROPPED, f"without the {100 * value:.3g} % most exposed", drop=value))
+            else:
+                at = name if name in deep else prefix + name
+                shown = f"{value:.4g}" if isinstance(value, float) else str(value)
+                found.append(Remedy(KINDS.get(name, YOURS), f"{name}={shown}", {at: value}))
+    takes = "sample_weight" in known
+    if training.is_estimator:
+        takes = has_fit_parameter(_last_step(training.model)[0], "sample_weight")
+    if takes and weighted:
+        found.append(Remedy(WEIGHTED, WEIGHTED, weighted=True))
+    return Remedies(tuple(found), _missing(training, known, {remedy.kind for remedy in found}, takes))
+
+
+def usual(name: str, current: Any) -> tuple[Any, ...]:
+    """Return values of a setting that should expose records less than the current one; none where it cannot be told."""
+    number = isinstance(current, int | float) and not isinstance(current, bool)
+    if name == "epsilon":
+        return EPSILONS
+    if name == "C":
+        return (current / 10, current / 100) if number else ()
+    if name in PENALTIES:
+        return (10.0 * current, 100.0 * current) if number and current > 0 else FROM_NOTHING.get(name, (1e-3, 1e-2))
+    if name == "max_depth":
+        return (12, 6) if current is None else (current // 2,) if number and current > 1 else ()
+    if name == "min_samples_leaf":
+        return (5 * current, 20 * current) if isinstance(current, int) else ()
+    return tuple(dict.fromkeys((current // 2, current // 4))) if number and current >= 4 else ()
+
+
+def _settings(training: Retraining) -> tuple[dict[str, Any], str]:
+    """Return the settings that a training takes with their values, and what set_params wants before their names."""
+    if not training.is_estimator:
+        parameters = list(inspect.signature(training.model).parameters.values())[2:]
+        named = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+        return {one.name: one.default for one in named if one.name != "device"}, ""
+    last, prefix = _last_step(training.model)
+    known = last.get_params(deep=False)
+    learns = any(name.startswith("learning_rate") for name in known)  # other solvers go on to the optimum
+    kept = [name for name in known if name != "epsilon" and (learns or name not in STOPS)]  # that one is Adam's
+    return {name: known[name] for name in kept if name != "max_depth" or "min_samples_leaf" in known}, prefix
+
+
+def _last_step(estimator: Any) -> tuple[Any, str]:
+    prefix = ""
+    while isinstance(estimator, Pipeline):
+        prefix, estimator = f"{prefix}{estimator.steps[-1][0]}__", estimator.steps[-1][1]
+    return estimator, prefix
+
+
+def _missing(training: Retraining, known: Mapping[str, Any], there: set[str], takes_weights: bool) -> dict[str, str]:
+    """Say why a kind of remedy is not tried."""
+    missing = {}
+    for kind, keyword in OF_FUNCTION.items():
+        if kind in there:
+            continue
+        if kind == WEIGHTED and takes_weights:
+            missing[kind] = "weights come from newton and influence, which the audit of a linear head has"
+        elif not training.is_estimator:
+            why = "has no number as its default" if keyword in known else "is no keyword of your function"
+            missing[kind] = f"{keyword}= {why}"
+        elif kind == PRIVATE:
+            missing[kind] = "scikit-learn has none; a function of yours that takes epsilon= can try it (--train)"
+        else:
+            missing[kind] = f"{training.name} has no setting for it"
+    return missing

@@ -1,0 +1,82 @@
+"""The trade-off of remedies, as a picture and as a page: what each costs in accuracy, and how far an attack still
+tells."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from typing import TYPE_CHECKING, Any
+
+from giveaway.evaluation.ranking import Interval
+from giveaway.findings.mitigation import Mitigation
+from giveaway.findings.remedies import AS_IT_IS
+from giveaway.reporting.pages import page
+from giveaway.reporting.picture import COLOURS, GREY, blank, figure_bytes, legend, plain
+from giveaway.storage.files import as_json
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MARKERS = "osD^vP"
+
+
+def trade_off(found: Mitigation, *, axes: Axes | None = None) -> Figure:
+    """Draw every remedy by its accuracy and by the attack's AUC on the most exposed; better is lower and to the right.
+
+    Bars are 95 % intervals: upright of the AUC, across of the difference in accuracy to the training as it is.
+    """
+    figure, axes = blank("What each remedy costs, and what it buys", (9.6, 5.4), axes)
+    start = found.outcomes[0]
+    kinds: dict[str, list[Any]] = {}
+    for outcome in found.outcomes[1:]:
+        kinds.setdefault(outcome.remedy.kind, [start]).append(outcome)
+    looks = [*zip(COLOURS, MARKERS, strict=False), (GREY, MARKERS[-1])]
+    for number, ((kind, outcomes), (colour, marker)) in enumerate(zip(kinds.items(), looks, strict=False)):
+        points = [(outcome.accuracy.value, outcome.shown[1].value) for outcome in outcomes]
+        axes.plot(*zip(*points, strict=True), color=colour, linewidth=1.2, alpha=0.5)
+        for outcome in outcomes[1:]:
+            _mark(axes, outcome, colour, marker, label=kind if outcome is outcomes[1] else None)
+            words = plain(outcome.remedy.label.removesuffix(" most exposed")) if outcome.remedy.label != kind else ""
+            place = (outcome.accuracy.value, outcome.shown[1].value)
+            style: Any = {"fontsize": 8, "color": colour, "va": "bottom" if number % 2 else "top"}
+            axes.annotate(words, place, xytext=(6, 3 if number % 2 else -3), textcoords="offset points", **style)
+    _mark(axes, start, "black", "*", label=AS_IT_IS)
+    axes.axhline(0.5, color=GREY, linestyle=":", linewidth=1.3)
+    across = axes.get_yaxis_transform()
+    axes.text(0.995, 0.5, "a coin", transform=across, fontsize=9, color=GREY, ha="right", va="bottom")
+    axes.set_xlabel(f"{found.measure} on {found.held_out:,} records held out")
+    by = f"{found.models} shadow models a remedy" if found.models else "the model's own losses, a weak attack"
+    axes.set_ylabel(f"attack's AUC on the {found.top:,} most exposed\n({by})")
+    legend(axes, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return figure
+
+
+def _mark(axes: Axes, outcome: Any, colour: str, marker: str, label: str | None) -> None:
+    told = outcome.shown[1]
+    across, up = ([[one.value - one.low], [one.high - one.value]] for one in (outcome.change, told))
+    size = 12 if marker == "*" else 7
+    style: Any = {"fmt": marker, "color": colour, "markersize": size, "elinewidth": 0.7, "label": label}
+    axes.errorbar(outcome.accuracy.value, told.value, xerr=across, yerr=up, **style)
+
+
+def mitigation_pages(found: Mitigation) -> dict[str, str | bytes]:
+    """Return the files of a mitigation, which name no record: figures for machines, the page, and its picture."""
+    picture = trade_off(found)
+    heads = ["remedy", "trained on", found.measure, "change", "attack on all", "on the most exposed"]
+    heads += ["found of all at 1 % false alarms", "most exposed, by its own loss alone"] if found.models else []
+    rows = []
+    for outcome in found.outcomes:
+        cells = [outcome.remedy.label, f"{outcome.trained_on:,}", f"{outcome.accuracy.value:.3f}"]
+        more = () if outcome.shadow_rate is None else (outcome.shadow_rate, outcome.most_exposed)
+        rows.append([*cells, *map(_interval, (outcome.change, *outcome.shown, *more))])
+    shown = b64encode(figure_bytes(picture, "svg", **{"svg.fonttype": "none", "font.family": "sans-serif"})).decode()
+    html = page("mitigation.html", found=found, heads=heads, rows=rows, picture=shown)
+    return {
+        "mitigation.json": as_json(found.to_json()),
+        "mitigation.html": html,
+        "mitigation.png": figure_bytes(picture),
+    }
+
+
+def _interval(one: Interval) -> str:
+    return f"{one.value:.3f} ({one.low:.3f} to {one.high:.3f})"
