@@ -6,11 +6,10 @@ import os
 import sysconfig
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from functools import wraps
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,10 +22,6 @@ OURS = str(Path(__file__).parent)
 LIBRARIES = ("<", *(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")))
 CPU = torch.device("cpu")
 LARGEST = 1e100  # of what is handed over: squares of features times weights must exist
-
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 class InputError(ValueError):
@@ -154,21 +149,6 @@ def check_penalty(argument: str, value: Any) -> float:
     if number and not 1 / LARGEST <= number <= LARGEST:
         raise fail(argument, f"0, or {1 / LARGEST:g} to {LARGEST:g}", f"{number:g}", "rescale the features, or give 0")
     return number
-
-
-def renamed(now: Mapping[str, str]) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Refuse keywords that earlier versions of a function took, and say what to write instead."""
-
-    def door(function: Callable[P, T]) -> Callable[P, T]:
-        @wraps(function)
-        def checked(*args: P.args, **given: P.kwargs) -> T:
-            if name := next((name for name in given if name in now), None):
-                raise fail(name, f"{now[name]} in its place", f"{name}=", "see docs/changes.md")
-            return function(*args, **given)
-
-        return checked
-
-    return door
 
 
 @contextmanager

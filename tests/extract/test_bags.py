@@ -26,7 +26,7 @@ from sklearn.svm import LinearSVC
 
 from giveaway.cli.source import source_from
 from giveaway.extract import bags, from_sklearn
-from giveaway.extract.bags import out_of_bag
+from giveaway.extract.sklearn_unseen import out_of_bag
 from tests.conftest import refused
 from tests.extract.examples import ROWS
 

@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from giveaway import audit
 from giveaway.checks import InputError
 from giveaway.cli.source import source_from
-from giveaway.extract import Batches, Cached, InMemory, feature_cache, from_file, from_torch
-from giveaway.extract.feature_cache import FeatureCache, NpyWriter, SharedCache
+from giveaway.extract import Batches, Cached, InMemory, from_file, from_torch
+from giveaway.extract.feature_cache import FeatureCache, RowWriters, SharedCache
 from giveaway.extract.torch_head import from_torch_shared
 from giveaway.extract.torch_model import model_digest
 from giveaway.linalg.processes import Processes
@@ -252,16 +252,13 @@ def test_a_failing_run_leaves_nothing_behind(tmp_path, x, y):
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 @pytest.mark.parametrize("buffering", [0, -1])
 def test_a_full_disk_is_said_in_one_line(tmp_path, model, x, y, monkeypatch, buffering):
-    class Full(NpyWriter):
-        def __init__(self, path):
-            super().__init__(path)
-            self._stream.close()
-            self._stream = open("/dev/full", "r+b", buffering=buffering)  # noqa: SIM115
-
-        def _header(self):
-            pass
-
-    monkeypatch.setattr(feature_cache, "NpyWriter", Full)
+    monkeypatch.setattr(RowWriters, "_header", lambda *_: None)
+    plain = os.fdopen
+    monkeypatch.setattr(
+        os,
+        "fdopen",
+        lambda file, *mode: open("/dev/full", "r+b", buffering) if mode else plain(file),  # noqa: SIM115
+    )
     words = "cache: expected room for the features, got No space left on device; choose a folder on a larger disk"
     assert refusal(model, TensorDataset(x, y), keep=Cached(tmp_path / "cache")).startswith(words)
     assert not (tmp_path / "cache").exists()

@@ -318,20 +318,6 @@ def test_a_linear_layer_that_does_not_multiply_by_its_weight_is_refused(x, y):
     refused(words, from_torch, Cosine(6, 3), TensorDataset(3 * x, y))
 
 
-@pytest.mark.parametrize(
-    ("old", "now"),
-    [
-        ({"cache": "folder"}, "cache: expected keep=Cached(folder) in its place, got cache=; see docs/changes.md"),
-        ({"stream": True}, "stream: expected keep=Streamed() in its place"),
-        ({"keep_inputs": False}, "keep_inputs: expected keep=InMemory(inputs=) in its place"),
-        ({"batch_size": 4}, "batch_size: expected batches=Batches(size=) in its place"),
-        ({"id_key": 2}, "id_key: expected batches=Batches(ids=) in its place"),
-    ],
-)
-def test_names_of_earlier_versions_say_what_to_write(model, x, y, old, now):
-    assert str(refused("in its place", from_torch, model, TensorDataset(x, y), **old)).startswith(now)
-
-
 class RawDataset:
     """Stands in for datasets.Dataset: rows are dicts of plain values, columns are read by name."""
 

@@ -18,7 +18,7 @@ from torch.utils.data import (
 )
 
 from giveaway.checks import InputError
-from giveaway.extract import Batches, early_features, from_torch
+from giveaway.extract import Batches, from_torch
 from giveaway.extract.model_records import inputs_of_head
 from giveaway.network import Network
 from tests.conftest import refused
@@ -40,11 +40,7 @@ def network_of(model, data):
     return Network(model, data, loss="cross_entropy")
 
 
-def early_of(model, data):
-    return early_features(model, data, layer="body")
-
-
-every_reader = pytest.mark.parametrize("read", [from_torch, network_of, early_of])
+every_reader = pytest.mark.parametrize("read", [from_torch, network_of])
 SHUFFLED = {
     "RandomSampler": lambda data: DataLoader(data, batch_size=4, shuffle=True),
     "WeightedRandomSampler": lambda data: DataLoader(data, sampler=WeightedRandomSampler(torch.ones(N), N)),
@@ -94,9 +90,8 @@ def test_a_network_has_no_ids_to_sort_by(model, x, y):
     state = torch.get_rng_state()
     assert torch.equal(network_of(model, named).records.keywords["input"], x)
     assert torch.equal(torch.get_rng_state(), state)
-    for read in (network_of, early_of):
-        words = "got a sampler RandomSampler; use shuffle=False and no sampler"
-        refused(words, read, model, DataLoader(named, shuffle=True))
+    words = "got a sampler RandomSampler; use shuffle=False and no sampler"
+    refused(words, network_of, model, DataLoader(named, shuffle=True))
 
 
 @pytest.mark.parametrize("sampler", ["RandomSampler", "SubsetRandomSampler", "Backwards", "list"])
@@ -145,8 +140,7 @@ def test_dropped_records_are_refused(model, x, y):
     words = "got drop_last=True, which leaves out 3 of 23; set drop_last=False"
     for data, id_key in ((TensorDataset(x, y), None), (TensorDataset(x, y, torch.arange(N)), 2)):
         refused(words, from_torch, model, DataLoader(data, batch_size=5, drop_last=True), batches=Batches(ids=id_key))
-    for read in (network_of, early_of):
-        refused(words, read, model, DataLoader(TensorDataset(x, y), batch_size=5, drop_last=True))
+    refused(words, network_of, model, DataLoader(TensorDataset(x, y), batch_size=5, drop_last=True))
 
 
 @every_reader
@@ -213,7 +207,7 @@ def test_one_changed_bit_one_changed_target_or_one_changed_id_is_refused(model, 
         with pytest.raises(InputError, match="got 1 of 23 that differ between two passes, the first in row 17"):
             read(model, DataLoader(Records(make), batch_size=4))
     reads["count"] = 0
-    with pytest.raises(InputError, match="the same ids in every pass, got others in a second pass"):
+    with pytest.raises(InputError, match="the same ids in every pass, got others in another pass"):
         from_torch(model, Records(lambda i: (x[i], y[i], i + 100 * second_pass(i))), batches=Batches(ids=2))
 
 
@@ -314,7 +308,7 @@ def test_data_that_are_not_the_head_s_are_refused(x, y, monkeypatch):
     more = data[:11] + [record | {"mask": record["input"]} for record in data[11:]]
     for others, words in {
         "shorter": (data[:-1], "expected 23 records in every pass, got 22 in another; pass a dataset that can be read"),
-        "renamed": (renamed, "expected the same ids in every pass, got others in another; fix each record's id"),
+        "renamed": (renamed, "expected the same ids in every pass, got others in another pass; fix each record's id"),
         "more": (more, r"the same inputs in every batch, each with a row a record, got inputs of shape \(1, 6\)"),
     }.values():
         refused(f"^data: .*{words}", inputs_of_head, others, head, batches=Batches(1))

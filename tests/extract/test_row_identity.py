@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
-from giveaway.extract import Batches, Cached, InMemory, Streamed, early_features, from_torch, trace_of_checkpoints
+from giveaway.extract import Batches, Cached, InMemory, Streamed, from_torch, trace_of_checkpoints
 from giveaway.extract.batches import RecordBatch
 from giveaway.extract.reader import RecordReader
 from giveaway.network import Network
@@ -73,7 +73,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-@pytest.mark.parametrize("kind", ["held", "cache", "stream", "network", "early"])
+@pytest.mark.parametrize("kind", ["held", "cache", "stream", "network"])
 def test_rows_that_are_other_records_are_refused(tmp_path, case, kind):
     loader, model = WRONG[case](), network()
     ways = {
@@ -81,7 +81,6 @@ def test_rows_that_are_other_records_are_refused(tmp_path, case, kind):
         "cache": lambda: from_torch(model, loader, keep=Cached(tmp_path / "cache")),
         "stream": lambda: from_torch(model, loader, keep=Streamed()),
         "network": lambda: Network(model, loader, loss="cross_entropy"),
-        "early": lambda: early_features(model, loader, layer="0"),
     }
     refused(OTHER.format(r"\d+") + "; let collate_fn, loader and dataset keep the order", ways[kind])
 

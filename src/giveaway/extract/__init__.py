@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from giveaway.extract.arrays import from_batches, from_file
 from giveaway.extract.batches import Batches
-from giveaway.extract.early_features import early_features
 from giveaway.extract.torch_head import Cached, InMemory, Streamed, from_torch
 from giveaway.extract.traces import trace_of_checkpoints
 

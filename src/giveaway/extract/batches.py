@@ -29,8 +29,6 @@ class Batches:
 
 
 USUAL = Batches()
-MOVED = {"batch_size": "batches=Batches(size=)"}  # what earlier versions called these
-MOVED |= {f"{name}_key": f"batches=Batches({name}s=)" for name in ("input", "target", "id")}
 
 
 @dataclass(frozen=True)
@@ -65,8 +63,7 @@ class RecordBatch:
     @property
     def by_rows(self) -> bool:
         """Whether every tensor and array of the inputs has a row a record."""
-        inputs = _leaves((self.arguments, self.keywords))
-        return all(_has_rows(leaf, self.rows) for leaf in inputs if isinstance(leaf, torch.Tensor | np.ndarray))
+        return all(_has_rows(leaf, self.rows) for leaf in self.leaves() if isinstance(leaf, torch.Tensor | np.ndarray))
 
     def of_rows(self, rows: list[int]) -> RecordBatch:
         """Return the batch of some of its rows; what belongs to no single row stays as it is."""
@@ -76,34 +73,58 @@ class RecordBatch:
                 return leaf
             return leaf[rows] if isinstance(leaf, torch.Tensor | np.ndarray) else [leaf[row] for row in rows]
 
-        arguments, keywords = _mapped(self.arguments, chosen), _mapped(self.keywords, chosen)
-        return RecordBatch(arguments, keywords, self.targets[rows], None if self.ids is None else self.ids[rows])
-
-    def row_shapes(self) -> tuple[Any, ...]:
-        """Return the shapes of one row's tensors and arrays."""
-        return tuple(
-            tuple(leaf.shape[1:])
-            for leaf in self.leaves()
-            if isinstance(leaf, torch.Tensor | np.ndarray) and _has_rows(leaf, self.rows)
-        )
+        return RecordBatch(*_mapped((self.arguments, self.keywords, self.targets), chosen))
 
     def holds(self, row: int, alone: RecordBatch) -> bool:
         """Whether a row is the record that is `alone` in another batch, apart from padding at one of its ends."""
-        pairs = list(zip(self.leaves(), alone.leaves(), strict=True))
+        pairs = zip(self.leaves(), alone.leaves(), strict=True)
         return all(_same_but_for_padding(leaf[row], one[0]) for leaf, one in pairs if _has_rows(leaf, self.rows))
 
 
 def split_batch(batch: Any, keys: Batches) -> RecordBatch:
     """Split a tuple, list or dict into inputs, targets and ids, as `keys` says."""
-    if isinstance(batch, Mapping):
-        inputs, targets, ids = _split_mapping(dict(batch), keys)
-    elif isinstance(batch, tuple | list):
-        inputs, targets, ids = _split_sequence(list(batch), keys)
-    else:
+    if not isinstance(batch, Mapping | tuple | list):
         raise fail("data", "batches (inputs, targets) or dicts", type(batch).__name__, "return the targets as well")
-    y = as_tensor("targets", targets).cpu()
+    named = isinstance(batch, Mapping)
+    parts: dict[Any, Any] = dict(batch) if named else dict(enumerate(batch))
+    places = {name: getattr(keys, name) for name in ("targets", "ids", "inputs")}
+    for name, key in places.items():
+        if named and key is not None and key not in parts:
+            raise fail(f"batches.{name}", "a key of the batch", repr(key), nearest(str(key), map(str, parts)))
+        if not named and key is not None:
+            if not isinstance(key, int) or not -len(parts) <= key < len(parts):
+                expected = f"a position in the batch, 0 to {len(parts) - 1}"
+                raise fail(f"batches.{name}", expected, repr(key), "batches here are tuples: give a position")
+            places[name] = key % len(parts)
+    if named and places["targets"] is None:
+        known = [key for key in TARGET_KEYS if key in parts]
+        if len(known) != 1:
+            expected, got = (
+                "a batch with one of the keys " + ", ".join(TARGET_KEYS),
+                ", ".join(map(str, known or parts)),
+            )
+            raise fail("data", expected, f"keys {got}", "name the targets: batches=Batches(targets=...)")
+        places["targets"] = known[0]
+    if named and places["ids"] is None:
+        # A two-dimensional "ids" is a model input (token ids), not one name a record.
+        lists = (key for key in ID_KEYS if getattr(parts.get(key), "ndim", 0) == 1 or _is_plain_list(parts.get(key)))
+        places["ids"] = next(lists, None)
+    if not named and keys.targets is None:
+        if keys.inputs is None and len(parts) != 2 + (keys.ids is not None):
+            expected = "batches (inputs, targets), or (inputs, targets, ids) with Batches(ids=2)"
+            raise fail(
+                "data", expected, f"a batch of {len(parts)} parts", "say which is which: Batches(targets=, ids=)"
+            )
+        places["targets"] = 1
+    y = as_tensor("targets", parts.get(places["targets"])).cpu()
     if y.ndim == 0:
         raise fail("data", "batches with one target a record", "a single target", "give the DataLoader a batch_size")
+    ids = parts.get(places["ids"])
+    if places["inputs"] is not None:
+        inputs = parts[places["inputs"]]
+    else:
+        rest = {key: part for key, part in parts.items() if key not in (places["targets"], places["ids"])}
+        inputs = rest if named else next(iter(rest.values())) if len(rest) == 1 else tuple(rest.values())
     names = None if ids is None else check_names("ids in the batch", ids, len(y), unique=False)
     return RecordBatch(*model_inputs(inputs), y, names)
 
@@ -115,47 +136,6 @@ def model_inputs(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(inputs, tuple | list) and not (inputs and _is_plain_list(inputs)):
         return tuple(inputs), {}
     return (inputs,), {}
-
-
-def _split_mapping(parts: dict[Any, Any], keys: Batches) -> tuple[Any, Any, Any]:
-    present = list(parts)
-    target_key, id_key = keys.targets, keys.ids
-    if target_key is None:
-        known = [key for key in TARGET_KEYS if key in parts]
-        if len(known) != 1:
-            got = "keys " + ", ".join(map(str, known or present))
-            expected = "a batch with one of the keys " + ", ".join(TARGET_KEYS)
-            raise fail("data", expected, got, "name the targets: batches=Batches(targets=...)")
-        target_key = known[0]
-    if id_key is None:
-        # A two-dimensional "ids" is a model input (token ids), not one name a record.
-        lists = (key for key in ID_KEYS if getattr(parts.get(key), "ndim", 0) == 1 or _is_plain_list(parts.get(key)))
-        id_key = next(lists, None)
-    for argument, key in (("targets", target_key), ("ids", id_key), ("inputs", keys.inputs)):
-        if key is not None and key not in parts:
-            raise fail(f"batches.{argument}", "a key of the batch", repr(key), nearest(str(key), map(str, present)))
-    targets = parts.pop(target_key)
-    ids = None if id_key is None else parts.pop(id_key)
-    return parts if keys.inputs is None else parts[keys.inputs], targets, ids
-
-
-def _split_sequence(parts: list[Any], keys: Batches) -> tuple[Any, Any, Any]:
-    size = len(parts)
-    for argument, key in (("targets", keys.targets), ("ids", keys.ids), ("inputs", keys.inputs)):
-        if key is not None and not (isinstance(key, int) and -size <= key < size):
-            expected = f"a position in the batch, 0 to {size - 1}"
-            raise fail(f"batches.{argument}", expected, repr(key), "batches here are tuples: give a position")
-    if keys.targets is None and keys.inputs is None and size != 2 + (keys.ids is not None):
-        expected = "batches (inputs, targets), or (inputs, targets, ids) with Batches(ids=2)"
-        raise fail("data", expected, f"a batch of {size} parts", "say which is which: Batches(targets=, ids=)")
-    target_at = int(1 if keys.targets is None else keys.targets) % size
-    id_at = None if keys.ids is None else int(keys.ids) % size
-    if keys.inputs is not None:
-        inputs = parts[int(keys.inputs)]
-    else:
-        rest = [part for at, part in enumerate(parts) if at not in (target_at, id_at)]
-        inputs = rest[0] if len(rest) == 1 else tuple(rest)
-    return inputs, parts[target_at], None if id_at is None else parts[id_at]
 
 
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
@@ -209,12 +189,11 @@ def _is_plain_list(value: Any) -> bool:
 
 def row_hashes(batch: RecordBatch) -> np.ndarray:
     """Hash the inputs and target of each row into two words of 64 bits, (rows, 2)."""
-    rows = batch.rows
-    hashes = [blake2b(digest_size=16) for _ in range(rows)]
+    hashes = [blake2b(digest_size=16) for _ in range(batch.rows)]
     for leaf in batch.leaves():
-        for row_hash, piece in zip(hashes, _row_bytes(leaf, rows), strict=True):
+        for row_hash, piece in zip(hashes, _row_bytes(leaf, batch.rows), strict=True):
             row_hash.update(piece)
-    return np.frombuffer(b"".join(h.digest() for h in hashes), dtype="<u8").reshape(rows, 2)
+    return np.frombuffer(b"".join(h.digest() for h in hashes), dtype="<u8").reshape(-1, 2)
 
 
 def _row_bytes(leaf: Any, rows: int) -> Iterator[Any]:

@@ -6,11 +6,12 @@ cache.json comes last, and lists files that are whole; a cache without it, or wi
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 import torch
@@ -67,17 +68,15 @@ class FeatureCache(MarkedFolder):
         self.check(old, new, "features of the same model and data", remedy)
 
     @contextmanager
-    def writing(self) -> Iterator[Sinks]:
+    def writing(self) -> Iterator[RowWriters]:
         """Give writers of rows by the names of their arrays; the files get their names when the cache is complete."""
-        writers = Sinks(lambda name: NpyWriter(self.path / f"{name}.npy"))
+        writers = RowWriters(self.path)
         try:
             yield writers
-            for name, writer in writers.items():
-                writer.finish()
-                self.stage(f"{name}.npy", writer.part)
+            for name in writers.files:
+                self.stage(f"{name}.npy", writers.finish(name))
         finally:
-            for writer in writers.values():
-                writer.close()
+            writers.close()
 
     def complete(self, facts: dict[str, Any], others: dict[str, Any]) -> None:
         """Add the arrays `others` (None where there is none), and list all of them in cache.json."""
@@ -111,54 +110,45 @@ class SharedCache(MarkedFolder):
         return FeatureCache(self.path / f"{SHARE}{rank}-of-{size}")
 
 
-class Sinks(dict[str, Any]):
-    """What blocks of rows go into, by the names of their arrays, each made when its first block comes."""
+class RowWriters:
+    """Writes rows of several arrays under temporary names, however many there will be."""
 
-    def __init__(self, make: Callable[[str], Any]) -> None:
-        super().__init__()
-        self._make = make
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.rows = folder, Counter[str]()
+        self.files: dict[str, tuple[Path, BinaryIO, torch.Tensor]] = {}  # with rows like those of the first block
 
-    def __missing__(self, name: str) -> Any:
-        self[name] = self._make(name)
-        return self[name]
-
-
-class NpyWriter:
-    """Writes rows of one array under a temporary name, however many there will be."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.rows = path, 0
-        self.part = part_of(path)
-        self._stream = os.fdopen(os.open(self.part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "w+b")
-        self._like: torch.Tensor | None = None
-
-    def add(self, block: torch.Tensor) -> None:
+    def add(self, name: str, block: torch.Tensor) -> None:
         block = storable(block).contiguous()
-        if self._like is None:
-            self._like = block[:0].clone()
-            self._header()
-        check_same_kind(self.path.stem, block, self._like)
         with _room():
-            self._stream.write(block.numpy().data)
-        self.rows += len(block)
+            if name not in self.files:
+                part = part_of(self.folder / f"{name}.npy")
+                stream = os.fdopen(os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "w+b")
+                self.files[name] = part, stream, block[:0].clone()
+                self._header(name)
+            _, stream, like = self.files[name]
+            check_same_kind(name, block, like)
+            stream.write(block.numpy().data)
+        self.rows[name] += len(block)
 
-    def finish(self) -> None:
-        """Write the number of rows into the header, and the file to the disk."""
+    def finish(self, name: str) -> Path:
+        """Write the number of rows into the header, and the file to the disk; return its temporary name."""
+        part, stream, _ = self.files[name]
         with _room():
-            self._stream.seek(0)
-            self._header()
-            self._stream.flush()
-            os.fsync(self._stream.fileno())
-            self._stream.close()
+            stream.seek(0)
+            self._header(name)
+            stream.flush()
+            os.fsync(stream.fileno())
+            stream.close()
+        return part
 
     def close(self) -> None:
-        """Leave the file as it is."""
-        with suppress(OSError):  # what could not be written before cannot be written now
-            self._stream.close()
+        for _, stream, _ in self.files.values():
+            with suppress(OSError):  # what could not be written before cannot be written now
+                stream.close()
 
-    def _header(self) -> None:
-        assert self._like is not None
-        write_npy(self._stream, self._like.numpy().dtype, (self.rows, *self._like.shape[1:]))
+    def _header(self, name: str) -> None:
+        _, stream, like = self.files[name]
+        write_npy(stream, like.numpy().dtype, (self.rows[name], *like.shape[1:]))
 
 
 @contextmanager
@@ -166,5 +156,5 @@ def _room() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        got, remedy = error.strerror or str(error), "choose a folder on a larger disk, or stream=True"
+        got, remedy = error.strerror or str(error), "choose a folder on a larger disk, or keep=Streamed()"
         raise fail("cache", "room for the features", got, remedy) from error

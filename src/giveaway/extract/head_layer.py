@@ -2,16 +2,20 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from giveaway.checks import InputError, check_choice, fail, nearest
 from giveaway.extract.batches import RecordBatch
-from giveaway.extract.torch_model import LayerCall, call_watched, device_of, storable
+from giveaway.extract.torch_model import accepted, device_of, storable
 from giveaway.records.rows import Pair
 
+ROWS_CHECKED = 1024  # records whose batches are all checked
+SAME, SAME_IN_HALF = 1e-3, 3e-2  # of the largest value: what the size of a batch may change by rounding
 REDUCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "mean": lambda tokens: tokens.mean(dim=1),
     "first": lambda tokens: tokens[:, 0],
@@ -34,25 +38,74 @@ class HeadLayer:
         self.name: str | None = None  # known after the first batch
         self._candidates = _linear_layers(model, requested)
 
-    def rows_of(self, batch: RecordBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    def rows_of(self, batch: RecordBatch) -> Pair:
         """Run the model on a batch; return features and outputs of its records on the CPU."""
-        remedy = "name another with layer=, or build Head"
-        with nullcontext() if self._autocast is None else torch.autocast(self._device.type, dtype=self._autocast):
-            result, call = call_watched(self.model, *batch.inputs_on(self._device), self._candidates, remedy)
-        if call is None and self._requested is not None:
-            got = f"{self._requested!r}, which the forward leaves out"
-            raise fail("layer", "a layer that runs", got, "name another")
-        if call is None:
-            raise _not_linear("no nn.Linear ran")
-        features, outputs = self._token_of(result, call) or self._reduced(call)
-        if self._requested is None and not any(_is_output(result, output) for output in (call.outputs, outputs)):
-            raise _not_linear(f"its last nn.Linear is {call.name!r}, its output is another")
+        result, name, inputs, outputs = self._call(batch)
+        features, said = self._token_of(result, inputs, outputs) or self._reduced(name, inputs, outputs)
+        if self._requested is None and not any(_is_output(result, output) for output in (outputs, said)):
+            raise _not_linear(f"its last nn.Linear is {name!r}, its output is another")
         if self.name is None:
-            self.choose(call.name)
+            self.choose(name)
         if features.ndim != 2 or len(features) != batch.rows:
             got = f"shape {tuple(features.shape)} for {batch.rows} targets"
-            raise fail("layer", f"one row of features a record in layer {call.name!r}", got, "name another with layer=")
-        return storable(features), storable(outputs)
+            raise fail("layer", f"one row of features a record in layer {name!r}", got, "name another with layer=")
+        return storable(features), storable(said)
+
+    def _call(self, batch: RecordBatch) -> tuple[Any, str, torch.Tensor, torch.Tensor]:
+        """Return what the model gives, and the name, input and output of the last of the layers to run."""
+        runs, seen = list[str](), list[torch.Tensor]()
+
+        def watch(name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            runs.append(name)
+            # Copies: an operation in place further on (relu_, softmax_) would change both.
+            seen[:] = [value.detach().clone() for value in (args[0] if args else kwargs["input"], output)]
+
+        layers = self._candidates.items()
+        handles = [layer.register_forward_hook(partial(watch, name), with_kwargs=True) for name, layer in layers]
+        arguments, keywords = batch.inputs_on(self._device)
+        try:
+            with nullcontext() if self._autocast is None else torch.autocast(self._device.type, dtype=self._autocast):
+                result = self.model(*arguments, **accepted(self.model, keywords))
+        finally:
+            for handle in handles:
+                handle.remove()
+        if not runs and self._requested is None:
+            raise _not_linear("no nn.Linear ran")
+        if not runs:
+            got = f"{self._requested!r}, which the forward leaves out"
+            raise fail("layer", "a layer that runs", got, "name another")
+        if (count := runs.count(runs[-1])) > 1:
+            got = f"layer {runs[-1]!r}, which runs {count} times in one forward pass"
+            raise fail("layer", "a layer that runs once a record", got, "name another with layer=, or build Head")
+        return result, runs[-1], seen[0], seen[1]
+
+    def check_is_function(self, batch: RecordBatch, first: Pair) -> None:
+        """Refuse a model whose rows depend on chance, on earlier calls, or on the other records of the batch.
+
+        `first` is what `rows_of` gave on the batch. The model runs once more on all of it and, if the batch can be
+        divided, on its halves in mixed order, twice: a mixing of rows may agree with itself on one division.
+        """
+        if any(module.training for module in self.model.modules()):
+            raise fail(
+                "model", "a forward in evaluation mode", "one that calls train()", "leave the mode to the caller"
+            )
+        remedy = "turn off dropout and noise that are always on"
+        _check_same(self.rows_of(batch), first, "other values on the same batch", remedy)
+        if not batch.by_rows:
+            return
+        remedy = "use running statistics in batch norm, and keep each record's values in its own row"
+        mixed = np.random.default_rng(0).permutation(batch.rows)
+        for half in (*np.array_split(mixed, 2), *np.array_split(np.roll(mixed, 1 + batch.rows // 4), 2)):
+            if not (some := half.tolist()):
+                continue
+            try:
+                again = self.rows_of(batch.of_rows(some))
+            except InputError:
+                raise
+            except Exception as error:  # of the model, which took the whole batch
+                got = f"{type(error).__name__} on {len(some)} of its {batch.rows} records"
+                raise fail("model", "one that runs on a part of a batch", got, remedy) from error
+            _check_same(again, (first[0][some], first[1][some]), "other values in other company", remedy)
 
     def choose(self, name: str) -> None:
         """From here on read the layer called `name` alone; refuse one whose weight another module shares."""
@@ -77,10 +130,10 @@ class HeadLayer:
         precision = None if self._autocast is None else str(self._autocast).removeprefix("torch.")
         return {"layer": self._requested, "reduction": self._reduction, "autocast": precision}
 
-    def _token_of(self, result: Any, call: LayerCall) -> Pair | None:
+    def _token_of(self, result: Any, inputs: torch.Tensor, tokens: torch.Tensor) -> Pair | None:
         """Return what the layer sees and gives of the one token whose outputs the model returns for each record, as
         decoders do for the last token before the padding; None for other models."""
-        logits, tokens = _logits(result), call.outputs
+        logits = _logits(result)
         one = isinstance(logits, torch.Tensor) and tokens.ndim == 3 and logits.shape == tokens.shape[::2]
         if not one or self._reduction is not None:
             return None
@@ -88,23 +141,36 @@ class HeadLayer:
         if not bool(same.any(dim=1).all()):
             return None
         rows, place = torch.arange(len(tokens), device=tokens.device), same.int().argmax(dim=1)
-        return call.inputs[rows, place], tokens[rows, place]
+        return inputs[rows, place], tokens[rows, place]
 
-    def _reduced(self, call: LayerCall) -> Pair:
+    def _reduced(self, name: str, inputs: torch.Tensor, outputs: torch.Tensor) -> Pair:
         """Return inputs and outputs, (batch, …, width) as (batch, width) where the user named a reduction."""
-        shape = tuple(call.inputs.shape)
+        shape = tuple(inputs.shape)
         if len(shape) > 2 and self._reduction is None:
-            choices = " or ".join(map(repr, REDUCTIONS))
-            expected = f"{choices}, since layer {call.name!r} sees (batch, tokens, features)"
+            expected = f"{' or '.join(map(repr, REDUCTIONS))}, since layer {name!r} sees (batch, tokens, features)"
             remedy = "name how a record's tokens become one row, or pool them before the head"
             raise fail("reduction", expected, f"None with shape {shape}", remedy)
         if len(shape) <= 2 and self._reduction is not None:
-            expected = f"None, since layer {call.name!r} sees one row a record"
+            expected = f"None, since layer {name!r} sees one row a record"
             raise fail("reduction", expected, f"{self._reduction!r} with shape {shape}", "drop reduction=")
         if self._reduction is None:
-            return call.inputs, call.outputs
+            return inputs, outputs
         reduce = REDUCTIONS[self._reduction]
-        return reduce(call.inputs.flatten(1, -2)), reduce(call.outputs.flatten(1, -2))
+        return reduce(inputs.flatten(1, -2)), reduce(outputs.flatten(1, -2))
+
+
+def is_sampled(number: int, batch: RecordBatch) -> bool:
+    """Whether the model is asked about this batch in other company too: all of the first records, then ever fewer."""
+    return number * batch.rows < ROWS_CHECKED or number & (number - 1) == 0
+
+
+def _check_same(again: Pair, first: Pair, got: str, remedy: str) -> None:
+    for one, other in zip(again, first, strict=True):
+        a, b = one.double(), other.double()
+        allowed = SAME if one.dtype in (torch.float32, torch.float64) else SAME_IN_HALF
+        allowed *= float(b.nan_to_num(0.0, 0.0, 0.0).abs().max())
+        if a.shape != b.shape or not torch.allclose(a, b, rtol=0, atol=allowed, equal_nan=True):
+            raise fail("model", "one row of values a record, always the same", got, remedy)
 
 
 def _linear_layers(model: nn.Module, requested: str | None) -> dict[str, nn.Linear]:

@@ -9,7 +9,7 @@ import torch
 
 from giveaway.checks import InputError, as_tensor, check_finite, check_memory, fail
 from giveaway.extract.batches import USUAL, Batches, RecordBatch, model_inputs
-from giveaway.extract.reader import READ_AGAIN, RecordReader, RowBuffer, is_dataset
+from giveaway.extract.reader import READ_AGAIN, RecordReader, RowBuffers, is_dataset, places_of
 from giveaway.extract.torch_model import same_random_states
 from giveaway.records.head import Head
 from giveaway.records.rows import row_kind
@@ -87,40 +87,30 @@ def inputs_of_head(data: Any, head: Head, *, batches: Batches = USUAL) -> Inputs
     return tuple(tensor[order] for tensor in inputs)
 
 
-def places_of(wanted: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """Return where each of the `wanted` ids stands among `ids`."""
-    order = np.argsort(ids, kind="stable")
-    places = order[np.searchsorted(ids, wanted, sorter=order).clip(max=len(ids) - 1)]
-    if not np.array_equal(ids[places], wanted):
-        raise fail("data", "the same ids in every pass", "others in another", "fix each record's id")
-    return places
-
-
 def _read_twice(reader: RecordReader) -> tuple[Inputs, torch.Tensor, np.ndarray | None]:
     """Return inputs, targets and ids of all records, read a second time to see that they are the same."""
-    buffers: dict[int | str, RowBuffer] = {}
-    targets, named = RowBuffer("targets", reader.total), False
+    buffers, targets, keys = RowBuffers(reader.total), RowBuffers(reader.total), list[int | str]()
     with same_random_states(reader.loader):
         for batch in reader.first_pass():
-            keys: list[int | str] = [*range(len(batch.arguments)), *batch.keywords]
-            tensors = {key: as_tensor("inputs", value).cpu() for key, value in zip(keys, batch.inputs, strict=True)}
-            if not buffers:
-                named, n = bool(batch.keywords), reader.total or batch.rows
+            given = [*enumerate(batch.arguments), *batch.keywords.items()]
+            tensors = {key: as_tensor("inputs", value).cpu() for key, value in given}
+            if not keys:
+                keys, n = list(tensors), reader.total or batch.rows
                 size = sum(tensor.nbytes for tensor in tensors.values()) * n // max(1, batch.rows)
                 remedy = "score fewer records, the head alone, or pass (inputs, targets) with memory-mapped inputs"
                 check_memory("data", 2 * size, what="records that are kept", got=f"{n} of them", remedy=remedy)
-                buffers = {key: RowBuffer("inputs", reader.total) for key in tensors}
-            if set(tensors) != set(buffers) or any(t.ndim == 0 or len(t) != batch.rows for t in tensors.values()):
+            if [*tensors] != keys or any(t.ndim == 0 or len(t) != batch.rows for t in tensors.values()):
                 shapes = " and ".join(str(tuple(tensor.shape)) for tensor in tensors.values())
                 got = f"inputs of shape {shapes} for {batch.rows} records"
                 raise fail("data", "the same inputs in every batch, each with a row a record", got, "collate them so")
             for key, tensor in tensors.items():
-                buffers[key].add(tensor)
-            targets.add(batch.targets)
+                buffers.add(f"inputs {key}", tensor)
+            targets.add("targets", batch.targets)
         reader.check_records()
-    joined = {key: buffer.joined() for key, buffer in buffers.items()}
-    inputs = {str(key): tensor for key, tensor in joined.items()} if named else tuple(joined.values())
-    return inputs, targets.joined(), reader.fingerprints.ids
+    joined = buffers.joined().values()
+    named = isinstance(keys[0], str)
+    inputs: Inputs = dict(zip(map(str, keys), joined, strict=True)) if named else tuple(joined)
+    return inputs, targets.joined()["targets"], reader.fingerprints.ids
 
 
 class InputCollector:
@@ -130,25 +120,22 @@ class InputCollector:
     def __init__(self, wanted: bool | None, total: int | None) -> None:
         if wanted not in (None, True, False):
             raise fail("keep.inputs", "True, False or None", repr(wanted), "leave it out to keep what can be kept")
-        self._wanted, self._total = wanted, total
-        self._kept = None if wanted is False else RowBuffer("keep.inputs", total)
-        self._rows = self._bytes = 0
+        self._wanted, self._total, self._rows, self._bytes = wanted, total, 0, 0
+        self._kept = None if wanted is False else RowBuffers(total)
 
     def add(self, batch: RecordBatch) -> None:
-        if self._kept is None:
-            return
         try:
-            block = self._checked(batch)
-            self._kept.add(block)
-            self._rows += batch.rows
+            if self._kept is not None:
+                self._kept.add("keep.inputs", self._checked(batch))
         except InputError:
             if self._wanted:
                 raise
             self._kept = None
+        self._rows += batch.rows
 
     def joined(self) -> Any:
         """Return all rows, a tensor or a list of strings; None where they were not kept."""
-        return None if self._kept is None or not self._rows else self._kept.joined()
+        return None if self._kept is None else self._kept.joined().get("keep.inputs")
 
     def _checked(self, batch: RecordBatch) -> Any:
         """Return the batch's one input, a tensor on the CPU or a list of strings, with one row a record."""

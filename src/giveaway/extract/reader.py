@@ -30,10 +30,8 @@ STEADY = "turn off random augmentation and shuffling, and pad to a fixed length"
 
 
 class RecordReader:
-    """Passes over the records of a DataLoader or Dataset, with a proof that row i is record i.
-
-    Samplers that shuffle, replace or drop records and iterables without ids are refused. Every row of `first_pass` is
-    fingerprinted; `check_records` proves whose rows they are, and later passes must give the same ones.
+    """Passes over the records of a DataLoader or Dataset. Samplers that shuffle, replace or drop records and iterables
+    without ids are refused. `check_records` proves whose rows `first_pass` gave; later passes must give the same.
 
     in_order : refuse loaders whose order is not the dataset's even if the batches carry ids.
     ids_given : the user names the records, so the batches must not.
@@ -50,17 +48,21 @@ class RecordReader:
         if type(sampler) is BatchSampler and sampler.drop_last and isinstance(sampler.sampler, Sized):
             count = len(sampler.sampler)
             if lost := count % sampler.batch_size:
-                got = f"drop_last=True, which leaves out {lost} of {count}"
-                raise fail("data", ORDERED, got, "set drop_last=False")
+                raise fail(
+                    "data", ORDERED, f"drop_last=True, which leaves out {lost} of {count}", "set drop_last=False"
+                )
         self.unknown_order = why_order_is_unknown(self.loader)
         if in_order and self.unknown_order:
             raise fail("data", ORDERED, self.unknown_order, "use shuffle=False and no sampler")
         makes_batches = self.loader.batch_size is not None or sampler is not None
         self.total = len(dataset) if makes_batches and isinstance(dataset, Sized) else None
 
+    def batches(self) -> Iterator[RecordBatch]:
+        return (split_batch(batch, self._keys) for batch in self.loader)
+
     def first_pass(self) -> Iterator[RecordBatch]:
         """Yield every batch and remember its rows; refuse rows that carry neither a position nor an id."""
-        self.fingerprints = RowFingerprints(self.total)
+        self.fingerprints = RowFingerprints()
         for batch in self.batches():
             if self.unknown_order and batch.ids is None:
                 remedy = "use shuffle=False and no sampler, or put ids in the batches (Batches(ids=))"
@@ -68,35 +70,26 @@ class RecordReader:
             if batch.ids is not None and self.ids_given:
                 raise fail("ids", "ids in the batches or ids=, not both", "both", "drop ids=")
             self.fingerprints.add(batch)
+            if self.total is not None and self.fingerprints.rows > self.total:
+                raise self._other_count(f"more than {self.total}")
             yield batch
-        self.fingerprints.check_complete()
+        if self.fingerprints.rows == 0:
+            raise fail("data", "at least 2 records", "0", "pass the training set")
+        if self.total is not None and self.fingerprints.rows < self.total:
+            raise self._other_count(str(self.fingerprints.rows))
+
+    def _other_count(self, rows: str) -> InputError:
+        got, remedy = f"{rows} rows for {self.total} records", "use a sampler and collate_fn that give each record once"
+        return fail("data", ORDERED, got, remedy)
 
     def check_records(self) -> None:
         """Refuse if a row of the first pass is not the record of its position or id; `proof` then says how it is known.
-
-        Batches padded to their longest record are compared apart from the padding.
-        """
-        if self.total is None or isinstance(self.loader.dataset, IterableDataset) or not self.fingerprints.by_rows:
+        Batches padded to their longest record are compared apart from the padding."""
+        first, loader = self.fingerprints, self.loader
+        if self.total is None or isinstance(loader.dataset, IterableDataset) or not first.by_rows:
             self.proof = "two equal passes"
-            self.fingerprints.check_repeated_by(self._again(self.batches()))
+            first.check_repeated_by(RowFingerprints(self.batches()))
             return
-        self.proof = "every record read by itself"
-        alone = self._again(self._records_alone())
-        if self.fingerprints.padded_beside(alone):
-            self.proof += ", apart from padding"
-            self._check_padded(alone.ids)
-        else:
-            self.fingerprints.check_repeated_by(alone)
-
-    def _again(self, batches: Iterable[RecordBatch]) -> RowFingerprints:
-        again = RowFingerprints(self.total)
-        for batch in batches:
-            again.add(batch)
-        return again
-
-    def _records_alone(self) -> Iterator[RecordBatch]:
-        """Yield batches of one record in dataset order; they travel from the workers in packs."""
-        loader = self.loader
         packs: DataLoader[Any] = DataLoader(
             _Alone(loader),
             batch_size=PACK,
@@ -105,59 +98,58 @@ class RecordReader:
             worker_init_fn=loader.worker_init_fn,
             multiprocessing_context=loader.multiprocessing_context,
         )
-        return (split_batch(batch, self._keys) for pack in packs for batch in pack)
+        alone = RowFingerprints(split_batch(batch, self._keys) for pack in packs for batch in pack)
+        self.proof = "every record read by itself"
+        if len(first.shapes | alone.shapes) == 1 or not len(first.changed_in(alone)):
+            first.check_repeated_by(alone)
+        else:
+            self.proof += ", apart from padding"
+            self._check_padded(alone.ids)
 
     def _check_padded(self, names: np.ndarray | None) -> None:
         """Compare the rows of one more pass with the records by themselves, which may be shorter."""
-        alone, again, start = _Alone(self.loader), RowFingerprints(self.total), 0
+        alone, again = _Alone(self.loader), RowFingerprints()
         place_of = {} if names is None else {name: place for place, name in enumerate(names.tolist())}
         for batch in self.batches():
-            again.add(batch)
             for row in range(batch.rows):
-                place = start + row if batch.ids is None else place_of.get(batch.ids.tolist()[row], -1)
+                place = again.rows + row if batch.ids is None else place_of.get(batch.ids.tolist()[row], -1)
                 if place < 0 or not batch.holds(row, split_batch(alone[place], self._keys)):
-                    raise _other_record(start + row, "another record")
-            start += batch.rows
+                    raise _other_record(again.rows + row, "another record")
+            again.add(batch)
         self.fingerprints.check_repeated_by(again)
 
     def later_pass(self) -> Iterator[RecordBatch]:
         """Yield every batch again; refuse one whose rows are not those of the first pass, in the same order."""
         start = 0
         for batch in self.batches():
-            self.fingerprints.check_continued_by(batch, start)
+            known, later = self.fingerprints.hashes[start : start + batch.rows], row_hashes(batch)
+            if len(known) < len(later):
+                rows = self.fingerprints.rows
+                raise fail("data", f"{rows} records in every pass", f"more than {rows} rows in another", READ_AGAIN)
+            if (known != later).any():
+                row = start + int((known != later).any(axis=1).argmax())
+                raise fail("data", SAME_CONTENTS, f"others in a later pass, the first in row {row}", STEADY)
             start += batch.rows
             yield batch
-
-    def batches(self) -> Iterator[RecordBatch]:
-        return (split_batch(batch, self._keys) for batch in self.loader)
 
 
 class RowFingerprints:
     """Hashes of the inputs and target of each row of one pass, with the ids, in the order the rows came."""
 
-    def __init__(self, expected: int | None) -> None:
-        self._expected = expected
-        self._hashes: list[np.ndarray] = []
-        self._shapes: list[np.ndarray] = []  # a hash of each row's shapes
+    def __init__(self, batches: Iterable[RecordBatch] = ()) -> None:
+        self._hashes: list[np.ndarray] = [np.empty((0, 2), "<u8")]
         self._ids: list[np.ndarray] = []
         self.rows, self.by_rows = 0, True
+        self.shapes: set[tuple[Any, ...]] = set()  # of one row's tensors and arrays: several where batches are padded
+        for batch in batches:
+            self.add(batch)
 
     def add(self, batch: RecordBatch) -> None:
         self._hashes.append(row_hashes(batch))
-        self._shapes.append(np.full(batch.rows, hash(batch.row_shapes())))
-        if batch.ids is not None:
-            self._ids.append(batch.ids)
+        self.shapes.add(tuple(leaf.shape[1:] for leaf in batch.leaves() if isinstance(leaf, torch.Tensor | np.ndarray)))
+        self._ids += [] if batch.ids is None else [batch.ids]
         self.rows += batch.rows
         self.by_rows &= batch.by_rows
-        if self._expected is not None and self.rows > self._expected:
-            raise self._count_error(f"more than {self._expected}")
-
-    def check_complete(self) -> None:
-        """Refuse a pass that gave fewer than one row a record, or none."""
-        if self.rows == 0:
-            raise fail("data", "at least 2 records", "0", "pass the training set")
-        if self._expected is not None and self.rows < self._expected:
-            raise self._count_error(str(self.rows))
 
     @property
     def ids(self) -> np.ndarray | None:
@@ -165,64 +157,46 @@ class RowFingerprints:
             return None
         return check_names("ids in the batches", np.concatenate(self._ids), self.rows, unique=True)
 
-    def check_repeated_by(self, second: RowFingerprints) -> None:
-        """Refuse a second pass whose records or contents differ."""
+    @property
+    def hashes(self) -> np.ndarray:
+        if len(self._hashes) > 1:
+            self._hashes = [np.concatenate(self._hashes)]
+        return self._hashes[0]
+
+    def changed_in(self, second: RowFingerprints) -> np.ndarray:
+        """Return the numbers of the rows whose contents a second pass gave otherwise; refuse one of other records."""
         if second.rows != self.rows:
             got = f"{second.rows} rows in a second pass after {self.rows} in the first"
             raise fail("data", "the same records in every pass", got, READ_AGAIN)
-        order, before, after = self._beside(second, "_hashes")
-        changed = order[(before != after).any(axis=1)]
-        if len(changed) and np.isin(before[order.argsort()][changed, 0], after[:, 0]).all():
-            raise _other_record(changed.min(), "the contents of another record")
+        after, names, names_after = second.hashes, self.ids, second.ids
+        if names is not None and names_after is not None:
+            after = after[places_of(names, names_after)]
+        return np.flatnonzero((self.hashes != after).any(axis=1))
+
+    def check_repeated_by(self, second: RowFingerprints) -> None:
+        """Refuse a second pass whose records or contents differ."""
+        changed = self.changed_in(second)
+        if len(changed) and np.isin(self.hashes[changed, 0], second.hashes[:, 0]).all():
+            raise _other_record(changed[0], "the contents of another record")
         if len(changed):
-            got = f"{len(changed)} of {self.rows} that differ between two passes, the first in row {changed.min()}"
+            got = f"{len(changed)} of {self.rows} that differ between two passes, the first in row {changed[0]}"
             raise fail("data", SAME_CONTENTS, got, STEADY)
-
-    def padded_beside(self, alone: RowFingerprints) -> bool:
-        """Whether rows have other shapes here than by themselves, as in batches padded to their longest record."""
-        if alone.rows != self.rows:
-            return False
-        _, here, there = self._beside(alone, "_shapes")
-        return bool((here != there).any())
-
-    def _beside(self, second: RowFingerprints, what: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return row numbers, and what was kept of the same records in this pass and in the second."""
-        before, after = (np.concatenate(getattr(one, what)) for one in (self, second))
-        if (names := self.ids) is None or (names_after := second.ids) is None:
-            return np.arange(self.rows), before, after
-        order, order_after = np.argsort(names), np.argsort(names_after)
-        if not np.array_equal(names[order], names_after[order_after]):
-            raise fail("data", "the same ids in every pass", "others in a second pass", "fix each record's id")
-        return order, before[order], after[order_after]
-
-    def check_continued_by(self, batch: RecordBatch, start: int) -> None:
-        """Refuse a batch of a later pass whose rows, from number `start` on, are not those of this pass."""
-        if len(self._hashes) > 1:
-            self._hashes = [np.concatenate(self._hashes)]
-        known, later = self._hashes[0][start : start + batch.rows], row_hashes(batch)
-        if len(known) < len(later):
-            got = f"more than {self.rows} rows in another"
-            raise fail("data", f"{self.rows} records in every pass", got, READ_AGAIN)
-        changed = np.flatnonzero((known != later).any(axis=1))
-        if len(changed):
-            raise fail("data", SAME_CONTENTS, f"others in a later pass, the first in row {start + changed[0]}", STEADY)
-
-    def all_in(self, other: RowFingerprints) -> bool:
-        """Whether every row is, by inputs and target, a row of another pass."""
-        mine, theirs = np.concatenate(self._hashes), np.concatenate(other._hashes)
-        return bool(np.isin(mine[:, 0], theirs[:, 0]).all())
 
     def digest(self) -> str:
         """Return the SHA-256 of all rows; rows with ids count in the order of their ids."""
-        rows, names = np.concatenate(self._hashes), self.ids
-        if names is None:
-            return sha256(rows.tobytes()).hexdigest()
+        if (names := self.ids) is None:
+            return sha256(self.hashes.tobytes()).hexdigest()
         order = np.argsort(names)
-        return sha256(rows[order].tobytes() + str(names.dtype).encode() + names[order].tobytes()).hexdigest()
+        return sha256(self.hashes[order].tobytes() + str(names.dtype).encode() + names[order].tobytes()).hexdigest()
 
-    def _count_error(self, rows: str) -> InputError:
-        got = f"{rows} rows for {self._expected} records"
-        return fail("data", ORDERED, got, "use a sampler and collate_fn that give each record once")
+
+def places_of(wanted: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """Return where each of the `wanted` ids stands among `ids`."""
+    order = np.argsort(ids, kind="stable")
+    places = order[np.searchsorted(ids, wanted, sorter=order).clip(max=len(ids) - 1)]
+    if not np.array_equal(ids[places], wanted):
+        raise fail("data", "the same ids in every pass", "others in another pass", "fix each record's id")
+    return places
 
 
 class _Alone(Dataset[Any]):
@@ -243,28 +217,35 @@ def _other_record(row: int, got: str) -> InputError:
     return fail("data", "the record of its own position or id in every row", f"{got} in row {row}", remedy)
 
 
-class RowBuffer:
-    """Blocks of rows joined into one tensor, written in place where their number is known beforehand; or lists."""
+class RowBuffers:
+    """Blocks of rows by the name of their array, joined into tensors, written in place where the number of rows is
+    known beforehand, or into lists."""
 
-    def __init__(self, name: str, total: int | None) -> None:
-        self._name, self._total, self._filled = name, total, 0
-        self._blocks: list[Any] = []
+    def __init__(self, total: int | None) -> None:
+        self._total, self._filled, self._blocks = total, dict[Any, int](), dict[Any, list[Any]]()
 
-    def add(self, block: Any) -> None:
-        if self._blocks:
-            check_same_kind(self._name, block, self._blocks[0])
+    def add(self, name: Any, block: Any) -> None:
+        blocks = self._blocks.setdefault(name, [])
+        if blocks:
+            check_same_kind(name, block, blocks[0])
         if self._total is None or isinstance(block, list):
-            self._blocks.append(block)
+            blocks.append(block)
             return
-        if not self._blocks:
-            self._blocks.append(block.new_empty(self._total, *block.shape[1:]))
-        self._blocks[0][self._filled : self._filled + len(block)] = block
-        self._filled += len(block)
+        if not blocks:
+            blocks.append(block.new_empty(self._total, *block.shape[1:]))
+        start = self._filled.get(name, 0)
+        blocks[0][start : start + len(block)] = block
+        self._filled[name] = start + len(block)
 
-    def joined(self) -> Any:
-        if isinstance(self._blocks[0], list):
-            return list(chain(*self._blocks))
-        return self._blocks[0] if len(self._blocks) == 1 else torch.cat(self._blocks)
+    def joined(self) -> dict[Any, Any]:
+        return {
+            name: list(chain(*blocks))
+            if isinstance(blocks[0], list)
+            else torch.cat(blocks)
+            if blocks[1:]
+            else blocks[0]
+            for name, blocks in self._blocks.items()
+        }
 
 
 def is_dataset(data: Any) -> bool:

@@ -12,9 +12,9 @@ from sklearn.base import clone
 from sklearn.pipeline import Pipeline
 
 from giveaway.checks import fail
-from giveaway.extract.early_stopping import rows_of
 from giveaway.extract.sklearn_fields import class_indices
 from giveaway.extract.sklearn_head import LEAST_PROBABILITY, words_of
+from giveaway.extract.sklearn_unseen import rows_of
 from giveaway.storage.arrays import digest_of
 
 SAME = 1e-6  # between predict_proba and the softmax of a decision function

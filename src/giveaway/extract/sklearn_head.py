@@ -15,9 +15,8 @@ from sklearn.utils.validation import check_is_fitted
 
 from giveaway.checks import as_tensor, errors_about, fail
 from giveaway.extract.arrays import linear_outputs
-from giveaway.extract.bags import out_of_bag
-from giveaway.extract.early_stopping import kept_out, rows_of
 from giveaway.extract.sklearn_fields import FIELDS, class_indices
+from giveaway.extract.sklearn_unseen import kept_out, out_of_bag, rows_of
 from giveaway.records.head import Head
 
 LEAST_PROBABILITY = 1e-12

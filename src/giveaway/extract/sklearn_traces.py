@@ -10,7 +10,6 @@ from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import check_is_fitted
 
 from giveaway.checks import check_whole, fail
-from giveaway.extract.early_stopping import LINEAR, NETWORKS, kept_out, rows_of
 from giveaway.extract.sklearn_fields import class_indices
 from giveaway.extract.sklearn_head import (
     LEAST_PROBABILITY,
@@ -19,6 +18,7 @@ from giveaway.extract.sklearn_head import (
     last_step,
     refusals,
 )
+from giveaway.extract.sklearn_unseen import LINEAR, NETWORKS, kept_out, rows_of
 from giveaway.records.loss_trace import LossTrace
 
 STAGES = 20

@@ -14,29 +14,20 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Subset
 
-from giveaway.checks import errors_about, fail, renamed
-from giveaway.extract.batches import MOVED, USUAL, Batches
-from giveaway.extract.feature_cache import ROWS, FeatureCache, SharedCache, Sinks
-from giveaway.extract.head_layer import HeadLayer
-from giveaway.extract.model_records import InputCollector, places_of
-from giveaway.extract.reader import ORDERED, RecordReader, RowBuffer, as_loader, why_order_is_unknown
-from giveaway.extract.torch_model import (
-    check_is_function,
-    is_sampled,
-    model_digest,
-    same_random_states,
-    untouched,
-    unwrapped,
-)
-from giveaway.extract.variants import Variants, mean_outputs
+from giveaway.checks import errors_about, fail
+from giveaway.extract.batches import USUAL, Batches
+from giveaway.extract.feature_cache import ROWS, FeatureCache, RowWriters, SharedCache
+from giveaway.extract.head_layer import HeadLayer, is_sampled
+from giveaway.extract.model_records import InputCollector
+from giveaway.extract.reader import ORDERED, RecordReader, RowBuffers, as_loader, places_of, why_order_is_unknown
+from giveaway.extract.torch_model import model_digest, same_random_states, untouched, unwrapped
+from giveaway.extract.variants import Variants
 from giveaway.linalg.processes import Processes
 from giveaway.records.examples import infer_loss
 from giveaway.records.head import Head
 from giveaway.records.rows import FileRows, Pair, Stream
 from giveaway.records.witnesses import HELD_OUT, PREFIX, witnesses_in
 from giveaway.storage.files import private_folder
-
-OLD = MOVED | {"cache": "keep=Cached(folder)", "stream": "keep=Streamed()", "keep_inputs": "keep=InMemory(inputs=)"}
 
 
 @dataclass(frozen=True)
@@ -68,7 +59,6 @@ class Streamed:
     inputs: bool | None = None
 
 
-@renamed(OLD)
 def from_torch(
     model: nn.Module,
     data: Any,
@@ -126,30 +116,29 @@ def from_torch(
     >>> from_torch(model, records, l2=0.1)
     Head(n=6, d=4, m=2, loss='cross_entropy', l2=0.1, inputs=(3,))
     """
-    module, stream = unwrapped(model), isinstance(keep, Streamed)
+    module, streamed = unwrapped(model), isinstance(keep, Streamed)
     reader = RecordReader(data, batches, ids_given=ids is not None)
-    head_layer = HeadLayer(module, layer, reduction, device, autocast)
     for argument, value in (("ids", ids), ("groups", groups), ("sample_weight", sample_weight)):
         _check_order_of(argument, value, reader.loader.dataset)
-    collector = InputCollector(keep.inputs, reader.total)
-    variants = Variants(False if stream and relatives is None else relatives)
-    others = None if held_out is None else RecordsHeldOut(held_out, batches)
+    run = _Run(
+        reader,
+        HeadLayer(module, layer, reduction, device, autocast),
+        InputCollector(keep.inputs, reader.total),
+        Variants(False if streamed and relatives is None else relatives),
+        streamed,
+    )
+    with errors_about("held_out "):
+        others = None if held_out is None else RecordReader(held_out, batches)
     with untouched(module, reader.loader):
-        if stream:
-            rows = _streamed(reader, head_layer, collector, variants)
-        elif isinstance(keep, Cached):
-            store = FeatureCache(keep.folder)
-            with store.locked(new=True):
-                rows = _through_cache(reader, head_layer, collector, variants, others, store)
+        if isinstance(keep, Cached):
+            with FeatureCache(keep.folder).locked(new=True) as store:
+                rows = _through_cache(run, others, store)
         else:
-            buffers = Sinks(lambda name: RowBuffer(name, reader.total))
-            _run(reader, head_layer, collector, variants, buffers)
-            rows = {name: buffer.joined() for name, buffer in buffers.items()}
-            rows |= {"ids": reader.fingerprints.ids, "inputs": collector.joined()}
-        if others is not None and not isinstance(keep, Cached):
-            rows |= others.rows(reader, head_layer)
+            rows = run.held() | {"ids": reader.fingerprints.ids, "inputs": run.collector.joined()}
+            if others is not None:
+                rows |= _held_out(others, reader, run.layer)
         # Read inside: a parametrized weight (spectral norm) may change when it is read in training mode.
-        weight, bias = head_layer.parameters()
+        weight, bias = run.layer.parameters()
     if rows["ids"] is None:
         rows["ids"] = ids
     rows |= witnesses_in(rows)
@@ -221,87 +210,103 @@ def from_torch_shared(
     )
 
 
-class RecordsHeldOut:
-    """Records that the model was not trained on; their order does not matter, so they are read once."""
+@dataclass
+class _Run:
+    """The model's run over all records, and over variants of them: what it reads, asks, and keeps of the inputs.
+    Where rows are `streamed`, the model runs over sampled batches alone, and over variants."""
 
-    def __init__(self, data: Any, batches: Batches) -> None:
-        with errors_about("held_out "):
-            self._reader = RecordReader(data, batches)
+    reader: RecordReader
+    layer: HeadLayer
+    collector: InputCollector
+    variants: Variants
+    streamed: bool
 
-    def rows(self, training: RecordReader, layer: HeadLayer | None) -> dict[str, torch.Tensor]:
-        """Run the model over them and return outputs and targets; without a layer only read them."""
-        sinks = Sinks(lambda name: RowBuffer(name, self._reader.total))
-        with errors_about("held_out "), same_random_states(self._reader.loader):
-            for batch in self._reader.first_pass():
-                outputs = () if layer is None else (layer.rows_of(batch)[1], batch.targets)
-                for name, block in zip(HELD_OUT, outputs, strict=False):
-                    sinks[name].add(block)
-        prints = self._reader.fingerprints
-        if prints.all_in(training.fingerprints):
-            got = f"{prints.rows} records, all of which are in data"
-            raise fail("held_out", "records that the model was not trained on", got, "pass a validation set")
-        return {name: sink.joined() for name, sink in sinks.items()}
+    def into(self, sink: RowBuffers | RowWriters) -> Pair:
+        """Run, and read the data again to see that rows are records; return the rows of the first batch."""
+        first: Pair | None = None
+        for number, batch in enumerate(self.reader.first_pass()):
+            self.collector.add(batch)  # before a variant can write into the inputs
+            sampled = is_sampled(number, batch)
+            if sampled or not self.streamed:
+                rows = self.layer.rows_of(batch)
+                first = first or rows
+            if sampled:
+                self.layer.check_is_function(batch, rows)
+            for name, block in zip(ROWS, (*rows, batch.targets), strict=True):
+                if name == "targets" or not self.streamed:
+                    sink.add(name, block)
+            for name, outputs in self.variants.outputs(batch, lambda batch: self.layer.rows_of(batch)[1]):
+                sink.add(PREFIX + name, outputs)
+        assert first is not None
+        self.reader.check_records()
+        return first
 
-    def digest(self) -> str:
-        return self._reader.fingerprints.digest()
+    def held(self) -> dict[str, Any]:
+        """Return all rows; streamed ones are those of a model that runs again in each pass."""
+        buffers, reader, layer = RowBuffers(self.reader.total), self.reader, self.layer
+        if not self.streamed:
+            self.into(buffers)
+            return buffers.joined()
+        weights = model_digest(layer.model)
+        first = self.into(buffers)
+        next(reader.later_pass())  # another order is refused here, not in a long audit
+
+        def begin() -> Iterator[Pair]:
+            if model_digest(layer.model) != weights:
+                got = "weights that changed after from_torch"
+                raise fail(
+                    "model", "the same model in every pass", got, "call from_torch again, or keep=Cached(folder)"
+                )
+            later = reader.later_pass()
+            while True:
+                # Batch by batch: between two of them the model is the user's, as it was.
+                with untouched(layer.model, reader.loader, proved=False):
+                    batch = next(later, None)
+                    if batch is None:
+                        return
+                    pair = layer.rows_of(batch)
+                yield pair
+
+        prints = reader.fingerprints
+        name = hashlib.sha256(f"{weights} {prints.digest()} {layer.options()}".encode()).hexdigest()
+        features, outputs = Stream(begin, prints.rows, first, name=name, of_layer=True).rows()
+        return {"features": features, "outputs": outputs} | buffers.joined()
 
 
-def _run(
-    reader: RecordReader,
-    layer: HeadLayer,
-    collector: InputCollector,
-    variants: Variants,
-    sinks: Mapping[str, Any],
-    *,
-    streamed: bool = False,
-) -> Pair:
-    """Run the model over all records into `sinks`, and read the data again to see that rows are records; return the
-    rows of the first batch. Where they are streamed, the model runs over sampled batches alone, and over variants."""
-    first: Pair | None = None
-    for number, batch in enumerate(reader.first_pass()):
-        collector.add(batch)  # before the model can write into its inputs
-        asked = variants.of(batch)
-        sampled = is_sampled(number, batch)
-        if sampled or not streamed:
-            rows = layer.rows_of(batch)
-            first = first or rows
-        if sampled:
-            check_is_function(layer.model, layer.rows_of, batch, rows)
-        for name, block in zip(ROWS, (*rows, batch.targets), strict=True):
-            if name == "targets" or not streamed:
-                sinks[name].add(block)
-        for name, batches in asked.items():
-            sinks[PREFIX + name].add(mean_outputs(name, batches, lambda batch: layer.rows_of(batch)[1]))
-    assert first is not None
-    reader.check_records()
-    return first
+def _held_out(records: RecordReader, training: RecordReader, layer: HeadLayer | None) -> dict[str, torch.Tensor]:
+    """Run the model over records that it was not trained on, once, as their order does not matter; return outputs and
+    targets. Without a layer only read them."""
+    buffers = RowBuffers(records.total)
+    with errors_about("held_out "), same_random_states(records.loader):
+        for batch in records.first_pass():
+            if layer is not None:
+                buffers.add(HELD_OUT[0], layer.rows_of(batch)[1])
+                buffers.add(HELD_OUT[1], batch.targets)
+    if np.isin(records.fingerprints.hashes[:, 0], training.fingerprints.hashes[:, 0]).all():
+        got = f"{records.fingerprints.rows} records, all of which are in data"
+        raise fail("held_out", "records that the model was not trained on", got, "pass a validation set")
+    return buffers.joined()
 
 
-def _through_cache(
-    reader: RecordReader,
-    layer: HeadLayer,
-    collector: InputCollector,
-    variants: Variants,
-    others: RecordsHeldOut | None,
-    store: FeatureCache,
-) -> dict[str, Any]:
+def _through_cache(run: _Run, others: RecordReader | None, store: FeatureCache) -> dict[str, Any]:
     """Map features and outputs from the cache; the model runs only where the cache is not whole yet."""
-    weights, known, relatives = model_digest(layer.model), store.facts(), list[str]()
+    reader, layer, known, relatives = run.reader, run.layer, store.facts(), list[str]()
+    weights = model_digest(layer.model)
     if known is None:
         with store.writing() as writers:
-            _run(reader, layer, collector, variants, writers)
-            relatives = [name.removeprefix(PREFIX) for name in writers if name not in ROWS]
+            run.into(writers)
+            relatives = [name.removeprefix(PREFIX) for name in writers.files if name not in ROWS]
     else:
         for batch in reader.first_pass():
-            collector.add(batch)
-            relatives = variants.choose(batch)
+            run.collector.add(batch)
+            relatives = list(run.variants.choose(batch))
     prints = reader.fingerprints
     facts = {"model_sha256": weights, "rows": prints.rows, "rows_sha256": prints.digest(), "options": layer.options()}
     facts["relatives"] = relatives
     arrays: dict[str, Any] = {}
     if others is not None:
-        arrays = others.rows(reader, layer if known is None else None)
-        facts["held_out_sha256"] = others.digest()
+        arrays = _held_out(others, reader, layer if known is None else None)
+        facts["held_out_sha256"] = others.fingerprints.digest()
     if known is None:
         weight, bias = layer.parameters()
         facts |= {"layer": layer.name, "proof": reader.proof}
@@ -311,39 +316,12 @@ def _through_cache(
         layer.choose(known["layer"])
         reader.proof = known.get("proof")
     names = (*ROWS, "ids", *(PREFIX + name for name in relatives), *(HELD_OUT if others is not None else ()))
-    stored, inputs = store.arrays(), collector.joined()
+    stored, inputs = store.arrays(), run.collector.joined()
     rows = {name: stored.get(name) for name in names}
     if inputs is not None and rows["ids"] is not None and prints.ids is not None:
         order = places_of(rows["ids"], prints.ids)
         inputs = [inputs[row] for row in order] if isinstance(inputs, list) else inputs[torch.from_numpy(order)]
     return rows | {"inputs": inputs}
-
-
-def _streamed(reader: RecordReader, layer: HeadLayer, collector: InputCollector, variants: Variants) -> dict[str, Any]:
-    """Keep the targets, and outputs on variants: the model runs again in each pass."""
-    kept, weights = Sinks(lambda name: RowBuffer(name, reader.total)), model_digest(layer.model)
-    first = _run(reader, layer, collector, variants, kept, streamed=True)
-    next(reader.later_pass())  # another order is refused here, not in a long audit
-
-    def begin() -> Iterator[Pair]:
-        if model_digest(layer.model) != weights:
-            got = "weights that changed after from_torch"
-            raise fail("model", "the same model in every pass", got, "call from_torch again, or keep=Cached(folder)")
-        later = reader.later_pass()
-        while True:
-            # Batch by batch: between two of them the model is the user's, as it was.
-            with untouched(layer.model, reader.loader, proved=False):
-                batch = next(later, None)
-                if batch is None:
-                    return
-                pair = layer.rows_of(batch)
-            yield pair
-
-    prints = reader.fingerprints
-    name = hashlib.sha256(f"{weights} {prints.digest()} {layer.options()}".encode()).hexdigest()
-    features, outputs = Stream(begin, prints.rows, first, name=name, of_layer=True).rows()
-    known = {name: sink.joined() for name, sink in kept.items()}
-    return {"features": features, "outputs": outputs, "ids": prints.ids, "inputs": collector.joined()} | known
 
 
 def _names_offered(model: nn.Module, dataset: Any, count: int) -> tuple[str, ...] | None:

@@ -1,4 +1,4 @@
-"""A user's torch model: its weights from a file, calls that leave it exactly as it was, and what its layers give."""
+"""A user's torch model: its weights from a file, and calls that leave it exactly as it was."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ import itertools
 import os
 import random
 import re
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,15 +19,12 @@ from torch import nn
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 from torch.utils.data import DataLoader
 
-from giveaway.checks import InputError, fail, listed
-from giveaway.extract.batches import RecordBatch
+from giveaway.checks import fail, listed
 from giveaway.extract.user_files import needs_pickle
 from giveaway.storage.arrays import reading
 
-ROWS_CHECKED = 1024  # records whose batches are all checked
 CHECKPOINT_KEYS = ("state_dict", "model_state_dict", "model")
 WRAPPER_PREFIXES = ("_orig_mod.", "module.")  # torch.compile, and the parallel wrappers
-SAME, SAME_IN_HALF = 1e-3, 3e-2  # of the largest value: what the size of a batch may change by rounding
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # in what functions print; it differs between processes
 
 
@@ -61,8 +56,12 @@ def device_of(model: nn.Module, requested: torch.device | str | None) -> torch.d
 
 def model_digest(model: nn.Module) -> str:
     """Return the SHA-256 of what the model prints and of its parameters and buffers; code in a forward is not seen."""
-    digest = hashlib.sha256(ADDRESS.sub("", repr(model)).encode())
-    for name, value in itertools.chain(model.named_parameters(), model.named_buffers()):
+    return _digest(ADDRESS.sub("", repr(model)), itertools.chain(model.named_parameters(), model.named_buffers()))
+
+
+def _digest(text: str, tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
+    digest = hashlib.sha256(text.encode())
+    for name, value in tensors:
         digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
         values = value.detach()
         dense = values if values.layout == torch.strided else values.to_dense()
@@ -114,9 +113,7 @@ def untouched(model: nn.Module, loader: DataLoader[Any], *, proved: bool = True)
     """
     before = _state(model) if proved else {}
     buffers = [(module, dict(module._buffers)) for module in model.modules()]
-    values = [
-        (buffer, buffer.detach().clone()) for _, held in buffers for buffer in held.values() if buffer is not None
-    ]
+    values = [(value, value.detach().clone()) for _, held in buffers for value in held.values() if value is not None]
     try:
         # no_grad, not inference_mode: a tensor the model caches in its forward must stay usable in training.
         with evaluation_mode(model, loader), torch.no_grad():
@@ -137,94 +134,10 @@ def untouched(model: nn.Module, loader: DataLoader[Any], *, proved: bool = True)
 
 def _state(model: nn.Module) -> dict[str, Any]:
     """What a forward must leave alone, by name."""
-    grads = hashlib.sha256()
-    for name, value in model.named_parameters():
-        if value.grad is not None:
-            grads.update(name.encode() + storable(value.grad).contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    grads = ((name, value.grad) for name, value in model.named_parameters() if value.grad is not None)
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     counts = [len(getattr(module, name)) for module in model.modules() for name in hooks]
-    return {"parameters or buffers": model_digest(model), "gradients": grads.hexdigest(), "hooks": counts}
-
-
-def is_sampled(number: int, batch: RecordBatch) -> bool:
-    """Whether the model is asked about this batch in other company too: all of the first records, then ever fewer."""
-    return number * batch.rows < ROWS_CHECKED or number & (number - 1) == 0
-
-
-def check_is_function(
-    model: nn.Module,
-    rows_of: Callable[[RecordBatch], Sequence[torch.Tensor]],
-    batch: RecordBatch,
-    first: Sequence[torch.Tensor],
-) -> None:
-    """Refuse a model whose rows depend on chance, on earlier calls, or on the other records of the batch.
-
-    `first` is what `rows_of` gave on the batch. It runs once more on all of it and, if the batch can be divided, on its
-    halves in mixed order, twice: a mixing of rows may agree with itself on one division.
-    """
-    if any(module.training for module in model.modules()):
-        raise fail("model", "a forward in evaluation mode", "one that calls train()", "leave the mode to the caller")
-    remedy = "turn off dropout and noise that are always on"
-    _check_same(rows_of(batch), first, "other values on the same batch", remedy)
-    if not batch.by_rows:
-        return
-    remedy = "use running statistics in batch norm, and keep each record's values in its own row"
-    mixed = np.random.default_rng(0).permutation(batch.rows)
-    for half in (*np.array_split(mixed, 2), *np.array_split(np.roll(mixed, 1 + batch.rows // 4), 2)):
-        some = half.tolist()
-        if not some:
-            continue
-        try:
-            again = rows_of(batch.of_rows(some))
-        except InputError:
-            raise
-        except Exception as error:  # of the model, which took the whole batch
-            got = f"{type(error).__name__} on {len(some)} of its {batch.rows} records"
-            raise fail("model", "one that runs on a part of a batch", got, remedy) from error
-        _check_same(again, [rows[some] for rows in first], "other values in other company", remedy)
-
-
-def _check_same(again: Sequence[torch.Tensor], first: Sequence[torch.Tensor], got: str, remedy: str) -> None:
-    for one, other in zip(again, first, strict=True):
-        a, b = one.double(), other.double()
-        precise = one.dtype in (torch.float32, torch.float64)
-        allowed = (SAME if precise else SAME_IN_HALF) * float(b.nan_to_num(0.0, 0.0, 0.0).abs().max())
-        if a.shape != b.shape or not torch.allclose(a, b, rtol=0, atol=allowed, equal_nan=True):
-            raise fail("model", "one row of values a record, always the same", got, remedy)
-
-
-class LayerCall(NamedTuple):
-    """What the last of the watched layers to run was given and returned in one forward pass, as copies."""
-
-    name: str
-    inputs: Any
-    outputs: Any
-
-
-def call_watched(
-    model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], layers: Mapping[str, nn.Module], remedy: str
-) -> tuple[Any, LayerCall | None]:
-    """Run `model`; return its result and the call of the last of `layers` to run, which may run only once."""
-    runs: Counter[str] = Counter()
-    last: LayerCall | None = None
-
-    def watch(name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        nonlocal last
-        runs[name] += 1
-        # Copies: an operation in place further on (relu_, softmax_) would change both.
-        values = (args[0] if args else kwargs.get("input"), output)
-        last = LayerCall(name, *(v.detach().clone() if isinstance(v, torch.Tensor) else v for v in values))
-
-    handles = [layer.register_forward_hook(partial(watch, name), with_kwargs=True) for name, layer in layers.items()]
-    try:
-        result = model(*arguments, **accepted(model, keywords))
-    finally:
-        for handle in handles:
-            handle.remove()
-    if last is not None and runs[last.name] > 1:
-        got = f"layer {last.name!r}, which runs {runs[last.name]} times in one forward pass"
-        raise fail("layer", "a layer that runs once a record", got, remedy)
-    return result, last
+    return {"parameters or buffers": model_digest(model), "gradients": _digest("", grads), "hooks": counts}
 
 
 def storable(values: torch.Tensor) -> torch.Tensor:
@@ -264,9 +177,16 @@ def load_weights(
     try:
         model.load_state_dict(state)
     except (RuntimeError, AttributeError, TypeError) as error:
-        got = _difference(expected, state) or type(error).__name__
+        kinds = {
+            "missing": [name for name in expected if name not in state],
+            "unknown": [name for name in state if name not in expected],
+            "of another shape": [n for n in expected if n in state and np.shape(state[n]) != np.shape(expected[n])],
+        }
+        got = ", ".join(f"{len(names)} {kind} (first {names[0]})" for kind, names in kinds.items() if names)
         remedy = "use the function that made the model of these weights"
-        raise fail("weights", f"the parameters of {type(model).__name__}", got, remedy) from error
+        raise fail(
+            "weights", f"the parameters of {type(model).__name__}", got or type(error).__name__, remedy
+        ) from error
     return model
 
 
@@ -311,12 +231,3 @@ def _load_torch(file: Path, allow_pickle: bool) -> Any:
         if not allow_pickle and any(word in str(error) for word in ("GLOBAL", "TorchScript")):
             raise refusal from error
         raise
-
-
-def _difference(expected: Mapping[str, Any], stored: Mapping[str, Any]) -> str:
-    kinds = {
-        "missing": [name for name in expected if name not in stored],
-        "unknown": [name for name in stored if name not in expected],
-        "of another shape": [n for n in expected if n in stored and np.shape(stored[n]) != np.shape(expected[n])],
-    }
-    return ", ".join(f"{len(names)} {kind} (first {names[0]})" for kind, names in kinds.items() if names)

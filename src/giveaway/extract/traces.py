@@ -13,9 +13,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from giveaway.checks import errors_about, fail, renamed
-from giveaway.extract.batches import MOVED, USUAL, Batches, RecordBatch
-from giveaway.extract.reader import READ_AGAIN, RecordReader, RowBuffer
+from giveaway.checks import errors_about, fail
+from giveaway.extract.batches import USUAL, Batches, RecordBatch
+from giveaway.extract.reader import READ_AGAIN, RecordReader, RowBuffers
 from giveaway.extract.torch_model import accepted, device_of, load_weights, untouched, unwrapped
 from giveaway.records.examples import check_targets, infer_loss
 from giveaway.records.loss_trace import LossTrace
@@ -26,7 +26,6 @@ LossOf = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 LEAST = 2  # one checkpoint tells what the finished model tells
 
 
-@renamed(MOVED)
 def trace_of_checkpoints(
     model: nn.Module,
     checkpoints: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
@@ -59,11 +58,11 @@ def trace_of_checkpoints(
     made_of = {"checkpoints": len(files), "checkpoints_sha256": _digest(files)}
     before = copy.deepcopy(module.state_dict())
     try:
-        targets = RowBuffer("targets", reader.total)
+        targets = RowBuffers(reader.total)
         for batch in reader.first_pass():
-            targets.add(batch.targets)
+            targets.add("targets", batch.targets)
         reader.check_records()
-        y, rows = targets.joined(), reader.fingerprints.rows
+        y, rows = targets.joined()["targets"], reader.fingerprints.rows
         named = loss if isinstance(loss, str) else getattr(loss, "__qualname__", type(loss).__qualname__)
         made_of |= {"data_sha256": reader.fingerprints.digest(), "loss": named}
         resume = LossTrace(out).epochs if out is not None and Path(out).exists() else None

@@ -3,7 +3,7 @@
 A variant of an image is its mirror image, or the image moved by whole pixels, so that nothing is blurred.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -60,38 +60,26 @@ class Variants:
             got = f"a {type(given).__name__}"
             raise fail("relatives", "None, True, False or a dict of functions", got, "leave it out, or pass a dict")
 
-    def choose(self, batch: RecordBatch) -> list[str]:
-        """Return the names of the variants, which are chosen by the first batch."""
+    def choose(self, batch: RecordBatch) -> dict[str, tuple[Change, ...]]:
+        """Return the variants by name, which are chosen by the first batch."""
         if self._changes is None:
-            images = _are_images(batch)
+            value = batch.inputs[0] if len(batch.inputs) == 1 else None
+            images = isinstance(value, torch.Tensor) and value.ndim == 4 and value.layout == torch.strided
+            images = images and (value.is_floating_point() or value.dtype == torch.uint8)
+            images = images and value.shape[1] in CHANNELS and min(value.shape[2:]) >= LEAST_SIDE
             if self._required and not images:
                 expected = "images (n, c, h, w) of 1 or 3 channels, 8 pixels or more a side, as the model's one input"
                 raise fail("relatives", expected, "other inputs", "pass a dict from names to functions of a batch")
             self._changes = OF_IMAGES if images else {}
-        return list(self._changes)
+        return self._changes
 
-    def of(self, batch: RecordBatch) -> dict[str, list[RecordBatch]]:
-        """Return the variants of a batch, each as one or several batches whose outputs are averaged."""
-        self.choose(batch)
-        assert self._changes is not None
+    def outputs(
+        self, batch: RecordBatch, run: Callable[[RecordBatch], torch.Tensor]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Run the model on the variants of a batch; yield the mean of the outputs (logarithms, up to constants)."""
         alone = len(batch.arguments) == 1 and not batch.keywords
         inputs = batch.arguments[0] if alone else batch.keywords or batch.arguments
-        return {
-            name: [RecordBatch(*model_inputs(change(inputs)), batch.targets) for change in changes]
-            for name, changes in self._changes.items()
-        }
-
-
-def mean_outputs(name: str, variants: list[RecordBatch], run: Callable[[RecordBatch], torch.Tensor]) -> torch.Tensor:
-    """Run the model on the batches of one variant; return the mean of its outputs (logarithms, up to constants)."""
-    with errors_about(f"relatives[{name!r}]: "):
-        outputs = [run(batch) for batch in variants]
-    return torch.stack(outputs).mean(0, dtype=torch.float64).to(outputs[0].dtype)
-
-
-def _are_images(batch: RecordBatch) -> bool:
-    value = batch.inputs[0] if len(batch.inputs) == 1 else None
-    if not isinstance(value, torch.Tensor) or value.ndim != 4 or value.layout != torch.strided:
-        return False
-    numbers = value.is_floating_point() or value.dtype == torch.uint8
-    return numbers and value.shape[1] in CHANNELS and min(value.shape[2:]) >= LEAST_SIDE
+        for name, changes in self.choose(batch).items():
+            with errors_about(f"relatives[{name!r}]: "):
+                said = [run(RecordBatch(*model_inputs(change(inputs)), batch.targets)) for change in changes]
+            yield name, torch.stack(said).mean(0, dtype=torch.float64).to(said[0].dtype)

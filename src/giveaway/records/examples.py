@@ -1,9 +1,10 @@
-"""Training examples: their targets in one form for each loss, and their inputs as arrays of numbers or texts."""
+"""Training examples: their targets in one form for each loss, their inputs as numbers or texts, and their rows."""
 
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import Dataset
 
 from giveaway.checks import MOST_LETTERS, InputError, as_tensor, check_choice, check_finite, check_shape, fail
 from giveaway.records.rows import LazyRows
@@ -186,3 +187,37 @@ def _check_probabilities(y: torch.Tensor) -> torch.Tensor:
         bad = int(((y < 0) | (y > 1)).any(dim=1).nonzero()[0])
         raise fail("targets", "labels between 0 and 1", f"another value in row {bad}", "pass 0/1 or probabilities")
     return y
+
+
+class Indexed(Dataset):
+    """A data set whose items come with their row number; made by `indexed`."""
+
+    def __init__(self, dataset: Any) -> None:
+        if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+            remedy = "give each item its place yourself, and hand it to trace.add"
+            raise fail("dataset", "one whose items have row numbers", f"a {type(dataset).__name__}", remedy)
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, row: int) -> Any:
+        return _with_row(self.dataset[row], row)
+
+    def __getitems__(self, rows: list[int]) -> list[Any]:
+        fetch = getattr(self.dataset, "__getitems__", None)  # what loaders ask for a whole batch, where there is one
+        items = [self.dataset[row] for row in rows] if fetch is None else fetch(rows)
+        return [_with_row(item, row) for item, row in zip(items, rows, strict=True)]
+
+
+def _with_row(item: Any, row: int) -> Any:
+    if isinstance(item, dict):
+        if "row" in item:
+            raise fail("dataset", 'items without a "row" of their own', 'a dictionary with "row"', "rename that key")
+        return {**item, "row": row}
+    return (*item, row) if isinstance(item, tuple | list) else (item, row)
+
+
+def indexed(dataset: Any) -> Indexed:
+    """Return the data set with each item's row number added: last in a tuple, under "row" in a dictionary."""
+    return Indexed(dataset)

@@ -7,15 +7,17 @@ import glob
 import json
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from itertools import groupby
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 import torch
+from torch import nn
 
 from giveaway.checks import as_tensor, check_whole, fail
-from giveaway.records.own_losses import CRITERIA, Outputs, computed, plain
 from giveaway.records.row_digests import identity_of
 from giveaway.storage.files import differences, write_atomically
 
@@ -26,6 +28,11 @@ MOST_PENDING = 2**22  # rows on the device before their losses are moved to the 
 MOST_KEPT = 2**18  # numbers in the outputs of a batch that are kept until there are many
 ROUNDING = 1e-3  # how far below 0 the rounding of half precision may bring a loss
 DIFFER = {name: f"{name} differ" for name in ("ids", "targets")}
+OF_CLASSES = (nn.CrossEntropyLoss, nn.NLLLoss)
+CRITERIA = (*OF_CLASSES, nn.BCEWithLogitsLoss, nn.BCELoss, nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
+
+# what a model said of a batch: the plain criterion of its losses, outputs, targets
+Outputs = tuple[Any, torch.Tensor, torch.Tensor]
 
 
 class LossTrace:
@@ -117,11 +124,7 @@ class LossTrace:
         self._append(which, values.clone() if values.dtype == torch.float32 else values.float())
 
     def loss(
-        self,
-        criterion: Callable[..., torch.Tensor],
-        outputs: torch.Tensor,
-        targets: torch.Tensor,
-        rows: Any,
+        self, criterion: Callable[..., torch.Tensor], outputs: torch.Tensor, targets: torch.Tensor, rows: Any
     ) -> torch.Tensor:
         """Return `criterion(outputs, targets)`, the loss to train with, and record each record's own.
 
@@ -134,13 +137,13 @@ class LossTrace:
             self.add(rows, each)
             return each.mean()
         if self._plain[0] is not criterion:
-            self._plain = (criterion, plain(criterion))
+            self._plain = (criterion, _plain(criterion))
         which = self._checked(rows)
         if outputs.shape[0] != which.shape[0]:
             raise fail("rows", f"{len(outputs)} row numbers, one an output", str(len(which)), "give those of the batch")
         said, size = outputs.detach(), outputs.numel()
         if size > MOST_KEPT:
-            self._append(which, computed([(self._plain[1], said, targets)])[0])
+            self._append(which, _computed([(self._plain[1], said, targets)])[0])
         else:  # computing the losses of many batches at once costs much less
             self._append(which, (self._plain[1], said.clone(), targets.clone()), size)
         return criterion(outputs, targets)  # training is the same to the last bit
@@ -212,22 +215,21 @@ class LossTrace:
         return which
 
     def _append(self, rows: torch.Tensor, values: torch.Tensor | Outputs, numbers: int = 0) -> None:
-        count = rows.shape[0]
         self._rows.append(rows.clone())
         self._values.append(values)
-        self._pending += count
-        self._added += count
+        self._pending += rows.shape[0]
+        self._added += rows.shape[0]
         self._numbers += numbers
         if self._added >= self._losses_per_epoch:
             self.end_epoch()
         elif self._pending >= MOST_PENDING:
             self._settle()
         elif self._numbers >= MOST_PENDING:
-            self._values, self._numbers = [*computed(self._values)], 0  # on the device: nothing waits
+            self._values, self._numbers = [*_computed(self._values)], 0  # on the device: nothing waits
 
     def _settle(self) -> None:
         """Add what is pending to the sums of the epoch: the only wait for the device."""
-        rows, losses = _joined(self._rows), _joined(computed(self._values))
+        rows, losses = _joined(self._rows), _joined(_computed(self._values))
         self._rows, self._values, self._pending, self._numbers = [], [], 0, 0
         if rows.min() < 0 or rows.max() >= self.records:
             wrong = int(rows[(rows < 0) | (rows >= self.records)][0])
@@ -271,20 +273,18 @@ class LossTrace:
             now = json.loads(json.dumps(self._header))
             if different := differences(_header(self._path), now, DIFFER):
                 raise fail("path", "the trace that this training began", "; ".join(different), "choose another file")
-        if resume:
-            if self.epochs < resume:
-                got, remedy = f"{self.epochs} in {self._path}", "go on from an earlier checkpoint"
-                raise fail("resume", f"at most the epochs of the trace, or {resume} of them there", got, remedy)
-            file.truncate(HEADER_BYTES + 2 * self.records * resume)
-        else:
+        if not resume:
             file.truncate(0)
             file.write(_header_bytes(self._header))
             file.flush()
+        elif self.epochs < resume:
+            got, remedy = f"{self.epochs} in {self._path}", "go on from an earlier checkpoint"
+            raise fail("resume", f"at most the epochs of the trace, or {resume} of them there", got, remedy)
+        else:
+            file.truncate(HEADER_BYTES + 2 * self.records * resume)
 
     def _read(self, path: Path) -> None:
-        parts = [path]
-        if not path.exists():
-            parts = sorted(path.parent.glob(f"{glob.escape(path.name)}.*-of-*"))
+        parts = [path] if path.exists() else sorted(path.parent.glob(f"{glob.escape(path.name)}.*-of-*"))
         if not parts:
             raise fail("trace", "the file of a trace", f"{path}, which does not exist", "check the path")
         self._header, *others = (_header(part) for part in parts)
@@ -293,11 +293,49 @@ class LossTrace:
             expected = f"the files of all {self._header['processes']} processes of one training"
             raise fail("trace", expected, f"{len(parts)} beside {path}", "copy all of them, of one run")
         each = [_rows_of(part, self.records) for part in parts]
-        if len(each) > 1:
-            last = min(map(len, each))
-            means = [_mean([part[epoch] for part in each]) for epoch in range(last)]
-            each = [np.asarray(means, np.float16).reshape(last, self.records)]
         self._epochs = each[0]
+        if len(each) > 1:  # the mean over the processes that saw a record in an epoch
+            means = []
+            for rows in zip(*each, strict=False):
+                there = ~np.isnan(rows)
+                with np.errstate(invalid="ignore"):
+                    means.append(np.where(there, rows, 0).sum(0, dtype=np.float32) / there.sum(0))
+            self._epochs = np.asarray(means, np.float16).reshape(-1, self.records)
+
+
+def _plain(criterion: Any) -> Any:
+    """Return one of torch's criteria with one value a record or output, without weights and smoothing."""
+    made = copy.copy(criterion)
+    made._buffers = dict.fromkeys(criterion._buffers)
+    made.reduction, made.label_smoothing = "none", 0.0
+    return made
+
+
+@torch.no_grad()
+def _computed(batches: Iterable[torch.Tensor | Outputs]) -> list[torch.Tensor]:
+    """Return losses in the order of the batches; those of outputs are computed, alike ones together."""
+    found: list[Any] = []
+    for kind, alike in groupby(batches, _kind):
+        if kind is None:
+            found += alike
+            continue
+        criteria, several, wanted = zip(*alike, strict=True)
+        criterion, outputs, targets = criteria[0], torch.cat(several).float(), torch.cat(wanted).detach()
+        soft = targets.is_floating_point()
+        each = criterion(outputs, targets.float() if soft else targets)
+        if type(criterion) in OF_CLASSES and not soft:  # NaN where all labels of a record are ignored
+            counted = targets != criterion.ignore_index
+            found.append(each / counted if each.ndim == 1 else each.flatten(1).sum(1) / counted.flatten(1).sum(1))
+        else:
+            found.append(each if each.ndim == 1 else each.flatten(1).mean(1))
+    return found
+
+
+def _kind(batch: torch.Tensor | Outputs) -> tuple[Any, ...] | None:
+    """Return what two batches of outputs must share to be joined; None of losses."""
+    if isinstance(batch, torch.Tensor):
+        return None
+    return (id(batch[0]), *((tensor.shape[1:], tensor.dtype, tensor.device) for tensor in batch[1:]))
 
 
 def _joined(parts: Sequence[torch.Tensor]) -> np.ndarray:
@@ -312,6 +350,10 @@ def _not_negative(losses: np.ndarray) -> np.ndarray:
     return np.maximum(losses, 0)
 
 
+def _as_stored(losses: np.ndarray) -> np.ndarray:
+    return np.minimum(_not_negative(losses), LARGEST).astype(np.float16)
+
+
 def _header_bytes(header: Mapping[str, Any]) -> bytes:
     text = json.dumps(header).encode()
     if len(text) >= HEADER_BYTES:
@@ -320,13 +362,10 @@ def _header_bytes(header: Mapping[str, Any]) -> bytes:
 
 
 def _header(path: Path) -> dict[str, Any]:
-    try:
-        with open(path, "rb") as stream:
-            header = json.loads(stream.read(HEADER_BYTES))
+    with suppress(OSError, ValueError, KeyError, TypeError), open(path, "rb") as stream:
+        header = json.loads(stream.read(HEADER_BYTES))
         if header["format"] == FORMAT and header["records"] > 0:
             return header
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
     raise fail("trace", "a file that ga.LossTrace wrote", f"{path}, another file", "check the path")
 
 
@@ -336,15 +375,3 @@ def _rows_of(path: Path, records: int) -> np.ndarray:
     if epochs < 1:
         return np.empty((0, records), np.float16)
     return np.memmap(path, np.float16, "r", offset=HEADER_BYTES, shape=(epochs, records))
-
-
-def _as_stored(losses: np.ndarray) -> np.ndarray:
-    return np.minimum(_not_negative(losses), LARGEST).astype(np.float16)
-
-
-def _mean(rows: Sequence[np.ndarray]) -> np.ndarray:
-    """Average what several processes saw of one epoch, leaving out what they did not."""
-    there = ~np.isnan(rows)
-    total = np.where(there, rows, 0).sum(0, dtype=np.float32)
-    with np.errstate(invalid="ignore"):
-        return (total / there.sum(0)).astype(np.float16)

@@ -46,11 +46,16 @@ def fits(value: Any, kind: Any) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """A part of the metadata. A field that is None is left out of the JSON, and one that is missing there is None."""
+    """A part of the metadata. What pages, gates and comparisons read is a field, whose kind is checked; all else that
+    was told stays in `more`, and is an attribute as well. A field with a default is left out of the JSON if None."""
 
     more: Mapping[str, Any] = field(default_factory=dict)
     KEYS: ClassVar[Mapping[str, str]] = {}  # JSON keys of fields that are named otherwise
-    ALWAYS: ClassVar[tuple[str, ...]] = ()  # fields that are written even where they are None
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name not in self.more:
+            raise AttributeError(f"{type(self).__name__} has no {name}")
+        return self.more[name]
 
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> Self:
@@ -65,51 +70,25 @@ class Section:
 
     def to_json(self) -> dict[str, Any]:
         """Write the section as a dictionary of plain values."""
-        values = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "more"}
-        written = {name: value for name, value in values.items() if value is not None or name in self.ALWAYS}
-        plain = {name: v.to_json() if isinstance(v, Section) else v for name, v in written.items()}
-        return {self.KEYS.get(name, name): value for name, value in plain.items()} | dict(self.more)
-
-
-@dataclass(frozen=True, kw_only=True)
-class AuditOptions(Section):
-    """The options an audit ran with, defaults filled in."""
-
-    scores: list[str]
-    unit: str
-    converged: bool
-    refit: bool
-    l2_sensitivity: bool
+        written = {}
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if one.name != "more" and (value is not None or one.default is MISSING):
+                written[self.KEYS.get(one.name, one.name)] = value.to_json() if isinstance(value, Section) else value
+        return written | dict(self.more)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CurvatureReport(Section):
-    """How the curvature of the head was inverted; the fields from `probes` on describe a sketch."""
+    """How the curvature of the head was inverted."""
 
     kind: str
-    parameters: int | None = None
-    l2: float | None = None
-    chosen: str | None = None
-    rank: int | None = None
-    rank_relative_cut: float | None = None
     inverse: str | None = None
-    dead_features: int | None = None
     rounded: int | None = None
     probes: int | None = None
-    probes_at_once: int | None = None
-    seed: int | None = None
-    precision: str | None = None
-    precision_begun_with: str | None = None
-    residual_precision: str | None = None
-    tolerance: float | None = None
-    residual: float | None = None
-    steps: int | None = None
-    preconditioner: str | None = None
-    fused_passes: bool | None = None
     threads: int | None = None
     relative_errors: Mapping[str, float | None] | None = None
     high_leverage: int | None = None
-    high_leverage_from: float | None = None
     solved_exactly: int | None = None
 
     KEYS: ClassVar[Mapping[str, str]] = {"kind": "curvature"}
@@ -120,9 +99,7 @@ class Optimum(Section):
     """How far the head is from the optimum of its objective; the gradient is None where its weights are unknown."""
 
     relative_gradient: float | None
-    note: str
-
-    ALWAYS = ("relative_gradient",)
+    note: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,19 +108,10 @@ class ViewReport(Section):
 
     kind: str
     kernel: str | None = None
-    length: float | None = None
     method: str | None = None
-    noise: float | None = None
-    noise_chosen_on: int | None = None
-    landmarks: int | None = None
-    l2: float | None = None
-    columns: int | None = None
-    categorical: int | None = None
-    left_out_error: float
-    memorized: float
-    held_by_memory: float | None = None
-    head_weight: float
-    head_is_exact: bool
+    left_out_error: float | None = None
+    memorized: float | None = None
+    head_is_exact: bool | None = None
 
     KEYS: ClassVar[Mapping[str, str]] = {"kind": "view"}
 
@@ -201,23 +169,19 @@ class Repeats(Section):
 
     exact: int
     near: int
-    near_means: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class DepthReport(Section):
     """How the scores through more of the network than its head were made."""
 
-    method: str | None = None
     curvature: str
     damping: float
+    method: str | None = None
     probes: int | None = None
     sketch_error: Mapping[str, float] | None = None
     solve_error: float | None = None
     unsolved: int | None = None
-    residual: float | None = None
-    steps: int | None = None
-    seconds: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,7 +210,7 @@ class Meta(Section):
     penalize_intercept: bool | None = None
     frozen: bool | None = None
     rows_proved_by: str | None = None
-    options: AuditOptions | None = None
+    options: Section | None = None
     processes: int | None = None
     device: str | None = None
     curvature: CurvatureReport | None = None
@@ -288,7 +252,7 @@ class Meta(Section):
     @property
     def assumes_optimum(self) -> bool:
         """Whether the scores take the head to be at the optimum of its objective."""
-        return self.options is None or self.options.converged is not False
+        return self.options is None or self.options.more.get("converged") is not False
 
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> Self:

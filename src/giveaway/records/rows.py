@@ -185,9 +185,10 @@ class LinearRows(LazyRows):
 
 
 class Stream:
-    """Features and outputs that are read from the start in each pass, one window in memory. Slices in increasing order
-    go on with the pass under way. `begin` gives the batches of one pass and refuses other records than before; `name`
-    stands for their contents, and `of_layer` says that a linear layer made the outputs of the features."""
+    """Features and outputs that are read from the start in each pass, a window and a batch in memory. Slices in
+    increasing order go on with the pass under way. `begin` gives the batches of one pass and refuses other records than
+    before; `name` stands for their contents, and `of_layer` says that a linear layer made the outputs of the features.
+    """
 
     def __init__(
         self, begin: Callable[[], Iterator[Pair]], n: int, like: Pair, name: str | None = None, of_layer: bool = False
@@ -195,10 +196,8 @@ class Stream:
         self.n, self.name, self.of_layer = n, name, of_layer
         self.like = (like[0][:0].detach().cpu().clone(), like[1][:0].detach().cpu().clone())
         self._begin, self._lock = begin, RLock()
-        self._passing: Iterator[Pair] = iter(())
-        self._at = n + 1  # the row that the pass under way gives next; beyond the end where there is none
-        self._spare: list[Pair] = []  # rows of the last batch that nobody asked for yet
-        self._held: tuple[int, Pair] | None = None
+        self._passing: Iterator[Pair] | None = None
+        self._first, self._held = 0, self.like  # the rows in memory, from this number on
 
     def rows(self) -> tuple[StreamedRows, StreamedRows]:
         """Return features and outputs, to pass to a Head."""
@@ -207,61 +206,45 @@ class Stream:
     def read(self, start: int, stop: int) -> Pair:
         """Read features and outputs of rows `start` to `stop` at once."""
         with self._lock:
-            if self._held is not None:
-                first, pair = self._held
-                if first <= start and stop <= first + len(pair[0]):
-                    return _cut(pair, start - first, stop - first)
             if start == stop:
                 return self.like
-            try:
-                pair = self._read(start, stop)
-            except BaseException:
-                self._drop()
-                raise
-            self._held = (start, pair)
-            return pair
+            if start < self._first or stop > self._first + len(self._held[0]):
+                try:
+                    self._advance(start, stop)
+                except BaseException:
+                    self._end()
+                    self._first, self._held = 0, self.like
+                    raise
+            part = slice(start - self._first, stop - self._first)
+            return self._held[0][part], self._held[1][part]
 
-    def _read(self, start: int, stop: int) -> Pair:
-        self._held = None
-        if start < self._at:
-            self._drop()
-            self._passing, self._at = self._begin(), 0
-        while self._at < start:
-            self._next(min(start - self._at, 1_024))
-        pair = self._next(stop - start)
-        if stop == self.n:
-            # to its end, where the source checks what it gave
-            if any(len(features) for features, _ in [*self._spare, *self._passing]):
-                raise self._other_rows(f"more than {self.n}")
-            self._drop()
-        for name, part in zip(PARTS, pair, strict=True):
-            check_finite(name, part, start)
-        return pair
-
-    def _next(self, count: int) -> Pair:
-        parts, missing = [], count
-        while missing:
-            batch = self._spare.pop() if self._spare else next(self._passing, None)
-            if batch is None:
-                raise self._other_rows(f"{self._at + count - missing}")
+    def _advance(self, start: int, stop: int) -> None:
+        """Hold rows `start` to `stop`, and what else their last batch has."""
+        if start < self._first or self._passing is None:
+            self._end()
+            self._passing, self._first, self._held = self._begin(), 0, self.like
+        parts, end = [self._held], self._first + len(self._held[0])
+        while end < stop:
+            if (batch := next(self._passing, None)) is None:
+                raise self._other_rows(f"{end}")
             for name, block, like in zip(PARTS, batch, self.like, strict=True):
                 check_same_kind(name, block, like)
-            if len(batch[0]) > missing:
-                self._spare.append(_cut(batch, missing, len(batch[0])))
-                batch = _cut(batch, 0, missing)
+                check_finite(name, block, end)
             parts.append(batch)
-            missing -= len(batch[0])
-        self._at += count
-        if len(parts) == 1:
-            # a copy: what is left of the batch must not keep all of it in memory
-            return parts[0][0].clone(), parts[0][1].clone()
-        return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+            end += len(batch[0])
+            while parts and self._first + len(parts[0][0]) <= start:
+                self._first += len(parts.pop(0)[0])
+        if end >= self.n:  # to its end, where the source checks what it gave
+            if end > self.n or any(len(features) for features, _ in self._passing):
+                raise self._other_rows(f"more than {self.n}")
+            self._end()
+        features, outputs = (torch.cat(part)[start - self._first :] for part in zip(*parts, strict=True))
+        self._first, self._held = start, (features, outputs)
 
-    def _drop(self) -> None:
-        """End the pass under way."""
+    def _end(self) -> None:
         if (close := getattr(self._passing, "close", None)) is not None:
             close()
-        self._passing, self._at, self._spare, self._held = iter(()), self.n + 1, [], None
+        self._passing = None
 
     def _other_rows(self, rows: str) -> InputError:
         expected = f"{self.n} records in every pass"
@@ -285,10 +268,6 @@ class StreamedRows(LazyRows):
     def _numbered(self, numbers: torch.Tensor) -> torch.Tensor:
         got, remedy = "a stream, read from its start", "keep the rows on disk: from_torch(..., keep=Cached(DIR))"
         raise fail(self.part, "rows that can be looked up in any order", got, remedy)
-
-
-def _cut(pair: Pair, start: int, stop: int) -> Pair:
-    return pair[0][start:stop], pair[1][start:stop]
 
 
 def _on_device(block: torch.Tensor, device: torch.device) -> torch.Tensor:
