@@ -47,10 +47,11 @@ def fits(value: Any, kind: Any) -> bool:
 @dataclass(frozen=True, kw_only=True)
 class Section:
     """A part of the metadata. What pages, gates and comparisons read is a field, whose kind is checked; all else that
-    was told stays in `more`, and is an attribute as well. A field with a default is left out of the JSON if None."""
+    was told stays in `more`, and is an attribute as well. A field that is None is left out of the JSON."""
 
     more: Mapping[str, Any] = field(default_factory=dict)
     KEYS: ClassVar[Mapping[str, str]] = {}  # JSON keys of fields that are named otherwise
+    ALWAYS: ClassVar[tuple[str, ...]] = ()  # fields that are written even where they are None
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name not in self.more:
@@ -73,7 +74,7 @@ class Section:
         written = {}
         for one in fields(self):
             value = getattr(self, one.name)
-            if one.name != "more" and (value is not None or one.default is MISSING):
+            if one.name != "more" and (value is not None or one.name in self.ALWAYS):
                 written[self.KEYS.get(one.name, one.name)] = value.to_json() if isinstance(value, Section) else value
         return written | dict(self.more)
 
@@ -99,7 +100,9 @@ class Optimum(Section):
     """How far the head is from the optimum of its objective; the gradient is None where its weights are unknown."""
 
     relative_gradient: float | None
-    note: str | None = None
+    note: str
+
+    ALWAYS = ("relative_gradient",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,9 +112,9 @@ class ViewReport(Section):
     kind: str
     kernel: str | None = None
     method: str | None = None
-    left_out_error: float | None = None
-    memorized: float | None = None
-    head_is_exact: bool | None = None
+    left_out_error: float
+    memorized: float
+    head_is_exact: bool
 
     KEYS: ClassVar[Mapping[str, str]] = {"kind": "view"}
 

@@ -216,7 +216,10 @@ class Stream:
                     self._first, self._held = 0, self.like
                     raise
             part = slice(start - self._first, stop - self._first)
-            return self._held[0][part], self._held[1][part]
+            pair = self._held[0][part], self._held[1][part]
+            if stop == self.n:
+                self._first, self._held = start, pair
+            return pair
 
     def _advance(self, start: int, stop: int) -> None:
         """Hold rows `start` to `stop`, and what else their last batch has."""
