@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 PINNED = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE))
 PRIVATE = re.compile(r"\b(?:torch|joblib|sklearn)(?:\.\w+)*\._[a-z]\w*")
-PRIVATE_NAMES = {"extract/estimator_file.py": "sklearn.neural_network._stochastic_optimizers"}
+PRIVATE_NAMES = {"extract/user_files.py": "sklearn.neural_network._stochastic_optimizers"}
 OTHER_PLATFORMS = "nvidia-"  # brought by wheels of some platforms alone
 QUICK = ["tests/records/test_head.py", "tests/curvature/test_dense.py", "tests/test_public_names.py"]
 
@@ -64,7 +64,7 @@ def test_private_names_of_libraries_are_these_and_exist():
         for name in PRIVATE.findall(file.read_text(encoding="utf-8"))
     }
     assert found == set(PRIVATE_NAMES.items())
-    optimizers = importlib.import_module(PRIVATE_NAMES["extract/estimator_file.py"])
+    optimizers = importlib.import_module(PRIVATE_NAMES["extract/user_files.py"])
     assert {"AdamOptimizer", "SGDOptimizer"} <= set(vars(optimizers))
 
 

@@ -16,9 +16,8 @@ from torch import nn
 
 from giveaway.checks import InputError
 from giveaway.extract import from_sklearn
-from giveaway.extract.estimator_file import load_estimator
 from giveaway.extract.torch_model import load_weights
-from giveaway.extract.user_files import call_factory
+from giveaway.extract.user_files import call_factory, load_estimator
 from tests.conftest import refused
 from tests.extract.examples import Bomb
 

@@ -18,9 +18,8 @@ from giveaway.auditing.validate import LEAST_MODELS, check_records, checked_trai
 from giveaway.checks import check_choice, check_whole, fail
 from giveaway.cli.source import Options, Say, device_named
 from giveaway.extract import from_file
-from giveaway.extract.estimator_file import load_estimator
 from giveaway.extract.model_records import read_records
-from giveaway.extract.user_files import call_factory, named_function, signals_from
+from giveaway.extract.user_files import call_factory, load_estimator, named_function, signals_from
 from giveaway.records import ScoreTable, Signals
 from giveaway.records.signals import MARKER
 from giveaway.text import human_seconds, parts_of

@@ -21,11 +21,10 @@ from giveaway.checks import InputError, check_choice, check_names, check_number,
 from giveaway.cli.options import RARE
 from giveaway.curvature.choice import MOST_PROBES, Auto, Dense, Sketch, check_probes
 from giveaway.extract import Batches, Cached, InMemory, Streamed, from_file, from_sklearn, from_torch
-from giveaway.extract.estimator_file import load_estimator
 from giveaway.extract.model_records import inputs_of_head
 from giveaway.extract.torch_head import from_torch_shared
 from giveaway.extract.torch_model import load_weights
-from giveaway.extract.user_files import call_factory, records_from
+from giveaway.extract.user_files import call_factory, load_estimator, records_from
 from giveaway.gp import Process
 from giveaway.linalg.processes import ALONE, Processes
 from giveaway.network.depths import CURVATURES, Depths, Ekfac, Solves, checked_depths

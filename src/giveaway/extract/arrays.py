@@ -14,22 +14,12 @@ import torch
 from giveaway.checks import as_tensor, check_shape, fail, listed, rows_at_a_time
 from giveaway.extract.batches import RecordBatch
 from giveaway.extract.reader import RecordReader
-from giveaway.extract.user_files import ONCE, ROWS, compressed, read_folder, read_stored
+from giveaway.extract.user_files import read_stored
 from giveaway.records.examples import as_records, infer_loss
 from giveaway.records.head import Head
-from giveaway.records.rows import (
-    LARGE_BYTES,
-    LazyRows,
-    LinearRows,
-    Pair,
-    Stream,
-    as_float_rows,
-    check_same_kind,
-    widened,
-)
-from giveaway.records.witnesses import is_relatives, witnesses_in
+from giveaway.records.rows import LARGE_BYTES, LazyRows, LinearRows, Pair, Stream, as_float_rows, check_same_kind
+from giveaway.records.witnesses import witnesses_in
 
-ARRAYS = (*ROWS, *ONCE, "inputs", "options")
 CONTENTS = "the keys features, targets, and weight with bias, or outputs"
 
 
@@ -63,15 +53,7 @@ def from_file(
     (Head(n=3, d=3, m=3, loss='cross_entropy', l2=0.5), ['ignored keys: epoch'])
     """
     file = Path(path)
-    if file.is_dir():
-        stored, ignored, notes = read_folder(file)
-    elif file.suffix in (".npz", ".safetensors"):
-        arrays, ignored = read_stored("file", file, lambda name: name in ARRAYS or is_relatives(name), LARGE_BYTES)
-        lazy = {name for name, array in arrays.items() if array.nbytes >= LARGE_BYTES and name not in ONCE}
-        stored = {name: array if name in lazy else widened(array) for name, array in arrays.items()}
-        notes = [note for name, array in arrays.items() for note in compressed(name, [array])]
-    else:
-        raise fail("file", "an .npz or .safetensors file", file.name, "save the arrays with numpy.savez")
+    stored, ignored, notes = read_stored(file)
     if ignored:
         notes = [f"ignored keys: {listed(ignored)}", *notes]
     black_box = "features" not in stored and "outputs" in stored and not {"weight", "bias"} & stored.keys()

@@ -122,8 +122,8 @@ class RowWriters:
         with _room():
             if name not in self.files:
                 part = part_of(self.folder / f"{name}.npy")
-                stream = os.fdopen(os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "w+b")
-                self.files[name] = part, stream, block[:0].clone()
+                handle = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+                self.files[name] = part, os.fdopen(handle, "w+b"), block[:0].clone()
                 self._header(name)
             _, stream, like = self.files[name]
             check_same_kind(name, block, like)

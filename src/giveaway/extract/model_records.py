@@ -92,7 +92,7 @@ def _read_twice(reader: RecordReader) -> tuple[Inputs, torch.Tensor, np.ndarray 
     buffers, targets, keys = RowBuffers(reader.total), RowBuffers(reader.total), list[int | str]()
     with same_random_states(reader.loader):
         for batch in reader.first_pass():
-            given = [*enumerate(batch.arguments), *batch.keywords.items()]
+            given: list[tuple[int | str, Any]] = [*enumerate(batch.arguments), *batch.keywords.items()]
             tensors = {key: as_tensor("inputs", value).cpu() for key, value in given}
             if not keys:
                 keys, n = list(tensors), reader.total or batch.rows

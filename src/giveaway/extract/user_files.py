@@ -1,4 +1,4 @@
-"""What a user names on the command line: functions of their own, and arrays in files and in folders of files.
+"""What a user names: functions of their own, arrays in files and in folders of files, and estimators in files.
 
 Arrays of .npy, .npz and .safetensors files that are large are mapped where they lie. No pickle is read.
 """
@@ -12,7 +12,7 @@ import os
 import sys
 import zipfile
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,10 @@ ONCE = ("weight", "bias", "l2", "class_names", *HELD_OUT)
 KINDS = (".npy", ".npz", ".safetensors")
 HEAD = "head"  # the name of the file that may hold weight, bias and l2 beside the shards
 MOST_SUBGROUPS = 200  # a column with more values does not name subgroups
-
-Wanted = Callable[[str], bool]
+PICKLE_SUFFIXES = (".pkl", ".pickle", ".joblib")
+# Plain holders of numbers, unknown to skops: inside every MLP trained with adam or sgd, and inside encoders.
+TRUSTED_TYPES = [f"sklearn.neural_network._stochastic_optimizers.{name}Optimizer" for name in ("Adam", "SGD")]
+TRUSTED_TYPES += ["numpy.dtype"]
 
 
 def needs_pickle(argument: str, expected: str, file: Path, remedy: str) -> InputError:
@@ -171,35 +173,25 @@ def read_npz_keys(argument: str, path: Any, keys: tuple[str, ...], plain: str = 
         return [read_member(stored, key) for key in keys]
 
 
-def read_stored(argument: str, path: Path, wanted: Wanted, large: int) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Return the wanted arrays of a file, mapped from `large` bytes on, and the names of the others, not read."""
-    with reading(argument, path, f"{path.suffix} file") as file:
-        if path.suffix == ".npz":
-            return _read_npz(file, wanted, large)
-        if path.suffix == ".safetensors":
-            return _read_safetensors(file, wanted, large)
-        name = file.stem.split("-", 1)[0]
-        if not wanted(name):
-            return {}, [name]
-        with file.open("rb") as stream:
-            return {name: _mapped(file, *npy_header(stream), large)}, []
-
-
-def read_folder(folder: Path) -> tuple[dict[str, Any], list[str], list[str]]:
-    """Return the known arrays of a folder of shards, or of .npy files; the names of others; and notes."""
-    files = sorted(file for file in folder.iterdir() if file.is_file() and file.suffix in KINDS)
-    kinds = sorted({file.suffix for file in files if file.stem != HEAD} or {file.suffix for file in files})
+def read_stored(path: Path) -> tuple[dict[str, Any], list[str], list[str]]:
+    """Return the known arrays of a file, or of a folder of shards or .npy files; the names of others; and notes."""
+    alone = not path.is_dir()
+    files = [path] if alone else sorted(file for file in path.iterdir() if file.is_file() and file.suffix in KINDS)
+    if alone and path.suffix not in KINDS[1:]:
+        raise fail("file", "an .npz or .safetensors file", path.name, "save the arrays with numpy.savez")
     if not files:
-        expected, got = f"a folder with {', '.join(KINDS[:2])} or {KINDS[2]} files", f"none in {folder.name}"
+        expected, got = f"a folder with {', '.join(KINDS[:2])} or {KINDS[2]} files", f"none in {path.name}"
         raise fail("file", expected, got, "save shards there, or features.npy, targets.npy, weight.npy and bias.npy")
+    kinds = sorted({file.suffix for file in files if file.stem != HEAD} or {file.suffix for file in files})
     if len(kinds) > 1:
-        got = f"{' and '.join(kinds)} in {folder.name}"
+        got = f"{' and '.join(kinds)} in {path.name}"
         raise fail("file", "files of one kind in the folder", got, "keep one kind there, and move the others away")
-    shards, ignored = kinds != [".npy"], set[str]()
-    known = {*ROWS, *ONCE} if shards else {*ROWS, *ONCE, "inputs"}
+    shards, ignored = not alone and kinds != [".npy"], set[str]()
+    known = {*ROWS, *ONCE} | (set() if shards else {"inputs"}) | ({"options"} if alone else set())
     parts: defaultdict[str, dict[Path, np.ndarray]] = defaultdict(dict)
     for file in files:
-        arrays, others = read_stored("file", file, lambda name: name in known or is_relatives(name), large=0)
+        with reading("file", file, f"{file.suffix} file"):
+            arrays, others = _arrays_in(file, lambda name: name in known or is_relatives(name), LARGE_BYTES * alone)
         ignored |= set(others)
         for name, array in arrays.items():
             parts[name][file] = array
@@ -221,22 +213,17 @@ def read_folder(folder: Path) -> tuple[dict[str, Any], list[str], list[str]]:
         stored[name] = _stacked(name, places)
         for file in with_rows:
             if file not in places:
-                got = f"no {name} in {file.name}"
-                raise fail(name, "the same arrays in every shard", got, "write it there as well")
+                raise fail(
+                    name, "the same arrays in every shard", f"no {name} in {file.name}", "write it there as well"
+                )
             beside, rows = first.setdefault(file, (name, len(places[file])))
             if len(places[file]) != rows:
                 expected, got = f"{rows} rows in {file.name}, as of {beside}", f"{len(places[file])} rows"
                 raise fail(name, expected, got, "write one row a record in every array")
-        notes += compressed(name, places.values())
+        held = [array for array in places.values() if type(array) is np.ndarray and array.size]
+        if held and name in ROWS[:2] and sum(array.nbytes for array in places.values()) >= LARGE_BYTES:
+            notes.append(f"{name} compressed, so read whole: numpy.savez would leave them on disk")
     return stored, sorted(ignored), notes
-
-
-def compressed(name: str, arrays: Collection[np.ndarray]) -> list[str]:
-    """Say of large features and outputs that are not mapped that they were compressed."""
-    read = sum(array.nbytes for array in arrays) >= LARGE_BYTES and any(
-        type(one) is np.ndarray and one.size for one in arrays
-    )
-    return [f"{name} compressed, so read whole: numpy.savez would leave them on disk"] * (read and name in ROWS[:2])
 
 
 def _stacked(name: str, places: dict[Path, np.ndarray]) -> Any:
@@ -259,55 +246,46 @@ def _stacked(name: str, places: dict[Path, np.ndarray]) -> Any:
     return rows if rows.nbytes >= LARGE_BYTES else rows.whole()
 
 
-def _read_npz(file: Path, wanted: Wanted, large: int) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Map the large members that stand in the archive as they are, and read the others."""
+def _arrays_in(file: Path, wanted: Callable[[str], bool], large: int) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Return the wanted arrays of a file, mapped from `large` bytes on, and the names of the others, not read."""
+    if file.suffix == ".npy":
+        name = file.stem.split("-", 1)[0]
+        with file.open("rb") as stream:
+            return ({name: _mapped(file, *npy_header(stream), large)}, []) if wanted(name) else ({}, [name])
     arrays = {}
-    with np.load(file, allow_pickle=False) as stored, file.open("rb") as stream:
-        members = {info.filename.removesuffix(".npy"): info for info in stored.zip.infolist()}
-        for name in filter(wanted, stored.files):
-            info = members[name]
-            stands = info.compress_type == zipfile.ZIP_STORED and not info.flag_bits & 1
-            if not stands or info.file_size < large:
-                arrays[name] = read_member(stored, name)
-                continue
-            stream.seek(info.header_offset)
-            local = stream.read(30)
-            if local[:4] != b"PK\x03\x04":
-                raise ValueError("no local header")
-            sizes = (int.from_bytes(local[at : at + 2], "little") for at in (26, 28))
-            start = stream.seek(info.header_offset + 30 + sum(sizes))
-            dtype, shape, order, offset = npy_header(stream)
-            if offset + math.prod(shape) * dtype.itemsize != start + info.file_size:
-                raise ValueError("a member that ends elsewhere")
-            arrays[name] = _mapped(file, dtype, shape, order, offset, large)
-        return arrays, sorted(name for name in stored.files if not wanted(name))
+    if file.suffix == ".npz":
+        with np.load(file, allow_pickle=False) as stored, file.open("rb") as stream:
+            members = {info.filename.removesuffix(".npy"): info for info in stored.zip.infolist()}
+            for name in filter(wanted, stored.files):
+                info = members[name]
+                stands = info.compress_type == zipfile.ZIP_STORED and not info.flag_bits & 1
+                if not stands or info.file_size < large:
+                    arrays[name] = read_member(stored, name)
+                    continue
+                stream.seek(info.header_offset)
+                local = stream.read(30)
+                if local[:4] != b"PK\x03\x04":
+                    raise ValueError("no local header")
+                sizes = (int.from_bytes(local[at : at + 2], "little") for at in (26, 28))
+                start = stream.seek(info.header_offset + 30 + sum(sizes))
+                dtype, shape, order, offset = npy_header(stream)
+                if offset + math.prod(shape) * dtype.itemsize != start + info.file_size:
+                    raise ValueError("a member that ends elsewhere")
+                arrays[name] = _mapped(file, dtype, shape, order, offset, large)
+            return arrays, sorted(name for name in stored.files if not wanted(name))
+    from safetensors import safe_open
 
-
-def _read_safetensors(file: Path, wanted: Wanted, large: int) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Read a length, a JSON header with each tensor's place, and the tensors' bytes, the last to the end."""
-    size = file.stat().st_size
-    with file.open("rb") as stream:
+    with safe_open(file, "np"), file.open("rb") as stream:  # which refuses a damaged header
         length = int.from_bytes(stream.read(8), "little")
-        if not 2 <= length <= size - 8:
-            raise ValueError("a header beyond the file")
         header = json.loads(stream.read(length))
-        if not isinstance(header, dict):
-            raise ValueError("another header")
-        header.pop("__metadata__", None)
-        ends = [int(entry["data_offsets"][1]) for entry in header.values()]
-        if 8 + length + max(ends, default=0) != size:
-            raise ValueError("tensors beyond the file")
-        arrays = {}
-        for name in filter(wanted, header):
-            entry = header[name]
-            kind, shape, (low, high) = str(entry["dtype"]), tuple(map(int, entry["shape"])), entry["data_offsets"]
-            if kind not in SAFETENSORS:
-                remedy = "convert it to float32 or int64 and write the file again"
-                raise fail(name, f"numbers of a known type in {file.name}", f"type {kind[:12]}", remedy)
-            dtype = BFLOAT16 if kind == "BF16" else np.dtype(SAFETENSORS[kind])
-            if min(shape, default=0) < 0 or low < 0 or math.prod(shape) * dtype.itemsize != high - low:
-                raise ValueError("a shape that is not that of its bytes")
-            arrays[name] = _mapped(file, dtype, shape, "C", 8 + length + low, large)
+    header.pop("__metadata__", None)
+    for name in filter(wanted, header):
+        kind, shape, start = header[name]["dtype"], tuple(header[name]["shape"]), header[name]["data_offsets"][0]
+        if kind not in SAFETENSORS:
+            remedy = "convert it to float32 or int64 and write the file again"
+            raise fail(name, f"numbers of a known type in {file.name}", f"type {kind[:12]}", remedy)
+        dtype = BFLOAT16 if kind == "BF16" else np.dtype(SAFETENSORS[kind])
+        arrays[name] = _mapped(file, dtype, shape, "C", 8 + length + start, large)
     return arrays, sorted(name for name in header if not wanted(name))
 
 
@@ -319,3 +297,27 @@ def _mapped(file: Path, dtype: np.dtype, shape: tuple[int, ...], order: Any, off
     if shape and count and count * dtype.itemsize >= large:
         return np.memmap(file, dtype, "r", offset, shape, order)
     return np.fromfile(file, dtype, count, offset=offset).reshape(shape, order=order)
+
+
+def load_estimator(path: str | os.PathLike[str], *, allow_pickle: bool = False) -> Any:
+    """Return the scikit-learn estimator in `path`: skops, or with `allow_pickle` pickle, joblib and any type."""
+    suffix = Path(path).suffix
+    if suffix not in (".skops", *PICKLE_SUFFIXES):
+        expected = "a .skops file, or " + ", ".join(PICKLE_SUFFIXES)
+        raise fail("estimator", expected, Path(path).name, "save it with skops.io.dump")
+    with reading("estimator", path, f"{suffix} file") as file:
+        if suffix != ".skops":
+            if not allow_pickle:
+                raise needs_pickle("estimator", "a .skops file", file, "save it with skops.io.dump")
+            import joblib
+
+            return joblib.load(file)
+        try:
+            import skops.io
+        except ImportError as error:
+            raise fail("estimator", "skops, to read .skops files", "none", "pip install skops") from error
+        unknown = sorted(set(skops.io.get_untrusted_types(file=file)) - set(TRUSTED_TYPES))
+        if unknown and not allow_pickle:
+            got = f"{len(unknown)} unknown to it ({', '.join(unknown[:3])}{', …' * (len(unknown) > 3)})"
+            raise fail("estimator", "types that skops trusts", got, f"save the estimator without them, or {TRUST}")
+        return skops.io.load(file, trusted=[*TRUSTED_TYPES, *unknown])

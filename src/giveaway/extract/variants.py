@@ -63,7 +63,7 @@ class Variants:
     def choose(self, batch: RecordBatch) -> dict[str, tuple[Change, ...]]:
         """Return the variants by name, which are chosen by the first batch."""
         if self._changes is None:
-            value = batch.inputs[0] if len(batch.inputs) == 1 else None
+            value: Any = batch.inputs[0] if len(batch.inputs) == 1 else None
             images = isinstance(value, torch.Tensor) and value.ndim == 4 and value.layout == torch.strided
             images = images and (value.is_floating_point() or value.dtype == torch.uint8)
             images = images and value.shape[1] in CHANNELS and min(value.shape[2:]) >= LEAST_SIDE
