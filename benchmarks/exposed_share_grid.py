@@ -43,8 +43,8 @@ from torch import nn
 from benchmarks.dp_sgd import DPTraining, epsilon_of, noise_for, train_dp
 from benchmarks.exposed_share_data import RECORDS, load, pack
 from benchmarks.measuring import read_options
+from benchmarks.recipes import build_cnn, build_mlp, build_resnet9, signals_of
 from giveaway.attacks.lira import FLOOR, lira_within
-from giveaway.attacks.recipes import build_cnn, build_mlp, build_resnet9, signals_of
 from giveaway.attacks.shadow_store import balanced_membership, model_seed
 from giveaway.attacks.stacked import train_stacked
 from giveaway.attacks.thresholds import AttackScores

@@ -24,7 +24,7 @@ from torch import nn
 from benchmarks import data as sets
 from benchmarks.data import standardized
 from benchmarks.measuring import read_options, timed
-from giveaway.attacks.recipes import build_cnn, build_mlp, signals_of, solve_logistic, solve_ridge
+from benchmarks.recipes import build_cnn, build_mlp, signals_of, solve_logistic, solve_ridge
 from giveaway.attacks.shadow_store import balanced_membership, model_seed
 from giveaway.attacks.stacked import OnEpoch, train_stacked
 from giveaway.attacks.training import Training

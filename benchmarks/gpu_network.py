@@ -30,7 +30,7 @@ from torch import nn
 
 from benchmarks.data import arrays, cifar10_training, standardized_images
 from benchmarks.measuring import ROOT, environment, read_json, read_options, timed, write_json
-from giveaway.attacks.recipes import build_cnn
+from benchmarks.recipes import build_cnn
 from giveaway.evaluation.ranking import recall_at, spearman
 from giveaway.network import InverseCurvature, Network, NetworkScores, score_records, sketch_records
 

@@ -35,7 +35,7 @@ from torch import nn
 
 from benchmarks.data import arrays, cifar10_training, standardized_images
 from benchmarks.measuring import RESULTS, digits, read_options, timed, write_result
-from giveaway.attacks.recipes import RECIPES, build_mlp, train_recipe
+from benchmarks.recipes import RECIPES, build_mlp, train_recipe
 from giveaway.attacks.shadow_store import balanced_membership, model_seed
 from giveaway.attacks.stacked import captured, seeded_model, train_stacked
 from giveaway.attacks.training import Training

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from benchmarks.measuring import alone, cpu_timed, memory, read_json, read_options, timed, write_result
-from giveaway.attacks.recipes import build_cnn
+from benchmarks.recipes import build_cnn
 from giveaway.network import InverseCurvature, Network, NetworkScores, sketch_records
 
 RECORDS, COLUMNS, STEPS, DAMPING, CLAIMED = 5_000, 64, 1, 10.0, 6.0

@@ -26,7 +26,6 @@ def main() -> None:
         "fixed design": lambda: fixed_design.tradeoff(rng.uniform(0.001, 0.999, n)).tpr(RATES),
         "random design, threshold": lambda: design.tradeoff("threshold").tpr(RATES),
         "random design, signed": lambda: design.tradeoff("signed").tpr(RATES),
-        "random design, optimal": lambda: design.tradeoff("optimal").tpr(RATES),
         "two normals": lambda: two_normals(gap, inside, 1.0).tpr(RATES),
         "expected gap": lambda: expected_gap(design),
         "best success of two normals": lambda: best_success(gap, inside, 1.0),

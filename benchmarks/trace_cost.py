@@ -28,8 +28,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.measuring import RESULTS, cpu_timed, digits, read_options, timed, write_parts
+from benchmarks.recipes import RECIPES, build_mlp
 from giveaway import LossTrace, indexed
-from giveaway.attacks.recipes import RECIPES, build_mlp
 
 Step = Callable[[int], Any]
 CLASSES = 10

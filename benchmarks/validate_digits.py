@@ -26,7 +26,7 @@ import giveaway as ga
 from benchmarks import data as sets
 from benchmarks.fused_truth import figures
 from benchmarks.measuring import read_options, timed, write_result
-from giveaway.attacks.recipes import RECIPES
+from benchmarks.recipes import RECIPES, train_recipe
 from giveaway.attacks.shadow_store import balanced_membership, model_seed
 from giveaway.attacks.stacked import seeded_model
 from giveaway.attacks.training import EpochBatches, Training
@@ -40,7 +40,7 @@ def digits(models: int, targets: int, folder: Path) -> dict:
     x, y = (data.data / 16.0).astype(np.float32), data.target
     recipe = RECIPES["mlp"]
     make = partial(recipe.build, x.shape[1:], 10)
-    signals, stacked = timed(lambda: ga.attacks.train_recipe("mlp", x, y, models=models, folder=folder, kind="phi"))
+    signals, stacked = timed(lambda: train_recipe("mlp", x, y, models=models, folder=folder, kind="phi"))
     inputs, labels = torch.from_numpy(x), torch.from_numpy(y)
     members = balanced_membership(targets, len(x), seed=0, first=FIRST_TARGET)
     alone, audits, tables = 0.0, 0.0, []
@@ -81,7 +81,7 @@ def one_model(make, x, y, rows: np.ndarray, training: Training, seed: int) -> to
 
 def housing(data: Path, models: int, targets: int, folder: Path) -> dict:
     x, y = (sets.standardized(values) for values in sets.housing(data))
-    signals, shadows = timed(lambda: ga.attacks.train_recipe("ridge", x, y, models=models, folder=folder))
+    signals, shadows = timed(lambda: train_recipe("ridge", x, y, models=models, folder=folder))
     tables, audits = [], 0.0
     for own in balanced_membership(targets, len(x), seed=0, first=FIRST_TARGET):
         rows = np.flatnonzero(own)

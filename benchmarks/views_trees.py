@@ -32,7 +32,7 @@ from benchmarks import data as sets
 from benchmarks.fused_own_truth import FIRST_TARGET, RECORDS, Data, sentences
 from benchmarks.fused_truth import figures
 from benchmarks.measuring import read_options, write_parts
-from giveaway.attacks.recipes import signals_of
+from benchmarks.recipes import signals_of
 from giveaway.attacks.shadow_store import balanced_membership, model_seed
 from giveaway.extract.sklearn_traces import STAGES, trace_of_stages
 from giveaway.extract.sklearn_unseen import out_of_bag

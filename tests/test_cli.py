@@ -23,7 +23,6 @@ from sklearn.linear_model import LogisticRegression
 
 import giveaway.cli
 from giveaway import audit
-from giveaway.attacks.recipes import RECIPES
 from giveaway.checks import InputError
 from giveaway.cli.audit_folder import RANKING_ONLY
 from giveaway.extract import from_file, from_sklearn
@@ -715,7 +714,8 @@ def test_validate_trains_shadow_models_of_a_recipe(giveaway, done, folder):
     assert "training 32 models took " in stored
     assert "unknown time" not in stored
     trained = "The shadow models are logistic regressions of giveaway's recipe logistic; the count is of these, whose "
-    trained += "settings need not be those of the audited LogisticRegression."
+    trained += "settings need not be those of the audited LogisticRegression. "
+    trained += "Outputs are taken as logits, one for each class."
     assert first["trained"] == trained
     done("validate", "result", "--signals", "other", "--recipe", "mlp", "--data", "flowers:data", "--models", "8")
     assert (
@@ -731,34 +731,6 @@ def test_validate_trains_shadow_models_of_a_recipe(giveaway, done, folder):
     assert not signals.exists()
 
 
-@pytest.mark.slow
-def test_validate_trains_augmented_residual_networks(giveaway, done, folder, monkeypatch):
-    code = (  # every seventh label is wrong, which the audit and the networks must both see
-        "import numpy as np\n"
-        "def data():\n"
-        "    y = np.arange(100) % 2\n"
-        "    pictures = np.random.default_rng(0).normal(size=(100, 3, 8, 8)) + 2 * y[:, None, None, None]\n"
-        "    y[::7] = 1 - y[::7]\n"
-        "    return pictures, y\n"
-    )
-    (folder / "pictures.py").write_text(code)
-    recipe = RECIPES["resnet9"]
-    monkeypatch.setitem(RECIPES, "resnet9", replace(recipe, training=replace(recipe.training, epochs=4)))
-    monkeypatch.syspath_prepend(str(folder))
-    pictures, y = importlib.import_module("pictures").data()
-    means = pictures.mean(axis=(2, 3))
-    logits = 4 * (means.mean(axis=1, keepdims=True) - 1) * [-1, 1]
-    np.savez("head.npz", features=means, targets=y, outputs=logits)
-    done("audit", "--features", "head.npz", "--out", "result", *config(map="none"))
-    options = ("validate", "result", "--recipe", "resnet9", "--data", "pictures:data", "--models", "8", "--json")
-    code, out, err = giveaway(*options)
-    assert code == 0, err
-    assert json.loads(out)["models"] == 8
-    stored = json.loads((folder / "result" / "signals" / "shadow.json").read_text())
-    assert stored["training"]["augment"] == ["crop", "flip"]
-    assert "resnet9" in giveaway("validate", "--help")[1]
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -771,7 +743,7 @@ def test_validate_trains_augmented_residual_networks(giveaway, done, folder, mon
         (("--recipe", "mlp", "--data", "nowhere:x"), "data: expected a module that can be imported, got 'nowhere'"),
         (("--recipe", "mpl", "--data", "math:gamma", "--models", "8"), "recipe: expected a known name, got 'mpl'; did"),
         (("--recipe", "mlp", "--models", "6"), "models: expected a whole number of at least 8, got 6; fewer show not"),
-        (("--recipe", "mlp", "--dry-run"), "dry_run: expected --train or --estimator beside it, got --recipe; drop"),
+        (("--recipe", "mlp", "--device", "cpu"), "device: expected --train beside it, got --recipe; drop --device, or"),
         (("--train", "a:b", "--allow-pickle"), "allow_pickle: expected --estimator beside it, got --train; drop --all"),
         (("--train", "a:b", "--recipe", "mlp"), "recipe: expected one way to train, got --train and --recipe; drop"),
         (("--train", "nowhere:x"), "train: expected a module that can be imported, got 'nowhere'; run from the folder"),

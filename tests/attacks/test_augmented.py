@@ -16,13 +16,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from benchmarks.recipes import RECIPES, build_resnet9, train_recipe
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 from torch import nn
 
 from giveaway.attacks import stacked
-from giveaway.attacks.recipes import RECIPES, build_resnet9, train_recipe
 from giveaway.attacks.shadow_store import balanced_membership, model_seed
 from giveaway.attacks.stacked import train_stacked
 from giveaway.attacks.training import Training, TrainingInputs

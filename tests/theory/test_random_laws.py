@@ -25,7 +25,7 @@ def fits(request):
     error = ERRORS[q]
     h, out, inside = refits(X, error, n=N, runs=RUNS, rng=rng, sigma=SIGMA, covariance=COVARIANCE)
     size = error[0] if q == 1 else np.linalg.norm(error)
-    design = random_design(LEVERAGE, size, N - P, variance=SIGMA**2, outputs=q, integrate=True)
+    design = random_design(LEVERAGE, size, N - P, variance=SIGMA**2, outputs=q)
     return design, h, out, inside, error
 
 
@@ -61,43 +61,35 @@ def test_the_gap_of_real_fits(fits):
     assert abs(gap_expansion(design) - expected_gap(design)) > 3 * error  # k is small: only the exact one is right
 
 
-@pytest.mark.parametrize("integrated", [True, False])
 @pytest.mark.parametrize("q", [1, 2, 7])
-def test_pdf_cdf_sf_and_ppf_agree(q, integrated):
-    design = random_design(np.array([0.5, 5.0]), np.array([0.3, 2.0]), 9, outputs=q, integrate=integrated)
-    p = np.array([1e-12, 1e-3, 0.3, 0.5, 0.9, 0.99999])[:, None]
-    laws = [design.e_out, design.e_in, design.loss_out, design.loss_in] + ([design.h] if integrated else [])
-    for law in laws:
-        x = law.ppf(p)
-        assert x.shape == (6, 2)
-        np.testing.assert_allclose(law.cdf(x), np.broadcast_to(p, x.shape), rtol=1e-9)
+def test_pdf_cdf_and_sf_agree(q):
+    design = random_design(np.array([0.5, 5.0]), np.array([0.3, 2.0]), 9, outputs=q)
+    for law in (design.e_out, design.e_in, design.loss_out, design.loss_in, design.h):
+        x = law.mean() + np.array([-0.5, 0.3, 1.0, 4.0])[:, None] * np.sqrt(law.var())
+        x = x if law in (design.e_out, design.e_in) else np.abs(x)
         np.testing.assert_allclose(law.sf(x), 1 - law.cdf(x), atol=1e-12)
-        middle = x[1:5]
-        step = 1e-5 * np.abs(middle)
-        np.testing.assert_allclose(
-            (law.cdf(middle + step) - law.cdf(middle - step)) / (2 * step), law.pdf(middle), rtol=1e-5
-        )
+        step = 1e-5 * np.abs(x)
+        np.testing.assert_allclose((law.cdf(x + step) - law.cdf(x - step)) / (2 * step), law.pdf(x), rtol=1e-5)
 
 
 def test_closed_forms_where_scipy_has_them():
-    design = random_design(5.0, 0.7, 7, variance=2.0, integrate=True)
+    design = random_design(5.0, 0.7, 7, variance=2.0)
     student = stats.t(7, loc=0.7, scale=np.sqrt(2.0 * 5.0 / 7))
     x = np.array([-30.0, -3.0, 0.0, 0.7, 5.0, 40.0])
     np.testing.assert_allclose(design.e_out.cdf(x), student.cdf(x), rtol=1e-8)
     np.testing.assert_allclose(design.e_out.sf(x), student.sf(x), rtol=1e-8)
     np.testing.assert_allclose(design.e_out.pdf(x), student.pdf(x), rtol=1e-8)
     assert design.e_out.var() == pytest.approx(student.var())
-    fixed = random_design(5.0, 0.7, 7, variance=2.0, outputs=4)
-    c, tau = 7 / 12, np.sqrt(10 / 7)
+    steady = random_design(5e6, 0.7, 1e7, variance=2.0, outputs=4)  # so many others that V is as good as its mean
+    c, tau = 2 / 3, 1.0
     law = stats.ncx2(4, (0.7 / tau) ** 2, scale=(c * tau) ** 2)
     x = np.array([1e-3, 0.5, 3.0, 20.0])
-    np.testing.assert_allclose(fixed.loss_in.cdf(x), law.cdf(x), rtol=1e-12)
-    np.testing.assert_allclose(fixed.loss_in.pdf(x), law.pdf(x), rtol=1e-12)
-    assert fixed.loss_in.mean() == pytest.approx(law.mean())
-    assert fixed.loss_in.var() == pytest.approx(law.var())
-    assert fixed.h.mean() == pytest.approx(5 / 12)
-    assert fixed.h.cdf(5 / 12 + 1e-9) == 1
-    assert fixed.h.sf(5 / 12 - 1e-9) == 1
+    np.testing.assert_allclose(steady.loss_in.cdf(x), law.cdf(x), rtol=1e-5)
+    np.testing.assert_allclose(steady.loss_in.pdf(x), law.pdf(x), rtol=1e-4)
+    assert steady.loss_in.mean() == pytest.approx(law.mean(), rel=1e-5)
+    assert steady.loss_in.var() == pytest.approx(law.var(), rel=1e-5)
+    assert design.h.pdf(np.array([-0.1, 0.0, 1.0, 1.1])).tolist() == [0, 0, 0, 0]
+    assert design.h.cdf(np.array([-0.1, 1.1])).tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("k", [1, 3, 40, 10_000])
@@ -112,16 +104,16 @@ def test_the_quadrature(k):
 
 
 def test_left_out_moments_are_infinite_where_they_are():
-    assert random_design(1.0, 1.0, 2, integrate=True).e_out.var() == np.inf
-    assert random_design(1.0, 1.0, 4, integrate=True).loss_out.var() == np.inf
-    assert np.isfinite(random_design(1.0, 1.0, 5, integrate=True).loss_out.var())
+    assert random_design(1.0, 1.0, 2).e_out.var() == np.inf
+    assert random_design(1.0, 1.0, 4).loss_out.var() == np.inf
+    assert np.isfinite(random_design(1.0, 1.0, 5).loss_out.var())
     assert expected_gap(random_design(1.0, 1.0, 2)) == np.inf
 
 
 def test_a_record_without_leverage_leaves_no_trace():
-    design = random_design(0.0, 0.4, 50, integrate=True)
+    design = random_design(0.0, 0.4, 50)
     assert design.h.cdf(0.0) == 1
-    assert design.h.ppf(0.5) == 0
+    assert design.h.sf(0.0) == 0
     assert design.e_in.cdf(0.4) == pytest.approx(1, abs=1e-12)
     assert design.e_out.cdf(0.3999) == 0
     assert design.loss_in.cdf(0.17) == pytest.approx(1)
@@ -176,9 +168,7 @@ def test_out_of_range_arguments(arguments, words):
 
 def test_wrong_calls():
     design = random_design(1.0, 1.0, 10)
-    refused("test: expected a known name, got 'optimum'; did you mean optimal", design.tradeoff, "optimum")
-    refused(r"p: expected finite numbers in \[0, 1\], got 2", design.e_in.ppf, 2)
-    refused("integrate: expected True for a density", design.h.pdf, 0.1)
+    refused("test: expected a known name, got 'sign'; did you mean signed", design.tradeoff, "sign")
     refused("a loss is not negative", design.loss_in.pdf, -1.0)
     refused("draws: expected", simulated_gap, design, np.random.default_rng(0), draws=1)
     refused("the expected gap is infinite", simulated_gap, random_design(1.0, 1.0, 2), np.random.default_rng(0))

@@ -14,11 +14,11 @@ from torch import nn
 
 import giveaway as ga
 from benchmarks.measuring import timed
+from benchmarks.recipes import Recipe, train_recipe
 from benchmarks.reproduce.job import Arrays, Job, read_piece, write_piece
 from benchmarks.reproduce.per_sample.agreement import compare
 from benchmarks.reproduce.per_sample.attacks import attack_references
 from benchmarks.reproduce.per_sample.data import Data, Load, small
-from giveaway.attacks.recipes import Recipe, train_recipe
 from giveaway.attacks.shadow_store import balanced_membership, model_seed
 from giveaway.attacks.stacked import State, train_stacked
 from giveaway.attacks.training import Training

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.networks import NO_WORD, VOCABULARY, build_blocks, build_transformer, build_with_dropout
+from benchmarks.recipes import build_cnn
 from benchmarks.reproduce.page import read_paper
 from benchmarks.reproduce.per_sample import data as sets
 from benchmarks.reproduce.per_sample.data import Data, sst2
 from benchmarks.reproduce.per_sample.experiment import Experiment, run
-from giveaway.attacks.recipes import build_cnn
 from giveaway.attacks.training import Training
 
 LONGEST = 32  # words of a sentence that the transformer reads

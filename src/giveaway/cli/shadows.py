@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.neural_network import MLPClassifier
 from torch.utils.data import DataLoader, Dataset
 
-from giveaway.attacks.recipes import RECIPES, train_recipe
 from giveaway.attacks.retraining import Retraining
 from giveaway.attacks.shadow import first_model, train_shadows
 from giveaway.attacks.shadow_store import marked_with
-from giveaway.auditing.validate import LEAST_MODELS, check_records, checked_training, digests_for
+from giveaway.auditing.validate import LEAST_MODELS, checked_training, digests_for
 from giveaway.checks import check_choice, check_whole, fail
 from giveaway.cli.source import Options, Say, device_named
 from giveaway.extract import from_file
@@ -29,17 +30,15 @@ WAYS = ("train", "estimator", "recipe")
 BESIDE = {  # what can train shadow models with each option
     "data": WAYS,
     "models": WAYS,
-    "device": ("train", "recipe"),
-    "workers": ("train", "estimator"),
-    "dry_run": ("train", "estimator"),
+    "device": ("train",),
+    "workers": WAYS,
+    "dry_run": WAYS,
     "allow_pickle": ("estimator",),
 }
-KIND_OF_RECIPE = {  # what its models are, and their class in scikit-learn
-    "ridge": ("ridge regressions", "Ridge"),
-    "logistic": ("logistic regressions", "LogisticRegression"),
-    "mlp": ("MLPs", "MLPClassifier"),
-    "cnn": ("CNNs", ""),
-    "resnet9": ("residual networks", ""),
+RECIPES = {  # what stands in where the audited model cannot be trained again, and what to call several of it
+    "ridge": (Ridge(), "ridge regressions"),
+    "logistic": (LogisticRegression(max_iter=10_000), "logistic regressions"),
+    "mlp": (MLPClassifier((64, 64), max_iter=1_000), "MLPs"),
 }
 TAKEN_AS = {
     "probabilities": "Outputs are taken as probabilities: none is negative, and those of a record sum to 1.",
@@ -78,8 +77,6 @@ def signals_named(options: Options, table: ScoreTable, rows: np.ndarray | None, 
         raise fail("target_model", expected, got, f"drop --target-model, or --{named[0]}")
     models = check_whole("models", options.get("models", MODELS), LEAST_MODELS, remedy="fewer show nothing")
     place: Options = {"models": models, "folder": options["signals"], "seed": options["seed"]}
-    if named == ["recipe"]:
-        return _by_recipe(options, audited, table, rows, place, say)
     training, trained = _training(options, audited, table, say)
     training = checked_training(training, table, rows)
     if options.get("dry_run"):
@@ -118,28 +115,6 @@ def _ways(options: Options) -> list[str]:
     return named
 
 
-def _by_recipe(
-    options: Options, audited: Mapping[str, Any], table: ScoreTable, rows: np.ndarray | None, place: Options, say: Say
-) -> Shadows:
-    name = check_choice("recipe", options["recipe"], RECIPES)
-    X, y = _data(options, audited, table, say)
-    if X is None:
-        raise fail("data", "records as numbers beside --recipe", "none", "name a function that returns (X, y)")
-    labels = np.asarray(y)
-    check_records(table, X, labels, len(labels), rows, "data")
-    device = device_named(options.get("device")) or torch.device("cpu")
-    with parts_of(enabled=True, work="shadow models", unit="model") as on_model:
-        signals = train_recipe(name, X, y, device=device, on_model=on_model, **place)
-    signals = marked_with(signals, options["signals"], digests_for(table, X, labels))
-    (plural, of_class), like = KIND_OF_RECIPE[name], table.meta.model
-    of = "the count is of them, and of the audited model as far as it was trained in the same way"
-    if like == of_class:
-        of = f"the count is of these, whose settings need not be those of the audited {like}"
-    elif like is not None:
-        of = f"the audited model is a {like}: the count is of {plural}"
-    return signals, f"The shadow models are {plural} of giveaway's recipe {name}; {of}."
-
-
 def _training(options: Options, audited: Mapping[str, Any], table: ScoreTable, say: Say) -> tuple[Retraining, str]:
     """Return how a model is trained, and say it."""
     device = device_named(options.get("device"))
@@ -148,6 +123,9 @@ def _training(options: Options, audited: Mapping[str, Any], table: ScoreTable, s
         say(f"Running your code: {name}")
         training = Retraining(named_function("train", name), *_data(options, audited, table, say), **run)
         return training, f"The shadow models are trained by your function {name}."
+    if (name := options.get("recipe")) is not None:
+        check_choice("recipe", name, RECIPES)
+        return _by_recipe(name, _data(options, audited, table, say), table.meta.model, run)
     given = load_estimator(options["estimator"], allow_pickle=bool(options.get("allow_pickle")))
     training = Retraining(given, *_data(options, audited, table, say), **run)
     kind, like = training.name, table.meta.model
@@ -157,6 +135,21 @@ def _training(options: Options, audited: Mapping[str, Any], table: ScoreTable, s
     if like is not None and like != kind:
         said += f"; the audited model is a {like}: the count is of {kind} models"
     return training, f"{said}."
+
+
+def _by_recipe(name: str, data: tuple[Any, Any], like: str | None, run: Options) -> tuple[Retraining, str]:
+    estimator, plural = RECIPES[name]
+    X, y = data
+    if getattr(X, "ndim", 0) != 2:
+        got = "none" if X is None else f"a {type(X).__name__} of {getattr(X, 'ndim', 'unknown')} dimensions"
+        raise fail("data", "a matrix of numbers beside --recipe", got, "name a function that returns (X, y)")
+    of = "the count is of them, and of the audited model as far as it was trained in the same way"
+    if like == type(estimator).__name__:
+        of = f"the count is of these, whose settings need not be those of the audited {like}"
+    elif like is not None:
+        of = f"the audited model is a {like}: the count is of {plural}"
+    training = Retraining(estimator, X, y, **run)
+    return training, f"The shadow models are {plural} of giveaway's recipe {name}; {of}."
 
 
 def _data(options: Options, audited: Mapping[str, Any], table: ScoreTable, say: Say) -> tuple[Any, Any]:

@@ -28,8 +28,7 @@ RECORD = (  # options that describe records of the random design; several values
 )
 CURVE = (
     click.option("--h", help="Leverages of the fixed design, such as 0.1,0.5 (instead of --leverage)."),
-    click.option("--test", help="threshold or optimal (both see the loss) or signed (sees the residual, default)."),
-    click.option("--integrate", is_flag=True, help="Average over V, the spread of the other records."),
+    click.option("--test", help="threshold (sees the loss) or signed (sees the residual, default)."),
 )
 
 
@@ -152,7 +151,7 @@ def _curves(options: dict[str, Any]) -> dict[str, Any]:
     from giveaway.theory.random_design import TESTS
 
     if "h" in options:
-        for name in ("leverage", "error", "freedom", "variance", "test", "integrate"):
+        for name in ("leverage", "error", "freedom", "variance", "test"):
             if name in options:
                 raise fail(name, "--leverage rather than --h", "both", f"drop --{name}: h is the fixed design's")
         outputs = options.get("outputs", 1)
@@ -169,7 +168,7 @@ def _designs(options: dict[str, Any]) -> dict[str, Any]:
         if name not in options:
             remedy = "describe the record by --leverage, --error and --freedom"
             raise fail(name, f"--{name} of a record", "none", remedy + (", or by --h" if name == "leverage" else ""))
-    defaults = (("variance", 1.0), ("outputs", 1), ("integrate", False))
+    defaults = (("variance", 1.0), ("outputs", 1))
     others: dict[str, Any] = {name: options.get(name, value) for name, value in defaults}
     pairs = product(_numbers("leverage", options["leverage"]), _numbers("error", options["error"]))
     return {

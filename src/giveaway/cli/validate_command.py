@@ -16,7 +16,7 @@ from giveaway.text import say
 @click.argument("folder")
 @TRAIN
 @ESTIMATOR
-@click.option("--recipe", help="Train shadow models of a usual kind: ridge, logistic, mlp, cnn or resnet9.")
+@click.option("--recipe", help="Train shadow models of a usual kind: ridge, logistic or mlp.")
 @DATA
 @click.option("--models", type=int, help="How many shadow models to train, an even number; default 64.")
 @WORKERS

@@ -16,9 +16,8 @@ BLOCK = 1 << 15  # elements handled at a time: temporaries stay in the cache
 SMALLEST = 1e-300
 LOWEST = 1e-150  # an α below this counts as 0: squares of its quantiles underflow
 ROOT_TAU = math.sqrt(math.tau)
-GAUSS_NODES, GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(12)
+GAUSS = np.stack(np.polynomial.legendre.leggauss(12), 1)[6:].tolist()  # nodes above 0, and their weights
 TAIL = 1e-17  # probability that the quadrature over χ²_k leaves out on either side
-ROOT_STEPS = 200
 
 
 def far_from(q: int) -> float:
@@ -42,7 +41,7 @@ def ball_density(x: np.ndarray, delta: np.ndarray, q: int) -> np.ndarray:
     if q == 1:
         return _normal_density(x - delta) + _normal_density(x + delta)
     with np.errstate(divide="ignore", under="ignore"):
-        log = (q - 1) * np.log(x) - 0.5 * (x - delta) ** 2 + log_bessel(x * delta, q)
+        log = (q - 1) * np.log(x) - 0.5 * (x - delta) ** 2 + _log_bessel(x * delta, q)
         return np.exp(log - (q / 2 - 1) * math.log(2) - gammaln(q / 2))
 
 
@@ -106,11 +105,9 @@ def in_blocks(function: Callable[..., tuple[np.ndarray, ...]], *arrays: np.ndarr
     return power.reshape(shape), miss.reshape(shape)
 
 
-def log_bessel(z: np.ndarray, q: int) -> np.ndarray:
-    """Return log of Γ(ν + 1)(2/z)^ν I_ν(z)·e^{−z}, ν = q/2 − 1: minus z at small z, and log cosh z − z for q = 1."""
+def _log_bessel(z: np.ndarray, q: int) -> np.ndarray:
+    """Return log of Γ(ν + 1)(2/z)^ν I_ν(z)·e^{−z}, ν = q/2 − 1, q > 1: minus z at small z."""
     nu = q / 2 - 1
-    if q == 1:
-        return np.log1p(np.exp(-2 * z)) - math.log(2)
     w = z * z / (4 * (nu + 1))
     series = np.log1p(w * (1 + w * (nu + 1) / (nu + 2) / 2 * (1 + w * (nu + 1) / (nu + 3) / 3))) - z
     large = np.where(w < 1e-3, 1.0, z)
@@ -135,7 +132,7 @@ def _rise(step: Callable[..., Pair], x: np.ndarray, delta: np.ndarray, level: np
     for _ in range(60):
         move, scale = step(x[active], delta[active], level[active])
         x[active] += move
-        active = active[np.abs(move) > 4e-15 * scale]
+        active = active[np.abs(move) > 1e-9 * scale]  # the next step would be of the square of that
         if not active.size:
             break
     return x
@@ -152,7 +149,7 @@ def _near_probability(x: np.ndarray, delta: np.ndarray, q: int, *, complement: b
     if small.size:  # the two cdfs nearly cancel: integrate the density instead
         s, d = x[small], delta[small]
         total = np.zeros_like(s)
-        for node, weight in zip(GAUSS_NODES[6:], GAUSS_WEIGHTS[6:], strict=True):
+        for node, weight in GAUSS:
             total += weight * np.exp(-0.5 * (s * node) ** 2) * np.cosh(d * s * node)
         inside[small] = 2 * s * _normal_density(d) * total
     return inside, ndtr(delta - x) + beyond if complement else inside
@@ -187,125 +184,6 @@ def _normal_density(x: np.ndarray) -> np.ndarray:
     return np.exp(-0.5 * x * x) / ROOT_TAU
 
 
-def best_shell(alpha: np.ndarray, delta: np.ndarray, eta: np.ndarray, q: int) -> Pair:
-    """Return (power, miss) at level α of the likelihood-ratio test on the loss, elementwise over 1-D arrays."""
-    power, miss = dilated_ball(alpha, delta, eta, q, signed=False)
-    most, least = dilated_ball(alpha, delta, eta, q, signed=True)
-    most, least = np.maximum(most, power), np.minimum(least, miss)
-    x, _ = ball_quantile(alpha, delta, q)
-    undecided = (delta * delta > q) & (eta > 0) & (alpha > 0) & (alpha < 1)
-    if q == 1:  # far out the other sign has no chance, and the loss says all that the residual does
-        far = delta > far_from(1)
-        power[far], miss[far] = most[far], least[far]
-        undecided &= ~far
-    index = np.flatnonzero(undecided)
-    index = index[_log_ratio(x[index], delta[index], eta[index], q) > 0]  # else the interval starts at r₁ = 0
-    if index.size:
-        a, d, e = alpha[index], delta[index], eta[index]
-        start, half = _equal_ends(a, d, e, x[index], q)
-        power[index] = np.clip(_shell(start * (1 + e), half * (1 + e), d, q), power[index], most[index])
-        below, above = start * (1 + e), (start + 2 * half) * (1 + e)
-        outside = ball_probability(below, below - d, d, q)[0] + ball_probability(above, above - d, d, q)[1]
-        miss[index] = np.clip(outside, least[index], miss[index])
-    return power, miss
-
-
-def _log_ratio(r: np.ndarray, delta: np.ndarray, eta: np.ndarray, q: int) -> np.ndarray:
-    """Return L(r) − L(0)."""
-    z = delta * r
-    return -0.5 * eta * (2 + eta) * r * r + eta * z + log_bessel(z * (1 + eta), q) - log_bessel(z, q)
-
-
-def _slope(r: np.ndarray, delta: np.ndarray, eta: np.ndarray, q: int) -> np.ndarray:
-    """Return dL/dr, from I_{ν+1}(z)/I_ν(z) = z/q·exp(log_bessel(z, q + 2) − log_bessel(z, q))."""
-
-    def pull(scale: np.ndarray) -> np.ndarray:
-        z = scale * delta * r
-        return scale * delta * z / q * np.exp(log_bessel(z, q + 2) - log_bessel(z, q))
-
-    return pull(1 + eta) - pull(np.ones_like(r)) - eta * (2 + eta) * r
-
-
-def _equal_ends(alpha: np.ndarray, delta: np.ndarray, eta: np.ndarray, x: np.ndarray, q: int) -> Pair:
-    """Return r₁ and half the width of the interval of probability α with L(r₁) = L(r₂)."""
-    start, half, converged = _newton(alpha, delta, eta, x, q)
-    rest = np.flatnonzero(~converged)
-    if rest.size:
-        a, d, e, guess = alpha[rest], delta[rest], eta[rest], 0.5 * x[rest]
-
-        def fall(r: np.ndarray) -> Pair:
-            """Return L(r₁) − L(r₂), which changes sign once as r₁ grows at a fixed probability, and its slope."""
-            end = r + 2 * _half_width(a, r, guess, d, q)
-            moves = ball_density(r, d, q) / np.maximum(ball_density(end, d, q), SMALLEST)
-            slope = _slope(r, d, e, q) - moves * _slope(end, d, e, q)
-            return _log_ratio(r, d, e, q) - _log_ratio(end, d, e, q), slope
-
-        # the power is stationary in r₁ at the answer, so that half of r₁'s digits give all of the power's
-        start[rest] = solve_increasing(fall, np.zeros_like(d), d, 0.5 * d, tolerance=1e-8)
-    return start, _half_width(alpha, start, half, delta, q)
-
-
-def _newton(
-    alpha: np.ndarray, delta: np.ndarray, eta: np.ndarray, x: np.ndarray, q: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Solve both equations at once from the interval of the signed test; the last array says where it converged."""
-    c = 1 / (1 + eta)
-    centre = delta * c / (1 + c)
-    reach, _ = ball_quantile(alpha, delta / (1 + c), q)
-    start = np.maximum(centre - reach, 0.1 * centre)
-    half = np.where(centre > reach, reach, 0.5 * x)
-    converged = np.zeros(x.shape, dtype=bool)
-    active = np.arange(x.size)
-    for _ in range(12):
-        s, w, d, e = start[active], half[active], delta[active], eta[active]
-        end = s + 2 * w
-        inside = np.maximum(_shell(s, w, d, q), SMALLEST)
-        mass, level = np.log(inside / alpha[active]), _log_ratio(end, d, e, q) - _log_ratio(s, d, e, q)
-        at_end = ball_density(end, d, q)
-        mass_s, mass_w = (at_end - ball_density(s, d, q)) / inside, 2 * at_end / inside
-        level_s, level_w = _slope(end, d, e, q) - _slope(s, d, e, q), 2 * _slope(end, d, e, q)
-        with np.errstate(all="ignore"):
-            determinant = mass_s * level_w - mass_w * level_s
-            by_s = (mass_w * level - level_w * mass) / determinant
-            by_w = (level_s * mass - mass_s * level) / determinant
-        by_s, by_w = (np.where(np.isfinite(step), step, 0) for step in (by_s, by_w))
-        # true to second order in what is left; the peak is above r₁ and below r₂
-        close = (np.abs(by_s) + np.abs(by_w) < 1e-7 * w) & (level_s < 0) & (level_w < 0) & (determinant != 0)
-        start[active] = np.clip(s + by_s, 0.25 * s, d)
-        half[active] = np.clip(w + by_w, 0.25 * w, 4 * w)
-        converged[active[close]] = True
-        active = active[~close]
-        if not active.size:
-            break
-    return start, half, converged
-
-
-def _half_width(alpha: np.ndarray, start: np.ndarray, guess: np.ndarray, delta: np.ndarray, q: int) -> np.ndarray:
-    """Find w with P(start ≤ r ≤ start + 2w) = α, as far as there is one."""
-
-    def excess(w: np.ndarray) -> Pair:
-        inside = np.maximum(_shell(start, w, delta, q), SMALLEST)
-        return np.log(inside / alpha), 2 * ball_density(start + 2 * w, delta, q) / inside
-
-    ceiling = 0.5 * (delta + np.sqrt(q) + 40)
-    return solve_increasing(excess, np.zeros_like(start), ceiling, np.minimum(guess, ceiling), tolerance=1e-14)
-
-
-def _shell(start: np.ndarray, w: np.ndarray, delta: np.ndarray, q: int) -> np.ndarray:
-    """Return P(start ≤ r ≤ start + 2w), by the density where the shell is thin."""
-    end = start + 2 * w
-    before, after = ball_probability(start, start - delta, delta, q), ball_probability(end, end - delta, delta, q)
-    inside = np.where(start > delta, before[1] - after[1], after[0] - before[0])
-    thin = np.flatnonzero(w * (1 + np.minimum(delta, 4)) < 0.5)
-    if thin.size:
-        s, half, d = start[thin], w[thin], delta[thin]
-        total = np.zeros_like(s)
-        for node, weight in zip(GAUSS_NODES, GAUSS_WEIGHTS, strict=True):
-            total += weight * ball_density(s + half * (1 + node), d, q)
-        inside[thin] = half * total
-    return inside
-
-
 @lru_cache(maxsize=32)
 def chi_square_nodes(k: float) -> list[tuple[float, float]]:
     """Return values v of V ~ χ²_k and weights w with Σ w·g(v) ≈ E g(V), by the trapezoid rule in log V.
@@ -319,29 +197,3 @@ def chi_square_nodes(k: float) -> list[tuple[float, float]]:
     y = np.linspace(left, right, int(np.ceil((right - left) / step)) + 1)
     weights = np.exp(k / 2 * (y - np.expm1(y)))  # centred at V = k: no digits lost for large k
     return list(zip((k * np.exp(y)).tolist(), (weights / weights.sum()).tolist(), strict=True))
-
-
-def solve_increasing(
-    function: Callable[[np.ndarray], Pair], low: np.ndarray, high: np.ndarray, start: np.ndarray, *, tolerance: float
-) -> np.ndarray:
-    """Find the zero in [low, high] of an increasing function of value and slope: Newton, safeguarded by bisection."""
-    low, high, x = np.array(low), np.array(high), np.array(start)
-    before = high - low
-    unsolved = np.ones(x.shape, dtype=bool)
-    for _ in range(ROOT_STEPS):
-        value, slope = function(x)
-        np.copyto(low, x, where=value <= 0)
-        np.copyto(high, x, where=value >= 0)
-        with np.errstate(all="ignore"):
-            moved = x - value / slope
-            step = np.abs(moved - x)
-            tiny = step <= tolerance * np.abs(x)
-            newton = (moved > low) & (moved < high) & (step < 0.5 * before)
-        # at the level of rounding a step need not halve, and a bisection would only lead away
-        moved = np.where(newton, moved, np.where(tiny, x, 0.5 * low + 0.5 * high))
-        before = np.abs(moved - x)
-        x = np.where(unsolved, moved, x)
-        unsolved &= ~tiny & (before > tolerance * np.abs(x))
-        if not unsolved.any():
-            break
-    return x

@@ -6,10 +6,10 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from benchmarks.recipes import RECIPES, build_mlp, signals_of, solve_logistic, train_recipe
 from scipy.special import softmax
 from sklearn.linear_model import LogisticRegression, Ridge
 
-from giveaway.attacks.recipes import RECIPES, build_mlp, signals_of, solve_logistic, train_recipe
 from giveaway.attacks.shadow_store import balanced_membership
 from giveaway.attacks.training import Training
 from giveaway.checks import InputError
@@ -129,23 +129,3 @@ def test_kinds_agree_with_signals():
     np.testing.assert_allclose(signals_of(logits, classes, "phi"), full.statistic()[0, :, 0], atol=1e-12)
     np.testing.assert_allclose(signals_of(logits, classes, "probabilities"), full.distribution()[0, :, 0], atol=1e-12)
     np.testing.assert_allclose(signals_of(np.array([[1.0, 2.0]]), np.array([[0.0, 4.0]]), "squared_error"), [5.0])
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"recipe": "cnnn"}, "recipe: expected a known name, got 'cnnn'; did you mean cnn"),
-        ({"recipe": "cnn"}, r"inputs: expected images \(records, channels, height, width\)"),
-        ({"kind": "squared_error"}, "kind: expected a kind of the recipe's loss, got squared_error"),
-        ({"targets": np.zeros(60)}, "targets: expected class indices from 0, got float64"),
-        ({"records": 99}, "records: expected 2 to 60, got 99"),
-        ({"inputs": np.zeros((60, 4), dtype=int)}, "inputs: expected floating-point numbers, got dtype int64"),
-        ({"recipe": "cnn", "inputs": np.zeros((60, 1, 4, 4))}, "inputs: expected images of 8 × 8 or more"),
-    ],
-)
-def test_refusals(tmp_path, change, words):
-    inputs, classes = made()
-    with pytest.raises(InputError, match=words):
-        train_recipe(
-            **{"recipe": "mlp", "inputs": inputs, "targets": classes, "models": 2, "folder": tmp_path, **change}
-        )
