@@ -21,14 +21,9 @@ SURE = {"classifier": LogisticRegression(tol=1e-8, max_iter=1000)}
 ATTACKS = {
     **{f"lira {mode}": partial(lira, mode=mode) for mode in ("online", "offline_onesided", "offline_twosided")},
     **{f"rmia {mode}": partial(rmia, mode=mode, gamma=1.2) for mode in ("online", "offline")},
-    "rmia majority": partial(rmia, vote="majority", gamma=1.1),
-    "rmia taylor": partial(rmia, signal="taylor_softmax", gamma=1.1),
     **{f"threshold {by}": partial(threshold, by=by) for by in ("loss", "confidence", "entropy")},
-    "threshold modified": partial(threshold, by="entropy", modified=True),
     "threshold alone": lambda targets, references: threshold(targets),
     "shokri": partial(shokri, **SURE),
-    "shokri pooled": partial(shokri, per_class=False, **SURE),
-    "shokri sorted": partial(shokri, features="sorted_probabilities", **SURE),
 }
 every_attack = pytest.mark.parametrize("name", ATTACKS)
 
@@ -56,8 +51,7 @@ def test_permuting_models_or_records_permutes_the_scores(
     np.testing.assert_allclose(moved.scores, plain[by_model][:, order], rtol=1e-5, atol=1e-5)
 
 
-# the pooled attack model of shokri needs more than a linear one: test_shokri.py has its network
-@pytest.mark.parametrize("name", [name for name in ATTACKS if name != "shokri pooled"])
+@every_attack
 @pytest.mark.parametrize("points", [0, 100])
 def test_members_score_high_where_models_leak_and_not_where_they_do_not(name, points):
     for leak, low, high in ((3.0, 0.65, 1.0), (0.0, 0.46, 0.54)):

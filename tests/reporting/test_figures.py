@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from giveaway.attacks.thresholds import AttackScores
-from giveaway.evaluation import AttackSummary, recall_at, summarize
+from giveaway.evaluation import recall_at, summarize
+from giveaway.evaluation.success import AttackSummary
 from giveaway.records import ScoreTable
 from giveaway.records.meta import Meta, TraceReport
 from giveaway.reporting import picture

@@ -13,8 +13,8 @@ from scipy.stats import norm
 from benchmarks.reproduce.gls.training import FOLDS
 from giveaway.attacks.lira import FLOOR
 from giveaway.attacks.thresholds import AttackScores
-from giveaway.evaluation import EffectSizes, effect_sizes, spearman, success_at
-from giveaway.evaluation.success import AttackSummary, summarize
+from giveaway.evaluation import effect_sizes, spearman
+from giveaway.evaluation.success import AttackSummary, EffectSizes, summarize
 from giveaway.records import Signals
 
 FALSE_POSITIVES = 0.05
@@ -36,6 +36,16 @@ def said_of_target(signals: Signals, attack: AttackScores, number: int) -> dict[
         **_of_moments(effect),
         "minus_phi": -signals.values[number, :, 0].astype(np.float64),
     }
+
+
+def success_at(attack: AttackScores, false_positive_rate: float) -> np.ndarray:
+    """Return each record's true-positive rate over the models, at a threshold of its own that keeps the share of
+    non-member models above it at most the rate given."""
+    members = attack.members
+    allowed = np.floor(false_positive_rate * (~members).sum(0) + 1e-12).astype(int)
+    outside = -np.sort(-np.where(members, -np.inf, attack.scores), axis=0)
+    threshold = np.take_along_axis(outside, allowed[None], axis=0)[0]
+    return ((attack.scores > threshold) & members).sum(0) / members.sum(0)
 
 
 def said_by_summaries(phi: np.ndarray, summaries: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

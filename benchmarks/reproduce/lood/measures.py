@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from scipy.stats import pearsonr
+from scipy.stats import pearsonr, rankdata
 
 from benchmarks.measuring import digits
 from benchmarks.reproduce.lood.networks import Pictures
 from benchmarks.reproduce.lood.query_attack import query_attack
-from giveaway.attacks.shadow import leave_one_out as loss_attack
 from giveaway.evaluation import spearman
 from giveaway.gp.attack import record_attack
 from giveaway.gp.distinguishability import divergence, divergence_at, remove
@@ -46,8 +45,9 @@ def ends(values: ArrayLike) -> list[float]:
 def attack_auc(with_record: np.ndarray, without: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """Return the AUC (chosen, offsets) of the attack that thresholds (output − target)²; rounds come first in both."""
     losses = [np.square(side - targets[:, None], dtype=np.float64) for side in (with_record, without)]
-    flat = [loss.reshape(len(loss), -1) for loss in losses]
-    return loss_attack(*flat, kind="squared_error").auc.reshape(with_record.shape[1:])
+    k, others = map(len, losses)
+    ranks = rankdata(-np.concatenate(losses), axis=0)[:k].sum(axis=0)
+    return (ranks - k * (k + 1) / 2) / (k * others)
 
 
 def largest_at(values: np.ndarray, offsets: np.ndarray) -> np.ndarray:

@@ -1,18 +1,5 @@
 """LiRA, the likelihood-ratio attack (Carlini et al. 2022): is a model's φ on a record more like that of models trained
-with it, or without it?
-
-Variants carry names that say what they are. With μ and σ of the reference models' statistic, IN and OUT:
-
-mode      `online` log N(φ; μ_in, σ_in) − log N(φ; μ_out, σ_out), `offline_onesided` −log Pr[N(μ_out, σ_out) > φ],
-          `offline_twosided` −log N(φ; μ_out, σ_out)
-variance  `per_record` over each record's own references, `global_residual` pooled around every record's centre,
-          `global_total` pooled around the mean of all; IN and OUT each from their own data
-centre    `median` (the reference implementation) or `mean`
-
-Standard deviations divide by the count. Several queries: the mean of their scores.
-"""
-
-from __future__ import annotations
+with it, or without it? (docs/derivations.md has the variants)"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from joblib import Parallel, delayed, effective_n_jobs, parallel_config
-from scipy.special import logsumexp
 from scipy.stats import rankdata
 
 from giveaway.attacks.retraining import Retraining
@@ -32,9 +31,9 @@ from giveaway.attacks.shadow_store import (
     stored_seconds,
     summaries,
 )
-from giveaway.checks import InputError, check_choice, fail, raised_at
+from giveaway.attacks.thresholds import statistic
+from giveaway.checks import InputError, fail, raised_at
 from giveaway.records import Signals
-from giveaway.records.signals import KINDS, VECTORS
 
 FAILURES_NAMED = 3
 LEAST_TASKS = 4  # for each worker and wave
@@ -104,7 +103,8 @@ class RetrainedRecords:
 
     loss_gap : mean loss without − mean loss with the record.
     memorization : share of right predictions with the record − without it (Feldman's memorization); None for squared
-        errors, where no prediction is right or wrong.
+        errors, where no prediction is right or wrong. φ > 0 counts as right, which with more than two classes not every
+        right prediction has: logits avoid that.
     auc : chance that a model with the record has a lower loss than one without it; ties count half.
     """
 
@@ -156,61 +156,27 @@ def retrain_without(
     signals = train_plan(training, plan, folder, on_model)
     if signals.queries > 1:
         raise fail("predict", "one query a record", str(signals.queries), "return one signal a record")
-    by_round = signals.values[:, :, 0].reshape(repeats, 1 + count, count, *signals.values.shape[3:])
+    by_round = signals.values.reshape(repeats, 1 + count, *signals.values.shape[1:])
     places = np.arange(count)
-    return leave_one_out(by_round[:, 0], by_round[:, 1 + places, places], kind=signals.kind, labels=own, records=which)
+    sides = (by_round[:, 0], True), (by_round[:, 1 + places, places], False)
+    inside, outside = (replace(signals, values=v, members=np.full(v.shape[:2], known)) for v, known in sides)
+    return _compared(inside, outside, which)
 
 
-def leave_one_out(
-    with_record: Any, without: Any, *, kind: str, labels: Any = None, records: Any = None
-) -> RetrainedRecords:
-    """Compare signals (k, R) of k models with each of R records and (l, R) of l models without it, all else equal.
-
-    `kind`: "logits" or "probabilities" (k, R, classes; `labels` (R,) needed), "phi" or "squared_error", as in Signals.
-    From φ the loss is log(1 + e^−φ) and a prediction counts as right where φ > 0: with more than two classes a right
-    prediction can have a negative φ, which logits avoid.
-
-    >>> leave_one_out([[2.0], [3.0]], [[-1.0], [2.5]], kind="phi").auc
-    array([0.75])
-    """
-    check_choice("kind", kind, KINDS)
-    vectors = kind in VECTORS
-    sides: list[np.ndarray] = []
-    for argument, array in (("with_record", with_record), ("without", without)):
-        values = np.asarray(array, dtype=np.float64)
-        if values.ndim != 2 + vectors or 0 in values.shape:
-            shape = "(models, records, classes)" if vectors else "(models, records)"
-            raise fail(argument, f"shape {shape}", f"shape {values.shape}", f"kind is {kind!r}")
-        if not np.isfinite(values).all():
-            raise fail(argument, "finite numbers", "NaN or infinity", "drop or repair that model")
-        if sides and values.shape[1:] != sides[0].shape[1:]:
-            expected = f"shape (models, {', '.join(map(str, sides[0].shape[1:]))})"
-            raise fail("without", expected, f"shape {values.shape}", "use the same records")
-        sides.append(values)
-    k, count = sides[0].shape[:2]
-    known = None if labels is None else np.asarray(labels)
-    if vectors and (known is None or known.shape != (count,)):
-        raise fail("labels", f"{count} class indices", "none or others", f"{kind} need the label of every record")
-    (loss_in, right_in), (loss_out, right_out) = (_loss_and_right(side, kind, known) for side in sides)
+def _compared(inside: Signals, outside: Signals, records: np.ndarray) -> RetrainedRecords:
+    """Compare models with each of the records and models without it, all else equal."""
+    by = "squared_error" if inside.kind == "squared_error" else "loss"
+    loss_in, loss_out = (-statistic(side, by)[..., 0] for side in (inside, outside))
+    memorization = None if by == "squared_error" else _right(inside).mean(0) - _right(outside).mean(0)
+    k = len(loss_in)
     ranks = rankdata(np.concatenate([-loss_in, -loss_out]), axis=0)[:k]
-    return RetrainedRecords(
-        records=np.arange(count) if records is None else np.asarray(records),
-        loss_gap=loss_out.mean(axis=0) - loss_in.mean(axis=0),
-        memorization=None if right_in is None or right_out is None else right_in.mean(0) - right_out.mean(0),
-        auc=(ranks.sum(axis=0) - k * (k + 1) / 2) / (k * len(loss_out)),
-    )
+    auc = (ranks.sum(axis=0) - k * (k + 1) / 2) / (k * len(loss_out))
+    return RetrainedRecords(records, loss_out.mean(axis=0) - loss_in.mean(axis=0), memorization, auc)
 
 
-def _loss_and_right(values: np.ndarray, kind: str, labels: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
-    if kind == "squared_error":
-        return values, None
-    if kind == "phi":
-        return np.logaddexp(0.0, -values), values > 0
-    assert labels is not None
-    if kind == "probabilities":
-        values = np.log(np.maximum(values, np.finfo(np.float64).tiny))
-    own = np.take_along_axis(values, labels[None, :, None], axis=2)[..., 0]
-    return logsumexp(values, axis=2) - own, values.argmax(axis=2) == labels
+def _right(signals: Signals) -> np.ndarray:
+    values = signals.values[:, :, 0]
+    return values > 0 if signals.kind == "phi" else values.argmax(-1) == np.asarray(signals.labels)
 
 
 def _row_numbers(argument: str, value: Any, records: int) -> np.ndarray:

@@ -1,14 +1,4 @@
-"""Train many small networks at once: their parameters stacked, one forward and backward pass for all of them.
-
-Each model has its own half of the records, its own first parameters and its own order of records, all from its own
-seed; what a model without dropout becomes does not depend on its neighbours beyond rounding, as long as all are trained
-on equally many records (the largest sets the number of steps). The gradient of the summed losses with respect to
-stacked parameters is each model's own gradient, and the optimizers of torch work number by number, so that they serve
-stacked parameters as they are. On a GPU a whole step is one captured CUDA graph, so that the host does not hold it up.
-
-Convolutions with stacked weights are slow. Such models can be trained side by side instead: unstacked, each on a stream
-of its own, all in one graph.
-"""
+"""Train many small networks at once: one forward and backward pass for all, or side by side (docs/derivations.md)."""
 
 from __future__ import annotations
 

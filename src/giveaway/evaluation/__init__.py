@@ -1,39 +1,8 @@
 """How well a ranking finds what a truth finds, and what an attack achieves."""
 
-from giveaway.evaluation.counts import DefensibleCount, defensible_count
+# ruff: noqa: F401 (the names are for others)
+from giveaway.evaluation.counts import defensible_count
 from giveaway.evaluation.exposed_share import predict_exposure
-from giveaway.evaluation.posterior import EffectPosterior, posterior
-from giveaway.evaluation.ranking import (
-    Agreement,
-    AgreementTable,
-    agreement,
-    agreement_over_targets,
-    recall_at,
-    recall_curve,
-    spearman,
-)
-from giveaway.evaluation.success import (
-    AttackSummary,
-    EffectSizes,
-    ShadowCurve,
-    effect_sizes,
-    shadow_curve,
-    success_at,
-    success_rate,
-    summarize,
-)
-
-__all__ = ["Agreement", "AgreementTable", "AttackSummary", "DefensibleCount", "EffectPosterior"]
-__all__ += ["EffectSizes", "ShadowCurve"]
-__all__ += [
-    "agreement",
-    "agreement_over_targets",
-    "defensible_count",
-    "effect_sizes",
-    "posterior",
-    "predict_exposure",
-    "recall_at",
-    "recall_curve",
-    "shadow_curve",
-]
-__all__ += ["spearman", "success_at", "success_rate", "summarize"]
+from giveaway.evaluation.posterior import posterior
+from giveaway.evaluation.ranking import agreement, agreement_over_targets, recall_at, recall_curve, spearman
+from giveaway.evaluation.success import effect_sizes, shadow_curve, success_rate, summarize

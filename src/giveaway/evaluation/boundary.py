@@ -1,28 +1,14 @@
-"""Test record by record whether the effect size δ = (μ_in − μ_out) / √((σ_in² + σ_out²)/2) is at most a given one.
-
-The two variances differ as a rule, so each side keeps its own. For normal φ the estimate of δ over √w, with
-w = (s_in²/n_in + s_out²/n_out) / ((s_in² + s_out²)/2), follows about a noncentral t with noncentrality effect/√w and
-Satterthwaite's degrees of freedom. But φ is not normal, and few models mislead about variances. So the same statistic
-is computed on *drawn* records: with the variances and the numbers of models of the real ones, an effect size of
-exactly `effect`, and the shape that φ has over all records (`shapes`). In each of nine classes of records, by the ratio
-of variances and of models, the drawn ones say which tail probability a quantile of the noncentral t stands for.
-Beyond what they reach, the flattest part of that curve goes on with three quarters of its slope. The more cautious of
-the two readings, noncentral t and drawn, is the p-value.
-
-A record whose φ takes two values only (labels, ±10, no variance on either side) has an exact test instead: the largest
-probability that any two coins of that effect size give to heads as many or more with, and as many or fewer without.
-"""
+"""Test record by record whether its effect size is at most a given one, against drawn records (docs/derivations.md)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 from scipy.stats import binom, nct, norm
 
 from giveaway.attacks.lira import moments, scores_within
-from giveaway.evaluation.shapes import Shape, pooled_shapes
 from giveaway.records import Signals
 
 NUMBERS = 2_500_000  # φ of the drawn records
@@ -32,6 +18,9 @@ PAIRS = 129  # of coins at a boundary
 LEVELS = np.array([0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005])
 ROUNDING = 1e-24  # a variance that is smaller beside the squared mean is of the last digits
 TINY = 1e-300
+SKEWNESS = np.array([0.0, 0.4, 0.8, 1.2, 1.6, 2.0, 2.5, 3.0])
+TAILS = np.array([0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3])  # 1 / degrees of freedom of the random scale
+FOR_MOMENTS = 200_000  # numbers drawn for each cell of the table of shapes
 
 
 @dataclass(frozen=True)
@@ -225,3 +214,68 @@ def _reading(drawn: np.ndarray, quantiles: np.ndarray) -> np.ndarray:
     slopes = np.diff(known) / np.maximum(np.diff(knots), TINY)
     beyond = known[-1] + 0.75 * slopes[-3:].min() * (quantiles - knots[-1])
     return np.where(quantiles > knots[-1], beyond, np.interp(quantiles, knots, known))
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A distribution of mean 0 and variance 1; `tails` is 0 for a fixed scale, 1/ν for that of Student's t."""
+
+    skewness: float
+    tails: float
+
+    def draw(self, size: tuple[int, ...], generator: np.random.Generator) -> np.ndarray:
+        values = _skewed(abs(self.skewness), size, generator) * _scales(self.tails, size, generator)
+        return values if self.skewness >= 0 else -values
+
+
+def pooled_shapes(skewness: np.ndarray, kurtosis: np.ndarray, size: int) -> tuple[Shape, Shape, float]:
+    """Return two shapes, each of half of the records, whose samples of `size` numbers have the mean skewness, its
+    variance and the mean kurtosis given, and the standard deviation of skewness between records."""
+    table = _sample_moments(size)
+    low = high = tails = between = 0.0
+    for _ in range(8):
+        means = np.maximum.accumulate([np.interp(tails, TAILS, row) for row in table[:, :, 0]])
+        spread = 0.5 * sum(_interpolated(table[:, :, 2], end, tails) for end in (low, high))
+        between = np.sqrt(max(float(skewness.var()) - spread, 0.0))
+        ends = skewness.mean() - between, skewness.mean() + between
+        low, high = (float(np.copysign(np.interp(abs(end), means, SKEWNESS), end)) for end in ends)
+        along = [0.5 * sum(_interpolated(table[:, :, 1], end, at) for end in (low, high)) for at in TAILS]
+        tails = float(np.interp(kurtosis.mean(), np.maximum.accumulate(along), TAILS))
+    return Shape(low, tails), Shape(high, tails), between
+
+
+def _interpolated(table: np.ndarray, skewness: float, tails: float) -> float:
+    return float(np.interp(tails, TAILS, [np.interp(abs(skewness), SKEWNESS, column) for column in table.T]))
+
+
+@lru_cache(maxsize=64)
+def _sample_moments(size: int) -> np.ndarray:
+    """Return mean skewness, mean kurtosis and variance of skewness of samples, (skewness, tails, 3), over the grid."""
+    generator = np.random.default_rng(size)
+    shape = (max(FOR_MOMENTS // size, 400), size)
+    scales = [_scales(tails, shape, generator) for tails in TAILS]
+    table = np.empty((len(SKEWNESS), len(TAILS), 3))
+    for row, skewness in enumerate(SKEWNESS):
+        values = _skewed(skewness, shape, generator)
+        for column, scale in enumerate(scales):
+            away = values * scale
+            away -= away.mean(axis=1, keepdims=True)
+            square = away * away
+            variance = square.mean(axis=1)
+            third = (square * away).mean(axis=1) / variance**1.5
+            table[row, column] = third.mean(), ((square * square).mean(axis=1) / variance**2).mean(), third.var()
+    return table
+
+
+def _skewed(skewness: float, size: tuple[int, ...], generator: np.random.Generator) -> np.ndarray:
+    if skewness < 0.05:
+        return generator.standard_normal(size)
+    order = 4 / skewness**2
+    return (generator.standard_gamma(order, size) - order) / np.sqrt(order)
+
+
+def _scales(tails: float, size: tuple[int, ...], generator: np.random.Generator) -> np.ndarray:
+    if tails < 0.01:
+        return np.ones(size)
+    freedom = 1 / tails
+    return np.sqrt((freedom - 2) / (2 * generator.standard_gamma(freedom / 2, size)))

@@ -1,24 +1,4 @@
-"""How many records are exposed, as far as S shadow models can show it.
-
-A score ranks; it cannot count. With S shadow models each record has a sample of φ from models trained with it and one
-from models trained without it, and `boundary` gives the p-value of "its effect size is at most `effect`".
-
-**Flagged.** Benjamini–Hochberg. A record far below the boundary has a p-value near 1 and cannot be a false discovery;
-the number of those that can is estimated from the p-values between ¼ and ½ (Storey's estimate, for p-values that may be
-larger than uniform). p-values of records with two values come in steps; all of those below 1 are compared. At most
-`false_discovery` of the flagged are expected to be wrong.
-
-**At least.** Of the flagged records with p ≤ t, at most c·(1 + m·t) are wrong, for all t at once, where m is the number
-of records that can be false discoveries and c = ln(1/α)/ln(1 + ln(1/α)) (Katsevich and Ramdas 2020). The largest number
-left is a lower bound on the number of records above `effect`. Half of 1 − `confidence` goes into α and half into an
-upper bound on m, by the same p-values between ¼ and ½.
-
-**By success.** The same bound on the number of records with a LiRA success above Φ(effect/2): how often it calls the
-models on either side members is a pair of coins. That asks another question of another statistic; a gate
-holds the larger of the two numbers against its limit.
-"""
-
-from __future__ import annotations
+"""How many records are exposed, as far as S shadow models can show it (docs/derivations.md)."""
 
 from dataclasses import dataclass
 

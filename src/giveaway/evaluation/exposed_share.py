@@ -1,32 +1,4 @@
-"""Predict, from one model and no shadow model, what LiRA would achieve against it: an estimate, not a measurement.
-
-Given are φ of the records that the model was trained on and φ of records that it was not. LiRA compares φ with and
-without a record; a likelihood ratio does not change under a monotone map, so only places matter: φ is read on the scale
-on which held-out records are standard normal. Two estimates are made of every figure.
-
-**Two normals a record.** (1) Without it, a record's φ varies over models by a share s of the whole spread: its mean is
-one of N(0, 1 − s²), and around it φ is N(0, s²). One model cannot tell s: it is `still + moving·(1 − S)`, with S the
-standard deviation of the members' scores (1 where nothing is memorized). (2) With it, records keep their order, so that
-the k-th of the members' scores belongs to the k-th held-out score. The gap between them falls (or stays) as φ rises:
-training lifts those most that were hardest. It is averaged in cells, made monotone, and shrunk by how large it is in
-all but a tenth of the cases when members and others are shuffled. (3) In a linear model mean and variance of a record
-with leverage h are (1 − h) times those without it (B − BWB against B). So where the means rise by t with those left
-out, the variance is t·s², and t solves (1 − s²)t² + s²t = (rise of the members' scores)². (4) One threshold on the
-likelihood ratio serves all records.
-
-**Excluded records**, a way known from the literature: the share of held-out records whose φ is below that of all but a
-share f of the members. A record like these would stand out once it were trained on.
-
-Both are what chance gives where members and held-out records are alike, and are shrunk alike. With p the share of the
-way from chance to 1, on the scale asinh(200·p/(1 − p)), absolute below half a percentage point and relative above, the
-prediction is a weighted sum of both. s, the weights and the error were fitted on models with measured attacks
-(benchmarks/exposed_share.py).
-
-Classes only: φ of values that are predicted, and records held out from another population than the members, are outside
-of what was measured.
-"""
-
-from __future__ import annotations
+"""Predict, from one model and no shadow model, what LiRA would achieve against it (docs/derivations.md)."""
 
 from dataclasses import dataclass, fields
 

@@ -1,22 +1,4 @@
-"""Few shadow models and a score of the audit: every record's effect size as both tell it together.
-
-S models give each record the gap ĝ of its mean φ with and without it, which few of them tell poorly. Three things tell
-what to expect of it: the score; the level of φ, the mean of both sides weighed by their precision, whose error has
-nothing to do with the gap's; and the spread of φ. The posterior is LiRA's own measurement with these as its prior:
-
-1. Variances of either side: s² ~ σ₀²·F(d, d₀), with log σ₀² regressed on the score and the level and d₀ fitted by
-   maximum likelihood; σ̃² = (d₀σ₀² + d s²)/(d₀ + d).
-2. y = ĝ/σ̃, with σ̃ the mean of the pooled deviation's posterior and ρ² its relative variance, is regressed on score,
-   level and spreads: m. Its squared residuals, less their sampling noise ν = (σ̃²_in/n_in + σ̃²_out/n_out)/σ̃² and what
-   is not known of the deviation, ρ²m², leave τ²: what the regression does not know of a record, regressed on m.
-3. The effect size has the mean e = m + t·(y − m) with t = τ²/(τ² + ν + ρ²(τ² + m²)), and the variance
-   (1 − t)²τ² + t²(ν + ρ²e²).
-
-A score that tells nothing leaves τ² large, and the gaps speak for themselves. A record with no model on a side has the
-prior alone. Every curve is a natural cubic spline of normal scores, every constant is estimated from these signals.
-"""
-
-from __future__ import annotations
+"""Every record's effect size as few shadow models and a score of the audit tell it together (docs/derivations.md)."""
 
 from dataclasses import dataclass
 

@@ -1,9 +1,4 @@
-"""What an attack achieves: record by record over many models, and over all of them (ROC).
-
-**Worth.** A score is worth as many shadow models as LiRA needs to find as much as the score does.
-"""
-
-from __future__ import annotations
+"""What an attack achieves, record by record and over all of them (ROC), and what a score is worth in shadow models."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -54,20 +49,6 @@ def _ratio(gap: np.ndarray, deviation: np.ndarray) -> np.ndarray:
 def success_rate(attack: AttackScores, *, threshold: float = 0.0) -> np.ndarray:
     """Return the share of the target models for which the attack is right about each record."""
     return ((attack.scores > threshold) == attack.members).mean(axis=0)
-
-
-def success_at(attack: AttackScores, false_positive_rate: float) -> np.ndarray:
-    """Return each record's true-positive rate over the models, at a threshold of its own.
-
-    The threshold keeps the share of non-member models above it at most the rate given.
-    """
-    members = attack.members
-    if not (members.any(0) & ~members.all(0)).all():
-        raise fail("attack", "records in some of the models and not in others", "others", "add models")
-    allowed = np.floor(false_positive_rate * (~members).sum(0) + 1e-12).astype(int)
-    outside = -np.sort(-np.where(members, -np.inf, attack.scores), axis=0)
-    threshold = np.take_along_axis(outside, allowed[None], axis=0)[0]
-    return ((attack.scores > threshold) & members).sum(0) / members.sum(0)
 
 
 @dataclass(frozen=True)

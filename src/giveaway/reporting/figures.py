@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from giveaway.checks import as_tensor, check_choice, check_finite, check_number, fail
-from giveaway.evaluation import AttackSummary, recall_at, recall_curve
+from giveaway.evaluation import recall_at, recall_curve
 from giveaway.evaluation.ranking import log_spaced_counts
+from giveaway.evaluation.success import AttackSummary
 from giveaway.findings.explain import breakdown
 from giveaway.records import ScoreTable
 from giveaway.reporting import picture
