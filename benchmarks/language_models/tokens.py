@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from benchmarks.data import arrays
-from benchmarks.language_models.gpt import Architecture, State, hidden_states, stacked
+from benchmarks.language_models.gpt import Architecture, State, hidden_states
 from benchmarks.language_models.texts import Documents
 from benchmarks.language_models.train import STAGES, read_pretrained
 from giveaway.extract.language_models import from_causal_lm

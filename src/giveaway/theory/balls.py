@@ -36,7 +36,7 @@ def ball_probability(x: np.ndarray, t: np.ndarray, delta: np.ndarray, q: int) ->
     return inside, outside
 
 
-def ball_density(x: np.ndarray, delta: np.ndarray, q: int) -> np.ndarray:
+def _ball_density(x: np.ndarray, delta: np.ndarray, q: int) -> np.ndarray:
     """Return the density of ‖δe₁ + Z‖ (the noncentral χ) at x."""
     if q == 1:
         return _normal_density(x - delta) + _normal_density(x + delta)
@@ -64,7 +64,7 @@ def ball_quantile(alpha: np.ndarray, delta: np.ndarray, q: int) -> Pair:
 
     def near_step(x: np.ndarray, delta: np.ndarray, level: np.ndarray) -> Pair:
         inside = np.maximum(_near_probability(x, delta, q, complement=False)[0], SMALLEST)
-        return np.log(level / inside) * inside / np.maximum(ball_density(x, delta, q), SMALLEST), x
+        return np.log(level / inside) * inside / np.maximum(_ball_density(x, delta, q), SMALLEST), x
 
     if far.any() and q > 1:
         t[far] = _rise(far_step, t[far], delta[far], level[far])
