@@ -77,6 +77,18 @@ def column(path: str, name: str) -> list[float]:
 # ------------------------------------------------------------------------------------------------ what it writes
 
 
+def test_it_tells_what_it_does_and_beforehand_what_that_takes(done, file, monkeypatch):
+    monkeypatch.setattr("giveaway.text.SECONDS_BETWEEN_LINES", 0.0)
+    out = done("lood", file, "--dry-run")
+    assert re.match(r"Gaussian process of 30 records: about .*, scaled up from 30 records timed here\n", out)
+    told = json.loads(done("lood", file, "--dry-run", "--json"))
+    assert (told["records"], told["bytes"]) == (N, 22 * N**2)
+    assert os.listdir() == [file]
+    done("lood", file)
+    stages = ("factoring the kernel", "leaving records out", "single records")
+    assert done.err == "".join(f"Gaussian process, {stage}: 0 %\n" for stage in stages)
+
+
 def test_it_writes_a_private_folder_and_prints_a_ranking(done, pictures, file, arrays):
     out = done("lood", file, "--kernel", "rbf", "--noise", 0.2, "--out", "result", "--top", 4)
     assert done.err == ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -327,7 +328,23 @@ def test_a_dry_run_tells_the_cost_and_does_nothing(done, arrays):
     assert told["flops"]["steps"] % (4 * N * 7 * M * 64) == 0
     assert (told["curvature"], told["probes"], told["records"]) == ("sketch", 64, N)
     assert told["seconds"] > 0
-    assert os.listdir(".") == ["features.npz"]
+    assert told["views"] == []
+    np.savez("records.npz", inputs=np.random.default_rng(0).normal(size=(N, 3)))
+    viewed = (
+        "audit",
+        "--features",
+        "features.npz",
+        "--inputs",
+        "records.npz",
+        "--scores",
+        "fused,lood_kl",
+        "--dry-run",
+    )
+    lines = done(*viewed).splitlines()
+    assert re.fullmatch(rf"second view of {N:,} records: about .*; most of it only if the model memorizes", lines[1])
+    assert re.fullmatch(rf"Gaussian process of {N:,} records: about .* records timed here", lines[2])
+    assert [view["records"] for view in json.loads(done(*viewed, "--json"))["views"]] == [N, N]
+    assert sorted(os.listdir(".")) == ["features.npz", "records.npz"]
 
 
 def test_a_black_box_is_not_audited_by_a_dry_run(giveaway, arrays):

@@ -10,6 +10,7 @@ from typing import Any
 
 OnRows = Callable[[int], Any]
 OnPart = Callable[[int, int], Any]
+OnStage = Callable[[str, int, int], Any]  # the name of a stage, how much of it is done, and how much there is
 SECONDS_BETWEEN_LINES = 10.0
 
 # Control characters (C0, DEL, C1), marks that reorder a line (bidi), separators of lines and paragraphs, what has no
@@ -70,8 +71,48 @@ def say(text: str = "", *, err: bool = False) -> None:
     print(shown, file=sys.stderr if err else sys.stdout, flush=True)
 
 
+def quiet(stage: str, done: int, total: int) -> None:
+    """Show nothing."""
+
+
+def interactive() -> bool:
+    """Whether somebody watches: stderr is a terminal, or this is the kernel of a notebook."""
+    return sys.stderr.isatty() or "ipykernel" in sys.modules
+
+
 @contextmanager
-def progress_of(total: int, *, enabled: bool, work: str = "audit", unit: str = "rec") -> Iterator[OnRows]:
+def stages_of(*, enabled: bool | None) -> Iterator[OnStage]:
+    """Yield a function to call with the name of a stage, how much of it is done, and how much there is. None enables it
+    where somebody watches."""
+    if not (interactive() if enabled is None else enabled):
+        yield quiet
+    elif not interactive():
+        last = time.monotonic()
+
+        def on_line(stage: str, done: int, total: int) -> None:
+            nonlocal last
+            if time.monotonic() - last >= SECONDS_BETWEEN_LINES:
+                last = time.monotonic()
+                print(f"{stage}: {100 * done // total} %", file=sys.stderr)
+
+        yield on_line
+    else:
+        from tqdm import tqdm  # audits run where only torch, NumPy, SciPy and scikit-learn are installed
+
+        shape = "{desc}: {percentage:3.0f} %|{bar}| {elapsed}<{remaining}"
+        with tqdm(file=sys.stderr, delay=1.0, leave=False, bar_format=shape) as bar:
+
+            def on_bar(stage: str, done: int, total: int) -> None:
+                if bar.desc != f"{stage}: ":
+                    bar.reset(total)
+                    bar.set_description(stage, refresh=False)
+                bar.update(done - bar.n)
+
+            yield on_bar
+
+
+@contextmanager
+def progress_of(total: int, *, enabled: bool | None, work: str = "audit", unit: str = "rec") -> Iterator[OnRows]:
     """Yield a function to call with the number of rows just done, from any thread; it shows nothing unless enabled."""
     lock, done = threading.Lock(), 0
     with parts_of(enabled=enabled, work=work, unit=unit, in_percent=True) as on_part:
@@ -86,14 +127,15 @@ def progress_of(total: int, *, enabled: bool, work: str = "audit", unit: str = "
 
 
 @contextmanager
-def parts_of(*, enabled: bool, work: str, unit: str, in_percent: bool = False) -> Iterator[OnPart]:
-    """Yield a function to call with the number of parts done and of all parts, which may grow."""
-    if not enabled:
+def parts_of(*, enabled: bool | None, work: str, unit: str, in_percent: bool = False) -> Iterator[OnPart]:
+    """Yield a function to call with the number of parts done and of all parts, which may grow. None enables it where
+    somebody watches."""
+    if not (interactive() if enabled is None else enabled):
         yield lambda done, total: None
-    elif not sys.stderr.isatty():
+    elif not interactive():
         yield _lines(work, unit, in_percent)
     else:
-        from tqdm import tqdm  # audits run where only torch, NumPy, SciPy and scikit-learn are installed
+        from tqdm import tqdm
 
         with tqdm(unit=unit, desc=work, file=sys.stderr, delay=1.0, leave=False) as bar:
 

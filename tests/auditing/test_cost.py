@@ -11,9 +11,21 @@ import pytest
 import torch
 
 from giveaway import Head
-from giveaway.auditing.cost import STEPS, Workload, calibrate, estimate, human_bytes, product_shape
+from giveaway.auditing import cost as module
+from giveaway.auditing.cost import (
+    STEPS,
+    Workload,
+    calibrate,
+    estimate,
+    human_bytes,
+    price_process,
+    price_view,
+    product_shape,
+)
 from giveaway.curvature.dense import DenseCurvature
+from giveaway.gp.distinguishability import Process
 from giveaway.text import human_seconds
+from giveaway.views.left_out import RecordFeatures
 
 IMAGENET = (1_281_167, 2_049, 1_000, "cross_entropy")
 LARGE = Workload(*IMAGENET, probes=256)
@@ -164,3 +176,46 @@ def test_seconds_and_bytes_in_words():
     sizes = {0: "0 bytes", 999: "999 bytes", 1_000: "1.0 kB", 9_949: "9.9 kB", 9_960: "10 kB", 21e9: "21 GB"}
     sizes |= {999.4e9: "999 GB", 999.6e9: "1.0 TB", 16.8e12: "17 TB", 5e18: "5,000 PB"}
     assert {value: human_bytes(value) for value in sizes} == sizes
+
+
+def made_features(n: int, d: int) -> RecordFeatures:
+    return RecordFeatures(n, lambda rows: torch.ones(n, d)[rows], n)
+
+
+@pytest.mark.parametrize(
+    ("n", "kind", "product", "factor", "expected"),
+    [
+        (6_000, "images", 1e30, 0.0, 6_000.0),  # a second a record
+        (6_000, "images", 50.0, 0.0, 6_000 + 6_000**2 + 4_096**2 + 3_000**2),  # half of all pairs, 2 · 50 operations
+        (2_000, "text", 1e30, 1.0, 2_000 + 2_000**3 + 13 * 2_000**3),
+        (40_000, "images", 1e30, 1e9, 2 * 40_000),  # landmarks: once, and once for the nearest
+        (40_000, "tabular", 1e30, 1e9, 3 * 40_000),
+    ],
+)
+def test_a_view_is_priced_from_features_products_and_factors_that_were_timed(
+    n, kind, product, factor, expected, monkeypatch
+):
+    monkeypatch.setattr(module, "calibrate", lambda *_: product)
+    monkeypatch.setattr(module, "_factoring", lambda place: factor)
+    monkeypatch.setattr(module, "_quickest", lambda work, place: 256.0)
+    cost = price_view(made_features(n, 50), kind, torch.device("cpu"))
+    assert cost.seconds == pytest.approx(expected, rel=1e-6)
+    assert (cost.records, cost.timed) == (n, 256)
+    if kind == "images" and n == 6_000:
+        assert cost.bytes == int(8 * 2.2 * n**2) + 4 * n * 50  # the kernel, its factor, and the features
+
+
+def test_a_process_is_priced_from_a_kernel_of_some_records(monkeypatch):
+    monkeypatch.setattr(module, "_factoring", lambda place: 1e-6)
+    seen = []
+
+    def quickest(work, place):
+        seen.append(work().shape)
+        return 1.0 if len(seen) == 3 else 0.01
+
+    monkeypatch.setattr(module, "_quickest", quickest)
+    cost = price_process(Process("rbf"), torch.arange(640.0).view(320, 2), torch.device("cpu"))
+    assert seen == [(16, 16), (32, 32), (64, 64)]
+    assert cost.seconds == pytest.approx(0.5 * (320 / 64) ** 2 + 1e-6 * 320**3)
+    assert (cost.timed, cost.bytes) == (64, 22 * 320**2)
+    assert cost.line() == "Gaussian process of 320 records: about 45 s, 2.3 MB, scaled up from 64 records timed here"

@@ -18,7 +18,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from torch.utils.data import TensorDataset
 
 import giveaway as ga
-from giveaway import Head, audit
+from giveaway import Head, audit, text
 from giveaway.auditing.store import fingerprint
 from giveaway.curvature.optimum import refit as refit_head
 from giveaway.records import ScoreTable
@@ -335,15 +335,24 @@ def test_without_a_view_that_tells_the_head_s_theory_predicts(kind):
     assert "in which only the last layer varies" in " ".join(notes(table))
 
 
-def test_the_second_view_of_many_records_is_announced(monkeypatch, capsys):
-    audit(replace(made_head("classes"), inputs=records()), progress=True)
-    assert "second view" not in capsys.readouterr().err
-    monkeypatch.setattr(sys.modules["giveaway.auditing.run"], "MANY", N)
-    audit(replace(made_head("classes"), inputs=records()), progress=True)
-    said = "second view: predicting each of 60 records from the others, which can take minutes\n"
-    assert said in capsys.readouterr().err
-    audit(replace(made_head("classes"), inputs=records()))
-    assert capsys.readouterr().err == ""
+def test_the_second_view_and_the_process_tell_what_they_do(monkeypatch, capsys):
+    images = replace(made_head("classes"), inputs=np.random.default_rng(0).integers(0, 255, (N, 1, 8, 8), np.uint8))
+    audit(images, progress=True)
+    assert "second view" not in capsys.readouterr().err  # within ten seconds
+    monkeypatch.setattr(text, "SECONDS_BETWEEN_LINES", 0.0)
+    audit(images, scores=["default", "lood_kl"], progress=True)
+    stages = [line.partition(": ") for line in capsys.readouterr().err.splitlines()]
+    told = {name: share for name, _, share in stages}
+    names = ("features", "choosing the noise", "kernel", "factoring the kernel", "nearest records")
+    assert [name for name in told if "second view" in name] == [f"second view, {name}" for name in names]
+    assert (told["second view, kernel"], told["second view, factoring the kernel"]) == ("100 %", "50 %")
+    assert "Gaussian process, factoring the kernel" in told
+    audit(images)
+    assert capsys.readouterr().err == ""  # nobody watches
+    monkeypatch.setitem(sys.modules, "ipykernel", object())
+    audit(images)  # too quick for its bar
+    with text.stages_of(enabled=None) as on_stage:
+        assert on_stage is not text.quiet
 
 
 def test_after_a_refit_success_is_predicted_from_the_refitted_outputs():

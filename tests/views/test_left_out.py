@@ -147,7 +147,7 @@ def test_results_depend_neither_on_the_order_of_records_nor_on_the_size_of_block
     torch.testing.assert_close(second.leverage, first.leverage[order], rtol=1e-2, atol=1e-3)
     groups = np.arange(40) // 3
     whole = WAYS[way](held(x), y, groups=groups)
-    monkeypatch.setattr(module, "PAIRS_AT_ONCE", 90)
+    monkeypatch.setattr(module, "ROWS_AT_ONCE", 3)
     monkeypatch.setattr(ridge, "NUMBERS", 5)
     parts = WAYS[way](held(x, 7), y, groups=groups)
     torch.testing.assert_close(parts.error, whole.error, rtol=1e-3, atol=1e-4)

@@ -1,19 +1,27 @@
-"""What an audit will cost: operations by stage, memory, and time at a measured rate (docs/derivations.md)."""
+"""What an audit will cost: operations by stage, memory, and time at a measured rate; and what its views of the records
+will, timed on some of them (docs/derivations.md)."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from time import perf_counter
 from typing import Any
 
 import torch
 
+from giveaway.auditing.plan import Plan
 from giveaway.curvature.choice import Auto, Dense, Sketch, choose
 from giveaway.curvature.losses import Loss, loss_named
 from giveaway.curvature.sketch import probes_at_once
+from giveaway.gp.distinguishability import Process
+from giveaway.gp.posterior import as_records, kernel_regression, left_out_errors
 from giveaway.linalg.precision import precision_named
 from giveaway.linalg.processes import ALONE, Processes
 from giveaway.records import Head
 from giveaway.records.rows import LazyRows
 from giveaway.text import human_seconds
+from giveaway.views import left_out
+from giveaway.views.left_out import RecordFeatures, fits_whole, fourier_features, landmark_count
 
 QUICK = 3e11  # operations
 LONG = 60.0  # seconds; the cost of a longer audit is announced before the work
@@ -25,6 +33,26 @@ MATRIX_BYTES = {"cpu": 16_000_000, "cuda": 256_000_000}  # in a timed product: l
 ROWS = 4_096
 FLOPS = ("FLOP/s", "kFLOP/s", "MFLOP/s", "GFLOP/s", "TFLOP/s", "PFLOP/s")
 NOTE = "an estimate: matrix products at a measured rate; reading the features and small steps come on top"
+TIMED, FACTORED = 256, 2_048  # records whose features or kernel are timed at most, and rows of the factor that is
+TIMES = 3
+LEAST_TIMED = 0.1  # seconds that the timed part of a kernel takes, unless there are fewer records
+EIGEN = 17  # products of two matrices that eigenvectors cost, as measured for 3,000 rows
+
+
+@dataclass(frozen=True)
+class ViewCost:
+    """What one view of the records will take, scaled up from `timed` of them."""
+
+    name: str
+    records: int
+    seconds: float
+    bytes: int
+    timed: int
+    note: str = ""
+
+    def line(self) -> str:
+        about = f"about {human_seconds(float(f'{self.seconds:.2g}'))}, {human_bytes(self.bytes)}"
+        return f"{self.name}: {about}, scaled up from {_count(self.timed, 'record')} timed here{self.note}"
 
 
 @dataclass(frozen=True)
@@ -55,6 +83,7 @@ class AuditCost:
     bytes: int
     seconds: float | None
     rate: float | None  # operations a second
+    views: tuple[ViewCost, ...] = ()
     notes: tuple[str, ...] = (NOTE,)
 
     @property
@@ -75,14 +104,14 @@ class AuditCost:
             time = f"{human_seconds(self.seconds)} {where} (measured rate {_scaled(self.rate or 0.0, FLOPS)})"
         mantissa, exponent = f"{self.operations:.1e}".split("e")
         about = f"about {mantissa}e{int(exponent)} operations, {human_bytes(self.bytes)}, {time}"
-        return [f"audit: {size}; {how}; {about}", *self.notes]
+        return [f"audit: {size}; {how}; {about}", *(view.line() for view in self.views), *self.notes]
 
     def to_json(self) -> dict[str, Any]:
         """Return the same for machines."""
         cost = {name: value for name, value in vars(self).items() if name != "work"}
         named = ("records", "features", "outputs", "loss", "probes", "processes", "device")
         kind = "dense" if self.work.probes is None else "sketch"
-        told = {"curvature": kind, **cost, "operations": self.operations}
+        told = {"curvature": kind, **cost, "operations": self.operations, "views": [vars(view) for view in self.views]}
         return {name: getattr(self.work, name) for name in named} | told
 
 
@@ -138,19 +167,83 @@ def calibrate(place: torch.device, dtype: torch.dtype, shape: tuple[int, int, in
     left = torch.randn(a, b, dtype=dtype, device=place, generator=generator)
     right = torch.randn(b, c, dtype=dtype, device=place, generator=generator)
     out = torch.empty(a, c, dtype=dtype, device=place)
-    wait = torch.cuda.synchronize if place.type == "cuda" else lambda place: None
 
-    def timed(repeats: int) -> float:
-        wait(place)
-        began = perf_counter()
+    def multiply(repeats: int = 1) -> None:
         for _ in range(repeats):
             torch.mm(left, right, out=out)
-        wait(place)
-        return max(perf_counter() - began, 1e-9)
 
-    timed(1)
-    repeats = max(1, min(100_000, round(seconds / timed(1))))
-    return 2.0 * a * b * c * repeats / timed(repeats)
+    multiply()
+    repeats = max(1, min(100_000, round(seconds / _timed(multiply, place)[1])))
+    return 2.0 * a * b * c * repeats / _timed(lambda: multiply(repeats), place)[1]
+
+
+def _timed(work: Callable[[], Any], place: torch.device) -> tuple[Any, float]:
+    """Return what `work` returns, and its seconds."""
+    wait = torch.cuda.synchronize if place.type == "cuda" else lambda place: None
+    wait(place)
+    began = perf_counter()
+    result = work()
+    wait(place)
+    return result, max(perf_counter() - began, 1e-9)
+
+
+def _quickest(work: Callable[[], Any], place: torch.device) -> float:
+    """Return the seconds that `work` takes at best: the first call warms up, and others may use the machine too."""
+    return min(_timed(work, place)[1] for _ in range(TIMES))
+
+
+def price_view(features: RecordFeatures, kind: str, place: torch.device) -> ViewCost:
+    """Price the prediction of every record from the others, by records of this kind (images, text or tabular)."""
+    n, name, note = features.n, f"second view of {features.n:,} records", ""
+    if kind == "tabular":
+        both, rate = fourier_features(features)[0], calibrate(place, torch.float64, (TIMED, FACTORED, TIMED))
+        rows, each = _per_record(both, place)
+        d = min(n, rows.shape[1])
+        seconds, held = 3 * n * each + (4.0 * n * rows.shape[1] * d + 2 * EIGEN * d**3) / rate, 8 * 3 * d * d
+        if fits_whole(n, place):
+            sharp = price_view(features, "images", place)
+            seconds, held = seconds + sharp.seconds, max(held, sharp.bytes)
+            note = "; most of it only if the model memorizes"
+        return ViewCost(name, n, seconds, held, len(rows), note)
+    rows, each = _per_record(features, place)
+    d, rate = rows.shape[1], calibrate(place, torch.float32, (len(rows), rows.shape[1], len(rows)))
+    if fits_whole(n, place):
+        sample, chosen = min(n, left_out.SAMPLE), min(n, left_out.CHOSEN_ON)
+        factors = _factoring(place) * (float(n) ** 3 + len(left_out.NOISES) * float(chosen) ** 3)
+        seconds = n * each + d * (float(n) ** 2 + sample**2 + chosen**2) / rate + factors
+        return ViewCost(name, n, seconds, int(8 * left_out.MATRICES * n * n) + 4 * n * d, len(rows))
+    count = landmark_count(n)
+    held, double = 4 * n * count, calibrate(place, torch.float64, (TIMED, FACTORED, TIMED))
+    passes = 2 if held <= left_out.KEPT_BYTES else 4  # the last for the nearest records
+    seconds = passes * n * each + 2.0 * n * count * (d + count) / rate
+    seconds += (4.0 * n * count**2 + 4 * EIGEN * float(count) ** 3) / double
+    return ViewCost(name, n, seconds, min(held, left_out.KEPT_BYTES) + 8 * 4 * count**2, len(rows))
+
+
+def price_process(process: Process, inputs: Any, place: torch.device) -> ViewCost:
+    """Price a Gaussian process's view of all records: its kernel of every pair, and one factorization."""
+    x = as_records(inputs, place)
+    n, count, pairs = len(x), 8, 0.0
+    kernel = process.kernel_for(x)
+    while not pairs or (pairs < LEAST_TIMED and count < min(n, TIMED)):
+        count = min(2 * count, n)
+        pairs = _quickest(lambda: kernel(x[:count], x[:count]), place)  # noqa: B023 (called here)
+    seconds = 0.5 * pairs * (n / count) ** 2 + _factoring(place) * float(n) ** 3
+    return ViewCost(f"Gaussian process of {n:,} records", n, seconds, 22 * n * n, count)
+
+
+def _per_record(features: RecordFeatures, place: torch.device) -> tuple[torch.Tensor, float]:
+    """Return the features of some records, and the seconds that one record's take."""
+    some = slice(0, min(features.n, TIMED))
+    return features.of(some).to(place), _quickest(lambda: features.of(some), place) / some.stop
+
+
+def _factoring(place: torch.device) -> float:
+    """Time a factorization that leaves every record out, and return its seconds over the cube of its rows."""
+    matrix = 2.0 * torch.eye(FACTORED, dtype=torch.float64, device=place)
+    right = matrix[:, :10].contiguous()
+    work = partial(kernel_regression, matrix, right, 1.0, constant=True)
+    return _quickest(lambda: left_out_errors(work()), place) / FACTORED**3
 
 
 def quick(head: Head, curvature: Dense | Sketch | Auto) -> bool:
@@ -160,8 +253,10 @@ def quick(head: Head, curvature: Dense | Sketch | Auto) -> bool:
     return head.n * per_record < QUICK
 
 
-def forecast(head: Head, curvature: Dense | Sketch | Auto, processes: Processes = ALONE) -> AuditCost:
-    """Estimate the cost of the head's own scores at a rate measured here; views of the records are not included."""
+def forecast(
+    head: Head, curvature: Dense | Sketch | Auto, processes: Processes = ALONE, resolved: Plan | None = None
+) -> AuditCost:
+    """Estimate the cost of the head's own scores at a rate measured here, and of the views that are `resolved`."""
     sketch = choose(head, curvature).sketch
     dtype, probes, blocks = torch.float64, None, 1
     if sketch is not None:
@@ -178,7 +273,13 @@ def forecast(head: Head, curvature: Dense | Sketch | Auto, processes: Processes 
         device=str(head.device),
         held_bytes=0 if isinstance(head.features, LazyRows) else head.features.nbytes,
     )
-    return estimate(work, calibrate(head.device, dtype, product_shape(work)))
+    cost = estimate(work, calibrate(head.device, dtype, product_shape(work)))
+    views = []
+    if resolved is not None and resolved.view is not None and (resolved.of_view or resolved.of_theory):
+        views.append(price_view(resolved.view.features, resolved.view.kind, head.device))
+    if resolved is not None and resolved.process is not None and resolved.of_lood:
+        views.append(price_process(resolved.process.process, resolved.process.inputs, head.device))
+    return replace(cost, views=tuple(views))
 
 
 def human_bytes(count: float) -> str:

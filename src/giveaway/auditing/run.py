@@ -28,14 +28,13 @@ from giveaway.records.row_digests import RowDigests
 from giveaway.scores.catalogue import CATALOGUE
 from giveaway.scores.fusion import fused
 from giveaway.storage.checkpoint import NO_CHECKPOINT
-from giveaway.text import parts_of, progress_of, say
+from giveaway.text import OnStage, parts_of, progress_of, stages_of
 from giveaway.views.all_views import AllViews
 from giveaway.views.model import phi_of
 from giveaway.views.others import HELD_BACK
 
 TOP = 0.05
 OF_CLASSES = {"class", "others_say", "trees_say"}  # attributes that hold a class, or a value
-MANY = 5_000  # records, from which the second view is announced
 WHOLE = re.compile("0|-?[1-9][0-9]{0,17}")  # what a whole number is written as
 
 Columns = dict[str, np.ndarray]
@@ -49,7 +48,7 @@ def audit(
     optimum: str = "assumed",
     curvature: Dense | Sketch | Auto | Solves | Ekfac = Auto(),  # noqa: B008 (frozen)
     kernel: Process | KernelGiven | None = None,
-    progress: bool = False,
+    progress: bool | None = None,
     execution: Execution = HERE,
 ) -> ScoreTable:
     """Rank every record (or person, where the head has groups) by its exposure.
@@ -68,7 +67,8 @@ def audit(
         `Ekfac()` of `ga.network`.
     kernel : of the Gaussian process of the lood_* scores: a kernel, its name, or `ga.gp.Process(kernel, noise)`; by
         default an NNGP of images on the sphere, or an RBF of standardized columns, with noise 0.05.
-    progress : show a progress bar on stderr, or lines where that is no terminal.
+    progress : show a progress bar on stderr, or lines where that is no terminal; by default in a terminal and in a
+        notebook.
     execution : processes that share the work, and where it saves what it has finished (torchrun, --resume).
 
     >>> import numpy as np, giveaway as ga
@@ -93,7 +93,8 @@ def audit(
         head = refit_head(head, dense=resolved.choice.sketch is None)
     columns, attributes, meta = _score_head(head, resolved, execution, progress)
     if processes.first:
-        _ask_views(head, resolved, columns, attributes, meta, progress)
+        with stages_of(enabled=progress) as on_stage:
+            _ask_views(head, resolved, columns, attributes, meta, on_stage)
         columns = {name: columns[name] for name in resolved.scores if name in columns}
         if optimum != "refit":  # what was said of records held out is of the model as it was
             meta["predicted_share"] = _predicted_share(head)
@@ -126,7 +127,7 @@ def audit(
 
 
 def _score_head(
-    head: Head, resolved: Plan, execution: Execution, progress: bool
+    head: Head, resolved: Plan, execution: Execution, progress: bool | None
 ) -> tuple[Columns, Columns, dict[str, Any]]:
     """Return the columns that the head's outputs and its curvature give, attributes, and what the metadata say."""
     processes = execution.processes
@@ -167,14 +168,12 @@ def _score_head(
 
 
 def _ask_views(
-    head: Head, resolved: Plan, columns: Columns, attributes: Columns, meta: dict[str, Any], progress: bool
+    head: Head, resolved: Plan, columns: Columns, attributes: Columns, meta: dict[str, Any], on_stage: OnStage
 ) -> None:
     """Add the columns of the views of each record, and of the Gaussian process."""
     view, process = resolved.view, resolved.process
     if resolved.of_view or (view is not None and resolved.of_theory):
-        if progress and head.n >= MANY and view is not None:
-            say(f"second view: predicting each of {head.n} records from the others, which can take minutes", err=True)
-        views = AllViews(head, view, resolved.trace, resolved.unit, columns[resolved.beside_view])
+        views = AllViews(head, view, resolved.trace, resolved.unit, columns[resolved.beside_view], on_stage)
         columns |= {name: CATALOGUE[name].function(views.seen) for name in resolved.of_view}
         exposure = fused(views.seen)
         ranked = columns.get("left_out", exposure) if "fused" not in resolved.of_view else exposure
@@ -195,7 +194,7 @@ def _ask_views(
             columns |= {name: CATALOGUE[name].function(prediction) for name in resolved.of_theory}
         meta["view"] = view.report
     if process is not None and resolved.of_lood:
-        lood = process.divergence(resolved.unit)
+        lood = process.divergence(resolved.unit, on_stage)
         columns |= {name: CATALOGUE[name].function(lood).cpu().numpy() for name in resolved.of_lood}
         meta["kernel"] = process.report
 

@@ -68,8 +68,9 @@ for command in (audit, demo, theory, trace, canaries, weights, mitigate, compare
 @click.option("--top", type=int, default=10, show_default=True, help="Rows to print.")
 @click.option("--out", default="giveaway-lood", show_default=True, help="Folder for the result.")
 @click.option("--overwrite", is_flag=True, help="Remove another result that is in --out.")
+@click.option("--dry-run", is_flag=True, help="Only estimate the cost: memory, time.")
 @AS_JSON
-def lood(inputs: str, out: str, top: int, as_json: bool, overwrite: bool, **flags: Any) -> None:
+def lood(inputs: str, out: str, top: int, as_json: bool, overwrite: bool, dry_run: bool, **flags: Any) -> None:
     """Ask a Gaussian process instead of a model.
 
     For every record of INPUTS.npz (keys inputs and targets), measure how far the process's prediction moves when the
@@ -78,7 +79,7 @@ def lood(inputs: str, out: str, top: int, as_json: bool, overwrite: bool, **flag
     from giveaway.cli.lood import run_lood
 
     given = {name: value for name, value in flags.items() if value is not None}
-    run_lood(inputs, out, top, as_json, given, overwrite=overwrite)
+    run_lood(inputs, out, top, as_json, given, overwrite=overwrite, dry_run=dry_run)
 
 
 @cli.command()

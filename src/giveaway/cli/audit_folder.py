@@ -12,6 +12,7 @@ import numpy as np
 
 from giveaway.auditing.cost import LONG, forecast, quick
 from giveaway.auditing.depths import DepthAudit, with_depths
+from giveaway.auditing.plan import plan
 from giveaway.auditing.run import Execution, audit
 from giveaway.auditing.store import AuditFolder, check_folder, fingerprint, provenance, pseudonyms, read_key
 from giveaway.checks import check_choice, fail
@@ -61,7 +62,8 @@ def run_audit(options: Options, as_json: bool, dry_run: bool, *, resume: bool, o
         if dry_run and not head.linear:
             raise fail("dry_run", "a linear head", "a black box, which has no curvature to estimate", "leave it out")
         if dry_run or (head.linear and not quick(head, arguments["curvature"])):
-            cost = forecast(head, arguments["curvature"], processes)
+            resolved = plan(head, **arguments, processes=processes) if dry_run else None
+            cost = forecast(head, arguments["curvature"], processes, resolved)
             if deeper is not None:
                 cost = replace(cost, notes=(*cost.notes, _work_ahead(deeper)))
             if dry_run and processes.first:

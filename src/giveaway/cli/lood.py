@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from giveaway.auditing.cost import price_process
 from giveaway.auditing.store import AuditFolder, check_folder, provenance, save_audit
 from giveaway.checks import as_tensor, check_choice, check_finite, check_number, fail
 from giveaway.cli.audit_folder import RANKING_ONLY, ROWS_OF_PEOPLE
@@ -31,17 +32,26 @@ from giveaway.records import ScoreTable
 from giveaway.records.examples import as_numbers
 from giveaway.reporting.picture import figure_bytes
 from giveaway.storage.arrays import digest_of
-from giveaway.text import say
+from giveaway.text import say, stages_of
 
 Pages = dict[str, str | bytes]
 
 CLOSELY = 10  # records looked at unless some are named
 FPR = (0.001, 0.01, 0.1)
+NOT_PRICED = "an estimate: what --records, --queries and --optimize ask besides is not in it"
 
 
-def run_lood(path: str, out: str, top: int, as_json: bool, options: dict[str, Any], *, overwrite: bool) -> None:
-    """Compute the distances of the records in `path`, save them in the folder `out`, and say who is most exposed."""
+def run_lood(
+    path: str, out: str, top: int, as_json: bool, options: dict[str, Any], *, overwrite: bool, dry_run: bool = False
+) -> None:
+    """Compute the distances of the records in `path`, save them in the folder `out`, and say who is most exposed; or
+    with `dry_run` say what that would cost."""
     check_number("top", top, minimum=1, remedy="give a count")
+    if dry_run:
+        device = device_named(options.get("device")) or torch.device("cpu")
+        cost = price_process(_process(options), inputs_from(path, targets=True)[0], device)
+        say(json.dumps(vars(cost)) if as_json else f"{cost.line()}\n{NOT_PRICED}")
+        return
     table, files = lood_into(path, out, options, overwrite)
     by, unit, order = table.ranking(), table.meta.rows_are, table.order()[:top]
     if as_json:
@@ -63,9 +73,7 @@ def run_lood(path: str, out: str, top: int, as_json: bool, options: dict[str, An
 
 def lood_into(path: str, out: str, options: dict[str, Any], overwrite: bool) -> tuple[ScoreTable, list[str]]:
     """Compute and write; return the table, and the names of the files in the folder `out`."""
-    named = {field.name for field in fields(KernelChoice)} - {"name"}
-    choice = KernelChoice(options["kernel"], **{name: options[name] for name in named if name in options})
-    process = Process(choice, options["noise"])
+    process = _process(options)
     limits = [name for name in ("low", "high") if name in options]
     if len(limits) == 1:
         raise fail("low", "--low and --high together", f"--{limits[0]} alone", "give both, or neither")
@@ -82,10 +90,11 @@ def lood_into(path: str, out: str, options: dict[str, Any], overwrite: bool) -> 
         raise fail("groups", "no --records, --queries or --optimize beside --groups", "both", "look at records alone")
     digest = digest_of({"inputs": x, "targets": y, "queries": queries, "groups": groups})
     origin = provenance(digest, {"inputs": path, **options})
-    with AuditFolder(out).locked(new=True) as place:
+    with AuditFolder(out).locked(new=True) as place, stages_of(enabled=True) as on_stage:
         check_folder(place, origin, overwrite=overwrite)
         began = time.perf_counter()
-        posterior = process.fit(x, y, device=device_named(options.get("device")))
+        posterior = process.fit(x, y, device=device_named(options.get("device")), on_stage=on_stage)
+        on_stage("Gaussian process, leaving records out", 0, 1)
         table = lood_table(posterior, groups=groups)
         seconds = round(time.perf_counter() - began, 3)
         table = replace(table, meta=replace(table.meta, seconds=seconds, provenance=origin))
@@ -93,10 +102,17 @@ def lood_into(path: str, out: str, options: dict[str, Any], overwrite: bool) -> 
         if groups is None:
             rows = _rows(options["records"]) if "records" in options else table.order()[:CLOSELY].copy()
             searched = {name: options[name] for name in ("optimize", "starts", "steps", "seed") if name in options}
+            on_stage("Gaussian process, single records", 0, 1)
             bounds = (options["low"], options["high"]) if limits else None
             pages |= study(posterior, rows, queries=queries, bounds=bounds, **searched)
         save_audit(place, {"scores": table}, pages | {"config.toml": to_toml({"inputs": path, **options})})
     return table, ["scores.csv", "scores.npz", *pages, "audit.json"]
+
+
+def _process(options: dict[str, Any]) -> Process:
+    named = {field.name for field in fields(KernelChoice)} - {"name"}
+    choice = KernelChoice(options["kernel"], **{name: options[name] for name in named if name in options})
+    return Process(choice, options["noise"])
 
 
 def _rows(text: str) -> np.ndarray:

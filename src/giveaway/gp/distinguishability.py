@@ -29,6 +29,7 @@ from giveaway.gp.posterior import (
 from giveaway.gp.ridge import centred_targets, rows_of_people
 from giveaway.records import ScoreTable
 from giveaway.records.meta import KernelReport, Meta
+from giveaway.text import OnStage, quiet, stages_of
 
 SINGULAR = 1e-12  # share of a query's variance, given the queries before it, that may be rounding
 REPEATED = 1e-8  # share below which a search takes them for one query
@@ -56,17 +57,22 @@ class Process:
         elif choice is not None and (isinstance(choice, type) or not callable(choice)):
             raise fail("kernel", "a kernel's name, or a callable (X, Z) -> K", repr(choice), "give one such as 'rbf'")
 
-    def fit(self, inputs: Any, targets: Any, *, device: str | torch.device | None = None) -> Posterior:
+    def kernel_for(self, x: torch.Tensor) -> KernelLike:
+        """Return the kernel itself, whose defaults may depend on the records."""
+        kernel = KernelChoice(self.kernel) if isinstance(self.kernel, str) else self.kernel
+        if kernel is None:
+            kernel = COLUMNS_BY_DEFAULT if x.ndim == 2 else IMAGES_BY_DEFAULT
+        return kernel.kernel(x) if isinstance(kernel, KernelChoice) else kernel
+
+    def fit(
+        self, inputs: Any, targets: Any, *, device: str | torch.device | None = None, on_stage: OnStage = quiet
+    ) -> Posterior:
         """Fit the process to inputs (n, …) and targets as `lood` takes them."""
         x = as_records(inputs, device)
         if x.device.type == "cpu":
             what, remedy = "matrices of records × records", "take a sample of them, or a machine with more memory"
             check_memory("inputs", 22 * len(x) ** 2, what=what, got=f"{len(x)} records", remedy=remedy)
-        kernel = KernelChoice(self.kernel) if isinstance(self.kernel, str) else self.kernel
-        if kernel is None:
-            kernel = COLUMNS_BY_DEFAULT if x.ndim == 2 else IMAGES_BY_DEFAULT
-        kernel = kernel.kernel(x) if isinstance(kernel, KernelChoice) else kernel
-        return fit(kernel, x, centred_targets(targets), self.noise)
+        return fit(self.kernel_for(x), x, centred_targets(targets), self.noise, on_stage)
 
 
 def lood(
@@ -78,6 +84,7 @@ def lood(
     groups: Any = None,
     ids: Any = None,
     device: str | torch.device | None = None,
+    progress: bool | None = None,
 ) -> ScoreTable:
     """Measure, for every record, how far a Gaussian process's prediction of it moves when the record is left out.
 
@@ -88,6 +95,7 @@ def lood(
         classes, which become one-hot vectors minus 1/classes.
     noise : the variance σ² > 0 of the targets around the function.
     groups : the person each record belongs to; a row is then a person, all of whose records are left out together.
+    progress : show what is done on stderr; by default in a terminal and in a notebook.
 
     Columns `lood_kl`, KL(f without ‖ f with) at the record's own input, which no other query exceeds, and `lood_mean`,
     ½‖mean without − mean with‖² summed over outputs.
@@ -99,8 +107,10 @@ def lood(
     3
     """
     began = time.perf_counter()
-    posterior = Process(kernel, noise).fit(inputs, targets, device=device)
-    table = lood_table(posterior, groups=groups, ids=ids)
+    with stages_of(enabled=progress) as on_stage:
+        posterior = Process(kernel, noise).fit(inputs, targets, device=device, on_stage=on_stage)
+        on_stage("Gaussian process, leaving records out", 0, 1)
+        table = lood_table(posterior, groups=groups, ids=ids)
     return replace(table, meta=replace(table.meta, seconds=round(time.perf_counter() - began, 3)))
 
 

@@ -16,6 +16,7 @@ import torch
 
 from giveaway.checks import as_tensor, check_number, check_positive, fail
 from giveaway.gp.activations import inverse_root, square_root
+from giveaway.text import OnStage, quiet
 
 KernelLike = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -179,7 +180,7 @@ def diagonal_of(kernel: KernelLike, X: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def kernel_matrix(kernel: KernelLike, X: Any) -> torch.Tensor:
+def kernel_matrix(kernel: KernelLike, X: Any, on_stage: OnStage = quiet) -> torch.Tensor:
     """Evaluate K(X, X) (n, n), exactly symmetric, in blocks of rows and columns, without gradients."""
     x = as_tensor("X", X)
     x = x if x.is_floating_point() else x.double()
@@ -190,6 +191,7 @@ def kernel_matrix(kernel: KernelLike, X: Any) -> torch.Tensor:
     for i in range(0, len(x), size):
         rows = slice(i, i + size)
         for j in range(0, i, size):
+            on_stage("Gaussian process, kernel", i * i + 2 * j * size, len(x) ** 2)
             matrix[rows, j : j + size] = kernel(x[rows], x[j : j + size])
         lower = kernel(x[rows], x[rows]).tril()
         matrix[rows, rows] = lower + lower.tril(-1).T

@@ -11,6 +11,7 @@ import torch
 
 from giveaway.checks import as_tensor, check_finite, check_positive, fail
 from giveaway.gp.kernels import KernelLike, diagonal_of, kernel_matrix
+from giveaway.text import OnStage, quiet
 
 EPS = torch.finfo(torch.float64).eps
 PROBES, POWERS = 4, 8  # of the estimate of the condition number
@@ -129,7 +130,7 @@ class Posterior(KernelRegression):
         return tensor.to(self.inputs)
 
 
-def fit(kernel: KernelLike, inputs: Any, targets: Any, noise: float) -> Posterior:
+def fit(kernel: KernelLike, inputs: Any, targets: Any, noise: float, on_stage: OnStage = quiet) -> Posterior:
     """Compute the posterior given inputs (n, …), targets (n,) or (n, C) and the noise variance σ² > 0.
 
     Repeated records are fine as long as σ² tells M from a singular matrix in float64; where it does not, this raises
@@ -143,10 +144,11 @@ def fit(kernel: KernelLike, inputs: Any, targets: Any, noise: float) -> Posterio
         expected = f"shape ({n},) or ({n}, outputs)"
         raise fail("targets", expected, f"shape {tuple(y.shape)}", "align it with the other arrays")
     check_finite("targets", y)
-    m = kernel_matrix(kernel, x).to(torch.float64)
+    m = kernel_matrix(kernel, x, on_stage).to(torch.float64)
     check_finite("kernel", m)
     expected = "a positive definite K + noise·I"
     remedy = "raise noise, drop repeated records, or use a kernel that is positive semi-definite"
+    on_stage("Gaussian process, factoring the kernel", 0, 1)
     try:
         solved = kernel_regression(m, y, sigma2)
     except torch.linalg.LinAlgError as error:

@@ -8,6 +8,7 @@ import numpy as np
 from giveaway.records import Head
 from giveaway.records.loss_trace import LossTrace
 from giveaway.scores.fusion import Views
+from giveaway.text import OnStage, quiet
 from giveaway.views.bags import BagsView
 from giveaway.views.model import said_of, summed_by_person, targets_of_head
 from giveaway.views.others import OthersView
@@ -19,7 +20,13 @@ class AllViews:
     """Asks the views that are there. `score` is the head's own in the table's rows: newton, or a black box's loss."""
 
     def __init__(
-        self, head: Head, others: OthersView | None, trace: LossTrace | None, unit: str, score: np.ndarray
+        self,
+        head: Head,
+        others: OthersView | None,
+        trace: LossTrace | None,
+        unit: str,
+        score: np.ndarray,
+        on_stage: OnStage = quiet,
     ) -> None:
         said = said_of(head)
         self.trace = (
@@ -30,7 +37,7 @@ class AllViews:
             errors = summed_by_person(said.squares, head, unit)
             seen = Views(score, errors, None, None, float((y - y.mean(0)).square().sum()), head.frozen)
         else:
-            seen = others.compare(unit, score, head.outputs)
+            seen = others.compare(unit, score, head.outputs, on_stage)
         unseen = None if seen.error_without is None else float(seen.error_without.sum()) / head.n
         self.relatives = None if head.relatives is None else RelativesView(head, unit, unseen)
         self.bags = None if head.out_of_bag is None else BagsView(head, unit)

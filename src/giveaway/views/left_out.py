@@ -12,6 +12,7 @@ import torch
 from giveaway.checks import available_memory, check_finite
 from giveaway.gp.posterior import LeftOutErrors, kernel_regression, left_out_errors
 from giveaway.gp.ridge import Blocks, as_targets, column_scale, leave_one_out_ridge, rows_of_groups
+from giveaway.text import OnStage, quiet
 
 EXACT_UP_TO = 30_000  # records whose whole kernel is factored
 MATRICES = 2.2  # n × n in float64 that are alive in the factorization
@@ -19,7 +20,8 @@ SEED = 0  # of every draw
 SAMPLE = 4_096  # records that tell the columns' scale and the length
 NOISES = tuple(10.0 ** (k / 2) for k in range(-8, 5))  # λ beside a kernel of 1 on the diagonal
 CHOSEN_ON = 3_000  # records, at random, on which λ is chosen: a variance, it does not grow with n
-PAIRS_AT_ONCE = 1 << 25  # distances held in one block
+ROWS_AT_ONCE = 512  # whose distances to the rows before them are made at a time
+COLUMNS_AT_ONCE = 1_024  # in float64
 ROUNDING = 10.0  # of a squared distance, in units of the last place of the squared norm; measured: up to 8.4
 FOURIER = 1024  # columns, half of them cosines
 FOURIER_SAMPLE = 1000  # records whose distances give the length
@@ -39,8 +41,9 @@ class RecordFeatures:
     block: int
     shares: tuple[tuple[int, float], ...] = ()
 
-    def __call__(self) -> Iterator[torch.Tensor]:
+    def __call__(self, on_stage: OnStage = quiet, stage: str = "") -> Iterator[torch.Tensor]:
         for start in range(0, self.n, self.block):
+            on_stage(f"second view, {stage}", start, self.n)
             yield self.of(slice(start, min(start + self.block, self.n)))
 
 
@@ -58,22 +61,35 @@ class Scaling(NamedTuple):
 
 def scaling_of(sample: torch.Tensor, *, standardize: bool, shares: Sequence[tuple[int, float]] = ()) -> Scaling:
     """Scale columns by a sample of rows (s, d) to mean 0 and, if asked, deviation 1; constant ones become 0."""
-    wide = sample.to(torch.float64)
-    shift = wide.mean(0)
-    scale = column_scale(shift, (wide - shift).square().mean(0).sqrt(), standardize)
+    wide = (part.to(torch.float64) for part in sample.split(COLUMNS_AT_ONCE, 1))
+    moments = [(part.mean(0), part.std(0, correction=0)) for part in wide]
+    shift, deviation = (torch.cat(parts) for parts in zip(*moments, strict=True))
+    scale = column_scale(shift, deviation, standardize)
     if shares:
         parts = zip(scale.split([columns for columns, _ in shares]), shares, strict=True)
         scale = torch.cat([part * (share / max(1, int((part > 0).sum()))) ** 0.5 for part, (_, share) in parts])
-    rows = ((wide - shift) * scale).float()
-    total = distances(rows, rows).fill_diagonal_(0.0).sum(dtype=torch.float64)
-    length = float(total) / max(1, len(rows) * (len(rows) - 1))
-    return Scaling(shift.float(), scale.float(), length or 1.0)
+    scaling = Scaling(shift.float(), scale.float(), 1.0)
+    blocks = (part.tril(place.start - 1).sum(dtype=torch.float64) for place, part in triangle(scaling.apply(sample)))
+    pairs = len(sample) * (len(sample) - 1) / 2
+    return scaling._replace(length=float(sum(blocks)) / max(1.0, pairs) or 1.0)
+
+
+def triangle(rows: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Walk over the distances between rows (n, d) by blocks of rows: each block's own, (b, stop) up to its last."""
+    norms = rows.square().sum(1)
+    for start in range(0, len(rows), ROWS_AT_ONCE):
+        place = slice(start, min(start + ROWS_AT_ONCE, len(rows)))
+        yield place, _distances(rows[place], rows[: place.stop], norms[place], norms[: place.stop])
 
 
 def distances(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Return ‖a_i − b_j‖ (r, s), by one product; 0 where the square is not above its rounding, as of duplicates."""
-    norms = a.square().sum(1, keepdim=True)
-    squares = torch.addmm(b.square().sum(1), a, b.T, beta=1.0, alpha=-2.0).add_(norms)
+    return _distances(a, b, a.square().sum(1), b.square().sum(1))
+
+
+def _distances(a: torch.Tensor, b: torch.Tensor, of_a: torch.Tensor, of_b: torch.Tensor) -> torch.Tensor:
+    norms = of_a.unsqueeze(1)
+    squares = torch.addmm(of_b, a, b.T, beta=1.0, alpha=-2.0).add_(norms)
     return squares.mul_(squares > ROUNDING * torch.finfo(squares.dtype).eps * norms).sqrt_()
 
 
@@ -82,19 +98,20 @@ def laplace(a: torch.Tensor, b: torch.Tensor, length: float) -> torch.Tensor:
     return distances(a, b).mul_(-1.0 / length).exp_()
 
 
-def laplace_matrix(rows: torch.Tensor, length: float) -> torch.Tensor:
+def laplace_matrix(rows: torch.Tensor, length: float, on_stage: OnStage = quiet) -> torch.Tensor:
     """Return the lower triangle, in blocks, of the kernel of scaled rows (n, d): (n, n), float64, diagonal 1."""
     n = len(rows)
     out = torch.zeros(n, n, dtype=torch.float64, device=rows.device)
-    step = max(1, PAIRS_AT_ONCE // n)
-    for start in range(0, n, step):
-        stop = min(start + step, n)
-        out[start:stop, :stop] = laplace(rows[start:stop], rows[:stop], length)
+    for place, apart in triangle(rows):
+        out[place, : place.stop] = apart.mul_(-1.0 / length).exp_()
+        on_stage("second view, kernel", place.stop**2, n**2)
     out.fill_diagonal_(1.0)
     return out
 
 
-def nearest(features: RecordFeatures, scaling: Scaling, which: Any, count: int) -> torch.Tensor:
+def nearest(
+    features: RecordFeatures, scaling: Scaling, which: Any, count: int, on_stage: OnStage = quiet
+) -> torch.Tensor:
     """Return the numbers (r, count) of the records nearest to the records `which` (r,), nearest first; −1 for none."""
     device = scaling.shift.device
     own = torch.as_tensor(which, dtype=torch.int64, device=device)
@@ -104,7 +121,7 @@ def nearest(features: RecordFeatures, scaling: Scaling, which: Any, count: int) 
     best = torch.full((len(rows), count), torch.inf, device=device)
     near = torch.full((len(rows), count), -1, dtype=torch.int64, device=device)
     first = 0
-    for block in features():
+    for block in features(on_stage, "nearest records"):
         apart = distances(rows, scaling.apply(block.to(device)))
         numbers = torch.arange(first, first + len(block), device=device)
         apart.masked_fill_(own.unsqueeze(1) == numbers, torch.inf)
@@ -141,7 +158,9 @@ def landmark_count(n: int) -> int:
     return min(count, n)
 
 
-def landmark_features(features: RecordFeatures, landmarks: torch.Tensor, scaling: Scaling) -> Blocks:
+def landmark_features(
+    features: RecordFeatures, landmarks: torch.Tensor, scaling: Scaling, on_stage: OnStage = quiet
+) -> Blocks:
     """Return features k(x, z) K_zz^{-1/2} of all records, blockwise: products approximate the kernel (Nyström)."""
     kernel = laplace(landmarks, landmarks, scaling.length).fill_diagonal_(1.0).to(torch.float64)
     values, vectors = torch.linalg.eigh(kernel)
@@ -149,7 +168,7 @@ def landmark_features(features: RecordFeatures, landmarks: torch.Tensor, scaling
     root = (vectors[:, kept] / values[kept].sqrt()).float()
 
     def passes() -> Iterator[torch.Tensor]:
-        for block in features():
+        for block in features(on_stage, "features"):
             yield laplace(scaling.apply(block.to(landmarks.device)), landmarks, scaling.length) @ root
 
     if 4 * features.n * root.shape[1] > KEPT_BYTES:
@@ -169,15 +188,17 @@ class LeftOutPrediction:
     nearest: Callable[[Any, int], torch.Tensor]
 
 
-def left_out_smooth(columns: RecordFeatures, targets: torch.Tensor, *, groups: Any = None) -> LeftOutPrediction:
+def left_out_smooth(
+    columns: RecordFeatures, targets: torch.Tensor, *, groups: Any = None, on_stage: OnStage = quiet
+) -> LeftOutPrediction:
     """Leave out each record, or group, of a table: ridge regression on its columns and Fourier features of them."""
     y = as_targets(targets)
     features, length = fourier_features(columns)
-    ridge = leave_one_out_ridge(features, y, groups=groups)
+    ridge = leave_one_out_ridge(partial(features, on_stage, "features"), y, groups=groups)
     report = {"kernel": "rbf", "length": length, "method": f"Fourier features, {ridge.method}", "l2": ridge.l2}
     report["left_out_error"] = _relative(ridge.error, y)
     scaling = scaling_of(columns.of(_drawn(columns.n, SAMPLE)), standardize=True)
-    return LeftOutPrediction(ridge.error, ridge.leverage, report, partial(nearest, columns, scaling))
+    return LeftOutPrediction(ridge.error, ridge.leverage, report, partial(nearest, columns, scaling, on_stage=on_stage))
 
 
 def left_out(
@@ -188,46 +209,72 @@ def left_out(
     standardize: bool = True,
     device: torch.device | str = "cpu",
     exact: bool | None = None,
+    on_stage: OnStage = quiet,
 ) -> LeftOutPrediction:
     """Leave out every record, or group, of images or texts in turn: kernel ridge regression of `targets` (n, C) around
     0, by an exact kernel up to 30,000 records where memory allows, beyond, or with exact=False, seen from landmarks."""
     targets, where = as_targets(targets), torch.device(device)
     n = len(targets)
-    if exact is None:
-        exact = n <= EXACT_UP_TO and (where.type != "cpu" or MATRICES * 8 * n * n <= available_memory())
-    sample = features.of(_drawn(n, SAMPLE)).to(where)
-    check_finite("features", sample)
-    scaling = scaling_of(sample, standardize=standardize, shares=features.shares)
+    drawn, exact = _drawn(n, SAMPLE), fits_whole(n, where) if exact is None else exact
     if exact:
+        rows = _gathered(features, where, on_stage)
+        scaling = scaling_of(rows[drawn.to(where)], standardize=standardize, shares=features.shares)
+        for part in rows.split(ROWS_AT_ONCE):
+            part.copy_(scaling.apply(part))
         members = [] if groups is None else [rows.to(where) for rows in rows_of_groups(groups, n).values()]
-        rows = torch.cat([scaling.apply(block.to(where)) for block in features()])
-        check_finite("features", rows)
         y = targets.to(where)
-        noise = choose_noise(rows, y, scaling.length, members)
-        exactly, noise = errors_of_rows(rows, y, scaling.length, noise, members)
+        noise = choose_noise(rows, y, scaling.length, members, on_stage)
+        exactly, noise = errors_of_rows(rows, y, scaling.length, noise, members, on_stage)
         error, leverage = exactly.error.cpu(), exactly.leverage.cpu()
         report = {"method": "exact", "noise": noise, "noise_chosen_on": min(n, CHOSEN_ON)}
-        features = RecordFeatures(n, rows.__getitem__, n)  # in the kernel's units already
+        features = RecordFeatures(n, rows.__getitem__, ROWS_AT_ONCE)  # in the kernel's units already
         scaling = Scaling(torch.zeros_like(scaling.shift), torch.ones_like(scaling.scale), scaling.length)
     else:
+        sample = features.of(drawn).to(where)
+        check_finite("features", sample)
+        scaling = scaling_of(sample, standardize=standardize, shares=features.shares)
         landmarks = scaling.apply(sample[: landmark_count(n)])
-        blocks = landmark_features(features, landmarks, scaling)
+        blocks = landmark_features(features, landmarks, scaling, on_stage)
         ridge = leave_one_out_ridge(blocks, targets, groups=groups, standardize=False)
         error, leverage = ridge.error, ridge.leverage
         report = {"method": "landmarks", "landmarks": len(landmarks), "l2": ridge.l2}
     report = {"kernel": "laplace", "length": scaling.length, **report, "left_out_error": _relative(error, targets)}
-    return LeftOutPrediction(error, leverage, report, partial(nearest, features, scaling))
+    return LeftOutPrediction(error, leverage, report, partial(nearest, features, scaling, on_stage=on_stage))
+
+
+def fits_whole(n: int, device: torch.device) -> bool:
+    """Whether the whole kernel of n records is factored: up to 30,000 where the memory allows."""
+    return n <= EXACT_UP_TO and (device.type != "cpu" or MATRICES * 8 * n * n <= available_memory())
+
+
+def _gathered(features: RecordFeatures, device: torch.device, on_stage: OnStage) -> torch.Tensor:
+    """Return the features of all records (n, d), float32."""
+    rows, start = torch.empty(0), 0
+    for block in features(on_stage, "features"):
+        check_finite("features", block)
+        if not start:
+            rows = torch.empty(features.n, block.shape[1], device=device)
+        rows[start : start + len(block)] = block
+        start += len(block)
+    return rows
 
 
 def errors_of_rows(
-    rows: torch.Tensor, targets: torch.Tensor, length: float, noise: float, members: Sequence[torch.Tensor] = ()
+    rows: torch.Tensor,
+    targets: torch.Tensor,
+    length: float,
+    noise: float,
+    members: Sequence[torch.Tensor] = (),
+    on_stage: OnStage = quiet,
 ) -> tuple[LeftOutErrors, float]:
     """Return left-out errors, and the first of NOISES from `noise` on at which the kernel's rounding does no harm."""
     while True:
-        kernel = laplace_matrix(rows, length)
+        kernel = laplace_matrix(rows, length, on_stage)
         try:
+            on_stage("second view, factoring the kernel", 0, 2)
             regression = kernel_regression(kernel, targets, noise, constant=True)
             del kernel
+            on_stage("second view, factoring the kernel", 1, 2)
             return left_out_errors(regression, members), noise
         except torch.linalg.LinAlgError:
             if noise >= NOISES[-1]:
@@ -235,12 +282,19 @@ def errors_of_rows(
             noise = min(larger for larger in NOISES if larger > noise)
 
 
-def choose_noise(rows: torch.Tensor, targets: torch.Tensor, length: float, members: Sequence[torch.Tensor]) -> float:
+def choose_noise(
+    rows: torch.Tensor,
+    targets: torch.Tensor,
+    length: float,
+    members: Sequence[torch.Tensor],
+    on_stage: OnStage = quiet,
+) -> float:
     """Choose the λ of NOISES with the least squared left-out error on CHOSEN_ON records (whole groups)."""
     rows, targets, members = _some(rows, targets, members)
     kernel = laplace_matrix(rows, length)
 
     def squared(noise: float) -> float:
+        on_stage("second view, choosing the noise", NOISES.index(noise), len(NOISES))
         try:
             regression = kernel_regression(kernel, targets, noise, constant=True)
             return float(left_out_errors(regression, members).error.square().mean())

@@ -16,6 +16,7 @@ from giveaway.records import Head
 from giveaway.records.rows import LazyRows, selected_rows
 from giveaway.scores.fusion import Views
 from giveaway.scores.predicted import Prediction, calibrated_phi, phi_of, predict_from_views
+from giveaway.text import OnStage, quiet
 from giveaway.views.images import image_features
 from giveaway.views.left_out import EXACT_UP_TO, LeftOutPrediction, RecordFeatures, left_out, left_out_smooth
 from giveaway.views.model import centred, said_of, standardized, targets_of_head, value_spread
@@ -80,15 +81,17 @@ class OthersView:
 
     def __init__(self, head: Head) -> None:
         self._head = head
-        self._described, self._features = features_of(head.inputs, device=head.device)
+        self._described, self.features = features_of(head.inputs, device=head.device)
 
-    def compare(self, unit: str, score: np.ndarray, outputs: torch.Tensor | LazyRows | None = None) -> Views:
+    def compare(
+        self, unit: str, score: np.ndarray, outputs: torch.Tensor | LazyRows | None = None, on_stage: OnStage = quiet
+    ) -> Views:
         """Compare both views of every row; `outputs` are what the model says if that is not the head's own (refit)."""
         head = self._head
         groups = head.groups if unit == "person" else None
         targets = targets_of_head(head)
         inside = said_of(head, outputs).squares
-        self._left_out = self._predicted(targets, groups, inside.sum())
+        self._left_out = self._predicted(targets, groups, inside.sum(), on_stage)
         outside = self._left_out.error.square().sum(1).numpy()
         leverage = self._left_out.leverage.numpy()
         if groups is not None:
@@ -96,20 +99,22 @@ class OthersView:
             inside, outside = np.bincount(person, inside), np.bincount(person, outside)
             leverage = np.bincount(person, leverage) / counts
         variation = float((targets - targets.mean(0)).square().sum())
-        numbers = self._features.of if self._described["view"] == "tabular" else None
-        if self._described["view"] == "images":
+        numbers = self.features.of if self.kind == "tabular" else None
+        if self.kind == "images":
             numbers = as_tensor("inputs", head.inputs).flatten(1).__getitem__
         self._seen = Views(score, inside, outside, leverage, variation, not_learned(head, numbers))
         return self._seen
 
-    def _predicted(self, targets: torch.Tensor, groups: np.ndarray | None, inside: float) -> LeftOutPrediction:
+    def _predicted(
+        self, targets: torch.Tensor, groups: np.ndarray | None, inside: float, on_stage: OnStage
+    ) -> LeftOutPrediction:
         """Predict every record from the others. A table has a smooth kernel unless the model memorizes (it took away
         more than half of the left-out error) and the kernel that memorizes too predicts left-out records better."""
-        kind, features = self._described["view"], self._features
-        sharp = partial(left_out, features, targets, groups=groups, device=self._head.device)
+        kind, features = self.kind, self.features
+        sharp = partial(left_out, features, targets, groups=groups, device=self._head.device, on_stage=on_stage)
         if kind != "tabular":
             return sharp(standardize=kind == "images")  # hashed texts have unit length
-        smooth = left_out_smooth(features, targets, groups=groups)
+        smooth = left_out_smooth(features, targets, groups=groups, on_stage=on_stage)
         if features.n > EXACT_UP_TO or inside > 0.5 * float(smooth.error.square().sum()):
             return smooth
         return min(smooth, sharp(), key=lambda one: one.report["left_out_error"])
@@ -141,6 +146,11 @@ class OthersView:
         scores = (targets_of_head(head).cpu() - self._left_out.error).numpy()
         model = phi_of(outputs[: head.n].to(torch.float64).cpu().numpy(), labels)
         return predict_from_views(model, calibrated_phi(scores, labels), exposure)
+
+    @property
+    def kind(self) -> str:
+        """What the records are: images, text or tabular."""
+        return self._described["view"]
 
     @property
     def held_back(self) -> bool:

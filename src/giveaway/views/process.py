@@ -14,6 +14,7 @@ from giveaway.gp.posterior import Posterior
 from giveaway.gp.ridge import rows_of_people
 from giveaway.records import Head
 from giveaway.records.examples import CHANNELS, as_numbers
+from giveaway.text import OnStage, quiet
 from giveaway.views.model import standardized, targets_of_head
 
 
@@ -30,14 +31,14 @@ class ProcessView:
             got = f"shape {tuple(x.shape)}"
             raise fail("inputs", f"the head's {head.n} records, (n, …)", got, "align them with the features")
         check_finite("inputs", x)
-        self._head, self._process = head, process
-        self._inputs = standardized(x) if x.ndim == 2 else x
+        self._head, self.process = head, process
+        self.inputs = standardized(x) if x.ndim == 2 else x
         self._posterior: Posterior | None = None
 
-    def divergence(self, unit: str) -> Divergence:
+    def divergence(self, unit: str, on_stage: OnStage = quiet) -> Divergence:
         """Measure every record, or every person in the order of np.unique(groups)."""
         if self._posterior is None:
-            self._posterior = self._process.fit(self._inputs, targets_of_head(self._head))
+            self._posterior = self.process.fit(self.inputs, targets_of_head(self._head), on_stage=on_stage)
         groups = None if unit == "record" else rows_of_people(self._head.groups)[1]  # type: ignore[arg-type]
         return divergence(self._posterior, groups)
 
