@@ -43,12 +43,11 @@ from torch import nn
 from benchmarks.dp_sgd import DPTraining, epsilon_of, noise_for, train_dp
 from benchmarks.exposed_share_data import RECORDS, load, pack
 from benchmarks.measuring import read_options
-from benchmarks.recipes import build_cnn, build_mlp, build_resnet9, signals_of
+from benchmarks.recipes import Augment, build_cnn, build_mlp, build_resnet9, signals_of
 from giveaway.attacks.lira import FLOOR, lira_within
 from giveaway.attacks.shadow_store import balanced_membership, model_seed
-from giveaway.attacks.stacked import train_stacked
+from giveaway.attacks.stacked import Training, train_stacked
 from giveaway.attacks.thresholds import AttackScores
-from giveaway.attacks.training import Training
 from giveaway.evaluation.success import effect_sizes
 from giveaway.records import Signals
 from giveaway.scores.predicted import phi_of
@@ -108,7 +107,6 @@ _RESNET = Kind(
     partial(build_resnet9, channels=(32, 64, 128, 192)),
     Training(25, 125, "sgd", 0.1, 5e-4, 0.9, "one_cycle"),
 )
-_AUGMENTED = ("crop", "flip")
 TABLES = {
     "mlp": _MLP,
     "strangers": replace(_MLP, strangers=True),
@@ -127,8 +125,8 @@ IMAGES = {
     "cnn": _CNN,
     "resnet": _RESNET,
     "strangers": replace(_CNN, strangers=True),
-    "cnn_augmented": replace(_CNN, training=replace(_IMAGE, epochs=40, augment=_AUGMENTED)),
-    "resnet_augmented": replace(_RESNET, training=replace(_RESNET.training, epochs=40, augment=_AUGMENTED)),
+    "cnn_augmented": replace(_CNN, training=replace(_IMAGE, epochs=40, augment=Augment())),
+    "resnet_augmented": replace(_RESNET, training=replace(_RESNET.training, epochs=40, augment=Augment())),
     "cnn_short": replace(_CNN, training=replace(_IMAGE, epochs=4)),
     "cnn_dropout": replace(_CNN, build=partial(cnn, channels=(32, 64, 128), dropout=0.5)),
     "cnn_smooth": replace(_CNN, training=replace(_IMAGE, loss=smoothed)),

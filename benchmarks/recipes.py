@@ -17,10 +17,43 @@ from torch import nn
 
 from giveaway.attacks.shadow import OnModel, TrainedModel, collect_shadows
 from giveaway.attacks.shadow_store import balanced_membership, model_seed, plan_of_halves
-from giveaway.attacks.stacked import seeded_model, train_stacked
-from giveaway.attacks.training import Training
+from giveaway.attacks.stacked import InputsOf, Training, seeded_model, train_stacked
 from giveaway.checks import as_tensor, check_choice, check_finite, fail
+from giveaway.linalg.precision import mixed
 from giveaway.records import Signals
+
+CROP_BORDER = 4  # pixels
+
+
+@dataclass(frozen=True)
+class Augment:
+    """Images moved by up to four pixels (their border mirrored) and mirrored anew at each use, by a hash of seed, step
+    and place."""
+
+    crop: bool = True
+    flip: bool = True
+
+    def __call__(self, rows: torch.Tensor) -> InputsOf:
+        if rows.ndim != 4:
+            got = f"shape {tuple(rows.shape)}"
+            raise fail("augment", "images (records, channels, height, width)", got, "drop it")
+        border, sizes = CROP_BORDER if self.crop else 0, rows.shape[2:]
+        if min(sizes) <= border:
+            least = CROP_BORDER + 1
+            got = f"{sizes[0]} × {sizes[1]}"
+            raise fail("inputs", f"images of {least} × {least} or more to crop", got, "drop crop from augment")
+        bordered = nn.functional.pad(rows, [border] * 4, mode="reflect").permute(0, 2, 3, 1).contiguous()
+
+        def changed(which: torch.Tensor, seeds: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
+            bits = mixed(mixed(mixed(~seeds) + step) + torch.arange(which.shape[1], device=which.device))
+            y, x = (torch.arange(size, device=which.device).expand(*which.shape, -1) for size in sizes)
+            if self.flip:
+                x = torch.where(((bits >> 32) & 1).bool()[..., None], x.flip(-1), x)
+            down, right = (((bits >> shift) & 0xFFFF) % (2 * border + 1) for shift in (0, 16))
+            y, x = y + down[..., None], x + right[..., None]
+            return bordered[which[..., None, None], y[..., :, None], x[..., None, :]].movedim(-1, -3)
+
+        return changed
 
 
 @dataclass(frozen=True)
@@ -236,9 +269,7 @@ RECIPES: dict[str, Recipe] = {
     "resnet9": Recipe(
         "cross_entropy",
         build_resnet9,
-        Training(
-            40, 500, "sgd", 0.4, 5e-4, 0.9, "one_cycle", precision="bfloat16", augment=("crop", "flip"), compiled=True
-        ),
+        Training(40, 500, "sgd", 0.4, 5e-4, 0.9, "one_cycle", precision="bfloat16", augment=Augment(), compiled=True),
         models_at_once=4,
         stack=False,
     ),

@@ -28,8 +28,7 @@ from benchmarks.fused_truth import figures
 from benchmarks.measuring import read_options, timed, write_result
 from benchmarks.recipes import RECIPES, train_recipe
 from giveaway.attacks.shadow_store import balanced_membership, model_seed
-from giveaway.attacks.stacked import seeded_model
-from giveaway.attacks.training import EpochBatches, Training
+from giveaway.attacks.stacked import EpochBatches, Training, seeded_model
 from giveaway.records import Signals
 
 FIRST_TARGET = 10_000  # seeds and halves that no shadow model has

@@ -11,7 +11,7 @@ from scipy.special import softmax
 from sklearn.linear_model import LogisticRegression, Ridge
 
 from giveaway.attacks.shadow_store import balanced_membership
-from giveaway.attacks.training import Training
+from giveaway.attacks.stacked import Training
 from giveaway.checks import InputError
 from giveaway.records import Signals
 from tests.conftest import refused

@@ -25,7 +25,7 @@ from benchmarks.language_models.texts import CORPORA, read_documents, write_text
 from benchmarks.language_models.tokens import write_tokens
 from benchmarks.language_models.train import Tuning, pretrain, write_slice
 from benchmarks.measuring import RESULTS, ROOT
-from giveaway.attacks.training import Training
+from giveaway.attacks.stacked import Training
 
 RATES = {"full": 4e-4, "lora": 3e-3}
 SHARED = Path(os.environ.get("GIVEAWAY_SHARED", ROOT.parent / "shared"))

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from benchmarks.recipes import RECIPES, build_resnet9, train_recipe
+from benchmarks.recipes import RECIPES, Augment, build_resnet9, train_recipe
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
@@ -24,15 +24,14 @@ from torch import nn
 
 from giveaway.attacks import stacked
 from giveaway.attacks.shadow_store import balanced_membership, model_seed
-from giveaway.attacks.stacked import train_stacked
-from giveaway.attacks.training import Training, TrainingInputs
+from giveaway.attacks.stacked import Training, train_stacked
 from tests.attacks.made import mixed, shuffled
 from tests.conftest import refused
 
 RECORDS, EXTRA, MODELS = 37, 4, 4
 MEMBERS = balanced_membership(MODELS, RECORDS, seed=0)  # halves of 18 and 19 records
 SEEDS = [model_seed(number, seed=0) for number in range(MODELS)]
-BOTH = ("crop", "flip")
+BOTH = Augment()
 
 
 def images(count=RECORDS + EXTRA, shape=(2, 7, 6)):
@@ -52,12 +51,12 @@ def draw(seed, step, place):
 def changed(image, down, right, mirror, augment):
     """Pixel by pixel: where the window lies on the image with its border mirrored, and then the window mirrored."""
     _, height, width = image.shape
-    if "crop" not in augment:
+    if augment is None or not augment.crop:
         down = right = 4
     found = np.empty_like(image)
     for y in range(height):
         for x in range(width):
-            beside = width - 1 - x if mirror and "flip" in augment else x
+            beside = width - 1 - x if mirror and augment and augment.flip else x
             above, left = abs(y + down - 4), abs(beside + right - 4)
             found[:, y, x] = image[:, min(above, 2 * height - 2 - above), min(left, 2 * width - 2 - left)]
     return found
@@ -67,14 +66,14 @@ def changed(image, down, right, mirror, augment):
     seeds=st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=3),
     step=st.integers(0, 2**20),
     width=st.integers(1, 6),
-    augment=st.sampled_from([("crop",), ("flip",), BOTH, ()]),
+    augment=st.builds(Augment, st.booleans(), st.booleans()),
     shape=st.tuples(st.integers(1, 3), st.integers(5, 9), st.integers(5, 9)),
 )
 def test_every_image_is_cropped_and_mirrored_by_its_own_draw(seeds, step, width, augment, shape):
     pictures = images(8, shape)
     which = np.random.default_rng(2).integers(0, 8, (len(seeds), width))
     inside = torch.tensor(seeds)[:, None], torch.tensor([step])
-    found = TrainingInputs(torch.from_numpy(pictures), augment)(torch.from_numpy(which), *inside).numpy()
+    found = augment(torch.from_numpy(pictures))(torch.from_numpy(which), *inside).numpy()
     for model, seed in enumerate(seeds):
         for place in range(width):
             expected = changed(pictures[which[model, place]], *draw(seed, step, place), augment)
@@ -94,7 +93,7 @@ def test_draws_are_uniform_and_of_one_step_one_place_one_model():
 
 
 def test_an_image_does_not_depend_on_its_neighbours():
-    records, step = TrainingInputs(torch.from_numpy(images()), BOTH), torch.tensor([3])
+    records, step = BOTH(torch.from_numpy(images())), torch.tensor([3])
     seeds = torch.tensor(SEEDS)[:, None]
     which = torch.arange(20).reshape(4, 5)
     together = records(which, seeds, step)
@@ -168,7 +167,7 @@ def trained_alone(training):
 
 
 @pytest.mark.parametrize(("at_once", "stack"), [(1, True), (3, True), (4, False)])
-@pytest.mark.parametrize("augment", [BOTH, ("flip",), ()])
+@pytest.mark.parametrize("augment", [BOTH, Augment(crop=False), None])
 def test_augmented_training_and_what_it_saw_are_those_of_a_plain_loop(at_once, stack, augment):
     training = Training(3, 5, "sgd", 0.2, 1e-2, 0.9, "one_cycle", augment=augment)
     seen, said = {}, {}
@@ -265,9 +264,9 @@ def test_augmented_shadow_models_go_on_after_a_kill(tmp_path):
     resumed = small_ensemble(killed, on_model=untouched)
     assert again == list(range(len(kept) + 1, 9))
     np.testing.assert_array_equal(resumed.values, small_ensemble(whole).values)
-    changed = replace(RECIPES["resnet9"].training, epochs=4, batch_size=5, augment=("flip",))
+    changed = replace(RECIPES["resnet9"].training, epochs=4, batch_size=5, augment=Augment(crop=False))
     small = replace(RECIPES["resnet9"], build=partial(build_resnet9, channels=(4, 4, 8, 8)), training=changed)
-    words = r"augment was \['crop', 'flip'\], is \['flip'\]"
+    words = "got crop was True, is False"
     refused(words, train_recipe, small, images(RECORDS, (3, 9, 8)), LABELS[:RECORDS], models=8, folder=killed)
 
 
@@ -277,9 +276,8 @@ def test_augmentation_of_what_is_no_image_or_too_small_is_refused():
     make = [lambda: nn.Linear(5, 3).double()]
     refused(words, lambda **k: list(train_stacked(*make, **k)), **given, inputs=np.zeros((41, 5)),
             training=Training(1, 8, augment=BOTH))  # fmt: skip
-    words = r"inputs: expected images of 5 × 5 or more to crop, got 9 × 4; drop \"crop\" from augment"
-    refused(words, TrainingInputs, torch.zeros(3, 1, 9, 4), ("crop",))
-    TrainingInputs(torch.zeros(3, 1, 1, 1), ("flip",))
-    refused("augment: expected a known name, got 'turn'", Training, 1, 8, augment=("turn",))
+    words = r"inputs: expected images of 5 × 5 or more to crop, got 9 × 4; drop crop from augment"
+    refused(words, BOTH, torch.zeros(3, 1, 9, 4))
+    Augment(crop=False)(torch.zeros(3, 1, 1, 1))
     refused("inputs: expected images of 8 × 8 or more", build_resnet9, (3, 9, 7), 10)
     assert build_resnet9((3, 8, 9), 10).eval()(torch.zeros(1, 3, 8, 9)).shape == (1, 10)

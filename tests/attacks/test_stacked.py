@@ -11,8 +11,7 @@ from torch import nn
 
 from giveaway.attacks import stacked
 from giveaway.attacks.shadow_store import balanced_membership, model_seed
-from giveaway.attacks.stacked import train_stacked
-from giveaway.attacks.training import EpochBatches, Training
+from giveaway.attacks.stacked import EpochBatches, Training, train_stacked
 from giveaway.checks import InputError
 from tests.attacks.made import shuffled
 

@@ -22,7 +22,7 @@ from benchmarks.reproduce.per_sample.settings import EXPERIMENTS
 
 from giveaway.attacks import AttackScores, rmia
 from giveaway.attacks.shadow_store import balanced_membership, model_membership
-from giveaway.attacks.training import Training
+from giveaway.attacks.stacked import Training
 from giveaway.checks import InputError
 from giveaway.records import Signals
 

@@ -15,8 +15,7 @@ from benchmarks.data import cifar10_training
 from benchmarks.networks import build_network
 from benchmarks.reproduce.job import Arrays, Job, Piece, keep_plan
 from giveaway.attacks.shadow_store import model_seed
-from giveaway.attacks.stacked import seeded_model, train_stacked
-from giveaway.attacks.training import Training
+from giveaway.attacks.stacked import Training, seeded_model, train_stacked
 from giveaway.linalg.precision import tf32_products
 
 PLANE, CAR = 0, 1

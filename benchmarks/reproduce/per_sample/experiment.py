@@ -20,8 +20,7 @@ from benchmarks.reproduce.per_sample.agreement import compare
 from benchmarks.reproduce.per_sample.attacks import attack_references
 from benchmarks.reproduce.per_sample.data import Data, Load, small
 from giveaway.attacks.shadow_store import balanced_membership, model_seed
-from giveaway.attacks.stacked import State, train_stacked
-from giveaway.attacks.training import Training
+from giveaway.attacks.stacked import State, Training, train_stacked
 from giveaway.curvature.choice import Auto
 from giveaway.network import InverseCurvature, Network, sketch_records
 from giveaway.records import ScoreTable, Signals

@@ -16,7 +16,7 @@ from benchmarks.reproduce.page import read_paper
 from benchmarks.reproduce.per_sample import data as sets
 from benchmarks.reproduce.per_sample.data import Data, sst2
 from benchmarks.reproduce.per_sample.experiment import Experiment, run
-from giveaway.attacks.training import Training
+from giveaway.attacks.stacked import Training
 
 LONGEST = 32  # words of a sentence that the transformer reads
 UNKNOWN, FIRST_WORD = 1, 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
@@ -13,15 +14,124 @@ import torch
 from torch import nn
 from torch.func import functional_call, stack_module_state
 
-from giveaway.attacks.training import EpochBatches, Training, TrainingInputs
-from giveaway.checks import as_tensor, check_finite, fail
+from giveaway.checks import as_tensor, check_choice, check_finite, check_number, fail
+from giveaway.linalg.precision import mixed
 
 WARM_UPS = 3  # steps before a graph is captured
 EVALUATED_BATCHES = 4  # a pass without gradients takes this many batches: training already held as much
 
+OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+CLIMB = 0.25  # share of the steps in which "one_cycle" climbs
+
+Loss = str | Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+InputsOf = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 State = dict[str, torch.Tensor]
 OnTrained = Callable[[int, State], Any]
 OnEpoch = Callable[[int, int, torch.Tensor, Callable[[], torch.Tensor]], Any]
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a network is trained.
+
+    An epoch is split into ⌈members / batch_size⌉ batches of sizes that differ by at most one (no small last batch); of
+    models trained together the one with the most members counts. The loss is the mean over a batch. "cosine" goes from
+    learning_rate to 0 over all steps; "one_cycle" climbs to it over the first quarter of them and falls to 0, both in
+    straight lines. "bfloat16" multiplies in that precision (torch's autocast) and keeps parameters and sums in float32.
+    `augment(inputs)` returns a function that gives the inputs (models, width, …) of record numbers (models, width), for
+    seeds (models, 1) and a step, changed as it likes. `compiled` lets torch.compile fuse the passes of models on a GPU
+    that are not stacked.
+    """
+
+    epochs: int
+    batch_size: int
+    optimizer: str = "adamw"
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.0
+    momentum: float = 0.0
+    schedule: str = "constant"
+    loss: Loss = "cross_entropy"
+    precision: str = "float32"
+    augment: Callable[[torch.Tensor], InputsOf] | None = None
+    compiled: bool = False
+
+    def __post_init__(self) -> None:
+        check_choice("optimizer", self.optimizer, OPTIMIZERS)
+        check_choice("schedule", self.schedule, ("constant", "cosine", "one_cycle"))
+        check_choice("precision", self.precision, ("float32", "bfloat16"))
+        if isinstance(self.loss, str):
+            check_choice("loss", self.loss, ("cross_entropy", "squared"))
+        check_number("epochs", self.epochs, minimum=1, remedy="train for at least one epoch")
+        check_number("batch_size", self.batch_size, minimum=1, remedy="a batch holds at least one record")
+        for name in ("learning_rate", "weight_decay", "momentum"):
+            check_number(name, getattr(self, name), minimum=0, remedy="give a number such as 0.001")
+        if self.momentum and self.optimizer != "sgd":
+            raise fail("momentum", "0 unless the optimizer is sgd", f"{self.momentum}", "drop it")
+
+    def optimizer_of(self, parameters: Sequence[torch.Tensor], rate: float | torch.Tensor) -> torch.optim.Optimizer:
+        """Make the optimizer for the parameters of one model or of many; a `rate` in a tensor is read at every step."""
+        options: dict[str, Any] = {"lr": rate, "weight_decay": self.weight_decay, "fused": True}
+        if self.optimizer == "sgd":
+            options["momentum"] = self.momentum
+        else:
+            options["capturable"] = parameters[0].is_cuda
+        return OPTIMIZERS[self.optimizer](list(parameters), **options)
+
+    def rates(self, steps: int) -> list[float]:
+        """Return the learning rate of every step."""
+        if self.schedule == "constant":
+            return [self.learning_rate] * steps
+        if self.schedule == "one_cycle":
+            passed = np.arange(1, steps + 1) / (steps + 1)
+            return (self.learning_rate * np.interp(passed, (0.0, CLIMB, 1.0), (0.0, 1.0, 0.0))).tolist()
+        return [self.learning_rate * 0.5 * (1.0 + math.cos(math.pi * step / steps)) for step in range(steps)]
+
+    def autocast(self, device: torch.device) -> torch.autocast:
+        """Return a context in which products have the precision asked for."""
+        return torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bfloat16", cache_enabled=False)
+
+    def losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the loss of every record, for outputs (records, outputs)."""
+        if callable(self.loss):
+            return self.loss(outputs, targets)
+        if self.loss == "squared":
+            return (outputs - targets.reshape(outputs.shape)).square().flatten(1).sum(1)
+        return nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+
+class EpochBatches:
+    """The batches of several models: record numbers and weights, (models, width) at each step, in the order of a hash
+    of (seed, epoch, place). Rows that fill a batch up to the width are of the model's own records and have weight 0."""
+
+    def __init__(
+        self, members: Sequence[np.ndarray], steps: int, seeds: Sequence[int], device: torch.device | str = "cpu"
+    ) -> None:
+        sizes = torch.tensor([len(own) for own in members])
+        longest = int(sizes.max())
+        self.steps, self.width = steps, math.ceil(longest / steps)
+        padded = torch.zeros(len(members), longest, dtype=torch.long)
+        for row, own in zip(padded, members, strict=True):
+            row[: len(own)] = torch.from_numpy(own)
+        # (models, steps, width): batches of a shuffled row differ by at most one record
+        short, longer = (sizes // steps)[:, None], (sizes % steps)[:, None]
+        step, column = torch.arange(steps), torch.arange(self.width)
+        size = (short + (step < longer))[..., None]
+        first = (step * short + torch.minimum(step, longer))[..., None]
+        self._places = (first + torch.where(column < size, column, 0)).to(device)
+        self.weights = ((column < size).double() / size).to(device)
+        self._members = padded.to(device)
+        self._absent = (torch.arange(longest) >= sizes[:, None]).to(device)
+        self.seeds = torch.tensor(seeds, dtype=torch.long, device=device)[:, None]
+        self._epoch = 0
+
+    def epoch(self) -> torch.Tensor:
+        """Return the record numbers (models, steps, width) of the next epoch."""
+        of_epoch = mixed(mixed(self.seeds) + self._epoch)
+        self._epoch += 1
+        largest = torch.iinfo(torch.long).max
+        keys = mixed(of_epoch + torch.arange(self._members.shape[1], device=of_epoch.device)) & largest
+        shuffled = self._members.gather(1, keys.masked_fill_(self._absent, largest).argsort(1))
+        return shuffled.gather(1, self._places.flatten(1)).view(self._places.shape)
 
 
 def train_stacked(
@@ -65,7 +175,6 @@ def train_stacked(
         raise fail("seeds", f"one a model, {len(members)} in all", str(len(seeds)), "use model_seed")
     if models_at_once < 1:
         raise fail("models_at_once", "at least 1", str(models_at_once), "give the number of models of a group")
-    records = TrainingInputs(x, training.augment)
     wanted = set(range(len(members)) if numbers is None else numbers)
     sizes = members.sum(axis=1)
     steps = min(math.ceil(sizes.max() / training.batch_size), int(sizes.min()))  # no batch is empty
@@ -82,7 +191,7 @@ def train_stacked(
                 own = [np.flatnonzero(members[number]) for number in rows]
                 batches = EpochBatches(own, steps, [seeds[number] for number in rows], x.device)
                 ensemble = _Stacked(models) if together else _Single(models[rows[0] - first], training.compiled)
-                trainers[rows] = _Trainer(ensemble, records, y, batches, training)
+                trainers[rows] = _Trainer(ensemble, x, y, batches, training)
             for epoch in _epochs(list(trainers.values()), training.epochs):
                 if on_epoch is not None:
                     for rows, trainer in trainers.items():
@@ -166,14 +275,14 @@ class _Trainer:
     def __init__(
         self,
         ensemble: _Stacked | _Single,
-        records: TrainingInputs,
+        x: torch.Tensor,
         y: torch.Tensor,
         batches: EpochBatches,
         training: Training,
     ) -> None:
         ensemble.module.train(True)
-        self.ensemble, self._records, self._y, self.batches, self._training = ensemble, records, y, batches, training
-        x = records.rows
+        self.ensemble, self._x, self._y, self.batches, self._training = ensemble, x, y, batches, training
+        self._records = (lambda which, seeds, step: x[which]) if training.augment is None else training.augment(x)
         read_as = torch.float32 if x.is_cuda else torch.float64  # what the optimizers' kernels read
         self._rates = torch.tensor(training.rates(training.epochs * batches.steps), dtype=read_as, device=x.device)
         self._rate = self._rates[0].clone()
@@ -209,7 +318,7 @@ class _Trainer:
     def outputs(self) -> torch.Tensor:
         """Return the outputs (models, rows, …) for all inputs, on the CPU."""
         self.ensemble.module.train(False)
-        blocks = self._records.rows.split(EVALUATED_BATCHES * self.batches.width)
+        blocks = self._x.split(EVALUATED_BATCHES * self.batches.width)
         each = [self.ensemble(x.expand(self.ensemble.models, *x.shape)).cpu() for x in blocks]
         self.ensemble.module.train(True)
         return torch.cat(each, dim=1)
