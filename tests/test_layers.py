@@ -29,7 +29,7 @@ LAYERS = [
     {"auditing"},
     {"findings"},
     {"reporting"},
-    {"figures"},
+    {"figures", "integrations"},
     {"cli"},
     {"__main__"},
 ]

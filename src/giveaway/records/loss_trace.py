@@ -50,6 +50,7 @@ class LossTrace:
     resume : `trace.epochs` as it was when the checkpoint was saved from which training goes on. The file keeps those
         epochs and drops what came after; without it, a file that exists already is refused.
     made_of : what else must be the same when the recording goes on, by name.
+    process : which of how many processes this is; by default as torchrun tells.
 
     An epoch ends with `end_epoch()`, or by itself as `losses_per_epoch` says. A record that comes up more than once in
     an epoch has the mean of its losses; one that does not come up, or whose loss was not finite, has NaN there. Losses
@@ -74,6 +75,7 @@ class LossTrace:
         losses_per_epoch: int | None = None,
         resume: int | None = None,
         made_of: Mapping[str, Any] | None = None,
+        process: tuple[int, int] | None = None,
     ) -> None:
         self._rows: list[torch.Tensor] = []
         self._values: list[torch.Tensor | Outputs] = []
@@ -87,8 +89,7 @@ class LossTrace:
         self.records = check_whole("records", records, remedy="give the number of training records, or a trace's file")
         self.identity = identity_of(self.records, targets=targets, ids=ids)
         self._sums, self._counts = np.zeros(self.records), np.zeros(self.records)
-        # as torchrun tells them
-        rank, self._world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+        rank, self._world = process or (int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)))
         of_run = {"records": self.records, "processes": self._world, "identity": self.identity}
         self._header: dict[str, Any] = {"format": FORMAT, **of_run, "made_of": dict(made_of or {})}
         epoch = check_whole("losses_per_epoch", self.records if losses_per_epoch is None else losses_per_epoch)

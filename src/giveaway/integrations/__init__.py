@@ -1,0 +1,1 @@
+"""Callbacks for the trainers of other libraries; each needs that library, and nothing else of giveaway needs it."""
