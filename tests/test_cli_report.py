@@ -36,10 +36,13 @@ def words_of(name: str, out: str = "result") -> str:
     return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", page)).split())
 
 
-def test_access_is_in_the_headline_of_both_pages(giveaway, file):  # noqa: F811
+def test_access_is_on_the_first_screen_of_both_pages(giveaway, file):  # noqa: F811
     audited(giveaway, file, "--access", "labels")
     for name in ("report.html", "summary.html"):
-        assert "an attacker who holds the record and has the model's predicted label for it." in words_of(name)
+        assert (
+            "Someone who already holds a record, with its label, and has the model's predicted label for it."
+            in words_of(name)
+        )
     assert json.loads(Path("result/summary.json").read_text())["access"] == "labels"
     line = one_line(giveaway("audit", "--features", file, "--access", "gradients"))
     assert "'gradients' is not one of 'labels', 'probabilities', 'weights'" in line
@@ -98,7 +101,7 @@ def test_a_validation_is_in_the_pages_from_then_on(giveaway, done, folder):  # n
     np.savez("signals.npz", phi=rng.normal(size=(16, n)) + 5 * members + margin, members=members)
     options = ("audit", "--features", "large.npz", "--loss", "cross_entropy", "--config", "map=none", "--out", "result")
     done(*options)
-    assert "Ranking only" in words_of("report.html")
+    assert "exposed? Not known. No attack was measured" in words_of("report.html")
     Path("rule.toml").write_text('schema = 1\n[[rule]]\nname = "few"\nmeasure = "measured_count"\nat_most = 3\n')
     said = giveaway("validate", "result", "--signals", "signals.npz")[2]
     assert "Signals: 16 models on 120 records\n" in said
@@ -110,7 +113,7 @@ def test_a_validation_is_in_the_pages_from_then_on(giveaway, done, folder):  # n
     for name in ("report.html", "summary.html"):
         told = "At least" if name == "summary.html" else f"At least {count} of 120 records are exposed"  # rounded there
         assert told in words_of(name)
-        assert "Ranking only" not in words_of(name)
+        assert "No attack was measured" not in words_of(name)
     code, said, _ = giveaway(*options)  # the same audit again keeps what was measured
     assert code == 0
     assert f"At least {count} of 120 records are exposed" in said

@@ -13,8 +13,6 @@ import numpy as np
 
 from giveaway.reporting.figures import (
     by_class,
-    exposure_distribution,
-    loss_by_influence,
     loss_by_leverage,
     recall_curves,
     roc_curves,

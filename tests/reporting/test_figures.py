@@ -17,8 +17,6 @@ from giveaway.records.meta import Meta, TraceReport
 from giveaway.reporting import picture
 from giveaway.reporting.figures import (
     by_class,
-    exposure_distribution,
-    loss_by_influence,
     loss_by_leverage,
     recall_curves,
     roc_curves,
@@ -93,34 +91,6 @@ def test_roc_line_holds_the_summary_s_rates_down_to_one_false_positive():
     assert line(axes, "1 of ").get_xdata()[0] == 1 / many.nonmembers
 
 
-def made_points(n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(3)
-    return np.exp(rng.normal(size=n)), np.exp(rng.normal(size=n)), rng.uniform(0.5, 1, size=n)
-
-
-def test_points_are_the_records_the_most_exposed_last(monkeypatch):
-    loss, influence, success = made_points(300)
-    axes, bar = loss_by_influence(loss, influence, success).axes
-    (points,) = axes.collections
-    order = np.argsort(success)
-    np.testing.assert_array_equal(points.get_offsets(), np.column_stack([loss, influence])[order])
-    np.testing.assert_array_equal(points.get_array(), success[order])
-    assert points.get_clim() == (0.5, 1.0)
-    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
-    assert axes.get_title(loc="left") == "Exposure by loss and influence: 300 records"
-    assert "success rate" in bar.get_ylabel()
-    loss[:7], influence[5:10] = 0.0, -1.0  # which have no place, and are counted
-    monkeypatch.setattr(picture, "MOST_POINTS", 100)
-    axes, _ = loss_by_influence(loss, influence, success).axes
-    (points,) = axes.collections
-    drawn = np.asarray(points.get_offsets())
-    assert len(np.unique(drawn, axis=0)) == 100
-    assert (drawn > 0).all()
-    rows = [int(np.flatnonzero(loss == x)[0]) for x in drawn[:, 0]]
-    np.testing.assert_array_equal(points.get_array(), success[rows])
-    assert axes.get_title(loc="left").endswith(": 100 of 290 records, chosen at random; 10 more are 0 or nearly")
-
-
 def made(n: int = 400, **changes) -> ScoreTable:
     rng = np.random.default_rng(0)
     scores = {name: rng.lognormal(sigma=2, size=n) for name in ("loss", "leverage", "newton")}
@@ -131,79 +101,15 @@ def legend_of(axes) -> list[str]:
     return [text.get_text() for text in axes.get_legend().get_texts()]
 
 
-def bars(axes) -> list[tuple[float, float, float]]:
-    """From, to and height of each."""
-    return [(bar.get_x(), bar.get_x() + bar.get_width(), bar.get_height()) for bar in axes.patches]
-
-
-def test_every_row_is_in_the_bar_of_its_score():
-    table = made()
-    (axes,) = exposure_distribution(table).axes
-    drawn = bars(axes)
-    assert len(drawn) == 40
-    assert drawn[0][0] == table["newton"].min()
-    assert drawn[-1][1] == pytest.approx(table["newton"].max(), rel=1e-12)
-    for place, (low, high, height) in enumerate(drawn):
-        above = np.inf if place == len(drawn) - 1 else high
-        assert height == ((table["newton"] >= low) & (table["newton"] < above)).sum()
-        assert high / low == pytest.approx((drawn[-1][1] / drawn[0][0]) ** (1 / 40), rel=1e-9)
-    assert sum(height for *_, height in drawn) == 400
-    assert axes.get_xscale() == "log"
-    assert axes.get_title(loc="left") == "How newton is spread over 400 rows"
-
-
-def test_the_marks_stand_at_the_median_and_where_the_top_begins():
-    table = made()
-    (axes,) = exposure_distribution(table).axes
-    values = sorted(table["newton"])
-    expected = {"median": (values[199] + values[200]) / 2, "top 5 %": values[380], "top 1 %": values[396]}
-    for name, place in expected.items():
-        assert list(line(axes, name).get_xdata()) == [place, place]
-    words = [f"median: {expected['median']:.3g}", f"top 5 % (20 rows): from {values[380]:.3g}"]
-    assert legend_of(axes) == [*words, f"top 1 % (4 rows): from {values[396]:.3g}"]
-    for n, marks in ((2, 1), (20, 2), (49, 2), (100, 3)):  # a share without a row has none
-        assert len(legend_of(exposure_distribution(made(n)).axes[0])) == marks
-
-
-def test_negative_scores_and_narrow_ones_have_a_linear_axis():
-    normal = np.random.default_rng(1).normal(size=400)
-    for table, by in ((made(fused=normal), None), (made(loss=0.5 + np.linspace(0, 0.5, 400)), "loss")):
-        (axes,) = exposure_distribution(table, by).axes
-        values = table[table.ranking(by)]
-        assert axes.get_xscale() == "linear"
-        assert "logarithmic" not in axes.get_xlabel()
-        drawn = bars(axes)
-        assert [drawn[0][0], drawn[-1][1]] == pytest.approx([values.min(), values.max()])
-        assert [height for *_, height in drawn] == np.histogram(values, 40)[0].tolist()
-
-
-def test_zeros_are_counted_beside_a_logarithmic_axis():
-    scores = made()["newton"].copy()
-    scores[:300] = 0
-    (axes,) = exposure_distribution(made(newton=scores)).axes
-    assert axes.get_title(loc="left") == "How newton is spread over 400 rows; 300 of them are 0 or nearly, left out"
-    assert sum(height for *_, height in bars(axes)) == 100
-    assert legend_of(axes)[0] == "median: 0"
-    assert list(line(axes, "top 5 %").get_xdata()) == [np.sort(scores)[380]] * 2
-    assert figure_bytes(axes.figure).startswith(b"\x89PNG")
-
-
 def test_no_axis_is_full_of_emptiness():
     """A forest that is sure of a record has a loss of 1e-12, ten decades below all others."""
     values = np.concatenate([np.full(200, 1e-12), np.geomspace(0.01, 5.0, 200)])
     assert picture.axis_from(values) == 0.01
-    (axes,) = exposure_distribution(ScoreTable({"loss": values}, np.arange(400)), by="loss").axes
-    assert axes.get_title(loc="left").endswith("400 rows; 200 of them are 0 or nearly, left out")
+    (axes,) = loss_by_leverage(made(loss=values)).axes
+    assert axes.get_title(loc="left").endswith("200 rows; 200 more are 0 or nearly")
     assert axes.get_xlim()[0] > 1e-3
     assert picture.axis_from(np.append(np.geomspace(1e-6, 1e-4, 99), 5.0)) == 1e-6  # one record far above is no gap
     assert picture.axis_from(np.zeros(4)) == np.inf
-
-
-@pytest.mark.parametrize("value", [0.0, 3.0, -1e-9, 1e9])
-def test_one_value_only(value):
-    (axes,) = exposure_distribution(made(newton=np.full(400, value))).axes
-    assert sum(height for *_, height in bars(axes)) == 400
-    assert figure_bytes(axes.figure).startswith(b"\x89PNG")
 
 
 def test_points_and_the_most_exposed_of_them():
@@ -365,16 +271,8 @@ ZEROS = ScoreTable({"loss": [0.0, 1.0], "leverage": [1.0, 0.0]}, [0, 1])
         (lambda: recall_curves({"a": ONES}, ONES, top=1e-4), "top: expected a share that keeps 1 to 200 records"),
         (lambda: roc_curves([]), "attacks: expected at least one, got none"),
         (lambda: roc_curves([made_attack(), dataclasses.replace(made_attack())]), "attacks: expected a different name"),
-        (lambda: loss_by_influence(ONES, ONES, ONES[1:]), "expected one value per record, got 200, 200, 199 values"),
-        (lambda: loss_by_influence(ONES, ONES, 2 * ONES), "success: expected rates from 0 to 1, got 2 to 2"),
-        (lambda: loss_by_influence(0 * ONES, ONES, ONES), "loss, influence: expected positive values in some record"),
         (lambda: save_figure(recall_curves({"a": ONES}, ONES), "x.gif"), "kind: expected a known name, got 'gif'"),
-        (
-            lambda: exposure_distribution(BARE, "newtom"),
-            "by: expected a score of this table, got 'newtom'; did you mean",
-        ),
-        (lambda: exposure_distribution(NOBODY), "table: expected at least one row, got none; audit some records"),
-        (lambda: loss_by_leverage(NOBODY), "table: expected at least one row, got none"),
+        (lambda: loss_by_leverage(NOBODY), "table: expected at least one row, got none; audit some records"),
         (lambda: by_class(NOBODY), "table: expected at least one row, got none"),
         (lambda: loss_by_leverage(BARE), "table: expected the score loss, got newton; audit with the score loss"),
         (
@@ -383,7 +281,7 @@ ZEROS = ScoreTable({"loss": [0.0, 1.0], "leverage": [1.0, 0.0]}, [0, 1])
         ),
         (lambda: loss_by_leverage(ZEROS), "table: expected a positive loss and leverage in some row, got none; draw"),
         (lambda: loss_by_leverage(made(), top=0), "top: expected a finite number of at least 1, got 0"),
-        (lambda: by_class(BARE), "table: expected a class of every row, got none; draw exposure_distribution"),
+        (lambda: by_class(BARE), "table: expected a class of every row, got none; audit a classifier by record"),
         (lambda: by_class(made(), share=1e-4), "share: expected a share that keeps 1 to 400 rows, got 0.0001"),
         (
             lambda: by_class(made(), share=np.nan),

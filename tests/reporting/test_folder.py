@@ -45,7 +45,7 @@ def test_a_page_alone_names_no_summary_that_is_not_there(tmp_path, head):
     ga.report(audit(head), tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text()
     assert "summary.html" not in text
-    assert "a page to share only where a whole audit folder is written" in text
+    assert "only a whole audit folder has a page to share" in text
     assert [file.name for file in tmp_path.iterdir()] == ["page.html"]
 
 

@@ -213,8 +213,6 @@ def test_records_stand_above_their_queries(channels):
 DRAWN = {
     "recall": lambda **axes: figures.recall_curves(made().scores, made()["newton"], top=0.1, **axes),
     "roc": lambda **axes: figures.roc_curves([made_attack()], **axes),
-    "influence": lambda **axes: figures.loss_by_influence(*values(), np.linspace(0.5, 1, 60), **axes),
-    "distribution": lambda **axes: figures.exposure_distribution(made(), **axes),
     "leverage": lambda **axes: figures.loss_by_leverage(made(), **axes),
     "classes": lambda **axes: figures.by_class(made(), **axes),
     "tradeoff": lambda **axes: tradeoff_curves({"a": fixed_design.tradeoff(0.3)}, **axes),
@@ -274,7 +272,7 @@ def test_matplotlib_waits_for_a_picture_and_stays_as_it_was():
         "from matplotlib.figure import Figure\n"
         "picture.blank('t', (3, 2))[0]._repr_html_()\n"
         "own = figures.recall_curves({'a': x}, x, axes=Figure().add_subplot())\n"
-        "for figure in (own, figures.loss_by_influence(x, x, x / 200)):\n"
+        "for figure in (own, figures.tradeoff_curves({})):\n"
         "    for kind in ('png', 'svg', 'pdf'):\n"
         "        picture.figure_bytes(figure, kind)\n"
         "assert dict(dict.items(matplotlib.rcParams)) == before\n"

@@ -19,6 +19,7 @@ from giveaway.reporting.report import render
 from giveaway.reporting.validation import StoredValidation
 from giveaway.reporting.words import notes
 from tests.conftest import made_arrays, made_head, without_pictures
+from tests.reporting.test_answers import QUESTIONS
 
 NEVER_SAID = r"\b(safe|safely|anonymous|anonymi[sz]ed|compliant|passed|passes|no risk|not exposed|secure)\b"
 
@@ -58,7 +59,7 @@ def listing_of(page: str) -> str:
 
 
 def rows_of(page: str) -> list[list[str]]:
-    """The cells of the most exposed, without the button that shows a row in the map."""
+    """The cells of the rows ranked highest, without the button that shows a row in the map."""
     body = listing_of(page).split("<tbody>")[1]
     rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in body.split("<tr ")[1:]]
     return [[cell for cell in row if "<button" not in cell] for row in rows]
@@ -106,24 +107,22 @@ def test_summary_and_top_table_are_plain_html(table):
     assert [row[1] for row in rows] == [str(table.ids[row]) for row in order]
     place = headings(text).index("newton")
     assert [row[place] for row in rows] == [f"{table['newton'][row]:.4g}" for row in order]
-    place = headings(text).index("percentile")
-    assert [float(row[place]) for row in rows] == pytest.approx(
-        [100 * (len(table) - k) / len(table) for k in range(1, 8)], rel=1e-3
-    )
+    for k, row in enumerate(rows, start=1):
+        assert f"percentile {100 * (len(table) - k) / len(table):.4g} · " in row[-1]
     words = Page(text).text
-    for heading in ("How to read it", "What to do", "Provenance", "most exposed", "Reviewed by", "Next review"):
+    for heading in (*QUESTIONS, "What the columns and numbers mean", "Provenance", "ranked highest", "Reviewed by"):
         assert heading in words
     assert f"{table['newton'].max():.4g}" in words
 
 
 def test_the_headline_is_a_ranking_never_a_count(table, whole):
     text = Page(whole).text
-    assert "Ranking only:" in text
+    assert "How many are exposed? Not known. No attack was measured on this model" in text
     assert "no number of exposed records is stated" in text
     assert "A low rank is not evidence of safety" in text
     assert not re.search(r"\b\d+ (records|people)[^.]{0,20} (are|is) (exposed|vulnerable|at risk)", text)
     unit = "people" if table.meta.unit == "person" else "records"
-    assert f"The {min(100, len(table))} most exposed {unit}" in text
+    assert f"The {unit} ranked highest, by newton" in text
 
 
 def test_nothing_is_called_safe():
@@ -168,7 +167,7 @@ def test_provenance_names_rank_cut_and_options(table, whole):
 def test_a_table_of_few_columns():
     for scores in (["loss"], ["leverage"], ["newton", "leverage"], ["margin", "entropy"]):
         text = render(audit(made_head("classes"), scores=scores))
-        assert f"most exposed records, by {'newton' if 'newton' in scores else scores[0]}" in Page(text).text
+        assert f"records ranked highest, by {'newton' if 'newton' in scores else scores[0]}" in Page(text).text
         assert len(rows_of(text)) == 60
     text = render(ScoreTable({"mine": [3.0, 1.0, 2.0]}, ["a", "b", "c"]), top=2)
     assert [row[1] for row in rows_of(text)] == ["a", "c"]
@@ -179,29 +178,34 @@ def viewed(kind: str = "classes", **options) -> ScoreTable:
     return audit(replace(head, inputs=np.maximum(head.features.numpy(), 0.0)))
 
 
-def test_what_the_others_say_and_who_is_nearest():
+def test_a_row_holds_few_columns_and_tells_the_rest_on_request():
     table = viewed(ids=np.array([f"r{i:02d}" for i in range(60)]))
     page = render(table, top=12)
-    shown = headings(page)
-    assert shown.count("others_say") == 1
-    rows = rows_of(page)
-    order = table.order()[:12]
-    assert [row[-1] for row in rows] == table["nearest"][order].tolist()
-    assert [row[shown.index("others_say")] for row in rows] == [str(said) for said in table["others_say"][order]]
-    assert not any("nearest" in row[shown.index("why")] for row in rows)
-    assert shown[shown.index("fused") :] == [
-        *("fused", "percentile", "loss", "leverage", "why", "newton", "left_out", "residual"),
-    ]
+    assert headings(page) == ["rank", "id", "class", "fused", "why"]
+    for row, cells in zip(table.order()[:12], rows_of(page), strict=True):
+        why, more = cells[-1].split('<details class="more-numbers"><summary>more</summary>')
+        assert "nearest" not in why
+        told = dict(part.split(" ", 1) for part in more.removesuffix("</details>").split(" · "))
+        assert told["others_say"] == str(table["others_say"][row])
+        assert told["nearest"] == table["nearest"][row]
+        for name in ("newton", "left_out", "loss", "leverage"):
+            assert told[name] == f"{table[name][row]:.4g}"
     text = Page(page).text
     for words in (
-        "most exposed records, by fused",
-        "fused combines two views of a record: newton, what the trained model did with it, and left_out",
-        "others_say is what the other records predict for this one, nearest are the records most similar to it",
-        "All scores but fused and left_out use the last linear layer only.",
+        "records ranked highest, by fused",
+        "left_out how wrongly the other records predict it",
+        "others_say what the other records predict for it",
+        "All scores but fused and left_out use the last linear layer only",
         "view · view tabular",
         "view · head_is_exact False",
     ):
         assert words in text
+
+
+def test_twenty_rows_stand_before_the_rest():
+    table = audit(made_head("classes"))
+    assert '<details class="rest" id="rest"><summary>Show 40 more</summary>' in render(table)
+    assert 'id="rest"' not in render(table, top=20)
 
 
 def traced(**options) -> ScoreTable:
@@ -215,16 +219,14 @@ def traced(**options) -> ScoreTable:
 def test_when_the_most_exposed_were_learned(drawn):
     table = traced(ids=np.array([f"secret-{i:02d}" for i in range(60)]))
     page = render(table, top=12)
-    assert 'href="#learned"' in page
     picture = page.split('id="learned"')[1].split("base64,")[1].split('"')[0]
     assert "rank 1: secret-07" in base64.b64decode(picture).decode()
     text = Page(page).text
     for words in (
-        "When were they learned? A line is one of the most exposed records",
+        "When were they learned? A line is one of the records ranked highest",
         "The losses of training are those of 5 epochs, matched to these records by ids.",
-        "fused combines two views of a record: newton, what the trained model did with it, and trace",
-        "trace is how large the losses of a record were",
-        "All scores but fused and trace use the last linear layer only.",
+        "trace how large its losses were while the model was trained",
+        "All scores but fused and trace use the last linear layer only",
         "trace · epochs 5",
     ):
         assert words in text
@@ -237,12 +239,9 @@ def test_when_the_most_exposed_were_learned(drawn):
 def test_trees_that_never_saw_a_record_stand_in_for_the_loss():
     arrays = made_arrays("classes") | {"features": None}
     arrays["inputs"] = np.random.default_rng(0).normal(size=(60, 3))
-    said = np.roll(arrays["outputs"], 1, axis=0)
-    text = Page(render(audit(Head(**arrays, out_of_bag=said)))).text
-    assert "fused combines two views of a record: left_out , out_of_bag , which tell what" in text
+    text = Page(render(audit(Head(**arrays, out_of_bag=np.roll(arrays["outputs"], 1, axis=0))))).text
+    assert "out_of_bag the loss of what the trees that never saw it predict for it" in text
     assert "A black box: nothing inside the model was used but which records each of its trees saw." in text
-    alone = Page(render(audit(Head(**arrays)))).text
-    assert "fused combines two views of a record: the loss, what the trained model did with it, and left_out" in alone
 
 
 def test_people_and_audits_without_a_trace_have_no_such_picture():
@@ -252,25 +251,13 @@ def test_people_and_audits_without_a_trace_have_no_such_picture():
     assert "When were they learned" not in Page(render(audit(made_head("classes")))).text
 
 
-@pytest.mark.parametrize("by", ["record", "person"])
-def test_no_empty_column_of_neighbours(by):
-    table = viewed(groups=np.arange(60) // 3) if by == "person" else audit(made_head("classes"))
-    page = render(table)
-    assert ">nearest</th>" not in page
-    text = Page(page).text
-    assert "others_say" not in text
-    assert ("fused combines two views of a person" in text) is (by == "person")
-    assert ("The scores use the last linear layer only." in text) is (by == "record")
-
-
 def test_a_black_box_has_a_page_of_its_own_words():
     arrays = made_arrays("classes") | {"features": None}
     table = audit(replace(Head(**arrays), inputs=np.random.default_rng(0).normal(size=(60, 3))))
     text = Page(render(table)).text
     assert "A black box: nothing inside the model was used." in text
-    assert "two views of a record: the loss, what the trained model did with it" in text
     for word in ("newton", "leverage", "linear layer", "optimum", "its weights were not given"):
-        assert word not in text.split("Before you read on")[0]
+        assert word not in text.split("Details")[0]
     assert re.search(NEVER_SAID, text, flags=re.IGNORECASE) is None
     assert len(rows_of(render(audit(Head(**arrays))))) == 60
 
@@ -278,7 +265,7 @@ def test_a_black_box_has_a_page_of_its_own_words():
 def test_names_of_neighbours_are_escaped():
     names = np.array([f"<b>{i}</b>" for i in range(60)])
     page = render(viewed(ids=names))
-    assert "&lt;b&gt;" in rows_of(page)[0][-1]
+    assert "nearest &lt;b&gt;" in rows_of(page)[0][-1]
     assert "<b>1</b>" not in page
 
 
@@ -291,16 +278,16 @@ def test_after_a_validation_the_page_counts_and_shows_what_was_measured():
     found = validate(signals, table)
     page = render(table, measured=StoredValidation.of(found), top=120)
     text = Page(page).text
-    assert f"At least {found.count.at_least} of 120 records are exposed under this training recipe" in text
-    assert "Ranking only" not in text
-    assert "a low rank is not evidence of safety" in text
+    assert f"At least {found.count.at_least} of 120 records are exposed (" in text
+    assert "Not known" not in text.split("Whose are they?")[0]
+    assert "A low rank is not evidence of safety" in text
     assert found.conclusion() in text
     shown, rows = headings(page), rows_of(page)
     order = table.order()
-    assert [float(row[shown.index("measured_success")]) for row in rows] == pytest.approx(
+    assert [float(row[shown.index("measured success")]) for row in rows] == pytest.approx(
         found.success[order], rel=1e-3
     )
-    flags = [row[shown.index("found_exposed")] for row in rows]
+    flags = [row[shown.index("found exposed")] for row in rows]
     assert flags.count("yes") == found.count.flagged.sum()
     assert {flag == "yes" for flag, row in zip(flags, order, strict=True) if found.count.flagged[row]} == {True}
     assert "fewer than 2" in text.split("worth in shadow models")[1]
@@ -315,8 +302,8 @@ def test_people_have_no_measured_columns_of_records():
     phi = rng.normal(size=(16, 120)) + 0.02 * table.rank("loss")  # what is hard is hard, trained on or not
     found = validate(Signals(phi, members, kind="phi"), table)
     page = render(audit(head), measured=StoredValidation.of(found))
-    assert "measured_success" not in headings(page)
-    assert "does not mean that none of the 120 is exposed" in Page(page).text
+    assert "measured success" not in headings(page)
+    assert "does not mean that none of the 120 records is exposed" in Page(page).text
 
 
 def test_the_report_takes_a_head_and_a_validation(tmp_path):
@@ -326,7 +313,6 @@ def test_the_report_takes_a_head_and_a_validation(tmp_path):
     report(table, tmp_path / "whole.html", head=head, access="weights")
     plain, whole = (Page((tmp_path / f"{name}.html").read_text(encoding="utf-8")).text for name in ("plain", "whole"))
     assert "pass head= to have it" in plain
-    assert "Without the 1 most exposed (1 %)" in whole
     assert "has the model's weights." in whole
     assert (tmp_path / "whole.html").stat().st_mode & 0o777 == 0o600
 

@@ -28,19 +28,13 @@ def validated(*columns: str) -> dict[str, str | bytes]:
 def test_words_table_and_pictures_agree():
     pages = validated("loss", "influence", "newton")
     pictures = [name for name in pages if name.endswith(".png")]
-    assert pictures == ["validation_recall.png", "validation_roc.png", "validation_map.png"]
+    assert pictures == ["validation_recall.png", "validation_roc.png"]
     for name in pictures:
         assert pages[name].startswith(b"\x89PNG")
         assert f"]({name})" in pages["validation.md"]
     told = json.loads(pages["validation.json"])
     assert pages["validation.md"].startswith(told["conclusion"])
     assert [line.split(",")[0] for line in pages["validation.csv"].splitlines()[1:]] == list(told["agreement"])
-
-
-def test_without_influence_there_is_no_map():
-    pages = validated("loss", "newton")
-    assert "validation_map.png" not in pages
-    assert "validation_map" not in pages["validation.md"]
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""What the pages say: a ranking or a defensible count, what it is based on, and the notes."""
+"""What the pages say beside their answers: what it is based on, and the notes."""
 
 from __future__ import annotations
 
@@ -15,74 +15,11 @@ from sklearn.neural_network import MLPClassifier
 
 import giveaway as ga
 from giveaway import Head, audit
-from giveaway.evaluation.exposed_share import WORDS
 from giveaway.records import ScoreTable
 from giveaway.records.meta import FusionReport, Meta, TraceReport
-from giveaway.reporting.validation import StoredValidation
-from giveaway.reporting.words import SHARES, about_depths, access_of, found_elsewhere, headline, notes, standing
+from giveaway.reporting.words import about_depths, access_of, found_elsewhere, kind_of, notes, standing
 from tests.conftest import made_arrays, made_head, refused
-
-COUNT = {"records": 37, "effect_size_above": 1.04, "false_discovery_rate": 0.05, "power_at_twice_that": 0.83}
-COUNT |= {"confidence": 0.95, "flagged": 41, "by_success": 30, "judged": 60}
-
-
-def measured(records: int = 60) -> StoredValidation:
-    stated = {"models": 64, "records": records, "at_least_exposed": COUNT, "lira": {"auc": [0.71, 0.69, 0.73]}}
-    nothing = np.zeros(records)
-    return StoredValidation(stated, nothing, nothing, nothing > 0, nothing == 0, *[nothing] * 3)
-
-
-def test_without_an_attack_the_headline_is_a_ranking():
-    table = audit(made_head("classes"))
-    assert headline(table, None, "probabilities") == (
-        "Ranking only: 60 records, ordered by estimated exposure to an attacker who holds the record and has the "
-        "model's output probabilities for it. No attack was measured on this model, so no number of exposed "
-        "records is stated. A low rank is not evidence of safety, and this is no finding on anonymity or compliance."
-    )
-    people = audit(made_head("squared", groups=np.arange(60) // 3))
-    said = headline(people, None, "probabilities")
-    assert said.startswith("Ranking only: 60 records of 20 people, ordered by")
-    assert "has the model's prediction for it." in said
-    for access, words in (("labels", "model's predicted label for it."), ("weights", "model's weights.")):
-        assert f"has the {words}" in headline(table, None, access)
-        assert any(f"has the {words}" in sentence for sentence in dict(standing(table, None, access))["Assumed"])
-
-
-def test_a_predicted_share_is_said_in_words_and_as_not_measured():
-    table = audit(made_head("classes"))
-    meta = Meta.from_json({**table.meta.to_json(), "predicted_share": {"words": ["some", "many"], "held_out": 1234}})
-    said = headline(replace(table, meta=meta), None, "probabilities")
-    assert said.startswith("Ranking only: 60 records, ordered by")
-    assert "No attack was measured on this model, and no number of exposed records is known." in said
-    words = (
-        "Predicted from 1234 records held out, not measured: for some (2 to 20 %) or many (over 20 %) of the records,"
-    )
-    assert words in said
-    assert "few is not none. A low rank" in said
-    assert "about 1,200 records held out" in headline(replace(table, meta=meta), None, "probabilities", shared=True)
-    assert list(SHARES) == list(WORDS)
-
-
-def test_after_shadow_models_the_headline_is_a_lower_bound():
-    table = audit(made_head("classes"))
-    assert headline(table, measured(), "weights") == (
-        "At least 37 of 60 records are exposed under this training recipe (64 shadow models, 95 % confidence): an "
-        "attack guesses right more than 70 % of the time whether such a record was used in training. 41 records are "
-        "flagged, of which at most 5 % are expected to be wrong. More may be exposed: of records twice as exposed as "
-        "that, the test finds about 83 %, and fewer of the others."
-    )
-    few = measured()
-    few.stated["at_least_exposed"] = COUNT | {"records": 0, "flagged": 0, "power_at_twice_that": 0.0013}
-    said = headline(table, few, "weights")
-    assert said.startswith(
-        "No number of exposed records can be stated for this training recipe (64 shadow models, 95 %"
-    )
-    assert "which does not mean that none of the 60 is exposed. A record counts as exposed if" in said
-    assert "the test finds about 0.13 %" in said
-    assert said.endswith("Train more shadow models.")
-    people = audit(made_head("classes", groups=np.arange(60) // 3))
-    assert headline(people, measured(), "weights").endswith("and no people were counted.")
-
+from tests.reporting.test_answers import measured
 
 X = np.random.default_rng(0).normal(size=(120, 4)) * [1.0, 100.0, 0.1, 5.0]
 Y = (X[:, 0] + 0.01 * X[:, 1] > 0).astype(int)
@@ -91,9 +28,9 @@ Y = (X[:, 0] + 0.01 * X[:, 1] > 0).astype(int)
 @pytest.mark.parametrize(
     ("model", "found"),
     [
-        (MLPClassifier((8,), max_iter=50, random_state=0), "networks on five tables), the 5 % of records that fused"),
-        (RandomForestClassifier(20, random_state=0), "forests on five tables), the 5 % of records that fused ranked"),
-        (Ridge(), "a ridge regression on California Housing), the 5 % of records that fused ranked highest held 17 %"),
+        (MLPClassifier((8,), max_iter=50, random_state=0), "networks on five tables), the 5 % of records ranked"),
+        (RandomForestClassifier(20, random_state=0), "forests on five tables), the 5 % of records ranked"),
+        (Ridge(), "a ridge regression on California Housing), the 5 % of records ranked highest held 17 %"),
         (LogisticRegression(max_iter=3), ""),
         (HistGradientBoostingClassifier(max_iter=5), ""),
     ],
@@ -115,10 +52,20 @@ def test_only_benchmarks_of_the_audited_kind_stand_beside_it(model, found):
     assert "as it was given" not in told
 
 
+def test_a_network_of_torch_is_one_by_whatever_name():
+    """Its class is often called Sequential, which once had no benchmark and a penalty "as the estimator has it"."""
+    network = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)).double()
+    records = torch.utils.data.TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
+    table = audit(ga.from_torch(network, records, l2=0.5))
+    assert (table.meta.model, kind_of(table.meta)) == ("Sequential", "network")
+    assert "networks on five tables" in found_elsewhere(table)
+    assert any("as it was given" in words for words in dict(standing(table, None, "labels"))["Assumed"])
+
+
 def test_networks_on_images_have_benchmarks_of_their_own():
     images = np.random.default_rng(0).random((60, 1, 8, 8))
     table = audit(made_head("classes", inputs=images, l2=0.5))
-    words = "CIFAR-10 and BloodMNIST, without a trace), the 5 % of records that fused ranked highest held 81 and 96 %"
+    words = "CIFAR-10 and BloodMNIST, without a trace), the 5 % of records ranked highest held 81 and 96 %"
     assert words in found_elsewhere(table)
     assumed = dict(standing(table, None, "labels"))["Assumed"]
     assert "An L2 penalty of 0.5 in summed-loss units, as it was given." in assumed
@@ -176,7 +123,7 @@ def test_notes_on_repeats_caps_rank_and_l2():
     arrays["targets"][[20, 21]] = arrays["targets"][22]
     table = audit(Head(**arrays | {"features": features}))
     assert "3 records have an exact copy" in note_about(table, "copy")[0]
-    assert "too low: pass groups" in note_about(table, "copy")[0]
+    assert "rank too low: pass groups" in note_about(table, "copy")[0]
     assert "Rows alone in some feature direction: 1." in note_about(table, "alone")[0]
     assert len(note_about(table, "singular; its pseudo-inverse was used")) == 1
     assert note_about(table, "tenth of l2") == []
@@ -205,7 +152,7 @@ def viewed(kind: str = "classes", **options) -> ScoreTable:
 def test_notes_on_the_view():
     table = viewed()
     view = table.meta.view
-    said, blind = notes(table)[:2]
+    *cautions, said = notes(table)[: 1 + (view.left_out_error >= 1)]
     assert said == (
         f"The other records predict a left-out one with {100 * view.left_out_error:.2g} % of the squared error of a "
         f"constant (columns of the table, rbf kernel, {view.method}); training removed "
@@ -213,7 +160,7 @@ def test_notes_on_the_view():
     )
     weights = f"with these weights: the other records 1, the model itself {view.head_weight:.2g}."
     assert f"fused adds up what each view says, by rank, {weights}" in notes(table)
-    assert ("no better than a constant here" in blind) is (view.left_out_error >= 1)
+    assert all("no better than a constant does" in words for words in cautions)
     head = made_head("classes", l2=0.5)
     exact = notes(audit(replace(head, inputs=head.features)))
     assert exact[0].endswith("% of that error, which is not a share of records.")

@@ -26,9 +26,10 @@ from giveaway.findings.gate import Rules, Verdict, judge, read_rules
 from giveaway.linalg.processes import ALONE, Processes, processes_from_environment
 from giveaway.records import Head, ScoreTable
 from giveaway.records.reasons import why
+from giveaway.reporting.answers import headline
 from giveaway.reporting.folder import described, write_audit
 from giveaway.reporting.validation import StoredValidation
-from giveaway.reporting.words import access_of, check_access, headline, notes
+from giveaway.reporting.words import access_of, check_access, notes
 from giveaway.storage.checkpoint import FolderCheckpoint
 from giveaway.storage.files import as_json
 from giveaway.text import parts_of, say, shown_text

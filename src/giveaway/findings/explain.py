@@ -101,7 +101,7 @@ class Breakdown:
                 coarse = group_of(group.name, rows, exposed, all_rows, top)
                 chance = {"by_chance_from": round(coarse.low, 2), "by_chance_to": round(coarse.high, 2)}
                 ratio = {"times_an_even_share": round(coarse.ratio, 2), **chance}
-                shown[-1] |= {"among_the_most_exposed": exposed, **ratio}
+                shown[-1] |= {"among_the_most_exposed": exposed, **ratio, "stands_out": group.stands_out}
         return {"kind": self.kind, "most_exposed": top, "groups": shown}
 
 

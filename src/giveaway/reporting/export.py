@@ -16,15 +16,15 @@ from giveaway.checks import fail
 from giveaway.findings.gate import FILE as VERDICT
 from giveaway.findings.gate import Rules, Verdict, judge
 from giveaway.records.meta import Provenance
+from giveaway.reporting.answers import LIMITS, at_least
 from giveaway.reporting.folder import audited_table
 from giveaway.reporting.pages import coarse, summary, summary_pages
 from giveaway.reporting.validation import StoredValidation
-from giveaway.reporting.words import at_least, shared_count
+from giveaway.reporting.words import shared_count
 from giveaway.text import shown_text
 from giveaway.version import VERSION
 
 SCHEMA = "giveaway.record/1"
-LIMITS = "A low rank is not evidence of safety, and this is no finding on anonymity or compliance."
 NO_DIGESTS = (
     "audit.json, which is restricted, holds the digest of the inputs under this audit number. It is not repeated here, "
     "because it can confirm a guess at a record; nor is that of the weights, unless the attacker has them."

@@ -1,4 +1,4 @@
-"""Figures of an audit and of a validation: how exposure is spread, what scores find, and what attacks achieve.
+"""Figures of an audit and of a validation: who is exposed, what scores find, and what attacks achieve.
 
 With `axes` a figure is drawn there, and their figure is returned, instead of a new one.
 """
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 Curve = tuple[np.ndarray, np.ndarray]
 KEPT = 0.05  # the share whose recall the legend states
-TOPS = (0.05, 0.01)
-LOGARITHMIC_FROM = 10  # largest over smallest: closer values are read as well on a linear axis
 MOST_CLASSES = 20
 POINTS = 400  # of a trade-off curve
 DOTS: Any = {"s": 7, "linewidths": 0, "rasterized": True}
@@ -126,40 +124,16 @@ def _draw_curves(
         axes.plot(*curves[name], color=PALE, linewidth=1, label=label, drawstyle=drawstyle, zorder=2)
 
 
-def loss_by_influence(loss: ArrayLike, influence: ArrayLike, success: ArrayLike, *, axes: Axes | None = None) -> Figure:
-    """Draw records at their loss and influence (up to 20,000 of them, positive ones), coloured by the attack's success
-    rate, the most exposed on top."""
-    values = [_finite(name, v) for name, v in (("loss", loss), ("influence", influence), ("success", success))]
-    if len({len(column) for column in values}) > 1:
-        got = f"{', '.join(str(len(column)) for column in values)} values"
-        raise fail("loss, influence, success", "one value per record", got, "align them")
-    x, y, rate = values
-    if rate.min() < 0 or rate.max() > 1:
-        raise fail("success", "rates from 0 to 1", f"{rate.min():g} to {rate.max():g}", "pass a share of models")
-    rows, title = positive_rows(x, y, "records", picture.MOST_POINTS)
-    if not len(rows):
-        raise fail("loss, influence", "positive values in some record", "none", "draw scores that are not all zero")
-    rows = rows[np.argsort(rate[rows], kind="stable")]
-    figure, axes = blank(f"Exposure by loss and influence: {title}", (7.0, 5.0), axes)
-    points = axes.scatter(x[rows], y[rows], c=rate[rows], cmap="viridis_r", vmin=0.5, vmax=1, **DOTS)
-    axes.set(xscale="log", yscale="log")
-    axes.set_xlabel("loss of the record in the audited model (logarithmic)")
-    axes.set_ylabel("influence of the record on itself (logarithmic)")
-    bar = axes.figure.colorbar(points, ax=axes, extend="min" if rate[rows].min() < 0.5 else "neither", pad=0.02)
-    bar.set_label("attack's success rate over models (0.5 is chance)", fontsize=11)
-    bar.outline.set_visible(False)
-    return figure
-
-
 def loss_by_leverage(table: ScoreTable, top: int = 20, axes: Axes | None = None) -> Figure:
     """Draw rows at their loss and leverage (up to 20,000, positive ones), with the `top` most exposed marked."""
     top = int(check_number("top", top, minimum=1, remedy="mark at least one row"))
     loss, leverage = _column(table, "loss"), _column(table, "leverage")
     shown, title = positive_rows(loss, leverage, "rows", picture.MOST_POINTS)
     if not len(shown):
-        raise fail("table", "a positive loss and leverage in some row", "none", "draw exposure_distribution instead")
+        raise fail("table", "a positive loss and leverage in some row", "none", "draw by_class instead")
     highest = table.order()[:top]
-    marked = highest[(loss[highest] > 0) & (leverage[highest] > 0)]
+    axis = picture.axis_from
+    marked = highest[(loss[highest] >= axis(loss)) & (leverage[highest] >= axis(leverage))]
     label = f"{len(highest):,} most exposed by {plain(table.ranking())}"
     label = label if len(marked) == len(highest) else f"{len(marked):,} of the {label}"
     figure, axes = blank(f"Loss and leverage: {title}", (7.0, 5.0), axes)
@@ -169,37 +143,6 @@ def loss_by_leverage(table: ScoreTable, top: int = 20, axes: Axes | None = None)
     axes.set(xscale="log", yscale="log")
     axes.set_xlabel("loss of the row in the audited model (logarithmic)")
     axes.set_ylabel("leverage: its pull on the model's last layer (logarithmic)")
-    legend(axes)
-    return figure
-
-
-def exposure_distribution(table: ScoreTable, by: str | None = None, axes: Axes | None = None) -> Figure:
-    """Draw how many rows have which score, on a logarithmic axis where it spans more than a decade (zeros are left
-    out), with the median and the points where the top 5 % and 1 % begin."""
-    name = table.ranking(by)
-    values = np.sort(_not_empty(table)[name])[::-1]
-    n, placed = len(values), values
-    logarithmic = bool(values[-1] >= 0 and values[0] > LOGARITHMIC_FROM * picture.axis_from(values))
-    title = f"How {plain(name)} is spread over {_rows(n)}"
-    if logarithmic and values[-1] < picture.axis_from(values):
-        placed = values[values >= picture.axis_from(values)]
-        title += f"; {n - len(placed):,} of them are 0 or nearly, left out"
-    figure, axes = blank(title, (7.0, 4.2), axes)
-    bins = int(np.clip(2 * np.sqrt(len(placed)), 10, 60))
-    edges = np.geomspace(placed[-1], placed[0], bins + 1) if logarithmic else np.histogram_bin_edges(placed, bins)
-    edges[[0, -1]] = min(edges[0], placed[-1]), max(edges[-1], placed[0])  # geomspace may end a rounding short
-    counts, *_ = axes.hist(placed, edges.tolist(), color=COLOURS[0], alpha=0.55, linewidth=0)
-    marks = [(f"median: {np.median(values):.3g}", float(np.median(values)))]
-    for count, share in ((round(share * n), share) for share in TOPS):
-        if count:  # of 40 rows none is the top 1 %
-            begins = float(values[count - 1])
-            marks.append((f"top {percent(share)} ({_rows(count)}): from {begins:.3g}", begins))
-    for (label, place), colour, dashes in zip(marks, (GREY, COLOURS[4], COLOURS[1]), DASHES, strict=False):
-        style: Any = {"color": colour, "linestyle": dashes, "linewidth": 1.8, "label": label}
-        axes.axvline(np.nan if logarithmic and place < placed[-1] else place, **style)  # a median of 0 has no place
-    axes.set_xscale("log" if logarithmic else "linear")
-    axes.set_xlabel(plain(name) + (" (logarithmic)" if logarithmic else "") + ", higher is more exposed")
-    axes.set(ylabel="rows", ylim=(0, 1.3 * np.max(counts)))  # room for the legend
     legend(axes)
     return figure
 
@@ -238,8 +181,7 @@ def by_class(table: ScoreTable, share: float = 0.05, axes: Axes | None = None) -
     """Draw each class's share of the most exposed `share` of the rows over its share of all, with a band for chance (95
     %). Classes under ten rows share a line; of more than 20 those furthest from an even spread are drawn."""
     if "class" not in table.attributes:
-        remedy = "draw exposure_distribution, or audit a classifier by record"
-        raise fail("table", "a class of every row", "none", remedy)
+        raise fail("table", "a class of every row", "none", "audit a classifier by record")
     n = len(_not_empty(table))
     count = round(n * check_number("share", share, minimum=0, remedy="such as 0.05"))
     if not 0 < count <= n:

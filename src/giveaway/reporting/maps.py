@@ -52,7 +52,6 @@ def maps(table: ScoreTable, extras: ReportExtras) -> Maps:
     columns: dict[str, Any] = {
         "row": rows.astype(np.int32),
         "rank": ranks.astype(np.int32),
-        "top": (100.0 * ranks / len(table)).astype(np.float32),
         "risk": (1.0 - (ranks - 1) / max(1, len(table) - 1)).astype(np.float32),
         "score": table[by][rows].astype(np.float32),
         "id": [shown_text(name, 40) for name in table.ids[rows].tolist()],
@@ -67,7 +66,6 @@ def maps(table: ScoreTable, extras: ReportExtras) -> Maps:
             floor = least / 2 if np.isfinite(least) else 1e-12
             hidden += int((values < least).sum())
             columns[side] = np.maximum(values, floor).astype(np.float32)
-            columns[f"{name}_value"] = values.astype(np.float32)
     if features is not None:
         columns["u"], columns["v"] = features.places[:, 0], features.places[:, 1]
     order = np.argsort(-ranks, kind="stable")  # the most exposed are drawn last, on top

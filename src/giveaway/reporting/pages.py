@@ -22,8 +22,9 @@ from giveaway.checks import InputError, fail
 from giveaway.findings.explain import LEAST, about, breakdowns
 from giveaway.records import ScoreTable
 from giveaway.records.meta import Provenance, check_fields
+from giveaway.reporting.answers import answers, at_least, headline
 from giveaway.reporting.validation import StoredValidation, agreement_lines
-from giveaway.reporting.words import access_of, at_least, found_elsewhere, headline, notes, shared_count, standing
+from giveaway.reporting.words import access_of, found_elsewhere, notes, shared_count, standing
 from giveaway.storage.files import read_json
 from giveaway.text import shown_text
 
@@ -123,7 +124,14 @@ def summary_pages(table: ScoreTable, measured: StoredValidation | None = None) -
     """Return the file names and contents of the shareable output."""
     found = summary(table, measured)
     agreement = None if measured is None else agreement_lines(measured.stated)
-    shown = {"rows": shared_count(len(table)), "unit": table.meta.rows_are}
+    groups = [
+        (spread["kind"], group["name"], *map(group.get, ("times_an_even_share", "by_chance_to", "stands_out")))
+        for spread in found["spread_over"]
+        for group in spread["groups"]
+    ]
+    told = answers(table, measured, found["access"], None if found["no_spread"] else groups, shared=True)
+    versions = ", ".join(f"{name} {version}" for name, version in (found["versions"] or {}).items())
+    shown = {"rows": shared_count(len(table)), "unit": table.meta.rows_are, "answers": told, "versions": versions}
     return {
         "summary.json": json.dumps(found, indent=2, allow_nan=False) + "\n",
         "summary.html": page("summary.html", found=found, agreement=agreement, least=LEAST, **shown),

@@ -19,21 +19,21 @@ from giveaway.network.depths import suffix
 from giveaway.records import ScoreTable
 from giveaway.records.reasons import why
 from giveaway.reporting import figures
+from giveaway.reporting.answers import answers
 from giveaway.reporting.maps import bokeh_script, maps
 from giveaway.reporting.pages import page, section
 from giveaway.reporting.picture import figure_bytes, title_of
 from giveaway.reporting.validation import StoredValidation, agreement_lines
-from giveaway.reporting.words import access_of, found_elsewhere, headline, layers_of, notes, standing
+from giveaway.reporting.words import access_of, layers_of, notes, standing
 from giveaway.text import shown_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TOP = 100
+FIRST = 20  # rows of the table that are shown before it is unfolded
 NO_HEAD = "the report was made from the table alone; pass head= to have it"
-BEFORE_WHY = ("loss", "leverage", "predicted_success")  # scores after the one that ranks, before the reasons
-AFTER_WHY = ("newton", "trace", "learned_by", "left_out", "relatives", "out_of_bag", "residual")
-ABOUT_ROW = ("class", "target", "others_say", "trees_say", "records")
+ABOUT_ROW = ("class", "target")  # beside rank, id, score and reason
 OF_TRACE = ("trace · band", "trace · rows", "trace · losses")
 MEANINGS = {
     "rank": "1 is the most exposed",
@@ -80,24 +80,23 @@ def render(
     extras = extras or ReportExtras(missing={"map": NO_HEAD})
     chosen = access_of(table, access)
     sections = {
+        "breakdowns": section(lambda: breakdowns(table)),
         "maps": section(lambda: maps(table, extras)),
         "learned": section(lambda: _image(figures.when_learned(table))),
-        "breakdowns": section(lambda: breakdowns(table)),
         "agreement": section(lambda: _agreement(table, measured)),
-        "penalties": section(lambda: _penalties(table)),
     }
     meta = table.meta
     asked = None if meta.fusion is None else meta.fusion.weights  # views that `fused` asked
-    noted = section(lambda: notes(table))
+    noted, groups = section(lambda: notes(table)), sections["breakdowns"]
+    compared = [(o.kind, g.name, g.ratio, g.high, g.stands_out) for o in groups.content or () for g in o.groups]
     return page(
         "report.html",
         table=table,
         unit=meta.rows_are,
         one=meta.unit,
         by=table.ranking(),
-        headline=headline(table, measured, chosen),
-        counted=measured is not None,
-        found=found_elsewhere(table),
+        answers=answers(table, measured, chosen, None if groups.note else compared),
+        first=FIRST,
         standing=standing(table, measured, chosen),
         notes=[noted.note] if noted.note else noted.content,
         missing=extras.missing,
@@ -107,48 +106,33 @@ def render(
         bokeh=bokeh_script() if sections["maps"].content else "",
         linear=meta.optimum is not None or "newton" in table.scores,
         views=[name for name in VIEWS if name in table.scores or name in (asked or ())],
-        asks_model=asked is None or "head" in asked,
         facts=facts(meta.to_json()),
     )
 
 
 def _listing(table: ScoreTable, extras: ReportExtras, measured: StoredValidation | None, top: int) -> dict[str, Any]:
-    """Return the table of the `top` most exposed rows: a cell is its text and the number that sorts it."""
+    """Return the table of the `top` rows ranked highest: a cell is its text and the number that sorts it; what else is
+    known of a row is one line of text."""
     by = table.ranking()
     rows = table.order(by)[:top]
     ranks = np.arange(1, len(rows) + 1)
+    known = {**table.attributes, **table.scores}
     values: dict[str, Any] = {"rank": ranks, "id": table.ids[rows]}
-    subgroups = [name for name in table.attributes if name.startswith(SUBGROUP)]
-    depths = table.meta.depths or {}
-    deeper = {}  # one column of each depth, newton if there is one, and what it means
-    for depth in depths:
-        name = next((name for name in ("newton", "influence") if name + suffix(depth) in table.scores), None)
-        if name is not None:
-            deeper[name + suffix(depth)] = f"{MEANINGS[name]}; through {layers_of(depth)} of the network"
-    flags = ["newton_capped", *(f"newton_capped{suffix(depth)}" for depth in depths)]
-    known = (*ABOUT_ROW, *AFTER_WHY, *subgroups, *flags, "nearest")
-    others = [name for name in table.attributes if name not in known]
-    for name in [*(n for n in ABOUT_ROW if n in table.attributes), *subgroups, *others]:
-        values[name] = table[name][rows]
-    values[by] = table[by][rows]
-    values["percentile"] = 100.0 * (len(table) - ranks) / len(table)
-    values |= {name: table[name][rows] for name in BEFORE_WHY if name in table.scores and name != by}
+    values |= {name: known[name][rows] for name in (*ABOUT_ROW, by) if name in known}
+    more: dict[str, Any] = {"percentile": 100.0 * (len(table) - ranks) / len(table)}
     if measured is not None and len(measured.success) == len(table) and not table.meta.by_person:
         values["measured_success"] = measured.success[rows]
-        values["expected_effect"] = measured.expected[rows]
         told = np.where(measured.judged[rows], "not shown", "not judged")
         values["found_exposed"] = np.where(measured.flagged[rows], "yes", told)
+        more["expected_effect"] = measured.expected[rows]
     values["why"] = np.array(why(table, rows, nearest=False), dtype=object)
-    columns_of = {**table.attributes, **table.scores}
-    values |= {name: columns_of[name][rows] for name in (*AFTER_WHY, *deeper) if name in columns_of and name != by}
-    near = table["nearest"][rows].tolist() if "nearest" in table.attributes else []
-    meanings = MEANINGS | deeper | (OF_PEOPLE if table.meta.by_person else {})
+    more |= {name: column[rows] for name, column in known.items() if name not in values}
+    meanings = MEANINGS | _of_depths(table) | (OF_PEOPLE if table.meta.by_person else {})
     columns = [
         {
-            "name": shown_text(name.removeprefix(SUBGROUP), 80),
-            "key": name if name in MEANINGS or name == by else "",  # in the script of the page
-            "meaning": meanings.get(name, "a column of the table"),
+            "name": name,
             "number": column.dtype.kind in "fiu",
+            "kind": "text why" if name == "why" else "number" if column.dtype.kind in "fiu" else "name",
         }
         for name, column in values.items()
     ]
@@ -156,13 +140,26 @@ def _listing(table: ScoreTable, extras: ReportExtras, measured: StoredValidation
     if (shown := extras.contents) is not None:
         held = dict(zip(shown.rows.tolist(), shown.held, strict=True))
         records = [held.get(int(row), "") for row in rows]
+    lines = zip(*(column.tolist() for column in more.values()), strict=True)
+    names = [shown_text(name.removeprefix(SUBGROUP), 80) for name in more]
     return {
         "columns": columns,
         "rows": list(zip(*([_cell(value) for value in column.tolist()] for column in values.values()), strict=True)),
+        "more": [" · ".join(f"{name} {_cell(v)[0]}" for name, v in zip(names, line, strict=True)) for line in lines],
+        "meanings": [(name, meanings[name]) for name in (*values, *more) if name in meanings],
         "numbers": rows.tolist(),
-        "nearest": [shown_text(names, 200) for names in near] if any(near) else [],
         "records": records,
         "pictures": extras.contents is not None and extras.contents.pictures,
+    }
+
+
+def _of_depths(table: ScoreTable) -> dict[str, str]:
+    """Return the meanings of the columns that go through more of a network than its last layer."""
+    depths = table.meta.depths or {}
+    return {
+        name + suffix(depth): f"{meaning}; through {layers_of(depth)} of the network"
+        for depth in depths
+        for name, meaning in MEANINGS.items()
     }
 
 
@@ -203,17 +200,3 @@ def _agreement(table: ScoreTable, measured: StoredValidation | None) -> dict[str
     roc = {"LiRA": (measured.false_positives, measured.true_positives)}
     images.append(_image(figures.draw_roc(roc, {"LiRA": stated["lira"]["auc"]})))
     return {"conclusion": stated["conclusion"], **agreement_lines(stated), "pictures": images}
-
-
-def _penalties(table: ScoreTable) -> list[tuple[str, str, str]]:
-    found = table.meta.l2_sensitivity
-    if not found:
-        raise InputError("the audit did not compare penalties (--config l2_sensitivity=true; there must be an l2)")
-    return [
-        (
-            f"{factor} × l2",
-            f"{found[f'spearman_at_{factor}_l2']:.3f}",
-            f"{100 * found[kept]:.0f} %" if (kept := f"top_kept_at_{factor}_l2") in found else "not known",
-        )
-        for factor in ("0.1", "10")
-    ]

@@ -16,7 +16,7 @@ from giveaway.checks import fail
 from giveaway.records import ScoreTable
 from giveaway.records.meta import check_fields
 from giveaway.records.score_table import TableFolder
-from giveaway.reporting.figures import loss_by_influence, recall_curves, roc_curves, roc_points
+from giveaway.reporting.figures import recall_curves, roc_curves, roc_points
 from giveaway.reporting.picture import figure_bytes
 from giveaway.storage.arrays import read_arrays, reading
 from giveaway.storage.files import read_json
@@ -91,14 +91,12 @@ class StoredValidation:
 
 
 def validation_pages(table: ScoreTable, found: Validation, stored: StoredValidation) -> dict[str, str | bytes]:
-    """Return file names and contents. A table without loss and influence has no figure of them."""
+    """Return file names and contents."""
     scores = {name: table[name] for name in table.columns}
     figures = {
         "validation_recall.png": recall_curves(scores, found.effect_size, ranked_by=found.ranked_by),
         "validation_roc.png": roc_curves([found.attack]),
     }
-    if {"loss", "influence"} <= scores.keys():
-        figures["validation_map.png"] = loss_by_influence(scores["loss"], scores["influence"], found.success)
     shown = "".join(f"\n![{figure.axes[0].get_title(loc='left')}]({name})\n" for name, figure in figures.items())
     trained = stored.stated["trained"]
     return {

@@ -1,14 +1,12 @@
-"""What a page may say: the headline, the basis it stands on, and what a reader must know besides the numbers.
-
-Without an attack measured on shadow models there is a ranking and never a count; what was measured, what is predicted
-and what is assumed are kept apart.
-"""
+"""What pages say beside their answers: what was measured, predicted and assumed, kept apart, and notes on scores."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from giveaway.checks import check_choice, fail
+from giveaway.extract.sklearn_fields import FIELDS
 from giveaway.findings.explain import LEAST, about
 from giveaway.network.depths import suffix
 from giveaway.records import ScoreTable
@@ -26,7 +24,7 @@ OF_VALUES = {"probabilities": "the model's prediction for it"}  # a regression h
 ABOUT_ACCESS = {
     "labels": "Scores use the outputs behind the labels, which reveal more: nothing was estimated for labels alone, "
     "and the order may differ.",
-    "probabilities": "Nothing else about the training is public.",
+    "probabilities": "We assume that they know nothing else about this training.",
     "weights": "Scores use the outputs and the last layer; what the weights reveal beyond them was not estimated.",
 }
 BENCHMARKED = {  # docs/views.md: kinds of models, and what the 5 % that a score ranked highest held there
@@ -50,7 +48,6 @@ PREDICTED = {
         "docs/views.md says how far off they were."
     ),
 }
-SHARES = {"few": "under 2 %", "some": "2 to 20 %", "many": "over 20 %"}  # WORDS of evaluation.exposed_share
 KINDS = {"images": "patches of the images", "tabular": "columns of the table", "text": "words and letters"}
 EXACT = (
     "The features are a linear function of the inputs: nothing was learned before the head, so fused ranks as newton "
@@ -60,9 +57,7 @@ FROZEN = (
     "You said that nothing before the head was trained on these records (frozen), so fused ranks as newton does. If "
     "something was, fused and predicted_* do not see what it remembers of them."
 )
-BLIND = (
-    "The other records predict no better than a constant here: read fused with care, together with the other columns."
-)
+BLIND = "The other records predict a left-out one no better than a constant does: read the ranking with care."
 NO_PENALTY = (
     "No L2 penalty: none was given (weight decay times the number of records, if the model was trained with one)."
 )
@@ -98,95 +93,52 @@ def check_access(access: str, loss: str | None) -> str:
     return access
 
 
-def headline(table: ScoreTable, measured: StoredValidation | None, access: str, *, shared: bool = False) -> str:
-    """Return one paragraph: a ranking, or the count that shadow models can defend; if `shared`, with rounded counts."""
-    told = shared_count if shared else str
-    if measured is not None:
-        return _counted(table, measured, told)
-    people = f" of {told(len(table))} people" if table.meta.by_person else ""
-    predicted = table.meta.predicted_share
-    stated = "so no number of exposed records is stated"
-    if predicted is not None:
-        meant = " or ".join(f"{word} ({SHARES[word]})" for word in predicted.words)
-        stated = (
-            f"and no number of exposed records is known. Predicted from {told(predicted.held_out)} records held out, "
-            f"not measured: for {meant} of the records, an attacker with shadow models of their own would tell with a "
-            "success above 70 % whether the model was trained on them. Such predictions were right for 95 % of the "
-            "models on which we measured it, on data that they were not calibrated on; few is not none"
-        )
-    return (
-        f"Ranking only: {told(table.meta.records or len(table))} records{people}, ordered by estimated exposure to an "
-        f"attacker who holds the record and has {_access(table, access)}. No attack was measured on this model, "
-        f"{stated}. A low rank is not evidence of safety, and this is no finding on "
-        "anonymity or compliance."
-    )
-
-
 def shared_count(count: int) -> str:
     """Write a count as those may see it who may not see the data."""
     return f"fewer than {LEAST}" if count < LEAST else f"about {about(count):,}"
 
 
-def at_least(count: int) -> int:
-    """Round down a count that is a lower bound, to one where it is fewer than ten."""
-    return about(count, down=True) if count >= LEAST else min(count, 1)
-
-
-def _counted(table: ScoreTable, measured: StoredValidation, told: Callable[[int], str]) -> str:
-    count, stated = measured.stated["at_least_exposed"], measured.stated
-    sure, wrong = (f"{100 * count[name]:.3g} %" for name in ("confidence", "false_discovery_rate"))
-    basis = f"({stated['models']} shadow models, {sure} confidence)"
-    flagged = ""
-    if count["flagged"]:
-        flagged = f"{told(count['flagged'])} records are flagged, of which at most {wrong} are expected to be wrong. "
-    power = f"of records twice as exposed as that, the test finds about {100 * count['power_at_twice_that']:.2g} %"
-    by_record = ""
-    if table.meta.by_person:
-        by_record = (
-            " Measured by record: a person with several records can be more exposed than any single one of them, and "
-            "no people were counted."
-        )
-    if not count["records"]:
-        return (
-            f"No number of exposed records can be stated for this training recipe {basis}, which does not mean that "
-            f"none of the {told(stated['records'])} is exposed. {flagged}A record counts as exposed if an attack "
-            f"guesses right more than 70 % of the time whether it was used in training; {power}, and fewer of the "
-            f"others. Train more shadow models.{by_record}"
-        )
-    least = count["records"] if told is str else at_least(count["records"])
-    return (
-        f"At least {least} of {told(stated['records'])} records are exposed under this training recipe {basis}: "
-        f"an attack guesses right more than 70 % of the time whether such a record was used in training. {flagged}More "
-        f"may be exposed: {power}, and fewer of the others.{by_record}"
-    )
+def counts(shared: bool) -> Callable[[int], str]:
+    """Return how counts are written: rounded if `shared`."""
+    return shared_count if shared else "{:,}".format
 
 
 def found_elsewhere(table: ScoreTable) -> str:
     """Say what the ranking score found on benchmarks of models like the audited one; nothing where there are none."""
-    models, found = BENCHMARKED.get(_kind(table.meta), ("", {}))
+    models, found = BENCHMARKED.get(_benchmark(table.meta), ("", {}))
     by = table.ranking()
     if by not in found:
         return ""
     return (
-        f"On benchmarks ({models}), the 5 % of records that {by} ranked highest held {found[by]} of the 1 % that the "
-        "attack LiRA, measured on shadow models, found most exposed. On your model it can be less."
+        f"In tests on other models ({models}), the 5 % of records ranked highest held {found[by]} of the 1 % that a "
+        "measured attack found most exposed. On this model it can be less."
     )
 
 
-def _kind(meta: Meta) -> str:
-    """Name the kind of the audited model as the benchmarks do; empty where that is not known."""
+def kind_of(meta: Meta) -> str:
+    """Name the kind of the audited model: forest, boosted, linear or network; empty where that is not known."""
+    model = meta.model or ""
     if meta.fusion is not None and "out_of_bag" in meta.fusion.weights:
         return "forest"
-    if meta.view is None or meta.optimum is None:
-        return "boosted" if (meta.model or "").startswith("XGB") else ""
-    if meta.view.head_is_exact:
-        return "ridge" if meta.loss == "squared" and not meta.frozen else ""
-    return meta.view.kind if _is_network(meta) else ""
+    if meta.optimum is None:
+        return "boosted" if re.search("XGB|LGBM|CatBoost|Boosting", model) else ""
+    exact = meta.view is not None and meta.view.head_is_exact
+    return "linear" if exact or (is_estimator(meta) and "MLP" not in model) else "network"
 
 
-def _is_network(meta: Meta) -> bool:
-    exact = meta.view is not None and bool(meta.view.head_is_exact)
-    return not exact and (meta.model is None or "MLP" in meta.model)
+def is_estimator(meta: Meta) -> bool:
+    """Whether the audited model is a scikit-learn estimator, or looks like one: its clones need no code of the user."""
+    return meta.model is not None and (meta.optimum is None or meta.model in {kind.__name__ for kind in FIELDS})
+
+
+def _benchmark(meta: Meta) -> str:
+    """Name the benchmark of models like the audited one, if there is one."""
+    kind = kind_of(meta)
+    if kind == "linear":
+        return "ridge" if meta.loss == "squared" and not meta.frozen and meta.view is not None else ""
+    if kind == "network":
+        return "" if meta.view is None else meta.view.kind
+    return kind if kind == "forest" or (meta.model or "").startswith("XGB") else ""
 
 
 def standing(table: ScoreTable, measured: StoredValidation | None, access: str) -> list[tuple[str, list[str]]]:
@@ -201,12 +153,12 @@ def standing(table: ScoreTable, measured: StoredValidation | None, access: str) 
             "training recipe, not about this one model.",
         ]
     predicted = [f"The order of the {meta.rows_are}, by {table.ranking()}: an estimate without retraining."]
-    attacker = f"An attacker who holds the record, with its target, and has {_access(table, access)}."
+    attacker = f"An attacker who holds the record, with its target, and has {access_words(table, access)}."
     assumed = [attacker, ABOUT_ACCESS[access]]
     if meta.optimum is not None and meta.assumes_optimum:
         assumed.append("A last layer at the optimum of its training objective.")
     if meta.l2 is not None and meta.optimum is not None:
-        source = "as it was given" if meta.model is None else "as the estimator has it"
+        source = "as the estimator has it" if is_estimator(meta) else "as it was given"
         given = f"An L2 penalty of {meta.l2:.4g} in summed-loss units, {source}."
         assumed.append(given if meta.l2 else NO_PENALTY)
     if measured is None and meta.predicted_share is not None:
@@ -231,16 +183,9 @@ def _about_predictions(table: ScoreTable) -> list[str]:
 
 def notes(table: ScoreTable, *, shared: bool = False) -> list[str]:
     """Say what a reader must know of this table besides its numbers; if `shared`, with rounded counts."""
-    meta, told = table.meta, shared_count if shared else str
-    said = [*_about_view(meta), *_about_fusion(table, told), *_about_optimum(meta), *_about_predictions(table)]
-    if meta.no_prediction:
-        said.append(meta.no_prediction)
-    repeats = meta.repeats
-    if repeats is not None and (repeats.exact or repeats.near):
-        said.append(
-            f"{told(repeats.exact)} records have an exact copy and at least {told(repeats.near)} more a near "
-            "copy. The scores of repeated people are too low: pass groups to score people instead of rows."
-        )
+    meta, told = table.meta, counts(shared)
+    said = [*cautions(meta, told), *_about_view(meta), *_about_fusion(table, told), *_about_optimum(meta)]
+    said += [*_about_predictions(table), *filter(None, [meta.no_prediction])]
     if meta.newton_capped:
         rows = told(meta.newton_capped)
         said.append(f"Rows alone in some feature direction: {rows}. Their newton and loo_gap are capped.")
@@ -264,6 +209,20 @@ def notes(table: ScoreTable, *, shared: bool = False) -> list[str]:
     return said
 
 
+def cautions(meta: Meta, told: Callable[[int], str], repeated: float = 0.0) -> list[str]:
+    """Say what makes the ranking itself doubtful; repeated records only if they are more than this share of all."""
+    said, view, repeats = [], meta.view, meta.repeats
+    if view is not None and not view.head_is_exact:
+        said += [UNTRAINED] if view.memorized < LEAST_MEMORIZED else []
+        said += [BLIND] if view.left_out_error >= 1.0 else []
+    if repeats is not None and repeats.exact + repeats.near > repeated * (meta.records or 0):
+        said.append(
+            f"{told(repeats.exact)} records have an exact copy and at least {told(repeats.near)} more a near copy. "
+            "Repeated records rank too low: pass groups to rank people instead of rows."
+        )
+    return said
+
+
 def _about_optimum(meta: Meta) -> list[str]:
     if meta.optimum is None:
         trees = meta.fusion is not None and "out_of_bag" in meta.fusion.weights
@@ -274,7 +233,7 @@ def _about_optimum(meta: Meta) -> list[str]:
         return ["It is not known how far the head is from its optimum: its weights were not given."]
     if relative < 1e-4:
         return []
-    usual = ", as is usual for networks" if _is_network(meta) else ""
+    usual = ", as is usual for networks" if kind_of(meta) == "network" else ""
     return [
         f"The head is not at the optimum of its training objective (relative gradient {relative:.2g}){usual}: "
         + (ASSUMED_OPTIMUM if meta.assumes_optimum else WITHOUT_DRIFT)
@@ -306,10 +265,8 @@ def _about_view(meta: Meta) -> list[str]:
         f"{100 * memorized:.2g} % of that error, which is not a share of records."
     ]
     if view.head_is_exact:
-        return [*said, FROZEN if meta.frozen else EXACT]
-    if memorized < LEAST_MEMORIZED:
-        said.insert(0, UNTRAINED)
-    return [*said, BLIND] if error >= 1.0 else said
+        said.append(FROZEN if meta.frozen else EXACT)
+    return said
 
 
 def _about_fusion(table: ScoreTable, told: Callable[[int], str]) -> list[str]:
@@ -382,5 +339,6 @@ def layers_of(depth: str) -> str:
     return LAYERS.get(depth, f"the last {depth.removeprefix('last:')} layers")
 
 
-def _access(table: ScoreTable, access: str) -> str:
+def access_words(table: ScoreTable, access: str) -> str:
+    """Say what an attacker with this access has."""
     return (OF_VALUES if table.meta.loss == "squared" else {}).get(access, ACCESS[access])

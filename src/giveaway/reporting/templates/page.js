@@ -7,6 +7,7 @@
   const told = document.getElementById("told");
   const search = document.getElementById("search");
   const clear = document.getElementById("clear");
+  const rest = document.getElementById("rest"); // opens the rows after the first twenty
   const listed = Array.from(body.rows);
   const added = [];
   const MOST_ADDED = 200;
@@ -15,7 +16,7 @@
 
   function say() {
     const all = Array.from(body.rows);
-    const shown = all.filter((row) => !row.classList.contains("hidden")).length;
+    const shown = all.filter((row) => row.getClientRects().length).length;
     let words = shown + " of " + all.length + " rows shown";
     if (chosen !== null) {
       words = chosen.size + " selected in the map, " + shown + " rows shown";
@@ -28,6 +29,7 @@
 
   function filter() {
     const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
+    if (rest && (words.length || chosen !== null)) rest.open = true;
     for (const row of body.rows) {
       const text = row.textContent.toLowerCase();
       const fits = words.every((word) => text.includes(word));
@@ -54,7 +56,7 @@
   function sort(head) {
     const number = head.dataset.number === "yes";
     const before = head.getAttribute("aria-sort");
-    const descending = before === "none" ? number && head.dataset.key !== "rank" : before === "ascending";
+    const descending = before === "none" ? number && head.dataset.column !== "rank" : before === "ascending";
     for (const other of heads) if (other.hasAttribute("aria-sort")) other.setAttribute("aria-sort", "none");
     head.setAttribute("aria-sort", descending ? "descending" : "ascending");
     arrange();
@@ -89,22 +91,19 @@
     row.dataset.row = data.row[place];
     for (const head of heads) {
       const cell = document.createElement("td");
-      const key = head.dataset.key;
-      const known = { rank: "rank", id: "id", class: "class", percentile: "top" }[key] || key + "_value";
-      const column = key && head.dataset.ranks === "yes" ? "score" : known;
-      if (key === "why") {
+      const name = head.dataset.column;
+      const column = name && head.dataset.ranks === "yes" ? "score" : name;
+      cell.className = head.className;
+      if (name) cell.dataset.label = name.replaceAll("_", " ");
+      if (name === "why") {
         cell.textContent = "further down the ranking: scores.csv has the rest";
-      } else if (key && data[column]) {
-        let value = data[column][place];
-        if (key === "percentile") value = 100 - value;
+      } else if (name && data[column]) {
+        const value = data[column][place];
         cell.textContent = typeof value === "number" && !Number.isInteger(value) ? value.toPrecision(4) : String(value);
         if (typeof value === "number") cell.dataset.value = value;
       } else {
         cell.textContent = "–";
       }
-      if (head.classList.contains("map")) cell.className = "map";
-      else if (key === "why") cell.className = "text why";
-      else if (head.dataset.number !== "yes") cell.className = "name";
       row.append(cell);
     }
     body.append(row);
@@ -143,10 +142,15 @@
   }
   let quiet = false;
 
-  body.addEventListener("click", (event) => {
+  body.addEventListener("click", async (event) => {
     const button = event.target.closest("button.mark");
-    if (button) mark(button.closest("tr"));
+    if (!button) return;
+    fold.open = true;
+    await draw();
+    mark(button.closest("tr"));
+    fold.scrollIntoView({ block: "nearest" });
   });
+  if (rest) rest.addEventListener("toggle", say);
 
   clear.addEventListener("click", () => {
     search.value = "";
@@ -157,20 +161,26 @@
     search.focus();
   });
 
+  // Maps are drawn once they are unfolded: they need their width, and the page opens sooner.
   const item = document.getElementById("maps-data");
-  if (item && typeof Bokeh !== "undefined") {
-    document.documentElement.classList.add("maps");
-    Bokeh.embed.embed_item(JSON.parse(item.textContent)).then((views) => {
-      const found = Bokeh.documents.map((doc) => doc.get_model_by_name("cloud")).filter(Boolean);
-      if (!found.length) return;
-      source = found[0];
-      source.selected.properties.indices.change.connect(() => {
-        if (!quiet) select(source.selected.indices);
+  const fold = document.getElementById("map");
+  let drawing = null;
+  function draw() {
+    if (drawing === null && item && typeof Bokeh !== "undefined") {
+      drawing = Bokeh.embed.embed_item(JSON.parse(item.textContent)).then(() => {
+        const found = Bokeh.documents.map((doc) => doc.get_model_by_name("cloud")).filter(Boolean);
+        if (!found.length) return;
+        source = found[0];
+        source.selected.properties.indices.change.connect(() => {
+          if (!quiet) select(source.selected.indices);
+        });
+        document.documentElement.dataset.maps = "ready";
+        window.giveawaySource = source;
       });
-      document.documentElement.dataset.maps = "ready";
-      window.giveawaySource = source;
-    });
+    }
+    return drawing;
   }
+  if (fold) fold.addEventListener("toggle", draw);
   for (const tool of document.querySelectorAll(".needs-script")) tool.classList.remove("hidden");
   say();
 })();

@@ -1,0 +1,214 @@
+"""The six answers of a first screen: what was audited, who could exploit it, how many, whose, what to do, how sure.
+
+A reader without background decides by them, so none needs another. Without an attack measured on shadow models there is
+no count. If `shared`, counts are rounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from giveaway.findings.explain import LEAST, TOP, about
+from giveaway.records import ScoreTable
+from giveaway.reporting.validation import StoredValidation
+from giveaway.reporting.words import (
+    ABOUT_ACCESS,
+    access_words,
+    cautions,
+    counts,
+    found_elsewhere,
+    is_estimator,
+    kind_of,
+)
+from giveaway.text import shown_text
+
+SHARES = {"few": "under 2 %", "some": "2 to 20 %", "many": "over 20 %"}  # WORDS of evaluation.exposed_share
+LIMITS = "A low rank is not evidence of safety, and this is no finding on anonymity or compliance."
+MOST_GROUPS = 3  # that an answer names
+MANY_COPIES = 0.01  # of the records: fewer are in the notes alone
+LOWER = {  # what usually lowers exposure, by kind of model
+    "forest": "shallower trees or more records in a leaf (min_samples_leaf)",
+    "boosted": "fewer or shallower trees, or a smaller learning rate",
+    "linear": "a stronger penalty",
+    "network": "more weight decay, fewer epochs, or differential privacy (DP-SGD)",
+    "": "stronger regularization",
+}
+Groups = Sequence[tuple[str, str, float | None, float | None, bool]]
+"""A kind, a group of it, how many times its even share it has among the rows ranked highest, how many chance alone may
+give it (None where that is withheld), and whether it stands out."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A question, the answer in a few words, and what else there is to say; `actions` have a name, words, a command."""
+
+    question: str
+    short: str
+    rest: str = ""
+    actions: Sequence[tuple[str, str, str]] = ()
+
+
+def answers(
+    table: ScoreTable, measured: StoredValidation | None, access: str, groups: Groups | None, *, shared: bool = False
+) -> list[Answer]:
+    """Return the six in the order in which a page gives them; `groups` is None where they could not be compared."""
+    return [
+        _audited(table, shared),
+        _attacker(table, access),
+        Answer("How many are exposed?", *how_many(table, measured, shared=shared)),
+        Answer("Whose are they?", *_whose(table, groups, shared)),
+        _what_to_do(table, measured, shared, uneven=any(group[-1] for group in groups or ())),
+        _how_sure(table, measured, shared),
+    ]
+
+
+def headline(table: ScoreTable, measured: StoredValidation | None, access: str, *, shared: bool = False) -> str:
+    """Return one paragraph: a ranking, or the count that shadow models can defend."""
+    short, rest = how_many(table, measured, shared=shared)
+    if measured is not None:
+        return f"{short} {rest}"
+    known = rest if table.meta.predicted_share is None else f"{short} {rest}"
+    return (
+        f"Ranking only: {_rows(table, shared)}, ordered by estimated exposure to an attacker who holds the record and "
+        f"has {access_words(table, access)}. {known} {LIMITS}"
+    )
+
+
+def at_least(count: int) -> int:
+    """Round down a count that is a lower bound, to one where it is fewer than ten."""
+    return about(count, down=True) if count >= LEAST else min(count, 1)
+
+
+def how_many(table: ScoreTable, measured: StoredValidation | None, *, shared: bool = False) -> tuple[str, str]:
+    """Say how many records are exposed, in short and then more: measured, predicted in words, or not known."""
+    told, predicted = counts(shared), table.meta.predicted_share
+    nothing = "No attack was measured on this model, so no number of exposed records is stated."
+    if measured is None and predicted is None:
+        return "Not known.", f"{nothing} This is a ranking: it says where to look first, not how many are exposed."
+    if measured is None:
+        words = " or ".join(f"{word} ({SHARES[word]})" for word in predicted.words)
+        basis = f"what the model says of its own records with what it says of {told(predicted.held_out)} held out"
+        few = " Few is not none." if "few" in predicted.words else ""
+        return (
+            f"Predicted, not measured: {words} of the records.",
+            f"{nothing} The prediction compares {basis} from training.{few}",
+        )
+    count, records = measured.stated["at_least_exposed"], measured.stated["records"]
+    models, power = measured.stated["models"], f"{100 * count['power_at_twice_that']:.2g} %"
+    said = f"{models} models trained in the same way (shadow models) were attacked; {100 * count['confidence']:.3g} % "
+    more = f"records twice as exposed as that limit, the test finds about {power}, and fewer of the others."
+    if table.meta.by_person:
+        more += " Records were counted, not people: a person with several can be more exposed than any one of them."
+    if not count["records"]:
+        none = f"This does not mean that none of the {told(records)} records is exposed: of"
+        return "No number can be stated.", f"{said}confidence. {none} {more}"
+    least = at_least(count["records"]) if shared else count["records"]
+    share = f"{100 * least / (about(records) if shared else records):.2g} %"
+    short = f"At least {least:,} of {told(records)} records are exposed ({share}, measured)."
+    return short, f"{said}confidence. More may be exposed: of {more}"
+
+
+def _rows(table: ScoreTable, shared: bool) -> str:
+    told = counts(shared)
+    people = f" of {told(len(table))} people" if table.meta.by_person else ""
+    return f"{told(table.meta.records or len(table))} records{people}"
+
+
+def _audited(table: ScoreTable, shared: bool) -> Answer:
+    meta = table.meta
+    kind = {None: "A model", "squared": "A regression model"}.get(meta.loss, "A classifier")
+    kind += f" ({shown_text(meta.model, 60)})" if meta.model else ""
+    said = [f"{kind}, trained on {_rows(table, shared)}."]
+    said = [f"{shown_text(meta.title, 120)}.", *said] if meta.title else said
+    ranked = f"Every {meta.unit} got a rank: 1 is the one whose use in training the model is most likely to give away."
+    return Answer("What was audited?", said[0], " ".join([*said[1:], ranked]))
+
+
+def _attacker(table: ScoreTable, access: str) -> Answer:
+    target = "true value" if table.meta.loss == "squared" else "label"
+    short = f"Someone who already holds a record, with its {target}, and has {access_words(table, access)}."
+    rest = (
+        "They could find out whether that record was used in training, which does harm where being in the data says "
+        "something about a person. A record is called exposed if an attack is right about this more than 70 % of the "
+        "time; guessing is right 50 % of the time."
+    )
+    return Answer(
+        "Who could exploit it?", short, rest if access == "probabilities" else f"{rest} {ABOUT_ACCESS[access]}"
+    )
+
+
+def _whose(table: ScoreTable, groups: Groups | None, shared: bool) -> tuple[str, str]:
+    told, unit = counts(shared), table.meta.rows_are
+    named = "" if shared else f" The list below names the {unit} ranked highest."
+    if groups is None:
+        return "Not known.", f"The groups could not be compared.{named}"
+    compared = sum(group[2] is not None for group in groups)
+    withheld = " Groups that are too small for a page to share are withheld." if compared < len(groups) else ""
+    if not compared:
+        why = withheld or f" No classes or subgroups are known{', or they are too small to share' if shared else ''}."
+        return "Not known.", f"{why.strip()} Name columns with --subgroups to compare groups.{named}"
+    top = f"{told(max(1, round(TOP * len(table))))} {unit} ranked highest"
+    uneven = sorted((group for group in groups if group[-1]), key=lambda group: -(group[2] or 0.0))
+    if not uneven:
+        kinds = ", ".join(shown_text(kind, 40) for kind in dict.fromkeys(group[0] for group in groups))
+        rest = f"None of {compared} groups ({kinds}) is more common among the {top} than chance explains."
+        return "No group stands out.", f"{rest}{withheld}{named}"
+    lines = [
+        f"{shown_text(kind, 40)} “{shown_text(name, 60)}” {ratio:.1f} times as common (chance: up to {high:.1f})"
+        for kind, name, ratio, high, _ in uneven[:MOST_GROUPS]
+    ]
+    more = f", and {len(uneven) - MOST_GROUPS} more" if len(uneven) > MOST_GROUPS else ""
+    rest = f"Among the {top}, compared with all {unit}: {'; '.join(lines)}{more}. {compared} groups were compared, of "
+    return "Some groups more than others.", f"{rest}which one in forty stands out by chance.{withheld}{named}"
+
+
+def _what_to_do(table: ScoreTable, measured: StoredValidation | None, shared: bool, *, uneven: bool) -> Answer:
+    """Name the actions that fit what was measured, the kind of model, and the data."""
+    meta, question = table.meta, "What to do?"
+    whom = "Commands are for whoever trained the model; FOLDER is that of this audit."
+    training = "" if is_estimator(meta) else " --train module:function"
+    harm = ", and the groups that stand out would lose most" if uneven else ""
+    look = (
+        f"Look at the {meta.rows_are} ranked highest{', which the restricted report names' if shared else ''}.",
+        "Often they are mislabelled, rare, or in the data by mistake: correct what is wrong. Do not delete the others "
+        f"for their rank: new ones would take their place{harm}.",
+        "",
+    )
+    lower = (
+        "Give away less.",
+        f"Train again with {LOWER[kind_of(meta)]}, audit again, and compare.",
+        "giveaway compare BEFORE AFTER",
+    )
+    if measured is None:
+        text = "Models trained in the same way are attacked, which gives a number that can be defended."
+        first = ("Have it measured.", text, f"giveaway validate FOLDER{training} --models 64")
+        return Answer(question, "Do not decide by this ranking alone.", whom, (first, look, lower))
+    if not measured.stated["at_least_exposed"]["records"]:
+        command = f"giveaway validate FOLDER{training} --models {2 * measured.stated['models']}"
+        first = ("Have it measured with more models.", "The more there are, the more the test finds.", command)
+        return Answer(question, "Do not take this for an all-clear.", whom, (first, look, lower))
+    text = "A rule then refuses the next model that gives away more than you allow."
+    limit = ("Set a limit.", text, "giveaway gate FOLDER RULE.toml")
+    return Answer(question, "Decide whether this number is acceptable.", whom, (lower, look, limit))
+
+
+def _how_sure(table: ScoreTable, measured: StoredValidation | None, shared: bool) -> Answer:
+    told = counts(shared)
+    said = ["No attack was run: the order is an estimate from the trained model alone.", found_elsewhere(table)]
+    if measured is not None:
+        count = measured.stated["at_least_exposed"]
+        wrong = f"{100 * count['false_discovery_rate']:.3g} %"
+        said = [
+            "The number is measured, but it is a lower bound, and it is about the way of training: another model "
+            "trained in this way may give away other records.",
+            f"The test flags {told(count['flagged'])} records; at most {wrong} of the flags are expected to be wrong.",
+            "A record without a flag may still be exposed.",
+        ]
+    elif table.meta.predicted_share is not None:
+        said.append(
+            "Predictions like this were right for 95 % of the models on which we measured it, on data that they were "
+            "not calibrated on."
+        )
+    said += [*cautions(table.meta, told, MANY_COPIES), LIMITS]
+    return Answer("How sure is this?", "This does not prove safety.", " ".join(filter(None, said)))
