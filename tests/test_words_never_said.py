@@ -26,6 +26,12 @@ NEVER = re.compile(
     r"(?:no|zero|without) risk|risk-free)\b",
     re.IGNORECASE,
 )
+# Sentences that readers stumbled over; docs/reading-the-report.md says what stands in their place.
+STUMBLED_OVER = re.compile(
+    r"which is no share of records|told with over|balanced success of an attack|worth more than the measured|"
+    r"what they would follow from|are not told\b|stands behind this|pulls? the head|not shown to be hidden",
+    re.IGNORECASE,
+)
 ALLOWED: dict[str, str] = {}  # literals that need one of the words, and why
 # A number of rows, or of exposed ones, and a verb that makes it a finding.
 COUNTED = [
@@ -42,8 +48,9 @@ COUNTED = [
 
 
 def never_said(text: str) -> list[str]:
-    """Every place where one of the words stands, with what is around it."""
-    return [text[max(0, found.start() - 40) : found.end() + 40] for found in NEVER.finditer(text)]
+    """Every place where one of the words or sentences stands, with what is around it."""
+    found = itertools.chain(NEVER.finditer(text), STUMBLED_OVER.finditer(" ".join(text.split())))
+    return [one.string[max(0, one.start() - 40) : one.end() + 40] for one in found]
 
 
 def counted(text: str) -> list[str]:
@@ -57,6 +64,22 @@ def test_the_search_knows_the_words():
     low = "A low rank is not evidence of safety, and this is no finding on anonymity or compliance."
     for words in (low, "two passes", "keyed pseudonyms", "safetensors", "unsafe-inline", "pseudonymized", "passing"):
         assert not never_said(words.replace("unsafe-", ""))
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "training took away 93.1 % of that error, which is no share of records",
+        "membership told with over 70 % balanced success",
+        "worth more than the measured shadow models",
+        "Counts below 10, and what they would follow from, are not told",
+        "What stands behind this",
+        "pulls the head",
+        "A record that is not counted is not shown to be hidden",
+    ],
+)
+def test_the_search_knows_the_sentences_that_nobody_understood(sentence):
+    assert never_said(sentence)
 
 
 def test_the_search_knows_a_count():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from giveaway import audit, report
-from giveaway.records import Head, ScoreTable
+from giveaway import audit, report, validate
+from giveaway.records import Head, ScoreTable, Signals
 from tests.conftest import made_arrays
+from tests.reporting.test_answers import QUESTIONS
 
 pytestmark = pytest.mark.slow
 HOSTILE = (
@@ -54,8 +56,8 @@ def browser() -> Iterator[Any]:
 class Opened:
     """A page with everything it asked for and complained about."""
 
-    def __init__(self, browser: Any, path: Path, *, scripts: bool = True) -> None:
-        self.context = browser.new_context(java_script_enabled=scripts, viewport={"width": 1280, "height": 900})
+    def __init__(self, browser: Any, path: Path, *, scripts: bool = True, width: int = 1400, maps: bool = True) -> None:
+        self.context = browser.new_context(java_script_enabled=scripts, viewport={"width": width, "height": 900})
         self.page = self.context.new_page()
         self.requests: list[str] = []
         self.errors: list[str] = []
@@ -66,7 +68,8 @@ class Opened:
         )
         self.page.on("dialog", lambda dialog: self.errors.append(dialog.message))
         self.page.goto(path.as_uri())
-        if scripts:
+        if scripts and maps:
+            self.page.click("#map > summary")
             self.page.wait_for_selector("html[data-maps=ready]")
 
     def shown(self, column: str) -> list[str]:
@@ -75,7 +78,8 @@ class Opened:
             f'#listing th[data-column="{column}"]', "head => Array.from(head.parentNode.cells).indexOf(head)"
         )
         return self.page.eval_on_selector_all(
-            "#listing tbody tr:not(.hidden)", f"rows => rows.map(row => row.cells[{place}].textContent)"
+            "#listing tbody tr",
+            f"rows => rows.filter(row => row.getClientRects().length).map(row => row.cells[{place}].textContent)",
         )
 
     def drag(self, low: tuple[float, float], high: tuple[float, float]) -> None:
@@ -109,6 +113,7 @@ def path(table: ScoreTable, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def opened(browser: Any, path: Path) -> Iterator[Opened]:
     page = Opened(browser, path)
+    page.page.click("#rest > summary")
     yield page
     page.context.close()
     assert page.errors == []
@@ -124,10 +129,10 @@ def test_nothing_is_asked_for_and_nothing_goes_wrong(opened, path):
 def test_sorting_by_mouse_and_by_keyboard(opened, table):
     order = table.order()[:60]
     assert opened.shown("id") == [str(name) for name in table.ids[order]]
-    opened.page.click('#listing th[data-column="leverage"] button')
-    by_leverage = order[np.argsort(-table["leverage"][order], kind="stable")]
-    assert opened.shown("id") == [str(name) for name in table.ids[by_leverage]]
-    assert opened.page.get_attribute('#listing th[data-column="leverage"]', "aria-sort") == "descending"
+    opened.page.click('#listing th[data-column="class"] button')
+    by_class = order[np.argsort(-table["class"][order], kind="stable")]
+    assert opened.shown("id") == [str(name) for name in table.ids[by_class]]
+    assert opened.page.get_attribute('#listing th[data-column="class"]', "aria-sort") == "descending"
     assert opened.page.get_attribute('#listing th[data-column="rank"]', "aria-sort") == "none"
     opened.page.focus('#listing th[data-column="id"] button')
     opened.page.keyboard.press("Enter")
@@ -183,8 +188,11 @@ def test_a_row_shows_itself_in_the_map(opened, table):
 
 def test_the_page_reads_without_javascript(browser, path, table):
     opened = Opened(browser, path, scripts=False)
+    assert len(opened.page.locator("#listing tbody tr:visible").all()) == 20
+    for name in ("rest", "map", "read"):
+        opened.page.click(f"#{name} > summary")
     text = opened.page.inner_text("body")
-    for words in ("Ranking only: 400 records", "The maps need JavaScript", "How to read it", "Reviewed by"):
+    for words in (*QUESTIONS, "The maps need JavaScript", "how wrongly the other records predict it", "Reviewed by"):
         assert words in text
     for row in table.order()[:60]:
         assert str(table.ids[row]) in text
@@ -194,14 +202,80 @@ def test_the_page_reads_without_javascript(browser, path, table):
     opened.context.close()
 
 
-def test_it_prints_whole(opened):
+FOLDER_PAGES = ("report.html", "summary.html")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An audit with long names, pictures, many classes, two kinds of subgroups, copies, and a validation."""
+    rng, n = np.random.default_rng(0), 600
+    arrays = made_arrays("classes", n=n, d=6)
+    arrays["ids"] = np.array([f"a-patient-with-a-very-long-identifier-{i:06d}" for i in range(n)])
+    arrays["features"][1:40:2] = arrays["features"][:40:2]
+    arrays["targets"][1:40:2] = arrays["targets"][:40:2]
+    head = Head(**arrays, l2=0.5, inputs=rng.random((n, 3, 8, 8)))
+    table = audit(head)
+    members = np.stack([rng.permutation(np.arange(16) < 8) for _ in range(n)], axis=1)
+    phi = rng.normal(size=members.shape) + 5 * members + 0.01 * table.rank("loss")
+    wards = {"ward": rng.integers(0, 40, n).astype(str), "postcode of the practice": rng.integers(0, 12, n).astype(str)}
+    place = tmp_path_factory.mktemp("whole") / "audit"
+    found = validate(Signals(phi, members, kind="phi"), table)
+    report(table, place, head=head, validation=found, title="A title " * 12, subgroups=wards, show_records=True)
+    return place
+
+
+@pytest.mark.parametrize("width", [1400, 390])
+@pytest.mark.parametrize("name", FOLDER_PAGES)
+def test_nothing_scrolls_sideways(browser, folder, name, width):
+    opened = Opened(browser, folder / name, width=width, maps=False)
+    for fold in opened.page.locator("details:not(.more-numbers) > summary").all():
+        fold.click()
+    opened.page.wait_for_timeout(500)
+    wide = opened.page.evaluate(
+        """() => Array.from(document.querySelectorAll("html, body, body *")).filter(node =>
+          node.scrollWidth > node.clientWidth + 1 && node.clientWidth && !node.closest("#maps")
+          && getComputedStyle(node).display !== "inline").map(node => node.outerHTML.slice(0, 80))"""
+    )
+    assert wide == []
+    sizes = "() => [document.documentElement.scrollWidth, document.documentElement.clientWidth]"
+    assert opened.page.evaluate(sizes) == [width, width]
+    opened.context.close()
+
+
+@pytest.mark.parametrize("name", FOLDER_PAGES)
+def test_the_first_screen_answers_six_questions_in_order(browser, folder, name):
+    opened = Opened(browser, folder / name, maps=False)
+    heads = opened.page.locator(".answers h2").all()
+    assert [head.inner_text() for head in heads] == QUESTIONS
+    places = [head.bounding_box()["y"] for head in heads]
+    assert places == sorted(places)
+    box = opened.page.locator(".answers").bounding_box()
+    assert box["y"] + box["height"] <= 900
+    opened.context.close()
+
+
+def test_twenty_rows_then_the_rest(browser, folder):
+    opened = Opened(browser, folder / "report.html", maps=False)
+    assert opened.shown("rank") == [str(rank) for rank in range(1, 21)]
+    assert opened.page.text_content("#told") == "20 of 100 rows shown"
+    opened.page.click('#listing th[data-column="rank"] button')  # the last of the hundred come first
+    assert opened.shown("rank") == [str(rank) for rank in range(100, 80, -1)]
+    opened.page.click("#rest > summary")
+    assert len(opened.shown("rank")) == 100
+    opened.context.close()
+
+
+@pytest.mark.parametrize("name", FOLDER_PAGES)
+def test_it_prints_on_four_sheets(browser, folder, name):
+    opened = Opened(browser, folder / name, maps=False)
+    sheets = opened.page.pdf(format="A4")
+    assert 1 <= len(re.findall(rb"/Type\s*/Page\b", sheets)) <= 4
     opened.page.emulate_media(media="print")
-    assert not opened.page.is_visible("nav")
-    assert opened.page.is_visible("#listing")
-    assert opened.page.is_visible(".review")
-    width = opened.page.evaluate("() => document.querySelector('#listing').getBoundingClientRect().width")
-    assert width <= 1280
-    assert opened.page.pdf(format="A4").startswith(b"%PDF")
+    for place in ("#details", ".tools", "#provenance", "#listing tbody tr:nth-child(21)"):
+        assert not opened.page.locator(place).first.is_visible()
+    for place in (".answers", "#review", ".review"):
+        assert opened.page.locator(place).first.is_visible()
+    opened.context.close()
 
 
 def test_everything_has_a_name_for_a_screen_reader(opened):

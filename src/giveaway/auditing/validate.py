@@ -69,7 +69,7 @@ class Validation:
         return (
             f"The {keep:.0%} of records that {self.ranked_by} ranks highest hold {recall.value:.0%} "
             f"({recall.low:.0%} to {recall.high:.0%}) of the {top:.0%} that LiRA with {self.models} models finds most "
-            f"exposed, which is worth {_models(self.worth[self.ranked_by])} shadow models; {self.count}."
+            f"exposed. By itself, LiRA would find as much with {_models(self.worth[self.ranked_by])}; {self.count}."
             f"{self._together()}"
         )
 
@@ -382,7 +382,8 @@ def _duration(seconds: float | None) -> str:
 
 def _models(worth: float) -> str:
     """Say a worth in shadow models in words; outside of what the curve shows it has only a bound."""
-    return "more than the measured" if np.isinf(worth) else f"about {worth:.1f}" if worth >= 2 else "fewer than 2"
+    models = f"about {worth:.1f}" if worth >= 2 else "fewer than 2"
+    return "more shadow models than were measured" if np.isinf(worth) else f"{models} shadow models"
 
 
 def _interval(cell: Interval) -> list[float]:

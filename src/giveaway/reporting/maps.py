@@ -24,7 +24,7 @@ RING: Any = {"size": 10, "fill_color": None, "line_color": "#b3202a", "line_widt
 DOT: Any = {"size": 5, "line_color": None, "fill_alpha": 0.75, "selection_line_color": "#000000"}
 DOT |= {"selection_fill_alpha": 1.0, "nonselection_fill_alpha": 0.12}
 FRAME: Any = {"tools": "pan,wheel_zoom,box_select,lasso_select,tap,reset", "active_drag": "box_select"}
-FRAME |= {"height": 380, "min_width": 300, "sizing_mode": "stretch_width"}
+FRAME |= {"toolbar_location": "above", "height": 380, "min_width": 300, "sizing_mode": "stretch_width"}
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Maps:
 def maps(table: ScoreTable, extras: ReportExtras) -> Maps:
     """Draw both maps, or the one that the table allows."""
     from bokeh.embed import json_item
-    from bokeh.layouts import gridplot
+    from bokeh.layouts import row
     from bokeh.models import ColumnDataSource
 
     features = extras.feature_map
@@ -79,7 +79,7 @@ def maps(table: ScoreTable, extras: ReportExtras) -> Maps:
         method = features.method
         method += "" if features.explained is None else f", {100 * features.explained:.0f} % of their variance"
         plots.append(_plot(source, "u", "v", f"Features of the last layer ({method})", ["", ""], "linear"))
-    layout = gridplot([plots], toolbar_location="above", merge_tools=True, sizing_mode="stretch_width")
+    layout = row(plots, sizing_mode="stretch_width", styles={"flex-wrap": "wrap"})  # one below the other on a phone
     drawn = f"{len(rows):,} of {len(table):,} drawn" if len(rows) < len(table) else f"all {len(table):,} drawn"
     if len(rows) < len(table):
         drawn += f": the {min(EXPOSED, len(rows)):,} most exposed and others at random"

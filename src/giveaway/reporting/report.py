@@ -56,7 +56,7 @@ MEANINGS = {
     "out_of_bag": "the loss of what the trees that never saw it predict for it",
     "leverage": "how far its own target pulls its own prediction, 0 to 1",
     "loss": "its loss in the audited model",
-    "predicted_success": "the predicted balanced success of an attack on it: not measured",
+    "predicted_success": "how often an attack on it is predicted to be right, members and others alike: not measured",
     "measured_success": "the share of shadow models for which LiRA got its membership right: measured, of the recipe",
     "expected_effect": "its effect size by the shadow models and the score together: at 1.04 an attack is right 70 % "
     "of the time",
