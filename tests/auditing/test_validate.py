@@ -63,7 +63,7 @@ def test_words_and_json(found):
     assert stored["seconds"]["audit"] == 0.5
     page = found.to_markdown()
     assert page.startswith(sentence)
-    assert "| loss | fewer than 2 |" in page
+    assert "| loss | fewer than 2 shadow models |" in page
 
 
 def test_rows_and_signals_that_cannot_be_used():

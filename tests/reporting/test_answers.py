@@ -94,7 +94,7 @@ def test_groups_are_held_against_chance(table):
     assert harm not in asked(table)["What to do?"].actions[1][1]
 
 
-VIEW = ViewReport(kind="tabular", left_out_error=0.5, memorized=0.5, head_weight=0.5, head_is_exact=False)
+VIEW = ViewReport(kind="tabular", left_out_error=0.5, memorized=0.5, head_is_exact=False)
 AT_OPTIMUM = Optimum(relative_gradient=None, note="")
 
 

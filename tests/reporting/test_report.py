@@ -195,7 +195,7 @@ def test_a_row_holds_few_columns_and_tells_the_rest_on_request():
         "records ranked highest, by fused",
         "left_out how wrongly the other records predict it",
         "others_say what the other records predict for it",
-        "All scores but fused and left_out use the last linear layer only",
+        "leverage and their like use the last linear layer only",
         "view · view tabular",
         "view · head_is_exact False",
     ):
@@ -226,7 +226,7 @@ def test_when_the_most_exposed_were_learned(drawn):
         "When were they learned? A line is one of the records ranked highest",
         "The losses of training are those of 5 epochs, matched to these records by ids.",
         "trace how large its losses were while the model was trained",
-        "All scores but fused and trace use the last linear layer only",
+        "leverage and their like use the last linear layer only",
         "trace · epochs 5",
     ):
         assert words in text

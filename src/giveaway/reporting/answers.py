@@ -177,8 +177,8 @@ def _what_to_do(table: ScoreTable, measured: StoredValidation | None, shared: bo
     )
     lower = (
         "Give away less.",
-        f"Train again with {LOWER[kind_of(meta)]}, audit again, and compare.",
-        "giveaway compare BEFORE AFTER",
+        f"Train with {LOWER[kind_of(meta)]}. This tries such remedies, and measures what each one costs and brings:",
+        f"giveaway mitigate FOLDER{training}",
     )
     if measured is None:
         text = "Models trained in the same way are attacked, which gives a number that can be defended."

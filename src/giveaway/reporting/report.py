@@ -36,11 +36,7 @@ NO_HEAD = "the report was made from the table alone; pass head= to have it"
 ABOUT_ROW = ("class", "target")  # beside rank, id, score and reason
 OF_TRACE = ("trace · band", "trace · rows", "trace · losses")
 MEANINGS = {
-    "rank": "1 is the most exposed",
-    "id": "the name of the row",
     "percentile": "the percentage of all rows that rank lower",
-    "class": "its target",
-    "target": "its target",
     "others_say": "what the other records predict for it",
     "trees_say": "what the trees that never saw it predict for it; nothing, or nan, where every tree saw it",
     "learned_by": "the epoch by which half of its √loss was behind it: the larger, the later it was learned",
@@ -61,9 +57,7 @@ MEANINGS = {
     "expected_effect": "its effect size by the shadow models and the score together: at 1.04 an attack is right 70 % "
     "of the time",
     "found_exposed": "flagged as exposed by the test of every record; not judged: too few models with or without it",
-    "why": "what stands out about it",
 }
-VIEWS = ("left_out", "trace", "relatives", "out_of_bag")
 OF_PEOPLE = {"leverage": "how far the targets of a person's records pull their predictions, from 0 to their number"}
 
 
@@ -86,7 +80,6 @@ def render(
         "agreement": section(lambda: _agreement(table, measured)),
     }
     meta = table.meta
-    asked = None if meta.fusion is None else meta.fusion.weights  # views that `fused` asked
     noted, groups = section(lambda: notes(table)), sections["breakdowns"]
     compared = [(o.kind, g.name, g.ratio, g.high, g.stands_out) for o in groups.content or () for g in o.groups]
     return page(
@@ -104,8 +97,6 @@ def render(
         listed=_listing(table, extras, measured, top),
         sections=sections,
         bokeh=bokeh_script() if sections["maps"].content else "",
-        linear=meta.optimum is not None or "newton" in table.scores,
-        views=[name for name in VIEWS if name in table.scores or name in (asked or ())],
         facts=facts(meta.to_json()),
     )
 
