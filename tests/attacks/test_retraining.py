@@ -276,9 +276,7 @@ def test_outputs_of_another_kind_than_was_said(kind, outputs, words):
 
 def test_a_clone_that_refuses_a_half_is_said_without_the_record_s_values(tmp_path):
     frame = FRAME.assign(season=np.where(np.arange(N) == 4, "secret", FRAME["season"]))
-    words = (
-        "estimator: expected a fit to every half of the records, got one that it refuses .ValueError.; a class or cat"
-    )
+    words = "estimator: expected a fit to every half of the records, got others .ValueError.; a class or cat"
     line = refused(words, train_shadows, Retraining(MIXED, frame, NAMES), models=8, folder=tmp_path)
     assert "secret" not in line
     assert 'set handle_unknown="ignore"' in line

@@ -169,10 +169,8 @@ def test_outputs_that_are_packed(model, x, y, pack):
 
 
 def test_batches_that_cannot_be_read(model, x, y):
-    with pytest.raises(
-        InputError, match=r"batches \(inputs, targets\), .* with Batches\(ids=2\), got a batch of 3 parts"
-    ):
-        from_torch(model, TensorDataset(x, y, y))
+    words = r"batches \(inputs, targets\), .* with Batches\(ids=2\), got a batch of 3 parts"
+    refused(words, from_torch, model, TensorDataset(x, y, y))
     with pytest.raises(InputError, match="one of the keys labels, label, targets, target, y, got keys x, kind; name"):
         from_torch(model, Records(lambda i: {"x": x[i], "kind": y[i]}))
     with pytest.raises(InputError, match="got keys label, y; name the targets: batches="):

@@ -209,12 +209,12 @@ def test_shuffled_fits_learn_and_record_every_record_once_an_epoch(tmp_path) -> 
 def test_what_cannot_be_fitted_batch_by_batch_is_refused() -> None:
     cases = {
         r"one of MLPClassifier, .*, or a Pipeline ending in one, got LogisticRegression": LogisticRegression(),
-        "a solver that takes batches, got solver='lbfgs'": MLPClassifier(solver="lbfgs"),
+        "another solver, which batches can keep, got solver='lbfgs'": MLPClassifier(solver="lbfgs"),
         "loss='log_loss', got loss='hinge'; make it with": SGDClassifier(),
         "loss='squared_error', got loss='huber'": SGDRegressor(loss="huber"),
         "early_stopping=False, got early_stopping=True": MLPRegressor(early_stopping=True),
         "got learning_rate='adaptive'": MLPClassifier(solver="sgd", learning_rate="adaptive"),
-        "got class_weight='balanced'; give class_weight as a": SGDClassifier(loss="log_loss", class_weight="balanced"),
+        "got class_weight='balanced'; choose another": SGDClassifier(loss="log_loss", class_weight="balanced"),
     }
     for words, model in cases.items():
         refused(words, fit_traced, model, FLOWERS, KINDS, epochs=2)

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset, WeightedRandomSa
 
 from giveaway import LossTrace, indexed
 from giveaway.checks import InputError
+from tests.conftest import refused
 
 HALF = 1e-3  # relative rounding of float16
 
@@ -371,30 +372,24 @@ def test_two_processes_record_the_trace_of_one(tmp_path: Path) -> None:
     two = LossTrace(tmp_path / "two")
     np.testing.assert_array_equal(two.losses, LossTrace(tmp_path / "one").losses)
     (tmp_path / "two.1-of-2").unlink()
-    with pytest.raises(InputError, match="expected the files of all 2 processes of one training, got 1 beside"):
-        LossTrace(tmp_path / "two")
+    refused("expected the files of all 2 processes of one training, got 1 beside", LossTrace, tmp_path / "two")
 
 
 def test_a_file_is_not_overwritten_nor_continued_by_another_training(tmp_path: Path) -> None:
     path = tmp_path / "trace"
     train(path)
-    with pytest.raises(InputError, match=r"expected a new file, got .*, which exists; choose another, or give resume="):
-        LossTrace(60, path)
-    with pytest.raises(
-        InputError, match=r"path: expected the trace that this training began, got targets differ; choose another file"
-    ):
-        LossTrace(60, path, targets=np.arange(60) % 5, resume=2)
+    refused(r"expected a new file, got .*, which exists; choose another, or give resume=", LossTrace, 60, path)
+    words = r"path: expected the trace that this training began, got targets differ; choose another file"
+    refused(words, LossTrace, 60, path, targets=np.arange(60) % 5, resume=2)
     with pytest.raises(InputError, match="resume: expected at most the epochs of the trace"):
         LossTrace(60, path, targets=np.arange(60) % 7, resume=6)
     made = LossTrace(3, tmp_path / "made", made_of={"learning rate": 0.1})
     made.close()
-    with pytest.raises(InputError, match=r"trace: expected one that is being recorded, got one that was read"):
-        made.add([0], [1.0])
+    refused(r"trace: expected one that is being recorded, got one that was read", made.add, [0], [1.0])
     with pytest.raises(InputError, match=r"got learning rate was 0\.1, is 0\.2; records was 3, is 4; choose another"):
         LossTrace(4, tmp_path / "made", made_of={"learning rate": 0.2}, resume=0)
     (tmp_path / "diary").write_text("Dear diary")
-    with pytest.raises(InputError, match=r"expected a file that ga\.LossTrace wrote"):
-        LossTrace(60, tmp_path / "diary", resume=0)
+    refused(r"expected a file that ga\.LossTrace wrote", LossTrace, 60, tmp_path / "diary", resume=0)
     assert (tmp_path / "diary").read_text() == "Dear diary"
     with pytest.raises(InputError, match=r"the trace that this training began, got .*, which does not exist"):
         LossTrace(60, tmp_path / "missing", resume=1)

@@ -17,20 +17,14 @@ from torch.utils.data import DataLoader, Dataset
 
 from giveaway.checks import check_choice, fail
 from giveaway.extract.model_records import BATCH_SIZE, ModelRecords, read_records
-from giveaway.extract.sklearn_clones import (
-    classifier_outputs,
-    data_digest,
-    fitted_clone,
-    refused_halves,
-    settings_of,
-    settled,
-    source_digest,
-)
+from giveaway.extract.sklearn_clones import classifier_outputs, data_digest, fitted_clone, settings_of, source_digest
+from giveaway.extract.sklearn_head import refusals, settled
 from giveaway.records.signals import KINDS, VECTORS
 
 BACKENDS = ("loky", "threading", "dask")
 SUMS_TO_ONE = 1e-3  # probabilities may be rounded, or in half precision
 ASKED = ("predict_proba", "decision_function", "predict")
+RARE = 'a class or category may be missing there: merge rare ones, or set handle_unknown="ignore"'
 WRITE = "write a function train(rows, seed) that fits it"
 
 
@@ -148,7 +142,7 @@ class Retraining:
         """Train one model and return its outputs on all records."""
         weights = {} if self.sample_weight is None else {"sample_weight": self.sample_weight[rows]}
         if self.is_estimator:
-            with refused_halves():
+            with refusals(self.model, "estimator", "a fit to every half of the records", RARE):
                 return self._ask(fitted_clone(self.model, self.X, np.asarray(self.y), rows, seed, **weights))
         said = self._ask(self.model(rows, seed, **weights, **device))
         return np.asarray(said.detach().cpu() if isinstance(said, torch.Tensor) else said)

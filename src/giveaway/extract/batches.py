@@ -49,7 +49,6 @@ class RecordBatch:
         return [*self.arguments, *self.keywords.values()]
 
     def inputs_on(self, device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return copies of the inputs, which the model may write into."""
 
         def copied(leaf: Any) -> Any:
             return leaf.to(device, copy=True) if isinstance(leaf, torch.Tensor) else leaf
@@ -139,7 +138,6 @@ def model_inputs(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Change every leaf of nested mappings, tuples and lists."""
     if isinstance(value, Mapping):
         return {key: _mapped(part, change) for key, part in value.items()}
     if isinstance(value, tuple | list) and not _is_plain_list(value):
@@ -188,7 +186,6 @@ def _is_plain_list(value: Any) -> bool:
 
 
 def row_hashes(batch: RecordBatch) -> np.ndarray:
-    """Hash the inputs and target of each row into two words of 64 bits, (rows, 2)."""
     hashes = [blake2b(digest_size=16) for _ in range(batch.rows)]
     for leaf in batch.leaves():
         for row_hash, piece in zip(hashes, _row_bytes(leaf, batch.rows), strict=True):

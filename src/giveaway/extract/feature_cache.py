@@ -30,8 +30,6 @@ SHARE = "part-"  # what folders of the processes that share a cache begin with
 
 
 class FeatureCache(MarkedFolder):
-    """A cache of one model's features."""
-
     marker, kind, argument = "cache.json", "cache folder", "cache"
     words: ClassVar[Mapping[str, str]] = {
         "model_sha256": "the model or its weights differ",
@@ -52,7 +50,6 @@ class FeatureCache(MarkedFolder):
         return self.read() if listed and whole else None
 
     def check_made_of(self, expected: dict[str, Any]) -> None:
-        """Refuse a cache that was made of something else, and say what differs."""
         stored = self.facts() or {}
         names = ("model_sha256", "rows") if stored.get("rows") != expected["rows"] else ("model_sha256", "rows_sha256")
         options, then = expected["options"], stored.get("options", {})

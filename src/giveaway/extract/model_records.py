@@ -21,13 +21,10 @@ LATER = "give them to the head with dataclasses.replace(head, inputs=...), where
 Inputs = tuple[torch.Tensor, ...] | dict[str, torch.Tensor]
 
 
-@dataclass(frozen=True)
-class ModelRecords:
-    """All records in a fixed order: the model's arguments and keywords, and the targets; floats go out as `dtype`."""
+@dataclass(frozen=True, kw_only=True)
+class ModelRecords(RecordBatch):
+    """All records in a fixed order, of which batches go to `device`, floats as `dtype`."""
 
-    arguments: tuple[torch.Tensor, ...]
-    keywords: dict[str, torch.Tensor]
-    targets: torch.Tensor
     device: torch.device
     dtype: torch.dtype
 
@@ -36,19 +33,16 @@ class ModelRecords:
         return len(self.targets)
 
     def take(self, rows: slice | torch.Tensor) -> RecordBatch:
-        return RecordBatch(
-            tuple(self._moved(value[rows]) for value in self.arguments),
-            {name: self._moved(value[rows]) for name, value in self.keywords.items()},
-            self._moved(self.targets[rows]),
-        )
+        def moved(value: torch.Tensor) -> torch.Tensor:
+            return value[rows].to(self.device, self.dtype if value.is_floating_point() else None)
+
+        named = {name: moved(value) for name, value in self.keywords.items()}
+        return RecordBatch(tuple(map(moved, self.arguments)), named, moved(self.targets))
 
     def batches(self, rows: int) -> Iterator[tuple[slice, RecordBatch]]:
         for start in range(0, self.n, rows):
             part = slice(start, min(start + rows, self.n))
             yield part, self.take(part)
-
-    def _moved(self, value: torch.Tensor) -> torch.Tensor:
-        return value.to(self.device, self.dtype if value.is_floating_point() else None)
 
 
 def read_records(data: Any, device: torch.device, dtype: torch.dtype) -> ModelRecords:
@@ -71,7 +65,7 @@ def read_records(data: Any, device: torch.device, dtype: torch.dtype) -> ModelRe
             raise fail("data", "one row of inputs a target", got, "align the rows")
         check_finite("inputs", value)
     check_finite("targets", targets)
-    return ModelRecords(arguments, keywords, targets, device, dtype)
+    return ModelRecords(arguments, keywords, targets, device=device, dtype=dtype)
 
 
 def inputs_of_head(data: Any, head: Head, *, batches: Batches = USUAL) -> Inputs:

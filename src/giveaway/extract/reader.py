@@ -174,7 +174,6 @@ class RowFingerprints:
         return np.flatnonzero((self.hashes != after).any(axis=1))
 
     def check_repeated_by(self, second: RowFingerprints) -> None:
-        """Refuse a second pass whose records or contents differ."""
         changed = self.changed_in(second)
         if len(changed) and np.isin(self.hashes[changed, 0], second.hashes[:, 0]).all():
             raise _other_record(changed[0], "the contents of another record")
@@ -191,7 +190,6 @@ class RowFingerprints:
 
 
 def places_of(wanted: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """Return where each of the `wanted` ids stands among `ids`."""
     order = np.argsort(ids, kind="stable")
     places = order[np.searchsorted(ids, wanted, sorter=order).clip(max=len(ids) - 1)]
     if not np.array_equal(ids[places], wanted):

@@ -2,8 +2,6 @@
 
 import hashlib
 import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -11,27 +9,12 @@ from scipy.special import logsumexp, softmax
 from sklearn.base import clone
 from sklearn.pipeline import Pipeline
 
-from giveaway.checks import fail
 from giveaway.extract.sklearn_fields import class_indices
-from giveaway.extract.sklearn_head import LEAST_PROBABILITY, words_of
+from giveaway.extract.sklearn_head import LEAST_PROBABILITY
 from giveaway.extract.sklearn_unseen import rows_of
 from giveaway.storage.arrays import digest_of
 
 SAME = 1e-6  # between predict_proba and the softmax of a decision function
-
-
-def settled(estimator: Any) -> Any:
-    """Return the estimator with the best one found in place of a search, also where that is the last step."""
-    if hasattr(estimator, "best_estimator_"):
-        return settled(estimator.best_estimator_)
-    if all(hasattr(estimator, name) for name in ("estimator", "refit", "cv", "scoring")):
-        got = f"a {type(estimator).__name__} without a best estimator"
-        raise fail("estimator", "a search that was fitted with refit", got, "fit it first: its best settings are used")
-    if not isinstance(estimator, Pipeline):
-        return estimator
-    name, last = estimator.steps[-1]
-    best = settled(last)
-    return estimator if best is last else Pipeline([*estimator.steps[:-1], (name, best)])
 
 
 def fitted_clone(
@@ -43,17 +26,6 @@ def fitted_clone(
     made.set_params(**dict.fromkeys(states, seed >> 1))  # some libraries take 31 bits
     place = f"{made.steps[-1][0]}__sample_weight" if isinstance(made, Pipeline) else "sample_weight"
     return made.fit(rows_of(X, rows), y[rows], **({} if sample_weight is None else {place: sample_weight}))
-
-
-@contextmanager
-def refused_halves() -> Iterator[None]:
-    """Say in our words what a clone refuses; its own words only where they cannot hold a value of a record."""
-    try:
-        yield
-    except ValueError as error:
-        got = words_of(error, "one that it refuses")
-        remedy = 'a class or category may be missing there: merge rare ones, or set handle_unknown="ignore"'
-        raise fail("estimator", "a fit to every half of the records", got, remedy) from error
 
 
 def classifier_outputs(model: Any, X: Any, classes: np.ndarray) -> np.ndarray:
@@ -89,7 +61,6 @@ def settings_of(estimator: Any) -> dict[str, str]:
 
 
 def source_digest(function: Any) -> str | None:
-    """Return the hash of a function's source where Python can find it."""
     while hasattr(function, "func"):  # functools.partial
         function = function.func
     try:
@@ -99,7 +70,6 @@ def source_digest(function: Any) -> str | None:
 
 
 def data_digest(value: Any) -> str:
-    """Return the hash of records or targets: arrays, tables, lists or sparse matrices."""
     if hasattr(value, "tocsr"):
         sparse = value.tocsr()
         return "sha256 " + digest_of({name: getattr(sparse, name) for name in ("data", "indices", "indptr")})

@@ -21,6 +21,7 @@ from giveaway.records.head import Head
 
 LEAST_PROBABILITY = 1e-12
 HARMLESS = re.compile(r"X has \d+ features|Input (X )?contains (NaN|infinity)|Expected 2D array|Found array with")
+ACCEPTED = "inputs the estimator accepts"
 REFIT = "pass the X the estimator was fitted with"
 
 
@@ -78,11 +79,12 @@ def from_sklearn(
         n, rows = len(y), np.setdiff1d(np.arange(len(y)), kept)
         held_out = held_out or (rows_of(given, kept), y[kept])
         names["rows_proved_by"] = f"the validation split of early stopping, drawn again: {len(kept)} of {n} held out"
-        ids = np.arange(n) if ids is None else ids
-        ids, groups, sample_weight = (
-            None if value is None else _of_all(name, value, n)[rows]
-            for name, value in (("ids", ids), ("groups", groups), ("sample_weight", sample_weight))
-        )
+        beside = {"ids": np.arange(n) if ids is None else ids, "groups": groups, "sample_weight": sample_weight}
+        for name, value in beside.items():
+            if value is not None and np.shape(value) != (n,):
+                got = f"shape {np.shape(value)}"
+                raise fail(name, f"{n} of them, one a row of X", got, "pass one a record of the fit")
+        ids, groups, sample_weight = (None if v is None else np.asarray(v)[rows] for v in beside.values())
         given, X, y = rows_of(given, rows), rows_of(X, rows), y[rows]
     names |= {"ids": ids, "groups": groups, "inputs": _records_of(given)}
     if held_out is not None:
@@ -90,11 +92,11 @@ def from_sklearn(
     if black_box:
         outputs, targets, loss = _predictions(estimator, X, y)
         left_out = out_of_bag(estimator, X, outputs, sample_weight=sample_weight, groups=groups)
-        said = {"outputs": outputs, "out_of_bag": left_out}
         if loss == "cross_entropy":
-            said = {name: None if p is None else _logarithms(p) for name, p in said.items()}
+            left_out = None if left_out is None else np.log(np.clip(left_out, LEAST_PROBABILITY, None))
             names["class_names"] = _class_names(estimator)
-        return Head(None, targets=targets, loss=loss, sample_weight=sample_weight, **names, **said)  # type: ignore[arg-type]
+        names |= {"targets": targets, "loss": loss, "sample_weight": sample_weight, "out_of_bag": left_out}
+        return Head(None, outputs, **names)  # type: ignore[arg-type]
     fields = _linear_fields(estimator, X, y, sample_weight)
     names["class_names"] = _class_names(estimator) if fields["loss"] == "cross_entropy" else None
     return Head(intercept=fields["bias"] is not None, **names, **fields)
@@ -107,12 +109,24 @@ def _linear_fields(estimator: Any, X: Any, y: Any, sample_weight: Any) -> dict[s
     return fields | {"outputs": linear_outputs(fields["features"], fields["weight"], fields["bias"])}
 
 
+def settled(estimator: Any) -> Any:
+    """Return the estimator with the best one found in place of a search, also where that is the last step."""
+    if hasattr(estimator, "best_estimator_"):
+        return settled(estimator.best_estimator_)
+    if all(hasattr(estimator, name) for name in ("estimator", "refit", "cv", "scoring")):
+        got = f"a {type(estimator).__name__} without a best estimator"
+        raise fail("estimator", "a search that was fitted with refit", got, "fit it first: its best settings are used")
+    if not isinstance(estimator, Pipeline):
+        return estimator
+    name, last = estimator.steps[-1]
+    best = settled(last)
+    return estimator if best is last else Pipeline([*estimator.steps[:-1], (name, best)])
+
+
 def last_step(estimator: Any, X: Any) -> tuple[Any, Any]:
     """Return the last estimator of nested pipelines and searches, and what it is given for X."""
-    while isinstance(estimator, Pipeline) or hasattr(estimator, "best_estimator_"):
-        if not isinstance(estimator, Pipeline):
-            estimator = estimator.best_estimator_
-            continue
+    estimator = settled(estimator)
+    while isinstance(estimator, Pipeline):
         if len(estimator.steps) > 1:
             with refusals(estimator):
                 X = estimator[:-1].transform(X)
@@ -129,8 +143,7 @@ def _held_out(estimator: Any, records: Any) -> tuple[Any, Any]:
         if type(estimator) in FIELDS:
             fields = _linear_fields(estimator, X, records[1], None)
             return fields["outputs"], fields["targets"]
-        outputs, targets, loss = _predictions(estimator, X, records[1])
-        return _logarithms(outputs) if loss == "cross_entropy" else outputs, targets
+        return _predictions(estimator, X, records[1])[:2]
 
 
 def _is_black_box(estimator: Any) -> bool:
@@ -143,7 +156,7 @@ def _is_black_box(estimator: Any) -> bool:
 
 
 def _predictions(estimator: Any, X: Any, y: Any) -> tuple[np.ndarray, np.ndarray, str]:
-    """Return probabilities with class indices, or values, and the loss that goes with them."""
+    """Return logarithms of probabilities with class indices, or values, and the loss that goes with them."""
     probable = hasattr(estimator, "predict_proba")
     with refusals(estimator):
         outputs = np.asarray(estimator.predict_proba(X) if probable else estimator.predict(X))
@@ -153,7 +166,8 @@ def _predictions(estimator: Any, X: Any, y: Any) -> tuple[np.ndarray, np.ndarray
     if outputs.ndim != 2 or np.ndim(classes) != 1:
         got, remedy = f"{type(estimator).__name__} with another kind of outputs", "audit one label at a time"
         raise fail("estimator", "a classifier of one label a record", got, remedy)
-    return outputs, class_indices(checked_targets(y, len(outputs)), np.asarray(classes)), "cross_entropy"
+    targets = class_indices(checked_targets(y, len(outputs)), np.asarray(classes))
+    return np.log(np.clip(outputs, LEAST_PROBABILITY, None)), targets, "cross_entropy"
 
 
 def _class_names(estimator: Any) -> tuple[str, ...] | None:
@@ -162,16 +176,6 @@ def _class_names(estimator: Any) -> tuple[str, ...] | None:
     if classes.dtype.kind in "iuf" and np.array_equal(classes, np.arange(len(classes))):
         return None
     return tuple(str(name) if str(name).strip() else repr(name) for name in classes.tolist())
-
-
-def _logarithms(probabilities: np.ndarray) -> np.ndarray:
-    return np.log(np.clip(probabilities, LEAST_PROBABILITY, None))
-
-
-def _of_all(name: str, value: Any, n: int) -> np.ndarray:
-    if np.shape(value) != (n,):
-        raise fail(name, f"{n} of them, one a row of X", f"shape {np.shape(value)}", "pass one a record of the fit")
-    return np.asarray(value)
 
 
 def _checked_inputs(estimator: Any, X: Any, y: Any) -> tuple[Any, np.ndarray]:
@@ -214,7 +218,7 @@ def _records_of(X: Any) -> Any:
 
 
 @contextmanager
-def refusals(estimator: Any) -> Iterator[None]:
+def refusals(estimator: Any, argument: str = "X", expected: str = ACCEPTED, remedy: str = REFIT) -> Iterator[None]:
     """Say in our words what scikit-learn refuses; its own words only where they cannot hold a value of a record."""
     try:
         yield
@@ -222,12 +226,9 @@ def refusals(estimator: Any) -> Iterator[None]:
         got = f"an unfitted {type(estimator).__name__}"
         raise fail("estimator", "a fitted estimator", got, "fit it first") from error
     except ValueError as error:
-        raise fail("X", "inputs the estimator accepts", words_of(error, "others"), REFIT) from error
-
-
-def words_of(error: ValueError, else_: str) -> str:
-    line = str(error).partition("\n")[0]
-    return line if HARMLESS.match(line) else f"{else_} ({type(error).__name__})"
+        line = str(error).partition("\n")[0]
+        got = line if HARMLESS.match(line) else f"others ({type(error).__name__})"
+        raise fail(argument, expected, got, remedy) from error
 
 
 def as_rows(X: Any) -> Any:

@@ -11,13 +11,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from giveaway.checks import check_whole, fail
 from giveaway.extract.sklearn_fields import class_indices
-from giveaway.extract.sklearn_head import (
-    LEAST_PROBABILITY,
-    as_rows,
-    checked_targets,
-    last_step,
-    refusals,
-)
+from giveaway.extract.sklearn_head import LEAST_PROBABILITY, as_rows, checked_targets, last_step, refusals
 from giveaway.extract.sklearn_unseen import LINEAR, NETWORKS, kept_out, rows_of
 from giveaway.records.loss_trace import LossTrace
 
@@ -53,11 +47,10 @@ def trace_of_stages(
     if kept is not None:  # the rows that from_sklearn takes, under the same ids
         rows = np.setdiff1d(np.arange(len(targets)), kept)
         X, targets, ids = rows_of(X, rows), targets[rows], rows if ids is None else np.asarray(ids)[rows]
-    classes = is_classifier(estimator)
     total, said_after = _staged(estimator, X)
     if total < 2:
         raise fail("estimator", "at least 2 stages", str(total), "a trace needs stages on the way")
-    if classes:
+    if classes := is_classifier(estimator):
         targets = class_indices(targets, np.asarray(estimator.classes_))
     counts = np.unique(np.geomspace(1, total, stages).round().astype(int))
     with refusals(estimator):
@@ -111,8 +104,8 @@ def fit_traced(
     fitted = False
     for _ in range(epochs):
         order = rng.permutation(n) if model.shuffle else np.arange(n)
-        for rows in (order[start : start + size] for start in range(0, n, size)):
-            batch = X.iloc[rows] if hasattr(X, "iloc") else X[rows]
+        for rows in np.array_split(order, range(size, n, size)):
+            batch = rows_of(X, rows)
             with refusals(model):
                 losses = np.full(len(rows), np.nan)
                 if fitted:
@@ -161,15 +154,13 @@ def _check_partial_fit(estimator: Any) -> None:
     if not isinstance(estimator, NETWORKS + LINEAR):
         expected = "one of " + ", ".join(kind.__name__ for kind in NETWORKS + LINEAR) + ", or a Pipeline ending in one"
         raise fail("estimator", expected, type(estimator).__name__, "for boosted trees use trace_of_stages")
+    settings = {"solver": "sgd"} | estimator.get_params()
+    others = {"solver": "lbfgs", "class_weight": "balanced"}  # which ask for all records at once
+    others |= {"learning_rate": "adaptive"} if settings["solver"] == "sgd" else {}
+    for name, value in others.items():
+        if settings.get(name) == value:
+            raise fail("estimator", f"another {name}, which batches can keep", f"{name}={value!r}", "choose another")
     loss = "log_loss" if is_classifier(estimator) else "squared_error"
-    if getattr(estimator, "solver", "") == "lbfgs":
-        raise fail("estimator", "a solver that takes batches", "solver='lbfgs'", "use adam or sgd")
-    if estimator.learning_rate == "adaptive" and getattr(estimator, "solver", "sgd") == "sgd":
-        got, remedy = "learning_rate='adaptive', which waits for whole epochs", "use another rate"
-        raise fail("estimator", "a learning rate that does not look back", got, remedy)
-    if getattr(estimator, "class_weight", None) == "balanced":
-        got, remedy = "class_weight='balanced'", "give class_weight as a dict"
-        raise fail("estimator", "weights that are known before the fit", got, remedy)
     for name, wanted in (("loss", loss), ("early_stopping", False)):
         if (given := getattr(estimator, name, wanted)) != wanted:
             raise fail("estimator", f"{name}={wanted!r}", f"{name}={given!r}", f"make it with {name}={wanted!r}")

@@ -156,7 +156,6 @@ def kept_out(estimator: Any, X: Any, y: np.ndarray, sample_weight: Any = None) -
 
 
 def rows_of(X: Any, rows: np.ndarray) -> Any:
-    """Return some rows of a table, list, array or sparse matrix."""
     if hasattr(X, "iloc"):
         return X.iloc[rows]
     if isinstance(X, list):
@@ -165,7 +164,6 @@ def rows_of(X: Any, rows: np.ndarray) -> Any:
 
 
 def _agrees(estimator: Any, X: Any, y: np.ndarray, sample_weight: Any, trained: np.ndarray, kept: np.ndarray) -> bool:
-    """Whether the fitted estimator is one that kept out these rows."""
     weight = None if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
     if isinstance(estimator, LINEAR):
         again = clone(estimator).fit(X, y, sample_weight=weight)

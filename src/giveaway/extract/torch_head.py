@@ -51,12 +51,8 @@ class Cached:
     inputs: bool | None = None
 
 
-@dataclass(frozen=True)
-class Streamed:
-    """Nothing is kept: the model runs again over the data in each pass of an audit, which holds a window of rows;
-    `inputs` as in InMemory."""
-
-    inputs: bool | None = None
+class Streamed(InMemory):
+    """Nothing is kept but inputs: the model runs again over the data in each pass of an audit, which holds a window."""
 
 
 def from_torch(
@@ -75,7 +71,7 @@ def from_torch(
     ids: Any = None,
     groups: Any = None,
     frozen: bool = False,
-    keep: InMemory | Cached | Streamed = InMemory(),  # noqa: B008 (frozen)
+    keep: InMemory | Cached = InMemory(),  # noqa: B008 (frozen)
     relatives: bool | Mapping[str, Callable[[Any], Any]] | None = None,
     held_out: Any = None,
     class_names: Sequence[str] | None = None,
@@ -167,7 +163,7 @@ def from_torch_shared(
     data: Any,
     processes: Processes,
     *,
-    keep: InMemory | Cached | Streamed,
+    keep: InMemory | Cached,
     batches: Batches = USUAL,
     held_out: Any = None,
     **more: Any,
@@ -350,7 +346,6 @@ def _check_order_of(argument: str, value: Any, dataset: Any) -> None:
 
 
 def _in_row_order(argument: str, value: Any, names: Any, unknown_order: str | None) -> Any:
-    """Return weights or groups in the order of the rows; a dict is looked up by id."""
     if isinstance(value, Mapping):
         if names is None:
             raise fail(argument, "one value a record", "a dict without ids", "pass ids=, or ids in the batches")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
-import itertools
 import os
 import random
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,7 @@ from torch.utils.data import DataLoader
 
 from giveaway.checks import fail, listed
 from giveaway.extract.user_files import needs_pickle
-from giveaway.storage.arrays import reading
+from giveaway.storage.arrays import digest_of, reading
 
 CHECKPOINT_KEYS = ("state_dict", "model_state_dict", "model")
 WRAPPER_PREFIXES = ("_orig_mod.", "module.")  # torch.compile, and the parallel wrappers
@@ -56,18 +54,13 @@ def device_of(model: nn.Module, requested: torch.device | str | None) -> torch.d
 
 def model_digest(model: nn.Module) -> str:
     """Return the SHA-256 of what the model prints and of its parameters and buffers; code in a forward is not seen."""
-    return _digest(ADDRESS.sub("", repr(model)), itertools.chain(model.named_parameters(), model.named_buffers()))
+    named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return _digest_of(named, ADDRESS.sub("", repr(model)))
 
 
-def _digest(text: str, tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
-    digest = hashlib.sha256(text.encode())
-    for name, value in tensors:
-        digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
-        values = value.detach()
-        dense = values if values.layout == torch.strided else values.to_dense()
-        if dense.numel():
-            digest.update(dense.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+def _digest_of(named: Mapping[str, torch.Tensor], *text: str) -> str:
+    dense = {name: t.detach() if t.layout == torch.strided else t.detach().to_dense() for name, t in named.items()}
+    return digest_of(dense, text)
 
 
 @contextmanager
@@ -134,10 +127,10 @@ def untouched(model: nn.Module, loader: DataLoader[Any], *, proved: bool = True)
 
 def _state(model: nn.Module) -> dict[str, Any]:
     """What a forward must leave alone, by name."""
-    grads = ((name, value.grad) for name, value in model.named_parameters() if value.grad is not None)
+    grads = {name: value.grad for name, value in model.named_parameters() if value.grad is not None}
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     counts = [len(getattr(module, name)) for module in model.modules() for name in hooks]
-    return {"parameters or buffers": model_digest(model), "gradients": _digest("", grads), "hooks": counts}
+    return {"parameters or buffers": model_digest(model), "gradients": _digest_of(grads), "hooks": counts}
 
 
 def storable(values: torch.Tensor) -> torch.Tensor:

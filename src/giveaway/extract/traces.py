@@ -118,7 +118,6 @@ def _named_loss(name: str, outputs: torch.Tensor, targets: torch.Tensor) -> tupl
 
 
 def _in_order(checkpoints: Any) -> list[Path]:
-    """Return the files that are named, those of a pattern by the numbers in their names."""
     if isinstance(checkpoints, str | os.PathLike):
         found = glob.glob(os.path.expanduser(checkpoints), recursive=True)
         numbers = re.compile(r"(\d+)").split
@@ -133,7 +132,6 @@ def _in_order(checkpoints: Any) -> list[Path]:
 
 
 def _digest(files: Sequence[Path]) -> str:
-    """Return one digest of all files; refuse two that are the same."""
     known: dict[str, Path] = {}
     for file in files:
         digest = file_digest(file.resolve())

@@ -164,7 +164,6 @@ def _read_csv(path: str) -> dict[str, np.ndarray]:
 
 
 def read_npz_keys(argument: str, path: Any, keys: tuple[str, ...], plain: str = PLAIN) -> list[np.ndarray]:
-    """Return the arrays of an .npz under these keys."""
     with reading(argument, path, ".npz file", plain) as file, np.load(file, allow_pickle=False) as stored:
         for key in keys:
             if key not in stored.files:

@@ -20,7 +20,6 @@ Change = Callable[[Any], Any]
 
 
 def mirrored(images: torch.Tensor) -> torch.Tensor:
-    """Return images (n, c, h, w) with left and right exchanged."""
     return images.flip(-1)
 
 

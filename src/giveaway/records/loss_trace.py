@@ -241,7 +241,6 @@ class LossTrace:
         self._counts += np.bincount(rows[usable], minlength=self.records)
 
     def _open(self, path: Path, rank: int, resume: int | None) -> None:
-        """Begin the file, or go on with it after `resume` epochs."""
         self._path = path if self._world == 1 else path.with_name(f"{path.name}.{rank}-of-{self._world}")
         exists = self._path.exists()
         if exists and resume is None:

@@ -31,7 +31,6 @@ def check_fields(place: str, given: Mapping[str, Any], kinds: Mapping[str, Any])
 
 
 def fits(value: Any, kind: Any) -> bool:
-    """Whether a value read from JSON is what the annotation `kind` says."""
     inner = get_args(kind)
     if get_origin(kind) is UnionType:
         return any(fits(value, each) for each in inner)
@@ -244,12 +243,10 @@ class Meta(Section):
 
     @property
     def by_person(self) -> bool:
-        """Whether a row is a person rather than a record."""
         return self.unit == "person"
 
     @property
     def rows_are(self) -> str:
-        """'people' or 'records'."""
         return "people" if self.by_person else "records"
 
     @property

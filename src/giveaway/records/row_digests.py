@@ -62,7 +62,6 @@ class RowDigests:
         return replace(self, key=None)
 
     def check(self, n: int) -> None:
-        """Refuse digests of another number of records."""
         if any(values.shape != (n,) or values.dtype != np.uint64 for values in self.of.values()):
             raise fail("digests", f"{n} of 64 bits a kind, one a record", "others", "take table.digests.again(...)")
 
@@ -163,6 +162,6 @@ def _hashed(block: Any, key: bytes) -> np.ndarray:
         held = (
             block.toarray() if hasattr(block, "toarray") else block.cpu() if isinstance(block, torch.Tensor) else block
         )
-        numbers = np.asarray(held, dtype=np.float32).reshape(len(held), -1)
-        rows = np.ascontiguousarray(numbers + np.float32(0))  # −0 is 0
+        numbers = np.asarray(held, dtype=np.float32).reshape(len(held), -1) + np.float32(0)  # −0 is 0
+        rows = np.ascontiguousarray(numbers).view(f"V{max(1, numbers.shape[1] * 4)}").ravel().tolist()
     return np.frombuffer(b"".join(blake2b(row, digest_size=8, key=key).digest() for row in rows), "<u8")

@@ -52,7 +52,6 @@ class LazyRows(ABC):
         return self.dtype.is_floating_point
 
     def whole(self) -> torch.Tensor:
-        """Read all rows, in pieces, into one tensor on `device`."""
         out = torch.empty(self.shape, dtype=self.dtype, device=self.device)
         size = rows_at_a_time(self)
         for start in range(0, len(self), size):
@@ -255,8 +254,6 @@ class Stream:
 
 
 class StreamedRows(LazyRows):
-    """The features or the outputs of a stream."""
-
     looked_up = False
     checked_when_read = True
 
@@ -339,7 +336,6 @@ def placed(rows: torch.Tensor | LazyRows, device: torch.device, room: float) -> 
 
 
 def check_same_kind(name: str, block: Any, first: Any) -> None:
-    """Refuse a block whose rows have another shape or type than those of the first."""
     if (kind := row_kind(block)) != (known := row_kind(first)):
         raise fail(name, f"rows of {known} in every batch", f"rows of {kind}", "make all records alike")
 

@@ -28,8 +28,6 @@ CAVEAT = "A ranking, not a count; a low score is not evidence of safety."
 
 
 class TableFolder(MarkedFolder):
-    """A folder with tables, whose audit.json says what they are."""
-
     marker, kind, links, again = MARKER, "audit folder", True, "run giveaway audit, or validate, again"
 
 
@@ -112,7 +110,6 @@ class ScoreTable:
         write_atomically(path, self.write_csv)
 
     def write_csv(self, stream: BinaryIO) -> None:
-        """Write what `to_csv` writes to an open file."""
         columns = {"id": self.ids, **self.attributes, **self.scores}
         lines: Iterable[Iterable[str]] = [map(csv_cell, columns)]
         for start in range(0, len(self) + ROWS_PER_CHECK, ROWS_PER_CHECK):

@@ -24,8 +24,6 @@ SMALLEST_ERROR = 1e-30  # below it a squared error's logarithm says nothing
 
 
 class SignalsFolder(MarkedFolder):
-    """A folder with the arrays of signals."""
-
     marker, kind, argument, links = MARKER, "folder of signals", "signals", True
     again = "store or train the signals again"
 

@@ -121,7 +121,6 @@ def packed(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def unpacked(stored: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the arrays that `packed` was given."""
     arrays = {name: values for name, values in stored.items() if not name.startswith(("text:", "ends:"))}
     for name in (name.removeprefix("text:") for name in stored if name.startswith("text:")):
         text, ends = stored[f"text:{name}"].tobytes(), stored[f"ends:{name}"]

@@ -57,7 +57,6 @@ class UnfinishedWork(MarkedFolder):
         self.marker = f"checkpoint-{rank}.json" if rank else "checkpoint.json"
 
     def of_all(self) -> list["UnfinishedWork"]:
-        """Return what each process has listed."""
         names = (re.fullmatch(r"checkpoint(?:-(\d+))?\.json", file.name) for file in self.path.glob("checkpoint*"))
         found = [UnfinishedWork(self.path.parent, int(name[1] or 0)) for name in names if name]
         return [work for work in found if work.marked]

@@ -37,7 +37,6 @@ def private_folder(folder: str | os.PathLike[str]) -> Path:
 
 
 def part_of(target: Path, token: str = "") -> Path:
-    """Return the temporary name of a file, with this token or a new one."""
     return target.parent / f".giveaway-{target.name}-{token[:16] or secrets.token_hex(4)}.part"
 
 
@@ -71,12 +70,10 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], A
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write `text` as UTF-8, atomically."""
     write_atomically(path, lambda stream: stream.write(as_bytes(text)))
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
-    """Write `value` as indented JSON, atomically; NaN is refused."""
     write_text(path, as_json(value))
 
 
@@ -155,7 +152,6 @@ def opened_folder(folder: Path, *, links: bool = True) -> Iterator[int]:
 
 
 def sync(folder: Path) -> None:
-    """Bring the names in a folder to the disk."""
     with opened_folder(folder) as handle:
         os.fsync(handle)
 

@@ -40,12 +40,10 @@ class MarkedFolder:
 
     @property
     def marked(self) -> bool:
-        """Whether the marker is there."""
         file = self.path / self.marker
         return file.is_file() and not file.is_symlink() and (self.links or not self.path.is_symlink())
 
     def read(self, argument: str | None = None) -> dict[str, Any]:
-        """Read the marker, or say why it cannot be read."""
         file = self.path / self.marker
         if not file.is_file():
             expected = f"{'an' if self.kind[0] in 'aeiou' else 'a'} {self.kind} with {self.marker}"
@@ -144,12 +142,10 @@ class MarkedFolder:
             part.unlink(missing_ok=True)
 
     def parts(self) -> list[Path]:
-        """Return the files under temporary names."""
         present = sorted(self.path.iterdir()) if self.path.is_dir() else []
         return [file for file in present if PART.fullmatch(file.name)]
 
     def interrupted(self) -> bool:
-        """Whether a run was killed here."""
         return bool(self.parts()) or os.path.lexists(self.path / LOCK)
 
     def stage(self, name: str, write: Callable[[BinaryIO], Any] | Path) -> str:
@@ -177,7 +173,6 @@ class MarkedFolder:
         sync(self.path)
 
     def save_pages(self, pages: Mapping[str, str | bytes], contents: Mapping[str, Any] | None = None) -> list[Path]:
-        """Write all of these files, or none, and list them."""
         for name, page in pages.items():
             content = files.as_bytes(page)
             self.stage(name, lambda stream, content=content: stream.write(content))  # type: ignore[misc]
