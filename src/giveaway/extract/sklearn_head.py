@@ -1,7 +1,5 @@
 """from_sklearn: the linear head of a fitted scikit-learn estimator, or the predictions of any other one."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A user's torch model: its weights from a file, and calls that leave it exactly as it was."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import random

@@ -162,6 +162,7 @@ def _hashed(block: Any, key: bytes) -> np.ndarray:
         held = (
             block.toarray() if hasattr(block, "toarray") else block.cpu() if isinstance(block, torch.Tensor) else block
         )
-        numbers = np.asarray(held, dtype=np.float32).reshape(len(held), -1) + np.float32(0)  # −0 is 0
-        rows = np.ascontiguousarray(numbers).view(f"V{max(1, numbers.shape[1] * 4)}").ravel().tolist()
+        octets = (np.asarray(held, dtype=np.float32) + np.float32(0)).tobytes()  # −0 is 0
+        width = len(octets) // len(held)
+        rows = [octets[row * width : (row + 1) * width] for row in range(len(held))]
     return np.frombuffer(b"".join(blake2b(row, digest_size=8, key=key).digest() for row in rows), "<u8")
