@@ -1,4 +1,4 @@
-"""From curves and from measured attacks to (ε, δ) and μ."""
+"""From curves and from measured attacks to (ε, δ)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from giveaway.theory import (
     epsilon_lower_bound,
     estimated_delta,
     estimated_epsilon,
-    estimated_mu,
     fixed_design,
     gaussian,
-    mu_lower_bound,
 )
 from tests.conftest import refused
 
@@ -30,10 +28,7 @@ def test_the_gaussian_curve_has_a_closed_form(epsilon):
     np.testing.assert_allclose(estimated_epsilon(gaussian(MU[seen]), delta[seen]), epsilon, atol=1e-7)
 
 
-def test_a_gaussian_curve_is_enclosed_by_itself():
-    estimate = estimated_mu(gaussian(MU))
-    np.testing.assert_allclose(estimate.low, MU, rtol=1e-9)
-    np.testing.assert_allclose(estimate.high, MU, rtol=1e-9)
+def test_the_area_under_a_gaussian_curve():
     np.testing.assert_allclose(gaussian(MU).auc(), TradeOff(gaussian(MU).errors, MU.shape).auc(), rtol=1e-10)
 
 
@@ -63,24 +58,12 @@ def test_a_curve_and_its_mirror_image_give_the_same():
     assert estimated_epsilon(mirror, 1e-4) == pytest.approx(float(estimated_epsilon(curve, 1e-4)), rel=1e-6)
 
 
-def test_the_enclosing_gaussians_lie_on_either_side():
-    curve = fixed_design.tradeoff(0.4, m=3)
-    estimate = estimated_mu(curve, floor=0.01)
-    alpha = np.linspace(0.01, 0.99, 500)
-    beta = curve.beta(alpha)
-    used = beta >= 0.01
-    assert estimate.low < estimate.high
-    assert (beta[used] >= gaussian(estimate.high).beta(alpha[used]) - 1e-4).all()
-    assert (beta[used] <= gaussian(estimate.low).beta(alpha[used]) + 1e-4).all()
-
-
 def test_estimates_grow_with_leverage():
     curve = fixed_design.tradeoff(np.array([0.0, 0.01, 0.1, 0.4, 0.8]))
     epsilon, delta = estimated_epsilon(curve, 1e-5), estimated_delta(curve, 0.5)
     assert epsilon[0] == pytest.approx(0, abs=1e-9)
     assert (np.diff(epsilon) > 0).all()
     assert (np.diff(delta) >= 0).all()
-    assert (np.diff(estimated_mu(curve).high) > 0).all()
     assert estimated_epsilon(curve, np.array([1e-3, 1e-6])[:, None]).shape == (2, 5)
 
 
@@ -91,17 +74,12 @@ def test_clopper_pearson_limits_are_scipys():
     assert (bound.tpr, bound.fpr) == (pytest.approx(tpr), pytest.approx(fpr))
     assert bound.value == pytest.approx(max(np.log((tpr - 1e-5) / fpr), np.log((1 - fpr - 1e-5) / (1 - tpr))))
     assert bound.confidence == 0.9
-    assert mu_lower_bound(60, 200, 4, 300, confidence=0.9).value == pytest.approx(
-        stats.norm.ppf(tpr) - stats.norm.ppf(fpr)
-    )
 
 
 def test_a_lower_bound_is_one_as_often_as_it_says():
-    rng, mu = np.random.default_rng(0), 1.5
-    tpr, fpr = gaussian(mu).tpr(0.05), 0.05
+    rng = np.random.default_rng(0)
+    tpr, fpr = gaussian(1.5).tpr(0.05), 0.05
     true, false = rng.binomial(500, tpr, 4000), rng.binomial(500, fpr, 4000)
-    wrong = np.mean(mu_lower_bound(true, 500, false, 500, confidence=0.8).value > mu)
-    assert wrong < 0.2
     epsilon = np.log((tpr - 1e-5) / fpr)
     assert np.mean(epsilon_lower_bound(true, 500, false, 500, delta=1e-5, confidence=0.8).value > epsilon) < 0.2
 
@@ -120,14 +98,16 @@ def test_more_evidence_raises_the_bound_and_more_thresholds_lower_it():
     [
         (lambda: estimated_epsilon(gaussian(1), 0), r"delta: expected finite numbers in \(1e-13, 1\), got 0"),
         (lambda: estimated_delta(gaussian(1), -1), "epsilon: expected"),
-        (lambda: estimated_mu(gaussian(1), floor=0.6), "floor: expected"),
         (lambda: gaussian(-1), "mu: expected"),
         (lambda: epsilon_lower_bound(5, 4, 0, 4, delta=0.1), "true_positives: expected at most the number of members"),
         (lambda: epsilon_lower_bound(1, 4, 5, 4, delta=0.1), "false_positives: expected at most the number of nonmem"),
         (lambda: epsilon_lower_bound(1, 4, 0, 4, delta=1.0), "delta: expected"),
-        (lambda: mu_lower_bound(0.5, 4, 0, 4), "true_positives: expected whole numbers, got 0.5; give counts"),
-        (lambda: mu_lower_bound(1, 4, 0, 4, confidence=1.0), "confidence: expected"),
-        (lambda: mu_lower_bound(1, 4, 0, 4, thresholds=0), "thresholds: expected"),
+        (
+            lambda: epsilon_lower_bound(0.5, 4, 0, 4, delta=0.1),
+            "true_positives: expected whole numbers, got 0.5; give counts",
+        ),
+        (lambda: epsilon_lower_bound(1, 4, 0, 4, confidence=1.0, delta=0.1), "confidence: expected"),
+        (lambda: epsilon_lower_bound(1, 4, 0, 4, thresholds=0, delta=0.1), "thresholds: expected"),
     ],
 )
 def test_out_of_range_arguments(call, words):

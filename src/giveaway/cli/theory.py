@@ -102,19 +102,16 @@ def gap(figure: str | None, as_json: bool, **flags: Any) -> None:
 @click.option("--nonmembers", type=int, help="Non-members that it was tried on.")
 @click.option("--confidence", type=float, default=0.95, show_default=True, help="Confidence of the lower bound.")
 def privacy(as_json: bool, **flags: Any) -> None:
-    """Turn a predicted curve, or the counts of a measured attack, into (ε, δ) and μ."""
+    """Turn a predicted curve, or the counts of a measured attack, into (ε, δ)."""
     from giveaway.checks import fail
-    from giveaway.theory import epsilon_lower_bound, estimated_epsilon, estimated_mu, mu_lower_bound
+    from giveaway.theory import epsilon_lower_bound, estimated_epsilon
 
     options = _given(flags)
     delta, confidence = options["delta"], options["confidence"]
     counts = [options[name] for name in COUNTS if name in options]
     if not counts:
-        rows = []
-        for label, curve in _curves(options).items():
-            mu = estimated_mu(curve)
-            rows.append((label, float(estimated_epsilon(curve, delta)), float(mu.low), float(mu.high)))
-        return _print(("record", f"ε at δ={delta:g}", "μ, least", "μ, greatest"), rows, ESTIMATE, as_json)
+        rows = [(label, float(estimated_epsilon(curve, delta))) for label, curve in _curves(options).items()]
+        return _print(("record", f"ε at δ={delta:g}"), rows, ESTIMATE, as_json)
     if len(counts) < len(COUNTS):
         missing = next(name for name in COUNTS if name not in options)
         remedy = f"add --{missing.replace('_', '-')}"
@@ -122,8 +119,7 @@ def privacy(as_json: bool, **flags: Any) -> None:
     if "h" in options or "leverage" in options:
         raise fail("h", "counts or a record, not both", "both", "drop one of them")
     epsilon = epsilon_lower_bound(*counts, delta=delta, confidence=confidence)
-    row = (float(epsilon.value), float(mu_lower_bound(*counts, confidence=confidence).value), confidence)
-    _print((f"ε at δ={delta:g}, at least", "μ, at least", "confidence"), [row], LOWER_BOUND, as_json)
+    _print((f"ε at δ={delta:g}, at least", "confidence"), [(float(epsilon.value), confidence)], LOWER_BOUND, as_json)
 
 
 def _given(flags: dict[str, Any], figure: str | None = None) -> dict[str, Any]:

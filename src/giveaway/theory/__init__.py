@@ -9,8 +9,6 @@ from giveaway.theory.tradeoff import (
     epsilon_lower_bound,
     estimated_delta,
     estimated_epsilon,
-    estimated_mu,
     gaussian,
-    mu_lower_bound,
     two_normals,
 )

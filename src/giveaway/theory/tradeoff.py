@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import betaincinv, expit, logit, ndtr, ndtri, owens_t
+from scipy.special import betaincinv, expit, ndtr, ndtri, owens_t
 
 from giveaway.checks import fail
 from giveaway.theory.balls import Pair, ball_probability, dilated_ball, in_blocks
@@ -154,16 +154,6 @@ class LowerBound:
     fpr: np.ndarray
 
 
-@dataclass(frozen=True)
-class GaussianEstimate:
-    """The Gaussian curves that enclose a curve, G_high ≤ β ≤ G_low where both error rates are at least `floor`: `high`
-    is the μ that training needs at least, `low` the separation that every such attack enjoys."""
-
-    low: np.ndarray
-    high: np.ndarray
-    floor: float
-
-
 def estimated_delta(curve: TradeOff, epsilon: ArrayLike) -> np.ndarray:
     """Return δ(ε) = sup over α of max(1 − β − e^ε·α, 1 − α − e^ε·β, 0); ε broadcasts with the records.
 
@@ -183,23 +173,6 @@ def estimated_epsilon(curve: TradeOff, delta: ArrayLike) -> np.ndarray:
     of a normal residual is infinite, as it is where β is below the smallest double."""
     slack = in_range("delta", delta, 1e-13, 1, "give a δ such as 1e-5", closed=False)  # below, 1 − α has no digits
     return _supremum(curve, lambda alpha, power, miss: _privacy_loss(power, miss, alpha, slack), slack.shape)[()]
-
-
-def estimated_mu(curve: TradeOff, *, floor: float = 1e-3) -> GaussianEstimate:
-    """Return the least and the greatest μ(α) = Φ⁻¹(1 − α) − Φ⁻¹(β) where both error rates are at least `floor`:
-    distributions that differ in scale, as residuals do, have no finite μ over all α."""
-    in_range("floor", floor, 0, 0.5, "give an error rate such as 1e-3", closed=False)
-    at = (slice(None), *[None] * len(curve.shape))
-    alpha = expit(np.linspace(logit(floor), -logit(floor), GRID))[at]
-    power, miss = curve.errors(alpha)
-    used = (miss >= floor) & (alpha >= floor)
-    with np.errstate(invalid="ignore"):
-        mu = -ndtri(alpha) - np.where(miss < 0.5, ndtri(miss), -ndtri(power))
-    low = np.where(used, mu, np.inf).min(axis=0)
-    high = np.where(used, mu, -np.inf).max(axis=0)
-    # an attack so good that β is below the floor throughout: say what the floor alone shows
-    none, least = ~used.any(axis=0), -2 * ndtri(floor)
-    return GaussianEstimate(np.where(none, least, low)[()], np.where(none, np.inf, high)[()], floor)
 
 
 def epsilon_lower_bound(
@@ -224,20 +197,6 @@ def epsilon_lower_bound(
     in_range("delta", delta, 0, np.nextafter(1, 0), "give a δ such as 1e-5")
     tpr, fpr = _limits((true_positives, members), (false_positives, nonmembers), confidence, thresholds)
     return LowerBound(_privacy_loss(tpr, 1 - tpr, fpr, delta)[()], confidence, tpr[()], fpr[()])
-
-
-def mu_lower_bound(
-    true_positives: ArrayLike,
-    members: ArrayLike,
-    false_positives: ArrayLike,
-    nonmembers: ArrayLike,
-    *,
-    confidence: float = 0.95,
-    thresholds: int = 1,
-) -> LowerBound:
-    """Return max(Φ⁻¹(TPR) − Φ⁻¹(FPR), 0), at the rates of `epsilon_lower_bound`: μ is no less."""
-    tpr, fpr = _limits((true_positives, members), (false_positives, nonmembers), confidence, thresholds)
-    return LowerBound(np.maximum(ndtri(tpr) - ndtri(fpr), 0.0)[()], confidence, tpr[()], fpr[()])
 
 
 def _privacy_loss(power: np.ndarray, miss: np.ndarray, alpha: np.ndarray, delta: ArrayLike) -> np.ndarray:
