@@ -15,8 +15,7 @@ from sklearn.ensemble import RandomForestClassifier
 
 from giveaway.attacks.lira import lira_within
 from giveaway.evaluation import defensible_count, effect_sizes, success_rate
-from giveaway.evaluation.boundary import Coins, Shape, _quantiles, pooled_shapes
-from giveaway.evaluation.counts import _surely, benjamini_hochberg
+from giveaway.evaluation.counts import Coins, Shape, _quantiles, _surely, benjamini_hochberg, pooled_shapes
 from giveaway.records import Signals
 from tests.conftest import refused
 from tests.evaluation.test_attack_success import measured, simulated

@@ -1,17 +1,30 @@
 """How many records are exposed, as far as S shadow models can show it (docs/derivations.md)."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 import numpy as np
-from scipy.stats import chi2, norm
+from scipy.stats import binom, chi2, nct, norm
 
+from giveaway.attacks.lira import moments, scores_within
 from giveaway.checks import check_number, fail
-from giveaway.evaluation.boundary import Coins, coin_power, draw_boundary, sides_of
 from giveaway.records import Signals
 
 EFFECT = 1.04  # about 70 % balanced success for equal normal φ: Φ(δ/2)
 LEAST = 3  # models on a side of a record that is judged
 FROM, TO = 0.25, 0.5  # p-values of records near the boundary
+NUMBERS = 2_500_000  # φ of the drawn records
+FEWEST, MOST = 20_000, 100_000  # drawn records
+ENOUGH = 500  # drawn records for a class of its own
+PAIRS = 129  # of coins at a boundary
+LEVELS = np.array([0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005])
+ROUNDING = 1e-24  # a variance that is smaller beside the squared mean is of the last digits
+TINY = 1e-300
+SKEWNESS = np.array([0.0, 0.4, 0.8, 1.2, 1.6, 2.0, 2.5, 3.0])
+TAILS = np.array([0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3])  # 1 / degrees of freedom of the random scale
+FOR_MOMENTS = 200_000  # numbers drawn for each cell of the table of shapes
 
 
 @dataclass(frozen=True)
@@ -121,3 +134,261 @@ def _surely(p_values: np.ndarray, among: float, alpha: float) -> int:
     factor = np.log(1 / alpha) / np.log1p(np.log(1 / alpha))
     left = np.arange(1, len(p_values) + 1) - np.floor(factor * (1 + among * p_values))
     return int(left.max(initial=0))
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Of n records, with and without (2, n): number of models, mean and variance of φ, its standardized third and
+    fourth moments, the numbers of models at its largest value and of those that LiRA calls members; and whether φ takes
+    two values only."""
+
+    count: np.ndarray
+    mean: np.ndarray
+    variance: np.ndarray
+    skewness: np.ndarray
+    kurtosis: np.ndarray
+    high: np.ndarray
+    called: np.ndarray
+    two_valued: np.ndarray
+
+
+def sides_of(models: Signals, judged: np.ndarray) -> Sides:
+    """Measure the judged records on both sides; several queries are averaged."""
+    parts = []
+    for rows in models.blocks():
+        keep = judged[rows]
+        if keep.any():
+            phi, members = models.statistic(rows)[:, keep].mean(axis=2), models.members[:, rows][:, keep]
+            top = phi == phi.max(axis=0)
+            two_valued = (top | (phi == phi.min(axis=0))).all(axis=0)
+            called = scores_within(phi[:, :, None], members)[:, :, 0] > 0
+            parts.append([*_side_moments(phi, members, top, called), two_valued])
+    return Sides(*(np.concatenate(column, axis=-1) for column in zip(*parts, strict=True)))
+
+
+def _side_moments(phi: np.ndarray, members: np.ndarray, *marked: np.ndarray) -> np.ndarray:
+    columns = np.empty((5 + len(marked), 2, phi.shape[1]))
+    for side, mask in enumerate((members, ~members)):
+        of_side = moments(phi[:, :, None], mask)
+        count, mean, variance = of_side.count[:, 0], of_side.mean[:, 0], of_side.variance[:, 0]
+        variance = np.where(variance > ROUNDING * mean**2, variance, 0.0)
+        away = (phi - mean) * mask / np.sqrt(np.where(variance > 0, variance, 1.0))
+        square = away**2
+        third, fourth = (square * away).sum(axis=0) / count, (square * square).sum(axis=0) / count
+        columns[:5, side] = count, mean, variance * count / (count - 1), third, fourth
+        columns[5:, side] = [(among & mask).sum(axis=0) for among in marked]
+    return columns
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """Records drawn with an effect size of exactly `effect`, which say what the quantiles of real ones stand for.
+
+    count, variance : of the drawn records (2, n).
+    gap : of their means, less the true gap; scale : the true √((σ_in² + σ_out²)/2).
+    """
+
+    effect: float
+    count: np.ndarray
+    variance: np.ndarray
+    gap: np.ndarray
+    scale: np.ndarray
+
+    @cached_property
+    def quantiles(self) -> np.ndarray:
+        """What the noncentral t says of the drawn records."""
+        return _quantiles(self.count, self.variance, self.gap + self.effect * self.scale, self.effect)
+
+    def p_values(self, count: np.ndarray, variance: np.ndarray, gap: np.ndarray) -> np.ndarray:
+        """Return the p-values of records by numbers of models (2, n), variances (2, n) and gaps of means (n,)."""
+        drawn, quantiles = self.quantiles, _quantiles(count, variance, gap, self.effect)
+        classes, drawn_classes = np.zeros(len(gap), dtype=int), np.zeros(len(drawn), dtype=int)
+        for ratio, drawn_ratio in zip(_ratios(count, variance), _ratios(self.count, self.variance), strict=True):
+            edges = np.quantile(drawn_ratio, (1 / 3, 2 / 3))
+            classes = 3 * classes + np.searchsorted(edges, ratio)
+            drawn_classes = 3 * drawn_classes + np.searchsorted(edges, drawn_ratio)
+        read = quantiles.copy()
+        for name in np.unique(classes):
+            alike = drawn[drawn_classes == name]
+            own = classes == name
+            read[own] = np.minimum(quantiles[own], _reading(alike if len(alike) >= ENOUGH else drawn, quantiles[own]))
+        return norm.sf(read)
+
+    def power(self, threshold: float) -> float:
+        """Return the share of drawn records with a p-value up to the threshold where δ is twice `effect`."""
+        some = slice(FEWEST // 2)
+        gap = (self.gap + 2 * self.effect * self.scale)[some]
+        p_values = self.p_values(self.count[:, some], self.variance[:, some], gap)
+        return float((p_values <= threshold).mean())
+
+
+def draw_boundary(sides: Sides, effect: float, *, seed: int = 0) -> Boundary:
+    """Draw records like those whose φ takes more than two values."""
+    generator = np.random.default_rng(seed)
+    size = int(np.clip(NUMBERS // sides.count[:, 0].sum(), FEWEST, MOST))
+    picked = generator.choice(np.flatnonzero(~sides.two_valued), size)
+    count, true = sides.count[:, picked], sides.variance[:, picked]
+    mean, variance = np.zeros(true.shape), np.zeros(true.shape)
+    shapes = [_shapes(sides, side) for side in range(2)]
+    skewed = _more_skewed(sides, shapes[0][2] * shapes[1][2], size, generator)
+    for side, (low, high, _) in enumerate(shapes):
+        models = np.arange(count[side].max())[:, None] < count[side]
+        phi = np.empty(models.shape)
+        for shape, some in ((low, ~skewed[side]), (high, skewed[side])):
+            phi[:, some] = shape.draw((len(phi), int(some.sum())), generator)
+        of_side = moments((phi * np.sqrt(true[side]))[:, :, None], models)
+        mean[side] = of_side.mean[:, 0]
+        variance[side] = of_side.variance[:, 0] * count[side] / (count[side] - 1)
+    return Boundary(effect, count, variance, mean[0] - mean[1], np.sqrt(true.mean(axis=0)))
+
+
+def _shapes(sides: Sides, side: int) -> tuple[Shape, Shape, float]:
+    varied = (sides.variance[side] > 0) & ~sides.two_valued
+    if not varied.any():
+        return Shape(0.0, 0.0), Shape(0.0, 0.0), 0.0
+    typical = round(float(sides.count[side, varied].mean()))
+    return pooled_shapes(sides.skewness[side, varied], sides.kurtosis[side, varied], typical)
+
+
+def _more_skewed(sides: Sides, between: float, size: int, generator: np.random.Generator) -> np.ndarray:
+    """Say which drawn records (2, n) have the larger skewness on a side, as often on both as the real ones have."""
+    varied = (sides.variance > 0).all(axis=0) & ~sides.two_valued
+    together = np.cov(sides.skewness[:, varied])[0, 1] / between if between > 0 and varied.sum() > 1 else 0.0
+    inside = generator.random(size) < 0.5
+    return np.stack([inside, inside == (generator.random(size) < 0.5 * (1 + np.clip(together, -1, 1)))])
+
+
+@dataclass(frozen=True)
+class Coins:
+    """Pairs of coins at a boundary (k, 1): chance of tails with the record, and of heads without it."""
+
+    tails_in: np.ndarray
+    heads_out: np.ndarray
+
+    @classmethod
+    def at_effect(cls, effect: float) -> Coins:
+        """Pairs whose effect size is `effect`: (1 − q − r)² = effect²/2·(q(1 − q) + r(1 − r)), solved for r."""
+        half = effect**2 / 2
+        q = np.linspace(0.0, 1 / (1 + half), PAIRS)[:, None]
+        linear, constant = 2 * (1 - q) + half, (1 - q) * (1 - q - half * q)
+        root = np.sqrt(np.maximum(linear**2 - 4 * (1 + half) * constant, 0.0))
+        return cls(q, np.clip((linear - root) / (2 + 2 * half), 0.0, 1.0))
+
+    @classmethod
+    def at_success(cls, success: float) -> Coins:
+        """Pairs that tell with from without with this balanced success."""
+        q = np.linspace(0.0, 2 - 2 * success, PAIRS)[:, None]
+        return cls(q, q[::-1])
+
+    def p_values(self, count: np.ndarray, heads: np.ndarray) -> np.ndarray:
+        """Test records with so many heads of `count` models (2, n).
+
+        With u = Pr[as many heads or more with] and v = Pr[as many or fewer without], a product uv as small has the
+        probability uv·(1 − ln uv), and uv where nothing could be smaller; the pair that makes it largest counts.
+        """
+        cases, place = np.unique(np.concatenate([count, heads]), axis=1, return_inverse=True)
+        n_in, n_out, heads_in, heads_out = cases
+        both = binom.sf(heads_in - 1, n_in, 1 - self.tails_in) * binom.cdf(heads_out, n_out, self.heads_out)
+        both = np.clip(both.max(axis=0), TINY, 1.0)
+        apart = (heads_in == n_in) & (heads_out == 0)
+        return np.where(apart, both, both * (1 - np.log(both)))[place.reshape(-1)]
+
+
+def coin_power(count: np.ndarray, effect: float, threshold: float, *, seed: int = 0) -> float:
+    """Return the share of drawn pairs of coins of twice the effect size with a p-value up to the threshold."""
+    generator = np.random.default_rng(seed)
+    heads = 0.5 * (1 + effect / np.hypot(effect, 1.0))
+    picked = count[:, generator.integers(0, count.shape[1], FEWEST)].astype(int)
+    drawn = generator.binomial(picked, [[heads], [1 - heads]])
+    return float((Coins.at_effect(effect).p_values(picked, drawn) <= threshold).mean())
+
+
+def _ratios(count: np.ndarray, variance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return count[0] / count[1], (variance[0] + TINY) / (variance[1] + TINY)
+
+
+def _quantiles(count: np.ndarray, variance: np.ndarray, gap: np.ndarray, effect: float) -> np.ndarray:
+    """Return normal quantiles of the noncentral t, large where φ speaks for more than `effect`."""
+    pooled = variance.mean(axis=0)
+    varied = pooled > 0
+    count, variance, pooled = count[:, varied], variance[:, varied], pooled[varied]
+    root = np.sqrt((variance / count).sum(axis=0) / pooled)
+    freedom = (2 * pooled) ** 2 / (variance**2 / (count - 1)).sum(axis=0)
+    quantiles = np.full(len(gap), -np.inf)
+    tail = nct.sf(gap[varied] / (np.sqrt(pooled) * root), freedom, effect / root)
+    quantiles[varied] = norm.isf(np.maximum(tail, TINY))
+    return quantiles
+
+
+def _reading(drawn: np.ndarray, quantiles: np.ndarray) -> np.ndarray:
+    """Say which normal quantiles of the drawn records those of the noncentral t are, two standard errors cautious."""
+    cautious = LEVELS - 2 * np.sqrt(LEVELS * (1 - LEVELS) / len(drawn))
+    knots, known = np.quantile(drawn, 1 - cautious), norm.isf(LEVELS)
+    slopes = np.diff(known) / np.maximum(np.diff(knots), TINY)
+    beyond = known[-1] + 0.75 * slopes[-3:].min() * (quantiles - knots[-1])
+    return np.where(quantiles > knots[-1], beyond, np.interp(quantiles, knots, known))
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A distribution of mean 0 and variance 1; `tails` is 0 for a fixed scale, 1/ν for that of Student's t."""
+
+    skewness: float
+    tails: float
+
+    def draw(self, size: tuple[int, ...], generator: np.random.Generator) -> np.ndarray:
+        values = _skewed(abs(self.skewness), size, generator) * _scales(self.tails, size, generator)
+        return values if self.skewness >= 0 else -values
+
+
+def pooled_shapes(skewness: np.ndarray, kurtosis: np.ndarray, size: int) -> tuple[Shape, Shape, float]:
+    """Return two shapes, each of half of the records, whose samples of `size` numbers have the mean skewness, its
+    variance and the mean kurtosis given, and the standard deviation of skewness between records."""
+    table = _sample_moments(size)
+    low = high = tails = between = 0.0
+    for _ in range(8):
+        means = np.maximum.accumulate([np.interp(tails, TAILS, row) for row in table[:, :, 0]])
+        spread = 0.5 * sum(_interpolated(table[:, :, 2], end, tails) for end in (low, high))
+        between = np.sqrt(max(float(skewness.var()) - spread, 0.0))
+        ends = skewness.mean() - between, skewness.mean() + between
+        low, high = (float(np.copysign(np.interp(abs(end), means, SKEWNESS), end)) for end in ends)
+        along = [0.5 * sum(_interpolated(table[:, :, 1], end, at) for end in (low, high)) for at in TAILS]
+        tails = float(np.interp(kurtosis.mean(), np.maximum.accumulate(along), TAILS))
+    return Shape(low, tails), Shape(high, tails), between
+
+
+def _interpolated(table: np.ndarray, skewness: float, tails: float) -> float:
+    return float(np.interp(tails, TAILS, [np.interp(abs(skewness), SKEWNESS, column) for column in table.T]))
+
+
+@lru_cache(maxsize=64)
+def _sample_moments(size: int) -> np.ndarray:
+    """Return mean skewness, mean kurtosis and variance of skewness of samples, (skewness, tails, 3), over the grid."""
+    generator = np.random.default_rng(size)
+    shape = (max(FOR_MOMENTS // size, 400), size)
+    scales = [_scales(tails, shape, generator) for tails in TAILS]
+    table = np.empty((len(SKEWNESS), len(TAILS), 3))
+    for row, skewness in enumerate(SKEWNESS):
+        values = _skewed(skewness, shape, generator)
+        for column, scale in enumerate(scales):
+            away = values * scale
+            away -= away.mean(axis=1, keepdims=True)
+            square = away * away
+            variance = square.mean(axis=1)
+            third = (square * away).mean(axis=1) / variance**1.5
+            table[row, column] = third.mean(), ((square * square).mean(axis=1) / variance**2).mean(), third.var()
+    return table
+
+
+def _skewed(skewness: float, size: tuple[int, ...], generator: np.random.Generator) -> np.ndarray:
+    if skewness < 0.05:
+        return generator.standard_normal(size)
+    order = 4 / skewness**2
+    return (generator.standard_gamma(order, size) - order) / np.sqrt(order)
+
+
+def _scales(tails: float, size: tuple[int, ...], generator: np.random.Generator) -> np.ndarray:
+    if tails < 0.01:
+        return np.ones(size)
+    freedom = 1 / tails
+    return np.sqrt((freedom - 2) / (2 * generator.standard_gamma(freedom / 2, size)))
