@@ -18,11 +18,10 @@ import numpy as np
 import giveaway as ga
 from benchmarks import data as sets
 from benchmarks.fused_own_truth import RECORDS, SETS, sentences
-from benchmarks.fused_truth import SCORES, figures, joined
+from benchmarks.fused_truth import SCORES, figures, joined, over_targets
 from benchmarks.measuring import read_options, write_parts
 from giveaway.attacks.lira import lira_within
 from giveaway.curvature.choice import Auto
-from giveaway.evaluation.ranking import agreement_over_targets
 from giveaway.records import ScoreTable, Signals
 
 SINGLE = ("loss", "gls_trace", "influence", "newton")
@@ -74,11 +73,7 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
         given.append((columns | joined(columns), effect[rows]))
         views.append(table.meta.view.to_json())
         calibrated.append((table["predicted_success"], success[rows]))
-    table = agreement_over_targets(given)
-    rows = {}
-    for row in table.rows:
-        cells = [*row.recall.values(), row.spearman]
-        rows[row.score] = [[round(v, 4) for v in (cell.value, cell.low, cell.high)] for cell in cells]
+    rows = over_targets(given)
     best = max(SINGLE, key=lambda score: rows[score][0][0] + rows[score][1][0])
     apart = [np.subtract(figures(c["fused"], t), figures(c[best], t)) for c, t in given]
     spread = np.std(apart, axis=0, ddof=1) / len(apart) ** 0.5 if len(apart) > 1 else np.full(3, np.nan)

@@ -23,7 +23,6 @@ import giveaway as ga
 from benchmarks.data import arrays
 from benchmarks.measuring import cpu_timed, read_options, timed, write_parts
 from giveaway.curvature.choice import Auto
-from giveaway.evaluation.ranking import agreement_over_targets
 from giveaway.evaluation.success import shadow_curve
 from giveaway.extract import from_file
 from giveaway.extract.user_files import signals_from
@@ -71,28 +70,50 @@ def _z(values: np.ndarray) -> np.ndarray:
 def measure(options: argparse.Namespace, name: str) -> dict[str, Any]:
     targets = range(options.first, options.first + options.targets)
     found = [audited(options, name, target) for target in targets]
-    table = agreement_over_targets([(columns, truth) for columns, truth, _ in found])
+    measured = over_targets([(columns, truth) for columns, truth, _ in found])
     signals = signals_from(options.truth / SIGNALS[name]).of_models(np.arange(200))
     curves = {share: shadow_curve(signals, top=share[0], keep=share[1]) for share in ((0.01, 0.05), (0.05, 0.05))}
     rows = {}
-    for row in table.rows:
-        recalls = {
-            f"top {top:.0%} in {keep:.0%}": [round(v, 4) for v in (r.value, r.low, r.high)]
-            for (top, keep), r in row.recall.items()
+    for score, (first, second, spearman) in measured.items():
+        worth = {
+            f"top {s[0]:.0%}": round(curve.worth(r[0]), 1)
+            for (s, curve), r in zip(curves.items(), (first, second), strict=True)
         }
-        spearman = [round(v, 4) for v in (row.spearman.value, row.spearman.low, row.spearman.high)]
-        worth = {f"top {s[0]:.0%}": round(curve.worth(row.recall[s].value), 1) for s, curve in curves.items()}
-        rows[row.score] = {**recalls, "spearman": spearman, "worth in shadow models": worth}
+        rows[score] = {
+            "top 1% in 5%": first,
+            "top 5% in 5%": second,
+            "spearman": spearman,
+            "worth in shadow models": worth,
+        }
     each = [
         {"target": target, **cost, "fused": [round(v, 4) for v in figures(columns["fused"], truth)]}
         for target, (columns, truth, cost) in zip(targets, found, strict=True)
     ]
-    return {"scores": rows, "resampled": table.resampled, "targets": each}
+    return {"scores": rows, "resampled": "targets and records" if len(found) > 1 else "records", "targets": each}
 
 
 def figures(score: np.ndarray, truth: np.ndarray) -> list[float]:
     recalls = [ga.evaluation.recall_at(score, truth, top, 0.05) for top in (0.01, 0.05)]
     return [*recalls, ga.evaluation.spearman(score, truth)]
+
+
+def over_targets(
+    targets: list[tuple[dict[str, np.ndarray], np.ndarray]], draws: int = 100
+) -> dict[str, list[list[float]]]:
+    """Return each score's figures averaged over targets, with 95 % percentiles of a bootstrap of targets and, inside
+    each of those drawn, of records: too narrow for fewer than about ten that differ by more than records explain."""
+    rng, count = np.random.default_rng(0), len(targets)
+    drawn: dict[str, list[np.ndarray]] = {score: [] for score in targets[0][0]}
+    for _ in range(draws):
+        chosen = rng.integers(0, count, count) if count > 1 else [0]
+        rows = [(t, rng.integers(0, len(targets[t][1]), len(targets[t][1]))) for t in chosen]
+        for score, found in drawn.items():
+            found.append(np.mean([figures(targets[t][0][score][own], targets[t][1][own]) for t, own in rows], axis=0))
+    told = {}
+    for score, found in drawn.items():
+        values = np.mean([figures(columns[score], truth) for columns, truth in targets], axis=0)
+        told[score] = np.stack([values, *np.percentile(found, [2.5, 97.5], axis=0)], axis=1).round(4).tolist()
+    return told
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
 from giveaway import Head, audit
-from giveaway.evaluation import agreement, agreement_over_targets, effect_sizes, recall_at, recall_curve, spearman
+from giveaway.evaluation import agreement, effect_sizes, recall_at, recall_curve, spearman
 from tests.conftest import refused
 from tests.evaluation.test_attack_success import measured
 
@@ -126,79 +126,14 @@ def test_texts():
     (row,) = csv.DictReader(io.StringIO(table.to_csv()))
     assert row["score"] == "newton"
     assert float(row["top 1% in 5%_low"]) <= float(row["top 1% in 5%"]) <= float(row["top 1% in 5%_high"])
-    assert (row["targets"], row["spearman_std"]) == ("1", "")
     head, rule, body, _, caption = table.to_markdown().splitlines()
     assert head == "| score | top 1% in 5% | top 5% in 5% | spearman |"
     assert rule == "|---|---|---|---|"
     assert body.startswith(f"| newton | {float(row['top 1% in 5%']):.2f} (")
 
-    assert caption == (
-        "1 target, 2000 records in all; in brackets 95% intervals, bootstrap over records (spearman: Fisher's)."
-    )
+    assert caption == "2000 records; in brackets 95% intervals, bootstrap over records (spearman: Fisher's)."
     without = agreement({"newton": scores}, truth, resamples=0).to_markdown()
-    assert without.splitlines()[-1] == "1 target, 2000 records in all; without intervals."
-
-
-def several(count: int, n: int, spread: float, seed: int) -> list[tuple[dict, np.ndarray]]:
-    """Targets on which the score has a noise of its own each."""
-    noises = np.exp(spread * np.random.default_rng(seed).normal(size=count))
-    pairs = [made(n, noise, seed=1000 * seed + place) for place, noise in enumerate(noises)]
-    return [({"a": scores, "b": -scores}, truth) for scores, truth in pairs]
-
-
-def test_values_are_means_and_deviations_over_targets_in_any_order():
-    targets = several(4, 300, 0.5, seed=1)
-    pair = (0.05, 0.1)
-    table = agreement_over_targets(targets, shares=[pair])
-    for row in table.rows:
-        recalls = [recall_at(scores[row.score], truth, *pair) for scores, truth in targets]
-        ranks = [spearman(scores[row.score], truth) for scores, truth in targets]
-        assert row.recall[pair].value == pytest.approx(np.mean(recalls), rel=1e-12)
-        assert row.recall_std[pair] == pytest.approx(np.std(recalls, ddof=1), rel=1e-12)
-        assert row.spearman.value == pytest.approx(np.mean(ranks), rel=1e-12)
-        assert row.spearman_std == pytest.approx(np.std(ranks, ddof=1), rel=1e-12)
-        assert row.spearman.low < row.spearman.value < row.spearman.high
-    turned = agreement_over_targets(targets[::-1], shares=[pair])
-    for row, other in zip(table.rows, turned.rows, strict=True):
-        assert other.recall[pair].value == pytest.approx(row.recall[pair].value, rel=1e-12)
-        assert other.spearman.value == pytest.approx(row.spearman.value, rel=1e-12)
-        assert other.spearman_std == pytest.approx(row.spearman_std, rel=1e-12)
-
-
-def test_texts_over_targets():
-    table = agreement_over_targets(several(3, 300, 0.5, seed=2), resamples=20)
-    first, second = csv.DictReader(io.StringIO(table.to_csv()))
-    assert (first["targets"], second["targets"]) == ("3", "3")
-    assert float(first["spearman_std"]) == pytest.approx(table.rows[0].spearman_std, rel=1e-5)
-    *_, body, _, _, caption = table.to_markdown().splitlines()
-    assert f"{table.rows[0].spearman.value:.2f} ± {table.rows[0].spearman_std:.2f} (" in body
-    assert caption == (
-        "Mean ± standard deviation over 3 targets, 900 records in all; in brackets 95% intervals, "
-        "bootstrap over targets and records."
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("runs", "known", "slack"), [(24, 800, 0.06), pytest.param(200, 3000, 0.0, marks=pytest.mark.slow)]
-)
-def test_intervals_over_targets_cover_the_mean_of_many(runs, known, slack):
-    n, spread, pair = 200, 0.4, (0.05, 0.2)
-    many = agreement_over_targets(several(known, n, spread, seed=9999), shares=[pair], resamples=0).rows[0]
-    covered, by_records = np.zeros(2), 0
-    for seed in range(1, runs + 1):
-        targets = [({"a": scores["a"]}, truth) for scores, truth in several(8, n, spread, seed)]
-        row = agreement_over_targets(targets, shares=[pair], resamples=60, seed=seed).rows[0]
-        covered += [
-            cell.low <= other.value <= cell.high
-            for cell, other in ((row.recall[pair], many.recall[pair]), (row.spearman, many.spearman))
-        ]
-        alone = agreement(*targets[0], shares=[pair], resamples=0).rows[0].spearman
-        reach = 1.96 * np.sqrt(1.06 / (n - 3))
-        by_records += abs(np.arctanh(alone.value) - np.arctanh(many.spearman.value)) < reach
-    assert covered[0] / runs >= 0.9 - slack
-    assert 0.825 - slack <= covered[1] / runs <= 0.98 + slack
-    assert by_records / runs < 0.65 + 2 * slack  # one target's records know nothing of how targets differ
+    assert without.splitlines()[-1] == "2000 records; without intervals."
 
 
 def test_scores_of_an_audit_against_measured_signals(shared):
@@ -217,7 +152,4 @@ def test_scores_of_an_audit_against_measured_signals(shared):
 def test_agreements_that_are_refused():
     refused("scores: expected at least one score and one pair of shares, got none", agreement, {}, [1.0, 2.0])
     scores, truth = made(50)
-    with pytest.raises(ValueError, match="targets: expected the same scores for every target, got b beside a"):
-        agreement_over_targets([({"a": scores}, truth), ({"b": scores}, truth)])
     refused("scores: expected two rankings of the same records", agreement, {"a": scores[1:]}, truth)
-    refused("scores: expected at least one score", agreement_over_targets, [])

@@ -68,61 +68,49 @@ class Interval:
 
 @dataclass(frozen=True)
 class Agreement:
-    """One score against the truth; standard deviations are over targets (ddof 1), NaN where there is one only."""
+    """One score against the truth."""
 
     score: str
     recall: dict[tuple[float, float], Interval]
     spearman: Interval
-    recall_std: dict[tuple[float, float], float]
-    spearman_std: float
 
 
 @dataclass(frozen=True)
 class AgreementTable:
-    """One row for each score; values are means over `targets` audited models, which have `records` records in all."""
+    """One row for each score; without `resamples`, intervals are the value alone."""
 
     rows: tuple[Agreement, ...]
     records: int
     confidence: float
-    targets: int
-    resampled: str  # what the bootstrap of the intervals draws; "nothing": they are the value alone
+    resamples: int
 
     def to_csv(self) -> str:
-        """Write values, interval ends and standard deviations over targets as comma-separated text."""
+        """Write values and interval ends as comma-separated text."""
         stream = io.StringIO()
         writer = csv.writer(stream, lineterminator="\n")
-        ends = ("", "_low", "_high", "_std")
-        writer.writerow(["score", "targets", *(f"{name}{end}" for name in self._names() for end in ends)])
+        writer.writerow(["score", *(f"{name}{end}" for name in self._names() for end in ("", "_low", "_high"))])
         for row in self.rows:
-            numbers = [value for cell, std in self._cells(row) for value in (cell.value, cell.low, cell.high, std)]
-            texts = ["" if np.isnan(value) else f"{value:.6g}" for value in numbers]
-            writer.writerow([row.score, self.targets, *texts])
+            numbers = [value for cell in self._cells(row) for value in (cell.value, cell.low, cell.high)]
+            writer.writerow([row.score, *(f"{value:.6g}" for value in numbers)])
         return stream.getvalue()
 
     def to_markdown(self) -> str:
         """Write values with their intervals, to two digits, and a line that says what they are."""
-        several = self.targets > 1
         lines = ["| score | " + " | ".join(self._names()) + " |", "|---" * (len(self._names()) + 1) + "|"]
         for row in self.rows:
-            cells = [
-                f"{cell.value:.2f}" + (f" ± {std:.2f}" if several else "") + f" ({cell.low:.2f}–{cell.high:.2f})"
-                for cell, std in self._cells(row)
-            ]
+            cells = [f"{cell.value:.2f} ({cell.low:.2f}–{cell.high:.2f})" for cell in self._cells(row)]
             lines.append(f"| {row.score} | " + " | ".join(cells) + " |")
-        what = f"Mean ± standard deviation over {self.targets} targets" if several else "1 target"
         intervals = "without intervals"
-        if self.resampled != "nothing":
-            fisher = "" if several else " (spearman: Fisher's)"
-            intervals = f"in brackets {self.confidence:.0%} intervals, bootstrap over {self.resampled}{fisher}"
-        return "\n".join([*lines, "", f"{what}, {self.records} records in all; {intervals}."]) + "\n"
+        if self.resamples:
+            intervals = f"in brackets {self.confidence:.0%} intervals, bootstrap over records (spearman: Fisher's)"
+        return "\n".join([*lines, "", f"{self.records} records; {intervals}."]) + "\n"
 
     def _names(self) -> list[str]:
         return [f"top {top:.0%} in {keep:.0%}" for top, keep in self.rows[0].recall] + ["spearman"]
 
     @staticmethod
-    def _cells(row: Agreement) -> list[tuple[Interval, float]]:
-        recalls = [(cell, row.recall_std[pair]) for pair, cell in row.recall.items()]
-        return [*recalls, (row.spearman, row.spearman_std)]
+    def _cells(row: Agreement) -> list[Interval]:
+        return [*row.recall.values(), row.spearman]
 
 
 def agreement(
@@ -143,59 +131,25 @@ def agreement(
     >>> table.rows[0].recall
     {(0.5, 0.5): Interval(value=1.0, low=1.0, high=1.0)}
     """
-    one = [(scores, truth)]
-    return agreement_over_targets(one, shares=shares, confidence=confidence, resamples=resamples, seed=seed)
-
-
-def agreement_over_targets(
-    targets: Sequence[tuple[Mapping[str, ArrayLike], ArrayLike]],
-    *,
-    shares: Sequence[tuple[float, float]] = SHARES,
-    confidence: float = 0.95,
-    resamples: int = 100,
-    seed: int = 0,
-) -> AgreementTable:
-    """Average `agreement` over several audited models, each given by its scores and the truth of its records.
-
-    Intervals are percentiles of a hierarchical bootstrap: targets are drawn with replacement, then records inside each
-    of those drawn. They are wide for targets that are alike, and too narrow for fewer than about ten that differ by
-    more than their records explain. One target has the intervals of `agreement`.
-    """
-    if not targets or not targets[0][0] or not shares:
+    if not scores or not shares:
         raise fail("scores", "at least one score and one pair of shares", "none", "name what to compare")
-    names = list(targets[0][0])
-    places = []  # of every record among the different values, of the truth (first row) and of each score
-    for scores, truth in targets:
-        if set(scores) != set(names):
-            got = f"{', '.join(scores)} beside {', '.join(names)}"
-            raise fail("targets", "the same scores for every target", got, "compare those that all of them have")
-        columns = [np.asarray(truth, dtype=np.float64), *(_same_records(scores[name], truth)[0] for name in names)]
-        places.append(np.array([np.unique(values, return_inverse=True)[1] for values in columns]))
-    count, lengths = len(places), [table.shape[1] for table in places]
-    each = np.array([_figures(table, shares) for table in places])
-    values = each.mean(axis=0)
+    columns = [np.asarray(truth, dtype=np.float64), *(_same_records(column, truth)[0] for column in scores.values())]
+    # of every record among the different values, of the truth (first row) and of each score
+    places = np.array([np.unique(values, return_inverse=True)[1] for values in columns])
+    n, values = places.shape[1], _figures(places, shares)
     generator = np.random.default_rng(seed)
-    drawn = np.empty((resamples, *values.shape))
-    for again in drawn:
-        chosen = generator.integers(0, count, count) if count > 1 else [0]
-        records = [(t, generator.integers(0, lengths[t], lengths[t])) for t in chosen]
-        again[:] = np.mean([_figures(places[t][:, rows], shares) for t, rows in records], axis=0)
-    low, high = percentile_ends(drawn, confidence, values)
-    std = each.std(axis=0, ddof=1) if count > 1 else np.full(values.shape, np.nan)
+    drawn = [_figures(places[:, generator.integers(0, n, n)], shares) for _ in range(resamples)]
+    low, high = percentile_ends(np.reshape(drawn, (resamples, *values.shape)), confidence, values)
     rows = []
-    for row, name in enumerate(names):
+    for row, name in enumerate(scores):
         cells = [Interval(*map(float, ends)) for ends in zip(values[row], low[row], high[row], strict=True)]
         correlation = cells.pop()
-        if count == 1 and resamples and abs(correlation.value) < 1.0:
-            reach = norm.isf((1 - confidence) / 2) * np.sqrt(1.06 / max(lengths[0] - 3, 1))
+        if resamples and abs(correlation.value) < 1.0:
+            reach = norm.isf((1 - confidence) / 2) * np.sqrt(1.06 / max(n - 3, 1))
             turned = np.arctanh(np.clip(correlation.value, -1 + 1e-15, 1 - 1e-15))
-            ends = np.tanh(turned + np.array([-reach, reach])).tolist()
-            correlation = Interval(correlation.value, *ends)
-        recalls = dict(zip(shares, cells, strict=True))
-        deviations = dict(zip(shares, map(float, std[row]), strict=False))
-        rows.append(Agreement(name, recalls, correlation, deviations, float(std[row, -1])))
-    resampled = ("targets and records" if count > 1 else "records") if resamples else "nothing"
-    return AgreementTable(tuple(rows), sum(lengths), confidence, count, resampled)
+            correlation = Interval(correlation.value, *np.tanh(turned + np.array([-reach, reach])).tolist())
+        rows.append(Agreement(name, dict(zip(shares, cells, strict=True)), correlation))
+    return AgreementTable(tuple(rows), n, confidence, resamples)
 
 
 def _figures(places: np.ndarray, shares: Sequence[tuple[float, float]]) -> np.ndarray:
