@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import os
 import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tomllib
 from importlib import metadata
 from pathlib import Path
@@ -77,6 +78,36 @@ def interpreter(version: str) -> str:
 
 def run(*command: object, **options: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run([str(one) for one in command], capture_output=True, text=True, **options)  # type: ignore[call-overload]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["wheel", "sdist"])
+def test_what_is_built_works_in_an_environment_of_its_own(kind, tmp_path):
+    """Beside the dependencies that are installed already: an empty environment takes minutes (the test below)."""
+    if importlib.util.find_spec("hatchling") is None:
+        assert os.environ.get("HASHES") != "required", "CI installs hatchling"
+        pytest.skip("hatchling is not installed")
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    build = f"import hatchling.build as b; print(b.build_{kind}({str(tmp_path)!r}))"
+    archive = tmp_path / run(sys.executable, "-c", build, cwd=ROOT, check=True).stdout.split()[-1]
+    run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "empty", check=True)
+    python = tmp_path / "empty" / "bin" / "python"
+    (packages,) = (tmp_path / "empty" / "lib").glob("python*/site-packages")
+    (packages / "installed.pth").write_text(
+        sysconfig.get_path("purelib"), encoding="utf-8"
+    )  # its own .pth do not count
+    pip = (sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-build-isolation")
+    done = run(*pip, archive, env=clean, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    command = tmp_path / "empty" / "bin" / "giveaway"
+    assert run(command, "--version", env=clean, cwd=tmp_path).stdout == f"giveaway, version {PROJECT['version']}\n"
+    where = run(python, "-c", "import giveaway; print(giveaway.__file__)", env=clean, cwd=tmp_path).stdout
+    assert Path(where).is_relative_to(packages)
+    done = run(command, "demo", env=clean, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert {"report.html", "summary.html", "scores.csv"} <= {
+        path.name for path in (tmp_path / "giveaway-demo").iterdir()
+    }
 
 
 @pytest.mark.slow

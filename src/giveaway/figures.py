@@ -29,6 +29,7 @@ from giveaway.reporting.picture import (
     positive_rows,
     save_figure,
 )
+from giveaway.reporting.trade_off import trade_off
 from giveaway.theory import expected_gap, random_design
 
 if TYPE_CHECKING:

@@ -1,3 +1,3 @@
 """The version, where every package can read it without importing upwards."""
 
-VERSION = "0.1.0"
+VERSION = "0.2.0"

@@ -293,7 +293,7 @@ def _plan(training: Retraining, kept: np.ndarray, held: np.ndarray, models: int,
         return TrainingJob(np.flatnonzero(members), model_seed(number, seed=seed), members, f"model {number}")
 
     given = {"split": "one held out in five, then halves", "records": n, "kind": training.kind, "seed": seed}
-    known = summaries({**given, "kept": kept, "labels": training.labels}, training.plan_entries())
+    known = summaries({**given, "kept": kept, "held_out": held, "labels": training.labels}, training.plan_entries())
     return ShadowPlan(n, 1 + models, training.kind, job, known, slice(None), training.labels)
 
 

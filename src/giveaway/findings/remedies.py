@@ -111,6 +111,7 @@ def remedies(
         takes = has_fit_parameter(_last_step(training.model)[0], "sample_weight")
     if takes and weighted:
         found.append(Remedy(WEIGHTED, WEIGHTED, weighted=True))
+    found.sort(key=lambda remedy: remedy.kind == PRIVATE)  # it takes longest
     return Remedies(tuple(found), _missing(training, known, {remedy.kind for remedy in found}, takes))
 
 
