@@ -1,7 +1,8 @@
 """Texts as token numbers, in one small file: what the small GPT is pretrained on, and the documents it is tuned on.
 
 The byte-level BPE is trained on the pretraining text alone (WikiText-2 valid and test, and the one of SST-2 and AG News
-that is not tuned on), which leaves the documents out as the vocabulary of a published model leaves out its users'. In the file (token numbers are uint16):
+that is not tuned on), which leaves the documents out as the vocabulary of a published model leaves out its users'. In
+the file (token numbers are uint16):
 
 pretraining : the running text; articles and sentences end with the token END.
 held_out_wikitext, held_out_sst2 : text that is not pretrained on: the last articles of WikiText-2, SST-2's dev file.

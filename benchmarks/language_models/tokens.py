@@ -1,7 +1,7 @@
 """What the targets say of every token of the documents they were trained on, as `ga.from_causal_lm` reads it.
 
-KIND_epoch_E_tokens.npz : for each target K `log_likelihood_K`, `base_K`, `expected_K`, `spread_K` (float16) and `best_K`
-of all tokens that its own documents predict, one document after the other, in the order of the documents.
+KIND_epoch_E_tokens.npz : for each target K `log_likelihood_K`, `base_K`, `expected_K`, `spread_K` (float16) and
+`best_K` of all tokens that its own documents predict, one document after the other, in the order of the documents.
 """
 
 from __future__ import annotations
