@@ -20,7 +20,7 @@ from threadpoolctl import threadpool_limits
 import giveaway as ga
 from benchmarks.measuring import alone, cpu_timed, memory, read_options, reset_peak_memory, write_result
 from giveaway.curvature.choice import Auto
-from giveaway.linalg.pairs import PairTiles
+from giveaway.linalg.dense import PairTiles
 
 SETTINGS = {  # records, features, classes
     "A": (5_000, 64, 10),

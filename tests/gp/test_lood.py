@@ -138,7 +138,8 @@ def test_a_kernel_by_name_choice_class_or_plain_callable():
     for kernel in kernels:
         agree(ga.lood(kernel, x, y, 0.1), expected, rtol=1e-7)
     agree(ga.lood("linear", x, y, 0.1), brute_force(x @ x.T, y, 0.1))
-    agree(ga.lood(2.0 * Linear(0.5, 1.0) + RBF(0.8), x, y, 0.1), brute_force(x @ x.T + 2.0 + rbf(x, 0.8), y, 0.1))
+    both = ga.lood(lambda X, Z: Linear(1.0, 2.0)(X, Z) + RBF(0.8)(X, Z), x, y, 0.1)
+    agree(both, brute_force(x @ x.T + 2.0 + rbf(x, 0.8), y, 0.1))
     agree(ga.lood("nngp", x, y, 0.1), brute_force(arc_cosine(x, 3), y, 0.1))
     laplace = np.exp(-cdist(x, x) / np.median(pdist(x)))
     agree(ga.lood("laplace", x, y, 0.1), brute_force(laplace, y, 0.1))

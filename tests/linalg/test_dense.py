@@ -8,8 +8,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from giveaway.linalg.dense import ROWS, Inverse, invert, top_eigenvalue, top_singular_value
-from giveaway.linalg.pairs import PairTiles
+from giveaway.linalg.dense import ROWS, Inverse, PairTiles, invert, top_eigenvalue, top_singular_value
 
 
 def features_and_weights(n: int, d: int, p: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,8 +12,7 @@ from torch.nn.functional import pad
 from giveaway.checks import check_memory
 from giveaway.curvature.blocks import Blocks, MatrixBlocks
 from giveaway.curvature.losses import loss_of
-from giveaway.linalg.dense import EPS, Inverse, invert
-from giveaway.linalg.pairs import PairTiles
+from giveaway.linalg.dense import EPS, Inverse, PairTiles, invert
 from giveaway.linalg.processes import HERE, Execution
 from giveaway.records import Head
 from giveaway.records.head import Window

@@ -1,15 +1,11 @@
 """Kernels: callables (X, Z) -> K (n, m) for records X (n, ...) and Z (m, ...), differentiable in both.
 
-Any callable of that form is a kernel. Those built here also know their `diagonal`, and can be added, multiplied and
-scaled. Records may have any shape; what a kernel does not need the shape for is flattened.
+Any callable of that form is a kernel. Those built here also know their `diagonal`. Records may have any shape; what a
+kernel does not need the shape for is flattened.
 """
-
-from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from numbers import Real
-from operator import add, mul
 from typing import Any
 
 import torch
@@ -29,7 +25,7 @@ NEAR_ENTRIES = 2**22
 
 
 class Kernel(ABC):
-    """A kernel that knows its diagonal and can be combined with others."""
+    """A kernel that knows its diagonal."""
 
     @abstractmethod
     def __call__(self, X: torch.Tensor, Z: torch.Tensor) -> torch.Tensor:
@@ -44,31 +40,6 @@ class Kernel(ABC):
             k: f"{v:g}" if isinstance(v, float) else getattr(v, "__name__", repr(v)) for k, v in vars(self).items()
         }
         return f"{type(self).__name__.lstrip('_')}({', '.join(f'{name}={value}' for name, value in given.items())})"
-
-    def __add__(self, other: KernelLike) -> Kernel:
-        return _Combined(add, self, other) if callable(other) else NotImplemented
-
-    def __mul__(self, other: KernelLike | float) -> Kernel:
-        if isinstance(other, Real):
-            remedy = "a kernel may only be scaled up or down"
-            return _Combined(mul, check_number("factor", other, minimum=0.0, remedy=remedy), self)
-        return _Combined(mul, self, other) if callable(other) else NotImplemented
-
-    __radd__, __rmul__ = __add__, __mul__
-
-
-class _Combined(Kernel):
-    """The sum or product of two kernels, or of a factor and a kernel."""
-
-    def __init__(self, operator: Callable[[Any, Any], Any], left: KernelLike | float, right: KernelLike) -> None:
-        self.operator, self.left, self.right = operator, left, right
-
-    def __call__(self, X: torch.Tensor, Z: torch.Tensor) -> torch.Tensor:
-        return self.operator(self.left(X, Z) if callable(self.left) else self.left, self.right(X, Z))
-
-    def diagonal(self, X: torch.Tensor) -> torch.Tensor:
-        left = diagonal_of(self.left, X) if callable(self.left) else self.left
-        return self.operator(left, diagonal_of(self.right, X))
 
 
 class _ByDistance(Kernel):
