@@ -1,9 +1,8 @@
-"""Why rows rank high, whether the most exposed are spread evenly, and what of it may be shared."""
+"""Whether the most exposed are spread evenly, and what of it may be shared."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from math import comb
 
 import numpy as np
@@ -11,12 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giveaway import audit
 from giveaway.findings.explain import LEAST, POOLED, breakdown, breakdowns
 from giveaway.records import ScoreTable
-from giveaway.records.meta import FusionReport, Meta
-from giveaway.records.reasons import UNKNOWN, why
-from tests.conftest import made_head
 
 
 def made(classes, scores, **attributes) -> ScoreTable:
@@ -126,144 +121,3 @@ def test_what_is_shared_hides_every_small_group(classes, seed):
     shared = whole.shareable()
     assert sum(group.rows for group in shared.groups) == len(classes)
     assert all(group.rows >= LEAST for group in shared.groups) or len(classes) < LEAST
-
-
-def test_phrases_follow_the_place_among_all_rows():
-    n = 200
-    leverage = np.arange(n, dtype=float)
-    residual = np.r_[np.zeros(n - 1), 1.0]
-    capped = np.arange(n) == 0
-    attributes = {"residual": residual, "newton_capped": capped}
-    table = ScoreTable({"newton": leverage, "leverage": leverage}, np.arange(n), attributes=attributes)
-    assert why(table, np.array([199, 192, 160, 100, 0])) == [
-        "high leverage (top 1 %); poorly fitted (top 1 %)",
-        "high leverage (top 5 %); poorly fitted (top 1 %)",
-        "high leverage (top 25 %); poorly fitted (top 1 %)",
-        "poorly fitted (top 1 %)",
-        "poorly fitted (top 1 %); alone in a feature direction (score capped)",
-    ]
-
-
-def test_the_record_of_most_leverage_and_the_worst_fitted_one_are_named_so():
-    table = audit(made_head("classes", n=200))
-    rows = np.array([table["leverage"].argmax(), table["residual"].argmax()])
-    assert [phrase.split("; ")[k] for k, phrase in zip((0, -1), why(table, rows), strict=True)] == [
-        "high leverage (top 1 %)",
-        "poorly fitted (top 1 %)",
-    ]
-
-
-NEAR = np.array(["8, 9", "", "1, 2, 3"])
-OTHERWISE = [f"otherwise (top {percent} %)" for percent in (1, 5, 25)]
-
-
-def viewed(**attributes) -> ScoreTable:
-    scores = {"fused": [3.0, 2.0, 1.0], "left_out": [3.0, 2.0, 1.0]}
-    return ScoreTable(scores, np.arange(3), attributes=attributes)
-
-
-def test_classes_that_the_others_contradict():
-    table = viewed(**{"class": np.array([5, 6, 7]), "others_say": np.array([3, 6, 7]), "nearest": NEAR})
-    rows = np.array([0, 1, 2])
-    expected = ["the other records predict 3", "nothing stands out", "nothing stands out"]
-    assert why(table, rows, nearest=False) == expected
-    assert why(table, rows) == [
-        "the other records predict 3; nearest: 8, 9",
-        "nothing stands out",
-        "nothing stands out; nearest: 1, 2, 3",
-    ]
-    assert why(table, rows, nearest=False, values=False) == expected
-
-
-def test_values_that_the_others_would_not_have_guessed():
-    n = 100
-    target, said = np.zeros(n), np.linspace(0.0, 1.0, n)
-    target[99], said[99] = 5.1234, 2.3456
-    scores = {"fused": np.arange(n), "left_out": np.arange(n)}
-    table = ScoreTable(scores, np.arange(n), attributes={"target": target, "others_say": said})
-    rows = np.array([99, 97, 80, 60])
-    for values, told in ((True, ["2.35, not 5.12", "0.98, not 0", "0.808, not 0"]), (False, OTHERWISE)):
-        expected = [f"the other records predict {words}" for words in told]
-        assert why(table, rows, values=values) == [*expected, "nothing stands out"]
-
-
-def test_people_and_several_outputs_have_the_place_of_their_left_out_error():
-    assert why(ScoreTable({"newton": [1.0, 2.0]}, [0, 1]), np.array([1, 0])) == ["nothing stands out"] * 2
-    n = 100
-    table = ScoreTable({"fused": np.zeros(n), "left_out": np.arange(n)}, np.arange(n))
-    said = [f"the other records predict {words}" for words in OTHERWISE[:2]]
-    assert why(table, np.array([99, 96, 3])) == [*said, "nothing stands out"]
-    assert why(ScoreTable({"fused": [1.0, 2.0]}, [0, 1]), np.array([1])) == ["nothing stands out"]
-
-
-def test_everything_at_once_is_one_line():
-    head = made_head("classes", n=200)
-    table = audit(replace(head, inputs=head.features**2))
-    lines = why(table, table.order()[:20])
-    assert all("\n" not in line and len(line) < 140 for line in lines)
-    assert any(line.count("; ") >= 3 for line in lines)
-    assert all("; nearest: " in line for line in lines)
-
-
-def asked(scores, weights, relatives=None, unit="record", **attributes) -> ScoreTable:
-    """A table of 100 rows whose `fused` gave these weights to its views."""
-    fusion = FusionReport(weights=weights, relatives=relatives)
-    meta = Meta(unit=unit, loss="cross_entropy", fusion=fusion)
-    return ScoreTable({"fused": np.zeros(100), **scores}, np.arange(100), meta, attributes)
-
-
-def test_records_that_were_learned_last():
-    trace, loss, learned = np.arange(100.0), np.full(100, 0.01), np.full(100, 3)
-    learned[[99, 96, 90]] = 20
-    loss[96] = 95.0**2  # still nearly as large as it was
-    rows = np.array([99, 96, 90, 80, 20])
-    told = ["learned last (top 1 %)", "hard to learn (top 5 %)", "learned last (top 25 %)", "hard to learn (top 25 %)"]
-    scores, weights = {"trace": trace, "loss": loss}, {"trace": 0.6, "head": 0.1}
-    assert why(asked(scores, weights, learned_by=learned), rows) == [*told, "nothing stands out"]
-    assert why(asked(scores, weights), rows[:1]) == ["hard to learn (top 1 %)"]  # people have no epoch
-    assert why(asked({"trace": trace}, weights, learned_by=learned), rows[:1]) == ["hard to learn (top 1 %)"]
-    for silent in ({"trace": 0.05, "head": 0.9}, {"head": 1.0}):
-        assert why(asked(scores, silent, learned_by=learned), rows[:1]) == ["nothing stands out"]
-
-
-@pytest.mark.parametrize(
-    ("weights", "words"),
-    [
-        ({"mirror": 0.6, "shift": 0.1}, "its mirror image is"),
-        ({"mirror": 0.2, "shift": 0.7}, "its shifted image is"),
-        ({"mirror": 0.5, "shift": 0.6}, "its mirror image and shifted image are"),
-        ({"word dropped": 0.5}, "its variant word dropped is"),
-    ],
-)
-def test_records_whose_variants_are_not_recognized(weights, words):
-    losses = np.linspace(0.0, 0.6, 100)
-    told = {name: {"new": 1.0, "natural": 1.0, "weight": weight} for name, weight in weights.items()}
-    fused = {"relatives": 0.5, "left_out": 1.0}
-    rows = np.array([99, 98, 20])
-    table = asked({"relatives": losses}, fused, told, recognized=np.arange(100) < 99)
-    known = f"{words} known less well (top 5 %)"
-    assert why(table, rows) == [f"{words} not recognized (top 1 %)", known, "nothing stands out"]
-    values = asked({"relatives": losses}, fused, told)
-    assert why(values, rows[:1]) == [f"{words} known less well (top 1 %)"]
-    people = asked({"relatives": losses}, fused, told, unit="person")
-    assert why(people, rows[:1]) == ["variants of their records are known less well (top 1 %)"]
-    silent = asked({"relatives": losses}, {"relatives": 0.0, "left_out": 1.0}, told)
-    assert why(silent, rows[:1]) == ["nothing stands out"]
-
-
-def test_what_trees_say_that_never_saw_a_record():
-    classes, said = np.full(100, 5), np.full(100, 5)
-    said[[0, 1]] = 3, UNKNOWN
-    scores, weights = {"out_of_bag": np.arange(100.0)}, {"out_of_bag": 1.0, "left_out": 1.0}
-    rows = np.array([0, 1, 99])
-    table = asked(scores, weights, **{"class": classes, "trees_say": said})
-    assert why(table, rows) == ["trees that never saw it say 3", "nothing stands out", "nothing stands out"]
-    target, value = np.zeros(100), np.linspace(0.0, 1.0, 100)
-    target[99], value[99], value[98] = 5.1234, 2.3456, np.nan
-    values = asked(scores, weights, target=target, trees_say=value)
-    rows = np.array([99, 98, 97])
-    told = ["trees that never saw it say 2.35, not 5.12", "nothing stands out"]
-    assert why(values, rows) == [*told, "trees that never saw it say 0.98, not 0"]
-    otherwise = "trees that never saw it say otherwise"
-    assert why(values, rows[:1], values=False) == [f"{otherwise} (top 1 %)"]
-    assert why(asked(scores, weights), np.array([99, 3])) == [f"{otherwise} (top 1 %)", "nothing stands out"]

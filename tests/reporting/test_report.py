@@ -184,7 +184,7 @@ def test_a_row_holds_few_columns_and_tells_the_rest_on_request():
     assert headings(page) == ["rank", "id", "class", "fused", "why"]
     for row, cells in zip(table.order()[:12], rows_of(page), strict=True):
         why, more = cells[-1].split('<details class="more-numbers"><summary>more</summary>')
-        assert "nearest" not in why
+        assert "Nearest: " not in why
         told = dict(part.split(" ", 1) for part in more.removesuffix("</details>").split(" · "))
         assert told["others_say"] == str(table["others_say"][row])
         assert told["nearest"] == table["nearest"][row]

@@ -24,6 +24,7 @@ from giveaway.linalg.processes import HERE, Execution, Processes
 from giveaway.network.depths import Depths, Ekfac, Solves
 from giveaway.records import Head, LossTrace, ScoreTable
 from giveaway.records.meta import Meta
+from giveaway.records.reasons import OwnTerms
 from giveaway.records.row_digests import RowDigests
 from giveaway.scores.catalogue import CATALOGUE
 from giveaway.scores.fusion import fused
@@ -92,9 +93,10 @@ def audit(
         assert resolved.choice is not None
         head = refit_head(head, dense=resolved.choice.sketch is None)
     columns, attributes, meta = _score_head(head, resolved, execution, progress)
+    terms = None
     if processes.first:
         with stages_of(enabled=progress) as on_stage:
-            _ask_views(head, resolved, columns, attributes, meta, on_stage)
+            terms = _ask_views(head, resolved, columns, attributes, meta, on_stage)
         columns = {name: columns[name] for name in resolved.scores if name in columns}
         if optimum != "refit":  # what was said of records held out is of the model as it was
             meta["predicted_share"] = _predicted_share(head)
@@ -119,11 +121,9 @@ def audit(
     }
     of_head = ("loss", "l2", "intercept", "penalize_intercept", "frozen", "model", "rows_proved_by", "class_names")
     meta |= {name: getattr(head, name) for name in of_head}
-    for name in OF_CLASSES & attributes.keys():
-        attributes[name] = _called(attributes[name], head.class_names)
     ids = head.ids if head.groups is None else np.unique(head.groups)
     digests = RowDigests.of_head(head) if processes.first and resolved.unit == "record" else None
-    return ScoreTable(columns, ids, Meta.from_json(meta), attributes, digests)
+    return ScoreTable(columns, ids, Meta.from_json(meta), attributes, digests, terms)
 
 
 def _score_head(
@@ -169,9 +169,10 @@ def _score_head(
 
 def _ask_views(
     head: Head, resolved: Plan, columns: Columns, attributes: Columns, meta: dict[str, Any], on_stage: OnStage
-) -> None:
-    """Add the columns of the views of each record, and of the Gaussian process."""
-    view, process = resolved.view, resolved.process
+) -> OwnTerms | None:
+    """Add the columns of the views of each record, and of the Gaussian process; call classes by their names, and return
+    what sets the first rows apart."""
+    view, process, told = resolved.view, resolved.process, False
     if resolved.of_view or (view is not None and resolved.of_theory):
         views = AllViews(head, view, resolved.trace, resolved.unit, columns[resolved.beside_view], on_stage)
         columns |= {name: CATALOGUE[name].function(views.seen) for name in resolved.of_view}
@@ -181,8 +182,10 @@ def _ask_views(
         meta["fusion"] = views.report()
         if views.trace is not None:
             meta["trace"] = views.trace.report(order)
-        if resolved.unit == "record" and resolved.of_view:
-            attributes |= views.attributes() | ({} if view is None else view.attributes(order))
+        if resolved.of_view:
+            attributes |= views.attributes()
+            told = resolved.unit == "record" and view is not None
+            attributes |= view.attributes(order) if told else {}
     if view is not None and (resolved.of_view or resolved.of_theory):
         prediction = view.predict(exposure, head.outputs) if resolved.of_theory else None
         if prediction is not None and view.held_back:
@@ -197,6 +200,11 @@ def _ask_views(
         lood = process.divergence(resolved.unit, on_stage)
         columns |= {name: CATALOGUE[name].function(lood).cpu().numpy() for name in resolved.of_lood}
         meta["kernel"] = process.report
+    for name in OF_CLASSES & attributes.keys():
+        attributes[name] = _called(attributes[name], head.class_names)
+    if not told:
+        return None
+    return view.own_terms(order, attributes.get("class"), attributes.get("others_say"))
 
 
 def _called(classes: np.ndarray, names: tuple[str, ...] | None) -> np.ndarray:

@@ -1,40 +1,61 @@
-"""Why a row of a table ranks high, in a phrase: what its columns say of it beside all others."""
+"""Why a row of a table ranks high, in a sentence or two, each of them true of that row beside all others."""
 
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from giveaway.text import shown_text
 
-NOTHING = "nothing stands out"
-NOTABLE = 0.25  # of the rows: a row further down gets no reason
+NOTHING = "Nothing stands out."
+HIGH = 95  # percent of the rows that must lie below for a place among them to be a reason
 SPOKE = 0.1  # of the weight of all views: one that counts less gives no reason
 UNKNOWN = -1  # the class that trees say where every one of them saw the record
 VARIANTS = {"mirror": "mirror image", "shift": "shifted image"}
 
 
-def why(table: Any, rows: np.ndarray, *, nearest: bool = True, values: bool = True) -> list[str]:
-    """Return one phrase per row that says how it stands out; without `values` it holds no target but classes."""
-    columns = [[""] * len(rows)]
+@dataclass(frozen=True, eq=False)
+class OwnTerms:
+    """Clauses that tell what sets some rows apart in the data's own terms: `named` by columns, classes and counts,
+    `shown` by values and words of records too; None where those are withheld."""
+
+    rows: np.ndarray
+    named: np.ndarray
+    shown: np.ndarray | None = None
+
+    def of(self, rows: np.ndarray, contents: bool) -> list[str]:
+        """Return the clause of each row, "" where there is none."""
+        clauses = self.shown if contents and self.shown is not None else self.named
+        known = dict(zip(self.rows.tolist(), clauses.tolist(), strict=True))
+        return [known.get(row, "") for row in rows.tolist()]
+
+    def withheld(self) -> OwnTerms:
+        return replace(self, shown=None)
+
+
+def why(
+    table: Any, rows: np.ndarray, *, nearest: bool = True, values: bool = True, contents: bool = False
+) -> list[str]:
+    """Return for each row how it stands out; without `values` no target but classes is told, and only with `contents`
+    what the record holds."""
+    parts = []
+    if "carried_by" in table.attributes:
+        parts.append(_carried(table, rows))
+    parts.append(_unseen(table, rows, values, contents))
     if _spoke(table, "trace"):
-        columns.append(_when_learned(table, rows))
+        parts.append(_learned(table, rows))
     if _spoke(table, "relatives"):
-        columns.append(_unrecognized(table, rows))
-    if _spoke(table, "out_of_bag"):
-        columns.append(_contradictions(table, rows, values, "out_of_bag", "trees_say", "trees that never saw it say"))
-    for name, words in (("leverage", "high leverage"), ("residual", "poorly fitted")):
-        if name in table.scores or name in table.attributes:
-            columns.append([_phrase(words, share) for share in _shares(table[name], rows)])
-    if "newton_capped" in table.attributes:
-        capped = table["newton_capped"][rows]
-        columns.append(["alone in a feature direction (score capped)" if c else "" for c in capped])
-    if "fused" in table.scores:
-        columns.append(_contradictions(table, rows, values, "left_out", "others_say", "the other records predict"))
-    phrases = ["; ".join(filter(None, parts)) or NOTHING for parts in zip(*columns, strict=True)]
-    if not nearest or "nearest" not in table.attributes:
-        return phrases
-    near = table["nearest"][rows].tolist()
-    return [f"{phrase}; nearest: {ids}" if ids else phrase for phrase, ids in zip(phrases, near, strict=True)]
+        parts.append(_variants(table, rows))
+    told = [[clause for clause in clauses if clause] for clauses in zip(*parts, strict=True)]
+    told = [found or place for found, place in zip(told, _fit(table, rows), strict=True)]
+    if nearest and "nearest" in table.attributes:
+        told = [
+            [*found, *([f"nearest: {ids}"] * bool(ids))]
+            for found, ids in zip(told, table["nearest"][rows], strict=True)
+        ]
+    return [" ".join(f"{clause[0].upper()}{clause[1:]}." for clause in found) or NOTHING for found in told]
 
 
 def _spoke(table: Any, view: str) -> bool:
@@ -43,57 +64,98 @@ def _spoke(table: Any, view: str) -> bool:
     return view in table.scores and weights.get(view, 0.0) >= SPOKE * sum(weights.values()) > 0
 
 
-def _when_learned(table: Any, rows: np.ndarray) -> list[str]:
-    """Say which rows were hard to learn, and which came late: most of their losses did, and little is left."""
-    trace, learned, loss = table["trace"], table.attributes.get("learned_by"), table.scores.get("loss")
-    late = np.zeros(len(table), dtype=bool)
-    if learned is not None and loss is not None:
-        late = (learned > np.quantile(learned, 1 - NOTABLE)) & (np.sqrt(np.maximum(loss, 0.0)) < 0.5 * trace)
-    words = ["learned last" if late[row] else "hard to learn" for row in rows]
-    return [_phrase(*item) for item in zip(words, _shares(trace, rows), strict=True)]
+def _carried(table: Any, rows: np.ndarray) -> list[str]:
+    """Say how many records a person has, and which of them is the worst predicted."""
+    what = "the model's loss on them" if table.meta.view is None else "the error in what the others predict for them"
+    told = zip(*(table[name][rows].tolist() for name in ("records", "carried_by", "carries")), strict=True)
+    several = "of their {} records, number {} makes up {:.0f} % of " + what
+    return [f"their one record is number {at}" if n == 1 else several.format(n, at, 100 * c) for n, at, c in told]
 
 
-def _unrecognized(table: Any, rows: np.ndarray) -> list[str]:
+def _unseen(table: Any, rows: np.ndarray, values: bool, contents: bool) -> list[str]:
+    """Say what each row would be taken for if nobody had seen it, and what sets it apart from the others."""
+    him, trees = _pronouns(table)[2], [""] * len(rows)
+    if _spoke(table, "out_of_bag"):
+        lead = "without the trees that saw it, the model would"
+        trees = _contradiction(table, rows, "trees_say", values, f"{lead} call it {{}}", f"{lead} say {{}}, it is {{}}")
+        trees = trees or _above(
+            table, rows, "out_of_bag", f"trees that never saw {him} err more about {him} than about"
+        )
+    lead = "the other records predict"
+    others = _contradiction(table, rows, "others_say", values, f"{lead} {{}}", f"{lead} {{}}, it is {{}}")
+    others = others or _above(table, rows, "left_out", f"the others err more about {him} than about")
+    terms = [""] * len(rows) if table.own_terms is None else table.own_terms.of(rows, contents)
+    told = ((one or other, term) for one, other, term in zip(trees, others or trees, terms, strict=True))
+    return [": ".join(filter(None, clauses)) for clauses in told]
+
+
+def _contradiction(table: Any, rows: np.ndarray, name: str, values: bool, of_class: str, of_value: str) -> list[str]:
+    """Say what a view that never saw a row tells of it: another class, or a value that is far off; [] if it cannot."""
+    said, classes, targets = (table.attributes.get(column) for column in (name, "class", "target"))
+    if said is not None and classes is not None:
+        no = {"", str(UNKNOWN)} if table.meta.class_names is None else {""}  # the number is of earlier versions
+        words = zip(said[rows].tolist(), classes[rows].tolist(), strict=True)
+        return ["" if str(one) in no | {str(own)} else of_class.format(shown_text(one, 40)) for one, own in words]
+    if said is None or targets is None or not values:
+        return []
+    error = np.nan_to_num(np.abs(said - targets), nan=-1.0)  # nothing was said
+    far = _percent_below(error, rows) >= HIGH
+    words = zip(far, said[rows], targets[rows], strict=True)
+    return [of_value.format(f"{one:.4g}", f"{own:.4g}") if high else "" for high, one, own in words]
+
+
+def _learned(table: Any, rows: np.ndarray) -> list[str]:
+    """Say which rows were hard to learn, when they were learned, and how often they were forgotten."""
+    hard = _above(table, rows, "trace", f"{_pronouns(table)[0]} harder to learn than")
+    learned, forgotten = (table.attributes.get(name) for name in ("learned_by", "forgotten"))
+    if learned is None or table.meta.trace is None:
+        return hard
+    half, clauses = int(np.median(learned)), []
+    for row, words, below in zip(rows, hard, _percent_below(learned, rows), strict=True):
+        found = [words] if words else []
+        if below >= HIGH or (words and learned[row] > half):
+            late = f"learned by epoch {learned[row]} of {table.meta.trace.epochs}, half of the records by epoch {half}"
+            found.append(late if words else f"it was {late}")
+        if forgotten is not None and forgotten[row] and found:
+            found.append("forgotten once" if forgotten[row] == 1 else f"forgotten {forgotten[row]} times")
+        clauses.append("; ".join(found))
+    return clauses
+
+
+def _variants(table: Any, rows: np.ndarray) -> list[str]:
     """Say of which rows the model knows the variants less that count most."""
     fusion, recognized = table.meta.fusion, table.attributes.get("recognized", np.ones(len(table), dtype=bool))
     told = (None if fusion is None else fusion.relatives) or {}
     weights = {VARIANTS.get(name, f"variant {shown_text(name, 40)}"): told[name]["weight"] for name in told}
     counting = [name for name, weight in weights.items() if weight >= 0.5 * max(weights.values())]
-    which = f"its {' and '.join(counting) or 'variant'} {'are' if len(counting) > 1 else 'is'}"
-    if table.meta.by_person:
-        which = "variants of their records are"
-    words = [f"{which} {'known less well' if recognized[row] else 'not recognized'}" for row in rows]
-    return [_phrase(*item) for item in zip(words, _shares(table["relatives"], rows), strict=True)]
+    which = "variants of their records" if table.meta.by_person else f"its {' and '.join(counting) or 'variant'}"
+    less = _above(table, rows, "relatives", f"the model errs more about {which} than about those of")
+    unknown = f"the model does not recognize {which}"
+    return [words if recognized[row] else unknown for row, words in zip(rows, less, strict=True)]
 
 
-def _contradictions(table: Any, rows: np.ndarray, values: bool, column: str, attribute: str, who: str) -> list[str]:
-    """Say what a view that never saw each row predicts for it where that is not the row's own target."""
-    said, classes, targets = (table.attributes.get(name) for name in (attribute, "class", "target"))
-    if said is not None and classes is not None:
-        no = {"", str(UNKNOWN)} if table.meta.class_names is None else {""}  # the number is of earlier versions
-        words = zip(said[rows].tolist(), classes[rows].tolist(), strict=True)
-        return [f"{who} {one}" if str(one) not in no | {str(own)} else "" for one, own in words]
-    if said is not None and targets is not None:
-        error = np.nan_to_num(np.abs(said - targets), nan=-1.0)  # nothing was said
-        if values:
-            return [
-                f"{who} {said[row]:.3g}, not {targets[row]:.3g}" if share <= NOTABLE else ""
-                for row, share in zip(rows, _shares(error, rows), strict=True)
-            ]
-    elif column in table.scores:
-        error = table[column]
-    else:
+def _fit(table: Any, rows: np.ndarray) -> list[list[str]]:
+    """Say which rows pull their own predictions, which the model errs about, and which stand alone in a direction."""
+    _, its, it = _pronouns(table)
+    pulls = _above(table, rows, "leverage", f"{its} own target pulls the model's prediction more than that of")
+    errs = _above(table, rows, "residual", f"the model errs more about {it} than about")
+    capped = table.attributes.get("newton_capped", np.zeros(len(table), dtype=bool))[rows]
+    alone = f"nothing else holds the model in one direction of {its} features, so the score is capped"
+    clauses = zip(pulls, errs, ([alone, ""][not one] for one in capped), strict=True)
+    return [[clause for clause in found if clause] for found in clauses]
+
+
+def _above(table: Any, rows: np.ndarray, column: str, lead: str) -> list[str]:
+    """End a clause with the percentage of all rows that lie below a row, where that is most of them."""
+    if column not in table.scores and column not in table.attributes:
         return [""] * len(rows)
-    return [_phrase(f"{who} otherwise", share) for share in _shares(error, rows)]
+    below = _percent_below(table[column], rows)
+    return [f"{lead} {percent} % of the {table.meta.rows_are}" if percent >= HIGH else "" for percent in below]
 
 
-def _shares(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Return the rank of each row among all rows, as a share of them."""
-    return (np.searchsorted(np.sort(-values), -values[rows], side="left") + 1) / len(values)
+def _percent_below(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    return (100 * np.searchsorted(np.sort(values), values[rows], side="left")) // max(1, len(values))
 
 
-def _phrase(words: str, share: float) -> str:
-    for limit, name in ((0.01, "top 1 %"), (0.05, "top 5 %"), (NOTABLE, "top 25 %")):
-        if share <= limit:
-            return f"{words} ({name})"
-    return ""
+def _pronouns(table: Any) -> tuple[str, str, str]:
+    return ("they were", "their", "them") if table.meta.by_person else ("it was", "its", "it")

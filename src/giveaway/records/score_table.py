@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
+from textwrap import wrap
 from types import MappingProxyType
 from typing import Any, BinaryIO
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from giveaway.checks import ROWS_PER_CHECK, InputError, check_names, check_number, fail, nearest
 from giveaway.records.meta import Meta
-from giveaway.records.reasons import NOTHING, why
+from giveaway.records.reasons import NOTHING, OwnTerms, why
 from giveaway.records.row_digests import RowDigests
 from giveaway.storage.arrays import packed, read_arrays, reading, unpacked
 from giveaway.storage.files import parse_json, write_atomically
@@ -24,6 +25,8 @@ from giveaway.text import csv_cell, shown_text
 DEFAULT_RANKING = ("fused", "newton")
 MARKER = "audit.json"
 ROWS_SHOWN = 10
+REASON = 600  # letters of a reason at most
+LINE = 120  # letters of what is printed
 CAVEAT = "A ranking, not a count; a low score is not evidence of safety."
 
 
@@ -35,13 +38,14 @@ class TableFolder(MarkedFolder):
 class ScoreTable:
     """Scores of every row. `attributes` are facts about a row that are no score (class, capped, records); `meta` may be
     given as the dictionary that audit.json holds; by `digests` signals of other models are known to be of its records,
-    which stay in the audit's folder."""
+    which stay in the audit's folder; `own_terms` are for the reasons, and hold contents of records."""
 
     scores: Mapping[str, np.ndarray]
     ids: np.ndarray
     meta: Meta = field(default_factory=Meta)
     attributes: Mapping[str, np.ndarray] = field(default_factory=dict)
     digests: RowDigests | None = None
+    own_terms: OwnTerms | None = None
 
     def __post_init__(self) -> None:
         n = len(self.ids)
@@ -96,12 +100,14 @@ class ScoreTable:
         ranks[self.order(by)] = np.arange(1, len(self) + 1)
         return ranks
 
-    def top(self, k: int = 10, by: str | None = None) -> ScoreTable:
-        """Return the k most exposed rows, the most exposed first, with their `rank` and `why`; `by` comes first."""
+    def top(self, k: int = 10, by: str | None = None, *, show_records: bool = False) -> ScoreTable:
+        """Return the k most exposed rows, the most exposed first, with their `rank` and `why`; `by` comes first. With
+        `show_records` the reasons hold values and words of the records."""
         k = int(check_number("k", k, minimum=1, remedy="ask for at least one row"))
         rows, by = self.order(by)[:k], self.ranking(by)
         scores = {name: self.scores[name][rows] for name in (by, *self.scores)}
-        attributes = {"rank": self.rank(by)[rows], "why": np.array(why(self, rows, nearest=False), dtype=str)}
+        reasons = why(self, rows, nearest=False, contents=show_records)
+        attributes = {"rank": self.rank(by)[rows], "why": np.array(reasons, dtype=str)}
         attributes |= {name: values[rows] for name, values in self.attributes.items()}
         return ScoreTable(scores, self.ids[rows], self.meta, attributes)
 
@@ -127,15 +133,19 @@ class ScoreTable:
         return pandas.DataFrame({**self.attributes, **self.scores}, index=pandas.Index(self.ids, name="id"))
 
     def save(self, folder: str | os.PathLike[str], name: str = "scores") -> None:
-        """Write {name}.npz, {name}.csv, {name}-digests.npz and audit.json into a private folder: all, or none."""
+        """Write {name}.npz, {name}.csv, {name}-digests.npz and audit.json into a private folder: all, or none. What
+        records hold is left out."""
+        terms = None if self.own_terms is None else self.own_terms.withheld()
         with TableFolder(folder).locked(new=True, among_others=True) as place:
-            self.stage(place, name)
+            replace(self, own_terms=terms).stage(place, name)
             place.commit(self.meta.to_json())
 
     def stage(self, folder: MarkedFolder, name: str) -> None:
         """Write {name}.npz, which `load` reads, and {name}.csv for the next commit of a folder."""
         arrays = {f"score:{k}": v for k, v in self.scores.items()}
         arrays |= {f"attribute:{k}": v for k, v in self.attributes.items()}
+        if self.own_terms is not None:
+            arrays |= {f"own:{name}": part for name, part in vars(self.own_terms).items() if part is not None}
         arrays |= {"ids": self.ids, "meta": np.array(json.dumps(self.meta.to_json(), allow_nan=False))}
         folder.stage(f"{name}.npz", lambda stream: np.savez(stream, allow_pickle=False, **packed(arrays)))
         folder.stage(f"{name}.csv", self.write_csv)
@@ -161,15 +171,18 @@ class ScoreTable:
             if any(values.dtype.kind not in "fiubU" for values in attributes.values()):
                 raise ValueError("other columns")
             meta = Meta.from_json(parse_json(str(arrays["meta"])))
-            return cls(scores, arrays["ids"], meta, attributes, RowDigests.load(place, f"{name}-digests.npz"))
+            terms = {key.removeprefix("own:"): part for key, part in arrays.items() if key.startswith("own:")}
+            digests = RowDigests.load(place, f"{name}-digests.npz")
+            return cls(scores, arrays["ids"], meta, attributes, digests, OwnTerms(**terms) if terms else None)
 
     def __repr__(self) -> str:
-        columns = self._shown()
-        widths = [max(map(len, column)) if column[0] != "why" else 0 for column in columns]
-        lines = [
-            "  ".join(text.rjust(width) if width else text for text, width in zip(line, widths, strict=True))
-            for line in zip(*columns, strict=True)
-        ]
+        columns, lines = self._shown(), []
+        widths = [max(map(len, column)) for column in columns if column[0] != "why"]
+        room = max(40, LINE - sum(widths) - 2 * len(widths))
+        for cells in zip(*columns, strict=True):
+            start = "  ".join(text.rjust(width) for text, width in zip(cells, widths, strict=False))
+            first, *more = wrap(cells[-1], room) if len(cells) > len(widths) else [""]
+            lines += [f"{start}  {first}".rstrip(), *(f"{'':{len(start)}}  {text}" for text in more)]
         return "\n".join([*lines, *self._more()])
 
     def _repr_html_(self) -> str:
@@ -197,15 +210,18 @@ class ScoreTable:
         columns |= {name: shown[name] for name in ("class", "target", "records") if name in shown.attributes}
         columns |= {name: shown[name] for name in dict.fromkeys((by, self.ranking()))}
         columns |= {"why": shown["why"]} if (shown["why"] != NOTHING).any() else {}
-        return [[shown_text(name), *map(_cell, values[:ROWS_SHOWN])] for name, values in columns.items()]
+        return [
+            [shown_text(name), *(_cell(value, REASON if name == "why" else 80) for value in values[:ROWS_SHOWN])]
+            for name, values in columns.items()
+        ]
 
     def _more(self) -> list[str]:
         hidden = len(self) - ROWS_SHOWN
         return [f"… {hidden} more rows"] if hidden > 0 else []
 
 
-def _cell(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else shown_text(value)
+def _cell(value: Any, most: int = 80) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else shown_text(value, most)
 
 
 def _html_row(cells: Iterable[str], tag: str) -> str:

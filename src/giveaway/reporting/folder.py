@@ -123,7 +123,7 @@ def described(
     title: str | None,
     show_records: bool,
 ) -> ScoreTable:
-    """Return the table as it may be written: with its subgroups, and neighbours only on request."""
+    """Return the table as it may be written: with its subgroups; neighbours and what records hold only on request."""
     attributes = {name: values for name, values in table.attributes.items() if name != "nearest" or show_records}
     for name, values in subgroups.items():
         if table.meta.by_person and head is not None and len(values) == head.n:
@@ -131,7 +131,8 @@ def described(
         attributes[f"{SUBGROUP}{name}"] = values
     access = check_access(access or "probabilities", table.meta.loss)
     meta = replace(table.meta, access=access, title=title or table.meta.title, provenance=origin)
-    return replace(table, attributes=attributes, meta=meta)
+    terms = table.own_terms if show_records or table.own_terms is None else table.own_terms.withheld()
+    return replace(table, attributes=attributes, meta=meta, own_terms=terms)
 
 
 def _of_people(values: np.ndarray, head: Head) -> np.ndarray:

@@ -116,7 +116,7 @@ def _listing(table: ScoreTable, extras: ReportExtras, measured: StoredValidation
         told = np.where(measured.judged[rows], "not shown", "not judged")
         values["found_exposed"] = np.where(measured.flagged[rows], "yes", told)
         more["expected_effect"] = measured.expected[rows]
-    values["why"] = np.array(why(table, rows, nearest=False), dtype=object)
+    values["why"] = np.array(why(table, rows, nearest=False, contents=True), dtype=object)
     more |= {name: column[rows] for name, column in known.items() if name not in values}
     meanings = MEANINGS | _of_depths(table) | (OF_PEOPLE if table.meta.by_person else {})
     columns = [

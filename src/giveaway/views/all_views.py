@@ -38,6 +38,8 @@ class AllViews:
             seen = Views(score, errors, None, None, float((y - y.mean(0)).square().sum()), head.frozen)
         else:
             seen = others.compare(unit, score, head.outputs, on_stage)
+        self._person = None if unit == "record" else np.unique(np.asarray(head.groups), return_inverse=True)[1]
+        self._errors = said.losses if others is None else others.errors
         unseen = None if seen.error_without is None else float(seen.error_without.sum()) / head.n
         self.relatives = None if head.relatives is None else RelativesView(head, unit, unseen)
         self.bags = None if head.out_of_bag is None else BagsView(head, unit)
@@ -52,13 +54,18 @@ class AllViews:
         self.seen = seen
 
     def attributes(self) -> dict[str, np.ndarray]:
-        """Return what training, the variants and the trees say of each record, for the reasons."""
-        return {
-            name: column
-            for view in (self.trace, self.relatives, self.bags)
-            if view is not None
-            for name, column in view.attributes().items()
-        }
+        """Return what training, the variants and the trees say of each record, for the reasons; of each person, which
+        record is predicted worst, and what share of all their errors that is."""
+        columns: dict[str, np.ndarray] = {}
+        for view in (self.trace, self.relatives, self.bags):
+            columns |= {} if view is None else view.attributes()
+        if self._person is not None:
+            order = np.lexsort((-self._errors, self._person))
+            first = np.flatnonzero(np.diff(self._person[order], prepend=-1))
+            total = np.bincount(self._person, self._errors)
+            columns["carried_by"] = order[first]
+            columns["carries"] = self._errors[order[first]] / np.where(total > 0, total, 1.0)
+        return columns
 
     def report(self) -> dict[str, Any]:
         """Return what goes into the metadata: which views spoke, and with what weight."""

@@ -13,6 +13,7 @@ import torch
 
 from giveaway.checks import InputError, as_tensor, fail
 from giveaway.records import Head
+from giveaway.records.reasons import OwnTerms
 from giveaway.records.rows import LazyRows, selected_rows
 from giveaway.scores.fusion import Views
 from giveaway.scores.predicted import Prediction, calibrated_phi, phi_of, predict_from_views
@@ -20,6 +21,7 @@ from giveaway.text import OnStage, quiet
 from giveaway.views.images import image_features
 from giveaway.views.left_out import EXACT_UP_TO, LeftOutPrediction, RecordFeatures, left_out, left_out_smooth
 from giveaway.views.model import centred, said_of, standardized, targets_of_head, value_spread
+from giveaway.views.own_terms import own_terms
 from giveaway.views.tables import table_features
 from giveaway.views.text import DIMENSIONS, text_features
 
@@ -76,6 +78,7 @@ def features_of(inputs: Any, *, device: torch.device | str = "cpu") -> tuple[dic
 class OthersView:
     """Left-out predictions for a head's records from the inputs it holds; `compare` computes them, first of all."""
 
+    errors: np.ndarray  # squared, of the others' prediction for each record
     _left_out: LeftOutPrediction
     _seen: Views
 
@@ -92,7 +95,7 @@ class OthersView:
         targets = targets_of_head(head)
         inside = said_of(head, outputs).squares
         self._left_out = self._predicted(targets, groups, inside.sum(), on_stage)
-        outside = self._left_out.error.square().sum(1).numpy()
+        outside = self.errors = self._left_out.error.square().sum(1).numpy()
         leverage = self._left_out.leverage.numpy()
         if groups is not None:
             _, person, counts = np.unique(groups, return_inverse=True, return_counts=True)
@@ -130,12 +133,18 @@ class OthersView:
             columns["target"] = head.targets.cpu().numpy()[:, 0]
             columns["others_say"] = columns["target"] - prediction.error[:, 0].numpy() * value_spread(head)
         rows = order[:EXPLAINED]
-        near = prediction.nearest(rows.copy(), min(NEIGHBOURS, head.n - 1)).numpy()
+        self._near = near = prediction.nearest(rows.copy(), min(NEIGHBOURS, head.n - 1)).numpy()
         names = np.full(head.n, "", dtype=object)
         for row, others in zip(rows, near, strict=True):
             names[row] = ", ".join(str(head.ids[other]) for other in others if other >= 0)
         columns["nearest"] = names.astype(str)
         return columns
+
+    def own_terms(self, order: np.ndarray, classes: np.ndarray | None, said: np.ndarray | None) -> OwnTerms:
+        """Return what sets the first rows apart, whose `attributes` were asked for; by what the classes are called."""
+        rows = order[:EXPLAINED]
+        clauses = own_terms(self._head, rows, self._near, self._described["view"], classes, said)
+        return OwnTerms(rows, *(np.array(part, dtype=str) for part in zip(*clauses, strict=True)))
 
     def predict(self, exposure: np.ndarray, outputs: torch.Tensor | LazyRows) -> Prediction | None:
         """Predict attack success from both views; None for values, and where the head's own theory is exact."""

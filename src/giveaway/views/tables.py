@@ -78,6 +78,18 @@ def read_table(inputs: Any) -> tuple[torch.Tensor, list[tuple[torch.Tensor, int]
     return torch.from_numpy(np.column_stack(filled + gaps)), categories
 
 
+def column_of(inputs: Any, k: int) -> np.ndarray:
+    """Return a column of a DataFrame or a matrix as it is read: float64 with NaN where missing, or names of levels."""
+    if not hasattr(inputs, "iloc"):
+        column = inputs[:, k]
+    elif str(inputs.iloc[:, k].dtype) == "category":
+        return inputs.iloc[:, k].astype(str).to_numpy().astype(str)
+    else:
+        column = _frame_column(inputs.iloc[:, k])
+    numbers = _number_column(column)
+    return column.astype(str) if numbers is None else numbers
+
+
 def _frame_column(series: Any) -> np.ndarray:
     """Read a column of a DataFrame: declared categories as words that are no numbers, nullable numbers with NaN."""
     if str(series.dtype) == "category":

@@ -85,16 +85,19 @@ class TraceView:
 
     def attributes(self) -> dict[str, np.ndarray]:
         """Return the epoch, from 1, in which half of a record's √loss over all epochs was behind it; 0 for a record
-        that never came up. The larger it is, the later the record was learned. People have no such column."""
+        that never came up. The larger it is, the later the record was learned. And, of classes, how often it was
+        forgotten: had at least half of the probability in one epoch, and less in the next. People have neither."""
         if self._unit == "person":
             return {}
         total = np.zeros(self._head.n)
         half = 0.5 * self.roots * self._seen
-        learned = np.zeros(self._head.n, dtype=np.int64)
+        learned, forgotten, known = (np.zeros(self._head.n, dtype=kind) for kind in (np.int64, np.int64, bool))
         for number, epoch in enumerate(self._losses, start=1):
             total += np.sqrt(np.maximum(np.nan_to_num(epoch, nan=0.0), 0).astype(np.float64))
             learned = np.where((learned == 0) & (total >= half) & (self._seen > 0), number, learned)
-        return {"learned_by": learned}
+            forgotten += known & (epoch > np.log(2.0))
+            known = np.where(np.isnan(epoch), known, epoch <= np.log(2.0))
+        return {"learned_by": learned} | ({"forgotten": forgotten} if self._head.loss == "cross_entropy" else {})
 
     def report(self, order: np.ndarray) -> dict[str, Any]:
         """Return what goes into the metadata: the band of all records, and the losses of the first rows of `order`."""
