@@ -102,13 +102,16 @@ def test_pseudonyms_leave_no_name_anywhere(world):
     assert world.holding(made) == {"made-key"}
 
 
-def test_labels_of_an_estimator_are_class_numbers(world):
-    assert world.holding(LABEL) == set()
+def test_labels_of_an_estimator_are_the_names_of_its_classes(world):
+    found = world.holding(LABEL)
+    assert {Path(name).parts[0] for name in found} == {"frame", "frame-shown"}
+    assert {Path(name).name for name in found} <= {*RESTRICTED, "summary.html", "summary.json"}
+    assert {f"frame/{name}" for name in ("report.html", "scores.npz", "scores.csv")} <= found
 
 
 def test_the_screen_shows_no_name_value_or_path(world):
     for done in itertools.chain.from_iterable(world.runs.values()):
-        for marker in (*NAMES, *CONTENTS, SMALL, LABEL, PATH, KEY):
+        for marker in (*NAMES, *CONTENTS, SMALL, PATH, KEY):  # a class may be named
             assert marker not in done.said, (done.arguments, marker)
 
 

@@ -172,7 +172,7 @@ def _ask_views(
 ) -> OwnTerms | None:
     """Add the columns of the views of each record, and of the Gaussian process; call classes by their names, and return
     what sets the first rows apart."""
-    view, process, told = resolved.view, resolved.process, False
+    view, process, explained = resolved.view, resolved.process, None
     if resolved.of_view or (view is not None and resolved.of_theory):
         views = AllViews(head, view, resolved.trace, resolved.unit, columns[resolved.beside_view], on_stage)
         columns |= {name: CATALOGUE[name].function(views.seen) for name in resolved.of_view}
@@ -184,8 +184,8 @@ def _ask_views(
             meta["trace"] = views.trace.report(order)
         if resolved.of_view:
             attributes |= views.attributes()
-            told = resolved.unit == "record" and view is not None
-            attributes |= view.attributes(order) if told else {}
+            explained = view if resolved.unit == "record" else None
+            attributes |= {} if explained is None else explained.attributes(order)
     if view is not None and (resolved.of_view or resolved.of_theory):
         prediction = view.predict(exposure, head.outputs) if resolved.of_theory else None
         if prediction is not None and view.held_back:
@@ -202,9 +202,9 @@ def _ask_views(
         meta["kernel"] = process.report
     for name in OF_CLASSES & attributes.keys():
         attributes[name] = _called(attributes[name], head.class_names)
-    if not told:
+    if explained is None:
         return None
-    return view.own_terms(order, attributes.get("class"), attributes.get("others_say"))
+    return explained.own_terms(order, attributes.get("class"), attributes.get("others_say"))
 
 
 def _called(classes: np.ndarray, names: tuple[str, ...] | None) -> np.ndarray:

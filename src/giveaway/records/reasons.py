@@ -99,9 +99,8 @@ def _contradiction(table: Any, rows: np.ndarray, name: str, values: bool, of_cla
     if said is None or targets is None or not values:
         return []
     error = np.nan_to_num(np.abs(said - targets), nan=-1.0)  # nothing was said
-    far = _percent_below(error, rows) >= HIGH
-    words = zip(far, said[rows], targets[rows], strict=True)
-    return [of_value.format(f"{one:.4g}", f"{own:.4g}") if high else "" for high, one, own in words]
+    far = zip(_percent_below(error, rows), said[rows], targets[rows], strict=True)
+    return [of_value.format(f"{one:.4g}", f"{own:.4g}") if below >= HIGH else "" for below, one, own in far]
 
 
 def _learned(table: Any, rows: np.ndarray) -> list[str]:

@@ -95,26 +95,26 @@ class TableTerms:
             return Clause()
         conditions = [self._alike(k, row) for k in columns]
         alike = np.stack([mask for mask, *_ in conditions]).astype(np.float64)
-        same = np.zeros(n) if self._classes is None else (self._classes == self._classes[row]).astype(np.float64)
+        own = None if self._classes is None else self._classes[row]
+        same = np.zeros(n) if self._classes is None else (self._classes == own).astype(np.float64)
         counts, called = (np.rint(part @ alike.T).astype(np.int64) for part in (alike, alike * same))
-        alone = counts.diagonal()
-        lift = counts * n / np.outer(alone, alone)  # 1 where two columns have nothing to do with one another
+        lift = counts * n / np.outer(counts.diagonal(), counts.diagonal())  # 1 of two columns that do not go together
         np.fill_diagonal(lift, 0.0)
-        rare = (counts <= max(3, round(RARE * n))) & (lift <= FRACTION)
+        rare, odd = (counts <= max(3, round(RARE * n))) & (lift <= FRACTION), called < FRACTION * same.mean() * counts
+        first = np.zeros_like(rare)
+        np.fill_diagonal(first[:FIRST, :FIRST], rare.diagonal()[:FIRST])
         share = called / (counts + 1)  # of the others, and one more of each kind
-        odd = (called < FRACTION * same.mean() * counts) & (share < FRACTION * same.mean())
-        if rare.diagonal()[:FIRST].any():
-            a = b = int(rare.diagonal()[:FIRST].argmax())
-        elif odd.any() and (contradicted or not rare.any()):
-            a, b = np.unravel_index(np.where(odd, share, np.inf).argmin(), odd.shape)
-        elif rare.any():
-            a, b = np.unravel_index(np.where(rare, lift, np.inf).argmin(), rare.shape)
-        else:
+        order = [(first, ~first), *((odd, share), (rare, lift))[:: 1 if contradicted else -1]]
+        told = next(((which, cost) for which, cost in order if which.any()), None)
+        if told is None:
             return Clause()
-        names, words = (" and ".join(dict.fromkeys((conditions[a][part], conditions[b][part]))) for part in (1, 2))
+        a, b = divmod(int(np.where(told[0], told[1], np.inf).argmin()), len(columns))
+        names, words = (
+            " and ".join(dict.fromkeys(pair)) for pair in zip(conditions[a][1:], conditions[b][1:], strict=True)
+        )
         count, of_class = int(counts[a, b]), int(called[a, b])
         if not rare[a, b]:
-            end = f"{'is' if of_class == 1 else 'are'} called {shown_text(self._classes[row], LETTERS)}"
+            end = f"{'is' if of_class == 1 else 'are'} called {shown_text(own, LETTERS)}"
             only = f"only {of_class} of the {count} records"
             return Clause(f"{only} like it in {names} {end}", f"{only} with {words} {end}")
         if count == 1:
@@ -132,7 +132,7 @@ class TableTerms:
         squares += (self._level[pool] != self._level[place]) * (self._weight[pool] + self._weight[place])
         return squares[np.argsort(squares.sum(1), kind="stable")[:NEAREST]].mean(0)
 
-    def _alike(self, k: int, row: int) -> tuple[np.ndarray, str, str]:
+    def _alike(self, k: int, row: int) -> tuple[Any, str, str]:
         """Return which records are like the row in a column, the column's name, and the condition in words: of the same
         value, or in a column of many numbers at least as far out."""
         values, name = self._column(k), self._names[k]
