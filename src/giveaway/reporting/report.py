@@ -159,7 +159,7 @@ def _cell(value: Any) -> tuple[str, str]:
         return f"{value:.4g}", repr(value)
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value), str(value)
-    return shown_text(value, 200), ""
+    return shown_text(value, 600), ""
 
 
 def facts(meta: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
