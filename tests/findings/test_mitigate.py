@@ -45,7 +45,7 @@ def auc(scores: np.ndarray, members: np.ndarray) -> float:
 @pytest.fixture(scope="module")
 def result(tmp_path_factory):
     training = Retraining(planted, y=LABELS)
-    trials = Trials.of(training, TABLE, tmp_path_factory.mktemp("work") / "remedies", models=8)
+    trials = Trials(training, TABLE, tmp_path_factory.mktemp("work") / "remedies", models=8)
     return trials, trials.run()
 
 
@@ -56,12 +56,12 @@ def test_the_planted_effect_is_what_is_measured(result):
     for label, gap in (("as it is", 2.0), ("l2=0.1", 0.2), ("l2=1", 0.02)):
         outcome = by_label[label]
         expected = 0.5 * (1 + math.erf(gap / math.sqrt(2 + 2 / 3.5) / math.sqrt(2)))
-        assert outcome.shadow.value == pytest.approx(expected, abs=0.025), label
-        assert outcome.shadow_most_exposed.value == pytest.approx(expected, abs=0.06), label
-        assert outcome.shadow_rate.low <= outcome.shadow_rate.value <= outcome.shadow_rate.high
-    assert by_label["as it is"].shadow_rate.value > 5 * by_label["l2=1"].shadow_rate.value
+        assert outcome.by_shadows.on_all.value == pytest.approx(expected, abs=0.025), label
+        assert outcome.by_shadows.on_most_exposed.value == pytest.approx(expected, abs=0.06), label
+        assert outcome.attack.found.low <= outcome.attack.found.value <= outcome.attack.found.high
+    assert by_label["as it is"].attack.found.value > 5 * by_label["l2=1"].attack.found.value
     # the losses alone drown in how hard the records are
-    assert by_label["as it is"].attack.value < by_label["as it is"].shadow.value - 0.1
+    assert by_label["as it is"].by_loss.on_all.value < by_label["as it is"].by_shadows.on_all.value - 0.1
 
 
 def test_figures_of_the_first_model_against_loops(result):
@@ -73,9 +73,9 @@ def test_figures_of_the_first_model_against_loops(result):
         trained = np.isin(np.arange(N), job.indices)
         assert outcome.accuracy.value == pytest.approx(np.mean([phi[i] > 0 for i in np.flatnonzero(trials.held)]))
         kept = trial.kept
-        assert outcome.attack.value == pytest.approx(auc(phi[kept], trained[kept]))
+        assert outcome.by_loss.on_all.value == pytest.approx(auc(phi[kept], trained[kept]))
         top = [row for row in TABLE.order() if kept[row]][: found.top]
-        assert outcome.most_exposed.value == pytest.approx(auc(phi[top], trained[top]))
+        assert outcome.by_loss.on_most_exposed.value == pytest.approx(auc(phi[top], trained[top]))
     first = found.outcomes[0]
     assert (first.change.value, first.change.low, first.change.high) == (0, 0, 0)
 
@@ -111,8 +111,8 @@ def test_who_is_trained_on_and_held_out(result):
         assert not trials.held[trial.plan.job(0).indices].any()
     left_out = next(outcome for outcome in found.outcomes if outcome.remedy.drop == 0.05)
     assert left_out.trained_on == int((~trials.held & ~np.isin(np.arange(N), order[:25])).sum())
-    assert left_out.before == left_out.shadow_most_exposed  # planted records do not feel one another
-    words = f"Without the 5 % most exposed, the attack tells the next 100 with {left_out.shown[1].value:.2f}"
+    assert left_out.before == left_out.attack.on_most_exposed  # planted records do not feel one another
+    words = f"Without the 5 % most exposed, the attack tells the next 100 with {left_out.before.value:.2f}"
     assert any(statement.startswith(words) for statement in found.statements())
 
 
@@ -170,7 +170,7 @@ def test_values_are_judged_by_r_squared(tmp_path):
     y = x @ [1.0, -2.0, 0.5, 0.0] + rng.normal(size=300)
     model = Ridge(alpha=1.0).fit(x, y)
     table = ga.audit(ga.from_sklearn(model, x, y))
-    trials = Trials.of(Retraining(model, x, y), table, tmp_path / "work", models=0)
+    trials = Trials(Retraining(model, x, y), table, tmp_path / "work", models=0)
     found = trials.run()
     assert found.measure == "R²"
     held = trials.held
@@ -181,7 +181,7 @@ def test_values_are_judged_by_r_squared(tmp_path):
     own = mitigation.weights(table)[~held]
     fitted = Ridge(alpha=1.0).fit(x[~held], y[~held], sample_weight=own)
     assert weighted.accuracy.value == pytest.approx(fitted.score(x[held], y[held]))
-    assert weighted.attack.value == pytest.approx(auc(-((fitted.predict(x) - y) ** 2), ~held))
+    assert weighted.by_loss.on_all.value == pytest.approx(auc(-((fitted.predict(x) - y) ** 2), ~held))
 
 
 def test_what_is_refused(tmp_path):
@@ -199,7 +199,7 @@ def test_pages_say_it_all_and_name_nobody(result):
     told = json.loads(pages["mitigation.json"])
     assert told["schema"] == "giveaway.mitigation/1"
     assert [one["remedy"]["label"] for one in told["outcomes"]][:2] == ["as it is", "l2=0.1"]
-    assert told["outcomes"][0]["shadow"]["value"] == found.outcomes[0].shadow.value
+    assert told["outcomes"][0]["by_shadows"]["on_all"]["value"] == found.outcomes[0].by_shadows.on_all.value
     html = pages["mitigation.html"]
     for words in ("l2=0.1", "Not tried", "epsilon= is no keyword of your function", "no proof of safety"):
         assert words in html

@@ -56,17 +56,12 @@ def mitigate(
     named = {name: value for name, value in flags.items() if value is not None}
     training, _ = training_named(named, table, lambda words: say(words, err=True))
     values = dict(map(_values, tried))
-    trials = Trials.of(training, table, place.path / REMEDIES, tried=values, models=models, seed=seed)
+    trials = Trials(training, table, place.path / REMEDIES, tried=values, models=models, seed=seed)
     if dry_run:
         seconds, missing = trials.price()
         ahead = human_seconds(seconds * missing / max(1, training.workers))
         remedies = ", ".join(trial.remedy.label for trial in trials.trials)
-        told = {
-            "seconds": seconds * missing,
-            "missing": missing,
-            "remedies": remedies,
-            "not_tried": dict(trials.missing),
-        }
+        told = {"seconds": seconds * missing, "missing": missing, "remedies": remedies, "not_tried": trials.missing}
         lines = [f"About {ahead} for {missing} models: the first took {human_seconds(seconds)} and is kept."]
         lines += [f"To try: {remedies}.", *_not_tried(trials.missing)]
         say(json.dumps(told) if as_json else "\n".join(lines))
@@ -80,7 +75,7 @@ def mitigate(
         return
     say(f"{'remedy':32}  {found.measure:>8}  attack on all  on the {found.top} most exposed")
     for outcome in found.outcomes:
-        on_all, on_top = outcome.shown
+        on_all, on_top = outcome.attack.on_all, outcome.attack.on_most_exposed
         told_of = f"{outcome.accuracy.value:8.3f}  {on_all.value:13.3f}  {on_top.value:.3f}"
         say(f"{outcome.remedy.label:32}  {told_of} ({on_top.low:.3f} to {on_top.high:.3f})")
     say("\n".join(["", *found.statements(), *_not_tried(found.missing)]))

@@ -1,8 +1,8 @@
 """What helps: a model trained with each of several remedies, how well it predicts, and how far an attack still tells.
 
-Exposure must mean the same for every model, so it is measured, never read off a score: membership is guessed from the
-loss, of records trained on and of records held out, among all of them and among those that the audit ranks highest. The
-records held out are drawn once, one of every five neighbours in the audit's ranking, and are the same for all remedies.
+Exposure must mean the same for every model, so it is measured, never read off a score: an attack tells records trained
+on from others, among all of them and among those that the audit ranks highest. The records held out are drawn once, one
+of every five neighbours in the audit's ranking, and are the same for all remedies.
 """
 
 import re
@@ -40,9 +40,19 @@ from giveaway.storage.files import private_folder
 NOTE = "heuristic: weights that depend on the data void a stated (ε, δ)"
 HELD_OUT = 5  # one record in so many
 TOP, LEAST_TOP = 0.05, 100  # of the records are the most exposed, but at least so many: a fifth of them is held out
-LEAST_MODELS = 4  # of each record, half with it and half without
-RATE = 0.01
+LEAST_MODELS = 4
+RATE = 0.01  # of false alarms
 RESAMPLES = 100
+
+
+@dataclass(frozen=True)
+class AttackFigures:
+    """AUC of an attack on all records that a remedy left in and on the most exposed of them, and the share of all
+    records trained on that it finds at 1 % false alarms."""
+
+    on_all: Interval
+    on_most_exposed: Interval
+    found: Interval
 
 
 @dataclass(frozen=True)
@@ -50,31 +60,25 @@ class RemedyOutcome:
     """What one remedy cost and what it bought.
 
     accuracy, change : on records held out, and its difference to the training as it is; R² where values are predicted.
-    attack : AUC of the attack by the model's own losses, records trained on against records held out.
-    most_exposed : the same among the records that the audit ranks highest, of those that the remedy left in.
+    by_loss, by_shadows : the attack by the model's own losses, and by shadow models where there are any.
     before : AUC on the records that take the place of those left out, while these were there; None where all stay.
     predicted : words for the share of exposed records that LiRA would find; predicted, not measured.
-    shadow, shadow_most_exposed, shadow_rate : of an attack by shadow models, its AUC on all and on the most exposed,
-        and its true-positive rate at 1 % false positives.
     """
 
     remedy: Remedy
     trained_on: int
     accuracy: Interval
     change: Interval
-    attack: Interval
-    most_exposed: Interval
+    by_loss: AttackFigures
+    by_shadows: AttackFigures | None
+    before: Interval | None
     predicted: tuple[str, ...]
     seconds: float
-    before: Interval | None = None
-    shadow: Interval | None = None
-    shadow_most_exposed: Interval | None = None
-    shadow_rate: Interval | None = None
 
     @property
-    def shown(self) -> tuple[Interval, Interval]:
-        """The AUC on all records and on the most exposed, of the strongest attack that was tried."""
-        return self.shadow or self.attack, self.shadow_most_exposed or self.most_exposed
+    def attack(self) -> AttackFigures:
+        """The strongest attack that was tried."""
+        return self.by_shadows or self.by_loss
 
 
 @dataclass(frozen=True)
@@ -105,97 +109,87 @@ class Mitigation:
             "One training each: differences within the intervals are noise. An attack that fails is no proof of "
             "safety. These are models like yours, not the one that you release: audit that one.",
         ]
-        for outcome in self.outcomes:
-            if outcome.before is not None:
+        for one in self.outcomes:
+            if one.before is not None:
                 said.append(
-                    f"{outcome.remedy.label.capitalize()}, the attack tells the next {self.top} with "
-                    f"{outcome.shown[1].value:.2f}; it was {outcome.before.value:.2f} while the others were there. "
-                    "Leaving records out can make others stand out."
+                    f"{one.remedy.label.capitalize()}, the attack tells the next {self.top} with "
+                    f"{one.attack.on_most_exposed.value:.2f}; it was {one.before.value:.2f} while the others were "
+                    "there. Leaving records out can make others stand out."
                 )
         return said
 
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """One remedy as it is trained: `kept` are the records it leaves in."""
+    """One remedy as it is trained; `kept` are the records it leaves in, `top` the most exposed of them."""
 
     remedy: Remedy
     training: Retraining
     plan: ShadowPlan
     folder: Path
     kept: np.ndarray
+    top: np.ndarray
+
+    def finished(self) -> set[int]:
+        if not self.folder.exists():
+            return set()
+        with open_store(self.folder, stored_kind(self.folder, self.plan)) as store:
+            return store.finished()
 
 
-@dataclass(frozen=True, eq=False)
 class Trials:
-    """Every remedy of a training, and the records that all of them hold out."""
+    """Every remedy of a training as `mitigate` tries it, planned before anything is trained."""
 
-    training: Retraining
-    table: ScoreTable
-    trials: tuple[Trial, ...]
-    missing: Mapping[str, str]
-    held: np.ndarray
-    models: int
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         training: Retraining | Callable[..., Any],
         table: ScoreTable,
         folder: str | Path,
         *,
         tried: Mapping[str, Sequence[Any]] | None = None,
-        models: int = 0,
+        models: int = 8,
         seed: int = 0,
-    ) -> "Trials":
-        """Plan the trials of `mitigate`; nothing is trained yet."""
-        told = checked_training(training, table)
-        if told.labels is None and told.values is None:
+    ) -> None:
+        self.training, self.table, self.models, self.folder = checked_training(training, table), table, models, folder
+        if self.training.labels is None and self.training.values is None:
             raise fail("y", "labels or values, for the accuracy", "none", "pass y (--data on the command line)")
         if models % 2 or 0 < models < LEAST_MODELS or models < 0:
             expected = f"0, or an even number of at least {LEAST_MODELS}"
             raise fail("models", expected, str(models), "half of them leave each record out")
         weighted = {"newton", "influence"} <= set(table.columns)
-        found = remedies(told, tried=tried, weighted=weighted)
+        offered, self.missing = remedies(self.training, tried=tried, weighted=weighted)
         order, n = table.order(), len(table)
         drawn = np.random.default_rng(seed).integers(HELD_OUT, size=-(-n // HELD_OUT))
-        held = np.zeros(n, dtype=bool)
-        held[order] = np.arange(n) % HELD_OUT == np.repeat(drawn, HELD_OUT)[:n]
-        trials = []
-        for remedy in found.tried:
-            kept = np.ones(n, dtype=bool)
-            kept[order[: round(remedy.drop * n)]] = False
-            changed = remedy.applied(told, weights(table) if remedy.weighted else None)
-            plan = _plan(changed, kept, held, models, seed)
+        self.held = np.zeros(n, dtype=bool)
+        self.held[order] = np.arange(n) % HELD_OUT == np.repeat(drawn, HELD_OUT)[:n]
+        self.trials = []
+        for remedy in offered:
+            left = order[round(remedy.drop * n) :]
+            kept = np.isin(np.arange(n), left)
+            changed = remedy.applied(self.training, weights(table) if remedy.weighted else None)
+            plan = _plan(changed, kept, self.held, models, seed)
             name = re.sub(r"[^\w.=-]+", "-", remedy.label)[:40] + "-" + digest_of({}, (plan.provenance,))[:12]
-            trials.append(Trial(remedy, changed, plan, Path(folder) / name, kept))
-        return cls(told, table, tuple(trials), found.missing, held, models)
+            top = left[: max(round(TOP * n), LEAST_TOP)]
+            self.trials.append(Trial(remedy, changed, plan, Path(folder) / name, kept, top))
 
     def price(self) -> tuple[float, int]:
         """Train the first model, which is kept; return its seconds, and how many are missing after it."""
-        first, missing = self.trials[0], 0
-        private_folder(first.folder.parent)
+        private_folder(Path(self.folder))
+        first = self.trials[0]
         train_plan(first.training, replace(first.plan, models=1), first.folder)
-        for trial in self.trials:
-            finished: set[int] = set()
-            if trial.folder.exists():
-                with open_store(trial.folder, stored_kind(trial.folder, trial.plan)) as store:
-                    finished = store.finished()
-            missing += len(set(range(trial.plan.models)) - finished)
+        missing = sum(len(set(range(trial.plan.models)) - trial.finished()) for trial in self.trials)
         return stored_seconds(first.folder, 1) or 0.0, missing
 
     def run(self, on_model: OnModel | None = None) -> Mitigation:
         """Train what is missing, and measure; a remedy that cannot be trained is told among the missing."""
+        private_folder(Path(self.folder))
         outcomes: list[RemedyOutcome] = []
-        missing = dict(self.missing)
-        before = None
-        private_folder(self.trials[0].folder.parent)
+        missing, before = dict(self.missing), None
         for place, trial in enumerate(self.trials):
-            count = trial.plan.models
 
-            def on_one(done: int, total: int, first: int = place * count, count: int = count) -> None:
+            def on_one(done: int, total: int, first: int = place) -> None:
                 if on_model is not None:
-                    on_model(first + done, count * len(self.trials))
+                    on_model(first * total + done, len(self.trials) * total)
 
             try:
                 signals = train_plan(trial.training, trial.plan, trial.folder, on_one)
@@ -206,48 +200,32 @@ class Trials:
                 continue
             before = signals if before is None else before
             outcomes.append(self._outcome(trial, signals, before))
-        first = self.trials[0]
+        held, top = int(self.held.sum()), len(self.trials[0].top)
+        measure = "R²" if self.training.labels is None else "accuracy"
         return Mitigation(
-            outcomes=tuple(outcomes),
-            missing=missing,
-            records=len(self.table),
-            held_out=int(self.held.sum()),
-            top=len(self._most_exposed(first)),
-            models=self.models,
-            measure="R²" if self.training.labels is None else "accuracy",
-            ranked_by=self.table.ranking(),
+            tuple(outcomes), missing, len(self.table), held, top, self.models, measure, self.table.ranking()
         )
 
-    def _most_exposed(self, trial: Trial) -> np.ndarray:
-        order = self.table.order()
-        return order[trial.kept[order]][: max(round(TOP * len(order)), LEAST_TOP)]
-
     def _outcome(self, trial: Trial, signals: Signals, before: Signals) -> RemedyOutcome:
-        top, kept = self._most_exposed(trial), np.flatnonzero(trial.kept)
-        shadows = slice(1, None) if self.models else slice(1)
+        kept, shadows = np.flatnonzero(trial.kept), slice(1, None) if self.models else slice(1)
         own = _attack(signals.of_models(slice(1)))
         phi, trained = own.scores[0], own.members[0]
         predicted: tuple[str, ...] = ()
         if signals.labels is not None and min(trained.sum(), self.held.sum()) >= FEWEST:
             predicted = tuple(predict_exposure(phi[trained], phi[self.held]).words)
-        more: dict[str, Interval] = {}
-        if self.models:
-            found = _attack(signals.of_models(shadows))
-            on_all, on_top = _summary(found, kept), _summary(found, top)
-            more = {"shadow": on_all.auc, "shadow_most_exposed": on_top.auc}
-            more["shadow_rate"] = on_all.true_positive_rate[RATE]
+        earlier = None
         if trial.remedy.drop:
-            more["before"] = _summary(_attack(before.of_models(shadows)), top).auc
+            earlier = _figures(_attack(before.of_models(shadows)), trial.top, trial.top).on_all
         return RemedyOutcome(
             remedy=trial.remedy,
             trained_on=int(trained.sum()),
             accuracy=_mean(self._right(signals)),
             change=_mean(self._right(signals) - self._right(before)),
-            attack=_summary(own, kept).auc,
-            most_exposed=_summary(own, top).auc,
+            by_loss=_figures(own, kept, trial.top),
+            by_shadows=_figures(_attack(signals.of_models(shadows)), kept, trial.top) if self.models else None,
+            before=earlier,
             predicted=predicted,
             seconds=round(stored_seconds(trial.folder, 1) or 0.0, 3),
-            **more,
         )
 
     def _right(self, signals: Signals) -> np.ndarray:
@@ -281,7 +259,7 @@ def mitigate(
     models : how many shadow models of each remedy the attack takes. With 0 it has the model's own losses alone, and
         misses what they do not show: a remedy that looks good then may not be.
     """
-    return Trials.of(training, table, folder, tried=tried, models=models, seed=seed).run(on_model)
+    return Trials(training, table, folder, tried=tried, models=models, seed=seed).run(on_model)
 
 
 def _plan(training: Retraining, kept: np.ndarray, held: np.ndarray, models: int, seed: int) -> ShadowPlan:
@@ -293,7 +271,8 @@ def _plan(training: Retraining, kept: np.ndarray, held: np.ndarray, models: int,
         return TrainingJob(np.flatnonzero(members), model_seed(number, seed=seed), members, f"model {number}")
 
     given = {"split": "one held out in five, then halves", "records": n, "kind": training.kind, "seed": seed}
-    known = summaries({**given, "kept": kept, "held_out": held, "labels": training.labels}, training.plan_entries())
+    given |= {"kept": kept, "held_out": held, "labels": training.labels}
+    known = summaries(given, training.plan_entries())
     return ShadowPlan(n, 1 + models, training.kind, job, known, slice(None), training.labels)
 
 
@@ -306,18 +285,19 @@ def _attack(signals: Signals) -> AttackScores:
         for model in range(signals.models):
             others = np.arange(signals.models) != model
             scores[model] -= mean_over_out(phi[others], signals.members[others]).mean(axis=1)
-    return AttackScores("loss" if signals.models == 1 else "calibrated loss", scores, signals.members)
+    return AttackScores("loss", scores, signals.members)
+
+
+def _figures(attack: AttackScores, rows: np.ndarray, top: np.ndarray) -> AttackFigures:
+    among = [AttackScores("loss", attack.scores[:, which], attack.members[:, which]) for which in (rows, top)]
+    on_all, on_top = (summarize(one, rates=(RATE,), resamples=RESAMPLES) for one in among)
+    return AttackFigures(on_all.auc, on_top.auc, on_all.true_positive_rate[RATE])
 
 
 def _mean(each: np.ndarray) -> Interval:
     """Return the mean with its normal interval."""
     value, error = float(each.mean()), 1.96 * float(each.std()) / len(each) ** 0.5
     return Interval(value, value - error, value + error)
-
-
-def _summary(attack: AttackScores, rows: np.ndarray) -> Any:
-    among = AttackScores(attack.attack, attack.scores[:, rows], attack.members[:, rows])
-    return summarize(among, rates=(RATE,), resamples=RESAMPLES)
 
 
 def weights(table: ScoreTable, *, cap: float = 0.9) -> np.ndarray:

@@ -62,26 +62,19 @@ class WithSettings:
         return self.func(rows, seed, **self.settings, **options)
 
 
-@dataclass(frozen=True)
-class Remedies:
-    """The remedies to try, the training as it is being the first; `missing` says what cannot be tried, and why."""
-
-    tried: tuple[Remedy, ...]
-    missing: Mapping[str, str]
-
-
 def remedies(
     training: Retraining, *, tried: Mapping[str, Sequence[Any]] | None = None, weighted: bool = True
-) -> Remedies:
-    """Return what this training can try; `tried` names values for keywords or parameters, usual ones or others.
+) -> tuple[list[Remedy], dict[str, str]]:
+    """Return what this training can try, beginning with itself as it is, and why it cannot try the rest.
 
-    `weighted` says whether there are weights to try (the audit of a linear head has the columns they come from).
+    tried : values for keywords or parameters, in place of the usual ones or besides.
+    weighted : whether there are weights to try (the audit of a linear head has the columns they come from).
 
     >>> def train(rows, seed, l2=0.1): ...
-    >>> found = remedies(Retraining(train, y=[0, 1, 0, 1]))
-    >>> [remedy.label for remedy in found.tried]
+    >>> found, missing = remedies(Retraining(train, y=[0, 1, 0, 1]))
+    >>> [remedy.label for remedy in found]
     ['as it is', 'l2=1', 'l2=10', 'without the 1 % most exposed', 'without the 5 % most exposed']
-    >>> found.missing["DP-SGD"]
+    >>> missing["DP-SGD"]
     'epsilon= is no keyword of your function'
     """
     known, prefix = _settings(training)
@@ -112,7 +105,7 @@ def remedies(
     if takes and weighted:
         found.append(Remedy(WEIGHTED, WEIGHTED, weighted=True))
     found.sort(key=lambda remedy: remedy.kind == PRIVATE)  # it takes longest
-    return Remedies(tuple(found), _missing(training, known, {remedy.kind for remedy in found}, takes))
+    return found, _missing(training, known, {remedy.kind for remedy in found}, takes)
 
 
 def usual(name: str, current: Any) -> tuple[Any, ...]:

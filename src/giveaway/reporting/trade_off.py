@@ -6,7 +6,6 @@ from __future__ import annotations
 from base64 import b64encode
 from typing import TYPE_CHECKING, Any
 
-from giveaway.evaluation.ranking import Interval
 from giveaway.findings.mitigation import Mitigation
 from giveaway.findings.remedies import AS_IT_IS
 from giveaway.reporting.pages import page
@@ -32,12 +31,12 @@ def trade_off(found: Mitigation, *, axes: Axes | None = None) -> Figure:
         kinds.setdefault(outcome.remedy.kind, [start]).append(outcome)
     looks = [*zip(COLOURS, MARKERS, strict=False), (GREY, MARKERS[-1])]
     for number, ((kind, outcomes), (colour, marker)) in enumerate(zip(kinds.items(), looks, strict=False)):
-        points = [(outcome.accuracy.value, outcome.shown[1].value) for outcome in outcomes]
+        points = [(outcome.accuracy.value, outcome.attack.on_most_exposed.value) for outcome in outcomes]
         axes.plot(*zip(*points, strict=True), color=colour, linewidth=1.2, alpha=0.5)
         for outcome in outcomes[1:]:
             _mark(axes, outcome, colour, marker, label=kind if outcome is outcomes[1] else None)
             words = plain(outcome.remedy.label.removesuffix(" most exposed")) if outcome.remedy.label != kind else ""
-            place = (outcome.accuracy.value, outcome.shown[1].value)
+            place = (outcome.accuracy.value, outcome.attack.on_most_exposed.value)
             style: Any = {"fontsize": 8, "color": colour, "va": "bottom" if number % 2 else "top"}
             axes.annotate(words, place, xytext=(6, 3 if number % 2 else -3), textcoords="offset points", **style)
     _mark(axes, start, "black", "*", label=AS_IT_IS)
@@ -52,7 +51,7 @@ def trade_off(found: Mitigation, *, axes: Axes | None = None) -> Figure:
 
 
 def _mark(axes: Axes, outcome: Any, colour: str, marker: str, label: str | None) -> None:
-    told = outcome.shown[1]
+    told = outcome.attack.on_most_exposed
     across, up = ([[one.value - one.low], [one.high - one.value]] for one in (outcome.change, told))
     size = 12 if marker == "*" else 7
     style: Any = {"fmt": marker, "color": colour, "markersize": size, "elinewidth": 0.7, "label": label}
@@ -63,12 +62,14 @@ def mitigation_pages(found: Mitigation) -> dict[str, str | bytes]:
     """Return the files of a mitigation, which name no record: figures for machines, the page, and its picture."""
     picture = trade_off(found)
     heads = ["remedy", "trained on", found.measure, "change", "attack on all", "on the most exposed"]
-    heads += ["found of all at 1 % false alarms", "most exposed, by its own loss alone"] if found.models else []
+    heads += ["found of all at 1 % false alarms", "most exposed, by the model's own losses"]
     rows = []
-    for outcome in found.outcomes:
-        cells = [outcome.remedy.label, f"{outcome.trained_on:,}", f"{outcome.accuracy.value:.3f}"]
-        more = () if outcome.shadow_rate is None else (outcome.shadow_rate, outcome.most_exposed)
-        rows.append([*cells, *map(_interval, (outcome.change, *outcome.shown, *more))])
+    for one in found.outcomes:
+        figures = (one.attack.on_all, one.attack.on_most_exposed, one.attack.found, one.by_loss.on_most_exposed)
+        cells = [one.remedy.label, f"{one.trained_on:,}", f"{one.accuracy.value:.3f}"]
+        rows.append(
+            [*cells, *(f"{each.value:.3f} ({each.low:.3f} to {each.high:.3f})" for each in (one.change, *figures))]
+        )
     shown = b64encode(figure_bytes(picture, "svg", **{"svg.fonttype": "none", "font.family": "sans-serif"})).decode()
     html = page("mitigation.html", found=found, heads=heads, rows=rows, picture=shown)
     return {
@@ -76,7 +77,3 @@ def mitigation_pages(found: Mitigation) -> dict[str, str | bytes]:
         "mitigation.html": html,
         "mitigation.png": figure_bytes(picture),
     }
-
-
-def _interval(one: Interval) -> str:
-    return f"{one.value:.3f} ({one.low:.3f} to {one.high:.3f})"
