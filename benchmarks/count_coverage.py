@@ -36,7 +36,7 @@ import numpy as np
 from scipy.stats import betabinom, nct, norm
 
 from benchmarks.measuring import read_options, write_parts
-from giveaway.attacks.lira import lira_within, moments_by_side
+from giveaway.attacks.lira import lira, lira_within, moments_by_side
 from giveaway.evaluation import defensible_count, effect_sizes, success_rate
 from giveaway.evaluation.counts import EFFECT, benjamini_hochberg
 from giveaway.records import Signals
@@ -306,7 +306,7 @@ def finite(records: int, small: bool) -> dict[str, Any]:
         signals = Signals(rng.standard_normal(members.shape), members, "phi")
         row = {}
         for name, leave_out in (("left out of its references", True), ("kept among them", False)):
-            success = success_rate(lira_within(signals, leave_out=leave_out))
+            success = success_rate(lira_within(signals) if leave_out else lira(signals, signals, centre="mean"))
             spread = success.var() / (success.mean() * (1 - success.mean()) / number)
             row[name] = {"success": round(float(success.mean()), 4), "variance_over_coins": round(float(spread), 2)}
         told["records_without_effect"][str(number)] = row

@@ -406,7 +406,8 @@ def left_out_success(file: Path, index: np.ndarray) -> list[float]:
     members = np.unpackbits(members, axis=1)[:, : phi.shape[1]].astype(bool)
     own = index[index < phi.shape[1]]
     signals = Signals(phi[:, own].astype(np.float64), members[:, own], kind="phi")
-    return [number(success_rate(lira_within(signals, leave_out=left)).mean()) for left in (False, True)]
+    attacks = (lira(signals, signals, centre="mean"), lira_within(signals))
+    return [number(success_rate(attack).mean()) for attack in attacks]
 
 
 def adult(folder: Path, refits: int) -> tuple[dict, tuple]:

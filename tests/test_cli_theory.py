@@ -44,11 +44,10 @@ def test_signed_is_the_default_and_words_say_estimate(done):
     assert out.rstrip().endswith("An estimate from the theory's model, not a measurement and not a guarantee.")
 
 
-def test_the_gap_three_ways(told):
+def test_the_gap_both_ways(told):
     found = told("gap --leverage 1,5 --error 1 --freedom 50")["rows"]
     for row, leverage in zip(found, (1.0, 5.0), strict=True):
         assert row["exact"] == pytest.approx(float(expected_gap(random_design(leverage, 1.0, 50))))
-        assert abs(row["simulated"] - row["exact"]) < 4 * row["standard error"]
         assert row["expansion"] == pytest.approx(row["exact"], rel=0.01)
 
 
@@ -83,9 +82,7 @@ def test_figures(done, tmp_path, kind):
         ("tradeoff --h 0.5 --leverage 1", "leverage: expected --leverage rather than --h, got both"),
         ("tradeoff --h 0.5 --fpr 2", "fpr: expected"),
         ("tradeoff --h 0.5 --variance 2", "variance: expected --leverage rather than --h, got both"),
-        ("gap --seed -5", "Invalid value for '--seed'"),
         ("privacy --members 9", "true_positives: expected all four counts of a measured attack, got some"),
-        ("gap --leverage 1 --error 1 --freedom 2", "freedom: expected n − p above 2, got 2"),
         ("tradeoff --leverage 1 --error 1 --freedom 9 --test best", "test: expected a known name, got 'best'"),
         (
             "tradeoff --h 0.5 --figure curve.bmp",

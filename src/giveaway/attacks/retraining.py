@@ -34,25 +34,20 @@ class Retraining:
 
     Parameters
     ----------
-    model : `train(rows, seed)`. `rows` (sorted int64) are the records to train on, `seed` an int below 2³² for all that
+    model : `train(rows, seed)`: `rows` (sorted int64) are the records to train on, `seed` an int below 2³² for all that
         is random. It returns the model (a torch module or anything with `predict_proba`, `decision_function` or
         `predict`; it is asked about `X`), its outputs on all records in order, or a function that gives them: without
-        arguments, or given the row numbers 0, 1, …. A `train` with a parameter `device` gets one of `devices` in turn.
-        Instead, an estimator or a Pipeline, fitted or not: clones of it are fitted, with their random states set from
-        the seed. Of a fitted search they are of its best estimator: the search is not repeated.
-    X, y : all records (an array, a DataFrame, a list, a sparse matrix; a Dataset for a torch module), and their labels
-        or values. Labels are names or numbers. For a function, whole numbers from 0 are the columns of its outputs;
-        other labels are the columns in sorted order.
-    kind : what the outputs are, see Signals; they are then stored as they come, a query axis allowed. By default it is
-        found: with labels, rows that are not negative and sum to 1 are probabilities, others logits, and one number a
-        record is the probability or the log-odds of the second class; with values, predictions become squared errors.
+        arguments, or given the row numbers 0, 1, …. One with a parameter `device` gets one of `devices` in turn.
+        Or an estimator or Pipeline: clones are fitted, random states set from the seed; of a search, its best one.
+    X, y : all records (an array, a DataFrame, a list, a sparse matrix, a Dataset), and their labels or values. For a
+        function, whole numbers from 0 are the columns of its outputs; other labels are the columns in sorted order.
+    kind : what the outputs are, see Signals; they are then stored as they come. By default it is found: with labels,
+        rows that are not negative and sum to 1 are probabilities, others logits, and one number a record is the
+        probability or the log-odds of the second class; with values, predictions become squared errors.
     records : how many records there are, where neither X nor y tells.
-    fingerprint : what else the outputs depend on, by name: epochs, the rate, more data. Hashes of X and y, the settings
-        of an estimator and the source of `train` (not of what it calls) are in it anyway.
+    fingerprint : what else the outputs depend on, by name; X, y, settings and the source of `train` are in it anyway.
     code : your name for the version of your code, instead of the source of `train`.
-    sample_weight : a weight for each record; `train` gets those of its rows as `sample_weight=`, an estimator in `fit`.
-    workers, backend : joblib's; "loky" (processes), "threading" or "dask" (a running cluster's client; workers=-1 for
-        all of it).
+    workers, backend : joblib's; "loky" (processes), "threading" or "dask" (a running cluster's client).
 
     >>> from sklearn.linear_model import LogisticRegression
     >>> Retraining(LogisticRegression(), X=[[0.0], [1.0], [2.0], [3.0]], y=["no", "no", "yes", "yes"]).labels

@@ -1,7 +1,4 @@
-"""Train many models and keep what each says of all records: on random halves of them (shadow models), or without one.
-
-Leaving one record out compares models trained with it and models trained without it, all else equal.
-"""
+"""Train many models and keep what each says of all records: on random halves of them (shadow models), or without one."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
-"""Which shadow models there are, and the folder they are kept in.
-
-A finished model is model-K.npy until all the models asked for are there. Then the rows are copied, one at a time, into
-values.npy (population.npy), and once these are there and whole the files of single models go away. A killed run goes on
-where it was. seconds.csv has a line a finished model: its number, and how long it took.
-"""
+"""Which shadow models there are, and the folder they are kept in: model-K.npy each until all the models asked for are
+there, then values.npy (population.npy) of all; seconds.csv says how long each took. A killed run goes on."""
 
 from __future__ import annotations
 

@@ -155,12 +155,10 @@ def train_stacked(
     and put back. `inputs` may have more rows than `membership` has columns: those are predicted, never trained on.
     Models are trained in groups of `models_at_once` neighbouring rows; with `numbers`, only groups that hold one of
     them are trained (and come out whole), so that on a CPU a resumed run gives the bits of an uninterrupted one.
-    Batch norm is trained as usual, each model with its own running averages; dropout draws from the seed of the group's
-    first model. With `stack=False` the models of a group run side by side on a GPU, one after the other on a CPU.
-    `on_trained(row number, state)` is given each model's trained state, on the CPU, as `load_state_dict` takes it, just
-    before its outputs are yielded. `on_epoch(row number, epoch, losses, evaluate)` is given after every epoch each
-    model's losses as training computed them, one a row of `inputs`, on the CPU, NaN for rows that it did not use;
-    `evaluate()`, called before on_epoch returns, gives the outputs on all inputs as if training ended there.
+    Dropout draws from the seed of the group's first model. With `stack=False` the models of a group run side by side on
+    a GPU, one after the other on a CPU. `on_trained(row number, state)` is given each model's trained state, on the
+    CPU. `on_epoch(row number, epoch, losses, evaluate)` is given after every epoch the losses as training computed
+    them, one a row of `inputs`, NaN for rows that the model did not use; `evaluate()` gives the outputs on all inputs.
     """
     x, y = as_tensor("inputs", inputs).to(device), as_tensor("targets", targets).to(device)
     check_finite("inputs", x)

@@ -26,13 +26,9 @@ SIZES = (2, 4, 8, 16, 32, 64, 128, 256)
 
 @dataclass(frozen=True)
 class EffectPosterior:
-    """Every record's effect size, its mean and the ends of its interval, from `models` shadow models and a score.
-
-    worth : the number of models at which LiRA alone would find as much of the top 5 % in its own top 5 %, if effect
-        sizes are as the posterior says: half to 2.3 times what was measured on three
-        sets of 5,000 records (benchmarks/few_models.py), and far too many on sets of a thousand or fewer.
-        Infinity where it is more than 256, NaN where 5 % are less than a record.
-    """
+    """Every record's effect size, its mean and the ends of its interval, from `models` shadow models and a score. LiRA
+    alone would take `worth` models to find as much of the top 5 % (infinity above 256, NaN where that is no record):
+    half to 2.3 times what was measured on sets of 5,000 records, far too many on a thousand (benchmarks/few_models.py)."""
 
     effect_size: np.ndarray
     low: np.ndarray

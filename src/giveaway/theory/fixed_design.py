@@ -3,8 +3,6 @@
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import betainc, gammainc, gammaincc, gammaincinv
-from scipy.stats import chi2, norm
-from scipy.stats.distributions import rv_frozen
 
 from giveaway.checks import fail
 from giveaway.theory.tradeoff import TradeOff, in_range, whole
@@ -12,16 +10,6 @@ from giveaway.theory.tradeoff import TradeOff, in_range, whole
 LEVERAGE = "leverage is a diagonal entry of the hat matrix"
 OUTPUTS = "give the number of outputs"
 VARIANCE = "give the noise variance σ²"
-
-
-def residual_law(h: ArrayLike, *, member: bool, variance: ArrayLike = 1.0) -> rv_frozen:
-    """Return N(0, σ²(1 ∓ h)), the distribution of each coordinate of the residual (frozen, from scipy.stats)."""
-    return norm(scale=np.sqrt(_spread(h, member, variance)))
-
-
-def loss_law(h: ArrayLike, *, member: bool, variance: ArrayLike = 1.0, m: ArrayLike = 1) -> rv_frozen:
-    """Return σ²(1 ∓ h)·χ²_m, the distribution of the squared norm of the residual (frozen, from scipy.stats)."""
-    return chi2(whole("m", m, 1, OUTPUTS), scale=_spread(h, member, variance))
 
 
 def statistic(residual: ArrayLike, h: ArrayLike, *, variance: ArrayLike = 1.0) -> np.ndarray:
@@ -79,9 +67,3 @@ def leverage_for(tpr: ArrayLike, fpr: ArrayLike, *, m: ArrayLike = 1) -> np.ndar
     with np.errstate(invalid="ignore"):
         h = (a - b) / (a + b)
     return np.where(np.isinf(a), 1.0, h)[()]
-
-
-def _spread(h: ArrayLike, member: bool, variance: ArrayLike) -> np.ndarray:
-    h = in_range("h", h, 0, 1, LEVERAGE)
-    variance = in_range("variance", variance, 0, np.inf, VARIANCE, closed=False)
-    return variance * (1 - h if member else 1 + h)

@@ -4,13 +4,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.stats import chi2, ncx2, norm
 
-from giveaway.checks import check_choice, check_number, fail
+from giveaway.checks import check_choice, fail
 from giveaway.theory.balls import Pair, chi_square_nodes, dilated_ball, in_blocks
 from giveaway.theory.tradeoff import TradeOff, in_range, whole
 
@@ -187,13 +187,6 @@ def random_design(
     return RandomDesign(h, e, v, k, q)
 
 
-class SimulatedGap(NamedTuple):
-    """The mean over draws and its standard error, for every record."""
-
-    mean: np.ndarray
-    standard_error: np.ndarray
-
-
 def expected_gap(design: RandomDesign) -> np.ndarray:
     """Return how much lower a record's loss is, on average, for having been trained on; infinite for k ≤ 2."""
     k, h = design.freedom, design.leverage
@@ -216,18 +209,3 @@ def gap_expansion(design: RandomDesign) -> np.ndarray:
     k, h, square = design.freedom, design.leverage, design.error**2
     noise = design.outputs * design.variance
     return (2 * square * h / k + (4 * square * h + h * h * (2 * noise - 3 * square)) / k**2)[()]
-
-
-def simulated_gap(design: RandomDesign, rng: np.random.Generator, *, draws: int = 10_000) -> SimulatedGap:
-    """Return the gap's mean over draws of (V, Z), and its standard error."""
-    check_number("draws", draws, minimum=2, remedy="give a number such as 10000")
-    if design.freedom <= 2:
-        raise fail("freedom", "n − p above 2", f"{design.freedom:g}", "the expected gap is infinite")
-    v = rng.chisquare(design.freedom, (int(draws), *design.shape))
-    tau = np.sqrt(design.variance * design.leverage / v)
-    loss = (design.error + tau * rng.standard_normal(v.shape)) ** 2
-    if design.outputs > 1:
-        loss += tau**2 * rng.chisquare(design.outputs - 1, v.shape)
-    c = design.leverage / (v + design.leverage)
-    gap = loss * c * (2 - c)
-    return SimulatedGap(gap.mean(axis=0)[()], (gap.std(axis=0, ddof=1) / math.sqrt(draws))[()])
