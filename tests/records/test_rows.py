@@ -191,9 +191,9 @@ class Counted(FileRows):
         super().__init__("features", [array])
         self.reads = np.zeros(len(array), int)
 
-    def _consecutive(self, start, stop):
-        self.reads[start:stop] += 1
-        return super()._consecutive(start, stop)
+    def _read(self, which):
+        self.reads[which] += 1
+        return super()._read(which)
 
 
 @pytest.mark.usefixtures("everything_is_large")

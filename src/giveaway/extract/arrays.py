@@ -175,22 +175,19 @@ class _ArrayReader(RecordReader):
 
     def batches(self) -> Iterator[RecordBatch]:
         """Yield every batch with its arrays, each with as many rows."""
-        for batch in self._given:
-            if isinstance(batch, Mapping):
-                given = dict(batch)
-            elif isinstance(batch, tuple | list) and len(batch) in (2, 3):
-                keys = ("features", "targets") if len(batch) == 2 else ("features", "outputs", "targets")
-                given = dict(zip(keys, batch, strict=True))
-            else:
+        numbers = ("features", "outputs", "sample_weight", "targets")
+        for given in self._given:
+            batch = given
+            if isinstance(batch, tuple | list) and len(batch) in (2, 3):
+                batch = dict(zip(("features", *("outputs",)[: len(batch) - 2], "targets"), batch, strict=True))
+            if not isinstance(batch, Mapping):
                 expected = "dicts, or tuples (features, targets) or (features, outputs, targets)"
                 raise fail("batches", expected, f"a {type(batch).__name__}", "name the arrays of a batch in a dict")
-            for name in self._needed:
-                if name not in given:
-                    remedy = "add it" if name != "outputs" else "add outputs, or pass weight="
-                    raise fail("batches", f"{name} in every batch", "a batch without", remedy)
-            numbers = ("features", "outputs", "sample_weight", "targets")
-            arrays: dict[str, Any] = {name: as_tensor(name, given[name]).cpu() for name in numbers if name in given}
-            arrays |= {name: np.asarray(given[name]) for name in ("ids", "groups") if name in given}
+            if lacking := [name for name in self._needed if name not in batch]:
+                remedy = "add it" if lacking[0] != "outputs" else "add outputs, or pass weight="
+                raise fail("batches", f"{lacking[0]} in every batch", "a batch without", remedy)
+            arrays: dict[str, Any] = {name: as_tensor(name, batch[name]).cpu() for name in numbers if name in batch}
+            arrays |= {name: np.asarray(batch[name]) for name in ("ids", "groups") if name in batch}
             rows = len(arrays["features"]) if arrays["features"].ndim else 0
             for name, value in arrays.items():
                 if value.ndim == 0 or len(value) != rows:
@@ -238,9 +235,7 @@ def linear_outputs(
     for start in range(0, len(features), size):
         block = slice(start, start + size)
         torch.matmul(features[block].to(torch.float64), theta, out=outputs[block])
-    if bias is not None:
-        outputs += bias.to(torch.float64)
-    return outputs
+    return outputs if bias is None else outputs.add_(bias.to(torch.float64))
 
 
 def _saved_options(file: Path, text: str) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -11,10 +11,11 @@ from sklearn.exceptions import NotFittedError
 from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import check_is_fitted
 
-from giveaway.checks import as_tensor, errors_about, fail
+from giveaway.checks import InputError, as_tensor, errors_about, fail
 from giveaway.extract.arrays import linear_outputs
 from giveaway.extract.sklearn_fields import FIELDS, class_indices
 from giveaway.extract.sklearn_unseen import kept_out, out_of_bag, rows_of
+from giveaway.records.examples import check_inputs
 from giveaway.records.head import Head
 
 LEAST_PROBABILITY = 1e-12
@@ -84,7 +85,9 @@ def from_sklearn(
                 raise fail(name, f"{n} of them, one a row of X", got, "pass one a record of the fit")
         ids, groups, sample_weight = (None if v is None else np.asarray(v)[rows] for v in beside.values())
         given, X, y = rows_of(given, rows), rows_of(X, rows), y[rows]
-    names |= {"ids": ids, "groups": groups, "inputs": _records_of(given)}
+    names |= {"ids": ids, "groups": groups}
+    with suppress(InputError):  # sparse, with gaps, or other things than numbers and text
+        names["inputs"] = check_inputs(given, len(y))
     if held_out is not None:
         names["held_out"] = _held_out(whole, held_out)
     if black_box:
@@ -199,20 +202,6 @@ def checked_targets(y: Any, n: int) -> np.ndarray:
     if y.ndim == 0 or len(y) != n:
         raise fail("y", f"{n} rows, one a row of X", f"shape {y.shape}", "pass the X and y of one data set")
     return y.ravel() if y.ndim == 2 and y.shape[1] == 1 else y
-
-
-def _records_of(X: Any) -> Any:
-    """Return X as the head's inputs; None where it is sparse, has gaps, or holds other things than numbers and text."""
-    if hasattr(X, "tocsr"):
-        return None
-    if hasattr(X, "iloc") or (isinstance(X, list) and all(isinstance(row, str) for row in X)):
-        return X
-    try:
-        array = np.asarray(X)
-    except ValueError:  # rows of several lengths, which the estimator will refuse
-        return None
-    gaps = array.dtype.kind == "f" and not np.isfinite(array).all()
-    return None if gaps or array.dtype.kind not in "fiubUO" else array
 
 
 @contextmanager

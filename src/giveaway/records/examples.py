@@ -67,6 +67,8 @@ def check_inputs(value: Any, n: int) -> Any:
             remedy = "pass the records themselves, dense, in the order of the outputs"
             raise fail("inputs", "an array, a DataFrame or a list of strings", f"a {type(value).__name__}", remedy)
         value = np.asarray(value)
+    if isinstance(value, np.ndarray) and value.dtype.kind not in "fiubSUO":
+        raise fail("inputs", "numbers, strings or objects", f"dtype {value.dtype}", "convert them to numbers or str")
     line = isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind in "UO"
     if line and all(isinstance(text, str) for text in value):
         value = value.tolist()  # not an array, which is as wide as its longest string

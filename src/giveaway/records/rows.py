@@ -33,11 +33,8 @@ class LazyRows(ABC):
         self.shape, self.ndim, self.dtype, self.device = shape, len(shape), dtype, torch.device(device)
 
     @abstractmethod
-    def _consecutive(self, start: int, stop: int) -> torch.Tensor: ...
-
-    @abstractmethod
-    def _numbered(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Read the rows with these numbers, in this order; `numbers` is on the CPU."""
+    def _read(self, which: slice | torch.Tensor) -> torch.Tensor:
+        """Read consecutive rows, or those with these numbers, which are on the CPU, in this order."""
 
     def to(self, device: torch.device | str) -> Self:
         other = copy.copy(self)
@@ -66,16 +63,16 @@ class LazyRows(ABC):
             start, stop, step = which.indices(len(self))
             if step != 1:
                 raise IndexError("lazy rows are read in slices of step 1")
-            return self._consecutive(start, max(start, stop))
+            return self._read(slice(start, max(start, stop)))
         if isinstance(which, torch.Tensor):
             numbers = which.detach().to("cpu", torch.int64)
             if which.ndim != 1 or which.dtype == torch.bool:
                 raise IndexError("lazy rows are read by a vector of row numbers")
             if len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < len(self):
                 raise IndexError(f"row numbers beyond the {len(self)} rows there are")
-            return self._numbered(numbers)
+            return self._read(numbers)
         number = range(len(self))[which]
-        return self._consecutive(number, number + 1)[0]
+        return self._read(slice(number, number + 1))[0]
 
     def __array__(self, *_: Any, **__: Any) -> np.ndarray:
         raise TypeError("lazy rows are read in slices, not as one array")
@@ -93,17 +90,16 @@ class FileRows(LazyRows):
         shape = (int(self._starts[-1]), *self.arrays[0].shape[1:])
         super().__init__(shape, self._sent(np.array(self.arrays[0][:0]), "cpu").dtype, "cpu")
 
-    def _consecutive(self, start: int, stop: int) -> torch.Tensor:
-        blocks = [np.array(self.arrays[0][:0])]
-        for array, first in zip(self.arrays, self._starts.tolist(), strict=False):
-            low, high = max(start - first, 0), min(stop - first, len(array))
-            if low < high:
-                blocks.append(np.array(array[low:high]))
-                _release(array)
-        return self._sent(blocks[-1] if len(blocks) <= 2 else np.concatenate(blocks), self.device)
-
-    def _numbered(self, numbers: torch.Tensor) -> torch.Tensor:
-        wanted = numbers.numpy()
+    def _read(self, which: slice | torch.Tensor) -> torch.Tensor:
+        if isinstance(which, slice):
+            blocks = [np.array(self.arrays[0][:0])]
+            for array, first in zip(self.arrays, self._starts.tolist(), strict=False):
+                low, high = max(which.start - first, 0), min(which.stop - first, len(array))
+                if low < high:
+                    blocks.append(np.array(array[low:high]))
+                    _release(array)
+            return self._sent(blocks[-1] if len(blocks) <= 2 else np.concatenate(blocks), self.device)
+        wanted = which.numpy()
         block = np.empty((len(wanted), *self.shape[1:]), dtype=self.arrays[0].dtype)
         owner = np.searchsorted(self._starts, wanted, side="right") - 1
         for place in np.unique(owner):
@@ -126,11 +122,8 @@ class HostRows(LazyRows):
         self.tensor = tensor
         super().__init__(tuple(tensor.shape), tensor.dtype, device)
 
-    def _consecutive(self, start: int, stop: int) -> torch.Tensor:
-        return _on_device(self.tensor[start:stop], self.device)
-
-    def _numbered(self, numbers: torch.Tensor) -> torch.Tensor:
-        return _on_device(self.tensor[numbers], self.device)
+    def _read(self, which: slice | torch.Tensor) -> torch.Tensor:
+        return _on_device(self.tensor[which], self.device)
 
 
 class LinearRows(LazyRows):
@@ -176,11 +169,8 @@ class LinearRows(LazyRows):
         check_finite("outputs", outputs, which.indices(len(self))[0] if isinstance(which, slice) else which)
         return outputs
 
-    def _consecutive(self, start: int, stop: int) -> torch.Tensor:
-        return self.of(self.features[start:stop], slice(start, stop))
-
-    def _numbered(self, numbers: torch.Tensor) -> torch.Tensor:
-        return self.of(self.features[numbers.to(self.device)], numbers)
+    def _read(self, which: slice | torch.Tensor) -> torch.Tensor:
+        return self.of(self.features[which if isinstance(which, slice) else which.to(self.device)], which)
 
 
 class Stream:
@@ -262,12 +252,11 @@ class StreamedRows(LazyRows):
         like = stream.like[PARTS.index(part)]
         super().__init__((stream.n, *like.shape[1:]), like.dtype, "cpu")
 
-    def _consecutive(self, start: int, stop: int) -> torch.Tensor:
-        return _on_device(self.stream.read(start, stop)[PARTS.index(self.part)], self.device)
-
-    def _numbered(self, numbers: torch.Tensor) -> torch.Tensor:
-        got, remedy = "a stream, read from its start", "keep the rows on disk: from_torch(..., keep=Cached(DIR))"
-        raise fail(self.part, "rows that can be looked up in any order", got, remedy)
+    def _read(self, which: slice | torch.Tensor) -> torch.Tensor:
+        if isinstance(which, torch.Tensor):
+            got, remedy = "a stream, read from its start", "keep the rows on disk: from_torch(..., keep=Cached(DIR))"
+            raise fail(self.part, "rows that can be looked up in any order", got, remedy)
+        return _on_device(self.stream.read(which.start, which.stop)[PARTS.index(self.part)], self.device)
 
 
 def _on_device(block: torch.Tensor, device: torch.device) -> torch.Tensor:
