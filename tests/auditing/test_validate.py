@@ -240,7 +240,7 @@ def audited(regression: bool):
     x, y = (x[:300], y[:300] + 1e-3 * np.arange(300)) if regression else (x[:300] / 16, y[:300].astype(np.int64))
     model = (Ridge(1.0) if regression else LogisticRegression(C=10.0, max_iter=2000)).fit(x, y)
     table, signals = audit(from_sklearn(model, x, y)), networks_of(x, y)
-    return x, y, table, replace(signals, digests=table.digests.again(targets=y, inputs=x).without_key())
+    return x, y, table, replace(signals, digests=replace(table.digests.again(targets=y, inputs=x), key=None))
 
 
 @pytest.mark.parametrize("regression", [False, True])

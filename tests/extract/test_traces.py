@@ -114,9 +114,7 @@ def test_a_killed_run_goes_on_at_the_checkpoint_where_it_stopped(tmp_path: Path)
     out = tmp_path / "killed"
     # two passes read the records alone; two checkpoints are whole then
     process = get_context("fork").Process(
-        target=trace_of_checkpoints,
-        args=(network(3), pattern, Deadly(4 * N + 7)),
-        kwargs={"out": out, **options},
+        target=trace_of_checkpoints, args=(network(3), pattern, Deadly(4 * N + 7)), kwargs={"out": out, **options}
     )
     process.start()
     process.join()

@@ -6,14 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from giveaway.checks import InputError
-from giveaway.extract.user_files import (
-    inputs_from,
-    reading,
-    records_from,
-    row_numbers,
-    signals_from,
-    subgroups_from,
-)
+from giveaway.extract.user_files import inputs_from, reading, records_from, row_numbers, signals_from, subgroups_from
 from giveaway.records import Signals
 from giveaway.records.examples import as_numbers
 from tests.conftest import refused

@@ -104,12 +104,7 @@ def test_bytes_autocast_and_models_that_write_into_their_inputs():
 
 @pytest.mark.parametrize(
     "x",
-    [
-        torch.rand(N, 6),
-        torch.rand(N, 3, 6, 20),
-        torch.rand(N, 4, 9, 20),
-        torch.arange(N * 180).reshape(N, 1, 9, 20),
-    ],
+    [torch.rand(N, 6), torch.rand(N, 3, 6, 20), torch.rand(N, 4, 9, 20), torch.arange(N * 180).reshape(N, 1, 9, 20)],
 )
 def test_other_records_have_no_built_in_variants(x):
     class Flat(nn.Module):

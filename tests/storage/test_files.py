@@ -10,7 +10,7 @@ import pytest
 
 from giveaway.checks import InputError
 from giveaway.storage.arrays import read_arrays
-from giveaway.storage.files import private_folder, write_atomically, write_json, write_text
+from giveaway.storage.files import as_json, private_folder, write_atomically, write_text
 from tests.conftest import refused
 
 
@@ -54,9 +54,9 @@ def test_a_readable_file_becomes_private_when_replaced(tmp_path):
 
 def test_json_has_no_nan(tmp_path):
     with pytest.raises(ValueError, match="not JSON compliant"):
-        write_json(tmp_path / "file", {"value": float("nan")})
+        write_text(tmp_path / "file", as_json({"value": float("nan")}))
     assert list(tmp_path.iterdir()) == []
-    write_json(tmp_path / "file", {"é": [1, 0.1]})
+    write_text(tmp_path / "file", as_json({"é": [1, 0.1]}))
     assert json.loads((tmp_path / "file").read_text(encoding="utf-8")) == {"é": [1, 0.1]}
 
 

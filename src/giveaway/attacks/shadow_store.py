@@ -268,7 +268,7 @@ def marked_with(signals: Signals, folder: str | os.PathLike[str], digests: RowDi
         stated = SignalsFolder(folder).read() | stage_digests(place, digests)
         stated["files"] = {**stated["files"], **place.staged}
         place.save_pages({MARKER: as_json(stated)})
-    return replace(signals, digests=digests.without_key())
+    return replace(signals, digests=replace(digests, key=None))
 
 
 def stored_kind(folder: str | os.PathLike[str] | None, plan: ShadowPlan) -> ShadowPlan:

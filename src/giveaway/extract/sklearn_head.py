@@ -51,8 +51,6 @@ def from_sklearn(
     A sparse X is made dense where that takes at most 1 GiB, else refused.
     `held_out` is (X, y) of records that the estimator was not fitted with, such as a validation set.
 
-    Examples
-    --------
     >>> from sklearn.datasets import load_iris
     >>> from sklearn.linear_model import LogisticRegression
     >>> X, y = load_iris(return_X_y=True)

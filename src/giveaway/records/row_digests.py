@@ -58,9 +58,6 @@ class RowDigests:
             of[kind] = _digested(rows, self.key)
         return RowDigests(of, blake2b(b"name", digest_size=8, key=self.key).hexdigest(), self.key)
 
-    def without_key(self) -> RowDigests:
-        return replace(self, key=None)
-
     def check(self, n: int) -> None:
         if any(values.shape != (n,) or values.dtype != np.uint64 for values in self.of.values()):
             raise fail("digests", f"{n} of 64 bits a kind, one a record", "others", "take table.digests.again(...)")

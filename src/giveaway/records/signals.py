@@ -32,8 +32,6 @@ class SignalsFolder(MarkedFolder):
 class Signals:
     """Signals of M models on N records.
 
-    Parameters
-    ----------
     values : (M, N), or (M, N, Q) with Q queries a record; with a last axis of classes for "logits" and
         "probabilities". float16 to float64, NumPy or memory-mapped; read a block of records at a time.
     members : (M, N) of bool: was the record in the model's training set?
@@ -45,8 +43,6 @@ class Signals:
     digests : of the records, under the key of an audit: `table.digests.again(targets=y, inputs=X)`. `validate` refuses
         signals of other records by them.
 
-    Examples
-    --------
     >>> phi = np.array([[2.0, -1.0], [0.5, 3.0]])
     >>> Signals(phi, members=phi > 1, kind="phi")
     Signals(models=2, records=2, queries=1, kind='phi')

@@ -73,10 +73,6 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
     write_atomically(path, lambda stream: stream.write(as_bytes(text)))
 
 
-def write_json(path: str | os.PathLike[str], value: Any) -> None:
-    write_text(path, as_json(value))
-
-
 def as_bytes(page: str | bytes) -> bytes:
     return page.encode("utf-8", "backslashreplace") if isinstance(page, str) else page
 

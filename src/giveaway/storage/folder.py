@@ -166,7 +166,7 @@ class MarkedFolder:
         stored = contents if contents is not None else self.read()
         listed = {name: digest for name, digest in self.listed().items() if name not in without} | self.staged
         sync(self.path)  # the files are there before a listing that names them
-        files.write_json(self.path / self.marker, {**stored, "files": listed})
+        files.write_text(self.path / self.marker, files.as_json({**stored, "files": listed}))
         for name, digest in self.staged.items():
             os.replace(part_of(self.path / name, digest), self.path / name)
         self.staged = {}
