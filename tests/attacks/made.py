@@ -1,7 +1,5 @@
 """Signals of made-up models, and the engine's order of records in Python's own whole numbers."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from giveaway.records import Signals

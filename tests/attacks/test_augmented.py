@@ -1,7 +1,5 @@
 """Images changed at each use, the one-cycle rate, and the losses that training saw, against loops in plain torch."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal

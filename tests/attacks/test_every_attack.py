@@ -1,7 +1,5 @@
 """What every attack must do, whatever its formula."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

@@ -1,7 +1,5 @@
 """LiRA against the definition written out, and against known laws."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy.stats import norm

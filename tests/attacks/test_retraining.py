@@ -1,7 +1,5 @@
 """Training again: clones of estimators and functions against loops by hand; what outputs are taken for; refusals."""
 
-from __future__ import annotations
-
 import functools
 import warnings
 

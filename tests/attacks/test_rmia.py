@@ -1,7 +1,5 @@
 """RMIA against a triple loop written from the definition alone, and against values worked by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import exp
 

@@ -1,7 +1,5 @@
 """Training shadow models: the split of the records, the engine, its failures, its memory."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

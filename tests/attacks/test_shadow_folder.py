@@ -1,7 +1,5 @@
 """The folder of shadow models: killed and resumed runs, other plans, seconds, removal."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import signal

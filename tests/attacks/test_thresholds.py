@@ -1,7 +1,5 @@
 """Threshold attacks against their formulas, written out record by record, and attack models against plain fits."""
 
-from __future__ import annotations
-
 from itertools import product
 from math import exp, log
 

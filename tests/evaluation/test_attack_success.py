@@ -1,7 +1,5 @@
 """Effect sizes, success rates, and ROC figures against direct computation, known laws and measured truth."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Counts against enumeration, known laws, drawn records whose effect sizes are known, and measured truth."""
 
-from __future__ import annotations
-
 import warnings
 from itertools import product
 

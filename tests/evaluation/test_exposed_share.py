@@ -1,7 +1,5 @@
 """The prediction of a model's exposure: models whose truth is known, naive loops, and what must not matter."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

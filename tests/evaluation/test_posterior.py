@@ -1,7 +1,5 @@
 """The posterior of few models and a score: against a loop over records, against known truths, and at the edges."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Rank correlation against SciPy, recall against every way to break ties; the agreement table and its intervals."""
 
-from __future__ import annotations
-
 import csv
 import io
 from itertools import permutations

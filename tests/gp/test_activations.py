@@ -1,7 +1,5 @@
 """Duals of activations: against quadrature in polar coordinates, finite differences, and where correlations are ±1."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 

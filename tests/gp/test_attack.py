@@ -1,7 +1,5 @@
 """The best test, the bounds on it and reconstruction, against noncentral χ² laws, draws and plain loops."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Distances between predictions without and with a record, against torch.distributions, refits and the paper."""
 
-from __future__ import annotations
-
 import mpmath
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Kernels, their wrappers and names: against formulas entry by entry."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import fields

@@ -1,7 +1,5 @@
 """Leaving records out, against fitting again without them."""
 
-from __future__ import annotations
-
 import mpmath
 import numpy as np
 import pytest

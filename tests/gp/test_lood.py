@@ -1,7 +1,5 @@
 """The table of leave-one-out distinguishability, against fitting again without each record or person in NumPy."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Kernels of wide networks: against random networks, empirical tangents, exact identities, finite differences."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The posterior and records removed from it, against plain solves and fitting again; and what they refuse."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Query search against dense grids, and every problem of a batch against itself alone."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Left-out errors of ridge regression against fitting again without the records."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Conjugate gradients for many right sides against dense solves, with residuals recomputed from the matrix itself."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Pairs of features, inverses and largest eigenvalues against NumPy's einsum and decompositions."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

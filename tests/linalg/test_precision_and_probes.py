@@ -1,7 +1,5 @@
 """Precisions of products, and random signs: what they depend on, and where they are refused."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

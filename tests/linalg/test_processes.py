@@ -1,7 +1,5 @@
 """Processes and threads that share work: sums, shares, checkpoints, and one line where a peer is gone."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Oracles of the theory: real least-squares fits, many at once (no formula of the theory is used), and convexity."""
 
-from __future__ import annotations
-
 import numpy as np
 
 

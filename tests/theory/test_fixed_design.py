@@ -1,7 +1,5 @@
 """Fixed design: laws against real fits, the curve against high precision and brute force."""
 
-from __future__ import annotations
-
 import mpmath as mp
 import numpy as np
 import pytest

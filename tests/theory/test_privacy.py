@@ -1,7 +1,5 @@
 """From curves and from measured attacks to (ε, δ)."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy import stats

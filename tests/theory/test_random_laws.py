@@ -1,7 +1,5 @@
 """Random design: the laws and the expected gap, against real least-squares fits and against scipy.stats."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy import stats

@@ -1,7 +1,5 @@
 """Random design: both curves, against draws, brute-force Neyman–Pearson tests and the printed numbers."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Two normals: curve, area and best success against root finding, quadrature, sorted cells and simulation."""
 
-from __future__ import annotations
-
 import re
 from itertools import pairwise
 

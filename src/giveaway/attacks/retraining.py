@@ -1,7 +1,5 @@
 """Retraining: how a model is trained again on some of its records, and what it then says of all of them."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,6 +1,4 @@
-"""Train many models and keep what each says of all records: on random halves of them (shadow models), or without one."""
-
-from __future__ import annotations
+"""Train many models and keep what each says of all records: on halves of them (shadow models), or without one."""
 
 import os
 import pickle

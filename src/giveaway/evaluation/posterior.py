@@ -28,7 +28,7 @@ SIZES = (2, 4, 8, 16, 32, 64, 128, 256)
 class EffectPosterior:
     """Every record's effect size, its mean and the ends of its interval, from `models` shadow models and a score. LiRA
     alone would take `worth` models to find as much of the top 5 % (infinity above 256, NaN where that is no record):
-    half to 2.3 times what was measured on sets of 5,000 records, far too many on a thousand (benchmarks/few_models.py)."""
+    half to 2.3 times what was measured on sets of 5,000 records (benchmarks/few_models.py), too many on small ones."""
 
     effect_size: np.ndarray
     low: np.ndarray
