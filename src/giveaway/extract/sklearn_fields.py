@@ -46,9 +46,7 @@ def _ridge_classifier(estimator: Any, X: Any, y: np.ndarray, sample_weight: Any)
     else:
         targets = 2.0 * np.eye(len(estimator.classes_))[class_indices(y, estimator.classes_)] - 1.0
         targets = targets[:, 1] if len(estimator.classes_) == 2 else targets
-    if estimator.class_weight:
-        sample_weight = _times(sample_weight, compute_sample_weight(estimator.class_weight, y))
-    return _least_squares(estimator, X, targets, sample_weight)
+    return _least_squares(estimator, X, targets, _weighted(estimator, y, sample_weight))
 
 
 def _logistic_regression(estimator: Any, X: Any, y: np.ndarray, sample_weight: Any) -> dict[str, Any]:
@@ -69,7 +67,6 @@ def _logistic_regression(estimator: Any, X: Any, y: np.ndarray, sample_weight: A
             # Versions of scikit-learn differ in whether the balance counts records or their weights.
             got = "class_weight='balanced' with sample_weight"
             raise fail("estimator", "one source of weights", got, "give class_weight as a dict")
-        sample_weight = _times(sample_weight, compute_sample_weight(estimator.class_weight, y))
     if liblinear and fields["bias"] is not None and estimator.intercept_scaling != 1:
         # liblinear penalizes bias / scaling: a bias of its own only as the weight of a constant feature.
         scale = float(estimator.intercept_scaling)
@@ -81,13 +78,9 @@ def _logistic_regression(estimator: Any, X: Any, y: np.ndarray, sample_weight: A
         kind = "l2" if not ratio else "l1" if ratio == 1 else "elasticnet"
     if kind in ("l1", "elasticnet"):
         raise fail("estimator", "an l2 penalty or none", f"penalty {kind}", "fit with l1_ratio=0 (penalty='l2')")
-    return fields | {
-        "targets": np.eye(len(estimator.classes_))[labels] if one_vs_rest else labels,
-        "loss": "binary_cross_entropy" if one_vs_rest else "cross_entropy",
-        "l2": 0.0 if kind is None or np.isinf(estimator.C) else 1.0 / float(estimator.C),
-        "penalize_intercept": liblinear,
-        "sample_weight": sample_weight,
-    }
+    l2 = 0.0 if kind is None or np.isinf(estimator.C) else 1.0 / float(estimator.C)
+    fields |= {"l2": l2, "penalize_intercept": liblinear, "sample_weight": _weighted(estimator, y, sample_weight)}
+    return fields | _labelled(labels, len(estimator.classes_), one_vs_rest)
 
 
 def _stochastic(estimator: Any, X: Any, y: np.ndarray, sample_weight: Any) -> dict[str, Any]:
@@ -102,15 +95,12 @@ def _stochastic(estimator: Any, X: Any, y: np.ndarray, sample_weight: Any) -> di
     if not classes:
         return fields | {"targets": y, "loss": "squared", "l2": 2.0 * l2, "sample_weight": sample_weight}
     labels, several = class_indices(y, estimator.classes_), len(fields["weight"]) > 1
-    if estimator.class_weight is not None:
-        if several or (estimator.early_stopping and estimator.class_weight == "balanced"):
-            got = "class_weight with several classes, or balanced by records that were kept out of training"
-            raise fail("estimator", "one known weight a record", got, "fit without class_weight")
-        sample_weight = _times(sample_weight, compute_sample_weight(estimator.class_weight, y))
-    targets, loss = (
-        (np.eye(len(estimator.classes_))[labels], "binary_cross_entropy") if several else (labels, "cross_entropy")
-    )
-    return fields | {"targets": targets, "loss": loss, "l2": l2, "sample_weight": sample_weight}
+    balanced_early = estimator.early_stopping and estimator.class_weight == "balanced"
+    if estimator.class_weight is not None and (several or balanced_early):
+        got = "class_weight with several classes, or balanced by records that were kept out of training"
+        raise fail("estimator", "one known weight a record", got, "fit without class_weight")
+    fields |= {"l2": l2, "sample_weight": _weighted(estimator, y, sample_weight)}
+    return fields | _labelled(labels, len(estimator.classes_), several)
 
 
 def _linear(estimator: Any, X: Any) -> dict[str, Any]:
@@ -119,7 +109,17 @@ def _linear(estimator: Any, X: Any) -> dict[str, Any]:
     return {"features": _dense(X), "weight": weight, "bias": bias}
 
 
-def _times(sample_weight: Any, factor: np.ndarray) -> np.ndarray:
+def _labelled(labels: np.ndarray, classes: int, one_vs_rest: bool) -> dict[str, Any]:
+    if one_vs_rest:
+        return {"targets": np.eye(classes)[labels], "loss": "binary_cross_entropy"}
+    return {"targets": labels, "loss": "cross_entropy"}
+
+
+def _weighted(estimator: Any, y: np.ndarray, sample_weight: Any) -> Any:
+    """Return the weights of the records, times those of their classes."""
+    if not estimator.class_weight:
+        return sample_weight
+    factor = compute_sample_weight(estimator.class_weight, y)
     if sample_weight is None:
         return factor
     weight = as_tensor("sample_weight", sample_weight)
