@@ -16,7 +16,7 @@ from giveaway.evaluation import defensible_count, effect_sizes, success_rate
 from giveaway.evaluation.counts import Coins, Shape, _quantiles, _surely, benjamini_hochberg, pooled_shapes
 from giveaway.records import Signals
 from tests.conftest import refused
-from tests.evaluation.test_attack_success import measured, simulated
+from tests.evaluation.test_ranking import measured, simulated
 
 EFFECT = 1.04
 
